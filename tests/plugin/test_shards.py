@@ -1,0 +1,188 @@
+"""A run in shards, merged, and by workers of pytest-xdist: the same as one process says."""
+
+import hashlib
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from specreg.report.document import RunVerdict, load_verdict
+from tests.plugin.conftest import ROOT, Suite
+
+TIER = textwrap.dedent("""
+    needs_gpus = 0
+    [models.tiny]
+    target = "fixtures/models/tiny/target"
+    drafts = { eagle3 = "fixtures/models/tiny/eagle3" }
+    [[cases]]
+    engine = "vllm"
+    methods = ["none", "eagle3", "ngram"]
+    models = "tiny"
+    dataset = "toy"
+    concurrency = [1, 4]
+    prompts = 10
+    rounds = 2
+    output_cap_tokens = 32
+""")
+CHOSEN = ("tests/perf", "-q", "-k", "acceptance or lossless")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Suite:
+    """A suite of three servers, of which acceptance was recorded by merging two shards."""
+    suite = Suite(tmp_path_factory.mktemp("shards"))
+    suite.write_tier(TIER)
+    update = ("--update-baselines", "--reason=test", "--specreg-launches=1")
+    for number in (1, 2):
+        done = suite.run(*CHOSEN, f"--specreg-shard={number}/2", *update)
+        assert done.returncode == 0, done.stdout
+        assert suite.recorded() == {}, "a shard writes none"
+    done = merge(suite, *suite.runs.iterdir(), into=suite.folder / "recording")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set(suite.recorded()) == {
+        f"vllm-{m}-tiny-toy-c{c}" for m in ("eagle3", "ngram") for c in (1, 4)
+    }
+    return suite
+
+
+def merge(suite: Suite, *runs: Path, into: Path) -> subprocess.CompletedProcess[str]:
+    """`specreg merge`, done."""
+    return subprocess.run(
+        (sys.executable, "-m", "specreg", "merge", *map(str, runs), f"--into={into}"),
+        check=False,
+        cwd=ROOT,
+        env=suite.environment(),
+        capture_output=True,
+        text=True,
+    )
+
+
+def words(verdict: RunVerdict) -> Mapping[tuple[str, str], tuple[str, float | None]]:
+    """By case and metric, the outcome and the value."""
+    return {(one.case_id, one.metric): (one.outcome, one.value) for one in verdict.verdicts}
+
+
+def decided(folder: Path) -> RunVerdict:
+    found = load_verdict(folder / "verdict.json")
+    assert found is not None
+    return found
+
+
+def beside(recorded: Suite, name: str) -> Suite:
+    """The same suite with a folder of runs of its own."""
+    recorded.runs = recorded.folder / name
+    return recorded
+
+
+def test_shards_that_are_merged_say_what_one_process_says(recorded: Suite) -> None:
+    alone = beside(recorded, "alone")
+    assert alone.run(*CHOSEN).returncode == 0
+    expected = words(alone.verdict())
+    suite = beside(recorded, "cut")
+    for number in (1, 2):
+        done = suite.run(*CHOSEN, f"--specreg-shard={number}/2")
+        assert done.returncode == 0, done.stdout
+    shards = sorted(suite.runs.iterdir(), key=lambda run: run.name[-4:])
+    parts = [words(decided(run)) for run in shards]
+    assert not parts[0].keys() & parts[1].keys()
+    into = suite.folder / "merged"
+    done = merge(suite, *shards[::-1], into=into)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert words(decided(into)) == expected == {**parts[0], **parts[1]}
+    assert (into / "report.html").exists()
+    assert (into / "junit.xml").read_text().count("<testcase") == len(expected)
+    before = checksums(into)
+    assert merge(suite, *shards[::-1], into=into).returncode == 0
+    assert checksums(into) == before, "merged again: the same bytes"
+
+    one = merge(suite, shards[0], into=suite.folder / "half")
+    assert one.returncode == 10, one.stdout
+    assert "shard 2/2 is missing: run it with --specreg-shard=2/2, merge again" in one.stdout
+    half = words(decided(suite.folder / "half"))
+    assert half.keys() == expected.keys()
+    assert {half[place][0] for place in parts[1]} == {"INVALID"}
+
+    (shards[1] / "report.json").unlink()  # it was killed after it had measured
+    died = merge(suite, *shards, into=suite.folder / "died")
+    assert "shard 2/2 died before it was done" in died.stdout
+    assert words(decided(suite.folder / "died")) == expected, "what it had finished counts"
+
+    plan = json.loads((shards[1] / "plan.json").read_text())
+    (shards[1] / "plan.json").write_text(json.dumps(plan | {"commit": "other"}))
+    other = merge(suite, *shards, into=suite.folder / "other")
+    assert other.returncode == 1
+    assert "commit differs: " in other.stderr
+    assert "merge the shards of one run alone" in other.stderr
+
+
+def checksums(folder: Path) -> Mapping[str, str]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_workers_of_xdist_say_what_one_process_says(recorded: Suite) -> None:
+    suite = beside(recorded, "workers")
+    done = suite.run(*CHOSEN, "-n", "2")
+    assert done.returncode == 0, done.stdout
+    assert "24 passed" in done.stdout
+    (run,) = suite.runs.iterdir()
+    assert not (run / "shards").exists()
+    assert {"report.html", "journal.jsonl", "verdict.json", "logs"} <= {
+        p.name for p in run.iterdir()
+    }
+    assert {outcome for outcome, _ in words(decided(run)).values()} == {"PASS"}
+    again = suite.run(*CHOSEN, "-n", "2", "--specreg-resume")
+    assert again.returncode == 0, again.stdout
+    assert words(suite.verdict()) == words(decided(run))
+    assert len(list(suite.runs.iterdir())) == 1
+    assert (run / "journal.jsonl").read_text().count('"Begun"') == 4, "nothing is measured again"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (("-n", "2"), 4, "without a GPU servers share the processor, and speeds measured at the"),
+        ((*CHOSEN[2:], "-n", "2", "--dist=load"), 0, ""),
+        (
+            (*CHOSEN[2:], "-n", "2", "--dist=worksteal"),
+            4,
+            "leave out --dist, or give --dist=loadgroup",
+        ),
+        (("--specreg-shard=3/2",), 4, "--specreg-shard '3/2': got no shard, needed I/N"),
+        (("--specreg-workers=auto",), 4, "is gone; pytest -n auto measures on all GPUs"),
+    ],
+)
+def test_what_cannot_be_shared_out_is_refused(
+    recorded: Suite, arguments: tuple[str, ...], status: int, said: str
+) -> None:
+    suite = beside(recorded, f"refused-{len(list(recorded.folder.iterdir()))}")
+    done = suite.run("tests/perf", "-q", *arguments)
+    assert done.returncode == status, done.stdout + done.stderr
+    assert said in (done.stdout + done.stderr).replace("\n", " ")
+
+
+def test_the_shards_are_listed(recorded: Suite) -> None:
+    done = beside(recorded, "listed").run(*CHOSEN, "--specreg-shard=list/2")
+    assert done.returncode == 0, done.stdout
+    assert "shard  GPUs  GiB of each  minutes  cases" in done.stdout
+    (where,) = [line for line in done.stdout.splitlines() if line.startswith("as JSON: ")]
+    shards = json.loads(Path(where.removeprefix("as JSON: ")).read_text())
+    assert [one["number"] for one in shards] == [1, 2]
+    assert not recorded.runs.exists()
+
+
+def test_a_baseline_that_cannot_be_read_ends_the_workers_before_anything_starts(
+    recorded: Suite,
+) -> None:
+    suite = beside(recorded, "unreadable")
+    path = next(suite.baselines.glob("*/vllm-eagle3-tiny-toy-c1.json"))
+    content = path.read_text()
+    path.write_text("{")
+    done = suite.run(*CHOSEN, "-n", "2")
+    path.write_text(content)
+    assert done.returncode == 11, done.stdout
+    assert f"baseline '{path}'" in done.stdout

@@ -1,0 +1,109 @@
+"""Shards: how a run is cut, and that the cut depends on committed files alone."""
+
+import dataclasses
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from specreg.baselines.schema import baseline_path, record_baseline
+from specreg.core.errors import SpecregError
+from specreg.matrix.case import Tier
+from specreg.suite.shards import (
+    ServerGroup,
+    ShardChoice,
+    cut,
+    parse_choice,
+    record_shards,
+    render_shards,
+    server_groups,
+)
+from tests.unit import builders
+
+EAGLE = builders.with_concurrency(1)
+LOADED = builders.with_concurrency(4)
+NGRAM = dataclasses.replace(
+    EAGLE, server=dataclasses.replace(EAGLE.server, method="ngram", draft=None)
+)
+TIER = Tier(name="cpu", needs_gpus=0, cases=(EAGLE, NGRAM, LOADED))
+
+
+def group(name: str, seconds: float, gpus: int = 1) -> ServerGroup:
+    """A server group of one case."""
+    return ServerGroup(
+        id=name, cases=(f"{name}-c1",), gpus=gpus, memory_gib=80.0, expected_s=seconds
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "choice"),
+    [
+        ("1/1", ShardChoice(1, 1)),
+        ("3/8", ShardChoice(3, 8)),
+        ("list", ShardChoice(0, 0)),
+        ("list/4", ShardChoice(0, 4)),
+    ],
+)
+def test_a_choice_is_a_shard_or_a_list(text: str, choice: ShardChoice) -> None:
+    assert parse_choice(text) == choice
+    assert choice.lists == text.startswith("list")
+
+
+@pytest.mark.parametrize("text", ["0/4", "5/4", "2", "a/b", "list/x", "", "1/0"])
+def test_what_is_no_shard_is_refused(text: str) -> None:
+    with pytest.raises(
+        SpecregError, match=r"needed I/N with I from 1 to N; give 1/4 for the first"
+    ):
+        parse_choice(text)
+
+
+def test_the_longest_begins_and_each_goes_where_the_least_is_so_far() -> None:
+    groups = [group("a", 30), group("b", 100), group("c", 60), group("d", 50), group("wide", 10, 8)]
+    shards = cut(groups, 2)
+    assert [[one.id for one in shard.groups] for shard in shards] == [
+        ["wide", "c", "d"],
+        ["b", "a"],
+    ]
+    assert [shard.number for shard in shards] == [1, 2]
+    assert cut(groups[::-1], 2) == shards, "in whatever order they come"
+
+
+def test_each_group_is_in_one_shard_alone_however_many_there_are() -> None:
+    groups = [group(str(n), 1.0 + n % 5) for n in range(12)]
+    for of in (1, 3, 12, 20):
+        dealt = [one.id for shard in cut(groups, of) for one in shard.groups]
+        assert sorted(dealt) == sorted(one.id for one in groups)
+    assert [len(shard.groups) for shard in cut(groups, 0)] == [1] * 12
+
+
+def test_cases_that_share_a_server_and_its_control_are_a_group(tmp_path: Path) -> None:
+    groups = server_groups(TIER.cases, TIER, tmp_path)
+    assert [one.cases for one in groups] == [(EAGLE.id, LOADED.id), (NGRAM.id,)]
+    assert {one.gpus for one in groups} == {0}
+    twice = server_groups(TIER.cases, TIER, tmp_path, launches=2)
+    assert [one.expected_s for one in twice] == [2 * one.expected_s for one in groups]
+
+
+def test_the_cut_goes_by_committed_baselines_alone(tmp_path: Path) -> None:
+    """What one machine has just recorded would have it cut otherwise than the others."""
+    folder = tmp_path / "baselines"
+    path = baseline_path(folder, builders.ENVIRONMENT.name, EAGLE.id)
+    slow = builders.baseline({"throughput_tokens_per_s": 0.5})
+    before = server_groups(TIER.cases, TIER, folder)
+    subprocess.run(("/usr/bin/env", "git", "init", "-q", str(tmp_path)), check=True)
+    record_baseline(path, slow)
+    assert server_groups(TIER.cases, TIER, folder) == before
+    subprocess.run(("/usr/bin/env", "git", "-C", str(tmp_path), "add", "."), check=True)
+    assert server_groups(TIER.cases, TIER, folder) != before
+
+
+def test_shards_are_shown_and_written_for_what_starts_them(tmp_path: Path) -> None:
+    shards = cut([group("a", 90, 2), group("b", 30)], 3)
+    shown = render_shards(shards)
+    assert "    1     2           80      1.5  a-c1" in shown
+    assert "    3     0            -      0.0  none" in shown
+    record_shards(tmp_path / "shards.json", shards)
+    written = json.loads((tmp_path / "shards.json").read_text())
+    assert [one["number"] for one in written] == [1, 2, 3]
+    assert written[0]["groups"][0]["cases"] == ["a-c1"]
