@@ -25,6 +25,7 @@ _COMMANDS: Mapping[str, str] = {
     "tables": "report",
     "report": "report",
     "merge": "merge",
+    "ray": "ray",
     "history": "report",
     "selftest": "cases",
     "baselines": "baselines",

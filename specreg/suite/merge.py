@@ -374,7 +374,7 @@ def open_merged(root: Path, shards: Sequence[ShardRun], into: Path) -> Suite:
     check_alike(shards)
     plan = shards[0].plan
     options = dataclasses.replace(Options(**plan.options), shard=None, resume=False)
-    runs = root / options.runs
+    runs = root / options.runs if (root / options.runs).exists() else root / ".specreg" / "runs"
     tier = load_cases(root, options, plan.tier).chosen(plan.gpus_gib)
     here = {"commit": commit_of(root), "matrix_sha256": matrix_sha256(tier)}
     for name, value in here.items():

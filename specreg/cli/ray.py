@@ -1,0 +1,133 @@
+"""`specreg ray`: the shards of a run as tasks of a Ray cluster, merged."""
+
+import io
+import json
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from specreg.baselines.record import COMMIT, commit_of
+from specreg.cli.merge import merge
+from specreg.cli.options import HERE, RootOption
+from specreg.core.commands import install_command
+from specreg.core.errors import SpecregError
+
+_BYTES_PER_GIB = 2**30
+_LEFT_OUT = (".git", ".specreg", ".nox", ".venv", "**/__pycache__", "**/.mypy_cache")
+"""Of the repository, what no node needs."""
+
+
+def ray(
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="of pytest, behind --: --specreg-tier=gpu, -k eagle3")
+    ] = None,
+    address: Annotated[str, typer.Option(help="of the cluster, HOST:PORT or auto")] = "auto",
+    shards: Annotated[int, typer.Option(min=1, help="into how many the run is cut")] = 4,
+    gpu_kind: Annotated[str, typer.Option(help="of the nodes, as Ray calls it: H100")] = "",
+    into: Annotated[Path, typer.Option(help="the folder of the merged run")] = Path(
+        ".specreg/merged"
+    ),
+    root: RootOption = HERE,
+    *,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="the nodes share this folder, so none is sent")
+    ] = False,
+) -> None:
+    """Run the shards on a Ray cluster: each a task with the GPUs that it takes; then merge them."""
+    try:
+        import ray as cluster  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        message = f"specreg ray: Ray isn't installed; {install_command('ray')}"
+        raise SpecregError(message) from error
+    root, given = root.resolve(), tuple(arguments or ())
+    cut = [shard for shard in _shards(root, shards, given) if shard["groups"]]
+    environment: dict[str, Any] = {"env_vars": {COMMIT: commit_of(root)}}
+    if not shared:
+        environment |= {"working_dir": str(root), "excludes": list(_LEFT_OUT)}
+    try:
+        cluster.init(address=address, runtime_env=environment, log_to_driver=True)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        message = f"specreg ray --address {address}: no cluster answers ({error}); name another"
+        raise SpecregError(message) from error
+    task = cluster.remote(run_shard)
+    folder = str(root) if shared else ""
+    waiting = {
+        task.options(
+            name=f"shard {shard['number']}/{shards}",
+            num_gpus=max(group["gpus"] for group in shard["groups"]),
+            memory=_BYTES_PER_GIB,
+            resources={f"accelerator_type:{gpu_kind}": 0.001} if gpu_kind else None,
+            max_retries=1,  # where its node is lost; a shard that fails has its report
+        ).remote(shard["number"], shards, given, folder): shard["number"]
+        for shard in cut
+    }
+    home = Path(tempfile.mkdtemp(prefix="shards-", dir=_made(root / ".specreg")))
+    runs = []
+    while waiting:
+        (done,), _ = cluster.wait(list(waiting), num_returns=1)
+        number = waiting.pop(done)
+        try:
+            status, said, packed = cluster.get(done)
+        except cluster.exceptions.RayError as error:
+            typer.echo(f"shard {number}/{shards}: lost, {str(error).splitlines()[0]}", err=True)
+            continue
+        typer.echo(f"shard {number}/{shards}: ended with status {status}", err=True)
+        if not packed:
+            typer.echo(said, err=True)
+            continue
+        with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+            archive.extractall(home, filter="data")
+        runs.append(next(home.glob(f"*-{number}of{shards}")))
+    cluster.shutdown()
+    if not runs:
+        raise SpecregError("specreg ray: no shard came home; see what the tasks said above")
+    merge(runs, into, root)
+
+
+def run_shard(
+    number: int, of: int, arguments: tuple[str, ...], folder: str
+) -> tuple[int, str, bytes]:
+    """Run a shard on a node, in the folder or in the one that Ray has carried there.
+
+    Returns:
+        Its status, the end of what it said, and its run's folder packed; empty without one.
+    """
+    with tempfile.TemporaryDirectory(prefix="shard-") as runs:
+        command = (
+            *(sys.executable, "-m", "pytest", "tests/perf", f"--specreg-shard={number}/{of}"),
+            *(f"--specreg-runs={runs}/runs", *arguments),
+        )
+        here = Path(folder) if folder else Path.cwd()  # which Ray has made the copy's
+        done = subprocess.run(  # noqa: S603 - what the user typed
+            command, check=False, cwd=here, capture_output=True, text=True
+        )
+        found = next(Path(runs, "runs").glob(f"*-{number}of{of}"), None)
+        packed = io.BytesIO()
+        if found is not None:
+            with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+                archive.add(found, arcname=found.name)
+        return done.returncode, f"{done.stdout}{done.stderr}"[-4000:], packed.getvalue()
+
+
+def _shards(root: Path, of: int, arguments: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The shards of a run, as pytest lists them."""
+    command = (sys.executable, "-m", "pytest", "tests/perf", "-q", f"--specreg-shard=list/{of}")
+    done = subprocess.run(  # noqa: S603 - what the user typed
+        (*command, *arguments), check=False, cwd=root, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise SpecregError(
+            f"specreg ray: the run can't be cut:\n{done.stdout[-2000:]}{done.stderr}"
+        )
+    found: list[dict[str, Any]] = json.loads((root / ".specreg" / "shards.json").read_text())
+    return found
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
