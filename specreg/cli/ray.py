@@ -2,6 +2,7 @@
 
 import io
 import json
+import socket
 import subprocess
 import sys
 import tarfile
@@ -18,6 +19,7 @@ from specreg.core.commands import install_command
 from specreg.core.errors import SpecregError
 
 _BYTES_PER_GIB = 2**30
+_ANSWERS_WITHIN_S = 10.0
 _LEFT_OUT = (".git", ".specreg", ".nox", ".venv", "**/__pycache__", "**/.mypy_cache")
 """Of the repository, what no node needs."""
 
@@ -44,6 +46,7 @@ def ray(
     except ImportError as error:
         message = f"specreg ray: Ray isn't installed; {install_command('ray')}"
         raise SpecregError(message) from error
+    _check_answers(address)
     root, given = root.resolve(), tuple(arguments or ())
     cut = [shard for shard in _shards(root, shards, given) if shard["groups"]]
     environment: dict[str, Any] = {"env_vars": {COMMIT: commit_of(root)}}
@@ -112,6 +115,21 @@ def run_shard(
             with tarfile.open(fileobj=packed, mode="w:gz") as archive:
                 archive.add(found, arcname=found.name)
         return done.returncode, f"{done.stdout}{done.stderr}"[-4000:], packed.getvalue()
+
+
+def _check_answers(address: str) -> None:
+    """Check that something answers there: Ray itself waits for more than a minute.
+
+    Raises:
+        SpecregError: nothing does.
+    """
+    host, _, port = address.rpartition(":")
+    if port.isdecimal():
+        try:
+            socket.create_connection((host, int(port)), _ANSWERS_WITHIN_S).close()
+        except OSError as error:
+            message = f"specreg ray --address {address}: no cluster answers ({error}); name another"
+            raise SpecregError(message) from error
 
 
 def _shards(root: Path, of: int, arguments: tuple[str, ...]) -> list[dict[str, Any]]:

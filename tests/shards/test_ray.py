@@ -15,8 +15,21 @@ cluster_utils = pytest.importorskip("ray.cluster_utils")
 
 
 @pytest.fixture
-def address() -> Iterator[str]:
-    """A cluster whose head takes one shard and whose other node takes another."""
+def suite(tmp_path: Path) -> Suite:
+    """A suite of three servers, without baselines."""
+    made = Suite(tmp_path)
+    made.write_tier(TIER)
+    return made
+
+
+@pytest.fixture
+def address(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A cluster whose head takes one shard and whose other node takes another.
+
+    Tasks have the variables of their nodes; these find the scripted engine.
+    """
+    for name, value in suite.environment().items():
+        monkeypatch.setenv(name, value)
     cluster = cluster_utils.Cluster(
         initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
     )
@@ -25,16 +38,16 @@ def address() -> Iterator[str]:
     cluster.shutdown()
 
 
-def test_all_shards_come_home_and_are_merged(tmp_path: Path, address: str) -> None:
-    """From a shared folder: a copy of the repository would not find the scripted engine."""
-    suite = Suite(tmp_path)
-    suite.write_tier(TIER)
+@pytest.mark.parametrize("carried", [(), ("--shared",)], ids=["carried", "shared"])
+def test_all_shards_come_home_and_are_merged(
+    suite: Suite, address: str, carried: tuple[str, ...]
+) -> None:
     own = [one for one in suite.command() if one.startswith("--specreg-") and "-runs" not in one]
-    into = tmp_path / "merged"
+    into = suite.folder / "merged"
     done = subprocess.run(
         (
             *(sys.executable, "-m", "specreg", "ray", f"--address={address}", "--shards=2"),
-            *("--shared", f"--into={into}", "--", *CHOSEN[2:], *own),
+            *(*carried, f"--into={into}", "--", *CHOSEN[2:], *own),
         ),
         check=False,
         cwd=ROOT,
@@ -52,9 +65,7 @@ def test_all_shards_come_home_and_are_merged(tmp_path: Path, address: str) -> No
     assert {str(one.outcome) for one in verdict.verdicts} == {"NO_BASELINE", "PASS"}
 
 
-def test_an_address_that_nothing_answers_is_named(tmp_path: Path) -> None:
-    suite = Suite(tmp_path)
-    suite.write_tier(TIER)
+def test_an_address_that_nothing_answers_is_named(suite: Suite) -> None:
     own = [one for one in suite.command() if one.startswith("--specreg-")]
     done = subprocess.run(
         (sys.executable, "-m", "specreg", "ray", "--address=127.0.0.1:9", "--", *own),
