@@ -93,10 +93,11 @@ _SLOWER = functools.partial(Plant, metric=_THROUGHPUT)
 PLANTS = (
     NOTHING,
     Plant(name="AL - 1: -5 % (AL: -3 %)", acceptance_frac=0.05),
+    Plant(name="AL - 1: -7.5 %", acceptance_frac=0.075, least_regressed_frac=0.95),
     Plant(name="AL - 1: -8.1 % (AL: -5 %)", acceptance_frac=0.081, least_regressed_frac=0.95),
     Plant(
-        name="AL - 1: -16 % (AL: -10 %)",
-        acceptance_frac=0.1625,
+        name="AL - 1: -15 %",
+        acceptance_frac=0.15,
         least_regressed_frac=0.95,
         most_used_frac=0.5,
     ),
