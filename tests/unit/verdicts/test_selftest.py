@@ -20,7 +20,7 @@ from specreg.verdicts.selftest import (
     try_plant,
 )
 
-SIXTEEN = PLANTS[3]
+FIFTEEN = PLANTS[4]
 SPEED = METRICS["throughput_tokens_per_s"]
 LENGTH = METRICS["acceptance_length_tokens"]
 PASS, REGRESSED, INCONCLUSIVE = Outcome.PASS, Outcome.REGRESSED, Outcome.INCONCLUSIVE
@@ -41,12 +41,12 @@ def test_a_planted_loss_is_as_large_as_it_says() -> None:
 
 
 def test_a_great_loss_is_caught_early_and_a_wide_tolerance_is_noticed() -> None:
-    outcomes, used_frac = try_plant(SIXTEEN, 20, seed=1)
+    outcomes, used_frac = try_plant(FIFTEEN, 20, seed=1)
     assert outcomes == {REGRESSED: 20}
     assert used_frac < 0.5
-    outcomes, used_frac = try_plant(dataclasses.replace(SIXTEEN, tolerance_frac=0.5), 15, seed=1)
+    outcomes, used_frac = try_plant(dataclasses.replace(FIFTEEN, tolerance_frac=0.5), 15, seed=1)
     assert outcomes == {PASS: 15}
-    assert not is_kept(SIXTEEN, outcomes, used_frac)
+    assert not is_kept(FIFTEEN, outcomes, used_frac)
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def test_a_great_loss_is_caught_early_and_a_wide_tolerance_is_noticed() -> None:
         (NOTHING, {PASS: 280, INCONCLUSIVE: 20}, 1.02, False),
         (NOTHING, {PASS: 296, REGRESSED: 4}, 1.02, False),
         (NOTHING, {PASS: 300}, 1.2, False),
-        (SIXTEEN, {REGRESSED: 300}, 0.4, True),
-        (SIXTEEN, {REGRESSED: 300}, 0.6, False),
-        (SIXTEEN, {INCONCLUSIVE: 300}, 0.4, False),
-        (SIXTEEN, {REGRESSED: 280, PASS: 20}, 0.4, False),
+        (FIFTEEN, {REGRESSED: 300}, 0.4, True),
+        (FIFTEEN, {REGRESSED: 300}, 0.6, False),
+        (FIFTEEN, {INCONCLUSIVE: 300}, 0.4, False),
+        (FIFTEEN, {REGRESSED: 280, PASS: 20}, 0.4, False),
     ],
 )
 def test_a_judge_that_errs_is_noticed(
@@ -76,6 +76,6 @@ def test_chance_takes_a_few_more_than_its_share(trials: int, frac: float) -> Non
 def test_the_table_says_what_was_caught_and_whether_the_rates_are_kept() -> None:
     text, kept = run_selftest(nights=1, trials=5)
     assert kept
-    assert "AL - 1: -16 % (AL: -10 %)" in text
+    assert "AL - 1: -15 %" in text
     assert "1 identical nights of 72 cases of 80 prompts: 0 raised an alarm" in text
     assert text.endswith("the error rates are kept")
