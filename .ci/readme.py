@@ -56,7 +56,8 @@ def question(command: str) -> str:
     if program == "pytest":
         return f"{command} {'' if '--co' in words else '--co '}-q"
     if program == "specreg":
-        return f"{command} --help"
+        own, _, _ = command.partition(" -- ")
+        return f"{own} --help"
     if program == "uv":
         return f"{command} --dry-run"
     session = words[words.index("-s") + 1]

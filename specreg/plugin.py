@@ -467,7 +467,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     }
     with _kept(lines):  # first of all: a report takes its time, and a second Ctrl-C must find none
         suite.servers.stop()
-    if _has_workers(config):
+    if config.pluginmanager.hasplugin("dsession"):
         lines.extend(_take_workers(session, cut_short=cut_short))
     _conclude(config, suite)
     if suite.measurements and cut_short:
