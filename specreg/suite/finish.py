@@ -6,8 +6,6 @@ import itertools
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import msgspec
-
 import specreg
 from specreg.baselines.comparison import differing_settings
 from specreg.baselines.record import RecordedBaseline, commit_of, record_measurements
@@ -260,7 +258,7 @@ def _case_report(
         settings = suite.settings(case)
         expected = expected_of(suite.known_of(case), (valid or measured)[-1:])
     every = last_launches(suite.figures) + tuple(suite.figures[::-1])
-    figures = next((_without_requests(one) for one in every if one.case_id == case.id), None)
+    figures = next((one for one in every if one.case_id == case.id), None)
     return CaseReport(
         case_id=case.id,
         engine=case.server.engine,
@@ -297,10 +295,3 @@ def _logs(suite: Suite, case: Case) -> Iterator[str]:
         if not paths:
             return
         yield from (path.relative_to(suite.run_folder).as_posix() for path in paths)
-
-
-def _without_requests(figures: Figures) -> Figures:
-    if figures.acceptance is None:
-        return figures
-    acceptance = msgspec.structs.replace(figures.acceptance, by_request=())
-    return msgspec.structs.replace(figures, acceptance=acceptance)

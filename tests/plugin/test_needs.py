@@ -3,11 +3,9 @@
 import re
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from specreg.baselines.schema import baseline_path, record_baseline
-from specreg.measurement.figures import Figures
 from specreg.telemetry.identity import current_environment
 from specreg.verdicts.judge import Outcome
 from tests.doubles.nvml.device import ScriptedGpu
@@ -114,10 +112,7 @@ def test_a_budget_chooses_the_prompts_of_what_is_asked_for(suite: Suite) -> None
 
     assert done.returncode == 11, done.stdout
     assert "--specreg-budget-gpu-min left 6 prompts of a case" in done.stdout
-    (path,) = suite.runs.glob("*/figures/*.json")
-    figures = msgspec.json.decode(path.read_bytes(), type=Figures)
-    assert figures.timing is not None
-    assert figures.timing.requests == 6
+    assert suite.replayed_requests() == [6]
     assert not suite.verdict().complete
 
 
