@@ -33,8 +33,7 @@ from specreg.datasets.prompts import Prompt
 from specreg.engines.methods import METHODS
 from specreg.engines.wire_format import WireFormat
 from specreg.load.chat_client import Clock, Record
-from specreg.load.client_processes import Clients, open_clients
-from specreg.load.rounds import Round
+from specreg.load.rounds import Client, Round, open_client
 from specreg.matrix.case import Case, ServerSpec
 from specreg.measurement.metrics import Family
 from specreg.measurement.validity import noting
@@ -70,7 +69,7 @@ class ArmReplay:
 
     Attributes:
         arm: which.
-        clients: of its server.
+        client: of its server.
         before: the server's counters when the rounds began; None where they aren't needed.
         rounds: replayed so far.
         acceptance, gauges: as they were read last.
@@ -79,7 +78,7 @@ class ArmReplay:
     """
 
     arm: Arm
-    clients: Clients
+    client: Client
     before: Counters | None = None
     rounds: list[Round] = field(default_factory=list)
     acceptance: AcceptanceRecord | None = None
@@ -102,7 +101,7 @@ class ArmReplay:
         Raises:
             InvalidMeasurementError: a request failed.
         """
-        done = await self.clients.replay(prompts, record)
+        done = await self.client.replay(prompts, record)
         check_requests(done.traces)
         self.rounds.append(done)
 
@@ -112,7 +111,7 @@ class ArmReplay:
         Raises:
             InvalidMeasurementError: a request failed.
         """
-        more = await self.clients.replay(prompts, record)
+        more = await self.client.replay(prompts, record)
         check_requests(more.traces)
         await self.read(more)
 
@@ -142,14 +141,14 @@ class ArmReplay:
         if not self.arm.case.speculates:
             return None
         path = wire_format.counters_path_of(server.engine_version)
-        return None if path is None else wire_format.parse_counters(await self.clients.scrape(path))
+        return None if path is None else wire_format.parse_counters(await self.client.scrape(path))
 
 
 @contextlib.asynccontextmanager
 async def open_arm(arm: Arm, *, clock: Clock) -> AsyncIterator[ArmReplay]:
-    """Open an arm's clients for as long as the context lasts; `clock`: monotonic, nanoseconds."""
-    async with open_clients(arm.case, arm.server.endpoint, clock=clock) as clients:
-        yield ArmReplay(arm=arm, clients=clients)
+    """Open an arm's client for as long as the context lasts; `clock`: monotonic, nanoseconds."""
+    async with open_client(arm.case, arm.server.endpoint, clock=clock) as client:
+        yield ArmReplay(arm=arm, client=client)
 
 
 def read_acceptance(
