@@ -20,7 +20,6 @@ from specreg.acceptance.record import (
     NO_STEPS,
     AcceptanceRecord,
     Counters,
-    Gauges,
     PromptAcceptance,
     Source,
     StepCounts,
@@ -72,7 +71,7 @@ class ArmReplay:
         client: of its server.
         before: the server's counters when the rounds began; None where they aren't needed.
         rounds: replayed so far.
-        acceptance, gauges: as they were read last.
+        acceptance: as it was read last.
         block: a stretch of load without a pause, for the power; None without one.
         invalid: by family why its figures mean nothing.
     """
@@ -82,7 +81,6 @@ class ArmReplay:
     before: Counters | None = None
     rounds: list[Round] = field(default_factory=list)
     acceptance: AcceptanceRecord | None = None
-    gauges: Gauges | None = None
     block: Round | None = None
     invalid: dict[Family, str] = field(default_factory=dict)
 
@@ -121,19 +119,14 @@ class ArmReplay:
         Raises:
             InvalidMeasurementError: a check broke that spoils all figures.
         """
-        found: tuple[AcceptanceRecord | None, Gauges | None] = None, None
+        self.acceptance = None
         with noting(self.invalid):
-            read = await self._read([*self.rounds, *further])
+            traces = [trace for part in (*self.rounds, *further) for trace in part.traces]
+            case, wire_format = self.arm.case, self.arm.server.engine.wire_format
+            after = await self._counters()
+            found = read_acceptance(case.server, wire_format, traces, self.before, after)
             if Family.ACCEPTANCE not in self.invalid:
-                found = read
-        self.acceptance, self.gauges = found
-
-    async def _read(self, rounds: Sequence[Round]) -> tuple[AcceptanceRecord | None, Gauges | None]:
-        case, server = self.arm.case, self.arm.server
-        traces = [trace for part in rounds for trace in part.traces]
-        after = await self._counters()
-        record = read_acceptance(case.server, server.engine.wire_format, traces, self.before, after)
-        return record, after.gauges if after else None
+                self.acceptance = found
 
     async def _counters(self) -> Counters | None:
         server = self.arm.server

@@ -247,7 +247,6 @@ def _measured(
             control_rounds=(),
             acceptance=one.acceptance,
             limits=arm.case.limits,
-            gauges=one.gauges,
         )
         if plan.watching is not None:
             power = power_of(replay, plan.watching, idle, pids, one.block, invalid)

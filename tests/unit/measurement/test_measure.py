@@ -1,16 +1,14 @@
 """A measurement, end to end against the scripted server: the truth, or why it means nothing."""
 
 import asyncio
-import contextlib
 import dataclasses
 import gzip
 import itertools
 import json
 import statistics
 import sys
-import threading
 import time
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +18,10 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
-from aiohttp.test_utils import TestServer
 
-from specreg.acceptance.record import AcceptanceRecord, Gauges
+from specreg.acceptance.record import AcceptanceRecord
 from specreg.core.errors import HungError, InvalidMeasurementError, ServerDiedError
 from specreg.datasets.prompts import Prompt
-from specreg.engines.registry import engine_named
 from specreg.engines.vllm import Vllm, VllmWireFormat
 from specreg.load.chat_client import Record
 from specreg.load.rounds import Client, Round
@@ -52,8 +48,6 @@ from specreg.telemetry.record import PowerRecord
 from specreg.telemetry.sampler import Watch
 from specreg.telemetry.samples import PowerTrace, Sample
 from specreg.telemetry.sensor import State
-from tests.doubles.protocols.sglang import ScriptedSglang
-from tests.doubles.vllm.launch import Launch, Level, Speculation
 from tests.doubles.vllm.script import BEFORE_ROUNDS, DEFAULTS, SLOWING, Fault, Script
 from tests.unit import builders
 
@@ -94,57 +88,6 @@ def measured(
         arms.append(Arm(case=theirs, server=control, required=False))
     found = measure(arms, workload_of(case, builders.PROMPTS), plan)
     return beside(*found) if control is not None else found[0]
-
-
-@contextlib.contextmanager
-def scripted_sglang() -> Iterator[StartedServer]:
-    """A server that speaks as SGLang does, on a loop of its own: a measurement has another."""
-    launch = Launch(
-        model="folder",
-        name="toy",
-        speculation=Speculation(num_speculative_tokens=builders.SPEC.draft_tokens),
-        level=Level.SUMMARY,
-    )
-    listening = TestServer(ScriptedSglang(launch, Script()).application())
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-
-    def wait_for(step: Coroutine[None, None, None]) -> None:
-        asyncio.run_coroutine_threadsafe(step, loop).result(timeout=30.0)
-
-    wait_for(listening.start_server())
-    server = builders.server(str(listening.make_url("")))
-    try:
-        yield dataclasses.replace(
-            server,
-            engine=engine_named("sglang"),
-            model="toy",
-            engine_version="0.5.23",
-        )
-    finally:
-        wait_for(listening.close())
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
-
-
-@pytest.mark.parametrize("prompts", [4, 2])
-def test_what_a_server_says_of_itself_is_kept_and_makes_no_value(prompts: int) -> None:
-    """At the end of it, whether that is the last round or the extension."""
-    case = dataclasses.replace(builders.CASE, prompts=prompts)
-    plan = dataclasses.replace(
-        QUIET, enough=lambda _, look: prompts == 4 and look is not Look.EARLY
-    )
-    with scripted_sglang() as server:
-        found = measured(server, None, case, plan)
-    assert not found.invalid
-    assert found.replay is not None
-    assert found.look is (Look.FULL if prompts == 4 else Look.EXTENDED)
-    assert found.replay.gauges == Gauges(acceptance_length_tokens=1.75, acceptance_rate_frac=0.25)
-    assert found.acceptance is not None
-    assert found.values["acceptance_length_tokens"] == found.acceptance.total.acceptance_length
-    assert found.values["acceptance_length_tokens"] != 1.75
 
 
 @pytest.mark.parametrize(("prompts", "first"), [(2, "chat-4"), (3, "chat-0")])
