@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from specreg.acceptance.record import AcceptanceRecord, Gauges, Source, StepCounts, View
+from specreg.acceptance.record import AcceptanceRecord, Source, StepCounts, View
 from specreg.acceptance.trace import RequestTrace
 from specreg.core.files import replace_file
 from specreg.engines.methods import METHODS
@@ -154,7 +154,6 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
         invalid: by family why there are none, null where there are all.
         judged: the metrics that are held against baselines.
         acceptance: null without speculation.
-        gauges: the server's own, of its last iterations at the end; null where it has none.
         timing: of the case's server, null where a speed is invalid; control: of the one beside it.
         speedup: of one over the other; null without a control, and where speeds mean nothing.
         power: what the devices drew; null where that wasn't watched.
@@ -166,7 +165,6 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     invalid: dict[Family, str] | None
     judged: dict[str, float]
     acceptance: AcceptanceFigures | None
-    gauges: Gauges | None
     timing: ArmFigures | None
     control: ArmFigures | None
     speedup: SpeedupFigures | None
@@ -188,7 +186,6 @@ def figures_of(measurement: Measurement, launch: int) -> Figures:
         invalid=dict(invalid) or None,
         judged=dict(measurement.values),
         acceptance=_acceptance(acceptance, measurement.case) if acceptance else None,
-        gauges=replay.gauges if replay else None,
         timing=timing,
         control=control,
         speedup=_speedup(measurement, timing, control),

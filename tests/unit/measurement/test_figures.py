@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, Gauges, Source, View
+from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, Source, View
 from specreg.load.rounds import Round
 from specreg.matrix.case import Case
 from specreg.matrix.schema import Limits
@@ -264,17 +264,6 @@ def test_figures_of_nothing_are_null_and_neither_zero_nor_nan(tmp_path: Path) ->
         "truncated_tokens": 0,
         "histogram": [0],
     }
-
-
-def test_the_servers_own_gauges_stand_beside_what_was_measured(tmp_path: Path) -> None:
-    one = measured(record())
-    assert on_disk(tmp_path, one)["gauges"] is None
-    assert one.replay is not None
-    gauges = Gauges(acceptance_length_tokens=1.75, acceptance_rate_frac=None)
-    told = dataclasses.replace(one, replay=dataclasses.replace(one.replay, gauges=gauges))
-    figures = on_disk(tmp_path, told)
-    assert figures["gauges"] == {"acceptance_length_tokens": 1.75, "acceptance_rate_frac": None}
-    assert figures["judged"] == dict(one.values)
 
 
 def test_without_speculation_there_is_no_acceptance(tmp_path: Path) -> None:
