@@ -308,7 +308,6 @@ def _prepare(config: pytest.Config, running: Sequence[Case]) -> None:
     """Ends the run before anything starts where a case that is to run can't be measured."""
     suite, session = config.stash[SUITE], config.stash[_SESSION]
     with _as_usage_error(config):
-        suite.fit_budget()
         check_cases(suite, running)
         if wrong := check_baselines(suite.store.files(case.id for case in running)):
             session.lines.extend(wrong)

@@ -140,7 +140,7 @@ def report_of(
             options=options,
         ),
         cases=tuple(
-            _case_report(suite, suite.budgeted(case), history.of(case.id), options)
+            _case_report(suite, case, history.of(case.id), options)
             for case in suite.tier.cases
             if case.id in judged
         ),
@@ -154,16 +154,10 @@ def report_of(
 def remarks(suite: Suite) -> Iterator[str]:
     """What a reader should know besides: a torn history, headroom, and baselines of no use."""
     yield from suite.retried
-    fewer = [case for case in _cases(suite) if case.matrix_prompts]
-    if fewer:
-        least, most = (chosen(case.prompts for case in fewer) for chosen in (min, max))
-        many = f"{least}" if least == most else f"{least} to {most}"
-        given = (
-            "--num-prompts" if suite.options.budget_gpu_min is None else "--specreg-budget-gpu-min"
-        )
+    if fewer := [case.prompts for case in _cases(suite) if case.matrix_prompts]:
         yield (
-            f"{given} left {many} prompts of a case: acceptance was compared over those that its"
-            " baseline has too, speed wasn't"
+            f"--num-prompts left {fewer[0]} prompts of a case: acceptance was compared over those"
+            " that its baseline has too, speed wasn't"
         )
     history = _history(suite)
     if history.wrong:

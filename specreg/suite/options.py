@@ -59,13 +59,6 @@ class Options:
         " number); acceptance is compared prompt by prompt then, speed isn't",
         type=int,
     )
-    budget_gpu_min: float | None = _option(
-        "--specreg-budget-gpu-min",
-        None,
-        "how many minutes of a GPU the run may take, of the machine without one: each case replays"
-        " as many of its prompts as fit, evenly; specreg matrix says what all of them take",
-        type=float,
-    )
     inconclusive: str = _option(
         "--specreg-inconclusive",
         "fail",

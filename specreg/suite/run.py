@@ -237,7 +237,7 @@ class Suite(Scope):
         power = recording or any(one.family is Family.POWER for one in self.asked_of(case))
         plan = Plan(
             show=self._show_or_stop,
-            turn_to=lambda phase: self.timeline.turn_to(phase, self.phase_s(case, phase)),
+            turn_to=self.timeline.turn_to,
             record=self.journal.record_round,
             power_s=case.power_s if power else 0.0,
             watching=watching,
@@ -330,7 +330,7 @@ class Suite(Scope):
 
     def _judge_group(self, server: Starting, control: Starting | None) -> None:
         number = server.launch.number
-        asked = [self.budgeted(case) for case in self.tier.cases if case.id in self.asked]
+        asked = [case for case in self.tier.cases if case.id in self.asked]
         for case in asked:
             if launches_of(case, number)[1] != server.launch:
                 continue
@@ -384,10 +384,7 @@ class Suite(Scope):
         """
 
         def attempt() -> Verdict:
-            estimate_s = self.phase_s(case, Phase.CHECKING)
-            with self.timeline.during(
-                Phase.CHECKING, server.launch.id, of=case.id, estimate_s=estimate_s
-            ):
+            with self.timeline.during(Phase.CHECKING, server.launch.id, of=case.id):
                 if self.merged is not None:
                     return self.merged.verdict(check, case)
                 key = self.key(case, server.launch.number)
