@@ -6,15 +6,13 @@ Without a GPU the server itself runs, given a package that stands in for its ker
 
 import contextlib
 import dataclasses
-import math
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 import msgspec
 
-from specreg.acceptance.record import Counters, Gauges, Source
+from specreg.acceptance.record import Counters, Source
 from specreg.acceptance.trace import Body, StreamEvent
 from specreg.core.errors import InvalidMeasurementError, UnsupportedError
 from specreg.core.files import UNREADABLE
@@ -113,7 +111,7 @@ class SglangWireFormat(WireFormat):
         return UsageDecoder() if ask.form is Form.CHAT else _GenerateDecoder()
 
     def parse_counters(self, page: str) -> Counters:
-        """The verify calls, which are all that SGLang counts of its steps; and its gauges.
+        """The verify calls, which are all that SGLang counts of its steps.
 
         Raises:
             InvalidMeasurementError: `METRICS_MISSING`, `METRICS_UNREADABLE`.
@@ -122,21 +120,7 @@ class SglangWireFormat(WireFormat):
         if _CALLS not in parsed.names:
             message = f"looked for {_CALLS}; is the server started with {self.counters_flag}?"
             raise InvalidMeasurementError("METRICS_MISSING", message)
-        return Counters(steps=parsed.total(_CALLS), gauges=_gauges(parsed))
-
-
-def _gauges(page: MetricsPage) -> Gauges | None:
-    """Their means over the schedulers that have set them, which they first do after some steps."""
-    lengths = page.series("sglang:spec_accept_length")
-    rates = page.series("sglang:spec_accept_rate")
-    set_by = [labels for labels, value in lengths.items() if 0 < value < math.inf]
-    if not set_by:
-        return None
-    said = [rates[labels] for labels in set_by if math.isfinite(rates.get(labels, math.nan))]
-    return Gauges(
-        acceptance_length_tokens=statistics.fmean(lengths[labels] for labels in set_by),
-        acceptance_rate_frac=statistics.fmean(said) if said else None,
-    )
+        return Counters(steps=parsed.total(_CALLS))
 
 
 _GENERATE = "/generate"
