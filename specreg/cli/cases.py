@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from specreg.baselines.estimate import estimates_of
+from specreg.baselines.estimate import estimate_of
 from specreg.baselines.store import settings_in
 from specreg.cli.options import (
     BASELINES,
@@ -89,6 +89,7 @@ def matrix(
     for case in found.cases:
         check_allowed(case, found.places[case.id])
     gpus = find_gpus()
-    estimates = estimates_of(found, shelf_of(root / folder, found), gpus, root)
+    store, kind = shelf_of(root / folder, found), "gpu" if found.needs_gpus else "cpu"
+    estimates = {case.id: estimate_of(case, store, kind) for case in found.cases}
     typer.echo(render_matrix(found, estimates, gpus, width=WIDTH))
     typer.echo(f"tiers: {', '.join(tier_names(root / files))}")

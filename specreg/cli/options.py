@@ -30,15 +30,24 @@ MATRIX = Path("fixtures/matrix")
 RUNS = Path(".specreg/runs")
 
 
+def check_matrix(matrix: Path) -> None:
+    """Check that there is a folder of tiers.
+
+    Raises:
+        MatrixError: there is none.
+    """
+    if not matrix.is_dir():
+        message = f"tiers '{matrix}': no such folder; run this in the repository, or give --root"
+        raise MatrixError(message)
+
+
 def tier_of(matrix: Path, name: str | None) -> Tier:
     """The tier of a name, else that of this machine.
 
     Raises:
         SpecregError: there is none, or it can't be read.
     """
-    if not matrix.is_dir():
-        message = f"tiers '{matrix}': no such folder; run this in the repository, or give --root"
-        raise MatrixError(message)
+    check_matrix(matrix)
     return load_tier(matrix, name or ("gpu" if find_gpus().names else "cpu"))
 
 
