@@ -20,7 +20,6 @@ from specreg.report.document import (
     ArmReport,
     CaseReport,
     Expected,
-    Kind,
     Origin,
     Report,
     RunVerdict,
@@ -88,7 +87,6 @@ def _report(gate: Gate, decision: Decision, command: str, status: int | None) ->
         tier_cases=tuple(case.id for case in options.tier.cases),
         remarks=(*_remarks(gate), *_break_evens(gate)),
         ended_at=dt.datetime.now(tz=dt.UTC).isoformat(timespec="seconds"),
-        kind=Kind.GATE,
         title=f"May B take the place of A? Tier {options.tier.name} on {gate.environment.name}",
         answers=(Answer(subject=decision.answer.upper(), tone=tone, text=answer),),
         arms=tuple(
@@ -124,9 +122,7 @@ def _case_report(gate: Gate, pair: Pair, decision: Decision, command: str) -> Ca
         engine_version=", ".join(gate.versions(Side.A)),
         reason=gate.installed[0],
         values={one.metric: one.expected for one in verdicts if one.expected is not None},
-        histogram=(),
         marginal_frac=(),
-        category_acceptance_length_tokens={},
     )
     return CaseReport(
         case_id=pair.id,
