@@ -17,7 +17,7 @@ _COMMANDS: Mapping[str, str] = {
     "explain": "cases",
     "gate": "gate",
     "bisect": "gate",
-    "soak": "soak",
+    "soak": "gate",
     "prepare": "datasets",
     "matrix": "cases",
     "engines": "cases",
@@ -26,7 +26,6 @@ _COMMANDS: Mapping[str, str] = {
     "report": "report",
     "merge": "merge",
     "ray": "ray",
-    "history": "report",
     "selftest": "cases",
     "baselines": "baselines",
 }

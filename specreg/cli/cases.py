@@ -17,7 +17,6 @@ from specreg.cli.options import (
     RootOption,
     RunsOption,
     TierOption,
-    case_of,
     fitting_tier_of,
     shelf_of,
     tier_of,
@@ -43,7 +42,7 @@ def explain(
 ) -> None:
     """Print what is expected of a case, where that comes from, and what the case can see."""
     found = tier_of(root / matrix, tier)
-    one = case_of(found, case)
+    one = found.named(case)
     store = shelf_of(root / folder, found)
     known = store.look_up(one, settings_in(root, one))
     history = load_history(history_path((root / runs).parent / "history", store.environment.name))
