@@ -10,12 +10,12 @@ from specreg.compare.pairs import Pair, Side
 from specreg.core.errors import InvalidMeasurementError, SpecregError
 from specreg.core.files import UNREADABLE, replace_file
 from specreg.correctness.answers import (
-    Answers,
     answers_of,
     compare_answers,
     verdict_on_answers,
     why_not_compared,
 )
+from specreg.engines.token_api import Transcript
 from specreg.matrix.prompts import load_case_prompts
 from specreg.servers.server import Server
 from specreg.verdicts.judge import Outcome, Verdict
@@ -27,7 +27,7 @@ _MOST_BLOCKS = 2
 class _Known(msgspec.Struct):
     """What a gate's folder keeps of answers, by pair."""
 
-    answers: dict[str, Answers] = {}
+    answers: dict[str, tuple[Transcript, ...]] = {}
     verdicts: dict[str, Verdict] = {}
 
 

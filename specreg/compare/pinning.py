@@ -101,7 +101,7 @@ def record_answers(case: Case, server: Server, prompts: Sequence[Prompt], path: 
     longer = dataclasses.replace(plain_case(case), output_cap_tokens=cap, ignore_eos=True)
     found = answers_of(longer, server, prompts)
     # Whole or not at all: one that is there is believed.
-    recording = json.dumps([(one.prompt, one.output) for one in found.transcripts])
+    recording = json.dumps([(one.prompt, one.output) for one in found])
     replace_file(path, recording.encode())
 
 

@@ -10,8 +10,6 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
-import msgspec
-
 from specreg.core.errors import InvalidMeasurementError
 from specreg.correctness.checks import LOSSLESS, ask_greedy, other_batch
 from specreg.correctness.lossless import Losslessness, Score, check_lossless, score_partings
@@ -25,19 +23,6 @@ from specreg.servers.server import Server
 from specreg.verdicts.judge import Outcome, Verdict
 
 _MOST_NAMED = 3
-
-
-class Answers(msgspec.Struct, frozen=True, kw_only=True):
-    """What side A answers: of each prompt its token ids, and those of the answer."""
-
-    prompts: tuple[tuple[int, ...], ...]
-    answers: tuple[tuple[int, ...], ...]
-
-    @property
-    def transcripts(self) -> tuple[Transcript, ...]:
-        """Prompt by prompt."""
-        each = zip(self.prompts, self.answers, strict=True)
-        return tuple(Transcript(prompt=prompt, output=output) for prompt, output in each)
 
 
 def verdict_on_answers(
@@ -64,15 +49,13 @@ def why_not_compared(a: Case, b: Case) -> str:
     return "" if asked[0] == asked[1] else "the sides are asked otherwise"
 
 
-def answers_of(case: Case, server: Server, prompts: Sequence[Prompt]) -> Answers:
+def answers_of(case: Case, server: Server, prompts: Sequence[Prompt]) -> tuple[Transcript, ...]:
     """What a server answers.
 
     Raises:
         InvalidMeasurementError: it doesn't answer in ids.
     """
-    texts = encode_prompts(server.endpoint, case, prompts)
-    answers = ask_greedy(case, server, texts)
-    return Answers(prompts=texts, answers=tuple(one.output for one in answers))
+    return ask_greedy(case, server, encode_prompts(server.endpoint, case, prompts))
 
 
 def compare_answers(
@@ -80,7 +63,7 @@ def compare_answers(
     case: Case,
     server: Server,
     prompts: Sequence[Prompt],
-    theirs: Answers,
+    theirs: Sequence[Transcript],
     other: Server | None = None,
 ) -> Verdict:
     """The verdict on what side B answers, held against side A; `value`: the share that is equal.
@@ -97,8 +80,8 @@ def compare_answers(
         InvalidMeasurementError: it doesn't answer in ids, or parts from itself.
     """
     texts = encode_prompts(server.endpoint, case, prompts)
-    each = zip(prompts, texts, theirs.prompts, strict=True)
-    rendered = [f"'{prompt.id}'" for prompt, ours, its in each if ours != its]
+    each = zip(prompts, texts, theirs, strict=True)
+    rendered = [f"'{prompt.id}'" for prompt, ours, its in each if ours != its.prompt]
     if rendered:
         reason = (
             f"B makes other tokens of {len(rendered)} prompts: {', '.join(rendered[:_MOST_NAMED])};"
@@ -109,7 +92,7 @@ def compare_answers(
     found = check_lossless(
         [prompt.id for prompt in prompts],
         ask(),
-        theirs.transcripts,
+        theirs,
         functools.partial(ask, batch) if batch else None,
         functools.partial(score, server.endpoint),
         # Another version may have other kernels, whatever a case demands of speculation.
@@ -117,22 +100,19 @@ def compare_answers(
     )
     if other is not None and not found.failures:
         with contextlib.suppress(InvalidMeasurementError):
-            found = judged_by_a(found, theirs, prompts, functools.partial(score, other.endpoint))
+            found = judged_by_a(found, functools.partial(score, other.endpoint))
     outcome = Outcome.WRONG if found.failures else Outcome.PASS
     return verdict_on_answers(case_id, outcome, found.describe("of B", "of A"), found.equal_frac)
 
 
-def judged_by_a(
-    found: Losslessness, theirs: Answers, prompts: Sequence[Prompt], ask_a: Score
-) -> Losslessness:
+def judged_by_a(found: Losslessness, ask_a: Score) -> Losslessness:
     """What B found, with A's word on how much likelier A's own tokens are.
 
     Where A finds B's token likelier than its own, B does no worse: the gap is 0. `found` has no
     failures by B's word, `ask_a` asks A's server.
     """
-    texts = dict(zip((prompt.id for prompt in prompts), theirs.transcripts, strict=True))
-    asked = score_partings(found.partings, [texts[one.prompt_id] for one in found.partings], ask_a)
     partings = tuple(
-        dataclasses.replace(one, gap_nats=max(0.0, -(one.gap_nats or 0.0))) for one in asked
+        dataclasses.replace(one, gap_nats=max(0.0, -(one.gap_nats or 0.0)))
+        for one in score_partings(found.partings, ask_a)
     )
     return dataclasses.replace(found, partings=partings)

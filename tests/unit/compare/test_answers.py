@@ -1,5 +1,6 @@
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Never
 
 import pytest
 
@@ -7,7 +8,7 @@ from specreg.compare import answers
 from specreg.compare.answers import AnswerComparison
 from specreg.compare.pairs import Side
 from specreg.core.errors import InvalidMeasurementError, SpecregError
-from specreg.correctness.answers import Answers, verdict_on_answers
+from specreg.correctness.answers import verdict_on_answers
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import builders
 from tests.unit.compare.launches import PAIR
@@ -24,7 +25,7 @@ def comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AnswerCompari
         return verdict_on_answers(case_id, Outcome.PASS, "")
 
     monkeypatch.setattr(answers, "load_case_prompts", lambda *_: ())
-    monkeypatch.setattr(answers, "answers_of", lambda *_: Answers(prompts=(), answers=()))
+    monkeypatch.setattr(answers, "answers_of", lambda *_: ())
     monkeypatch.setattr(answers, "compare_answers", same)
     path = tmp_path / "answers.json"
     return AnswerComparison(pairs=[PAIR], root=builders.ROOT, path=path, show=lambda _: None)
@@ -51,7 +52,7 @@ def test_answers_of_servers_that_are_up_in_turn_are_kept_for_the_other_side(
 def test_what_cant_be_compared_in_two_blocks_is_asked_for_no_more(
     comparison: AnswerComparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> Answers:
+    def fail(*_: object) -> Never:
         raise InvalidMeasurementError("NO_IDS", "it answers in text")
 
     monkeypatch.setattr(answers, "answers_of", fail)

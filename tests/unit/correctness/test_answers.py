@@ -5,18 +5,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
 import pytest
 
 from specreg.correctness.answers import (
-    Answers,
     answers_of,
     compare_answers,
     judged_by_a,
     why_not_compared,
 )
 from specreg.correctness.lossless import Losslessness, Parting
-from specreg.datasets.prompts import Prompt
+from specreg.engines.token_api import Transcript
 from specreg.matrix.case import Case
 from specreg.servers.environments import EngineEnvironment
 from specreg.servers.server import StartedServer
@@ -26,13 +24,12 @@ from tests.doubles.vllm.script import Script
 from tests.doubles.vllm.steps import likeliest
 from tests.unit import builders
 
-PROMPTS = tuple(Prompt(id=name, category="", turns=("Tell me.",)) for name in "xyz")
-SAID = Answers(prompts=((1, 2), (3,), (4,)), answers=((5, 6, 7), (8, 9), (10, 11)))
+Said = tuple[Transcript, ...]
 FOUND = Losslessness(
     prompts=3,
     partings=(
-        Parting(prompt_id="x", position=2, plain=70, other=7, gap_nats=0.1),
-        Parting(prompt_id="y", position=1, plain=90, other=9, gap_nats=0.0),
+        Parting(prompt_id="x", position=2, plain=70, other=7, text=(1, 2, 5, 6), gap_nats=0.1),
+        Parting(prompt_id="y", position=1, plain=90, other=9, text=(3, 8), gap_nats=0.0),
     ),
     noise=None,
     rounding_nats=0.25,
@@ -49,7 +46,7 @@ FOUND = Losslessness(
 def test_what_b_calls_rounding_a_is_asked_of(
     scores: list[tuple[float, float]], gaps_nats: tuple[float, ...]
 ) -> None:
-    """At the same place, of the same tokens."""
+    """At the same places, of the same tokens."""
     asked: list[tuple[Sequence[int], Sequence[int]]] = []
 
     def score(
@@ -58,7 +55,7 @@ def test_what_b_calls_rounding_a_is_asked_of(
         asked.extend(questions)
         return scores
 
-    found = judged_by_a(FOUND, SAID, PROMPTS, score)
+    found = judged_by_a(FOUND, score)
 
     assert asked == [((1, 2, 5, 6), (70, 7)), ((3, 8), (90, 9))]
     assert [one.gap_nats for one in found.partings] == pytest.approx(gaps_nats)
@@ -107,44 +104,44 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartedServer]:
 
 
 @pytest.fixture(scope="module")
-def said(server: StartedServer) -> Answers:
+def said(server: StartedServer) -> Said:
     return answers_of(builders.CASE, server, builders.PROMPTS)
 
 
-def changed(said: Answers, position: int, token: int) -> Answers:
+def changed(said: Said, position: int, token: int) -> Said:
     """The first answer with another token there."""
-    first, *others = said.answers
-    first = (*first[:position], token, *first[position + 1 :])
-    return msgspec.structs.replace(said, answers=(first, *others))
+    first, *others = said
+    output = (*first.output[:position], token, *first.output[position + 1 :])
+    return dataclasses.replace(first, output=output), *others
 
 
-def test_the_same_answers_are_equal(server: StartedServer, said: Answers) -> None:
+def test_the_same_answers_are_equal(server: StartedServer, said: Said) -> None:
     found = compare_answers("case", builders.CASE, server, builders.PROMPTS, said)
     assert (found.outcome, found.value) == (Outcome.PASS, 1.0)
     assert found.reason == "100.0% of 6 answers are equal"
 
 
-def test_a_token_that_b_would_never_say_is_wrong(server: StartedServer, said: Answers) -> None:
+def test_a_token_that_b_would_never_say_is_wrong(server: StartedServer, said: Said) -> None:
     found = compare_answers("case", builders.CASE, server, builders.PROMPTS, changed(said, 3, 7))
     assert found.outcome is Outcome.WRONG
-    assert f"prompt 'chat-0', token 4: 7 of A, {said.answers[0][3]} of B, " in found.reason
+    assert f"prompt 'chat-0', token 4: 7 of A, {said[0].output[3]} of B, " in found.reason
 
 
 @pytest.mark.parametrize("a_knows", [True, False], ids=["A agrees", "A can't say"])
 def test_where_it_is_up_side_a_is_asked_as_well(
-    server: StartedServer, said: Answers, *, a_knows: bool
+    server: StartedServer, said: Said, *, a_knows: bool
 ) -> None:
     """The scripted server says of the second likeliest token that it is 1 nat less likely."""
     case = dataclasses.replace(builders.CASE, rounding_nats=1.5)
-    rounded = changed(said, 3, likeliest(said.answers[0][3])[1])
+    rounded = changed(said, 3, likeliest(said[0].output[3])[1])
     a = server if a_knows else dataclasses.replace(server, model="another")
     found = compare_answers("case", case, server, builders.PROMPTS, rounded, a)
     assert found.outcome is Outcome.PASS
     assert found.reason.endswith("; 1 part where both tokens lie within 1.50 nats")
 
 
-def test_a_prompt_that_is_rendered_otherwise_is_wrong(server: StartedServer, said: Answers) -> None:
-    other = msgspec.structs.replace(said, prompts=((1, 2), *said.prompts[1:]))
+def test_a_prompt_that_is_rendered_otherwise_is_wrong(server: StartedServer, said: Said) -> None:
+    other = (dataclasses.replace(said[0], prompt=(1, 2)), *said[1:])
     found = compare_answers("case", builders.CASE, server, builders.PROMPTS, other)
     assert found.outcome is Outcome.WRONG
     assert found.reason.startswith("B makes other tokens of 1 prompts: 'chat-0'")
