@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import itertools
 import os
-import re
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -19,14 +18,13 @@ from .launch import Launch
 from .request import Body, Job, job_of
 from .script import MAX_MODEL_TOKENS, Fault, Script
 from .steps import Chunk, Steps
-from .wire import ChatWire, CompletionWire, Json, Wire
+from .wire import ChatWire, CompletionWire, Json, Wire, metrics_of
 
 _REFUSALS = {
     Fault.HTTP_500: (500, "InternalServerError"),
     Fault.HTTP_429: (429, "TooManyRequestsError"),
 }
 _SILENCES = (Fault.HEALTHY_BUT_MUTE, Fault.NEVER_READY)
-_SLOW_S = 60.0
 _LINE = b"x" * 2**16
 _FOREIGN = Body(prompt="a prompt of somebody else")
 
@@ -49,7 +47,6 @@ class ScriptedServer:
         self._launch = launch
         self._script = script
         self._numbers = itertools.count(1)
-        self._running = 0
         self.ended: list[Steps] = []
         self._started_s = time.monotonic()
         self._leaked: list[bytes] = []
@@ -97,12 +94,9 @@ class ScriptedServer:
         return _json({"object": "list", "data": [card]})
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        page = self._counters.exposition()
         if self._script.fault is Fault.COUNTERS_MISSING:
             return _error(404, "NotFoundError", "Not Found")
-        if self._script.fault is Fault.COUNTERS_NAN:
-            page = re.sub(rb"(_total\{.*\}) .*", rb"\1 NaN", page)
-        return web.Response(body=page, content_type="text/plain")
+        return web.Response(body=self._counters.exposition(), content_type="text/plain")
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         return await self.answer(request, ChatWire)
@@ -173,7 +167,7 @@ class ScriptedServer:
         except ConnectionResetError:
             self._abort(request)
             return web.Response()
-        body = job.wire.whole(job.steps, job.metrics(self._launch))
+        body = job.wire.whole(job.steps, metrics_of(job.steps, self._launch))
         if job.fault is Fault.NO_USAGE:
             body |= {"usage": None, "metrics": None}
         if job.fault is Fault.WRONG_JSON:
@@ -196,42 +190,34 @@ class ScriptedServer:
                 broken = job.fault is Fault.WRONG_JSON and index == (last + 1) // 2
                 yield b'{"id": "cmpl' if broken else msgspec.json.encode(event)
         if job.wants_usage:
-            for closing in job.wire.closing(job.steps, job.metrics(self._launch)):
+            for closing in job.wire.closing(job.steps, metrics_of(job.steps, self._launch)):
                 yield msgspec.json.encode(closing)
         for done in job.wire.done:
             yield done
 
     async def _paced(self, job: Job) -> AsyncGenerator[tuple[int, Chunk]]:
         """Numbers the chunks, counts them and gives each at its time."""
-        self._run(+1)
+        self._counters.running.inc()
         try:
             due_s = time.monotonic() + self._script.prefill_ms / 1e3
-            due_s += _SLOW_S if job.fault is Fault.SLOW_FIRST_TOKEN else 0.0
             for index, chunk in enumerate(job.chunks):
                 due_s += self._step_s() * job.stretch * chunk.forward_passes if index else 0
                 await asyncio.sleep(due_s - time.monotonic())
                 await self._break_off(job, index)
                 self._counters.count_tokens(len(chunk.token_ids), chunk.accepted)
-                job.emitted_s.append(time.monotonic())
                 yield index, chunk
             self._counters.count_finish(job.steps.finish_reason)
             if self.remembers:
                 self.ended.append(job.steps)
         finally:
-            self._run(-1)
-
-    def _run(self, change: int) -> None:
-        self._running += change
-        self._counters.running.set(self._running)
+            self._counters.running.dec()
 
     @property
     def _life_s(self) -> float:
         return time.monotonic() - self._started_s
 
     def _step_s(self) -> float:
-        stretch = 1 + self._script.slowdown_frac * (self._running - 1)
-        stretch += self._script.slows_per_s_frac * self._life_s
-        return self._script.step_ms / 1e3 * stretch
+        return self._script.step_ms / 1e3 * (1 + self._script.slows_per_s_frac * self._life_s)
 
     async def _break_off(self, job: Job, index: int) -> None:
         """Halfway, ends the process or what can be read of it where the script says so."""

@@ -22,7 +22,7 @@ from specreg.matrix.case import Case
 from specreg.matrix.schema import Arrivals, Load
 from specreg.measurement.metrics import tpot_ms, ttft_ms
 from tests.doubles.vllm.app import ScriptedServer
-from tests.doubles.vllm.launch import Launch, Level, Speculation
+from tests.doubles.vllm.launch import Launch, Speculation
 from tests.doubles.vllm.script import DEFAULTS, Fault, Script
 from tests.unit import builders
 
@@ -32,7 +32,7 @@ LAUNCH = Launch(
     model="some/target",
     name=builders.SPEC.id,
     speculation=Speculation(num_speculative_tokens=3),
-    level=Level.SUMMARY,
+    counts=True,
 )
 ENDPOINT = Endpoint(base_url="http://scripted", model="toy", engine="vllm")
 ONE_AT_A_TIME = builders.with_concurrency(1)
