@@ -37,6 +37,11 @@ def servers(suite: Suite) -> int:
     return found
 
 
+def has_measured(suite: Suite) -> bool:
+    """Whether a case of the run was measured."""
+    return any(b'"Ended"' in path.read_bytes() for path in suite.runs.glob("*/journal.jsonl"))
+
+
 def test_a_run_that_is_interrupted_while_a_pair_starts_leaves_neither(suite: Suite) -> None:
     suite.script = Script(fault=Fault.NEVER_READY)
     with start(suite, "-k", "eagle3 and c1") as run:
