@@ -54,15 +54,17 @@ class Round:
 
 @dataclass(slots=True)
 class RoundBuilder:
-    """What has come of a round so far."""
+    """What has come of a round so far; `late` are the requests whose time was up."""
 
     traces: dict[tuple[int, int], RequestTrace] = field(default_factory=dict)
     gaps: Histogram = field(default_factory=Histogram)
     lags: Histogram = field(default_factory=Histogram)
+    late: int = 0
 
     def take(self, finished: FinishedRequest) -> None:
         """Take one more request."""
         self.traces[finished.place, finished.trace.turn] = finished.trace
+        self.late += finished.late
         times_ns = [chunk.at_ns for chunk in finished.chunks]
         self.gaps.add_all(list(filter(None, map(operator.sub, times_ns[1:], times_ns))))
 
@@ -78,80 +80,6 @@ class RoundBuilder:
             gaps=self.gaps,
             lags=self.lags,
         )
-
-
-async def replay_round(
-    case: Case,
-    endpoint: Endpoint,
-    prompts: Sequence[Prompt],
-    *,
-    client: "httpx.AsyncClient",
-    clock: Clock,
-    record: Record | None = None,
-) -> Round:
-    """Replay prompts as the case's load says; each conversation's turns one after another.
-
-    A request that fails is a trace with an error, and ends its conversation; nothing is retried.
-
-    Args:
-        case: load, form of the prompts, output cap and sampling.
-        endpoint: whom to ask.
-        prompts: one at least; with a duration they come again and again.
-        client: for that endpoint.
-        clock: monotonic, in nanoseconds.
-        record: is told of each request as it ends.
-
-    Raises:
-        HungError: for 60 s of requests on their way no token came on any stream.
-    """
-    builder = RoundBuilder()
-    ended: asyncio.Queue[FinishedRequest] = asyncio.Queue()
-
-    def finish(finished: FinishedRequest) -> None:
-        builder.take(finished)
-        if record is not None:
-            record(finished)
-
-    async def keep_finishing() -> None:
-        # A millisecond's worth at a time, then the sockets: streams that end together must not keep
-        # the others waiting.
-        while True:
-            finish(await ended.get())
-            until_ns = clock() + _FINISHING_NS
-            while not ended.empty() and clock() < until_ns:
-                finish(ended.get_nowait())
-            await asyncio.sleep(0)
-
-    asked = ChatClient(case=case, endpoint=endpoint, http=client, clock=clock, end=ended.put_nowait)
-    replay = _replay_closed if case.load.arrivals is Arrivals.CLOSED else _replay_open
-    asking, watching, finishing, lagging = [
-        asyncio.create_task(work)
-        for work in (
-            replay(asked, prompts, clock()),
-            asked.watch(),
-            keep_finishing(),
-            _measure_lag(builder.lags, clock),
-        )
-    ]
-    # A full collection of what is there already would take a tenth of a second.
-    gc.freeze()
-    try:
-        # Watching and finishing are done by an error alone, as of a disk that is full.
-        working = (asking, watching, finishing)
-        done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
-        for task in (asking,) if asking in done else done:
-            task.result()
-    finally:
-        gc.unfreeze()
-        for task in (asking, watching, lagging):
-            task.cancel()
-        await asyncio.wait((asking,))
-        if finishing.done():
-            finishing.result()
-        finishing.cancel()
-        while not ended.empty():
-            finish(ended.get_nowait())
-    return builder.as_round()
 
 
 def due_after_ns(load: Load) -> Iterator[int]:
@@ -242,25 +170,29 @@ class Client:
     token_within_s: float = _TOKEN_S
 
     async def replay(self, prompts: Sequence[Prompt], record: Record | None = None) -> Round:
-        """One round; see `replay_round`.
+        """Replay prompts as the case's load says; each conversation's turns one after another.
 
-        Where a request's time was up, the server is asked for a token more: it may hang.
+        A request that fails is a trace with an error, and ends its conversation; nothing is
+        retried. Where a request's time was up, the server is asked for a token more: it may hang.
+
+        Args:
+            prompts: one at least; with a duration they come again and again.
+            record: is told of each request as it ends.
 
         Raises:
-            HungError: it does.
+            HungError: for 60 s of requests on their way no token came on any stream, nor the one
+                token more.
         """
-        late: list[int] = []
-
-        def keep(finished: FinishedRequest) -> None:
-            if finished.late:
-                late.append(finished.place)
-            if record is not None:
-                record(finished)
-
-        done = await self._replay(self.case, prompts, keep)
-        if late:
-            await self._check_generates(prompts)
-        return done
+        built = await self._replay(self.case, prompts, record)
+        if built.late:
+            # With a token or a refusal, in time.
+            within_s, one = self.token_within_s, Load(concurrency=1)
+            case = dataclasses.replace(
+                self.case, load=one, turns=1, output_cap_tokens=1, request_timeout_s=within_s
+            )
+            if (await self._replay(case, prompts[:1], None)).late:
+                raise HungError(within_s)
+        return built.as_round()
 
     async def replay_under(self, load: Load, prompts: Sequence[Prompt]) -> Round:
         """One round under another load, as for the warm-up; it isn't recorded."""
@@ -281,22 +213,59 @@ class Client:
             raise InvalidMeasurementError("METRICS_MISSING", message) from error
         return page.text
 
-    async def _replay(self, case: Case, prompts: Sequence[Prompt], record: Record) -> Round:
-        return await replay_round(
-            case, self.endpoint, prompts, client=self.http, clock=self.clock, record=record
-        )
+    async def _replay(
+        self, case: Case, prompts: Sequence[Prompt], record: Record | None
+    ) -> RoundBuilder:
+        builder, clock = RoundBuilder(), self.clock
+        ended: asyncio.Queue[FinishedRequest] = asyncio.Queue()
 
-    async def _check_generates(self, prompts: Sequence[Prompt]) -> None:
-        """Check that the server answers the first prompt, with a token or a refusal."""
-        within_s = self.token_within_s
-        one = Load(concurrency=1)
-        case = dataclasses.replace(
-            self.case, load=one, turns=1, output_cap_tokens=1, request_timeout_s=within_s
+        def finish(finished: FinishedRequest) -> None:
+            builder.take(finished)
+            if record is not None:
+                record(finished)
+
+        async def keep_finishing() -> None:
+            # A millisecond's worth at a time, then the sockets: streams that end together must not
+            # keep the others waiting.
+            while True:
+                finish(await ended.get())
+                until_ns = clock() + _FINISHING_NS
+                while not ended.empty() and clock() < until_ns:
+                    finish(ended.get_nowait())
+                await asyncio.sleep(0)
+
+        asked = ChatClient(
+            case=case, endpoint=self.endpoint, http=self.http, clock=clock, end=ended.put_nowait
         )
-        ended: list[FinishedRequest] = []
-        await self._replay(case, prompts[:1], ended.append)
-        if any(one.late for one in ended):
-            raise HungError(within_s)
+        replay = _replay_closed if case.load.arrivals is Arrivals.CLOSED else _replay_open
+        asking, watching, finishing, lagging = [
+            asyncio.create_task(work)
+            for work in (
+                replay(asked, prompts, clock()),
+                asked.watch(),
+                keep_finishing(),
+                _measure_lag(builder.lags, clock),
+            )
+        ]
+        # A full collection of what is there already would take a tenth of a second.
+        gc.freeze()
+        try:
+            # Watching and finishing are done by an error alone, as of a disk that is full.
+            working = (asking, watching, finishing)
+            done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
+            for task in (asking,) if asking in done else done:
+                task.result()
+        finally:
+            gc.unfreeze()
+            for task in (asking, watching, lagging):
+                task.cancel()
+            await asyncio.wait((asking,))
+            if finishing.done():
+                finishing.result()
+            finishing.cancel()
+            while not ended.empty():
+                finish(ended.get_nowait())
+        return builder
 
 
 @contextlib.asynccontextmanager
