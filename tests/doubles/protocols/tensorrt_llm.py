@@ -35,8 +35,8 @@ class ScriptedTensorrtLlm(ScriptedServer):
         counts = Counter({'request_success_total{finished_reason="length"}': 1})
         for steps in self.ended:
             counts[f'request_success_total{{finished_reason="{steps.finish_reason}"}}'] += 1
-            for drafted, accepted in zip(steps.proposed, steps.accepted, strict=True):
-                for what, tokens in (("drafted", drafted), ("accepted", accepted)):
+            for accepted in steps.accepted:
+                for what, tokens in (("drafted", steps.draft_tokens), ("accepted", accepted)):
                     counts.update(
                         f'spec_decode_{what}_tokens_total{{token_position="{position}"}}'
                         for position in range(tokens)
