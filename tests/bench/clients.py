@@ -20,7 +20,7 @@ import uvloop
 
 from specreg.datasets.prompts import Prompt
 from specreg.engines.wire_format import Endpoint
-from specreg.load.rounds import open_client
+from specreg.load.client_processes import open_clients
 from specreg.matrix.schema import Load
 from specreg.matrix.tier import load_tier
 
@@ -98,8 +98,8 @@ async def ask_specreg(
     prompts = [
         Prompt(id=str(number), category="bench", turns=(f"number {number} ",)) for number in numbers
     ]
-    async with open_client(case, endpoint, clock=time.monotonic_ns) as client:
-        done = await client.replay(prompts)
+    async with open_clients(case, endpoint, clock=time.monotonic_ns) as clients:
+        done = await clients.replay(prompts)
     return [
         Seen(
             int(trace.prompt_id),

@@ -23,7 +23,7 @@ from specreg.engines.token_api import Wanted
 from specreg.engines.vllm import VllmTokenApi
 from specreg.engines.wire_format import Endpoint, Form
 from specreg.load.chat_client import FinishedRequest
-from specreg.load.rounds import Client
+from specreg.load.rounds import replay_round
 from specreg.measurement.arm import read_acceptance
 from specreg.measurement.measure import values_of
 from specreg.measurement.metrics import Replay
@@ -65,8 +65,14 @@ def read_stream(protocol: str, form: Form, _: Path, content: bytes, *, stream: b
     async def run() -> None:
         wire = Wire(list(cut(random.Random(len(content)), content)))  # noqa: S311 - no secret
         async with httpx.AsyncClient(transport=wire, base_url=endpoint.base_url) as client:
-            asking = Client(case=case, endpoint=endpoint, clock=time.monotonic_ns, http=client)
-            done = await asking.replay(builders.PROMPTS[:1], keep)
+            done = await replay_round(
+                case,
+                endpoint,
+                builders.PROMPTS[:1],
+                client=client,
+                clock=time.monotonic_ns,
+                record=keep,
+            )
         assert len(kept) == 1
         check_requests(done.traces)
         check_trace(done.traces[0])
