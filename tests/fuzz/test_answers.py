@@ -65,7 +65,7 @@ def read_stream(protocol: str, form: Form, _: Path, content: bytes, *, stream: b
     async def run() -> None:
         wire = Wire(list(cut(random.Random(len(content)), content)))  # noqa: S311 - no secret
         async with httpx.AsyncClient(transport=wire, base_url=endpoint.base_url) as client:
-            done = await replay_round(
+            built = await replay_round(
                 case,
                 endpoint,
                 builders.PROMPTS[:1],
@@ -74,6 +74,7 @@ def read_stream(protocol: str, form: Form, _: Path, content: bytes, *, stream: b
                 record=keep,
             )
         assert len(kept) == 1
+        done = built.as_round()
         check_requests(done.traces)
         check_trace(done.traces[0])
         spec = dataclasses.replace(builders.SPEC, method="eagle3")
