@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from specreg.acceptance.record import AcceptanceRecord
+from specreg.compare.answers import answers_of
 from specreg.compare.pairs import Pair, Side
 from specreg.core.errors import UnsupportedError
 from specreg.core.files import replace_file
-from specreg.correctness.answers import answers_of
 from specreg.datasets.prompts import Prompt
 from specreg.engines import pinning
 from specreg.engines.registry import engine_named

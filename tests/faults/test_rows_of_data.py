@@ -152,7 +152,7 @@ def prepared(folder: Path, *rows: str) -> Path:
     ("second", "words"),
     [
         (json.dumps({**OTHER, "turns": [""]}), "prompt 'b' has an empty turn, none at all, or"),
-        ('{"id": "b", "category": ', "Input data was truncated; a row of 'specreg' needs id, cat"),
+        ('{"id": "b", "category": ', "Input data was truncated; docs/datasets.md shows what"),
     ],
     ids=["empty", "wrong-json"],
 )
