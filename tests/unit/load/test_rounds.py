@@ -169,30 +169,6 @@ def test_the_counts_of_each_request_are_the_truth(script: Script) -> None:
         assert trace.chunk_sizes == tuple(sizes[1:].count(n) for n in range(max(sizes) + 1))
 
 
-def faulty(fault: Fault) -> tuple[FinishedRequest, list[FinishedRequest]]:
-    """The second request, which the fault hit, and the others."""
-    script = Script(fault=fault, fault_after_requests=1)
-    one, hit, *others = replay(script, ONE_AT_A_TIME)[1]
-    return hit, [one, *others]
-
-
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        (Fault.HTTP_500, "HTTP_ERROR: HTTP 500 from /v1/chat/completions"),
-        (Fault.HTTP_429, "HTTP_ERROR: HTTP 429 from /v1/chat/completions"),
-        (Fault.TRUNCATED_STREAM, "Error"),
-        (Fault.WRONG_JSON, "EVENT_UNREADABLE: "),
-    ],
-)
-def test_a_request_that_fails_is_a_trace_with_an_error(fault: Fault, words: str) -> None:
-    hit, others = faulty(fault)
-    assert words in (hit.trace.error or "")
-    assert hit.trace.usage_tokens is None
-    assert [one.trace.error for one in others] == [None] * 5
-    assert all(one.trace.usage_tokens for one in others)
-
-
 def test_a_server_that_is_not_there_is_an_error_of_each_request() -> None:
     class Nobody(Wire):
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
