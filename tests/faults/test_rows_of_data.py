@@ -37,6 +37,7 @@ def reasons(run: Hurt) -> Mapping[str, str]:
         (Fault.HALF_OPEN, "no end within request_timeout_s = 2; "),
         (Fault.HTTP_429, "HTTP_ERROR: HTTP 429 from /v1/chat/completions: "),
         (Fault.HTTP_500, "HTTP_ERROR: HTTP 500 from /v1/chat/completions: "),
+        (Fault.SLOW_FIRST_TOKEN, "no end within request_timeout_s = 2; "),
         (Fault.ENDLESS_LINE, "EVENT_UNREADABLE: "),
     ],
 )
@@ -67,6 +68,11 @@ def test_row_10_a_request_that_fails(run: Hurt, fault: Fault, words: str) -> Non
             Fault.COUNTERS_RENAMED,
             "SPEC_DISABLED: the server counts tokens, and has no speculation counters: ",
             "than vllm:spec_decode_num_…; /metrics has vllm:speculation_num_drafts_total, ",
+        ),
+        (
+            Fault.COUNTERS_NAN,
+            "METRICS_UNREADABLE: vllm:spec_decode_num_",
+            "_total is nan, which is no count; look at /metrics",
         ),
     ],
 )
@@ -153,8 +159,12 @@ def prepared(folder: Path, *rows: str) -> Path:
     [
         (json.dumps({**OTHER, "turns": [""]}), "prompt 'b' has an empty turn, none at all, or"),
         ('{"id": "b", "category": ', "Input data was truncated; docs/datasets.md shows what"),
+        (
+            json.dumps({"id": "b", "turns": ["Hello."]}),
+            "Object missing required field `category`; ",
+        ),
     ],
-    ids=["empty", "wrong-json"],
+    ids=["empty", "wrong-json", "missing-column"],
 )
 def test_row_24_prompts_that_cannot_be_asked(run: Hurt, second: str, words: str) -> None:
     path = prepared(run.folder, json.dumps(ROW), second)

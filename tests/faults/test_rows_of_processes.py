@@ -88,10 +88,12 @@ def run(tmp_path: Path) -> Hurt:
     ("said", "status", "failure", "hint"),
     [
         ("CUDA out of memory.", 1, "out of memory", "lower gpu_memory_frac"),
+        ("error: unrecognized arguments: --spec", 2, "unknown or refused argument", "engine_args"),
         ("GatedRepoError: 401 Client Error", 1, "model can't be fetched", "HF_TOKEN"),
+        ("RepositoryNotFoundError: 404", 1, "model can't be fetched", "check the model's name"),
         ("INFO done", 0, "unknown cause", "read the log"),
     ],
-    ids=["out-of-memory", "gated", "status-0"],
+    ids=["out-of-memory", "bad-flag", "gated", "missing", "status-0"],
 )
 @pytest.mark.usefixtures("empty_afterwards")
 def test_row_01_a_server_that_exits_at_start(

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import re
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -25,6 +26,7 @@ _REFUSALS = {
     Fault.HTTP_429: (429, "TooManyRequestsError"),
 }
 _SILENCES = (Fault.HEALTHY_BUT_MUTE, Fault.NEVER_READY)
+_SLOW_S = 60.0
 _LINE = b"x" * 2**16
 _FOREIGN = Body(prompt="a prompt of somebody else")
 
@@ -96,7 +98,10 @@ class ScriptedServer:
     async def _metrics(self, _: web.Request) -> web.Response:
         if self._script.fault is Fault.COUNTERS_MISSING:
             return _error(404, "NotFoundError", "Not Found")
-        return web.Response(body=self._counters.exposition(), content_type="text/plain")
+        page = self._counters.exposition()
+        if self._script.fault is Fault.COUNTERS_NAN:
+            page = re.sub(rb"(_total\{.*\}) .*", rb"\1 NaN", page)
+        return web.Response(body=page, content_type="text/plain")
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         return await self.answer(request, ChatWire)
@@ -200,6 +205,7 @@ class ScriptedServer:
         self._counters.running.inc()
         try:
             due_s = time.monotonic() + self._script.prefill_ms / 1e3
+            due_s += _SLOW_S if job.fault is Fault.SLOW_FIRST_TOKEN else 0.0
             for index, chunk in enumerate(job.chunks):
                 due_s += self._step_s() * job.stretch * chunk.forward_passes if index else 0
                 await asyncio.sleep(due_s - time.monotonic())

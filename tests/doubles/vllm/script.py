@@ -48,6 +48,8 @@ class Fault(StrEnum):
     """The counters of the speculation have another prefix, from the start."""
     COUNTERS_MISSING = "counters_missing"
     """There is no page of counters, from the start."""
+    COUNTERS_NAN = "counters_nan"
+    """The page says NaN for every counter, from the start."""
     COUNTERS_RESET = "counters_reset"
     """All counters begin again at 0, once, when a request arrives."""
     COUNTERS_TOO_HIGH = "counters_too_high"
@@ -60,6 +62,8 @@ class Fault(StrEnum):
     """The connection of one request closes halfway, with no finish and no usage."""
     HALF_OPEN = "half_open"
     """One stream says nothing more from halfway on, and its connection stays open."""
+    SLOW_FIRST_TOKEN = "slow_first_token"  # noqa: S105 - a word, not a password
+    """The first token of one request comes after a minute."""
     ENDLESS_LINE = "endless_line"
     """A line of one stream goes on and on from halfway."""
     WRONG_JSON = "wrong_json"
