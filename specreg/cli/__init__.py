@@ -21,7 +21,6 @@ _COMMANDS: Mapping[str, str] = {
     "matrix": "cases",
     "engines": "cases",
     "doctor": "machine",
-    "tables": "report",
     "report": "report",
     "merge": "merge",
     "ray": "ray",

@@ -19,7 +19,7 @@ from specreg.compare.answers import (
     why_not_compared,
 )
 from specreg.compare.pairs import Side
-from specreg.core.errors import InvalidMeasurementError, SpecregError
+from specreg.core.errors import InvalidMeasurementError
 from specreg.correctness.lossless import Losslessness, Parting
 from specreg.engines.token_api import Transcript
 from specreg.matrix.case import Case
@@ -81,12 +81,6 @@ def test_what_cant_be_compared_in_two_blocks_is_asked_for_no_more(
     assert not comparison.wants([PAIR])
     [found] = comparison.verdicts
     assert found.reason == "side A: NO_IDS: it answers in text"
-
-
-def test_a_disk_that_refuses_is_named(comparison: AnswerComparison) -> None:
-    comparison.path.mkdir()
-    with pytest.raises(SpecregError, match=r"answers '.*answers.json': .*; make room or mend"):
-        comparison.ask(PAIR, ALONE_A, 1)  # type: ignore[arg-type]
 
 
 Said = tuple[Transcript, ...]
