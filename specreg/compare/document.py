@@ -18,7 +18,6 @@ from specreg.report.document import (
     ArmReport,
     CaseReport,
     Expected,
-    Kind,
     Origin,
     Report,
     RunVerdict,
@@ -81,7 +80,6 @@ def _report(gate: Gate, decision: Decision, command: str, status: int | None) ->
         tier_cases=tuple(case.id for case in gate.tier.cases),
         remarks=tuple(_remarks(gate)),
         ended_at=dt.datetime.now(tz=dt.UTC).isoformat(timespec="seconds"),
-        kind=Kind.GATE,
         title=f"May B take the place of A? Tier {gate.tier.name} on {gate.environment.name}",
         answers=(Answer(subject=decision.answer.upper(), tone=tone, text=answer),),
         arms=tuple(
@@ -127,9 +125,7 @@ def _case_report(gate: Gate, pair: Pair, decision: Decision, command: str) -> Ca
             engine_version=", ".join(gate.versions(Side.A)),
             reason=gate.installed[0],
             values={one.metric: one.expected for one in verdicts if one.expected is not None},
-            histogram=(),
             marginal_frac=(),
-            category_acceptance_length_tokens={},
         ),
         history=(),
         reproduce=command,
@@ -152,9 +148,6 @@ def _remarks(gate: Gate) -> Iterator[str]:
         yield f"the acceptance length of the pinned cases is {options.pin_length_tokens:g}"
     if not options.with_control:
         yield "side A was not measured against itself, so a machine that moves isn't told"
-    for group in gate.groups:
-        if group.with_control and (why := gate.why_no_control(group)):
-            yield f"side A was no longer measured against itself: {why}"
     for one in gate.launches:
         if one.failed:
             yield f"side {one.side}, launch {one.number}, {one.pair_id}: {one.failed}"

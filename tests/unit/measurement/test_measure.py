@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import ClassVar, cast
 
 import httpx
 import msgspec
@@ -324,7 +324,7 @@ def test_a_case_without_speculation_has_no_acceptance(servers: tuple[Server, Ser
 
 def test_counters_that_are_missing_leave_the_speeds(servers: tuple[Server, Server]) -> None:
     class Nowhere(VllmWireFormat):
-        counters_path = "/nowhere"
+        counters_path: ClassVar[str | None] = "/nowhere"
 
     class Other(Vllm):
         wire_format = Nowhere()
