@@ -13,7 +13,6 @@ from specreg.baselines.schema import (
     baseline_files,
     load_baseline,
     parse_baseline,
-    record_baseline,
     render_schema,
 )
 from specreg.cli.options import (
@@ -34,7 +33,6 @@ from specreg.core.errors import BaselineError
 from specreg.matrix.tier import all_case_ids
 from specreg.report.document import load_verdict
 from specreg.report.terminal import render_baselines, render_recorded
-from specreg.verdicts.history import history_path, load_history, with_noise
 
 baselines = typer.Typer(no_args_is_help=True, help=__doc__)
 
@@ -97,36 +95,6 @@ def prune(
         path.unlink()
         typer.echo(f"removed {path}")
     typer.echo(f"{len(unused)} removed of {store.environment.name}")
-
-
-@baselines.command()
-def learn(
-    tier: TierOption = None,
-    root: RootOption = HERE,
-    folder: FolderOption = BASELINES,
-    matrix: MatrixOption = MATRIX,
-    runs: RunsOption = RUNS,
-) -> None:
-    """Write how hours differ into this machine's baselines, from the history of identical runs.
-
-    Nothing else of them changes. It takes five runs of a case or more.
-    """
-    store = shelf_of(root / folder, tier_of(root / matrix, tier))
-    history = load_history(history_path((root / runs).parent / "history", store.environment.name))
-    if history.wrong:
-        typer.echo(history.wrong, err=True)
-    found, unreadable = _readable(root / folder)
-    for line in unreadable:
-        typer.echo(line)
-    for path, old in found.items():
-        if path.parent.name not in store.environment.names:
-            continue
-        new = with_noise(old, history.of(path.stem))
-        if new == old:
-            continue
-        record_baseline(path, new)
-        shown = (f"{name} {noise.between_frac:.1%}" for name, noise in new.noise.items())
-        typer.echo(f"{path.stem}: {', '.join(shown)}")
 
 
 @baselines.command()

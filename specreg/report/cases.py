@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from specreg.baselines.comparison import CaseBaselines, differing_settings, expected_value
 from specreg.baselines.estimate import READ_GIB_PER_S, START_S, Estimate, run_s
 from specreg.baselines.schema import load_table
-from specreg.core.commands import learn_command, specreg_command
+from specreg.core.commands import specreg_command
 from specreg.matrix.case import Case, Tier
 from specreg.measurement.metrics import METRICS, Metric, better_frac, ratio_parts
 from specreg.report.tables import NOTHING, format_number, render_rows
@@ -33,7 +33,7 @@ _DETECTABLE = (
 
 _HOURS = (
     "How hours differ isn't known of this machine: the doubt about speeds is that of launches of\n"
-    "one hour. After five identical runs or more: {learn}"
+    "one hour. A baseline that is recorded after five identical runs or more holds it."
 )
 
 
@@ -64,7 +64,7 @@ def render_explanation(
     table = render_rows(columns, rows, width=width, folded=("last outcomes",))
     parts = ["\n".join(_head(case, known)), table, _DETECTABLE]
     if known.exact is not None and not any(one.between_frac for one in known.spreads.values()):
-        parts.append(_HOURS.format(learn=learn_command(known.options)))
+        parts.append(_HOURS)
     return "\n\n".join(parts)
 
 
