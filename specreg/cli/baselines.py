@@ -11,8 +11,8 @@ from specreg.baselines.record import RecordedBaseline
 from specreg.baselines.schema import (
     Baseline,
     baseline_files,
-    load_baseline,
     parse_baseline,
+    read_baselines,
     render_schema,
 )
 from specreg.cli.options import (
@@ -40,7 +40,7 @@ baselines = typer.Typer(no_args_is_help=True, help=__doc__)
 @baselines.command("list")
 def list_baselines(root: RootOption = HERE, folder: FolderOption = BASELINES) -> None:
     """Print all baselines: what was recorded where, when and why; status 1 if one can't be read."""
-    found, unreadable = _readable(root / folder)
+    found, unreadable = read_baselines(baseline_files(root / folder))
     typer.echo("\n".join((render_baselines(found.items(), width=WIDTH), *unreadable)))
     raise typer.Exit(1 if unreadable else 0)
 
@@ -55,7 +55,7 @@ def diff(
     if _git(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}").returncode:
         message = f"revision '{revision}': git knows none of this name in '{root}'; see git log"
         raise BaselineError(message)
-    found, unreadable = _readable(root / folder)
+    found, unreadable = read_baselines(baseline_files(root / folder))
     changes = [
         RecordedBaseline(path=path, old=old, new=new)
         for path, new in found.items()
@@ -101,21 +101,6 @@ def prune(
 def schema() -> None:
     """Print the JSON Schema of a baseline file."""
     typer.echo(render_schema(), nl=False)
-
-
-def _readable(folder: Path) -> tuple[dict[Path, Baseline], list[str]]:
-    """The baselines below a folder by their files, and why others can't be read."""
-    found: dict[Path, Baseline] = {}
-    unreadable: list[str] = []
-    for path in baseline_files(folder):
-        try:
-            baseline = load_baseline(path)
-        except BaselineError as error:
-            unreadable.append(str(error))
-        else:
-            if baseline is not None:
-                found[path] = baseline
-    return found, unreadable
 
 
 def _baseline_at(revision: str, path: Path) -> Baseline | None:

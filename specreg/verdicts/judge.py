@@ -15,6 +15,7 @@ from specreg.baselines.comparison import (
     Comparison,
     differing_settings,
     of_any_number,
+    why_held_back,
 )
 from specreg.baselines.schema import load_acceptance
 from specreg.core.commands import ATTACH_OPTION, is_attached, record_command
@@ -220,8 +221,9 @@ def _refused_figure(metric: Metric, comparison: Comparison) -> Refusals:
     measurement = comparison.measurement
     if invalid := measurement.invalid.get(metric.family):
         yield Outcome.INVALID, invalid
-    if metric.family in spoiled_by("CLOCK_LOW") and comparison.held_back:
-        yield Outcome.INVALID, comparison.held_back
+    slow = why_held_back(comparison.launches, comparison.known.exact)
+    if slow and metric.family in spoiled_by("CLOCK_LOW"):
+        yield Outcome.INVALID, slow
     if metric.family is Family.POWER:
         power = measurement.replay.power if measurement.replay else None
         if power is None:
