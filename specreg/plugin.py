@@ -617,8 +617,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     recording = suite.update_reason is not None
     judged = [one for one in suite.verdicts if not recording or one.outcome is not Outcome.MEASURED]
     parts = [render_verdicts(judged, width=_WIDTH, color=color) if judged else "", *session.lines]
-    figures, every = last_launches(suite.figures), suite.options.verbose
-    parts.append(render_figures(figures, width=_WIDTH, color=color, percentiles=every))
+    parts.append(render_figures(last_launches(suite.figures), width=_WIDTH, color=color))
     parts.append(render_times(suite.timeline.so_far(), width=_WIDTH, color=color))
     if not all(case.speed for case in suite.tier.cases):
         parts.append("the servers of this tier say nothing of speed, so none is shown")

@@ -6,13 +6,11 @@ import itertools
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import msgspec
-
 import specreg
 from specreg.baselines.comparison import differing_settings
 from specreg.baselines.record import RecordedBaseline, commit_of, record_measurements
 from specreg.baselines.schema import Baseline
-from specreg.core.commands import run_command, specreg_command
+from specreg.core.commands import run_command
 from specreg.core.errors import BaselineError, SpecregError
 from specreg.matrix.case import Case
 from specreg.matrix.models import model_sha256
@@ -170,9 +168,7 @@ def remarks(suite: Suite) -> Iterator[str]:
         with contextlib.suppress(SpecregError):  # another tier can't be read; its own runs say so
             unused = suite.store.unused(all_case_ids(suite.root / suite.options.matrix))
             if unused:
-                names = ", ".join(path.stem for path in unused)
-                prune = specreg_command("baselines", "prune", "--tier", suite.tier.name)
-                yield f"no case asks for these baselines: {names}; {prune}"
+                yield f"no case asks for these baselines: git rm {' '.join(map(str, unused))}"
 
 
 _LAST_RUNS = 60
@@ -254,7 +250,7 @@ def _case_report(
         settings = suite.settings(case)
         expected = expected_of(suite.known_of(case), (valid or measured)[-1:])
     every = last_launches(suite.figures) + tuple(suite.figures[::-1])
-    figures = next((_without_requests(one) for one in every if one.case_id == case.id), None)
+    figures = next((one for one in every if one.case_id == case.id), None)
     return CaseReport(
         case_id=case.id,
         engine=case.server.engine,
@@ -291,10 +287,3 @@ def _logs(suite: Suite, case: Case) -> Iterator[str]:
         if not paths:
             return
         yield from (path.relative_to(suite.run_folder).as_posix() for path in paths)
-
-
-def _without_requests(figures: Figures) -> Figures:
-    if figures.acceptance is None:
-        return figures
-    acceptance = msgspec.structs.replace(figures.acceptance, by_request=())
-    return msgspec.structs.replace(figures, acceptance=acceptance)

@@ -12,7 +12,6 @@ _OF_ONE_RUN = frozenset(
         "reason",
         "launches",
         "resume",
-        "verbose",
         "shard",
     )
 )
@@ -67,12 +66,6 @@ class Options:
         " for speeds alone, where neighbours move the machine",
         choices=("fail", "warn", "warn-speed"),
     )
-    verbose: bool = _option(
-        "--specreg-verbose",
-        default=False,
-        text="show the percentiles of all cases at the end",
-        action="store_true",
-    )
     shard: str | None = _option(
         "--specreg-shard",
         None,
@@ -95,7 +88,7 @@ class Options:
     runs: str = _option(
         "--specreg-runs",
         ".specreg/runs",
-        "the folder of what each run leaves: logs, figures, journal; from the root",
+        "the folder of what each run leaves: logs, journal, reports; from the root",
     )
     history: str | None = _option(
         "--specreg-history",

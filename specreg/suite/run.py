@@ -29,7 +29,7 @@ from specreg.matrix.case import Case
 from specreg.matrix.models import resolve_model
 from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.arm import Arm, control_of
-from specreg.measurement.figures import Figures, figures_of, record_figures
+from specreg.measurement.figures import Figures, figures_of
 from specreg.measurement.journal import Journal, Key
 from specreg.measurement.measure import Measurement, Plan, beside, measure, workload_of
 from specreg.measurement.metrics import Family, Metric
@@ -141,7 +141,7 @@ class Suite(Scope):
             raise
 
     def _measure(self, case: Case, server: Starting, control: Starting | None) -> Measurement:
-        """Measure a case, or take it over, and leave its figures in the run's folder."""
+        """Measure a case, or take it over, and keep its figures."""
         number, name = server.launch.number, server.launch.case_id(case)
         if self.merged is not None:
             measurement = self.merged.measurement(case, number)
@@ -150,9 +150,7 @@ class Suite(Scope):
             self.taken_over.append(name)
         else:
             measurement = self.measure_twice(case, key, server, control)
-        figures = figures_of(measurement, number)
-        self.figures.append(figures)
-        record_figures(self.run_folder / "figures" / f"{name}.json", figures)
+        self.figures.append(figures_of(measurement, number))
         return measurement
 
     def measure_twice(

@@ -31,7 +31,7 @@ class Scope:
         launches: how many launches of each server are measured.
         update_reason: why baselines are recorded, empty for the usual; None when they aren't.
         provision: where the engines come from.
-        run_folder: where this run leaves logs, figures and its journal; history: the folder of
+        run_folder: where this run leaves logs and its journal; history: the folder of
             what all runs did.
         softened: the metrics whose tests pass where an effect is INCONCLUSIVE.
         asked: by case, the metrics that this run judges; one that isn't there is asked for all.

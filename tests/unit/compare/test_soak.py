@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from specreg.cli import app
+from specreg.compare.options import SoakOptions
 from specreg.compare.soak import (
     EARLY_LEVEL,
     LAST_LEVEL,
@@ -19,9 +20,7 @@ from specreg.compare.soak import (
     Soak,
     figures_of_soak,
     judge_figure,
-    record_block,
 )
-from specreg.core.errors import SpecregError
 from specreg.matrix.tier import load_tier
 from specreg.stats.intervals import BLOCK_PARTS
 from specreg.verdicts.judge import Outcome, Verdict
@@ -57,8 +56,8 @@ def blocks_of(lengths: Values, steps_ms: Values | None = None) -> list[Block]:
 def drift(values: Values, name: str = "acceptance_length_tokens") -> Verdict:
     """The drift of an hour with such values, of which 5 % are fine."""
     [figure] = [
-        dataclasses.replace(one, tolerance_frac=0.05)
-        for one in figures_of_soak(builders.CASE, on_gpu=False)
+        one
+        for one in figures_of_soak(builders.CASE, on_gpu=False, tolerance_frac=0.05)
         if one.name == name
     ]
     blocks = blocks_of(values, values)
@@ -112,19 +111,8 @@ def test_a_steady_server_raises_no_more_alarms_than_the_level_allows(
 
 def soaked(folder: Path, lengths: Values, steps_ms: Values) -> Soak:
     """A soak of such blocks, looked at as often as a real one."""
-    soak = Soak(
-        tier=TIER,
-        case=builders.CASE,
-        engine="",
-        length_s=LENGTH_S,
-        prompts=None,
-        tolerance_frac=0.0,
-        root=builders.ROOT,
-        path=folder / "soak.jsonl",
-        ready_within_s=1.0,
-        waits=False,
-        show=lambda _: None,
-    )
+    options = SoakOptions(minutes=LENGTH_S / 60, tolerance=0.0, show=lambda _: None)
+    soak = Soak(options=options, tier=TIER, case=builders.CASE, path=folder / "soak.jsonl")
     blocks = blocks_of(lengths, steps_ms)
     for frac in LOOKS:
         soak.blocks = [block for block in blocks if block.at_s < frac * LENGTH_S]
@@ -222,13 +210,6 @@ def test_an_alarm_stays_whatever_comes_after_it(tmp_path: Path) -> None:
     found = {one.metric: one.outcome for one in soak.look(LAST_LEVEL)}
     assert found["acceptance_length_tokens"] is Outcome.REGRESSED
     assert found["step_ms"] is not Outcome.REGRESSED
-
-
-def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    said = r"soak '.*soak.jsonl': .*; make room or mend its rights"
-    with pytest.raises(SpecregError, match=said):
-        record_block(tmp_path / "file" / "soak.jsonl", blocks_of(fallen(0.1))[0])
 
 
 IN_ROOT = ("--root", str(builders.ROOT), "--tier", "cpu", "--matrix", "fixtures/matrix")

@@ -25,14 +25,15 @@ from specreg.core.errors import InvalidMeasurementError
 from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import ENGINES
 from specreg.engines.wire_format import Endpoint, Form
-from specreg.load.rounds import Round, open_client
+from specreg.load.client_processes import open_clients
+from specreg.load.rounds import Round
 from specreg.measurement.arm import read_acceptance
 from specreg.measurement.metrics import Family, e2e_ms, metrics_of, tpot_ms, ttft_ms
 from tests.doubles.protocols.sglang import ScriptedSglang
 from tests.doubles.protocols.tensorrt_llm import ScriptedTensorrtLlm
 from tests.doubles.protocols.triton import ScriptedTriton
 from tests.doubles.vllm.app import ScriptedServer
-from tests.doubles.vllm.launch import Launch, Level, Speculation
+from tests.doubles.vllm.launch import Launch, Speculation
 from tests.doubles.vllm.script import Fault, Script
 from tests.unit import builders
 
@@ -110,7 +111,7 @@ def play(
         model="folder",
         name="toy",
         speculation=Speculation(num_speculative_tokens=draft_tokens),
-        level=Level.SUMMARY,
+        counts=True,
     )
     server = SERVERS[protocol](launch, script or Script(prefill_ms=0.0, step_ms=0.0))
     case = dataclasses.replace(builders.CASE, form=form, stream=stream)
@@ -120,11 +121,11 @@ def play(
         async with TestServer(server.application()) as listening:
             base_url = str(listening.make_url(""))
             endpoint = Endpoint(base_url=base_url, model="toy", engine=protocol)
-            async with open_client(case, endpoint, clock=time.monotonic_ns) as client:
+            async with open_clients(case, endpoint, clock=time.monotonic_ns) as crew:
                 path, pages = ENGINES[protocol].wire_format.counters_path, []
-                pages += [await client.scrape(path)] if path else []
-                done = await client.replay(prompts)
-                pages += [await client.scrape(path)] if path else []
+                pages += [await crew.scrape(path)] if path else []
+                done = await crew.replay(prompts)
+                pages += [await crew.scrape(path)] if path else []
             before, after = (
                 map(ENGINES[protocol].wire_format.parse_counters, pages) if pages else (None, None)
             )

@@ -13,16 +13,16 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from specreg.acceptance.trace import RequestTrace
-from specreg.core.errors import SpecregError
+from specreg.core.errors import HungError, SpecregError
 from specreg.datasets.prompts import Prompt
 from specreg.engines.wire_format import Endpoint
 from specreg.load.chat_client import FinishedRequest, Record, new_client
-from specreg.load.rounds import Round, replay_round
+from specreg.load.rounds import Round, RoundSlice, replay_round
 from specreg.matrix.case import Case
 from specreg.matrix.schema import Arrivals, Load
 from specreg.measurement.metrics import tpot_ms, ttft_ms
 from tests.doubles.vllm.app import ScriptedServer
-from tests.doubles.vllm.launch import Launch, Level, Speculation
+from tests.doubles.vllm.launch import Launch, Speculation
 from tests.doubles.vllm.script import DEFAULTS, Fault, Script
 from tests.unit import builders
 
@@ -32,7 +32,7 @@ LAUNCH = Launch(
     model="some/target",
     name=builders.SPEC.id,
     speculation=Speculation(num_speculative_tokens=3),
-    level=Level.SUMMARY,
+    counts=True,
 )
 ENDPOINT = Endpoint(base_url="http://scripted", model="toy", engine="vllm")
 ONE_AT_A_TIME = builders.with_concurrency(1)
@@ -47,7 +47,7 @@ def replay(script: Script, case: Case = builders.CASE) -> tuple[Round, list[Fini
             base_url = str(listening.make_url(""))
             endpoint = dataclasses.replace(ENDPOINT, base_url=base_url, model=builders.SPEC.id)
             async with new_client(endpoint, connections=case.load.concurrency) as client:
-                return await replay_round(
+                built = await replay_round(
                     case,
                     endpoint,
                     builders.PROMPTS,
@@ -55,6 +55,7 @@ def replay(script: Script, case: Case = builders.CASE) -> tuple[Round, list[Fini
                     clock=time.monotonic_ns,
                     record=recorded.append,
                 )
+                return built.as_round()
 
     return asyncio.run(run()), recorded
 
@@ -105,6 +106,7 @@ def replay_wire(
     wire: Wire,
     case: Case = ONE_AT_A_TIME,
     prompts: Sequence[Prompt] = builders.PROMPTS,
+    part: RoundSlice | None = None,
     record: Record | None = None,
     clock: Callable[[], int] | None = None,
 ) -> Round:
@@ -113,9 +115,10 @@ def replay_wire(
 
     async def run() -> Round:
         async with httpx.AsyncClient(transport=wire, base_url="http://scripted") as client:
-            return await replay_round(
-                case, ENDPOINT, prompts, client=client, clock=clock, record=record
+            built = await replay_round(
+                case, ENDPOINT, prompts, client=client, clock=clock, record=record, part=part
             )
+            return built.as_round()
 
     return asyncio.run(run())
 
@@ -166,30 +169,6 @@ def test_the_counts_of_each_request_are_the_truth(script: Script) -> None:
         assert trace.chunk_sizes == tuple(sizes[1:].count(n) for n in range(max(sizes) + 1))
 
 
-def faulty(fault: Fault) -> tuple[FinishedRequest, list[FinishedRequest]]:
-    """The second request, which the fault hit, and the others."""
-    script = Script(fault=fault, fault_after_requests=1)
-    one, hit, *others = replay(script, ONE_AT_A_TIME)[1]
-    return hit, [one, *others]
-
-
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        (Fault.HTTP_500, "HTTP_ERROR: HTTP 500 from /v1/chat/completions"),
-        (Fault.HTTP_429, "HTTP_ERROR: HTTP 429 from /v1/chat/completions"),
-        (Fault.TRUNCATED_STREAM, "Error"),
-        (Fault.WRONG_JSON, "EVENT_UNREADABLE: "),
-    ],
-)
-def test_a_request_that_fails_is_a_trace_with_an_error(fault: Fault, words: str) -> None:
-    hit, others = faulty(fault)
-    assert words in (hit.trace.error or "")
-    assert hit.trace.usage_tokens is None
-    assert [one.trace.error for one in others] == [None] * 5
-    assert all(one.trace.usage_tokens for one in others)
-
-
 def test_a_server_that_is_not_there_is_an_error_of_each_request() -> None:
     class Nobody(Wire):
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -210,47 +189,21 @@ def test_a_refusal_is_quoted_as_far_as_it_is_read() -> None:
 @pytest.mark.parametrize(
     ("pieces", "words", "tokens"),
     [
-        pytest.param(
-            [b'data: {"choices": [{"delta": {"content": "\xff"}}]}\n'],
-            "EVENT_UNREADABLE",
-            1,
-            id="no-text",
-        ),
-        pytest.param(
-            [b'data: {"error": ' + b"[" * 100_000 + b"\n\n"], "EVENT_UNREADABLE", 1, id="deep"
-        ),
-        pytest.param(
-            [b'data: {"choices": [], "usage": {"completion_tokens": 1' + b"0" * 30 + b"}}\n\n"],
-            "EVENT_UNREADABLE",
-            1,
-            id="huge",
-        ),
-        pytest.param(
-            [b'data: {"choices": [], "usage": {"completion_tokens": -1}}\n\n'],
-            "EVENT_UNREADABLE",
-            1,
-            id="negative",
-        ),
-        pytest.param(
-            [b'data: {"error": {"message": "EngineDeadError"}}\n\n'],
-            "SERVER_ERROR",
-            1,
-            id="error-event",
-        ),
-        pytest.param(
+        ([b'data: {"choices": [{"delta": {"content": "\xff"}}]}\n'], "EVENT_UNREADABLE", 1),
+        ([b'data: {"error": {"message": "EngineDeadError"}}\n\n'], "SERVER_ERROR", 1),
+        (
             [event(", ".join(["1"] * 600))] * 2,
             "TOKENS_IMPOSSIBLE: a chunk of 600 tokens in an answer that was to have 20 tokens",
             601,
-            id="too-many-tokens",
         ),
-        pytest.param(
+        (
             # Without ids nothing else would end it before its time.
             [event("", text="x" * 2**19)] * 4,
             "ANSWER_ENDLESS: 1572865 characters in an answer that",
             1,
-            id="too-much-text",
         ),
     ],
+    ids=["no-text", "error-event", "too-many-tokens", "too-much-text"],
 )
 def test_an_event_that_cannot_be_is_an_error_of_its_request(
     pieces: list[bytes], words: str, tokens: int
@@ -274,7 +227,7 @@ def test_what_is_no_http_is_an_error_of_its_request() -> None:
         port = server.sockets[0].getsockname()[1]
         endpoint = dataclasses.replace(ENDPOINT, base_url=f"http://127.0.0.1:{port}")
         async with new_client(endpoint, connections=1) as client:
-            done = await replay_round(
+            built = await replay_round(
                 ONE_AT_A_TIME,
                 endpoint,
                 builders.PROMPTS[:1],
@@ -282,7 +235,7 @@ def test_what_is_no_http_is_an_error_of_its_request() -> None:
                 clock=time.monotonic_ns,
             )
         server.close()
-        return done
+        return built.as_round()
 
     (trace,) = asyncio.run(run()).traces
     assert (trace.error or "").startswith("ClientResponseError: 400")
@@ -302,6 +255,102 @@ def test_an_answer_at_once_may_be_silent_until_its_end_and_has_no_first_token() 
     assert (trace.error, trace.tokens, trace.usage_tokens) == (None, 2, 2)
     assert (trace.first_ns, trace.finish_reason) == (None, "stop")
     assert trace.last_ns is not None
+
+
+def test_a_stream_that_falls_silent_beside_another_has_failed() -> None:
+    class OneSilent(Wire):
+        numbers = itertools.count()
+
+        async def _stream(self) -> AsyncIterator[bytes]:
+            yield PIECES[0]
+            if next(self.numbers) == 0:
+                await asyncio.Event().wait()
+            self.clock.now_ns += 61 * S
+            yield PIECES[0]
+            await asyncio.sleep(2.2)  # longer than the watch looks away
+            for piece in PIECES[1:]:
+                yield piece
+
+    case = builders.with_concurrency(2)
+    silent, sound = replay_wire(OneSilent(()), case, builders.PROMPTS[:2]).traces
+    assert silent.error == "nothing came for 60 s"
+    assert sound.error is None
+
+
+class Mute(Wire):
+    """Answers its first requests; to each of the others it says nothing for so long."""
+
+    def __init__(self, each_s: float, *, answered: int = 0) -> None:
+        super().__init__(PIECES)
+        self.each_s = each_s
+        self.answered = answered
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        if len(self.asked) <= self.answered:
+            for piece in PIECES:
+                yield piece
+            return
+        self.clock.now_ns += round(self.each_s * S)
+        yield b": still there\n\n"
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("before", [0, 2], ids=["from-the-first", "later"])
+def test_a_server_on_whose_streams_no_token_comes_hangs(before: int) -> None:
+    """What is on its way is given up: to wait for each request in turn would take an hour."""
+
+    wire, recorded = Mute(61.0, answered=before), list[FinishedRequest]()
+    with pytest.raises(HungError, match=r"HUNG: no token came for 60 s"):
+        replay_wire(wire, ONE_AT_A_TIME, builders.PROMPTS[:4], record=recorded.append)
+    assert len(wire.asked) == before + 1
+    assert len(recorded) == before
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streams", "whole-answers"])
+def test_a_server_hangs_too_where_its_requests_have_less_time(*, stream: bool) -> None:
+    """A request whose time is up is no sign of life, and the next one no new beginning."""
+    case = dataclasses.replace(ONE_AT_A_TIME, request_timeout_s=0.4, stream=stream)
+    wire, recorded = Mute(21.0), list[FinishedRequest]()
+    with pytest.raises(HungError, match=r"HUNG: no token came for 60 s"):
+        replay_wire(wire, case, builders.PROMPTS * 2, record=recorded.append)
+    assert 3 <= len(wire.asked) < 12
+    assert all(one.late for one in recorded)
+
+
+def test_whole_answers_may_take_as_long_as_a_request_may() -> None:
+    case = dataclasses.replace(ONE_AT_A_TIME, request_timeout_s=300.0, stream=False)
+    with pytest.raises(HungError, match=r"HUNG: no token came for 300 s"):
+        replay_wire(Mute(301.0), case, builders.PROMPTS[:1])
+
+
+def test_a_server_that_refuses_does_not_hang() -> None:
+    class Refusing(Wire):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            await asyncio.sleep(0.4)
+            self.clock.now_ns += 31 * S
+            return await super().handle_async_request(request)
+
+    done = replay_wire(Refusing([], status=429))
+    assert {(trace.error or "")[:20] for trace in done.traces} == {"HTTP_ERROR: HTTP 429"}
+
+
+def test_a_server_of_which_nothing_is_asked_does_not_hang() -> None:
+    """A minute and more passes between two requests, and the watch looks after it."""
+
+    class Slower(Wire):
+        async def _stream(self) -> AsyncIterator[bytes]:
+            if len(self.asked) > 1:
+                await asyncio.sleep(2.2)  # longer than the watch looks away
+            for piece in PIECES:
+                yield piece
+
+    wire = Slower(())
+
+    def wait(_: FinishedRequest) -> None:
+        wire.clock.now_ns += 100 * S
+
+    done = replay_wire(wire, open_load(1.0), builders.PROMPTS[:2], record=wait)
+    assert [trace.error for trace in done.traces] == [None, None]
 
 
 @pytest.mark.parametrize("requests", [1, 2, 5, 9])
@@ -420,16 +469,6 @@ class Slow(Wire):
         self.in_flight -= 1
 
 
-def replay_by_real_time(
-    wire: Wire,
-    case: Case,
-    prompts: Sequence[Prompt] = builders.PROMPTS,
-    record: Record | None = None,
-) -> Round:
-    """A round over a wire by the system's clock."""
-    return replay_wire(wire, case, prompts, record=record, clock=time.monotonic_ns)
-
-
 def planned_gaps_ns(done: Round) -> set[int]:
     """The times between one due request and the next."""
     planned = [trace.planned_ns for trace in done.traces]
@@ -438,7 +477,7 @@ def planned_gaps_ns(done: Round) -> set[int]:
 
 def test_an_open_load_sends_when_due_however_slow_the_server_is() -> None:
     wire = Slow(())
-    done = replay_by_real_time(wire, open_load(100.0))
+    done = replay_wire(wire, open_load(100.0), clock=time.monotonic_ns)
     assert planned_gaps_ns(done) == {10 * MS}
     assert all(trace.sent_ns >= trace.planned_ns for trace in done.traces)
     assert wire.most_in_flight == len(builders.PROMPTS)
@@ -446,7 +485,7 @@ def test_an_open_load_sends_when_due_however_slow_the_server_is() -> None:
 
 def test_a_round_with_a_duration_sends_its_prompts_again_until_it_is_over() -> None:
     case = open_load(1000.0, duration_s=0.013)
-    done = replay_by_real_time(Wire(PIECES), case)
+    done = replay_wire(Wire(PIECES), case, clock=time.monotonic_ns)
     ids = [trace.prompt_id for trace in done.traces]
     wanted = itertools.islice(itertools.cycle(p.id for p in builders.PROMPTS), 13)
     assert ids == list(wanted)
@@ -462,20 +501,32 @@ def test_a_closed_loop_with_a_duration_ends_after_it() -> None:
 def test_a_closed_loop_starts_its_requests_one_after_another() -> None:
     load = Load(concurrency=3, ramp_up_s=0.03)
     case = dataclasses.replace(builders.CASE, load=load)
-    done = replay_by_real_time(Slow(()), case, builders.PROMPTS[:3])
+    done = replay_wire(Slow(()), case, builders.PROMPTS[:3], clock=time.monotonic_ns)
     sent = [trace.sent_ns for trace in done.traces]
     assert all(later - earlier >= 5 * MS for earlier, later in itertools.pairwise(sent))
+
+
+def test_slices_are_parts_of_one_round() -> None:
+    wires = [Wire(PIECES), Wire(PIECES)]
+    rounds = [
+        replay_wire(wire, builders.CASE, part=RoundSlice(number=number, of=2, started_ns=MS))
+        for number, wire in enumerate(wires)
+    ]
+    ids = [[trace.prompt_id for trace in part.traces] for part in rounds]
+    assert ids == [["chat-0", "chat-2", "chat-4"], ["chat-1", "chat-3", "chat-5"]]
+    assert [wire.most_in_flight for wire in wires] == [1, 1]
 
 
 def test_requests_are_recorded_as_they_end_and_not_with_the_round() -> None:
     """A run that is killed must have on disk what it has measured."""
     wire, asked_when_recorded = Wire((event("1", '"length"'),)), []
 
-    replay_by_real_time(
+    replay_wire(
         wire,
         builders.with_concurrency(16),
         builders.PROMPTS * 40,
         record=lambda _: asked_when_recorded.append(len(wire.asked)),
+        clock=time.monotonic_ns,
     )
     assert len(asked_when_recorded) == 240
     # Those in flight, and as many that have just ended.
@@ -490,7 +541,13 @@ def test_a_disk_that_refuses_ends_the_round_at_once() -> None:
         raise SpecregError("no room")
 
     with pytest.raises(SpecregError, match="no room"):
-        replay_by_real_time(wire, ONE_AT_A_TIME, builders.PROMPTS * 40, record=refuse)
+        replay_wire(
+            wire,
+            ONE_AT_A_TIME,
+            builders.PROMPTS * 40,
+            record=refuse,
+            clock=time.monotonic_ns,
+        )
     assert len(wire.asked) < 10, "of 240"
 
 
@@ -502,5 +559,5 @@ def test_a_lag_of_the_loop_is_felt() -> None:
                 time.sleep(0.06)  # noqa: ASYNC251 - what a client must not do
                 yield piece
 
-    done = replay_by_real_time(Blocking(()), ONE_AT_A_TIME, builders.PROMPTS[:1])
+    done = replay_wire(Blocking(()), ONE_AT_A_TIME, builders.PROMPTS[:1], clock=time.monotonic_ns)
     assert done.lags.max_ns > 30 * MS

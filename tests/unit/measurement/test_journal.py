@@ -21,7 +21,8 @@ from specreg.datasets.prompts import Prompt
 from specreg.engines.methods import Tree
 from specreg.engines.wire_format import Endpoint
 from specreg.load.chat_client import FinishedRequest
-from specreg.load.rounds import RoundBuilder, open_client
+from specreg.load.client_processes import open_clients
+from specreg.load.rounds import RoundBuilder
 from specreg.matrix.case import Case
 from specreg.matrix.schema import Arrivals, Limits, Load
 from specreg.measurement.journal import Journal, Key, last_run, load_checks, load_journal
@@ -29,7 +30,7 @@ from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Family, Replay
 from specreg.measurement.validity import all_invalid
 from tests.doubles.vllm.app import ScriptedServer
-from tests.doubles.vllm.launch import Launch, Level, Speculation
+from tests.doubles.vllm.launch import Launch, Speculation
 from tests.doubles.vllm.script import Script
 from tests.unit import builders
 
@@ -69,7 +70,7 @@ def journaled(
         model="folder",
         name="toy",
         speculation=Speculation(num_speculative_tokens=3),
-        level=Level.SUMMARY,
+        counts=True,
     )
     journal = Journal(path)
 
@@ -77,10 +78,10 @@ def journaled(
         server = ScriptedServer(launch, Script(prefill_ms=0.0, step_ms=0.1))
         async with TestServer(server.application()) as listening:
             endpoint = Endpoint(base_url=str(listening.make_url("")), model="toy", engine="vllm")
-            async with open_client(case, endpoint, clock=time.monotonic_ns) as client:
+            async with open_clients(case, endpoint, clock=time.monotonic_ns) as crew:
                 rounds = [
                     [
-                        await client.replay(part, journal.record_round(control, number))
+                        await crew.replay(part, journal.record_round(control, number))
                         for number, part in enumerate(PARTS)
                     ]
                     for control in (False, True)
@@ -432,7 +433,7 @@ def test_nobody_goes_on_with_a_run_that_still_goes_on(path: Path) -> None:
     living, other = Journal(path), Journal(path)
     living.hold()
     living.begin(KEY)
-    words = r"--specreg-resume: the last run, '.*', still goes on; wait until it has ended, or end"
+    words = r"'.*': still goes on; wait until it has ended, or end"
     for ask in (other.hold, lambda: last_run(path.parent.parent)):
         with pytest.raises(SpecregError, match=words):
             ask()
