@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specreg.acceptance.record import AcceptanceRecord, StepCounts
-from specreg.compare import pinning
+from specreg.compare import answers, pinning
 from specreg.compare.pairs import Pair
 from specreg.compare.pinning import (
     pinned_case,
@@ -23,7 +23,6 @@ from specreg.compare.pinning import (
     why_not_pinned,
 )
 from specreg.core.errors import UnknownNameError, UnsupportedError
-from specreg.correctness import answers
 from specreg.datasets.prompts import Prompt
 from specreg.engines.drafter.scheduled import Drafter
 from specreg.engines.pinning import schedule_of
