@@ -18,14 +18,7 @@ from specreg.core.errors import InvalidMeasurementError, UnsupportedError
 from specreg.core.files import UNREADABLE
 from specreg.core.http import Count, Name
 from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement, given_flags
-from specreg.engines.methods import (
-    BRANCHES,
-    DRAFT,
-    DRAFT_TOKENS,
-    VERIFIED_TOKENS,
-    Spelling,
-    is_older,
-)
+from specreg.engines.methods import BRANCHES, DRAFT, DRAFT_TOKENS, VERIFIED_TOKENS, Spelling
 from specreg.engines.metrics_page import MetricsPage
 from specreg.engines.settings import Parallel
 from specreg.engines.token_api import Call, TokenApi, Transcript, Wanted, decode_answer, unreadable
@@ -42,8 +35,6 @@ from specreg.engines.wire_format import (
 )
 
 _CALLS = "sglang:spec_verify_calls_total"
-_OLDEST = "0.5.19"
-"""The first whose answers to a chat tell their steps."""
 
 
 class _FinishReason(msgspec.Struct, frozen=True):
@@ -96,20 +87,6 @@ class SglangWireFormat(WireFormat):
     request_source: ClassVar[Source | None] = Source.SGLANG_REQUEST
     counters_path: ClassVar[str | None] = "/metrics"
     counters_flag: ClassVar = "--enable-metrics"
-
-    def check(self, form: Form, version: str) -> None:
-        """Whatever the form.
-
-        Raises:
-            UnsupportedError: the version is older than 0.5.19.
-        """
-        del form
-        if is_older(version, _OLDEST):
-            message = (
-                f"acceptance of SGLang {version}: its answers don't tell their steps as those of"
-                f" later versions do; take {_OLDEST} or newer"
-            )
-            raise UnsupportedError(message)
 
     def path(self, ask: Ask) -> str:
         """By the form of the prompt."""
@@ -217,8 +194,6 @@ class SglangTokenApi(TokenApi):
 
 
 _VERSION = "0.5.23"
-# Between these each flag below was read by the parser; others are asked by `--help`.
-_FLAGS_KNOWN_FROM, _FLAGS_KNOWN_BEFORE = "0.5.21", "0.5.24"
 _SERVER = "sglang.launch_server"
 _MOST_CHARACTERS = 1024
 # CUDA builds all of them, and of no use without a GPU; two are of versions before 0.5.22.
@@ -317,7 +292,7 @@ class Sglang(Engine):
 
     name: ClassVar = "sglang"
     methods: ClassVar = _METHODS
-    oldest: ClassVar = _OLDEST
+    oldest: ClassVar = "0.5.21"
     module: ClassVar = "sglang"
     health_path: ClassVar = "/health"
     version_path: ClassVar = "/server_info"
@@ -384,12 +359,6 @@ class Sglang(Engine):
             *options.engine_args,
         )
 
-    def help_command(self, python: Path, version: str) -> tuple[str, ...]:
-        """The server's own help, for a version that wasn't tested."""
-        old = is_older(version, _FLAGS_KNOWN_FROM)
-        known = not version or (not old and is_older(version, _FLAGS_KNOWN_BEFORE))
-        return () if known else (str(python), "-m", _SERVER, "--help")
-
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """Offline where nothing needs to be fetched, and nothing compiled on a CPU."""
         on_cpu = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
@@ -418,7 +387,6 @@ _CPU_FLAGS = (
 )
 
 
-_PREFILL_GRAPHS = "--cuda-graph-max-bs-prefill"
 _MOST_STATIC_FRAC = 0.95
 
 
@@ -428,15 +396,14 @@ def _gpu_flags(options: LaunchOptions) -> tuple[str, ...]:
     SGLang takes as its own all that went since its start, so the share must hold what a server
     beside it takes meanwhile. The cache is no larger for that.
     """
-    graphs = (_PREFILL_GRAPHS, str(options.max_model_len_tokens))
-    longest = graphs if options.takes(_PREFILL_GRAPHS) else ()
+    graphs = ("--cuda-graph-max-bs-prefill", str(options.max_model_len_tokens))
     if options.memory is None:
-        return ("--mem-fraction-static", str(options.gpu_memory_frac), *longest)
+        return ("--mem-fraction-static", str(options.gpu_memory_frac), *graphs)
     share_frac = min(options.memory.share_frac + options.gpu_memory_frac, _MOST_STATIC_FRAC)
     return (
         *("--max-total-tokens", str(options.memory.cache_tokens)),
         *("--mem-fraction-static", f"{share_frac:.4f}"),
-        *longest,
+        *graphs,
     )
 
 
