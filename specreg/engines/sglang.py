@@ -14,7 +14,7 @@ import msgspec
 
 from specreg.acceptance.record import Counters, Source
 from specreg.acceptance.trace import Body, StreamEvent
-from specreg.core.errors import InvalidMeasurementError, UnsupportedError
+from specreg.core.errors import UnsupportedError
 from specreg.core.files import UNREADABLE
 from specreg.core.http import Count, Name
 from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement, given_flags
@@ -26,9 +26,9 @@ from specreg.engines.wire_format import (
     USAGE_IN_EACH_CHUNK,
     Ask,
     Form,
+    OpenAiDecoder,
     SpecTokensDetails,
     StreamDecoder,
-    UsageDecoder,
     WireFormat,
     decode_event,
     openai_body,
@@ -108,7 +108,7 @@ class SglangWireFormat(WireFormat):
 
     def new_decoder(self, ask: Ask) -> StreamDecoder:
         """One for each answer, by its endpoint."""
-        return UsageDecoder() if ask.form is Form.CHAT else _GenerateDecoder()
+        return OpenAiDecoder(by_ids=False) if ask.form is Form.CHAT else _GenerateDecoder()
 
     def parse_counters(self, page: str) -> Counters:
         """The verify calls, which are all that SGLang counts of its steps.
@@ -117,9 +117,7 @@ class SglangWireFormat(WireFormat):
             InvalidMeasurementError: `METRICS_MISSING`, `METRICS_UNREADABLE`.
         """
         parsed = MetricsPage(page)
-        if _CALLS not in parsed.names:
-            message = f"looked for {_CALLS}; is the server started with {self.counters_flag}?"
-            raise InvalidMeasurementError("METRICS_MISSING", message)
+        parsed.require(_CALLS, why=f"is the server started with {self.counters_flag}")
         return Counters(steps=parsed.total(_CALLS))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from specreg.acceptance.record import Counters, Source, StepCounts
-from specreg.core.errors import InvalidMeasurementError, UnsupportedError
+from specreg.core.errors import UnsupportedError
 from specreg.engines.engine import Engine, LaunchOptions, Requirement, given_flags
 from specreg.engines.methods import DRAFT, DRAFT_TOKENS, Spelling
 from specreg.engines.metrics_page import MetricsPage
@@ -45,9 +45,7 @@ class TensorrtLlmWireFormat(WireFormat):
             parsed.by_position(f"{_PREFIX}spec_decode_{what}_tokens_total", "token_position")
             for what in ("drafted", "accepted")
         )
-        if _ENDED not in parsed.names:
-            message = f"looked for {_ENDED}; is the server started with {self.counters_flag}?"
-            raise InvalidMeasurementError("METRICS_MISSING", message)
+        parsed.require(_ENDED, why=f"is the server started with {self.counters_flag}")
         counts = StepCounts(
             steps=drafted[0],
             accepted=accepted.total(),
