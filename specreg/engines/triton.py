@@ -23,6 +23,7 @@ from specreg.core.files import UNREADABLE
 from specreg.core.http import Count, Name
 from specreg.engines import vllm
 from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement
+from specreg.engines.settings import ServerSettings
 from specreg.engines.wire_format import Ask, StreamDecoder, WireFormat, decode_event
 
 _NOT_YET = {None, "", "None", "null"}
@@ -126,6 +127,7 @@ class Triton(Engine):
     program: ClassVar = "tritonserver"
     health_path: ClassVar = "/v2/health/ready"
     version_path: ClassVar = "/v2"
+    spreads: ClassVar = vllm.Vllm.spreads - {"ray"}
     wire_format: ClassVar = TritonWireFormat()
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
@@ -133,13 +135,14 @@ class Triton(Engine):
         del on_gpu
         return Requirement(package="tritonserver", version="")
 
-    def check_arguments(self, arguments: tuple[str, ...]) -> None:
-        """Each has a name.
+    def check(self, settings: ServerSettings) -> None:
+        """Refuse arguments without a name too.
 
         Raises:
-            UnsupportedError: one hasn't.
+            UnsupportedError: there is one.
         """
-        for argument in arguments:
+        super().check(settings)
+        for argument in settings.engine_args:
             _named(argument)
 
     def files(self, options: LaunchOptions) -> Mapping[str, str]:

@@ -180,7 +180,6 @@ def _parse_ids(answer: bytes) -> tuple[int, ...]:
 _VERSION = "0.32.0"
 _COUNTS_SINCE = "0.29"
 _SERVER = "vllm.entrypoints.openai.api_server"
-_RAY = "ray[cgraph]>=2.48"
 
 
 def _drafter(method: str) -> Spelling:
@@ -222,6 +221,8 @@ class Vllm(Engine):
     module: ClassVar = "vllm"
     health_path: ClassVar = "/health"
     version_path: ClassVar = "/version"
+    spreads: ClassVar = frozenset(Parallel.__struct_fields__)
+    ray_packages: ClassVar = ("ray[cgraph]>=2.48",)
     wire_format: ClassVar = VllmWireFormat()
     token_api: ClassVar = VllmTokenApi()
     memory_flags: ClassVar = ("--kv-cache-memory", "--gpu-memory-utilization")
@@ -261,10 +262,6 @@ class Vllm(Engine):
             *(counted if counts else ()),
             *options.engine_args,
         )
-
-    def packages(self, parallel: Parallel) -> tuple[str, ...]:
-        """Ray, where its executor runs the parts."""
-        return (_RAY,) if parallel.ray else ()
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """Quiet, offline where nothing needs to be fetched, and small on a CPU."""
