@@ -22,7 +22,7 @@ from specreg.acceptance.record import (
     View,
     Weighting,
 )
-from specreg.acceptance.table import CountsTable, table_of
+from specreg.acceptance.table import CountsTable, counts_table
 from specreg.core.errors import BaselineError, InvalidMeasurementError
 from specreg.core.files import UNREADABLE, replace_file
 from specreg.matrix.schema import CaseSettings
@@ -292,7 +292,23 @@ def load_acceptance(stored: StoredAcceptance | None) -> AcceptanceRecord | None:
     """The record that was stored."""
     if stored is None:
         return None
-    prompts = tuple(
+    prompts = _prompts_of(stored)
+    return AcceptanceRecord(
+        source=stored.source,
+        view=stored.view,
+        weighting=stored.weighting,
+        total=stored.total or sum((prompt.counts for prompt in prompts), NO_STEPS),
+        prompts=prompts,
+    )
+
+
+def load_table(stored: StoredAcceptance) -> CountsTable:
+    """What each prompt did, as columns."""
+    return counts_table(_prompts_of(stored))
+
+
+def _prompts_of(stored: StoredAcceptance) -> tuple[PromptAcceptance, ...]:
+    return tuple(
         PromptAcceptance(
             prompt_id=prompt.id,
             category=prompt.category,
@@ -307,18 +323,6 @@ def load_acceptance(stored: StoredAcceptance | None) -> AcceptanceRecord | None:
         )
         for prompt in stored.prompts
     )
-    return AcceptanceRecord(
-        source=stored.source,
-        view=stored.view,
-        weighting=stored.weighting,
-        total=stored.total or sum((prompt.counts for prompt in prompts), NO_STEPS),
-        prompts=prompts,
-    )
-
-
-def load_table(stored: StoredAcceptance) -> CountsTable:
-    """What each prompt did, as columns."""
-    return table_of((prompt.id, prompt) for prompt in stored.prompts)
 
 
 def _check_figures(baseline: Baseline) -> None:
@@ -331,8 +335,8 @@ def _check_figures(baseline: Baseline) -> None:
             raise InvalidMeasurementError("FIGURE_IMPOSSIBLE", f"noise of {name} is {noise}")
     stored = baseline.acceptance
     drafted = baseline.case.tree.drafted_tokens if baseline.case.tree else None
-    for prompt in stored.prompts if stored else ():
-        check_counts(prompt, f"prompt '{prompt.id}'", drafted_tokens=drafted)
+    for prompt in _prompts_of(stored) if stored else ():
+        check_counts(prompt.counts, f"prompt '{prompt.prompt_id}'", drafted_tokens=drafted)
     if stored is not None and stored.total is not None:
         check_counts(stored.total, "all prompts", drafted_tokens=drafted)
 

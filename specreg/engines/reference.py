@@ -52,7 +52,6 @@ class Reference(Engine):
     spreads: ClassVar = frozenset()
     wire_format: ClassVar = ReferenceWireFormat()
     token_api: ClassVar = VllmTokenApi()
-    runs_model_code: ClassVar = False
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
         """Transformers and a torch: without a GPU the build for CPUs, where there is one."""

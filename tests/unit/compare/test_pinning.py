@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specreg.acceptance.record import AcceptanceRecord, StepCounts
-from specreg.compare import pinning
+from specreg.compare import answers, pinning
 from specreg.compare.pairs import Pair
 from specreg.compare.pinning import (
     pinned_case,
@@ -23,7 +23,6 @@ from specreg.compare.pinning import (
     why_not_pinned,
 )
 from specreg.core.errors import UnknownNameError, UnsupportedError
-from specreg.correctness import answers
 from specreg.datasets.prompts import Prompt
 from specreg.engines.drafter.scheduled import Drafter
 from specreg.engines.pinning import schedule_of
@@ -157,8 +156,11 @@ def test_what_a_recording_cant_know_isnt_pinned(
     found = pinned_pairs(pairs, 2.5, builders.ROOT, tmp_path, said.append)
     assert [(one.a.dataset, one.a.turns) for one in found] == [(greedy.dataset, None), ("talks", 1)]
     assert said == [
-        f"not pinned: {drawn.id}, its answers are drawn at temperature 0.7",
-        f"not pinned: {pairs[2].id}, its conversations have further turns than the recorded one",
+        f"not pinned: {pairs[number].id}, {why}, and a recording is of first greedy answers"
+        for number, why in (
+            (1, "its answers are drawn at a temperature"),
+            (2, "its conversations go on"),
+        )
     ]
 
 
