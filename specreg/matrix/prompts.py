@@ -32,7 +32,7 @@ def load_case_prompts(root: Path, case: Case) -> tuple[Prompt, ...]:
     needed, why = case.prompts, ""
     if case.needs_fresh_server:
         needed = 2 * case.prompts + 1
-        why = ", as its drafter learns from what it serves, and warms up on prompts that are measured nowhere"
+        why = ": its drafter learns, and warms up on prompts that are measured nowhere"
     if len(prompts) < needed:
         message = (
             f"dataset '{case.dataset}': has {len(prompts)} prompts, '{case.id}' asks for {needed}"
