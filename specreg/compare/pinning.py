@@ -86,11 +86,7 @@ def plain_case(case: Case) -> Case:
 
 
 def record_answers(case: Case, server: Server, prompts: Sequence[Prompt], path: Path) -> None:
-    """Write each prompt with its greedy answer, and as much past its end as is drafted there.
-
-    Raises:
-        InvalidMeasurementError: the server doesn't answer in ids.
-    """
+    """Write each prompt with its greedy answer, and as much past its end as is drafted there."""
     cap = case.output_cap_tokens + 2 * (case.server.draft_tokens or 1) + 2
     longer = dataclasses.replace(plain_case(case), output_cap_tokens=cap, ignore_eos=True)
     found = answers_of(longer, server, prompts)
