@@ -2,8 +2,10 @@
 
 import contextlib
 import dataclasses
+import gc
 import os
 import shlex
+import warnings
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,19 +32,11 @@ from specreg.report.document import (
     NO_BASELINE_STATUS,
     RunVerdict,
     exit_status,
-    last_launches,
     record_document,
 )
 from specreg.report.failures import Failure, failure_of, properties, render_blocks
 from specreg.report.progress import Progress
-from specreg.report.summary import answers_of_run, render_answers
-from specreg.report.tables import render_figures, render_times
-from specreg.report.terminal import (
-    render_next,
-    render_notes,
-    render_verdicts,
-)
-from specreg.servers.launch import Launch, launches_of
+from specreg.servers.launch import Launch
 from specreg.servers.readiness import NOT_FETCHED
 from specreg.suite.configure import (
     check_cases,
@@ -54,22 +48,21 @@ from specreg.suite.configure import (
 from specreg.suite.finish import (
     record_baselines,
     record_run,
-    remarks,
+    render_end,
     render_recording,
     run_verdict,
 )
-from specreg.suite.merge import PLAN, WORKERS_FOLDER, plan_of, take_workers
+from specreg.suite.merge import PLAN, plan_of
 from specreg.suite.run import Suite
 from specreg.suite.shards import (
     cut,
-    group_key,
     longest_first,
     parse_choice,
     render_shards,
     server_groups,
 )
+from specreg.suite.workers import WORKERS_FOLDER, check_workers, make_scheduler, take_workers
 from specreg.telemetry.identity import find_gpus
-from specreg.verdicts.judge import Outcome
 
 SUITE = pytest.StashKey[Suite]()
 RECORD_PROPERTY = pytest.StashKey[Callable[[str, object], None]]()
@@ -105,14 +98,6 @@ class _Session:
 
 _SESSION = pytest.StashKey[_Session]()
 
-_NOT_GROUPED = (
-    "pytest-xdist: cases that share a server stay together; leave out --dist, or give"
-    " --dist=loadgroup"
-)
-_TIMED = (
-    "pytest-xdist: without a GPU servers share the processor, and speeds measured at the same time"
-    " mean nothing; leave out -n, or choose acceptance alone: -k acceptance"
-)
 _RUN_FOLDER = "specreg_run_folder"
 _GROUPED, _REFUSED = "specreg_grouped", "specreg_refused"
 """Under which a worker of pytest-xdist is told the folder of the run, and whether it gets server
@@ -165,24 +150,10 @@ def pytest_configure_node(node: Any) -> None:  # noqa: ANN401 - its type is xdis
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:  # noqa: ANN401 - xdist's
-    """Hands a worker the tests of a server group together, in our order.
-
-    The group that a mark names doesn't reach pytest-xdist 3.8 with pytest 9.
-    """
+    """Hands a worker the tests of a server group together, in our order."""
     if config.option.dist != "loadgroup":
         return None
-    from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - an extra
-
-    groups = {case.id: group_key(case)[1].id for case in config.stash[SUITE].tier.cases}
-
-    class ServerGroupScheduling(LoadScopeScheduling):  # type: ignore[misc] # Any without its types
-        """Deals out server groups, and any other test alone."""
-
-        def _split_scope(self, nodeid: str) -> str:
-            found = [group for case, group in groups.items() if f"[{case}-" in nodeid]
-            return found[0] if found else nodeid
-
-    return ServerGroupScheduling(config, log)
+    return make_scheduler(config.stash[SUITE], config, log)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -224,7 +195,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.config.stash[_SESSION].is_asked = True
     rows = [
         pytest.param(control, server, case, what, id=_item_id(case, what, server))
-        for control, server, case in _setups(suite)
+        for control, server, case in suite.setups()
         for what in _asked(suite, marker, case, server)
     ]
     names = ("control", "server", "case", "check" if marker.name == "correctness" else "metric")
@@ -245,7 +216,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [
         item for item in items if not _params(item) or isinstance(_params(item)["case"], Case)
     ]
-    setups = {(server.id, case.id): i for i, (_, server, case) in enumerate(_setups(suite))}
+    setups = {(server.id, case.id): i for i, (_, server, case) in enumerate(suite.setups())}
     names = {name: i for i, name in enumerate((*METRICS, *CHECKS))}
 
     def place(item: pytest.Item) -> tuple[int, int]:
@@ -284,11 +255,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _prepare(config, running)
         if ours:
             with _as_usage_error(config):
-                _check_xdist(config, suite)
+                given = getattr(config, "workerinput", {})
+                check_workers(suite, grouped=given.get(_GROUPED, False))
                 suite.journal.hold()  # no other run may go on with it meanwhile
-                number = parse_choice(suite.options.shard).number if suite.options.shard else 0
-                plan = plan_of(suite, number=number, shards=shards)
-                record_document(suite.run_folder / PLAN, plan)
+                record_document(suite.run_folder / PLAN, plan_of(suite, shards))
 
 
 def _prepare(config: pytest.Config, running: Sequence[Case]) -> None:
@@ -340,21 +310,6 @@ def _deal(
     items[:] = [item for item in items if item not in gone]
     session.is_empty = not items
     return [shard.case_ids for shard in shards]
-
-
-def _check_xdist(config: pytest.Config, suite: Suite) -> None:
-    """Check that workers of pytest-xdist keep server groups together, and disturb no speed.
-
-    Raises:
-        SpecregError: they don't.
-    """
-    if not suite.shares_machine:
-        return
-    if not getattr(config, "workerinput", {}).get(_GROUPED):
-        raise SpecregError(_NOT_GROUPED)
-    names = {name for asked in suite.asked.values() for name in asked if name in METRICS}
-    if not suite.tier.needs_gpus and any(METRICS[name].by_launch for name in names):
-        raise SpecregError(_TIMED)
 
 
 @contextlib.contextmanager
@@ -453,6 +408,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     }
     with _kept(lines):  # first of all: a report takes its time, and a second Ctrl-C must find none
         suite.servers.stop()
+    if cut_short:  # in the middle of an answer, of whose end nothing is left to tell
+        with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+            gc.collect()
     if config.pluginmanager.hasplugin("dsession"):
         lines.extend(_take_workers(session, cut_short=cut_short))
     _conclude(config, suite)
@@ -563,38 +521,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_sep("_", case_id, red=True, bold=True)
         terminalreporter.write_line(hide_known(block))
     terminalreporter.section(f"specreg: tier {suite.tier.name} on {suite.environment.name}")
+    is_shown = bool(session.blocks)
     color = _color(config)
-    recording = suite.update_reason is not None
-    judged = [one for one in suite.verdicts if not recording or one.outcome is not Outcome.MEASURED]
-    parts = [render_verdicts(judged, width=_WIDTH, color=color) if judged else "", *session.lines]
-    parts.append(render_figures(last_launches(suite.figures), width=_WIDTH, color=color))
-    parts.append(render_times(suite.timeline.so_far(), width=_WIDTH, color=color))
-    if not all(case.speed for case in suite.tier.cases):
-        parts.append("the servers of this tier say nothing of speed, so none is shown")
-    if suite.taken_over:
-        parts.append(f"taken over from the run that was cut off: {', '.join(suite.taken_over)}")
-    if not recording:
-        untold = [one for one in suite.verdicts if not (session.blocks and one.fails)]
-        parts.append(render_notes(untold, suite.environment.name))
-    parts.extend(remarks(suite))
-    pages = [suite.run_folder / f"report.{kind}" for kind in ("html", "md")]
-    parts.append(next((f"report: {page}" for page in pages if page.exists()), ""))
-    if session.run is not None:
-        parts.append(render_answers(answers_of_run(session.run), color=color))
-    cases = {case.id for case in suite.tier.cases}
-    again = ("--update-baselines",) if recording else ()
-    parts.append(render_next(suite.verdicts, cases, (*suite.store.options, *again)))
-    terminalreporter.write_line(hide_known("\n\n".join(filter(None, parts))))
-
-
-def _setups(suite: Suite) -> Iterator[tuple[Launch, Launch, Case]]:
-    """Control, server and case of everything there is to measure, in the order to do it."""
-    specs = list(dict.fromkeys(case.server for case in suite.tier.cases))
-    in_order = sorted(suite.tier.cases, key=lambda case: specs.index(case.server))
-    for number in range(1, suite.launches + 1):
-        for case in in_order:
-            if suite.options.engine in {None, case.server.engine}:
-                yield *launches_of(case, number), case
+    text = render_end(suite, session.run, session.lines, told=is_shown, width=_WIDTH, color=color)
+    terminalreporter.write_line(hide_known(text))
 
 
 def _asked(

@@ -33,7 +33,15 @@ from specreg.report.document import (
 )
 from specreg.report.exports import ALWAYS, append_job_summary, write_outputs
 from specreg.report.markdown import render_markdown
-from specreg.report.terminal import render_recorded, render_written
+from specreg.report.summary import answers_of_run, render_answers
+from specreg.report.tables import render_figures, render_times
+from specreg.report.terminal import (
+    render_next,
+    render_notes,
+    render_recorded,
+    render_verdicts,
+    render_written,
+)
 from specreg.servers.launch import launches_of
 from specreg.suite.run import Suite
 from specreg.verdicts.history import (
@@ -225,6 +233,48 @@ def remarks(suite: Suite) -> Iterator[str]:
             unused = suite.store.unused(all_case_ids(suite.root / suite.options.matrix))
             if unused:
                 yield f"no case asks for these baselines: git rm {' '.join(map(str, unused))}"
+
+
+def render_end(
+    suite: Suite,
+    run: RunVerdict | None,
+    lines: Iterable[str],
+    *,
+    told: bool,
+    width: int,
+    color: bool,
+) -> str:
+    """What a terminal shows of a run that ends: verdicts, figures, what was said, what to type.
+
+    Args:
+        suite: what it held.
+        run: what it decided, None where it didn't judge.
+        lines: what was said of it meanwhile.
+        told: whether the verdicts that failed are shown above.
+        width: of the terminal, in characters.
+        color: whether it shows colors.
+    """
+    recording = suite.update_reason is not None
+    judged = [one for one in suite.verdicts if not recording or one.outcome is not Outcome.MEASURED]
+    parts = [render_verdicts(judged, width=width, color=color) if judged else "", *lines]
+    parts.append(render_figures(last_launches(suite.figures), width=width, color=color))
+    parts.append(render_times(suite.timeline.so_far(), width=width, color=color))
+    if not all(case.speed for case in suite.tier.cases):
+        parts.append("the servers of this tier say nothing of speed, so none is shown")
+    if suite.taken_over:
+        parts.append(f"taken over from the run that was cut off: {', '.join(suite.taken_over)}")
+    if not recording:
+        untold = [one for one in suite.verdicts if not (told and one.fails)]
+        parts.append(render_notes(untold, suite.environment.name))
+    parts.extend(remarks(suite))
+    pages = [suite.run_folder / f"report.{kind}" for kind in ("html", "md")]
+    parts.append(next((f"report: {page}" for page in pages if page.exists()), ""))
+    if run is not None:
+        parts.append(render_answers(answers_of_run(run), color=color))
+    cases = {case.id for case in suite.tier.cases}
+    again = ("--update-baselines",) if recording else ()
+    parts.append(render_next(suite.verdicts, cases, (*suite.store.options, *again)))
+    return "\n\n".join(filter(None, parts))
 
 
 _LAST_RUNS = 60

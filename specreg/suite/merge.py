@@ -27,16 +27,15 @@ from specreg.matrix.case import Case, Tier
 from specreg.measurement.journal import Journal, load_checks, load_journal
 from specreg.measurement.measure import Measurement
 from specreg.report.document import FILE_NAME, Report, load_report
-from specreg.servers.launch import Starting, launches_of
+from specreg.servers.launch import Launch, Starting
 from specreg.suite.configure import load_cases, provision_of, softened_of
 from specreg.suite.options import Options, options_to_repeat
 from specreg.suite.run import Suite
+from specreg.suite.shards import parse_choice
 from specreg.telemetry.identity import Environment
 from specreg.verdicts.judge import Verdict
 
 PLAN = "plan.json"
-WORKERS_FOLDER = "shards"
-"""In a run's folder, those of the processes that share it out among them."""
 _JOURNAL = "journal.jsonl"
 _COPIED = ("logs", "power")
 _MUST_AGREE = ("commit", "tier", "matrix_sha256", "environment", "launches", "reason", "of")
@@ -88,8 +87,8 @@ def matrix_sha256(tier: Tier) -> str:
     return hashlib.sha256("\n".join(case.key for case in tier.cases).encode()).hexdigest()
 
 
-def plan_of(suite: Suite, *, number: int = 0, shards: Sequence[Collection[str]] = ()) -> RunPlan:
-    """What a run whose tests are chosen is about to do, the given shard of it."""
+def plan_of(suite: Suite, shards: Sequence[Collection[str]]) -> RunPlan:
+    """What a run whose tests are chosen is about to do; the cases of all shards, if it is one."""
     gpus = suite.provision.found_gpus
     return RunPlan(
         run=suite.run_folder.name,
@@ -103,7 +102,7 @@ def plan_of(suite: Suite, *, number: int = 0, shards: Sequence[Collection[str]] 
         options=dataclasses.asdict(suite.options),
         reason=suite.update_reason,
         launches=suite.launches,
-        number=number,
+        number=parse_choice(suite.options.shard).number if suite.options.shard else 0,
         of=len(shards),
         shards=tuple(map(tuple, shards)),
         asked={case: tuple(sorted(names)) for case, names in suite.asked.items()},
@@ -153,10 +152,11 @@ def load_shard(folder: Path) -> ShardRun:
     except UNREADABLE as error:
         raise SpecregError(f"'{path}': {error}; leave that run out, and run it again") from error
     report = load_report(folder / FILE_NAME) if (folder / FILE_NAME).exists() else None
-    return _journalled(folder, plan, report)
+    return journalled(folder, plan, report)
 
 
-def _journalled(folder: Path, plan: RunPlan, report: Report | None) -> ShardRun:
+def journalled(folder: Path, plan: RunPlan, report: Report | None) -> ShardRun:
+    """What the journal in a folder holds of a run."""
     path = folder / _JOURNAL
     measured, checked = (load_journal(path), load_checks(path)) if path.exists() else ({}, {})
     return ShardRun(
@@ -285,38 +285,17 @@ def take_shards(suite: Suite, shards: Sequence[ShardRun], *, whole: bool) -> tup
         if shard.report is not None
         for case in shard.report.cases
     }
-    servers = list(dict.fromkeys(case.server for case in suite.tier.cases))
-    for case in sorted(suite.tier.cases, key=lambda case: servers.index(case.server)):
+    for control, server, case in suite.setups():
         if case.id in asked and case.id not in suite.skipped:
-            _judge(suite, case, whole=whole)
-    copy_files(shards, suite.run_folder)
+            _judge(suite, case, control, server, whole=whole)
+    _copy_files(shards, suite.run_folder)
     for shard in shards:
         if shard.folder != suite.run_folder:
             suite.journal.take(shard.folder / _JOURNAL)
     return tuple(merged.remarks)
 
 
-def take_workers(suite: Suite, *, whole: bool) -> tuple[str, ...]:
-    """Judge what the workers of a run measured, and have all that they left in its own folder.
-
-    Args:
-        suite: the run.
-        whole: as of `take_shards`.
-
-    Returns:
-        What is to be said of the workers; nothing without any.
-    """
-    folder = suite.run_folder / WORKERS_FOLDER
-    shards = [load_shard(path) for path in sorted(folder.glob("*")) if (path / PLAN).exists()]
-    if not shards:
-        return ()
-    own = _journalled(suite.run_folder, shards[0].plan, shards[0].report)  # gone on with
-    taken = take_shards(suite, [own, *shards] if own.measured else shards, whole=whole)
-    shutil.rmtree(folder, ignore_errors=True)
-    return taken
-
-
-def copy_files(shards: Sequence[ShardRun], into: Path) -> None:
+def _copy_files(shards: Sequence[ShardRun], into: Path) -> None:
     """Have what servers and devices said of all shards in one folder; equal names get a number."""
     found = [
         (number, path, path.relative_to(shard.folder))
@@ -378,26 +357,25 @@ def open_merged(root: Path, shards: Sequence[ShardRun], into: Path) -> Suite:
     )
 
 
-def _judge(suite: Suite, case: Case, *, whole: bool) -> None:
-    """Judge what was measured of a case on each launch; say why of what wasn't."""
+def _judge(suite: Suite, case: Case, control: Launch, server: Launch, *, whole: bool) -> None:
+    """Judge what was measured of a case on a launch; say why of what wasn't."""
 
     def never() -> Never:
         raise SpecregError(f"{case.id}: a merge starts no server")
 
-    for number in range(1, suite.launches + 1):
-        control, server = (Starting(launch=one, start=never) for one in launches_of(case, number))
-        beside = control if case.control else None
-        metrics = suite.asked_of(case)
-        made = checks_of(case, with_torch=True) if number == 1 else ()
-        checks = [check for check in made if check.name in suite.asked[case.id]]
-        with _noting(suite, case, [metric.name for metric in metrics], whole=whole):
-            if metrics:
-                suite.measure(case, server, beside)
-            for metric in metrics:
-                suite.judge(metric, case, server, beside)
-        for check in checks:
+    ours = Starting(launch=server, start=never)
+    beside = Starting(launch=control, start=never) if case.control else None
+    metrics = suite.asked_of(case)
+    made = checks_of(case, with_torch=True) if server.number == 1 else ()
+    with _noting(suite, case, [metric.name for metric in metrics], whole=whole):
+        if metrics:
+            suite.measure(case, ours, beside)
+        for metric in metrics:
+            suite.judge(metric, case, ours, beside)
+    for check in made:
+        if check.name in suite.asked[case.id]:
             with _noting(suite, case, [check.name], whole=whole):
-                suite.check(check, case, server, beside)
+                suite.check(check, case, ours, beside)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 import datetime as dt
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from specreg.matrix.prompts import load_case_prompts
 from specreg.matrix.schema import CaseSettings
 from specreg.measurement.journal import Key
 from specreg.measurement.metrics import METRICS, Family, Metric
+from specreg.servers.launch import Launch, launches_of
 from specreg.servers.provision import Provision
 from specreg.suite.options import Options
 from specreg.telemetry.identity import Environment, ProcessorLoad
@@ -82,6 +83,15 @@ class Scope:
     def is_part(self) -> bool:
         """Whether the run is one of several that are merged, so that it records nothing itself."""
         return self.shares_machine or self.options.shard is not None
+
+    def setups(self) -> Iterator[tuple[Launch, Launch, Case]]:
+        """Control, server and case of everything there is to measure, in the order to do it."""
+        specs = list(dict.fromkeys(case.server for case in self.tier.cases))
+        in_order = sorted(self.tier.cases, key=lambda case: specs.index(case.server))
+        for number in range(1, self.launches + 1):
+            for case in in_order:
+                if self.options.engine in {None, case.server.engine}:
+                    yield *launches_of(case, number), case
 
     @property
     def environment(self) -> Environment:
