@@ -33,9 +33,8 @@ class CaseBaselines:
     """The baselines that apply to a case, before it is judged.
 
     Attributes:
-        environment: where it was measured; `settings`: with what.
-        exact: the baseline of this environment.
-        nearest: one of another environment with the same settings.
+        environment, settings: where it was measured, and with what.
+        exact: the baseline of this environment; nearest: one of another, with the same settings.
         control: the baseline of the same load without speculation.
         spreads: by metric, how launches of this environment differ.
         options: with which pytest runs the case, the tier among them.
@@ -58,11 +57,9 @@ class CaseBaselines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A case's launches beside what is known of it.
+    """A case's launches beside what is known of it; the last one is judged by prompt.
 
     Attributes:
-        launches: its measurements, valid in what they are compared for; the last one is judged by
-            prompt.
         ours, theirs: what each prompt did that both have; None where there are no prompts.
         run_ids: the prompts of the case; further ones are of its extension.
     """
