@@ -41,10 +41,7 @@ def set_aside(folder: Path) -> None:
 
 
 def record_gate(gate: Gate, *, command: str, status: int | None = None) -> Report:
-    """The document of what a gate says so far, written with its pages; what can't be is shown.
-
-    `status` is the command's, where something cut it short.
-    """
+    """What a gate says so far, written with its pages; `status` is of what cut it short."""
     report = _report(gate, gate.decide(), command, status)
     try:
         record_document(gate.folder / FILE_NAME, report)
