@@ -125,7 +125,7 @@ def test_an_environment_with_gpus_is_named_by_them() -> None:
 
 def test_a_gpu_whose_name_tells_its_memory_has_it_once() -> None:
     h100 = Environment(kind="gpu", gpus=("NVIDIA H100 80GB HBM3",), gpu_memory_gb=86)
-    assert h100.names == ("h100-80gb-hbm3-x1", "gpu-nvidia-h100-80gb-hbm3-86gb-x1")
+    assert h100.name == "h100-80gb-hbm3-x1"
 
 
 def test_what_is_known_of_a_gpu_is_in_its_name() -> None:
