@@ -65,7 +65,6 @@ def gate(  # noqa: PLR0913, PLR0917 - an option each
     resume: Annotated[bool, typer.Option("--resume", help="go on with what lies in --out")] = False,  # noqa: FBT002 - an option
     out: Annotated[Path | None, typer.Option(help="where the report goes")] = None,
     ready_within_s: of.ReadyOption = 600.0,
-    wait: of.WaitOption = True,  # noqa: FBT002 - an option
     tier: of.TierOption = None,
     root: of.RootOption = of.HERE,
     matrix: of.MatrixOption = of.MATRIX,
@@ -96,7 +95,6 @@ def gate(  # noqa: PLR0913, PLR0917 - an option each
             root=root.resolve(),
             out=out,
             ready_within_s=ready_within_s,
-            waits=wait,
             show=show,
         )
         raise typer.Exit(_measured(options))
@@ -138,7 +136,6 @@ def bisect(  # noqa: PLR0913, PLR0917 - an option each
         typer.Option(help="where all gates go; a search goes on with what lies there"),
     ] = None,
     ready_within_s: of.ReadyOption = 600.0,
-    wait: of.WaitOption = True,  # noqa: FBT002 - an option
     tier: of.TierOption = None,
     root: of.RootOption = of.HERE,
     matrix: of.MatrixOption = of.MATRIX,
@@ -161,7 +158,6 @@ def bisect(  # noqa: PLR0913, PLR0917 - an option each
             with_control=False,
             least_s=seconds,
             ready_within_s=ready_within_s,
-            waits=wait,
             root=root.resolve(),
             show=show,
         )

@@ -32,13 +32,6 @@ SecondsOption = Annotated[
 ReadyOption = Annotated[
     float, typer.Option("--ready-within-s", help="how long a server may take to start", min=0.01)
 ]
-WaitOption = Annotated[
-    bool,
-    typer.Option(
-        "--wait/--no-wait", help="wait for a GPU on which another run of specreg measures"
-    ),
-]
-
 HERE = Path()
 BASELINES = Path("baselines")
 MATRIX = Path("fixtures/matrix")

@@ -35,7 +35,6 @@ def soak(  # noqa: PLR0913, PLR0917 - an option each
     ] = None,
     out: Annotated[Path | None, typer.Option(help="where soak.jsonl and the log go")] = None,
     ready_within_s: of.ReadyOption = 600.0,
-    wait: of.WaitOption = True,  # noqa: FBT002 - an option
     tier: of.TierOption = None,
     root: of.RootOption = of.HERE,
     matrix: of.MatrixOption = of.MATRIX,
@@ -57,7 +56,6 @@ def soak(  # noqa: PLR0913, PLR0917 - an option each
             root=root.resolve(),
             path=folder.resolve() / "soak.jsonl",
             ready_within_s=ready_within_s,
-            waits=wait,
             show=show,
         )
         try:

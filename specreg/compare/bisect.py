@@ -23,11 +23,12 @@ from specreg.core.errors import UnsupportedError
 from specreg.correctness.checks import LOSSLESS
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case
-from specreg.servers.sources import Kind, Origin, check_released, parse_origin, released_versions
+from specreg.servers.sources import Origin, parse_origin, released_versions
 from specreg.verdicts.judge import GOOD, Outcome
 
 _WORSE = frozenset({Outcome.REGRESSED, Outcome.WRONG})
 _CUT_SHORT_STATUS = 10
+_MOST_NAMED = 10
 
 
 class Step(StrEnum):
@@ -57,11 +58,11 @@ def find_change(
     if good.engine != bad.engine:
         message = f"--good {good.text} --bad {bad.text}: of two engines; give two versions of one"
         raise UnsupportedError(message)
-    released: Sequence[str] = (good.place, *named, bad.place)
+    released: Sequence[str] = (good.version, *named, bad.version)
     if not named:
         requirement = engine_named(good.engine).requirement(on_gpu=options.on_gpu)
         released = released_versions(requirement.package)
-    versions = versions_between(good.place, bad.place, released)
+    versions = versions_between(good.version, bad.version, released)
     options.show(f"between {', '.join(versions)}")
     search = _Search(options, case, folder)
     return bisect_versions(versions, functools.partial(search.compare, versions[0]))
@@ -69,7 +70,7 @@ def find_change(
 
 def _release(text: str) -> Origin:
     origin = parse_origin(text)
-    if origin.kind is not Kind.VERSION or not origin.place:
+    if not origin.version:
         raise UnsupportedError(f"'{text}': is no release; give ENGINE==VERSION")
     return origin
 
@@ -117,7 +118,10 @@ def versions_between(good: str, bad: str, released: Sequence[str]) -> tuple[str,
     known = {_version(one): one for one in released}
     first, last = _version(good), _version(bad)
     for version in (first, last):
-        check_released(version, known)
+        if version not in known:
+            last_ones = ", ".join(map(str, sorted(known)[-_MOST_NAMED:]))
+            message = f"version '{version}': was never released; the last ones are {last_ones}"
+            raise UnsupportedError(message)
     if not first < last:
         message = f"--good {good} --bad {bad}: the good one must be the older; swap them"
         raise UnsupportedError(message)

@@ -26,7 +26,8 @@ from specreg.matrix.prompts import check_contexts
 from specreg.matrix.widening import served_models
 from specreg.measurement.journal import Journal
 from specreg.measurement.metrics import GATE_METRICS
-from specreg.servers.sources import Origin, Source, parse_origin, source_of
+from specreg.servers.provision import Provision
+from specreg.servers.sources import Origin, parse_origin, provision_side
 from specreg.telemetry.identity import current_environment, find_gpus
 
 JOURNAL = "journal.jsonl"
@@ -63,11 +64,10 @@ def open_gate(options: GateOptions) -> Gate:
         served_models(root, spec)
     check_prompts(root, pairs)
     a, b = (
-        source_of(one, on_gpu=on_gpu, show=options.show, waits=options.waits) for one in origins
+        _provision(options, side, origin, [pair.of(side) for pair in pairs])
+        for side, origin in zip((Side.A, Side.B), origins, strict=True)
     )
-    for side, source in ((Side.A, a), (Side.B, b)):
-        _check(options, side, source, [pair.of(side) for pair in pairs])
-    installed = _installed(Side.A, a, pairs), _installed(Side.B, b, pairs)
+    installed = _installed(Side.A, origins[0], a, pairs), _installed(Side.B, origins[1], b, pairs)
     lock, journal = _lock(folder), Journal(folder / JOURNAL)
     if journal.path.exists() and not options.resume:
         message = f"'{journal.path}': holds a gate already; say --resume to go on, or another --out"
@@ -164,19 +164,22 @@ def _chosen(options: GateOptions, origins: tuple[Origin, Origin]) -> Sequence[Ca
     return found
 
 
-def _check(options: GateOptions, side: Side, source: Source, cases: Sequence[Case]) -> None:
-    """Check that a side could be measured, as far as one can tell before anything is installed."""
+def _provision(
+    options: GateOptions, side: Side, origin: Origin, cases: Sequence[Case]
+) -> Provision:
+    """What a side comes from, checked as far as one can tell before anything is installed."""
     try:
-        source.check(tuple(cases))
+        found = provision_side(origin, cases, on_gpu=options.on_gpu, show=options.show)
     except UnsupportedError as error:
-        raise SideError(side, str(error), started=False) from error
+        raise SideError(side, f"side '{origin.text}': {error}", started=False) from error
     for said in check_contexts(options.root, cases):
         options.show(said)
+    return found
 
 
-def _installed(side: Side, source: Source, pairs: Sequence[Pair]) -> str:
+def _installed(side: Side, origin: Origin, source: Provision, pairs: Sequence[Pair]) -> str:
     """What a side is, once its environments are made."""
     try:
         return ", ".join(dict.fromkeys(source.installed(pair.of(side)) for pair in pairs))
     except (UnsupportedError, EnvironmentSetupError) as error:
-        raise SideError(side, str(error), started=False) from error
+        raise SideError(side, f"side '{origin.text}': {error}", started=False) from error

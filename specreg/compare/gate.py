@@ -42,9 +42,9 @@ from specreg.measurement.arm import Arm
 from specreg.measurement.journal import Journal, Key, load_journal
 from specreg.measurement.measure import Measurement, Plan, measure, workload_of
 from specreg.servers.cores import cores_apart
+from specreg.servers.provision import Provision
 from specreg.servers.server import StartedServer
-from specreg.servers.sources import Source
-from specreg.servers.start import start_server
+from specreg.servers.start import ServerStart
 from specreg.telemetry.identity import Environment
 from specreg.verdicts.judge import Outcome
 
@@ -85,7 +85,6 @@ class GateOptions:
     root: Path
     out: Path | None = None
     ready_within_s: float = 600.0
-    waits: bool = True
     show: Callable[[str], None]
 
     @property
@@ -116,7 +115,7 @@ class Gate:
 
     options: GateOptions
     folder: Path
-    sources: tuple[Source, Source]
+    sources: tuple[Provision, Provision]
     installed: tuple[str, str]
     groups: Sequence[Group]
     environment: Environment
@@ -269,7 +268,7 @@ class Gate:
             Arm(
                 case=pair.of(side),
                 server=server,
-                origin=self._source(side).origin.text,
+                origin=self._typed(side),
                 required=side is not Side.A2 or len(servers) == 1,
             )
             for side, server in servers.items()
@@ -317,7 +316,7 @@ class Gate:
         told = filter(None, (*self.versions(side), version))
         if len(versions := dict.fromkeys(told)) > 1:
             message = (
-                f"side {side} ('{self._source(side).origin.text}'): its servers said"
+                f"side {side} ('{self._typed(side)}'): its servers said"
                 f" {', '.join(versions)}, so its launches aren't of one version; bring back the one"
                 " it had, or begin another gate"
             )
@@ -347,8 +346,11 @@ class Gate:
             files_sha256=" ".join(files),
         )
 
-    def _source(self, side: Side) -> Source:
+    def _source(self, side: Side) -> Provision:
         return self.sources[side is Side.B]
+
+    def _typed(self, side: Side) -> str:
+        return self.options.b if side is Side.B else self.options.a
 
     def _record_answers(self) -> None:
         """Record what drafters of known success need to know, where it isn't there yet."""
@@ -374,23 +376,23 @@ class Gate:
         source, options = self._source(side), self.options
         with contextlib.ExitStack() as stack:
             try:
-                environment = source.environment(case)
-                stack.enter_context(source.leased(case))
+                environment = source.environment(case.server)
+                stack.enter_context(source.leased(case.server))
                 server = stack.enter_context(
-                    start_server(
-                        case.server,
-                        environment,
+                    ServerStart(
+                        spec=case.server,
+                        environment=environment,
                         root=options.root,
                         log_path=self.folder / "logs" / f"{name.replace(' ', '')}.log",
                         on_gpu=options.on_gpu,
                         ready_within_s=options.ready_within_s,
                         show=lambda _: None,
-                    )
+                    ).running()
                 )
             except MemoryHeldError:
                 raise
             except SpecregError as error:
-                message = f"side {side} ('{source.origin.text}'): {error}"
+                message = f"side {side} ('{self._typed(side)}'): {error}"
                 raise SideError(side, message, started=False) from error
             yield server
 

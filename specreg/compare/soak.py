@@ -17,9 +17,10 @@ from specreg.measurement.arm import Arm
 from specreg.measurement.measure import Plan, Workload, batch_of, measure
 from specreg.measurement.metrics import METRICS, Family, Replay
 from specreg.measurement.validity import Invalid
+from specreg.servers.provision import Provision
 from specreg.servers.server import StartedServer
-from specreg.servers.sources import Source, parse_origin, source_of
-from specreg.servers.start import start_server
+from specreg.servers.sources import parse_origin, provision_side
+from specreg.servers.start import ServerStart
 from specreg.stats.intervals import BLOCK_PARTS, change_of_blocks, part_means
 from specreg.telemetry.devices import held_bytes
 from specreg.telemetry.identity import find_gpus
@@ -180,7 +181,6 @@ class Soak:
     root: Path
     path: Path
     ready_within_s: float
-    waits: bool
     show: Callable[[str], None]
     blocks: list[Block] = field(default_factory=list)
     alarms: dict[str, Verdict] = field(default_factory=dict)
@@ -205,22 +205,23 @@ class Soak:
                 away, or the disk refuses.
         """
         source = self._source()
-        environment = source.environment(self.case)
+        source.installed(self.case)
+        environment = source.environment(self.case.server)
         with (
-            source.leased(self.case),
-            start_server(
-                self.case.server,
-                environment,
+            source.leased(self.case.server),
+            ServerStart(
+                spec=self.case.server,
+                environment=environment,
                 root=self.root,
                 log_path=self.path.parent / "logs" / f"{self.case.server.id}.log",
                 on_gpu=self.on_gpu,
                 ready_within_s=self.ready_within_s,
                 show=self.show,
-            ) as server,
+            ).running() as server,
         ):
             self._soak(server)
 
-    def _source(self) -> Source:
+    def _source(self) -> Provision:
         """Where the server comes from, once all is checked that can be."""
         if self.path.exists():
             message = f"--out '{self.path.parent}': holds a soak already; name another folder"
@@ -229,8 +230,7 @@ class Soak:
         if self.case.id in unmet:
             raise UnsupportedError(f"{unmet[self.case.id]}; choose another case")
         origin = parse_origin(self.engine or self.case.server.engine)
-        source = source_of(origin, on_gpu=self.on_gpu, show=self.show, waits=self.waits)
-        source.check((self.case,))
+        source = provision_side(origin, [self.case], on_gpu=self.on_gpu, show=self.show)
         for said in check_contexts(self.root, [self.case]):
             self.show(said)
         return source

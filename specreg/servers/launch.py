@@ -18,6 +18,7 @@ from specreg.servers.provision import Provision
 from specreg.servers.readiness import POLL_S
 from specreg.servers.server import Server
 from specreg.servers.start import ServerStart
+from specreg.telemetry.identity import find_gpus
 
 _NS_PER_S = 10**9
 
@@ -209,7 +210,7 @@ class Servers:
         provision = self.provision
         if provision.url is not None:
             return False
-        gpus_gib = (provision.found_gpus.memory_gib or (0.0,)) if provision.on_gpu else ()
+        gpus_gib = (find_gpus().memory_gib or (0.0,)) if provision.on_gpu else ()
         return fit_together(self.root, specs, gpus_gib)
 
     def stop(self) -> None:

@@ -81,11 +81,10 @@ class StartedServer(Server):
             ServerDiedError: it ended; the message has the end of its log.
         """
         # Its connections close a moment before it can be waited for.
-        self._wait(_DYING_S)
-        answer = self._broken_answer() if not self.ended() else ""
-        if answer:  # vLLM takes seconds to end once its engine has
-            self._wait(_ENDING_S)
-        how = self.ended() or (f"answers {answer}" if answer else "")
+        how = self.ended(_DYING_S)
+        if not how and (answer := self._broken_answer()):
+            # vLLM takes seconds to end once its engine has.
+            how = self.ended(_ENDING_S) or f"answers {answer}"
         if how:
             message = (
                 f"server '{self.spec.id}': {how} while it was measured;"
@@ -93,19 +92,16 @@ class StartedServer(Server):
             )
             raise ServerDiedError(message)
 
-    def ended(self) -> str:
+    def ended(self, within_s: float = 0.0) -> str:
         """How it ended; empty while it runs."""
-        status = self.process.popen.poll()
-        return "" if status is None else f"ended with status {status}"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return f"ended with status {self.process.popen.wait(within_s)}"
+        return ""
 
     def log_tail(self) -> str:
         """The last lines of its log so far."""
         settle_log(self.process)
         return log_tail(self.log_path)
-
-    def _wait(self, within_s: float) -> None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.popen.wait(timeout=within_s)
 
     def _broken_answer(self) -> str:
         """What it says of its health; empty where it is well, or hangs and says nothing."""

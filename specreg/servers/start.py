@@ -42,38 +42,6 @@ def free_port() -> int:
         return port
 
 
-@contextlib.contextmanager
-def start_server(  # noqa: PLR0913 - by name, the most of them facts of the run
-    spec: ServerSpec,
-    environment: EngineEnvironment,
-    *,
-    root: Path,
-    on_gpu: bool,
-    ready_within_s: float,
-    show: Callable[[str], None],
-    log_path: Path | None = None,
-    choose_port: Callable[[], int] | None = None,
-) -> Iterator[StartedServer]:
-    """Start a server, and wait until it has generated a token; all of it ends with the context.
-
-    Args and errors: see `ServerStart`.
-    """
-    start = ServerStart(
-        spec=spec,
-        environment=environment,
-        root=root,
-        on_gpu=on_gpu,
-        ready_within_s=ready_within_s,
-        show=show,
-        log_path=log_path,
-        choose_port=choose_port or free_port,
-    )
-    with start.begin():
-        while (server := start.poll()) is None:
-            time.sleep(POLL_S)
-        yield server
-
-
 @dataclass(slots=True, kw_only=True)
 class ServerStart:
     """The start of a server; where another program takes its port meanwhile, on another port.
@@ -99,6 +67,14 @@ class ServerStart:
     _attempts: int = 0
     _deadline_s: float = field(init=False)
     _server: StartedServer = field(init=False)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[StartedServer]:
+        """Start it, and wait for its first token. Errors as of `begin` and `poll`."""
+        with self.begin():
+            while (server := self.poll()) is None:
+                time.sleep(POLL_S)
+            yield server
 
     @contextlib.contextmanager
     def begin(self) -> Iterator[None]:
@@ -142,10 +118,10 @@ class ServerStart:
         self._attempts += 1
         target, draft = served_models(self.root, self.spec)
         options = self._options(target, draft)
-        # What an earlier attempt said is kept: where its log lies the next is a number further.
-        first = self.log_path or self._temporary / "server.log"
-        others = (first.with_stem(f"{first.stem}-{number}") for number in itertools.count(2))
-        log_path = next(one for one in itertools.chain([first], others) if not one.exists())
+        log_path = first = self.log_path or self._temporary / "server.log"
+        further = itertools.count(2)
+        while log_path.exists():  # what an earlier attempt said is kept
+            log_path = first.with_stem(f"{first.stem}-{next(further)}")
         self._deadline_s = time.monotonic() + self.ready_within_s
         self._server = StartedServer(
             spec=self.spec,
@@ -186,12 +162,11 @@ class ServerStart:
         path = os.pathsep.join((str(Path(python).parent), os.environ.get("PATH", "")))
         variables = {
             **os.environ,
-            **_own_temporary(self._temporary),
+            **self._own_folders(),
             **({"PATH": path} if python else {}),
             **engine.environment(options),
             **dict(self.spec.engine_env),
         }
-        why, advice = "its files can't be written", "make room or mend its rights"
         try:
             log_path.parent.mkdir(parents=True, exist_ok=True)
             for name, text in engine.files(options).items():
@@ -200,8 +175,6 @@ class ServerStart:
                 written.write_text(text)
                 # Beside its log, without secrets, for people.
                 replace_file(log_path.with_suffix("") / name, hide(text).encode())
-            why = "can't be run"
-            advice = "check the interpreter, or delete the engine's folder in the cache"
             process = start_process(
                 engine.command(Path(python), options),
                 environment=variables,
@@ -210,20 +183,21 @@ class ServerStart:
                 temporary=[self._temporary],
             )
         except OSError as error:
-            what = f"{why}, {error.strerror}: '{error.filename}'"
+            what = f"can't be started, {error.strerror}: '{error.filename}'"
+            advice = "make room there, mend its rights, or delete the engine's folder in the cache"
             raise ServerStartError(
                 f"server '{self.spec.id}'", what, advice, log_path, ""
             ) from error
         self._processes.callback(stop_process, process)
         return process
 
+    def _own_folders(self) -> Mapping[str, str]:
+        """A server that is killed leaves sockets in its folder for temporary files: one that goes.
 
-def _own_temporary(folder: Path) -> Mapping[str, str]:
-    """A server that is killed leaves sockets in its folder for temporary files: one that goes.
-
-    What PyTorch compiles would lie there too; that stays, for the next start.
-    """
-    if len(os.fsencode(folder)) > _SOCKET_FOLDER_BYTES:
-        return {}
-    compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "torchinductor"))
-    return {"TMPDIR": str(folder), "TORCHINDUCTOR_CACHE_DIR": compiled}
+        What PyTorch compiles would lie there too; that stays, for the next start.
+        """
+        folder = str(self._temporary)
+        if len(os.fsencode(folder)) > _SOCKET_FOLDER_BYTES:
+            return {}
+        compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "torchinductor"))
+        return {"TMPDIR": folder, "TORCHINDUCTOR_CACHE_DIR": compiled}

@@ -20,7 +20,7 @@ from specreg.measurement.journal import Key
 from specreg.measurement.metrics import METRICS, Family, Metric
 from specreg.servers.provision import Provision
 from specreg.suite.options import Options
-from specreg.telemetry.identity import Environment, ProcessorLoad
+from specreg.telemetry.identity import Environment, ProcessorLoad, find_gpus
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,7 +103,7 @@ class Scope:
         cases = [case for case in self.tier.cases if case.id in self.asked]
         fewer = within_budget(
             cases,
-            estimates_of(self.tier, self.store, self.provision.found_gpus, self.root),
+            estimates_of(self.tier, self.store, find_gpus(), self.root),
             self.environment.kind,
             budget_min=self.options.budget_gpu_min,
             launches=self.launches,
@@ -153,7 +153,7 @@ class Scope:
         """About how long a phase of a case takes; None where nothing tells."""
         if case.id not in self._estimates:
             self._estimates[case.id] = estimate_of(
-                case, self.tier, self.store, self.provision.found_gpus, self.root
+                case, self.tier, self.store, find_gpus(), self.root
             )
         estimate = self._estimates[case.id]
         return None if estimate is None else estimate.phase_s(phase, case.prompts)

@@ -122,7 +122,6 @@ def soaked(folder: Path, lengths: Values, steps_ms: Values) -> Soak:
         root=builders.ROOT,
         path=folder / "soak.jsonl",
         ready_within_s=1.0,
-        waits=False,
         show=lambda _: None,
     )
     blocks = blocks_of(lengths, steps_ms)

@@ -20,7 +20,7 @@ from specreg.datasets.prompts import Prompt
 from specreg.matrix.case import Case
 from specreg.servers.environments import EngineEnvironment
 from specreg.servers.server import StartedServer
-from specreg.servers.start import start_server
+from specreg.servers.start import ServerStart
 from specreg.verdicts.judge import Outcome
 from tests.doubles.vllm.script import Script
 from tests.doubles.vllm.steps import likeliest
@@ -94,15 +94,15 @@ ENVIRONMENT = EngineEnvironment(
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartedServer]:
     folder = tmp_path_factory.mktemp("texts")
-    with start_server(
-        builders.scripted(builders.SPEC, Script(), folder),
-        ENVIRONMENT,
+    with ServerStart(
+        spec=builders.scripted(builders.SPEC, Script(), folder),
+        environment=ENVIRONMENT,
         root=folder,
         log_path=folder / "server.log",
         on_gpu=False,
         ready_within_s=30.0,
         show=lambda _: None,
-    ) as running:
+    ).running() as running:
         yield running
 
 

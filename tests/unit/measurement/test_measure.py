@@ -49,7 +49,7 @@ from specreg.measurement.measure import (
 from specreg.measurement.metrics import Family, metrics_of
 from specreg.servers.environments import EngineEnvironment
 from specreg.servers.server import Server, StartedServer
-from specreg.servers.start import start_server
+from specreg.servers.start import ServerStart
 from specreg.stats.alpha_spending import Look
 from specreg.stats.percentiles import Histogram
 from specreg.telemetry.record import PowerRecord
@@ -76,15 +76,15 @@ def start(
     folder: Path, script: Script, spec: ServerSpec = builders.SPEC
 ) -> AbstractContextManager[StartedServer]:
     """A scripted server."""
-    return start_server(
-        builders.scripted(spec, script, folder),
-        ENVIRONMENT,
+    return ServerStart(
+        spec=builders.scripted(spec, script, folder),
+        environment=ENVIRONMENT,
         root=folder,
         log_path=folder / "server.log",
         on_gpu=False,
         ready_within_s=30.0,
         show=lambda _: None,
-    )
+    ).running()
 
 
 QUIET = Plan(show=lambda _: None)

@@ -25,7 +25,7 @@ def servers(folder: Path) -> Servers:
     """Those of a run in a folder."""
     return Servers(
         root=builders.ROOT,
-        provision=Provision(on_gpu=False, version=None, python=None, url=None, show=lambda _: None),
+        provision=Provision(on_gpu=False, show=lambda _: None),
         ready_within_s=1.0,
         logs=folder / "logs",
         show=lambda _: None,

@@ -20,7 +20,7 @@ from specreg.matrix.case import ServerSpec
 from specreg.servers.environments import EngineEnvironment
 from specreg.servers.readiness import start_error
 from specreg.servers.server import StartedServer
-from specreg.servers.start import free_port, start_server
+from specreg.servers.start import ServerStart, free_port
 from tests.doubles.vllm.script import VARIABLE, Fault, Script
 from tests.unit import builders
 
@@ -36,19 +36,19 @@ def start(
     spec: ServerSpec = builders.SPEC,
     environment: EngineEnvironment = ENVIRONMENT,
     ready_within_s: float = 30.0,
-    choose_port: Callable[[], int] | None = None,
+    choose_port: Callable[[], int] = free_port,
 ) -> AbstractContextManager[StartedServer]:
     """A scripted server of a spec, its script and log in `folder`."""
-    return start_server(
-        builders.scripted(spec, script, folder),
-        environment,
+    return ServerStart(
+        spec=builders.scripted(spec, script, folder),
+        environment=environment,
         root=folder,
         log_path=folder / "logs" / "server.log",
         on_gpu=False,
         ready_within_s=ready_within_s,
         show=lambda _: None,
         choose_port=choose_port,
-    )
+    ).running()
 
 
 def left_of(folder: Path) -> list[psutil.Process]:
@@ -140,8 +140,7 @@ def test_a_missing_interpreter_is_a_server_that_cannot_start(tmp_path: Path) -> 
         start(tmp_path, Script(), environment=environment),
     ):
         pytest.fail("it has no interpreter")
-    assert error.value.failure == f"can't be run, No such file or directory: '{nowhere}'"
-    assert "check the interpreter" in str(error.value)
+    assert error.value.failure == f"can't be started, No such file or directory: '{nowhere}'"
     assert isinstance(error.value.__cause__, FileNotFoundError)
 
 
