@@ -3,7 +3,6 @@
 Each engine and version gets a virtual environment of its own in the user's cache, made by uv once.
 """
 
-import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -23,28 +22,23 @@ import uv
 from packaging.version import Version
 
 from specreg.core.errors import EnvironmentSetupError
-from specreg.core.files import UNREADABLE, cache_dir, replace_file
+from specreg.core.files import cache_dir, replace_file
 from specreg.core.logs import log_tail
 from specreg.core.processes import start_process, stop_process
 from specreg.engines.engine import Requirement
 
-_MARKER = "specreg.json"
+MARKER = "specreg.json"
 _HELP = "specreg-help.txt"
 _FLAG = re.compile(rb"--[a-z][a-z0-9-]+")
 _ERROR_LINES = 15
 
 
 class EngineEnvironment(msgspec.Struct, frozen=True, kw_only=True):
-    """An environment that is ready: its interpreter, and the engine's package and version.
-
-    Attributes:
-        torch_source: where torch came from: "find-links", "pytorch-cpu-index" or "pypi".
-    """
+    """An environment that is ready: its interpreter, and the engine's package and version."""
 
     python: str
     package: str
     version: str
-    torch_source: str
 
 
 @functools.cache
@@ -84,12 +78,13 @@ def engine_environment(
     Raises:
         EnvironmentSetupError: no way of getting torch and the engine worked.
     """
-    folder = _folder(requirement)
+    folder = environment_folder(requirement)
     folder.parent.mkdir(parents=True, exist_ok=True)
     failures = []
     with filelock.FileLock(f"{folder}.lock"):
-        made = installed_environment(requirement)
-        for torch_source, arguments in _torch_sources(requirement, os.environ) if not made else ():
+        if made := installed_environment(requirement):
+            return made
+        for torch_source, arguments in _torch_sources(requirement, os.environ):
             show(f"installing {requirement.pin} (once; torch from {torch_source})")
             try:
                 _install(requirement, folder, torch_source, arguments)
@@ -97,31 +92,36 @@ def engine_environment(
                 words = "\n".join(error.stderr.strip().splitlines()[-_ERROR_LINES:])
                 failures.append(f"torch from {torch_source}:\n{words}")
                 continue
-            made = EngineEnvironment(
-                python=str(folder / "bin" / "python"),
-                package=requirement.package,
-                version=requirement.version,
-                torch_source=torch_source,
-            )
-            replace_file(folder / _MARKER, msgspec.json.encode(made))
-            break
-    if made is None:
-        message = (
-            f"environment for '{requirement.pin}': could not be installed;"
-            " check the network, and the disk: it takes 3 to 7 GB\n" + "\n".join(failures)
-        )
-        raise EnvironmentSetupError(message)
-    return made
+            (folder / MARKER).touch()
+            return _environment(requirement)
+    message = (
+        f"environment for '{requirement.pin}': could not be installed;"
+        " check the network, and the disk: it takes 3 to 7 GB\n" + "\n".join(failures)
+    )
+    raise EnvironmentSetupError(message)
 
 
 def installed_environment(requirement: Requirement) -> EngineEnvironment | None:
-    """The environment of an engine if it is there; None for one that would be made."""
-    # Not there, unreadable or without its interpreter: made anew.
-    with contextlib.suppress(OSError, *UNREADABLE):
-        marker = _folder(requirement) / _MARKER
-        made = msgspec.json.decode(marker.read_bytes(), type=EngineEnvironment)
-        return made if Path(made.python).exists() else None
-    return None
+    """The environment of an engine if all of it is there; None for one that would be made."""
+    made = _environment(requirement)
+    whole = (environment_folder(requirement) / MARKER).exists() and Path(made.python).exists()
+    return made if whole else None
+
+
+def environment_folder(requirement: Requirement) -> Path:
+    """Another one for another recipe, or another Python that the environment is made with."""
+    made_of = f"{requirement!r} {sys.version_info[:2]}"
+    fingerprint = hashlib.sha256(made_of.encode()).hexdigest()[:8]
+    name = f"{requirement.package}-{requirement.version}-{fingerprint}"
+    return cache_dir() / "environments" / name
+
+
+def _environment(requirement: Requirement) -> EngineEnvironment:
+    return EngineEnvironment(
+        python=str(environment_folder(requirement) / "bin" / "python"),
+        package=requirement.package,
+        version=requirement.version,
+    )
 
 
 @functools.cache
@@ -134,9 +134,8 @@ def flags_of(
     What lies on the PYTHONPATH of a case isn't the environment's.
     """
     variables = dict(engine_env)
-    folder = Path(python).parents[1]
-    keeps = (folder / _MARKER).is_file() and "PYTHONPATH" not in variables
-    kept = folder / _HELP
+    kept = Path(python).parents[1] / _HELP
+    keeps = kept.with_name(MARKER).exists() and "PYTHONPATH" not in variables
     if keeps and kept.is_file():
         said = kept.read_bytes()
     else:
@@ -151,11 +150,6 @@ def flags_of(
     if keeps and flags:
         replace_file(kept, said)
     return flags or None
-
-
-def _folder(requirement: Requirement) -> Path:
-    name = f"{requirement.package}-{requirement.version}-{_fingerprint(requirement)}"
-    return cache_dir() / "environments" / name
 
 
 def _install(
@@ -231,9 +225,3 @@ def _run(command: tuple[str, ...], log_path: Path, own: Mapping[str, str]) -> No
         stop_process(process)
     if status:
         raise subprocess.CalledProcessError(status, command, stderr=log_tail(log_path))
-
-
-def _fingerprint(requirement: Requirement) -> str:
-    """Changes when the recipe does, or the Python that the environment is made with."""
-    made_of = f"{requirement!r} {sys.version_info[:2]}"
-    return hashlib.sha256(made_of.encode()).hexdigest()[:8]

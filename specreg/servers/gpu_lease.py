@@ -8,9 +8,8 @@ import contextlib
 import datetime as dt
 import os
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import filelock
@@ -25,31 +24,20 @@ _POLL_S = 0.2
 _BACK_WITHIN_S = 10.0
 _BYTES_PER_GIB = 2**30
 _SLACK_BYTES = 2**30
-"""What a server beside the one that ended may have come to hold meanwhile."""
-
-
-@dataclass(slots=True, eq=False)
-class _Lease:
-    """A server's GPU, and how much of it was taken before; None where that can't be told."""
-
-    device: Device
-    before_bytes: int | None
+"""What the driver may have come to hold meanwhile."""
 
 
 _LOCKS: dict[str, filelock.BaseFileLock] = {}
 """Of the GPUs that this process held, by UUID."""
-_LEASES: dict[str, list[_Lease]] = defaultdict(list)
-"""Of our servers on each GPU, in the order of their starts."""
+_SERVERS: Counter[str] = Counter()
+"""How many of ours are on each GPU."""
+_BEFORE_BYTES: dict[str, int | None] = {}
+"""What was taken of a GPU before the first of them; None where that can't be told."""
 
 
 @contextlib.contextmanager
 def lease_gpus(
-    gpus: int,
-    variables: Mapping[str, str],
-    *,
-    tell: Callable[[str], None],
-    waits: bool = True,
-    beside_starting: bool = False,
+    gpus: int, variables: Mapping[str, str], *, tell: Callable[[str], None], waits: bool = True
 ) -> Iterator[None]:
     """Lock a server's GPUs for as long as the context lasts, in which it starts and ends.
 
@@ -59,12 +47,11 @@ def lease_gpus(
         tell: is told whom we wait for.
         waits: whether to wait where another run of specreg holds one. A process that holds one
             already never does: two that wait for one another would wait for ever.
-        beside_starting: whether another server of ours is taking its memory meanwhile: the two
-            can't be told apart then, and the last of them answers for both at its end.
 
     Raises:
         SensorError: nothing shows them, another run holds one, or a process computes on one.
-        MemoryHeldError: 10 s after the server's end a GPU hasn't got its memory back.
+        MemoryHeldError: 10 s after the end of the last server on it a GPU hasn't got back what it
+            had before the first.
     """
     if not gpus:
         yield
@@ -72,10 +59,11 @@ def lease_gpus(
     devices = devices_of(gpus, variables)
     is_holding = any(lock.is_locked for lock in _LOCKS.values())
     with hold(devices, waits=waits and not is_holding, tell=tell):
-        wait_until_free(devices, our_ids(), {one.id for one in devices if _LEASES[one.id]})
-        leases = [_Lease(one, None if beside_starting else _used_bytes(one)) for one in devices]
-        for lease in leases:
-            _LEASES[lease.device.id].append(lease)
+        wait_until_free(devices, our_ids(), {one.id for one in devices if _SERVERS[one.id]})
+        for device in devices:
+            if not _SERVERS[device.id]:
+                _BEFORE_BYTES[device.id] = _used_bytes(device)
+            _SERVERS[device.id] += 1
         is_judged = True
         try:
             yield
@@ -83,9 +71,10 @@ def lease_gpus(
             is_judged = False
             raise
         finally:
-            before = [_end(lease) for lease in leases]
-            for device, before_bytes in zip(devices, before if is_judged else (), strict=False):
-                _await_memory(device, before_bytes)
+            _SERVERS.subtract(device.id for device in devices)
+            for device in devices if is_judged else ():
+                if not _SERVERS[device.id]:
+                    _await_memory(device, _BEFORE_BYTES[device.id])
 
 
 @contextlib.contextmanager
@@ -103,24 +92,10 @@ def hold(devices: Sequence[Device], *, waits: bool, tell: Callable[[str], None])
         yield
 
 
-def is_held(device: Device) -> bool:
-    """Whether another process has the lock of a GPU at this moment."""
-    path = _lock_path(device)
-    try:
-        with filelock.FileLock(path, timeout=0) if path.exists() else contextlib.nullcontext():
-            return False
-    except filelock.Timeout:
-        return True
-
-
-def _lock_path(device: Device) -> Path:
-    return cache_dir() / "gpus" / f"{device.id}.lock"
-
-
 @contextlib.contextmanager
 def _locked(device: Device, *, waits: bool, tell: Callable[[str], None]) -> Iterator[None]:
     """Lock a GPU; it is free again when the last of this process's contexts ends."""
-    path = _lock_path(device)
+    path = cache_dir() / "gpus" / f"{device.id}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = _LOCKS.setdefault(device.id, filelock.FileLock(path, thread_local=False))
     holder_path = path.with_suffix(".txt")
@@ -146,21 +121,6 @@ def _locked(device: Device, *, waits: bool, tell: Callable[[str], None]) -> Iter
         if lock.lock_counter == 1:
             holder_path.unlink(missing_ok=True)
         lock.release()
-
-
-def _end(lease: _Lease) -> int | None:
-    """How much of the GPU may be taken from now on; None where that can't be told yet.
-
-    What a server of ours took that started later isn't known: it answers for both at its end.
-    """
-    leases = _LEASES[lease.device.id]
-    at = leases.index(lease)
-    leases.remove(lease)
-    if at == len(leases):
-        return lease.before_bytes
-    known = (one.before_bytes for one in (lease, leases[at]) if one.before_bytes is not None)
-    leases[at].before_bytes = min(known, default=None)
-    return None
 
 
 def _await_memory(device: Device, before_bytes: int | None) -> None:

@@ -110,11 +110,6 @@ class Starting:
         """Whether it was started and not stopped."""
         return self._poll is not None
 
-    @property
-    def is_starting(self) -> bool:
-        """Whether it was started and isn't ready yet."""
-        return self._poll is not None and self._server is None
-
     def stop_if_dead(self) -> None:
         """Stop what is left of it if it went away, so that the next one starts afresh."""
         try:
@@ -252,6 +247,5 @@ class Servers:
             ready_within_s=self.ready_within_s,
             show=self.show,
         )
-        beside_starting = any(one.is_starting for one in self._startings)
-        with provision.leased(spec, beside_starting=beside_starting), start.begin():
+        with provision.leased(spec), start.begin():
             yield start.poll

@@ -126,10 +126,7 @@ class Provision:
             version = installed_version(made.python, requirement.package)
             return msgspec.structs.replace(made, version=version)
         return EngineEnvironment(
-            python=self.python or "",
-            package=requirement.package,
-            version=requirement.version,
-            torch_source="as it is",
+            python=self.python or "", package=requirement.package, version=requirement.version
         )
 
     def installed(self, case: Case) -> str:
@@ -160,19 +157,13 @@ class Provision:
         gpus = spec.parallel.gpus if self.on_gpu else 0
         return devices_of(gpus, {**os.environ, **dict(spec.engine_env)})
 
-    def leased(
-        self, spec: ServerSpec, *, beside_starting: bool = False
-    ) -> contextlib.AbstractContextManager[None]:
-        """A server's GPUs for as long as the context lasts; nothing of one that has none of ours.
-
-        See `lease_gpus`.
-        """
+    def leased(self, spec: ServerSpec) -> contextlib.AbstractContextManager[None]:
+        """The GPUs of a server, if it has some of ours, for as long as the context lasts."""
         return lease_gpus(
             spec.parallel.gpus if self.on_gpu and self.url is None else 0,
             {**os.environ, **dict(spec.engine_env)},
             waits=self.waits,
             tell=self.tell,
-            beside_starting=beside_starting,
         )
 
     def why_no_power(self, spec: ServerSpec) -> str:

