@@ -10,8 +10,7 @@ import os
 import platform
 import re
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,9 +21,6 @@ from specreg.core.redaction import hide_bytes
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What a decoder raises of bytes that it can't read; the last of what is nested too deeply."""
-
-_SETTLED_NS = 2 * 10**9
-"""Longer than the ticks of a file system's clock: two changes within one look like none."""
 
 
 def cache_dir() -> Path:
@@ -116,13 +112,11 @@ def _new_part(path: Path) -> Path:
     return path.with_name(f"{ours}{os.getpid()}.part")
 
 
-def file_sha256(path: Path, now_ns: Callable[[], int] = time.time_ns) -> str:
+def file_sha256(path: Path) -> str:
     """The SHA-256 of a file, in hex; from the cache where the file is as it was then.
 
-    Weights have many gigabytes, and each worker asks for their sum. A sum is kept under a name
-    made of what the file system says of the file; ctime, which can't be set back, is among it.
-
-    By `now_ns`, since the epoch, the sum of what changed within the last moment isn't kept.
+    Weights have many gigabytes. A sum is kept under a name made of what the file system says of
+    the file; ctime, which can't be set back, is among it.
 
     Raises:
         OSError: it can't be read.
@@ -134,7 +128,7 @@ def file_sha256(path: Path, now_ns: Callable[[], int] = time.time_ns) -> str:
             return known
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
-    if _kept_path(path) == kept and now_ns() - path.stat().st_ctime_ns > _SETTLED_NS:
+    if _kept_path(path) == kept:
         with contextlib.suppress(OSError):  # where it can't be kept the file is read again
             replace_file(kept, found.encode())
     return found

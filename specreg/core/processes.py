@@ -59,7 +59,7 @@ _MessageT = TypeVar("_MessageT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisedProcess:
-    """A started process.
+    """A started process; one that exchanges messages with us ends with its input.
 
     Attributes:
         popen: the process; session: by which its descendants are known.
@@ -70,8 +70,36 @@ class SupervisedProcess:
     popen: subprocess.Popen[bytes]
     session: Session
     supervisor: subprocess.Popen[bytes]
+    log_path: Path
     shared_before: Collection[str] = ()
     shared: set[str] = field(default_factory=set)
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Hand it a message; one that ended takes none."""
+        _write(self.popen.stdin, msgspec.json.encode(message) + b"\n")
+
+    def receive(self, kind: type[_MessageT]) -> _MessageT | None:
+        """Wait for its next message; None where it ended."""
+        stdout = self.popen.stdout
+        line = stdout.readline() if stdout is not None else b""
+        return msgspec.json.decode(line, type=kind) if line else None
+
+    @contextlib.asynccontextmanager
+    async def reader(self) -> AsyncIterator[asyncio.StreamReader]:
+        """Its messages, a line each, for the event loop that runs."""
+        reader = asyncio.StreamReader(limit=_MESSAGE_BYTES)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), self.popen.stdout
+        )
+        try:
+            yield reader
+        finally:
+            transport.close()
+
+    def last_lines(self) -> str:
+        """The end of what it has printed for people so far."""
+        settle_log(self)
+        return log_tail(self.log_path)
 
 
 _RUNNING: dict[str, SupervisedProcess] = {}
@@ -137,44 +165,13 @@ def start_process(
         os.close(speaks)
         os.close(hears)
     _RUNNING[mark] = SupervisedProcess(
-        popen=popen, session=session, supervisor=guard, shared_before=before
+        popen=popen,
+        session=session,
+        supervisor=guard,
+        log_path=log_path,
+        shared_before=before,
     )
     return _RUNNING[mark]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChildProcess:
-    """A program that exchanges messages with us, and prints into a log; it ends with its input."""
-
-    process: SupervisedProcess
-    log_path: Path
-
-    def send(self, message: msgspec.Struct) -> None:
-        """Hand it a message; one that ended takes none."""
-        _write(self.process.popen.stdin, msgspec.json.encode(message) + b"\n")
-
-    def receive(self, kind: type[_MessageT]) -> _MessageT | None:
-        """Wait for its next message; None where it ended."""
-        stdout = self.process.popen.stdout
-        line = stdout.readline() if stdout is not None else b""
-        return msgspec.json.decode(line, type=kind) if line else None
-
-    @contextlib.asynccontextmanager
-    async def reader(self) -> AsyncIterator[asyncio.StreamReader]:
-        """Its messages, a line each, for the event loop that runs."""
-        reader = asyncio.StreamReader(limit=_MESSAGE_BYTES)
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), self.process.popen.stdout
-        )
-        try:
-            yield reader
-        finally:
-            transport.close()
-
-    def last_lines(self) -> str:
-        """The end of what it has printed for people so far."""
-        settle_log(self.process)
-        return log_tail(self.log_path).strip()
 
 
 @contextlib.contextmanager
@@ -185,7 +182,7 @@ def child_process(
     environment: Mapping[str, str] | None = None,
     temporary: Sequence[Path] = (),
     output: IO[bytes] | None = None,
-) -> Iterator[ChildProcess]:
+) -> Iterator[SupervisedProcess]:
     """Run a program that exchanges messages with us for as long as the context lasts.
 
     Args and errors are those of `start_process`, but for:
@@ -202,7 +199,7 @@ def child_process(
         messages=output or subprocess.PIPE,
     )
     try:
-        yield ChildProcess(process=process, log_path=log_path)
+        yield process
     finally:
         stop_process(process)
         _close(process.popen)

@@ -23,7 +23,6 @@ from packaging.version import Version
 
 from specreg.core.errors import EnvironmentSetupError
 from specreg.core.files import cache_dir, replace_file
-from specreg.core.logs import log_tail
 from specreg.core.processes import start_process, stop_process
 from specreg.engines.engine import Requirement
 
@@ -224,4 +223,4 @@ def _run(command: tuple[str, ...], log_path: Path, own: Mapping[str, str]) -> No
     finally:
         stop_process(process)
     if status:
-        raise subprocess.CalledProcessError(status, command, stderr=log_tail(log_path))
+        raise subprocess.CalledProcessError(status, command, stderr=process.last_lines())

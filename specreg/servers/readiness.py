@@ -180,7 +180,7 @@ def scrape_version(server: Server) -> str:
 
 def start_error(server: StartedServer, what: str) -> ServerStartError:
     """The error of a start that came to nothing, with the kind of failure that its logs show."""
-    tail = server.log_tail()
+    tail = server.process.last_lines()
     # The cause may stand far above the traceback of the part that noticed.
     texts = (f"{what}\n{tail}", log_end(server.log_path))
     known = (

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from specreg.core.errors import AnswerError, ServerDiedError
 from specreg.core.http import ask
-from specreg.core.logs import log_tail
-from specreg.core.processes import SupervisedProcess, process_ids, settle_log
+from specreg.core.processes import SupervisedProcess, process_ids
 from specreg.engines.engine import Engine
 from specreg.engines.wire_format import Endpoint
 from specreg.matrix.case import ServerSpec
@@ -61,14 +60,14 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedServer(Server):
-    """One of our own.
-
-    Attributes:
-        process: what runs; log_path: what it says.
-    """
+    """One of our own: what runs."""
 
     process: SupervisedProcess
-    log_path: Path
+
+    @property
+    def log_path(self) -> Path:
+        """What it says."""
+        return self.process.log_path
 
     def pids(self) -> frozenset[int]:
         """Its processes."""
@@ -88,7 +87,7 @@ class StartedServer(Server):
         if how:
             message = (
                 f"server '{self.spec.id}': {how} while it was measured;"
-                f" last lines of {self.log_path}:\n{self.log_tail()}"
+                f" last lines of {self.log_path}:\n{self.process.last_lines()}"
             )
             raise ServerDiedError(message)
 
@@ -97,11 +96,6 @@ class StartedServer(Server):
         with contextlib.suppress(subprocess.TimeoutExpired):
             return f"ended with status {self.process.popen.wait(within_s)}"
         return ""
-
-    def log_tail(self) -> str:
-        """The last lines of its log so far."""
-        settle_log(self.process)
-        return log_tail(self.log_path)
 
     def _broken_answer(self) -> str:
         """What it says of its health; empty where it is well, or hangs and says nothing."""

@@ -132,7 +132,6 @@ class ServerStart:
             draft=draft,
             engine_version="",
             process=self._start(options, log_path),
-            log_path=log_path,
         )
 
     def _options(self, target: str, draft: str | None) -> LaunchOptions:

@@ -267,8 +267,9 @@ def server(
         target="some/target",
         draft="some/draft",
         engine_version="99.0+scripted",
-        process=SupervisedProcess(popen=process, session=Session("none"), supervisor=process),
-        log_path=log_path,
+        process=SupervisedProcess(
+            popen=process, session=Session("none"), supervisor=process, log_path=log_path
+        ),
     )
 
 

@@ -363,8 +363,8 @@ def test_a_child_takes_and_gives_messages_and_prints_into_its_log(tmp_path: Path
             child.send(Word(text))
             assert child.receive(Word) == Word(text.upper())
         assert child.last_lines() == "hello"
-        child.process.popen.kill()
-        child.process.popen.wait()
+        child.popen.kill()
+        child.popen.wait()
         child.send(Word("x" * 2**20))
         assert child.receive(Word) is None
 

@@ -541,11 +541,11 @@ def test_a_client_process_that_dies_is_named_and_leaves_nothing() -> None:
         case = dataclasses.replace(builders.CASE, client_processes=2)
         endpoint = dataclasses.replace(builders.server().endpoint, base_url="http://127.0.0.1:9")
         async with open_clients(case, endpoint, clock=time.monotonic_ns) as crew:
-            crew.workers[1].child.process.popen.kill()
+            crew.workers[1].child.popen.kill()
             with pytest.raises(InvalidMeasurementError, match="ended with status -9") as error:
                 await crew.replay(PROMPTS)
             assert error.value.reason == "CLIENT_DIED"
-        return [worker.child.process.popen.returncode for worker in crew.workers]
+        return [worker.child.popen.returncode for worker in crew.workers]
 
     killed, stopped = asyncio.run(run())
     assert (killed, stopped) == (-15, -9)
@@ -563,7 +563,7 @@ case = dataclasses.replace(
 endpoint = dataclasses.replace(builders.server().endpoint, base_url="http://127.0.0.1:9")
 async def run():
     async with open_clients(case, endpoint, clock=time.monotonic_ns) as crew:
-        print(*(worker.child.process.popen.pid for worker in crew.workers), flush=True)
+        print(*(worker.child.popen.pid for worker in crew.workers), flush=True)
         await crew.replay(builders.PROMPTS, lambda _: os.kill(os.getpid(), signal.SIGKILL))
 asyncio.run(run())
 """
