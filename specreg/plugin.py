@@ -308,7 +308,6 @@ def _prepare(config: pytest.Config, running: Sequence[Case]) -> None:
     """Ends the run before anything starts where a case that is to run can't be measured."""
     suite, session = config.stash[SUITE], config.stash[_SESSION]
     with _as_usage_error(config):
-        suite.fit_budget()
         check_cases(suite, running)
         if wrong := check_baselines(suite.store.files(case.id for case in running)):
             session.lines.extend(wrong)
@@ -618,8 +617,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     recording = suite.update_reason is not None
     judged = [one for one in suite.verdicts if not recording or one.outcome is not Outcome.MEASURED]
     parts = [render_verdicts(judged, width=_WIDTH, color=color) if judged else "", *session.lines]
-    figures, every = last_launches(suite.figures), suite.options.verbose
-    parts.append(render_figures(figures, width=_WIDTH, color=color, percentiles=every))
+    parts.append(render_figures(last_launches(suite.figures), width=_WIDTH, color=color))
     parts.append(render_times(suite.timeline.so_far(), width=_WIDTH, color=color))
     if not all(case.speed for case in suite.tier.cases):
         parts.append("the servers of this tier say nothing of speed, so none is shown")

@@ -140,27 +140,12 @@ NO_STEPS = StepCounts(steps=0, accepted=0, proposed=0, position_counts=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gauges:
-    """What a server says of its own acceptance, of its last iterations alone: never judged.
-
-    Attributes:
-        acceptance_length_tokens: per step, 1 or more.
-        acceptance_rate_frac: 0..1, with or without the bonus token as the server sees fit; None
-            where it doesn't say.
-    """
-
-    acceptance_length_tokens: float
-    acceptance_rate_frac: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
     """A server's own counters, summed over its engines: at one moment, or what they moved by.
 
     Attributes:
         steps: S.
         counts: all there is to know of the steps; None for a server that counts steps only.
-        gauges: what stands beside them at that moment; None for a server without.
         requests: that ended; None for a server that doesn't count them.
         running_requests: that ran at that moment, or at the busier end of a move; None for a
             server that doesn't say.
@@ -168,7 +153,6 @@ class Counters:
 
     steps: int
     counts: StepCounts | None = None
-    gauges: Gauges | None = None
     requests: int | None = None
     running_requests: int | None = None
 

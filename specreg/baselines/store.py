@@ -76,13 +76,11 @@ class BaselineStore:
         folder: of all baselines.
         environment: where is measured.
         options: with which pytest runs the cases that are looked up, the tier among them.
-        among: the files that are read of other machines; None for all.
     """
 
     folder: Path
     environment: Environment
     options: tuple[str, ...] = ()
-    among: frozenset[Path] | None = None
 
     @functools.cached_property
     def spreads(self) -> Mapping[str, Spread]:

@@ -17,7 +17,7 @@ _COMMANDS: Mapping[str, str] = {
     "explain": "cases",
     "gate": "gate",
     "bisect": "gate",
-    "soak": "soak",
+    "soak": "gate",
     "prepare": "datasets",
     "matrix": "cases",
     "engines": "cases",

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from specreg.baselines.estimate import estimates_of
+from specreg.baselines.estimate import estimate_of
 from specreg.baselines.store import settings_in
 from specreg.cli.options import (
     BASELINES,
@@ -17,7 +17,6 @@ from specreg.cli.options import (
     RootOption,
     RunsOption,
     TierOption,
-    case_of,
     fitting_tier_of,
     shelf_of,
     tier_of,
@@ -43,7 +42,7 @@ def explain(
 ) -> None:
     """Print what is expected of a case, where that comes from, and what the case can see."""
     found = tier_of(root / matrix, tier)
-    one = case_of(found, case)
+    one = found.named(case)
     store = shelf_of(root / folder, found)
     known = store.look_up(one, settings_in(root, one))
     history = load_history(history_path((root / runs).parent / "history", store.environment.name))
@@ -90,6 +89,7 @@ def matrix(
     for case in found.cases:
         check_allowed(case, found.places[case.id])
     gpus = find_gpus()
-    estimates = estimates_of(found, shelf_of(root / folder, found), gpus, root)
+    store, kind = shelf_of(root / folder, found), "gpu" if found.needs_gpus else "cpu"
+    estimates = {case.id: estimate_of(case, store, kind) for case in found.cases}
     typer.echo(render_matrix(found, estimates, gpus, width=WIDTH))
     typer.echo(f"tiers: {', '.join(tier_names(root / files))}")

@@ -53,16 +53,12 @@ def tables(
     run: RunArgument = None,
     root: RootOption = HERE,
     runs: RunsOption = RUNS,
-    *,
-    percentiles: Annotated[
-        bool, typer.Option("--percentiles", help="show how all that was timed spreads, too")
-    ] = False,
 ) -> None:
     """Print the speedup over the target alone, and the categories, of a finished run."""
     found = _folder_of(root / runs, run)
     figures = [one.figures for one in load_report(found / FILE_NAME).cases if one.figures]
     invalid = (f"{one.case_id}: {render_invalid(one.invalid)}" for one in figures if one.invalid)
-    shown = render_figures(figures, width=WIDTH, color=False, percentiles=percentiles)
+    shown = render_figures(figures, width=WIDTH, color=False)
     text = "\n\n".join(filter(None, (shown, *invalid)))
     typer.echo(text or f"run '{found.name}': nothing in it speculates")
 

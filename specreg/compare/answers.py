@@ -72,12 +72,10 @@ class AnswerComparison:
     def wants(self, pairs: Collection[Pair]) -> bool:
         """Whether a further block may tell of answers what those before couldn't."""
         return any(
-            self._is_open(pair) and len(self.blocks.get(pair.id, ())) < _MOST_BLOCKS
+            self._verdict(pair).outcome is Outcome.INVALID
+            and len(self.blocks.get(pair.id, ())) < _MOST_BLOCKS
             for pair in pairs
         )
-
-    def _is_open(self, pair: Pair) -> bool:
-        return pair.id not in self._known.verdicts and not why_not_compared(pair.a, pair.b)
 
     def ask(self, pair: Pair, servers: Mapping[Side, Server], block: int) -> None:
         """Ask side A for its answers once, and hold side B's against them once.
@@ -86,27 +84,26 @@ class AnswerComparison:
             ServerDiedError: a server went away.
             SpecregError: the disk refuses.
         """
-        if not self._is_open(pair):
+        if self._verdict(pair).outcome is not Outcome.INVALID:
             return
         self.blocks.setdefault(pair.id, set()).add(block)
         prompts = load_case_prompts(self.root, pair.a)[: pair.a.prompts]
-        side = Side.A
+        known, side = self._known, Side.A
         try:
-            plain = next((one for side, one in servers.items() if side is not Side.B), None)
-            if pair.id not in self._known.answers and plain is not None:
-                self._known.answers[pair.id] = answers_of(pair.a, plain, prompts)
-            theirs, side = self._known.answers.get(pair.id), Side.B
-            if Side.B in servers and theirs is not None:
+            plain = servers.get(Side.A) or servers.get(Side.A2)
+            if pair.id not in known.answers and plain is not None:
+                known.answers[pair.id] = answers_of(pair.a, plain, prompts)
+            side = Side.B
+            if Side.B in servers and pair.id in known.answers:
                 self.show(f"{pair.id}: comparing the answers")
-                self._known.verdicts[pair.id] = compare_answers(
-                    pair.id, pair.b, servers[Side.B], prompts, theirs, servers.get(Side.A)
-                )
+                theirs, a, b = known.answers[pair.id], servers.get(Side.A), servers[Side.B]
+                known.verdicts[pair.id] = compare_answers(pair.id, pair.b, b, prompts, theirs, a)
         except InvalidMeasurementError as error:
             self.failed[pair.id] = f"side {side}: {error}"
             for one in servers.values():
                 one.check_alive()
         try:
-            replace_file(self.path, msgspec.json.encode(self._known))
+            replace_file(self.path, msgspec.json.encode(known))
         except OSError as error:
             message = f"answers '{self.path}': {error.strerror}; make room or mend its rights"
             raise SpecregError(message) from error

@@ -23,6 +23,7 @@ from specreg.compare.judging import (
     judge_pair,
     why_broken,
 )
+from specreg.compare.options import GateOptions, ServerOptions
 from specreg.compare.pairs import Group, Pair, Side
 from specreg.compare.pinning import plain_case, record_answers, recording_of, why_not_pinned
 from specreg.core.errors import (
@@ -51,47 +52,6 @@ from specreg.verdicts.judge import Outcome
 _WAVES = 2
 """A round beside others asks for as many prompts as twice fill the load."""
 
-_Requests = list[tuple[int, FinishedRequest]]
-"""Requests with their rounds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GateOptions:
-    """What is asked of a gate, as the options of `specreg gate` have it.
-
-    Attributes:
-        pin_length_tokens: the acceptance length of further cases, None for none.
-        together: None for where no GPU has to hold the servers of all sides.
-        least_s: how long a launch is asked, at least, where speed counts.
-        out: the folder of the gate, None for a new one in `.specreg`.
-        show: is told what goes on.
-    """
-
-    a: str
-    b: str
-    a_overrides: Sequence[str] = ()
-    b_overrides: Sequence[str] = ()
-    tier: Tier
-    case_ids: Sequence[str] = ()
-    pin_length_tokens: float | None = None
-    launches: int = 16
-    minutes: float | None = None
-    prompts: int | None = None
-    tolerances: Sequence[str] = ()
-    with_control: bool = True
-    together: bool | None = None
-    least_s: float = 20.0
-    resume: bool = False
-    root: Path
-    out: Path | None = None
-    ready_within_s: float = 600.0
-    show: Callable[[str], None]
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether the engines run on a GPU."""
-        return self.tier.needs_gpus > 0
-
 
 class SideError(SpecregError):
     """One of the sides failed: which, and whether its server had started."""
@@ -114,9 +74,10 @@ class Gate:
     """
 
     options: GateOptions
+    tier: Tier
     folder: Path
-    sources: tuple[Provision, Provision]
-    installed: tuple[str, str]
+    sources: Sequence[Provision]
+    installed: Sequence[str]
     groups: Sequence[Group]
     environment: Environment
     rules: Rules
@@ -151,7 +112,7 @@ class Gate:
                 )
                 raise UnsupportedError(message)
             self._check_version(known[1], measurement.engine_version)
-            self._keep(*known, key.launch, measurement)
+            self._note(*known, key.launch, measurement)
         self.answers.take_over()
         blocks = max((one.block for one in self.launches), default=0)
         if blocks > self.rules.blocks:
@@ -249,8 +210,10 @@ class Gate:
                 if not error.started and not any((one, error.side) in measured for one in ids):
                     raise
                 self.options.show(f"launch {number}, side {error.side}: {error}")
+                told = {(one.pair_id, one.side, one.number) for one in self.launches}
                 for pair in group.pairs:
-                    self._fail(pair, error.side, number, str(error))
+                    if (pair.id, error.side, number) not in told:
+                        self._note(pair, error.side, number, failed=str(error))
 
     def _measure(self, pair: Pair, number: int, servers: Mapping[Side, StartedServer]) -> None:
         """Measure a pair on the servers that are up, and compare its answers.
@@ -259,7 +222,7 @@ class Gate:
             SideError: a server went away or hangs; nothing is kept then.
         """
         options = self.options
-        requests: dict[int, _Requests] = {place: [] for place in range(len(servers))}
+        requests: list[list[tuple[int, FinishedRequest]]] = [[] for _ in servers]
 
         def record(arm: int, part: int) -> Record:
             return lambda finished: requests[arm].append((part, finished))
@@ -281,31 +244,42 @@ class Gate:
         )
         workload = workload_of(pair.a, load_case_prompts(options.root, pair.a))
         # An engine on a GPU is held up by its host now and then; nothing crowds it here.
-        with contextlib.nullcontext() if options.on_gpu else cores_apart(servers.values()):
+        on_gpu = self.sources[0].on_gpu
+        with contextlib.nullcontext() if on_gpu else cores_apart(servers.values()):
             found = measure(arms, workload, plan)
-        kept: list[tuple[Side, Measurement, _Requests]] = []
-        for place, (side, measurement) in enumerate(zip(servers, found, strict=True)):
+        kept = []
+        for side, measurement, replayed in zip(servers, found, requests, strict=True):
             why = why_not_pinned(pair.of(side), measurement.acceptance)
             if measurement.replay is None:
                 why = next(iter(measurement.invalid.values()), "")
             if why:
                 options.show(f"launch {number}, side {side}, {pair.id}: {why}")
-                self._fail(pair, side, number, why)
+                self._note(pair, side, number, failed=why)
             elif measurement.replay is not None:
-                kept.append((side, measurement, requests[place]))
+                kept.append((side, measurement, replayed))
             if why.startswith(HungError.name):
                 raise SideError(side, why)
         self.answers.ask(pair, servers, math.ceil(number / LAUNCHES_PER_BLOCK))
         for side, measurement, replayed in kept:
-            self._keep(pair, side, number, measurement)
+            self._note(pair, side, number, measurement)
             self.journal.begin(self._key(pair, side, number))
             for part, finished in replayed:
                 self.journal.record_round(0, part)(finished)
             self.journal.end(measurement)
 
-    def _keep(self, pair: Pair, side: Side, number: int, measurement: Measurement) -> None:
+    def _note(
+        self,
+        pair: Pair,
+        side: Side,
+        number: int,
+        measurement: Measurement | None = None,
+        failed: str = "",
+    ) -> None:
+        """Keep what a launch came to."""
         self.launches.append(
-            SideLaunch(pair_id=pair.id, side=side, number=number, measurement=measurement)
+            SideLaunch(
+                pair_id=pair.id, side=side, number=number, measurement=measurement, failed=failed
+            )
         )
 
     def _check_version(self, side: Side, version: str) -> None:
@@ -321,12 +295,6 @@ class Gate:
                 " it had, or begin another gate"
             )
             raise UnsupportedError(message)
-
-    def _fail(self, pair: Pair, side: Side, number: int, why: str) -> None:
-        """Note that a side came to nothing; once a launch."""
-        told = {(one.pair_id, one.side, one.number) for one in self.launches}
-        if (pair.id, side, number) not in told:
-            self.launches.append(SideLaunch(pair_id=pair.id, side=side, number=number, failed=why))
 
     def _key(self, pair: Pair, side: Side, number: int) -> Key:
         """What has to be equal for a launch to be taken over."""
@@ -361,8 +329,7 @@ class Gate:
                 continue
             self.options.show(f"recording the answers of side {side} for {case.id}")
             prompts = load_case_prompts(self.options.root, case)[: case.prompts]
-            name = f"recording-{side}-{case.id}"
-            with self._started(plain_case(case), side, name) as server:
+            with self._started(plain_case(case), side, f"recording-{side}-{case.id}") as server:
                 record_answers(case, server, prompts, path)
 
     @contextlib.contextmanager
@@ -373,28 +340,39 @@ class Gate:
             SideError: it didn't start.
             MemoryHeldError: a GPU hasn't got its memory back, whosever server it was.
         """
-        source, options = self._source(side), self.options
+        source = self._source(side)
+        log_path = self.folder / "logs" / f"{name.replace(' ', '')}.log"
         with contextlib.ExitStack() as stack:
             try:
-                environment = source.environment(case.server)
-                stack.enter_context(source.leased(case.server))
-                server = stack.enter_context(
-                    ServerStart(
-                        spec=case.server,
-                        environment=environment,
-                        root=options.root,
-                        log_path=self.folder / "logs" / f"{name.replace(' ', '')}.log",
-                        on_gpu=options.on_gpu,
-                        ready_within_s=options.ready_within_s,
-                        show=lambda _: None,
-                    ).running()
-                )
+                started = server_of(source, case, self.options, log_path)
+                server = stack.enter_context(started)
             except MemoryHeldError:
                 raise
             except SpecregError as error:
                 message = f"side {side} ('{self._typed(side)}'): {error}"
                 raise SideError(side, message, started=False) from error
             yield server
+
+
+@contextlib.contextmanager
+def server_of(
+    source: Provision, case: Case, options: ServerOptions, log_path: Path
+) -> Iterator[StartedServer]:
+    """A running server of a case, on GPUs that are its own; errors as of `ServerStart`."""
+    environment = source.environment(case.server)
+    with (
+        source.leased(case.server),
+        ServerStart(
+            spec=case.server,
+            environment=environment,
+            root=options.root,
+            log_path=log_path,
+            on_gpu=source.on_gpu,
+            ready_within_s=options.ready_within_s,
+            show=options.show,
+        ).running() as server,
+    ):
+        yield server
 
 
 @contextlib.contextmanager

@@ -1,16 +1,13 @@
 """What a gate compares: cases as both sides run them, and which of them share their servers."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 
-from specreg.core.errors import DatasetError, UnsupportedError
+from specreg.core.errors import UnsupportedError
 from specreg.matrix.case import Case, ServerSpec, Tier
 from specreg.matrix.overrides import Override, overridden
-from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.metrics import GATE_METRICS, Family, Metric
 
 ACCEPTANCE, OUTPUT, STEP = "acceptance_length_tokens", "throughput_tokens_per_s", "step_p50_ms"
@@ -172,19 +169,3 @@ def groups_of(pairs: Iterable[Pair], *, with_control: bool, together: bool) -> t
         Group(pairs=tuple(group), with_control=group is control, together=together)
         for group in groups
     )
-
-
-def check_prompts(root: Path, pairs: Iterable[Pair]) -> None:
-    """Check that each pair has prompts, the same on both sides.
-
-    Raises:
-        DatasetError: a dataset holds too few, or other ones for the other side's model.
-    """
-    load = functools.cache(functools.partial(load_case_prompts, root))
-    for pair in pairs:
-        if load(pair.a) != load(pair.b):
-            message = (
-                f"'{pair.id}': the sides would be asked other prompts, those of"
-                f" '{pair.a.server.target}' and '{pair.b.server.target}'; choose a dataset of texts"
-            )
-            raise DatasetError(message)

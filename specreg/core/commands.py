@@ -13,7 +13,7 @@ LAUNCHER = "SPECREG_LAUNCHER"
 """The variable in which a session of nox says how it was started: `nox -s cpu_perf --`."""
 
 ATTACH_OPTION = "--specreg-attach"
-_FEWER = ("--num-prompts", "--specreg-budget-gpu-min")
+_FEWER = "--num-prompts"
 """A baseline is of all prompts."""
 
 

@@ -8,7 +8,6 @@ A message is a line of JSON of a type that both sides know: ours go to the child
 its own to its standard output; what it prints for people goes to its log.
 """
 
-import asyncio
 import atexit
 import contextlib
 import fcntl
@@ -19,7 +18,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TypeVar
@@ -49,7 +48,6 @@ _GONE_S = 25.0
 _REAPED_S = 5.0
 _EXEC_S = 0.2
 _PIPE_BYTES = 2**20
-_MESSAGE_BYTES = 256 * 2**20
 _HELD_KIB = re.compile(r"^Pss_(?:Anon|Shmem): *(\d+) kB", re.MULTILINE)
 _HERE = str(Path(__file__).parents[2])
 """The folder that holds specreg, for a process that knows of no other."""
@@ -83,18 +81,6 @@ class SupervisedProcess:
         stdout = self.popen.stdout
         line = stdout.readline() if stdout is not None else b""
         return msgspec.json.decode(line, type=kind) if line else None
-
-    @contextlib.asynccontextmanager
-    async def reader(self) -> AsyncIterator[asyncio.StreamReader]:
-        """Its messages, a line each, for the event loop that runs."""
-        reader = asyncio.StreamReader(limit=_MESSAGE_BYTES)
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), self.popen.stdout
-        )
-        try:
-            yield reader
-        finally:
-            transport.close()
 
     def last_lines(self) -> str:
         """The end of what it has printed for people so far."""

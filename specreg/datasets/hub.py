@@ -15,14 +15,13 @@ from specreg.core.errors import DatasetError, ModelError, SpecregError
 
 
 def fetch_dataset_file(
-    repo: str, file: str, revision: str, *, endpoint: str | None = None, cache: Path | None = None
+    repo: str, file: str, *, endpoint: str | None = None, cache: Path | None = None
 ) -> tuple[Path, str]:
     """Fetch a file of a dataset, or find it in the cache: where it lies, and its commit.
 
     Args:
         repo: `openai/gsm8k` for instance.
         file: its path there.
-        revision: a branch, a tag or a commit.
         endpoint: the hub's address, None for huggingface_hub's own.
         cache: its folder of files, None for huggingface_hub's own.
 
@@ -31,7 +30,7 @@ def fetch_dataset_file(
     """
     with _hub(DatasetError, f"hub dataset '{repo}': {file}", "give --from") as hub:
         found = hub.hf_hub_download(
-            repo, file, repo_type="dataset", revision=revision, endpoint=endpoint, cache_dir=cache
+            repo, file, repo_type="dataset", endpoint=endpoint, cache_dir=cache
         )
     # The cache keeps a file as snapshots/<commit>/<file>, as huggingface_hub documents.
     return Path(found), Path(found).parts[-len(Path(file).parts) - 1]

@@ -39,7 +39,6 @@ class LaunchOptions(LaunchSettings):
         on_gpu: whether the engine runs on a GPU.
         folder: an empty one, for what `Engine.files` writes.
         version: of the engine; empty where it isn't known beforehand.
-        flags: that its own help names; None where it takes all that specreg knows.
         memory: what it is given of a GPU; None for what it finds within `gpu_memory_frac`.
     """
 
@@ -51,12 +50,7 @@ class LaunchOptions(LaunchSettings):
     on_gpu: bool
     folder: Path
     version: str = ""
-    flags: frozenset[str] | None = None
     memory: Memory | None = None
-
-    def takes(self, flag: str) -> bool:
-        """Whether the engine takes a flag that specreg can do without."""
-        return self.flags is None or flag in self.flags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +122,7 @@ class Engine(ABC):
         name: what users write, and part of a case's id.
         methods: how it spells those that it has.
         backend: the engine that it runs, empty where that is itself.
-        oldest: the oldest version that specreg was tested with; an older one gets a note.
+        oldest: the oldest version that specreg takes.
         program: the program that must be on PATH, None for an engine that specreg installs.
         module: what an interpreter that has the engine can import; empty where there is a program.
         health_path, version_path: what to GET.
@@ -199,16 +193,6 @@ class Engine(ABC):
     @abstractmethod
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
         """The command line that starts the server with `python`, its environment's interpreter."""
-
-    def help_command(self, python: Path, version: str) -> tuple[str, ...]:
-        """The command that prints the flags of a version; empty where specreg knows what it takes.
-
-        Args:
-            python: the interpreter of the engine's environment.
-            version: "" where it isn't known, which is taken for one that specreg knows.
-        """
-        del python, version
-        return ()
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """Environment variables that the server needs: offline where nothing is to be fetched."""

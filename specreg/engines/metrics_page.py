@@ -1,8 +1,7 @@
-"""A page of Prometheus metrics: what servers count and gauge."""
+"""A page of Prometheus metrics: what servers count."""
 
 import re
 from collections import Counter
-from collections.abc import Mapping
 from functools import cached_property
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -38,11 +37,6 @@ class MetricsPage:
     def names(self) -> list[str]:
         """Of all samples, each once, in their order."""
         return list(dict.fromkeys(sample.name for sample in self.samples))
-
-    def series(self, name: str) -> Mapping[frozenset[tuple[str, str]], float]:
-        """The values of a name by their labels."""
-        found = (sample for sample in self.samples if sample.name == name)
-        return {frozenset(sample.labels.items()): sample.value for sample in found}
 
     def total(self, name: str) -> int:
         """What all samples of a name count together.

@@ -6,28 +6,19 @@ Without a GPU the server itself runs, given a package that stands in for its ker
 
 import contextlib
 import dataclasses
-import math
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 import msgspec
 
-from specreg.acceptance.record import Counters, Gauges, Source
+from specreg.acceptance.record import Counters, Source
 from specreg.acceptance.trace import Body, StreamEvent
 from specreg.core.errors import InvalidMeasurementError, UnsupportedError
 from specreg.core.files import UNREADABLE
 from specreg.core.http import Count, Name
 from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement, given_flags
-from specreg.engines.methods import (
-    BRANCHES,
-    DRAFT,
-    DRAFT_TOKENS,
-    VERIFIED_TOKENS,
-    Spelling,
-    is_older,
-)
+from specreg.engines.methods import BRANCHES, DRAFT, DRAFT_TOKENS, VERIFIED_TOKENS, Spelling
 from specreg.engines.metrics_page import MetricsPage
 from specreg.engines.settings import Parallel
 from specreg.engines.token_api import Call, TokenApi, Transcript, Wanted, decode_answer, unreadable
@@ -44,8 +35,6 @@ from specreg.engines.wire_format import (
 )
 
 _CALLS = "sglang:spec_verify_calls_total"
-_OLDEST = "0.5.19"
-"""The first whose answers to a chat tell their steps."""
 
 
 class _FinishReason(msgspec.Struct, frozen=True):
@@ -99,20 +88,6 @@ class SglangWireFormat(WireFormat):
     counters_path: ClassVar[str | None] = "/metrics"
     counters_flag: ClassVar = "--enable-metrics"
 
-    def check(self, form: Form, version: str) -> None:
-        """Whatever the form.
-
-        Raises:
-            UnsupportedError: the version is older than 0.5.19.
-        """
-        del form
-        if is_older(version, _OLDEST):
-            message = (
-                f"acceptance of SGLang {version}: its answers don't tell their steps as those of"
-                f" later versions do; take {_OLDEST} or newer"
-            )
-            raise UnsupportedError(message)
-
     def path(self, ask: Ask) -> str:
         """By the form of the prompt."""
         return "/v1/chat/completions" if ask.form is Form.CHAT else "/generate"
@@ -136,7 +111,7 @@ class SglangWireFormat(WireFormat):
         return UsageDecoder() if ask.form is Form.CHAT else _GenerateDecoder()
 
     def parse_counters(self, page: str) -> Counters:
-        """The verify calls, which are all that SGLang counts of its steps; and its gauges.
+        """The verify calls, which are all that SGLang counts of its steps.
 
         Raises:
             InvalidMeasurementError: `METRICS_MISSING`, `METRICS_UNREADABLE`.
@@ -145,21 +120,7 @@ class SglangWireFormat(WireFormat):
         if _CALLS not in parsed.names:
             message = f"looked for {_CALLS}; is the server started with {self.counters_flag}?"
             raise InvalidMeasurementError("METRICS_MISSING", message)
-        return Counters(steps=parsed.total(_CALLS), gauges=_gauges(parsed))
-
-
-def _gauges(page: MetricsPage) -> Gauges | None:
-    """Their means over the schedulers that have set them, which they first do after some steps."""
-    lengths = page.series("sglang:spec_accept_length")
-    rates = page.series("sglang:spec_accept_rate")
-    set_by = [labels for labels, value in lengths.items() if 0 < value < math.inf]
-    if not set_by:
-        return None
-    said = [rates[labels] for labels in set_by if math.isfinite(rates.get(labels, math.nan))]
-    return Gauges(
-        acceptance_length_tokens=statistics.fmean(lengths[labels] for labels in set_by),
-        acceptance_rate_frac=statistics.fmean(said) if said else None,
-    )
+        return Counters(steps=parsed.total(_CALLS))
 
 
 _GENERATE = "/generate"
@@ -233,8 +194,6 @@ class SglangTokenApi(TokenApi):
 
 
 _VERSION = "0.5.23"
-# Between these each flag below was read by the parser; others are asked by `--help`.
-_FLAGS_KNOWN_FROM, _FLAGS_KNOWN_BEFORE = "0.5.21", "0.5.24"
 _SERVER = "sglang.launch_server"
 _MOST_CHARACTERS = 1024
 # CUDA builds all of them, and of no use without a GPU; two are of versions before 0.5.22.
@@ -333,7 +292,7 @@ class Sglang(Engine):
 
     name: ClassVar = "sglang"
     methods: ClassVar = _METHODS
-    oldest: ClassVar = _OLDEST
+    oldest: ClassVar = "0.5.21"
     module: ClassVar = "sglang"
     health_path: ClassVar = "/health"
     version_path: ClassVar = "/server_info"
@@ -400,12 +359,6 @@ class Sglang(Engine):
             *options.engine_args,
         )
 
-    def help_command(self, python: Path, version: str) -> tuple[str, ...]:
-        """The server's own help, for a version that wasn't tested."""
-        old = is_older(version, _FLAGS_KNOWN_FROM)
-        known = not version or (not old and is_older(version, _FLAGS_KNOWN_BEFORE))
-        return () if known else (str(python), "-m", _SERVER, "--help")
-
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """Offline where nothing needs to be fetched, and nothing compiled on a CPU."""
         on_cpu = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
@@ -434,7 +387,6 @@ _CPU_FLAGS = (
 )
 
 
-_PREFILL_GRAPHS = "--cuda-graph-max-bs-prefill"
 _MOST_STATIC_FRAC = 0.95
 
 
@@ -444,15 +396,14 @@ def _gpu_flags(options: LaunchOptions) -> tuple[str, ...]:
     SGLang takes as its own all that went since its start, so the share must hold what a server
     beside it takes meanwhile. The cache is no larger for that.
     """
-    graphs = (_PREFILL_GRAPHS, str(options.max_model_len_tokens))
-    longest = graphs if options.takes(_PREFILL_GRAPHS) else ()
+    graphs = ("--cuda-graph-max-bs-prefill", str(options.max_model_len_tokens))
     if options.memory is None:
-        return ("--mem-fraction-static", str(options.gpu_memory_frac), *longest)
+        return ("--mem-fraction-static", str(options.gpu_memory_frac), *graphs)
     share_frac = min(options.memory.share_frac + options.gpu_memory_frac, _MOST_STATIC_FRAC)
     return (
         *("--max-total-tokens", str(options.memory.cache_tokens)),
         *("--mem-fraction-static", f"{share_frac:.4f}"),
-        *longest,
+        *graphs,
     )
 
 

@@ -23,12 +23,8 @@ from specreg.core.files import UNREADABLE
 from specreg.core.http import Count, Name
 from specreg.engines import vllm
 from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement
-from specreg.engines.wire_format import Ask, Form, StreamDecoder, WireFormat, decode_event
+from specreg.engines.wire_format import Ask, StreamDecoder, WireFormat, decode_event
 
-_TEXT_ALONE = (
-    "engine 'triton': takes a text, neither a chat nor token ids; set"
-    ' form = "completions" in the matrix, with a dataset of texts'
-)
 _NOT_YET = {None, "", "None", "null"}
 """What the backend says for a reason that there isn't yet."""
 
@@ -66,31 +62,15 @@ class _Decoder(StreamDecoder):
 class TritonWireFormat(WireFormat):
     """Triton with the vLLM backend."""
 
-    takes_token_ids: ClassVar[bool] = False
+    takes_text_alone: ClassVar[bool] = True
     answers_whole: ClassVar[bool] = True
-
-    def check(self, form: Form, version: str) -> None:
-        """Of all versions.
-
-        Raises:
-            UnsupportedError: a chat: the backend takes a text alone.
-        """
-        del version
-        if form is Form.CHAT:
-            raise UnsupportedError(_TEXT_ALONE)
 
     def path(self, ask: Ask) -> str:
         """The model's own endpoint; a model that isn't decoupled has no stream."""
         return f"/v2/models/{quote(ask.model, safe='')}/generate{'_stream' if ask.stream else ''}"
 
     def body(self, ask: Ask) -> Body:
-        """The text as it is, and the outputs that count tokens.
-
-        Raises:
-            UnsupportedError: a chat, or token ids.
-        """
-        if ask.form is Form.CHAT or ask.token_ids:
-            raise UnsupportedError(_TEXT_ALONE)
+        """The text as it is, and the outputs that count tokens."""
         return {
             "text_input": ask.text,
             "stream": ask.stream,

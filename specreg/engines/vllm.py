@@ -241,8 +241,7 @@ def _parse_ids(answer: bytes) -> tuple[int, ...]:
 
 
 _VERSION = "0.32.0"
-# Between these each flag below was seen to be taken; others are asked by `--help`.
-_FLAGS_KNOWN_FROM, _FLAGS_KNOWN_BEFORE = "0.29", "0.33"
+_COUNTS_SINCE = "0.29"
 _SERVER = "vllm.entrypoints.openai.api_server"
 _RAY = "ray[cgraph]>=2.48"
 
@@ -315,12 +314,6 @@ class Vllm(Engine):
             *("--host", "127.0.0.1", "--port", str(options.port)),
             *_flags(options),
         )
-
-    def help_command(self, python: Path, version: str) -> tuple[str, ...]:
-        """The server's own help, for a version that wasn't tested."""
-        old = is_older(version, _FLAGS_KNOWN_FROM)
-        known = not version or (not old and is_older(version, _FLAGS_KNOWN_BEFORE))
-        return () if known else (str(python), "-m", _SERVER, "--help")
 
     def packages(self, parallel: Parallel) -> tuple[str, ...]:
         """Ray, where its executor runs the parts."""
@@ -396,9 +389,9 @@ def _speculation_flags(options: LaunchOptions) -> tuple[str, ...]:
     settings = speculative_config(options)
     if not settings:
         return ()
-    counts = "--per-request-spec-decode-metrics"
-    counted = (counts, "summary") if options.takes(counts) else ()
-    return ("--speculative-config", json.dumps(settings), *counted)
+    counted = ("--per-request-spec-decode-metrics", "summary")
+    known = () if is_older(options.version, _COUNTS_SINCE) else counted
+    return ("--speculative-config", json.dumps(settings), *known)
 
 
 def speculative_config(options: LaunchOptions) -> Mapping[str, Setting]:

@@ -263,7 +263,7 @@ class WireFormat:
         counters_source: the same of the server's counters, None if it has none.
         counters_path: where the counters are; None if there are none.
         counters_flag: what the server must be started with to have them.
-        takes_token_ids: whether a prompt may be ids.
+        takes_text_alone: whether a prompt may be neither a chat nor token ids.
         answers_whole: whether it can be asked for an answer without a stream.
     """
 
@@ -271,20 +271,8 @@ class WireFormat:
     counters_source: ClassVar[Source | None] = None
     counters_path: ClassVar[str | None] = None
     counters_flag: ClassVar[str] = "its counters"
-    takes_token_ids: ClassVar[bool] = True
+    takes_text_alone: ClassVar[bool] = False
     answers_whole: ClassVar[bool] = False
-
-    def check(self, form: Form, version: str) -> None:
-        """Check that prompts of that form can be asked, and that a version tells their acceptance.
-
-        Raises:
-            UnsupportedError: they can't, or it isn't by this version; "" is any.
-        """
-
-    def counters_path_of(self, version: str) -> str | None:
-        """Where a version of the engine has them, "" is any; None if none, or none to rely on."""
-        del version
-        return self.counters_path
 
     def path(self, ask: Ask) -> str:
         """Where to POST it."""

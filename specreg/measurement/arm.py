@@ -20,7 +20,6 @@ from specreg.acceptance.record import (
     NO_STEPS,
     AcceptanceRecord,
     Counters,
-    Gauges,
     PromptAcceptance,
     Source,
     StepCounts,
@@ -33,8 +32,7 @@ from specreg.datasets.prompts import Prompt
 from specreg.engines.methods import METHODS
 from specreg.engines.wire_format import WireFormat
 from specreg.load.chat_client import Clock, Record
-from specreg.load.client_processes import Clients, open_clients
-from specreg.load.rounds import Round
+from specreg.load.rounds import Client, Round, open_client
 from specreg.matrix.case import Case, ServerSpec
 from specreg.measurement.metrics import Family
 from specreg.measurement.validity import noting
@@ -70,20 +68,19 @@ class ArmReplay:
 
     Attributes:
         arm: which.
-        clients: of its server.
+        client: of its server.
         before: the server's counters when the rounds began; None where they aren't needed.
         rounds: replayed so far.
-        acceptance, gauges: as they were read last.
+        acceptance: as it was read last.
         block: a stretch of load without a pause, for the power; None without one.
         invalid: by family why its figures mean nothing.
     """
 
     arm: Arm
-    clients: Clients
+    client: Client
     before: Counters | None = None
     rounds: list[Round] = field(default_factory=list)
     acceptance: AcceptanceRecord | None = None
-    gauges: Gauges | None = None
     block: Round | None = None
     invalid: dict[Family, str] = field(default_factory=dict)
 
@@ -102,7 +99,7 @@ class ArmReplay:
         Raises:
             InvalidMeasurementError: a request failed.
         """
-        done = await self.clients.replay(prompts, record)
+        done = await self.client.replay(prompts, record)
         check_requests(done.traces)
         self.rounds.append(done)
 
@@ -112,7 +109,7 @@ class ArmReplay:
         Raises:
             InvalidMeasurementError: a request failed.
         """
-        more = await self.clients.replay(prompts, record)
+        more = await self.client.replay(prompts, record)
         check_requests(more.traces)
         await self.read(more)
 
@@ -122,34 +119,29 @@ class ArmReplay:
         Raises:
             InvalidMeasurementError: a check broke that spoils all figures.
         """
-        found: tuple[AcceptanceRecord | None, Gauges | None] = None, None
+        self.acceptance = None
         with noting(self.invalid):
-            read = await self._read([*self.rounds, *further])
+            traces = [trace for part in (*self.rounds, *further) for trace in part.traces]
+            case, wire_format = self.arm.case, self.arm.server.engine.wire_format
+            after = await self._counters()
+            found = read_acceptance(case.server, wire_format, traces, self.before, after)
             if Family.ACCEPTANCE not in self.invalid:
-                found = read
-        self.acceptance, self.gauges = found
-
-    async def _read(self, rounds: Sequence[Round]) -> tuple[AcceptanceRecord | None, Gauges | None]:
-        case, server = self.arm.case, self.arm.server
-        traces = [trace for part in rounds for trace in part.traces]
-        after = await self._counters()
-        record = read_acceptance(case.server, server.engine.wire_format, traces, self.before, after)
-        return record, after.gauges if after else None
+                self.acceptance = found
 
     async def _counters(self) -> Counters | None:
         server = self.arm.server
         wire_format = server.engine.wire_format
         if not self.arm.case.speculates:
             return None
-        path = wire_format.counters_path_of(server.engine_version)
-        return None if path is None else wire_format.parse_counters(await self.clients.scrape(path))
+        path = wire_format.counters_path
+        return None if path is None else wire_format.parse_counters(await self.client.scrape(path))
 
 
 @contextlib.asynccontextmanager
 async def open_arm(arm: Arm, *, clock: Clock) -> AsyncIterator[ArmReplay]:
-    """Open an arm's clients for as long as the context lasts; `clock`: monotonic, nanoseconds."""
-    async with open_clients(arm.case, arm.server.endpoint, clock=clock) as clients:
-        yield ArmReplay(arm=arm, clients=clients)
+    """Open an arm's client for as long as the context lasts; `clock`: monotonic, nanoseconds."""
+    async with open_client(arm.case, arm.server.endpoint, clock=clock) as client:
+        yield ArmReplay(arm=arm, client=client)
 
 
 def read_acceptance(

@@ -1,17 +1,12 @@
 """All figures of a measurement, for people and programs: what docs/measuring.md names, as JSON."""
 
-import contextlib
-import dataclasses
 import functools
-import json
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
 import msgspec
 
-from specreg.acceptance.record import AcceptanceRecord, Gauges, Source, StepCounts, View
+from specreg.acceptance.record import AcceptanceRecord, Source, StepCounts, View
 from specreg.acceptance.trace import RequestTrace
-from specreg.core.files import replace_file
 from specreg.engines.methods import METHODS
 from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement
@@ -63,14 +58,6 @@ class PartFigures(msgspec.Struct, frozen=True, kw_only=True):
     joint_frac: tuple[float, ...]
 
 
-class RequestFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The acceptance of one request; `turn` counts from 1."""
-
-    prompt_id: str
-    turn: int
-    figures: PartFigures
-
-
 class AcceptanceFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The acceptance of a measurement: all of it, and its parts.
 
@@ -85,7 +72,6 @@ class AcceptanceFigures(msgspec.Struct, frozen=True, kw_only=True):
     category_acceptance_length_tokens: float | None
     by_category: dict[str, PartFigures]
     by_turn: dict[str, PartFigures]
-    by_request: tuple[RequestFigures, ...]
 
 
 class PaceFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,7 +140,6 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
         invalid: by family why there are none, null where there are all.
         judged: the metrics that are held against baselines.
         acceptance: null without speculation.
-        gauges: the server's own, of its last iterations at the end; null where it has none.
         timing: of the case's server, null where a speed is invalid; control: of the one beside it.
         speedup: of one over the other; null without a control, and where speeds mean nothing.
         power: what the devices drew; null where that wasn't watched.
@@ -166,7 +151,6 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     invalid: dict[Family, str] | None
     judged: dict[str, float]
     acceptance: AcceptanceFigures | None
-    gauges: Gauges | None
     timing: ArmFigures | None
     control: ArmFigures | None
     speedup: SpeedupFigures | None
@@ -188,19 +172,11 @@ def figures_of(measurement: Measurement, launch: int) -> Figures:
         invalid=dict(invalid) or None,
         judged=dict(measurement.values),
         acceptance=_acceptance(acceptance, measurement.case) if acceptance else None,
-        gauges=replay.gauges if replay else None,
         timing=timing,
         control=control,
         speedup=_speedup(measurement, timing, control),
         power=replay.power if replay and Family.POWER not in invalid else None,
     )
-
-
-def record_figures(path: Path, figures: Figures) -> None:
-    """Writes them as JSON. A disk that refuses loses them, and no verdict."""
-    with contextlib.suppress(OSError):
-        text = json.dumps(msgspec.to_builtins(figures), indent=1)
-        replace_file(path, f"{text}\n".encode())
 
 
 def _acceptance(record: AcceptanceRecord, case: Case) -> AcceptanceFigures:
@@ -212,14 +188,6 @@ def _acceptance(record: AcceptanceRecord, case: Case) -> AcceptanceFigures:
         category_acceptance_length_tokens=record.category_acceptance_length,
         by_category={name: part(one) for name, one in record.by_category.items()},
         by_turn={str(turn): part(one) for turn, one in record.by_turn.items()},
-        by_request=tuple(
-            RequestFigures(
-                prompt_id=prompt.prompt_id,
-                turn=prompt.turn,
-                figures=part(dataclasses.replace(record, total=prompt.counts, prompts=(prompt,))),
-            )
-            for prompt in record.prompts
-        ),
     )
 
 

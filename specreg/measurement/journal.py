@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import filelock
 import msgspec
 
-from specreg.acceptance.record import AcceptanceRecord, Gauges
+from specreg.acceptance.record import AcceptanceRecord
 from specreg.core.errors import SpecregError
 from specreg.core.files import UNREADABLE, write_lines
 from specreg.load.chat_client import FinishedRequest, Record
@@ -72,7 +72,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         lags: of each round, the case's first, then the control's.
         acceptance: as it was read, the server's counters agreeing.
         look: the name of the one at which it was enough.
-        gauges, power: see `Replay`; invalid: see `Measurement`.
+        power: see `Replay`; invalid: see `Measurement`.
     """
 
     engine_version: str
@@ -81,7 +81,6 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     lags: tuple[tuple[Histogram, ...], tuple[Histogram, ...]]
     acceptance: AcceptanceRecord | None
     look: str = Look.FULL.name
-    gauges: Gauges | None = None
     power: PowerRecord | None = None
     invalid: dict[Family, str] = {}
 
@@ -157,7 +156,6 @@ class Journal:
                 ),
                 acceptance=replay.acceptance,
                 look=measurement.look.name,
-                gauges=replay.gauges,
                 power=replay.power,
                 invalid=dict(measurement.invalid),
             )
@@ -226,7 +224,6 @@ class _Open:
             control_rounds=self._rounds(line, control=True),
             acceptance=line.acceptance,
             limits=case.limits,
-            gauges=line.gauges,
             power=line.power,
         )
         return Measurement(

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, Gauges, StepCounts
+from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, StepCounts
 from specreg.acceptance.table import Countable
 from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import MatrixError, UnknownNameError
@@ -56,7 +56,6 @@ class Replay:
         control_rounds: of the control, replayed in alternation; empty without one.
         acceptance: None for a case that doesn't speculate.
         limits: what a request must keep to count as good.
-        gauges: what the server said of its acceptance at the end; no metric is of them.
         power: what the devices drew; None where that wasn't watched.
     """
 
@@ -64,7 +63,6 @@ class Replay:
     control_rounds: tuple[Round, ...]
     acceptance: AcceptanceRecord | None
     limits: Limits = NO_LIMITS
-    gauges: Gauges | None = None
     power: PowerRecord | None = None
 
     @property

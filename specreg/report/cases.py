@@ -4,12 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from specreg.baselines.comparison import CaseBaselines, differing_settings, expected_value
-from specreg.baselines.estimate import (
-    START_S,
-    USUAL_BANDWIDTH_GIB_PER_S,
-    Estimates,
-    run_min,
-)
+from specreg.baselines.estimate import READ_GIB_PER_S, START_S, Estimate, run_s
 from specreg.baselines.schema import load_table
 from specreg.core.commands import learn_command, specreg_command
 from specreg.matrix.case import Case, Tier
@@ -133,21 +128,20 @@ def _doubt(metric: Metric, case: Case, known: CaseBaselines) -> Change | None:
     )
 
 
-def render_matrix(tier: Tier, estimates: Estimates, gpus: Gpus, *, width: int) -> str:
+def render_matrix(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus, *, width: int) -> str:
     """A row for each case; below it the total, what to prepare, and what doesn't fit the GPUs."""
     on_gpu = tier.needs_gpus > 0
     rows = []
     for case in tier.cases:
         estimate, memory_gib = estimates[case.id], case.needs.memory_gib
-        minutes = f"{estimate.case_s(case.prompts) / _S_PER_MIN:.1f}" if estimate else NOTHING
         rows.append(
             (
                 case.id,
                 str(case.needs.gpus) if on_gpu else NOTHING,
                 str(math.ceil(memory_gib)) if on_gpu and memory_gib is not None else NOTHING,
                 str(case.prompts),
-                minutes,
-                estimate.source if estimate else "",
+                f"{estimate.case_s / _S_PER_MIN:.1f}",
+                estimate.source,
             )
         )
     columns = ("case", "GPUs", "GiB each", "prompts", "minutes", "by")
@@ -155,23 +149,16 @@ def render_matrix(tier: Tier, estimates: Estimates, gpus: Gpus, *, width: int) -
     return "\n".join((table, "", *_notes(tier, estimates, gpus)))
 
 
-def _notes(tier: Tier, estimates: Estimates, gpus: Gpus) -> Iterator[str]:
+def _notes(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> Iterator[str]:
     kind, unit = ("gpu", "minutes of a GPU") if tier.needs_gpus else ("cpu", "minutes")
-    unknown = sum(estimates[case.id] is None for case in tier.cases)
-    rest = f", and {unknown} case(s) of which nothing tells" if unknown else ""
-    total = run_min(tier.cases, estimates, kind)
-    yield f"about {total:.0f} {unit} in all, {START_S[kind]:.0f} s for each server's start{rest}"
+    total = run_s(tier.cases, estimates, kind) / _S_PER_MIN
+    yield f"about {total:.0f} {unit} in all, {START_S[kind]:.0f} s for each server's start"
     datasets = sorted({case.dataset for case in tier.cases} - {"toy"})
     prepared = [name for name in datasets if not name.startswith("random-")]
     if prepared:
         yield "to prepare: " + "; ".join(specreg_command("prepare", name) for name in prepared)
-    if any(estimate is not None and "guess" in estimate.source for estimate in estimates.values()):
-        bandwidth = gpus.bandwidth_gib_per_s or USUAL_BANDWIDTH_GIB_PER_S
-        whose = "this GPU's" if gpus.bandwidth_gib_per_s else "an H100's, as no GPU is here"
-        yield (
-            "guess: each step reads all weights at half of the memory's bandwidth"
-            f" ({bandwidth:.0f} GiB/s, {whose}), and no draft is accepted"
-        )
+    if any("guess" in estimate.source for estimate in estimates.values()):
+        yield f"guess: a step reads all weights at {READ_GIB_PER_S:.0f} GiB/s; no draft is accepted"
     lacking = tier.unmet(gpus.memory_gib)
     if lacking:
         there = ", ".join(f"{math.floor(each)} GiB" for each in gpus.memory_gib)

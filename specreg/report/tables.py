@@ -40,7 +40,6 @@ _TIMED = ("ms/token\nalone", "\nwith", "\ngain", "tokens/s\nalone", "\nwith", "\
 _POSITIONS = "accepted by\nposition"
 _SPEEDUP = ("speedup over\nthe target alone", *_TIMED, "\nAL", "\nA/D", _POSITIONS)
 _CATEGORIES = ("by category", "requests", "AL", "A/D", "ms/token alone", "with", "gain")
-_SPREADS = ("how it spreads", "count", *PERCENTILES)
 _JOULES = ("J/token", "beyond idle", "alone", "saved")
 _POWER = ("power", *_JOULES, "W", "peak", "idle", "°C", "MHz", "remark")
 _SHOWN_S = 0.05
@@ -122,9 +121,7 @@ def render_rows(
     return "\n".join(map(str.rstrip, text.getvalue().splitlines())) if table.row_count else ""
 
 
-def render_figures(
-    figures: Sequence[Figures], *, width: int, color: bool, percentiles: bool = False
-) -> str:
+def render_figures(figures: Sequence[Figures], *, width: int, color: bool) -> str:
     """All tables of what one launch of each case measured, each where there is something to show.
 
     Medians: of TPOT over requests, of throughput over rounds. `A/D` is the draft efficiency, and
@@ -132,11 +129,9 @@ def render_figures(
     energy over all tokens, that beyond idle, and alone: without speculation; saved: the share of it
     that speculation saves; the remark says how far off the ends of the block may make these.
     """
-    spread = figures if percentiles else ()
     tables = (
         (_SPEEDUP, [_speedup_row(one) for one in figures if one.speedup and one.control]),
         (_CATEGORIES, [row for one in figures for row in _category_rows(one)]),
-        (_SPREADS, [row for one in spread for row in _spread_rows(one)]),
         (_POWER, [[one.case_id, *_power_cells(one.power)] for one in figures if one.power]),
     )
     shown = (
@@ -188,16 +183,6 @@ def spreads_of(figures: Figures) -> Iterator[tuple[str, Summary, Summary | None]
         ours = getattr(figures.timing, field) if figures.timing else None
         if ours is not None:
             yield name, ours, getattr(figures.control, field) if figures.control else None
-
-
-def _spread_rows(one: Figures) -> Iterator[Sequence[str]]:
-    if one.timing:
-        yield [one.case_id]
-    for name, ours, alone in spreads_of(one):
-        for label, summary in ((f"  {name}", ours), ("    target alone", alone)):
-            if summary is not None:
-                values = (getattr(summary, field) for field in PERCENTILES)
-                yield [label, str(summary.count), *map(format_number, values)]
 
 
 def _power_cells(power: PowerRecord) -> Sequence[str]:

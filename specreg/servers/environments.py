@@ -7,11 +7,9 @@ import functools
 import hashlib
 import importlib.metadata
 import os
-import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -22,13 +20,11 @@ import uv
 from packaging.version import Version
 
 from specreg.core.errors import EnvironmentSetupError
-from specreg.core.files import cache_dir, replace_file
+from specreg.core.files import cache_dir
 from specreg.core.processes import start_process, stop_process
 from specreg.engines.engine import Requirement
 
 MARKER = "specreg.json"
-_HELP = "specreg-help.txt"
-_FLAG = re.compile(rb"--[a-z][a-z0-9-]+")
 _ERROR_LINES = 15
 
 
@@ -123,34 +119,6 @@ def _environment(requirement: Requirement) -> EngineEnvironment:
     )
 
 
-@functools.cache
-def flags_of(
-    python: str, command: tuple[str, ...], engine_env: tuple[tuple[str, str], ...] = ()
-) -> frozenset[str] | None:
-    """The flags that an engine's help names; None where it prints none.
-
-    An environment that specreg made keeps the answer: it takes the engine's imports, 10 to 50 s.
-    What lies on the PYTHONPATH of a case isn't the environment's.
-    """
-    variables = dict(engine_env)
-    kept = Path(python).parents[1] / _HELP
-    keeps = kept.with_name(MARKER).exists() and "PYTHONPATH" not in variables
-    if keeps and kept.is_file():
-        said = kept.read_bytes()
-    else:
-        with tempfile.TemporaryDirectory(prefix="specreg-") as temporary:
-            log_path = Path(temporary) / _HELP
-            try:
-                _run(command, log_path, variables)
-            except (OSError, subprocess.CalledProcessError):  # the start of the server says why
-                return None
-            said = log_path.read_bytes()
-    flags = frozenset(flag.decode() for flag in _FLAG.findall(said))
-    if keeps and flags:
-        replace_file(kept, said)
-    return flags or None
-
-
 def _install(
     requirement: Requirement, folder: Path, torch_source: str, arguments: tuple[str, ...]
 ) -> None:
@@ -205,19 +173,14 @@ def _torch_sources(
 
 
 def _uv(log_path: Path, *arguments: str) -> None:
-    _run((uv.find_uv_bin(), "--no-progress", *arguments), log_path, {})
-
-
-def _run(command: tuple[str, ...], log_path: Path, own: Mapping[str, str]) -> None:
-    """Run a command, which may build for an hour; its descendants end with it, however we end.
+    """Run uv, which may build for an hour; its descendants end with it, however we end.
 
     Raises:
         OSError: it can't be run.
         subprocess.CalledProcessError: it failed; with its last words.
     """
-    process = start_process(
-        command, environment={**os.environ, **own}, log_path=log_path, cwd=Path.cwd()
-    )
+    command = (uv.find_uv_bin(), "--no-progress", *arguments)
+    process = start_process(command, environment=os.environ, log_path=log_path, cwd=Path.cwd())
     try:
         status = process.popen.wait()
     finally:

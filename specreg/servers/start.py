@@ -22,7 +22,7 @@ from specreg.engines.settings import LaunchSettings, taken
 from specreg.matrix.case import ServerSpec
 from specreg.matrix.models import check_model_code
 from specreg.matrix.widening import served_models, widen_models
-from specreg.servers.environments import EngineEnvironment, flags_of
+from specreg.servers.environments import EngineEnvironment
 from specreg.servers.memory import gpu_memory
 from specreg.servers.readiness import POLL_S, PORT_IN_USE, is_ready, scrape_version
 from specreg.servers.server import StartedServer
@@ -136,9 +136,7 @@ class ServerStart:
 
     def _options(self, target: str, draft: str | None) -> LaunchOptions:
         spec, version, port = self.spec, self.environment.version, self.choose_port()
-        engine, python = engine_named(spec.engine), self.environment.python
-        asks = engine.help_command(Path(python), version)
-        spelling = engine.spelling_of(spec.method)
+        spelling = engine_named(spec.engine).spelling_of(spec.method)
         gpus_gib = find_gpus().memory_gib if self.on_gpu else ()
         return LaunchOptions(
             **taken(LaunchSettings, spec),
@@ -146,12 +144,11 @@ class ServerStart:
             # No other is called so: a request that reaches another server fails there.
             served_name=f"{spec.id}-{uuid.uuid4().hex[:_NONCE_DIGITS]}",
             port=port,
-            speculation=spelling.render(draft, spec.draft_tokens, spec.tree, version),
+            speculation=spelling.render(draft, spec.draft_tokens, spec.tree),
             offline=all(Path(model).is_dir() for model in (target, draft) if model),
             on_gpu=self.on_gpu,
             folder=self._temporary / f"files-{port}",
             version=version,
-            flags=flags_of(python, asks, spec.engine_env) if asks else None,
             memory=gpu_memory(self.root, spec, gpus_gib) if self.on_gpu else None,
         )
 

@@ -41,14 +41,12 @@ def check_options(root: Path, options: Options) -> None:
     Raises:
         SpecregError: it can't be.
     """
-    budget = {"--specreg-budget-gpu-min": options.budget_gpu_min is not None}
-    fewer = {"--num-prompts": options.num_prompts is not None, **budget}
+    fewer = {"--num-prompts": options.num_prompts is not None}
     attached = {
         "--update-baselines": options.update_baselines,
         "--specreg-resume": options.resume,
         "--specreg-launches": options.launches is not None,
         "--specreg-engine-version": options.engine_version is not None,
-        **budget,
         "--specreg-shard": options.shard is not None,
     }
     why_attached = "it isn't known how that server was started, nor can it be started anew"

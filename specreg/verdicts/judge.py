@@ -249,7 +249,7 @@ def _refuse_baseline(metric: Metric, comparison: Comparison) -> Refusal | None:
     if known.settings.num_prompts is not None and (metric.by_launch or case.needs_fresh_server):
         what = "a speed" if metric.by_launch else "what a drafter learns"
         reason = f"of {known.settings.num_prompts} prompts: {what} is of all prompts of the case"
-        advice = "leave out --num-prompts, or the budget, to judge it"
+        advice = "leave out --num-prompts to judge it"
         return Outcome.NOT_COMPARABLE, f"{reason}; {advice}"
     return None
 

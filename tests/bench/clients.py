@@ -21,8 +21,7 @@ import uvloop
 
 from specreg.datasets.prompts import Prompt
 from specreg.engines.wire_format import Endpoint
-from specreg.load.client_processes import open_clients
-from specreg.load.rounds import Round
+from specreg.load.rounds import Round, open_client
 from specreg.matrix.case import Case
 from specreg.matrix.schema import Load
 from specreg.matrix.tier import load_tier
@@ -140,8 +139,8 @@ async def _replay(base_url: str, slots: Slots, numbers: Iterator[int]) -> Round:
     prompts = [
         Prompt(id=str(number), category="bench", turns=(f"number {number} ",)) for number in numbers
     ]
-    async with open_clients(case, endpoint, clock=time.monotonic_ns) as crew:
-        return await crew.replay(prompts)
+    async with open_client(case, endpoint, clock=time.monotonic_ns) as client:
+        return await client.replay(prompts)
 
 
 CLIENTS: dict[str, tuple[Client, bool]] = {

@@ -5,6 +5,7 @@ On the scripted server, through the whole suite as a user runs it.
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -160,12 +161,12 @@ def prepared(folder: Path, *rows: str) -> Path:
     ("second", "words"),
     [
         (json.dumps({**OTHER, "turns": [""]}), "prompt 'b' has an empty turn, none at all, or"),
-        ('{"id": "b", "category": ', "Input data was truncated; a row of 'specreg' needs id, cat"),
+        ('{"id": "b", "category": ', "Input data was truncated; docs/datasets.md shows"),
         (
             json.dumps({"id": "b", "turns": ["Hello."]}),
-            "Object missing required field `category`; a row of 'specreg' needs id, category and",
+            "Object missing required field `category`; docs/datasets.md shows",
         ),
-        (json.dumps({**OTHER, "turns": "Hello."}), "Expected `array`, got `str` - at `$.turns`; a"),
+        (json.dumps({**OTHER, "turns": "Hello."}), "Expected `array`, got `str` - at `$.turns`; d"),
     ],
     ids=["empty", "wrong-json", "missing-column", "wrong-type"],
 )
@@ -198,7 +199,7 @@ PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE using prepa
     ("second", "words"),
     [
         ({**SPEED, "turns": [PLACEHOLDER]}, "prompt 'q1', turn 1: a placeholder ('"),
-        ({"question_id": "q2", "turns": ["Hello."]}, "Object missing required field `category`; a"),
+        ({"question_id": "q2", "turns": ["Hello."]}, "prompt 'q2': category is missing; docs"),
     ],
     ids=["placeholder", "missing-column"],
 )
@@ -210,8 +211,9 @@ def test_row_24_a_set_that_cannot_be_prepared(
     done = subprocess.run(
         (
             *(sys.executable, "-m", "specreg", "prepare", "speed-bench-qualitative"),
-            *("--from", str(file), "--part", "--data-dir", str(tmp_path / "data")),
+            *("--from", str(file)),
         ),
+        env={**os.environ, "SPECREG_DATA": str(tmp_path / "data")},
         check=False,
         cwd=ROOT,
         capture_output=True,

@@ -19,7 +19,6 @@ from specreg.core.files import replace_file
 from specreg.core.logs import KEPT_BYTES
 from specreg.engines.engine import Engine
 from specreg.engines.registry import ENGINES
-from specreg.measurement.figures import figures_of, record_figures
 from specreg.report.document import began_at, load_report, record_document
 from specreg.verdicts.history import record_history
 from tests.doubles.vllm.script import Fault, Script
@@ -57,11 +56,9 @@ def disk_full_at(size_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-FIGURES = figures_of(builders.measurement({}), 1)
 WRITERS: dict[str, Callable[[Path], object]] = {
     "verdict": lambda path: record_document(path, reports.REPORT.run),
     "report": lambda path: record_document(path, reports.REPORT),
-    "figures": lambda path: record_figures(path, FIGURES),
     "baseline": lambda path: record_baseline(path, builders.baseline({"tpot_p50_ms": 1.0})),
     "history": lambda path: record_history(path, [reports.past_run(1, tpot_p50_ms=1.0)]),
     "soak": lambda path: record_block(path, Block(number=1, at_s=0.0, lasted_s=1.0, requests=9)),
@@ -76,9 +73,7 @@ def test_row_13_a_full_disk_leaves_the_old_file(tmp_path: Path, what: str) -> No
     appends = what in {"history", "soak"}
     with (
         disk_full_at(len(before) + 50 if appends else 50),
-        contextlib.nullcontext()
-        if what == "figures"
-        else pytest.raises(SpecregError, match="File too large; make room or mend its rights"),
+        pytest.raises(SpecregError, match="File too large; make room or mend its rights"),
     ):
         WRITERS[what](path)
     assert path.read_bytes() == before

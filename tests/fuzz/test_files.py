@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,9 +21,9 @@ from specreg.baselines.schema import (
     parse_baseline,
     render_baseline,
 )
-from specreg.datasets.formats import FORMATS, Format
-from specreg.datasets.prepare import Preparation, load_prompts, prepare, prompts_path, record_path
-from specreg.datasets.prompts import interleaved, prompts_sha256
+from specreg.datasets.formats import load_prompt_file, load_published_rows
+from specreg.datasets.prepare import load_prompts, prepare, prompts_path, record_path
+from specreg.datasets.prompts import Prompt, interleaved, prompts_sha256
 from specreg.datasets.table import dataset_named
 from specreg.matrix.models import check_model_code
 from specreg.matrix.tier import load_tier
@@ -98,11 +99,18 @@ def read_pairs(folder: Path, content: bytes) -> None:
     read_tier(folder, (MATRIX / "gpu.toml").read_bytes(), pairs=content)
 
 
-def read_prompts(form: Format, name: str, folder: Path, content: bytes) -> None:
+def load_rows(dataset: str, path: Path) -> tuple[Prompt, ...]:
+    """The prompts of a published set."""
+    return load_published_rows(path, dataset_named(dataset))[0]
+
+
+def read_prompts(
+    load: Callable[[Path], tuple[Prompt, ...]], name: str, folder: Path, content: bytes
+) -> None:
     """Loads it, and replays nothing of it."""
     path = folder / name
     path.write_bytes(content)
-    prompts, _ = form.load(path)
+    prompts = load(path)
     assert prompts
     prompts_sha256(interleaved(prompts))
 
@@ -132,21 +140,28 @@ def matrices() -> Iterable[File]:
 
 def datasets(folder: Path) -> Iterable[File]:
     """Prompts in each form, and the record of a prepared set."""
-    toy = FORMATS["specreg"].load(TOY)[0][:20]
-    for form in FORMATS.values():
-        rows = builders.rows_in(form.name, toy)
+    toy = load_prompt_file(TOY)[:20]
+    rows: list[dict[str, object]]
+    load: Callable[[Path], tuple[Prompt, ...]]
+    for dataset in ("", "mt-bench", "sharegpt", "humaneval", "gsm8k", "genai-perf"):
+        if dataset:
+            rows = builders.rows_in(dataset, toy)
+            load = functools.partial(load_rows, dataset)
+        else:
+            rows = [msgspec.to_builtins(one) for one in toy]
+            load = load_prompt_file
         for name, wrong in (("rows.jsonl", rows_of), ("rows.json", json_of)):
             path = builders.write_lines(folder / name, rows if wrong is rows_of else [rows])
-            reading = functools.partial(read_prompts, form, name)
+            reading = functools.partial(read_prompts, load, name)
             yield File(content=path.read_bytes(), wrong=wrong, read=reading)
     parquet = folder / "rows.parquet"
     rows = [{"question": one.turns[0], "answer": "no"} for one in toy]
     pq.write_table(pa.Table.from_pylist(rows), parquet)
-    reading = functools.partial(read_prompts, FORMATS["gsm8k"], "rows.parquet")
+    load = functools.partial(load_rows, "gsm8k")
+    reading = functools.partial(read_prompts, load, "rows.parquet")
     yield File(content=parquet.read_bytes(), wrong=bytes_of, read=reading)
     given = builders.write_lines(folder / "gsm8k.jsonl", rows)
-    asked = Preparation(data_dir=folder / "data", given=given, part=True, show=lambda _: None)
-    prepare(dataset_named("gsm8k"), asked)
+    prepare(dataset_named("gsm8k"), data_dir=folder / "data", given=given)
     record = record_path(folder / "data", "gsm8k").read_bytes()
     yield File(content=record, wrong=json_of, read=read_record)
 

@@ -12,10 +12,8 @@ FILE = "report.json"
 
 
 def test_a_run_leaves_all_that_it_knows_in_its_folder(recorded_suite: Suite) -> None:
-    chosen = ("-k", "c4 and (acceptance or throughput)", "--specreg-verbose")
-    done = recorded_suite.run("tests/perf", "-q", *chosen)
+    done = recorded_suite.run("tests/perf", "-q", "-k", "c4 and (acceptance or throughput)")
 
-    assert done.stdout.count("time to first token, ms") == 2
     (folder,) = recorded_suite.runs.iterdir()
     report = load_report(folder / "report.json")
     assert report.run == recorded_suite.verdict()

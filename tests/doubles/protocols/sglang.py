@@ -12,7 +12,6 @@ from tests.doubles.vllm.steps import Chunk, Steps
 from tests.doubles.vllm.wire import ChatWire, Json, Wire
 
 _CALLS = "sglang:spec_verify_calls_total"
-_LENGTH, _RATE = "sglang:spec_accept_length", "sglang:spec_accept_rate"
 
 
 class ScriptedSglang(ScriptedServer):
@@ -33,11 +32,8 @@ class ScriptedSglang(ScriptedServer):
         return await self.answer(request, GenerateWire)
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        """The counter is the truth; the gauges are whatever they are, as far as anybody knows."""
         calls = sum(steps.verify_steps for steps in self.ended)
-        said = {_CALLS: f"{calls}.0", _LENGTH: "1.75", _RATE: "0.25"}
-        lines = (f'{name}{{engine_type="unified"}} {value}\n' for name, value in said.items())
-        return web.Response(text="".join(lines))
+        return web.Response(text=f'{_CALLS}{{engine_type="unified"}} {calls}.0\n')
 
     def parse_body(self, raw: bytes) -> Body:
         """A chat like vLLM's, or what `/generate` takes."""

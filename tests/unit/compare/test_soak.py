@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from specreg.cli import app
+from specreg.compare.options import SoakOptions
 from specreg.compare.soak import (
     EARLY_LEVEL,
     LAST_LEVEL,
@@ -57,8 +58,8 @@ def blocks_of(lengths: Values, steps_ms: Values | None = None) -> list[Block]:
 def drift(values: Values, name: str = "acceptance_length_tokens") -> Verdict:
     """The drift of an hour with such values, of which 5 % are fine."""
     [figure] = [
-        dataclasses.replace(one, tolerance_frac=0.05)
-        for one in figures_of_soak(builders.CASE, on_gpu=False)
+        one
+        for one in figures_of_soak(builders.CASE, on_gpu=False, tolerance_frac=0.05)
         if one.name == name
     ]
     blocks = blocks_of(values, values)
@@ -112,18 +113,8 @@ def test_a_steady_server_raises_no_more_alarms_than_the_level_allows(
 
 def soaked(folder: Path, lengths: Values, steps_ms: Values) -> Soak:
     """A soak of such blocks, looked at as often as a real one."""
-    soak = Soak(
-        tier=TIER,
-        case=builders.CASE,
-        engine="",
-        length_s=LENGTH_S,
-        prompts=None,
-        tolerance_frac=0.0,
-        root=builders.ROOT,
-        path=folder / "soak.jsonl",
-        ready_within_s=1.0,
-        show=lambda _: None,
-    )
+    options = SoakOptions(minutes=LENGTH_S / 60, tolerance=0.0, show=lambda _: None)
+    soak = Soak(options=options, tier=TIER, case=builders.CASE, path=folder / "soak.jsonl")
     blocks = blocks_of(lengths, steps_ms)
     for frac in LOOKS:
         soak.blocks = [block for block in blocks if block.at_s < frac * LENGTH_S]

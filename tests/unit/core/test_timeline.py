@@ -40,7 +40,7 @@ def two_pairs(timeline: Timeline, clock: Clock) -> None:
     with timeline.during(Phase.MEASURING, "eagle3", of="eagle3-c4"):
         timeline.turn_to(Phase.WARMING_UP)
         clock.passes(3)
-        timeline.turn_to(Phase.MEASURING, 12.0)
+        timeline.turn_to(Phase.MEASURING)
         clock.passes(10)
     clock.passes(1)
     with timeline.during(Phase.JUDGING, "eagle3"):

@@ -113,7 +113,7 @@ PATH = f"/datasets/{REPO}/resolve/main/{FILE}"
 def fetch(hub: Hub, folder: Path) -> tuple[Path, str]:
     """Fetches the file from that hub into a cache of its own."""
     address = f"http://127.0.0.1:{hub.port}"
-    return fetch_dataset_file(REPO, FILE, "main", endpoint=address, cache=folder / "hub")
+    return fetch_dataset_file(REPO, FILE, endpoint=address, cache=folder / "hub")
 
 
 def prepare(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -261,7 +261,7 @@ def test_without_huggingface_hub_it_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['huggingface_hub'] = None\n"
         "from specreg.datasets.hub import fetch_dataset_file\n"
-        "fetch_dataset_file('openai/gsm8k', 'main/test.parquet', 'main')"
+        "fetch_dataset_file('openai/gsm8k', 'main/test.parquet')"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=builders.ROOT, capture_output=True, text=True, check=False

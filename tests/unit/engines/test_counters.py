@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from specreg.acceptance.record import NO_STEPS, Counters, Gauges, StepCounts
+from specreg.acceptance.record import NO_STEPS, Counters, StepCounts
 from specreg.core.errors import InvalidMeasurementError
 from specreg.engines.registry import ENGINES
 from tests.unit import builders
@@ -51,9 +51,7 @@ def read(engine: str, page: str) -> Counters:
         pytest.param(
             "sglang",
             SGLANG_PAGE,
-            Counters(
-                steps=96, gauges=Gauges(acceptance_length_tokens=1.525, acceptance_rate_frac=0.175)
-            ),
+            Counters(steps=96),
             id="sglang",
         ),
         pytest.param(
@@ -168,35 +166,6 @@ def test_a_page_that_is_no_metrics_is_unreadable(engine: str) -> None:
         read(engine, "")
 
 
-@pytest.mark.parametrize(
-    ("lines", "gauges"),
-    [
-        pytest.param((), None, id="absent"),
-        pytest.param(
-            ('spec_accept_length{tp="0"} 0', 'spec_accept_rate{tp="0"} 0'), None, id="unset"
-        ),
-        pytest.param(("spec_accept_length NaN", "spec_accept_rate NaN"), None, id="no-number"),
-        pytest.param(
-            (
-                *('spec_accept_length{tp="0"} 2', 'spec_accept_length{tp="1"} 3'),
-                *('spec_accept_rate{tp="1"} 0.75', 'spec_accept_rate{tp="0"} 0.25'),
-                *('spec_accept_length{tp="2"} 0', 'spec_accept_rate{tp="2"} 0'),
-            ),
-            Gauges(acceptance_length_tokens=2.5, acceptance_rate_frac=0.5),
-            id="of-two-schedulers-and-an-idle-one",
-        ),
-        pytest.param(
-            ("spec_accept_length 2.5",),
-            Gauges(acceptance_length_tokens=2.5, acceptance_rate_frac=None),
-            id="without-a-rate",
-        ),
-    ],
-)
-def test_gauges_are_read_where_there_are_any(lines: tuple[str, ...], gauges: Gauges | None) -> None:
-    page = "".join(f"sglang:{line}\n" for line in ("spec_verify_calls_total 7", *lines))
-    assert read("sglang", page) == Counters(steps=7, gauges=gauges)
-
-
 @pytest.mark.parametrize("version", ["0.27.1", "0.29.0", "0.31.0", "0.32.0"])
 def test_the_requests_that_ended_are_counted_whatever_for(version: str) -> None:
     """The recorder's probe before, its six questions that are answered after; none runs on."""
@@ -213,6 +182,6 @@ def test_the_requests_that_ended_are_counted_whatever_for(version: str) -> None:
 
 
 def test_an_engine_without_counters_is_not_read_as_zero() -> None:
-    assert ENGINES["triton"].wire_format.counters_path_of("2.51") is None
+    assert ENGINES["triton"].wire_format.counters_path is None
     with pytest.raises(InvalidMeasurementError, match="METRICS_MISSING"):
         read("triton", "")

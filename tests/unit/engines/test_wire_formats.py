@@ -10,7 +10,7 @@ import pytest
 
 from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.acceptance.trace import StreamEvent
-from specreg.core.errors import InvalidMeasurementError, UnsupportedError
+from specreg.core.errors import InvalidMeasurementError
 from specreg.engines.registry import ENGINES
 from specreg.engines.wire_format import DONE, Ask, EventSplitter, Form, Message, Role
 from tests.unit import builders
@@ -358,9 +358,3 @@ def test_a_request_asks_for_tokens_usage_and_acceptance(
 ) -> None:
     wire_format = ENGINES[engine].wire_format
     assert (wire_format.path(ask), wire_format.body(ask)) == (path, body)
-
-
-@pytest.mark.parametrize("ask", [CHAT, IDS], ids=["chat", "ids"])
-def test_what_triton_cannot_take_is_refused_with_the_way_out(ask: Ask) -> None:
-    with pytest.raises(UnsupportedError, match='form = "completions" in the matrix'):
-        ENGINES["triton"].wire_format.body(ask)

@@ -15,14 +15,13 @@ import msgspec
 import pytest
 from aiohttp.test_utils import TestServer
 
-from specreg.acceptance.record import AcceptanceRecord, Gauges, Source, View
+from specreg.acceptance.record import AcceptanceRecord, Source, View
 from specreg.core.errors import SpecregError
 from specreg.datasets.prompts import Prompt
 from specreg.engines.methods import Tree
 from specreg.engines.wire_format import Endpoint
 from specreg.load.chat_client import FinishedRequest
-from specreg.load.client_processes import open_clients
-from specreg.load.rounds import RoundBuilder
+from specreg.load.rounds import RoundBuilder, open_client
 from specreg.matrix.case import Case
 from specreg.matrix.schema import Arrivals, Limits, Load
 from specreg.measurement.journal import Journal, Key, last_run, load_checks, load_journal
@@ -78,10 +77,10 @@ def journaled(
         server = ScriptedServer(launch, Script(prefill_ms=0.0, step_ms=0.1))
         async with TestServer(server.application()) as listening:
             endpoint = Endpoint(base_url=str(listening.make_url("")), model="toy", engine="vllm")
-            async with open_clients(case, endpoint, clock=time.monotonic_ns) as crew:
+            async with open_client(case, endpoint, clock=time.monotonic_ns) as client:
                 rounds = [
                     [
-                        await crew.replay(part, journal.record_round(control, number))
+                        await client.replay(part, journal.record_round(control, number))
                         for number, part in enumerate(PARTS)
                     ]
                     for control in (False, True)
@@ -91,7 +90,6 @@ def journaled(
             control_rounds=tuple(rounds[1]),
             acceptance=acceptance,
             limits=case.limits,
-            gauges=Gauges(acceptance_length_tokens=1.75, acceptance_rate_frac=None),
             power=builders.power(),
         )
 
@@ -311,7 +309,8 @@ def test_a_journal_of_an_earlier_specreg_is_read(path: Path) -> None:
     measured = journaled(path)
     before, ours, after = path.read_bytes().partition(b',"invalid":{}')
     assert ours
-    path.write_bytes(before + after)
+    gauges = b',"gauges":{"acceptance_length_tokens":1.75,"acceptance_rate_frac":null}'
+    path.write_bytes(before + gauges + after)
     assert dict(load_journal(path)) == {KEY: measured}
 
 
