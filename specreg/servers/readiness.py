@@ -29,8 +29,6 @@ _ANSWER_BYTES = 300
 PORT_IN_USE = "port in use"
 NOT_FETCHED = "model can't be fetched"
 
-_OF_A_WORKER = "the log has more of it; if it is the engine's own fault, take another version"
-
 # Kind of failure, how to know it, what to do. The first that matches wins.
 _FAILURES = (
     (
@@ -42,11 +40,6 @@ _FAILURES = (
         "a model brings code of its own",
         r"the argument `trust_remote_code=True`|requires you to execute the",  # in transformers
         "name another model, or read that code and set trust_remote_code = true in the matrix",
-    ),
-    (
-        r"its worker failed, \1",  # vLLM's API server sees no more of it
-        r"Worker failed with error '((?!No module).+?)', please check",
-        _OF_A_WORKER,
     ),
     (
         "unknown or refused argument",
@@ -93,9 +86,12 @@ _FAILURES = (
     ),
     ("model not found", r"does not appear to have", "check the model's name or folder"),
     (
-        r"its worker failed, \1",
-        r"EngineCore\S* pid=\d+\)\S* ERROR .*\] (\w+Error: .+)",
-        _OF_A_WORKER,
+        r"its worker failed, \1\2",  # vLLM's API server sees no more of it
+        (
+            r"Worker failed with error '((?!No module).+?)', please check"
+            r"|EngineCore\S* pid=\d+\)\S* ERROR .*\] (\w+Error: .+)"
+        ),
+        "the log has more of it; if it is the engine's own fault, take another version",
     ),
 )
 
