@@ -185,7 +185,9 @@ class Servers:
         if idle and self.claim is not None and not any(one.running for one in self._startings):
             gpus = max(one.launch.spec.parallel.gpus for one in idle)
             self.claim.take(gpus if self.provision.on_gpu else 0, self.provision.tell)
-        if len(idle) > 1 and self._fit_together([one.launch.spec for one in idle]):
+        gpus_gib = (find_gpus().memory_gib or (0.0,)) if self.provision.on_gpu else ()
+        starts = self.provision.url is None and len(idle) > 1
+        if starts and fit_together([one.launch.spec for one in idle], gpus_gib):
             for one in idle:  # all that takes the machine is done before the first of them starts
                 self._environment(one.launch.spec)
                 widen_models(self.root, one.launch.spec, show=self.show)
@@ -199,14 +201,6 @@ class Servers:
         """What a server's engine runs in, installed where it isn't yet."""
         with self.timeline.during(Phase.INSTALLING, of=spec.engine):
             return self.provision.environment(spec)
-
-    def _fit_together(self, specs: Sequence[ServerSpec]) -> bool:
-        """Whether there are servers to start, which may take their memory at the same time."""
-        provision = self.provision
-        if provision.url is not None:
-            return False
-        gpus_gib = (find_gpus().memory_gib or (0.0,)) if provision.on_gpu else ()
-        return fit_together(self.root, specs, gpus_gib)
 
     def stop(self) -> None:
         """Stop all servers that run, the last one first; one that is asked for again starts afresh.

@@ -149,7 +149,7 @@ class ServerStart:
             on_gpu=self.on_gpu,
             folder=self._temporary / f"files-{port}",
             version=version,
-            memory=gpu_memory(self.root, spec, gpus_gib) if self.on_gpu else None,
+            memory=gpu_memory(spec, gpus_gib) if self.on_gpu else None,
         )
 
     def _start(self, options: LaunchOptions, log_path: Path) -> SupervisedProcess:
