@@ -34,11 +34,7 @@ def data_dir() -> Path:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file, and make its folder; what was there stays until all of this is on the disk.
-
-    Raises:
-        OSError: the disk refuses; the old file is as it was.
-    """
+    """Write a file, and make its folder; the old one stays until the new is on disk, or OSError."""
     part = _new_part(path)
     try:
         with part.open("wb") as file:
@@ -52,11 +48,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def passing_folder(path: Path) -> Iterator[Path]:
-    """A folder beside a path for as long as the context lasts: to make in it what is moved there.
-
-    Raises:
-        OSError: the disk refuses.
-    """
+    """A folder beside a path while the context lasts: to make in it what is moved there."""
     part = _new_part(path)
     part.mkdir()
     try:
@@ -66,11 +58,7 @@ def passing_folder(path: Path) -> Iterator[Path]:
 
 
 def append_lines(path: Path, content: bytes) -> None:
-    """Add lines to a file, and make its folder: all of them, or none where the disk refuses.
-
-    Raises:
-        OSError: the disk refuses; the file is as it was.
-    """
+    """Add lines to a file, and make its folder: all of them, or OSError where the disk refuses."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b", buffering=0) as file:
         write_lines(file, content)
@@ -115,11 +103,8 @@ def _new_part(path: Path) -> Path:
 def file_sha256(path: Path) -> str:
     """The SHA-256 of a file, in hex; from the cache where the file is as it was then.
 
-    Weights have many gigabytes. A sum is kept under a name made of what the file system says of
-    the file; ctime, which can't be set back, is among it.
-
-    Raises:
-        OSError: it can't be read.
+    A sum is kept under a name made of what the file system says of the file; ctime, which can't be
+    set back, is among it.
     """
     path = path.resolve()
     kept = _kept_path(path)

@@ -10,10 +10,10 @@ its own to its standard output; what it prints for people goes to its log.
 
 import atexit
 import contextlib
-import fcntl
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -32,8 +32,7 @@ from specreg.core.logs import log_tail
 from specreg.core.redaction import known_secrets, learn
 from specreg.core.supervisor import (
     Session,
-    ask_all,
-    kill_all,
+    end_all,
     living,
     remove_shared,
     shared_by,
@@ -47,7 +46,6 @@ _GONE_S = 25.0
 """What was killed may yet have much memory to give back; only then is it beyond us."""
 _REAPED_S = 5.0
 _EXEC_S = 0.2
-_PIPE_BYTES = 2**20
 _HELD_KIB = re.compile(r"^Pss_(?:Anon|Shmem): *(\d+) kB", re.MULTILINE)
 _HERE = str(Path(__file__).parents[2])
 """The folder that holds specreg, for a process that knows of no other."""
@@ -123,8 +121,6 @@ def start_process(
     log_path.write_bytes(b"")
     hears, speaks = os.pipe()
     try:
-        with contextlib.suppress(OSError):  # a container may not grant it
-            fcntl.fcntl(speaks, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         guard = _start_supervisor(mark, hears, log_path, temporary)
         try:
             # Not as arguments, which show in a list of processes.
@@ -144,7 +140,7 @@ def start_process(
             if isinstance(error, KeyboardInterrupt):
                 # Between the fork and us: only its mark is known of the child, once it runs.
                 time.sleep(_EXEC_S)
-                kill_all(Session(mark), _KILL_S)
+                end_all(Session(mark), signal.SIGKILL, _KILL_S)
             _dismiss(guard)
             raise
     finally:
@@ -171,9 +167,8 @@ def child_process(
 ) -> Iterator[SupervisedProcess]:
     """Run a program that exchanges messages with us for as long as the context lasts.
 
-    Args and errors are those of `start_process`, but for:
-        environment: None for ours, with the modules that we can import.
-        output: a file that keeps its messages, for which nothing is received; None for a pipe.
+    As `start_process`, but with our environment and modules without one, and `output`, a file that
+    keeps its messages; without it they are received.
     """
     ours = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = start_process(
@@ -194,14 +189,14 @@ def child_process(
 def stop_process(process: SupervisedProcess) -> None:
     """End the process and all its descendants: asked first, killed 5 s later, then waited for.
 
-    All that they printed is on disk afterwards. Ctrl-C meanwhile kills whatever else runs, too.
+    All that they printed is on disk then. Ctrl-C meanwhile kills whatever else runs, too.
 
     Raises:
         UnkillableError: some of them live all the same.
     """
     try:
         note_shared(process)
-        ask_all(process.session, _TERM_S)
+        end_all(process.session, signal.SIGTERM, _TERM_S)
     except KeyboardInterrupt:  # once more, as a rule: then the others aren't asked either
         kill_running()
         raise
@@ -213,7 +208,7 @@ def stop_process(process: SupervisedProcess) -> None:
         _RUNNING.pop(process.session.mark, None)
         _dismiss(process.supervisor)
     if left:
-        left = kill_all(process.session, _GONE_S)
+        left = end_all(process.session, signal.SIGKILL, _GONE_S)
         process.popen.poll()  # so that it is no zombie
     if left:
         message = (
@@ -247,7 +242,7 @@ def settle_log(process: SupervisedProcess) -> None:
 def _kill(process: SupervisedProcess) -> list[int]:
     """Kill what is left, and remove what it had in /dev/shm; what lives all the same."""
     note_shared(process)
-    left = kill_all(process.session, _KILL_S)
+    left = end_all(process.session, signal.SIGKILL, _KILL_S)
     remove_shared(process.shared)
     return left
 

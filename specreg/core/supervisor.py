@@ -57,11 +57,7 @@ class Session(NamedTuple):
 
 
 def started_ticks(pid: int) -> int:
-    """When a process started, in the kernel's ticks since boot.
-
-    Raises:
-        OSError: there is none.
-    """
+    """When a process started, in the kernel's ticks since boot; OSError if there is none."""
     return int(_stat(pid)[19])
 
 
@@ -79,28 +75,16 @@ def living(session: Session) -> list[int]:
     return [pid for pid in _all_pids() if _is_ours(pid, marked, leader)]
 
 
-def kill_all(session: Session, within_s: float) -> list[int]:
-    """Kill what is left, and what is born meanwhile, again and again; what lives all the same."""
-    deadline = time.monotonic() + within_s
+def end_all(session: Session, number: signal.Signals, within_s: float) -> list[int]:
+    """Signal each that is left, or is born meanwhile, and wait; what lives all the same."""
+    deadline, signalled = time.monotonic() + within_s, set[int]()
     while (pids := living(session)) and time.monotonic() < deadline:
-        _signal(pids, signal.SIGKILL)
+        for pid in set(pids) - signalled:
+            with contextlib.suppress(OSError):  # it ended, or runs as another user
+                os.kill(pid, number)
+        signalled.update(pids)
         time.sleep(_POLL_S)
     return pids
-
-
-def ask_all(session: Session, within_s: float) -> None:
-    """Ask each that runs, or is born meanwhile, to end, once; and wait for them."""
-    deadline, asked = time.monotonic() + within_s, set[int]()
-    while (pids := living(session)) and time.monotonic() < deadline:
-        _signal(set(pids) - asked, signal.SIGTERM)
-        asked.update(pids)
-        time.sleep(_POLL_S)
-
-
-def _signal(pids: Collection[int], number: signal.Signals) -> None:
-    for pid in pids:
-        with contextlib.suppress(OSError):  # it ended, or runs as another user
-            os.kill(pid, number)
 
 
 def _all_pids() -> list[int]:
@@ -251,9 +235,9 @@ def main() -> None:
 
 def _end(session: Session, shared_before: Collection[str]) -> None:
     shared = shared_by(session, shared_before)
-    ask_all(session, _ASKED_S)
+    end_all(session, signal.SIGTERM, _ASKED_S)
     shared |= shared_by(session, shared_before)
-    kill_all(session, _KILLED_S)
+    end_all(session, signal.SIGKILL, _KILLED_S)
     remove_shared(shared)
 
 

@@ -29,11 +29,7 @@ _STEP_TOKENS = 2
 
 
 def alone(tier: Tier, url: str) -> Tier:
-    """A tier as one server of it can be measured: nothing stands beside that.
-
-    Raises:
-        AttachError: no server can be at such a URL.
-    """
+    """A tier as one server of it can be measured: alone. AttachError where the URL can't be one."""
     try:
         parts = urlsplit(url)
         beyond = parts.path.strip("/") or parts.query or parts.fragment

@@ -43,10 +43,7 @@ def cores_apart(servers: Collection[StartedServer]) -> Iterator[None]:
 
 
 def split_cores(cores: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-    """The cores for what computes, and those for the rest: an eighth, one at least.
-
-    Of a single one neither gets any.
-    """
+    """The cores for what computes, and an eighth for the rest; none for either of a single one."""
     if len(cores) < 2:  # noqa: PLR2004 - two parts
         return (), ()
     of_the_rest = max(1, int(len(cores) * _CORES_OF_THE_REST_FRAC))

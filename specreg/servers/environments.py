@@ -48,10 +48,7 @@ def installed_version(python: str, package: str) -> str:
 
 
 def why_not(python: str, module: str, *, variables: Mapping[str, str]) -> str:
-    """Why an interpreter can't run a module, empty where it finds it; nothing is imported.
-
-    A folder that happens to be called as the module, without a file, is none.
-    """
+    """Why an interpreter can't run a module, empty where it finds it; a mere folder is none."""
     code = (
         f"import importlib.util as u, sys; found = u.find_spec({module!r});"
         " sys.exit(found is None or found.origin is None)"
@@ -67,8 +64,6 @@ def engine_environment(
     requirement: Requirement, *, show: Callable[[str], None]
 ) -> EngineEnvironment:
     """The environment of an engine; made if it isn't there, which takes minutes and gigabytes.
-
-    `show` is told what goes on, a line at a time.
 
     Raises:
         EnvironmentSetupError: no way of getting torch and the engine worked.

@@ -41,15 +41,11 @@ def lease_gpus(
 ) -> Iterator[None]:
     """Lock a server's GPUs for as long as the context lasts, in which it starts and ends.
 
-    Args:
-        gpus: how many it takes, 0 or more.
-        variables: the environment that it is started with.
-        tell: is told whom we wait for.
-        waits: whether to wait where another run of specreg holds one. A process that holds one
-            already never does: two that wait for one another would wait for ever.
+    It waits for another run that has one, and tells so. A process that has one already never does:
+    two that wait for one another would wait for ever.
 
     Raises:
-        SensorError: nothing shows them, another run holds one, or a process computes on one.
+        SensorError: nothing shows them, another run has one, or a process computes on one.
         MemoryHeldError: 10 s after the end of the last server on it a GPU hasn't got back what it
             had before the first.
     """
@@ -79,12 +75,9 @@ def lease_gpus(
 
 @contextlib.contextmanager
 def hold(devices: Sequence[Device], *, waits: bool, tell: Callable[[str], None]) -> Iterator[None]:
-    """Lock GPUs for as long as the context lasts, in which several servers may lease them.
+    """Lock GPUs for as long as the context lasts; SensorError if we don't wait for another run.
 
     In the order of their ids, so that two who wait for one another never do so for ever.
-
-    Raises:
-        SensorError: another run holds one, and we don't wait.
     """
     with contextlib.ExitStack() as stack:
         for device in sorted(devices, key=lambda device: device.id):

@@ -28,11 +28,7 @@ Poll = Callable[[], Server | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """The start of a server with a number, from 1.
-
-    Attributes:
-        only_for: the id of the one case that is measured on it; empty for all that share it.
-    """
+    """The start of a server, by number from 1; `only_for` one case's id, empty for all."""
 
     spec: ServerSpec
     number: int
@@ -78,11 +74,7 @@ class Starting:
         return server
 
     def poll(self) -> Server | None:
-        """The server once it is ready, None before; started where it doesn't start yet.
-
-        Raises:
-            SpecregError: it didn't start; what was begun of it is ended.
-        """
+        """The server once it is ready, None before; SpecregError, now and later, if it failed."""
         if self._error is not None:
             raise self._error
         try:
@@ -119,11 +111,7 @@ class Starting:
             self.stop()
 
     def stop(self) -> None:
-        """Stop it, if it runs or starts.
-
-        Raises:
-            MemoryHeldError: its GPU hasn't got its memory back.
-        """
+        """Stop it, if it runs or starts; MemoryHeldError if its GPU hasn't got its memory back."""
         self._server = self._poll = None
         self._running.close()
 
@@ -157,10 +145,7 @@ class Servers:
 
     @contextlib.contextmanager
     def start(self, launch: Launch, beside: Starting | None = None) -> Iterator[Starting]:
-        """The server of a launch for as long as the context lasts; it starts when first asked for.
-
-        One that runs beside it already is taken if it is the same.
-        """
+        """The server of a launch while the context lasts; `beside` itself where that is the same."""
         if beside is not None and beside.launch == launch:
             yield beside
             return
@@ -203,10 +188,7 @@ class Servers:
             return self.provision.environment(spec)
 
     def stop(self) -> None:
-        """Stop all servers that run, the last one first; one that is asked for again starts afresh.
-
-        One that can't be stopped keeps no other up; errors as of `Starting.stop`.
-        """
+        """Stop all servers, the last first; one that can't be stopped keeps no other up."""
         with contextlib.ExitStack() as stack:
             for starting in self._startings:
                 stack.callback(self._stop, starting)

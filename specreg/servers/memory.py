@@ -37,11 +37,9 @@ _LIMITS = (
 
 
 def gpu_memory(spec: ServerSpec, gpus_gib: Sequence[float]) -> Memory | None:
-    """What a server is given of each of its GPUs; None where its engine must see for itself.
+    """What a server is given of each of its GPUs, the first of `gpus_gib`; None where it must see.
 
     Never more than its `gpu_memory_frac`: the cache is smaller then, but holds one request.
-
-    It takes the first of the GPUs that it sees; their memory is `gpus_gib`.
     """
     gpu_gib = min(gpus_gib[: spec.parallel.gpus], default=0.0)
     sizes = spec.sizes
@@ -69,10 +67,7 @@ def gpu_memory(spec: ServerSpec, gpus_gib: Sequence[float]) -> Memory | None:
 def fit_together(
     specs: Sequence[ServerSpec], gpus_gib: Sequence[float], cgroups: Path = _CGROUPS
 ) -> bool:
-    """Whether servers may start at the same time, each taking its memory while the others do.
-
-    `gpus_gib` is empty where they run without a GPU.
-    """
+    """Whether servers may take their memory at the same time; `gpus_gib` is empty without a GPU."""
     if gpus_gib:
         given = [gpu_memory(spec, gpus_gib) for spec in specs]
         shares = [memory.share_frac for memory in given if memory is not None]
@@ -87,10 +82,7 @@ def fit_together(
 
 
 def free_gib(cgroups: Path = _CGROUPS) -> float:
-    """The memory that may still be taken: the machine's, or what a container's limit leaves of it.
-
-    Limits stand in the folder `cgroups`.
-    """
+    """The memory that may still be taken, of the machine or within a container's limit."""
     free_bytes = psutil.virtual_memory().available
     for limit, used, details, key in _LIMITS:
         with contextlib.suppress(OSError, ValueError, KeyError):  # absent, or "max"

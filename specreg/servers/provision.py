@@ -84,11 +84,7 @@ class Provision:
         return self.version or self.python or (self.build.source if self.build else "")
 
     def _check_installed(self, engine: Engine, variables: Mapping[str, str]) -> None:
-        """Check that an engine is there, or specreg's to install.
-
-        Raises:
-            UnsupportedError: it isn't.
-        """
+        """Check that an engine is there, or specreg's to install; else an UnsupportedError."""
         why, program, python = "", engine.program, self.python
         if program is not None and self._asked:
             is_one = f"engine '{engine.name}' is the program '{program}' on PATH"
@@ -138,11 +134,7 @@ class Provision:
         return installed_version(self.environment(spec).python, "torch")
 
     def devices(self, spec: ServerSpec) -> tuple[Device, ...]:
-        """What a server runs on.
-
-        Raises:
-            SensorError: nothing shows it.
-        """
+        """What a server runs on; a SensorError where nothing shows it."""
         if self.url is not None:
             raise SensorError("power: what the attached server runs on isn't known here")
         gpus = spec.parallel.gpus if self.on_gpu else 0
@@ -165,11 +157,7 @@ class Provision:
             return str(error)
 
     def requirement(self, spec: ServerSpec) -> Requirement:
-        """What to install for a server, or what is there; the version is "" where it isn't known.
-
-        Raises:
-            UnsupportedError: the engine doesn't run here.
-        """
+        """What to install for a server, or what is there; its version is "" where nobody knows."""
         engine = engine_named(spec.engine)
         if self.url is not None:
             return Requirement(package=self.url, version="")
@@ -192,11 +180,7 @@ class Provision:
 
 
 def check_version(case: Case, version: str) -> None:
-    """Check that a version of a case's engine can measure it; "" is any version.
-
-    Raises:
-        UnsupportedError: it is too old, or takes no such prompts.
-    """
+    """Check that a version of an engine can measure a case, "" any; else an UnsupportedError."""
     engine = engine_named(case.server.engine)
     if is_older(version, engine.oldest):
         message = f"engine '{engine.name}' {version}: is too old; take {engine.oldest} or newer"

@@ -97,7 +97,7 @@ _FAILURES = (
 
 
 def is_ready(server: StartedServer, deadline: float) -> bool:
-    """Whether it generates a token: a healthy server may still hang (vllm#39863).
+    """Whether it generates a token yet: a healthy server may still hang (vllm#39863).
 
     Raises:
         ServerStartError: it ended, refused, or generated none by the deadline.
@@ -125,10 +125,7 @@ def is_ready(server: StartedServer, deadline: float) -> bool:
 def generates(server: Server, *, timeout_s: float, output_cap_tokens: int = 1) -> bool:
     """Whether a server is up and generates so many tokens, or as many as it wants to.
 
-    Its answer is read to the end, which some count a request at, and must be whole in time.
-
-    Raises:
-        ServerRefusedError: it answers that it won't.
+    All of its answer must come in time. One that answers that it won't is a ServerRefusedError.
     """
     probe = Ask(
         model=server.model,

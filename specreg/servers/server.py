@@ -46,11 +46,7 @@ class Server:
         return frozenset()
 
     def check_alive(self) -> None:
-        """Check that the server answers.
-
-        Raises:
-            ServerDiedError: it doesn't any more.
-        """
+        """Check that the server answers; ServerDiedError if it doesn't any more."""
         try:
             ask(self.base_url, "GET", self.engine.health_path, within_s=_ENDING_S)
         except AnswerError as error:
@@ -74,11 +70,7 @@ class StartedServer(Server):
         return process_ids(self.process)
 
     def check_alive(self) -> None:
-        """Check that the server runs.
-
-        Raises:
-            ServerDiedError: it ended; the message has the end of its log.
-        """
+        """Check that the server runs; a ServerDiedError with the end of its log if it ended."""
         # Its connections close a moment before it can be waited for.
         how = self.ended(_DYING_S)
         if not how and (answer := self._broken_answer()):

@@ -52,12 +52,7 @@ class Origin:
 
 
 def parse_origin(text: str) -> Origin:
-    """A side as it was typed.
-
-    Raises:
-        UnsupportedError: it can't be read, or nothing is at its place.
-        UnknownNameError: its engine isn't declared.
-    """
+    """A side as it was typed; an UnsupportedError or UnknownNameError of what can't be read."""
     engine, place = "", text
     if not Path(text).exists():
         if required := _REQUIREMENT.fullmatch(text):
@@ -84,11 +79,7 @@ def parse_origin(text: str) -> Origin:
 
 
 def build_of(source: str) -> Requirement:
-    """What is built from a wheel or a checkout; its version tells it from other builds.
-
-    Raises:
-        UnsupportedError: a wheel without its name, or a folder whose files are no commit.
-    """
+    """What is built of a wheel or a checkout; its version tells it from other builds."""
     path = Path(source)
     if path.suffix == ".whl":
         try:
@@ -115,7 +106,7 @@ def build_of(source: str) -> Requirement:
 def provision_side(
     origin: Origin, cases: Collection[Case], *, on_gpu: bool, show: Callable[[str], None]
 ) -> Provision:
-    """Where a side's servers come from, from here on: what is built is looked at once.
+    """Where a side's servers come from; what is built is looked at once.
 
     Raises:
         UnsupportedError: a case couldn't be measured, as far as one can tell before installing.
@@ -144,11 +135,7 @@ class _Index(msgspec.Struct, frozen=True):
 
 
 def released_versions(package: str) -> tuple[str, ...]:
-    """All versions that pip would install, by its own settings.
-
-    Raises:
-        EnvironmentSetupError: the index can't be asked, or has none.
-    """
+    """All versions that pip would install; an EnvironmentSetupError where no index lists them."""
     command = (uv.find_uv_bin(), "tool", "run", "pip", "index", "versions", package, "--json")
     done = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603
     try:

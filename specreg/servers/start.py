@@ -96,11 +96,7 @@ class ServerStart:
             yield
 
     def poll(self) -> StartedServer | None:
-        """The server once it has generated a token, None before.
-
-        Raises:
-            ServerStartError: it ended, or generated nothing in time.
-        """
+        """The server once it has generated a token, None before; or a ServerStartError."""
         server = self._server
         try:
             if not is_ready(server, self._deadline_s):
