@@ -18,8 +18,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -34,8 +34,6 @@ from specreg.core.supervisor import (
     Session,
     end_all,
     living,
-    remove_shared,
-    shared_by,
     shared_files,
     started_ticks,
 )
@@ -59,16 +57,14 @@ class SupervisedProcess:
 
     Attributes:
         popen: the process; session: by which its descendants are known.
-        supervisor: writes its log, and ends all of them when we are killed.
-        shared_before: what lay in /dev/shm before; shared: what they had there since.
+        supervisor: writes its log, removes what they leave in /dev/shm, and ends all of them when
+            we are killed.
     """
 
     popen: subprocess.Popen[bytes]
     session: Session
     supervisor: subprocess.Popen[bytes]
     log_path: Path
-    shared_before: Collection[str] = ()
-    shared: set[str] = field(default_factory=set)
 
     def send(self, message: msgspec.Struct) -> None:
         """Hand it a message; one that ended takes none."""
@@ -117,14 +113,14 @@ def start_process(
     # setproctitle, which vLLM's workers call, writes over the environment that /proc shows.
     marked = {**environment, supervisor.VARIABLE: mark, "SPT_NOENV": "1"}
     learn(environment, command)
-    before = shared_files()
+    given = {"secrets": known_secrets(), "shared": tuple(shared_files())}
     log_path.write_bytes(b"")
     hears, speaks = os.pipe()
     try:
         guard = _start_supervisor(mark, hears, log_path, temporary)
         try:
             # Not as arguments, which show in a list of processes.
-            _tell(guard, json.dumps({"secrets": known_secrets(), "shared": tuple(before)}))
+            _tell(guard, json.dumps(given))
             popen = subprocess.Popen(  # noqa: S603 - our own arguments, no shell
                 command,
                 env=marked,
@@ -147,11 +143,7 @@ def start_process(
         os.close(speaks)
         os.close(hears)
     _RUNNING[mark] = SupervisedProcess(
-        popen=popen,
-        session=session,
-        supervisor=guard,
-        log_path=log_path,
-        shared_before=before,
+        popen=popen, session=session, supervisor=guard, log_path=log_path
     )
     return _RUNNING[mark]
 
@@ -195,7 +187,7 @@ def stop_process(process: SupervisedProcess) -> None:
         UnkillableError: some of them live all the same.
     """
     try:
-        note_shared(process)
+        settle_log(process)
         end_all(process.session, signal.SIGTERM, _TERM_S)
     except KeyboardInterrupt:  # once more, as a rule: then the others aren't asked either
         kill_running()
@@ -226,13 +218,11 @@ def kill_running() -> None:
         _kill(process)
 
 
-def note_shared(process: SupervisedProcess) -> None:
-    """Remember what they have in /dev/shm now, to remove it should they not."""
-    process.shared.update(shared_by(process.session, process.shared_before))
-
-
 def settle_log(process: SupervisedProcess) -> None:
-    """Return once all that was printed so far is on disk; at once without a supervisor."""
+    """Return once all that was printed so far is on disk; at once without a supervisor.
+
+    What they have in /dev/shm is noted, too, to be removed should they not.
+    """
     guard = process.supervisor
     if guard.stdout is not None and not guard.stdout.closed:
         _tell(guard, supervisor.SETTLE)
@@ -240,11 +230,9 @@ def settle_log(process: SupervisedProcess) -> None:
 
 
 def _kill(process: SupervisedProcess) -> list[int]:
-    """Kill what is left, and remove what it had in /dev/shm; what lives all the same."""
-    note_shared(process)
-    left = end_all(process.session, signal.SIGKILL, _KILL_S)
-    remove_shared(process.shared)
-    return left
+    """Kill what is left; what lives all the same."""
+    settle_log(process)
+    return end_all(process.session, signal.SIGKILL, _KILL_S)
 
 
 def _described(pid: int) -> str:

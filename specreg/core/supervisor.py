@@ -5,10 +5,10 @@ the processes, the end of the pipe that they print into, their log, and folders 
 
 Input: a line of JSON with `secrets`, never to be written, and `shared`, what lay in /dev/shm
 before; a line with the id and the start of the process that leads the session, once there is one;
-`settle`, which is answered with a line once all that was printed is on disk; then `done`. An input
-that ends without that word has lost who wrote it, to SIGKILL as a rule: then the processes are
-ended, and what they leave is removed. No other process holds the other end of the input: Python's
-pipes aren't handed on to other programs.
+`settle`, which is answered with a line once all that was printed is on disk, and what they have in
+/dev/shm noted; then `done`. An input that ends without that word has lost who wrote it, to SIGKILL
+as a rule: then the processes are ended. What they leave is removed in either case. No other process
+holds the other end of the input: Python's pipes aren't handed on to other programs.
 """
 
 import contextlib
@@ -208,37 +208,37 @@ def main() -> None:
     orders = io.FileIO(0)  # unbuffered: what select doesn't know of would wait for ever
     given = json.loads(orders.readline() or '{"secrets": [], "shared": []}')
     log = BoundedLog(Path(log_path), functools.partial(hide_said, secrets=given["secrets"]))
-    pipe, session = _LogPipe(int(descriptor), log), Session(mark)
+    pipe, session, shared = _LogPipe(int(descriptor), log), Session(mark), set[str]()
     while True:
         if not pipe.read([orders.fileno()]):
             continue
         order = orders.readline().decode().strip()
         if order == SETTLE:
+            shared |= shared_by(session, given["shared"])
             pipe.settle()
             with contextlib.suppress(OSError):
                 os.write(1, b"\n")
-        elif order == DONE:
-            break
-        elif order:
+        elif order and order != DONE:
             session = Session(mark, *map(int, order.split()))
-        else:  # none of them could end that waits for us: what they print is read meanwhile
-            end = threading.Thread(target=_end, args=(session, given["shared"]))
-            end.start()
-            while end.is_alive():
-                pipe.read(within_s=_POLL_S)
-            for folder in folders:
-                shutil.rmtree(folder, ignore_errors=True)
+        else:
             break
+    if not order:  # none of them could end that waits for us: what they print is read meanwhile
+        end = threading.Thread(target=_end, args=(session, shared, given["shared"]))
+        end.start()
+        while end.is_alive():
+            pipe.read(within_s=_POLL_S)
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+    remove_shared(shared)
     pipe.settle()
     log.close()
 
 
-def _end(session: Session, shared_before: Collection[str]) -> None:
-    shared = shared_by(session, shared_before)
+def _end(session: Session, shared: set[str], shared_before: Collection[str]) -> None:
+    shared |= shared_by(session, shared_before)
     end_all(session, signal.SIGTERM, _ASKED_S)
     shared |= shared_by(session, shared_before)
     end_all(session, signal.SIGKILL, _KILLED_S)
-    remove_shared(shared)
 
 
 MAIN = (

@@ -145,7 +145,7 @@ class Servers:
 
     @contextlib.contextmanager
     def start(self, launch: Launch, beside: Starting | None = None) -> Iterator[Starting]:
-        """The server of a launch while the context lasts; `beside` itself where that is the same."""
+        """The server of a launch while the context lasts; `beside` where that is the same."""
         if beside is not None and beside.launch == launch:
             yield beside
             return

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from specreg.core.errors import ServerStartError
 from specreg.core.files import cache_dir, replace_file
-from specreg.core.processes import SupervisedProcess, note_shared, start_process, stop_process
+from specreg.core.processes import SupervisedProcess, settle_log, start_process, stop_process
 from specreg.core.redaction import hide
 from specreg.engines.engine import LaunchOptions
 from specreg.engines.registry import engine_named
@@ -107,7 +107,7 @@ class ServerStart:
             self._processes.close()
             self._begin()
             return None
-        note_shared(server.process)
+        settle_log(server.process)
         return dataclasses.replace(server, engine_version=scrape_version(server))
 
     def _begin(self) -> None:
