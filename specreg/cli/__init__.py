@@ -26,7 +26,6 @@ _COMMANDS: Mapping[str, str] = {
     "report": "report",
     "merge": "merge",
     "ray": "ray",
-    "history": "report",
     "selftest": "cases",
     "baselines": "baselines",
 }

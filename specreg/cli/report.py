@@ -1,4 +1,4 @@
-"""What finished runs measured: `specreg report`, `specreg tables` and `specreg history`."""
+"""What finished runs measured: `specreg report` and `specreg tables`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,19 +7,12 @@ import typer
 
 from specreg.cli.options import HERE, RUNS, WIDTH, RootOption, RunsOption
 from specreg.core.errors import ReportError, UnknownNameError
-from specreg.measurement.metrics import METRICS
 from specreg.measurement.validity import render_invalid
-from specreg.report.cases import render_trends
 from specreg.report.document import FILE_NAME, load_report, load_verdict, render_schema
 from specreg.report.exports import ALWAYS, FORMS, write_outputs
 from specreg.report.tables import render_figures
-from specreg.verdicts.history import load_history
 
 _FORMS = "; ".join(f"{name}: {text}" for name, text in FORMS.items())
-_USUAL = (
-    *("acceptance_length_tokens", "throughput_tokens_per_s", "ttft_p50_ms", "tpot_p50_ms"),
-    "speedup_ratio",
-)
 RunArgument = Annotated[
     str | None,
     typer.Argument(help="its folder, or its name among the runs; else the last that judged"),
@@ -61,30 +54,6 @@ def tables(
     shown = render_figures(figures, width=WIDTH, color=False)
     text = "\n\n".join(filter(None, (shown, *invalid)))
     typer.echo(text or f"run '{found.name}': nothing in it speculates")
-
-
-def history(
-    case: Annotated[str, typer.Argument(help="a part of its id; else all cases")] = "",
-    metric: Annotated[list[str] | None, typer.Option(help="once for each; else the usual")] = None,
-    root: RootOption = HERE,
-    runs: RunsOption = RUNS,
-) -> None:
-    """Print how each case fared in the runs that judged it, on the machine that ran last."""
-    for name in metric or ():
-        if name not in METRICS:
-            raise UnknownNameError("metric", name, METRICS, "specreg history")
-    folder = (root / runs).parent / "history"
-    path = max(folder.glob("*.jsonl"), key=lambda one: one.stat().st_mtime_ns, default=None)
-    if path is None:
-        raise ReportError(f"history: there is none in '{folder}'; run the suite first")
-    known = load_history(path)
-    if known.wrong:
-        typer.echo(known.wrong, err=True)
-    found = {name: records for name, records in known.by_case.items() if case in name}
-    if case and not found:
-        raise UnknownNameError("case", case, known.by_case, f"history '{path}'")
-    nothing = f"history '{path}': no case has two runs that judged it with the same settings yet"
-    typer.echo(render_trends(found, metric or _USUAL, width=WIDTH) or nothing)
 
 
 def _folder_of(runs: Path, run: str | None) -> Path:

@@ -8,6 +8,7 @@ A message is a line of JSON of a type that both sides know: ours go to the child
 its own to its standard output; what it prints for people goes to its log.
 """
 
+import asyncio
 import atexit
 import contextlib
 import json
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TypeVar
@@ -44,6 +45,7 @@ _GONE_S = 25.0
 """What was killed may yet have much memory to give back; only then is it beyond us."""
 _REAPED_S = 5.0
 _EXEC_S = 0.2
+_MESSAGE_BYTES = 256 * 2**20
 _HELD_KIB = re.compile(r"^Pss_(?:Anon|Shmem): *(\d+) kB", re.MULTILINE)
 _HERE = str(Path(__file__).parents[2])
 """The folder that holds specreg, for a process that knows of no other."""
@@ -75,6 +77,18 @@ class SupervisedProcess:
         stdout = self.popen.stdout
         line = stdout.readline() if stdout is not None else b""
         return msgspec.json.decode(line, type=kind) if line else None
+
+    @contextlib.asynccontextmanager
+    async def reader(self) -> AsyncIterator[asyncio.StreamReader]:
+        """Its messages, a line each, for the event loop that runs."""
+        reader = asyncio.StreamReader(limit=_MESSAGE_BYTES)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), self.popen.stdout
+        )
+        try:
+            yield reader
+        finally:
+            transport.close()
 
     def last_lines(self) -> str:
         """The end of what it has printed for people so far."""

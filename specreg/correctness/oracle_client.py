@@ -16,7 +16,7 @@ from pathlib import Path
 from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.core.errors import InvalidMeasurementError, ModelError
 from specreg.core.processes import child_process
-from specreg.engines.pytorch.questions import OracleAnswer, Question, Text
+from specreg.engines.pytorch.requests import OracleAnswer, Question, Text
 from specreg.engines.pytorch.speculation import propose
 from specreg.engines.registry import engine_named
 from specreg.engines.token_api import Transcript, Wanted

@@ -5,25 +5,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from specreg.acceptance.record import Counters, Source
+from specreg.acceptance.record import Source
 from specreg.core.errors import UnsupportedError
 from specreg.engines.engine import Engine, LaunchOptions, Requirement
 from specreg.engines.methods import DRAFT, DRAFT_TOKENS, Spelling
-from specreg.engines.metrics_page import MetricsPage
 from specreg.engines.settings import Parallel
-from specreg.engines.vllm import VllmTokenApi, VllmWireFormat, parse_vllm_counters
+from specreg.engines.vllm import VllmTokenApi, VllmWireFormat
 
 
 class ReferenceWireFormat(VllmWireFormat):
-    """Each answer carries its own counts."""
+    """Each answer carries its own counts, and nothing else counts."""
 
     request_source: ClassVar[Source | None] = Source.REFERENCE
     counters_source: ClassVar[Source | None] = None
-
-    def parse_counters(self, page: str) -> Counters:
-        """The counters `reference:spec_decode_num_…`."""
-        counts = parse_vllm_counters(MetricsPage(page), prefix="reference:")
-        return Counters(steps=counts.steps, counts=counts)
+    counters_path: ClassVar[str | None] = None
 
 
 _VERSION = "5.19.0"
@@ -96,8 +91,8 @@ class Reference(Engine):
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """Offline where nothing needs to be fetched; specreg after what is to be found already."""
         folders = (os.environ.get("PYTHONPATH"), _FOLDER)
-        offline = {"HF_HUB_OFFLINE": "1"} if options.offline else {}
-        return offline | {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
+        own = {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
+        return {**super().environment(options), **own}
 
 
 ENGINE = Reference()

@@ -1,4 +1,4 @@
-"""The client: prompts and a load in, a round of traces out.
+"""The client: prompts and a load in, a round of traces out, from one process or several.
 
 It starts no server and judges nothing.
 """

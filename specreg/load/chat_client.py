@@ -61,6 +61,21 @@ class FinishedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 Record = Callable[[FinishedRequest], None]
+NoteLife = Callable[[int], None]
+"""Is told each second, while requests are on their way, when the server last showed life."""
+
+
+def check_silence(case: Case, alive_ns: int, now_ns: int) -> None:
+    """Check that a server that is asked something shows life within 60 s.
+
+    Where answers come whole, and the time of a request is longer, within that.
+
+    Raises:
+        HungError: it showed none.
+    """
+    most_s = _SILENCE_S if case.stream else max(_SILENCE_S, case.request_timeout_s)
+    if now_ns - alive_ns > most_s * _NS_PER_S:
+        raise HungError(most_s)
 
 
 def new_client(endpoint: Endpoint, *, connections: int | None) -> "httpx.AsyncClient":
@@ -140,62 +155,64 @@ class _StreamState:
         raise InvalidMeasurementError(reason, message)
 
 
-@dataclass(slots=True, kw_only=True)
-class ChatClient:
-    """One endpoint asked as one case says.
+@dataclass(slots=True, eq=False)
+class _Activity:
+    """The life that a server showed on what has ended: a token, or an end before its time was up.
 
     Attributes:
-        end: is told of each request that ends.
-        alive_ns: when the server last showed life on what has ended, by a token or by an end before
-            its time was up; moved on by the time in which nothing was on its way.
+        alive_ns: when; moved on by the time in which nothing was on its way, which is no silence.
         idle_ns: since when nothing is, where nothing is.
     """
+
+    alive_ns: int = 0
+    idle_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatClient:
+    """One endpoint asked as one case says."""
 
     case: Case
     endpoint: Endpoint
     http: "httpx.AsyncClient"
     clock: Clock
     end: Record
+    note_life: NoteLife
     running: dict[_StreamState, asyncio.Timeout] = field(default_factory=dict)
-    alive_ns: int = 0
-    idle_ns: int = 0
+    activity: _Activity = field(default_factory=_Activity)
 
     async def watch(self) -> None:
-        """End the streams that have been silent for too long.
+        """Report life, and end the streams that have been silent for too long.
 
         Raises:
-            HungError: for 60 s of requests on their way the server showed no life; where answers
-                come whole, and a request has more time, for that.
+            HungError: `note_life` may.
         """
-        case = self.case
-        most_s = _SILENCE_S if case.stream else max(_SILENCE_S, case.request_timeout_s)
         while True:
             await asyncio.sleep(_WATCH_S)
             if not self.running:
                 continue
             tokens_ns = [one.chunks[-1].at_ns for one in self.running if one.chunks]
+            self.note_life(max([self.activity.alive_ns, *tokens_ns]))
             now_ns = self.clock()
-            if now_ns - max([self.alive_ns, *tokens_ns]) > most_s * _NS_PER_S:
-                raise HungError(most_s)
-            for gathered, timeout in self.running.items() if case.stream else ():
+            for gathered, timeout in self.running.items() if self.case.stream else ():
                 if now_ns - gathered.heard_ns > _SILENCE_S * _NS_PER_S and not timeout.expired():
                     gathered.error = f"nothing came for {_SILENCE_S:g} s"
                     timeout.reschedule(asyncio.get_running_loop().time())
 
     def _begin(self, gathered: _StreamState, timeout: asyncio.Timeout) -> None:
         if not self.running:
-            self.alive_ns += gathered.sent_ns - self.idle_ns
+            self.activity.alive_ns += gathered.sent_ns - self.activity.idle_ns
         self.running[gathered] = timeout
 
     def _end(self, gathered: _StreamState) -> None:
         self.running.pop(gathered)
         now_ns = self.clock()
         if not gathered.late:
-            self.alive_ns = now_ns
+            self.activity.alive_ns = now_ns
         elif gathered.chunks:
-            self.alive_ns = max(self.alive_ns, gathered.chunks[-1].at_ns)
+            self.activity.alive_ns = max(self.activity.alive_ns, gathered.chunks[-1].at_ns)
         if not self.running:
-            self.idle_ns = now_ns
+            self.activity.idle_ns = now_ns
 
     async def replay(self, place: int, prompt: Prompt, planned_ns: int) -> None:
         """One conversation, each turn with the model's own replies before it."""

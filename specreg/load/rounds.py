@@ -1,23 +1,27 @@
 """Replay prompts as a load says, from one process and one event loop, into a round of traces."""
 
 import asyncio
-import contextlib
-import dataclasses
 import gc
 import itertools
-import math
 import operator
 import random
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from specreg.acceptance.trace import RequestTrace
-from specreg.core.errors import AnswerError, HungError, InvalidMeasurementError
-from specreg.core.http import read
 from specreg.datasets.prompts import Prompt
 from specreg.engines.wire_format import Endpoint
-from specreg.load.chat_client import ChatClient, Clock, FinishedRequest, Record, new_client
+from specreg.load.chat_client import (
+    ChatClient,
+    Clock,
+    FinishedRequest,
+    NoteLife,
+    Record,
+    check_silence,
+)
 from specreg.matrix.case import Case
 from specreg.matrix.schema import Arrivals, Load
 from specreg.stats.percentiles import Histogram
@@ -28,8 +32,6 @@ if TYPE_CHECKING:
 _BEAT_NS = 20 * 10**6
 _FINISHING_NS = 10**6
 _NS_PER_S = 10**9
-_SCRAPE_S = 30.0
-_TOKEN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +82,20 @@ class RoundBuilder:
         )
 
 
-async def replay_round(
+class RoundSlice(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a round that one process replays: every `of`-th conversation, from `number`.
+
+    Attributes:
+        number: 0 ≤ number < of.
+        started_ns: when the round begins, the same for all.
+    """
+
+    number: int = 0
+    of: int = 1
+    started_ns: int
+
+
+async def replay_round(  # noqa: PLR0913 - most of them by name, each with a use of its own
     case: Case,
     endpoint: Endpoint,
     prompts: Sequence[Prompt],
@@ -88,6 +103,8 @@ async def replay_round(
     client: "httpx.AsyncClient",
     clock: Clock,
     record: Record | None = None,
+    part: RoundSlice | None = None,
+    note_life: NoteLife | None = None,
 ) -> Round:
     """Replay prompts as the case's load says; each conversation's turns one after another.
 
@@ -100,10 +117,13 @@ async def replay_round(
         client: for that endpoint.
         clock: monotonic, in nanoseconds.
         record: is told of each request as it ends.
+        part: which part of the round is ours; None for all of it, from now on.
+        note_life: judges the server's silence; None for this process alone.
 
     Raises:
         HungError: for 60 s of requests on their way no token came on any stream.
     """
+    part = part or RoundSlice(started_ns=clock())
     builder = RoundBuilder()
     ended: asyncio.Queue[FinishedRequest] = asyncio.Queue()
 
@@ -122,12 +142,20 @@ async def replay_round(
                 finish(ended.get_nowait())
             await asyncio.sleep(0)
 
-    asked = ChatClient(case=case, endpoint=endpoint, http=client, clock=clock, end=ended.put_nowait)
-    replay = _replay_closed if case.load.arrivals is Arrivals.CLOSED else _replay_open
+    asked = ChatClient(
+        case=case,
+        endpoint=endpoint,
+        http=client,
+        clock=clock,
+        end=ended.put_nowait,
+        note_life=note_life or (lambda alive_ns: check_silence(case, alive_ns, clock())),
+    )
+    planned = _plan(case, prompts, part, clock)
+    closed = case.load.arrivals is Arrivals.CLOSED
     asking, watching, finishing, lagging = [
         asyncio.create_task(work)
         for work in (
-            replay(asked, prompts, clock()),
+            _replay_closed(asked, planned, part) if closed else _replay_open(asked, planned),
             asked.watch(),
             keep_finishing(),
             _measure_lag(builder.lags, clock),
@@ -154,6 +182,28 @@ async def replay_round(
     return builder.as_round()
 
 
+_Planned = tuple[int, Prompt, int | None]
+"""A conversation to begin: its place in the round, its prompt, and when it is due; None for as soon
+as a slot is free."""
+
+
+def _plan(
+    case: Case, prompts: Sequence[Prompt], part: RoundSlice, clock: Clock
+) -> Iterator[_Planned]:
+    """What to send, in order; ends when all prompts or the time are used up."""
+    load = case.load
+    end_ns = None if load.duration_s is None else round(load.duration_s * _NS_PER_S)
+    again = prompts if end_ns is None else itertools.cycle(prompts)
+    closed = load.arrivals is Arrivals.CLOSED
+    after_ns: Iterable[int | None] = itertools.repeat(None) if closed else due_after_ns(load)
+    for place, (prompt, due_ns) in enumerate(zip(again, after_ns, strict=False)):
+        passed_ns = clock() - part.started_ns if due_ns is None else due_ns
+        if end_ns is not None and passed_ns >= end_ns:
+            return
+        if place % part.of == part.number:
+            yield place, prompt, None if due_ns is None else part.started_ns + due_ns
+
+
 def due_after_ns(load: Load) -> Iterator[int]:
     """When each request of an open load is due, counted from the start of a round; endless.
 
@@ -162,8 +212,8 @@ def due_after_ns(load: Load) -> Iterator[int]:
     while u < T/2, and at u + T/2 later.
     """
     gaps_s = _gaps_s(load, random.Random(load.seed))  # noqa: S311 - no cryptography
-    half_s = load.ramp_up_s / 2
     for flat_s in itertools.accumulate(gaps_s, initial=0.0):
+        half_s = load.ramp_up_s / 2
         ramped_s = flat_s + half_s if flat_s >= half_s else (4 * flat_s * half_s) ** 0.5
         yield round(ramped_s * _NS_PER_S)
 
@@ -180,36 +230,27 @@ def _gaps_s(load: Load, draw: random.Random) -> Iterator[float]:
             yield draw.gammavariate(load.burstiness, 1 / (rate * load.burstiness))
 
 
-def _planned(load: Load, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Prompt]]:
-    """Each conversation to begin and its place; with a duration they come again and again."""
-    return enumerate(prompts if load.duration_s is None else itertools.cycle(prompts))
-
-
-async def _replay_closed(asked: ChatClient, prompts: Sequence[Prompt], started_ns: int) -> None:
+async def _replay_closed(asked: ChatClient, planned: Iterator[_Planned], part: RoundSlice) -> None:
     """Replay as many conversations at once as the load says: the next begins when one has ended."""
     load, clock = asked.case.load, asked.clock
-    planned = _planned(load, prompts)
-    end_ns = math.inf if load.duration_s is None else started_ns + load.duration_s * _NS_PER_S
 
     async def keep_asking(slot: int) -> None:
         ramp_ns = round(load.ramp_up_s * _NS_PER_S * slot / load.concurrency)
-        await _sleep_until(started_ns + ramp_ns, clock)
-        while clock() < end_ns and (one := next(planned, None)):
-            await asked.replay(*one, clock())
+        await _sleep_until(part.started_ns + ramp_ns, clock)
+        for place, prompt, _ in planned:
+            await asked.replay(place, prompt, clock())
 
-    await asyncio.gather(*map(keep_asking, range(load.concurrency)))
+    slots = range(part.number, load.concurrency, part.of)
+    await asyncio.gather(*(keep_asking(slot) for slot in slots))
 
 
-async def _replay_open(asked: ChatClient, prompts: Sequence[Prompt], started_ns: int) -> None:
+async def _replay_open(asked: ChatClient, planned: Iterator[_Planned]) -> None:
     """Each conversation begins when it is due, whatever became of those before it."""
-    load = asked.case.load
-    end_ns = math.inf if load.duration_s is None else load.duration_s * _NS_PER_S
     async with asyncio.TaskGroup() as group:
-        for one, due_ns in zip(_planned(load, prompts), due_after_ns(load), strict=False):
-            if due_ns >= end_ns:
-                return
-            await _sleep_until(started_ns + due_ns, asked.clock)
-            group.create_task(asked.replay(*one, started_ns + due_ns))
+        for place, prompt, due_ns in planned:
+            planned_ns = due_ns or 0
+            await _sleep_until(planned_ns, asked.clock)
+            group.create_task(asked.replay(place, prompt, planned_ns))
 
 
 async def _sleep_until(moment_ns: int, clock: Clock) -> None:
@@ -224,83 +265,3 @@ async def _measure_lag(lags: Histogram, clock: Clock) -> None:
         due_ns = clock() + _BEAT_NS
         await _sleep_until(due_ns, clock)
         lags.add_all((max(clock() - due_ns, 0),))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Client:
-    """What asks one endpoint as one case says.
-
-    Attributes:
-        clock: monotonic, in nanoseconds.
-        token_within_s: a server that doesn't hang generates a token.
-    """
-
-    case: Case
-    endpoint: Endpoint
-    clock: Clock
-    http: "httpx.AsyncClient"
-    token_within_s: float = _TOKEN_S
-
-    async def replay(self, prompts: Sequence[Prompt], record: Record | None = None) -> Round:
-        """One round; see `replay_round`.
-
-        Where a request's time was up, the server is asked for a token more: it may hang.
-
-        Raises:
-            HungError: it does.
-        """
-        late: list[int] = []
-
-        def keep(finished: FinishedRequest) -> None:
-            if finished.late:
-                late.append(finished.place)
-            if record is not None:
-                record(finished)
-
-        done = await self._replay(self.case, prompts, keep)
-        if late:
-            await self._check_generates(prompts)
-        return done
-
-    async def replay_under(self, load: Load, prompts: Sequence[Prompt]) -> Round:
-        """One round under another load, as for the warm-up; it isn't recorded."""
-        case = dataclasses.replace(self.case, load=load)
-        return await dataclasses.replace(self, case=case).replay(prompts)
-
-    async def scrape(self, path: str, *, within_s: float = _SCRAPE_S) -> str:
-        """The page of the server at a path.
-
-        Raises:
-            InvalidMeasurementError: `METRICS_MISSING`.
-        """
-        try:
-            page = await read(self.http, "GET", path, within_s=within_s)
-            page.good()
-        except AnswerError as error:
-            message = f"looked for counters, {error}; look at the server's log"
-            raise InvalidMeasurementError("METRICS_MISSING", message) from error
-        return page.text
-
-    async def _replay(self, case: Case, prompts: Sequence[Prompt], record: Record) -> Round:
-        return await replay_round(
-            case, self.endpoint, prompts, client=self.http, clock=self.clock, record=record
-        )
-
-    async def _check_generates(self, prompts: Sequence[Prompt]) -> None:
-        """Check that the server answers the first prompt, with a token or a refusal."""
-        within_s = self.token_within_s
-        one = Load(concurrency=1)
-        case = dataclasses.replace(
-            self.case, load=one, turns=1, output_cap_tokens=1, request_timeout_s=within_s
-        )
-        ended: list[FinishedRequest] = []
-        await self._replay(case, prompts[:1], ended.append)
-        if any(one.late for one in ended):
-            raise HungError(within_s)
-
-
-@contextlib.asynccontextmanager
-async def open_client(case: Case, endpoint: Endpoint, *, clock: Clock) -> AsyncIterator[Client]:
-    """A client for as long as the context lasts; `clock` is monotonic, in nanoseconds."""
-    async with new_client(endpoint, connections=case.load.concurrency or None) as http:
-        yield Client(case=case, endpoint=endpoint, clock=clock, http=http)

@@ -137,6 +137,7 @@ class Workload(RequestSettings):
         prompts: how many of its prompts are replayed, from the first.
         rounds: how many parts the prompts are dealt into; case and control alternate by round.
         request_timeout_s: how long a request may take; one that takes longer failed.
+        client_processes: how many processes send the requests.
         speed: whether the time that the server takes means anything.
         rounding_nats: two tokens whose log-probabilities lie closer may change places by rounding;
             0 demands that speculation changes none.
@@ -147,6 +148,7 @@ class Workload(RequestSettings):
     prompts: Positive
     rounds: Positive = 4
     request_timeout_s: _AboveZero = 600.0
+    client_processes: Positive = 1
     speed: bool = True
     rounding_nats: _NotNegative = ROUNDING_NATS
     tolerances: tuple[tuple[str, float], ...] = ()
@@ -193,6 +195,7 @@ NOT_COMPARED: Mapping[str, str] = MappingProxyType(
         "matrix_prompts": "it is what `prompts` is compared by",
         "rounds": "a measurement may be dealt into another number of rounds",
         "request_timeout_s": "a request that takes so long failed, and failures are reported",
+        "client_processes": "a client that can't keep up shows by its lags",
         "speed": "it says what is judged",
         "power_s": "power is a mean, whatever the time",
         "rounding_nats": "it says what is judged",

@@ -32,7 +32,8 @@ from specreg.datasets.prompts import Prompt
 from specreg.engines.methods import METHODS
 from specreg.engines.wire_format import WireFormat
 from specreg.load.chat_client import Clock, Record
-from specreg.load.rounds import Client, Round, open_client
+from specreg.load.client_processes import Clients, open_clients
+from specreg.load.rounds import Round
 from specreg.matrix.case import Case, ServerSpec
 from specreg.measurement.metrics import Family
 from specreg.measurement.validity import noting
@@ -68,7 +69,7 @@ class ArmReplay:
 
     Attributes:
         arm: which.
-        client: of its server.
+        clients: of its server.
         before: the server's counters when the rounds began; None where they aren't needed.
         rounds: replayed so far.
         acceptance: as it was read last.
@@ -77,7 +78,7 @@ class ArmReplay:
     """
 
     arm: Arm
-    client: Client
+    clients: Clients
     before: Counters | None = None
     rounds: list[Round] = field(default_factory=list)
     acceptance: AcceptanceRecord | None = None
@@ -99,7 +100,7 @@ class ArmReplay:
         Raises:
             InvalidMeasurementError: a request failed.
         """
-        done = await self.client.replay(prompts, record)
+        done = await self.clients.replay(prompts, record)
         check_requests(done.traces)
         self.rounds.append(done)
 
@@ -109,7 +110,7 @@ class ArmReplay:
         Raises:
             InvalidMeasurementError: a request failed.
         """
-        more = await self.client.replay(prompts, record)
+        more = await self.clients.replay(prompts, record)
         check_requests(more.traces)
         await self.read(more)
 
@@ -134,14 +135,14 @@ class ArmReplay:
         if not self.arm.case.speculates:
             return None
         path = wire_format.counters_path
-        return None if path is None else wire_format.parse_counters(await self.client.scrape(path))
+        return None if path is None else wire_format.parse_counters(await self.clients.scrape(path))
 
 
 @contextlib.asynccontextmanager
 async def open_arm(arm: Arm, *, clock: Clock) -> AsyncIterator[ArmReplay]:
-    """Open an arm's client for as long as the context lasts; `clock`: monotonic, nanoseconds."""
-    async with open_client(arm.case, arm.server.endpoint, clock=clock) as client:
-        yield ArmReplay(arm=arm, client=client)
+    """Open an arm's clients for as long as the context lasts; `clock`: monotonic, nanoseconds."""
+    async with open_clients(arm.case, arm.server.endpoint, clock=clock) as clients:
+        yield ArmReplay(arm=arm, clients=clients)
 
 
 def read_acceptance(

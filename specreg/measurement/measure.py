@@ -175,7 +175,7 @@ def measure(arms: Sequence[Arm], workload: Workload, plan: Plan) -> tuple[Measur
     idle, pids = rest(plan.watching, plan.show), _pids(arms)
     try:
         replays, look = uvloop.run(_measure(arms, workload, plan))
-    except InvalidMeasurementError as error:  # the client couldn't be opened
+    except InvalidMeasurementError as error:  # the clients couldn't be opened
         why = all_invalid(str(error))
         return tuple(dataclasses.replace(_unmeasured(arm), invalid=why) for arm in arms)
     pids |= _pids(arms)
@@ -301,7 +301,7 @@ class _Measuring:
         """Warm up each arm, and read the counters from which it counts."""
         self.plan.turn_to(Phase.WARMING_UP)
         for one in tuple(self.going) if self.plan.warms_up else ():
-            replay_batch = one.client.replay_under
+            replay_batch = one.clients.replay_under
             await self._ask(one, warm_up(one.arm.case, self.workload.warm_up, replay_batch))
         self.plan.turn_to(Phase.MEASURING)
         for one in tuple(self.going):
@@ -390,7 +390,7 @@ async def _block(one: ArmReplay, prompts: Sequence[Prompt], least_s: float) -> R
     if longest.ended_ns - longest.started_ns >= least_s * _NS_PER_S:
         return longest
     load = dataclasses.replace(one.arm.case.load, duration_s=least_s)
-    return await one.client.replay_under(load, prompts)
+    return await one.clients.replay_under(load, prompts)
 
 
 async def warm_up(case: Case, prompts: Sequence[Prompt], replay_batch: ReplayBatch) -> None:
@@ -479,7 +479,7 @@ def check_client(rounds: Sequence[Round]) -> None:
         if late_ns > limit_ns:
             message = (
                 f"the client {what} {late_ns / 1e6:.1f} ms late or later in half of all cases,"
-                f" more than the {limit_ns / 1e6:.1f} ms that the figures bear; give"
-                " the client a core of its own, or lower the load"
+                f" more than the {limit_ns / 1e6:.1f} ms that the figures bear; raise"
+                " client_processes in the matrix, or give the client a core of its own"
             )
             raise InvalidMeasurementError("CLIENT_BEHIND", message)

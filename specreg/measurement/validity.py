@@ -47,6 +47,7 @@ SPOILS: Mapping[str, AbstractSet[Family]] = MappingProxyType(
         # A request failed; what is missing isn't left out of a mean.
         "ANSWER_ENDLESS": ALL,
         "ANSWER_UNREADABLE": ALL,
+        "CLIENT_DIED": ALL,
         "EVENT_UNREADABLE": ALL,
         "HTTP_ERROR": ALL,
         "HUNG": ALL,

@@ -1,4 +1,4 @@
-"""What is known of cases beside their runs, as text: expectations, needs and trends."""
+"""What is known of cases beside their runs, as text: expectations and needs."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ from specreg.baselines.estimate import READ_GIB_PER_S, START_S, Estimate, run_s
 from specreg.baselines.schema import load_table
 from specreg.core.commands import learn_command, specreg_command
 from specreg.matrix.case import Case, Tier
-from specreg.measurement.metrics import METRICS, Metric, better_frac, ratio_parts
+from specreg.measurement.metrics import METRICS, Metric, ratio_parts
 from specreg.report.tables import NOTHING, format_number, render_rows
 from specreg.stats.intervals import (
     FEWEST_PROMPTS,
@@ -17,13 +17,10 @@ from specreg.stats.intervals import (
     change_of_ratio,
 )
 from specreg.telemetry.identity import Gpus
-from specreg.verdicts.history import RunRecord, comparable
+from specreg.verdicts.history import RunRecord
 from specreg.verdicts.judge import allowed_frac, first_look, log_to_frac, mde_frac, record_hint
 
 _LAST_OUTCOMES = 7
-_FEWEST_RUNS = 2
-_LAST_RUNS = 30
-_TICKS = "▁▂▃▄▅▆▇█"
 _S_PER_MIN = 60.0
 _DETECTABLE = (
     "detectable: the minimum detectable effect, a loss that is proven nine times out of ten with\n"
@@ -164,32 +161,3 @@ def _notes(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> Iterato
         there = ", ".join(f"{math.floor(each)} GiB" for each in gpus.memory_gib)
         why = there or f"no GPU ({gpus.why_none})"
         yield f"{len(lacking)} of {len(tier.cases)} cases don't fit this machine: {why}"
-
-
-def render_trends(
-    history: Mapping[str, Sequence[RunRecord]], metrics: Sequence[str], *, width: int
-) -> str:
-    """A row for each case and metric that two comparable runs judged; better is positive.
-
-    The history is by case, the oldest run first.
-    """
-    rows: list[Sequence[str]] = []
-    for case_id, runs in history.items():
-        shown = {name: [one.values[name] for one in comparable(runs, name)] for name in metrics}
-        shown = {name: values for name, values in shown.items() if len(values) >= _FEWEST_RUNS}
-        rows += [[case_id]] if shown else []
-        for name, values in shown.items():
-            change = better_frac(METRICS[name], values[-1], values[0])
-            ends = map(format_number, (values[0], values[-1]))
-            rows.append([f"  {name}", str(len(values)), *ends, f"{change:+.1%}", _line(values)])
-    last = f"the last {_LAST_RUNS}"
-    columns = ("case and metric", "runs", "first", "last", "change", last)
-    return render_rows(columns, rows, width=width, left=(last,))
-
-
-def _line(values: Sequence[float]) -> str:
-    """The last values as ticks between the least and the greatest of them."""
-    shown = values[-_LAST_RUNS:]
-    low, width = min(shown), (max(shown) - min(shown)) or 1
-    most = len(_TICKS) - 1
-    return "".join(_TICKS[round(most * (value - low) / width)] for value in shown)

@@ -204,34 +204,23 @@ def _power_cells(power: PowerRecord) -> Sequence[str]:
     )
 
 
-def time_rows(run_time: RunTime) -> Sequence[Sequence[str]]:
-    """Where the time of a run went, in seconds: a head, a row for each server pair, and the sum.
+def render_times(run_time: RunTime, *, width: int, color: bool) -> str:
+    """Where the time of a run went, in seconds: a row for each server pair, and the sum.
 
     Nothing where no server was asked for.
     """
     pairs = run_time.pairs
-    if not pairs:
-        return ()
     phases = [
-        phase for phase in Phase if max(one.phases_s.get(phase, 0) for one in pairs) >= _SHOWN_S
+        phase for phase in Phase if any(one.phases_s.get(phase, 0) >= _SHOWN_S for one in pairs)
     ]
-    spent_s = [[*(one.phases_s.get(phase, 0) for phase in phases), one.total_s] for one in pairs]
-    gaps = [""] * len(phases)
-    return (
-        ["where the time went, s", *phases, "total"],
-        *(
-            [pair.pair, *(f"{one_s:.1f}" for one_s in phases_s)]
-            for pair, phases_s in zip(pairs, spent_s, strict=True)
-        ),
-        ["for no pair", *gaps, f"{run_time.idle_s:.1f}"],
-        ["since the process began", *gaps, f"{run_time.wall_s:.1f}"],
-    )
-
-
-def render_times(run_time: RunTime, *, width: int, color: bool) -> str:
-    """The same as a table."""
-    rows = time_rows(run_time)
-    return render_rows(rows[0], rows[1:], width=width, color=color) if rows else ""
+    rows = []
+    for one in pairs:
+        spent_s = (*(one.phases_s.get(phase, 0) for phase in phases), one.total_s)
+        rows.append([one.pair, *(f"{each_s:.1f}" for each_s in spent_s)])
+    sums_s = {"for no pair": run_time.idle_s, "since the process began": run_time.wall_s}
+    rows += [[name, *[""] * len(phases), f"{each_s:.1f}"] for name, each_s in sums_s.items()]
+    head = ("where the time went, s", *phases, "total")
+    return render_rows(head, rows, width=width, color=color) if pairs else ""
 
 
 def _suffix(metric: str) -> str:

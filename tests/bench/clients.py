@@ -21,7 +21,8 @@ import uvloop
 
 from specreg.datasets.prompts import Prompt
 from specreg.engines.wire_format import Endpoint
-from specreg.load.rounds import Round, open_client
+from specreg.load.client_processes import open_clients
+from specreg.load.rounds import Round
 from specreg.matrix.case import Case
 from specreg.matrix.schema import Load
 from specreg.matrix.tier import load_tier
@@ -139,8 +140,8 @@ async def _replay(base_url: str, slots: Slots, numbers: Iterator[int]) -> Round:
     prompts = [
         Prompt(id=str(number), category="bench", turns=(f"number {number} ",)) for number in numbers
     ]
-    async with open_client(case, endpoint, clock=time.monotonic_ns) as client:
-        return await client.replay(prompts)
+    async with open_clients(case, endpoint, clock=time.monotonic_ns) as crew:
+        return await crew.replay(prompts)
 
 
 CLIENTS: dict[str, tuple[Client, bool]] = {

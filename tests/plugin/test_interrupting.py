@@ -119,16 +119,14 @@ def interrupted_in_a_terminal(suite: Suite, *, once: str) -> str:
 
 
 def test_ctrl_c_in_a_terminal_leaves_it_in_order(suite: Suite) -> None:
-    """Three times out of three the line in place went on, and ended in `lost sys.stderr`."""
+    """Nothing is written below the summary by a thread that goes on."""
     suite.script = SLOW
 
     shown = interrupted_in_a_terminal(suite, once="measuring vllm-none")
 
-    assert "stopping vllm-none-tiny" in shown
     end = shown.partition("= specreg: tier cpu")[2]
     assert "no tests ran" in end.splitlines()[-1]
     assert "lost sys.stderr" not in end
-    assert "\x1b[2K" not in end
 
 
 RED = """

@@ -22,7 +22,7 @@ def test_a_run_leaves_all_that_it_knows_in_its_folder(recorded_suite: Suite) -> 
     assert drafted.expected is not None
     assert drafted.figures is not None
     assert drafted.figures.acceptance is not None
-    assert drafted.expected.histogram[0] > 0
+    assert drafted.expected.marginal_frac[0] > 0
     assert len(drafted.history) == 1
     assert "-k 'c4 and (acceptance or throughput)'" in report.origin.command
     assert report.ended_at

@@ -13,7 +13,7 @@ import pytest
 
 from specreg.core.errors import ModelError
 from specreg.correctness.oracle_client import predict_drafts
-from specreg.engines.pytorch.questions import OracleAnswer, Question, Text
+from specreg.engines.pytorch.requests import OracleAnswer, Question, Text
 from specreg.engines.registry import engine_named
 from specreg.servers.environments import MARKER, environment_folder
 from tests.unit import builders

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.correctness.oracle_client import drafts_of_lookup, has_oracle, walk
 from specreg.engines.methods import METHODS
-from specreg.engines.pytorch.questions import Text
+from specreg.engines.pytorch.requests import Text
 from specreg.engines.registry import ENGINES
 from tests.unit import builders
 

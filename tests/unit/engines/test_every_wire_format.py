@@ -25,7 +25,8 @@ from specreg.core.errors import InvalidMeasurementError
 from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import ENGINES
 from specreg.engines.wire_format import Endpoint, Form
-from specreg.load.rounds import Round, open_client
+from specreg.load.client_processes import open_clients
+from specreg.load.rounds import Round
 from specreg.measurement.arm import read_acceptance
 from specreg.measurement.metrics import Family, e2e_ms, metrics_of, tpot_ms, ttft_ms
 from tests.doubles.protocols.sglang import ScriptedSglang
@@ -120,11 +121,11 @@ def play(
         async with TestServer(server.application()) as listening:
             base_url = str(listening.make_url(""))
             endpoint = Endpoint(base_url=base_url, model="toy", engine=protocol)
-            async with open_client(case, endpoint, clock=time.monotonic_ns) as client:
+            async with open_clients(case, endpoint, clock=time.monotonic_ns) as crew:
                 path, pages = ENGINES[protocol].wire_format.counters_path, []
-                pages += [await client.scrape(path)] if path else []
-                done = await client.replay(prompts)
-                pages += [await client.scrape(path)] if path else []
+                pages += [await crew.scrape(path)] if path else []
+                done = await crew.replay(prompts)
+                pages += [await crew.scrape(path)] if path else []
             before, after = (
                 map(ENGINES[protocol].wire_format.parse_counters, pages) if pages else (None, None)
             )

@@ -13,11 +13,11 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from specreg.acceptance.trace import RequestTrace
-from specreg.core.errors import SpecregError
+from specreg.core.errors import HungError, SpecregError
 from specreg.datasets.prompts import Prompt
 from specreg.engines.wire_format import Endpoint
 from specreg.load.chat_client import FinishedRequest, Record, new_client
-from specreg.load.rounds import Round, replay_round
+from specreg.load.rounds import Round, RoundSlice, replay_round
 from specreg.matrix.case import Case
 from specreg.matrix.schema import Arrivals, Load
 from specreg.measurement.metrics import tpot_ms, ttft_ms
@@ -105,6 +105,7 @@ def replay_wire(
     wire: Wire,
     case: Case = ONE_AT_A_TIME,
     prompts: Sequence[Prompt] = builders.PROMPTS,
+    part: RoundSlice | None = None,
     record: Record | None = None,
     clock: Callable[[], int] | None = None,
 ) -> Round:
@@ -114,7 +115,7 @@ def replay_wire(
     async def run() -> Round:
         async with httpx.AsyncClient(transport=wire, base_url="http://scripted") as client:
             return await replay_round(
-                case, ENDPOINT, prompts, client=client, clock=clock, record=record
+                case, ENDPOINT, prompts, client=client, clock=clock, record=record, part=part
             )
 
     return asyncio.run(run())
@@ -304,6 +305,102 @@ def test_an_answer_at_once_may_be_silent_until_its_end_and_has_no_first_token() 
     assert trace.last_ns is not None
 
 
+def test_a_stream_that_falls_silent_beside_another_has_failed() -> None:
+    class OneSilent(Wire):
+        numbers = itertools.count()
+
+        async def _stream(self) -> AsyncIterator[bytes]:
+            yield PIECES[0]
+            if next(self.numbers) == 0:
+                await asyncio.Event().wait()
+            self.clock.now_ns += 61 * S
+            yield PIECES[0]
+            await asyncio.sleep(2.2)  # longer than the watch looks away
+            for piece in PIECES[1:]:
+                yield piece
+
+    case = builders.with_concurrency(2)
+    silent, sound = replay_wire(OneSilent(()), case, builders.PROMPTS[:2]).traces
+    assert silent.error == "nothing came for 60 s"
+    assert sound.error is None
+
+
+class Mute(Wire):
+    """Answers its first requests; to each of the others it says nothing for so long."""
+
+    def __init__(self, each_s: float, *, answered: int = 0) -> None:
+        super().__init__(PIECES)
+        self.each_s = each_s
+        self.answered = answered
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        if len(self.asked) <= self.answered:
+            for piece in PIECES:
+                yield piece
+            return
+        self.clock.now_ns += round(self.each_s * S)
+        yield b": still there\n\n"
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("before", [0, 2], ids=["from-the-first", "later"])
+def test_a_server_on_whose_streams_no_token_comes_hangs(before: int) -> None:
+    """What is on its way is given up: to wait for each request in turn would take an hour."""
+
+    wire, recorded = Mute(61.0, answered=before), list[FinishedRequest]()
+    with pytest.raises(HungError, match=r"HUNG: no token came for 60 s"):
+        replay_wire(wire, ONE_AT_A_TIME, builders.PROMPTS[:4], record=recorded.append)
+    assert len(wire.asked) == before + 1
+    assert len(recorded) == before
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streams", "whole-answers"])
+def test_a_server_hangs_too_where_its_requests_have_less_time(*, stream: bool) -> None:
+    """A request whose time is up is no sign of life, and the next one no new beginning."""
+    case = dataclasses.replace(ONE_AT_A_TIME, request_timeout_s=0.4, stream=stream)
+    wire, recorded = Mute(21.0), list[FinishedRequest]()
+    with pytest.raises(HungError, match=r"HUNG: no token came for 60 s"):
+        replay_wire(wire, case, builders.PROMPTS * 2, record=recorded.append)
+    assert 3 <= len(wire.asked) < 12
+    assert all(one.late for one in recorded)
+
+
+def test_whole_answers_may_take_as_long_as_a_request_may() -> None:
+    case = dataclasses.replace(ONE_AT_A_TIME, request_timeout_s=300.0, stream=False)
+    with pytest.raises(HungError, match=r"HUNG: no token came for 300 s"):
+        replay_wire(Mute(301.0), case, builders.PROMPTS[:1])
+
+
+def test_a_server_that_refuses_does_not_hang() -> None:
+    class Refusing(Wire):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            await asyncio.sleep(0.4)
+            self.clock.now_ns += 31 * S
+            return await super().handle_async_request(request)
+
+    done = replay_wire(Refusing([], status=429))
+    assert {(trace.error or "")[:20] for trace in done.traces} == {"HTTP_ERROR: HTTP 429"}
+
+
+def test_a_server_of_which_nothing_is_asked_does_not_hang() -> None:
+    """A minute and more passes between two requests, and the watch looks after it."""
+
+    class Slower(Wire):
+        async def _stream(self) -> AsyncIterator[bytes]:
+            if len(self.asked) > 1:
+                await asyncio.sleep(2.2)  # longer than the watch looks away
+            for piece in PIECES:
+                yield piece
+
+    wire = Slower(())
+
+    def wait(_: FinishedRequest) -> None:
+        wire.clock.now_ns += 100 * S
+
+    done = replay_wire(wire, open_load(1.0), builders.PROMPTS[:2], record=wait)
+    assert [trace.error for trace in done.traces] == [None, None]
+
+
 @pytest.mark.parametrize("requests", [1, 2, 5, 9])
 def test_no_more_requests_are_in_flight_than_asked_for(requests: int) -> None:
     wire = Wire(PIECES)
@@ -465,6 +562,17 @@ def test_a_closed_loop_starts_its_requests_one_after_another() -> None:
     done = replay_by_real_time(Slow(()), case, builders.PROMPTS[:3])
     sent = [trace.sent_ns for trace in done.traces]
     assert all(later - earlier >= 5 * MS for earlier, later in itertools.pairwise(sent))
+
+
+def test_slices_are_parts_of_one_round() -> None:
+    wires = [Wire(PIECES), Wire(PIECES)]
+    rounds = [
+        replay_wire(wire, builders.CASE, part=RoundSlice(number=number, of=2, started_ns=MS))
+        for number, wire in enumerate(wires)
+    ]
+    ids = [[trace.prompt_id for trace in part.traces] for part in rounds]
+    assert ids == [["chat-0", "chat-2", "chat-4"], ["chat-1", "chat-3", "chat-5"]]
+    assert [wire.most_in_flight for wire in wires] == [1, 1]
 
 
 def test_requests_are_recorded_as_they_end_and_not_with_the_round() -> None:

@@ -196,6 +196,7 @@ stream = false
 request_timeout_s = 5
 ttft_limit_ms = 200
 tpot_limit_ms = 50
+client_processes = 2
 [cases.chat_template_args]
 enable_thinking = false
 """
@@ -214,7 +215,7 @@ def test_a_rate_is_a_load_with_all_that_its_table_says(tmp_path: Path) -> None:
     assert (case.turns, case.form, case.ignore_eos) == (2, Form.COMPLETIONS, True)
     assert not case.stream
     assert case.limits == Limits(ttft_ms=200.0, tpot_ms=50.0)
-    assert case.request_timeout_s == 5
+    assert (case.request_timeout_s, case.client_processes) == (5, 2)
     assert case.chat_template_args == (("enable_thinking", False),)
     assert "vllm-none-tiny-toy-gamma10" in {other.id for other in tier.cases}
 

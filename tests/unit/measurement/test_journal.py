@@ -21,7 +21,8 @@ from specreg.datasets.prompts import Prompt
 from specreg.engines.methods import Tree
 from specreg.engines.wire_format import Endpoint
 from specreg.load.chat_client import FinishedRequest
-from specreg.load.rounds import RoundBuilder, open_client
+from specreg.load.client_processes import open_clients
+from specreg.load.rounds import RoundBuilder
 from specreg.matrix.case import Case
 from specreg.matrix.schema import Arrivals, Limits, Load
 from specreg.measurement.journal import Journal, Key, last_run, load_checks, load_journal
@@ -77,10 +78,10 @@ def journaled(
         server = ScriptedServer(launch, Script(prefill_ms=0.0, step_ms=0.1))
         async with TestServer(server.application()) as listening:
             endpoint = Endpoint(base_url=str(listening.make_url("")), model="toy", engine="vllm")
-            async with open_client(case, endpoint, clock=time.monotonic_ns) as client:
+            async with open_clients(case, endpoint, clock=time.monotonic_ns) as crew:
                 rounds = [
                     [
-                        await client.replay(part, journal.record_round(control, number))
+                        await crew.replay(part, journal.record_round(control, number))
                         for number, part in enumerate(PARTS)
                     ]
                     for control in (False, True)

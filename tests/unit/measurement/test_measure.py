@@ -5,7 +5,10 @@ import dataclasses
 import gzip
 import itertools
 import json
+import os
+import signal
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +27,8 @@ from specreg.core.errors import HungError, InvalidMeasurementError, ServerDiedEr
 from specreg.datasets.prompts import Prompt
 from specreg.engines.vllm import Vllm, VllmWireFormat
 from specreg.load.chat_client import Record
-from specreg.load.rounds import Client, Round
+from specreg.load.client_processes import Clients, open_clients
+from specreg.load.rounds import Round
 from specreg.matrix.case import Case, ServerSpec
 from specreg.matrix.schema import Arrivals, Load
 from specreg.measurement.arm import Arm, control_of
@@ -50,6 +54,8 @@ from specreg.telemetry.samples import PowerTrace, Sample
 from specreg.telemetry.sensor import State
 from tests.doubles.vllm.script import BEFORE_ROUNDS, DEFAULTS, SLOWING, Fault, Script
 from tests.unit import builders
+from tests.unit.core.test_processes import lives
+from tests.unit.servers.test_server import at_most
 
 MS = 10**6
 PROMPTS = builders.PROMPTS[: builders.CASE.prompts]
@@ -246,19 +252,19 @@ def hurt_power(
     monkeypatch: pytest.MonkeyPatch, server: Server, error: InvalidMeasurementError
 ) -> None:
     """Lets all loads with an end of time, as those of power, fail on a server."""
-    replay_under = Client.replay_under
+    replay_under = Clients.replay_under
 
-    async def failing(self: Client, load: Load, prompts: Sequence[Prompt]) -> Round:
+    async def failing(self: Clients, load: Load, prompts: Sequence[Prompt]) -> Round:
         if load.duration_s and self.endpoint == server.endpoint:
             raise error
         return await replay_under(self, load, prompts)
 
-    monkeypatch.setattr(Client, "replay_under", failing)
+    monkeypatch.setattr(Clients, "replay_under", failing)
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["server", "control"])
 @pytest.mark.parametrize(
-    "error", [HungError(60.0), InvalidMeasurementError("HTTP_ERROR", "x")], ids=["hung", "refused"]
+    "error", [HungError(60.0), InvalidMeasurementError("CLIENT_DIED", "x")], ids=["hung", "died"]
 )
 def test_what_fails_in_the_load_for_power_spoils_the_power_alone(
     servers: tuple[Server, Server],
@@ -436,6 +442,21 @@ def test_all_prompts_are_enough_unless_somebody_says_otherwise(valid: Measuremen
     assert valid.look is Look.FULL
 
 
+def test_several_client_processes_measure_what_one_does(
+    servers: tuple[Server, Server], valid: Measurement
+) -> None:
+    case = dataclasses.replace(builders.CASE, client_processes=2)
+    recorded: list[str] = []
+    plan = dataclasses.replace(
+        QUIET, record=lambda *_: lambda one: recorded.append(one.trace.prompt_id)
+    )
+    found = measured(servers[0], None, case, plan)
+    assert found.acceptance == valid.acceptance
+    assert sorted(recorded) == sorted(prompt.id for prompt in PROMPTS)
+    assert found.replay is not None
+    assert all(part.gaps.counts for part in found.replay.rounds)
+
+
 def test_a_page_is_not_waited_for_without_end() -> None:
     class Page(httpx.AsyncBaseTransport):
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -445,16 +466,70 @@ def test_a_page_is_not_waited_for_without_end() -> None:
 
     async def run() -> None:
         async with httpx.AsyncClient(transport=Page(), base_url="http://scripted") as client:
-            asking = Client(
+            crew = Clients(
                 case=builders.CASE,
                 endpoint=builders.server().endpoint,
                 clock=time.monotonic_ns,
-                http=client,
+                client=client,
+                workers=(),
             )
             with pytest.raises(InvalidMeasurementError, match=r"METRICS_MISSING: .* 0\.05 s;"):
-                await asking.scrape("/metrics", within_s=0.05)
+                await crew.scrape("/metrics", within_s=0.05)
 
     asyncio.run(run())
+
+
+def test_a_client_process_that_dies_is_named_and_leaves_nothing() -> None:
+    async def run() -> list[int | None]:
+        case = dataclasses.replace(builders.CASE, client_processes=2)
+        endpoint = dataclasses.replace(builders.server().endpoint, base_url="http://127.0.0.1:9")
+        async with open_clients(case, endpoint, clock=time.monotonic_ns) as crew:
+            crew.workers[1].child.popen.kill()
+            with pytest.raises(InvalidMeasurementError, match="ended with status -9") as error:
+                await crew.replay(PROMPTS)
+            assert error.value.reason == "CLIENT_DIED"
+        return [worker.child.popen.returncode for worker in crew.workers]
+
+    killed, stopped = asyncio.run(run())
+    assert (killed, stopped) == (-15, -9)
+
+
+# Is killed as soon as a request has ended.
+KILLED = """
+import asyncio, dataclasses, os, signal, sys, time
+from specreg.load.rounds import Load
+from specreg.load.client_processes import open_clients
+from tests.unit import builders
+case = dataclasses.replace(
+    builders.CASE, client_processes=int(sys.argv[1]), load=Load(concurrency=2, duration_s=60.0)
+)
+endpoint = dataclasses.replace(builders.server().endpoint, base_url="http://127.0.0.1:9")
+async def run():
+    async with open_clients(case, endpoint, clock=time.monotonic_ns) as crew:
+        print(*(worker.child.popen.pid for worker in crew.workers), flush=True)
+        await crew.replay(builders.PROMPTS, lambda _: os.kill(os.getpid(), signal.SIGKILL))
+asyncio.run(run())
+"""
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_nothing_of_the_clients_is_left_by_a_run_that_is_killed(
+    tmp_path: Path, processes: int
+) -> None:
+    done = subprocess.run(
+        (sys.executable, "-c", KILLED, str(processes)),
+        check=False,
+        cwd=builders.ROOT,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert done.returncode == -signal.SIGKILL
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == (2 if processes == 2 else 0)
+    with at_most(10):
+        while any(map(lives, pids)) or any(tmp_path.iterdir()):
+            time.sleep(0.05)
 
 
 def late(*delays_ms: float, lag_ms: float = 0.0, beats: int = 30) -> Round:

@@ -1,0 +1,250 @@
+"""Replay rounds from this process, or from several where one core isn't enough.
+
+A further process is `python -m specreg.load.client_processes`: it takes `_Order` messages and gives
+`_Reply` messages, see `specreg.core.processes`.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from specreg.core.errors import AnswerError, HungError, InvalidMeasurementError
+from specreg.core.http import read
+from specreg.core.processes import SupervisedProcess, child_process
+from specreg.datasets.prompts import Prompt
+from specreg.engines.wire_format import Endpoint
+from specreg.load.chat_client import (
+    Clock,
+    FinishedRequest,
+    NoteLife,
+    Record,
+    check_silence,
+    new_client,
+)
+from specreg.load.rounds import Round, RoundBuilder, RoundSlice, replay_round
+from specreg.matrix.case import Case
+from specreg.matrix.schema import Load
+from specreg.stats.percentiles import Histogram
+
+if TYPE_CHECKING:
+    import httpx
+
+_HEAD_START_NS = 50 * 10**6
+"""What an order takes to reach all processes; then they begin together."""
+_SCRAPE_S = 30.0
+_TOKEN_S = 60.0
+
+
+class _Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process is to replay."""
+
+    case: Case
+    endpoint: Endpoint
+    prompts: tuple[Prompt, ...]
+    part: RoundSlice
+
+
+class _Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A request that ended, when the server last showed life or, at the end, the lags."""
+
+    finished: FinishedRequest | None = None
+    alive_ns: int | None = None
+    lags: Histogram | None = None
+
+
+class _Worker(NamedTuple):
+    """A further process, and what it replies."""
+
+    child: SupervisedProcess
+    replies: asyncio.StreamReader
+
+    async def replay(
+        self, order: _Order, lags: Histogram, note_life: NoteLife
+    ) -> AsyncIterator[FinishedRequest]:
+        """The requests of a slice as they end; `lags` takes the process's own at the end.
+
+        Raises:
+            InvalidMeasurementError: `CLIENT_DIED`.
+        """
+        self.child.send(order)
+        while line := await self.replies.readline():
+            reply = msgspec.json.decode(line, type=_Reply)
+            if reply.alive_ns is not None:
+                note_life(reply.alive_ns)
+            if reply.finished is not None:
+                yield reply.finished
+            if reply.lags is not None:
+                lags.merge(reply.lags)
+                return
+        status = self.child.popen.wait()
+        message = f"a client process ended with status {status}:\n{self.child.last_lines()}"
+        raise InvalidMeasurementError("CLIENT_DIED", message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clients:
+    """The processes that ask one endpoint as one case says.
+
+    Attributes:
+        client: of this process.
+        workers: the further processes; none unless the case asks for two or more.
+        token_within_s: a server that doesn't hang generates a token.
+    """
+
+    case: Case
+    endpoint: Endpoint
+    clock: Clock
+    client: "httpx.AsyncClient"
+    workers: tuple[_Worker, ...]
+    token_within_s: float = _TOKEN_S
+
+    async def replay(self, prompts: Sequence[Prompt], record: Record | None = None) -> Round:
+        """One round; see `replay_round`.
+
+        Where a request's time was up, the server is asked for a token more: it may hang.
+
+        Raises:
+            InvalidMeasurementError: `CLIENT_DIED`, one of the further processes did; `HUNG`.
+        """
+        late: list[int] = []
+
+        def keep(finished: FinishedRequest) -> None:
+            if finished.late:
+                late.append(finished.place)
+            if record is not None:
+                record(finished)
+
+        if self.workers:
+            done = await self._replay_slices(tuple(prompts), keep)
+        else:
+            done = await self._replay_here(self.case, prompts, keep)
+        if late:
+            await self._check_generates(prompts)
+        return done
+
+    async def _replay_here(self, case: Case, prompts: Sequence[Prompt], record: Record) -> Round:
+        return await replay_round(
+            case, self.endpoint, prompts, client=self.client, clock=self.clock, record=record
+        )
+
+    async def _check_generates(self, prompts: Sequence[Prompt]) -> None:
+        """Check that the server answers the first prompt, with a token or a refusal."""
+        case = dataclasses.replace(
+            self.case,
+            load=Load(concurrency=1),
+            turns=1,
+            output_cap_tokens=1,
+            request_timeout_s=self.token_within_s,
+        )
+        ended: list[FinishedRequest] = []
+        await self._replay_here(case, prompts[:1], ended.append)
+        if any(one.late for one in ended):
+            raise HungError(self.token_within_s)
+
+    async def replay_under(self, load: Load, prompts: Sequence[Prompt]) -> Round:
+        """One round under another load, as for the warm-up; it isn't recorded."""
+        case = dataclasses.replace(self.case, load=load)
+        return await dataclasses.replace(self, case=case).replay(prompts)
+
+    async def scrape(self, path: str, *, within_s: float = _SCRAPE_S) -> str:
+        """The page of the server at a path.
+
+        Raises:
+            InvalidMeasurementError: `METRICS_MISSING`.
+        """
+        try:
+            page = await read(self.client, "GET", path, within_s=within_s)
+            page.good()
+        except AnswerError as error:
+            message = f"looked for counters, {error}; look at the server's log"
+            raise InvalidMeasurementError("METRICS_MISSING", message) from error
+        return page.text
+
+    async def _replay_slices(self, prompts: tuple[Prompt, ...], record: Record) -> Round:
+        started_ns, builder = self.clock() + _HEAD_START_NS, RoundBuilder()
+        last_ns = started_ns
+
+        def note_life(alive_ns: int) -> None:
+            # A server that one process hears nothing from may be busy with another's requests.
+            nonlocal last_ns
+            last_ns = max(last_ns, alive_ns)
+            check_silence(self.case, last_ns, self.clock())
+
+        async def follow(number: int, worker: _Worker) -> None:
+            part = RoundSlice(number=number, of=len(self.workers), started_ns=started_ns)
+            order = _Order(case=self.case, endpoint=self.endpoint, prompts=prompts, part=part)
+            async for finished in worker.replay(order, builder.lags, note_life):
+                builder.take(finished)
+                record(finished)
+                if not finished.late:
+                    note_life(self.clock())
+
+        await asyncio.gather(*(follow(*pair) for pair in enumerate(self.workers)))
+        return builder.as_round()
+
+
+@contextlib.asynccontextmanager
+async def open_clients(case: Case, endpoint: Endpoint, *, clock: Clock) -> AsyncIterator[Clients]:
+    """Clients for as long as the context lasts.
+
+    `clock` is monotonic, in nanoseconds; with further processes the system's own.
+    """
+    count = case.client_processes if case.client_processes > 1 else 0
+    async with contextlib.AsyncExitStack() as stack:
+        client = await stack.enter_async_context(
+            new_client(endpoint, connections=case.load.concurrency or None)
+        )
+        workers = [await stack.enter_async_context(_worker()) for _ in range(count)]
+        yield Clients(
+            case=case, endpoint=endpoint, clock=clock, client=client, workers=tuple(workers)
+        )
+
+
+@contextlib.asynccontextmanager
+async def _worker() -> AsyncIterator[_Worker]:
+    command = (sys.executable, "-P", "-m", "specreg.load.client_processes")
+    with tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as folder:
+        log_path = Path(folder) / "log"
+        with child_process(command, log_path=log_path, temporary=[Path(folder)]) as child:
+            async with child.reader() as reader:
+                yield _Worker(child, reader)
+
+
+async def _work() -> None:
+    """Replay the slices that are ordered on stdin, until it ends."""
+    for line in iter(sys.stdin.buffer.readline, b""):
+        order = msgspec.json.decode(line, type=_Order)
+        connections = order.case.load.concurrency or None
+        async with new_client(order.endpoint, connections=connections) as client:
+            done = await replay_round(
+                order.case,
+                order.endpoint,
+                order.prompts,
+                client=client,
+                clock=time.monotonic_ns,
+                record=lambda finished: _reply(_Reply(finished=finished)),
+                part=order.part,
+                note_life=lambda alive_ns: _reply(_Reply(alive_ns=alive_ns)),
+            )
+        _reply(_Reply(lags=done.lags))
+
+
+def _reply(reply: _Reply) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(reply) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    import uvloop
+
+    with contextlib.suppress(BrokenPipeError):  # the suite was killed, and takes no replies
+        uvloop.run(_work())
