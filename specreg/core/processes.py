@@ -218,7 +218,7 @@ def stop_process(process: SupervisedProcess) -> None:
         process.popen.poll()  # so that it is no zombie
     if left:
         message = (
-            f"{', '.join(map(_described, left))}: still there {_KILL_S + _GONE_S:g} s after it was"
+            f"{', '.join(map(describe, left))}: still there {_KILL_S + _GONE_S:g} s after it was"
             " killed, and nothing can be measured beside it; see what it waits for in the kernel's"
             " log (dmesg), and end it, or start the machine anew"
         )
@@ -249,13 +249,13 @@ def _kill(process: SupervisedProcess) -> list[int]:
     return end_all(process.session, signal.SIGKILL, _KILL_S)
 
 
-def _described(pid: int) -> str:
-    """`process 4242 (python, disk-sleep)`."""
+def describe(pid: int) -> str:
+    """Describe a process as far as we may see it: `process 4242 (python, user ada)`."""
     try:
         process = psutil.Process(pid)
-        return f"process {pid} ({process.name()}, {process.status()})"
+        return f"process {pid} ({process.name()}, user {process.username()})"
     except psutil.Error:
-        return f"process {pid} (of another user)"
+        return f"process {pid} (of another user or container)"
 
 
 def resident_bytes(process: SupervisedProcess) -> int:

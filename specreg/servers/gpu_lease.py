@@ -16,8 +16,8 @@ import filelock
 
 from specreg.core.errors import MemoryHeldError, SensorError, UnkillableError
 from specreg.core.files import cache_dir, replace_file
-from specreg.core.processes import our_ids
-from specreg.telemetry.devices import SENSORS, describe, devices_of, wait_until_free
+from specreg.core.processes import describe, our_ids
+from specreg.telemetry.devices import SENSORS, devices_of, wait_until_free
 from specreg.telemetry.sensor import Device
 
 _POLL_S = 0.2

@@ -50,8 +50,7 @@ class ServerStart:
         root: the repository's root, for relative model folders.
         ready_within_s: how long it may take to the first token.
         show: is told what goes on.
-        log_path: where its output goes; what stands there stays, and it goes beside it. None for
-            a place that goes when the server does.
+        log_path: where its output goes; what stands there stays, and it goes beside it.
     """
 
     spec: ServerSpec
@@ -60,7 +59,7 @@ class ServerStart:
     on_gpu: bool
     ready_within_s: float
     show: Callable[[str], None]
-    log_path: Path | None = None
+    log_path: Path
     choose_port: Callable[[], int] = free_port
     _temporary: Path = field(init=False)
     _processes: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -114,10 +113,9 @@ class ServerStart:
         self._attempts += 1
         target, draft = served_models(self.root, self.spec)
         options = self._options(target, draft)
-        log_path = first = self.log_path or self._temporary / "server.log"
-        further = itertools.count(2)
+        log_path, further = self.log_path, itertools.count(2)
         while log_path.exists():  # what an earlier attempt said is kept
-            log_path = first.with_stem(f"{first.stem}-{next(further)}")
+            log_path = self.log_path.with_stem(f"{self.log_path.stem}-{next(further)}")
         self._deadline_s = time.monotonic() + self.ready_within_s
         self._server = StartedServer(
             spec=self.spec,
