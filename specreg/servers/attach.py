@@ -19,8 +19,7 @@ from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, ServerSpec, Tier
 from specreg.matrix.widening import served_models
 from specreg.servers.provision import check_version
-from specreg.servers.readiness import generates
-from specreg.servers.server import Server
+from specreg.servers.server import Server, generates
 
 _TIMEOUT_S = 10.0
 _KEYLESS = {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}

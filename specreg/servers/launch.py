@@ -15,8 +15,7 @@ from specreg.servers.environments import EngineEnvironment
 from specreg.servers.gpu_claim import GpuClaim
 from specreg.servers.memory import fit_together
 from specreg.servers.provision import Provision
-from specreg.servers.readiness import POLL_S
-from specreg.servers.server import Server
+from specreg.servers.server import POLL_S, Server
 from specreg.servers.start import ServerStart
 from specreg.telemetry.identity import find_gpus
 

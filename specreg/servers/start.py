@@ -24,8 +24,7 @@ from specreg.matrix.models import check_model_code
 from specreg.matrix.widening import served_models, widen_models
 from specreg.servers.environments import EngineEnvironment
 from specreg.servers.memory import gpu_memory
-from specreg.servers.readiness import POLL_S, PORT_IN_USE, is_ready, scrape_version
-from specreg.servers.server import StartedServer
+from specreg.servers.server import POLL_S, PORT_IN_USE, StartedServer, is_ready, scrape_version
 from specreg.telemetry.identity import find_gpus
 
 _PORTS = 3

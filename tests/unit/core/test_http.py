@@ -13,7 +13,7 @@ import pytest
 
 from specreg.core.errors import AnswerError, ServerDiedError
 from specreg.core.http import MOST_BYTES, Answer, ask
-from specreg.servers.readiness import generates
+from specreg.servers.server import generates
 from tests.unit import builders
 
 OK = b"HTTP/1.1 200 OK\r\n"

@@ -18,8 +18,7 @@ import pytest
 from specreg.core.errors import ModelError, ServerDiedError, ServerStartError
 from specreg.matrix.case import ServerSpec
 from specreg.servers.environments import EngineEnvironment
-from specreg.servers.readiness import start_error
-from specreg.servers.server import StartedServer
+from specreg.servers.server import StartedServer, start_error
 from specreg.servers.start import ServerStart, free_port
 from tests.doubles.protocols.triton import ScriptedTriton
 from tests.doubles.vllm.script import VARIABLE, Fault, Script
