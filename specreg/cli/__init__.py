@@ -14,7 +14,6 @@ from specreg.core.errors import SpecregError
 from specreg.core.redaction import learn
 
 _COMMANDS: Mapping[str, str] = {
-    "explain": "cases",
     "gate": "gate",
     "bisect": "gate",
     "soak": "gate",
@@ -22,7 +21,6 @@ _COMMANDS: Mapping[str, str] = {
     "matrix": "cases",
     "engines": "cases",
     "doctor": "machine",
-    "tables": "report",
     "report": "report",
     "merge": "merge",
     "ray": "ray",

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from specreg.compare.pairs import Pair, Side
-from specreg.core.errors import InvalidMeasurementError, SpecregError
+from specreg.core.errors import InvalidMeasurementError
 from specreg.core.files import UNREADABLE, replace_file
 from specreg.correctness.answers import (
     Answers,
@@ -82,7 +82,6 @@ class AnswerComparison:
 
         Raises:
             ServerDiedError: a server went away.
-            SpecregError: the disk refuses.
         """
         if self._verdict(pair).outcome is not Outcome.INVALID:
             return
@@ -102,8 +101,4 @@ class AnswerComparison:
             self.failed[pair.id] = f"side {side}: {error}"
             for one in servers.values():
                 one.check_alive()
-        try:
-            replace_file(self.path, msgspec.json.encode(known))
-        except OSError as error:
-            message = f"answers '{self.path}': {error.strerror}; make room or mend its rights"
-            raise SpecregError(message) from error
+        replace_file(self.path, msgspec.json.encode(known))

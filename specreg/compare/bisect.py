@@ -189,7 +189,7 @@ class _Search:
             status = None
         finally:
             record_gate(gate, command=specreg_command("bisect", self.case.id), status=status)
-            gate.lock.release()
+            gate.journal.close()
         why = why_broken(gate.launches, Side.A)
         if why and step_of(decision, self.lost) is Step.UNKNOWN:
             message = (

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
-import filelock
 import msgspec
 
 from specreg.compare.answers import AnswerComparison
@@ -67,7 +66,8 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
         served_models(root, spec)
     _check_prompts(root, pairs)
     sources, installed = _sides(options, origins, pairs, on_gpu=on_gpu)
-    lock, journal = _lock(folder), Journal(folder / JOURNAL)
+    journal = Journal(folder / JOURNAL)
+    journal.hold()
     if journal.path.exists() and not options.resume:
         message = f"'{journal.path}': holds a gate already; say --resume to go on, or another --out"
         raise SpecregError(message)
@@ -89,7 +89,6 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
         answers=AnswerComparison(
             pairs=pairs, root=root, path=folder / "answers.json", show=options.show
         ),
-        lock=lock,
     )
     if journal.path.exists():
         gate.take_over()
@@ -148,20 +147,6 @@ def _tolerances(texts: Sequence[str]) -> Mapping[str, float]:
             message = f"--tolerance {text}: '{frac}' is no fraction between 0 and 1; 0.03 is 3 %"
             raise UnsupportedError(message) from error
     return found
-
-
-def _lock(folder: Path) -> filelock.BaseFileLock:
-    """Lock a folder, which is made, until the lock is released or our process has ended."""
-    lock = filelock.FileLock(folder / "gate.lock", blocking=False, is_singleton=True)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except filelock.Timeout as error:
-        message = (
-            f"'{folder}': another gate is at work there; wait for its end, or name another --out"
-        )
-        raise SpecregError(message) from error
-    return lock
 
 
 def _folder_of(options: GateOptions) -> Path:

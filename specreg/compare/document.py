@@ -148,9 +148,6 @@ def _remarks(gate: Gate) -> Iterator[str]:
         yield f"the acceptance length of the pinned cases is {options.pin_length_tokens:g}"
     if not options.with_control:
         yield "side A was not measured against itself, so a machine that moves isn't told"
-    for group in gate.groups:
-        if group.with_control and (why := gate.why_no_control(group)):
-            yield f"side A was no longer measured against itself: {why}"
     for one in gate.launches:
         if one.failed:
             yield f"side {one.side}, launch {one.number}, {one.pair_id}: {one.failed}"

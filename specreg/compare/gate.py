@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import filelock
 import msgspec
 
 from specreg.compare.answers import AnswerComparison
@@ -21,7 +20,6 @@ from specreg.compare.judging import (
     decide,
     is_settled,
     judge_pair,
-    why_broken,
 )
 from specreg.compare.options import GateOptions, ServerOptions
 from specreg.compare.pairs import Group, Pair, Side
@@ -41,7 +39,7 @@ from specreg.matrix.models import model_sha256, resolve_model
 from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.arm import Arm
 from specreg.measurement.journal import Journal, Key, load_journal
-from specreg.measurement.measure import Measurement, Plan, measure, workload_of
+from specreg.measurement.measure import Plan, measure, workload_of
 from specreg.servers.cores import cores_apart
 from specreg.servers.provision import Provision
 from specreg.servers.server import StartedServer
@@ -68,7 +66,6 @@ class Gate:
     Attributes:
         sources: where the servers of A and of B come from; installed: what they are.
         groups: what is compared, by what shares its servers.
-        lock: of the folder.
         launches: so far, as they came.
         finished: whether it ended by itself.
     """
@@ -83,7 +80,6 @@ class Gate:
     rules: Rules
     journal: Journal
     answers: AnswerComparison
-    lock: filelock.BaseFileLock
     launches: list[SideLaunch] = field(default_factory=list)
     finished: bool = False
 
@@ -112,7 +108,7 @@ class Gate:
                 )
                 raise UnsupportedError(message)
             self._check_version(known[1], measurement.engine_version)
-            self._note(*known, key.launch, measurement)
+            self.launches.append(SideLaunch(known[0].id, known[1], key.launch, measurement))
         self.answers.take_over()
         blocks = max((one.block for one in self.launches), default=0)
         if blocks > self.rules.blocks:
@@ -140,7 +136,9 @@ class Gate:
                 continue
             first = LAUNCHES_PER_BLOCK * block + 1
             for number in range(first, first + LAUNCHES_PER_BLOCK):
-                for sides in self._due(group, number):
+                for sides in group.slots(number):
+                    if self._is_known(group, number, sides):
+                        continue
                     began_s = time.monotonic()
                     if longest_s and began_s + longest_s > deadline_s:
                         return self.decide()
@@ -152,11 +150,6 @@ class Gate:
     def decide(self) -> Decision:
         """What the launches so far say."""
         return decide(self.groups, self.launches, self.rules, self.answers.verdicts)
-
-    def why_no_control(self, group: Group) -> str:
-        """Why side A isn't launched once more, empty where it is: that failed too often."""
-        ids = {pair.id for pair in group.pairs}
-        return why_broken([one for one in self.launches if one.pair_id in ids], Side.A2)
 
     def versions(self, side: Side) -> tuple[str, ...]:
         """What the servers of a side said that they are, each once; of A2 too where it is A's."""
@@ -175,19 +168,14 @@ class Gate:
             for pair in group.pairs
         )
 
-    def _due(self, group: Group, number: int) -> Iterator[tuple[Side, ...]]:
-        """The servers that a launch of each side still takes."""
+    def _is_known(self, group: Group, number: int, sides: tuple[Side, ...]) -> bool:
+        """Whether a launch of sides has told of all pairs of the group."""
         known = {
             (one.pair_id, one.side)
             for one in self.launches
             if one.number == number and not one.failed
         }
-        dropped = {Side.A2} if self.why_no_control(group) else set()
-        for slot in group.slots(number):
-            sides = tuple(side for side in slot if side not in dropped)
-            wanted = {(pair.id, side) for pair in group.pairs for side in sides}
-            if sides and not wanted <= known:
-                yield sides
+        return {(pair.id, side) for pair in group.pairs for side in sides} <= known
 
     def _launch(self, group: Group, number: int, sides: tuple[Side, ...]) -> None:
         """Start servers and measure all pairs that share them; what fails is told, not raised."""
@@ -213,7 +201,8 @@ class Gate:
                 told = {(one.pair_id, one.side, one.number) for one in self.launches}
                 for pair in group.pairs:
                     if (pair.id, error.side, number) not in told:
-                        self._note(pair, error.side, number, failed=str(error))
+                        failed = SideLaunch(pair.id, error.side, number, failed=str(error))
+                        self.launches.append(failed)
 
     def _measure(self, pair: Pair, number: int, servers: Mapping[Side, StartedServer]) -> None:
         """Measure a pair on the servers that are up, and compare its answers.
@@ -236,12 +225,10 @@ class Gate:
             )
             for side, server in servers.items()
         ]
-        plan = Plan(
-            show=lambda _: None,
-            parts=rounds_of(pair.a, sides=len(servers)),
-            least_s=options.least_s,
-            record=record,
-        )
+        parts, wave = pair.a.rounds, _WAVES * (pair.a.load.concurrency or pair.a.prompts)
+        if len(servers) > 1:
+            parts = max(math.ceil(pair.a.prompts / wave), parts)
+        plan = Plan(show=lambda _: None, parts=parts, least_s=options.least_s, record=record)
         workload = workload_of(pair.a, load_case_prompts(options.root, pair.a))
         # An engine on a GPU is held up by its host now and then; nothing crowds it here.
         on_gpu = self.sources[0].on_gpu
@@ -254,33 +241,18 @@ class Gate:
                 why = next(iter(measurement.invalid.values()), "")
             if why:
                 options.show(f"launch {number}, side {side}, {pair.id}: {why}")
-                self._note(pair, side, number, failed=why)
+                self.launches.append(SideLaunch(pair.id, side, number, failed=why))
             elif measurement.replay is not None:
                 kept.append((side, measurement, replayed))
             if why.startswith(HungError.name):
                 raise SideError(side, why)
         self.answers.ask(pair, servers, math.ceil(number / LAUNCHES_PER_BLOCK))
         for side, measurement, replayed in kept:
-            self._note(pair, side, number, measurement)
+            self.launches.append(SideLaunch(pair.id, side, number, measurement))
             self.journal.begin(self._key(pair, side, number))
             for part, finished in replayed:
                 self.journal.record_round(0, part)(finished)
             self.journal.end(measurement)
-
-    def _note(
-        self,
-        pair: Pair,
-        side: Side,
-        number: int,
-        measurement: Measurement | None = None,
-        failed: str = "",
-    ) -> None:
-        """Keep what a launch came to."""
-        self.launches.append(
-            SideLaunch(
-                pair_id=pair.id, side=side, number=number, measurement=measurement, failed=failed
-            )
-        )
 
     def _check_version(self, side: Side, version: str) -> None:
         """Check that a launch is of the version of its side, by the servers' own word.
@@ -387,10 +359,3 @@ def _naming(servers: Mapping[Side, StartedServer]) -> Iterator[None]:
             except ServerDiedError as error:
                 raise SideError(side, str(error).splitlines()[0]) from error
         raise
-
-
-def rounds_of(case: Case, *, sides: int) -> int:
-    """Into how many rounds a case's prompts are cut where so many sides are up."""
-    if sides == 1 or not case.load.concurrency:
-        return case.rounds
-    return max(math.ceil(case.prompts / (_WAVES * case.load.concurrency)), case.rounds)

@@ -40,12 +40,6 @@ def specreg_command(*arguments: str) -> str:
     return shlex.join((*program, *arguments))
 
 
-def learn_command(options: Sequence[str]) -> str:
-    """What writes how hours differ into the baselines of the machine that a tier runs on."""
-    tiers = [one.removeprefix("--specreg-") for one in options if one.startswith("--specreg-tier=")]
-    return specreg_command("baselines", "learn", *(f"--{one}" for one in tiers))
-
-
 def install_command(extra: str) -> str:
     """What installs one of the extras, into the environment that lacks it."""
     where = f" --python {shlex.quote(_python())}" if os.environ.get(LAUNCHER) else ""

@@ -129,7 +129,6 @@ class Engine(ABC):
         wire_format: how it is asked and read.
         token_api: how it is asked in token ids, None where it gives none.
         serves_names: whether it serves its model under the name that it is given.
-        runs_model_code: whether it can run code that a model brings.
         memory_flags: how the flags begin that say what it takes of a GPU; empty where none says how
             large its KV cache is.
     """
@@ -145,7 +144,6 @@ class Engine(ABC):
     wire_format: ClassVar[WireFormat]
     token_api: ClassVar[TokenApi | None] = None
     serves_names: ClassVar[bool] = True
-    runs_model_code: ClassVar[bool] = True
     memory_flags: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod

@@ -53,7 +53,6 @@ class Reference(Engine):
     version_path: ClassVar = "/version"
     wire_format: ClassVar = ReferenceWireFormat()
     token_api: ClassVar = VllmTokenApi()
-    runs_model_code: ClassVar = False
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
         """Transformers and a torch: without a GPU the build for CPUs, where there is one."""

@@ -20,7 +20,6 @@ from specreg.engines.engine import LaunchOptions
 from specreg.engines.registry import engine_named
 from specreg.engines.settings import LaunchSettings, taken
 from specreg.matrix.case import ServerSpec
-from specreg.matrix.models import check_model_code
 from specreg.matrix.widening import served_models, widen_models
 from specreg.servers.environments import EngineEnvironment
 from specreg.servers.memory import gpu_memory
@@ -79,10 +78,9 @@ class ServerStart:
         """Start its processes, and don't wait; every one of them is gone after the context.
 
         Raises:
-            ModelError: a model folder is missing, or brings code that the case doesn't trust.
+            ModelError: a model folder is missing.
             ServerStartError: it can't be started.
         """
-        check_model_code(self.root, self.spec)
         widen_models(self.root, self.spec, show=self.show)
         with (
             tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as folder,

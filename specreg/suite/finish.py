@@ -10,7 +10,7 @@ import specreg
 from specreg.baselines.comparison import differing_settings
 from specreg.baselines.record import RecordedBaseline, commit_of, record_measurements
 from specreg.baselines.schema import Baseline
-from specreg.core.commands import run_command, specreg_command
+from specreg.core.commands import run_command
 from specreg.core.errors import BaselineError, SpecregError
 from specreg.matrix.case import Case
 from specreg.matrix.models import model_sha256
@@ -169,9 +169,7 @@ def remarks(suite: Suite) -> Iterator[str]:
         with contextlib.suppress(SpecregError):  # another tier can't be read; its own runs say so
             unused = suite.store.unused(all_case_ids(suite.root / suite.options.matrix))
             if unused:
-                names = ", ".join(path.stem for path in unused)
-                prune = specreg_command("baselines", "prune", "--tier", suite.tier.name)
-                yield f"no case asks for these baselines: {names}; {prune}"
+                yield f"no case asks for these baselines: git rm {' '.join(map(str, unused))}"
 
 
 _LAST_RUNS = 60

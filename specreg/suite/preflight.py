@@ -14,16 +14,13 @@ from specreg.baselines.schema import baseline_files, baseline_path, check_baseli
 from specreg.core.commands import install_command, record_command
 from specreg.core.errors import ModelError, SensorError, SpecregError, UnsupportedError
 from specreg.core.files import cache_dir
-from specreg.datasets.hub import hub_cache_dir, is_installed, is_offline
+from specreg.datasets.hub import hub_cache_dir, is_cached, is_installed, is_offline
 from specreg.datasets.table import dataset_named
 from specreg.engines.engine import Requirement
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case
 from specreg.matrix.models import (
-    check_model_code,
     is_hub_id,
-    missing_files,
-    missing_of_hub,
     resolve_model,
 )
 from specreg.matrix.prompts import load_case_prompts
@@ -263,7 +260,7 @@ def _models_gib(suite: Suite) -> Mapping[str, float]:
 def _examine_disks(suite: Suite) -> Iterator[Finding]:
     """Whether there is room where a run writes; a line for each disk."""
     lacking = [
-        gib for name, gib in _models_gib(suite).items() if is_hub_id(name) and missing_of_hub(name)
+        gib for name, gib in _models_gib(suite).items() if is_hub_id(name) and not is_cached(name)
     ]
     disks: dict[int, tuple[Path, list[str], list[float]]] = {}
     for what, folder, needed_gib in (
@@ -306,11 +303,9 @@ def _examine_models(suite: Suite) -> Iterator[Finding]:
         try:
             if is_hub_id(reference):
                 yield _hub_model(reference, size_gib)
-            elif missing := missing_files(folder := Path(resolve_model(suite.root, reference))):
-                says = f"model folder '{folder}': {', '.join(missing)} missing"
-                yield _in_the_way("model", says, "restore it")
             else:
-                yield Finding("model", f"{reference}: whole")
+                resolve_model(suite.root, reference)
+                yield Finding("model", f"{reference}: is there")
         except SpecregError as error:
             yield _of_error("model", error)
 
@@ -319,11 +314,10 @@ def _hub_model(reference: str, size_gib: float) -> Finding:
     if not is_installed():
         says = f"{reference}: whether it is in the hub's cache takes huggingface_hub to tell"
         return _note("model", says, install_command("datasets"))
-    lacks = missing_of_hub(reference)
-    if not lacks:
+    if is_cached(reference):
         return Finding("model", f"{reference}: in the hub's cache")
-    size = f", about {size_gib:.1f} GiB" if size_gib else ""
-    says = f"{reference}: not in the hub's cache ({', '.join(lacks)}{size})"
+    size = f" (about {size_gib:.1f} GiB)" if size_gib else ""
+    says = f"{reference}: not in the hub's cache{size}"
     if is_offline():
         return _in_the_way("model", says, "unset HF_HUB_OFFLINE, or fetch it where there is a hub")
     return _note("model", says, "its engine fetches it; a gated model needs HF_TOKEN")
@@ -366,7 +360,6 @@ def _examine_cases(suite: Suite) -> Iterator[Finding]:
     for case in running:
         try:
             suite.provision.check([case])
-            check_model_code(suite.root, case.server)
         except SpecregError as error:
             refused[case.id] = str(error)
     runs = len(running) - len(refused)

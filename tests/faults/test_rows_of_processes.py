@@ -436,7 +436,7 @@ def test_row_15_a_run_that_still_goes_on_is_left_alone(run: Hurt) -> None:
         output, _ = pytest_run.communicate(timeout=120)
     assert refused.returncode == pytest.ExitCode.USAGE_ERROR, refused.stdout
     (folder,) = run.runs.iterdir()
-    said = f"--specreg-resume: the last run, '{folder}', still goes on; wait until it has ended"
+    said = f"'{folder}': still goes on; wait until it has ended"
     assert said in refused.stderr
     assert {one.case_id for one in run.verdict().verdicts} == set(CASES), output
     assert [run.attempts(case) for case in CASES] == [1, 1, 1]

@@ -25,7 +25,6 @@ from specreg.datasets.formats import load_prompt_file, load_published_rows
 from specreg.datasets.prepare import load_prompts, prepare, prompts_path, record_path
 from specreg.datasets.prompts import Prompt, interleaved, prompts_sha256
 from specreg.datasets.table import dataset_named
-from specreg.matrix.models import check_model_code
 from specreg.matrix.tier import load_tier
 from specreg.measurement.metrics import METRICS, check_allowed
 from tests.fuzz.mutations import Mutation, bytes_of, json_of, rows_of, toml_of
@@ -91,7 +90,6 @@ def read_tier(folder: Path, content: bytes, *, pairs: bytes | None = None) -> No
         check_allowed(case, tier.places[case.id])
         assert case.id
         assert str(case.needs)
-        check_model_code(builders.ROOT, case.server)
 
 
 def read_pairs(folder: Path, content: bytes) -> None:

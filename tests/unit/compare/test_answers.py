@@ -6,7 +6,7 @@ import pytest
 from specreg.compare import answers
 from specreg.compare.answers import AnswerComparison
 from specreg.compare.pairs import Side
-from specreg.core.errors import InvalidMeasurementError, SpecregError
+from specreg.core.errors import InvalidMeasurementError
 from specreg.correctness.answers import Answers, verdict_on_answers
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import builders
@@ -61,9 +61,3 @@ def test_what_cant_be_compared_in_two_blocks_is_asked_for_no_more(
     assert not comparison.wants([PAIR])
     [found] = comparison.verdicts
     assert found.reason == "side A: NO_IDS: it answers in text"
-
-
-def test_a_disk_that_refuses_is_named(comparison: AnswerComparison) -> None:
-    comparison.path.mkdir()
-    with pytest.raises(SpecregError, match=r"answers '.*answers.json': .*; make room or mend"):
-        comparison.ask(PAIR, ALONE_A, 1)  # type: ignore[arg-type]

@@ -157,8 +157,11 @@ def test_what_a_recording_cant_know_isnt_pinned(
     found = pinned_pairs(pairs, 2.5, builders.ROOT, tmp_path, said.append)
     assert [(one.a.dataset, one.a.turns) for one in found] == [(greedy.dataset, None), ("talks", 1)]
     assert said == [
-        f"not pinned: {drawn.id}, its answers are drawn at temperature 0.7",
-        f"not pinned: {pairs[2].id}, its conversations have further turns than the recorded one",
+        f"not pinned: {pairs[number].id}, {why}, and a recording is of first greedy answers"
+        for number, why in (
+            (1, "its answers are drawn at a temperature"),
+            (2, "its conversations go on"),
+        )
     ]
 
 

@@ -20,9 +20,7 @@ from specreg.compare.soak import (
     Soak,
     figures_of_soak,
     judge_figure,
-    record_block,
 )
-from specreg.core.errors import SpecregError
 from specreg.matrix.tier import load_tier
 from specreg.stats.intervals import BLOCK_PARTS
 from specreg.verdicts.judge import Outcome, Verdict
@@ -212,13 +210,6 @@ def test_an_alarm_stays_whatever_comes_after_it(tmp_path: Path) -> None:
     found = {one.metric: one.outcome for one in soak.look(LAST_LEVEL)}
     assert found["acceptance_length_tokens"] is Outcome.REGRESSED
     assert found["step_ms"] is not Outcome.REGRESSED
-
-
-def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    said = r"soak '.*soak.jsonl': .*; make room or mend its rights"
-    with pytest.raises(SpecregError, match=said):
-        record_block(tmp_path / "file" / "soak.jsonl", blocks_of(fallen(0.1))[0])
 
 
 IN_ROOT = ("--root", str(builders.ROOT), "--tier", "cpu", "--matrix", "fixtures/matrix")

@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 from specreg.baselines.estimate import Estimate
 from specreg.baselines.schema import baseline_path, record_baseline
 from specreg.cli import app
+from specreg.cli.cases import render_matrix
 from specreg.core.errors import UnknownNameError
 from specreg.matrix.tier import load_tier
-from specreg.report.cases import render_matrix
 from specreg.telemetry.identity import Gpus, current_environment
 from tests.unit import builders
 

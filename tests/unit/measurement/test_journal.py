@@ -433,7 +433,7 @@ def test_nobody_goes_on_with_a_run_that_still_goes_on(path: Path) -> None:
     living, other = Journal(path), Journal(path)
     living.hold()
     living.begin(KEY)
-    words = r"--specreg-resume: the last run, '.*', still goes on; wait until it has ended, or end"
+    words = r"'.*': still goes on; wait until it has ended, or end"
     for ask in (other.hold, lambda: last_run(path.parent.parent)):
         with pytest.raises(SpecregError, match=words):
             ask()
