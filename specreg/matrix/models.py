@@ -20,7 +20,6 @@ TOKENIZER_FILES = (
 )
 UNFIT = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What is raised of JSON that is none, or not of the form that it should have."""
-_GIB, _KIB = 2**30, 2**10
 _HUB_SETTING = re.compile(r"-*download[-_]dir|HF_|HUGGING_?FACE_|.*_USE_MODELSCOPE")
 _WIDENED = re.compile(r".+-wide-\w+-([0-9a-f]{64})")
 """The folder of a widened model, by its name: it ends with what it is made from."""

@@ -12,7 +12,7 @@ from specreg.matrix.case import Case, ServerSpec
 from specreg.matrix.widening import widen_models
 from specreg.servers.attach import attach_server
 from specreg.servers.environments import EngineEnvironment
-from specreg.servers.gpu_claim import GpuClaim
+from specreg.servers.gpu_lease import GpuClaim
 from specreg.servers.memory import fit_together
 from specreg.servers.provision import Provision
 from specreg.servers.server import POLL_S, Server
