@@ -106,7 +106,7 @@ def _locked(device: Device, *, waits: bool, tell: Callable[[str], None]) -> Iter
             holder = holder_path.read_text(errors="replace")
         held = f"{_named(device)}: used by {holder}"
         if not waits:
-            advice = "wait until it is done, or choose another GPU with CUDA_VISIBLE_DEVICES"
+            advice = "wait until it is done, or choose another with CUDA_VISIBLE_DEVICES"
             raise SensorError(f"{held}; {advice}") from error
         tell(f"{held}; waiting until it is done")
         lock.acquire(poll_interval=_POLL_S)
