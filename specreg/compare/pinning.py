@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from specreg.acceptance.record import AcceptanceRecord
+from specreg.compare.answers import answers_of
 from specreg.compare.pairs import Pair, Side
 from specreg.core.errors import UnsupportedError
 from specreg.core.files import replace_file
-from specreg.correctness.answers import answers_of
 from specreg.datasets.prompts import Prompt
 from specreg.engines import pinning
 from specreg.engines.registry import engine_named
@@ -95,7 +95,7 @@ def record_answers(case: Case, server: Server, prompts: Sequence[Prompt], path: 
     longer = dataclasses.replace(plain_case(case), output_cap_tokens=cap, ignore_eos=True)
     found = answers_of(longer, server, prompts)
     # Whole or not at all: one that is there is believed.
-    recording = json.dumps([(one.prompt, one.output) for one in found.transcripts])
+    recording = json.dumps([(one.prompt, one.output) for one in found])
     replace_file(path, recording.encode())
 
 

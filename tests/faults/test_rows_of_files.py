@@ -146,7 +146,8 @@ def test_row_17_no_secret_is_in_the_words_of_a_server_that_fails(run: Hurt) -> N
     assert run.left() == []
 
 
-def test_row_17_a_resumed_run_knows_its_cases_by_what_they_hide(run: Hurt) -> None:
+def test_row_15_a_killed_run_is_gone_on_with(run: Hurt) -> None:
+    """Row 17 too: it knows its cases by what they hide."""
     run.variables, run.engine_args = dict(PLANTED), ARGUMENTS
     with run.start() as pytest_run:
         wait_until(run.is_measuring(CASES[1]))
@@ -154,6 +155,7 @@ def test_row_17_a_resumed_run_knows_its_cases_by_what_they_hide(run: Hurt) -> No
         wait_until(lambda: run.left() == [])
     done = run.run("--specreg-resume")
     assert f"taken over from the run that was cut off: {CASES[0]}\n" in done.stdout
+    assert [run.attempts(case) for case in CASES] == [1, 2, 1]
     assert leaks(run.folder, done.stdout) == []
     assert run.left() == []
 
