@@ -65,8 +65,7 @@ class Provision:
         for spec in dict.fromkeys(case.server for case in cases):
             engine = engine_named(spec.engine)
             self._check_installed(engine, {**os.environ, **dict(spec.engine_env)})
-            engine.check_arguments(spec.engine_args)
-            engine.check_parallel(spec.parallel)
+            engine.check(spec)
             if spec.parallel.nodes > 1:
                 message = (
                     f"parallel.nodes = {spec.parallel.nodes}: servers are started on this machine"
@@ -169,7 +168,8 @@ class Provision:
             version = usual or installed_version(self.python, package)
             return dataclasses.replace(wanted, package=package, version=version)
         spelling = engine.spelling_of(spec.method)
-        extras = (*wanted.extras, *spelling.packages, *engine.packages(spec.parallel))
+        ray = engine.ray_packages if spec.parallel.ray else ()
+        extras = (*wanted.extras, *spelling.packages, *ray)
         package, version, source = wanted.package, self.version or wanted.version, ""
         if self.build is not None:
             package = self.build.package or engine.module
