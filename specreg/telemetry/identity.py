@@ -123,11 +123,6 @@ class Gpus:
         """Of all; empty without one."""
         return self.devices[0].driver_version if self.devices else ""
 
-    @property
-    def bandwidth_gib_per_s(self) -> float:
-        """How fast the first one reads its memory; 0 where its driver doesn't say."""
-        return self.devices[0].bandwidth_gib_per_s if self.devices else 0.0
-
 
 def current_environment(*, needs_gpus: int) -> Environment:
     """Return the environment of cases that use so many of this machine's GPUs; 0 for none."""

@@ -306,14 +306,11 @@ def device(name: str = "NVIDIA H200", **changes: object) -> Device:
     return msgspec.structs.replace(whole, **changes)
 
 
-def gpus(*names: str, memory_gib: float = 0, bandwidth_gib_per_s: float = 0) -> Gpus:
+def gpus(*names: str, memory_gib: float = 0) -> Gpus:
     """What a machine with such GPUs says of them; without names one that has none."""
     memory_bytes = round(memory_gib * 2**30)
     return Gpus(
-        devices=tuple(
-            device(name, memory_bytes=memory_bytes, bandwidth_gib_per_s=bandwidth_gib_per_s)
-            for name in names
-        ),
+        devices=tuple(device(name, memory_bytes=memory_bytes) for name in names),
         why_none="" if names else "NVML: none",
     )
 
