@@ -127,6 +127,8 @@ def test_row_02_a_server_that_is_never_ready(tmp_path: Path, fault: Fault) -> No
 
 
 def test_row_03_a_server_that_hangs_in_the_run(run: Hurt) -> None:
+    """One of two client processes asks it, and says so."""
+    run.settings = "client_processes = 2"
     with run.start() as pytest_run:
         wait_until(run.is_measuring())
         finished, server = run.finished(CASES[0]), run.server()
