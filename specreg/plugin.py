@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from specreg.baselines.schema import check_baselines
+from specreg.baselines.schema import read_baselines
 from specreg.core.commands import record_command, specreg_command
 from specreg.core.errors import (
     MemoryHeldError,
@@ -309,7 +309,7 @@ def _prepare(config: pytest.Config, running: Sequence[Case]) -> None:
     suite, session = config.stash[SUITE], config.stash[_SESSION]
     with _as_usage_error(config):
         check_cases(suite, running)
-        if wrong := check_baselines(suite.store.files(case.id for case in running)):
+        if wrong := read_baselines(suite.store.files(case.id for case in running))[1]:
             session.lines.extend(wrong)
             session.unreadable = True
             _tell_controller(config, "\n".join(wrong), is_unreadable=True)

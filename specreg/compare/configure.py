@@ -185,8 +185,5 @@ def _check_prompts(root: Path, pairs: Sequence[Pair]) -> None:
     load = functools.cache(functools.partial(load_case_prompts, root))
     for pair in pairs:
         if load(pair.a) != load(pair.b):
-            message = (
-                f"'{pair.id}': the sides would be asked other prompts, those of"
-                f" '{pair.a.server.target}' and '{pair.b.server.target}'; choose a dataset of texts"
-            )
-            raise DatasetError(message)
+            what = "the sides' targets would be asked other prompts; choose a dataset of texts"
+            raise DatasetError(f"'{pair.id}': {what}")

@@ -87,15 +87,12 @@ def _report(gate: Gate, decision: Decision, command: str, status: int | None) ->
                 name=side,
                 text=text,
                 overrides=tuple(overrides),
-                installed=installed,
+                installed=gate.installed[side is Side.B],
                 engine_versions=gate.versions(side),
             )
-            for side, text, overrides, installed in zip(
-                (Side.A, Side.B),
-                (options.a, options.b),
-                (options.a_overrides, options.b_overrides),
-                gate.installed,
-                strict=True,
+            for side, text, overrides in (
+                (Side.A, options.a, options.a_overrides),
+                (Side.B, options.b, options.b_overrides),
             )
         ),
         control=decision.control,

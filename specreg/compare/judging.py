@@ -133,13 +133,18 @@ def decide(
     strict = dataclasses.replace(rules, figures=figures, loss_frac=LEVEL)
     control = [one for pair in controls for one in judge_pair(pair, launches, strict, Side.A2)]
     moved = [one for one in control if one.outcome in _DIFFERS]
-    wrong = {one.case_id for one in answers if one.outcome is Outcome.WRONG}
+    # Of what the machine moves by itself nothing can be said.
+    untold = {one.metric for one in moved}
+    reason = "MACHINE_MOVED: side A differs from itself; quieten the machine, and run again"
     verdicts = [
-        _unless_moved(one, moved)
+        dataclasses.replace(one, outcome=Outcome.INVALID, reason=reason)
+        if one.metric in untold and one.outcome is not Outcome.MEASURED
+        else one
         for group in groups
         for pair in group.pairs
         for one in judge_pair(pair, launches, rules)
     ]
+    wrong = any(one.outcome is Outcome.WRONG for one in answers)
     regressed = [one for one in verdicts if one.outcome is Outcome.REGRESSED]
     unclear = [one for one in (*verdicts, *answers) if one.outcome not in _SETTLED]
     if wrong or regressed:
@@ -157,14 +162,6 @@ def decide(
     )
 
 
-def _unless_moved(verdict: Verdict, moved: Sequence[Verdict]) -> Verdict:
-    """Of what the machine moves by itself nothing can be said."""
-    if verdict.metric not in {one.metric for one in moved} or verdict.outcome is Outcome.MEASURED:
-        return verdict
-    reason = "MACHINE_MOVED: side A differs from itself; quieten the machine, and run again"
-    return dataclasses.replace(verdict, outcome=Outcome.INVALID, reason=reason)
-
-
 def _reasons(
     answers: Iterable[Verdict], lost: Sequence[Verdict], moved: Sequence[Verdict]
 ) -> Iterator[str]:
@@ -173,7 +170,8 @@ def _reasons(
         few = one.value is not None and one.value < _FEW_EQUAL_FRAC
         if few or one.outcome in {Outcome.WRONG, Outcome.INVALID}:
             yield f"{one.case_id}: {one.reason}"
-    for case_id, ones in _by_case(lost).items():
+    for case_id in dict.fromkeys(one.case_id for one in lost):
+        ones = [one for one in lost if one.case_id == case_id]
         figures = ", ".join(f"{one.metric} {one.change_frac:+.1%}" for one in ones)
         yield f"{case_id} is worse by {causes_of(ones)}: {figures}"
     for one in moved:
@@ -183,31 +181,21 @@ def _reasons(
         )
 
 
-def _by_case(verdicts: Iterable[Verdict]) -> Mapping[str, list[Verdict]]:
-    by_case: dict[str, list[Verdict]] = {}
-    for one in verdicts:
-        by_case.setdefault(one.case_id, []).append(one)
-    return by_case
-
-
 def _takes(unclear: Sequence[Verdict], rules: Rules) -> Iterator[str]:
-    """What it would take to decide: first what to type, then why, in a line per pair."""
+    """What it would take to decide: first what to type, then why, figure by figure."""
     if most := max(map(_launches_for, unclear), default=0):
         more = f" --launches {most}" if most > rules.launches else ""
         yield (
             f"about {most} launches of each side: type the same with --resume{more}; a quieter"
             " machine needs fewer"
         )
-    for case_id, ones in _by_case(unclear).items():
-        whys: dict[str, list[str]] = {}
-        for one in ones:
-            whys.setdefault(one.reason or "there is no telling", []).append(one.metric)
-        yield f"{case_id}: " + "; ".join(f"{why} ({', '.join(of)})" for why, of in whys.items())
+    for one in unclear:
+        yield f"{one.case_id}: {one.reason or 'there is no telling'} ({one.metric})"
 
 
 def _launches_for(verdict: Verdict) -> int:
     """About how many launches of each side would decide; 0 where no number would."""
-    if verdict.metric not in GATE_METRICS or verdict.outcome is not Outcome.INCONCLUSIVE:
+    if verdict.outcome is not Outcome.INCONCLUSIVE:
         return 0
     if verdict.needed_launches is not None or verdict.low_frac is not None:
         return verdict.needed_launches or 0
@@ -244,18 +232,17 @@ def judge_pair(
 ) -> tuple[Verdict, ...]:
     """The verdict on each metric of a pair, at the look that decides or else at the last one.
 
-    Compared is A with `other`: B, or A itself, which is the control. What doesn't decide is
-    MEASURED. Launches are of all sides and pairs, as they came.
+    Compared is A with `other`: B, or A itself, which is the control. Launches are as they came.
     """
     ours = [one for one in launches if one.pair_id == pair.id and one.side in {Side.A, other}]
     deciding = pair.deciding(other)
-    verdicts = [_judge(metric, pair.id, other, ours, rules) for metric in pair.metrics(other)]
-    return tuple(
-        one
-        if one.metric in deciding
-        else dataclasses.replace(one, outcome=Outcome.MEASURED, reason="")
-        for one in verdicts
-    )
+    found = []
+    for metric in pair.metrics(other):
+        verdict = _judge(metric, pair.id, other, ours, rules)
+        if metric.name not in deciding:
+            verdict = dataclasses.replace(verdict, outcome=Outcome.MEASURED, reason="")
+        found.append(verdict)
+    return tuple(found)
 
 
 def _judge(

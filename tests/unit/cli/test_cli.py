@@ -5,19 +5,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
 from specreg import __version__ as specreg_version
-from specreg.baselines.schema import baseline_path, load_baseline, record_baseline
+from specreg.baselines.schema import baseline_path, record_baseline
 from specreg.baselines.store import settings_in
 from specreg.cli import app, main
 from specreg.core.errors import SpecregError
 from specreg.matrix.case import Case
 from specreg.matrix.tier import load_tier
 from specreg.telemetry.identity import current_environment
-from specreg.verdicts.history import RunRecord, history_path, record_history, settings_sha256
 from tests.unit import builders
 
 HERE = current_environment(needs_gpus=0)
@@ -107,35 +105,6 @@ def test_all_baselines_are_listed_and_one_that_cannot_be_read_says_why(root: Pat
         *["first", "run"],
     ]
     assert f"baseline '{torn}': " in done.output
-
-
-def test_hours_are_learnt_from_identical_runs_and_nothing_else_changes(root: Path) -> None:
-    path = recorded(root)
-    before = load_baseline(path)
-    assert before is not None
-    past_run = [
-        RunRecord(
-            run=f"at {value}",
-            case_id=CASE_ID,
-            settings_sha256=settings_sha256(before.case),
-            engine_version=version,
-            draft_sha256="",
-            values={"throughput_tokens_per_s": value},
-            outcomes={},
-        )
-        for value, version in (
-            *((value, "0.32.0") for value in (90.0, 110.0, 100.0, 95.0, 105.0)),
-            (1.0, "0.31.0"),
-        )
-    ]
-    record_history(history_path(root / ".specreg/history", HERE.name), past_run)
-    done = specreg(root, "baselines", "learn", "--tier", "cpu")
-    assert done.output == f"{CASE_ID}: throughput_tokens_per_s 7.9%\n"
-    after = load_baseline(path)
-    assert after is not None
-    assert after.noise["throughput_tokens_per_s"].runs == 5
-    assert msgspec.structs.replace(after, noise={}) == before
-    assert specreg(root, "baselines", "learn", "--tier", "cpu").output == ""
 
 
 @pytest.mark.parametrize(
