@@ -72,6 +72,11 @@ class Wire:
         head = self.head(self.whole_object) | {"choices": [choice]}
         return head | self._usage(steps) | {"metrics": metrics}
 
+    @property
+    def prompt(self) -> Json:
+        """The prompt's tokens, where the request wants them."""
+        return {"prompt_token_ids": self.prompt_ids if self.with_ids else None}
+
     def head(self, kind: str) -> Json:
         """What every body begins with."""
         return {
@@ -124,6 +129,10 @@ class ChatWire(Wire):
         """A delta, or the assistant's message."""
         return {part: {"content": text_of(token_ids)}}
 
+    def whole(self, steps: Steps, metrics: Json | None) -> Json:
+        """The answer that isn't streamed, and the prompt's tokens beside it."""
+        return super().whole(steps, metrics) | self.prompt
+
 
 class CompletionWire(Wire):
     """The JSON of `/v1/completions`."""
@@ -134,9 +143,9 @@ class CompletionWire(Wire):
     event_object = "text_completion"
 
     def choice(self, token_ids: tuple[int, ...], part: str) -> Json:
-        """A text."""
+        """A text, and the prompt's tokens with it."""
         del part
-        return {"text": text_of(token_ids)}
+        return {"text": text_of(token_ids)} | self.prompt
 
 
 def metrics_of(steps: Steps, launch: Launch) -> Json | None:
