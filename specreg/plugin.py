@@ -37,7 +37,7 @@ from specreg.report.document import (
 )
 from specreg.report.exports import ALWAYS, append_job_summary, write_outputs
 from specreg.report.failures import Failure, failure_of, properties, render_blocks
-from specreg.report.markdown import render_markdown
+from specreg.report.page import render_markdown
 from specreg.report.progress import Progress
 from specreg.report.summary import answers_of_run, render_answers
 from specreg.report.tables import render_figures, render_times

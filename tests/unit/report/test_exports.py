@@ -25,7 +25,7 @@ from specreg.report.exports import (
     render_verdict_rows,
     write_outputs,
 )
-from specreg.report.markdown import render_markdown
+from specreg.report.page import render_markdown
 from tests.unit import reports
 from tests.unit.reports import CASE, MS, measured
 

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from specreg.report.document import Report, Tone
-from specreg.report.markdown import render_markdown
-from specreg.report.page import render_page
+from specreg.report.page import render_markdown, render_page
 from specreg.report.summary import answers_of, render_answers
 from specreg.telemetry.identity import ProcessorLoad
 from specreg.verdicts.judge import Outcome, Verdict
