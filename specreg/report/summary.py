@@ -152,9 +152,8 @@ def _counts(run: RunVerdict, verdicts: Sequence[Verdict]) -> str:
     for outcome, shown in OUTCOMES.items():
         found = [verdict for verdict in verdicts if verdict.outcome is outcome]
         if found and shown.word and not parts:
-            example = _example(found)
-            example = f" ({example})" if example else ""
-            parts.append(f"{len(found)} of {len(verdicts)} figures {shown.word}{example}")
+            many = f"{len(found)} of {len(verdicts)} figures"
+            parts.append(f"{many} {shown.word}{_example(found)}")
         elif found and shown.word:
             parts.append(f"{len(found)} {shown.word}")
     if not parts:
@@ -167,18 +166,12 @@ def _counts(run: RunVerdict, verdicts: Sequence[Verdict]) -> str:
 
 
 def _example(found: Sequence[Verdict]) -> str:
-    """The one of several verdicts that changed most, or why it has the outcome that it has.
-
-    Empty of figures that are only measured, and nothing says why.
-    """
+    """In brackets what changed most of several verdicts, or why; empty where neither is known."""
     most = max(found, key=lambda verdict: abs(verdict.change_frac or 0.0))
     if most.change_frac is not None:
-        return f"{most.case_id}: {label_of(most.metric)} {most.change_frac:+.1%}"
-    reasons = {verdict.reason.partition("\n")[0].partition("; ")[0] for verdict in found}
-    if most.outcome is Outcome.MEASURED and not any(reasons):
-        return ""
-    why = min(reasons) or label_of(most.metric)
-    return why if len(found) > len(reasons) == 1 else f"{most.case_id}: {why}"
+        return f" ({most.case_id}: {label_of(most.metric)} {most.change_frac:+.1%})"
+    why = most.reason.partition("\n")[0].partition("; ")[0]
+    return f" ({most.case_id}: {why})" if why else ""
 
 
 def _speed_remarks(run: RunVerdict) -> Iterator[str]:
