@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from specreg.baselines.schema import load_baselines
+from specreg.baselines.schema import read_baselines
 from specreg.baselines.store import BaselineStore
 from specreg.datasets.table import dataset_named
 from specreg.matrix.case import Case
@@ -65,8 +65,9 @@ def _pace(
 ) -> tuple[float, str]:
     """What a prompt takes, in seconds, and what says so: a baseline, else `guess`."""
     tokens = case.output_cap_tokens * min(dataset_named(case.dataset).turns, case.turns or math.inf)
-    found = load_baselines(store.folder, f"*/{case.id}.json", among)
-    for one in sorted(found, key=lambda one: one.environment != store.environment):
+    paths = sorted(store.folder.glob(f"*/{case.id}.json"))
+    found, _ = read_baselines(path for path in paths if among is None or path in among)
+    for one in sorted(found.values(), key=lambda one: one.environment != store.environment):
         speeds = one.launch_values(METRICS["throughput_tokens_per_s"])
         if one.environment.kind == kind and speeds:
             here = one.environment == store.environment

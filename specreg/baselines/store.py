@@ -3,20 +3,13 @@
 import contextlib
 import dataclasses
 import functools
-import glob
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from specreg.baselines.comparison import CaseBaselines, of_any_number, spreads_of
 from specreg.baselines.published import PublishedFigure, load_published, published_for
-from specreg.baselines.schema import (
-    Baseline,
-    baseline_path,
-    load_baseline,
-    load_baselines,
-)
+from specreg.baselines.schema import Baseline, baseline_path, load_baseline, read_baselines
 from specreg.core.errors import BaselineError
 from specreg.core.redaction import hide_known
 from specreg.datasets.prompts import Prompt, prompts_sha256
@@ -85,17 +78,11 @@ class BaselineStore:
     @functools.cached_property
     def spreads(self) -> Mapping[str, Spread]:
         """By metric, how launches of this machine differ."""
-        names = self.environment.names
-        found = (load_baselines(self.folder, f"{glob.escape(name)}/*.json") for name in names)
-        return spreads_of(itertools.chain.from_iterable(found))
+        return spreads_of(read_baselines(self._own_files())[0].values())
 
     @functools.cached_property
     def published(self) -> tuple[PublishedFigure, ...]:
-        """The published figures.
-
-        Raises:
-            BaselineError: one of them can't be read.
-        """
+        """The published figures; raises BaselineError where one can't be read."""
         return load_published(self.folder)
 
     def path(self, case_id: str) -> Path:
@@ -108,11 +95,7 @@ class BaselineStore:
         return next((path for path in paths if path.exists()), self.path(case_id))
 
     def look_up(self, case: Case, settings: CaseSettings) -> CaseBaselines:
-        """What is known of a case.
-
-        Raises:
-            BaselineError: its baseline can't be read.
-        """
+        """What is known of a case; raises BaselineError where its baseline can't be read."""
         exact = self._exact(case)
         nearest = None if exact else self._nearest(case, of_any_number(settings))
         known = exact is not None or nearest is not None
@@ -129,22 +112,19 @@ class BaselineStore:
 
     def files(self, case_ids: Iterable[str]) -> tuple[Path, ...]:
         """The files that say what is expected of the cases: this machine's, else all others'."""
-        return tuple(
-            path
-            for case_id in case_ids
-            for path in (
-                [self.found(case_id)]
-                if self.found(case_id).exists()
-                else sorted(self.folder.glob(f"*/{case_id}.json"))
-            )
-        )
+        files: list[Path] = []
+        for case_id in case_ids:
+            own = self.found(case_id)
+            files += [own] if own.exists() else sorted(self.folder.glob(f"*/{case_id}.json"))
+        return tuple(files)
 
     def unused(self, case_ids: Iterable[str]) -> tuple[Path, ...]:
         """The files of this machine that none of the cases asks for."""
-        wanted = set(map(self.found, case_ids))
+        return tuple(sorted(set(self._own_files()) - set(map(self.found, case_ids))))
+
+    def _own_files(self) -> list[Path]:
         folders = (self.folder / name for name in self.environment.names)
-        there = itertools.chain.from_iterable(folder.glob("*.json") for folder in folders)
-        return tuple(sorted(set(there) - wanted))
+        return [path for folder in folders for path in sorted(folder.glob("*.json"))]
 
     def _exact(self, case: Case) -> Baseline | None:
         found = load_baseline(self.found(case.id))
@@ -152,17 +132,15 @@ class BaselineStore:
 
     def _nearest(self, case: Case, settings: CaseSettings) -> Baseline | None:
         """Of the other machines' baselines with the same settings, that which shares most facts."""
-        alike = [
-            baseline
-            for baseline in load_baselines(self.folder, f"*/{case.id}.json")
-            if baseline.case == settings
-        ]
-        return max(alike, key=self._shared_facts, default=None)
 
-    def _shared_facts(self, other: Baseline) -> int:
-        fields = Environment.__struct_fields__
-        here, there = self.environment, other.environment
-        return sum(getattr(here, field) == getattr(there, field) for field in fields)
+        def shared_facts(other: Baseline) -> int:
+            here, there = self.environment, other.environment
+            fields = Environment.__struct_fields__
+            return sum(getattr(here, field) == getattr(there, field) for field in fields)
+
+        found, _ = read_baselines(sorted(self.folder.glob(f"*/{case.id}.json")))
+        alike = [baseline for baseline in found.values() if baseline.case == settings]
+        return max(alike, key=shared_facts, default=None)
 
     def _control(self, case: Case, settings: CaseSettings) -> Baseline | None:
         """The baseline of the same load without speculation, with the same settings else."""

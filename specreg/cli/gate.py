@@ -84,7 +84,8 @@ def _ending() -> Iterator[None]:
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED_STATUS) from None
     except (SpecregError, OSError) as error:
-        typer.echo(str(error), err=True)
+        advice = "; make room or mend its rights" if isinstance(error, OSError) else ""
+        typer.echo(f"{error}{advice}", err=True)
         raise typer.Exit(FAILED_STATUS) from error
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise

@@ -1,16 +1,14 @@
-"""What finished runs measured: `specreg report` and `specreg tables`."""
+"""`specreg report`: a finished run, rendered again."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from specreg.cli.options import HERE, RUNS, WIDTH, RootOption, RunsOption
+from specreg.cli.options import HERE, RUNS, RootOption, RunsOption
 from specreg.core.errors import ReportError, UnknownNameError
-from specreg.measurement.validity import render_invalid
 from specreg.report.document import FILE_NAME, load_report, load_verdict, render_schema
 from specreg.report.exports import ALWAYS, FORMS, write_outputs
-from specreg.report.tables import render_figures
 
 _FORMS = "; ".join(f"{name}: {text}" for name, text in FORMS.items())
 RunArgument = Annotated[
@@ -40,20 +38,6 @@ def report(
     found = _folder_of(root / runs, run)
     for path in write_outputs(to or ALWAYS, load_report(found / FILE_NAME), found, folder or found):
         typer.echo(path)
-
-
-def tables(
-    run: RunArgument = None,
-    root: RootOption = HERE,
-    runs: RunsOption = RUNS,
-) -> None:
-    """Print the speedup over the target alone, and the categories, of a finished run."""
-    found = _folder_of(root / runs, run)
-    figures = [one.figures for one in load_report(found / FILE_NAME).cases if one.figures]
-    invalid = (f"{one.case_id}: {render_invalid(one.invalid)}" for one in figures if one.invalid)
-    shown = render_figures(figures, width=WIDTH, color=False)
-    text = "\n\n".join(filter(None, (shown, *invalid)))
-    typer.echo(text or f"run '{found.name}': nothing in it speculates")
 
 
 def _folder_of(runs: Path, run: str | None) -> Path:

@@ -22,10 +22,11 @@ from specreg.core.commands import specreg_command
 from specreg.core.errors import UnsupportedError
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, Tier
-from specreg.servers.sources import Kind, Origin, check_released, parse_origin, released_versions
-from specreg.verdicts.judge import GOOD, Outcome
+from specreg.servers.sources import Kind, check_released, parse_origin, released_versions
+from specreg.verdicts.judge import GOOD, Outcome, Verdict
 
 _WORSE = frozenset({Outcome.REGRESSED, Outcome.WRONG})
+_UNTOLD = frozenset({Outcome.INCONCLUSIVE, Outcome.INVALID})
 _CUT_SHORT_STATUS = 10
 
 
@@ -44,7 +45,10 @@ def find_change(options: BisectOptions, tier: Tier, case: Case) -> tuple[str, ..
         SideError: the good release can't be measured.
         SpecregError: there is nothing to find.
     """
-    good, bad = _release(options.good), _release(options.bad)
+    good, bad = parse_origin(options.good), parse_origin(options.bad)
+    for one in (good, bad):
+        if one.kind is not Kind.VERSION or not one.place:
+            raise UnsupportedError(f"'{one.text}': is no release; give ENGINE==VERSION")
     if good.engine != bad.engine:
         message = f"--good {good.text} --bad {bad.text}: of two engines; give two versions of one"
         raise UnsupportedError(message)
@@ -57,13 +61,6 @@ def find_change(options: BisectOptions, tier: Tier, case: Case) -> tuple[str, ..
     options.show(f"between {', '.join(versions)}")
     search = _Search(options, tier, case, good.engine, versions[0])
     return bisect_versions(versions, search.compare)
-
-
-def _release(text: str) -> Origin:
-    origin = parse_origin(text)
-    if origin.kind is not Kind.VERSION or not origin.place:
-        raise UnsupportedError(f"'{text}': is no release; give ENGINE==VERSION")
-    return origin
 
 
 def bisect_versions(
@@ -122,18 +119,6 @@ def step_of(decision: Decision, lost: frozenset[str] | None) -> Step:
     return Step.GOOD if lost and outcomes and outcomes <= GOOD else Step.UNKNOWN
 
 
-def why_of(decision: Decision, step: Step, lost: frozenset[str] | None) -> str:
-    """What a bad version lost; of an unknown one what it would take to tell."""
-    if step is not Step.UNKNOWN:
-        return "; ".join(decision.reasons) if step is Step.BAD else ""
-    return "; ".join(
-        f"{one.metric}: {one.reason or 'there is no telling'}"
-        for one in decision.verdicts
-        if one.outcome in {Outcome.INCONCLUSIVE, Outcome.INVALID}
-        and (lost is None or one.metric in lost)
-    )
-
-
 @dataclass(slots=True)
 class _Search:
     """Gates of a case; `lost`: the metrics that are searched for, None before the first gate."""
@@ -146,7 +131,7 @@ class _Search:
     lost: frozenset[str] | None = None
 
     def compare(self, version: str) -> tuple[Step, str]:
-        """What a version is, and why."""
+        """What a version is, and why; of an unknown one what it would take to tell."""
         try:
             decision = self._decide(version)
         except SideError as error:
@@ -155,7 +140,12 @@ class _Search:
             step, why = Step.UNKNOWN, str(error).splitlines()[0]
         else:
             step = step_of(decision, self.lost)
-            why = why_of(decision, step, self.lost)
+            untold = (one for one in self._wanted(decision) if one.outcome in _UNTOLD)
+            whys = {
+                Step.BAD: decision.reasons,
+                Step.UNKNOWN: tuple(f"{one.metric}: {one.reason}" for one in untold),
+            }
+            why = "; ".join(whys.get(step, ()))
             if step is Step.BAD and self.lost is None:  # what the last version lost is searched for
                 worse = (one.metric for one in decision.verdicts if one.outcome in _WORSE)
                 self.lost = frozenset(worse)
@@ -185,7 +175,7 @@ class _Search:
             status = None
         finally:
             record_gate(gate, command=specreg_command("bisect", self.case.id), status=status)
-            gate.lock.release()
+            gate.journal.close()
         why = why_broken(gate.launches, Side.A)
         if why and step_of(decision, self.lost) is Step.UNKNOWN:
             message = (
@@ -197,9 +187,11 @@ class _Search:
 
     def _is_told(self, gate: Gate, decision: Decision) -> bool:
         """Whether no launch would tell more: of the last version all that it lost is wanted."""
-        lost = self.lost
-        if lost is not None and step_of(decision, lost) is not Step.UNKNOWN:
+        if self.lost is not None and step_of(decision, self.lost) is not Step.UNKNOWN:
             return True
-        ours = [one for one in decision.verdicts if lost is None or one.metric in lost]
-        unclear = any(one.outcome is Outcome.INCONCLUSIVE for one in ours)
+        unclear = any(one.outcome is Outcome.INCONCLUSIVE for one in self._wanted(decision))
         return not unclear and not gate.answers.wants(gate.pairs)
+
+    def _wanted(self, decision: Decision) -> list[Verdict]:
+        """The verdicts on what is searched for."""
+        return [one for one in decision.verdicts if self.lost is None or one.metric in self.lost]

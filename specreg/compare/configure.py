@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
-import filelock
 import msgspec
 
 from specreg.compare.answers import AnswerComparison
@@ -66,7 +65,8 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
         served_models(root, spec)
     _check_prompts(root, pairs)
     sources, installed = _sides(options, origins, pairs, on_gpu=on_gpu)
-    lock, journal = _lock(folder), Journal(folder / JOURNAL)
+    journal = Journal(folder / JOURNAL)
+    journal.hold()
     if journal.path.exists() and not options.resume:
         message = f"'{journal.path}': holds a gate already; say --resume to go on, or another --out"
         raise SpecregError(message)
@@ -88,7 +88,6 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
         answers=AnswerComparison(
             pairs=pairs, root=root, path=folder / "answers.json", show=options.show
         ),
-        lock=lock,
     )
     if journal.path.exists():
         gate.take_over()
@@ -128,8 +127,7 @@ def checked_source(
     """
     source = source_of(origin, on_gpu=on_gpu, show=show)
     source.check(tuple(cases))
-    for said in check_contexts(root, cases):
-        show(said)
+    check_contexts(root, cases)
     return source
 
 
@@ -147,20 +145,6 @@ def _tolerances(texts: Sequence[str]) -> Mapping[str, float]:
             message = f"--tolerance {text}: '{frac}' is no fraction between 0 and 1; 0.03 is 3 %"
             raise UnsupportedError(message) from error
     return found
-
-
-def _lock(folder: Path) -> filelock.BaseFileLock:
-    """Lock a folder, which is made, until the lock is released or our process has ended."""
-    lock = filelock.FileLock(folder / "gate.lock", blocking=False, is_singleton=True)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except filelock.Timeout as error:
-        message = (
-            f"'{folder}': another gate is at work there; wait for its end, or name another --out"
-        )
-        raise SpecregError(message) from error
-    return lock
 
 
 def _folder_of(options: GateOptions) -> Path:
@@ -200,8 +184,5 @@ def _check_prompts(root: Path, pairs: Sequence[Pair]) -> None:
     load = functools.cache(functools.partial(load_case_prompts, root))
     for pair in pairs:
         if load(pair.a) != load(pair.b):
-            message = (
-                f"'{pair.id}': the sides would be asked other prompts, those of"
-                f" '{pair.a.server.target}' and '{pair.b.server.target}'; choose a dataset of texts"
-            )
-            raise DatasetError(message)
+            what = "the sides' targets would be asked other prompts; choose a dataset of texts"
+            raise DatasetError(f"'{pair.id}': {what}")

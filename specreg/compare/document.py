@@ -41,10 +41,7 @@ def set_aside(folder: Path) -> None:
 
 
 def record_gate(gate: Gate, *, command: str, status: int | None = None) -> Report:
-    """The document of what a gate says so far, written with its pages; what can't be is shown.
-
-    `status` is the command's, where something cut it short.
-    """
+    """What a gate says so far, written with its pages; `status` is of what cut it short."""
     report = _report(gate, gate.decide(), command, status)
     try:
         record_document(gate.folder / FILE_NAME, report)
@@ -87,15 +84,12 @@ def _report(gate: Gate, decision: Decision, command: str, status: int | None) ->
                 name=side,
                 text=text,
                 overrides=tuple(overrides),
-                installed=installed,
+                installed=gate.installed[side is Side.B],
                 engine_versions=gate.versions(side),
             )
-            for side, text, overrides, installed in zip(
-                (Side.A, Side.B),
-                (options.a, options.b),
-                (options.a_overrides, options.b_overrides),
-                gate.installed,
-                strict=True,
+            for side, text, overrides in (
+                (Side.A, options.a, options.a_overrides),
+                (Side.B, options.b, options.b_overrides),
             )
         ),
         control=decision.control,
@@ -141,16 +135,10 @@ def _remarks(gate: Gate) -> Iterator[str]:
         f" up to {rules.launches} times each, each asked for {options.least_s:g} s at least; a look"
         f" may err in {rules.level:.2%}, a loss in {rules.loss_level:.4%}"
     )
-    if rules.tolerances:
-        set_by_hand = ", ".join(f"{name} {frac:.1%}" for name, frac in rules.tolerances.items())
-        yield f"tolerances that were set: {set_by_hand}"
     if options.pin_length_tokens is not None:
         yield f"the acceptance length of the pinned cases is {options.pin_length_tokens:g}"
     if not options.with_control:
         yield "side A was not measured against itself, so a machine that moves isn't told"
-    for group in gate.groups:
-        if group.with_control and (why := gate.why_no_control(group)):
-            yield f"side A was no longer measured against itself: {why}"
     for one in gate.launches:
         if one.failed:
             yield f"side {one.side}, launch {one.number}, {one.pair_id}: {one.failed}"

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import filelock
 import msgspec
 
 from specreg.compare.answers import AnswerComparison
@@ -21,7 +20,6 @@ from specreg.compare.judging import (
     decide,
     is_settled,
     judge_pair,
-    why_broken,
 )
 from specreg.compare.options import GateOptions, ServerOptions
 from specreg.compare.pairs import Group, Pair, Side
@@ -41,7 +39,7 @@ from specreg.matrix.models import model_sha256, resolve_model
 from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.arm import Arm
 from specreg.measurement.journal import Journal, Key, load_journal
-from specreg.measurement.measure import Measurement, Plan, measure, workload_of
+from specreg.measurement.measure import Plan, measure, workload_of
 from specreg.servers.cores import cores_apart
 from specreg.servers.server import StartedServer
 from specreg.servers.sources import Source
@@ -67,10 +65,7 @@ class Gate:
 
     Attributes:
         sources: where the servers of A and of B come from; installed: what they are.
-        groups: what is compared, by what shares its servers.
-        lock: of the folder.
-        launches: so far, as they came.
-        finished: whether it ended by itself.
+        launches: so far, as they came; finished: whether it ended by itself.
     """
 
     options: GateOptions
@@ -83,7 +78,6 @@ class Gate:
     rules: Rules
     journal: Journal
     answers: AnswerComparison
-    lock: filelock.BaseFileLock
     launches: list[SideLaunch] = field(default_factory=list)
     finished: bool = False
 
@@ -96,7 +90,7 @@ class Gate:
         """Go on with what a gate that was cut off had measured.
 
         Raises:
-            UnsupportedError: it is of another gate, or launches of one side were of two versions.
+            UnsupportedError: it is of another gate.
         """
         bare = {
             self._key(pair, side, 0): (pair, side)
@@ -111,8 +105,7 @@ class Gate:
                     " options as then, or another --out"
                 )
                 raise UnsupportedError(message)
-            self._check_version(known[1], measurement.engine_version)
-            self._note(*known, key.launch, measurement)
+            self.launches.append(SideLaunch(known[0].id, known[1], key.launch, measurement))
         self.answers.take_over()
         blocks = max((one.block for one in self.launches), default=0)
         if blocks > self.rules.blocks:
@@ -125,9 +118,7 @@ class Gate:
     def measure(self, is_done: Callable[[Decision], bool] | None = None) -> Decision:
         """Launch both sides until all is decided, or there is no time left.
 
-        Args:
-            is_done: asked before each further block; None for where no launch would change the
-                answer.
+        `is_done` is asked before each further block, else whether one would change the answer.
 
         Raises:
             SpecregError: a side can't start at all, or the disk refuses.
@@ -140,7 +131,9 @@ class Gate:
                 continue
             first = LAUNCHES_PER_BLOCK * block + 1
             for number in range(first, first + LAUNCHES_PER_BLOCK):
-                for sides in self._due(group, number):
+                for sides in group.slots(number):
+                    if self._is_known(group, number, sides):
+                        continue
                     began_s = time.monotonic()
                     if longest_s and began_s + longest_s > deadline_s:
                         return self.decide()
@@ -152,11 +145,6 @@ class Gate:
     def decide(self) -> Decision:
         """What the launches so far say."""
         return decide(self.groups, self.launches, self.rules, self.answers.verdicts)
-
-    def why_no_control(self, group: Group) -> str:
-        """Why side A isn't launched once more, empty where it is: that failed too often."""
-        ids = {pair.id for pair in group.pairs}
-        return why_broken([one for one in self.launches if one.pair_id in ids], Side.A2)
 
     def versions(self, side: Side) -> tuple[str, ...]:
         """What the servers of a side said that they are, each once; of A2 too where it is A's."""
@@ -175,19 +163,14 @@ class Gate:
             for pair in group.pairs
         )
 
-    def _due(self, group: Group, number: int) -> Iterator[tuple[Side, ...]]:
-        """The servers that a launch of each side still takes."""
+    def _is_known(self, group: Group, number: int, sides: tuple[Side, ...]) -> bool:
+        """Whether a launch of sides has told of all pairs of the group."""
         known = {
             (one.pair_id, one.side)
             for one in self.launches
             if one.number == number and not one.failed
         }
-        dropped = {Side.A2} if self.why_no_control(group) else set()
-        for slot in group.slots(number):
-            sides = tuple(side for side in slot if side not in dropped)
-            wanted = {(pair.id, side) for pair in group.pairs for side in sides}
-            if sides and not wanted <= known:
-                yield sides
+        return {(pair.id, side) for pair in group.pairs for side in sides} <= known
 
     def _launch(self, group: Group, number: int, sides: tuple[Side, ...]) -> None:
         """Start servers and measure all pairs that share them; what fails is told, not raised."""
@@ -200,20 +183,22 @@ class Gate:
                     case = group.pairs[0].of(side)
                     name = f"{number:03}-{side}-{case.server.id}"
                     servers[side] = stack.enter_context(self._started(case, side, name))
-                    self._check_version(side, servers[side].engine_version)
                 with _naming(servers):
                     for pair in group.pairs:
                         self._measure(pair, number, servers)
             except SideError as error:
+                ours = [one for one in self.launches if one.side is error.side]
                 ids = {pair.id for pair in group.pairs}
-                measured = {(one.pair_id, one.side) for one in self.launches if not one.failed}
-                if not error.started and not any((one, error.side) in measured for one in ids):
+                measured = any(one.pair_id in ids and not one.failed for one in ours)
+                if not error.started and not measured:
                     raise
                 self.options.show(f"launch {number}, side {error.side}: {error}")
-                told = {(one.pair_id, one.side, one.number) for one in self.launches}
-                for pair in group.pairs:
-                    if (pair.id, error.side, number) not in told:
-                        self._note(pair, error.side, number, failed=str(error))
+                told = {one.pair_id for one in ours if one.number == number}
+                self.launches += [
+                    SideLaunch(pair.id, error.side, number, failed=str(error))
+                    for pair in group.pairs
+                    if pair.id not in told
+                ]
 
     def _measure(self, pair: Pair, number: int, servers: Mapping[Side, StartedServer]) -> None:
         """Measure a pair on the servers that are up, and compare its answers.
@@ -236,12 +221,10 @@ class Gate:
             )
             for side, server in servers.items()
         ]
-        plan = Plan(
-            show=lambda _: None,
-            parts=rounds_of(pair.a, sides=len(servers)),
-            least_s=options.least_s,
-            record=record,
-        )
+        parts, wave = pair.a.rounds, _WAVES * (pair.a.load.concurrency or pair.a.prompts)
+        if len(servers) > 1:
+            parts = max(math.ceil(pair.a.prompts / wave), parts)
+        plan = Plan(show=lambda _: None, parts=parts, least_s=options.least_s, record=record)
         workload = workload_of(pair.a, load_case_prompts(options.root, pair.a))
         # An engine on a GPU is held up by its host now and then; nothing crowds it here.
         on_gpu = self.sources[0].on_gpu
@@ -254,47 +237,18 @@ class Gate:
                 why = next(iter(measurement.invalid.values()), "")
             if why:
                 options.show(f"launch {number}, side {side}, {pair.id}: {why}")
-                self._note(pair, side, number, failed=why)
+                self.launches.append(SideLaunch(pair.id, side, number, failed=why))
             elif measurement.replay is not None:
                 kept.append((side, measurement, replayed))
             if why.startswith(HungError.name):
                 raise SideError(side, why)
         self.answers.ask(pair, servers, math.ceil(number / LAUNCHES_PER_BLOCK))
         for side, measurement, replayed in kept:
-            self._note(pair, side, number, measurement)
+            self.launches.append(SideLaunch(pair.id, side, number, measurement))
             self.journal.begin(self._key(pair, side, number))
             for part, finished in replayed:
                 self.journal.record_round(0, part)(finished)
             self.journal.end(measurement)
-
-    def _note(
-        self,
-        pair: Pair,
-        side: Side,
-        number: int,
-        measurement: Measurement | None = None,
-        failed: str = "",
-    ) -> None:
-        """Keep what a launch came to."""
-        self.launches.append(
-            SideLaunch(
-                pair_id=pair.id, side=side, number=number, measurement=measurement, failed=failed
-            )
-        )
-
-    def _check_version(self, side: Side, version: str) -> None:
-        """Check that a launch is of the version of its side, by the servers' own word.
-
-        An interpreter that is taken as it is may hold another one by the time that a gate goes on.
-        """
-        told = filter(None, (*self.versions(side), version))
-        if len(versions := dict.fromkeys(told)) > 1:
-            message = (
-                f"side {side} ('{self._source(side).origin.text}'): its servers said"
-                f" {', '.join(versions)}, so its launches aren't of one version; bring back the one"
-                " it had, or begin another gate"
-            )
-            raise UnsupportedError(message)
 
     def _key(self, pair: Pair, side: Side, number: int) -> Key:
         """What has to be equal for a launch to be taken over."""
@@ -331,19 +285,14 @@ class Gate:
 
     @contextlib.contextmanager
     def _started(self, case: Case, side: Side, name: str) -> Iterator[StartedServer]:
-        """A running server of a side.
-
-        Raises:
-            SideError: it didn't start.
-            MemoryHeldError: a GPU hasn't got its memory back, whosever server it was.
-        """
+        """A running server of a side; SideError where it didn't start."""
         source = self._source(side)
         log_path = self.folder / "logs" / f"{name.replace(' ', '')}.log"
         with contextlib.ExitStack() as stack:
             try:
                 started = server_of(source, case, self.options, log_path)
                 server = stack.enter_context(started)
-            except MemoryHeldError:
+            except MemoryHeldError:  # whosever server it was
                 raise
             except SpecregError as error:
                 message = f"side {side} ('{source.origin.text}'): {error}"
@@ -384,10 +333,3 @@ def _naming(servers: Mapping[Side, StartedServer]) -> Iterator[None]:
             except ServerDiedError as error:
                 raise SideError(side, str(error).splitlines()[0]) from error
         raise
-
-
-def rounds_of(case: Case, *, sides: int) -> int:
-    """Into how many rounds a case's prompts are cut where so many sides are up."""
-    if sides == 1 or not case.load.concurrency:
-        return case.rounds
-    return max(math.ceil(case.prompts / (_WAVES * case.load.concurrency)), case.rounds)

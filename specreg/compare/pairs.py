@@ -1,7 +1,7 @@
 """What a gate compares: cases as both sides run them, and which of them share their servers."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -67,12 +67,9 @@ def _has(a: Case, b: Case, metric: Metric) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Pairs that share their servers.
+    """Pairs that share their servers, which are up `together` or one after another.
 
-    Attributes:
-        pairs: one or more.
-        with_control: whether side A is launched once more.
-        together: whether all sides are up at the same time, or one after another.
+    `with_control`: whether side A is launched once more.
     """
 
     pairs: tuple[Pair, ...]
@@ -113,14 +110,18 @@ def pairs_of(
     """Chosen cases of a tier as A and B run them; what can't be compared is left out, and shown.
 
     Raises:
-        UnknownNameError: see `overridden`.
         UnsupportedError: nothing would be compared, or a side's overrides change none of its cases.
     """
     # The other side is the control, so none runs beside it.
     alone = [dataclasses.replace(case, control=None) for case in chosen]
     asked = [case if prompts is None else case.replaying(prompts) for case in alone]
+    drafts: dict[str, dict[str, str]] = {case.server.models: {} for case in tier.cases}
+    for case in tier.cases:
+        if case.server.draft is not None:
+            drafts[case.server.models][case.server.method] = case.server.draft
     a, b = (
-        [overridden(case, changes, _drafts(tier, case)) for case in asked] for changes in overrides
+        [overridden(case, changes, drafts[case.server.models]) for case in asked]
+        for changes in overrides
     )
     for option, changes, changed in (("--a", overrides[0], a), ("--b", overrides[1], b)):
         if changes and [case.server for case in changed] == [case.server for case in asked]:
@@ -130,34 +131,23 @@ def pairs_of(
                 " have no use for it; leave it out, or choose other cases"
             )
             raise UnsupportedError(message)
-    pairs = [Pair(a=one, b=other) for one, other in zip(a, b, strict=True)]
-    found = tuple(pair for pair in pairs if pair.deciding())
-    for pair in pairs:
-        if pair not in found:
+    found = []
+    for pair in (Pair(a=one, b=other) for one, other in zip(a, b, strict=True)):
+        if pair.deciding():
+            found.append(pair)
+        else:
             show(f"left out: {pair.id} says nothing that could be compared")
     if not found:
         message = (
-            f"tier '{tier.name}': none of {len(pairs)} cases can be compared: they measure no"
+            f"tier '{tier.name}': none of {len(a)} cases can be compared: they measure no"
             " speed, and their drafts are others on both sides; choose other cases"
         )
         raise UnsupportedError(message)
-    return found
-
-
-def _drafts(tier: Tier, case: Case) -> Mapping[str, str]:
-    """By method, the drafts that a tier names for the models of a case."""
-    return {
-        one.server.method: one.server.draft
-        for one in tier.cases
-        if one.server.models == case.server.models and one.server.draft is not None
-    }
+    return tuple(found)
 
 
 def groups_of(pairs: Iterable[Pair], *, with_control: bool, together: bool) -> tuple[Group, ...]:
-    """The pairs by what they need to start.
-
-    The control is of one group, the cheapest: the one without a draft if there is one.
-    """
+    """The pairs by what they need to start; the control has no draft if there is such a one."""
     sharing: dict[tuple[object, ...], list[Pair]] = {}
     for pair in pairs:
         alone = pair.id if pair.a.needs_fresh_server or pair.b.needs_fresh_server else ""

@@ -13,7 +13,7 @@ import msgspec
 from specreg.compare.configure import checked_source
 from specreg.compare.gate import server_of
 from specreg.compare.options import SoakOptions
-from specreg.core.errors import InvalidMeasurementError, SpecregError, UnsupportedError
+from specreg.core.errors import InvalidMeasurementError, UnsupportedError
 from specreg.core.files import append_lines
 from specreg.core.processes import resident_bytes
 from specreg.matrix.case import Case, Tier
@@ -45,17 +45,14 @@ _S_PER_H = 3600.0
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The same prompts once more; a line of `soak.jsonl`.
+    """The same prompts once more; a line of `soak.jsonl`, figures None where they have no value.
 
     Attributes:
         number: from 1.
         at_s: its middle, counted from the first block's start; lasted_s: how long it took.
-        requests: that ended.
-        acceptance_length_tokens: per step; None without speculation, or without a step.
         step_ms: the mean time between two chunks of a request, which chunks that are read at once
-            leave as it is; None where no request had two, or the client was late.
-        memory_bytes: what the server's processes hold of the machine's memory.
-        gpu_memory_bytes: of its GPUs'; None without one, or where it isn't known.
+            leave as it is.
+        memory_bytes: what the server's processes hold of the machine's; gpu_memory_bytes: of GPUs'.
     """
 
     number: int
@@ -69,11 +66,10 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Figure(NamedTuple):
-    """A figure of each block that should stay as it is.
+    """A field of each block that should stay as it is; of it counts what is beyond `origin`.
 
     Attributes:
-        name: the block's field.
-        tolerance_frac: the loss in an hour that is still fine, relative to what is beyond `origin`.
+        tolerance_frac: the loss in an hour that is still fine.
         sign: 1 where less is worse, -1 where more is.
     """
 
@@ -164,11 +160,6 @@ class Soak:
     alarms: dict[str, Verdict] = field(default_factory=dict)
 
     @property
-    def length_s(self) -> float:
-        """How long it takes, from the first block's start."""
-        return 60 * self.options.minutes
-
-    @property
     def passed_s(self) -> float:
         """From the start of the first block to the end of the last, in seconds."""
         return self.blocks[-1].at_s + self.blocks[-1].lasted_s / 2 if self.blocks else 0.0
@@ -177,19 +168,12 @@ class Soak:
         """Start the server, and measure block after block until the time is over.
 
         Raises:
-            InvalidMeasurementError: the warm-up generated nothing, a request failed, or a check of
-                the meter broke: what came until then stays.
-            SpecregError: it can't be measured as it is asked for, the server didn't start or went
-                away, or the disk refuses.
+            SpecregError: it can't be measured, or no more; what was measured stays.
         """
         options, case = self.options, self.case
-        source = checked_source(
-            parse_origin(options.engine or case.server.engine),
-            [case],
-            options.root,
-            on_gpu=self.tier.needs_gpus > 0,
-            show=options.show,
-        )
+        origin = parse_origin(options.engine or case.server.engine)
+        on_gpu = self.tier.needs_gpus > 0
+        source = checked_source(origin, [case], options.root, on_gpu=on_gpu, show=options.show)
         log_path = self.path.parent / "logs" / f"{case.server.id}.log"
         with server_of(source, case, options, log_path) as server:
             self._soak(server)
@@ -202,9 +186,9 @@ class Soak:
         taken = self.options.prompts or min(_BATCHES * batch_of(arm.case), self.case.prompts)
         workload = Workload(prompts=prompts[:taken], warm_up=prompts)
         self.options.show(f"{self.case.id}: {len(workload.prompts)} prompts in each block")
-        looks, started_ns = list(LOOKS), 0
-        while self.passed_s < self.length_s:
-            if looks and self.passed_s >= looks[0] * self.length_s:
+        looks, started_ns, length_s = list(LOOKS), 0, 60 * self.options.minutes
+        while self.passed_s < length_s:
+            if looks and self.passed_s >= looks[0] * length_s:
                 looks.pop(0)
                 self.look(EARLY_LEVEL)
             plan = Plan(show=lambda _: None, parts=1, warms_up=not self.blocks)
@@ -214,7 +198,7 @@ class Soak:
                 raise InvalidMeasurementError(*why.split(": ", 1))
             started_ns = started_ns or found.replay.rounds[0].started_ns
             self.blocks.append(self._block(found.replay, found.invalid, server, started_ns))
-            record_block(self.path, self.blocks[-1])
+            append_lines(self.path, msgspec.json.encode(self.blocks[-1]) + b"\n")
 
     def _block(
         self, replay: Replay, invalid: Invalid, server: StartedServer, started_ns: int
@@ -246,7 +230,7 @@ class Soak:
                 figure,
                 self.blocks,
                 case_id=self.case.id,
-                lead_in_s=LEAD_IN_FRAC * self.length_s,
+                lead_in_s=LEAD_IN_FRAC * 60 * self.options.minutes,
                 level=level / len(figures),
             )
             for figure in figures
@@ -260,11 +244,7 @@ class Soak:
 
 
 def open_soak(options: SoakOptions, tier: Tier) -> Soak:
-    """A soak of a case that is named, or else of the first that speculates and fits the machine.
-
-    Raises:
-        UnsupportedError: there is none, or the folder holds a soak already.
-    """
+    """A soak of a case that is named, or else of the first that speculates and fits the machine."""
     folder = options.out
     if folder is None:
         folder = options.root / ".specreg" / "soaks" / time.strftime("%Y-%m-%dT%H-%M-%S")
@@ -281,16 +261,3 @@ def open_soak(options: SoakOptions, tier: Tier) -> Soak:
         why = unmet.get(options.case, "no case that speculates fits this machine")
         raise UnsupportedError(f"tier '{tier.name}': {why}; choose another case")
     return Soak(options=options, tier=tier, case=case, path=path)
-
-
-def record_block(path: Path, block: Block) -> None:
-    """Add a line to a soak's file, all at once.
-
-    Raises:
-        SpecregError: the disk refuses.
-    """
-    try:
-        append_lines(path, msgspec.json.encode(block) + b"\n")
-    except OSError as error:
-        message = f"soak '{path}': {error.strerror}; make room or mend its rights"
-        raise SpecregError(message) from error

@@ -89,7 +89,7 @@ def walk_answers(
     models: tuple[str, str | None],
     predict_drafts: PredictDrafts,
 ) -> tuple[tuple[StepCounts, ...], tuple[float, ...]]:
-    """Walk the steps of answers again.
+    """By answer, its steps walked again, and the gap of `OracleAnswer` in nats.
 
     Args:
         case: whose method.
@@ -98,12 +98,8 @@ def walk_answers(
         models: target and draft as folders or hub ids.
         predict_drafts: asks them.
 
-    Returns:
-        By answer, its steps, and the gap of `OracleAnswer` in nats.
-
     Raises:
-        InvalidMeasurementError: a server didn't answer in ids, or an answer ends so near the end
-            of the context that it can't be said how it would go on.
+        InvalidMeasurementError: a server didn't answer in ids, or `CONTEXT_FULL`.
         ModelError: the models can't be read, or don't fit together.
     """
     spec = case.server

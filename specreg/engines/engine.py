@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import msgspec
 
-from specreg.core.errors import UnknownNameError
+from specreg.core.errors import UnknownNameError, UnsupportedError
 from specreg.core.files import UNREADABLE
 from specreg.core.http import Name
 from specreg.engines.methods import Setting, Spelling
-from specreg.engines.settings import LaunchSettings, Parallel
+from specreg.engines.settings import LaunchSettings, Parallel, ServerSettings
 from specreg.engines.token_api import TokenApi
 from specreg.engines.wire_format import WireFormat
 
@@ -127,6 +127,8 @@ class Engine(ABC):
         wire_format: how it is asked and read.
         token_api: how it is asked in token ids, None where it gives none.
         serves_names: whether it serves its model under the name that it is given.
+        spreads: the fields of `Parallel` that it takes; a draft is always split as the target is.
+        ray_packages: what it needs for Ray's executor.
         memory_flags: how the flags begin that say what it takes of a GPU; empty where none says how
             large its KV cache is.
     """
@@ -142,6 +144,8 @@ class Engine(ABC):
     wire_format: ClassVar[WireFormat]
     token_api: ClassVar[TokenApi | None] = None
     serves_names: ClassVar[bool] = True
+    spreads: ClassVar[frozenset[str]]
+    ray_packages: ClassVar[tuple[str, ...]] = ()
     memory_flags: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
@@ -167,19 +171,22 @@ class Engine(ABC):
         own = any(argument.startswith(self.memory_flags) for argument in arguments)
         return bool(self.memory_flags) and not own
 
-    def check_arguments(self, arguments: tuple[str, ...]) -> None:  # noqa: B027 - most take all
-        """Check that a case's `engine_args` can be handed on, as far as one can tell.
-
-        Raises:
-            UnsupportedError: they can't.
-        """
-
-    def check_parallel(self, parallel: Parallel) -> None:  # noqa: B027 - most can
-        """Check that the engine can spread its models so.
+    def check(self, settings: ServerSettings) -> None:
+        """Check that a server can be started with such settings, as far as one can tell.
 
         Raises:
             UnsupportedError: it can't.
         """
+        parallel = settings.parallel
+        plain = msgspec.structs.asdict(Parallel(nodes=parallel.nodes))
+        for name, value in msgspec.structs.asdict(parallel).items():
+            as_target = name == "draft_tensor" and value == parallel.tensor
+            if value != plain[name] and name not in self.spreads and not as_target:
+                message = (
+                    f"parallel.{name} = {value}: engine '{self.name}' can't spread a model so;"
+                    " leave it out"
+                )
+                raise UnsupportedError(message)
 
     def files(self, options: LaunchOptions) -> Mapping[str, str]:
         """What to write into `options.folder` before the start, by path in it."""
@@ -193,11 +200,6 @@ class Engine(ABC):
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """Environment variables that the server needs: offline where nothing is to be fetched."""
         return {"HF_HUB_OFFLINE": "1"} if options.offline else {}
-
-    def packages(self, parallel: Parallel) -> tuple[str, ...]:
-        """What must be installed beside the engine for models that are spread so."""
-        del parallel
-        return ()
 
     def parse_version(self, body: bytes) -> str:
         """The engine's version by its own word, "unknown" where it can't be read."""

@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from specreg.acceptance.record import Source
-from specreg.core.errors import UnsupportedError
 from specreg.engines.engine import Engine, LaunchOptions, Requirement
 from specreg.engines.methods import DRAFT, DRAFT_TOKENS, Spelling
-from specreg.engines.settings import Parallel
 from specreg.engines.vllm import VllmTokenApi, VllmWireFormat
 
 
@@ -51,6 +49,7 @@ class Reference(Engine):
     module: ClassVar = "transformers"
     health_path: ClassVar = "/health"
     version_path: ClassVar = "/version"
+    spreads: ClassVar = frozenset()
     wire_format: ClassVar = ReferenceWireFormat()
     token_api: ClassVar = VllmTokenApi()
 
@@ -62,16 +61,6 @@ class Reference(Engine):
             extras=_PACKAGES,
             local_torch=None if on_gpu else _TORCH,
         )
-
-    def check_parallel(self, parallel: Parallel) -> None:
-        """Refuse what is spread over GPUs.
-
-        Raises:
-            UnsupportedError: it is.
-        """
-        if parallel.gpus > 1 or parallel.expert or parallel.draft_tensor:
-            message = f"parallel = {parallel}: the reference engine runs on one GPU; leave it out"
-            raise UnsupportedError(message)
 
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
         """The module, and the method's settings as flags."""

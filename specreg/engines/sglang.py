@@ -14,21 +14,19 @@ import msgspec
 
 from specreg.acceptance.record import Counters, Source
 from specreg.acceptance.trace import Body, StreamEvent
-from specreg.core.errors import InvalidMeasurementError, UnsupportedError
 from specreg.core.files import UNREADABLE
 from specreg.core.http import Count, Name
 from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement, given_flags
 from specreg.engines.methods import BRANCHES, DRAFT, DRAFT_TOKENS, VERIFIED_TOKENS, Spelling
 from specreg.engines.metrics_page import MetricsPage
-from specreg.engines.settings import Parallel
 from specreg.engines.token_api import Call, TokenApi, Transcript, Wanted, decode_answer, unreadable
 from specreg.engines.wire_format import (
     USAGE_IN_EACH_CHUNK,
     Ask,
     Form,
+    OpenAiDecoder,
     SpecTokensDetails,
     StreamDecoder,
-    UsageDecoder,
     WireFormat,
     decode_event,
     openai_body,
@@ -108,7 +106,7 @@ class SglangWireFormat(WireFormat):
 
     def new_decoder(self, ask: Ask) -> StreamDecoder:
         """One for each answer, by its endpoint."""
-        return UsageDecoder() if ask.form is Form.CHAT else _GenerateDecoder()
+        return OpenAiDecoder(by_ids=False) if ask.form is Form.CHAT else _GenerateDecoder()
 
     def parse_counters(self, page: str) -> Counters:
         """The verify calls, which are all that SGLang counts of its steps.
@@ -117,9 +115,7 @@ class SglangWireFormat(WireFormat):
             InvalidMeasurementError: `METRICS_MISSING`, `METRICS_UNREADABLE`.
         """
         parsed = MetricsPage(page)
-        if _CALLS not in parsed.names:
-            message = f"looked for {_CALLS}; is the server started with {self.counters_flag}?"
-            raise InvalidMeasurementError("METRICS_MISSING", message)
+        parsed.require(_CALLS, why=f"is the server started with {self.counters_flag}")
         return Counters(steps=parsed.total(_CALLS))
 
 
@@ -296,6 +292,7 @@ class Sglang(Engine):
     module: ClassVar = "sglang"
     health_path: ClassVar = "/health"
     version_path: ClassVar = "/server_info"
+    spreads: ClassVar = frozenset({"tensor", "data", "expert"})
     wire_format: ClassVar = SglangWireFormat()
     token_api: ClassVar = SglangTokenApi()
     memory_flags: ClassVar = ("--max-total-tokens", "--mem-fraction-static")
@@ -313,26 +310,6 @@ class Sglang(Engine):
             ),
             local_torch="torch==2.13.0",
         )
-
-    def check_parallel(self, parallel: Parallel) -> None:
-        """The draft is split as the target, the layers are whole, and Ray runs nothing.
-
-        Raises:
-            UnsupportedError: it is to be otherwise.
-        """
-        if parallel.pipeline > 1 or parallel.ray:
-            message = (
-                f"parallel.pipeline = {parallel.pipeline}, ray = {str(parallel.ray).lower()}:"
-                " SGLang drafts nothing where layers are cut into stages, and has no executor of"
-                " Ray's; leave them out"
-            )
-            raise UnsupportedError(message)
-        if parallel.draft_tensor not in {None, parallel.tensor}:
-            message = (
-                f"parallel.draft_tensor = {parallel.draft_tensor} with tensor = {parallel.tensor}:"
-                " SGLang splits the draft as the target; leave it out"
-            )
-            raise UnsupportedError(message)
 
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
         """The server's module, and the method's settings as flags."""

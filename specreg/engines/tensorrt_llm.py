@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from specreg.acceptance.record import Counters, Source, StepCounts
-from specreg.core.errors import InvalidMeasurementError, UnsupportedError
+from specreg.core.errors import UnsupportedError
 from specreg.engines.engine import Engine, LaunchOptions, Requirement, given_flags
 from specreg.engines.methods import DRAFT, DRAFT_TOKENS, Spelling
 from specreg.engines.metrics_page import MetricsPage
-from specreg.engines.settings import Parallel
 from specreg.engines.wire_format import WireFormat
 
 PATH = "/prometheus/metrics"
@@ -45,9 +44,7 @@ class TensorrtLlmWireFormat(WireFormat):
             parsed.by_position(f"{_PREFIX}spec_decode_{what}_tokens_total", "token_position")
             for what in ("drafted", "accepted")
         )
-        if _ENDED not in parsed.names:
-            message = f"looked for {_ENDED}; is the server started with {self.counters_flag}?"
-            raise InvalidMeasurementError("METRICS_MISSING", message)
+        parsed.require(_ENDED, why=f"is the server started with {self.counters_flag}")
         counts = StepCounts(
             steps=drafted[0],
             accepted=accepted.total(),
@@ -110,6 +107,7 @@ class TensorrtLlm(Engine):
     module: ClassVar = "tensorrt_llm"
     health_path: ClassVar = "/health"
     version_path: ClassVar = "/version"
+    spreads: ClassVar = frozenset({"tensor", "pipeline", "expert"})
     wire_format: ClassVar = TensorrtLlmWireFormat()
     serves_names: ClassVar = False
 
@@ -125,19 +123,6 @@ class TensorrtLlm(Engine):
             )
             raise UnsupportedError(message)
         return Requirement(package="tensorrt-llm", version=_VERSION)
-
-    def check_parallel(self, parallel: Parallel) -> None:
-        """One copy, and the draft is split as the target.
-
-        Raises:
-            UnsupportedError: `trtllm-serve` can't spread the model so.
-        """
-        if parallel.data > 1 or parallel.draft_tensor not in {None, parallel.tensor}:
-            message = (
-                f"parallel.data = {parallel.data}, draft_tensor = {parallel.draft_tensor}:"
-                " trtllm-serve runs one copy and splits the draft as the target; leave them out"
-            )
-            raise UnsupportedError(message)
 
     def files(self, options: LaunchOptions) -> Mapping[str, str]:
         """The file of options; JSON is YAML too."""

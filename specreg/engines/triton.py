@@ -23,6 +23,7 @@ from specreg.core.files import UNREADABLE
 from specreg.core.http import Count, Name
 from specreg.engines import vllm
 from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement
+from specreg.engines.settings import ServerSettings
 from specreg.engines.wire_format import Ask, StreamDecoder, WireFormat, decode_event
 
 _NOT_YET = {None, "", "None", "null"}
@@ -126,6 +127,7 @@ class Triton(Engine):
     program: ClassVar = "tritonserver"
     health_path: ClassVar = "/v2/health/ready"
     version_path: ClassVar = "/v2"
+    spreads: ClassVar = vllm.Vllm.spreads - {"ray"}
     wire_format: ClassVar = TritonWireFormat()
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
@@ -133,21 +135,23 @@ class Triton(Engine):
         del on_gpu
         return Requirement(package="tritonserver", version="")
 
-    def check_arguments(self, arguments: tuple[str, ...]) -> None:
-        """Each has a name.
+    def check(self, settings: ServerSettings) -> None:
+        """Refuse arguments without a name too.
 
         Raises:
-            UnsupportedError: one hasn't.
+            UnsupportedError: there is one.
         """
-        for argument in arguments:
+        super().check(settings)
+        for argument in settings.engine_args:
             _named(argument)
 
     def files(self, options: LaunchOptions) -> Mapping[str, str]:
         """The model repository: the model's configuration, and the engine's arguments."""
         model = options.served_name
+        arguments = vllm.engine_arguments(options) | dict(map(_named, options.engine_args))
         return {
             f"{model}/config.pbtxt": _CONFIG.format(name=model),
-            f"{model}/1/model.json": json.dumps(_engine_arguments(options), indent=2),
+            f"{model}/1/model.json": json.dumps(arguments, indent=2),
         }
 
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
@@ -200,35 +204,6 @@ def _ready_one(models: tuple[_Model, ...]) -> str:
         message = f"{len(ready)} models are READY: {named}, needed one; {advice}"
         raise AttachError(message)
     return ready[0]
-
-
-def _engine_arguments(options: LaunchOptions) -> dict[str, object]:
-    """VLLM's arguments by their names in Python; see `specreg.engines.vllm` for the reasons."""
-    parallel = options.parallel
-    speculation = vllm.speculative_config(options)
-    unless_default = {
-        "tensor_parallel_size": parallel.tensor,
-        "pipeline_parallel_size": parallel.pipeline,
-        "data_parallel_size": parallel.data,
-        "enable_expert_parallel": parallel.expert,
-        "trust_remote_code": options.trust_remote_code,
-    }
-    return {
-        "model": options.target,
-        "dtype": options.dtype,
-        "max_model_len": options.max_model_len_tokens,
-        "max_num_seqs": options.max_sequences,
-        "enable_prefix_caching": False,
-        "generation_config": "vllm",
-        **(
-            {"gpu_memory_utilization": options.gpu_memory_frac}
-            if options.on_gpu
-            else {"enforce_eager": True, "distributed_executor_backend": "uni"}
-        ),
-        **{name: value for name, value in unless_default.items() if value is True or value > 1},
-        **({"speculative_config": speculation} if speculation else {}),
-        **dict(map(_named, options.engine_args)),
-    }
 
 
 def _named(argument: str) -> tuple[str, object]:

@@ -97,7 +97,9 @@ def render_markdown(report: Report) -> str:
         failing=[one for one in run.verdicts if one.fails],
         verdicts=run.verdicts,
         why=lambda one: _joined(one.cause, one.reason),
-        interval=_interval,
+        interval=lambda one: (
+            "" if one.low_frac is None else _joined(_interval_of(one), one.tolerated)
+        ),
         origin=_joined(*made_of),
     )
     return f"{text}\n"
@@ -116,11 +118,8 @@ def _worst(verdicts: Sequence[Verdict], columns: Sequence[str]) -> Sequence[Verd
     return [worst.get(column) for column in columns]
 
 
-def _interval(verdict: Verdict) -> str:
-    if verdict.low_frac is None:
-        return ""
-    tolerated = f"{verdict.tolerance_frac:.1%}" if verdict.tolerance_frac else ""
-    return _joined(render_interval(verdict.low_frac, verdict.high_frac), tolerated)
+def _interval_of(verdict: Verdict) -> str:
+    return render_interval(verdict.low_frac, verdict.high_frac)
 
 
 def _joined(*parts: str) -> str:
@@ -148,7 +147,7 @@ _TEMPLATES = Environment(
 _TEMPLATES.filters.update(
     number=format_number,
     change=render_change,
-    interval=lambda verdict: render_interval(verdict.low_frac, verdict.high_frac),
+    interval=_interval_of,
     charts=lambda case: list(charts_of(case)) if can_draw() else [],
     invalid=render_invalid,
     label=label_of,

@@ -70,8 +70,7 @@ class Provision:
             engine = engine_named(spec.engine)
             if why := self._why_not_installed(engine, {**os.environ, **dict(spec.engine_env)}):
                 raise UnsupportedError(why)
-            engine.check_arguments(spec.engine_args)
-            engine.check_parallel(spec.parallel)
+            engine.check(spec)
             if spec.parallel.nodes > 1:
                 message = (
                     f"parallel.nodes = {spec.parallel.nodes}: servers are started on this machine"
@@ -173,7 +172,8 @@ class Provision:
             version = usual or installed_version(self.python, package)
             return dataclasses.replace(wanted, package=package, version=version)
         spelling = engine.spelling_of(spec.method)
-        extras = (*wanted.extras, *spelling.packages, *engine.packages(spec.parallel))
+        ray = engine.ray_packages if spec.parallel.ray else ()
+        extras = (*wanted.extras, *spelling.packages, *ray)
         return dataclasses.replace(wanted, version=self.version or wanted.version, extras=extras)
 
 

@@ -5,21 +5,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
 from specreg import __version__ as specreg_version
-from specreg.baselines.schema import baseline_path, load_baseline, record_baseline
+from specreg.baselines.schema import baseline_path, record_baseline
 from specreg.baselines.store import settings_in
 from specreg.cli import app, main
 from specreg.core.errors import SpecregError
 from specreg.matrix.case import Case
 from specreg.matrix.tier import load_tier
-from specreg.report.document import record_document
 from specreg.telemetry.identity import current_environment
-from specreg.verdicts.history import RunRecord, history_path, record_history, settings_sha256
-from tests.unit import builders, reports
+from tests.unit import builders
 
 HERE = current_environment(needs_gpus=0)
 MATRIX = """
@@ -110,86 +107,6 @@ def test_all_baselines_are_listed_and_one_that_cannot_be_read_says_why(root: Pat
     assert f"baseline '{torn}': " in done.output
 
 
-def committed(root: Path) -> None:
-    """Commits what there is."""
-    git = ("git", "-C", str(root), "-c", "user.name=n", "-c", "user.email=e")
-    for arguments in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "first")):
-        subprocess.run((*git, *arguments), check=True)
-
-
-def test_a_diff_shows_what_changes_against_a_revision(root: Path) -> None:
-    recorded(root)
-    committed(root)
-    assert specreg(root, "baselines", "diff").output == "as in HEAD\n"
-    recorded(root, tokens_per_s=90.0)
-    recorded(root, case_id="another")
-    lines = specreg(root, "baselines", "diff").output.splitlines()
-    rows = [line.split() for line in lines if "throughput" in line]
-    assert rows[0][:4] == ["throughput_tokens_per_s", "–", "100", "–"]
-    assert rows[1][:4] == ["throughput_tokens_per_s", "100", "90", "-10.0%"]
-    assert rows[1][4].startswith("-1")
-    unknown = specreg(root, "baselines", "diff", "v9")
-    assert str(unknown.exception).startswith("revision 'v9': git knows none of this name")
-
-
-def test_hours_are_learnt_from_identical_runs_and_nothing_else_changes(root: Path) -> None:
-    path = recorded(root)
-    before = load_baseline(path)
-    assert before is not None
-    past_run = [
-        RunRecord(
-            run=f"at {value}",
-            case_id=CASE_ID,
-            settings_sha256=settings_sha256(before.case),
-            engine_version=version,
-            draft_sha256="",
-            values={"throughput_tokens_per_s": value},
-            outcomes={},
-        )
-        for value, version in (
-            *((value, "0.32.0") for value in (90.0, 110.0, 100.0, 95.0, 105.0)),
-            (1.0, "0.31.0"),
-        )
-    ]
-    record_history(history_path(root / ".specreg/history", HERE.name), past_run)
-    done = specreg(root, "baselines", "learn", "--tier", "cpu")
-    assert done.output == f"{CASE_ID}: throughput_tokens_per_s 7.9%\n"
-    after = load_baseline(path)
-    assert after is not None
-    assert after.noise["throughput_tokens_per_s"].runs == 5
-    assert msgspec.structs.replace(after, noise={}) == before
-    assert specreg(root, "baselines", "learn", "--tier", "cpu").output == ""
-
-
-def ran(root: Path, name: str, *, complete: bool = True, exit_status: int = 0) -> None:
-    """Leaves the verdict of a run."""
-    run = msgspec.structs.replace(reports.run_of(), tier="cpu", environment=HERE.name)
-    verdict = msgspec.structs.replace(run, run=name, complete=complete, exit_status=exit_status)
-    record_document(root / ".specreg/runs" / name / "verdict.json", verdict)
-
-
-def test_prune_removes_what_no_case_asks_for(root: Path) -> None:
-    kept, gone = recorded(root), recorded(root, case_id="vllm-gone-tiny-toy-c4")
-    ran(root, "20261121T000000-1")
-    done = specreg(root, "baselines", "prune", "--tier", "cpu")
-    assert done.exit_code == 0, done.output
-    assert (kept.exists(), gone.exists()) == (True, False)
-    assert f"removed {gone}" in done.output
-
-
-@pytest.mark.parametrize("why", ["never-ran", "filtered", "failed", "cut-short"])
-def test_prune_is_refused_unless_the_last_run_saw_everything(root: Path, why: str) -> None:
-    gone = recorded(root, case_id="vllm-gone-tiny-toy-c4")
-    if why != "never-ran":
-        status = 10 if why == "failed" else 0
-        ran(root, "20261121T000000-1", complete=why != "filtered", exit_status=status)
-    if why == "cut-short":
-        (root / ".specreg/runs/20261121T000001-1").mkdir()
-    done = specreg(root, "baselines", "prune", "--tier", "cpu")
-    assert str(done.exception).startswith("prune: refused, the last run must have judged")
-    assert gone.exists()
-
-
 @pytest.mark.parametrize(
     ("command", "schema"),
     [("baselines schema", "Baseline"), ("report --schema", "Report"), ("matrix --schema", "")],
@@ -201,9 +118,9 @@ def test_a_schema_is_printed(command: str, schema: str) -> None:
 
 READING = (
     ("--help",),
-    ("engines",),
     ("baselines", "list"),
     ("matrix", "--tier=cpu"),
+    ("report", "--help"),
 )
 IMPORTED = """
 import sys
@@ -234,7 +151,7 @@ def test_what_only_reads_imports_nothing_that_asks_a_server(arguments: tuple[str
 def test_every_command_is_listed_with_its_first_line() -> None:
     assert CliRunner().invoke(app, ["--version"]).output == f"specreg {specreg_version}\n"
     shown = " ".join(CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output.split())
-    for name, words in (("baselines", "List, compare"), ("selftest", "Plant known")):
+    for name, words in (("baselines", "List and look after"), ("selftest", "Plant known")):
         assert f"{name} " in shown
         assert words in shown
 

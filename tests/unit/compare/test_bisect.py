@@ -14,7 +14,6 @@ from specreg.compare.bisect import (
     find_change,
     step_of,
     versions_between,
-    why_of,
 )
 from specreg.compare.configure import open_gate
 from specreg.compare.gate import Gate, SideError
@@ -33,7 +32,6 @@ from tests.unit.compare.launches import failed, launch
 
 TIER = load_tier(builders.ROOT / "fixtures/matrix", "cpu")
 [CASE] = [case for case in TIER.cases if case.id == "vllm-eagle3-tiny-toy-c1"]
-STEP, PREFILL = frozenset({"step_p50_ms"}), frozenset({"ttft_p50_ms"})
 VERSIONS = tuple(f"0.{minor}.0" for minor in range(20, 33))
 
 
@@ -73,26 +71,6 @@ def test_a_version_is_what_it_is_by_what_the_last_one_lost(
     found: Decision, lost: set[str] | None, step: Step
 ) -> None:
     assert step_of(found, None if lost is None else frozenset(lost)) is step
-
-
-def test_of_an_unknown_version_it_says_what_a_search_would_take() -> None:
-    """A search has no --resume; and what isn't searched for isn't said."""
-    step = Verdict(
-        case_id=CASE.id,
-        metric="step_p50_ms",
-        outcome=Outcome.INCONCLUSIVE,
-        launches=6,
-        low_frac=-0.1,
-        needed_launches=32,
-        reason="about 32 launches instead of 6",
-    )
-    found = decision(ttft_p50_ms=Outcome.INCONCLUSIVE)
-    found = dataclasses.replace(found, reasons=("a", "b"), verdicts=(step, *found.verdicts))
-    said = "step_p50_ms: about 32 launches instead of 6"
-    assert why_of(found, Step.UNKNOWN, STEP) == said
-    assert why_of(found, Step.UNKNOWN, PREFILL) == "ttft_p50_ms: there is no telling"
-    assert why_of(found, Step.BAD, STEP) == "a; b"
-    assert not why_of(found, Step.GOOD, STEP)
 
 
 @pytest.fixture
@@ -187,7 +165,10 @@ def test_a_good_release_that_dies_ends_the_search_and_another_is_unknown(
         with pytest.raises(SideError, match="the good release can't be measured, side A: it died"):
             find_change(options, TIER, CASE)
     else:
+        said: list[str] = []
+        options = dataclasses.replace(options, show=said.append)
         assert find_change(options, TIER, CASE) == ("0.29.0", "0.31.0", "0.32.0")
+        assert "0.31.0: unknown, step_p50_ms: side B: it died" in said
     [folder] = options.folder.glob("0.29.0..0.31.0-*")
     assert any("it died" in one for one in load_report(folder / "report.json").remarks)
 
@@ -251,21 +232,24 @@ def test_a_last_version_that_isnt_bad_ends_it(step: Step, said: str) -> None:
         bisect_versions(VERSIONS, lambda _: (step, "why"))
 
 
-def test_releases_are_in_the_order_of_versions_without_previews() -> None:
-    released = ("0.9.0", "0.10.0", "0.11.0rc1", "0.11.0", "0.12.0")
-    assert versions_between("0.9.0", "0.11.0", released) == ("0.9.0", "0.10.0", "0.11.0")
-
-
-def test_a_version_that_never_was_and_a_swapped_pair_are_said() -> None:
-    with pytest.raises(UnsupportedError, match=r"'0.8.0': was never released; the last ones are"):
-        versions_between("0.8.0", "0.11.0", ("0.9.0", "0.11.0"))
-    with pytest.raises(UnsupportedError, match="the good one must be the older; swap them"):
-        versions_between("0.11.0", "0.9.0", ("0.9.0", "0.11.0"))
-
-
-def test_a_version_may_be_spelt_otherwise_than_the_index_does() -> None:
+def test_releases_are_in_the_order_of_versions_without_previews_however_they_are_spelt() -> None:
+    with_preview = ("0.9.0", "0.10.0", "0.11.0rc1", "0.11.0", "0.12.0")
+    assert versions_between("0.9.0", "0.11.0", with_preview) == ("0.9.0", "0.10.0", "0.11.0")
     released = ("0.29.0", "0.30.0", "0.31.0")
     assert versions_between("0.29", "0.31", released) == released
     assert versions_between("0.29", "0.31.0", ("0.29", *released)) == released
-    with pytest.raises(UnsupportedError, match="Invalid version: 'foo'; give versions as"):
-        versions_between("0.29.0", "0.31.0", (*released, "foo"))
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "released", "said"),
+    [
+        ("0.8.0", "0.11.0", ("0.9.0", "0.11.0"), "'0.8.0': was never released; the last ones are"),
+        ("0.11.0", "0.9.0", ("0.9.0", "0.11.0"), "the good one must be the older; swap them"),
+        ("0.9.0", "0.11.0", ("foo",), "Invalid version: 'foo'; give versions as"),
+    ],
+)
+def test_versions_that_cant_be_searched_are_said(
+    good: str, bad: str, released: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=said):
+        versions_between(good, bad, released)

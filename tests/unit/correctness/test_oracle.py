@@ -38,20 +38,6 @@ def test_each_step_emits_what_it_accepts_and_one_more(
     assert found == builders.counts(*histogram)
 
 
-def test_a_step_begins_where_the_one_before_ended() -> None:
-    """A prompt of four: steps begin at 5, 5 + 2 + 1 = 8, and 8 + 0 + 1 = 9; the text ends at 10."""
-    begun: list[int] = []
-
-    def drafts_at(place: int) -> tuple[int, int]:
-        begun.append(place)
-        return 3, {5: 2, 8: 0, 9: 3}[place]
-
-    found = walk(drafts_at, text(4, 6), 3)
-
-    assert begun == [5, 8, 9]
-    assert found == StepCounts(steps=3, accepted=5, proposed=9, position_counts=(2, 2, 1))
-
-
 def test_a_step_that_drafts_nothing_counts_for_nothing_and_emits_one_token() -> None:
     """Of the places 5, 6, 7 and 8 only 7 drafts, and there one token, which is wrong."""
     drafts_at = {5: (0, 0), 6: (0, 0), 7: (1, 0), 8: (0, 0)}.__getitem__

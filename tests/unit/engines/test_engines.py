@@ -219,18 +219,26 @@ def test_on_a_cpu_a_model_that_is_spread_has_a_process_for_each_share() -> None:
 @pytest.mark.parametrize(
     ("engine", "parallel", "words"),
     [
-        ("sglang", Parallel(tensor=2, draft_tensor=1), "SGLang splits the draft as the target"),
-        ("sglang", Parallel(tensor=2, pipeline=2), r"parallel\.pipeline = 2, ray = false: SGLang"),
-        ("sglang", Parallel(tensor=2, ray=True), r"parallel\.pipeline = 1, ray = true: SGLang"),
-        ("tensorrt_llm", Parallel(data=2), "trtllm-serve runs one copy"),
-        ("tensorrt_llm", Parallel(tensor=2, draft_tensor=1), "trtllm-serve runs one copy"),
+        ("sglang", Parallel(tensor=2, draft_tensor=1), "draft_tensor = 1: engine 'sglang'"),
+        ("sglang", Parallel(tensor=2, pipeline=2), "pipeline = 2: engine 'sglang'"),
+        ("sglang", Parallel(tensor=2, ray=True), "ray = True"),
+        ("tensorrt_llm", Parallel(data=2), "data = 2: engine 'tensorrt_llm'"),
+        ("tensorrt_llm", Parallel(tensor=2, draft_tensor=1), "draft_tensor = 1"),
+        ("triton", Parallel(ray=True), "ray = True"),
+        ("reference", Parallel(tensor=2), "tensor = 2: engine 'reference' can't spread a model so"),
     ],
 )
 def test_what_an_engine_cannot_spread_is_refused(
     engine: str, parallel: Parallel, words: str
 ) -> None:
-    with pytest.raises(UnsupportedError, match=words):
-        ENGINES[engine].check_parallel(parallel)
+    with pytest.raises(UnsupportedError, match=rf"parallel\.{words}"):
+        ENGINES[engine].check(dataclasses.replace(builders.PLAIN_SPEC, parallel=parallel))
+
+
+@pytest.mark.parametrize("engine", ["sglang", "tensorrt_llm", "vllm"])
+def test_a_draft_may_be_split_as_its_target(engine: str) -> None:
+    as_target = Parallel(tensor=2, draft_tensor=2)
+    ENGINES[engine].check(dataclasses.replace(builders.SPEC, parallel=as_target))
 
 
 @pytest.mark.parametrize("engine", ENGINES)

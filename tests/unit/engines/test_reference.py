@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from specreg.core.errors import UnsupportedError
 from specreg.engines.pytorch.__main__ import parse_options
 from specreg.engines.registry import engine_named
-from specreg.engines.settings import Parallel
 from tests.unit import builders
 
 REFERENCE = engine_named("reference")
@@ -44,11 +42,6 @@ def test_a_draft_without_its_method_is_refused(capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit):
         parse_options(("--model", "some/target", "--draft-model", "some/draft"))
     assert "--method=draft_model needs --draft-model" in capsys.readouterr().err
-
-
-def test_it_runs_on_one_gpu() -> None:
-    with pytest.raises(UnsupportedError, match="runs on one GPU"):
-        REFERENCE.check_parallel(Parallel(tensor=2))
 
 
 def test_it_finds_specreg_after_what_the_user_put_there(monkeypatch: pytest.MonkeyPatch) -> None:

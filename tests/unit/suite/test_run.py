@@ -210,7 +210,7 @@ def check_of(*came: Verdict | SpecregError) -> CorrectnessCheck:
             raise one
         return one
 
-    return CorrectnessCheck(name=LOSSLESS, applies_to=lambda _: True, check=check)
+    return CorrectnessCheck(LOSSLESS, check)
 
 
 def test_what_was_asked_of_a_server_that_died_is_checked_once_more_on_a_fresh_one(
