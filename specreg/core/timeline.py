@@ -29,7 +29,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A phase that goes on since `began_ns`, for a server pair, about a case or a requirement."""
+    """A phase that goes on since `began_ns`, for a pair and about something of it, as a case."""
 
     phase: Phase
     pair: str

@@ -32,7 +32,7 @@ from specreg.measurement.figures import Figures, figures_of
 from specreg.measurement.journal import Journal, Key
 from specreg.measurement.measure import Measurement, Plan, beside, measure, workload_of
 from specreg.measurement.metrics import Family, Metric
-from specreg.servers.gpu_claim import GpuClaim
+from specreg.servers.gpu_lease import GpuClaim
 from specreg.servers.launch import Launch, Servers, Starting, launches_of
 from specreg.servers.server import Server
 from specreg.stats.alpha_spending import PARTS, Look
