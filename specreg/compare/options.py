@@ -100,6 +100,7 @@ class SoakOptions(ServerOptions):
     prompts: Annotated[
         int | None, Option(help="of a block; else four times what is in flight", min=1)
     ] = None
-    tolerance: Annotated[
-        float | None, Option(help="the loss in an hour that is fine, 0..1; else its own", min=0)
+    tolerance_frac: Annotated[
+        float | None,
+        Option("--tolerance", help="the loss in an hour that is fine, 0..1; else its own", min=0),
     ] = None
