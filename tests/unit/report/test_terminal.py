@@ -8,8 +8,7 @@ import pytest
 
 from specreg.baselines.record import RecordedBaseline
 from specreg.report.document import Answer, ArmReport, Tone
-from specreg.report.markdown import render_markdown
-from specreg.report.page import render_page
+from specreg.report.page import render_markdown, render_page
 from specreg.report.terminal import (
     render_next,
     render_notes,
