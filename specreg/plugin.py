@@ -37,7 +37,7 @@ from specreg.report.document import (
 from specreg.report.failures import Failure, failure_of, properties, render_blocks
 from specreg.report.progress import Progress
 from specreg.servers.launch import Launch
-from specreg.servers.readiness import NOT_FETCHED
+from specreg.servers.server import NOT_FETCHED
 from specreg.suite.configure import (
     check_cases,
     check_options,

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from specreg.cli.merge import merge
 from specreg.cli.options import HERE, RootOption
 from specreg.core.commands import install_command
 from specreg.core.errors import SpecregError
+from specreg.core.processes import start_process, stop_process
 
 _BYTES_PER_GIB = 2**30
 _ANSWERS_WITHIN_S = 10.0
@@ -30,6 +32,9 @@ def ray(
     ] = None,
     address: Annotated[str, typer.Option(help="of the cluster, HOST:PORT or auto")] = "auto",
     shards: Annotated[int, typer.Option(min=1, help="into how many the run is cut")] = 4,
+    memory_gib: Annotated[
+        float, typer.Option(min=0.1, help="of its node's memory, that a shard takes")
+    ] = 4.0,
     gpu_kind: Annotated[str, typer.Option(help="of the nodes, as Ray calls it: H100")] = "",
     into: Annotated[Path, typer.Option(help="the folder of the merged run")] = Path(
         ".specreg/merged"
@@ -63,7 +68,7 @@ def ray(
         task.options(
             name=f"shard {shard['number']}/{shards}",
             num_gpus=max(group["gpus"] for group in shard["groups"]),
-            memory=_BYTES_PER_GIB,
+            memory=round(memory_gib * _BYTES_PER_GIB),
             resources={f"accelerator_type:{gpu_kind}": 0.001} if gpu_kind else None,
             max_retries=1,  # where its node is lost; a shard that fails has its report
         ).remote(shard["number"], shards, given, folder): shard["number"]
@@ -100,21 +105,24 @@ def run_shard(
     Returns:
         Its status, the end of what it said, and its run's folder packed; empty without one.
     """
-    with tempfile.TemporaryDirectory(prefix="shard-") as runs:
+    with tempfile.TemporaryDirectory(prefix="shard-") as made:
+        runs, log = Path(made, "runs"), Path(made, "said.log")
         command = (
             *(sys.executable, "-m", "pytest", "tests/perf", f"--specreg-shard={number}/{of}"),
-            *(f"--specreg-runs={runs}/runs", *arguments),
+            *(f"--specreg-runs={runs}", *arguments),
         )
         here = Path(folder) if folder else Path.cwd()  # which Ray has made the copy's
-        done = subprocess.run(  # noqa: S603 - what the user typed
-            command, check=False, cwd=here, capture_output=True, text=True
-        )
-        found = next(Path(runs, "runs").glob(f"*-{number}of{of}"), None)
+        process = start_process(command, environment=os.environ, log_path=log, cwd=here)
+        try:  # where Ray ends this task, nothing of the shard goes on
+            status = process.popen.wait()
+        finally:
+            stop_process(process)
+        found = next(runs.glob(f"*-{number}of{of}"), None)
         packed = io.BytesIO()
         if found is not None:
             with tarfile.open(fileobj=packed, mode="w:gz") as archive:
                 archive.add(found, arcname=found.name)
-        return done.returncode, f"{done.stdout}{done.stderr}"[-4000:], packed.getvalue()
+        return status, process.last_lines(), packed.getvalue()
 
 
 def _check_answers(address: str) -> None:

@@ -14,7 +14,6 @@ from specreg.datasets.hub import is_offline
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import why_no_models
 from specreg.matrix.tier import load_tier, with_prompts
-from specreg.matrix.widening import check_room
 from specreg.measurement.journal import Journal, last_run, load_checks, load_journal
 from specreg.measurement.metrics import METRICS, check_allowed
 from specreg.report.progress import Progress
@@ -195,7 +194,7 @@ def _earlier(
 
 def unmet_need(suite: Suite) -> str:
     """What the tier needs and the machine lacks, empty when nothing."""
-    gpus = suite.provision.found_gpus
+    gpus = find_gpus()
     if len(gpus.names) >= suite.tier.needs_gpus or suite.provision.url is not None:
         return ""
     return (
@@ -211,7 +210,7 @@ def why_unfit(suite: Suite) -> Mapping[str, str]:
         return {}
     if why := unmet_need(suite):
         return {case.id: why for case in suite.tier.cases}
-    return suite.tier.unmet(suite.provision.found_gpus.memory_gib)
+    return suite.tier.unmet(find_gpus().memory_gib)
 
 
 def why_unfetched(suite: Suite, cases: Collection[Case]) -> Mapping[str, str]:
@@ -233,4 +232,3 @@ def check_cases(suite: Suite, cases: Collection[Case]) -> None:
         check_attached(cases, suite.provision.url, root=suite.root)
         return
     suite.provision.check(cases)
-    check_room(suite.root, dict.fromkeys(case.server for case in cases))

@@ -32,7 +32,7 @@ from specreg.report.document import (
     slowed_of,
 )
 from specreg.report.exports import ALWAYS, append_job_summary, write_outputs
-from specreg.report.markdown import render_markdown
+from specreg.report.page import render_markdown
 from specreg.report.summary import answers_of_run, render_answers
 from specreg.report.tables import render_figures, render_times
 from specreg.report.terminal import (
@@ -44,6 +44,7 @@ from specreg.report.terminal import (
 )
 from specreg.servers.launch import launches_of
 from specreg.suite.run import Suite
+from specreg.telemetry.identity import find_gpus
 from specreg.verdicts.history import (
     History,
     RunRecord,
@@ -288,7 +289,7 @@ def _history(suite: Suite) -> History:
 def _driver_version(suite: Suite) -> str:
     if suite.driver_version is not None:
         return suite.driver_version
-    return suite.provision.found_gpus.driver_version
+    return find_gpus().driver_version
 
 
 def _torch_version(suite: Suite, case: Case) -> str:

@@ -32,7 +32,7 @@ from specreg.suite.configure import load_cases, provision_of, softened_of
 from specreg.suite.options import Options, options_to_repeat
 from specreg.suite.run import Suite
 from specreg.suite.shards import parse_choice
-from specreg.telemetry.identity import Environment
+from specreg.telemetry.identity import Environment, find_gpus
 from specreg.verdicts.judge import Verdict
 
 PLAN = "plan.json"
@@ -89,7 +89,7 @@ def matrix_sha256(tier: Tier) -> str:
 
 def plan_of(suite: Suite, shards: Sequence[Collection[str]]) -> RunPlan:
     """What a run whose tests are chosen is about to do; the cases of all shards, if it is one."""
-    gpus = suite.provision.found_gpus
+    gpus = find_gpus()
     return RunPlan(
         run=suite.run_folder.name,
         began_at=suite.began_at.isoformat(timespec="seconds"),

@@ -21,7 +21,7 @@ from specreg.baselines.schema import load_acceptance
 from specreg.core.commands import ATTACH_OPTION, is_attached, record_command
 from specreg.engines.methods import METHODS
 from specreg.matrix.case import Case
-from specreg.measurement.metrics import Direction, Family, Metric, acceptance_value
+from specreg.measurement.metrics import METRICS, Direction, Family, Metric, acceptance_value
 from specreg.measurement.validity import spoiled_by
 from specreg.stats.alpha_spending import Look
 from specreg.stats.intervals import Change, change_of_launches, t_quantile
@@ -121,13 +121,7 @@ def first_look(metric: Metric) -> Look:
 
 
 def judge(metric: Metric, comparison: Comparison, look: Look) -> Verdict:
-    """The verdict on one metric of a case.
-
-    Args:
-        metric: one of METRICS.
-        comparison: the case's launches and what is known of it.
-        look: which one this is; an earlier or later look has less of the level to spend.
-    """
+    """The verdict on one metric of a case, at a look that has its share of the level to spend."""
     measurement, known = comparison.measurement, comparison.known
     verdict = Verdict(
         case_id=measurement.case.id,
@@ -150,7 +144,7 @@ def judge(metric: Metric, comparison: Comparison, look: Look) -> Verdict:
 
 
 def judge_at_looks(metric: Metric, comparison: Comparison) -> Verdict:
-    """The verdict on an acceptance metric at the looks its measurement had.
+    """The verdict on acceptance at the looks its measurement had.
 
     What the prompts of the case decided stays decided, whatever the extension was measured for.
     """
@@ -387,11 +381,11 @@ def _cause(metric: Metric, comparison: Comparison, change: Change) -> str:
     method = comparison.measurement.case.server.method
     if not metric.of_output or method == "none" or not METHODS[method].drafts_every_step:
         return ""
-    acceptance = comparison.without_extension.acceptance_part()
-    if acceptance is None:
+    length = comparison.without_extension.ratio_change(METRICS["acceptance_length_tokens"])
+    if isinstance(length, str):
         return ""
-    step = change.estimate_frac - acceptance
-    parts = math.expm1(acceptance), math.expm1(step)
+    acceptance = math.log(length[0] / length[1])
+    parts = math.expm1(acceptance), math.expm1(change.estimate_frac - acceptance)
     return f"{parts[0]:+.1%} by acceptance, {parts[1]:+.1%} by the cost of a step"
 
 

@@ -55,6 +55,7 @@ class Suite:
         self.draws = False  # a page takes a second
         self.job_summary: Path | None = None
         self.gpus: tuple[ScriptedGpu, ...] = ()
+        self.patience_s = 120.0
         self.write_matrix()
 
     def write_matrix(self, *, needs_gpus: int = 0, output_cap_tokens: int = 32) -> None:
@@ -106,7 +107,7 @@ class Suite:
             env=self.environment(),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=self.patience_s,
         )
 
     def record(self, *arguments: str) -> subprocess.CompletedProcess[str]:

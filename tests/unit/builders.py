@@ -18,6 +18,7 @@ from specreg.acceptance.record import (
     Weighting,
 )
 from specreg.acceptance.trace import Chunk, RequestTrace, chunk_sizes
+from specreg.baselines.published import PublishedFigure
 from specreg.baselines.schema import (
     SCHEMA_VERSION,
     Baseline,
@@ -37,7 +38,7 @@ from specreg.matrix.schema import CaseSettings, Load
 from specreg.measurement.arm import Arm
 from specreg.measurement.measure import Measurement, Plan, measure, workload_of
 from specreg.measurement.metrics import Replay
-from specreg.servers.environments import _MARKER, EngineEnvironment, _folder
+from specreg.servers.environments import MARKER, EngineEnvironment, environment_folder
 from specreg.servers.server import Server, StartedServer
 from specreg.telemetry.identity import Environment, Gpus
 from specreg.telemetry.record import Block, DeviceRecord, PowerRecord, arm_power
@@ -127,16 +128,15 @@ PROVENANCE = Provenance(
 
 def seem_installed(requirement: Requirement) -> EngineEnvironment:
     """An engine's environment without the engine, in the cache that SPECREG_CACHE names."""
-    made = EngineEnvironment(
-        python=sys.executable,
-        package=requirement.package,
-        version=requirement.version,
-        torch_source="pypi",
+    folder = environment_folder(requirement)
+    python = folder / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (folder / MARKER).touch()
+    return EngineEnvironment(
+        python=str(python), package=requirement.package, version=requirement.version
     )
-    folder = _folder(requirement)
-    folder.mkdir(parents=True)
-    (folder / _MARKER).write_bytes(msgspec.json.encode(made))
-    return made
 
 
 def chunk(at_ns: int, tokens: int = 1) -> Chunk:
@@ -268,8 +268,9 @@ def server(
         target="some/target",
         draft="some/draft",
         engine_version="99.0+scripted",
-        process=SupervisedProcess(popen=process, session=Session("none"), supervisor=process),
-        log_path=log_path,
+        process=SupervisedProcess(
+            popen=process, session=Session("none"), supervisor=process, log_path=log_path
+        ),
     )
 
 
@@ -305,14 +306,11 @@ def device(name: str = "NVIDIA H200", **changes: object) -> Device:
     return msgspec.structs.replace(whole, **changes)
 
 
-def gpus(*names: str, memory_gib: float = 0, bandwidth_gib_per_s: float = 0) -> Gpus:
+def gpus(*names: str, memory_gib: float = 0) -> Gpus:
     """What a machine with such GPUs says of them; without names one that has none."""
     memory_bytes = round(memory_gib * 2**30)
     return Gpus(
-        devices=tuple(
-            device(name, memory_bytes=memory_bytes, bandwidth_gib_per_s=bandwidth_gib_per_s)
-            for name in names
-        ),
+        devices=tuple(device(name, memory_bytes=memory_bytes) for name in names),
         why_none="" if names else "NVML: none",
     )
 
@@ -383,3 +381,22 @@ def measure_alone(
     """A measurement of a case on one server."""
     (found,) = measure([Arm(case=case, server=server)], workload_of(case, prompts), plan)
     return found
+
+
+def published(length_tokens: float = 2.0, tolerance_frac: float | None = None) -> PublishedFigure:
+    """A published acceptance length of the case."""
+    return PublishedFigure(
+        schema_version=1,
+        source="https://example.org/paper",
+        conditions="80 prompts",
+        method="draft_model",
+        target="some/target",
+        draft="some/draft",
+        dataset="toy",
+        draft_tokens=3,
+        temperature=0.0,
+        acceptance_length_tokens=length_tokens,
+        acceptance_rate_frac=None,
+        position_frac=(),
+        tolerance_frac=tolerance_frac,
+    )

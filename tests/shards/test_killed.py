@@ -1,0 +1,118 @@
+"""A worker, or a whole run, that is killed at a seeded moment: what had ended stays.
+
+`SPECREG_KILLS=50 nox -s shards -- -k killed` kills as many times.
+"""
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from specreg.measurement.journal import load_journal
+from specreg.report.document import RunVerdict, load_verdict
+from tests.doubles.vllm.script import Script
+from tests.faults.running import MARK, lives, marked
+from tests.plugin.conftest import ROOT, Suite
+from tests.plugin.test_shards import CHOSEN, TIER, merge
+
+KILLS = int(os.environ.get("SPECREG_KILLS", "10"))
+CASES = {f"vllm-{method}-tiny-toy-c{load}" for method in ("eagle3", "ngram") for load in (1, 4)}
+
+
+@pytest.fixture
+def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Suite:
+    """A suite whose processes are marked."""
+    made = Suite(tmp_path)
+    made.write_tier(TIER)
+    made.script = Script(step_ms=5.0)
+    monkeypatch.setenv(MARK, str(tmp_path))
+    return made
+
+
+def start(suite: Suite, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        suite.command(*CHOSEN, *arguments),
+        cwd=ROOT,
+        env=suite.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finished(folder: Path) -> set[str]:
+    """The cases whose measurements have ended, by the journals in a folder."""
+    found: set[str] = set()
+    for path in folder.rglob("journal.jsonl"):
+        found |= {key.case_id for key in load_journal(path)}
+    return found
+
+
+def check_nothing_is_left(suite: Suite) -> None:
+    deadline = time.monotonic() + 20
+    while (left := marked(suite.folder)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left, [" ".join(one.cmdline()) for one in left]
+
+
+def decided(folder: Path) -> RunVerdict:
+    found = load_verdict(folder / "verdict.json")
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("seed", range(KILLS))
+def test_a_worker_that_is_killed_loses_no_finished_case(suite: Suite, seed: int) -> None:
+    random_s = random.Random(seed).uniform(0.0, 12.0)  # noqa: S311 - a moment, no secret
+    run = start(suite, "-n", "2")
+    folder = wait_for_workers(suite)
+    time.sleep(random_s)
+    workers = [one for one in psutil.Process(run.pid).children() if lives(one)]
+    before = finished(folder)
+    if workers:
+        workers[seed % len(workers)].send_signal(signal.SIGKILL)
+    output, _ = run.communicate(timeout=240)
+    check_nothing_is_left(suite)
+    verdict = decided(folder)
+    assert {one.case_id for one in verdict.verdicts} == CASES, output
+    lost = {one.case_id for one in verdict.verdicts if one.outcome == "INVALID"}
+    assert not lost & before, output
+    for one in verdict.verdicts:
+        assert one.outcome != "INVALID" or "died before it was done" in one.reason, one
+
+
+@pytest.mark.parametrize("seed", range(KILLS))
+def test_a_shard_that_is_killed_loses_no_finished_case(suite: Suite, seed: int) -> None:
+    random_s = random.Random(seed).uniform(0.0, 12.0)  # noqa: S311 - a moment, no secret
+    assert suite.run(*CHOSEN, "--specreg-shard=1/2").returncode == 11
+    run = start(suite, "--specreg-shard=2/2")
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        run.communicate(timeout=2.0 + random_s)
+    run.kill()
+    run.communicate()
+    check_nothing_is_left(suite)
+    into = suite.folder / "merged"
+    died = [one for one in suite.runs.glob("*-2of2") if (one / "plan.json").exists()]
+    done = merge(suite, *suite.runs.glob("*-1of2"), *died, into=into)
+    verdict = decided(into)
+    assert {one.case_id for one in verdict.verdicts} == CASES, done.stdout + done.stderr
+    valid = {one.case_id for one in verdict.verdicts if one.outcome != "INVALID"}
+    assert valid >= finished(suite.runs), done.stdout
+    if valid != CASES:
+        assert "shard 2/2" in done.stdout
+        assert done.returncode == 10
+
+
+def wait_for_workers(suite: Suite) -> Path:
+    """The folder of the run, once a worker has a plan."""
+    deadline = time.monotonic() + 120
+    while not (plans := list(suite.runs.glob("*/shards/*/plan.json"))):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return plans[0].parents[2]
