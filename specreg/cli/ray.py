@@ -26,7 +26,7 @@ _LEFT_OUT = (".git", ".specreg", ".nox", ".venv", "**/__pycache__", "**/.mypy_ca
 """Of the repository, what no node needs."""
 
 
-def ray(
+def ray(  # noqa: PLR0913 - the options of a command
     arguments: Annotated[
         list[str] | None, typer.Argument(help="of pytest, behind --: --specreg-tier=gpu, -k eagle3")
     ] = None,

@@ -1,17 +1,33 @@
 """The shards of a run on a real Ray cluster of two nodes on this machine; `nox -s shards`."""
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Protocol
 
 import pytest
 
 from specreg.report.document import load_verdict
+from tests.doubles.vllm.script import Script
+from tests.faults.running import MARK, marked, wait_until
 from tests.plugin.conftest import ROOT, Suite
 from tests.plugin.test_shards import CHOSEN, TIER
 
 cluster_utils = pytest.importorskip("ray.cluster_utils")
+
+
+class Cluster(Protocol):
+    """Ray's, as far as it is used here."""
+
+    address: str
+
+    def list_all_nodes(self) -> list[object]:
+        """The head first."""
+
+    def remove_node(self, node: object, *, allow_graceful: bool) -> None:
+        """Ends a node."""
 
 
 @pytest.fixture
@@ -22,33 +38,55 @@ def suite(tmp_path: Path) -> Suite:
     return made
 
 
-@pytest.fixture
-def address(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A cluster whose head takes one shard and whose other node takes another.
+@contextlib.contextmanager
+def cluster_of(nodes: int, **resources: float) -> Iterator[Cluster]:
+    """A cluster of so many nodes on this machine, each of which takes such shards.
 
-    Tasks have the variables of their nodes; these find the scripted engine.
+    Tasks have the variables of their nodes, which are this process's.
     """
+    own: dict[str, Any] = {"num_cpus": 1, **resources}
+    cluster = cluster_utils.Cluster(
+        initialize_head=True, head_node_args={**own, "include_dashboard": False}
+    )
+    try:
+        for _ in range(nodes - 1):
+            cluster.add_node(**own)
+        yield cluster
+    finally:
+        cluster.shutdown()
+
+
+@pytest.fixture
+def cluster(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """Two nodes on which the scripted engine is found."""
+    monkeypatch.setenv(MARK, str(suite.folder))
     for name, value in suite.environment().items():
         monkeypatch.setenv(name, value)
-    cluster = cluster_utils.Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    with cluster_of(2) as made:
+        yield made
+
+
+def command_of(cluster: Cluster, into: Path, *arguments: str) -> tuple[str, ...]:
+    """`specreg ray` of two shards."""
+    return (
+        *(sys.executable, "-m", "specreg", "ray", f"--address={cluster.address}", "--shards=2"),
+        *(f"--into={into}", *arguments),
     )
-    cluster.add_node(num_cpus=1)
-    yield cluster.address
-    cluster.shutdown()
+
+
+def own_options(suite: Suite) -> list[str]:
+    """The options of a suite but for where its runs go, which a node chooses."""
+    options = (one for one in suite.command() if one.startswith("--specreg-"))
+    return [one for one in options if not one.startswith("--specreg-runs")]
 
 
 @pytest.mark.parametrize("carried", [(), ("--shared",)], ids=["carried", "shared"])
 def test_all_shards_come_home_and_are_merged(
-    suite: Suite, address: str, carried: tuple[str, ...]
+    suite: Suite, cluster: Cluster, carried: tuple[str, ...]
 ) -> None:
-    own = [one for one in suite.command() if one.startswith("--specreg-") and "-runs" not in one]
     into = suite.folder / "merged"
     done = subprocess.run(
-        (
-            *(sys.executable, "-m", "specreg", "ray", f"--address={address}", "--shards=2"),
-            *(*carried, f"--into={into}", "--", *CHOSEN[2:], *own),
-        ),
+        command_of(cluster, into, *carried, "--", *CHOSEN[2:], *own_options(suite)),
         check=False,
         cwd=ROOT,
         env=suite.environment(),
@@ -66,9 +104,16 @@ def test_all_shards_come_home_and_are_merged(
 
 
 def test_an_address_that_nothing_answers_is_named(suite: Suite) -> None:
-    own = [one for one in suite.command() if one.startswith("--specreg-")]
     done = subprocess.run(
-        (sys.executable, "-m", "specreg", "ray", "--address=127.0.0.1:9", "--", *own),
+        (
+            sys.executable,
+            "-m",
+            "specreg",
+            "ray",
+            "--address=127.0.0.1:9",
+            "--",
+            *own_options(suite),
+        ),
         check=False,
         cwd=ROOT,
         env=suite.environment(),
@@ -79,3 +124,64 @@ def test_an_address_that_nothing_answers_is_named(suite: Suite) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     assert "specreg ray --address 127.0.0.1:9: no cluster answers" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def shards_of(folder: Path) -> set[int]:
+    """The processes that run a shard."""
+    return {
+        one.pid
+        for one in marked(folder)
+        if "tests/perf" in one.cmdline() and "pytest" in one.cmdline()
+    }
+
+
+def test_a_shard_whose_node_dies_is_run_on_another(suite: Suite, cluster: Cluster) -> None:
+    suite.script = Script(step_ms=10.0)
+    into = suite.folder / "merged"
+    (*_, node) = cluster.list_all_nodes()
+    run = subprocess.Popen(
+        command_of(cluster, into, "--", *CHOSEN[2:], *own_options(suite)),
+        cwd=ROOT,
+        env=suite.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    wait_until(lambda: len(shards_of(suite.folder)) == 2 and has_begun(suite), 120)
+    before = shards_of(suite.folder)
+    cluster.remove_node(node, allow_graceful=False)
+    wait_until(lambda: len(before & shards_of(suite.folder)) <= 1, 60)
+    output, _ = run.communicate(timeout=300)
+    assert run.returncode == 11, output
+    verdict = load_verdict(into / "verdict.json")
+    assert verdict is not None
+    assert {str(one.outcome) for one in verdict.verdicts} == {"NO_BASELINE", "PASS"}, output
+    assert {one.case_id for one in verdict.verdicts} == {
+        f"vllm-{method}-tiny-toy-c{load}" for method in ("eagle3", "ngram") for load in (1, 4)
+    }
+    assert not shards_of(suite.folder)
+
+
+def has_begun(suite: Suite) -> bool:
+    """Whether a server of each shard runs."""
+    return sum("--port" in one.cmdline() for one in marked(suite.folder)) >= 2
+
+
+@pytest.mark.vllm
+def test_real_vllm_runs_in_the_shards(tmp_path: Path) -> None:
+    into = tmp_path / "merged"
+    chosen = "(ngram or eagle3) and c1 and acceptance"
+    with cluster_of(2) as cluster:
+        done = subprocess.run(
+            command_of(cluster, into, "--", "--specreg-tier=cpu", "-k", chosen),
+            check=False,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=900,
+        )
+    verdict = load_verdict(into / "verdict.json")
+    assert verdict is not None, done.stdout + done.stderr
+    cases = {f"vllm-{method}-tiny-toy-c1" for method in ("eagle3", "ngram")}
+    assert {one.case_id for one in verdict.verdicts} == cases
+    assert {str(one.outcome) for one in verdict.verdicts} <= {"PASS", "NO_BASELINE"}
