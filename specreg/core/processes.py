@@ -112,10 +112,8 @@ def start_process(
     """Start a command in a session of its own, so that Ctrl-C reaches us and not it.
 
     Args:
-        command: program and arguments; no shell.
         environment: all of it; the mark is added.
         log_path: gets the first and the last of both output streams, without secrets.
-        cwd: the folder to run in.
         temporary: folders that the caller removes; the supervisor does where the caller can't.
         messages: where its standard output goes, apart from the log, as `subprocess.PIPE` or a
             file; its standard input is a pipe then. None for one that takes and gives no messages.

@@ -191,15 +191,13 @@ def check_version(case: Case, version: str) -> None:
             ' "completions" in the matrix, with a dataset of texts'
         )
         raise UnsupportedError(message)
-    # Of answers that come at once: what only a stream tells.
-    for applies, reason in (
-        (
-            not engine.wire_format.answers_whole,
-            f"engine '{engine.name}' is asked for streams alone",
-        ),
-        (case.speculates, "only the chunks of a stream tell its acceptance"),
-        (case.limits != NO_LIMITS, "limits on TTFT and TPOT are kept in a stream"),
-    ):
-        if applies and not case.stream:
-            message = f"case '{case.id}' with stream = false: {reason}; leave one of them out"
-            raise UnsupportedError(message)
+    reason = ""
+    if not engine.wire_format.answers_whole:
+        reason = f"engine '{engine.name}' is asked for streams alone"
+    elif case.speculates:
+        reason = "only the chunks of a stream tell its acceptance"
+    elif case.limits != NO_LIMITS:
+        reason = "limits on TTFT and TPOT are kept in a stream"
+    if reason and not case.stream:
+        message = f"case '{case.id}' with stream = false: {reason}; leave one of them out"
+        raise UnsupportedError(message)
