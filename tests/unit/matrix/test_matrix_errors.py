@@ -75,7 +75,7 @@ def test_a_key_of_a_case_is_named_with_its_table(tmp_path: Path, line: str, word
         (HEAD + "[cases]\n", ": Expected `array`, got `object` - at `cases`; docs/matrix.md"),
         ("models = 3\ncases = []\n", ": Expected `object`, got `int` - at `models`"),
         ("needs_gpus = 0\ncases = [3]\n", ", [[cases]] no. 1: Expected `object`, got `int`"),
-        (HEAD + "[[cases]\n", ": no TOML, Expected ']]' at the end of an array declaration"),
+        (HEAD + "[[cases]\n", ": can't be read, Expected ']]' at the end of an array declaration"),
     ],
 )
 def test_any_other_table_is_named_too(tmp_path: Path, text: str, words: str) -> None:
