@@ -64,17 +64,16 @@ class TritonWireFormat(WireFormat):
     """Triton with the vLLM backend."""
 
     takes_text_alone: ClassVar[bool] = True
-    answers_whole: ClassVar[bool] = True
 
     def path(self, ask: Ask) -> str:
-        """The model's own endpoint; a model that isn't decoupled has no stream."""
-        return f"/v2/models/{quote(ask.model, safe='')}/generate{'_stream' if ask.stream else ''}"
+        """The model's own endpoint."""
+        return f"/v2/models/{quote(ask.model, safe='')}/generate_stream"
 
     def body(self, ask: Ask) -> Body:
         """The text as it is, and the outputs that count tokens."""
         return {
             "text_input": ask.text,
-            "stream": ask.stream,
+            "stream": True,
             "exclude_input_in_output": True,
             "return_finish_reason": True,
             "return_num_output_tokens": True,

@@ -50,7 +50,6 @@ class Ask:
         temperature: 0 is greedy.
         ignore_eos: whether the reply goes on to the cap, whatever the model says.
         chat_template_args: arguments of the model's chat template, as pairs.
-        stream: whether the reply comes as it is made, not at once.
     """
 
     model: str
@@ -61,7 +60,6 @@ class Ask:
     temperature: float
     ignore_eos: bool = False
     chat_template_args: tuple[tuple[str, object], ...] = ()
-    stream: bool = True
 
     @property
     def text(self) -> str:
@@ -294,7 +292,6 @@ class WireFormat:
         counters_path: where the counters are; None if there are none.
         counters_flag: what the server must be started with to have them.
         takes_text_alone: whether a prompt may be neither a chat nor token ids.
-        answers_whole: whether it can be asked for an answer without a stream.
     """
 
     request_source: ClassVar[Source | None] = None
@@ -302,7 +299,6 @@ class WireFormat:
     counters_path: ClassVar[str | None] = None
     counters_flag: ClassVar[str] = "its counters"
     takes_text_alone: ClassVar[bool] = False
-    answers_whole: ClassVar[bool] = False
 
     def path(self, ask: Ask) -> str:
         """Where to POST it."""
@@ -339,7 +335,11 @@ class EventSplitter:
         self._begun_bytes = 0
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """The data of the events that `piece` completes, `[DONE]` included."""
+        """The data of the events that `piece` completes, `[DONE]` included.
+
+        Raises:
+            InvalidMeasurementError: `EVENT_UNREADABLE`, a line doesn't end within `MOST_BYTES`.
+        """
         begun = self._begun
         # To join the pieces of a long line again and again would take the square of its length.
         begun.append(piece)
@@ -350,45 +350,9 @@ class EventSplitter:
             self._begun_bytes = len(rest)
         else:
             self._begun_bytes += len(piece)
-        _check_length(self._begun_bytes)
+        if self._begun_bytes > MOST_BYTES:
+            message = f"after {MOST_BYTES} bytes a line has no end; is this a stream of events?"
+            raise InvalidMeasurementError("EVENT_UNREADABLE", message)
         for line in lines:
             if line.startswith(_PREFIX):
                 yield line[len(_PREFIX) :].strip()
-
-    def close(self) -> Iterator[bytes]:
-        """Nothing: what has no end is no event."""
-        yield from ()
-
-
-class WholeAnswer:
-    """Takes an answer that isn't a stream for a single event."""
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-        self._bytes = 0
-
-    def feed(self, piece: bytes) -> Iterator[bytes]:
-        """Nothing yet: only its end says that it is whole."""
-        self._pieces.append(piece)
-        self._bytes += len(piece)
-        _check_length(self._bytes)
-        yield from ()
-
-    def close(self) -> Iterator[bytes]:
-        """All that came."""
-        yield b"".join(self._pieces)
-
-
-def _check_length(length_bytes: int) -> None:
-    """Silent where a line, or an answer that isn't a stream, is no longer than it may be."""
-    if length_bytes > MOST_BYTES:
-        message = f"after {MOST_BYTES} bytes there is no end of a line; is this a stream of events?"
-        raise InvalidMeasurementError("EVENT_UNREADABLE", message)
-
-
-def splitter_for(*, stream: bool) -> EventSplitter | WholeAnswer:
-    """What makes events of an answer's bytes.
-
-    `feed` raises `InvalidMeasurementError`, `EVENT_UNREADABLE`, where no end comes within 16 MiB.
-    """
-    return EventSplitter() if stream else WholeAnswer()

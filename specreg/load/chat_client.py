@@ -18,10 +18,10 @@ from specreg.engines.wire_format import (
     DONE,
     Ask,
     Endpoint,
+    EventSplitter,
     Message,
     Role,
     StreamDecoder,
-    splitter_for,
 )
 from specreg.matrix.case import Case
 
@@ -73,7 +73,7 @@ def check_silence(case: Case, alive_ns: int, now_ns: int) -> None:
     Raises:
         HungError: it showed none.
     """
-    most_s = _SILENCE_S if case.stream else max(_SILENCE_S, case.request_timeout_s)
+    most_s = _SILENCE_S
     if now_ns - alive_ns > most_s * _NS_PER_S:
         raise HungError(most_s)
 
@@ -189,7 +189,7 @@ class ChatClient:
             tokens_ns = [one.chunks[-1].at_ns for one in self.running if one.chunks]
             self.note_life(max([self.alive_ns, *tokens_ns]))
             now_ns = self.clock()
-            for gathered, timeout in self.running.items() if self.case.stream else ():
+            for gathered, timeout in self.running.items():
                 if now_ns - gathered.heard_ns > _SILENCE_S * _NS_PER_S and not timeout.expired():
                     gathered.error = f"nothing came for {_SILENCE_S:g} s"
                     timeout.reschedule(asyncio.get_running_loop().time())
@@ -235,7 +235,6 @@ class ChatClient:
             temperature=case.temperature,
             ignore_eos=case.ignore_eos,
             chat_template_args=case.chat_template_args,
-            stream=case.stream,
         )
         import aiohttp  # noqa: PLC0415 - imported by then, see new_client
         import httpx  # noqa: PLC0415 - the same
@@ -267,7 +266,7 @@ class ChatClient:
             turn=turn,
             planned_ns=planned_ns,
             sent_ns=sent_ns,
-            first_ns=chunks[0].at_ns if chunks and case.stream else None,
+            first_ns=chunks[0].at_ns if chunks else None,
             last_ns=chunks[-1].at_ns if chunks else None,
             first_chunk_tokens=chunks[0].tokens if chunks else 0,
             chunk_sizes=chunk_sizes(chunks[1:]),
@@ -287,7 +286,7 @@ class ChatClient:
     async def _stream(
         self, path: str, body: bytes, gathered: _StreamState, decoder: StreamDecoder
     ) -> None:
-        splitter, clock = splitter_for(stream=self.case.stream), self.clock
+        splitter, clock = EventSplitter(), self.clock
         async with self.http.stream("POST", path, content=body, headers=_HEADERS) as response:
             if response.status_code != HTTPStatus.OK:
                 text = await _beginning(response)
@@ -300,8 +299,6 @@ class ChatClient:
                 for event in splitter.feed(piece):
                     if event != DONE:
                         gathered.take(decoder.parse_event(event), at_ns)
-        for event in splitter.close():
-            gathered.take(decoder.parse_event(event), gathered.heard_ns)
 
 
 async def _beginning(response: "httpx.Response") -> str:

@@ -16,7 +16,7 @@ from specreg.core.errors import (
 )
 from specreg.core.http import ask
 from specreg.core.logs import log_end
-from specreg.engines.wire_format import DONE, Ask, Form, Message, Role, splitter_for
+from specreg.engines.wire_format import DONE, Ask, EventSplitter, Form, Message, Role
 from specreg.servers.server import Server, StartedServer
 
 POLL_S = 0.2
@@ -140,8 +140,6 @@ def generates(server: Server, *, timeout_s: float, output_cap_tokens: int = 1) -
         messages=(Message(Role.USER, "Hello"),),
         output_cap_tokens=output_cap_tokens,
         temperature=0.0,
-        # Every model answers so; one that isn't decoupled has no stream.
-        stream=not server.engine.wire_format.answers_whole,
     )
     url, wire_format = server.base_url, server.engine.wire_format
     path, body = wire_format.path(probe), msgspec.json.encode(wire_format.body(probe))
@@ -160,9 +158,9 @@ def generates(server: Server, *, timeout_s: float, output_cap_tokens: int = 1) -
         raise ServerRefusedError(f"refused to generate, {said}")
     if answer.status != HTTPStatus.OK:
         return False
-    splitter, decoder = splitter_for(stream=probe.stream), wire_format.new_decoder(probe)
+    decoder = wire_format.new_decoder(probe)
     try:
-        events = [*splitter.feed(answer.content), *splitter.close()]
+        events = EventSplitter().feed(answer.content)
         tokens = [decoder.parse_event(event).tokens for event in events if event != DONE]
     except InvalidMeasurementError:
         return False
