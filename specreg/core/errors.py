@@ -131,6 +131,7 @@ class HungError(InvalidMeasurementError):
 
     def __init__(self, silent_s: float) -> None:
         super().__init__(self.name, f"no token came for {silent_s:g} s; look at the server's log")
+        self.silent_s = silent_s
 
 
 class BaselineError(SpecregError):
