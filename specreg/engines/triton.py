@@ -24,17 +24,16 @@ from specreg.core.http import Count, Name
 from specreg.engines import vllm
 from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement
 from specreg.engines.settings import ServerSettings
-from specreg.engines.wire_format import Ask, StreamDecoder, WireFormat, decode_event
+from specreg.engines.wire_format import Ask, Event, StreamDecoder, WireFormat, decode_event
 
 _NOT_YET = {None, "", "None", "null"}
 """What the backend says for a reason that there isn't yet."""
 
 
-class _Event(msgspec.Struct, frozen=True):
+class _Event(Event, frozen=True, kw_only=True):
     text_output: str = ""
     num_output_tokens: Count = 0
     finish_reason: Name | None = None
-    error: object = None
 
 
 _decoder = msgspec.json.Decoder(_Event)
@@ -176,7 +175,12 @@ class Triton(Engine):
         try:
             server = msgspec.json.decode(fetch("GET", self.version_path), type=_Server)
             models = msgspec.json.decode(fetch("POST", _INDEX), type=tuple[_Model, ...])
-            model = _ready_one(models)
+            ready = [model.name for model in models if model.state == "READY"]
+            if len(ready) != 1:
+                named = ", ".join(f"'{name}'" for name in ready) or "none"
+                message = f"{len(ready)} models are READY: {named}, needed one; load it alone"
+                raise AttachError(message)
+            model = ready[0]
             config = fetch("GET", f"/v2/models/{quote(model, safe='')}/config")
             backend = msgspec.json.decode(config, type=_ModelConfig).backend
         except UNREADABLE:
@@ -188,21 +192,6 @@ class Triton(Engine):
             )
             raise AttachError(message)
         return Identity(engine=server.name, version=server.version, model=model, target="")
-
-
-def _ready_one(models: tuple[_Model, ...]) -> str:
-    """The name of the only model that is ready.
-
-    Raises:
-        AttachError: none is, or several are.
-    """
-    ready = [model.name for model in models if model.state == "READY"]
-    if len(ready) != 1:
-        named = ", ".join(f"'{name}'" for name in ready) or "none"
-        advice = "unload the others" if ready else "load it"
-        message = f"{len(ready)} models are READY: {named}, needed one; {advice}"
-        raise AttachError(message)
-    return ready[0]
 
 
 def _named(argument: str) -> tuple[str, object]:

@@ -1,13 +1,16 @@
 """The wire format of a server: requests, and the events of its answers."""
 
-import typing
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, TypeVar
 
 import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from specreg.acceptance.record import Counters, Source, StepCounts
 from specreg.acceptance.trace import Body, StreamEvent
@@ -67,9 +70,20 @@ class Ask:
         return "".join(message.content for message in self.messages)
 
     @property
-    def prompt(self) -> str | tuple[int, ...]:
-        """What to complete: ids, or a text."""
-        return self.token_ids or self.text
+    def openai_path(self) -> str:
+        """Where OpenAI-like servers are asked, by the form of the prompt."""
+        return "/v1/chat/completions" if self.form is Form.CHAT else "/v1/completions"
+
+    @property
+    def openai_prompt(self) -> dict[str, object]:
+        """The prompt as they take it: a chat, or ids or a text to complete."""
+        if self.form is Form.COMPLETIONS:
+            return {"prompt": self.token_ids or self.text}
+        template = dict(self.chat_template_args)
+        return {
+            "messages": self.messages,
+            **({"chat_template_kwargs": template} if template else {}),
+        }
 
 
 class StreamDecoder(ABC):
@@ -101,12 +115,13 @@ class Endpoint:
     engine: str
 
 
-class _ErrorEvent(typing.Protocol):
-    @property
-    def error(self) -> object: ...
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """An event of any server, which may be its error."""
+
+    error: object = None
 
 
-EventT = TypeVar("EventT", bound=_ErrorEvent)
+EventT = TypeVar("EventT", bound=Event)
 
 
 def decode_event(decoder: msgspec.json.Decoder[EventT], event: bytes) -> EventT:
@@ -126,37 +141,24 @@ def decode_event(decoder: msgspec.json.Decoder[EventT], event: bytes) -> EventT:
     return decoded
 
 
-USAGE: Mapping[str, object] = {"include_usage": True}
-USAGE_IN_EACH_CHUNK: Mapping[str, object] = {"include_usage": True, "continuous_usage_stats": True}
-
-
-class Delta(msgspec.Struct, frozen=True, gc=False):
-    """What a chunk of a chat adds."""
-
+class _Delta(msgspec.Struct, frozen=True, gc=False):
     content: str | None = None
 
 
-class Choice(msgspec.Struct, frozen=True):
+class _Choice(msgspec.Struct, frozen=True):
     """What a chunk adds: `delta` in a chat, `text` in a completion."""
 
-    delta: Delta | None = None
+    delta: _Delta | None = None
     text: str | None = None
     token_ids: list[int] | None = None
     finish_reason: Name | None = None
 
-    @property
-    def content(self) -> str:
-        """The text added."""
-        return (self.delta.content if self.delta else self.text) or ""
 
-
-class Usage(msgspec.Struct, frozen=True, gc=False):
-    """The server's count of what it has generated."""
-
+class _Usage(msgspec.Struct, frozen=True, gc=False):
     completion_tokens: Count
 
 
-NO_CHOICE = Choice()
+_NO_CHOICE = _Choice()
 
 
 class SpecTokensDetails(msgspec.Struct, frozen=True):
@@ -200,9 +202,7 @@ class _Extension(msgspec.Struct, frozen=True):
         return self.spec_tokens_details.counts if self.spec_tokens_details else None
 
 
-class Speculation(msgspec.Struct, frozen=True):
-    """vLLM's record of an answer."""
-
+class _Speculation(msgspec.Struct, frozen=True):
     acceptance_histogram: Histogram
     num_draft_tokens: Count
 
@@ -210,7 +210,7 @@ class Speculation(msgspec.Struct, frozen=True):
 class RequestMetrics(msgspec.Struct, frozen=True):
     """What vLLM says of an answer beside it, from 0.29 on."""
 
-    speculative_decoding: Speculation | None = None
+    speculative_decoding: _Speculation | None = None
 
     @property
     def counts(self) -> StepCounts | None:
@@ -221,12 +221,11 @@ class RequestMetrics(msgspec.Struct, frozen=True):
         return StepCounts.from_histogram(told.acceptance_histogram, told.num_draft_tokens)
 
 
-class _Event(msgspec.Struct, frozen=True):
-    choices: tuple[Choice, ...] = ()
-    usage: Usage | None = None
+class _Event(Event, frozen=True, kw_only=True):
+    choices: tuple[_Choice, ...] = ()
+    usage: _Usage | None = None
     metrics: RequestMetrics | None = None
     sglext: _Extension | None = None
-    error: object = None
 
 
 _decoder = msgspec.json.Decoder(_Event)
@@ -247,38 +246,69 @@ class OpenAiDecoder(StreamDecoder):
     def parse_event(self, event: bytes) -> StreamEvent:
         """A chunk; one of the last has no choices, and the usage and record of the answer."""
         parsed = decode_event(_decoder, event)
-        choice = parsed.choices[0] if parsed.choices else NO_CHOICE
+        choice = parsed.choices[0] if parsed.choices else _NO_CHOICE
         record = parsed.metrics or parsed.sglext
         before, usage_tokens = self._tokens, None
         if parsed.usage is not None:
             self._tokens = usage_tokens = parsed.usage.completion_tokens
         return StreamEvent(
             tokens=len(choice.token_ids or ()) if self._by_ids else self._tokens - before,
-            text=choice.content,
+            text=(choice.delta.content if choice.delta else choice.text) or "",
             finish_reason=choice.finish_reason,
             usage_tokens=usage_tokens,
             acceptance=record.counts if record else None,
         )
 
 
-def openai_path(ask: Ask) -> str:
-    """Where OpenAI-like servers are asked, by the form of the prompt."""
-    return "/v1/chat/completions" if ask.form is Form.CHAT else "/v1/completions"
+_MOST = 2**48
+_POSITION = re.compile(r"[0-9]{1,3}")
 
 
-def openai_body(ask: Ask, stream_options: Mapping[str, object]) -> Body:
-    """What all OpenAI-like servers understand."""
-    template = dict(ask.chat_template_args)
-    return {
-        "model": ask.model,
-        "max_tokens": ask.output_cap_tokens,
-        "temperature": ask.temperature,
-        "stream": True,
-        "stream_options": stream_options,
-        **({"messages": ask.messages} if ask.form is Form.CHAT else {"prompt": ask.prompt}),
-        **({"ignore_eos": True} if ask.ignore_eos else {}),
-        **({"chat_template_kwargs": template} if template else {}),
-    }
+class MetricsPage:
+    """A page of Prometheus: `text`, from a path. What isn't one, or is no count, is an error.
+
+    Raises:
+        InvalidMeasurementError: `METRICS_UNREADABLE`; of `require` `METRICS_MISSING`.
+    """
+
+    def __init__(self, text: str, *, path: str = "/metrics") -> None:
+        self._path = path
+        try:
+            families = list(text_string_to_metric_families(text))
+        # The library raises whatever its parsing stumbles over.
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            message = f"{path} is not a Prometheus page ({error}); look at it in a browser"
+            raise InvalidMeasurementError("METRICS_UNREADABLE", message) from error
+        self.samples = [sample for family in families for sample in family.samples]
+
+        self.names = {sample.name for sample in self.samples}
+
+    def require(self, *names: str, why: str) -> None:
+        """Check that there are samples of all these names; `why` says how they may be missing."""
+        missing = [name for name in names if name not in self.names]
+        if missing:
+            there = ", ".join(name for name in names if name in self.names) or "none of them"
+            message = f"looked for {', '.join(missing)}; {self._path} has {there}; {why}?"
+            raise InvalidMeasurementError("METRICS_MISSING", message)
+
+    def total(self, name: str) -> int:
+        """What all samples of a name count together, 0 where there are none."""
+        return sum(self._count(sample) for sample in self.samples if sample.name == name)
+
+    def by_position(self, name: str, label: str) -> Counter[int]:
+        """The counts of a name by the position of a draft, from 0, that a label says."""
+        counts = Counter[int]()
+        for sample in self.samples:
+            if sample.name == name and _POSITION.fullmatch(sample.labels.get(label, "")):
+                counts[int(sample.labels[label])] += self._count(sample)
+        return counts
+
+    def _count(self, sample: Sample) -> int:
+        # NaN and infinity aren't whole either; beyond its precision a number counts nothing.
+        if not (0 <= sample.value <= _MOST and float(sample.value).is_integer()):
+            message = f"{sample.name} is {sample.value}, which is no count; look at {self._path}"
+            raise InvalidMeasurementError("METRICS_UNREADABLE", message)
+        return int(sample.value)
 
 
 class WireFormat:
@@ -292,6 +322,7 @@ class WireFormat:
         counters_path: where the counters are; None if there are none.
         counters_flag: what the server must be started with to have them.
         takes_text_alone: whether a prompt may be neither a chat nor token ids.
+        tells_ids: whether chunks can have their tokens' ids; else each has the usage so far.
     """
 
     request_source: ClassVar[Source | None] = None
@@ -299,26 +330,33 @@ class WireFormat:
     counters_path: ClassVar[str | None] = None
     counters_flag: ClassVar[str] = "its counters"
     takes_text_alone: ClassVar[bool] = False
+    tells_ids: ClassVar[bool] = False
 
     def path(self, ask: Ask) -> str:
         """Where to POST it."""
-        return openai_path(ask)
+        return ask.openai_path
 
     def body(self, ask: Ask) -> Body:
         """The body of a request that gives token counts, usage and acceptance."""
-        return openai_body(ask, USAGE_IN_EACH_CHUNK)
+        each_chunk = {} if self.tells_ids else {"continuous_usage_stats": True}
+        return {
+            "model": ask.model,
+            "max_tokens": ask.output_cap_tokens,
+            "temperature": ask.temperature,
+            "stream": True,
+            "stream_options": {"include_usage": True, **each_chunk},
+            **ask.openai_prompt,
+            **({"ignore_eos": True} if ask.ignore_eos else {}),
+            **({"return_token_ids": True} if self.tells_ids else {}),
+        }
 
     def new_decoder(self, ask: Ask) -> StreamDecoder:
         """What reads the answer to it."""
         del ask
-        return OpenAiDecoder(by_ids=False)
+        return OpenAiDecoder(by_ids=self.tells_ids)
 
     def parse_counters(self, page: str) -> Counters:
-        """The speculation counters of a page of metrics.
-
-        Raises:
-            InvalidMeasurementError: they aren't there, or can't be read.
-        """
+        """The speculation counters of a page, else an InvalidMeasurementError that says why not."""
         message = f"{type(self).__name__}: has no counters, and none in {len(page)} characters"
         raise InvalidMeasurementError("METRICS_MISSING", message)
 
