@@ -93,15 +93,11 @@ class ServerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSettings(ServerSettings):
-    """All settings of a server.
-
-    Attributes:
-        gpu_memory_frac: share of a GPU's memory that the server may take at most, 0..1. Case and
-            control run beside one another, so at most half. It isn't compared: which share is
-            enough differs by GPU.
-    """
+    """All settings of a server."""
 
     gpu_memory_frac: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.4
+    """Share of a GPU's memory that the server may take at most, 0..1. Case and control run beside
+    one another, so at most half. It isn't compared: which share is enough differs by GPU."""
 
 
 def taken(kind: type[Any], source: object) -> dict[str, Any]:
