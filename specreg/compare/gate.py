@@ -65,9 +65,7 @@ class Gate:
 
     Attributes:
         sources: where the servers of A and of B come from; installed: what they are.
-        groups: what is compared, by what shares its servers.
-        launches: so far, as they came.
-        finished: whether it ended by itself.
+        launches: so far, as they came; finished: whether it ended by itself.
     """
 
     options: GateOptions
@@ -92,7 +90,7 @@ class Gate:
         """Go on with what a gate that was cut off had measured.
 
         Raises:
-            UnsupportedError: it is of another gate, or launches of one side were of two versions.
+            UnsupportedError: it is of another gate.
         """
         bare = {
             self._key(pair, side, 0): (pair, side)
@@ -107,7 +105,6 @@ class Gate:
                     " options as then, or another --out"
                 )
                 raise UnsupportedError(message)
-            self._check_version(known[1], measurement.engine_version)
             self.launches.append(SideLaunch(known[0].id, known[1], key.launch, measurement))
         self.answers.take_over()
         blocks = max((one.block for one in self.launches), default=0)
@@ -121,9 +118,7 @@ class Gate:
     def measure(self, is_done: Callable[[Decision], bool] | None = None) -> Decision:
         """Launch both sides until all is decided, or there is no time left.
 
-        Args:
-            is_done: asked before each further block; None for where no launch would change the
-                answer.
+        `is_done` is asked before each further block, else whether one would change the answer.
 
         Raises:
             SpecregError: a side can't start at all, or the disk refuses.
@@ -188,21 +183,22 @@ class Gate:
                     case = group.pairs[0].of(side)
                     name = f"{number:03}-{side}-{case.server.id}"
                     servers[side] = stack.enter_context(self._started(case, side, name))
-                    self._check_version(side, servers[side].engine_version)
                 with _naming(servers):
                     for pair in group.pairs:
                         self._measure(pair, number, servers)
             except SideError as error:
+                ours = [one for one in self.launches if one.side is error.side]
                 ids = {pair.id for pair in group.pairs}
-                measured = {(one.pair_id, one.side) for one in self.launches if not one.failed}
-                if not error.started and not any((one, error.side) in measured for one in ids):
+                measured = any(one.pair_id in ids and not one.failed for one in ours)
+                if not error.started and not measured:
                     raise
                 self.options.show(f"launch {number}, side {error.side}: {error}")
-                told = {(one.pair_id, one.side, one.number) for one in self.launches}
-                for pair in group.pairs:
-                    if (pair.id, error.side, number) not in told:
-                        failed = SideLaunch(pair.id, error.side, number, failed=str(error))
-                        self.launches.append(failed)
+                told = {one.pair_id for one in ours if one.number == number}
+                self.launches += [
+                    SideLaunch(pair.id, error.side, number, failed=str(error))
+                    for pair in group.pairs
+                    if pair.id not in told
+                ]
 
     def _measure(self, pair: Pair, number: int, servers: Mapping[Side, StartedServer]) -> None:
         """Measure a pair on the servers that are up, and compare its answers.
@@ -254,20 +250,6 @@ class Gate:
                 self.journal.record_round(0, part)(finished)
             self.journal.end(measurement)
 
-    def _check_version(self, side: Side, version: str) -> None:
-        """Check that a launch is of the version of its side, by the servers' own word.
-
-        An interpreter that is taken as it is may hold another one by the time that a gate goes on.
-        """
-        told = filter(None, (*self.versions(side), version))
-        if len(versions := dict.fromkeys(told)) > 1:
-            message = (
-                f"side {side} ('{self._source(side).origin.text}'): its servers said"
-                f" {', '.join(versions)}, so its launches aren't of one version; bring back the one"
-                " it had, or begin another gate"
-            )
-            raise UnsupportedError(message)
-
     def _key(self, pair: Pair, side: Side, number: int) -> Key:
         """What has to be equal for a launch to be taken over."""
         case, root = pair.of(side), self.options.root
@@ -303,19 +285,14 @@ class Gate:
 
     @contextlib.contextmanager
     def _started(self, case: Case, side: Side, name: str) -> Iterator[StartedServer]:
-        """A running server of a side.
-
-        Raises:
-            SideError: it didn't start.
-            MemoryHeldError: a GPU hasn't got its memory back, whosever server it was.
-        """
+        """A running server of a side; SideError where it didn't start."""
         source = self._source(side)
         log_path = self.folder / "logs" / f"{name.replace(' ', '')}.log"
         with contextlib.ExitStack() as stack:
             try:
                 started = server_of(source, case, self.options, log_path)
                 server = stack.enter_context(started)
-            except MemoryHeldError:
+            except MemoryHeldError:  # whosever server it was
                 raise
             except SpecregError as error:
                 message = f"side {side} ('{source.origin.text}'): {error}"

@@ -92,8 +92,7 @@ def _row(verdict: Verdict, last: str) -> Sequence[str]:
 def _interval(verdict: Verdict) -> str:
     if verdict.low_frac is None:
         return ""
-    tolerated = f"{verdict.tolerance_frac:.1%}" if verdict.tolerance_frac else ""
-    return _joined(render_interval(verdict.low_frac, verdict.high_frac), tolerated)
+    return _joined(render_interval(verdict.low_frac, verdict.high_frac), verdict.tolerated)
 
 
 def _origin(report: Report) -> str:

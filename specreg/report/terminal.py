@@ -89,7 +89,7 @@ def render_verdicts(
             format_number(one.expected),
             render_change(one.change_frac),
             render_interval(one.low_frac, one.high_frac),
-            NOTHING if one.tolerance_frac is None else f"{one.tolerance_frac:.1%}",
+            one.tolerated or NOTHING,
         )
         style = _STYLES.get(one.outcome, "red") if color else ""
         found.append([*cells, Text(one.outcome, style)])

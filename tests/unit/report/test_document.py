@@ -49,7 +49,7 @@ def test_what_is_written_keeps_to_the_schema_and_is_read_again(
     tmp_path: Path, report: msgspec.Struct
 ) -> None:
     path = tmp_path / "run/report.json"
-    record_document(path, report)  # type: ignore[arg-type]
+    record_document(path, report)
     jsonschema.validate(json.loads(path.read_text()), json.loads(SCHEMA.read_text()))
     assert load_report(path) == report
 
