@@ -113,11 +113,7 @@ class SglangWireFormat(WireFormat):
         return super().new_decoder(ask) if ask.form is Form.CHAT else _GenerateDecoder()
 
     def parse_counters(self, page: str) -> Counters:
-        """The verify calls, which are all that SGLang counts of its steps.
-
-        Raises:
-            InvalidMeasurementError: `METRICS_MISSING`, `METRICS_UNREADABLE`.
-        """
+        """The verify calls, which are all that SGLang counts of its steps."""
         parsed = MetricsPage(page)
         parsed.require(_CALLS, why=f"is the server started with {self.counters_flag}")
         return Counters(steps=parsed.total(_CALLS))

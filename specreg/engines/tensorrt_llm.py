@@ -32,12 +32,7 @@ class TensorrtLlmWireFormat(WireFormat):
     counters_flag: ClassVar = "return_perf_metrics: true"
 
     def parse_counters(self, page: str) -> Counters:
-        """The counters by position; a position that never counted isn't on the page.
-
-        Raises:
-            InvalidMeasurementError: `METRICS_MISSING`, no request is counted on it;
-                `METRICS_UNREADABLE`.
-        """
+        """The counters by position; a position that never counted isn't on the page."""
         parsed = MetricsPage(page, path=PATH)
         drafted, accepted = (
             parsed.by_position(f"{_PREFIX}spec_decode_{what}_tokens_total", "token_position")
@@ -90,11 +85,7 @@ class TensorrtLlm(Engine):
     serves_names: ClassVar = False
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
-        """`tensorrt-llm`.
-
-        Raises:
-            UnsupportedError: without a GPU.
-        """
+        """`tensorrt-llm`; an UnsupportedError without a GPU."""
         if not on_gpu:
             message = (
                 "engine 'tensorrt_llm': runs on a GPU alone; put it into a tier that needs one"

@@ -134,11 +134,7 @@ class Triton(Engine):
         return Requirement(package="tritonserver", version="")
 
     def check(self, settings: ServerSettings) -> None:
-        """Refuse arguments without a name too.
-
-        Raises:
-            UnsupportedError: there is one.
-        """
+        """Refuse arguments without a name too."""
         super().check(settings)
         for argument in settings.engine_args:
             _named(argument)
@@ -195,11 +191,7 @@ class Triton(Engine):
 
 
 def _named(argument: str) -> tuple[str, object]:
-    """`seed=7` as `("seed", 7)`; what isn't JSON is a text.
-
-    Raises:
-        UnsupportedError: it has no name.
-    """
+    """`seed=7` as `("seed", 7)`; what isn't JSON is a text, what has no name unsupported."""
     name, equals, value = argument.partition("=")
     if not equals or not name.isidentifier():
         message = (

@@ -42,8 +42,7 @@ class VllmWireFormat(WireFormat):
         """The counters since the server's start, summed over the engines of data parallelism.
 
         Raises:
-            InvalidMeasurementError: `SPEC_DISABLED`, the page knows no speculation;
-                `METRICS_MISSING`, a counter isn't there; `METRICS_UNREADABLE`.
+            InvalidMeasurementError: `SPEC_DISABLED`, the page knows no speculation.
         """
         parsed = MetricsPage(page)
         counts_tokens = any(name.startswith("vllm:generation_tokens") for name in parsed.names)

@@ -102,12 +102,9 @@ class StreamDecoder(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Whom to ask: all that a client needs of a server.
+    """Whom to ask: all that a client, in whichever process, needs of a server.
 
-    Attributes:
-        base_url: `http://127.0.0.1:PORT`.
-        model: the name that the model is served under.
-        engine: a name of `ENGINES`, so that an endpoint can be sent to another process.
+    `base_url` is `http://127.0.0.1:PORT`, `engine` a name of `ENGINES`.
     """
 
     base_url: str
@@ -234,8 +231,7 @@ _decoder = msgspec.json.Decoder(_Event)
 class OpenAiDecoder(StreamDecoder):
     """Reads chunks of OpenAI's form with what vLLM and SGLang add.
 
-    A chunk's tokens are its ids, or, without `by_ids`, how far the usage has moved since the one
-    before.
+    A chunk's tokens are its ids, or, without `by_ids`, how far its usage has moved.
     """
 
     __slots__ = ("_by_ids", "_tokens")

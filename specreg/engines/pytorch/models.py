@@ -21,12 +21,7 @@ Config = Any
 
 
 def load_models(options: argparse.Namespace) -> Models:
-    """Load the models of a command line, ready to decode.
-
-    Raises:
-        ModelError: a model can't be loaded, or draft and target don't fit together.
-        UnsupportedError: a model's cache can't be rolled back.
-    """
+    """Load the models of a command line, ready to decode; errors as of what it calls."""
     device = options.device or default_device()
     tokenizer = check_models(options.model, options.draft_model, options.context_tokens)
     target = load_model(options.model, options.dtype, device)
