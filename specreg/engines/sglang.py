@@ -201,11 +201,10 @@ _KERNELS = (
 
 def _drafter(algorithm: str, settings: dict[str, Setting], *, learns: bool = False) -> Spelling:
     """An algorithm, with how many tokens a step verifies and further settings."""
-    every = {
-        "speculative-algorithm": algorithm,
-        "speculative-num-draft-tokens": VERIFIED_TOKENS,
-    }
-    return Spelling(settings=every | settings, learns=learns)
+    count = {"speculative-num-draft-tokens": VERIFIED_TOKENS}
+    return Spelling(
+        settings={"speculative-algorithm": algorithm, **settings, **count}, learns=learns
+    )
 
 
 _DRAFT: dict[str, Setting] = {"speculative-draft-model-path": DRAFT}
