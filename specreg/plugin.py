@@ -43,7 +43,7 @@ from specreg.report.terminal import (
     render_verdicts,
 )
 from specreg.servers.launch import Launch, launches_of
-from specreg.servers.readiness import NOT_FETCHED
+from specreg.servers.server import NOT_FETCHED
 from specreg.suite.configure import (
     check_cases,
     check_options,

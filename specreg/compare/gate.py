@@ -41,9 +41,9 @@ from specreg.measurement.arm import Arm
 from specreg.measurement.journal import Journal, Key, load_journal
 from specreg.measurement.measure import Plan, measure, workload_of
 from specreg.servers.cores import cores_apart
+from specreg.servers.provision import Provision
 from specreg.servers.server import StartedServer
-from specreg.servers.sources import Source
-from specreg.servers.start import start_server
+from specreg.servers.start import ServerStart
 from specreg.telemetry.identity import Environment
 from specreg.verdicts.judge import Outcome
 
@@ -71,7 +71,7 @@ class Gate:
     options: GateOptions
     tier: Tier
     folder: Path
-    sources: Sequence[Source]
+    sources: Sequence[Provision]
     installed: Sequence[str]
     groups: Sequence[Group]
     environment: Environment
@@ -216,7 +216,7 @@ class Gate:
             Arm(
                 case=pair.of(side),
                 server=server,
-                origin=self._source(side).origin.text,
+                origin=self._typed(side),
                 required=side is not Side.A2 or len(servers) == 1,
             )
             for side, server in servers.items()
@@ -268,8 +268,11 @@ class Gate:
             files_sha256=" ".join(files),
         )
 
-    def _source(self, side: Side) -> Source:
+    def _source(self, side: Side) -> Provision:
         return self.sources[side is Side.B]
+
+    def _typed(self, side: Side) -> str:
+        return self.options.b if side is Side.B else self.options.a
 
     def _record_answers(self) -> None:
         """Record what drafters of known success need to know, where it isn't there yet."""
@@ -295,28 +298,28 @@ class Gate:
             except MemoryHeldError:  # whosever server it was
                 raise
             except SpecregError as error:
-                message = f"side {side} ('{source.origin.text}'): {error}"
+                message = f"side {side} ('{self._typed(side)}'): {error}"
                 raise SideError(side, message, started=False) from error
             yield server
 
 
 @contextlib.contextmanager
 def server_of(
-    source: Source, case: Case, options: ServerOptions, log_path: Path
+    source: Provision, case: Case, options: ServerOptions, log_path: Path
 ) -> Iterator[StartedServer]:
-    """A running server of a case, on GPUs that are its own; errors as of `start_server`."""
-    environment = source.environment(case)
+    """A running server of a case, on GPUs that are its own; errors as of `ServerStart`."""
+    environment = source.environment(case.server)
     with (
-        source.leased(case),
-        start_server(
-            case.server,
-            environment,
+        source.leased(case.server),
+        ServerStart(
+            spec=case.server,
+            environment=environment,
             root=options.root,
             log_path=log_path,
             on_gpu=source.on_gpu,
             ready_within_s=options.ready_within_s,
             show=options.show,
-        ) as server,
+        ).running() as server,
     ):
         yield server
 

@@ -19,7 +19,7 @@ import msgspec
 
 from specreg.core.errors import AnswerError, HungError, InvalidMeasurementError
 from specreg.core.http import read
-from specreg.core.processes import ChildProcess, child_process
+from specreg.core.processes import SupervisedProcess, child_process
 from specreg.datasets.prompts import Prompt
 from specreg.engines.wire_format import Endpoint
 from specreg.load.chat_client import Clock, FinishedRequest, Record, new_client
@@ -57,7 +57,7 @@ class _Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class _Worker(NamedTuple):
     """A further process, and what it replies."""
 
-    child: ChildProcess
+    child: SupervisedProcess
     replies: asyncio.StreamReader
 
     async def replay(self, order: _Order, lags: Histogram) -> AsyncIterator[FinishedRequest]:
@@ -76,7 +76,7 @@ class _Worker(NamedTuple):
             if reply.lags is not None:
                 lags.merge(reply.lags)
                 return
-        status = self.child.process.popen.wait()
+        status = self.child.popen.wait()
         message = f"a client process ended with status {status}:\n{self.child.last_lines()}"
         raise InvalidMeasurementError("CLIENT_DIED", message)
 

@@ -36,6 +36,7 @@ from specreg.report.markdown import render_markdown
 from specreg.report.terminal import render_recorded, render_written
 from specreg.servers.launch import launches_of
 from specreg.suite.run import Suite
+from specreg.telemetry.identity import find_gpus
 from specreg.verdicts.history import (
     History,
     RunRecord,
@@ -238,7 +239,7 @@ def _history(suite: Suite) -> History:
 def _driver_version(suite: Suite) -> str:
     if suite.driver_version is not None:
         return suite.driver_version
-    return suite.provision.found_gpus.driver_version
+    return find_gpus().driver_version
 
 
 def _torch_version(suite: Suite, case: Case) -> str:

@@ -31,7 +31,7 @@ from specreg.servers.launch import Starting, launches_of
 from specreg.suite.configure import load_cases, provision_of, softened_of
 from specreg.suite.options import Options, options_to_repeat
 from specreg.suite.run import Suite
-from specreg.telemetry.identity import Environment
+from specreg.telemetry.identity import Environment, find_gpus
 from specreg.verdicts.judge import Verdict
 
 PLAN = "plan.json"
@@ -90,7 +90,7 @@ def matrix_sha256(tier: Tier) -> str:
 
 def plan_of(suite: Suite, *, number: int = 0, shards: Sequence[Collection[str]] = ()) -> RunPlan:
     """What a run whose tests are chosen is about to do, the given shard of it."""
-    gpus = suite.provision.found_gpus
+    gpus = find_gpus()
     return RunPlan(
         run=suite.run_folder.name,
         began_at=suite.began_at.isoformat(timespec="seconds"),

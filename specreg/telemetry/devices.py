@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 
-import psutil
-
 from specreg.core.errors import SensorError
+from specreg.core.processes import describe
 from specreg.telemetry import nvml, rapl
 from specreg.telemetry.sensor import Device, Sensor, State
 
@@ -154,15 +153,6 @@ def wait_until_free(
             time.sleep(_POLL_S)
         else:
             return
-
-
-def describe(pid: int) -> str:
-    """Describe a process as far as we may see it: `process 4242 (python, user ada)`."""
-    try:
-        process = psutil.Process(pid)
-        return f"process {pid} ({process.name()}, user {process.username()})"
-    except psutil.Error:
-        return f"process {pid} (of another user or container)"
 
 
 def held_bytes(count: int, variables: Mapping[str, str], pids: AbstractSet[int]) -> int | None:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from specreg.core.errors import InvalidMeasurementError, SensorError
-from specreg.telemetry.devices import describe, held_back
+from specreg.core.processes import describe
+from specreg.telemetry.devices import held_back
 from specreg.telemetry.samples import PowerTrace, Sample, Users
 
 Span = tuple[int, int]

@@ -50,7 +50,7 @@ def asked(tmp_path: Path) -> GateOptions:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"b": "sglang==0.5.23"}, f"side 'sglang==0.5.23': '{CASE}' is of engine 'vllm'"),
+        ({"b": "sglang==0.5.23"}, f"'{CASE}' is of engine 'vllm'"),
         ({"case_ids": ["nope"]}, "tier 'cpu': unknown case 'nope'"),
         (
             {"a": "sglang", "b": "sglang", "case_ids": []},
