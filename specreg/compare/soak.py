@@ -223,7 +223,7 @@ class Soak:
     def look(self, level: float) -> tuple[Verdict, ...]:
         """The verdict on each figure so far; what drifts raises an alarm, which stays."""
         figures = figures_of_soak(
-            self.case, on_gpu=self.tier.needs_gpus > 0, tolerance_frac=self.options.tolerance
+            self.case, on_gpu=self.tier.needs_gpus > 0, tolerance_frac=self.options.tolerance_frac
         )
         verdicts = [
             judge_figure(

@@ -32,7 +32,7 @@ from specreg.report.document import (
     slowed_of,
 )
 from specreg.report.exports import ALWAYS, append_job_summary, write_outputs
-from specreg.report.markdown import render_markdown
+from specreg.report.page import render_markdown
 from specreg.report.terminal import render_recorded, render_written
 from specreg.servers.launch import launches_of
 from specreg.suite.run import Suite

@@ -161,7 +161,6 @@ def test_row_05_gpu_memory_that_is_not_back_stops_the_run(run: Hurt) -> None:
 
 
 def test_row_05_gpu_memory_that_is_not_back_of_two_servers_at_once(run: Hurt) -> None:
-    """Of a server and its control pytest makes one error, with two in it."""
     run.gpus, run.script = (IDLE,), Script(step_ms=20.0)
     run.matrix = MATRIX.replace('["ngram"]', '["none", "ngram"]')
     with run.start("-k", "lossless") as pytest_run:

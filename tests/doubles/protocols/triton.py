@@ -63,7 +63,7 @@ class TritonWire(Wire):
     __slots__ = ()
     done: ClassVar[tuple[bytes, ...]] = ()
 
-    def event(self, chunk: Chunk, steps: Steps, *, first: bool, last: bool) -> Json:  # noqa: ARG002
+    def event(self, chunk: Chunk, steps: Steps, *, last: bool) -> Json:
         """A piece of text, its tokens, and why it ends, which is "None" until it does."""
         return {
             "model_name": self.model,

@@ -73,6 +73,7 @@ def test_a_report_that_cannot_be_read_is_said(tmp_path: Path, content: bytes, sa
     with pytest.raises(ReportError, match=said) as error:
         load_report(path)
     assert str(path) in str(error.value)
+    assert load_verdict(path) is load_verdict(tmp_path / "none.json") is None
 
 
 def test_a_disk_that_refuses_is_said(tmp_path: Path) -> None:
@@ -182,14 +183,6 @@ def verdict(outcome: Outcome, *, softened: bool = False) -> Verdict:
 def test_the_status_is_that_of_the_worst_that_is_not_softened(outcomes: str, status: int) -> None:
     found = [verdict(Outcome(name)) for name in outcomes.split()]
     assert exit_status([*found, verdict(Outcome.INCONCLUSIVE, softened=True)]) == status
-
-
-@pytest.mark.parametrize("content", [None, b"{", b"[]", b"\xff", b'{"run": "\xff"}'])
-def test_what_cannot_be_read_is_none(tmp_path: Path, content: bytes | None) -> None:
-    path = tmp_path / "verdict.json"
-    if content is not None:
-        path.write_bytes(content)
-    assert load_verdict(path) is None
 
 
 def test_properties_leave_out_what_is_absent() -> None:
