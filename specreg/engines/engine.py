@@ -87,10 +87,10 @@ class Identity:
         speculation: its settings in the engine's words, as far as it says them.
     """
 
-    engine: str
-    version: str
-    model: str
-    target: str
+    engine: str = ""
+    version: str = "unknown"
+    model: str = ""
+    target: str = ""
     speculates: bool | None = None
     speculation: Mapping[str, str] = field(default_factory=dict)
 
@@ -210,7 +210,7 @@ class Engine(ABC):
         except UNREADABLE:
             models = ()
         if not models:
-            return Identity(engine="", version="unknown", model="", target="")
+            return Identity()
         first = models[0]
         ours = first.owned_by == self.name
         return Identity(

@@ -180,7 +180,7 @@ class Triton(Engine):
             config = fetch("GET", f"/v2/models/{quote(model, safe='')}/config")
             backend = msgspec.json.decode(config, type=_ModelConfig).backend
         except UNREADABLE:
-            return Identity(engine="", version="unknown", model="", target="")
+            return Identity()
         if backend != "vllm":
             message = (
                 f"model '{model}' is of the backend '{backend}', needed 'vllm'; load one of that"

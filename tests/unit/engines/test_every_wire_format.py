@@ -37,16 +37,10 @@ from tests.doubles.vllm.script import Fault, Script
 from tests.unit import builders
 
 SERVERS = {
-    "vllm": ScriptedServer,
-    "sglang": ScriptedSglang,
-    "tensorrt_llm": ScriptedTensorrtLlm,
-    "triton": ScriptedTriton,
-}
-SPOKEN = {
-    "vllm": Source.VLLM_REQUEST,
-    "sglang": Source.SGLANG_REQUEST,
-    "tensorrt_llm": Source.TRTLLM_COUNTERS,
-    "triton": Source.STREAM_CHUNKS,
+    "vllm": (ScriptedServer, Source.VLLM_REQUEST),
+    "sglang": (ScriptedSglang, Source.SGLANG_REQUEST),
+    "tensorrt_llm": (ScriptedTensorrtLlm, Source.TRTLLM_COUNTERS),
+    "triton": (ScriptedTriton, Source.STREAM_CHUNKS),
 }
 HAS_NO_SCRIPT = {"reference"}
 """It speaks as vLLM does, and tests/reference plays known steps through the engine itself."""
@@ -110,7 +104,7 @@ def play(
         speculation=Speculation(num_speculative_tokens=draft_tokens),
         counts=True,
     )
-    server = SERVERS[protocol](launch, script or Script(prefill_ms=0.0, step_ms=0.0))
+    server = SERVERS[protocol][0](launch, script or Script(prefill_ms=0.0, step_ms=0.0))
     case = dataclasses.replace(builders.CASE, form=form)
     prompts = [request.prompt(number) for number, request in enumerate(requests)]
 
@@ -156,7 +150,7 @@ def test_the_steps_that_were_played_are_read_back_exactly(
 ) -> None:
     draft_tokens, requests = run
     record = measured(protocol, form, draft_tokens, requests)
-    assert record.source is SPOKEN[protocol]
+    assert record.source is SERVERS[protocol][1]
     # Of single requests counters tell nothing.
     by_prompt = zip(record.prompts, requests, strict=True) if record.prompts else ()
     assert bool(record.prompts) == (protocol != "tensorrt_llm")
