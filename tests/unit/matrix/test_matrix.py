@@ -192,7 +192,6 @@ duration_s = 30
 turns = 2
 form = "completions"
 ignore_eos = true
-stream = false
 request_timeout_s = 5
 ttft_limit_ms = 200
 tpot_limit_ms = 50
@@ -213,7 +212,6 @@ def test_a_rate_is_a_load_with_all_that_its_table_says(tmp_path: Path) -> None:
         duration_s=30.0,
     )
     assert (case.turns, case.form, case.ignore_eos) == (2, Form.COMPLETIONS, True)
-    assert not case.stream
     assert case.limits == Limits(ttft_ms=200.0, tpot_ms=50.0)
     assert (case.request_timeout_s, case.client_processes) == (5, 2)
     assert case.chat_template_args == (("enable_thinking", False),)
