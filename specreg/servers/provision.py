@@ -15,7 +15,6 @@ from specreg.engines.methods import is_older
 from specreg.engines.registry import engine_named
 from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case, ServerSpec
-from specreg.matrix.schema import NO_LIMITS
 from specreg.servers.environments import (
     EngineEnvironment,
     engine_environment,
@@ -190,14 +189,4 @@ def check_version(case: Case, version: str) -> None:
             f"engine '{engine.name}': takes a text, neither a chat nor token ids; set form ="
             ' "completions" in the matrix, with a dataset of texts'
         )
-        raise UnsupportedError(message)
-    reason = ""
-    if not engine.wire_format.answers_whole:
-        reason = f"engine '{engine.name}' is asked for streams alone"
-    elif case.speculates:
-        reason = "only the chunks of a stream tell its acceptance"
-    elif case.limits != NO_LIMITS:
-        reason = "limits on TTFT and TPOT are kept in a stream"
-    if reason and not case.stream:
-        message = f"case '{case.id}' with stream = false: {reason}; leave one of them out"
         raise UnsupportedError(message)
