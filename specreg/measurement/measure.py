@@ -27,8 +27,7 @@ from specreg.measurement.power import power_beside, power_of, rest
 from specreg.measurement.validity import ALL, Invalid, all_invalid, noting
 from specreg.stats.alpha_spending import Look
 from specreg.stats.percentiles import Histogram
-from specreg.telemetry.energy import Span
-from specreg.telemetry.sampler import Watch
+from specreg.telemetry.sampler import Span, Watch
 
 _WARM_UP_NS = 10 * 10**9
 _COMPARED = 3

@@ -18,7 +18,7 @@ import filelock
 from specreg.core.errors import MemoryHeldError, SensorError, UnkillableError
 from specreg.core.files import cache_dir, replace_file
 from specreg.core.processes import our_ids
-from specreg.telemetry.devices import SENSORS, describe, devices_of, wait_until_free
+from specreg.telemetry.devices import describe, devices_of, open_probe, wait_until_free
 from specreg.telemetry.sensor import Device
 
 _POLL_S = 0.2
@@ -185,4 +185,4 @@ def _named(device: Device) -> str:
 
 
 def _used_bytes(device: Device) -> int | None:
-    return SENSORS[device.sensor].open(device).state().used_bytes
+    return open_probe(device).state().used_bytes

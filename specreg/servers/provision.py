@@ -20,7 +20,7 @@ from specreg.servers.environments import (
     why_not,
 )
 from specreg.servers.gpu_lease import lease_gpus
-from specreg.telemetry.devices import devices_of, why_unreadable
+from specreg.telemetry.devices import devices_of
 from specreg.telemetry.identity import Gpus, find_gpus
 from specreg.telemetry.sensor import Device
 
@@ -162,9 +162,10 @@ class Provision:
     def why_no_power(self, spec: ServerSpec) -> str:
         """Why the power of a server can't be read; empty where it can."""
         try:
-            return why_unreadable(self.devices(spec))
+            whys = [device.why_not for device in self.devices(spec) if device.why_not]
         except SensorError as error:
             return str(error)
+        return "; ".join(dict.fromkeys(whys))
 
     def requirement(self, spec: ServerSpec) -> Requirement:
         """What to install for a server, or what is there; the version is "" where it isn't known.

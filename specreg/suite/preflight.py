@@ -30,7 +30,7 @@ from specreg.report.doctor import Finding, State, in_the_way, note, of_error, ok
 from specreg.servers.environments import installed_environment
 from specreg.servers.memory import free_gib
 from specreg.servers.provision import Provision
-from specreg.telemetry.devices import SENSORS, check_cool, check_free, devices_of
+from specreg.telemetry.devices import check_cool, check_free, devices_of, open_probe
 from specreg.telemetry.identity import (
     Environment,
     Gpus,
@@ -220,37 +220,24 @@ def _examine_gpus(preflight: Preflight) -> Iterator[Finding]:
 
 
 def _facts_of(device: Device) -> str:
-    settings = SENSORS[device.sensor].open(device).settings()
-    facts = [device.name, device.id, f"{device.memory_bytes / _GIB:.1f} GiB"]
-    facts.append(f"driver {device.driver_version}")
-    if settings.limit_w is not None:
-        facts.append(f"power limit {settings.limit_w:.0f} W")
-    for name, is_on in (("MIG", settings.sliced), ("persistence", settings.persistent)):
-        if is_on is not None:
-            facts.append(f"{name} {'on' if is_on else 'off'}")
-    return ", ".join(facts)
+    memory_gib = device.memory_bytes / _GIB
+    return f"{device.name}, {device.id}, {memory_gib:.1f} GiB, driver {device.driver_version}"
 
 
 def _oddities_of(device: Device) -> Iterator[tuple[str, str]]:
     """What differs from a GPU that is empty and as its vendor set it, and what to do."""
-    probe = SENSORS[device.sensor].open(device)
-    state, found = probe.state(), probe.settings()
+    state = open_probe(device).state()
     used_gib = (state.used_bytes or 0) / _GIB
     if used_gib > _EMPTY_GIB:
         says = f"{used_gib:.1f} GiB of its memory are taken, and no process is seen on it"
         yield says, "another container may use it; look with nvidia-smi on the host"
-    if _is_lower(found.limit_w, found.own_limit_w):
-        says = f"held to {found.limit_w:.0f} W, its vendor's limit is {found.own_limit_w:.0f} W"
-        undo = f"nvidia-smi -pl {found.own_limit_w:.0f}"
+    if device.limit_w:
+        says = f"held to {device.limit_w:.0f} W, which isn't its vendor's limit"
+        undo = "nvidia-smi -pl, with the default that nvidia-smi -q -d POWER says"
         yield says, f"its baselines are kept apart from others'; to undo it, as root: {undo}"
-    lowered = _is_lower(found.sm_clock_mhz, found.own_sm_clock_mhz)
-    if lowered or (state.throttle_mask or 0) & _CLOCKS_SET_BY_APPLICATION:
+    if (state.throttle_mask or 0) & _CLOCKS_SET_BY_APPLICATION:
         says = f"its SM clock is set by an application, now {state.sm_clock_mhz} MHz"
         yield says, "to undo it, as root: nvidia-smi -rgc, and nvidia-smi -rac"
-
-
-def _is_lower(value: float | None, own: float | None) -> bool:
-    return value is not None and own is not None and value < own
 
 
 def _examine_memory(preflight: Preflight) -> Iterator[Finding]:
@@ -288,7 +275,7 @@ def _examine_power(preflight: Preflight) -> Iterator[Finding]:
             continue
         by = f"{device.name}, {device.scope} scope, by {device.sensor}"
         try:
-            counts = SENSORS[device.sensor].open(device).energy_mj() is not None
+            counts = open_probe(device).energy_mj() is not None
         except SensorError as error:
             yield of_error("power", error, State.NOTE)
             continue

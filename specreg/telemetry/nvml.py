@@ -1,8 +1,7 @@
 """NVML: NVIDIA's GPUs, by their driver, with nvidia-ml-py."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -10,7 +9,7 @@ import msgspec
 import pynvml
 
 from specreg.core.errors import SensorError
-from specreg.telemetry.sensor import Device, Probe, Scope, Sensor, Settings, State
+from specreg.telemetry.sensor import Device, Probe, Scope, Sensor, State
 
 _T = TypeVar("_T")
 
@@ -57,22 +56,9 @@ class _Gpu(Probe):
             used_bytes=None if memory is None else memory.used,
         )
 
-    def pids(self) -> Sequence[int] | None:
+    def processes(self) -> Mapping[int, int | None] | None:
         found = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, self.handle)
-        return None if found is None else tuple(process.pid for process in found)
-
-    def settings(self) -> Settings:
-        handle, sm = self.handle, pynvml.NVML_CLOCK_SM
-        persistent = _ask(pynvml.nvmlDeviceGetPersistenceMode, handle)
-        sliced = _ask(pynvml.nvmlDeviceGetMigMode, handle)
-        return Settings(
-            limit_w=_watts(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle),
-            own_limit_w=_watts(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle),
-            sm_clock_mhz=_ask(pynvml.nvmlDeviceGetApplicationsClock, handle, sm),
-            own_sm_clock_mhz=_ask(pynvml.nvmlDeviceGetDefaultApplicationsClock, handle, sm),
-            persistent=None if persistent is None else bool(persistent),
-            sliced=None if sliced is None else sliced[0] == pynvml.NVML_DEVICE_MIG_ENABLE,
-        )
+        return None if found is None else {one.pid: one.usedGpuMemory for one in found}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,15 +99,15 @@ class Nvml(Sensor):
     def _device(self, handle: object, number: int) -> Device:
         scope, why_not = _readable(handle)
         memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
-        limit_w = _watts(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
-        own_limit_w = _watts(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
+        limit_mw = _ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+        own_limit_mw = _ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
         return Device(
             sensor=self.name,
             id=pynvml.nvmlDeviceGetUUID(handle),
             name=pynvml.nvmlDeviceGetName(handle),
             number=number,
             scope=scope,
-            limit_w=0.0 if limit_w is None or limit_w == own_limit_w else limit_w,
+            limit_w=limit_mw / _MW_PER_W if limit_mw and limit_mw != own_limit_mw else 0.0,
             memory_bytes=0 if memory is None else memory.total,
             bandwidth_gib_per_s=_bandwidth_gib_per_s(handle),
             driver_version=pynvml.nvmlSystemGetDriverVersion(),
@@ -232,12 +218,6 @@ def _bus_id(handle: object) -> str:
     return text.lower()[-len("0000:00:00.0") :]
 
 
-def _watts(question: Callable[..., int], handle: object) -> float | None:
-    """Return what NVML answers in mW."""
-    answer_mw = _ask(question, handle)
-    return None if answer_mw is None else answer_mw / _MW_PER_W
-
-
 def _bandwidth_gib_per_s(handle: object) -> float:
     """Return transfers per second × the width of the bus; 0 where the driver doesn't say."""
     clock_mhz = _ask(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_MEM)
@@ -259,28 +239,3 @@ def _power(handle: object, scope: Scope) -> tuple[int | None, int | None]:
 
 
 SENSOR = Nvml()
-
-
-def held_bytes(numbers: Iterable[int], pids: AbstractSet[int]) -> int | None:
-    """The memory of GPUs that some processes hold; None where it isn't known.
-
-    Where the driver knows processes by other ids than ours, as in a container, only a process that
-    is alone on its GPU is known to be one of them.
-
-    Args:
-        numbers: of the GPUs, as the driver counts them.
-        pids: of the processes.
-    """
-    held = []
-    try:
-        pynvml.nvmlInit()
-        for number in numbers:
-            handle = pynvml.nvmlDeviceGetHandleByIndex(number)
-            running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-            mine = [one for one in running if one.pid in pids]
-            if not mine and len(running) == 1:
-                mine = running
-            held += [one.usedGpuMemory for one in mine] or [None]
-    except pynvml.NVMLError:
-        return None
-    return int(sum(held)) if all(held) else None

@@ -1,4 +1,4 @@
-"""What a sensor tells: which devices there are, what each draws and what it is set to."""
+"""What a sensor tells: which devices there are, and what each draws and does."""
 
 import enum
 from collections.abc import Mapping, Sequence
@@ -66,22 +66,6 @@ class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     used_bytes: int | None = None
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a device is set to, and the vendor's own values; None for what it doesn't say.
-
-    Attributes:
-        persistent: whether its driver stays loaded while the device is unused.
-        sliced: whether it is cut into slices (MIG).
-    """
-
-    limit_w: float | None = None
-    own_limit_w: float | None = None
-    sm_clock_mhz: int | None = None
-    own_sm_clock_mhz: int | None = None
-    persistent: bool | None = None
-    sliced: bool | None = None
-
-
 class Probe(Protocol):
     """Reads one device; None for what it doesn't tell. Raises SensorError once it is gone."""
 
@@ -93,13 +77,9 @@ class Probe(Protocol):
         """Read everything else that changes."""
         return State()
 
-    def pids(self) -> Sequence[int] | None:
-        """List the processes that compute on it."""
+    def processes(self) -> Mapping[int, int | None] | None:
+        """List the processes that compute on it, each with the bytes of its memory it holds."""
         return None
-
-    def settings(self) -> Settings:
-        """Read what it is set to."""
-        return Settings()
 
 
 class Sensor(Protocol):

@@ -49,9 +49,7 @@ from specreg.servers.start import start_server
 from specreg.stats.alpha_spending import Look
 from specreg.stats.percentiles import Histogram
 from specreg.telemetry.record import PowerRecord
-from specreg.telemetry.sampler import Watch
-from specreg.telemetry.samples import PowerTrace, Sample
-from specreg.telemetry.sensor import State
+from specreg.telemetry.sampler import PowerTrace, Sample, Watch
 from tests.doubles.vllm.script import BEFORE_ROUNDS, DEFAULTS, SLOWING, Fault, Script
 from tests.unit import builders
 from tests.unit.core.test_processes import lives
@@ -215,13 +213,10 @@ def test_case_and_control_take_turns_at_being_first(valid: Measurement) -> None:
 class Meter:
     """Says of one GPU that it draws 400 W."""
 
-    def traces(self, until_ns: int) -> Sequence[PowerTrace]:
+    def traces(self, until_ns: int) -> tuple[Sequence[PowerTrace], str]:
         moments = range(until_ns - 60 * 10**9, until_ns + 10**9, 97 * MS)
-        samples = [
-            Sample(device=0, at_ns=at_ns, energy_mj=400 * at_ns // MS, state=State())
-            for at_ns in moments
-        ]
-        return (PowerTrace(device=builders.device(), every_ns=97 * MS, samples=samples),)
+        samples = [Sample(device=0, at_ns=at_ns, energy_mj=400 * at_ns // MS) for at_ns in moments]
+        return (PowerTrace(device=builders.device(), samples=samples),), ""
 
 
 @pytest.mark.parametrize("power_s", [0.0, 1.0])

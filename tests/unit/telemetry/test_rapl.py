@@ -52,7 +52,7 @@ def test_a_package_is_another_one_on_another_machine(rapl: Rapl, tmp_path: Path)
 def test_a_counter_is_read_in_millijoules(rapl: Rapl) -> None:
     first, second = (rapl.open(device) for device in rapl.find({}))
     assert (first.energy_mj(), second.energy_mj()) == (5_000, 7_000)
-    assert first.pids() is None
+    assert first.processes() is None
     assert first.state().average_mw is None
 
 
