@@ -3,9 +3,8 @@
 Acceptance is read from each answer's own record, else the server's counters, else the chunks.
 """
 
-import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specreg.acceptance.checks import (
@@ -31,8 +30,8 @@ from specreg.core.errors import InvalidMeasurementError
 from specreg.datasets.prompts import Prompt
 from specreg.engines.methods import METHODS
 from specreg.engines.wire_format import WireFormat
-from specreg.load.chat_client import Clock, Record
-from specreg.load.client_processes import Clients, open_clients
+from specreg.load.chat_client import Record
+from specreg.load.client_processes import Clients
 from specreg.load.rounds import Round
 from specreg.matrix.case import Case, ServerSpec
 from specreg.measurement.metrics import Family
@@ -136,13 +135,6 @@ class ArmReplay:
             return None
         path = wire_format.counters_path_of(server.engine_version)
         return None if path is None else wire_format.parse_counters(await self.clients.scrape(path))
-
-
-@contextlib.asynccontextmanager
-async def open_arm(arm: Arm, *, clock: Clock) -> AsyncIterator[ArmReplay]:
-    """Open an arm's clients for as long as the context lasts; `clock`: monotonic, nanoseconds."""
-    async with open_clients(arm.case, arm.server.endpoint, clock=clock) as clients:
-        yield ArmReplay(arm=arm, clients=clients)
 
 
 def read_acceptance(

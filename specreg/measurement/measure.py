@@ -18,10 +18,11 @@ from specreg.core.errors import InvalidMeasurementError
 from specreg.core.timeline import Phase
 from specreg.datasets.prompts import Prompt
 from specreg.load.chat_client import Clock, Record
+from specreg.load.client_processes import open_clients
 from specreg.load.rounds import Round
 from specreg.matrix.case import Case
 from specreg.matrix.schema import Load
-from specreg.measurement.arm import Arm, ArmReplay, open_arm
+from specreg.measurement.arm import Arm, ArmReplay
 from specreg.measurement.metrics import METRICS, Family, Replay
 from specreg.measurement.power import power_beside, power_of, rest
 from specreg.measurement.validity import ALL, Invalid, all_invalid, noting
@@ -142,8 +143,8 @@ class Measurement:
     target: str
     draft: str | None
     replay: Replay | None = None
-    values: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    invalid: Invalid = field(default_factory=lambda: MappingProxyType({}))
+    values: Mapping[str, float] = field(default_factory=dict)
+    invalid: Invalid = field(default_factory=dict)
     look: Look = Look.FULL
 
     @property
@@ -191,19 +192,12 @@ def beside(case: Measurement, control: Measurement) -> Measurement:
     if Family.SPEEDUP in control.invalid:
         invalid.setdefault(Family.SPEEDUP, control.invalid[Family.SPEEDUP])
     if case.replay is None:
-        return dataclasses.replace(case, invalid=MappingProxyType(invalid))
-    theirs = control.replay or Replay(rounds=(), control_rounds=(), acceptance=None)
-    replay = dataclasses.replace(
-        case.replay,
-        control_rounds=theirs.rounds,
-        power=power_beside(case.replay.power, theirs.power),
-    )
-    return dataclasses.replace(
-        case,
-        replay=replay,
-        values=values_of(case.case, replay, invalid),
-        invalid=MappingProxyType(invalid),
-    )
+        return dataclasses.replace(case, invalid=invalid)
+    theirs = control.replay or Replay()
+    power = power_beside(case.replay.power, theirs.power)
+    replay = dataclasses.replace(case.replay, control_rounds=theirs.rounds, power=power)
+    values = values_of(case.case, replay, invalid)
+    return dataclasses.replace(case, replay=replay, values=values, invalid=invalid)
 
 
 def values_of(
@@ -215,7 +209,7 @@ def values_of(
         for name, metric in METRICS.items()
         if metric.applies_to(case) and metric.family not in invalid
     }
-    return MappingProxyType({name: v for name, v in values.items() if v is not None})
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _unmeasured(arm: Arm) -> Measurement:
@@ -235,29 +229,16 @@ def _measured(
     one: ArmReplay, look: Look | None, plan: Plan, idle: Span, pids: AbstractSet[int]
 ) -> Measurement:
     """What an arm's rounds make; `look`: None where a required arm failed."""
-    arm, invalid = one.arm, one.invalid
-    replay, values = (
-        None,
-        values_of(arm.case, Replay(rounds=(), control_rounds=(), acceptance=None)),
-    )
-    if look is not None and invalid.keys() != ALL:
-        replay = Replay(
-            rounds=tuple(one.rounds),
-            control_rounds=(),
-            acceptance=one.acceptance,
-            limits=arm.case.limits,
-        )
-        if plan.watching is not None:
-            power = power_of(replay, plan.watching, idle, pids, one.block, invalid)
-            replay = dataclasses.replace(replay, power=power)
-        values = values_of(arm.case, replay, invalid)
-    return dataclasses.replace(
-        _unmeasured(arm),
-        replay=replay,
-        values=values,
-        invalid=MappingProxyType(invalid),
-        look=look or Look.FULL,
-    )
+    case, invalid = one.arm.case, one.invalid
+    unmeasured = dataclasses.replace(_unmeasured(one.arm), invalid=invalid)
+    if look is None or invalid.keys() == ALL:
+        return dataclasses.replace(unmeasured, look=look or Look.FULL)
+    replay = Replay(rounds=tuple(one.rounds), acceptance=one.acceptance, limits=case.limits)
+    if plan.watching is not None:
+        power = power_of(replay, plan.watching, idle, pids, one.block, invalid)
+        replay = dataclasses.replace(replay, power=power)
+    values = values_of(case, replay, invalid)
+    return dataclasses.replace(unmeasured, replay=replay, values=values, look=look)
 
 
 async def _measure(
@@ -265,7 +246,11 @@ async def _measure(
 ) -> tuple[list[ArmReplay], Look | None]:
     """What each arm replayed, and the look at which it was enough; None where one failed."""
     async with contextlib.AsyncExitStack() as stack:
-        replays = [await stack.enter_async_context(open_arm(arm, clock=plan.clock)) for arm in arms]
+        replays = [
+            ArmReplay(arm=arm, clients=await stack.enter_async_context(opened))
+            for arm in arms
+            for opened in [open_clients(arm.case, arm.server.endpoint, clock=plan.clock)]
+        ]
         try:
             return replays, await _Measuring(replays, workload, plan).run()
         except InvalidMeasurementError:  # stands in its arm
