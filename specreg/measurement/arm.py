@@ -144,14 +144,7 @@ def read_acceptance(
     before: Counters | None,
     after: Counters | None,
 ) -> AcceptanceRecord | None:
-    """The acceptance of all requests between two readings of the counters.
-
-    Args:
-        spec: of the server; without speculation there is no acceptance.
-        wire_format: what the server speaks.
-        traces: one at least, all finished.
-        before: the server's counters, None where it has none.
-        after: the same, afterwards.
+    """The acceptance of all requests between two readings of the counters, None where it has none.
 
     Raises:
         InvalidMeasurementError: a check broke; see `specreg.acceptance`.

@@ -80,10 +80,6 @@ def workload_of(case: Case, prompts: Sequence[Prompt]) -> Workload:
 
     Where none are left to warm up with, its own do; otherwise a drafter that learns from what it
     serves hasn't seen what it is measured on.
-
-    Args:
-        case: how many prompts it takes.
-        prompts: the dataset's.
     """
     taken = prompts[: case.prompts]
     return Workload(
@@ -156,13 +152,9 @@ class Measurement:
 def measure(arms: Sequence[Arm], workload: Workload, plan: Plan) -> tuple[Measurement, ...]:
     """Measure arms side by side: warm-up, then the prompts in rounds, each on every arm in turn.
 
-    A check that breaks makes the families of its arm invalid that it spoils, the others are
-    measured; it is no error of this function.
-
-    Args:
-        arms: one or more. Their order changes from round to round: of two it is A B, B A.
-        workload: what they replay.
-        plan: how much of it.
+    Their order changes from round to round: of two it is A B, B A. A check that breaks makes the
+    families of its arm invalid that it spoils, the others are measured; it is no error of this
+    function.
 
     Returns:
         A measurement of each arm, in order.
@@ -380,14 +372,8 @@ async def _block(one: ArmReplay, prompts: Sequence[Prompt], least_s: float) -> R
 async def warm_up(case: Case, prompts: Sequence[Prompt], replay_batch: ReplayBatch) -> None:
     """Replay batches until their steps get no faster, for 10 s at most after the first one.
 
-    What is made on demand slows the first requests, by minutes where kernels are compiled. A batch
-    is a prompt for each request in flight; for a rate, for each that comes in a second, as far as
-    the server takes them on at once. The batch that ends once 10 s have passed is the last.
-
-    Args:
-        case: whose load and server tell the size of a batch.
-        prompts: batches take them in turn.
-        replay_batch: replays some prompts under a load.
+    What is made on demand slows the first requests, by minutes where kernels are compiled. Batches
+    take the prompts in turn, see `batch_of`. The one that ends once 10 s have passed is the last.
 
     Raises:
         InvalidMeasurementError: a request failed.
@@ -407,21 +393,21 @@ async def warm_up(case: Case, prompts: Sequence[Prompt], replay_batch: ReplayBat
 
 
 def batch_of(case: Case) -> int:
-    """How many prompts a batch of the warm-up has, 1 or more."""
+    """How many prompts a batch of the warm-up has: one for each request in flight.
+
+    For a rate, for each that comes in a second, as far as the server takes them on at once.
+    """
     rate = math.ceil(case.load.requests_per_s)
     return case.load.concurrency or min(rate, case.server.max_sequences)
 
 
 def is_warm(step_times_ns: Sequence[float]) -> bool:
-    """Whether batches have stopped getting faster; seven or more can tell.
+    """Whether batches of these median step times have stopped getting faster; seven can tell.
 
     The first one pays for most of what is made on demand, and isn't looked at. Of the last six
     others, the logarithms of the later three lie below those of the earlier three by no more than
     2.5 times the error of that difference, which their spread within the threes gives: steady steps
     look otherwise once in thirty times.
-
-    Args:
-        step_times_ns: the median of each batch, in order.
     """
     recent = [math.log(one) for one in step_times_ns[1:][-2 * _COMPARED :]]
     if len(recent) < 2 * _COMPARED:
@@ -444,9 +430,6 @@ def check_client(rounds: Sequence[Round]) -> None:
     In half of all cases at least: what is judged are medians, which the hiccups of a shared machine
     don't move, and a client that can't keep up is late all the time. Late is 5 ms and 5 % of the
     median TTFT, the shortest time that is judged.
-
-    Args:
-        rounds: of one server, in one measurement.
 
     Raises:
         InvalidMeasurementError: `CLIENT_BEHIND`.

@@ -39,10 +39,10 @@ def power_of(
     block: Round | None,
     invalid: dict[Family, str],
 ) -> PowerRecord:
-    """What the devices drew while an arm's server had requests.
+    """What the devices drew while an arm's server had requests; its clock is the monotonic one.
 
     Args:
-        replay: of the arm; its clock is the monotonic one.
+        replay: of the arm.
         watching: what sampled them.
         idle: when the servers had nothing to do.
         pids: the processes of all servers.

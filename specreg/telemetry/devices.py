@@ -1,19 +1,15 @@
 """The devices of a server: which they are, and whether they are free and cool."""
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from types import MappingProxyType
 
 import psutil
 
 from specreg.core.errors import SensorError
 from specreg.telemetry import nvml, rapl
-from specreg.telemetry.sensor import Device, Probe, Sensor, State
-
-_ALL: tuple[Sensor, ...] = (nvml.SENSOR, rapl.SENSOR)
-SENSORS: Mapping[str, Sensor] = MappingProxyType({one.name: one for one in _ALL})
-"""By name; a sensor is a module of this room."""
+from specreg.telemetry.sensor import Device, Probe, State
 
 THROTTLE_REASONS = {
     0x1: "idle",
@@ -43,8 +39,7 @@ def find_devices(variables: Mapping[str, str], *, of_gpus: bool) -> tuple[Device
     Raises:
         SensorError: the sensor shows none, with the reason.
     """
-    (sensor,) = (one for one in SENSORS.values() if one.of_gpus == of_gpus)
-    return tuple(sensor.find(variables))
+    return tuple(nvml.find(variables) if of_gpus else rapl.find())
 
 
 def open_probe(device: Device) -> Probe:
@@ -53,7 +48,9 @@ def open_probe(device: Device) -> Probe:
     Raises:
         SensorError: it is gone.
     """
-    return SENSORS[device.sensor].open(device)
+    if device.sensor == "nvml":
+        return nvml.open_probe(device)
+    return rapl.open_probe(device)
 
 
 def devices_of(gpus: int, variables: Mapping[str, str]) -> tuple[Device, ...]:
@@ -106,12 +103,9 @@ def check_cool(devices: Sequence[Device]) -> None:
 def check_free(
     devices: Sequence[Device], ours: AbstractSet[int], taken: AbstractSet[str] = frozenset()
 ) -> None:
-    """Check before a start that no process but ours computes on the devices.
+    """Check before a start that no process but `ours` computes on the devices.
 
-    Args:
-        devices: that are to be used.
-        ours: the processes of our servers.
-        taken: the ids of those devices on which a server of ours is already.
+    Those whose ids are in `taken` have a server of ours already.
 
     Raises:
         SensorError: one does, with the process and its user; or a device is gone.
@@ -140,18 +134,13 @@ def wait_until_free(
         SensorError: a process still does after 10 s; see `check_free`.
     """
     deadline = time.monotonic() + _FREE_WITHIN_S
-    while True:
-        is_late = time.monotonic() > deadline
-        try:
+    while time.monotonic() <= deadline:
+        with contextlib.suppress(SensorError):
             check_free(devices, ours, taken)
-            if not is_late:
-                check_cool(devices)
-        except SensorError:
-            if is_late:
-                raise
-            time.sleep(_POLL_S)
-        else:
+            check_cool(devices)
             return
+        time.sleep(_POLL_S)
+    check_free(devices, ours, taken)
 
 
 def describe(pid: int) -> str:

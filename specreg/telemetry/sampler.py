@@ -19,7 +19,7 @@ import msgspec
 from specreg.core.errors import SensorError
 from specreg.core.files import UNREADABLE
 from specreg.core.processes import ChildProcess, child_process
-from specreg.telemetry.devices import SENSORS
+from specreg.telemetry.devices import open_probe
 from specreg.telemetry.sensor import Device, Probe, State
 
 Span = tuple[int, int]
@@ -192,7 +192,7 @@ def _wait_until(moment_ns: int) -> bool:
 def main() -> None:
     """Sample the devices that the first line of the input names, until the input ends."""
     devices = msgspec.json.decode(sys.stdin.buffer.readline(), type=Devices).devices
-    probes = [SENSORS[device.sensor].open(device) for device in devices]
+    probes = [open_probe(device) for device in devices]
     # It needs a hundredth of a core, at the right moment; an engine's threads may take all of them.
     with contextlib.suppress(OSError):
         os.nice(_EARLIER)

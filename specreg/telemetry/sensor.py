@@ -1,7 +1,7 @@
-"""What a sensor tells: which devices there are, and what each draws and does."""
+"""A device, and what its sensor tells of it."""
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
@@ -22,7 +22,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU or a processor; 0 and empty for what its driver doesn't say.
 
     Attributes:
-        sensor: the name of the sensor that reads it.
+        sensor: what reads it, nvml or rapl.
         id: unique and constant, such as a GPU's UUID.
         name: the vendor's.
         number: in the driver's order, from 0.
@@ -80,26 +80,3 @@ class Probe(Protocol):
     def processes(self) -> Mapping[int, int | None] | None:
         """List the processes that compute on it, each with the bytes of its memory it holds."""
         return None
-
-
-class Sensor(Protocol):
-    """Finds the devices of a vendor; `name` is known to the sampler's process."""
-
-    name: str
-    of_gpus: bool
-
-    def find(self, variables: Mapping[str, str]) -> Sequence[Device]:
-        """List the devices that a process with these environment variables sees, in its order.
-
-        Raises:
-            SensorError: there is none, with the reason.
-        """
-        ...
-
-    def open(self, device: Device) -> Probe:
-        """Return what reads a device.
-
-        Raises:
-            SensorError: it is gone.
-        """
-        ...

@@ -32,9 +32,9 @@ except SensorError as error:
 FINDING = """
 import os
 from specreg.core.errors import SensorError
-from specreg.telemetry.nvml import SENSOR
+from specreg.telemetry.nvml import find
 try:
-    print(SENSOR.find(os.environ)[0].why_not)
+    print(find(os.environ)[0].why_not)
 except SensorError as error:
     print(error)
 """
