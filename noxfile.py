@@ -246,7 +246,7 @@ def record(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measures the client beside two plain ones: seven minutes."""
+    """Measures the client beside a plain one: five minutes."""
     _install(session, "tests")
     session.run("python", "-m", "tests.bench.run")
 

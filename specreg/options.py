@@ -12,6 +12,9 @@ from specreg.suite.options import Options
 GROUP = "specreg"
 _ONE_MACHINE = "pytest -n auto measures on all GPUs of this machine (docs/many.md)"
 GONE = {
+    "--specreg-verbose": "report.html and report.json of the run have all percentiles",
+    "--specreg-budget-gpu-min": "--num-prompts=N replays N prompts of each case, and"
+    " --specreg-shard=I/N cuts the run; specreg matrix says how long it takes",
     "--specreg-workers": _ONE_MACHINE,
     "--specreg-ray": "specreg ray --address auto runs the shards on a cluster (docs/many.md)",
     "--specreg-slurm": "an array of jobs with --specreg-shard=I/N, then specreg merge"

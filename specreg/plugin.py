@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from specreg.baselines.schema import check_baselines
+from specreg.baselines.schema import read_baselines
 from specreg.core.commands import record_command, specreg_command
 from specreg.core.errors import (
     MemoryHeldError,
@@ -308,9 +308,8 @@ def _prepare(config: pytest.Config, running: Sequence[Case]) -> None:
     """Ends the run before anything starts where a case that is to run can't be measured."""
     suite, session = config.stash[SUITE], config.stash[_SESSION]
     with _as_usage_error(config):
-        suite.fit_budget()
         check_cases(suite, running)
-        if wrong := check_baselines(suite.store.files(case.id for case in running)):
+        if wrong := read_baselines(suite.store.files(case.id for case in running))[1]:
             session.lines.extend(wrong)
             session.unreadable = True
             _tell_controller(config, "\n".join(wrong), is_unreadable=True)
@@ -618,8 +617,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     recording = suite.update_reason is not None
     judged = [one for one in suite.verdicts if not recording or one.outcome is not Outcome.MEASURED]
     parts = [render_verdicts(judged, width=_WIDTH, color=color) if judged else "", *session.lines]
-    figures, every = last_launches(suite.figures), suite.options.verbose
-    parts.append(render_figures(figures, width=_WIDTH, color=color, percentiles=every))
+    parts.append(render_figures(last_launches(suite.figures), width=_WIDTH, color=color))
     parts.append(render_times(suite.timeline.so_far(), width=_WIDTH, color=color))
     if not all(case.speed for case in suite.tier.cases):
         parts.append("the servers of this tier say nothing of speed, so none is shown")

@@ -5,7 +5,6 @@ import itertools
 from collections.abc import Sequence
 
 from specreg.acceptance.record import AcceptanceRecord, Counters, Source, StepCounts
-from specreg.acceptance.table import Countable
 from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import InvalidMeasurementError
 
@@ -25,16 +24,12 @@ def check_requests(traces: Sequence[RequestTrace]) -> None:
         )
         raise InvalidMeasurementError("REQUEST_FAILED", message)
     for trace in traces:
+        seen, whose = trace.tokens, f"prompt '{trace.prompt_id}'"
         if trace.usage_tokens is None:
-            message = f"prompt '{trace.prompt_id}': the server sent no usage"
-            raise InvalidMeasurementError("USAGE_MISSING", message)
-        seen = trace.tokens
+            raise InvalidMeasurementError("USAGE_MISSING", f"{whose}: the server sent no usage")
         if seen != trace.usage_tokens:
-            message = (
-                f"prompt '{trace.prompt_id}': its chunks carried {seen} tokens,"
-                f" the server counted {trace.usage_tokens}"
-            )
-            raise InvalidMeasurementError("TOKENS_DISAGREE", message)
+            counted = f"its chunks carried {seen} tokens, the server counted {trace.usage_tokens}"
+            raise InvalidMeasurementError("TOKENS_DISAGREE", f"{whose}: {counted}")
 
 
 def check_acceptance(
@@ -83,12 +78,8 @@ def check_emitted(record: AcceptanceRecord, traces: Sequence[RequestTrace]) -> N
     Less is fine: the end of text or the output cap cuts the last step. Only for methods that draft
     in every step: S leaves out the steps without a draft, and such a step emits a token too.
 
-    Args:
-        record: what the steps did, of each request or of all.
-        traces: what was delivered.
-
     Raises:
-        InvalidMeasurementError: `TOKENS_IMPOSSIBLE`, more was delivered than the steps emitted.
+        InvalidMeasurementError: `TOKENS_IMPOSSIBLE`.
     """
     rows = [
         (f"prompt '{prompt.prompt_id}'", 1, prompt.counts, prompt.completion_tokens)
@@ -160,17 +151,13 @@ def _disagreement(message: str, *, foreign: bool) -> InvalidMeasurementError:
     return InvalidMeasurementError("FOREIGN_TRAFFIC" if foreign else "COUNTS_DISAGREE", message)
 
 
-def check_counts(counts: Countable[int], whose: str, *, drafted_tokens: int | None = None) -> None:
+def check_counts(counts: StepCounts, whose: str, *, drafted_tokens: int | None = None) -> None:
     """AL ≤ k + 1, Σ P_i = A, P_i never rises with i and A ≤ D ≤ n·S; so Σ h_j = S.
 
-    Args:
-        counts: of k positions.
-        whose: they are.
-        drafted_tokens: n, all that a step drafts; None for k, more where they branch.
+    `drafted_tokens` are n, all that a step drafts; None for k, more where they branch.
 
     Raises:
         InvalidMeasurementError: `LENGTH_IMPOSSIBLE`, AL is beyond k + 1; `COUNTS_INCONSISTENT`.
-            `whose` they are is part of the message.
     """
     positions = (counts.steps, *counts.position_counts)
     most = counts.steps * len(counts.position_counts)
@@ -178,23 +165,22 @@ def check_counts(counts: Countable[int], whose: str, *, drafted_tokens: int | No
     if counts.accepted > most:
         message = f"{_found(counts, whose)}; {counts.steps} steps accept {most} at most"
         raise InvalidMeasurementError("LENGTH_IMPOSSIBLE", message)
+    drafts = most_drafts if counts.proposed is None else counts.proposed
     if (
         min(positions) < 0
         or sum(counts.position_counts) != counts.accepted
         or any(later > earlier for earlier, later in itertools.pairwise(positions))
-        or not counts.accepted
-        <= (most_drafts if counts.proposed is None else counts.proposed)
-        <= most_drafts
+        or not counts.accepted <= drafts <= most_drafts
     ):
         message = f"{_found(counts, whose)} contradict one another"
         raise InvalidMeasurementError("COUNTS_INCONSISTENT", message)
 
 
-def _found(counts: Countable[int], whose: str) -> str:
+def _found(counts: StepCounts, whose: str) -> str:
     positions = list(counts.position_counts)
     return f"{whose}: S, A, D = {_sad(counts)} and accepted by position {positions}"
 
 
-def _sad(counts: Countable[int]) -> str:
+def _sad(counts: StepCounts) -> str:
     proposed = "unknown" if counts.proposed is None else counts.proposed
     return f"{counts.steps}, {counts.accepted}, {proposed}"

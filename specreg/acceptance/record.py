@@ -4,12 +4,12 @@ import dataclasses
 import itertools
 import operator
 import statistics
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeVar
+from typing import Generic, TypeVar
 
-_KeyT = TypeVar("_KeyT", str, int)
+_CountT = TypeVar("_CountT")
 
 
 class Source(StrEnum):
@@ -39,7 +39,17 @@ class Weighting(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepCounts:
+class Counts(Generic[_CountT]):
+    """What `StepCounts` has, as integers or as columns of prompts."""
+
+    steps: _CountT
+    accepted: _CountT
+    proposed: _CountT | None
+    position_counts: tuple[_CountT, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCounts(Counts[int]):
     """The steps of one request, or of many added up.
 
     Attributes:
@@ -50,11 +60,6 @@ class StepCounts:
             long as the most that a step can accept, or as those of a source that ends with the
             most that one did.
     """
-
-    steps: int
-    accepted: int
-    proposed: int | None
-    position_counts: tuple[int, ...]
 
     @classmethod
     def from_histogram(cls, histogram: Iterable[int], proposed: int | None) -> "StepCounts":
@@ -188,18 +193,23 @@ class AcceptanceRecord:
     @property
     def by_category(self) -> "Mapping[str, AcceptanceRecord]":
         """The part of each category, in the order in which the prompts bring them up."""
-        return self._by(lambda prompt: prompt.category)
+        names = dict.fromkeys(one.category for one in self.prompts)
+        return {
+            name: self._part(one for one in self.prompts if one.category == name) for name in names
+        }
 
     @property
     def by_turn(self) -> "Mapping[int, AcceptanceRecord]":
         """The part of each turn, from the first."""
-        return self._by(lambda prompt: prompt.turn)
+        every = self.prompts
+        turns = dict.fromkeys(one.turn for one in every)
+        return {turn: self._part(one for one in every if one.turn == turn) for turn in turns}
 
     @property
     def macro_acceptance_length(self) -> float | None:
-        """The mean over requests of 1 + A_r / S_r, those without a step left out.
+        """The mean over requests of 1 + A_r / S_r, those without a step left out; None without.
 
-        None without requests. Never compared with AL: it weighs short answers like long ones.
+        Never compared with AL: it weighs short answers like long ones.
         """
         return _mean(prompt.counts.acceptance_length for prompt in self.prompts)
 
@@ -239,22 +249,12 @@ class AcceptanceRecord:
 
     def only(self, prompt_ids: Container[str]) -> "AcceptanceRecord":
         """The part of some prompts."""
-        kept = tuple(prompt for prompt in self.prompts if prompt.prompt_id in prompt_ids)
+        return self._part(prompt for prompt in self.prompts if prompt.prompt_id in prompt_ids)
+
+    def _part(self, prompts: Iterable[PromptAcceptance]) -> "AcceptanceRecord":
+        kept = tuple(prompts)
         total = sum((prompt.counts for prompt in kept), NO_STEPS)
         return dataclasses.replace(self, total=total, prompts=kept)
-
-    def _by(self, key: "Callable[[PromptAcceptance], _KeyT]") -> "Mapping[_KeyT, AcceptanceRecord]":
-        parts: dict[_KeyT, list[PromptAcceptance]] = {}
-        for prompt in self.prompts:
-            parts.setdefault(key(prompt), []).append(prompt)
-        return {
-            name: dataclasses.replace(
-                self,
-                total=sum((prompt.counts for prompt in prompts), NO_STEPS),
-                prompts=tuple(prompts),
-            )
-            for name, prompts in parts.items()
-        }
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from specreg.acceptance.table import Column, CountsTable, counts_table
 from specreg.baselines.published import PublishedFigure
-from specreg.baselines.schema import Baseline, load_table
+from specreg.baselines.schema import Baseline, RecordedDevice, load_table
 from specreg.matrix.schema import CaseSettings
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Family, Metric, ratio_parts
@@ -89,29 +89,26 @@ class Comparison:
         return self.launches[-1]
 
     @property
-    def held_back(self) -> str:
-        """Why no speed of the launches counts, see `why_held_back`."""
-        return why_held_back(self.launches, self.known.exact)
-
-    @property
     def unlike_devices(self) -> str:
         """Why the power of the baseline's devices is another thing than ours; empty if it isn't."""
-        ours = [(one.device.scope, one.from_counter) for one in _devices(self.measurement)]
-        recorded = self.known.exact.devices if self.known.exact else ()
-        theirs = [(one.scope, one.from_counter) for one in recorded]
+        ours = [_kind(one.device.scope, one.from_counter) for one in _devices(self.measurement)]
+        theirs = [_kind(one.scope, one.from_counter) for one in self._recorded_devices]
         if not theirs or ours == theirs:
             return ""
-        return f"power measured as {_render_kinds(ours)}, recorded as {_render_kinds(theirs)}"
+        return f"power measured as {', '.join(ours)}, recorded as {', '.join(theirs)}"
 
     @property
     def other_card(self) -> str:
         """That the last launch ran on another card than the baseline's; empty if it didn't."""
         ours = [one.device.id for one in _devices(self.measurement)]
-        recorded = self.known.exact.devices if self.known.exact else ()
-        theirs = [one.id for one in recorded]
+        theirs = [one.id for one in self._recorded_devices]
         if not theirs or sorted(ours) == sorted(theirs):
             return ""
         return f"measured on {', '.join(ours)}, recorded on {', '.join(theirs)}"
+
+    @property
+    def _recorded_devices(self) -> Sequence[RecordedDevice]:
+        return self.known.exact.devices if self.known.exact else ()
 
     def launch_values(self, metric: Metric) -> tuple[float, ...]:
         """The metric's value in each launch that has it."""
@@ -366,8 +363,8 @@ def _devices(measurement: Measurement) -> Sequence[DeviceRecord]:
     return power.case.devices if power and power.case else ()
 
 
-def _render_kinds(kinds: Iterable[tuple[Scope, bool]]) -> str:
-    return ", ".join(f"{scope} by {'counter' if counted else 'power'}" for scope, counted in kinds)
+def _kind(scope: Scope, from_counter: bool) -> str:  # noqa: FBT001 - a field
+    return f"{scope} by {'counter' if from_counter else 'power'}"
 
 
 def _quotient(parts: tuple[Column, Column]) -> float | None:

@@ -196,15 +196,14 @@ def _beside_kept(
 
 def _check_real(measurements: Sequence[Measurement], store: BaselineStore) -> None:
     """No device was one that a test made up."""
-    powers = [one.replay.power for one in measurements if one.replay and one.replay.power]
-    names = [device.device.name for power in powers if power.case for device in power.case.devices]
-    scripted = [name for name in (*store.environment.gpus, *names) if name.startswith(SCRIPTED)]
-    if scripted:
-        message = (
-            f"baseline of '{measurements[0].case.id}': not written, '{scripted[0]}' is a device"
-            " that a test made up; measure on a real one"
-        )
-        raise BaselineError(message)
+    names = [one.name for one in _devices_of(measurements)]
+    for name in (*store.environment.gpus, *names):
+        if name.startswith(SCRIPTED):
+            message = (
+                f"baseline of '{measurements[0].case.id}': not written, '{name}' is a device that"
+                " a test made up; measure on a real one"
+            )
+            raise BaselineError(message)
 
 
 def _devices_of(measurements: Sequence[Measurement]) -> tuple[RecordedDevice, ...]:

@@ -3,11 +3,10 @@
 `baselines/<environment>/<case-id>.json`, one prompt per line, so that a change can be reviewed.
 """
 
-import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -22,7 +21,7 @@ from specreg.acceptance.record import (
     View,
     Weighting,
 )
-from specreg.acceptance.table import CountsTable, table_of
+from specreg.acceptance.table import CountsTable, counts_table
 from specreg.core.errors import BaselineError, InvalidMeasurementError
 from specreg.core.files import UNREADABLE, replace_file
 from specreg.matrix.schema import CaseSettings
@@ -193,32 +192,18 @@ def baseline_files(folder: Path) -> Iterator[Path]:
     yield from (path for path in sorted(folder.glob("*/*.json")) if path.parent.name != "published")
 
 
-def check_baselines(paths: Iterable[Path]) -> tuple[str, ...]:
-    """What is wrong with each of the files that can't be read, in words."""
-    wrong = []
+def read_baselines(paths: Iterable[Path]) -> tuple[dict[Path, Baseline], list[str]]:
+    """The baselines in some files by their paths, and in words why others can't be read."""
+    found: dict[Path, Baseline] = {}
+    unreadable: list[str] = []
     for path in paths:
         try:
-            load_baseline(path)
+            baseline = load_baseline(path)
         except BaselineError as error:
-            wrong.append(str(error))
-    return tuple(wrong)
-
-
-def load_baselines(
-    folder: Path, pattern: str, among: Collection[Path] | None = None
-) -> tuple[Baseline, ...]:
-    """The baselines whose paths below `folder` match a glob pattern, in the paths' order.
-
-    One that can't be read is left out: it turns its own case red, and no other. With `among` those
-    files alone are read.
-    """
-    found: list[Baseline | None] = []
-    for path in sorted(folder.glob(pattern)):
-        if among is not None and path not in among:
-            continue
-        with contextlib.suppress(BaselineError):
-            found.append(load_baseline(path))
-    return tuple(filter(None, found))
+            unreadable.append(str(error))
+        else:
+            found |= {path: baseline} if baseline is not None else {}
+    return found, unreadable
 
 
 def record_baseline(path: Path, baseline: Baseline) -> None:
@@ -267,24 +252,22 @@ def stored_acceptance(record: AcceptanceRecord | None) -> StoredAcceptance | Non
     """A record in the form for disk."""
     if record is None:
         return None
+    prompts = tuple(
+        StoredPrompt(
+            id=prompt.prompt_id,
+            category=prompt.category,
+            completion_tokens=prompt.completion_tokens,
+            turn=prompt.turn,
+            **dataclasses.asdict(prompt.counts),
+        )
+        for prompt in record.prompts
+    )
     return StoredAcceptance(
         source=record.source,
         view=record.view,
         weighting=record.weighting,
-        total=None if record.prompts else record.total,
-        prompts=tuple(
-            StoredPrompt(
-                id=prompt.prompt_id,
-                category=prompt.category,
-                accepted=prompt.counts.accepted,
-                steps=prompt.counts.steps,
-                proposed=prompt.counts.proposed,
-                completion_tokens=prompt.completion_tokens,
-                position_counts=prompt.counts.position_counts,
-                turn=prompt.turn,
-            )
-            for prompt in record.prompts
-        ),
+        total=None if prompts else record.total,
+        prompts=prompts,
     )
 
 
@@ -292,21 +275,7 @@ def load_acceptance(stored: StoredAcceptance | None) -> AcceptanceRecord | None:
     """The record that was stored."""
     if stored is None:
         return None
-    prompts = tuple(
-        PromptAcceptance(
-            prompt_id=prompt.id,
-            category=prompt.category,
-            counts=StepCounts(
-                steps=prompt.steps,
-                accepted=prompt.accepted,
-                proposed=prompt.proposed,
-                position_counts=prompt.position_counts,
-            ),
-            completion_tokens=prompt.completion_tokens,
-            turn=prompt.turn,
-        )
-        for prompt in stored.prompts
-    )
+    prompts = _prompts_of(stored)
     return AcceptanceRecord(
         source=stored.source,
         view=stored.view,
@@ -318,7 +287,21 @@ def load_acceptance(stored: StoredAcceptance | None) -> AcceptanceRecord | None:
 
 def load_table(stored: StoredAcceptance) -> CountsTable:
     """What each prompt did, as columns."""
-    return table_of((prompt.id, prompt) for prompt in stored.prompts)
+    return counts_table(_prompts_of(stored))
+
+
+def _prompts_of(stored: StoredAcceptance) -> tuple[PromptAcceptance, ...]:
+    names = [field.name for field in dataclasses.fields(StepCounts)]
+    return tuple(
+        PromptAcceptance(
+            prompt_id=prompt.id,
+            category=prompt.category,
+            counts=StepCounts(**{name: getattr(prompt, name) for name in names}),
+            completion_tokens=prompt.completion_tokens,
+            turn=prompt.turn,
+        )
+        for prompt in stored.prompts
+    )
 
 
 def _check_figures(baseline: Baseline) -> None:
@@ -331,8 +314,8 @@ def _check_figures(baseline: Baseline) -> None:
             raise InvalidMeasurementError("FIGURE_IMPOSSIBLE", f"noise of {name} is {noise}")
     stored = baseline.acceptance
     drafted = baseline.case.tree.drafted_tokens if baseline.case.tree else None
-    for prompt in stored.prompts if stored else ():
-        check_counts(prompt, f"prompt '{prompt.id}'", drafted_tokens=drafted)
+    for prompt in _prompts_of(stored) if stored else ():
+        check_counts(prompt.counts, f"prompt '{prompt.prompt_id}'", drafted_tokens=drafted)
     if stored is not None and stored.total is not None:
         check_counts(stored.total, "all prompts", drafted_tokens=drafted)
 

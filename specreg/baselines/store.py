@@ -3,20 +3,13 @@
 import contextlib
 import dataclasses
 import functools
-import glob
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from specreg.baselines.comparison import CaseBaselines, of_any_number, spreads_of
 from specreg.baselines.published import PublishedFigure, load_published, published_for
-from specreg.baselines.schema import (
-    Baseline,
-    baseline_path,
-    load_baseline,
-    load_baselines,
-)
+from specreg.baselines.schema import Baseline, baseline_path, load_baseline, read_baselines
 from specreg.core.errors import BaselineError
 from specreg.core.redaction import hide_known
 from specreg.datasets.prompts import Prompt, prompts_sha256
@@ -76,20 +69,16 @@ class BaselineStore:
         folder: of all baselines.
         environment: where is measured.
         options: with which pytest runs the cases that are looked up, the tier among them.
-        among: the files that are read of other machines; None for all.
     """
 
     folder: Path
     environment: Environment
     options: tuple[str, ...] = ()
-    among: frozenset[Path] | None = None
 
     @functools.cached_property
     def spreads(self) -> Mapping[str, Spread]:
         """By metric, how launches of this machine differ."""
-        names = self.environment.names
-        found = (load_baselines(self.folder, f"{glob.escape(name)}/*.json") for name in names)
-        return spreads_of(itertools.chain.from_iterable(found))
+        return spreads_of(read_baselines(self._own_files())[0].values())
 
     @functools.cached_property
     def published(self) -> tuple[PublishedFigure, ...]:
@@ -143,10 +132,11 @@ class BaselineStore:
 
     def unused(self, case_ids: Iterable[str]) -> tuple[Path, ...]:
         """The files of this machine that none of the cases asks for."""
-        wanted = set(map(self.found, case_ids))
+        return tuple(sorted(set(self._own_files()) - set(map(self.found, case_ids))))
+
+    def _own_files(self) -> list[Path]:
         folders = (self.folder / name for name in self.environment.names)
-        there = itertools.chain.from_iterable(folder.glob("*.json") for folder in folders)
-        return tuple(sorted(set(there) - wanted))
+        return [path for folder in folders for path in sorted(folder.glob("*.json"))]
 
     def _exact(self, case: Case) -> Baseline | None:
         found = load_baseline(self.found(case.id))
@@ -154,17 +144,15 @@ class BaselineStore:
 
     def _nearest(self, case: Case, settings: CaseSettings) -> Baseline | None:
         """Of the other machines' baselines with the same settings, that which shares most facts."""
-        alike = [
-            baseline
-            for baseline in load_baselines(self.folder, f"*/{case.id}.json")
-            if baseline.case == settings
-        ]
-        return max(alike, key=self._shared_facts, default=None)
 
-    def _shared_facts(self, other: Baseline) -> int:
-        fields = Environment.__struct_fields__
-        here, there = self.environment, other.environment
-        return sum(getattr(here, field) == getattr(there, field) for field in fields)
+        def shared_facts(other: Baseline) -> int:
+            here, there = self.environment, other.environment
+            fields = Environment.__struct_fields__
+            return sum(getattr(here, field) == getattr(there, field) for field in fields)
+
+        found, _ = read_baselines(sorted(self.folder.glob(f"*/{case.id}.json")))
+        alike = [baseline for baseline in found.values() if baseline.case == settings]
+        return max(alike, key=shared_facts, default=None)
 
     def _control(self, case: Case, settings: CaseSettings) -> Baseline | None:
         """The baseline of the same load without speculation, with the same settings else."""

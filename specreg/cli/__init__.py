@@ -14,19 +14,16 @@ from specreg.core.errors import SpecregError
 from specreg.core.redaction import learn
 
 _COMMANDS: Mapping[str, str] = {
-    "explain": "cases",
     "gate": "gate",
     "bisect": "gate",
-    "soak": "soak",
+    "soak": "gate",
     "prepare": "datasets",
     "matrix": "cases",
     "engines": "cases",
     "doctor": "machine",
-    "tables": "report",
     "report": "report",
     "merge": "merge",
     "ray": "ray",
-    "history": "report",
     "selftest": "cases",
     "baselines": "baselines",
 }

@@ -1,55 +1,35 @@
-"""What is known of cases: `specreg explain`, `matrix`, `engines` and `selftest`."""
+"""What is known of cases: `specreg matrix`, `engines` and `selftest`."""
 
+import math
+from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 import typer
 
-from specreg.baselines.estimate import estimates_of
-from specreg.baselines.store import settings_in
+from specreg.baselines.estimate import READ_GIB_PER_S, START_S, Estimate, estimate_of, run_s
 from specreg.cli.options import (
     BASELINES,
     HERE,
     MATRIX,
-    RUNS,
     WIDTH,
     FolderOption,
     MatrixOption,
     RootOption,
-    RunsOption,
     TierOption,
-    case_of,
     fitting_tier_of,
     shelf_of,
-    tier_of,
 )
+from specreg.core.commands import specreg_command
 from specreg.engines.methods import METHODS
 from specreg.engines.registry import ENGINES
+from specreg.matrix.case import Tier
 from specreg.matrix.schema import render_schema
 from specreg.matrix.tier import tier_names
 from specreg.measurement.metrics import check_allowed
-from specreg.report.cases import render_explanation, render_matrix
-from specreg.report.tables import NOTHING
-from specreg.telemetry.identity import find_gpus
-from specreg.verdicts.history import history_path, load_history
+from specreg.report.tables import NOTHING, render_rows
+from specreg.telemetry.identity import Gpus, find_gpus
 
-
-def explain(
-    case: Annotated[str, typer.Argument(help="its id, e.g. vllm-eagle3-tiny-toy-c4")],
-    tier: TierOption = None,
-    root: RootOption = HERE,
-    folder: FolderOption = BASELINES,
-    matrix: MatrixOption = MATRIX,
-    runs: RunsOption = RUNS,
-) -> None:
-    """Print what is expected of a case, where that comes from, and what the case can see."""
-    found = tier_of(root / matrix, tier)
-    one = case_of(found, case)
-    store = shelf_of(root / folder, found)
-    known = store.look_up(one, settings_in(root, one))
-    history = load_history(history_path((root / runs).parent / "history", store.environment.name))
-    if history.wrong:
-        typer.echo(history.wrong, err=True)
-    typer.echo(render_explanation(one, known, history.of(case), width=WIDTH))
+_S_PER_MIN = 60.0
 
 
 def selftest(
@@ -90,6 +70,45 @@ def matrix(
     for case in found.cases:
         check_allowed(case, found.places[case.id])
     gpus = find_gpus()
-    estimates = estimates_of(found, shelf_of(root / folder, found), gpus, root)
+    store, kind = shelf_of(root / folder, found), "gpu" if found.needs_gpus else "cpu"
+    estimates = {case.id: estimate_of(case, store, kind) for case in found.cases}
     typer.echo(render_matrix(found, estimates, gpus, width=WIDTH))
     typer.echo(f"tiers: {', '.join(tier_names(root / files))}")
+
+
+def render_matrix(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus, *, width: int) -> str:
+    """A row for each case; below it the total, what to prepare, and what doesn't fit the GPUs."""
+    on_gpu = tier.needs_gpus > 0
+    rows = []
+    for case in tier.cases:
+        estimate, memory_gib = estimates[case.id], case.needs.memory_gib
+        rows.append(
+            (
+                case.id,
+                str(case.needs.gpus) if on_gpu else NOTHING,
+                str(math.ceil(memory_gib)) if on_gpu and memory_gib is not None else NOTHING,
+                str(case.prompts),
+                f"{estimate.case_s / _S_PER_MIN:.1f}",
+                estimate.source,
+            )
+        )
+    columns = ("case", "GPUs", "GiB each", "prompts", "minutes", "by")
+    table = render_rows(columns, rows, width=width, folded=("by",))
+    return "\n".join((table, "", *_notes(tier, estimates, gpus)))
+
+
+def _notes(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> Iterator[str]:
+    kind, unit = ("gpu", "minutes of a GPU") if tier.needs_gpus else ("cpu", "minutes")
+    total = run_s(tier.cases, estimates, kind) / _S_PER_MIN
+    yield f"about {total:.0f} {unit} in all, {START_S[kind]:.0f} s for each server's start"
+    datasets = sorted({case.dataset for case in tier.cases} - {"toy"})
+    prepared = [name for name in datasets if not name.startswith("random-")]
+    if prepared:
+        yield "to prepare: " + "; ".join(specreg_command("prepare", name) for name in prepared)
+    if any("guess" in estimate.source for estimate in estimates.values()):
+        yield f"guess: a step reads all weights at {READ_GIB_PER_S:.0f} GiB/s; no draft is accepted"
+    lacking = tier.unmet(gpus.memory_gib)
+    if lacking:
+        there = ", ".join(f"{math.floor(each)} GiB" for each in gpus.memory_gib)
+        why = there or f"no GPU ({gpus.why_none})"
+        yield f"{len(lacking)} of {len(tier.cases)} cases don't fit this machine: {why}"

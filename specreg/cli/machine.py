@@ -1,5 +1,6 @@
 """What this machine is, and what is in the way of a tier on it: `specreg doctor`."""
 
+import io
 import os
 import sys
 
@@ -17,10 +18,12 @@ from specreg.cli.options import (
     RootOption,
     RunsOption,
     TierOption,
-    fitting_tier_of,
+    check_matrix,
 )
-from specreg.report.doctor import State, render_findings
-from specreg.suite.preflight import examine, preflight_of
+from specreg.report.progress import Progress
+from specreg.suite.configure import open_suite
+from specreg.suite.options import Options
+from specreg.suite.preflight import State, examine, render_findings
 
 
 def doctor(
@@ -35,15 +38,15 @@ def doctor(
 
     Status 1 where something is. Nothing is started, fetched or changed.
     """
-    preflight = preflight_of(
-        lambda: fitting_tier_of(root / matrix, tier),
-        root=root,
-        runs=root / runs,
-        baselines=root / folder,
-        variables=os.environ,
+    check_matrix(root / matrix)
+    options = Options(
+        tier=tier,
+        matrix=str(matrix),
+        baselines=str(folder),
+        runs=str(runs),
         engine_python=engine_python,
     )
-    found = examine(preflight)
+    found = examine(open_suite(root, options, Progress(io.StringIO())))
     color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     typer.echo(render_findings(found, width=WIDTH, color=color))
     states = {one.state for findings in found.values() for one in findings}

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from specreg.baselines.store import BaselineStore
-from specreg.core.errors import MatrixError, UnknownNameError
-from specreg.matrix.case import Case, Tier
+from specreg.core.errors import MatrixError
+from specreg.matrix.case import Tier
 from specreg.matrix.tier import load_tier
 from specreg.telemetry.identity import current_environment, find_gpus
 
@@ -23,26 +23,22 @@ EnginePythonOption = Annotated[
     str | None,
     typer.Option("--engine-python", help="an interpreter that has the engine already"),
 ]
-SecondsOption = Annotated[
-    float,
-    typer.Option(
-        "--seconds", help="how long a launch is asked, at least, where speed counts", min=0.01
-    ),
-]
-ReadyOption = Annotated[
-    float, typer.Option("--ready-within-s", help="how long a server may take to start", min=0.01)
-]
-WaitOption = Annotated[
-    bool,
-    typer.Option(
-        "--wait/--no-wait", help="wait for a GPU on which another run of specreg measures"
-    ),
-]
 
 HERE = Path()
 BASELINES = Path("baselines")
 MATRIX = Path("fixtures/matrix")
 RUNS = Path(".specreg/runs")
+
+
+def check_matrix(matrix: Path) -> None:
+    """Check that there is a folder of tiers.
+
+    Raises:
+        MatrixError: there is none.
+    """
+    if not matrix.is_dir():
+        message = f"tiers '{matrix}': no such folder; run this in the repository, or give --root"
+        raise MatrixError(message)
 
 
 def tier_of(matrix: Path, name: str | None) -> Tier:
@@ -51,9 +47,7 @@ def tier_of(matrix: Path, name: str | None) -> Tier:
     Raises:
         SpecregError: there is none, or it can't be read.
     """
-    if not matrix.is_dir():
-        message = f"tiers '{matrix}': no such folder; run this in the repository, or give --root"
-        raise MatrixError(message)
+    check_matrix(matrix)
     return load_tier(matrix, name or ("gpu" if find_gpus().names else "cpu"))
 
 
@@ -70,15 +64,3 @@ def shelf_of(folder: Path, tier: Tier) -> BaselineStore:
         environment=current_environment(needs_gpus=used),
         options=(f"--specreg-tier={tier.name}",),
     )
-
-
-def case_of(tier: Tier, case_id: str) -> Case:
-    """The case of an id.
-
-    Raises:
-        UnknownNameError: the tier has none; the message lists what it has.
-    """
-    cases = {one.id: one for one in tier.cases}
-    if case_id not in cases:
-        raise UnknownNameError("case", case_id, cases, f"tier '{tier.name}'")
-    return cases[case_id]

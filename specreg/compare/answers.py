@@ -1,5 +1,13 @@
-"""The answers of both sides of a gate: each is asked once, and what came of it is kept."""
+"""Compare the answers of a gate's two sides, token by token; nothing here is timed.
 
+Each side is asked once, and what came of it is kept. Where two greedy answers part, B says how
+likely both tokens were, and so does A where its server is up as well: two that are as good as
+equally likely may change places by rounding, in other kernels for instance.
+"""
+
+import contextlib
+import dataclasses
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,27 +15,29 @@ from pathlib import Path
 import msgspec
 
 from specreg.compare.pairs import Pair, Side
-from specreg.core.errors import InvalidMeasurementError, SpecregError
+from specreg.core.errors import InvalidMeasurementError
 from specreg.core.files import UNREADABLE, replace_file
-from specreg.correctness.answers import (
-    Answers,
-    answers_of,
-    compare_answers,
-    verdict_on_answers,
-    why_not_compared,
-)
+from specreg.correctness.checks import LOSSLESS, ask_greedy, other_batch
+from specreg.correctness.lossless import Losslessness, Score, check_lossless, score_partings
+from specreg.datasets.prompts import Prompt
+from specreg.engines.registry import engine_named
+from specreg.engines.token_api import Transcript
+from specreg.load.token_client import encode_prompts, score
+from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts
+from specreg.matrix.schema import ROUNDING_NATS
 from specreg.servers.server import Server
 from specreg.verdicts.judge import Outcome, Verdict
 
 _MOST_BLOCKS = 2
 """Answers that couldn't be compared in as many aren't asked for any more."""
+_MOST_NAMED = 3
 
 
 class _Known(msgspec.Struct):
     """What a gate's folder keeps of answers, by pair."""
 
-    answers: dict[str, Answers] = {}
+    answers: dict[str, tuple[Transcript, ...]] = {}
     verdicts: dict[str, Verdict] = {}
 
 
@@ -72,41 +82,126 @@ class AnswerComparison:
     def wants(self, pairs: Collection[Pair]) -> bool:
         """Whether a further block may tell of answers what those before couldn't."""
         return any(
-            self._is_open(pair) and len(self.blocks.get(pair.id, ())) < _MOST_BLOCKS
+            self._verdict(pair).outcome is Outcome.INVALID
+            and len(self.blocks.get(pair.id, ())) < _MOST_BLOCKS
             for pair in pairs
         )
-
-    def _is_open(self, pair: Pair) -> bool:
-        return pair.id not in self._known.verdicts and not why_not_compared(pair.a, pair.b)
 
     def ask(self, pair: Pair, servers: Mapping[Side, Server], block: int) -> None:
         """Ask side A for its answers once, and hold side B's against them once.
 
         Raises:
             ServerDiedError: a server went away.
-            SpecregError: the disk refuses.
         """
-        if not self._is_open(pair):
+        if self._verdict(pair).outcome is not Outcome.INVALID:
             return
         self.blocks.setdefault(pair.id, set()).add(block)
         prompts = load_case_prompts(self.root, pair.a)[: pair.a.prompts]
-        side = Side.A
+        known, side = self._known, Side.A
         try:
-            plain = next((one for side, one in servers.items() if side is not Side.B), None)
-            if pair.id not in self._known.answers and plain is not None:
-                self._known.answers[pair.id] = answers_of(pair.a, plain, prompts)
-            theirs, side = self._known.answers.get(pair.id), Side.B
-            if Side.B in servers and theirs is not None:
+            plain = servers.get(Side.A) or servers.get(Side.A2)
+            if pair.id not in known.answers and plain is not None:
+                known.answers[pair.id] = answers_of(pair.a, plain, prompts)
+            side = Side.B
+            if Side.B in servers and pair.id in known.answers:
                 self.show(f"{pair.id}: comparing the answers")
-                self._known.verdicts[pair.id] = compare_answers(
-                    pair.id, pair.b, servers[Side.B], prompts, theirs, servers.get(Side.A)
-                )
+                theirs, a, b = known.answers[pair.id], servers.get(Side.A), servers[Side.B]
+                known.verdicts[pair.id] = compare_answers(pair.id, pair.b, b, prompts, theirs, a)
         except InvalidMeasurementError as error:
             self.failed[pair.id] = f"side {side}: {error}"
             for one in servers.values():
                 one.check_alive()
-        try:
-            replace_file(self.path, msgspec.json.encode(self._known))
-        except OSError as error:
-            message = f"answers '{self.path}': {error.strerror}; make room or mend its rights"
-            raise SpecregError(message) from error
+        replace_file(self.path, msgspec.json.encode(known))
+
+
+def verdict_on_answers(
+    case_id: str, outcome: Outcome, reason: str, value: float | None = None
+) -> Verdict:
+    """The verdict on the answers of a case; `value`: the share that is equal, 0..1."""
+    return Verdict(
+        case_id=case_id, metric=LOSSLESS, outcome=outcome, reason=reason, value=value, launches=0
+    )
+
+
+def why_not_compared(a: Case, b: Case) -> str:
+    """Why both sides need not give the same answers, or can't be asked; empty where they must."""
+    if engine_named(a.server.engine).token_api is None:
+        return f"engine '{a.server.engine}' tells no token ids"
+    if not a.temperature == b.temperature == 0:
+        return "the answers are drawn at a temperature"
+    targets = [
+        (one.target, one.padding_layers, one.widen, one.dtype) for one in (a.server, b.server)
+    ]
+    asked = [(one.dataset, one.prompts, one.output_cap_tokens, one.ignore_eos) for one in (a, b)]
+    if targets[0] != targets[1]:
+        return "the targets of both sides differ, or their number formats"
+    return "" if asked[0] == asked[1] else "the sides are asked otherwise"
+
+
+def answers_of(case: Case, server: Server, prompts: Sequence[Prompt]) -> tuple[Transcript, ...]:
+    """What a server answers.
+
+    Raises:
+        InvalidMeasurementError: it doesn't answer in ids.
+    """
+    return ask_greedy(case, server, encode_prompts(server.endpoint, case, prompts))
+
+
+def compare_answers(
+    case_id: str,
+    case: Case,
+    server: Server,
+    prompts: Sequence[Prompt],
+    theirs: Sequence[Transcript],
+    other: Server | None = None,
+) -> Verdict:
+    """The verdict on what side B answers, held against side A; `value`: the share that is equal.
+
+    Args:
+        case_id: of the verdict.
+        case: as side B runs it.
+        server: of side B; it is asked how likely both were.
+        prompts: what both are asked.
+        theirs: the answers of side A.
+        other: the server of side A, None where it isn't up; one that can't say leaves it to B.
+
+    Raises:
+        InvalidMeasurementError: it doesn't answer in ids, or parts from itself.
+    """
+    texts = encode_prompts(server.endpoint, case, prompts)
+    each = zip(prompts, texts, theirs, strict=True)
+    rendered = [f"'{prompt.id}'" for prompt, ours, its in each if ours != its.prompt]
+    if rendered:
+        reason = (
+            f"B makes other tokens of {len(rendered)} prompts: {', '.join(rendered[:_MOST_NAMED])};"
+            " look at its tokenizer and chat template"
+        )
+        return verdict_on_answers(case_id, Outcome.WRONG, reason)
+    ask, batch = functools.partial(ask_greedy, case, server, texts), other_batch(case)
+    found = check_lossless(
+        [prompt.id for prompt in prompts],
+        ask(),
+        theirs,
+        functools.partial(ask, batch) if batch else None,
+        functools.partial(score, server.endpoint),
+        # Another version may have other kernels, whatever a case demands of speculation.
+        rounding_nats=max(case.rounding_nats, ROUNDING_NATS),
+    )
+    if other is not None and not found.failures:
+        with contextlib.suppress(InvalidMeasurementError):
+            found = judged_by_a(found, functools.partial(score, other.endpoint))
+    outcome = Outcome.WRONG if found.failures else Outcome.PASS
+    return verdict_on_answers(case_id, outcome, found.describe("of B", "of A"), found.equal_frac)
+
+
+def judged_by_a(found: Losslessness, ask_a: Score) -> Losslessness:
+    """What B found, with A's word on how much likelier A's own tokens are.
+
+    Where A finds B's token likelier than its own, B does no worse: the gap is 0. `found` has no
+    failures by B's word, `ask_a` asks A's server.
+    """
+    partings = tuple(
+        dataclasses.replace(one, gap_nats=max(0.0, -(one.gap_nats or 0.0)))
+        for one in score_partings(found.partings, ask_a)
+    )
+    return dataclasses.replace(found, partings=partings)

@@ -1,28 +1,30 @@
 """A gate that may start: all that can be checked before anything is measured is checked."""
 
+import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
-import filelock
 import msgspec
 
 from specreg.compare.answers import AnswerComparison
-from specreg.compare.gate import Gate, GateOptions, SideError
+from specreg.compare.gate import Gate, SideError
 from specreg.compare.judging import LAUNCHES_PER_BLOCK, Rules
-from specreg.compare.pairs import Pair, Side, check_prompts, groups_of, pairs_of
+from specreg.compare.options import GateOptions
+from specreg.compare.pairs import Pair, Side, groups_of, pairs_of
 from specreg.compare.pinning import pinned_pairs, recording_of
 from specreg.core.errors import (
+    DatasetError,
     EnvironmentSetupError,
     SpecregError,
     UnknownNameError,
     UnsupportedError,
 )
 from specreg.core.files import UNREADABLE
-from specreg.matrix.case import Case
+from specreg.matrix.case import Case, Tier
 from specreg.matrix.overrides import parse_override
-from specreg.matrix.prompts import check_contexts
+from specreg.matrix.prompts import check_contexts, load_case_prompts
 from specreg.matrix.widening import served_models
 from specreg.measurement.journal import Journal
 from specreg.measurement.metrics import GATE_METRICS
@@ -32,7 +34,7 @@ from specreg.telemetry.identity import current_environment, find_gpus
 JOURNAL = "journal.jsonl"
 
 
-def open_gate(options: GateOptions) -> Gate:
+def open_gate(options: GateOptions, tier: Tier) -> Gate:
     """A gate that may start, or go on.
 
     Raises:
@@ -46,13 +48,13 @@ def open_gate(options: GateOptions) -> Gate:
         )
         raise UnsupportedError(message)
     folder, tolerances = _folder_of(options), _tolerances(options.tolerances)
-    tier, root, on_gpu = options.tier, options.root, options.on_gpu
+    root, on_gpu = options.root, tier.needs_gpus > 0
     origins = parse_origin(options.a), parse_origin(options.b)
     overrides = (
         tuple(map(parse_override, options.a_overrides)),
         tuple(map(parse_override, options.b_overrides)),
     )
-    chosen = _chosen(options, origins)
+    chosen = _chosen(options, tier, origins)
     pairs = pairs_of(tier, chosen, overrides, prompts=options.prompts, show=options.show)
     pinned: tuple[Pair, ...] = ()
     if options.pin_length_tokens is not None:
@@ -61,22 +63,19 @@ def open_gate(options: GateOptions) -> Gate:
         pairs += pinned
     for spec in {case.server for pair in pairs for case in (pair.a, pair.b)}:
         served_models(root, spec)
-    check_prompts(root, pairs)
-    a, b = (
-        source_of(one, on_gpu=on_gpu, show=options.show, waits=options.waits) for one in origins
-    )
-    for side, source in ((Side.A, a), (Side.B, b)):
-        _check(options, side, source, [pair.of(side) for pair in pairs])
-    installed = _installed(Side.A, a, pairs), _installed(Side.B, b, pairs)
-    lock, journal = _lock(folder), Journal(folder / JOURNAL)
+    _check_prompts(root, pairs)
+    sources, installed = _sides(options, origins, pairs, on_gpu=on_gpu)
+    journal = Journal(folder / JOURNAL)
+    journal.hold()
     if journal.path.exists() and not options.resume:
         message = f"'{journal.path}': holds a gate already; say --resume to go on, or another --out"
         raise SpecregError(message)
     together = not on_gpu if options.together is None else options.together
     gate = Gate(
         options=options,
+        tier=tier,
         folder=folder,
-        sources=(a, b),
+        sources=sources,
         installed=installed,
         groups=groups_of(pairs, with_control=options.with_control, together=together),
         environment=current_environment(needs_gpus=tier.gpus_used(find_gpus().memory_gib)),
@@ -89,7 +88,6 @@ def open_gate(options: GateOptions) -> Gate:
         answers=AnswerComparison(
             pairs=pairs, root=root, path=folder / "answers.json", show=options.show
         ),
-        lock=lock,
     )
     if journal.path.exists():
         gate.take_over()
@@ -97,6 +95,41 @@ def open_gate(options: GateOptions) -> Gate:
         for path in filter(None, (recording_of(case) for one in pinned for case in (one.a, one.b))):
             path.unlink(missing_ok=True)
     return gate
+
+
+def _sides(
+    options: GateOptions, origins: Sequence[Origin], pairs: Sequence[Pair], *, on_gpu: bool
+) -> tuple[tuple[Source, ...], tuple[str, ...]]:
+    """Where both sides come from, and what they are once their environments are made."""
+    sources: dict[Side, Source] = {}
+    installed = []
+    side = Side.A
+    try:
+        for side, origin in zip((Side.A, Side.B), origins, strict=True):
+            cases = [pair.of(side) for pair in pairs]
+            sources[side] = checked_source(
+                origin, cases, options.root, on_gpu=on_gpu, show=options.show
+            )
+        for side, source in sources.items():
+            installed.append(", ".join(dict.fromkeys(source.installed(p.of(side)) for p in pairs)))
+    except (UnsupportedError, EnvironmentSetupError) as error:
+        raise SideError(side, str(error), started=False) from error
+    return tuple(sources.values()), tuple(installed)
+
+
+def checked_source(
+    origin: Origin, cases: Sequence[Case], root: Path, *, on_gpu: bool, show: Callable[[str], None]
+) -> Source:
+    """Where the servers of cases come from, checked as far as can be before anything is installed.
+
+    Raises:
+        UnsupportedError: they couldn't be measured.
+    """
+    source = source_of(origin, on_gpu=on_gpu, show=show)
+    source.check(tuple(cases))
+    for said in check_contexts(root, cases):
+        show(said)
+    return source
 
 
 def _tolerances(texts: Sequence[str]) -> Mapping[str, float]:
@@ -115,20 +148,6 @@ def _tolerances(texts: Sequence[str]) -> Mapping[str, float]:
     return found
 
 
-def _lock(folder: Path) -> filelock.BaseFileLock:
-    """Lock a folder, which is made, until the lock is released or our process has ended."""
-    lock = filelock.FileLock(folder / "gate.lock", blocking=False, is_singleton=True)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except filelock.Timeout as error:
-        message = (
-            f"'{folder}': another gate is at work there; wait for its end, or name another --out"
-        )
-        raise SpecregError(message) from error
-    return lock
-
-
 def _folder_of(options: GateOptions) -> Path:
     if options.resume and (options.out is None or not options.out.is_dir()):
         where = f"in '{options.out}'" if options.out is not None else "without a folder"
@@ -137,18 +156,15 @@ def _folder_of(options: GateOptions) -> Path:
     return (options.out or gates / time.strftime("%Y-%m-%dT%H-%M-%S")).resolve()
 
 
-def _chosen(options: GateOptions, origins: tuple[Origin, Origin]) -> Sequence[Case]:
+def _chosen(options: GateOptions, tier: Tier, origins: tuple[Origin, Origin]) -> Sequence[Case]:
     """The cases that are named; without any those of the sides' engine that fit the GPUs."""
-    tier = options.tier
-    known = {case.id: case for case in tier.cases}
     unmet = dict(tier.unmet(find_gpus().memory_gib))
-    for case_id in options.case_ids:
-        if case_id not in known:
-            raise UnknownNameError("case", case_id, known, f"tier '{tier.name}'")
-        if case_id in unmet:
-            raise UnsupportedError(f"{unmet[case_id]}; choose other cases with --case")
     if options.case_ids:
-        return [known[case_id] for case_id in dict.fromkeys(options.case_ids)]
+        named = [tier.named(case_id) for case_id in dict.fromkeys(options.case_ids)]
+        for case in named:
+            if case.id in unmet:
+                raise UnsupportedError(f"{unmet[case.id]}; choose other cases with --case")
+        return named
     for case in tier.cases:
         if {one.engine for one in origins} - {"", case.server.engine}:
             unmet[case.id] = f"'{case.id}' is of engine '{case.server.engine}'"
@@ -164,19 +180,10 @@ def _chosen(options: GateOptions, origins: tuple[Origin, Origin]) -> Sequence[Ca
     return found
 
 
-def _check(options: GateOptions, side: Side, source: Source, cases: Sequence[Case]) -> None:
-    """Check that a side could be measured, as far as one can tell before anything is installed."""
-    try:
-        source.check(tuple(cases))
-    except UnsupportedError as error:
-        raise SideError(side, str(error), started=False) from error
-    for said in check_contexts(options.root, cases):
-        options.show(said)
-
-
-def _installed(side: Side, source: Source, pairs: Sequence[Pair]) -> str:
-    """What a side is, once its environments are made."""
-    try:
-        return ", ".join(dict.fromkeys(source.installed(pair.of(side)) for pair in pairs))
-    except (UnsupportedError, EnvironmentSetupError) as error:
-        raise SideError(side, str(error), started=False) from error
+def _check_prompts(root: Path, pairs: Sequence[Pair]) -> None:
+    """Check that each pair has prompts, the same on both sides."""
+    load = functools.cache(functools.partial(load_case_prompts, root))
+    for pair in pairs:
+        if load(pair.a) != load(pair.b):
+            what = "the sides' targets would be asked other prompts; choose a dataset of texts"
+            raise DatasetError(f"'{pair.id}': {what}")

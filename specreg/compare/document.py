@@ -8,19 +8,16 @@ from pathlib import Path
 import specreg
 from specreg.baselines.record import commit_of
 from specreg.compare.gate import Gate
-from specreg.compare.judging import Decision, mean_of
-from specreg.compare.pairs import OUTPUT, Pair, Side
+from specreg.compare.judging import Decision
+from specreg.compare.pairs import Pair, Side
 from specreg.core.errors import ReportError
 from specreg.measurement.figures import figures_of
-from specreg.measurement.metrics import GATE_METRICS
-from specreg.report.charts import break_even
 from specreg.report.document import (
     FILE_NAME,
     Answer,
     ArmReport,
     CaseReport,
     Expected,
-    Kind,
     Origin,
     Report,
     RunVerdict,
@@ -38,13 +35,8 @@ _ANSWERS = {
 
 
 def set_aside(folder: Path) -> None:
-    """Rename what an earlier gate left in a folder, so that it isn't taken for this one's answer.
-
-    `report.json` becomes `earlier-report.json`; the folder needn't be there.
-    """
-    for path in filter(
-        Path.is_file, (folder / f"report.{form}" for form in ("json", "md", "html"))
-    ):
+    """Rename an earlier gate's report to `earlier-report.json`, so that it isn't taken for ours."""
+    for path in folder.glob("report.*"):
         path.replace(path.with_name(f"earlier-{path.name}"))
 
 
@@ -69,7 +61,7 @@ def _report(gate: Gate, decision: Decision, command: str, status: int | None) ->
     return Report(
         run=RunVerdict(
             run=gate.folder.name,
-            tier=options.tier.name,
+            tier=gate.tier.name,
             environment=gate.environment.name,
             complete=gate.finished,
             exit_status=decision.exit_status if status is None else status,
@@ -85,26 +77,22 @@ def _report(gate: Gate, decision: Decision, command: str, status: int | None) ->
             driver_version="",
         ),
         cases=tuple(_case_report(gate, pair, decision, command) for pair in gate.pairs),
-        tier_cases=tuple(case.id for case in options.tier.cases),
-        remarks=(*_remarks(gate), *_break_evens(gate)),
+        tier_cases=tuple(case.id for case in gate.tier.cases),
+        remarks=tuple(_remarks(gate)),
         ended_at=dt.datetime.now(tz=dt.UTC).isoformat(timespec="seconds"),
-        kind=Kind.GATE,
-        title=f"May B take the place of A? Tier {options.tier.name} on {gate.environment.name}",
+        title=f"May B take the place of A? Tier {gate.tier.name} on {gate.environment.name}",
         answers=(Answer(subject=decision.answer.upper(), tone=tone, text=answer),),
         arms=tuple(
             ArmReport(
                 name=side,
                 text=text,
                 overrides=tuple(overrides),
-                installed=installed,
+                installed=gate.installed[side is Side.B],
                 engine_versions=gate.versions(side),
             )
-            for side, text, overrides, installed in zip(
-                (Side.A, Side.B),
-                (options.a, options.b),
-                (options.a_overrides, options.b_overrides),
-                gate.installed,
-                strict=True,
+            for side, text, overrides in (
+                (Side.A, options.a, options.a_overrides),
+                (Side.B, options.b, options.b_overrides),
             )
         ),
         control=decision.control,
@@ -118,16 +106,6 @@ def _case_report(gate: Gate, pair: Pair, decision: Decision, command: str) -> Ca
     of_b = [one for one in gate.launches if (one.pair_id, one.side) == (pair.id, Side.B)]
     measured = [(one.measurement, one.number) for one in of_b if one.measurement is not None]
     verdicts = [one for one in decision.verdicts if one.case_id == pair.id]
-    expected = Expected(
-        environment="side A",
-        recorded_on=dt.datetime.now(tz=dt.UTC).date().isoformat(),
-        engine_version=", ".join(gate.versions(Side.A)),
-        reason=gate.installed[0],
-        values={one.metric: one.expected for one in verdicts if one.expected is not None},
-        histogram=(),
-        marginal_frac=(),
-        category_acceptance_length_tokens={},
-    )
     return CaseReport(
         case_id=pair.id,
         engine=case.server.engine,
@@ -138,7 +116,14 @@ def _case_report(gate: Gate, pair: Pair, decision: Decision, command: str) -> Ca
         draft=case.server.draft or "",
         settings=None,
         figures=figures_of(*measured[-1]) if measured else None,
-        expected=expected,
+        expected=Expected(
+            environment="side A",
+            recorded_on=dt.datetime.now(tz=dt.UTC).date().isoformat(),
+            engine_version=", ".join(gate.versions(Side.A)),
+            reason=gate.installed[0],
+            values={one.metric: one.expected for one in verdicts if one.expected is not None},
+            marginal_frac=(),
+        ),
         history=(),
         reproduce=command,
     )
@@ -160,42 +145,6 @@ def _remarks(gate: Gate) -> Iterator[str]:
         yield f"the acceptance length of the pinned cases is {options.pin_length_tokens:g}"
     if not options.with_control:
         yield "side A was not measured against itself, so a machine that moves isn't told"
-    for group in gate.groups:
-        if group.with_control and (why := gate.why_no_control(group)):
-            yield f"side A was no longer measured against itself: {why}"
     for one in gate.launches:
         if one.failed:
             yield f"side {one.side}, launch {one.number}, {one.pair_id}: {one.failed}"
-
-
-def _break_evens(gate: Gate) -> Iterator[str]:
-    """Where speculation stops paying, of each server that was measured under several loads."""
-    for side in (Side.A, Side.B):
-        plain = {_work(one, side): one for one in gate.pairs if not one.of(side).speculates}
-        curves: dict[str, list[tuple[int, float]]] = {}
-        for pair in gate.pairs:
-            case, slow = pair.of(side), plain.get(_work(pair, side))
-            if not (case.speculates and case.load.concurrency and slow):
-                continue
-            ours, theirs = _output(gate, pair, side), _output(gate, slow, side)
-            if ours and theirs:
-                name = f"{case.server.id}-{case.dataset}"
-                curves.setdefault(name, []).append((case.load.concurrency, ours / theirs))
-        for name, curve in curves.items():
-            if len(curve) > 1:
-                loads = sorted(curve)
-                told = ", ".join(f"{gain:.2f}x at {load}" for load, gain in loads)
-                yield f"{name} on side {side}: {break_even(loads)}; {told}"
-
-
-def _work(pair: Pair, side: Side) -> tuple[object, ...]:
-    """What a pair has in common with the one without speculation."""
-    case = pair.of(side)
-    return case.server.engine, case.server.models, case.dataset, case.load, case.prompts
-
-
-def _output(gate: Gate, pair: Pair, side: Side) -> float | None:
-    """The mean throughput of a pair on a side, in tokens per second."""
-    ours = [one for one in gate.launches if (one.pair_id, one.side) == (pair.id, side)]
-    measured = [one.measurement for one in ours if one.measurement is not None]
-    return mean_of(GATE_METRICS[OUTPUT].function, measured)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import filelock
 import msgspec
 
 from specreg.compare.answers import AnswerComparison
@@ -21,8 +20,8 @@ from specreg.compare.judging import (
     decide,
     is_settled,
     judge_pair,
-    why_broken,
 )
+from specreg.compare.options import GateOptions, ServerOptions
 from specreg.compare.pairs import Group, Pair, Side
 from specreg.compare.pinning import plain_case, record_answers, recording_of, why_not_pinned
 from specreg.core.errors import (
@@ -40,7 +39,7 @@ from specreg.matrix.models import model_sha256, resolve_model
 from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.arm import Arm
 from specreg.measurement.journal import Journal, Key, load_journal
-from specreg.measurement.measure import Measurement, Plan, measure, workload_of
+from specreg.measurement.measure import Plan, measure, workload_of
 from specreg.servers.cores import cores_apart
 from specreg.servers.server import StartedServer
 from specreg.servers.sources import Source
@@ -50,48 +49,6 @@ from specreg.verdicts.judge import Outcome
 
 _WAVES = 2
 """A round beside others asks for as many prompts as twice fill the load."""
-
-_Requests = list[tuple[int, FinishedRequest]]
-"""Requests with their rounds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GateOptions:
-    """What is asked of a gate, as the options of `specreg gate` have it.
-
-    Attributes:
-        pin_length_tokens: the acceptance length of further cases, None for none.
-        together: None for where no GPU has to hold the servers of all sides.
-        least_s: how long a launch is asked, at least, where speed counts.
-        out: the folder of the gate, None for a new one in `.specreg`.
-        show: is told what goes on.
-    """
-
-    a: str
-    b: str
-    a_overrides: Sequence[str] = ()
-    b_overrides: Sequence[str] = ()
-    tier: Tier
-    case_ids: Sequence[str] = ()
-    pin_length_tokens: float | None = None
-    launches: int = 16
-    minutes: float | None = None
-    prompts: int | None = None
-    tolerances: Sequence[str] = ()
-    with_control: bool = True
-    together: bool | None = None
-    least_s: float = 20.0
-    resume: bool = False
-    root: Path
-    out: Path | None = None
-    ready_within_s: float = 600.0
-    waits: bool = True
-    show: Callable[[str], None]
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether the engines run on a GPU."""
-        return self.tier.needs_gpus > 0
 
 
 class SideError(SpecregError):
@@ -109,21 +66,20 @@ class Gate:
     Attributes:
         sources: where the servers of A and of B come from; installed: what they are.
         groups: what is compared, by what shares its servers.
-        lock: of the folder.
         launches: so far, as they came.
         finished: whether it ended by itself.
     """
 
     options: GateOptions
+    tier: Tier
     folder: Path
-    sources: tuple[Source, Source]
-    installed: tuple[str, str]
+    sources: Sequence[Source]
+    installed: Sequence[str]
     groups: Sequence[Group]
     environment: Environment
     rules: Rules
     journal: Journal
     answers: AnswerComparison
-    lock: filelock.BaseFileLock
     launches: list[SideLaunch] = field(default_factory=list)
     finished: bool = False
 
@@ -152,7 +108,7 @@ class Gate:
                 )
                 raise UnsupportedError(message)
             self._check_version(known[1], measurement.engine_version)
-            self._keep(*known, key.launch, measurement)
+            self.launches.append(SideLaunch(known[0].id, known[1], key.launch, measurement))
         self.answers.take_over()
         blocks = max((one.block for one in self.launches), default=0)
         if blocks > self.rules.blocks:
@@ -180,7 +136,9 @@ class Gate:
                 continue
             first = LAUNCHES_PER_BLOCK * block + 1
             for number in range(first, first + LAUNCHES_PER_BLOCK):
-                for sides in self._due(group, number):
+                for sides in group.slots(number):
+                    if self._is_known(group, number, sides):
+                        continue
                     began_s = time.monotonic()
                     if longest_s and began_s + longest_s > deadline_s:
                         return self.decide()
@@ -192,11 +150,6 @@ class Gate:
     def decide(self) -> Decision:
         """What the launches so far say."""
         return decide(self.groups, self.launches, self.rules, self.answers.verdicts)
-
-    def why_no_control(self, group: Group) -> str:
-        """Why side A isn't launched once more, empty where it is: that failed too often."""
-        ids = {pair.id for pair in group.pairs}
-        return why_broken([one for one in self.launches if one.pair_id in ids], Side.A2)
 
     def versions(self, side: Side) -> tuple[str, ...]:
         """What the servers of a side said that they are, each once; of A2 too where it is A's."""
@@ -215,19 +168,14 @@ class Gate:
             for pair in group.pairs
         )
 
-    def _due(self, group: Group, number: int) -> Iterator[tuple[Side, ...]]:
-        """The servers that a launch of each side still takes."""
+    def _is_known(self, group: Group, number: int, sides: tuple[Side, ...]) -> bool:
+        """Whether a launch of sides has told of all pairs of the group."""
         known = {
             (one.pair_id, one.side)
             for one in self.launches
             if one.number == number and not one.failed
         }
-        dropped = {Side.A2} if self.why_no_control(group) else set()
-        for slot in group.slots(number):
-            sides = tuple(side for side in slot if side not in dropped)
-            wanted = {(pair.id, side) for pair in group.pairs for side in sides}
-            if sides and not wanted <= known:
-                yield sides
+        return {(pair.id, side) for pair in group.pairs for side in sides} <= known
 
     def _launch(self, group: Group, number: int, sides: tuple[Side, ...]) -> None:
         """Start servers and measure all pairs that share them; what fails is told, not raised."""
@@ -250,8 +198,11 @@ class Gate:
                 if not error.started and not any((one, error.side) in measured for one in ids):
                     raise
                 self.options.show(f"launch {number}, side {error.side}: {error}")
+                told = {(one.pair_id, one.side, one.number) for one in self.launches}
                 for pair in group.pairs:
-                    self._fail(pair, error.side, number, str(error))
+                    if (pair.id, error.side, number) not in told:
+                        failed = SideLaunch(pair.id, error.side, number, failed=str(error))
+                        self.launches.append(failed)
 
     def _measure(self, pair: Pair, number: int, servers: Mapping[Side, StartedServer]) -> None:
         """Measure a pair on the servers that are up, and compare its answers.
@@ -260,7 +211,7 @@ class Gate:
             SideError: a server went away or hangs; nothing is kept then.
         """
         options = self.options
-        requests: dict[int, _Requests] = {place: [] for place in range(len(servers))}
+        requests: list[list[tuple[int, FinishedRequest]]] = [[] for _ in servers]
 
         def record(arm: int, part: int) -> Record:
             return lambda finished: requests[arm].append((part, finished))
@@ -274,40 +225,34 @@ class Gate:
             )
             for side, server in servers.items()
         ]
-        plan = Plan(
-            show=lambda _: None,
-            parts=rounds_of(pair.a, sides=len(servers)),
-            least_s=options.least_s,
-            record=record,
-        )
+        parts, wave = pair.a.rounds, _WAVES * (pair.a.load.concurrency or pair.a.prompts)
+        if len(servers) > 1:
+            parts = max(math.ceil(pair.a.prompts / wave), parts)
+        plan = Plan(show=lambda _: None, parts=parts, least_s=options.least_s, record=record)
         workload = workload_of(pair.a, load_case_prompts(options.root, pair.a))
         # An engine on a GPU is held up by its host now and then; nothing crowds it here.
-        with contextlib.nullcontext() if options.on_gpu else cores_apart(servers.values()):
+        on_gpu = self.sources[0].on_gpu
+        with contextlib.nullcontext() if on_gpu else cores_apart(servers.values()):
             found = measure(arms, workload, plan)
-        kept: list[tuple[Side, Measurement, _Requests]] = []
-        for place, (side, measurement) in enumerate(zip(servers, found, strict=True)):
+        kept = []
+        for side, measurement, replayed in zip(servers, found, requests, strict=True):
             why = why_not_pinned(pair.of(side), measurement.acceptance)
             if measurement.replay is None:
                 why = next(iter(measurement.invalid.values()), "")
             if why:
                 options.show(f"launch {number}, side {side}, {pair.id}: {why}")
-                self._fail(pair, side, number, why)
+                self.launches.append(SideLaunch(pair.id, side, number, failed=why))
             elif measurement.replay is not None:
-                kept.append((side, measurement, requests[place]))
+                kept.append((side, measurement, replayed))
             if why.startswith(HungError.name):
                 raise SideError(side, why)
         self.answers.ask(pair, servers, math.ceil(number / LAUNCHES_PER_BLOCK))
         for side, measurement, replayed in kept:
-            self._keep(pair, side, number, measurement)
+            self.launches.append(SideLaunch(pair.id, side, number, measurement))
             self.journal.begin(self._key(pair, side, number))
             for part, finished in replayed:
                 self.journal.record_round(0, part)(finished)
             self.journal.end(measurement)
-
-    def _keep(self, pair: Pair, side: Side, number: int, measurement: Measurement) -> None:
-        self.launches.append(
-            SideLaunch(pair_id=pair.id, side=side, number=number, measurement=measurement)
-        )
 
     def _check_version(self, side: Side, version: str) -> None:
         """Check that a launch is of the version of its side, by the servers' own word.
@@ -322,12 +267,6 @@ class Gate:
                 " it had, or begin another gate"
             )
             raise UnsupportedError(message)
-
-    def _fail(self, pair: Pair, side: Side, number: int, why: str) -> None:
-        """Note that a side came to nothing; once a launch."""
-        told = {(one.pair_id, one.side, one.number) for one in self.launches}
-        if (pair.id, side, number) not in told:
-            self.launches.append(SideLaunch(pair_id=pair.id, side=side, number=number, failed=why))
 
     def _key(self, pair: Pair, side: Side, number: int) -> Key:
         """What has to be equal for a launch to be taken over."""
@@ -359,8 +298,7 @@ class Gate:
                 continue
             self.options.show(f"recording the answers of side {side} for {case.id}")
             prompts = load_case_prompts(self.options.root, case)[: case.prompts]
-            name = f"recording-{side}-{case.id}"
-            with self._started(plain_case(case), side, name) as server:
+            with self._started(plain_case(case), side, f"recording-{side}-{case.id}") as server:
                 record_answers(case, server, prompts, path)
 
     @contextlib.contextmanager
@@ -371,28 +309,39 @@ class Gate:
             SideError: it didn't start.
             MemoryHeldError: a GPU hasn't got its memory back, whosever server it was.
         """
-        source, options = self._source(side), self.options
+        source = self._source(side)
+        log_path = self.folder / "logs" / f"{name.replace(' ', '')}.log"
         with contextlib.ExitStack() as stack:
             try:
-                environment = source.environment(case)
-                stack.enter_context(source.leased(case))
-                server = stack.enter_context(
-                    start_server(
-                        case.server,
-                        environment,
-                        root=options.root,
-                        log_path=self.folder / "logs" / f"{name.replace(' ', '')}.log",
-                        on_gpu=options.on_gpu,
-                        ready_within_s=options.ready_within_s,
-                        show=lambda _: None,
-                    )
-                )
+                started = server_of(source, case, self.options, log_path)
+                server = stack.enter_context(started)
             except MemoryHeldError:
                 raise
             except SpecregError as error:
                 message = f"side {side} ('{source.origin.text}'): {error}"
                 raise SideError(side, message, started=False) from error
             yield server
+
+
+@contextlib.contextmanager
+def server_of(
+    source: Source, case: Case, options: ServerOptions, log_path: Path
+) -> Iterator[StartedServer]:
+    """A running server of a case, on GPUs that are its own; errors as of `start_server`."""
+    environment = source.environment(case)
+    with (
+        source.leased(case),
+        start_server(
+            case.server,
+            environment,
+            root=options.root,
+            log_path=log_path,
+            on_gpu=source.on_gpu,
+            ready_within_s=options.ready_within_s,
+            show=options.show,
+        ) as server,
+    ):
+        yield server
 
 
 @contextlib.contextmanager
@@ -407,10 +356,3 @@ def _naming(servers: Mapping[Side, StartedServer]) -> Iterator[None]:
             except ServerDiedError as error:
                 raise SideError(side, str(error).splitlines()[0]) from error
         raise
-
-
-def rounds_of(case: Case, *, sides: int) -> int:
-    """Into how many rounds a case's prompts are cut where so many sides are up."""
-    if sides == 1 or not case.load.concurrency:
-        return case.rounds
-    return max(math.ceil(case.prompts / (_WAVES * case.load.concurrency)), case.rounds)

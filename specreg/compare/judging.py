@@ -36,19 +36,12 @@ A loss that matters is far beyond its noise once that is small enough to prove a
 _MOST_FAILED = 2
 _FURTHEST = 50.0
 """A difference of logarithms beyond it isn't told: a float holds no more."""
-_LEFT_OPEN = "left open, as the case is lost already"
 _FEW_EQUAL_FRAC = 0.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class SideLaunch:
-    """A pair on one launch of a side's server.
-
-    Attributes:
-        pair_id: of what is compared.
-        side: whose server; number: of its launch, from 1.
-        measurement: None where it failed; failed: why it came to nothing.
-    """
+    """A pair on one launch of a side's server, from 1; `failed`: why it came to nothing."""
 
     pair_id: str
     side: Side
@@ -73,8 +66,8 @@ class Rules:
 
     Attributes:
         blocks: the most, and so the most looks.
-        figures: how many the gate judges: any of them alone may stop an upgrade, so a loss must
-            stand among all of them (Bonferroni).
+        figures: how many are judged; a loss of any stops an upgrade, and must stand among all
+            (Bonferroni).
         tolerances: by metric, one that overrides its own.
         loss_frac: how often the gate as a whole may see a loss where there is none.
     """
@@ -110,11 +103,9 @@ class Answer(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What a gate decided.
+    """What a gate decided: why, the weightiest first, and what it would take to decide.
 
-    Attributes:
-        reasons: why, the weightiest first; takes: what it would take to decide.
-        verdicts: on each pair, on its answers too; control: on side A against itself.
+    `verdicts` are on each pair, and on its answers; `control` is on side A against itself.
     """
 
     answer: Answer
@@ -142,18 +133,18 @@ def decide(
     strict = dataclasses.replace(rules, figures=figures, loss_frac=LEVEL)
     control = [one for pair in controls for one in judge_pair(pair, launches, strict, Side.A2)]
     moved = [one for one in control if one.outcome in _DIFFERS]
-    wrong = {one.case_id for one in answers if one.outcome is Outcome.WRONG}
-    verdicts: list[Verdict] = []
-    for pair in (pair for group in groups for pair in group.pairs):
-        judged = [_unless_moved(one, moved) for one in judge_pair(pair, launches, rules)]
-        if pair.id in wrong or _is_lost(judged):
-            judged = [
-                dataclasses.replace(one, reason=_LEFT_OPEN)
-                if one.outcome is Outcome.INCONCLUSIVE
-                else one
-                for one in judged
-            ]
-        verdicts += judged
+    # Of what the machine moves by itself nothing can be said.
+    untold = {one.metric for one in moved}
+    reason = "MACHINE_MOVED: side A differs from itself; quieten the machine, and run again"
+    verdicts = [
+        dataclasses.replace(one, outcome=Outcome.INVALID, reason=reason)
+        if one.metric in untold and one.outcome is not Outcome.MEASURED
+        else one
+        for group in groups
+        for pair in group.pairs
+        for one in judge_pair(pair, launches, rules)
+    ]
+    wrong = any(one.outcome is Outcome.WRONG for one in answers)
     regressed = [one for one in verdicts if one.outcome is Outcome.REGRESSED]
     unclear = [one for one in (*verdicts, *answers) if one.outcome not in _SETTLED]
     if wrong or regressed:
@@ -171,23 +162,16 @@ def decide(
     )
 
 
-def _unless_moved(verdict: Verdict, moved: Sequence[Verdict]) -> Verdict:
-    """Of what the machine moves by itself nothing can be said."""
-    if verdict.metric not in {one.metric for one in moved} or verdict.outcome is Outcome.MEASURED:
-        return verdict
-    reason = "MACHINE_MOVED: side A differs from itself; quieten the machine, and run again"
-    return dataclasses.replace(verdict, outcome=Outcome.INVALID, reason=reason)
-
-
 def _reasons(
     answers: Iterable[Verdict], lost: Sequence[Verdict], moved: Sequence[Verdict]
 ) -> Iterator[str]:
     """Answers that differ, can't be told or mostly round; then what was lost, and what moved."""
     for one in answers:
         few = one.value is not None and one.value < _FEW_EQUAL_FRAC
-        if one.outcome in {Outcome.WRONG, Outcome.INVALID} or (one.outcome is Outcome.PASS and few):
+        if few or one.outcome in {Outcome.WRONG, Outcome.INVALID}:
             yield f"{one.case_id}: {one.reason}"
-    for case_id, ones in _by_case(lost).items():
+    for case_id in dict.fromkeys(one.case_id for one in lost):
+        ones = [one for one in lost if one.case_id == case_id]
         figures = ", ".join(f"{one.metric} {one.change_frac:+.1%}" for one in ones)
         yield f"{case_id} is worse by {causes_of(ones)}: {figures}"
     for one in moved:
@@ -197,39 +181,26 @@ def _reasons(
         )
 
 
-def _by_case(verdicts: Iterable[Verdict]) -> Mapping[str, list[Verdict]]:
-    by_case: dict[str, list[Verdict]] = {}
-    for one in verdicts:
-        by_case.setdefault(one.case_id, []).append(one)
-    return by_case
+def _takes(unclear: Sequence[Verdict], rules: Rules) -> Iterator[str]:
+    """What it would take to decide: first what to type, then why, figure by figure."""
+    if most := max(map(_launches_for, unclear), default=0):
+        more = f" --launches {most}" if most > rules.launches else ""
+        yield (
+            f"about {most} launches of each side: type the same with --resume{more}; a quieter"
+            " machine needs fewer"
+        )
+    for one in unclear:
+        yield f"{one.case_id}: {one.reason or 'there is no telling'} ({one.metric})"
 
 
-def launches_for(verdict: Verdict) -> int:
+def _launches_for(verdict: Verdict) -> int:
     """About how many launches of each side would decide; 0 where no number would."""
-    if verdict.metric not in GATE_METRICS or verdict.outcome is not Outcome.INCONCLUSIVE:
+    if verdict.outcome is not Outcome.INCONCLUSIVE:
         return 0
     if verdict.needed_launches is not None or verdict.low_frac is not None:
         return verdict.needed_launches or 0
     least = _SPEED_LAUNCHES if GATE_METRICS[verdict.metric].by_launch else LAUNCHES_PER_BLOCK
     return max(least, verdict.launches + LAUNCHES_PER_BLOCK)
-
-
-def _takes(unclear: Sequence[Verdict], rules: Rules) -> Iterator[str]:
-    """What it would take to decide: first what to type, then why, in a line per pair."""
-    wanting = [one for one in unclear if launches_for(one)]
-    if wanting:
-        most = max(map(launches_for, wanting))
-        about = "about" if all(one.low_frac is not None for one in wanting) else "at least"
-        more = f" --launches {most}" if most > rules.launches else ""
-        yield (
-            f"{about} {most} launches of each side: type the same with --resume{more}; a quieter"
-            " machine needs fewer"
-        )
-    for case_id, ones in _by_case(unclear).items():
-        whys: dict[str, list[str]] = {}
-        for one in ones:
-            whys.setdefault(one.reason or "there is no telling", []).append(one.metric)
-        yield f"{case_id}: " + "; ".join(f"{why} ({', '.join(of)})" for why, of in whys.items())
 
 
 def causes_of(verdicts: Sequence[Verdict]) -> str:
@@ -244,18 +215,14 @@ def causes_of(verdicts: Sequence[Verdict]) -> str:
     return ", ".join(own) or next(filter(None, told), "output" if lost else "")
 
 
-def _is_lost(verdicts: Iterable[Verdict]) -> bool:
-    """Whether a loss is proven, and by what: output alone is lost by something else."""
-    return any(one.outcome is Outcome.REGRESSED and one.metric != OUTPUT for one in verdicts)
-
-
 def is_settled(verdicts: Sequence[Verdict], *, lost: bool = False) -> bool:
     """Whether no further launch would change the answer on a pair.
 
-    Where one of its metrics is a proven loss, or it is lost by something else, the others need but
-    an interval.
+    Where it is lost, by its answers or by more than output, what else it has needs but an interval.
     """
-    lost = lost or _is_lost(verdicts)
+    lost = lost or any(
+        one.outcome is Outcome.REGRESSED and one.metric != OUTPUT for one in verdicts
+    )
     unclear = [one for one in verdicts if one.outcome is Outcome.INCONCLUSIVE]
     return not unclear or (lost and all(one.low_frac is not None for one in unclear))
 
@@ -265,18 +232,17 @@ def judge_pair(
 ) -> tuple[Verdict, ...]:
     """The verdict on each metric of a pair, at the look that decides or else at the last one.
 
-    Compared is A with `other`: B, or A itself, which is the control. What doesn't decide is
-    MEASURED. Launches are of all sides and pairs, as they came.
+    Compared is A with `other`: B, or A itself, which is the control. Launches are as they came.
     """
     ours = [one for one in launches if one.pair_id == pair.id and one.side in {Side.A, other}]
     deciding = pair.deciding(other)
-    verdicts = [_judge(metric, pair.id, other, ours, rules) for metric in pair.metrics(other)]
-    return tuple(
-        one
-        if one.metric in deciding
-        else dataclasses.replace(one, outcome=Outcome.MEASURED, reason="")
-        for one in verdicts
-    )
+    found = []
+    for metric in pair.metrics(other):
+        verdict = _judge(metric, pair.id, other, ours, rules)
+        if metric.name not in deciding:
+            verdict = dataclasses.replace(verdict, outcome=Outcome.MEASURED, reason="")
+        found.append(verdict)
+    return tuple(found)
 
 
 def _judge(
@@ -285,8 +251,12 @@ def _judge(
     # Proven within the tolerance is soon proven; that it is better by more may show later, and so
     # may that the machine moved.
     later = _DIFFERS if other is Side.A2 else {Outcome.IMPROVED}
-    verdict = decided = _look(metric, case_id, other, (), rules)
-    for some in _looks(launches):
+    decided = _look(metric, case_id, other, (), rules)
+    # What was launched once more in a block that had failed changes no look before: it counts from
+    # the last block on that there was by then.
+    told_at = list(itertools.accumulate((one.block for one in launches), max))
+    for look in sorted(set(told_at)):
+        some = [one for one, at in zip(launches, told_at, strict=True) if at <= look]
         verdict = _look(metric, case_id, other, some, rules)
         if decided.outcome is Outcome.INCONCLUSIVE or verdict.outcome in later:
             decided = verdict
@@ -295,21 +265,17 @@ def _judge(
     return decided
 
 
-def _looks(launches: Sequence[SideLaunch]) -> Iterator[list[SideLaunch]]:
-    """What was there at each look, block by block.
-
-    What was launched once more in a block that had failed counts from the last block that there was
-    by then on: it changes no look before.
-    """
-    told_at = list(itertools.accumulate((one.block for one in launches), max))
-    for look in sorted(set(told_at)):
-        yield [one for one, at in zip(launches, told_at, strict=True) if at <= look]
-
-
 def _look(
     metric: Metric, case_id: str, other: Side, launches: Sequence[SideLaunch], rules: Rules
 ) -> Verdict:
-    ours, theirs = (_valid(metric, launches, side) for side in (other, Side.A))
+    ours, theirs = (
+        {
+            one.number: one.measurement
+            for one in launches
+            if one.side is side and one.measurement is not None and not one.why_invalid(metric)
+        }
+        for side in (other, Side.A)
+    )
     verdict = Verdict(
         case_id=case_id,
         metric=metric.name,
@@ -332,11 +298,12 @@ def _look(
             return say(outcome=Outcome.INVALID, reason=moved)
         return _decided(verdict, metric, moved, rules, other)
     differences = [
-        paired_difference(metric, ours[number], theirs[number])
+        apart
         for number in ours
         if number in theirs
+        and (apart := paired_difference(metric, ours[number], theirs[number])) is not None
     ]
-    change = change_of_pairs([one for one in differences if one is not None])
+    change = change_of_pairs(differences)
     if change is None:
         return say(reason="too few launches to tell how they spread")
     if metric.name == OUTPUT:
@@ -413,30 +380,20 @@ def why_broken(launches: Iterable[SideLaunch], side: Side, metric: Metric | None
     return f"side {side}: {broken[-1]}" if len(broken) >= most else ""
 
 
-def _valid(metric: Metric, launches: Iterable[SideLaunch], side: Side) -> Mapping[int, Measurement]:
-    """By number the launches of a side in which a metric means something."""
-    return {
-        one.number: one.measurement
-        for one in launches
-        if one.side is side and one.measurement is not None and not one.why_invalid(metric)
-    }
-
-
 def _value(metric: Metric, measured: Iterable[Measurement]) -> float | None:
     """Of acceptance that of all launches together; else the geometric mean."""
     if metric.by_launch:
-        return mean_of(metric.function, measured)
+        return _mean_of(metric.function, measured)
     totals = [one.acceptance.total for one in measured if one.acceptance]
     steps = sum(one.steps for one in totals)
     return metric.origin + sum(one.accepted for one in totals) / steps if steps else None
 
 
-def mean_of(
+def _mean_of(
     function: Callable[[Replay], float | None], measured: Iterable[Measurement]
 ) -> float | None:
     """The geometric mean of what launches have of it; None where none has."""
-    told = [function(one.replay) for one in measured if one.replay]
-    values = [one for one in told if one]
+    values = [value for one in measured if one.replay and (value := function(one.replay))]
     return statistics.geometric_mean(values) if values else None
 
 
@@ -447,7 +404,7 @@ def _parts_of_output(ours: Sequence[Measurement], theirs: Sequence[Measurement])
     """
     moved = []
     for function in (GATE_METRICS[OUTPUT].function, tokens_per_step, GATE_METRICS[STEP].function):
-        value, expected = mean_of(function, ours), mean_of(function, theirs)
+        value, expected = _mean_of(function, ours), _mean_of(function, theirs)
         if value is None or expected is None:
             return ""
         moved.append(math.log(value / expected))

@@ -1,16 +1,13 @@
 """What a gate compares: cases as both sides run them, and which of them share their servers."""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 
-from specreg.core.errors import DatasetError, UnsupportedError
+from specreg.core.errors import UnsupportedError
 from specreg.matrix.case import Case, ServerSpec, Tier
 from specreg.matrix.overrides import Override, overridden
-from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.metrics import GATE_METRICS, Family, Metric
 
 ACCEPTANCE, OUTPUT, STEP = "acceptance_length_tokens", "throughput_tokens_per_s", "step_p50_ms"
@@ -70,12 +67,9 @@ def _has(a: Case, b: Case, metric: Metric) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Pairs that share their servers.
+    """Pairs that share their servers, which are up `together` or one after another.
 
-    Attributes:
-        pairs: one or more.
-        with_control: whether side A is launched once more.
-        together: whether all sides are up at the same time, or one after another.
+    `with_control`: whether side A is launched once more.
     """
 
     pairs: tuple[Pair, ...]
@@ -116,14 +110,18 @@ def pairs_of(
     """Chosen cases of a tier as A and B run them; what can't be compared is left out, and shown.
 
     Raises:
-        UnknownNameError: see `overridden`.
         UnsupportedError: nothing would be compared, or a side's overrides change none of its cases.
     """
     # The other side is the control, so none runs beside it.
     alone = [dataclasses.replace(case, control=None) for case in chosen]
     asked = [case if prompts is None else case.replaying(prompts) for case in alone]
+    drafts: dict[str, dict[str, str]] = {case.server.models: {} for case in tier.cases}
+    for case in tier.cases:
+        if case.server.draft is not None:
+            drafts[case.server.models][case.server.method] = case.server.draft
     a, b = (
-        [overridden(case, changes, _drafts(tier, case)) for case in asked] for changes in overrides
+        [overridden(case, changes, drafts[case.server.models]) for case in asked]
+        for changes in overrides
     )
     for option, changes, changed in (("--a", overrides[0], a), ("--b", overrides[1], b)):
         if changes and [case.server for case in changed] == [case.server for case in asked]:
@@ -133,27 +131,19 @@ def pairs_of(
                 " have no use for it; leave it out, or choose other cases"
             )
             raise UnsupportedError(message)
-    pairs = [Pair(a=one, b=other) for one, other in zip(a, b, strict=True)]
-    found = tuple(pair for pair in pairs if pair.deciding())
-    for pair in pairs:
-        if pair not in found:
+    found = []
+    for pair in (Pair(a=one, b=other) for one, other in zip(a, b, strict=True)):
+        if pair.deciding():
+            found.append(pair)
+        else:
             show(f"left out: {pair.id} says nothing that could be compared")
     if not found:
         message = (
-            f"tier '{tier.name}': none of {len(pairs)} cases can be compared: they measure no"
+            f"tier '{tier.name}': none of {len(a)} cases can be compared: they measure no"
             " speed, and their drafts are others on both sides; choose other cases"
         )
         raise UnsupportedError(message)
-    return found
-
-
-def _drafts(tier: Tier, case: Case) -> Mapping[str, str]:
-    """By method, the drafts that a tier names for the models of a case."""
-    return {
-        one.server.method: one.server.draft
-        for one in tier.cases
-        if one.server.models == case.server.models and one.server.draft is not None
-    }
+    return tuple(found)
 
 
 def groups_of(pairs: Iterable[Pair], *, with_control: bool, together: bool) -> tuple[Group, ...]:
@@ -172,19 +162,3 @@ def groups_of(pairs: Iterable[Pair], *, with_control: bool, together: bool) -> t
         Group(pairs=tuple(group), with_control=group is control, together=together)
         for group in groups
     )
-
-
-def check_prompts(root: Path, pairs: Iterable[Pair]) -> None:
-    """Check that each pair has prompts, the same on both sides.
-
-    Raises:
-        DatasetError: a dataset holds too few, or other ones for the other side's model.
-    """
-    load = functools.cache(functools.partial(load_case_prompts, root))
-    for pair in pairs:
-        if load(pair.a) != load(pair.b):
-            message = (
-                f"'{pair.id}': the sides would be asked other prompts, those of"
-                f" '{pair.a.server.target}' and '{pair.b.server.target}'; choose a dataset of texts"
-            )
-            raise DatasetError(message)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from specreg.acceptance.record import AcceptanceRecord
+from specreg.compare.answers import answers_of
 from specreg.compare.pairs import Pair, Side
 from specreg.core.errors import UnsupportedError
 from specreg.core.files import replace_file
-from specreg.correctness.answers import answers_of
 from specreg.datasets.prompts import Prompt
 from specreg.engines import pinning
 from specreg.engines.registry import engine_named
@@ -31,14 +31,16 @@ def pinned_pairs(
     Raises:
         UnsupportedError: nothing speculates, or fewer tokens are drafted than are to be accepted.
         UnknownNameError: the engine takes no drafter of one's own.
-        DatasetError: the prompts can't be read, or are too few.
     """
     found: dict[str, Pair] = {}
     for pair in pairs:
         if not (pair.a.speculates and pair.b.speculates):
             continue
-        if why := _why_not_recorded(pair.a, load_case_prompts(root, pair.a)):
-            show(f"not pinned: {pair.id}, {why}")
+        prompts = load_case_prompts(root, pair.a)[: pair.a.prompts]
+        talks = pair.a.turns != 1 and any(len(prompt.turns) > 1 for prompt in prompts)
+        if talks or pair.a.temperature > 0:
+            why = "its conversations go on" if talks else "its answers are drawn at a temperature"
+            show(f"not pinned: {pair.id}, {why}, and a recording is of first greedy answers")
             continue
         a, b = (
             pinned_case(case, length_tokens, folder / f"{side}-{_name(case)}.json")
@@ -53,14 +55,6 @@ def pinned_pairs(
         )
         raise UnsupportedError(message)
     return tuple(found.values())
-
-
-def _why_not_recorded(case: Case, prompts: Sequence[Prompt]) -> str:
-    if case.temperature > 0:
-        return f"its answers are drawn at temperature {case.temperature:g}"
-    if case.turns != 1 and any(len(prompt.turns) > 1 for prompt in prompts[: case.prompts]):
-        return "its conversations have further turns than the recorded one"
-    return ""
 
 
 def pinned_case(case: Case, length_tokens: float, recording: Path) -> Case:
@@ -101,7 +95,7 @@ def record_answers(case: Case, server: Server, prompts: Sequence[Prompt], path: 
     longer = dataclasses.replace(plain_case(case), output_cap_tokens=cap, ignore_eos=True)
     found = answers_of(longer, server, prompts)
     # Whole or not at all: one that is there is believed.
-    recording = json.dumps([(one.prompt, one.output) for one in found.transcripts])
+    recording = json.dumps([(one.prompt, one.output) for one in found])
     replace_file(path, recording.encode())
 
 

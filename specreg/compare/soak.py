@@ -2,24 +2,28 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
-from specreg.core.errors import InvalidMeasurementError, SpecregError, UnsupportedError
+from specreg.compare.configure import checked_source
+from specreg.compare.gate import server_of
+from specreg.compare.options import SoakOptions
+from specreg.core.errors import InvalidMeasurementError, UnsupportedError
 from specreg.core.files import append_lines
 from specreg.core.processes import resident_bytes
 from specreg.matrix.case import Case, Tier
-from specreg.matrix.prompts import check_contexts, load_case_prompts
+from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.arm import Arm
 from specreg.measurement.measure import Plan, Workload, batch_of, measure
 from specreg.measurement.metrics import METRICS, Family, Replay
 from specreg.measurement.validity import Invalid
 from specreg.servers.server import StartedServer
-from specreg.servers.sources import Source, parse_origin, source_of
-from specreg.servers.start import start_server
+from specreg.servers.sources import parse_origin
 from specreg.stats.intervals import BLOCK_PARTS, change_of_blocks, part_means
 from specreg.telemetry.devices import held_bytes
 from specreg.telemetry.identity import find_gpus
@@ -64,57 +68,48 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gpu_memory_bytes: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """A figure of each block that should stay as it is.
+class Figure(NamedTuple):
+    """A field of each block that should stay as it is; of it counts what is beyond `origin`.
 
     Attributes:
-        name: the block's field.
+        tolerance_frac: the loss in an hour that is still fine.
         sign: 1 where less is worse, -1 where more is.
-        origin: where it begins to count; changes are relative to what is beyond.
-        tolerance_frac: the loss in an hour that is still fine, relative.
     """
 
     name: str
+    tolerance_frac: float = _MEMORY_TOLERANCE_FRAC
     sign: int = -1
     origin: float = 0.0
-    tolerance_frac: float = _MEMORY_TOLERANCE_FRAC
 
 
 def figures_of_soak(
     case: Case, *, on_gpu: bool, tolerance_frac: float | None = None
 ) -> tuple[Figure, ...]:
     """What is watched of a case; `tolerance_frac`: of all figures, None for each one's own."""
-    length = METRICS["acceptance_length_tokens"]
-    step_frac = METRICS["tpot_p50_ms"].allowed_frac(case)
+    length, step = METRICS["acceptance_length_tokens"], METRICS["tpot_p50_ms"]
     watched = {
-        Figure(
-            name=length.name,
-            sign=1,
-            origin=length.origin,
-            tolerance_frac=length.allowed_frac(case),
-        ): case.speculates,
-        Figure(name="step_ms", tolerance_frac=step_frac): case.speed,
-        Figure(name="memory_bytes"): True,
-        Figure(name="gpu_memory_bytes"): on_gpu,
+        Figure(length.name, length.allowed_frac(case), 1, length.origin): case.speculates,
+        Figure("step_ms", step.allowed_frac(case)): case.speed,
+        Figure("memory_bytes"): True,
+        Figure("gpu_memory_bytes"): on_gpu,
     }
-    figures = tuple(figure for figure, has in watched.items() if has)
-    if tolerance_frac is None:
-        return figures
-    return tuple(dataclasses.replace(one, tolerance_frac=tolerance_frac) for one in figures)
+    return tuple(
+        figure if tolerance_frac is None else figure._replace(tolerance_frac=tolerance_frac)
+        for figure, has in watched.items()
+        if has
+    )
 
 
 def judge_figure(
     figure: Figure, blocks: Sequence[Block], *, case_id: str, lead_in_s: float, level: float
 ) -> Verdict:
-    """The verdict on how a figure moved over the blocks after the lead-in.
+    """The verdict on how a figure moved over the blocks after the lead-in, in an hour.
 
     PASS where the interval, which misses the truth on either side with `level`, excludes a loss
-    beyond the tolerance; REGRESSED where all of it is a loss and the estimate is beyond it. Its
-    change is that of an hour.
+    beyond the tolerance; REGRESSED where all of it is a loss and the estimate is beyond it.
     """
     told = [
-        (block, float(value))
+        (block.at_s / _S_PER_H, float(value))
         for block in blocks
         if block.at_s >= lead_in_s and (value := getattr(block, figure.name)) is not None
     ]
@@ -129,13 +124,12 @@ def judge_figure(
     )
     if len(told) < BLOCK_PARTS:
         return verdict
-    values = [value for _, value in told]
+    hours, values = zip(*told, strict=True)
     means = part_means(values)
     beyond = float(means[0]) - figure.origin
     if beyond <= 0:
         why = f"it is never beyond {figure.origin:g}; there is nothing to lose"
         return dataclasses.replace(verdict, reason=why)
-    hours = [block.at_s / _S_PER_H for block, _ in told]
     change = change_of_blocks(values, hours, figure.sign / beyond)
     low, high = change.bounds(level)
     outcome = outcome_of(change.estimate_frac, low, high, figure.tolerance_frac)
@@ -159,36 +153,14 @@ def judge_figure(
 
 @dataclass(slots=True, kw_only=True)
 class Soak:
-    """One soak, and what has come of it so far.
+    """One soak, and what has come of it so far; `alarms`: by figure, the first look's verdict."""
 
-    Attributes:
-        engine: where the server comes from, as a side of a gate; empty for what the tier runs.
-        length_s: how long it takes, from the first block's start.
-        prompts: of a block, None for four times what is in flight at once.
-        tolerance_frac: the loss in an hour that is fine, of all figures; None for each one's own.
-        path: of the file that gets each block as it ends.
-        blocks: so far.
-        alarms: by figure, the verdict of the look that first saw it drift.
-    """
-
+    options: SoakOptions
     tier: Tier
     case: Case
-    engine: str
-    length_s: float
-    prompts: int | None
-    tolerance_frac: float | None
-    root: Path
     path: Path
-    ready_within_s: float
-    waits: bool
-    show: Callable[[str], None]
     blocks: list[Block] = field(default_factory=list)
     alarms: dict[str, Verdict] = field(default_factory=dict)
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether the engine runs on a GPU."""
-        return self.tier.needs_gpus > 0
 
     @property
     def passed_s(self) -> float:
@@ -200,52 +172,28 @@ class Soak:
 
         Raises:
             InvalidMeasurementError: the warm-up generated nothing, a request failed, or a check of
-                the meter broke: what came until then stays.
-            SpecregError: it can't be measured as it is asked for, the server didn't start or went
-                away, or the disk refuses.
+                the meter broke.
+            SpecregError: it can't be measured so, or the server didn't start or went away.
         """
-        source = self._source()
-        environment = source.environment(self.case)
-        with (
-            source.leased(self.case),
-            start_server(
-                self.case.server,
-                environment,
-                root=self.root,
-                log_path=self.path.parent / "logs" / f"{self.case.server.id}.log",
-                on_gpu=self.on_gpu,
-                ready_within_s=self.ready_within_s,
-                show=self.show,
-            ) as server,
-        ):
+        options, case = self.options, self.case
+        origin = parse_origin(options.engine or case.server.engine)
+        on_gpu = self.tier.needs_gpus > 0
+        source = checked_source(origin, [case], options.root, on_gpu=on_gpu, show=options.show)
+        log_path = self.path.parent / "logs" / f"{case.server.id}.log"
+        with server_of(source, case, options, log_path) as server:
             self._soak(server)
-
-    def _source(self) -> Source:
-        """Where the server comes from, once all is checked that can be."""
-        if self.path.exists():
-            message = f"--out '{self.path.parent}': holds a soak already; name another folder"
-            raise UnsupportedError(message)
-        unmet = self.tier.unmet(find_gpus().memory_gib)
-        if self.case.id in unmet:
-            raise UnsupportedError(f"{unmet[self.case.id]}; choose another case")
-        origin = parse_origin(self.engine or self.case.server.engine)
-        source = source_of(origin, on_gpu=self.on_gpu, show=self.show, waits=self.waits)
-        source.check((self.case,))
-        for said in check_contexts(self.root, [self.case]):
-            self.show(said)
-        return source
 
     def _soak(self, server: StartedServer) -> None:
         # A block is prompts, not a time, and each begins at full load.
         load = dataclasses.replace(self.case.load, duration_s=None, ramp_up_s=0.0)
         arm = Arm(case=dataclasses.replace(self.case, load=load), server=server)
-        prompts = load_case_prompts(self.root, self.case)
-        taken = self.prompts or min(_BATCHES * batch_of(arm.case), self.case.prompts)
+        prompts = load_case_prompts(self.options.root, self.case)
+        taken = self.options.prompts or min(_BATCHES * batch_of(arm.case), self.case.prompts)
         workload = Workload(prompts=prompts[:taken], warm_up=prompts)
-        self.show(f"{self.case.id}: {len(workload.prompts)} prompts in each block")
-        looks, started_ns = list(LOOKS), 0
-        while self.passed_s < self.length_s:
-            if looks and self.passed_s >= looks[0] * self.length_s:
+        self.options.show(f"{self.case.id}: {len(workload.prompts)} prompts in each block")
+        looks, started_ns, length_s = list(LOOKS), 0, 60 * self.options.minutes
+        while self.passed_s < length_s:
+            if looks and self.passed_s >= looks[0] * length_s:
                 looks.pop(0)
                 self.look(EARLY_LEVEL)
             plan = Plan(show=lambda _: None, parts=1, warms_up=not self.blocks)
@@ -255,7 +203,7 @@ class Soak:
                 raise InvalidMeasurementError(*why.split(": ", 1))
             started_ns = started_ns or found.replay.rounds[0].started_ns
             self.blocks.append(self._block(found.replay, found.invalid, server, started_ns))
-            record_block(self.path, self.blocks[-1])
+            append_lines(self.path, msgspec.json.encode(self.blocks[-1]) + b"\n")
 
     def _block(
         self, replay: Replay, invalid: Invalid, server: StartedServer, started_ns: int
@@ -263,7 +211,9 @@ class Soak:
         (done,), accepted = replay.rounds, replay.acceptance
         timed = bool(done.gaps.size) and Family.LATENCY not in invalid
         variables = {**os.environ, **dict(server.spec.engine_env)}
-        gpus = server.spec.parallel.gpus
+        held = None
+        if self.tier.needs_gpus:
+            held = held_bytes(server.spec.parallel.gpus, variables, server.pids())
         return Block(
             number=len(self.blocks) + 1,
             at_s=((done.started_ns + done.ended_ns) / 2 - started_ns) / _NS_PER_S,
@@ -272,18 +222,20 @@ class Soak:
             acceptance_length_tokens=accepted.total.acceptance_length if accepted else None,
             step_ms=done.gaps.total_ns / done.gaps.size / 1e6 if timed else None,
             memory_bytes=resident_bytes(server.process) or None,
-            gpu_memory_bytes=held_bytes(gpus, variables, server.pids()) if self.on_gpu else None,
+            gpu_memory_bytes=held,
         )
 
     def look(self, level: float) -> tuple[Verdict, ...]:
         """The verdict on each figure so far; what drifts raises an alarm, which stays."""
-        figures = figures_of_soak(self.case, on_gpu=self.on_gpu, tolerance_frac=self.tolerance_frac)
+        figures = figures_of_soak(
+            self.case, on_gpu=self.tier.needs_gpus > 0, tolerance_frac=self.options.tolerance
+        )
         verdicts = [
             judge_figure(
                 figure,
                 self.blocks,
                 case_id=self.case.id,
-                lead_in_s=LEAD_IN_FRAC * self.length_s,
+                lead_in_s=LEAD_IN_FRAC * 60 * self.options.minutes,
                 level=level / len(figures),
             )
             for figure in figures
@@ -291,18 +243,30 @@ class Soak:
         for one in verdicts:
             if one.outcome is Outcome.REGRESSED and one.metric not in self.alarms:
                 self.alarms[one.metric] = one
-                self.show(f"after {self.passed_s / 60:.1f} min: {one.metric}: {one.reason}")
+                said = f"after {self.passed_s / 60:.1f} min: {one.metric}: {one.reason}"
+                self.options.show(said)
         return tuple(self.alarms.get(one.metric, one) for one in verdicts)
 
 
-def record_block(path: Path, block: Block) -> None:
-    """Add a line to a soak's file, all at once.
+def open_soak(options: SoakOptions, tier: Tier) -> Soak:
+    """A soak of a case that is named, or else of the first that speculates and fits the machine.
 
     Raises:
-        SpecregError: the disk refuses.
+        UnsupportedError: there is none, or the folder holds a soak already.
     """
-    try:
-        append_lines(path, msgspec.json.encode(block) + b"\n")
-    except OSError as error:
-        message = f"soak '{path}': {error.strerror}; make room or mend its rights"
-        raise SpecregError(message) from error
+    folder = options.out
+    if folder is None:
+        folder = options.root / ".specreg" / "soaks" / time.strftime("%Y-%m-%dT%H-%M-%S")
+    path = folder.resolve() / "soak.jsonl"
+    if path.exists():
+        message = f"--out '{path.parent}': holds a soak already; name another folder"
+        raise UnsupportedError(message)
+    unmet = tier.unmet(find_gpus().memory_gib)
+    asked = [case for case in tier.cases if case.speculates]
+    if options.case:
+        asked = [tier.named(options.case)]
+    case = next((case for case in asked if case.id not in unmet), None)
+    if case is None:
+        why = unmet.get(options.case, "no case that speculates fits this machine")
+        raise UnsupportedError(f"tier '{tier.name}': {why}; choose another case")
+    return Soak(options=options, tier=tier, case=case, path=path)

@@ -13,7 +13,7 @@ LAUNCHER = "SPECREG_LAUNCHER"
 """The variable in which a session of nox says how it was started: `nox -s cpu_perf --`."""
 
 ATTACH_OPTION = "--specreg-attach"
-_FEWER = ("--num-prompts", "--specreg-budget-gpu-min")
+_FEWER = "--num-prompts"
 """A baseline is of all prompts."""
 
 
@@ -38,12 +38,6 @@ def specreg_command(*arguments: str) -> str:
     """One of specreg's commands; a session of nox has it in its own environment alone."""
     program = (_python(), "-m", "specreg") if os.environ.get(LAUNCHER) else ("specreg",)
     return shlex.join((*program, *arguments))
-
-
-def learn_command(options: Sequence[str]) -> str:
-    """What writes how hours differ into the baselines of the machine that a tier runs on."""
-    tiers = [one.removeprefix("--specreg-") for one in options if one.startswith("--specreg-tier=")]
-    return specreg_command("baselines", "learn", *(f"--{one}" for one in tiers))
 
 
 def install_command(extra: str) -> str:

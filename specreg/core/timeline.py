@@ -121,10 +121,10 @@ class Timeline:
             del self._steps[depth:]
             self.listener(tuple(self._steps))
 
-    def turn_to(self, phase: Phase, estimate_s: float | None = None) -> None:
+    def turn_to(self, phase: Phase) -> None:
         """End the innermost phase and begin another of the same pair in its place."""
         now = self._book()
-        self._steps[-1] = replace(self._steps[-1], phase=phase, estimate_s=estimate_s, began_ns=now)
+        self._steps[-1] = replace(self._steps[-1], phase=phase, estimate_s=None, began_ns=now)
         self.listener(tuple(self._steps))
 
     def note_ready(self, pair: str, ready_s: Mapping[str, float]) -> None:

@@ -4,10 +4,12 @@ Speculation changes no token of a greedy answer, draws as its target does, and t
 its own models and text give.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import NamedTuple
 
 from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.core.errors import InvalidMeasurementError
@@ -124,12 +126,9 @@ def check_sampling(running: RunningCase) -> Verdict:
     texts = encode_prompts(control.endpoint, case, running.prompts[:_DRAWN_PROMPTS])
 
     def draw(endpoint: Endpoint, first_seed: int) -> list[list[tuple[int, ...]]]:
-        wanted = [
-            Wanted(
-                output_cap_tokens=max(BEGINNINGS_TOKENS), temperature=case.temperature, seed=seed
-            )
-            for seed in range(first_seed, first_seed + _DRAWS)
-        ]
+        one = Wanted(output_cap_tokens=max(BEGINNINGS_TOKENS), temperature=case.temperature)
+        seeds = range(first_seed, first_seed + _DRAWS)
+        wanted = [dataclasses.replace(one, seed=seed) for seed in seeds]
         asked = [text for text in texts for _ in wanted]
         in_flight = case.server.max_sequences
         drawn = complete(endpoint, asked, wanted * len(texts), in_flight=in_flight)
@@ -240,51 +239,30 @@ def _control(running: RunningCase) -> Server:
     return running.control
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CorrectnessCheck:
-    """Something that must hold of a case.
-
-    Attributes:
-        name: of the verdict's metric; it ends in its unit.
-        applies_to: whether it says anything of a case that speculates and answers in ids.
-        check: gives the verdict.
-        needs_torch: whether it asks the models, in an environment of their own.
-    """
+class CorrectnessCheck(NamedTuple):
+    """Something that must hold of a case: the verdict's metric, and what gives the verdict."""
 
     name: str
-    applies_to: Callable[[Case], bool]
     check: Callable[[RunningCase], Verdict]
-    needs_torch: bool = False
 
 
 CHECKS: Mapping[str, CorrectnessCheck] = MappingProxyType(
     {
-        LOSSLESS: CorrectnessCheck(
-            name=LOSSLESS,
-            applies_to=lambda case: case.temperature == 0 and case.control is not None,
-            check=check_answers,
-        ),
-        SAMPLING: CorrectnessCheck(
-            name=SAMPLING,
-            applies_to=lambda case: case.temperature > 0 and case.control is not None,
-            check=check_sampling,
-        ),
-        ORACLE: CorrectnessCheck(
-            name=ORACLE,
-            applies_to=lambda case: case.temperature == 0 and has_oracle(case),
-            check=check_steps,
-            needs_torch=True,
-        ),
+        LOSSLESS: CorrectnessCheck(LOSSLESS, check_answers),
+        SAMPLING: CorrectnessCheck(SAMPLING, check_sampling),
+        ORACLE: CorrectnessCheck(ORACLE, check_steps),
     }
 )
 
 
 def checks_of(case: Case, *, with_torch: bool) -> tuple[CorrectnessCheck, ...]:
-    """The checks that say something of a case."""
+    """The checks that say something of a case; torch is what the oracle takes."""
     if not case.speculates or engine_named(case.server.engine).token_api is None:
         return ()
-    return tuple(
-        check
-        for check in CHECKS.values()
-        if check.applies_to(case) and (with_torch or not check.needs_torch)
-    )
+    greedy, beside = case.temperature == 0, case.control is not None
+    applies = {
+        LOSSLESS: greedy and beside,
+        SAMPLING: not greedy and beside,
+        ORACLE: greedy and with_torch and has_oracle(case),
+    }
+    return tuple(check for name, check in CHECKS.items() if applies[name])

@@ -30,6 +30,7 @@ class Parting:
     Attributes:
         prompt_id: of which prompt; position: the first differing token of the answer, from 0.
         plain, other: the tokens there, None where an answer has ended.
+        text: in ids, the prompt and what both answers say up to there.
         gap_nats: how much likelier `plain` is; None where an answer has ended.
     """
 
@@ -37,6 +38,7 @@ class Parting:
     position: int
     plain: int | None
     other: int | None
+    text: tuple[int, ...] = ()
     gap_nats: float | None = None
 
 
@@ -143,13 +145,11 @@ def check_lossless(
     return found
 
 
-def score_partings(
-    partings: Sequence[Parting], texts: Sequence[Transcript], score: Score
-) -> tuple[Parting, ...]:
-    """Ask how likely both tokens of each parting are; `texts` are answers, right up to there."""
+def score_partings(partings: Sequence[Parting], score: Score) -> tuple[Parting, ...]:
+    """Ask how likely both tokens of each parting are."""
     asked = [
-        ((*text.prompt, *text.output[: one.position]), (one.plain, one.other))
-        for one, text in zip(partings, texts, strict=True)
+        (one.text, (one.plain, one.other))
+        for one in partings
         if one.plain is not None and one.other is not None
     ]
     gaps = iter([plain - other for plain, other in score(asked)] if asked else ())
@@ -165,15 +165,20 @@ def _partings(
     others: Sequence[Transcript],
     score: Score,
 ) -> tuple[Parting, ...]:
-    found, texts = [], []
-    for prompt_id, text, other in zip(prompt_ids, plain, others, strict=True):
-        pairs = itertools.zip_longest(text.output, other.output)
-        for position, (token, other_token) in enumerate(pairs):
+    found = []
+    for prompt_id, ours, other in zip(prompt_ids, plain, others, strict=True):
+        pairs = enumerate(itertools.zip_longest(ours.output, other.output))
+        for position, (token, other_token) in pairs:
             if token != other_token:
-                parting = Parting(
-                    prompt_id=prompt_id, position=position, plain=token, other=other_token
+                text = (*ours.prompt, *ours.output[:position])
+                found.append(
+                    Parting(
+                        prompt_id=prompt_id,
+                        position=position,
+                        plain=token,
+                        other=other_token,
+                        text=text,
+                    )
                 )
-                found.append(parting)
-                texts.append(text)
                 break
-    return score_partings(found, texts, score)
+    return score_partings(found, score)

@@ -16,7 +16,7 @@ from pathlib import Path
 from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.core.errors import InvalidMeasurementError, ModelError
 from specreg.core.processes import child_process
-from specreg.engines.pytorch.questions import OracleAnswer, Question, Text
+from specreg.engines.pytorch.requests import OracleAnswer, Question, Text
 from specreg.engines.pytorch.speculation import propose
 from specreg.engines.registry import engine_named
 from specreg.engines.token_api import Transcript, Wanted
@@ -89,7 +89,7 @@ def walk_answers(
     models: tuple[str, str | None],
     predict_drafts: PredictDrafts,
 ) -> tuple[tuple[StepCounts, ...], tuple[float, ...]]:
-    """Walk the steps of answers again.
+    """By answer, its steps walked again, and the gap of `OracleAnswer` in nats.
 
     Args:
         case: whose method.
@@ -98,12 +98,8 @@ def walk_answers(
         models: target and draft as folders or hub ids.
         predict_drafts: asks them.
 
-    Returns:
-        By answer, its steps, and the gap of `OracleAnswer` in nats.
-
     Raises:
-        InvalidMeasurementError: a server didn't answer in ids, or an answer ends so near the end
-            of the context that it can't be said how it would go on.
+        InvalidMeasurementError: a server didn't answer in ids, or `CONTEXT_FULL`.
         ModelError: the models can't be read, or don't fit together.
     """
     spec = case.server

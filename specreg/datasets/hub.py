@@ -4,6 +4,7 @@ It shows progress, goes on where a connection broke, and keeps what it has.
 """
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 from collections.abc import Iterator
@@ -14,27 +15,16 @@ from specreg.core.commands import install_command
 from specreg.core.errors import DatasetError, ModelError, SpecregError
 
 
-def fetch_dataset_file(
-    repo: str, file: str, revision: str, *, endpoint: str | None = None, cache: Path | None = None
-) -> tuple[Path, str]:
+def fetch_dataset_file(repo: str, file: str) -> tuple[Path, str]:
     """Fetch a file of a dataset, or find it in the cache: where it lies, and its commit.
-
-    Args:
-        repo: `openai/gsm8k` for instance.
-        file: its path there.
-        revision: a branch, a tag or a commit.
-        endpoint: the hub's address, None for huggingface_hub's own.
-        cache: its folder of files, None for huggingface_hub's own.
 
     Raises:
         DatasetError: huggingface_hub is missing, or the hub can't be reached or doesn't give it.
     """
     with _hub(DatasetError, f"hub dataset '{repo}': {file}", "give --from") as hub:
-        found = hub.hf_hub_download(
-            repo, file, repo_type="dataset", revision=revision, endpoint=endpoint, cache_dir=cache
-        )
+        found = Path(hub.hf_hub_download(repo, file, repo_type="dataset"))
     # The cache keeps a file as snapshots/<commit>/<file>, as huggingface_hub documents.
-    return Path(found), Path(found).parts[-len(Path(file).parts) - 1]
+    return found, found.parts[-len(Path(file).parts) - 1]
 
 
 def fetch_model_file(repo: str, file: str) -> Path:
@@ -48,22 +38,25 @@ def fetch_model_file(repo: str, file: str) -> Path:
         return Path(cached if isinstance(cached, str) else hub.hf_hub_download(repo, file))
 
 
-def check_access(repo: str) -> None:
-    """Check that the hub would give a model, or huggingface_hub isn't there to ask it.
+@functools.cache  # the servers of a tier share their models
+def why_unfetchable(repo: str) -> str:
+    """Why the hub wouldn't give a model, empty where it would or the model is in the cache.
 
-    One request of no content. The hub answers an expired token as it does a model that isn't there.
-
-    Raises:
-        ModelError: it wouldn't, or can't be reached.
+    One request of no content; none without huggingface_hub to ask. The hub answers an expired token
+    as it does a model that isn't there.
     """
-    if not is_installed():
-        return
-    with (
-        _hub(ModelError, f"hub model '{repo}'", "name a folder") as hub,
-        # A model in another form than transformers' has none, and its engine knows.
-        contextlib.suppress(hub.errors.EntryNotFoundError),
-    ):
-        hub.get_hf_file_metadata(hub.hf_hub_url(repo, "config.json"))
+    if not is_installed() or is_cached(repo):
+        return ""
+    try:
+        with (
+            _hub(ModelError, f"hub model '{repo}'", "name a folder") as hub,
+            # A model in another form than transformers' has none, and its engine knows.
+            contextlib.suppress(hub.errors.EntryNotFoundError),
+        ):
+            hub.get_hf_file_metadata(hub.hf_hub_url(repo, "config.json"))
+    except ModelError as error:
+        return str(error)
+    return ""
 
 
 def is_installed() -> bool:
@@ -71,16 +64,17 @@ def is_installed() -> bool:
     return importlib.util.find_spec("huggingface_hub") is not None
 
 
-def cached_model(repo: str, cache: Path | None = None) -> Path | None:
-    """The folder of a model's newest commit in the hub's cache, None where it was never fetched.
-
-    A fetch that broke off leaves a folder too. The hub isn't asked; needs huggingface_hub.
-    """
+def is_cached(repo: str) -> bool:
+    """Whether weights of a model's newest commit are in the hub's cache; the hub isn't asked."""
+    if not is_installed():
+        return False
     hub = importlib.import_module("huggingface_hub")
     errors = importlib.import_module("huggingface_hub.errors")
-    with contextlib.suppress(errors.LocalEntryNotFoundError):
-        return Path(hub.snapshot_download(repo, local_files_only=True, cache_dir=cache))
-    return None
+    try:
+        folder = Path(hub.snapshot_download(repo, local_files_only=True))
+    except errors.LocalEntryNotFoundError:
+        return False
+    return any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin"))
 
 
 def hub_cache_dir() -> Path | None:

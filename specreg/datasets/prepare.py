@@ -1,13 +1,11 @@
 """Write published sets as cases replay them, and load the prompts of any set.
 
-A prepared set is two files: its prompts in the format `specreg`, and a record of what they are.
+A prepared set is two files: its prompts, and a record of what they are.
 """
 
 import collections
 import functools
-import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -17,12 +15,11 @@ from specreg.core.commands import specreg_command
 from specreg.core.errors import DatasetError
 from specreg.core.files import UNREADABLE, file_sha256, replace_file
 from specreg.core.files import data_dir as usual_data_dir
-from specreg.datasets.formats import FORMATS
+from specreg.datasets.formats import load_prompt_file, load_published_rows
 from specreg.datasets.hub import fetch_dataset_file
 from specreg.datasets.prompts import Prompt, interleaved
 from specreg.datasets.table import PromptSet
 
-_ANY = "main"
 _TOY = "fixtures/prompts/toy.jsonl"
 """Single turns of five categories, in the tiny models' own language."""
 _MOST_RANDOM_PROMPTS, _MOST_RANDOM_TOKENS = 1024, 2**22
@@ -36,8 +33,7 @@ class PreparedSet(msgspec.Struct, frozen=True, kw_only=True):
         source: the dataset of the hub, or the name of the user's file.
         revision: the hub's commit; empty for a user's file.
         rows: how many the source has; left_out: those of them that ask nothing.
-        prompts: how many were written; asked: how many were asked for, None for all.
-        part: whether the source may hold other rows than were published.
+        prompts: how many were written; categories: how many of each.
         source_sha256, sha256: of the source's file, and of the prompts as they were written.
     """
 
@@ -48,32 +44,12 @@ class PreparedSet(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     left_out: int
     prompts: int
-    asked: int | None
-    part: bool
     categories: dict[str, int]
     source_sha256: str
     sha256: str
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preparation:
-    """What is asked of preparing a set.
-
-    Attributes:
-        data_dir: where it is written.
-        given: the user's file, or a folder that holds it; None to fetch it.
-        part: whether the file may hold other rows than were published.
-        prompts: how many to keep, spread over the categories; None for all.
-        revision: of the hub's dataset, a branch, a tag or a commit.
-        show: takes each line of progress.
-    """
-
-    data_dir: Path
-    given: Path | None = None
-    part: bool = False
-    prompts: int | None = None
-    revision: str = _ANY
-    show: Callable[[str], None] = lambda _: None
+    def __str__(self) -> str:
+        return f"{self.prompts} prompts (categories: {len(self.categories)})"
 
 
 def load_prompts(
@@ -93,8 +69,8 @@ def load_prompts(
     """
     if one.tokens is not None:
         return _random_prompts(one.tokens, vocabulary())
-    if not one.form:
-        return FORMATS["specreg"].load(root / _TOY)[0]
+    if not one.licence:
+        return load_prompt_file(root / _TOY)
     folder = data_dir or usual_data_dir()
     record = load_record(folder, one.name)
     if record is None:
@@ -106,28 +82,39 @@ def load_prompts(
     return _prepared_prompts(prompts_path(folder, one.name), record.sha256)
 
 
-def prepare(one: PromptSet, asked: Preparation) -> PreparedSet:
-    """Write a set's prompts and its record, unless both are there already.
+def prepare(
+    one: PromptSet,
+    *,
+    data_dir: Path,
+    given: Path | None = None,
+    show: Callable[[str], None] = lambda _: None,
+) -> PreparedSet:
+    """Write a set's prompts and its record; what is there already is kept, unless a file is given.
+
+    Args:
+        one: the set.
+        data_dir: where it is written.
+        given: the user's file; None to fetch it.
+        show: takes each line of progress.
 
     Raises:
-        DatasetError: it can't be had, read or written, or isn't what was published.
+        DatasetError: it can't be had, read or written.
     """
-    if not one.form:
+    if not one.licence:
         message = f"dataset '{one.name}': nothing to prepare; a case can name it as it is"
         raise DatasetError(message)
-    kept = _kept(one, asked)
-    if kept is not None:
+    if given is None and (kept := _kept(one, data_dir, show)):
         return kept
-    asked.show(f"{one.name}: {one.url}\nlicence: {one.licence}. {one.terms}")
-    path, source, revision = _origin_of(one, asked)
-    asked.show(f"reading {path}")
-    loaded, left_out_rows = FORMATS[one.form].load(path)
+    show(f"{one.name}: {one.url}\nlicence: {one.licence}. {one.terms}")
+    path, source, revision = _origin_of(one, given, show)
+    show(f"reading {path}")
+    loaded, left_out_rows = load_published_rows(path, one)
     if left_out_rows:
-        asked.show(f"{left_out_rows} rows left out: they ask nothing")
-    if not asked.part:
-        _check_counts(one, loaded)
-    prompts = interleaved(loaded)[: asked.prompts]
-    written = prompts_path(asked.data_dir, one.name)
+        show(f"{left_out_rows} rows left out: they ask nothing")
+    if one.rows not in {None, len(loaded)}:
+        show(f"{len(loaded)} prompts, published are {one.rows}: a part is what will be replayed")
+    prompts = interleaved(loaded)
+    written = prompts_path(data_dir, one.name)
     # The prompts, then what is known of them: a set without a record is none.
     try:
         replace_file(written, b"".join(msgspec.json.encode(one) + b"\n" for one in prompts))
@@ -139,18 +126,16 @@ def prepare(one: PromptSet, asked: Preparation) -> PreparedSet:
             rows=len(loaded) + left_out_rows,
             left_out=left_out_rows,
             prompts=len(prompts),
-            asked=asked.prompts,
-            part=asked.part,
             categories=dict(collections.Counter(prompt.category for prompt in prompts)),
             source_sha256=file_sha256(path),
             sha256=file_sha256(written),
         )
         encoded = msgspec.json.format(msgspec.json.encode(record)) + b"\n"
-        replace_file(record_path(asked.data_dir, one.name), encoded)
+        replace_file(record_path(data_dir, one.name), encoded)
     except OSError as error:
         message = f"file '{written}': {error.strerror}; name a folder that can be written"
-        raise DatasetError(message) from error
-    asked.show(f"wrote {_summary(record)} to {written}")
+        raise DatasetError(f"{message} with SPECREG_DATA") from error
+    show(f"wrote {record} to {written}")
     return record
 
 
@@ -190,7 +175,7 @@ def load_record(folder: Path, name: str) -> PreparedSet | None:
 @functools.lru_cache(maxsize=4)  # a run asks again and again, and ShareGPT takes seconds
 def _prepared_prompts(path: Path, sha256: str) -> tuple[Prompt, ...]:  # noqa: ARG001 - part of the key
     """The prompts of a file that has this checksum."""
-    return FORMATS["specreg"].load(path)[0]
+    return load_prompt_file(path)
 
 
 @functools.lru_cache(maxsize=2)  # each case of a tier asks for the same
@@ -217,67 +202,29 @@ def _random_prompts(length_tokens: int, vocabulary: int) -> tuple[Prompt, ...]:
     )
 
 
-def _kept(one: PromptSet, asked: Preparation) -> PreparedSet | None:
-    """The record of a set that is what is asked for, and says so; None where it must be written."""
+def _kept(one: PromptSet, data_dir: Path, show: Callable[[str], None]) -> PreparedSet | None:
+    """The record of a set that is there and whole, and says so; None where it must be written."""
     try:
-        record = load_record(asked.data_dir, one.name)
+        record = load_record(data_dir, one.name)
     except DatasetError as error:
-        asked.show(str(error))
+        show(str(error))
         return None
-    given = None if asked.given is None else file_sha256(_file_in(asked.given, one))
-    if (
-        record is None
-        or (record.asked, record.part) != (asked.prompts, asked.part)
-        or given not in {None, record.source_sha256}
-        or asked.revision not in {_ANY, record.revision}
-    ):
-        return None
-    path = record_path(asked.data_dir, one.name)
-    asked.show(
-        f"{one.name}: kept {_summary(record)}, of {record.source}; remove {path} to prepare it anew"
-    )
+    if record is not None:
+        path = record_path(data_dir, one.name)
+        show(f"{one.name}: kept {record}, of {record.source}; remove {path} to prepare it anew")
     return record
 
 
-def _origin_of(one: PromptSet, asked: Preparation) -> tuple[Path, str, str]:
+def _origin_of(
+    one: PromptSet, given: Path | None, show: Callable[[str], None]
+) -> tuple[Path, str, str]:
     """The file to read, and the source and revision to record of it."""
-    if asked.given is not None:
-        path = _file_in(asked.given, one)
-        return path, path.name, ""
+    if given is not None:
+        return given, given.name, ""
     if not one.repo:
         command = specreg_command("prepare", one.name, "--from", "FILE")
         message = f"dataset '{one.name}': isn't on the hub; get {one.url} and run {command}"
         raise DatasetError(message)
-    asked.show(f"fetching {one.file} of {one.repo}")
-    path, commit = fetch_dataset_file(one.repo, one.file, asked.revision)
+    show(f"fetching {one.file} of {one.repo}")
+    path, commit = fetch_dataset_file(one.repo, one.file)
     return path, one.repo, commit
-
-
-def _file_in(given: Path, one: PromptSet) -> Path:
-    """The user's file: what is given, or the set's usual file within that folder."""
-    path = given / (one.own_name or one.file) if given.is_dir() else given
-    if not path.is_file() or not os.access(path, os.R_OK):
-        message = (
-            f"dataset '{one.name}': '{path}' is no file that can be read; name one with --from"
-        )
-        raise DatasetError(message)
-    return path
-
-
-def _check_counts(one: PromptSet, prompts: Sequence[Prompt]) -> None:
-    """Check that a set has as many rows and categories as were published."""
-    categories = len({prompt.category for prompt in prompts})
-    for noun, got, needed in (
-        ("rows", len(prompts), one.rows),
-        ("categories", categories, one.categories),
-    ):
-        if needed not in {None, got}:
-            message = (
-                f"dataset '{one.name}': {got} {noun}, needed {needed}; get the whole file, or say"
-                " --part if a part is what you want"
-            )
-            raise DatasetError(message)
-
-
-def _summary(record: PreparedSet) -> str:
-    return f"{record.prompts} prompts (categories: {len(record.categories)})"

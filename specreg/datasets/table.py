@@ -21,27 +21,24 @@ class PromptSet:
     Attributes:
         dataset: what users write, followed by `-` and the config where there are several.
         config: empty where there is one set.
-        form: the name of its format; empty where there is nothing to prepare.
-        licence: what its publishers call it.
+        category: of its prompts, where its rows don't say one.
+        licence: what its publishers call it; empty where there is nothing to prepare.
         terms: what that means for a benchmark, a sentence or two.
         repo, file: a dataset of the hub and a file in it; empty where it isn't on the hub.
         page: where a user gets it, or reads about it; empty for its page on the hub.
-        own_name: its file within a folder that a user has; empty for `file`.
-        rows, categories: how many there are; None where that isn't known.
+        rows: how many were published; None where that isn't known.
         turns: of a conversation on average, for an estimate before it is prepared.
     """
 
     dataset: str
     config: str = ""
-    form: str = ""
+    category: str = ""
     licence: str = ""
     terms: str = ""
     repo: str = ""
     file: str = ""
     page: str = ""
-    own_name: str = ""
     rows: int | None = None
-    categories: int | None = None
     turns: float = 1.0
 
     @property
@@ -78,23 +75,19 @@ def _eagle(config: str) -> PromptSet:
     return PromptSet(
         dataset="eagle",
         config=config,
-        form="questions",
         page=f"{_RAW}/SafeAILab/EAGLE/main/eagle/data/{config}/question.jsonl",
         licence="Apache-2.0, of the repository; the prompts are taken from others with their own",
         terms="Free to use; cite Li et al. 2024 (arXiv:2401.15077).",
-        own_name=f"{config}/question.jsonl",
         rows=80,
-        categories=8 if config == "mt_bench" else None,
         turns=2.0 if config == "mt_bench" else 1.0,
     )
 
 
-def _speed_bench(config: str, rows: int, categories: int) -> PromptSet:
+def _speed_bench(config: str, rows: int) -> PromptSet:
     """NVIDIA's file of a config, or what the script of NeMo-Skills made of it."""
     return PromptSet(
         dataset="speed-bench",
         config=config,
-        form="speed-bench",
         licence="NVIDIA Evaluation Dataset License",
         terms=(
             "For evaluation only; not to be passed on. About half of the rows are references to"
@@ -103,9 +96,7 @@ def _speed_bench(config: str, rows: int, categories: int) -> PromptSet:
         ),
         repo="nvidia/SPEED-Bench",
         file=f"{config}/{_PARQUET}",
-        own_name=f"{config}.jsonl",
         rows=rows,
-        categories=categories,
     )
 
 
@@ -113,48 +104,42 @@ _TABLE = (
     *map(_eagle, ("alpaca", "gsm8k", "humaneval", "mt_bench", "qa", "sum")),
     PromptSet(  # lines of genai-perf or of aiperf's single_turn
         dataset="genai-perf",
-        form="genai-perf",
+        category="own",
         licence="yours",
         terms="Prompts of your own stay on this machine.",
         page="a file of your own",
-        own_name="prompts.jsonl",
     ),
     PromptSet(
         dataset="gsm8k",
-        form="gsm8k",
+        category="math",
         licence="MIT",
         terms="Free to use and to share; cite Cobbe et al. 2021 (arXiv:2110.14168).",
         repo="openai/gsm8k",
         file=f"main/{_PARQUET}",
         rows=1319,
-        categories=1,
     ),
     PromptSet(
         dataset="humaneval",
-        form="humaneval",
+        category="coding",
         licence="MIT",
         terms="Free to use and to share; cite Chen et al. 2021 (arXiv:2107.03374).",
         repo="openai/openai_humaneval",
         file=f"openai_humaneval/{_PARQUET}",
         rows=164,
-        categories=1,
     ),
     PromptSet(
         dataset="mt-bench",
-        form="questions",
         licence="Apache-2.0",
         terms="Free to use and to share; cite Zheng et al. 2023 (arXiv:2306.05685).",
         repo="HuggingFaceH4/mt_bench_prompts",
         file="raw/question.jsonl",
-        own_name="question.jsonl",
         rows=80,
-        categories=8,
         turns=2.0,
     ),
     *(PromptSet(dataset=_RANDOM, config=length) for length in _RANDOM_TOKENS),
     PromptSet(
         dataset="sharegpt",
-        form="sharegpt",
+        category="chat",
         licence="Apache-2.0, by whoever uploaded it",
         terms=(
             "People's own conversations, unfiltered, collected from a site that they had shared"
@@ -165,18 +150,15 @@ _TABLE = (
     ),
     PromptSet(  # 80 questions of MT-Bench, and 80 of one turn in each of five tasks
         dataset="spec-bench",
-        form="questions",
         licence="Apache-2.0, of the repository; its tasks are taken from others with their own",
         terms="Free to use; cite Xia et al. 2024 (arXiv:2401.07851).",
         page=f"{_RAW}/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl",
-        own_name="question.jsonl",
         rows=480,
-        categories=13,
         turns=560 / 480,
     ),
-    _speed_bench("qualitative", rows=880, categories=11),
+    _speed_bench("qualitative", rows=880),
     *(
-        _speed_bench(f"throughput_{length}", rows=1536, categories=3)
+        _speed_bench(f"throughput_{length}", rows=1536)
         for length in ("1k", "2k", "8k", "16k", "32k")
     ),
     PromptSet(dataset="toy"),

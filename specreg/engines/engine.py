@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import msgspec
 
-from specreg.core.errors import UnknownNameError
+from specreg.core.errors import UnknownNameError, UnsupportedError
 from specreg.core.files import UNREADABLE
 from specreg.core.http import Name
 from specreg.engines.methods import Setting, Spelling
-from specreg.engines.settings import LaunchSettings, Parallel
+from specreg.engines.settings import LaunchSettings, Parallel, ServerSettings
 from specreg.engines.token_api import TokenApi
 from specreg.engines.wire_format import WireFormat
 
@@ -39,7 +39,6 @@ class LaunchOptions(LaunchSettings):
         on_gpu: whether the engine runs on a GPU.
         folder: an empty one, for what `Engine.files` writes.
         version: of the engine; empty where it isn't known beforehand.
-        flags: that its own help names; None where it takes all that specreg knows.
         memory: what it is given of a GPU; None for what it finds within `gpu_memory_frac`.
     """
 
@@ -51,12 +50,7 @@ class LaunchOptions(LaunchSettings):
     on_gpu: bool
     folder: Path
     version: str = ""
-    flags: frozenset[str] | None = None
     memory: Memory | None = None
-
-    def takes(self, flag: str) -> bool:
-        """Whether the engine takes a flag that specreg can do without."""
-        return self.flags is None or flag in self.flags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,14 +120,15 @@ class Engine(ABC):
         name: what users write, and part of a case's id.
         methods: how it spells those that it has.
         backend: the engine that it runs, empty where that is itself.
-        oldest: the oldest version that specreg was tested with; an older one gets a note.
+        oldest: the oldest version that specreg takes.
         program: the program that must be on PATH, None for an engine that specreg installs.
         module: what an interpreter that has the engine can import; empty where there is a program.
         health_path, version_path: what to GET.
         wire_format: how it is asked and read.
         token_api: how it is asked in token ids, None where it gives none.
         serves_names: whether it serves its model under the name that it is given.
-        runs_model_code: whether it can run code that a model brings.
+        spreads: the fields of `Parallel` that it takes; a draft is always split as the target is.
+        ray_packages: what it needs for Ray's executor.
         memory_flags: how the flags begin that say what it takes of a GPU; empty where none says how
             large its KV cache is.
     """
@@ -149,7 +144,8 @@ class Engine(ABC):
     wire_format: ClassVar[WireFormat]
     token_api: ClassVar[TokenApi | None] = None
     serves_names: ClassVar[bool] = True
-    runs_model_code: ClassVar[bool] = True
+    spreads: ClassVar[frozenset[str]]
+    ray_packages: ClassVar[tuple[str, ...]] = ()
     memory_flags: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
@@ -175,19 +171,22 @@ class Engine(ABC):
         own = any(argument.startswith(self.memory_flags) for argument in arguments)
         return bool(self.memory_flags) and not own
 
-    def check_arguments(self, arguments: tuple[str, ...]) -> None:  # noqa: B027 - most take all
-        """Check that a case's `engine_args` can be handed on, as far as one can tell.
-
-        Raises:
-            UnsupportedError: they can't.
-        """
-
-    def check_parallel(self, parallel: Parallel) -> None:  # noqa: B027 - most can
-        """Check that the engine can spread its models so.
+    def check(self, settings: ServerSettings) -> None:
+        """Check that a server can be started with such settings, as far as one can tell.
 
         Raises:
             UnsupportedError: it can't.
         """
+        parallel = settings.parallel
+        plain = msgspec.structs.asdict(Parallel(nodes=parallel.nodes))
+        for name, value in msgspec.structs.asdict(parallel).items():
+            as_target = name == "draft_tensor" and value == parallel.tensor
+            if value != plain[name] and name not in self.spreads and not as_target:
+                message = (
+                    f"parallel.{name} = {value}: engine '{self.name}' can't spread a model so;"
+                    " leave it out"
+                )
+                raise UnsupportedError(message)
 
     def files(self, options: LaunchOptions) -> Mapping[str, str]:
         """What to write into `options.folder` before the start, by path in it."""
@@ -198,24 +197,9 @@ class Engine(ABC):
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
         """The command line that starts the server with `python`, its environment's interpreter."""
 
-    def help_command(self, python: Path, version: str) -> tuple[str, ...]:
-        """The command that prints the flags of a version; empty where specreg knows what it takes.
-
-        Args:
-            python: the interpreter of the engine's environment.
-            version: "" where it isn't known, which is taken for one that specreg knows.
-        """
-        del python, version
-        return ()
-
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """Environment variables that the server needs: offline where nothing is to be fetched."""
         return {"HF_HUB_OFFLINE": "1"} if options.offline else {}
-
-    def packages(self, parallel: Parallel) -> tuple[str, ...]:
-        """What must be installed beside the engine for models that are spread so."""
-        del parallel
-        return ()
 
     def parse_version(self, body: bytes) -> str:
         """The engine's version by its own word, "unknown" where it can't be read."""

@@ -45,19 +45,6 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Renamed:
-    """A word that an engine spells otherwise since a version of it."""
-
-    before: str
-    since: str
-    after: str
-
-    def of(self, version: str) -> str:
-        """The word of a version."""
-        return self.before if is_older(version, self.since) else self.after
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Spelling:
     """How an engine has a method.
 
@@ -66,27 +53,21 @@ class Spelling:
         packages: what the method needs beside the engine.
         learns: whether it drafts from what it has served to others before, so that what it accepts
             depends on that.
-        since: the first version that has the method and tells what it accepts; empty where the
-            oldest that is tested had it.
-        until: the version that lost it, empty where it still has it.
     """
 
-    settings: Mapping[str, Setting | Renamed]
+    settings: Mapping[str, Setting]
     packages: tuple[str, ...] = ()
     learns: bool = False
-    since: str = ""
-    until: str = ""
 
     def render(
-        self, draft: str | None, draft_tokens: int, tree: Tree | None = None, version: str = ""
+        self, draft: str | None, draft_tokens: int, tree: Tree | None = None
     ) -> dict[str, Setting]:
-        """Fill in the settings for a version of the engine.
+        """Fill in the settings.
 
         Args:
             draft: the draft model or head, None where the method needs none.
             draft_tokens: the most drafts that a step can accept.
             tree: how they branch, None for one continuation.
-            version: of the engine, "" for the newest.
         """
         known: Mapping[Setting, Setting] = {
             DRAFT: draft or "",
@@ -94,10 +75,7 @@ class Spelling:
             VERIFIED_TOKENS: (tree.drafted_tokens if tree else draft_tokens) + 1,
             **({BRANCHES: tree.branches} if tree else {}),
         }
-        return {
-            key: value.of(version) if isinstance(value, Renamed) else known.get(value, value)
-            for key, value in self.settings.items()
-        }
+        return {key: known.get(value, value) for key, value in self.settings.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +97,12 @@ class Method:
 
 
 def is_older(version: str, than: str) -> bool:
-    """Whether a version comes before another; one that can't be told is taken for a new one."""
+    """Whether a version comes before another; one that can't be told is taken for a new one.
+
+    So is `0.1.dev…`, as a checkout without tags calls itself.
+    """
     try:
-        return Version(version) < Version(than)
+        return Version(version) < Version(than) and not version.startswith("0.1.dev")
     except InvalidVersion:
         return False
 
@@ -140,8 +121,6 @@ _ROWS = (
     Method(name="medusa", needs_draft=True),
     Method(name="mtp"),  # the target's own layers draft
     Method(name="dflash", needs_draft=True),
-    # A step verifies up to max_verification_set_size n-grams of k, or none: D is unknown.
-    Method(name="lookahead", drafts_every_step=False),
     # A drafter of one's own: `module.Class`, on the PYTHONPATH of the server.
     Method(name="custom_class", needs_draft=True, drafts_every_step=False),
 )

@@ -38,14 +38,24 @@ class MetricsPage:
         """Of all samples, each once, in their order."""
         return list(dict.fromkeys(sample.name for sample in self.samples))
 
-    def total(self, name: str) -> int:
-        """What all samples of a name count together.
+    def require(self, *names: str, why: str) -> None:
+        """Check that there are samples of all these names; `why` says how they may be missing.
 
         Raises:
-            InvalidMeasurementError: `METRICS_MISSING`, `METRICS_UNREADABLE`.
+            InvalidMeasurementError: `METRICS_MISSING`.
         """
-        if name not in self.names:
-            raise InvalidMeasurementError("METRICS_MISSING", f"{self._path} has no {name}")
+        missing = [name for name in names if name not in self.names]
+        if missing:
+            there = ", ".join(name for name in names if name in self.names) or "none of them"
+            message = f"looked for {', '.join(missing)}; {self._path} has {there}; {why}?"
+            raise InvalidMeasurementError("METRICS_MISSING", message)
+
+    def total(self, name: str) -> int:
+        """What all samples of a name count together, 0 where there are none.
+
+        Raises:
+            InvalidMeasurementError: `METRICS_UNREADABLE`.
+        """
         return sum(self._count(sample) for sample in self.samples if sample.name == name)
 
     def by_position(self, name: str, label: str) -> Counter[int]:

@@ -5,25 +5,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from specreg.acceptance.record import Counters, Source
-from specreg.core.errors import UnsupportedError
+from specreg.acceptance.record import Source
 from specreg.engines.engine import Engine, LaunchOptions, Requirement
 from specreg.engines.methods import DRAFT, DRAFT_TOKENS, Spelling
-from specreg.engines.metrics_page import MetricsPage
-from specreg.engines.settings import Parallel
-from specreg.engines.vllm import VllmTokenApi, VllmWireFormat, parse_vllm_counters
+from specreg.engines.vllm import VllmTokenApi, VllmWireFormat
 
 
 class ReferenceWireFormat(VllmWireFormat):
-    """Each answer carries its own counts."""
+    """Each answer carries its own counts, and nothing else counts."""
 
     request_source: ClassVar[Source | None] = Source.REFERENCE
     counters_source: ClassVar[Source | None] = None
-
-    def parse_counters(self, page: str) -> Counters:
-        """The counters `reference:spec_decode_num_…`."""
-        counts = parse_vllm_counters(MetricsPage(page), prefix="reference:")
-        return Counters(steps=counts.steps, counts=counts)
+    counters_path: ClassVar[str | None] = None
 
 
 _VERSION = "5.19.0"
@@ -56,9 +49,9 @@ class Reference(Engine):
     module: ClassVar = "transformers"
     health_path: ClassVar = "/health"
     version_path: ClassVar = "/version"
+    spreads: ClassVar = frozenset()
     wire_format: ClassVar = ReferenceWireFormat()
     token_api: ClassVar = VllmTokenApi()
-    runs_model_code: ClassVar = False
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
         """Transformers and a torch: without a GPU the build for CPUs, where there is one."""
@@ -68,16 +61,6 @@ class Reference(Engine):
             extras=_PACKAGES,
             local_torch=None if on_gpu else _TORCH,
         )
-
-    def check_parallel(self, parallel: Parallel) -> None:
-        """Refuse what is spread over GPUs.
-
-        Raises:
-            UnsupportedError: it is.
-        """
-        if parallel.gpus > 1 or parallel.expert or parallel.draft_tensor:
-            message = f"parallel = {parallel}: the reference engine runs on one GPU; leave it out"
-            raise UnsupportedError(message)
 
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
         """The module, and the method's settings as flags."""
@@ -96,8 +79,8 @@ class Reference(Engine):
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """Offline where nothing needs to be fetched; specreg after what is to be found already."""
         folders = (os.environ.get("PYTHONPATH"), _FOLDER)
-        offline = {"HF_HUB_OFFLINE": "1"} if options.offline else {}
-        return offline | {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
+        own = {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
+        return {**super().environment(options), **own}
 
 
 ENGINE = Reference()

@@ -14,36 +14,25 @@ import msgspec
 
 from specreg.acceptance.record import Counters, Source
 from specreg.acceptance.trace import Body, StreamEvent
-from specreg.core.errors import InvalidMeasurementError, UnsupportedError
 from specreg.core.files import UNREADABLE
 from specreg.core.http import Count, Name
 from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement, given_flags
-from specreg.engines.methods import (
-    BRANCHES,
-    DRAFT,
-    DRAFT_TOKENS,
-    VERIFIED_TOKENS,
-    Spelling,
-    is_older,
-)
+from specreg.engines.methods import BRANCHES, DRAFT, DRAFT_TOKENS, VERIFIED_TOKENS, Spelling
 from specreg.engines.metrics_page import MetricsPage
-from specreg.engines.settings import Parallel
 from specreg.engines.token_api import Call, TokenApi, Transcript, Wanted, decode_answer, unreadable
 from specreg.engines.wire_format import (
     USAGE_IN_EACH_CHUNK,
     Ask,
     Form,
+    OpenAiDecoder,
     SpecTokensDetails,
     StreamDecoder,
-    UsageDecoder,
     WireFormat,
     decode_event,
     openai_body,
 )
 
 _CALLS = "sglang:spec_verify_calls_total"
-_OLDEST = "0.5.19"
-"""The first whose answers to a chat tell their steps."""
 
 
 class _FinishReason(msgspec.Struct, frozen=True):
@@ -97,20 +86,6 @@ class SglangWireFormat(WireFormat):
     counters_path: ClassVar[str | None] = "/metrics"
     counters_flag: ClassVar = "--enable-metrics"
 
-    def check(self, form: Form, version: str) -> None:
-        """Whatever the form.
-
-        Raises:
-            UnsupportedError: the version is older than 0.5.19.
-        """
-        del form
-        if is_older(version, _OLDEST):
-            message = (
-                f"acceptance of SGLang {version}: its answers don't tell their steps as those of"
-                f" later versions do; take {_OLDEST} or newer"
-            )
-            raise UnsupportedError(message)
-
     def path(self, ask: Ask) -> str:
         """By the form of the prompt."""
         return "/v1/chat/completions" if ask.form is Form.CHAT else "/generate"
@@ -131,7 +106,7 @@ class SglangWireFormat(WireFormat):
 
     def new_decoder(self, ask: Ask) -> StreamDecoder:
         """One for each answer, by its endpoint."""
-        return UsageDecoder() if ask.form is Form.CHAT else _GenerateDecoder()
+        return OpenAiDecoder(by_ids=False) if ask.form is Form.CHAT else _GenerateDecoder()
 
     def parse_counters(self, page: str) -> Counters:
         """The verify calls, which are all that SGLang counts of its steps.
@@ -140,9 +115,7 @@ class SglangWireFormat(WireFormat):
             InvalidMeasurementError: `METRICS_MISSING`, `METRICS_UNREADABLE`.
         """
         parsed = MetricsPage(page)
-        if _CALLS not in parsed.names:
-            message = f"looked for {_CALLS}; is the server started with {self.counters_flag}?"
-            raise InvalidMeasurementError("METRICS_MISSING", message)
+        parsed.require(_CALLS, why=f"is the server started with {self.counters_flag}")
         return Counters(steps=parsed.total(_CALLS))
 
 
@@ -217,8 +190,6 @@ class SglangTokenApi(TokenApi):
 
 
 _VERSION = "0.5.23"
-# Between these each flag below was read by the parser; others are asked by `--help`.
-_FLAGS_KNOWN_FROM, _FLAGS_KNOWN_BEFORE = "0.5.21", "0.5.24"
 _SERVER = "sglang.launch_server"
 _MOST_CHARACTERS = 1024
 # CUDA builds all of them, and of no use without a GPU; two are of versions before 0.5.22.
@@ -317,10 +288,11 @@ class Sglang(Engine):
 
     name: ClassVar = "sglang"
     methods: ClassVar = _METHODS
-    oldest: ClassVar = _OLDEST
+    oldest: ClassVar = "0.5.21"
     module: ClassVar = "sglang"
     health_path: ClassVar = "/health"
     version_path: ClassVar = "/server_info"
+    spreads: ClassVar = frozenset({"tensor", "data", "expert"})
     wire_format: ClassVar = SglangWireFormat()
     token_api: ClassVar = SglangTokenApi()
     memory_flags: ClassVar = ("--max-total-tokens", "--mem-fraction-static")
@@ -338,26 +310,6 @@ class Sglang(Engine):
             ),
             local_torch="torch==2.13.0",
         )
-
-    def check_parallel(self, parallel: Parallel) -> None:
-        """The draft is split as the target, the layers are whole, and Ray runs nothing.
-
-        Raises:
-            UnsupportedError: it is to be otherwise.
-        """
-        if parallel.pipeline > 1 or parallel.ray:
-            message = (
-                f"parallel.pipeline = {parallel.pipeline}, ray = {str(parallel.ray).lower()}:"
-                " SGLang drafts nothing where layers are cut into stages, and has no executor of"
-                " Ray's; leave them out"
-            )
-            raise UnsupportedError(message)
-        if parallel.draft_tensor not in {None, parallel.tensor}:
-            message = (
-                f"parallel.draft_tensor = {parallel.draft_tensor} with tensor = {parallel.tensor}:"
-                " SGLang splits the draft as the target; leave it out"
-            )
-            raise UnsupportedError(message)
 
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
         """The server's module, and the method's settings as flags."""
@@ -383,12 +335,6 @@ class Sglang(Engine):
             *(f"--{key}={value}" for key, value in options.speculation.items()),
             *options.engine_args,
         )
-
-    def help_command(self, python: Path, version: str) -> tuple[str, ...]:
-        """The server's own help, for a version that wasn't tested."""
-        old = is_older(version, _FLAGS_KNOWN_FROM)
-        known = not version or (not old and is_older(version, _FLAGS_KNOWN_BEFORE))
-        return () if known else (str(python), "-m", _SERVER, "--help")
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """Offline where nothing needs to be fetched, and nothing compiled on a CPU."""
@@ -418,7 +364,6 @@ _CPU_FLAGS = (
 )
 
 
-_PREFILL_GRAPHS = "--cuda-graph-max-bs-prefill"
 _MOST_STATIC_FRAC = 0.95
 
 
@@ -428,15 +373,14 @@ def _gpu_flags(options: LaunchOptions) -> tuple[str, ...]:
     SGLang takes as its own all that went since its start, so the share must hold what a server
     beside it takes meanwhile. The cache is no larger for that.
     """
-    graphs = (_PREFILL_GRAPHS, str(options.max_model_len_tokens))
-    longest = graphs if options.takes(_PREFILL_GRAPHS) else ()
+    graphs = ("--cuda-graph-max-bs-prefill", str(options.max_model_len_tokens))
     if options.memory is None:
-        return ("--mem-fraction-static", str(options.gpu_memory_frac), *longest)
+        return ("--mem-fraction-static", str(options.gpu_memory_frac), *graphs)
     share_frac = min(options.memory.share_frac + options.gpu_memory_frac, _MOST_STATIC_FRAC)
     return (
         *("--max-total-tokens", str(options.memory.cache_tokens)),
         *("--mem-fraction-static", f"{share_frac:.4f}"),
-        *longest,
+        *graphs,
     )
 
 

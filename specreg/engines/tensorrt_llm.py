@@ -5,7 +5,7 @@ tells of its steps. Its counters by position count when a request has ended: the
 position are the steps that drafted, S, and the sums over the positions are D and A. It counts
 between `[DONE]` and the end of the answer's body, which our client awaits (openai_server.py).
 Before TensorRT-LLM#17082 they took the drafts of the next step for those of the step that was
-verified, so older versions are read from their chunks.
+verified, so older versions aren't taken.
 """
 
 import json
@@ -14,29 +14,15 @@ from pathlib import Path
 from typing import ClassVar
 
 from specreg.acceptance.record import Counters, Source, StepCounts
-from specreg.core.errors import InvalidMeasurementError, UnsupportedError
+from specreg.core.errors import UnsupportedError
 from specreg.engines.engine import Engine, LaunchOptions, Requirement, given_flags
-from specreg.engines.methods import (
-    DRAFT,
-    DRAFT_TOKENS,
-    VERIFIED_TOKENS,
-    Renamed,
-    Spelling,
-    is_older,
-)
+from specreg.engines.methods import DRAFT, DRAFT_TOKENS, Spelling
 from specreg.engines.metrics_page import MetricsPage
-from specreg.engines.settings import Parallel
-from specreg.engines.wire_format import (
-    WireFormat,
-)
+from specreg.engines.wire_format import WireFormat
 
 PATH = "/prometheus/metrics"
 _PREFIX = "trtllm_"
 _ENDED = f"{_PREFIX}request_success_total"
-
-
-FIRST_THAT_COUNTS = "1.3.0rc29"
-"""Of September 29, 2026: on the 17th TensorRT-LLM#19311 described a source that has #17082."""
 
 
 class TensorrtLlmWireFormat(WireFormat):
@@ -45,10 +31,6 @@ class TensorrtLlmWireFormat(WireFormat):
     counters_source: ClassVar[Source | None] = Source.TRTLLM_COUNTERS
     counters_path: ClassVar[str | None] = PATH
     counters_flag: ClassVar = "return_perf_metrics: true"
-
-    def counters_path_of(self, version: str) -> str | None:
-        """None of a version whose counters pair the wrong steps, or that has none."""
-        return None if is_older(version, FIRST_THAT_COUNTS) else PATH
 
     def parse_counters(self, page: str) -> Counters:
         """The counters by position; a position that never counted isn't on the page.
@@ -62,9 +44,7 @@ class TensorrtLlmWireFormat(WireFormat):
             parsed.by_position(f"{_PREFIX}spec_decode_{what}_tokens_total", "token_position")
             for what in ("drafted", "accepted")
         )
-        if _ENDED not in parsed.names:
-            message = f"looked for {_ENDED}; is the server started with {self.counters_flag}?"
-            raise InvalidMeasurementError("METRICS_MISSING", message)
+        parsed.require(_ENDED, why=f"is the server started with {self.counters_flag}")
         counts = StepCounts(
             steps=drafted[0],
             accepted=accepted.total(),
@@ -74,10 +54,9 @@ class TensorrtLlmWireFormat(WireFormat):
         return Counters(steps=counts.steps, counts=counts, requests=parsed.total(_ENDED))
 
 
-_VERSION = "1.2.1"
+_VERSION = "1.3.0rc29"
+"""Of September 29, 2026: on the 17th TensorRT-LLM#19311 described a source that has #17082."""
 _OPTIONS = "options.yaml"
-
-
 _CONFIG = "speculative_config."
 _METHODS = {
     "none": Spelling(settings={}),
@@ -92,29 +71,21 @@ _METHODS = {
     ),
     "draft_model": Spelling(
         settings={
-            f"{_CONFIG}decoding_type": Renamed(
-                before="DraftTarget", since="1.3.0rc0", after="Draft_Target"
-            ),
+            f"{_CONFIG}decoding_type": "Draft_Target",
             f"{_CONFIG}max_draft_len": DRAFT_TOKENS,
-            f"{_CONFIG}speculative_model_dir": DRAFT,
+            f"{_CONFIG}speculative_model": DRAFT,
             "disable_overlap_scheduler": True,
         }
     ),
     "eagle3": Spelling(
         settings={
-            # TensorRT-LLM never had EAGLE-1 or 2 on PyTorch, and still takes the old word.
-            f"{_CONFIG}decoding_type": Renamed(before="Eagle", since="1.3.0rc5", after="Eagle3"),
+            f"{_CONFIG}decoding_type": "Eagle3",
             f"{_CONFIG}max_draft_len": DRAFT_TOKENS,
-            f"{_CONFIG}speculative_model_dir": DRAFT,
+            f"{_CONFIG}speculative_model": DRAFT,
         }
     ),
     "mtp": Spelling(
-        settings={
-            f"{_CONFIG}decoding_type": "MTP",
-            f"{_CONFIG}max_draft_len": DRAFT_TOKENS,
-            # What it counts by up to some candidate of 1.3; later ones warn and leave it out.
-            f"{_CONFIG}num_nextn_predict_layers": DRAFT_TOKENS,
-        }
+        settings={f"{_CONFIG}decoding_type": "MTP", f"{_CONFIG}max_draft_len": DRAFT_TOKENS}
     ),
     "dflash": Spelling(
         settings={
@@ -122,32 +93,21 @@ _METHODS = {
             f"{_CONFIG}decoding_type": "DFlash",
             f"{_CONFIG}max_draft_len": DRAFT_TOKENS,
             f"{_CONFIG}speculative_model": DRAFT,
-        },
-        since="1.3.0rc22",  # nothing between 1.3.0rc5 and that was looked at
-    ),
-    # Of its older backend alone: engine_args = ["--backend", "tensorrt"]. 1.3.0rc5 has it; nothing
-    # between that and 1.3.0rc22 was looked at.
-    "lookahead": Spelling(
-        settings={
-            f"{_CONFIG}decoding_type": "Lookahead",
-            f"{_CONFIG}max_window_size": 4,
-            f"{_CONFIG}max_ngram_size": VERIFIED_TOKENS,
-            f"{_CONFIG}max_verification_set_size": 4,
-        },
-        until="1.3.0rc22",
+        }
     ),
 }
 
 
 class TensorrtLlm(Engine):
-    """TensorRT-LLM, 1.0 or newer. A method's settings are paths into its file of options."""
+    """TensorRT-LLM. A method's settings are paths into its file of options."""
 
     name: ClassVar = "tensorrt_llm"
     methods: ClassVar = _METHODS
-    oldest: ClassVar = "1.0"
+    oldest: ClassVar = _VERSION
     module: ClassVar = "tensorrt_llm"
     health_path: ClassVar = "/health"
     version_path: ClassVar = "/version"
+    spreads: ClassVar = frozenset({"tensor", "pipeline", "expert"})
     wire_format: ClassVar = TensorrtLlmWireFormat()
     serves_names: ClassVar = False
 
@@ -164,19 +124,6 @@ class TensorrtLlm(Engine):
             raise UnsupportedError(message)
         return Requirement(package="tensorrt-llm", version=_VERSION)
 
-    def check_parallel(self, parallel: Parallel) -> None:
-        """One copy, and the draft is split as the target.
-
-        Raises:
-            UnsupportedError: `trtllm-serve` can't spread the model so.
-        """
-        if parallel.data > 1 or parallel.draft_tensor not in {None, parallel.tensor}:
-            message = (
-                f"parallel.data = {parallel.data}, draft_tensor = {parallel.draft_tensor}:"
-                " trtllm-serve runs one copy and splits the draft as the target; leave them out"
-            )
-            raise UnsupportedError(message)
-
     def files(self, options: LaunchOptions) -> Mapping[str, str]:
         """The file of options; JSON is YAML too."""
         settings = {
@@ -184,12 +131,7 @@ class TensorrtLlm(Engine):
             # A repeated prompt must cost what it cost the first time.
             "kv_cache_config.enable_block_reuse": False,
             "kv_cache_config.free_gpu_memory_fraction": options.gpu_memory_frac,
-            # Without it no request is counted; older versions may not know it.
-            **(
-                {}
-                if is_older(options.version, FIRST_THAT_COUNTS)
-                else {"return_perf_metrics": True}
-            ),
+            "return_perf_metrics": True,  # without it no request is counted
         }
         return {_OPTIONS: json.dumps(_nested({**settings, **options.speculation}), indent=2)}
 

@@ -23,12 +23,9 @@ from specreg.core.files import UNREADABLE
 from specreg.core.http import Count, Name
 from specreg.engines import vllm
 from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement
-from specreg.engines.wire_format import Ask, Form, StreamDecoder, WireFormat, decode_event
+from specreg.engines.settings import ServerSettings
+from specreg.engines.wire_format import Ask, StreamDecoder, WireFormat, decode_event
 
-_TEXT_ALONE = (
-    "engine 'triton': takes a text, neither a chat nor token ids; set"
-    ' form = "completions" in the matrix, with a dataset of texts'
-)
 _NOT_YET = {None, "", "None", "null"}
 """What the backend says for a reason that there isn't yet."""
 
@@ -66,31 +63,15 @@ class _Decoder(StreamDecoder):
 class TritonWireFormat(WireFormat):
     """Triton with the vLLM backend."""
 
-    takes_token_ids: ClassVar[bool] = False
+    takes_text_alone: ClassVar[bool] = True
     answers_whole: ClassVar[bool] = True
-
-    def check(self, form: Form, version: str) -> None:
-        """Of all versions.
-
-        Raises:
-            UnsupportedError: a chat: the backend takes a text alone.
-        """
-        del version
-        if form is Form.CHAT:
-            raise UnsupportedError(_TEXT_ALONE)
 
     def path(self, ask: Ask) -> str:
         """The model's own endpoint; a model that isn't decoupled has no stream."""
         return f"/v2/models/{quote(ask.model, safe='')}/generate{'_stream' if ask.stream else ''}"
 
     def body(self, ask: Ask) -> Body:
-        """The text as it is, and the outputs that count tokens.
-
-        Raises:
-            UnsupportedError: a chat, or token ids.
-        """
-        if ask.form is Form.CHAT or ask.token_ids:
-            raise UnsupportedError(_TEXT_ALONE)
+        """The text as it is, and the outputs that count tokens."""
         return {
             "text_input": ask.text,
             "stream": ask.stream,
@@ -146,6 +127,7 @@ class Triton(Engine):
     program: ClassVar = "tritonserver"
     health_path: ClassVar = "/v2/health/ready"
     version_path: ClassVar = "/v2"
+    spreads: ClassVar = vllm.Vllm.spreads - {"ray"}
     wire_format: ClassVar = TritonWireFormat()
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
@@ -153,21 +135,23 @@ class Triton(Engine):
         del on_gpu
         return Requirement(package="tritonserver", version="")
 
-    def check_arguments(self, arguments: tuple[str, ...]) -> None:
-        """Each has a name.
+    def check(self, settings: ServerSettings) -> None:
+        """Refuse arguments without a name too.
 
         Raises:
-            UnsupportedError: one hasn't.
+            UnsupportedError: there is one.
         """
-        for argument in arguments:
+        super().check(settings)
+        for argument in settings.engine_args:
             _named(argument)
 
     def files(self, options: LaunchOptions) -> Mapping[str, str]:
         """The model repository: the model's configuration, and the engine's arguments."""
         model = options.served_name
+        arguments = vllm.engine_arguments(options) | dict(map(_named, options.engine_args))
         return {
             f"{model}/config.pbtxt": _CONFIG.format(name=model),
-            f"{model}/1/model.json": json.dumps(_engine_arguments(options), indent=2),
+            f"{model}/1/model.json": json.dumps(arguments, indent=2),
         }
 
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
@@ -220,35 +204,6 @@ def _ready_one(models: tuple[_Model, ...]) -> str:
         message = f"{len(ready)} models are READY: {named}, needed one; {advice}"
         raise AttachError(message)
     return ready[0]
-
-
-def _engine_arguments(options: LaunchOptions) -> dict[str, object]:
-    """VLLM's arguments by their names in Python; see `specreg.engines.vllm` for the reasons."""
-    parallel = options.parallel
-    speculation = vllm.speculative_config(options)
-    unless_default = {
-        "tensor_parallel_size": parallel.tensor,
-        "pipeline_parallel_size": parallel.pipeline,
-        "data_parallel_size": parallel.data,
-        "enable_expert_parallel": parallel.expert,
-        "trust_remote_code": options.trust_remote_code,
-    }
-    return {
-        "model": options.target,
-        "dtype": options.dtype,
-        "max_model_len": options.max_model_len_tokens,
-        "max_num_seqs": options.max_sequences,
-        "enable_prefix_caching": False,
-        "generation_config": "vllm",
-        **(
-            {"gpu_memory_utilization": options.gpu_memory_frac}
-            if options.on_gpu
-            else {"enforce_eager": True, "distributed_executor_backend": "uni"}
-        ),
-        **{name: value for name, value in unless_default.items() if value is True or value > 1},
-        **({"speculative_config": speculation} if speculation else {}),
-        **dict(map(_named, options.engine_args)),
-    }
 
 
 def _named(argument: str) -> tuple[str, object]:

@@ -9,107 +9,32 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from specreg.acceptance.record import Counters, Source, StepCounts
-from specreg.acceptance.trace import Body, StreamEvent
+from specreg.acceptance.trace import Body
 from specreg.core.errors import InvalidMeasurementError
-from specreg.core.http import Count, Histogram
-from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement, given_flags
-from specreg.engines.methods import DRAFT, DRAFT_TOKENS, Setting, Spelling, is_older
+from specreg.core.http import Count
+from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement
+from specreg.engines.methods import DRAFT, DRAFT_TOKENS, Spelling, is_older
 from specreg.engines.metrics_page import MetricsPage
 from specreg.engines.settings import Parallel
 from specreg.engines.token_api import Call, TokenApi, Transcript, Wanted, decode_answer, unreadable
 from specreg.engines.wire_format import (
-    NO_CHOICE,
     USAGE,
     Ask,
-    Choice,
     Form,
+    OpenAiDecoder,
+    RequestMetrics,
     StreamDecoder,
-    Usage,
     WireFormat,
-    decode_event,
     openai_body,
     openai_path,
 )
 
-_FAMILY = "spec_decode_num_"
+_FAMILY = "vllm:spec_decode_num_"
+_COUNTERS = tuple(
+    f"{_FAMILY}{kind}_total"
+    for kind in ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
+)
 _REQUESTS = ("vllm:request_success_total", "vllm:num_requests_running")
-_MOST_NAMED = 4
-
-
-def parse_vllm_counters(page: MetricsPage, prefix: str = "vllm:") -> StepCounts:
-    """The counts since the server's start, summed over the engines of data parallelism.
-
-    Args:
-        page: `/metrics`.
-        prefix: what the counters' names begin with.
-
-    Raises:
-        InvalidMeasurementError: `SPEC_DISABLED`, vLLM's page knows no speculation;
-            `METRICS_MISSING`, a counter isn't there; `METRICS_UNREADABLE`.
-    """
-    family = prefix + _FAMILY
-    counts_tokens = any(name.startswith(f"{prefix}generation_tokens") for name in page.names)
-    if counts_tokens and not any("spec_decode" in name for name in page.names):
-        alike = [one for one in page.names if "spec" in one and not one.endswith("_created")]
-        message = (
-            "the server counts tokens, and has no speculation counters: it doesn't speculate,"
-            f" or its version calls them otherwise than {family}…; /metrics has"
-            f" {', '.join(alike[:_MOST_NAMED]) or 'none'}"
-        )
-        raise InvalidMeasurementError("SPEC_DISABLED", message)
-    kinds = ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
-    drafts, proposed, accepted, by_position = (f"{family}{kind}_total" for kind in kinds)
-    _require(page, (drafts, proposed, accepted, by_position), "is the server without log stats")
-    positions = page.by_position(by_position, "position")
-    return StepCounts(
-        steps=page.total(drafts),
-        accepted=page.total(accepted),
-        proposed=page.total(proposed),
-        position_counts=tuple(positions[position] for position in sorted(positions)),
-    )
-
-
-def _require(page: MetricsPage, names: Sequence[str], why: str) -> None:
-    missing = [name for name in names if name not in page.names]
-    if missing:
-        there = ", ".join(name for name in names if name in page.names) or "none of them"
-        message = f"looked for {', '.join(missing)}; /metrics has {there}; {why}, or newer?"
-        raise InvalidMeasurementError("METRICS_MISSING", message)
-
-
-class _Speculation(msgspec.Struct, frozen=True):
-    acceptance_histogram: Histogram
-    num_draft_tokens: Count
-
-
-class _Metrics(msgspec.Struct, frozen=True):
-    speculative_decoding: _Speculation | None = None
-
-
-class _Event(msgspec.Struct, frozen=True):
-    choices: tuple[Choice, ...] = ()
-    usage: Usage | None = None
-    metrics: _Metrics | None = None
-    error: object = None
-
-
-_decoder = msgspec.json.Decoder(_Event)
-
-
-class _Decoder(StreamDecoder):
-    __slots__ = ()
-
-    def parse_event(self, event: bytes) -> StreamEvent:
-        """A chunk; the final one has no choices and carries usage and acceptance."""
-        parsed = decode_event(_decoder, event)
-        choice = parsed.choices[0] if parsed.choices else NO_CHOICE
-        return StreamEvent(
-            tokens=len(choice.token_ids or ()),
-            text=choice.content,
-            finish_reason=choice.finish_reason,
-            usage_tokens=parsed.usage.completion_tokens if parsed.usage else None,
-            acceptance=_counts(parsed.metrics.speculative_decoding) if parsed.metrics else None,
-        )
 
 
 class VllmWireFormat(WireFormat):
@@ -124,26 +49,38 @@ class VllmWireFormat(WireFormat):
         return {**openai_body(ask, USAGE), "return_token_ids": True}
 
     def new_decoder(self, ask: Ask) -> StreamDecoder:
-        """One for all: an event stands for itself."""
+        """Token ids say how many there are."""
         del ask
-        return _DECODER
+        return OpenAiDecoder(by_ids=True)
 
     def parse_counters(self, page: str) -> Counters:
-        """The counters `vllm:spec_decode_num_…`, and those of requests."""
+        """The counters since the server's start, summed over the engines of data parallelism.
+
+        Raises:
+            InvalidMeasurementError: `SPEC_DISABLED`, the page knows no speculation;
+                `METRICS_MISSING`, a counter isn't there; `METRICS_UNREADABLE`.
+        """
         parsed = MetricsPage(page)
-        counts = parse_vllm_counters(parsed)
-        _require(parsed, _REQUESTS, "without them requests of others don't show; is the server old")
+        counts_tokens = any(name.startswith("vllm:generation_tokens") for name in parsed.names)
+        if counts_tokens and not any("spec_decode" in name for name in parsed.names):
+            message = (
+                "the server counts tokens, and has no speculation counters: it doesn't speculate,"
+                f" or its version calls them otherwise than {_FAMILY}…; look at /metrics"
+            )
+            raise InvalidMeasurementError("SPEC_DISABLED", message)
+        parsed.require(*_COUNTERS, why="is the server without log stats, or newer")
+        why = "without them requests of others don't show; is the server old"
+        parsed.require(*_REQUESTS, why=why)
+        steps, proposed, accepted = map(parsed.total, _COUNTERS[:3])
         ended, running = map(parsed.total, _REQUESTS)
-        return Counters(steps=counts.steps, counts=counts, requests=ended, running_requests=running)
-
-
-def _counts(speculation: _Speculation | None) -> StepCounts | None:
-    if speculation is None:
-        return None
-    return StepCounts.from_histogram(speculation.acceptance_histogram, speculation.num_draft_tokens)
-
-
-_DECODER = _Decoder()
+        positions = parsed.by_position(_COUNTERS[3], "position")
+        counts = StepCounts(
+            steps=steps,
+            accepted=accepted,
+            proposed=proposed,
+            position_counts=tuple(positions[position] for position in sorted(positions)),
+        )
+        return Counters(steps=steps, counts=counts, requests=ended, running_requests=running)
 
 
 _CANDIDATES = 20
@@ -164,7 +101,7 @@ class _Choice(msgspec.Struct, frozen=True):
 class _Answer(msgspec.Struct, frozen=True):
     choices: Annotated[tuple[_Choice, ...], msgspec.Meta(min_length=1)]
     prompt_token_ids: tuple[Count, ...] | None = None
-    metrics: _Metrics | None = None
+    metrics: RequestMetrics | None = None
 
 
 class VllmTokenApi(TokenApi):
@@ -200,7 +137,7 @@ class VllmTokenApi(TokenApi):
             output = parsed.choices[0].token_ids
             if not output:
                 raise unreadable("no token_ids; the server must know return_token_ids", answer)
-            counts = _counts(parsed.metrics.speculative_decoding) if parsed.metrics else None
+            counts = parsed.metrics.counts if parsed.metrics else None
             return Transcript(prompt=tuple(ids), output=output, counts=counts)
 
         return Call(path=_COMPLETIONS, body=body, parse=parse)
@@ -241,10 +178,8 @@ def _parse_ids(answer: bytes) -> tuple[int, ...]:
 
 
 _VERSION = "0.32.0"
-# Between these each flag below was seen to be taken; others are asked by `--help`.
-_FLAGS_KNOWN_FROM, _FLAGS_KNOWN_BEFORE = "0.29", "0.33"
+_COUNTS_SINCE = "0.29"
 _SERVER = "vllm.entrypoints.openai.api_server"
-_RAY = "ray[cgraph]>=2.48"
 
 
 def _drafter(method: str) -> Spelling:
@@ -286,6 +221,8 @@ class Vllm(Engine):
     module: ClassVar = "vllm"
     health_path: ClassVar = "/health"
     version_path: ClassVar = "/version"
+    spreads: ClassVar = frozenset(Parallel.__struct_fields__)
+    ray_packages: ClassVar = ("ray[cgraph]>=2.48",)
     wire_format: ClassVar = VllmWireFormat()
     token_api: ClassVar = VllmTokenApi()
     memory_flags: ClassVar = ("--kv-cache-memory", "--gpu-memory-utilization")
@@ -310,21 +247,21 @@ class Vllm(Engine):
 
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
         """The API server's module, which works in every build; the `vllm` command doesn't."""
+        counted = ("--per-request-spec-decode-metrics", "summary")
+        # Without speculation the server refuses to count its acceptance.
+        counts = options.speculation and not is_older(options.version, _COUNTS_SINCE)
         return (
-            *(str(python), "-m", _SERVER, "--model", options.target),
+            *(str(python), "-m", _SERVER),
             *("--host", "127.0.0.1", "--port", str(options.port)),
-            *_flags(options),
+            *("--served-model-name", options.served_name),
+            *(
+                word
+                for name, value in engine_arguments(options).items()
+                for word in _flag(name.replace("_", "-"), value)
+            ),
+            *(counted if counts else ()),
+            *options.engine_args,
         )
-
-    def help_command(self, python: Path, version: str) -> tuple[str, ...]:
-        """The server's own help, for a version that wasn't tested."""
-        old = is_older(version, _FLAGS_KNOWN_FROM)
-        known = not version or (not old and is_older(version, _FLAGS_KNOWN_BEFORE))
-        return () if known else (str(python), "-m", _SERVER, "--help")
-
-    def packages(self, parallel: Parallel) -> tuple[str, ...]:
-        """Ray, where its executor runs the parts."""
-        return (_RAY,) if parallel.ray else ()
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """Quiet, offline where nothing needs to be fetched, and small on a CPU."""
@@ -344,68 +281,51 @@ class Vllm(Engine):
         return dataclasses.replace(found, speculates=speculates)
 
 
-def _flags(options: LaunchOptions) -> tuple[str, ...]:
-    """What each part of a server is told."""
-    return (
-        *("--served-model-name", options.served_name, "--dtype", options.dtype),
-        *("--max-model-len", str(options.max_model_len_tokens)),
-        *("--max-num-seqs", str(options.max_sequences)),
+def _flag(name: str, value: object) -> tuple[str, ...]:
+    if isinstance(value, bool):
+        return (f"--{name}" if value else f"--no-{name}",)
+    return (f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value))
+
+
+def engine_arguments(options: LaunchOptions) -> dict[str, object]:
+    """What vLLM's engine is told, by the names in Python, which are those of its flags too."""
+    parallel, memory = options.parallel, options.memory
+    backend = "uni" if parallel.gpus == 1 else "mp"
+    speculation = dict(options.speculation)
+    if speculation and parallel.draft_tensor:
+        speculation["draft_tensor_parallel_size"] = parallel.draft_tensor
+    unless_default = {
+        "tensor_parallel_size": parallel.tensor,
+        "pipeline_parallel_size": parallel.pipeline,
+        "data_parallel_size": parallel.data,
+        "enable_expert_parallel": parallel.expert,
+        "trust_remote_code": options.trust_remote_code,
+    }
+    return {
+        "model": options.target,
+        "dtype": options.dtype,
+        "max_model_len": options.max_model_len_tokens,
+        "max_num_seqs": options.max_sequences,
         # A repeated prompt must cost what it cost the first time.
-        "--no-enable-prefix-caching",
+        "enable_prefix_caching": False,
         # Else the model's own generation_config.json sets the sampling.
-        *("--generation-config", "vllm"),
-        *(_gpu_flags(options) if options.on_gpu else _CPU_FLAGS),
-        *given_flags(
-            ("--tensor-parallel-size", options.parallel.tensor),
-            ("--pipeline-parallel-size", options.parallel.pipeline),
-            ("--data-parallel-size", options.parallel.data),
-            ("--enable-expert-parallel", options.parallel.expert),
-            ("--trust-remote-code", options.trust_remote_code),
+        "generation_config": "vllm",
+        # A cache of so many bytes is taken as it is; of the share vLLM checks that it is free.
+        **({"kv_cache_memory_bytes": memory.cache_bytes} if memory else {}),
+        **(
+            {
+                "gpu_memory_utilization": round(memory.share_frac, 4)
+                if memory
+                else options.gpu_memory_frac
+            }
+            if options.on_gpu
+            # Compiling takes longer than all that a small run could save by it.
+            else {"enforce_eager": True, "distributed_executor_backend": backend}
         ),
-        *_executor_flags(options),
-        *_speculation_flags(options),
-        *options.engine_args,
-    )
-
-
-# Compiling takes longer than all that a small run could save by it.
-_CPU_FLAGS = ("--enforce-eager",)
-
-
-def _gpu_flags(options: LaunchOptions) -> tuple[str, ...]:
-    """A cache of so many bytes is taken as it is; of the share vLLM checks that it is free."""
-    if options.memory is None:
-        return ("--gpu-memory-utilization", str(options.gpu_memory_frac))
-    return (
-        *("--kv-cache-memory-bytes", str(options.memory.cache_bytes)),
-        *("--gpu-memory-utilization", f"{options.memory.share_frac:.4f}"),
-    )
-
-
-def _executor_flags(options: LaunchOptions) -> tuple[str, ...]:
-    """Who runs the models: vLLM's own choice, unless it is to be Ray, or on a CPU."""
-    if options.parallel.ray:
-        return ("--distributed-executor-backend", "ray")
-    if options.on_gpu:
-        return ()
-    return ("--distributed-executor-backend", "uni" if options.parallel.gpus == 1 else "mp")
-
-
-def _speculation_flags(options: LaunchOptions) -> tuple[str, ...]:
-    """Without speculation the server refuses to count its acceptance, so neither flag is given."""
-    settings = speculative_config(options)
-    if not settings:
-        return ()
-    counts = "--per-request-spec-decode-metrics"
-    counted = (counts, "summary") if options.takes(counts) else ()
-    return ("--speculative-config", json.dumps(settings), *counted)
-
-
-def speculative_config(options: LaunchOptions) -> Mapping[str, Setting]:
-    """The method's settings, and over how many GPUs its draft is split; empty without one."""
-    split = options.parallel.draft_tensor
-    own = {"draft_tensor_parallel_size": split} if split and options.speculation else {}
-    return {**options.speculation, **own}
+        **({"distributed_executor_backend": "ray"} if parallel.ray else {}),
+        **{name: value for name, value in unless_default.items() if value is True or value > 1},
+        **({"speculative_config": speculation} if speculation else {}),
+    }
 
 
 ENGINE = Vllm()

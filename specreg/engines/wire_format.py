@@ -197,10 +197,36 @@ class SpecTokensDetails(msgspec.Struct, frozen=True):
 class _Extension(msgspec.Struct, frozen=True):
     spec_tokens_details: SpecTokensDetails | None = None
 
+    @property
+    def counts(self) -> StepCounts | None:
+        return self.spec_tokens_details.counts if self.spec_tokens_details else None
+
+
+class Speculation(msgspec.Struct, frozen=True):
+    """vLLM's record of an answer."""
+
+    acceptance_histogram: Histogram
+    num_draft_tokens: Count
+
+
+class RequestMetrics(msgspec.Struct, frozen=True):
+    """What vLLM says of an answer beside it, from 0.29 on."""
+
+    speculative_decoding: Speculation | None = None
+
+    @property
+    def counts(self) -> StepCounts | None:
+        """The steps, None where they aren't told."""
+        told = self.speculative_decoding
+        if told is None:
+            return None
+        return StepCounts.from_histogram(told.acceptance_histogram, told.num_draft_tokens)
+
 
 class _Event(msgspec.Struct, frozen=True):
     choices: tuple[Choice, ...] = ()
     usage: Usage | None = None
+    metrics: RequestMetrics | None = None
     sglext: _Extension | None = None
     error: object = None
 
@@ -208,27 +234,31 @@ class _Event(msgspec.Struct, frozen=True):
 _decoder = msgspec.json.Decoder(_Event)
 
 
-class UsageDecoder(StreamDecoder):
-    """Counts a chunk's tokens by how far the usage has moved since the one before."""
+class OpenAiDecoder(StreamDecoder):
+    """Reads chunks of OpenAI's form with what vLLM and SGLang add.
 
-    __slots__ = ("_tokens",)
+    A chunk's tokens are its ids, or, without `by_ids`, how far the usage has moved since the one
+    before.
+    """
 
-    def __init__(self) -> None:
-        self._tokens = 0
+    __slots__ = ("_by_ids", "_tokens")
+
+    def __init__(self, *, by_ids: bool) -> None:
+        self._by_ids, self._tokens = by_ids, 0
 
     def parse_event(self, event: bytes) -> StreamEvent:
-        """A chunk; one of the last has SGLang's record of the answer."""
+        """A chunk; one of the last has no choices, and the usage and record of the answer."""
         parsed = decode_event(_decoder, event)
-        before = self._tokens
-        if parsed.usage is not None:
-            self._tokens = parsed.usage.completion_tokens
         choice = parsed.choices[0] if parsed.choices else NO_CHOICE
-        record = parsed.sglext.spec_tokens_details if parsed.sglext else None
+        record = parsed.metrics or parsed.sglext
+        before, usage_tokens = self._tokens, None
+        if parsed.usage is not None:
+            self._tokens = usage_tokens = parsed.usage.completion_tokens
         return StreamEvent(
-            tokens=self._tokens - before,
+            tokens=len(choice.token_ids or ()) if self._by_ids else self._tokens - before,
             text=choice.content,
             finish_reason=choice.finish_reason,
-            usage_tokens=parsed.usage.completion_tokens if parsed.usage else None,
+            usage_tokens=usage_tokens,
             acceptance=record.counts if record else None,
         )
 
@@ -263,7 +293,7 @@ class WireFormat:
         counters_source: the same of the server's counters, None if it has none.
         counters_path: where the counters are; None if there are none.
         counters_flag: what the server must be started with to have them.
-        takes_token_ids: whether a prompt may be ids.
+        takes_text_alone: whether a prompt may be neither a chat nor token ids.
         answers_whole: whether it can be asked for an answer without a stream.
     """
 
@@ -271,20 +301,8 @@ class WireFormat:
     counters_source: ClassVar[Source | None] = None
     counters_path: ClassVar[str | None] = None
     counters_flag: ClassVar[str] = "its counters"
-    takes_token_ids: ClassVar[bool] = True
+    takes_text_alone: ClassVar[bool] = False
     answers_whole: ClassVar[bool] = False
-
-    def check(self, form: Form, version: str) -> None:
-        """Check that prompts of that form can be asked, and that a version tells their acceptance.
-
-        Raises:
-            UnsupportedError: they can't, or it isn't by this version; "" is any.
-        """
-
-    def counters_path_of(self, version: str) -> str | None:
-        """Where a version of the engine has them, "" is any; None if none, or none to rely on."""
-        del version
-        return self.counters_path
 
     def path(self, ask: Ask) -> str:
         """Where to POST it."""
@@ -297,7 +315,7 @@ class WireFormat:
     def new_decoder(self, ask: Ask) -> StreamDecoder:
         """What reads the answer to it."""
         del ask
-        return UsageDecoder()
+        return OpenAiDecoder(by_ids=False)
 
     def parse_counters(self, page: str) -> Counters:
         """The speculation counters of a page of metrics.

@@ -155,22 +155,16 @@ class _StreamState:
         raise InvalidMeasurementError(reason, message)
 
 
-@dataclass(slots=True, eq=False)
-class _Activity:
-    """The life that a server showed on what has ended: a token, or an end before its time was up.
+@dataclass(slots=True, kw_only=True)
+class ChatClient:
+    """One endpoint asked as one case says.
 
     Attributes:
-        alive_ns: when; moved on by the time in which nothing was on its way, which is no silence.
+        end: is told of each request that ends.
+        alive_ns: when the server last showed life on what has ended, by a token or by an end before
+            its time was up; moved on by the time in which nothing was on its way.
         idle_ns: since when nothing is, where nothing is.
     """
-
-    alive_ns: int = 0
-    idle_ns: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatClient:
-    """One endpoint asked as one case says."""
 
     case: Case
     endpoint: Endpoint
@@ -179,7 +173,8 @@ class ChatClient:
     end: Record
     note_life: NoteLife
     running: dict[_StreamState, asyncio.Timeout] = field(default_factory=dict)
-    activity: _Activity = field(default_factory=_Activity)
+    alive_ns: int = 0
+    idle_ns: int = 0
 
     async def watch(self) -> None:
         """Report life, and end the streams that have been silent for too long.
@@ -192,7 +187,7 @@ class ChatClient:
             if not self.running:
                 continue
             tokens_ns = [one.chunks[-1].at_ns for one in self.running if one.chunks]
-            self.note_life(max([self.activity.alive_ns, *tokens_ns]))
+            self.note_life(max([self.alive_ns, *tokens_ns]))
             now_ns = self.clock()
             for gathered, timeout in self.running.items() if self.case.stream else ():
                 if now_ns - gathered.heard_ns > _SILENCE_S * _NS_PER_S and not timeout.expired():
@@ -201,18 +196,18 @@ class ChatClient:
 
     def _begin(self, gathered: _StreamState, timeout: asyncio.Timeout) -> None:
         if not self.running:
-            self.activity.alive_ns += gathered.sent_ns - self.activity.idle_ns
+            self.alive_ns += gathered.sent_ns - self.idle_ns
         self.running[gathered] = timeout
 
     def _end(self, gathered: _StreamState) -> None:
         self.running.pop(gathered)
         now_ns = self.clock()
         if not gathered.late:
-            self.activity.alive_ns = now_ns
+            self.alive_ns = now_ns
         elif gathered.chunks:
-            self.activity.alive_ns = max(self.activity.alive_ns, gathered.chunks[-1].at_ns)
+            self.alive_ns = max(self.alive_ns, gathered.chunks[-1].at_ns)
         if not self.running:
-            self.activity.idle_ns = now_ns
+            self.idle_ns = now_ns
 
     async def replay(self, place: int, prompt: Prompt, planned_ns: int) -> None:
         """One conversation, each turn with the model's own replies before it."""

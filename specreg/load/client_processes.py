@@ -115,40 +115,25 @@ class Clients:
         Raises:
             InvalidMeasurementError: `CLIENT_DIED`, one of the further processes did; `HUNG`.
         """
-        late: list[int] = []
-
-        def keep(finished: FinishedRequest) -> None:
-            if finished.late:
-                late.append(finished.place)
-            if record is not None:
-                record(finished)
-
         if self.workers:
-            done = await self._replay_slices(tuple(prompts), keep)
+            built = await self._replay_slices(tuple(prompts), record)
         else:
-            done = await self._replay_here(self.case, prompts, keep)
-        if late:
-            await self._check_generates(prompts)
-        return done
+            built = await self._replay_here(self.case, prompts, record)
+        if built.late:
+            within_s, one = self.token_within_s, Load(concurrency=1)
+            case = dataclasses.replace(
+                self.case, load=one, turns=1, output_cap_tokens=1, request_timeout_s=within_s
+            )
+            if (await self._replay_here(case, prompts[:1])).late:
+                raise HungError(within_s)
+        return built.as_round()
 
-    async def _replay_here(self, case: Case, prompts: Sequence[Prompt], record: Record) -> Round:
+    async def _replay_here(
+        self, case: Case, prompts: Sequence[Prompt], record: Record | None = None
+    ) -> RoundBuilder:
         return await replay_round(
             case, self.endpoint, prompts, client=self.client, clock=self.clock, record=record
         )
-
-    async def _check_generates(self, prompts: Sequence[Prompt]) -> None:
-        """Check that the server answers the first prompt, with a token or a refusal."""
-        case = dataclasses.replace(
-            self.case,
-            load=Load(concurrency=1),
-            turns=1,
-            output_cap_tokens=1,
-            request_timeout_s=self.token_within_s,
-        )
-        ended: list[FinishedRequest] = []
-        await self._replay_here(case, prompts[:1], ended.append)
-        if any(one.late for one in ended):
-            raise HungError(self.token_within_s)
 
     async def replay_under(self, load: Load, prompts: Sequence[Prompt]) -> Round:
         """One round under another load, as for the warm-up; it isn't recorded."""
@@ -169,7 +154,9 @@ class Clients:
             raise InvalidMeasurementError("METRICS_MISSING", message) from error
         return page.text
 
-    async def _replay_slices(self, prompts: tuple[Prompt, ...], record: Record) -> Round:
+    async def _replay_slices(
+        self, prompts: tuple[Prompt, ...], record: Record | None
+    ) -> RoundBuilder:
         started_ns, builder = self.clock() + _HEAD_START_NS, RoundBuilder()
         last_ns = started_ns
 
@@ -184,12 +171,13 @@ class Clients:
             order = _Order(case=self.case, endpoint=self.endpoint, prompts=prompts, part=part)
             async for finished in worker.replay(order, builder.lags, note_life):
                 builder.take(finished)
-                record(finished)
+                if record is not None:
+                    record(finished)
                 if not finished.late:
                     note_life(self.clock())
 
         await asyncio.gather(*(follow(*pair) for pair in enumerate(self.workers)))
-        return builder.as_round()
+        return builder
 
 
 @contextlib.asynccontextmanager

@@ -56,15 +56,17 @@ class Round:
 
 @dataclass(slots=True)
 class RoundBuilder:
-    """What has come of a round so far."""
+    """What has come of a round so far; `late` are the requests whose time was up."""
 
     traces: dict[tuple[int, int], RequestTrace] = field(default_factory=dict)
     gaps: Histogram = field(default_factory=Histogram)
     lags: Histogram = field(default_factory=Histogram)
+    late: int = 0
 
     def take(self, finished: FinishedRequest) -> None:
         """Take one more request."""
         self.traces[finished.place, finished.trace.turn] = finished.trace
+        self.late += finished.late
         times_ns = [chunk.at_ns for chunk in finished.chunks]
         self.gaps.add_all(list(filter(None, map(operator.sub, times_ns[1:], times_ns))))
 
@@ -105,7 +107,7 @@ async def replay_round(  # noqa: PLR0913 - most of them by name, each with a use
     record: Record | None = None,
     part: RoundSlice | None = None,
     note_life: NoteLife | None = None,
-) -> Round:
+) -> RoundBuilder:
     """Replay prompts as the case's load says; each conversation's turns one after another.
 
     A request that fails is a trace with an error, and ends its conversation; nothing is retried.
@@ -179,7 +181,7 @@ async def replay_round(  # noqa: PLR0913 - most of them by name, each with a use
         finishing.cancel()
         while not ended.empty():
             finish(ended.get_nowait())
-    return builder.as_round()
+    return builder
 
 
 _Planned = tuple[int, Prompt, int | None]

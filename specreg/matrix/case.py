@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from specreg.core.errors import UnknownNameError
 from specreg.core.redaction import hide_known, learn
 from specreg.engines.registry import engine_named
 from specreg.engines.settings import LaunchSettings, Parallel
@@ -214,6 +215,17 @@ class Tier:
     cases: tuple[Case, ...]
     places: Mapping[str, str] = field(default_factory=dict)
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def named(self, case_id: str) -> Case:
+        """The case of an id.
+
+        Raises:
+            UnknownNameError: the tier has none; the message lists what it has.
+        """
+        cases = {case.id: case for case in self.cases}
+        if case_id not in cases:
+            raise UnknownNameError("case", case_id, cases, f"tier '{self.name}'")
+        return cases[case_id]
 
     def chosen(self, gpus_gib: Sequence[float]) -> "Tier":
         """The tier as a machine runs it: of several pairs the first all of whose cases fit.

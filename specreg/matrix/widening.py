@@ -1,13 +1,17 @@
-"""Make models that say what a tiny pair says and cost as much as a large one.
+"""Make models that say what a tiny pair says and cost more: padded with layers, or widened.
 
-The residual stream's further dimensions stay zero. What multiplies zeros is random, as multiplying
-zeros by zeros would draw less power. RMSNorm divides by the mean over all dimensions: its weights
-are scaled by the root of narrow / wide, which is a power of two and so costs no bit, and its
-epsilon by narrow / wide.
+An identity layer's projections are zero: it adds nothing to the residual stream, and the language
+stays the same to the last bit.
+
+In a widened model the residual stream's further dimensions stay zero. What multiplies zeros is
+random, as multiplying zeros by zeros would draw less power. RMSNorm divides by the mean over all
+dimensions: its weights are scaled by the root of narrow / wide, which is a power of two and so
+costs no bit, and its epsilon by narrow / wide.
 """
 
 import dataclasses
 import functools
+import hashlib
 import json
 import math
 import re
@@ -18,37 +22,37 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import filelock
 import numpy as np
 import numpy.typing as npt
 
 from specreg.core.errors import ModelError
+from specreg.core.files import passing_folder
 from specreg.matrix.case import ServerSpec
 from specreg.matrix.models import (
-    BFLOAT16,
-    Tensor,
-    content_sha256,
-    make_folder,
+    CONFIG,
+    TOKENIZER_FILES,
+    UNFIT,
+    is_hub_id,
+    model_sha256,
     models_dir,
-    read_model,
     resolve_model,
-    write_config,
-    write_tensors,
 )
 from specreg.matrix.schema import Width
 
+_WEIGHTS = "model.safetensors"
 _RECIPE = 1
 """What is written; another number makes all widened models anew."""
 _TARGET = "target"
 _GIB = 2**30
-_BYTES = 2
-"""Of a number in bfloat16."""
 _NOISE_NUMBERS, _NOISE_SIGMA = 2**24, 0.02
 """Of the random weights: so many, over and over; and how far they lie from 0."""
-
+_FIRST_LAYER = "model.layers.0."
 _LAYER = re.compile(r"(?P<layer>model\.layers\.\d+\.|midlayer\.)(?P<rest>.+)")
 
-_Bits = npt.NDArray[np.uint16]
+Bits = npt.NDArray[np.uint16]
 """Numbers in bfloat16: the upper half of a float32."""
+_ONE = 0x3F80
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +102,17 @@ def served_models(root: Path, spec: ServerSpec) -> tuple[str, str | None]:
         ModelError: a folder is missing or incomplete, or isn't one that can be made larger.
     """
     if spec.widen is not None:
-        target, *draft = (str(one.folder) for one in _widened(root, spec))
-        return target, next(iter(draft), None)
-    target = resolve_model(root, spec.target, padding_layers=spec.padding_layers)
+        target, *drafts = (str(one.folder) for one in _widened(root, spec))
+        return target, next(iter(drafts), None)
+    target = resolve_model(root, spec.target)
+    if layers := spec.padding_layers:
+        if is_hub_id(target):
+            message = f"model '{target}': only a folder can be padded; set padding_layers = 0"
+            raise ModelError(message)
+        source = Path(target)
+        padded = models_dir() / f"{source.name}-{layers}-{_content_sha256(source)[:16]}"
+        _make_folder(padded, lambda made: write_padded_model(source, made, layers))
+        target = str(padded)
     return target, resolve_model(root, spec.draft) if spec.draft is not None else None
 
 
@@ -113,8 +125,8 @@ def widen_models(root: Path, spec: ServerSpec, *, show: Callable[[str], None]) -
     check_room(root, [spec])
     for one in _widened(root, spec):
         if not one.folder.is_dir():
-            show(f"widening {one.source.name} to {one.size_bytes / _BYTES:.2g} parameters (once)")
-        make_folder(one.folder, one.write)
+            show(f"widening {one.source.name} to {spec.widen}, once")
+        _make_folder(one.folder, one.write)
 
 
 def check_room(root: Path, specs: Iterable[ServerSpec]) -> None:
@@ -123,26 +135,144 @@ def check_room(root: Path, specs: Iterable[ServerSpec]) -> None:
     Raises:
         ModelError: it hasn't; or see `served_models`.
     """
-    needed_bytes = lacking_bytes(root, specs)
+    found = {one.folder: one.size_gib for spec in specs for one in _widened(root, spec)}
+    needed_gib = sum(size_gib for folder, size_gib in found.items() if not folder.is_dir())
     place = next(path for path in (models_dir(), *models_dir().parents) if path.exists())
-    free_bytes = shutil.disk_usage(place).free
-    if free_bytes < needed_bytes:
+    free_gib = shutil.disk_usage(place).free / _GIB
+    if free_gib < needed_gib:
         message = (
-            f"widened models: {free_bytes / _GIB:.1f} GiB are free in '{place}', needed"
-            f" {needed_bytes / _GIB:.1f}; make room, name another cache with SPECREG_CACHE, or"
-            " choose a pair of a smaller width"
+            f"widened models: {free_gib:.1f} GiB are free in '{place}', needed {needed_gib:.1f};"
+            " make room, name another cache with SPECREG_CACHE, or choose a pair of a smaller width"
         )
         raise ModelError(message)
 
 
-def lacking_bytes(root: Path, specs: Iterable[ServerSpec]) -> int:
-    """What the widened models take that servers need and the cache lacks.
+def write_padded_model(source: Path, target: Path, layers: int) -> None:
+    """Write the model of `source` with `layers` identity layers appended into `target`.
 
     Raises:
-        ModelError: see `served_models`.
+        ModelError: the weights aren't those of a dense bfloat16 Llama.
     """
-    found = {one.folder: one for spec in specs for one in _widened(root, spec)}
-    return sum(one.size_bytes for folder, one in found.items() if not folder.is_dir())
+    config, tensors = read_model(source)
+    try:
+        first = int(config["num_hidden_layers"])
+    except UNFIT as error:
+        raise _unfit(source, error) from error
+    template = {
+        name.removeprefix(_FIRST_LAYER): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(_FIRST_LAYER)
+    }
+    if not template:
+        raise _unfit(source, f"no {_FIRST_LAYER} in its weights")
+    for layer in range(first, first + layers):
+        for name, tensor in template.items():
+            fill = _ONE if "norm" in name else 0
+            tensors[f"model.layers.{layer}.{name}"] = np.full_like(tensor, fill)
+    write_tensors(tensors, target / _WEIGHTS)
+    _write_config(source, target, config | {"num_hidden_layers": first + layers})
+
+
+def _unfit(source: Path, why: object) -> ModelError:
+    return ModelError(
+        f"model folder '{source}': can't be made larger, {why}; needed is a dense bfloat16 Llama in"
+        f" one {_WEIGHTS}: name another folder, or leave padding_layers and widen out"
+    )
+
+
+def read_model(source: Path) -> tuple[dict[str, Any], dict[str, Bits]]:
+    """The configuration of a model folder, and its weights, of one file in bfloat16.
+
+    Raises:
+        ModelError: they are others, or can't be read.
+    """
+    try:
+        config = json.loads((source / CONFIG).read_bytes())
+        if not isinstance(config, dict):
+            raise TypeError(f"{CONFIG} is no object")
+        return config, read_tensors(source / _WEIGHTS)
+    except (OSError, *UNFIT) as error:
+        raise _unfit(source, f"{type(error).__name__}: {error}") from error
+
+
+# The format: the header's length in 8 bytes, little-endian; a JSON header; the data
+# (https://huggingface.co/docs/safetensors, "Format"). By hand, because the library knows bfloat16
+# by torch alone, and the bytes of what is written are part of a baseline.
+_LENGTH_BYTES = 8
+
+
+def read_tensors(path: Path) -> dict[str, Bits]:
+    """The tensors of a file, by name.
+
+    Raises:
+        OSError, ValueError, LookupError, TypeError, AttributeError: it is none in bfloat16.
+    """
+    content = path.read_bytes()
+    start = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
+    header = json.loads(content[_LENGTH_BYTES:start])
+    header.pop("__metadata__", None)
+    tensors = {}
+    for name, entry in header.items():
+        if entry["dtype"] != "BF16":
+            raise ValueError(f"{name} is in {entry['dtype']}")
+        begin, end = entry["data_offsets"]
+        bits = np.frombuffer(content[start + begin : start + end], np.uint16)
+        tensors[name] = bits.reshape(entry["shape"])
+    return tensors
+
+
+def write_tensors(tensors: Mapping[str, Bits], path: Path) -> None:
+    """Write tensors into a file."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, tensor in tensors.items():
+        end = offset + tensor.nbytes
+        header[name] = {"dtype": "BF16", "shape": tensor.shape, "data_offsets": (offset, end)}
+        offset = end
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % _LENGTH_BYTES)
+    length = len(encoded).to_bytes(_LENGTH_BYTES, "little")
+    with path.open("wb") as file:
+        file.writelines((length, encoded, *(tensor.tobytes() for tensor in tensors.values())))
+
+
+def _write_config(source: Path, target: Path, config: Mapping[str, object]) -> None:
+    """Write a configuration, and copy the tokenizer of `source` beside it."""
+    (target / CONFIG).write_text(json.dumps(config, indent=2))
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+
+
+def _content_sha256(folder: Path, *more: object) -> str:
+    """A checksum of a model and its tokenizer, and of whatever else decides what is made of it."""
+    content = hashlib.sha256(model_sha256(str(folder)).encode())
+    for name in TOKENIZER_FILES:
+        if (folder / name).is_file():
+            content.update((folder / name).read_bytes())
+    for one in more:
+        content.update(repr(one).encode())
+    return content.hexdigest()
+
+
+def _make_folder(folder: Path, write: Callable[[Path], None]) -> None:
+    """Make a folder of the cache once, whole or not at all, also where several processes want it.
+
+    Raises:
+        ModelError: the disk refuses; or as `write` says.
+    """
+    if folder.is_dir():
+        return
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(folder.parent.with_suffix(".lock")):
+            if not folder.is_dir():
+                with passing_folder(folder) as made:
+                    write(made)
+                    made.rename(folder)
+    except OSError as error:
+        message = f"model folder '{folder}': can't be written, {error.strerror}; make room, or name"
+        raise ModelError(f"{message} another cache with SPECREG_CACHE") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,58 +290,16 @@ class _Axis:
     real: npt.NDArray[np.int64]
     reached: int
 
+    @classmethod
+    def of_first(cls, length: int, real: int) -> "_Axis":
+        """An axis whose first places are the narrow tensor's."""
+        return cls(length=length, real=np.arange(real), reached=real)
+
     def repeated(self, times: int) -> "_Axis":
         """Several of them in a row, as the columns of a projection that reads several streams."""
         starts = range(0, times * self.length, self.length)
         real = np.concatenate([start + self.real for start in starts])
         return _Axis(length=times * self.length, real=real, reached=self.reached)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """A widened tensor: of which kind, and the narrow one, None in a layer that adds nothing.
-
-    `columns` is None for the weights of a norm.
-    """
-
-    kind: str
-    rows: _Axis
-    columns: _Axis | None
-    narrow: _Bits | None
-
-    @property
-    def size_bytes(self) -> int:
-        """What it takes."""
-        return _BYTES * self.rows.length * (self.columns.length if self.columns else 1)
-
-    def tensor(self) -> Tensor:
-        """The tensor."""
-        bits = self._norm() if self.columns is None else self._projection(self.rows, self.columns)
-        data = bits.reshape(-1).view(np.uint8).data
-        return Tensor(dtype=BFLOAT16, shape=bits.shape, data=data)
-
-    def _norm(self) -> _Bits:
-        weights = np.ones(self.rows.length, np.float32)
-        if self.narrow is not None:
-            real = (self.narrow.astype(np.uint32) << 16).view(np.float32)
-            weights[self.rows.real] = real * math.sqrt(len(real) / len(weights))
-        return (weights.view(np.uint32) >> 16).astype(np.uint16)
-
-    def _projection(self, rows: _Axis, columns: _Axis) -> _Bits:
-        bits = np.resize(_noise(), (rows.length, columns.length))
-        if self.kind == "embed_tokens":
-            bits[:] = 0
-        elif self.kind in {"v_proj", "gate_proj"}:  # what they add is multiplied by these
-            added = np.ones(rows.length, bool)
-            added[rows.real if self.narrow is not None else []] = False
-            bits[added] = 0
-        elif self.kind == "fc":
-            bits[:, columns.real] = 0
-        elif self.kind in {"o_proj", "down_proj"} and self.narrow is not None:
-            bits[:, : columns.reached] = 0
-        if self.narrow is not None:
-            bits[np.ix_(rows.real, columns.real)] = self.narrow
-        return bits
 
 
 _AXES: Mapping[str, tuple[str, str]] = MappingProxyType(
@@ -231,130 +319,136 @@ _AXES: Mapping[str, tuple[str, str]] = MappingProxyType(
 """By projection, what its rows and columns are."""
 
 
+def _axes(config: Mapping[str, Any], shape: Shape) -> Mapping[str, _Axis]:
+    head, heads = config["head_dim"], config["num_attention_heads"]
+    group = shape.num_attention_heads // shape.num_key_value_heads
+    # The narrow model's heads of queries are the first of the groups that share their keys.
+    queries = np.arange(heads * group * head).reshape(heads, group, head)[:, 0].reshape(-1)
+    return {
+        "hidden": _Axis.of_first(shape.hidden_size, config["hidden_size"]),
+        "intermediate": _Axis.of_first(shape.intermediate_size, config["intermediate_size"]),
+        "queries": _Axis(
+            length=shape.num_attention_heads * head, real=queries, reached=heads * group * head
+        ),
+        "keys": _Axis.of_first(shape.num_key_value_heads * head, heads * head),
+    }
+
+
+def _norm(length: int, narrow: Bits | None) -> Bits:
+    """The weights of a widened norm; `narrow` is None in a layer that adds nothing."""
+    weights = np.ones(length, np.float32)
+    if narrow is not None:
+        real = (narrow.astype(np.uint32) << 16).view(np.float32)
+        weights[: len(real)] = real * math.sqrt(len(real) / length)
+    return (weights.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def _projection(kind: str, rows: _Axis, columns: _Axis, narrow: Bits | None) -> Bits:
+    """A widened projection; `narrow` is None in a layer that adds nothing."""
+    bits = np.resize(_noise(), (rows.length, columns.length))
+    if kind == "embed_tokens":
+        bits[:] = 0
+    elif kind in {"v_proj", "gate_proj"}:  # what they add is multiplied by these
+        added = np.ones(rows.length, bool)
+        added[rows.real if narrow is not None else []] = False
+        bits[added] = 0
+    elif kind == "fc":
+        bits[:, columns.real] = 0
+    elif kind in {"o_proj", "down_proj"} and narrow is not None:
+        bits[:, : columns.reached] = 0
+    if narrow is not None:
+        bits[np.ix_(rows.real, columns.real)] = narrow
+    return bits
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Widened:
-    """A model of the cache, made or yet to be: of which folder, and in what shape."""
+    """A model of the cache, made or yet to be: of which folder, in what shape, and its size."""
 
     source: Path
     shape: Shape
     folder: Path
-
-    @property
-    def size_bytes(self) -> int:
-        """What its weights take."""
-        return sum(part.size_bytes for parts in self._files() for part in parts.values())
+    size_gib: float
 
     def write(self, folder: Path) -> None:
-        """Write it: a file for each layer, so that no more than one is in memory."""
-        files = self._files()
-        names: dict[str, str] = {}
-        for number, parts in enumerate(files, 1):
-            name = f"model-{number:05}-of-{len(files):05}.safetensors"
-            write_tensors({key: part.tensor() for key, part in parts.items()}, folder / name)
-            names |= dict.fromkeys(parts, name)
-        index = {"metadata": {"total_size": self.size_bytes}, "weight_map": names}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
-        config, _ = self._read()
-        epsilon = config["rms_norm_eps"] * config["hidden_size"] / self.shape.hidden_size
-        shape = dataclasses.asdict(self.shape)
-        write_config(self.source, folder, config | shape | {"rms_norm_eps": epsilon})
-
-    def _read(self) -> tuple[dict[str, Any], Mapping[str, _Bits]]:
-        """The configuration and the weights of the model that is widened.
+        """Write it: a file for each layer, so that no more than one is in memory.
 
         Raises:
-            ModelError: they can't be read, or aren't those of a model that can be widened.
+            ModelError: it can't be read, or isn't one that can be widened.
         """
-        config, tensors = read_model(self.source, "widened; leave widen out")
-        fits = all(
-            tensor.dtype == BFLOAT16 and (len(tensor.shape) == 1 or name.split(".")[-2] in _AXES)
-            for name, tensor in tensors.items()
-        )
-        if not fits or not self._holds(config):
-            message = (
-                f"model folder '{self.source}': can't be widened to {self.shape}; needed is a dense"
-                " bfloat16 Llama with as many heads of keys as of queries, no larger than that,"
-                " whose hidden size is that over 1, 4, 16 or another power of 4; leave widen out"
-            )
-            raise ModelError(message)
-        return config, {
-            name: np.frombuffer(tensor.data, np.uint16).reshape(tensor.shape)
-            for name, tensor in tensors.items()
-        }
-
-    def _holds(self, config: Mapping[str, Any]) -> bool:
-        """Whether a model of such a configuration fits in."""
-        try:
-            grown = [size / config[name] for name, size in dataclasses.asdict(self.shape).items()]
-            return (
-                min(grown) >= 1
-                and (math.log2(grown[0]) / 2).is_integer()
-                and config["num_attention_heads"] == config["num_key_value_heads"]
-                and config["head_dim"] > 0
-                and config["rms_norm_eps"] > 0
-            )
-        except (LookupError, TypeError, ZeroDivisionError):
-            return False
-
-    def _files(self) -> list[dict[str, _Part]]:
-        """By file, its tensors: those of each layer, and all others."""
-        config, narrow = self._read()
-        head, heads = config["head_dim"], config["num_attention_heads"]
-        shape = self.shape
-        group = shape.num_attention_heads // shape.num_key_value_heads
-        # The narrow model's heads of queries are the first of the groups that share their keys.
-        queries = np.arange(heads * group * head).reshape(heads, group, head)[:, 0].reshape(-1)
-        keys, inner, hidden = (
-            np.arange(count)
-            for count in (heads * head, config["intermediate_size"], config["hidden_size"])
-        )
-        axes = {
-            "hidden": _Axis(length=shape.hidden_size, real=hidden, reached=len(hidden)),
-            "intermediate": _Axis(length=shape.intermediate_size, real=inner, reached=len(inner)),
-            "queries": _Axis(
-                length=shape.num_attention_heads * head,
-                real=queries,
-                reached=heads * group * head,
-            ),
-            "keys": _Axis(length=shape.num_key_value_heads * head, real=keys, reached=heads * head),
-        }
-
-        def part(name: str, like: _Bits) -> _Part:
-            kind, bits = name.split(".")[-2], narrow.get(name)
-            if like.ndim == 1:
-                return _Part(kind=kind, rows=axes["hidden"], columns=None, narrow=bits)
-            every = np.arange(len(like))
-            row, column = _AXES[kind]
-            rows = axes.get(row, _Axis(length=len(like), real=every, reached=len(like)))
-            columns = axes[column].repeated(like.shape[1] // len(axes[column].real))
-            return _Part(kind=kind, rows=rows, columns=columns, narrow=bits)
-
+        config, narrow = read_model(self.source)
         named = {name: found for name in narrow if (found := _LAYER.fullmatch(name))}
-        first = min(found["layer"] for found in named.values())
-        count = shape.num_hidden_layers if first.startswith("model.") else 1
+        try:
+            axes = self._check(config, narrow)
+            first = min(found["layer"] for found in named.values())
+        except (*UNFIT, ZeroDivisionError) as error:
+            raise _unfit(self.source, f"{type(error).__name__}: {error}") from error
+        layers = self.shape.num_hidden_layers if first.startswith("model.") else 1
+        # By file the names of its tensors, each with that of the narrow tensor that it is like.
         files = [
             {
-                (name := re.sub(r"\d+", str(layer), first) + found["rest"]): part(
-                    name, narrow[like]
-                )
+                re.sub(r"\d+", str(layer), first) + found["rest"]: like
                 for like, found in named.items()
                 if found["layer"] == first
             }
-            for layer in range(count)
+            for layer in range(layers)
         ]
-        return [
-            *files,
-            {name: part(name, bits) for name, bits in narrow.items() if name not in named},
-        ]
+        files.append({name: name for name in narrow if name not in named})
+        weight_map: dict[str, str] = {}
+        size_bytes = 0
+        for number, names in enumerate(files, 1):
+            file = f"model-{number:05}-of-{len(files):05}.safetensors"
+            tensors = {
+                name: _tensor(name.split(".")[-2], narrow[like], narrow.get(name), axes)
+                for name, like in names.items()
+            }
+            write_tensors(tensors, folder / file)
+            weight_map |= dict.fromkeys(tensors, file)
+            size_bytes += sum(tensor.nbytes for tensor in tensors.values())
+        index = {"metadata": {"total_size": size_bytes}, "weight_map": weight_map}
+        (folder / f"{_WEIGHTS}.index.json").write_text(json.dumps(index, indent=1))
+        epsilon = config["rms_norm_eps"] * config["hidden_size"] / self.shape.hidden_size
+        shape = dataclasses.asdict(self.shape)
+        _write_config(self.source, folder, config | shape | {"rms_norm_eps": epsilon})
+
+    def _check(self, config: Mapping[str, Any], narrow: Mapping[str, Bits]) -> Mapping[str, _Axis]:
+        """The axes of a model of such a configuration; what can't be widened raises."""
+        grown = [size / config[name] for name, size in dataclasses.asdict(self.shape).items()]
+        kinds = {name.split(".")[-2] for name, bits in narrow.items() if bits.ndim > 1}
+        if not (
+            min(grown) >= 1
+            and (math.log2(grown[0]) / 2).is_integer()
+            and config["num_attention_heads"] == config["num_key_value_heads"]
+            and config["head_dim"] > 0
+            and config["rms_norm_eps"] > 0
+            and kinds <= _AXES.keys()
+        ):
+            raise ValueError(
+                f"to {self.shape} from one with as many heads of keys as of queries, no larger"
+                " than that, whose hidden size is that over 1, 4, 16 or another power of 4"
+            )
+        return _axes(config, self.shape)
+
+
+def _tensor(kind: str, like: Bits, narrow: Bits | None, axes: Mapping[str, _Axis]) -> Bits:
+    """A widened tensor, in place of one like that."""
+    if like.ndim == 1:
+        return _norm(axes["hidden"].length, narrow)
+    row, column = _AXES[kind]
+    rows = axes.get(row) or _Axis.of_first(len(like), len(like))
+    columns = axes[column].repeated(like.shape[1] // len(axes[column].real))
+    return _projection(kind, rows, columns, narrow)
 
 
 def _widened(root: Path, spec: ServerSpec) -> Iterator[_Widened]:
     """The target of a server whose models are widened, and its draft if it has one."""
     if spec.widen is None:
         return
-    shapes = SHAPES[spec.widen]
-    models = {_TARGET: spec.target, **({spec.method: spec.draft} if spec.draft else {})}
-    for role, reference in models.items():
+    shapes, sizes = SHAPES[spec.widen], spec.sizes
+    models = [(_TARGET, spec.target, sizes.target_gib if sizes else None)]
+    if spec.draft:
+        models.append((spec.method, spec.draft, sizes.draft_gib if sizes else None))
+    for role, reference, size_gib in models:
         shape, source = shapes.get(role), Path(resolve_model(root, reference))
         if shape is None or not source.is_dir():
             drafting = " or ".join(sorted(shapes.keys() - {_TARGET}))
@@ -363,13 +457,13 @@ def _widened(root: Path, spec: ServerSpec) -> Iterator[_Widened]:
                 f" draft for {drafting}, can be widened; leave widen out"
             )
             raise ModelError(message)
-        made_of = content_sha256(source, shape, _RECIPE)
+        made_of = _content_sha256(source, shape, _RECIPE)
         folder = models_dir() / f"{source.name}-wide-{spec.widen}-{made_of}"
-        yield _Widened(source=source, shape=shape, folder=folder)
+        yield _Widened(source=source, shape=shape, folder=folder, size_gib=size_gib or 0.0)
 
 
 @functools.cache
-def _noise() -> _Bits:
+def _noise() -> Bits:
     """Random numbers, the same each time."""
     numbers = np.random.default_rng(0).normal(scale=_NOISE_SIGMA, size=_NOISE_NUMBERS)
     return (numbers.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)

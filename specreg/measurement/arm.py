@@ -133,7 +133,7 @@ class ArmReplay:
         wire_format = server.engine.wire_format
         if not self.arm.case.speculates:
             return None
-        path = wire_format.counters_path_of(server.engine_version)
+        path = wire_format.counters_path
         return None if path is None else wire_format.parse_counters(await self.clients.scrape(path))
 
 

@@ -1,17 +1,12 @@
 """All figures of a measurement, for people and programs: what docs/measuring.md names, as JSON."""
 
-import contextlib
-import dataclasses
 import functools
-import json
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
 import msgspec
 
 from specreg.acceptance.record import AcceptanceRecord, Source, StepCounts, View
 from specreg.acceptance.trace import RequestTrace
-from specreg.core.files import replace_file
 from specreg.engines.methods import METHODS
 from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement
@@ -63,14 +58,6 @@ class PartFigures(msgspec.Struct, frozen=True, kw_only=True):
     joint_frac: tuple[float, ...]
 
 
-class RequestFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The acceptance of one request; `turn` counts from 1."""
-
-    prompt_id: str
-    turn: int
-    figures: PartFigures
-
-
 class AcceptanceFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The acceptance of a measurement: all of it, and its parts.
 
@@ -85,7 +72,6 @@ class AcceptanceFigures(msgspec.Struct, frozen=True, kw_only=True):
     category_acceptance_length_tokens: float | None
     by_category: dict[str, PartFigures]
     by_turn: dict[str, PartFigures]
-    by_request: tuple[RequestFigures, ...]
 
 
 class PaceFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,13 +174,6 @@ def figures_of(measurement: Measurement, launch: int) -> Figures:
     )
 
 
-def record_figures(path: Path, figures: Figures) -> None:
-    """Writes them as JSON. A disk that refuses loses them, and no verdict."""
-    with contextlib.suppress(OSError):
-        text = json.dumps(msgspec.to_builtins(figures), indent=1)
-        replace_file(path, f"{text}\n".encode())
-
-
 def _acceptance(record: AcceptanceRecord, case: Case) -> AcceptanceFigures:
     part = functools.partial(_part, all_steps=METHODS[case.server.method].drafts_every_step)
     return AcceptanceFigures(
@@ -204,14 +183,6 @@ def _acceptance(record: AcceptanceRecord, case: Case) -> AcceptanceFigures:
         category_acceptance_length_tokens=record.category_acceptance_length,
         by_category={name: part(one) for name, one in record.by_category.items()},
         by_turn={str(turn): part(one) for turn, one in record.by_turn.items()},
-        by_request=tuple(
-            RequestFigures(
-                prompt_id=prompt.prompt_id,
-                turn=prompt.turn,
-                figures=part(dataclasses.replace(record, total=prompt.counts, prompts=(prompt,))),
-            )
-            for prompt in record.prompts
-        ),
     )
 
 

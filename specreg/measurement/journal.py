@@ -130,8 +130,7 @@ class Journal:
                 lock.acquire(blocking=False)
             except filelock.Timeout as error:
                 message = (
-                    f"--specreg-resume: the last run, '{self.path.parent}', still goes on; wait"
-                    " until it has ended, or end it first"
+                    f"'{self.path.parent}': still goes on; wait until it has ended, or end it first"
                 )
                 raise SpecregError(message) from error
         self._lock = lock

@@ -13,8 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, StepCounts
-from specreg.acceptance.table import Countable
+from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, Counts, StepCounts
 from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import MatrixError, UnknownNameError
 from specreg.load.rounds import Round
@@ -258,7 +257,7 @@ def _median(values: Iterable[float | None]) -> float | None:
     return statistics.median(present) if present else None
 
 
-def ratio_parts(metric: Metric, counts: Countable[_CountT]) -> tuple[_CountT, _CountT] | None:
+def ratio_parts(metric: Metric, counts: Counts[_CountT]) -> tuple[_CountT, _CountT] | None:
     """What an acceptance metric divides, and by what: A/S, A/D or P_i/S.
 
     None where it isn't known. The metric's value is its origin plus their quotient.

@@ -18,7 +18,7 @@ _NOW, _BASE, _INK = (f"var(--{name})" for name in ("now", "base", "ink"))
 _LINES = tuple(f"var(--line{number})" for number in range(1, 7))
 _HISTORY = ("acceptance_length_tokens", "throughput_tokens_per_s", "speedup_ratio")
 _FEWEST = 2
-"""Runs, categories, loads: one alone shows nothing."""
+"""Runs, loads: one alone shows nothing."""
 _DASHED = {"type": "rule", "color": _INK, "strokeDash": [5, 4]}
 _SIZE = {
     "width": 250,
@@ -66,7 +66,6 @@ def can_draw() -> bool:
 def charts_of(case: CaseReport) -> Iterator[Chart]:
     """All that can be drawn of a case; a part that isn't known has no chart."""
     yield from _positions(case)
-    yield from _categories(case)
     yield from _history(case)
 
 
@@ -114,8 +113,6 @@ def _load_chart(what: str, lines: Mapping[str, Sequence[tuple[int, float]]]) -> 
     y = _channel("gain", "speedup, times")
     legend = {"title": None, "labelColor": _INK, "labelFontSize": 12, "orient": "top", "columns": 2}
     color = {"field": "method", "type": "nominal", "scale": {"range": _LINES}, "legend": legend}
-    # More lines than there are colours are told apart by dashes.
-    dash = {**color, "scale": {"range": [[1, 0]] * len(_LINES) + [[5, 3]] * len(_LINES)}}
     mark = {"type": "line", "point": {"filled": True, "size": 55}}
     return Chart(
         title=f"Speedup over load: {what}",
@@ -123,7 +120,7 @@ def _load_chart(what: str, lines: Mapping[str, Sequence[tuple[int, float]]]) -> 
         f" Below the dashed line, at 1, speculation costs more than it gains. {crossings}.",
         svg=_svg(
             _layer([{"gain": 1}], _DASHED, y=y),
-            _layer(rows, mark, x=x, y=y, color=color, strokeDash=dash),
+            _layer(rows, mark, x=x, y=y, color=color),
             width=270,
             height=190,
         ),
@@ -153,30 +150,6 @@ def _positions(case: CaseReport) -> Iterator[Chart]:
         title="Accepted, by position of the draft",
         note="How often a step accepted so many drafts or more.",
         svg=_svg(*layers),
-        has_base=bool(expected),
-    )
-
-
-def _categories(case: CaseReport) -> Iterator[Chart]:
-    acceptance = case.figures.acceptance if case.figures else None
-    if acceptance is None or len(acceptance.by_category) < _FEWEST:
-        return
-    expected = case.expected.category_acceptance_length_tokens if case.expected else {}
-    now = {name: part.acceptance_length_tokens for name, part in acceptance.by_category.items()}
-    y = {"field": "category", "type": "nominal", "title": None, "axis": {"labelLimit": 110}}
-    x = _channel("tokens", "acceptance length, tokens per step")
-    marks = (
-        (expected, {"type": "tick", "color": _BASE, "thickness": 7, "size": 18}),
-        (now, {"type": "point", "color": _NOW, "filled": True, "size": 70}),
-    )
-    layers = (
-        _layer([{"category": name, "tokens": values[name]} for name in values], mark, x=x, y=y)
-        for values, mark in marks
-    )
-    yield Chart(
-        title="Acceptance length, by category of the prompts",
-        note="Tokens that one step brings forth: the accepted drafts, and one of the target's own.",
-        svg=_svg(*layers, width=200, height={"step": 24}),
         has_base=bool(expected),
     )
 

@@ -1,8 +1,8 @@
 """`report.json`: all that is known of a run or of a gate, in one document.
 
-The suite fills one of kind RUN, whose title, answers and hints follow from `run`; a gate one of
-kind GATE, which brings its own and has A's values as `expected`. Every other form is rendered from
-it; `docs/report.schema.json` is its JSON Schema.
+The suite fills one of a run, whose title, answers and hints follow from `run`; a gate one with
+`arms`, which brings its own and has A's values as `expected`. Every other form is rendered from it;
+`docs/report.schema.json` is its JSON Schema.
 """
 
 import contextlib
@@ -33,13 +33,6 @@ from specreg.verdicts.judge import Outcome, Verdict
 SCHEMA_VERSION: Literal[2] = 2
 FILE_NAME = "report.json"
 REGRESSED_STATUS, UNDECIDED_STATUS, NO_BASELINE_STATUS = 1, 10, 11
-
-
-class Kind(StrEnum):
-    """What a document is of: a run against baselines, or arms against each other."""
-
-    RUN = "run"
-    GATE = "gate"
 
 
 class Tone(StrEnum):
@@ -120,8 +113,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
     """What the baseline of a case holds, of the prompts that were measured; when, with what, why.
 
-    Entry j of the histogram counts the steps with j drafts accepted; `marginal_frac` is by
-    position, from the first.
+    `marginal_frac` is by position of the draft, from the first.
     """
 
     environment: str
@@ -129,9 +121,7 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
     engine_version: str
     reason: str
     values: dict[str, float]
-    histogram: tuple[int, ...]
     marginal_frac: tuple[float, ...]
-    category_acceptance_length_tokens: dict[str, float]
     driver_version: str = ""
 
 
@@ -172,7 +162,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         remarks: what a reader should know besides.
         ended_at: when it was done, in UTC by ISO 8601; time: where it went until then.
         title, answers, hints: of a gate; empty where they follow from `run`.
-        arms: of a gate, A and B; control: its verdicts on A against itself.
+        arms: of a gate, A and B, none of a run; control: its verdicts on A against itself.
     """
 
     schema_version: Literal[2] = SCHEMA_VERSION
@@ -184,7 +174,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     remarks: tuple[str, ...] = ()
     ended_at: str = ""
     time: RunTime | None = None
-    kind: Kind = Kind.RUN
     title: str = ""
     answers: tuple[Answer, ...] = ()
     arms: tuple[ArmReport, ...] = ()
@@ -317,8 +306,6 @@ def expected_of(known: CaseBaselines, measured: Sequence[Measurement]) -> Expect
         for metric in METRICS.values()
         if known.exact is not None or not metric.by_launch
     }
-    parts = record.by_category if record else {}
-    lengths = {name: part.total.acceptance_length for name, part in parts.items()}
     return Expected(
         environment=baseline.environment.name,
         recorded_on=baseline.provenance.recorded_on,
@@ -326,9 +313,5 @@ def expected_of(known: CaseBaselines, measured: Sequence[Measurement]) -> Expect
         driver_version=baseline.provenance.driver_version,
         reason=baseline.provenance.reason,
         values={name: value for name, value in values.items() if value is not None},
-        histogram=record.total.histogram if record else (),
         marginal_frac=record.total.marginal_acceptance if record else (),
-        category_acceptance_length_tokens={
-            name: length for name, length in lengths.items() if length is not None
-        },
     )

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from specreg.report.document import Report
 from specreg.report.summary import MARKS, answers_of, notes_of, title_of
-from specreg.report.tables import format_number, render_change, render_interval, time_rows
+from specreg.report.tables import format_number, render_change, render_interval
 from specreg.report.terminal import columns_of, next_of
 from specreg.verdicts.judge import Verdict
 
@@ -34,12 +34,10 @@ def render_markdown(report: Report) -> str:
     verdicts = report.run.verdicts
     failing = [_row(one, _joined(one.cause, one.reason)) for one in verdicts if one.fails]
     every = [_row(one, _interval(one)) for one in verdicts]
-    times = time_rows(report.time) if report.time else ()
     parts = (
         *_head(report),
         _table([(*columns, "why"), *failing], _MOST_FAILED),
         _folded("All verdicts", _table([(*columns, "interval; tolerated"), *every], _MOST_ROWS)),
-        _folded("Where the time went", _table(times, _MOST_FAILED)),
         _origin(report),
     )
     return "\n".join(filter(None, parts))

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from specreg.core.commands import install_command, run_command
 from specreg.measurement.validity import render_invalid
 from specreg.report.charts import can_draw, charts_of, speed_over_load
-from specreg.report.document import Kind, Report, Tone
+from specreg.report.document import Report, Tone
 from specreg.report.failures import failing_by_case, sentence_of, since_when
 from specreg.report.summary import MARKS, answers_of, notes_of, title_of, tone_of
 from specreg.report.tables import (
@@ -20,7 +20,6 @@ from specreg.report.tables import (
     render_change,
     render_interval,
     spreads_of,
-    time_rows,
 )
 from specreg.report.terminal import columns_of, next_of, render_notes
 from specreg.verdicts.judge import Outcome, Verdict
@@ -37,58 +36,38 @@ MEANINGS: Mapping[Outcome, tuple[str, str]] = {
     Outcome.PASS: ("✓", "proven to lie within what is tolerated"),
 }
 """By outcome its symbol and what it means, the worst first."""
-_MOST_DRAWN = 60
-"""Cases with charts, about 2 MB of them; those that fail come first."""
 
 
-def render_page(report: Report, *, most_drawn: int = _MOST_DRAWN) -> str:
-    """The page: what fails comes first, and the first 60 cases have charts."""
-    run, is_run = report.run, report.kind is Kind.RUN
+def render_page(report: Report) -> str:
+    """The page: what fails comes first."""
+    run, is_run = report.run, not report.arms
     by_case: dict[str, list[Verdict]] = {}
     for verdict in run.verdicts:
         by_case.setdefault(verdict.case_id, []).append(verdict)
     known = {case.case_id: case for case in report.cases}
     red = failing_by_case(run.verdicts)
-    cards = [
-        (case_id, tone_of(failing), failing, known.get(case_id)) for case_id, failing in red.items()
-    ]
     columns = list(dict.fromkeys(_column(verdict.metric) for verdict in run.verdicts))
     again = run_command((), report.origin.options) if is_run else report.origin.command
-    frame = {
-        "report": report,
-        "run": run,
-        "is_run": is_run,
-        "title": title_of(report),
-        "names": columns_of(report),
-        "answers": answers_of(report),
-        "open": list(notes_of(report)),
-        "red": red,
-        "linked": known,
-        "cards": sorted(cards, key=lambda card: card[1] is not Tone.BAD),
-        "columns": columns,
-        "rows": [(case_id, _worst(found, columns)) for case_id, found in by_case.items()],
-        "loads": list(speed_over_load(report.cases)) if can_draw() else [],
-        "lacking": "" if can_draw() else install_command("report"),
-        "notes": render_notes(
-            (one for one in run.verdicts if not one.fails), run.environment if is_run else None
-        ),
-        "times": time_rows(report.time) if report.time else (),
-        "next_steps": next_of(report) or f"nothing needs to be done; the same again:\n  {again}",
-    }
-    places = list(dict.fromkeys((*red, *by_case, *known)))
-    sections = [
-        {
-            "case": case,
-            "verdicts": by_case.get(case.case_id, ()),
-            "charts": list(charts_of(case)) if can_draw() and number < most_drawn else (),
-            "percentiles": list(spreads_of(case.figures)) if case.figures else [],
-            "settings": msgspec.to_builtins(case.settings) if case.settings else {},
-        }
-        for number, case in enumerate(
-            sorted(report.cases, key=lambda case: places.index(case.case_id))
-        )
-    ]
-    return _TEMPLATES.get_template("page.html.jinja").render(**frame, sections=sections)
+    held = (one for one in run.verdicts if not one.fails)
+    return _TEMPLATES.get_template("page.html.jinja").render(
+        report=report,
+        run=run,
+        is_run=is_run,
+        title=title_of(report),
+        names=columns_of(report),
+        answers=answers_of(report),
+        open=list(notes_of(report)),
+        red=dict(sorted(red.items(), key=lambda item: tone_of(item[1]) is not Tone.BAD)),
+        by_case=by_case,
+        known=known,
+        columns=columns,
+        rows=[(case_id, _worst(found, columns)) for case_id, found in by_case.items()],
+        loads=list(speed_over_load(report.cases)) if can_draw() else [],
+        lacking="" if can_draw() else install_command("report"),
+        notes=render_notes(held, run.environment if is_run else None),
+        next_steps=next_of(report) or f"nothing needs to be done; the same again:\n  {again}",
+        cases=[known[name] for name in dict.fromkeys((*red, *by_case, *known)) if name in known],
+    )
 
 
 def _column(metric: str) -> str:
@@ -115,10 +94,14 @@ _TEMPLATES.filters.update(
     number=format_number,
     change=render_change,
     interval=lambda verdict: render_interval(verdict.low_frac, verdict.high_frac),
+    charts=lambda case: list(charts_of(case)) if can_draw() else [],
     invalid=render_invalid,
     label=label_of,
     sentence=sentence_of,
     drawing=lambda chart: Markup(chart.svg),  # noqa: S704 - Vega escaped it
+    settings=lambda case: msgspec.to_builtins(case.settings) or {},
     since=since_when,
+    spreads=lambda case: list(spreads_of(case.figures)) if case.figures else [],
+    tone=tone_of,
 )
 _TEMPLATES.globals.update(marks=MARKS, meanings=MEANINGS, spread_columns=PERCENTILES)

@@ -1,9 +1,8 @@
-"""What goes on: one line in place on a terminal; elsewhere a line as a phase begins and ends."""
+"""What goes on, on standard error: a line as a phase begins and one as it ends."""
 
 import contextlib
 import io
 import os
-import shutil
 import sys
 import threading
 import time
@@ -18,8 +17,7 @@ _TOLD_NS = _NS_PER_S
 """A phase that is over sooner has no lines."""
 _AGAIN_NS = 60 * _NS_PER_S
 """Of one that lasts, a line so often."""
-_TERMINAL_S, _LOG_S = 0.2, 0.5
-_ERASE = "\r\x1b[2K"
+_TICK_S = 0.5
 
 
 class Progress:
@@ -36,10 +34,9 @@ class Progress:
         if file is None and sys.__stderr__:
             file = os.fdopen(os.dup(sys.__stderr__.fileno()), "w")
         self._file = file or io.StringIO()
-        self._is_watched = self._file.isatty()
         self._steps: tuple[Step, ...] = ()
         self._told: dict[Step, int] = {}
-        self._text, self._drawn, self._midline = "", False, False
+        self._text, self._midline = "", False
         self._lock, self._over = threading.RLock(), threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -51,40 +48,34 @@ class Progress:
                 del self._told[step]
                 self._print(f"{step.phase} {step.of} took {render_time(now - step.began_ns)}")
             self._steps, self._text = tuple(steps), ""
-            self._go_on()
+            if self._thread is None and not self._over.is_set():
+                self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+                self._thread.start()
 
     def show(self, text: str) -> None:
-        """Says what the innermost phase is at; without a terminal only once it has lasted."""
-        with self._lock:
-            self._text = text
-            self._go_on()
+        """Says what the innermost phase is at, once it has lasted."""
+        self._text = text
 
     def tell(self, text: str) -> None:
-        """Prints a line that stays, with a terminal or without one."""
+        """Prints a line at once."""
         with self._lock:
             self._write(f"{hide(text)}\n")
 
     def leave_line(self) -> None:
         """Has the next line begin on one of its own: pytest has written on this one."""
-        with self._lock:
-            self._clear()
-            self._midline = True
+        self._midline = True
 
     def close(self) -> None:
-        """Takes the line away for good."""
+        """Says nothing more."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
-        with self._lock, contextlib.suppress(OSError):
-            self._clear()
+        with contextlib.suppress(OSError):
             self._file.close()
 
     def tick(self) -> None:
         """Says what is due by now; a thread asks for it again and again."""
         with self._lock:
-            if self._is_watched:
-                self._draw()
-                return
             now = self._clock()
             for step in self._steps:
                 lasted_ns = now - step.began_ns
@@ -93,56 +84,26 @@ class Progress:
                     about = f", {_about(step)}" if _about(step) else ""
                     self._print(f"{step.phase} {step.of}{about}", at_ns=step.began_ns)
             if self._steps and now - self._told.get(self._steps[-1], now) >= _AGAIN_NS:
-                self._told[self._steps[-1]] = now
-                self._print(self._line())
-
-    def _go_on(self) -> None:
-        """Shows at once what a terminal may see; the thread says the rest."""
-        if self._is_watched:
-            self._draw()
-        if self._thread is None and not self._over.is_set():
-            self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
-            self._thread.start()
+                step = self._steps[-1]
+                self._told[step] = now
+                what = self._text or f"{step.phase} {step.of}"
+                of = f" of {_about(step)}" if _about(step) else ""
+                self._print(f"{what}, {render_time(now - step.began_ns)}{of}")
 
     def _run(self) -> None:
-        while not self._over.wait(_TERMINAL_S if self._is_watched else _LOG_S):
+        while not self._over.wait(_TICK_S):
             self.tick()
 
-    def _line(self) -> str:
-        """`vllm-eagle3-tiny-toy-c4: round 3 of 8, 0:12 of about 0:30`."""
-        if not self._steps:
-            return self._text
-        step = self._steps[-1]
-        of = f" of {_about(step)}" if _about(step) else ""
-        passed = render_time(self._clock() - step.began_ns)
-        return f"{self._text or f'{step.phase} {step.of}'}, {passed}{of}"
-
-    def _draw(self) -> None:
-        """Replaces the line in place; takes it away where nothing goes on."""
-        line = hide(self._line())[: shutil.get_terminal_size().columns - 1]
-        if line or self._drawn:
-            self._write(line)
-            self._drawn = bool(line)
-
-    def _clear(self) -> None:
-        """Takes the line away; the next phase or `show` brings it back."""
-        if self._drawn:
-            self._write("")
-        self._text, self._steps = "", () if self._is_watched else self._steps
-
     def _print(self, text: str, at_ns: int | None = None) -> None:
-        """A line of a log, with the time since the process began."""
+        """A line with the time since the process began."""
         since_ns = (self._clock() if at_ns is None else at_ns) - self._began_ns
         self._write(f"specreg {render_time(since_ns)} {hide(text)}\n")
 
     def _write(self, text: str) -> None:
-        """Writes in place of what is drawn, or below what pytest has written."""
-        before = _ERASE if self._drawn else "\n" if self._midline and text else ""
+        before, self._midline = "\n" if self._midline else "", False
         with contextlib.suppress(OSError, ValueError):  # it was closed
             self._file.write(before + text)
             self._file.flush()
-        self._drawn = False
-        self._midline = self._midline and not text
 
 
 def _about(step: Step) -> str:

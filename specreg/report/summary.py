@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.style import Style
 
 from specreg.measurement.metrics import METRICS, Family
-from specreg.report.document import Answer, Kind, Report, RunVerdict, Tone
+from specreg.report.document import Answer, Report, RunVerdict, Tone
 from specreg.report.tables import label_of
 from specreg.verdicts.judge import GOOD, Outcome, Verdict
 
@@ -71,7 +71,7 @@ def tone_of(verdicts: Sequence[Verdict]) -> Tone:
 
 def notes_of(report: Report) -> Iterator[str]:
     """What each arm of a gate is, and what the answers leave open."""
-    run, is_run = report.run, report.kind is Kind.RUN
+    run, is_run = report.run, not report.arms
     for arm in report.arms:
         overrides = f" with {', '.join(arm.overrides)}" if arm.overrides else ""
         installed = f": {arm.installed}" if arm.installed else ""

@@ -40,7 +40,6 @@ _TIMED = ("ms/token\nalone", "\nwith", "\ngain", "tokens/s\nalone", "\nwith", "\
 _POSITIONS = "accepted by\nposition"
 _SPEEDUP = ("speedup over\nthe target alone", *_TIMED, "\nAL", "\nA/D", _POSITIONS)
 _CATEGORIES = ("by category", "requests", "AL", "A/D", "ms/token alone", "with", "gain")
-_SPREADS = ("how it spreads", "count", *PERCENTILES)
 _JOULES = ("J/token", "beyond idle", "alone", "saved")
 _POWER = ("power", *_JOULES, "W", "peak", "idle", "°C", "MHz", "remark")
 _SHOWN_S = 0.05
@@ -122,9 +121,7 @@ def render_rows(
     return "\n".join(map(str.rstrip, text.getvalue().splitlines())) if table.row_count else ""
 
 
-def render_figures(
-    figures: Sequence[Figures], *, width: int, color: bool, percentiles: bool = False
-) -> str:
+def render_figures(figures: Sequence[Figures], *, width: int, color: bool) -> str:
     """All tables of what one launch of each case measured, each where there is something to show.
 
     Medians: of TPOT over requests, of throughput over rounds. `A/D` is the draft efficiency, and
@@ -132,11 +129,9 @@ def render_figures(
     energy over all tokens, that beyond idle, and alone: without speculation; saved: the share of it
     that speculation saves; the remark says how far off the ends of the block may make these.
     """
-    spread = figures if percentiles else ()
     tables = (
         (_SPEEDUP, [_speedup_row(one) for one in figures if one.speedup and one.control]),
         (_CATEGORIES, [row for one in figures for row in _category_rows(one)]),
-        (_SPREADS, [row for one in spread for row in _spread_rows(one)]),
         (_POWER, [[one.case_id, *_power_cells(one.power)] for one in figures if one.power]),
     )
     shown = (
@@ -190,16 +185,6 @@ def spreads_of(figures: Figures) -> Iterator[tuple[str, Summary, Summary | None]
             yield name, ours, getattr(figures.control, field) if figures.control else None
 
 
-def _spread_rows(one: Figures) -> Iterator[Sequence[str]]:
-    if one.timing:
-        yield [one.case_id]
-    for name, ours, alone in spreads_of(one):
-        for label, summary in ((f"  {name}", ours), ("    target alone", alone)):
-            if summary is not None:
-                values = (getattr(summary, field) for field in PERCENTILES)
-                yield [label, str(summary.count), *map(format_number, values)]
-
-
 def _power_cells(power: PowerRecord) -> Sequence[str]:
     arm = power.case
     if arm is None:
@@ -219,34 +204,23 @@ def _power_cells(power: PowerRecord) -> Sequence[str]:
     )
 
 
-def time_rows(run_time: RunTime) -> Sequence[Sequence[str]]:
-    """Where the time of a run went, in seconds: a head, a row for each server pair, and the sum.
+def render_times(run_time: RunTime, *, width: int, color: bool) -> str:
+    """Where the time of a run went, in seconds: a row for each server pair, and the sum.
 
     Nothing where no server was asked for.
     """
     pairs = run_time.pairs
-    if not pairs:
-        return ()
     phases = [
-        phase for phase in Phase if max(one.phases_s.get(phase, 0) for one in pairs) >= _SHOWN_S
+        phase for phase in Phase if any(one.phases_s.get(phase, 0) >= _SHOWN_S for one in pairs)
     ]
-    spent_s = [[*(one.phases_s.get(phase, 0) for phase in phases), one.total_s] for one in pairs]
-    gaps = [""] * len(phases)
-    return (
-        ["where the time went, s", *phases, "total"],
-        *(
-            [pair.pair, *(f"{one_s:.1f}" for one_s in phases_s)]
-            for pair, phases_s in zip(pairs, spent_s, strict=True)
-        ),
-        ["for no pair", *gaps, f"{run_time.idle_s:.1f}"],
-        ["since the process began", *gaps, f"{run_time.wall_s:.1f}"],
-    )
-
-
-def render_times(run_time: RunTime, *, width: int, color: bool) -> str:
-    """The same as a table."""
-    rows = time_rows(run_time)
-    return render_rows(rows[0], rows[1:], width=width, color=color) if rows else ""
+    rows = []
+    for one in pairs:
+        spent_s = (*(one.phases_s.get(phase, 0) for phase in phases), one.total_s)
+        rows.append([one.pair, *(f"{each_s:.1f}" for each_s in spent_s)])
+    sums_s = {"for no pair": run_time.idle_s, "since the process began": run_time.wall_s}
+    rows += [[name, *[""] * len(phases), f"{each_s:.1f}"] for name, each_s in sums_s.items()]
+    head = ("where the time went, s", *phases, "total")
+    return render_rows(head, rows, width=width, color=color) if pairs else ""
 
 
 def _suffix(metric: str) -> str:

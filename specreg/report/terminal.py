@@ -13,7 +13,7 @@ from specreg.baselines.record import RecordedBaseline, commit_of
 from specreg.baselines.schema import Baseline
 from specreg.core.commands import is_attached, record_command, run_command, specreg_command
 from specreg.measurement.metrics import METRICS, better_frac
-from specreg.report.document import Kind, Report
+from specreg.report.document import Report
 from specreg.report.summary import answers_of, notes_of, render_answers, title_of
 from specreg.report.tables import (
     NOTHING,
@@ -44,7 +44,7 @@ def render_report(report: Report, *, width: int, color: bool) -> str:
         render_answers(answers_of(report), color=color),
         render_verdicts(run.verdicts, width=width, color=color, columns=(now, before)),
         f"the control, {before} against itself:\n{again}" if control else "",
-        render_notes(run.verdicts, run.environment if report.kind is Kind.RUN else None),
+        render_notes(run.verdicts, None if report.arms else run.environment),
         "\n".join((*notes_of(report), *report.remarks)),
         next_of(report),
     )
@@ -61,7 +61,7 @@ def columns_of(report: Report) -> tuple[str, str]:
 
 def next_of(report: Report) -> str:
     """What to type next: the document's own hints, else those that follow from its run."""
-    if report.hints or report.kind is not Kind.RUN:
+    if report.arms:
         return "\n".join(report.hints)
     return render_next(report.run.verdicts, set(report.tier_cases), report.origin.options)
 

@@ -96,7 +96,7 @@ def attach_server(spec: ServerSpec, url: str, *, root: Path, ready_within_s: flo
 def _check_counters(server: Server) -> None:
     """Check that a server that is to speculate has the counters of its version."""
     wire_format = server.engine.wire_format
-    path = wire_format.counters_path_of(server.engine_version)
+    path = wire_format.counters_path
     if path is None or server.spec.method == "none":
         return
     try:

@@ -8,11 +8,9 @@ import functools
 import hashlib
 import importlib.metadata
 import os
-import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -29,8 +27,6 @@ from specreg.core.processes import start_process, stop_process
 from specreg.engines.engine import Requirement
 
 _MARKER = "specreg.json"
-_HELP = "specreg-help.txt"
-_FLAG = re.compile(rb"--[a-z][a-z0-9-]+")
 _ERROR_LINES = 15
 
 
@@ -124,35 +120,6 @@ def installed_environment(requirement: Requirement) -> EngineEnvironment | None:
     return None
 
 
-@functools.cache
-def flags_of(
-    python: str, command: tuple[str, ...], engine_env: tuple[tuple[str, str], ...] = ()
-) -> frozenset[str] | None:
-    """The flags that an engine's help names; None where it prints none.
-
-    An environment that specreg made keeps the answer: it takes the engine's imports, 10 to 50 s.
-    What lies on the PYTHONPATH of a case isn't the environment's.
-    """
-    variables = dict(engine_env)
-    folder = Path(python).parents[1]
-    keeps = (folder / _MARKER).is_file() and "PYTHONPATH" not in variables
-    kept = folder / _HELP
-    if keeps and kept.is_file():
-        said = kept.read_bytes()
-    else:
-        with tempfile.TemporaryDirectory(prefix="specreg-") as temporary:
-            log_path = Path(temporary) / _HELP
-            try:
-                _run(command, log_path, variables)
-            except (OSError, subprocess.CalledProcessError):  # the start of the server says why
-                return None
-            said = log_path.read_bytes()
-    flags = frozenset(flag.decode() for flag in _FLAG.findall(said))
-    if keeps and flags:
-        replace_file(kept, said)
-    return flags or None
-
-
 def _folder(requirement: Requirement) -> Path:
     name = f"{requirement.package}-{requirement.version}-{_fingerprint(requirement)}"
     return cache_dir() / "environments" / name
@@ -212,19 +179,14 @@ def _torch_sources(
 
 
 def _uv(log_path: Path, *arguments: str) -> None:
-    _run((uv.find_uv_bin(), "--no-progress", *arguments), log_path, {})
-
-
-def _run(command: tuple[str, ...], log_path: Path, own: Mapping[str, str]) -> None:
-    """Run a command, which may build for an hour; its descendants end with it, however we end.
+    """Run uv, which may build for an hour; its descendants end with it, however we end.
 
     Raises:
         OSError: it can't be run.
         subprocess.CalledProcessError: it failed; with its last words.
     """
-    process = start_process(
-        command, environment={**os.environ, **own}, log_path=log_path, cwd=Path.cwd()
-    )
+    command = (uv.find_uv_bin(), "--no-progress", *arguments)
+    process = start_process(command, environment=os.environ, log_path=log_path, cwd=Path.cwd())
     try:
         status = process.popen.wait()
     finally:

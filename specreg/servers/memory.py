@@ -16,6 +16,7 @@ from specreg.engines.registry import engine_named
 from specreg.engines.settings import ALONE
 from specreg.matrix.case import ServerSpec, Sizes
 from specreg.matrix.models import folder_sizes, is_hub_id, resolve_model
+from specreg.matrix.widening import served_models
 
 _GIB = 2**30
 _BESIDE_GIB = 2.0
@@ -111,8 +112,8 @@ def _sizes(root: Path, spec: ServerSpec) -> Sizes | None:
     """
     sizes = spec.sizes
     if spec.widen is None and not is_hub_id(spec.target):
-        target = Path(resolve_model(root, spec.target, padding_layers=spec.padding_layers))
-        weights_gib, token_kib = folder_sizes(target, spec.dtype)
+        target, _ = served_models(root, spec)
+        weights_gib, token_kib = folder_sizes(Path(target), spec.dtype)
         sizes = Sizes(
             target_gib=weights_gib,
             draft_gib=sizes.draft_gib if sizes else None,

@@ -11,6 +11,7 @@ from specreg.core.errors import SensorError, UnsupportedError
 from specreg.engines.engine import Engine, Requirement
 from specreg.engines.methods import is_older
 from specreg.engines.registry import engine_named
+from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case, ServerSpec
 from specreg.matrix.schema import NO_LIMITS
 from specreg.servers.environments import (
@@ -69,27 +70,15 @@ class Provision:
             engine = engine_named(spec.engine)
             if why := self._why_not_installed(engine, {**os.environ, **dict(spec.engine_env)}):
                 raise UnsupportedError(why)
-            engine.check_arguments(spec.engine_args)
-            engine.check_parallel(spec.parallel)
+            engine.check(spec)
             if spec.parallel.nodes > 1:
                 message = (
                     f"parallel.nodes = {spec.parallel.nodes}: servers are started on this machine"
                     " alone; start it as its engine says, and measure it with --specreg-attach=URL"
                 )
                 raise UnsupportedError(message)
-        notes: dict[str, None] = {}
         for case in cases:
-            version = self.requirement(case.server).version
-            check_version(case, version)
-            oldest = engine_named(case.server.engine).oldest
-            if is_older(version, oldest):
-                notes[
-                    f"engine '{case.server.engine}' {version}: older than {oldest}, the oldest that"
-                    " specreg is tested with; what it takes and tells is read from its own help,"
-                    " metrics and answers"
-                ] = None
-        for note in notes:
-            self.tell(note)
+            check_version(case, self.requirement(case.server).version)
 
     def _why_not_installed(self, engine: Engine, variables: Mapping[str, str]) -> str:
         """Why an engine isn't there, nor specreg's to install; empty where it is."""
@@ -184,7 +173,8 @@ class Provision:
             version = usual or installed_version(self.python, package)
             return dataclasses.replace(wanted, package=package, version=version)
         spelling = engine.spelling_of(spec.method)
-        extras = (*wanted.extras, *spelling.packages, *engine.packages(spec.parallel))
+        ray = engine.ray_packages if spec.parallel.ray else ()
+        extras = (*wanted.extras, *spelling.packages, *ray)
         return dataclasses.replace(wanted, version=self.version or wanted.version, extras=extras)
 
 
@@ -192,18 +182,18 @@ def check_version(case: Case, version: str) -> None:
     """Check that a version of a case's engine can measure it; "" is any version.
 
     Raises:
-        UnsupportedError: it is too old or too new for the method, or doesn't tell the acceptance of
-            such prompts.
+        UnsupportedError: it is too old, or takes no such prompts.
     """
-    engine, method = engine_named(case.server.engine), case.server.method
-    spelling = engine.spelling_of(method)
-    subject = f"method '{method}': {engine.name} {version}"
-    if is_older(version, spelling.since):
-        message = f"lacks it, or doesn't tell what it accepts; take {spelling.since} or newer"
-        raise UnsupportedError(f"{subject} {message}")
-    if version and spelling.until and not is_older(version, spelling.until):
-        raise UnsupportedError(f"{subject} lost it; take one before {spelling.until}")
-    engine.wire_format.check(case.form, version)
+    engine = engine_named(case.server.engine)
+    if is_older(version, engine.oldest):
+        message = f"engine '{engine.name}' {version}: is too old; take {engine.oldest} or newer"
+        raise UnsupportedError(message)
+    if case.form is Form.CHAT and engine.wire_format.takes_text_alone:
+        message = (
+            f"engine '{engine.name}': takes a text, neither a chat nor token ids; set form ="
+            ' "completions" in the matrix, with a dataset of texts'
+        )
+        raise UnsupportedError(message)
     # Of answers that come at once: what only a stream tells.
     for applies, reason in (
         (

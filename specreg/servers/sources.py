@@ -265,14 +265,12 @@ class Source:
 
     Attributes:
         show: is told what goes on; build: see `build_of`.
-        waits: whether to wait for a GPU on which another run of specreg measures.
     """
 
     origin: Origin
     on_gpu: bool
     show: Callable[[str], None]
     build: BuiltRequirement | None = None
-    waits: bool = True
 
     def check(self, cases: tuple[Case, ...]) -> None:
         """Check that each case could be measured, as far as one can tell before installing.
@@ -351,12 +349,9 @@ class Source:
             url=None,
             show=self.show,
             tell=self.show,
-            waits=self.waits,
         )
 
 
-def source_of(
-    origin: Origin, *, on_gpu: bool, show: Callable[[str], None], waits: bool = True
-) -> Source:
+def source_of(origin: Origin, *, on_gpu: bool, show: Callable[[str], None]) -> Source:
     """Where a side's servers come from, from here on: what is built is looked at once."""
-    return Source(origin=origin, on_gpu=on_gpu, show=show, waits=waits, build=build_of(origin))
+    return Source(origin=origin, on_gpu=on_gpu, show=show, build=build_of(origin))

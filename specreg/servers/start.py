@@ -20,9 +20,8 @@ from specreg.engines.engine import LaunchOptions
 from specreg.engines.registry import engine_named
 from specreg.engines.settings import LaunchSettings, taken
 from specreg.matrix.case import ServerSpec
-from specreg.matrix.models import check_model_code
 from specreg.matrix.widening import served_models, widen_models
-from specreg.servers.environments import EngineEnvironment, flags_of
+from specreg.servers.environments import EngineEnvironment
 from specreg.servers.memory import gpu_memory
 from specreg.servers.readiness import POLL_S, PORT_IN_USE, is_ready, scrape_version
 from specreg.servers.server import StartedServer
@@ -105,10 +104,9 @@ class ServerStart:
         """Start its processes, and don't wait; every one of them is gone after the context.
 
         Raises:
-            ModelError: a model folder is missing, or brings code that the case doesn't trust.
+            ModelError: a model folder is missing.
             ServerStartError: it can't be started.
         """
-        check_model_code(self.root, self.spec)
         widen_models(self.root, self.spec, show=self.show)
         with (
             tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as folder,
@@ -161,9 +159,7 @@ class ServerStart:
 
     def _options(self, target: str, draft: str | None) -> LaunchOptions:
         spec, version, port = self.spec, self.environment.version, self.choose_port()
-        engine, python = engine_named(spec.engine), self.environment.python
-        asks = engine.help_command(Path(python), version)
-        spelling = engine.spelling_of(spec.method)
+        spelling = engine_named(spec.engine).spelling_of(spec.method)
         gpus_gib = find_gpus().memory_gib if self.on_gpu else ()
         return LaunchOptions(
             **taken(LaunchSettings, spec),
@@ -171,12 +167,11 @@ class ServerStart:
             # No other is called so: a request that reaches another server fails there.
             served_name=f"{spec.id}-{uuid.uuid4().hex[:_NONCE_DIGITS]}",
             port=port,
-            speculation=spelling.render(draft, spec.draft_tokens, spec.tree, version),
+            speculation=spelling.render(draft, spec.draft_tokens, spec.tree),
             offline=all(Path(model).is_dir() for model in (target, draft) if model),
             on_gpu=self.on_gpu,
             folder=self._temporary / f"files-{port}",
             version=version,
-            flags=flags_of(python, asks, spec.engine_env) if asks else None,
             memory=gpu_memory(self.root, spec, gpus_gib) if self.on_gpu else None,
         )
 

@@ -12,7 +12,7 @@ from specreg.core.errors import SpecregError, UnknownNameError
 from specreg.core.timeline import Timeline
 from specreg.datasets.hub import is_offline
 from specreg.matrix.case import Case, Tier
-from specreg.matrix.models import check_model_code, why_unfetchable
+from specreg.matrix.models import why_no_models
 from specreg.matrix.tier import load_tier, with_prompts
 from specreg.matrix.widening import check_room
 from specreg.measurement.journal import Journal, last_run, load_checks, load_journal
@@ -41,14 +41,12 @@ def check_options(root: Path, options: Options) -> None:
     Raises:
         SpecregError: it can't be.
     """
-    budget = {"--specreg-budget-gpu-min": options.budget_gpu_min is not None}
-    fewer = {"--num-prompts": options.num_prompts is not None, **budget}
+    fewer = {"--num-prompts": options.num_prompts is not None}
     attached = {
         "--update-baselines": options.update_baselines,
         "--specreg-resume": options.resume,
         "--specreg-launches": options.launches is not None,
         "--specreg-engine-version": options.engine_version is not None,
-        **budget,
         "--specreg-shard": options.shard is not None,
     }
     why_attached = "it isn't known how that server was started, nor can it be started anew"
@@ -221,7 +219,7 @@ def why_unfetched(suite: Suite, cases: Collection[Case]) -> Mapping[str, str]:
     provision = suite.provision
     if provision.url is not None:
         return {}
-    found = {case.id: why_unfetchable(case.server) for case in cases}
+    found = {case.id: why_no_models(case.server) for case in cases}
     return {case_id: why for case_id, why in found.items() if why}
 
 
@@ -235,7 +233,4 @@ def check_cases(suite: Suite, cases: Collection[Case]) -> None:
         check_attached(cases, suite.provision.url, root=suite.root)
         return
     suite.provision.check(cases)
-    specs = dict.fromkeys(case.server for case in cases)
-    for spec in specs:
-        check_model_code(suite.root, spec)
-    check_room(suite.root, specs)
+    check_room(suite.root, dict.fromkeys(case.server for case in cases))

@@ -6,13 +6,11 @@ import itertools
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import msgspec
-
 import specreg
 from specreg.baselines.comparison import differing_settings
 from specreg.baselines.record import RecordedBaseline, commit_of, record_measurements
 from specreg.baselines.schema import Baseline
-from specreg.core.commands import run_command, specreg_command
+from specreg.core.commands import run_command
 from specreg.core.errors import BaselineError, SpecregError
 from specreg.matrix.case import Case
 from specreg.matrix.models import model_sha256
@@ -142,7 +140,7 @@ def report_of(
             options=options,
         ),
         cases=tuple(
-            _case_report(suite, suite.budgeted(case), history.of(case.id), options)
+            _case_report(suite, case, history.of(case.id), options)
             for case in suite.tier.cases
             if case.id in judged
         ),
@@ -156,16 +154,10 @@ def report_of(
 def remarks(suite: Suite) -> Iterator[str]:
     """What a reader should know besides: a torn history, headroom, and baselines of no use."""
     yield from suite.retried
-    fewer = [case for case in _cases(suite) if case.matrix_prompts]
-    if fewer:
-        least, most = (chosen(case.prompts for case in fewer) for chosen in (min, max))
-        many = f"{least}" if least == most else f"{least} to {most}"
-        given = (
-            "--num-prompts" if suite.options.budget_gpu_min is None else "--specreg-budget-gpu-min"
-        )
+    if fewer := [case.prompts for case in _cases(suite) if case.matrix_prompts]:
         yield (
-            f"{given} left {many} prompts of a case: acceptance was compared over those that its"
-            " baseline has too, speed wasn't"
+            f"--num-prompts left {fewer[0]} prompts of a case: acceptance was compared over those"
+            " that its baseline has too, speed wasn't"
         )
     history = _history(suite)
     if history.wrong:
@@ -176,9 +168,7 @@ def remarks(suite: Suite) -> Iterator[str]:
         with contextlib.suppress(SpecregError):  # another tier can't be read; its own runs say so
             unused = suite.store.unused(all_case_ids(suite.root / suite.options.matrix))
             if unused:
-                names = ", ".join(path.stem for path in unused)
-                prune = specreg_command("baselines", "prune", "--tier", suite.tier.name)
-                yield f"no case asks for these baselines: {names}; {prune}"
+                yield f"no case asks for these baselines: git rm {' '.join(map(str, unused))}"
 
 
 _LAST_RUNS = 60
@@ -260,7 +250,7 @@ def _case_report(
         settings = suite.settings(case)
         expected = expected_of(suite.known_of(case), (valid or measured)[-1:])
     every = last_launches(suite.figures) + tuple(suite.figures[::-1])
-    figures = next((_without_requests(one) for one in every if one.case_id == case.id), None)
+    figures = next((one for one in every if one.case_id == case.id), None)
     return CaseReport(
         case_id=case.id,
         engine=case.server.engine,
@@ -297,10 +287,3 @@ def _logs(suite: Suite, case: Case) -> Iterator[str]:
         if not paths:
             return
         yield from (path.relative_to(suite.run_folder).as_posix() for path in paths)
-
-
-def _without_requests(figures: Figures) -> Figures:
-    if figures.acceptance is None:
-        return figures
-    acceptance = msgspec.structs.replace(figures.acceptance, by_request=())
-    return msgspec.structs.replace(figures, acceptance=acceptance)

@@ -12,7 +12,6 @@ _OF_ONE_RUN = frozenset(
         "reason",
         "launches",
         "resume",
-        "verbose",
         "shard",
     )
 )
@@ -60,25 +59,12 @@ class Options:
         " number); acceptance is compared prompt by prompt then, speed isn't",
         type=int,
     )
-    budget_gpu_min: float | None = _option(
-        "--specreg-budget-gpu-min",
-        None,
-        "how many minutes of a GPU the run may take, of the machine without one: each case replays"
-        " as many of its prompts as fit, evenly; specreg matrix says what all of them take",
-        type=float,
-    )
     inconclusive: str = _option(
         "--specreg-inconclusive",
         "fail",
         "what a test does where the measurements can't tell: fail, or warn and pass; warn-speed is"
         " for speeds alone, where neighbours move the machine",
         choices=("fail", "warn", "warn-speed"),
-    )
-    verbose: bool = _option(
-        "--specreg-verbose",
-        default=False,
-        text="show the percentiles of all cases at the end",
-        action="store_true",
     )
     shard: str | None = _option(
         "--specreg-shard",
@@ -102,7 +88,7 @@ class Options:
     runs: str = _option(
         "--specreg-runs",
         ".specreg/runs",
-        "the folder of what each run leaves: logs, figures, journal; from the root",
+        "the folder of what each run leaves: logs, journal, reports; from the root",
     )
     history: str | None = _option(
         "--specreg-history",

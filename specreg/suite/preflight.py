@@ -1,44 +1,35 @@
-"""Examine a machine before a run, as `specreg doctor` prints it.
+"""Examine a machine before a run, as `specreg doctor` prints it; nothing is started or changed."""
 
-A check yields findings: what the machine is, what can be measured, what a run needs and what is in
-the way. It starts, fetches and changes nothing.
-"""
-
+import enum
+import os
 import shutil
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from specreg.baselines.schema import baseline_files, baseline_path, check_baselines
+import msgspec
+from rich.style import Style
+
+from specreg.baselines.schema import baseline_files, baseline_path, read_baselines
 from specreg.core.commands import install_command, record_command
 from specreg.core.errors import ModelError, SensorError, SpecregError, UnsupportedError
 from specreg.core.files import cache_dir
-from specreg.datasets.hub import hub_cache_dir, is_installed, is_offline
+from specreg.datasets.hub import hub_cache_dir, is_cached, is_installed, is_offline
 from specreg.datasets.table import dataset_named
 from specreg.engines.engine import Requirement
 from specreg.engines.registry import engine_named
-from specreg.matrix.case import Case, ServerSpec, Tier
+from specreg.matrix.case import Case
 from specreg.matrix.models import (
-    check_model_code,
     is_hub_id,
-    missing_files,
-    missing_of_hub,
     resolve_model,
 )
 from specreg.matrix.prompts import load_case_prompts
-from specreg.report.doctor import Finding, State, in_the_way, note, of_error, ok
 from specreg.servers.environments import installed_environment
 from specreg.servers.memory import free_gib
-from specreg.servers.provision import Provision
+from specreg.suite.configure import why_unfit
+from specreg.suite.run import Suite
 from specreg.telemetry.devices import check_cool, check_free, devices_of, open_probe
-from specreg.telemetry.identity import (
-    Environment,
-    Gpus,
-    ProcessorLoad,
-    current_environment,
-    find_gpus,
-    processor_load,
-)
+from specreg.telemetry.identity import current_environment
 from specreg.telemetry.sensor import Device
 
 _GIB = 2**30
@@ -51,172 +42,132 @@ _RUN_GIB = 0.5
 """Of a run's logs, journal and samples; 1.5 MB were seen on a CPU."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Preflight:
-    """A machine, and the tier that is to run on it.
+class State(enum.StrEnum):
+    """What a finding means for a run: all is well, it can live with it, or it can't."""
+
+    OK = "ok"
+    NOTE = "note"
+    IN_THE_WAY = "in the way"
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that was looked at.
 
     Attributes:
-        root: the repository's; runs: the folder of what each run leaves; baselines: theirs.
-        tier: that is to run; None where it can't be read, and why_no_tier says why.
-        skipped: by case that a run leaves out, what it needs; running: the other cases.
-        gpus: in sight; load: of the processors.
-        devices: whose power a run measures; none where why_no_devices says why.
-        environment: this machine, as its baselines name it.
-        provision: where its engines come from.
+        subject: what of the machine it is about.
+        says: what was seen.
+        advice: what to do about it, empty where there is nothing to do.
+        state: what it means for a run.
     """
 
-    root: Path
-    runs: Path
-    baselines: Path
-    tier: Tier | None
-    why_no_tier: str
-    skipped: Mapping[str, str]
-    running: tuple[Case, ...]
-    gpus: Gpus
-    load: ProcessorLoad
-    devices: tuple[Device, ...]
-    why_no_devices: str
-    environment: Environment
-    provision: Provision
-
-    @property
-    def servers(self) -> tuple[ServerSpec, ...]:
-        """The servers of the cases that run."""
-        return tuple(dict.fromkeys(case.server for case in self.running))
-
-    @property
-    def models_gib(self) -> Mapping[str, float]:
-        """What each model takes, by reference; 0 where the matrix doesn't say."""
-        found: dict[str, float] = {}
-        for spec in self.servers:
-            found[spec.target] = spec.sizes.target_gib if spec.sizes else 0.0
-            if spec.draft is not None:
-                found[spec.draft] = (spec.sizes.draft_gib if spec.sizes else None) or 0.0
-        return found
-
-    @property
-    def to_install(self) -> Mapping[Requirement, bool]:
-        """The engines that a run installs, and whether they are installed already."""
-        found: dict[Requirement, bool] = {}
-        for spec in self.servers if self.provision.python is None else ():
-            try:
-                requirement = self.provision.requirement(spec)
-            except UnsupportedError:  # the finding on its cases says so
-                continue
-            if requirement.package != engine_named(spec.engine).program:
-                found[requirement] = installed_environment(requirement) is not None
-        return found
+    subject: str
+    says: str
+    advice: str = ""
+    state: State = State.OK
 
 
-def preflight_of(
-    load_tier: Callable[[], Tier],
-    *,
-    root: Path,
-    runs: Path,
-    baselines: Path,
-    variables: Mapping[str, str],
-    engine_python: str | None = None,
-) -> Preflight:
-    """This machine, with the tier that is to run on it.
+def examine(suite: Suite) -> Mapping[str, tuple[Finding, ...]]:
+    """All findings on a run's machine and on what the run needs, by their heading.
 
-    Args:
-        load_tier: reads it; what it raises becomes a finding.
-        root: the repository's folder.
-        runs: the folder of runs.
-        baselines: theirs.
-        variables: the environment.
-        engine_python: an interpreter that has the engine, None where a run makes an environment.
+    A check that breaks says so, and the others go on.
     """
-    tier, why_no_tier, gpus = None, "", find_gpus()
-    try:
-        tier = load_tier()
-    except (SpecregError, OSError) as error:
-        why_no_tier = str(error)
-    cases = tier.cases if tier else ()
-    skipped: Mapping[str, str] = tier.unmet(gpus.memory_gib) if tier else {}
-    if tier and len(gpus.devices) < tier.needs_gpus:
-        there = f"this machine has {len(gpus.devices)}"
-        lack = f"tier '{tier.name}' needs {tier.needs_gpus} GPU(s), {there}"
-        skipped = {case.id: lack for case in cases}
-    on_gpu = tier.needs_gpus > 0 if tier else bool(gpus.devices)
-    used = tier.gpus_used(gpus.memory_gib) if tier else len(gpus.devices)
-    devices: tuple[Device, ...] = ()
-    why_no_devices = ""
-    try:
-        devices = devices_of(used if on_gpu else 0, variables)
-    except SensorError as error:
-        why_no_devices = str(error)
-    return Preflight(
-        root=root,
-        runs=runs,
-        baselines=baselines,
-        tier=tier,
-        why_no_tier=why_no_tier,
-        skipped=skipped,
-        running=tuple(case for case in cases if case.id not in skipped),
-        gpus=gpus,
-        load=processor_load(),
-        devices=devices,
-        why_no_devices=why_no_devices,
-        environment=current_environment(needs_gpus=used),
-        provision=Provision(
-            on_gpu=on_gpu,
-            version=None,
-            python=engine_python,
-            url=None,
-            show=lambda _: None,
-            tell=lambda _: None,
-        ),
-    )
-
-
-def examine(preflight: Preflight) -> Mapping[str, tuple[Finding, ...]]:
-    """All findings, by their heading; a check that breaks says so, and the others go on."""
     return {
-        heading: tuple(finding for check in checks for finding in _guarded(check, preflight))
+        heading: tuple(finding for check in checks for finding in _guarded(check, suite))
         for heading, checks in _CHECKS.items()
     }
 
 
-def _guarded(
-    check: Callable[[Preflight], Iterator[Finding]], preflight: Preflight
-) -> Iterator[Finding]:
+def render_findings(found: Mapping[str, Sequence[Finding]], *, width: int, color: bool) -> str:
+    """The findings under their headings, advice below each, and how many stand in the way."""
+    every = [one for findings in found.values() for one in findings]
+    marks, subjects = max(map(len, State)), max((len(one.subject) for one in every), default=0)
+    room = width - marks - subjects - 6
+    lines: list[str] = []
+    for heading, findings in found.items():
+        lines.append(heading)
+        for one in findings:
+            style = Style.parse(_STYLES[one.state] if color else "none")
+            mark = style.render(f"{one.state:{marks}}")
+            said = textwrap.wrap(one.says, room) or [""]
+            said += textwrap.wrap(f"→ {one.advice}", room) if one.advice else []
+            lines.append(f"  {mark}  {one.subject:{subjects}}  {said[0]}")
+            lines += [f"{'':{width - room}}{line}" for line in said[1:]]
+        lines.append("")
+    states = [one.state for one in every]
+    ways, notes = states.count(State.IN_THE_WAY), states.count(State.NOTE)
+    remarks = f", {notes} note(s)" if notes else ""
+    lines.append(f"{f'{ways} thing(s) in the way' if ways else 'nothing is in the way'}{remarks}")
+    return "\n".join(lines)
+
+
+_STYLES = {State.OK: "green", State.NOTE: "yellow", State.IN_THE_WAY: "bold red"}
+
+
+def _note(subject: str, says: str, advice: str) -> Finding:
+    return Finding(subject, says, advice, State.NOTE)
+
+
+def _in_the_way(subject: str, says: str, advice: str) -> Finding:
+    return Finding(subject, says, advice, State.IN_THE_WAY)
+
+
+def _of_error(subject: str, error: SpecregError | str, state: State = State.IN_THE_WAY) -> Finding:
+    """An error of specreg: what is wrong up to its last semicolon, then what to do."""
+    says, _, advice = str(error).splitlines()[0].rpartition("; ")
+    return Finding(subject, says or advice, advice if says else "", state)
+
+
+def _guarded(check: Callable[[Suite], Iterator[Finding]], suite: Suite) -> Iterator[Finding]:
+    subject = check.__name__.removeprefix("_examine_")
     try:
-        yield from check(preflight)
+        yield from check(suite)
+    except SpecregError as error:
+        yield _of_error(subject, error)
     except Exception as error:  # noqa: BLE001 - whatever is broken, the rest is still worth knowing
-        subject = check.__name__.removeprefix("_examine_")
         says = f"couldn't be looked at: {type(error).__name__}: {error}"
-        yield in_the_way(subject, says, "mend that; if it isn't yours to mend, report it")
+        yield _in_the_way(subject, says, "mend that; if it isn't yours to mend, report it")
 
 
-def _examine_processor(preflight: Preflight) -> Iterator[Finding]:
-    """The processor on which the engines run, or the client that asks them."""
+def _running(suite: Suite) -> list[Case]:
+    """The cases that this machine runs."""
+    unfit = why_unfit(suite)
+    return [case for case in suite.tier.cases if case.id not in unfit]
+
+
+def _devices(suite: Suite) -> tuple[Device, ...]:
+    """The devices whose power a run measures; SensorError where it can't."""
+    used = suite.tier.gpus_used(suite.provision.found_gpus.memory_gib)
+    return devices_of(used if suite.provision.on_gpu else 0, os.environ)
+
+
+def _examine_processor(suite: Suite) -> Iterator[Finding]:
+    """The processor on which the engines run, or the client; and whether others keep it busy."""
     here = current_environment(needs_gpus=0)
-    yield ok("environment", preflight.environment.name)
-    yield ok("processor", f"{here.cpu}, {here.instruction_set}, {here.cores} core(s) to use")
+    yield Finding("environment", suite.environment.name)
+    yield Finding("processor", f"{here.cpu}, {here.instruction_set}, {here.cores} core(s) to use")
+    if suite.load is not None and suite.load.is_high:
+        advice = "that disturbs engines on the processor and the client; run when it is quiet"
+        yield _note("speed", str(suite.load), advice)
 
 
-def _examine_gpus(preflight: Preflight) -> Iterator[Finding]:
+def _examine_gpus(suite: Suite) -> Iterator[Finding]:
     """Each GPU: which it is, what it is set to, and whether a run may use it."""
-    gpus, on_gpu = preflight.gpus, preflight.provision.on_gpu
-    if on_gpu and (why := preflight.why_no_devices if gpus.devices else gpus.why_none):
-        yield of_error("GPUs", why)
-    elif not gpus.devices:
-        yield ok("GPUs", f"none ({gpus.why_none.partition('; ')[0]})")
-    used = {device.id for device in preflight.devices} if on_gpu else set()
+    gpus, on_gpu = suite.provision.found_gpus, suite.provision.on_gpu
+    if not gpus.devices:
+        says = Finding("GPUs", f"none ({gpus.why_none.partition('; ')[0]})")
+        yield _of_error("GPUs", gpus.why_none) if on_gpu else says
+    used = {device.id for device in _devices(suite)} if on_gpu and gpus.devices else set()
     for device in gpus.devices:
         subject = f"GPU {device.number}"
         try:
-            yield ok(subject, _facts_of(device))
+            yield Finding(subject, _facts_of(device))
             if device.id in used:
                 check_free([device], frozenset())
                 check_cool([device])
-                notes = tuple(_oddities_of(device))
-                yield from (note(subject, says, advice) for says, advice in notes)
-                if not notes:
-                    yield ok(subject, "free, no process computes on it")
+                notes = [_note(subject, *one) for one in _oddities_of(device)]
+                yield from notes or [Finding(subject, "free, no process computes on it")]
         except SensorError as error:
-            yield of_error(subject, error)
+            yield _of_error(subject, error)
 
 
 def _facts_of(device: Device) -> str:
@@ -240,65 +191,69 @@ def _oddities_of(device: Device) -> Iterator[tuple[str, str]]:
         yield says, "to undo it, as root: nvidia-smi -rgc, and nvidia-smi -rac"
 
 
-def _examine_memory(preflight: Preflight) -> Iterator[Finding]:
-    """Whether the models of the largest case fit, beside those of its control."""
+def _examine_power(suite: Suite) -> Iterator[Finding]:
+    """By which sensor each device's power is read, or why it isn't."""
+    try:
+        for device in _devices(suite):
+            by = f"{device.name}, {device.scope} scope, by {device.sensor}"
+            if device.why_not:
+                yield _of_error("power", f"{device.name}: {device.why_not}", State.NOTE)
+            elif open_probe(device).energy_mj() is not None:
+                yield Finding("power", f"{by}: energy counter")
+            else:
+                advice = "without one energy is summed from power, less exactly"
+                yield _note("power", f"{by}: no energy counter", advice)
+    except SensorError as error:
+        yield _of_error("power", error, State.NOTE)
+
+
+def _examine_memory(suite: Suite) -> Iterator[Finding]:
+    """Whether the models of the largest case fit beside those of its control, without a GPU."""
     left_gib, needed_gib = free_gib(), 0.0
-    for case in preflight.running if not preflight.provision.on_gpu else ():
-        specs = (case.server, case.control)
-        sizes = [spec.sizes for spec in specs if spec is not None and spec.sizes is not None]
-        weights_gib = sum(one.target_gib + (one.draft_gib or 0.0) for one in sizes)
-        needed_gib = max(needed_gib, weights_gib)
+    for case in _running(suite) if not suite.provision.on_gpu else ():
+        pair = [spec.sizes for spec in (case.server, case.control) if spec and spec.sizes]
+        needed_gib = max(needed_gib, sum(one.target_gib + (one.draft_gib or 0.0) for one in pair))
     says = f"{left_gib:.1f} GiB free"
     if left_gib < needed_gib:
         says = f"{says}, and the models of the largest case take {needed_gib:.1f}"
-        yield in_the_way("memory", says, "end what takes it, or choose smaller models")
+        yield _in_the_way("memory", says, "end what takes it, or choose smaller models")
     else:
-        yield ok("memory", says)
+        yield Finding("memory", says)
 
 
-def _examine_load(preflight: Preflight) -> Iterator[Finding]:
-    """Whether others keep the processors busy."""
-    if preflight.load.is_high:
-        advice = "that disturbs engines on the processor and the client; run when it is quiet"
-        yield note("speed", str(preflight.load), advice)
-    else:
-        yield ok("speed", "the processors are quiet")
-
-
-def _examine_power(preflight: Preflight) -> Iterator[Finding]:
-    """By which sensor each device's power is read, or why it isn't."""
-    if preflight.why_no_devices:
-        yield of_error("power", preflight.why_no_devices, State.NOTE)
-    for device in preflight.devices:
-        if device.why_not:
-            yield of_error("power", f"{device.name}: {device.why_not}", State.NOTE)
-            continue
-        by = f"{device.name}, {device.scope} scope, by {device.sensor}"
+def _to_install(suite: Suite) -> Mapping[Requirement, bool]:
+    """The engines that a run installs, and whether they are installed already."""
+    found: dict[Requirement, bool] = {}
+    for case in _running(suite) if suite.provision.python is None else ():
         try:
-            counts = open_probe(device).energy_mj() is not None
-        except SensorError as error:
-            yield of_error("power", error, State.NOTE)
+            requirement = suite.provision.requirement(case.server)
+        except UnsupportedError:  # the finding on its cases says so
             continue
-        if counts:
-            yield ok("power", f"{by}: energy counter")
-        else:
-            advice = "without one energy is summed from power, less exactly"
-            yield note("power", f"{by}: no energy counter", advice)
+        if requirement.package != engine_named(case.server.engine).program:
+            found[requirement] = installed_environment(requirement) is not None
+    return found
 
 
-def _examine_disks(preflight: Preflight) -> Iterator[Finding]:
+def _models_gib(suite: Suite) -> Mapping[str, float]:
+    """What each model takes, by reference; 0 where the matrix doesn't say."""
+    found: dict[str, float] = {}
+    for spec in dict.fromkeys(case.server for case in _running(suite)):
+        found[spec.target] = spec.sizes.target_gib if spec.sizes else 0.0
+        if spec.draft is not None:
+            found[spec.draft] = (spec.sizes.draft_gib if spec.sizes else None) or 0.0
+    return found
+
+
+def _examine_disks(suite: Suite) -> Iterator[Finding]:
     """Whether there is room where a run writes; a line for each disk."""
-    new = list(preflight.to_install.values()).count(False)
     lacking = [
-        gib
-        for name, gib in preflight.models_gib.items()
-        if is_hub_id(name) and missing_of_hub(name)
+        gib for name, gib in _models_gib(suite).items() if is_hub_id(name) and not is_cached(name)
     ]
     disks: dict[int, tuple[Path, list[str], list[float]]] = {}
     for what, folder, needed_gib in (
-        ("engines", cache_dir(), _ENVIRONMENT_GIB * new),
+        ("engines", cache_dir(), _ENVIRONMENT_GIB * list(_to_install(suite).values()).count(False)),
         ("models", hub_cache_dir(), sum(lacking)),
-        ("runs", preflight.runs, _RUN_GIB),
+        ("runs", suite.run_folder.parent, _RUN_GIB),
     ):
         if folder is not None:
             absolute = folder.resolve()
@@ -312,108 +267,98 @@ def _examine_disks(preflight: Preflight) -> Iterator[Finding]:
         says = f"{left_gib:.1f} GiB free for {', '.join(names)}; {about}"
         if left_gib < sum(sizes_gib):
             advice = "make room, or name other folders: SPECREG_CACHE, HF_HUB_CACHE, --specreg-runs"
-            yield in_the_way("disk", says, advice)
+            yield _in_the_way("disk", says, advice)
         else:
-            yield ok("disk", says)
+            yield Finding("disk", says)
 
 
-def _examine_engines(preflight: Preflight) -> Iterator[Finding]:
+def _examine_engines(suite: Suite) -> Iterator[Finding]:
     """Which engines are installed, and which a run would install."""
-    for requirement, is_there in preflight.to_install.items():
+    for requirement, is_there in _to_install(suite).items():
         if is_there:
-            yield ok("engine", f"{requirement.pin} is installed")
+            yield Finding("engine", f"{requirement.pin} is installed")
         else:
             says = f"{requirement.pin} isn't installed yet"
-            yield note("engine", says, "the first run does that, which takes minutes and 3 to 7 GB")
+            yield _note(
+                "engine", says, "the first run does that, which takes minutes and 3 to 7 GB"
+            )
 
 
-def _examine_models(preflight: Preflight) -> Iterator[Finding]:
+def _examine_models(suite: Suite) -> Iterator[Finding]:
     """Which models are at hand and whole, and which the engines would fetch."""
-    for reference, size_gib in preflight.models_gib.items():
-        if is_hub_id(reference):
-            yield _hub_model(reference, size_gib)
-            continue
+    for reference, size_gib in _models_gib(suite).items():
         try:
-            folder = Path(resolve_model(preflight.root, reference))
+            if is_hub_id(reference):
+                yield _hub_model(reference, size_gib)
+            else:
+                resolve_model(suite.root, reference)
+                yield Finding("model", f"{reference}: is there")
         except SpecregError as error:
-            yield of_error("model", error)
-            continue
-        if missing := missing_files(folder):
-            says = f"model folder '{folder}': {', '.join(missing)} missing"
-            yield in_the_way("model", says, "restore it")
-        else:
-            yield ok("model", f"{reference}: whole")
+            yield _of_error("model", error)
 
 
 def _hub_model(reference: str, size_gib: float) -> Finding:
     if not is_installed():
         says = f"{reference}: whether it is in the hub's cache takes huggingface_hub to tell"
-        return note("model", says, install_command("datasets"))
-    lacks = missing_of_hub(reference)
-    if not lacks:
-        return ok("model", f"{reference}: in the hub's cache")
-    size = f", about {size_gib:.1f} GiB" if size_gib else ""
-    says = f"{reference}: not in the hub's cache ({', '.join(lacks)}{size})"
+        return _note("model", says, install_command("datasets"))
+    if is_cached(reference):
+        return Finding("model", f"{reference}: in the hub's cache")
+    size = f" (about {size_gib:.1f} GiB)" if size_gib else ""
+    says = f"{reference}: not in the hub's cache{size}"
     if is_offline():
-        return in_the_way("model", says, "unset HF_HUB_OFFLINE, or fetch it where there is a hub")
-    return note("model", says, "its engine fetches it; a gated model needs HF_TOKEN")
+        return _in_the_way("model", says, "unset HF_HUB_OFFLINE, or fetch it where there is a hub")
+    return _note("model", says, "its engine fetches it; a gated model needs HF_TOKEN")
 
 
-def _examine_datasets(preflight: Preflight) -> Iterator[Finding]:
+def _examine_datasets(suite: Suite) -> Iterator[Finding]:
     """Whether there are the prompts that the cases ask for."""
-    for case in {case.dataset: case for case in preflight.running}.values():
+    for case in {case.dataset: case for case in _running(suite)}.values():
         try:
             if dataset_named(case.dataset).tokens is None:
-                prompts = len(load_case_prompts(preflight.root, case))
-                yield ok("dataset", f"{case.dataset}: {prompts} prompts")
+                prompts = len(load_case_prompts(suite.root, case))
+                yield Finding("dataset", f"{case.dataset}: {prompts} prompts")
             else:
-                yield ok("dataset", f"{case.dataset}: made when it is asked for")
+                yield Finding("dataset", f"{case.dataset}: made when it is asked for")
         except ModelError:  # the finding on it says so
             continue
         except SpecregError as error:
-            yield of_error("dataset", error)
+            yield _of_error("dataset", error)
 
 
-def _examine_baselines(preflight: Preflight) -> Iterator[Finding]:
+def _examine_baselines(suite: Suite) -> Iterator[Finding]:
     """Whether what was recorded can be read, and is of the cases that run."""
-    here, cases = preflight.environment, preflight.running
-    wrong = check_baselines(baseline_files(preflight.baselines))
-    yield from (of_error("baselines", one) for one in wrong)
-    known = [
-        case
-        for case in cases
-        if any(baseline_path(preflight.baselines, name, case.id).exists() for name in here.names)
-    ]
-    says = f"{len(known)} of {len(cases)} case(s) have one in '{here.name}' to compare with"
-    if preflight.tier is None or len(known) == len(cases):
-        yield ok("baselines", says)
+    here, folder, cases = suite.environment, suite.store.folder, _running(suite)
+    yield from (_of_error("baselines", one) for one in read_baselines(baseline_files(folder))[1])
+    known = sum(
+        any(baseline_path(folder, name, case.id).exists() for name in here.names) for case in cases
+    )
+    says = f"{known} of {len(cases)} case(s) have one in '{here.name}' to compare with"
+    if known == len(cases):
+        yield Finding("baselines", says)
     else:
-        record = record_command((), (f"--specreg-tier={preflight.tier.name}",))
-        yield note("baselines", says, f"record them: {record}")
+        record = record_command((), (f"--specreg-tier={suite.tier.name}",))
+        yield _note("baselines", says, f"record them: {record}")
 
 
-def _examine_cases(preflight: Preflight) -> Iterator[Finding]:
+def _examine_cases(suite: Suite) -> Iterator[Finding]:
     """How many run; what a run would leave out; and what would end it before it began."""
-    if preflight.tier is None:
-        yield of_error("tier", preflight.why_no_tier)
-        return
     refused: dict[str, str] = {}
-    for case in preflight.running:
+    running = _running(suite)
+    for case in running:
         try:
-            preflight.provision.check([case])
-            check_model_code(preflight.root, case.server)
+            suite.provision.check([case])
         except SpecregError as error:
             refused[case.id] = str(error)
-    runs = len(preflight.running) - len(refused)
-    says = f"{runs} of {len(preflight.tier.cases)} cases of tier '{preflight.tier.name}' run here"
+    runs = len(running) - len(refused)
+    says = f"{runs} of {len(suite.tier.cases)} cases of tier '{suite.tier.name}' run here"
     if runs:
-        yield ok("cases", says)
+        yield Finding("cases", says)
     else:
-        yield in_the_way("cases", says, "do what is said of them, or choose another tier")
+        yield _in_the_way("cases", says, "do what is said of them, or choose another tier")
     for why, ids in _by_reason(refused):
-        yield of_error("cases", f"{ids}: {why}")
-    for why, ids in _by_reason(preflight.skipped):
-        yield note("cases", f"{ids}: {why}", "left out; run them on a machine that has that")
+        yield _of_error("cases", f"{ids}: {why}")
+    for why, ids in _by_reason(why_unfit(suite)):
+        yield _note("cases", f"{ids}: {why}", "left out; run them on a machine that has that")
 
 
 def _by_reason(reasons: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -425,9 +370,9 @@ def _by_reason(reasons: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         yield why, ids[0] if len(ids) == 1 else f"{len(ids)} cases, {ids[0]} the first"
 
 
-_CHECKS: Mapping[str, Sequence[Callable[[Preflight], Iterator[Finding]]]] = {
+_CHECKS: Mapping[str, Sequence[Callable[[Suite], Iterator[Finding]]]] = {
     "this machine": (_examine_processor, _examine_gpus, _examine_memory),
-    "what can be measured": (_examine_load, _examine_power),
+    "what can be measured": (_examine_power,),
     "what a run needs": (
         *(_examine_disks, _examine_engines, _examine_models),
         *(_examine_datasets, _examine_baselines, _examine_cases),

@@ -29,7 +29,7 @@ from specreg.matrix.case import Case
 from specreg.matrix.models import resolve_model
 from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.arm import Arm, control_of
-from specreg.measurement.figures import Figures, figures_of, record_figures
+from specreg.measurement.figures import Figures, figures_of
 from specreg.measurement.journal import Journal, Key
 from specreg.measurement.measure import Measurement, Plan, beside, measure, workload_of
 from specreg.measurement.metrics import Family, Metric
@@ -141,7 +141,7 @@ class Suite(Scope):
             raise
 
     def _measure(self, case: Case, server: Starting, control: Starting | None) -> Measurement:
-        """Measure a case, or take it over, and leave its figures in the run's folder."""
+        """Measure a case, or take it over, and keep its figures."""
         number, name = server.launch.number, server.launch.case_id(case)
         if self.merged is not None:
             measurement = self.merged.measurement(case, number)
@@ -150,9 +150,7 @@ class Suite(Scope):
             self.taken_over.append(name)
         else:
             measurement = self.measure_twice(case, key, server, control)
-        figures = figures_of(measurement, number)
-        self.figures.append(figures)
-        record_figures(self.run_folder / "figures" / f"{name}.json", figures)
+        self.figures.append(figures_of(measurement, number))
         return measurement
 
     def measure_twice(
@@ -239,7 +237,7 @@ class Suite(Scope):
         power = recording or any(one.family is Family.POWER for one in self.asked_of(case))
         plan = Plan(
             show=self._show_or_stop,
-            turn_to=lambda phase: self.timeline.turn_to(phase, self.phase_s(case, phase)),
+            turn_to=self.timeline.turn_to,
             record=self.journal.record_round,
             power_s=case.power_s if power else 0.0,
             watching=watching,
@@ -332,7 +330,7 @@ class Suite(Scope):
 
     def _judge_group(self, server: Starting, control: Starting | None) -> None:
         number = server.launch.number
-        asked = [self.budgeted(case) for case in self.tier.cases if case.id in self.asked]
+        asked = [case for case in self.tier.cases if case.id in self.asked]
         for case in asked:
             if launches_of(case, number)[1] != server.launch:
                 continue
@@ -386,10 +384,7 @@ class Suite(Scope):
         """
 
         def attempt() -> Verdict:
-            estimate_s = self.phase_s(case, Phase.CHECKING)
-            with self.timeline.during(
-                Phase.CHECKING, server.launch.id, of=case.id, estimate_s=estimate_s
-            ):
+            with self.timeline.during(Phase.CHECKING, server.launch.id, of=case.id):
                 if self.merged is not None:
                     return self.merged.verdict(check, case)
                 key = self.key(case, server.launch.number)

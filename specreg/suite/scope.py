@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from specreg.baselines.comparison import CaseBaselines
-from specreg.baselines.estimate import Estimate, estimate_of, estimates_of, within_budget
 from specreg.baselines.store import BaselineStore, settings_in
-from specreg.core.timeline import Phase
 from specreg.datasets.prompts import prompts_sha256
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import model_sha256, resolve_model
@@ -33,7 +31,7 @@ class Scope:
         launches: how many launches of each server are measured.
         update_reason: why baselines are recorded, empty for the usual; None when they aren't.
         provision: where the engines come from.
-        run_folder: where this run leaves logs, figures and its journal; history: the folder of
+        run_folder: where this run leaves logs and its journal; history: the folder of
             what all runs did.
         softened: the metrics whose tests pass where an effect is INCONCLUSIVE.
         asked: by case, the metrics that this run judges; one that isn't there is asked for all.
@@ -73,8 +71,6 @@ class Scope:
     began_at: dt.datetime = field(default_factory=lambda: dt.datetime.now(tz=dt.UTC))
     began_ns: int = field(default_factory=time.monotonic_ns)
     _known: tuple[Case, CaseBaselines] | None = None
-    _budgeted: Mapping[str, Case] = field(default_factory=dict)
-    _estimates: dict[str, Estimate | None] = field(default_factory=dict)
 
     @property
     def now(self) -> dt.datetime:
@@ -91,28 +87,6 @@ class Scope:
     def environment(self) -> Environment:
         """The machine."""
         return self.store.environment
-
-    def fit_budget(self) -> None:
-        """Lower the prompts of the cases that are asked for to what the budget allows.
-
-        Raises:
-            SpecregError: the least takes longer, or it isn't known how long it takes.
-        """
-        if self.options.budget_gpu_min is None:
-            return
-        cases = [case for case in self.tier.cases if case.id in self.asked]
-        fewer = within_budget(
-            cases,
-            estimates_of(self.tier, self.store, self.provision.found_gpus, self.root),
-            self.environment.kind,
-            budget_min=self.options.budget_gpu_min,
-            launches=self.launches,
-        )
-        self._budgeted = {case.id: case for case in fewer}
-
-    def budgeted(self, case: Case) -> Case:
-        """The case with the prompts that the budget allows; as it is without one."""
-        return self._budgeted.get(case.id, case)
 
     def asked_of(self, case: Case) -> tuple[Metric, ...]:
         """The metrics that this run judges of a case."""
@@ -135,7 +109,7 @@ class Scope:
                 if metric.applies_to(case) and not (dark and metric.family is Family.POWER)
             }
             asked = self.asked.get(case.id, frozenset())
-            if self.budgeted(case).matrix_prompts or not asked >= measurable:
+            if case.matrix_prompts or not asked >= measurable:
                 return False
         return True
 
@@ -148,15 +122,6 @@ class Scope:
         if self._known is None or self._known[0] != case:
             self._known = case, self.store.look_up(case, self.settings(case))
         return self._known[1]
-
-    def phase_s(self, case: Case, phase: Phase) -> float | None:
-        """About how long a phase of a case takes; None where nothing tells."""
-        if case.id not in self._estimates:
-            self._estimates[case.id] = estimate_of(
-                case, self.tier, self.store, self.provision.found_gpus, self.root
-            )
-        estimate = self._estimates[case.id]
-        return None if estimate is None else estimate.phase_s(phase, case.prompts)
 
     def key(self, case: Case, launch: int) -> Key:
         """What has to be equal for an earlier run's measurement to be taken over."""

@@ -4,7 +4,6 @@ The cut depends on committed files alone, so it is the same on every machine at 
 """
 
 import re
-import statistics
 import subprocess
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -18,14 +17,11 @@ from specreg.core.errors import SpecregError
 from specreg.core.files import replace_file
 from specreg.matrix.case import Case, Tier
 from specreg.servers.launch import Launch, launches_of
-from specreg.telemetry.identity import UNKNOWN_ENVIRONMENT, Gpus
+from specreg.telemetry.identity import UNKNOWN_ENVIRONMENT
 
 OPTION = "--specreg-shard"
 LIST = "list"
 _S_PER_MIN = 60.0
-_NO_GPUS = Gpus(devices=(), why_none="")
-_USUAL_CASE_S = 60.0
-"""Of a case without an estimate, where none of the others has one either."""
 
 
 class ServerGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,27 +116,19 @@ def server_groups(
         baselines: the folder of all baselines; of a repository those that are committed.
         launches: of each server.
     """
-    store = BaselineStore(
-        folder=baselines, environment=UNKNOWN_ENVIRONMENT, among=committed_in(baselines)
-    )
+    store = BaselineStore(folder=baselines, environment=UNKNOWN_ENVIRONMENT)
+    kind, committed = "gpu" if tier.needs_gpus else "cpu", committed_in(baselines)
     together: dict[tuple[Launch, Launch], list[Case]] = {}
     for case in cases:
         together.setdefault(group_key(case), []).append(case)
-    estimates = {case.id: estimate_of(case, tier, store, _NO_GPUS, None) for case in cases}
-    seconds = {
-        case.id: found.case_s(case.prompts)
-        for case in cases
-        if (found := estimates[case.id]) is not None
-    }
-    usual_s = statistics.median(seconds.values()) if seconds else _USUAL_CASE_S
-    start_s = START_S["gpu" if tier.needs_gpus else "cpu"]
+    seconds = {case.id: estimate_of(case, store, kind, committed).case_s for case in cases}
     return tuple(
         ServerGroup(
             id=server.id,
             cases=tuple(case.id for case in ours),
             gpus=max(case.needs.gpus for case in ours) if tier.needs_gpus else 0,
             memory_gib=max((case.needs.memory_gib or 0.0 for case in ours), default=0.0) or None,
-            expected_s=launches * (start_s + sum(seconds.get(case.id, usual_s) for case in ours)),
+            expected_s=launches * (START_S[kind] + sum(seconds[case.id] for case in ours)),
         )
         for (_, server), ours in together.items()
     )

@@ -20,23 +20,16 @@ from specreg.verdicts.judge import Outcome, Verdict, judge, judge_at_looks
 from specreg.verdicts.multiple_testing import blame_machine, confirm, hold_together
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Unconfirmed:
-    """A figure that needs another look, on a fresh launch of its server group.
-
-    Attributes:
-        metric: which; row: its place among the verdicts.
-        launches: what it was judged with last; verdict: of that look.
-    """
+@dataclass(slots=True, eq=False)
+class _Unconfirmed:
+    """A figure that needs another look: its row among the verdicts, and what it was judged with."""
 
     metric: Metric
     row: int
     launches: tuple[Measurement, ...]
-    verdict: Verdict
 
     @property
     def case(self) -> Case:
-        """Of which case."""
         return self.launches[-1].case
 
 
@@ -57,7 +50,7 @@ class Confirmation:
     measure_afresh: Callable[[Sequence[Case], int], Mapping[str, Measurement | str]]
     softened: AbstractSet[str] = frozenset()
     verdicts: list[Verdict] = field(default_factory=list)
-    _waiting: list[Unconfirmed] = field(default_factory=list)
+    _waiting: list[_Unconfirmed] = field(default_factory=list)
     _compared: dict[tuple[str, str], Comparison] = field(default_factory=dict)
     _last: Comparison | None = None
 
@@ -76,10 +69,7 @@ class Confirmation:
         """
         verdict = self._look(metric, launches, Look.LAUNCH)
         if verdict.outcome is Outcome.REGRESSED or _is_undecided(metric, verdict):
-            one = Unconfirmed(
-                metric=metric, row=len(self.verdicts), launches=tuple(launches), verdict=verdict
-            )
-            self._waiting.append(one)
+            self._waiting.append(_Unconfirmed(metric, len(self.verdicts), tuple(launches)))
         self.verdicts.append(verdict)
 
     def confirm(self) -> None:
@@ -91,12 +81,10 @@ class Confirmation:
             cases = list({one.case.id: one.case for one in self._waiting}.values())
             fresh = self.measure_afresh(cases, further) if cases else {}
             for one in tuple(self._waiting):
-                waits = self._look_again(one, fresh[one.case.id])
-                self.verdicts[one.row] = one.verdict
-                if not waits:
+                if not self._look_again(one, fresh[one.case.id]):
                     self._settle(one)
         for one in tuple(self._waiting):
-            if one.verdict.outcome is Outcome.REGRESSED:
+            if self.verdicts[one.row].outcome is Outcome.REGRESSED:
                 self._leave_open(one, "no launch was left to confirm it")
             self._settle(one)
 
@@ -119,7 +107,7 @@ class Confirmation:
                 blamed[row] = verdict
         self.verdicts[:] = map(self._soften, hold_together(blamed))
 
-    def _settle(self, one: Unconfirmed) -> None:
+    def _settle(self, one: _Unconfirmed) -> None:
         """Take a figure off those that wait."""
         self._waiting.remove(one)
         if one.metric.by_launch:
@@ -127,10 +115,11 @@ class Confirmation:
             self._compared[place] = compare(one.launches[-1:], self.known_of(one.case))
             (self.verdicts[one.row],) = blame_machine([self.verdicts[one.row]], self._compared)
 
-    def _leave_open(self, one: Unconfirmed, why: str) -> None:
-        reason = f"{one.verdict.outcome} at a look, and {why}"
+    def _leave_open(self, one: _Unconfirmed, why: str) -> None:
+        left = self.verdicts[one.row]
+        reason = f"{left.outcome} at a look, and {why}"
         self.verdicts[one.row] = self._soften(
-            dataclasses.replace(one.verdict, outcome=Outcome.INCONCLUSIVE, reason=reason)
+            dataclasses.replace(left, outcome=Outcome.INCONCLUSIVE, reason=reason)
         )
 
     def _look(self, metric: Metric, launches: Sequence[Measurement], look: Look) -> Verdict:
@@ -155,28 +144,28 @@ class Confirmation:
     def _soften(self, verdict: Verdict) -> Verdict:
         return dataclasses.replace(verdict, softened=verdict.metric in self.softened)
 
-    def _look_again(self, one: Unconfirmed, fresh: Measurement | str) -> bool:
+    def _look_again(self, one: _Unconfirmed, fresh: Measurement | str) -> bool:
         """Judge a figure with a fresh launch; whether it needs another.
 
         Alone it must repeat a loss, and what it doesn't repeat is forgotten: the launch that had it
         was picked for it. What was undecided is judged by all launches so far; a loss that shows
         then is one to be repeated.
         """
-        before, metric = one.verdict, one.metric
+        before, metric = self.verdicts[one.row], one.metric
         if isinstance(fresh, str):
             reason = f"{before.outcome} at a first look, and no further launch: {fresh}"
-            one.verdict = dataclasses.replace(before, outcome=Outcome.INVALID, reason=reason)
-            return False
-        broken = metric.family in fresh.invalid
-        if before.outcome is Outcome.REGRESSED or broken:
+            after = dataclasses.replace(before, outcome=Outcome.INVALID, reason=reason)
+        elif before.outcome is Outcome.REGRESSED or metric.family in fresh.invalid:
             one.launches = (fresh,)
-            one.verdict = self._look(metric, one.launches, Look.LAUNCH)
-            if not broken:
-                one.verdict = confirm(before, one.verdict)
-            return _is_undecided(metric, one.verdict)
-        one.launches = (*one.launches, fresh)
-        one.verdict = self._look(metric, one.launches, Look.FURTHER_LAUNCH)
-        return _is_undecided(metric, one.verdict) or one.verdict.outcome is Outcome.REGRESSED
+            after = self._look(metric, one.launches, Look.LAUNCH)
+            if metric.family not in fresh.invalid:
+                after = confirm(before, after)
+        else:
+            one.launches = (*one.launches, fresh)
+            after = self._look(metric, one.launches, Look.FURTHER_LAUNCH)
+        self.verdicts[one.row] = after
+        newly = before.outcome is not Outcome.REGRESSED and after.outcome is Outcome.REGRESSED
+        return newly or _is_undecided(metric, after)
 
 
 def _is_undecided(metric: Metric, verdict: Verdict) -> bool:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import msgspec
 
-from specreg.baselines.comparison import spreads_of
 from specreg.baselines.schema import Baseline, Noise
 from specreg.core.errors import ReportError
 from specreg.core.files import UNREADABLE, append_lines
@@ -163,38 +162,29 @@ def load_history(path: Path) -> History:
     except OSError as error:
         return History({}, f"history '{path}': {error.strerror}; mend its rights to have it shown")
     found: dict[str, dict[str, RunRecord]] = {}
-    readable = [record for line in lines if (record := _parse_record(line)) is not None]
-    for record in readable:
-        found.setdefault(record.case_id, {})[record.run] = record
-    torn = len(lines) - len(readable)
+    torn = 0
+    for line in lines:
+        try:
+            record = msgspec.json.decode(line, type=RunRecord)
+        except UNREADABLE:
+            torn += 1
+        else:
+            found.setdefault(record.case_id, {})[record.run] = record
     wrong = f"history '{path}': {torn} line(s) can't be read; the rest is shown" if torn else ""
     return History({case_id: tuple(by_run.values()) for case_id, by_run in found.items()}, wrong)
 
 
-def _parse_record(line: bytes) -> RunRecord | None:
-    try:
-        return msgspec.json.decode(line, type=RunRecord)
-    except UNREADABLE:
-        return None
-
-
 def noise_of(identical: Sequence[RunRecord], spreads: Mapping[str, Spread]) -> dict[str, Noise]:
-    """How identical runs differ, beyond what the launches of one run do.
+    """By metric how identical runs differ, beyond what the launches of one run do.
 
-    s_b² = var(ln x over the runs) - s_w² / k for runs of k launches, no less than 0.
-
-    Args:
-        identical: runs of one case with the same settings, engine and draft.
-        spreads: by metric, how launches within a run differ.
-
-    Returns:
-        By metric of launches; nothing of those seen in fewer than five runs.
+    s_b² = var(ln x over the runs) - s_w² / k for runs of k launches, no less than 0. There is none
+    of a metric that fewer than five runs saw, or whose launches have no spread.
     """
     found = {}
-    for name in (metric.name for metric in METRICS.values() if metric.by_launch):
+    for name, spread in spreads.items():
         seen = [one for one in identical if one.values.get(name, 0) > 0]
-        if len(seen) >= _FEWEST_RUNS and name in spreads:
-            within = spreads[name].within_frac ** 2 * statistics.fmean(1 / r.launches for r in seen)
+        if len(seen) >= _FEWEST_RUNS:
+            within = spread.within_frac**2 * statistics.fmean(1 / one.launches for one in seen)
             beyond = statistics.variance(math.log(one.values[name]) for one in seen) - within
             found[name] = Noise(between_frac=math.sqrt(max(beyond, 0.0)), runs=len(seen))
     return found
@@ -205,19 +195,7 @@ def identical_to(
 ) -> list[RunRecord]:
     """The runs with these settings, this engine and this draft."""
     alike = (settings_sha256(settings), engine_version, draft_sha256)
-    return [
-        one
-        for one in records
-        if (one.settings_sha256, one.engine_version, one.draft_sha256) == alike
-    ]
-
-
-def with_noise(baseline: Baseline, records: Iterable[RunRecord]) -> Baseline:
-    """The baseline with the noise that runs of its settings, engine's version and draft show."""
-    by = baseline.provenance
-    identical = identical_to(records, baseline.case, by.engine_version, by.draft_sha256)
-    noise = {**baseline.noise, **noise_of(identical, spreads_of((baseline,)))}
-    return msgspec.structs.replace(baseline, noise=noise)
+    return [r for r in records if (r.settings_sha256, r.engine_version, r.draft_sha256) == alike]
 
 
 def headroom_frac(metric: Metric, baseline: Baseline, records: Sequence[RunRecord]) -> float | None:

@@ -2,9 +2,10 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -14,6 +15,7 @@ from specreg.baselines.comparison import (
     Comparison,
     differing_settings,
     of_any_number,
+    why_held_back,
 )
 from specreg.baselines.schema import load_acceptance
 from specreg.core.commands import ATTACH_OPTION, is_attached, record_command
@@ -33,10 +35,8 @@ _MOST_LAUNCHES = 12
 _POWER_LEVEL = 0.1
 """The minimum detectable effect is proven nine times out of ten."""
 
-Refusal = tuple["Outcome", str]
-"""Why a figure isn't compared, in a word and in a sentence."""
-Say = Callable[..., "Verdict"]
-"""Makes the verdict on a figure of the rest of its fields."""
+Refusals = Iterator[tuple["Outcome", str]]
+"""Why a figure isn't compared, in a word and in a sentence, what weighs most first."""
 
 
 class Outcome(StrEnum):
@@ -128,22 +128,25 @@ def judge(metric: Metric, comparison: Comparison, look: Look) -> Verdict:
         comparison: the case's launches and what is known of it.
         look: which one this is; an earlier or later look has less of the level to spend.
     """
-    measurement, baseline = comparison.measurement, comparison.known.baseline
-    say = functools.partial(
-        Verdict,
+    measurement, known = comparison.measurement, comparison.known
+    verdict = Verdict(
         case_id=measurement.case.id,
         metric=metric.name,
+        outcome=Outcome.INCONCLUSIVE,
         value=measurement.values.get(metric.name),
         launches=len(comparison.launches) if metric.by_launch else 1,
     )
-    refusal = _refuse_measurement(metric, comparison) or _refuse_baseline(metric, comparison)
-    if not refusal:
-        say = functools.partial(say, against=baseline.environment.name if baseline else "published")
-        refuse = _refuse_speed if metric.by_launch else _refuse_acceptance
-        refusal = refuse(metric, comparison)
-    if refusal:
-        return say(outcome=refusal[0], reason=refusal[1])
-    return (_judge_speed if metric.by_launch else _judge_acceptance)(metric, comparison, look, say)
+    kind = _refused_speed if metric.by_launch else _refused_acceptance
+    checks = (_refused_figure, _refused_baseline, kind)
+    for outcome, reason in itertools.chain.from_iterable(one(metric, comparison) for one in checks):
+        return dataclasses.replace(verdict, outcome=outcome, reason=reason)
+    verdict = dataclasses.replace(
+        verdict,
+        against=known.baseline.environment.name if known.baseline else "published",
+        tolerance_frac=allowed_frac(metric, measurement.case, known),
+    )
+    of_kind = _judge_speed if metric.by_launch else _judge_acceptance
+    return of_kind(metric, comparison, look, verdict)
 
 
 def judge_at_looks(metric: Metric, comparison: Comparison) -> Verdict:
@@ -159,29 +162,25 @@ def judge_at_looks(metric: Metric, comparison: Comparison) -> Verdict:
     return judge(metric, comparison, look)
 
 
-def outcome_of(change_frac: float, low_frac: float, high_frac: float, tolerance: float) -> Outcome:
+def outcome_of(
+    change_frac: float,
+    low_frac: float,
+    high_frac: float,
+    tolerance: float,
+    *,
+    two_sided: bool = False,
+) -> Outcome:
     """The outcome by the whole interval; better is positive.
 
     PASS: proven within tolerance. IMPROVED: proven better than it. REGRESSED: proven worse than
-    before, and the estimate is worse than tolerated. INCONCLUSIVE: none of these.
+    before, and the estimate is worse than tolerated; of what should stay as it is (`two_sided`):
+    proven to have changed, and by more. INCONCLUSIVE: none of these.
     """
-    if low_frac > -tolerance:
+    if low_frac > -tolerance and (not two_sided or high_frac < tolerance):
         return Outcome.IMPROVED if low_frac > tolerance else Outcome.PASS
-    regressed = high_frac < 0 and change_frac < -tolerance
-    return Outcome.REGRESSED if regressed else Outcome.INCONCLUSIVE
-
-
-def two_sided_outcome_of(
-    change_frac: float, low_frac: float, high_frac: float, tolerance: float
-) -> Outcome:
-    """The same of what should stay as it is: PASS, REGRESSED or INCONCLUSIVE.
-
-    REGRESSED: proven to have changed, and the estimate by more than tolerated.
-    """
-    if -tolerance < low_frac and high_frac < tolerance:
-        return Outcome.PASS
-    changed = low_frac > 0 or high_frac < 0
-    return Outcome.REGRESSED if changed and abs(change_frac) > tolerance else Outcome.INCONCLUSIVE
+    lost = high_frac < 0 and change_frac < -tolerance
+    gained = two_sided and low_frac > 0 and change_frac > tolerance
+    return Outcome.REGRESSED if lost or gained else Outcome.INCONCLUSIVE
 
 
 def record_hint(case_id: str, known: CaseBaselines) -> str:
@@ -217,92 +216,84 @@ def log_to_frac(metric: Metric, change: float) -> float:
     return math.expm1(change) if metric.direction is Direction.UP else -math.expm1(-change)
 
 
-def _refuse_measurement(metric: Metric, comparison: Comparison) -> Refusal | None:
-    """Why what was measured is no figure to be compared, None where it is."""
+def _refused_figure(metric: Metric, comparison: Comparison) -> Refusals:
+    """Why what was measured is no figure to be compared."""
     measurement = comparison.measurement
-    invalid = measurement.invalid.get(metric.family, "")
-    if not invalid and metric.family in spoiled_by("CLOCK_LOW"):
-        invalid = comparison.held_back
-    power = measurement.replay.power if measurement.replay else None
-    if not invalid and metric.family is Family.POWER:
+    if invalid := measurement.invalid.get(metric.family):
+        yield Outcome.INVALID, invalid
+    slow = why_held_back(comparison.launches, comparison.known.exact)
+    if slow and metric.family in spoiled_by("CLOCK_LOW"):
+        yield Outcome.INVALID, slow
+    if metric.family is Family.POWER:
+        power = measurement.replay.power if measurement.replay else None
         if power is None:
-            return Outcome.NOT_COMPARABLE, "the power of this launch wasn't sampled"
-        invalid = power.invalid
-        if power.too_short and not invalid:
-            return Outcome.NOT_COMPARABLE, power.too_short
-    if not invalid and metric.name not in measurement.values:
-        invalid = "METRIC_ABSENT: it has no value, though the case should have one"
-    return (Outcome.INVALID, invalid) if invalid else None
+            yield Outcome.NOT_COMPARABLE, "the power of this launch wasn't sampled"
+        elif power.invalid:
+            yield Outcome.INVALID, power.invalid
+        elif power.too_short:
+            yield Outcome.NOT_COMPARABLE, power.too_short
+    if metric.name not in measurement.values:
+        yield Outcome.INVALID, "METRIC_ABSENT: it has no value, though the case should have one"
 
 
-def _refuse_baseline(metric: Metric, comparison: Comparison) -> Refusal | None:
-    """Why what is known is nothing to compare the case with, None where it is."""
+def _refused_baseline(metric: Metric, comparison: Comparison) -> Refusals:
+    """Why what is known is nothing to compare the case with."""
     case, known = comparison.measurement.case, comparison.known
     baseline, hint = known.baseline, record_hint(case.id, known)
     if baseline is None and known.published is None:
-        return Outcome.NO_BASELINE, f"nothing recorded in '{known.environment.name}'; {hint}"
+        yield Outcome.NO_BASELINE, f"nothing recorded in '{known.environment.name}'; {hint}"
     settings = of_any_number(known.settings)
-    differing = differing_settings(baseline.case, settings) if baseline else ""
-    if differing:
-        reason = f"it was recorded with other settings: {differing}; {hint}"
-        return Outcome.NO_BASELINE, reason
+    if differing := differing_settings(baseline.case, settings) if baseline else "":
+        yield Outcome.NO_BASELINE, f"it was recorded with other settings: {differing}; {hint}"
     if known.settings.num_prompts is not None and (metric.by_launch or case.needs_fresh_server):
         what = "a speed" if metric.by_launch else "what a drafter learns"
         reason = f"of {known.settings.num_prompts} prompts: {what} is of all prompts of the case"
-        advice = "leave out --num-prompts, or the budget, to judge it"
-        return Outcome.NOT_COMPARABLE, f"{reason}; {advice}"
-    return None
+        yield Outcome.NOT_COMPARABLE, f"{reason}; leave out --num-prompts to judge it"
 
 
-def _refuse_acceptance(metric: Metric, comparison: Comparison) -> Refusal | None:
-    """Why two acceptances are not of the same kind, None when they are."""
+def _refused_acceptance(metric: Metric, comparison: Comparison) -> Refusals:
+    """Why two acceptances are not of the same kind."""
     known, ours = comparison.known, comparison.measurement.acceptance
     hint = record_hint(comparison.measurement.case.id, known)
-    nothing = Outcome.NO_BASELINE, f"the baseline holds no {metric.name}; {hint}"
-    if known.baseline is None:
-        told = known.published
-        return nothing if told is None or told.value(metric.name) is None else None
-    theirs = known.baseline.acceptance
-    if ours is None or theirs is None or not comparison.expects(metric):
-        return nothing
-    tags, recorded = ((one.source, one.view, one.weighting) for one in (ours, theirs))
-    if tags == recorded:
-        return None
-    reason = f"measured as {', '.join(tags)}, recorded as {', '.join(recorded)}; {hint}"
-    return Outcome.NOT_COMPARABLE, reason
+    theirs = known.baseline.acceptance if known.baseline else None
+    lacks_one = known.baseline is not None and (ours is None or theirs is None)
+    if lacks_one or not comparison.expects(metric):
+        yield Outcome.NO_BASELINE, f"the baseline holds no {metric.name}; {hint}"
+    if ours is not None and theirs is not None:
+        tags, recorded = ((one.source, one.view, one.weighting) for one in (ours, theirs))
+        if tags != recorded:
+            reason = f"measured as {', '.join(tags)}, recorded as {', '.join(recorded)}; {hint}"
+            yield Outcome.NOT_COMPARABLE, reason
 
 
-def _refuse_speed(metric: Metric, comparison: Comparison) -> Refusal | None:
-    """Why two speeds are not of the same kind, None when they are."""
+def _refused_speed(metric: Metric, comparison: Comparison) -> Refusals:
+    """Why two speeds are not of the same kind."""
     known, hint = comparison.known, record_hint(comparison.measurement.case.id, comparison.known)
     if known.exact is None:
         where = known.baseline.environment.name if known.baseline else "a published figure"
         reason = f"nothing recorded in '{known.environment.name}', and speed doesn't carry over"
-        return Outcome.NOT_COMPARABLE, f"{reason} from '{where}'; {hint}"
-    if not known.exact.launch_values(metric):
-        return Outcome.NO_BASELINE, f"the baseline holds none; {hint}"
+        yield Outcome.NOT_COMPARABLE, f"{reason} from '{where}'; {hint}"
+    elif not known.exact.launch_values(metric):
+        yield Outcome.NO_BASELINE, f"the baseline holds none; {hint}"
     if metric.name not in known.spreads:
-        return Outcome.NO_BASELINE, f"its spread takes two launches or more; {hint}"
+        yield Outcome.NO_BASELINE, f"its spread takes two launches or more; {hint}"
     if metric.family is Family.POWER and (unlike := comparison.unlike_devices):
-        return Outcome.NOT_COMPARABLE, f"{unlike}; {hint}"
-    return None
+        yield Outcome.NOT_COMPARABLE, f"{unlike}; {hint}"
 
 
-def _judge_acceptance(metric: Metric, comparison: Comparison, look: Look, say: Say) -> Verdict:
+def _judge_acceptance(
+    metric: Metric, comparison: Comparison, look: Look, verdict: Verdict
+) -> Verdict:
     known, ours = comparison.known, comparison.ours
-    tolerance = allowed_frac(metric, comparison.measurement.case, known)
     found = comparison.ratio_change(metric)
     if isinstance(found, str):
-        return say(
-            outcome=Outcome.INCONCLUSIVE, tolerance_frac=tolerance, reason=found, needed_launches=0
-        )
-    value, expected, change = found
-    say = functools.partial(say, value=value, expected=expected)
-    verdict = _decide(metric, change, tolerance, look, say)
+        return dataclasses.replace(verdict, reason=found, needed_launches=0)
+    verdict = dataclasses.replace(verdict, value=found[0], expected=found[1])
+    verdict = _decided(verdict, metric, found[2], look)
     prompts = ours.prompt_ids if ours is not None else ()
     if verdict.outcome is Outcome.INCONCLUSIVE:
-        more = max(2.0, ((verdict.mde_frac or 0.0) / tolerance) ** 2) * len(prompts)
-        remedy = f"raise prompts in the matrix to about {more:.0f}"
+        finer = (verdict.mde_frac or 0.0) / (verdict.tolerance_frac or 1.0)
+        remedy = f"raise prompts in the matrix to about {max(2.0, finer**2) * len(prompts):.0f}"
         return _undecided(verdict, f"{len(prompts)} prompts", remedy, needed_launches=0)
     if verdict.outcome is Outcome.REGRESSED:
         theirs = load_acceptance(known.baseline.acceptance) if known.baseline else None
@@ -312,56 +303,54 @@ def _judge_acceptance(metric: Metric, comparison: Comparison, look: Look, say: S
     return verdict
 
 
-def _judge_speed(metric: Metric, comparison: Comparison, look: Look, say: Say) -> Verdict:
-    known, case = comparison.known, comparison.measurement.case
+def _judge_speed(metric: Metric, comparison: Comparison, look: Look, verdict: Verdict) -> Verdict:
+    known, ours = comparison.known, comparison.launch_values(metric)
     recorded = known.exact.launch_values(metric) if known.exact else ()
     other_card = comparison.other_card if metric.family is Family.POWER else ""
-    tolerance = metric.allowed_frac(case)
     if other_card:
-        tolerance = max(tolerance, _OTHER_CARD_FRAC)
-    say = functools.partial(say, expected=_geometric_mean(recorded))
+        wider = max(verdict.tolerance_frac or 0.0, _OTHER_CARD_FRAC)
+        verdict = dataclasses.replace(verdict, tolerance_frac=wider)
+    verdict = dataclasses.replace(verdict, expected=_geometric_mean(recorded))
     change = comparison.speed_change(metric)
     if change is None:  # a goodput of nothing has no logarithm, and is no doubt worse
-        always = max(comparison.launch_values(metric)) <= 0
-        return say(
+        always = max(ours) <= 0
+        return dataclasses.replace(
+            verdict,
             outcome=Outcome.REGRESSED if always else Outcome.INCONCLUSIVE,
             reason="" if always else "it is 0 in one launch, and isn't in another",
             change_frac=-1.0,
             low_frac=-1.0,
             high_frac=-1.0,
-            tolerance_frac=tolerance,
             p_worse=0.0,
         )
-    say = functools.partial(
-        say,
-        value=_geometric_mean(comparison.launch_values(metric)),
-        cause=_cause(metric, comparison, change),
-    )
-    verdict = _decide(metric, change, tolerance, look, say)
+    cause = _cause(metric, comparison, change)
+    verdict = dataclasses.replace(verdict, value=_geometric_mean(ours), cause=cause)
+    verdict = _decided(verdict, metric, change, look)
     if other_card and verdict.outcome is not Outcome.PASS:
         reason = f"{other_card}, and cards of one kind differ by {_OTHER_CARD_FRAC:.0%}"
         return dataclasses.replace(verdict, outcome=Outcome.NOT_COMPARABLE, reason=reason)
     if verdict.outcome is Outcome.INCONCLUSIVE:
-        launches = f"{verdict.launches} launch{'es' if verdict.launches > 1 else ''}"
         remedy, needed = _more_launches(metric, verdict, known, len(recorded))
-        against = f"{launches} against {len(recorded)}"
-        return _undecided(verdict, against, remedy, needed_launches=needed)
+        launches = f"{verdict.launches} launch{'es' if verdict.launches > 1 else ''}"
+        by_what = f"{launches} against {len(recorded)}"
+        return _undecided(verdict, by_what, remedy, needed_launches=needed)
     return verdict
 
 
-def _decide(metric: Metric, change: Change, tolerance: float, look: Look, say: Say) -> Verdict:
+def _decided(verdict: Verdict, metric: Metric, change: Change, look: Look) -> Verdict:
+    """The verdict with its change, by the whole interval."""
     to_frac = functools.partial(log_to_frac, metric) if metric.by_launch else float
     low, high = map(to_frac, change.bounds(look.value))
-    estimate = to_frac(change.estimate_frac)
-    decide = two_sided_outcome_of if metric.two_sided else outcome_of
-    return say(
-        outcome=decide(estimate, low, high, tolerance),
+    estimate, worse = to_frac(change.estimate_frac), change.p_worse
+    allowed = verdict.tolerance_frac or 0.0
+    return dataclasses.replace(
+        verdict,
+        outcome=outcome_of(estimate, low, high, allowed, two_sided=metric.two_sided),
         change_frac=estimate,
         low_frac=low,
         high_frac=high,
-        tolerance_frac=tolerance,
         mde_frac=-to_frac(-mde_frac(change, look)),
-        p_worse=2 * min(change.p_worse, 1 - change.p_worse) if metric.two_sided else change.p_worse,
+        p_worse=2 * min(worse, 1 - worse) if metric.two_sided else worse,
         two_sided=metric.two_sided,
     )
 
@@ -370,23 +359,14 @@ def _more_launches(
     metric: Metric, verdict: Verdict, known: CaseBaselines, recorded: int
 ) -> tuple[str, int]:
     """What would decide a speed, by how launches spread; in words and as launches of a run."""
-    tolerance, spread = verdict.tolerance_frac or 0.0, known.spreads[metric.name]
-
-    def mde(launches: int, against: int) -> float:
-        change = change_of_launches((1.0,) * launches, (1.0,) * against, spread, 1)
-        return -log_to_frac(metric, -mde_frac(change, Look.LAUNCH))
-
     for more in range(verdict.launches + 1, _MOST_LAUNCHES + 1):
-        if mde(more, recorded) <= tolerance:
-            return f"measure {more} launches, which detect {mde(more, recorded):.1%}", more
-    for more in range(recorded + 1, _MOST_LAUNCHES + 1):
-        if mde(more, more) <= tolerance:
-            record = record_command((verdict.case_id,), known.options)
-            anew = f"record it anew from {more} launches, and measure as many"
-            return f"{anew}\n  {record} --specreg-launches={more}", 0
-    most = mde(_MOST_LAUNCHES, _MOST_LAUNCHES)
-    advice = f"raise its tolerance in the matrix to {most:.1%}, or measure on a quieter machine"
-    return f"{_MOST_LAUNCHES} launches against as many would still be too few: {advice}", 0
+        spread = known.spreads[metric.name]
+        change = change_of_launches((1.0,) * more, (1.0,) * recorded, spread, 1)
+        mde = -log_to_frac(metric, -mde_frac(change, Look.LAUNCH))
+        if mde <= (verdict.tolerance_frac or 0.0):
+            return f"measure {more} launches, which detect {mde:.1%}", more
+    advice = "record it anew from more launches, raise its tolerance in the matrix, or measure on"
+    return f"{_MOST_LAUNCHES} launches would still be too few: {advice} a quieter machine", 0
 
 
 def _undecided(verdict: Verdict, by_what: str, remedy: str, *, needed_launches: int) -> Verdict:

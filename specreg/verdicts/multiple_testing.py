@@ -49,40 +49,37 @@ def hold_together(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
     Args:
         verdicts: of the whole run.
     """
-    refused = {
-        place: count
-        for by_launch in (False, True)
-        for place, count in _refused([v for v in verdicts if _by_launch(v) == by_launch]).items()
-    }
+    refused: dict[tuple[str, str], int] = {}
+    for by_launch in (False, True):
+        refused |= _refused([one for one in verdicts if _by_launch(one) == by_launch])
     return tuple(
-        _refuse(verdict, refused[_place(verdict)])
+        dataclasses.replace(
+            verdict,
+            outcome=Outcome.INCONCLUSIVE,
+            reason=f"worse on a fresh launch too, but it is one of {refused[_place(verdict)]}"
+            " figures, and among so many chance makes one look that much worse; run it again, or"
+            " raise prompts or launches",
+        )
         if verdict.outcome is Outcome.REGRESSED and _place(verdict) in refused
         else verdict
         for verdict in verdicts
     )
 
 
-def _refused(family: Sequence[Verdict]) -> Mapping[tuple[str, str], int]:
+def _refused(family: Sequence[Verdict]) -> dict[tuple[str, str], int]:
     """Whose loss doesn't stand among all of a family, with the size of the family."""
-    size = len({_place(verdict) for verdict in family if verdict.p_worse is not None})
+    judged = [verdict for verdict in family if verdict.p_worse is not None]
+    size = len({_place(verdict) for verdict in judged})
     chances: dict[tuple[str, str], float] = {}
-    for verdict in family:
-        if verdict.outcome is Outcome.REGRESSED and verdict.p_worse is not None:
+    for verdict in judged:
+        if verdict.outcome is Outcome.REGRESSED:
             place = _place(verdict)
-            chances[place] = max(verdict.p_worse, chances.get(place, 0.0))
+            chances[place] = max(verdict.p_worse or 0.0, chances.get(place, 0.0))
     order = sorted(chances, key=chances.__getitem__)
     for rank, place in enumerate(order):
         if chances[place] > LEVEL / (size - rank):
             return dict.fromkeys(order[rank:], size)
     return {}
-
-
-def _refuse(verdict: Verdict, size: int) -> Verdict:
-    reason = (
-        f"worse on a fresh launch too, but it is one of {size} figures, and among so many chance"
-        " makes one look that much worse; run it again, or raise prompts or launches"
-    )
-    return dataclasses.replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=reason)
 
 
 def _place(verdict: Verdict) -> tuple[str, str]:
@@ -126,7 +123,11 @@ def _moved_alike(verdicts: Sequence[Verdict]) -> Mapping[str, str]:
     found = {}
     for name in dict.fromkeys(v.metric for v in verdicts if _of_machine(v)):
         judged = [v for v in verdicts if v.metric == name and v.change_frac is not None]
-        lost = [v for v in judged if v.outcome is Outcome.REGRESSED or _is_blamed(v)]
+        lost = [
+            v
+            for v in judged
+            if v.outcome is Outcome.REGRESSED or v.reason.startswith(_MACHINE_MOVED)
+        ]
         # What shall stay as it is may have moved either way; alike is one of them.
         up = [v for v in lost if (v.change_frac or 0) > 0]
         worse = max(up, [v for v in lost if v not in up], key=len)
@@ -135,21 +136,14 @@ def _moved_alike(verdicts: Sequence[Verdict]) -> Mapping[str, str]:
     return found
 
 
-def _is_blamed(verdict: Verdict) -> bool:
-    return verdict.reason.startswith(_MACHINE_MOVED)
-
-
 def _blamed(verdict: Verdict, alike: str, comparison: Comparison | None) -> Verdict:
     change = comparison.control_change(METRICS[verdict.metric]) if comparison else None
-    why = (
-        alike
-        if comparison is None or change is None
-        else _control_moved(comparison, verdict, change)
-    )
-    if not why:
+    if comparison is not None and change is not None:
+        alike = _control_moved(comparison, verdict, change)
+    if not alike:
         return verdict
     reason = (
-        f"{_MACHINE_MOVED}: {why}, so it isn't this case's doing; quieten the machine and run"
+        f"{_MACHINE_MOVED}: {alike}, so it isn't this case's doing; quieten the machine and run"
         " again, or compare two engines side by side"
     )
     return dataclasses.replace(verdict, outcome=Outcome.INVALID, reason=reason)
@@ -159,11 +153,10 @@ def _control_moved(comparison: Comparison, verdict: Verdict, change: Change) -> 
     """In words, that the server beside it became worse than tolerated too; empty if it didn't."""
     metric = METRICS[verdict.metric]
     allowed_frac = metric.allowed_frac(comparison.measurement.case)
-    moved, worst = log_to_frac(metric, change.estimate_frac), change.bounds(Look.LAUNCH.value)[1]
+    moved, (low, high) = log_to_frac(metric, change.estimate_frac), change.bounds(Look.LAUNCH.value)
     if metric.two_sided and (verdict.change_frac or 0) > 0:  # more is what both became
-        moved, worst = -moved, -change.bounds(Look.LAUNCH.value)[0]
-    if worst >= 0 or moved >= -allowed_frac:
+        moved, high = -moved, -low
+    if high >= 0 or moved >= -allowed_frac:
         return ""
-    if metric.two_sided:
-        return f"the server without speculation beside it changed by {-moved:.1%} alike"
-    return f"the server without speculation beside it became {-moved:.1%} worse too"
+    words = "changed by {:.1%} alike" if metric.two_sided else "became {:.1%} worse too"
+    return f"the server without speculation beside it {words.format(-moved)}"

@@ -32,8 +32,9 @@ from specreg.baselines.schema import (
     StoredAcceptance,
     stored_acceptance,
 )
+from specreg.baselines.store import settings_of
 from specreg.matrix.case import Case, ServerSpec
-from specreg.matrix.schema import CaseSettings, Load
+from specreg.matrix.schema import Load
 from specreg.measurement.measure import Measurement, all_prompts, values_of
 from specreg.measurement.metrics import METRICS, Direction, Metric, Replay
 from specreg.stats.alpha_spending import PARTS, Look
@@ -58,16 +59,15 @@ _THROUGHPUT = METRICS["throughput_tokens_per_s"]
 _SPEEDS = {_THROUGHPUT.name: 1000.0, "ttft_p50_ms": 40.0, "tpot_p50_ms": 8.0}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Plant:
     """A change that is planted in every case, and what must come of it.
 
     Attributes:
         acceptance_frac, speed_frac: by how much AL - 1 and throughput fall, 0..1.
         metric: whose verdict counts; tolerance_frac: its tolerance.
-        most_passed_frac, most_undecided_frac, most_regressed_frac, least_regressed_frac: shares of
-            the verdicts.
-        most_used_frac: prompts measured, as a share of the case's.
+        most_used_frac: prompts measured, as a share of the case's; the others are shares of the
+            verdicts.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Plant:
 
 
 NOTHING = Plant(
-    name="nothing",
+    "nothing",
     most_passed_frac=1.0,
     most_undecided_frac=0.01,
     most_regressed_frac=0.001,
@@ -92,31 +92,23 @@ NOTHING = Plant(
 _SLOWER = functools.partial(Plant, metric=_THROUGHPUT)
 PLANTS = (
     NOTHING,
-    Plant(name="AL - 1: -5 % (AL: -3 %)", acceptance_frac=0.05),
-    Plant(name="AL - 1: -7.5 %", acceptance_frac=0.075, least_regressed_frac=0.95),
-    Plant(name="AL - 1: -8.1 % (AL: -5 %)", acceptance_frac=0.081, least_regressed_frac=0.95),
-    Plant(
-        name="AL - 1: -15 %",
-        acceptance_frac=0.15,
-        least_regressed_frac=0.95,
-        most_used_frac=0.5,
-    ),
-    _SLOWER(name="speed: -3 %, at a tolerance of 3 %", speed_frac=0.03, tolerance_frac=0.03),
-    _SLOWER(name="speed: -5 %", speed_frac=0.05),
-    _SLOWER(name="speed: -10 %", speed_frac=0.1, least_regressed_frac=0.95),
+    Plant("AL - 1: -5 % (AL: -3 %)", acceptance_frac=0.05),
+    Plant("AL - 1: -7.5 %", acceptance_frac=0.075, least_regressed_frac=0.95),
+    Plant("AL - 1: -8.1 % (AL: -5 %)", acceptance_frac=0.081, least_regressed_frac=0.95),
+    Plant("AL - 1: -15 %", acceptance_frac=0.15, least_regressed_frac=0.95, most_used_frac=0.5),
+    _SLOWER("speed: -3 %, at a tolerance of 3 %", speed_frac=0.03, tolerance_frac=0.03),
+    _SLOWER("speed: -5 %", speed_frac=0.05),
+    _SLOWER("speed: -10 %", speed_frac=0.1, least_regressed_frac=0.95),
 )
 """What must come of it, at a tolerance of 5 % unless it says otherwise."""
 
 
 def run_selftest(nights: int, trials: int = 300) -> tuple[str, bool]:
-    """Plants changes and simulates identical nights.
+    """The table of what is caught of planted changes, and whether the error rates are kept.
 
     Args:
         nights: identical nights of 72 cases of 80 prompts; a quarter as many of 20 prompts.
         trials: cases for each planted change.
-
-    Returns:
-        The table of what was caught, and whether the error rates are kept.
     """
     lines = [f"{'planted':36}{'PASS':>7}{'INCONCLUSIVE':>14}{'REGRESSED':>11}{'prompts':>9}"]
     kept = True
@@ -161,14 +153,11 @@ def most_by_chance(trials: int, frac: float) -> int:
     """How many of some trials chance takes, but once in a thousand times, at a rate of `frac`."""
     if frac in {0.0, 1.0}:
         return round(frac * trials)
-    tail, most = 1.0, -1
-    while tail > _ONCE_IN_A_THOUSAND and most < trials:
-        most += 1
-        # By logarithms: the ways to choose so many of thousands are beyond a float.
-        ways = math.lgamma(trials + 1) - math.lgamma(most + 1) - math.lgamma(trials - most + 1)
-        chance = most * math.log(frac) + (trials - most) * math.log1p(-frac)
-        tail -= math.exp(ways + chance)
-    return most
+    hits = np.arange(trials + 1)
+    # By logarithms: the ways to choose so many of thousands are beyond a float.
+    ways = np.concatenate(([0.0], np.cumsum(np.log((trials + 1 - hits[1:]) / hits[1:]))))
+    chances = np.exp(ways + hits * math.log(frac) + (trials - hits) * math.log1p(-frac))
+    return int(np.searchsorted(np.cumsum(chances), 1 - _ONCE_IN_A_THOUSAND))
 
 
 def _counts(outcomes: Mapping[Outcome, int]) -> tuple[int, int, int]:
@@ -285,16 +274,11 @@ class World:
                 look, taken = now, so_far
                 break
         replay = Replay(rounds=(), control_rounds=(), acceptance=_record(taken))
+        values = values_of(case, replay)
         measurement = Measurement(
-            case=case,
-            engine_version="",
-            target="",
-            draft=None,
-            replay=replay,
-            values=values_of(case, replay),
-            look=look,
+            case=case, engine_version="", target="", draft=None, replay=replay, values=values
         )
-        return self.again(measurement, plant)
+        return self.again(dataclasses.replace(measurement, look=look), plant)
 
     def again(self, first: Measurement, plant: Plant) -> Measurement:
         """A fresh launch: other speeds, and the same text, as greedy answers have."""
@@ -308,15 +292,16 @@ class World:
         for rate in RATES:
             alive = self._random.binomial(alive, accepted_frac(rate, hardness, shift))
             columns.append(alive.tolist())
-        return _record(
+        prompts = [
             PromptAcceptance(
                 prompt_id=f"prompt-{number}",
                 category="",
-                counts=_step_counts(positions, prompts=1),
-                completion_tokens=1 + STEPS + sum(positions),
+                counts=_step_counts(row, prompts=1),
+                completion_tokens=1 + STEPS + sum(row),
             )
-            for number, positions in enumerate(zip(*columns, strict=True))
-        )
+            for number, row in enumerate(zip(*columns, strict=True))
+        ]
+        return _record(prompts)
 
     def _speeds(self, speed: float) -> dict[str, float]:
         """The speeds of a launch that is so many times as fast as usual."""
@@ -328,23 +313,23 @@ class World:
         }
 
 
-def _record(prompts: Iterable[PromptAcceptance]) -> AcceptanceRecord:
-    prompts = tuple(prompts)
+def _record(prompts: Sequence[PromptAcceptance]) -> AcceptanceRecord:
     columns = zip(*(prompt.counts.position_counts for prompt in prompts), strict=True)
     return AcceptanceRecord(
         source=Source.VLLM_REQUEST,
         view=View.VERIFIER,
         weighting=Weighting.STEP,
-        total=_step_counts(tuple(sum(column) for column in columns), prompts=len(prompts)),
-        prompts=prompts,
+        total=_step_counts(tuple(map(sum, columns)), prompts=len(prompts)),
+        prompts=tuple(prompts),
     )
 
 
 def _step_counts(positions: tuple[int, ...], *, prompts: int) -> StepCounts:
+    steps = prompts * STEPS
     return StepCounts(
-        steps=prompts * STEPS,
+        steps=steps,
         accepted=sum(positions),
-        proposed=prompts * STEPS * len(RATES),
+        proposed=steps * len(RATES),
         position_counts=positions,
     )
 
@@ -374,32 +359,39 @@ def shift_of(loss_frac: float) -> float:
 
 def _metrics_of(case: Case) -> tuple[Metric, ...]:
     """What a simulated case can be judged by."""
-    return tuple(
-        metric
-        for metric in METRICS.values()
-        if metric.applies_to(case) and (not metric.by_launch or metric.name in _SPEEDS)
-    )
+    found = (metric for metric in METRICS.values() if metric.applies_to(case))
+    return tuple(metric for metric in found if not metric.by_launch or metric.name in _SPEEDS)
 
 
 def simulated_case(
     number: int, *, prompts: int = PROMPTS, tolerances: tuple[tuple[str, float], ...] = ()
 ) -> Case:
     """One of the cases, which differ in nothing but their names."""
-    server = dataclasses.replace(_SERVER, models=str(number))
     return Case(
-        server=server,
+        server=ServerSpec(
+            engine="vllm",
+            method="eagle3",
+            models=str(number),
+            target="simulated",
+            draft="",
+            padding_layers=0,
+            draft_tokens=len(RATES),
+            dtype="auto",
+            max_model_len_tokens=1024,
+            max_sequences=8,
+            gpu_memory_frac=0.4,
+        ),
         control=None,
         dataset="simulated",
         prompts=prompts,
         load=Load(concurrency=4),
-        rounds=4,
         output_cap_tokens=256,
-        temperature=0.0,
         tolerances=tolerances,
     )
 
 
 _ENVIRONMENT = Environment(kind="gpu", gpus=("simulated",), gpu_memory_gb=80)
+_SETTINGS = settings_of(simulated_case(0), "simulated", ())
 _PROVENANCE = Provenance(
     engine_version="",
     draft_sha256="",
@@ -407,33 +399,4 @@ _PROVENANCE = Provenance(
     commit="",
     recorded_on="",
     reason="simulated",
-)
-_SERVER = ServerSpec(
-    engine="vllm",
-    method="eagle3",
-    models="0",
-    target="",
-    draft="",
-    padding_layers=0,
-    draft_tokens=len(RATES),
-    dtype="auto",
-    max_model_len_tokens=1024,
-    max_sequences=8,
-    gpu_memory_frac=0.4,
-)
-_SETTINGS = CaseSettings(
-    engine="vllm",
-    method="eagle3",
-    draft_tokens=len(RATES),
-    target_sha256="",
-    target="",
-    prompts_sha256="",
-    output_cap_tokens=256,
-    temperature=0.0,
-    concurrency=4,
-    dtype="auto",
-    max_model_len_tokens=1024,
-    max_sequences=8,
-    engine_args=(),
-    engine_env=(),
 )

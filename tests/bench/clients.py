@@ -1,4 +1,4 @@
-"""The clients that are compared: specreg's, and two that a reasonable person writes.
+"""The clients that are compared: specreg's, and one that a reasonable person writes.
 
 `python -m tests.bench.clients NAME PORT STREAMS RAMP_S REQUESTS` sends REQUESTS from STREAMS
 slots that begin over RAMP_S, and prints JSON: for each request when it was sent and its first and
@@ -10,11 +10,10 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import aiohttp
-import httpx
 import msgspec
 import psutil
 import uvloop
@@ -22,8 +21,6 @@ import uvloop
 from specreg.datasets.prompts import Prompt
 from specreg.engines.wire_format import Endpoint
 from specreg.load.client_processes import open_clients
-from specreg.load.rounds import Round
-from specreg.matrix.case import Case
 from specreg.matrix.schema import Load
 from specreg.matrix.tier import load_tier
 
@@ -48,18 +45,9 @@ class Ran(msgspec.Struct):
     grown_bytes: int
 
 
-class Slots(msgspec.Struct, frozen=True):
-    """How many requests are in flight, and over how long they begin, one after another."""
-
-    streams: int
-    ramp_s: float = 0.0
-
-    async def wait(self, slot: int) -> None:
-        """Returns when a slot may begin."""
-        await asyncio.sleep(self.ramp_s * slot / self.streams)
-
-
-Client = Callable[[str, Slots, Iterator[int]], Awaitable[list[Seen]]]
+Client = Callable[[str, int, float, Sequence[int]], Awaitable[list[Seen]]]
+"""A server's URL, how many requests are in flight, over how many seconds these begin one after
+another, and the numbers to ask in."""
 
 
 def _body(number: int) -> dict[str, object]:
@@ -67,33 +55,16 @@ def _body(number: int) -> dict[str, object]:
     return {"model": "toy", "messages": said, "stream": True, "max_tokens": 1000}
 
 
-async def ask_plain_httpx(base_url: str, slots: Slots, numbers: Iterator[int]) -> list[Seen]:
-    """Httpx with its own transport, line by line, with the standard library's JSON."""
-    seen: list[Seen] = []
-
-    async def keep_asking(client: httpx.AsyncClient, slot: int) -> None:
-        await slots.wait(slot)
-        for number in numbers:
-            one = Seen(number, time.monotonic_ns(), 0, 0, 0)
-            url = f"{base_url}/v1/chat/completions"
-            async with client.stream("POST", url, json=_body(number)) as response:
-                async for line in response.aiter_lines():
-                    _take(one, line.removeprefix("data: "))
-            seen.append(one)
-
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(timeout=60, limits=limits, trust_env=False) as client:
-        await asyncio.gather(*(keep_asking(client, slot) for slot in range(slots.streams)))
-    return seen
-
-
-async def ask_plain_aiohttp(base_url: str, slots: Slots, numbers: Iterator[int]) -> list[Seen]:
+async def ask_plain_aiohttp(
+    base_url: str, streams: int, ramp_s: float, numbers: Sequence[int]
+) -> list[Seen]:
     """Aiohttp, line by line, with the standard library's JSON."""
     seen: list[Seen] = []
+    left = iter(numbers)
 
     async def keep_asking(client: aiohttp.ClientSession, slot: int) -> None:
-        await slots.wait(slot)
-        for number in numbers:
+        await asyncio.sleep(ramp_s * slot / streams)
+        for number in left:
             one = Seen(number, time.monotonic_ns(), 0, 0, 0)
             url = f"{base_url}/v1/chat/completions"
             async with client.post(url, json=_body(number)) as response:
@@ -103,7 +74,7 @@ async def ask_plain_aiohttp(base_url: str, slots: Slots, numbers: Iterator[int])
 
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as client:
-        await asyncio.gather(*(keep_asking(client, slot) for slot in range(slots.streams)))
+        await asyncio.gather(*(keep_asking(client, slot) for slot in range(streams)))
     return seen
 
 
@@ -117,9 +88,18 @@ def _take(one: Seen, line: str) -> None:
         one.chunks += 1
 
 
-async def ask_specreg(base_url: str, slots: Slots, numbers: Iterator[int]) -> list[Seen]:
-    """What the suite measures with, in one process."""
-    done = await _replay(base_url, slots, numbers)
+async def ask_specreg(
+    base_url: str, streams: int, ramp_s: float, numbers: Sequence[int]
+) -> list[Seen]:
+    """What the suite measures with."""
+    tier = load_tier(ROOT / "fixtures/matrix", "cpu")
+    case = dataclasses.replace(tier.cases[0], load=Load(concurrency=streams, ramp_up_s=ramp_s))
+    endpoint = Endpoint(base_url=base_url, model="toy", engine="vllm")
+    prompts = [
+        Prompt(id=str(number), category="bench", turns=(f"number {number} ",)) for number in numbers
+    ]
+    async with open_clients(case, endpoint, clock=time.monotonic_ns) as clients:
+        done = await clients.replay(prompts)
     return [
         Seen(
             int(trace.prompt_id),
@@ -132,21 +112,8 @@ async def ask_specreg(base_url: str, slots: Slots, numbers: Iterator[int]) -> li
     ]
 
 
-async def _replay(base_url: str, slots: Slots, numbers: Iterator[int]) -> Round:
-    tier = load_tier(ROOT / "fixtures/matrix", "cpu")
-    load = Load(concurrency=slots.streams, ramp_up_s=slots.ramp_s)
-    case: Case = dataclasses.replace(tier.cases[0], load=load)
-    endpoint = Endpoint(base_url=base_url, model="toy", engine="vllm")
-    prompts = [
-        Prompt(id=str(number), category="bench", turns=(f"number {number} ",)) for number in numbers
-    ]
-    async with open_clients(case, endpoint, clock=time.monotonic_ns) as crew:
-        return await crew.replay(prompts)
-
-
 CLIENTS: dict[str, tuple[Client, bool]] = {
     "specreg": (ask_specreg, True),
-    "plain httpx": (ask_plain_httpx, False),
     "plain aiohttp": (ask_plain_aiohttp, False),
 }
 """By name: the client, and whether it runs on uvloop."""
@@ -160,10 +127,9 @@ def main(name: str, port: str, streams: str, ramp_s: str, requests: str) -> None
 
     async def measure() -> Ran:
         process = psutil.Process()
-        await client(base_url, Slots(1), iter([-1]))  # what is imported and made on first use
+        await client(base_url, 1, 0.0, [-1])  # what is imported and made on first use
         before_bytes, before_s = process.memory_info().rss, time.process_time()
-        slots = Slots(int(streams), float(ramp_s))
-        seen = await client(base_url, slots, iter(range(int(requests))))
+        seen = await client(base_url, int(streams), float(ramp_s), range(int(requests)))
         spent_s = time.process_time() - before_s
         return Ran(seen, spent_s, process.memory_info().rss - before_bytes)
 

@@ -7,8 +7,9 @@ around what was planted.
 import math
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,6 @@ from specreg.compare.judging import (
     Decision,
     Rules,
     SideLaunch,
-    causes_of,
     decide,
     is_settled,
     judge_pair,
@@ -52,6 +52,8 @@ class Planted:
 
 
 NOTHING = Planted()
+SLOW: Mapping[str, Any] = {"planted": Planted(step_frac=0.05)}
+MOVING: Mapping[str, Any] = {"machine_spread_frac": 0.1}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -161,67 +163,49 @@ def simulated_decision(world: World, *, together: bool = False) -> Decision:
     return decide(groups, done, rules)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """Gates of one kind; `world`: what `World` has otherwise."""
-
-    said: str
-    gates: int = 100
-    world: dict[str, object] = field(default_factory=dict)
-    together: bool = False
-
-
-ROWS = (
-    Row(said="nothing", gates=300),
-    Row(said="nothing, no answer repeats", world={"repeating_frac": 0.0}),
-    Row(said="nothing, the machine slows by 0.3 % a launch", world={"drift_frac": 0.003}),
-    Row(said="nothing, launches differ by 4 %", world={"launch_spread_frac": 0.04}),
-    Row(
-        said="nothing, side by side, the machine moves by 10 %",
-        gates=300,
-        world={"machine_spread_frac": 0.1},
-        together=True,
+ROWS: Sequence[tuple[str, int, Mapping[str, Any], bool]] = (
+    ("nothing", 300, {}, False),
+    ("nothing, no answer repeats", 100, {"repeating_frac": 0.0}, False),
+    ("nothing, the machine slows by 0.3 % a launch", 100, {"drift_frac": 0.003}, False),
+    ("nothing, launches differ by 4 %", 100, {"launch_spread_frac": 0.04}, False),
+    ("nothing, side by side, the machine moves by 10 %", 300, MOVING, True),
+    ("nothing, the same in turn", 100, MOVING, False),
+    (
+        "a step that takes 5 % more, side by side, the machine moves by 10 %",
+        100,
+        {**SLOW, **MOVING},
+        True,
     ),
-    Row(said="nothing, the same in turn", world={"machine_spread_frac": 0.1}),
-    Row(
-        said="a step that takes 5 % more, side by side, the machine moves by 10 %",
-        world={"planted": Planted(step_frac=0.05), "machine_spread_frac": 0.1},
-        together=True,
+    ("a step that takes 5 % more", 100, SLOW, False),
+    (
+        "a step that takes 3 %, the tolerance, more",
+        100,
+        {"planted": Planted(step_frac=0.03)},
+        False,
     ),
-    Row(said="a step that takes 5 % more", world={"planted": Planted(step_frac=0.05)}),
-    Row(
-        said="a step that takes 3 % more, which is the tolerance",
-        world={"planted": Planted(step_frac=0.03)},
-    ),
-    Row(said="3 % of AL - 1", world={"planted": Planted(acceptance_frac=0.03)}),
-    Row(said="a prefill that takes 10 % more", world={"planted": Planted(prefill_frac=0.1)}),
-    Row(said="nothing, but the control's launches are 10 % slower", world={"moved_frac": 0.1}),
+    ("3 % of AL - 1", 100, {"planted": Planted(acceptance_frac=0.03)}, False),
+    ("a prefill that takes 10 % more", 100, {"planted": Planted(prefill_frac=0.1)}, False),
+    ("nothing, but the control's launches are 10 % slower", 100, {"moved_frac": 0.1}, False),
 )
+"""What is planted, in how many gates, what `World` has otherwise, and whether both sides are up."""
 
 
 def main() -> None:
     """Prints a row as soon as its gates are simulated."""
-    for row in ROWS:
-        answers, outcomes, causes = Counter[str](), Counter[str](), Counter[str]()
+    for said, gates, changes, together in ROWS:
+        answers, outcomes = Counter[str](), Counter[str]()
         launches = 0
-        for seed in range(row.gates):
-            world = World(random=np.random.default_rng(seed), **row.world)  # type: ignore[arg-type]
-            found = simulated_decision(world, together=row.together)
+        for seed in range(gates):
+            world = World(random=np.random.default_rng(seed), **changes)
+            found = simulated_decision(world, together=together)
             answers[found.answer] += 1
             outcomes.update(one.outcome for one in found.verdicts)
             launches += max(one.launches for one in found.verdicts)
-            by_case = {one.case_id: [] for one in found.verdicts}  # type: ignore[var-annotated]
-            for one in found.verdicts:
-                by_case[one.case_id].append(one)
-            causes.update(causes_of(ones) or "none" for ones in by_case.values())
-        columns = (
-            row.said,
-            str(row.gates),
-            ", ".join(f"{count} {word}" for word, count in answers.most_common()),
-            ", ".join(f"{count} {word}" for word, count in outcomes.most_common()),
-            ", ".join(f"{count} {word}" for word, count in causes.most_common()),
-            f"{launches / row.gates:.1f}",
+        counted = (
+            ", ".join(f"{count} {word}" for word, count in words.most_common())
+            for words in (answers, outcomes)
         )
+        columns = (said, str(gates), *counted, f"{launches / gates:.1f}")
         sys.stdout.write(f"| {' | '.join(columns)} |\n")
         sys.stdout.flush()
 

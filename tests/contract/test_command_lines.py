@@ -43,7 +43,7 @@ def launches(engine: str, version: str) -> Mapping[str, LaunchOptions]:
         name: dataclasses.replace(
             plain,
             speculation=spelling.render(
-                "/models/draft", 3, TREE if METHODS[name].drafts_trees else None, version
+                "/models/draft", 3, TREE if METHODS[name].drafts_trees else None
             ),
         )
         for name, spelling in engine_named(engine).methods.items()

@@ -11,14 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from specreg.datasets.formats import FORMATS
+from specreg.datasets.formats import load_prompt_file
 from specreg.datasets.table import SETS
 from specreg.report.document import RunVerdict, load_verdict
 from tests.unit import builders
 
 TOY = builders.ROOT / "fixtures/prompts/toy.jsonl"
 RANDOM = "random-64"
-TEXTS = tuple({one.dataset: one.name for one in reversed(list(SETS.values())) if one.form}.values())
+TEXTS = tuple(
+    {one.dataset: one.name for one in reversed(list(SETS.values())) if one.licence}.values()
+)
 TABLE = """
 [[cases]]
 engine = "vllm"
@@ -59,11 +61,11 @@ def verdict(tmp_path_factory: pytest.TempPathFactory) -> RunVerdict:
             text=True,
         )
 
-    toy = FORMATS["specreg"].load(TOY)[0]
+    toy = load_prompt_file(TOY)
     for name in TEXTS:
         given = str(folder / f"{name}.jsonl")
-        builders.write_lines(Path(given), builders.rows_in(SETS[name].form, toy))
-        done = run("specreg", "prepare", name, "--from", given, "--part")
+        builders.write_lines(Path(given), builders.rows_in(name, toy))
+        done = run("specreg", "prepare", name, "--from", given)
         assert done.returncode == 0, done.stderr
     cases = [TABLE.format(dataset=name, form="chat") for name in ("toy", *TEXTS)]
     cases.append(TABLE.format(dataset=RANDOM, form="completions"))

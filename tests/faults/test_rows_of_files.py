@@ -13,13 +13,11 @@ from pathlib import Path
 import pytest
 
 from specreg.baselines.schema import record_baseline
-from specreg.compare.soak import Block, record_block
 from specreg.core.errors import ServerDiedError, SpecregError
 from specreg.core.files import replace_file
 from specreg.core.logs import KEPT_BYTES
 from specreg.engines.engine import Engine
 from specreg.engines.registry import ENGINES
-from specreg.measurement.figures import figures_of, record_figures
 from specreg.report.document import began_at, load_report, record_document
 from specreg.verdicts.history import record_history
 from tests.doubles.vllm.script import Fault, Script
@@ -57,14 +55,11 @@ def disk_full_at(size_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-FIGURES = figures_of(builders.measurement({}), 1)
 WRITERS: dict[str, Callable[[Path], object]] = {
     "verdict": lambda path: record_document(path, reports.REPORT.run),
     "report": lambda path: record_document(path, reports.REPORT),
-    "figures": lambda path: record_figures(path, FIGURES),
     "baseline": lambda path: record_baseline(path, builders.baseline({"tpot_p50_ms": 1.0})),
     "history": lambda path: record_history(path, [reports.past_run(1, tpot_p50_ms=1.0)]),
-    "soak": lambda path: record_block(path, Block(number=1, at_s=0.0, lasted_s=1.0, requests=9)),
 }
 
 
@@ -73,12 +68,9 @@ def test_row_13_a_full_disk_leaves_the_old_file(tmp_path: Path, what: str) -> No
     path = tmp_path / "folder" / "file"
     WRITERS[what](path)
     before = path.read_bytes()
-    appends = what in {"history", "soak"}
     with (
-        disk_full_at(len(before) + 50 if appends else 50),
-        contextlib.nullcontext()
-        if what == "figures"
-        else pytest.raises(SpecregError, match="File too large; make room or mend its rights"),
+        disk_full_at(len(before) + 50 if what == "history" else 50),
+        pytest.raises(SpecregError, match="File too large; make room or mend its rights"),
     ):
         WRITERS[what](path)
     assert path.read_bytes() == before
@@ -154,7 +146,8 @@ def test_row_17_no_secret_is_in_the_words_of_a_server_that_fails(run: Hurt) -> N
     assert run.left() == []
 
 
-def test_row_17_a_resumed_run_knows_its_cases_by_what_they_hide(run: Hurt) -> None:
+def test_row_15_a_killed_run_is_gone_on_with(run: Hurt) -> None:
+    """Row 17 too: it knows its cases by what they hide."""
     run.variables, run.engine_args = dict(PLANTED), ARGUMENTS
     with run.start() as pytest_run:
         wait_until(run.is_measuring(CASES[1]))
@@ -162,6 +155,7 @@ def test_row_17_a_resumed_run_knows_its_cases_by_what_they_hide(run: Hurt) -> No
         wait_until(lambda: run.left() == [])
     done = run.run("--specreg-resume")
     assert f"taken over from the run that was cut off: {CASES[0]}\n" in done.stdout
+    assert [run.attempts(case) for case in CASES] == [1, 2, 1]
     assert leaks(run.folder, done.stdout) == []
     assert run.left() == []
 

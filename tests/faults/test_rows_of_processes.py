@@ -87,34 +87,13 @@ def run(tmp_path: Path) -> Hurt:
 @pytest.mark.parametrize(
     ("said", "status", "failure", "hint"),
     [
-        (
-            "torch.OutOfMemoryError: CUDA out of memory.",
-            1,
-            "out of memory",
-            "lower gpu_memory_frac",
-        ),
-        (
-            "api_server.py: error: unrecognized arguments: --spec",
-            2,
-            "unknown or refused argument",
-            "look at engine_args",
-        ),
+        ("CUDA out of memory.", 1, "out of memory", "lower gpu_memory_frac"),
+        ("error: unrecognized arguments: --spec", 2, "unknown or refused argument", "engine_args"),
         ("GatedRepoError: 401 Client Error", 1, "model can't be fetched", "HF_TOKEN"),
-        (
-            "RepositoryNotFoundError: 404 Client Error",
-            1,
-            "model can't be fetched",
-            "check the model's name",
-        ),
-        (
-            "ValueError: Invalid repository ID or local directory specified: 'org/model'.",
-            1,
-            "model can't be fetched",
-            "the network",
-        ),
+        ("RepositoryNotFoundError: 404", 1, "model can't be fetched", "check the model's name"),
         ("INFO done", 0, "unknown cause", "read the log"),
     ],
-    ids=["out-of-memory", "bad-flag", "gated", "missing", "no-network", "status-0"],
+    ids=["out-of-memory", "bad-flag", "gated", "missing", "status-0"],
 )
 @pytest.mark.usefixtures("empty_afterwards")
 def test_row_01_a_server_that_exits_at_start(
@@ -159,23 +138,6 @@ def test_row_03_a_server_that_hangs_in_the_run(run: Hurt) -> None:
     assert run.finished(CASES[0], attempt=0) >= finished
     outcomes = {one.case_id: (one.outcome, one.reason) for one in run.verdict().verdicts}
     assert outcomes[CASES[0]][0] == "INVALID", output
-    assert outcomes[CASES[0]][1].startswith("HUNG: no token came for 60 s"), output
-    assert [outcomes[case][0] for case in CASES[1:]] == ["NO_BASELINE", "NO_BASELINE"], output
-    assert len(run.logs()) == 2
-    assert run.left() == []
-
-
-def test_row_03_a_server_that_hangs_while_its_requests_have_little_time(run: Hurt) -> None:
-    """The round is over before a minute is; the server is then asked for one token more."""
-    run.settings = "request_timeout_s = 5.0"
-    with run.start() as pytest_run:
-        wait_until(run.is_measuring())
-        server = run.server()
-        server.send_signal(signal.SIGSTOP)
-        took_s = wait_until(lambda: not lives(server))
-        output, _ = pytest_run.communicate(timeout=120)
-    assert took_s < 4 * 5 + 60 + 10  # a round's requests first, and row 5's time to be gone
-    outcomes = {one.case_id: (one.outcome, one.reason) for one in run.verdict().verdicts}
     assert outcomes[CASES[0]][1].startswith("HUNG: no token came for 60 s"), output
     assert [outcomes[case][0] for case in CASES[1:]] == ["NO_BASELINE", "NO_BASELINE"], output
     assert len(run.logs()) == 2
@@ -409,17 +371,6 @@ def test_row_14_two_runs_at_once_without_a_gpu(run: Hurt) -> None:
     assert run.left() == other.left() == []
 
 
-def test_row_15_a_killed_run_is_gone_on_with(run: Hurt) -> None:
-    with run.start() as pytest_run:
-        wait_until(run.is_measuring(CASES[1]))
-        pytest_run.kill()
-        wait_until(lambda: run.left() == [])
-    done = run.run("--specreg-resume")
-    assert f"taken over from the run that was cut off: {CASES[0]}\n" in done.stdout
-    assert [run.attempts(case) for case in CASES] == [1, 2, 1]
-    assert run.left() == []
-
-
 def test_row_15_a_run_that_still_goes_on_is_left_alone(run: Hurt) -> None:
     with run.start() as pytest_run:
         wait_until(run.is_measuring(CASES[1]))
@@ -437,7 +388,7 @@ def test_row_15_a_run_that_still_goes_on_is_left_alone(run: Hurt) -> None:
         output, _ = pytest_run.communicate(timeout=120)
     assert refused.returncode == pytest.ExitCode.USAGE_ERROR, refused.stdout
     (folder,) = run.runs.iterdir()
-    said = f"--specreg-resume: the last run, '{folder}', still goes on; wait until it has ended"
+    said = f"'{folder}': still goes on; wait until it has ended"
     assert said in refused.stderr
     assert {one.case_id for one in run.verdict().verdicts} == set(CASES), output
     assert [run.attempts(case) for case in CASES] == [1, 1, 1]

@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import threading
-import time
 from pathlib import Path
 
 import msgspec
@@ -249,19 +248,6 @@ def test_row_23_ctrl_c_keeps_what_was_soaked(soak: Hurt) -> None:
     assert "acceptance_length_tokens" in rows_of(output)
     assert f"{blocks_in(path)} blocks; a change is that of an hour: {path}" in output
     assert soak.left() == []
-
-
-def test_row_07_ctrl_c_twice_ends_a_soak_at_once(soak: Hurt) -> None:
-    """Its server would take its five seconds."""
-    soak.script = Script(step_ms=8.0, ignore_sigterm=True, shares_memory=True)
-    path = soak.soaked / "soak.jsonl"
-    with soak.start_soak("--minutes=10", "--prompts=2") as soaking:
-        wait_until(lambda: blocks_in(path) > 4)
-        soaking.send_signal(signal.SIGINT)
-        time.sleep(0.1)
-        soaking.send_signal(signal.SIGINT)
-        took_s = wait_until(lambda: soak.left() == [])
-    assert took_s < 4
 
 
 def test_row_23_a_soak_that_is_killed_keeps_what_was_soaked(soak: Hurt) -> None:

@@ -37,7 +37,6 @@ from tests.faults.running import (
     wait_until,
 )
 from tests.unit import builders
-from tests.unit.servers.test_server import at_most
 
 pytestmark = pytest.mark.vllm
 
@@ -121,19 +120,6 @@ def test_row_01_a_server_that_exits_at_start(
             pytest.fail("it never started")
         assert time.monotonic() - ended.result() < 2
     assert error.value.failure == f"ended with status {status}: {failure}"
-    assert marked(tmp_path) == []
-
-
-@pytest.mark.usefixtures("empty_afterwards")
-def test_row_02_a_server_that_is_never_ready(
-    tmp_path: Path, environment: EngineEnvironment
-) -> None:
-    with (
-        at_most(30),
-        pytest.raises(ServerStartError, match=r"generated no token in time.*\nlast lines of "),
-        start(tmp_path, environment, ready_within_s=4.0),
-    ):
-        pytest.fail("it takes longer")
     assert marked(tmp_path) == []
 
 
@@ -291,11 +277,4 @@ def test_row_22_slow_first_requests(tmp_path: Path) -> None:
     assert measurement.replay is not None
     first, *_, last = (part.gaps.quantile_ns(0.5) for part in measurement.replay.rounds)
     assert first < 1.5 * last, "the first ones took ten times as long"
-    assert run.left() == []
-
-
-def test_row_22_steps_that_are_never_steady(tmp_path: Path) -> None:
-    run = Hurt(folder=tmp_path, script=None, variables=planted("restless"))
-    done = run.run("-k", f"acceptance_length and {CASES[0]}")
-    assert {one.outcome for one in run.verdict().verdicts} == {"NO_BASELINE"}, done.stdout
     assert run.left() == []

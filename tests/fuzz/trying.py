@@ -1,27 +1,45 @@
-"""Trying: numbers and something to try in; silent where each case ends in words or in a reading."""
+"""Samples with something wrong in them; silent where each ends in words or in a reading."""
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from specreg.core.errors import SpecregError
+from tests.fuzz.mutations import Mutation
 from tests.unit.servers.test_server import at_most
 
 _BLOCK_S = 60.0
 
 
-def try_all(numbers: Iterable[int], attempt: Callable[[random.Random], object]) -> None:
-    """Tries each number; the error of one says how to try it alone.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """What a server has answered, or a file.
 
-    Args:
-        numbers: each the seed of a case.
-        attempt: may raise a SpecregError of one line or more, and nothing else.
+    Attributes:
+        content: as it is.
+        wrong: makes something wrong in it.
+        read: reads it as a run does, with a folder of its own.
+    """
+
+    content: bytes
+    wrong: Mutation
+    read: Callable[[Path, bytes], object]
+
+
+def try_all(numbers: Iterable[int], kinds: Sequence[Sequence[Sample]], folder: Path) -> None:
+    """Tries each number, the seed of a case; the error of one says how to try it alone.
+
+    What is read may raise a SpecregError of one line or more, and nothing else.
     """
     with at_most(_BLOCK_S):
         for number in numbers:
+            rng = random.Random(number)  # noqa: S311 - a case, no secret
+            one = rng.choice(rng.choice(kinds))
             try:
-                attempt(random.Random(number))  # noqa: S311 - a case, no secret
+                one.read(folder, one.wrong(rng, one.content))
             except SpecregError as error:
                 words = str(error)
                 assert words.strip(), f"case {number}: it says nothing"

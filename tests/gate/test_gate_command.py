@@ -238,7 +238,8 @@ def test_a_disk_that_refuses_ends_it_with_no_answer(gate: Gate) -> None:
     path.mkdir(parents=True)
     done = gate.run("--launches", "4")
     assert done.returncode == 10, done.stdout + done.stderr
-    assert f"answers '{path}': Is a directory; make room or mend its rights" in done.stderr
+    assert "Is a directory" in done.stderr
+    assert f"'{path}'; make room or mend its rights" in done.stderr
     assert "go on: type the same with --resume" in done.stdout
 
 

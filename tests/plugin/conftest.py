@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specreg.report.document import RunVerdict, load_verdict
+from specreg.report.document import FILE_NAME, RunVerdict, load_report, load_verdict
 from tests.doubles.nvml.device import ScriptedGpu, build, environment, write_script
 from tests.doubles.vllm.script import Script, record_script
 
@@ -129,6 +129,12 @@ class Suite:
         found = load_verdict(max(self.runs.iterdir()) / "verdict.json")
         assert found is not None
         return found
+
+    def replayed_requests(self) -> list[int]:
+        """How many requests each case of the last run was timed over."""
+        path = max(self.runs.iterdir()) / FILE_NAME
+        figures = [one.figures for one in load_report(path).cases if one.figures]
+        return [one.timing.requests for one in figures if one.timing]
 
     def recorded(self) -> dict[str, str]:
         """The baselines by their case's id."""

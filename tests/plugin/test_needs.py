@@ -1,19 +1,14 @@
-"""What the machine lacks, what a budget leaves, and what a GPU's power is good for."""
+"""What the machine lacks, and what a GPU's power is good for."""
 
 import re
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from specreg.baselines.schema import baseline_path, record_baseline
-from specreg.measurement.figures import Figures
-from specreg.telemetry.identity import current_environment
 from specreg.verdicts.judge import Outcome
 from tests.doubles.nvml.device import ScriptedGpu
 from tests.doubles.vllm.script import Fault, Script
 from tests.plugin.conftest import Suite
-from tests.unit import builders
 
 HERE = '"fixtures/models/tiny/target"'
 CASE = """
@@ -95,30 +90,6 @@ def test_a_machine_that_nothing_fits_leaves_the_reasons(suite: Suite) -> None:
     (folder,) = suite.runs.iterdir()
     assert r"needs 1 GPU\(s\)" in (folder / "report.md").read_text()
     assert len(suite.verdict().skipped) == 4
-
-
-def test_a_budget_chooses_the_prompts_of_what_is_asked_for(suite: Suite) -> None:
-    """Two servers take half a minute each to start, a prompt 20 tokens at 100 per second.
-
-    Six prompts are 4 more than the least, each three times: 2.4 s more.
-    """
-    environment = current_environment(needs_gpus=0)
-    for name in ("vllm-none-tiny-toy-c4", "vllm-eagle3-tiny-toy-c4"):
-        baseline = builders.baseline({"throughput_tokens_per_s": 100.0}, environment=environment)
-        record_baseline(baseline_path(suite.baselines, environment.name, name), baseline)
-
-    done = suite.run(
-        *("tests/perf", "-q", "-k", "eagle3 and c4 and acceptance_length"),
-        "--specreg-budget-gpu-min=1.248",
-    )
-
-    assert done.returncode == 11, done.stdout
-    assert "--specreg-budget-gpu-min left 6 prompts of a case" in done.stdout
-    (path,) = suite.runs.glob("*/figures/*.json")
-    figures = msgspec.json.decode(path.read_bytes(), type=Figures)
-    assert figures.timing is not None
-    assert figures.timing.requests == 6
-    assert not suite.verdict().complete
 
 
 def test_a_window_that_is_too_short_is_said_and_shown(suite: Suite) -> None:

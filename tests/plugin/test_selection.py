@@ -51,14 +51,3 @@ def test_a_drafter_that_learns_gets_a_server_for_each_case_and_launch(suite: Sui
         "vllm-suffix-tiny-toy-c1-launch2",
         "vllm-suffix-tiny-toy-c4-launch2",
     }
-
-
-def test_a_missing_model_folder_is_named_before_a_server_starts(suite: Suite) -> None:
-    text = (suite.folder / "cpu.toml").read_text()
-    suite.write_tier(text.replace("tiny/target", "tiny/gone"))
-
-    done = suite.run("tests/perf", "-x", "-k", "none and c1")
-
-    assert done.returncode == 10
-    assert "fixtures/models/tiny/gone': config.json is missing" in done.stdout
-    assert "Traceback" not in done.stdout

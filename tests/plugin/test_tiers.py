@@ -16,17 +16,19 @@ FOLDER = ROOT / "fixtures/matrix"
 
 @pytest.mark.parametrize("name", tier_names(FOLDER))
 def test_a_tier_collects_a_test_of_each_case_and_metric(name: str) -> None:
-    command = (
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:hypothesispytest",
-    )
     done = subprocess.run(
-        (*command, "tests/perf", "--collect-only", "-q", f"--specreg-tier={name}"),
+        (
+            *(
+                sys.executable,
+                "-m",
+                "pytest",
+                "-p",
+                "no:cacheprovider",
+                "-p",
+                "no:hypothesispytest",
+            ),
+            *("tests/perf", "--collect-only", "-q", f"--specreg-tier={name}"),
+        ),
         check=False,
         cwd=ROOT,
         capture_output=True,

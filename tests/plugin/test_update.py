@@ -59,21 +59,3 @@ def test_an_invalid_measurement_is_not_written(recorded_suite: Suite) -> None:
     assert done.returncode == 10
     assert "not written, SPEC_DISABLED" in done.stdout
     assert recorded_suite.recorded() == before
-
-
-def test_baselines_that_cannot_be_read_are_named_before_a_server_starts(
-    recorded_suite: Suite,
-) -> None:
-    (path,) = recorded_suite.baselines.glob("*/vllm-none-tiny-toy-c1.json")
-    (other,) = recorded_suite.baselines.glob("*/vllm-eagle3-tiny-toy-c4.json")
-    path.write_text("<<<<<<< HEAD\n{}\n")
-    other.write_text("{")
-
-    done = recorded_suite.run("tests/perf", "-q", "--update-baselines", "-k", "c1")
-
-    assert done.returncode == 11
-    wrong = f"baseline '{path}': holds both sides of a merge conflict, from line 1 on; restore it"
-    assert done.stdout.count(wrong) == 1
-    assert str(other) not in done.stdout
-    assert not list(recorded_suite.runs.glob("*/logs/*"))
-    assert path.read_text() == "<<<<<<< HEAD\n{}\n"

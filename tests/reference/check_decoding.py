@@ -21,9 +21,9 @@ import numpy as np
 import torch
 
 from specreg.core.errors import ModelError
+from specreg.engines.pytorch.__main__ import parse_options
 from specreg.engines.pytorch.decoding import Models, Reader, decode
 from specreg.engines.pytorch.models import load_models
-from specreg.engines.pytorch.options import parse_options
 from specreg.engines.pytorch.requests import ChatBody, Job, Step, job_of
 from specreg.engines.pytorch.speculation import Floats
 

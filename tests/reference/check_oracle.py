@@ -15,13 +15,12 @@ import msgspec
 import torch
 
 from specreg.core.errors import ModelError
+from specreg.engines.pytorch.__main__ import parse_options
 from specreg.engines.pytorch.decoding import Models, decode
 from specreg.engines.pytorch.eagle3 import Eagle3Head, HeadConfig, ObservedTarget, Rope
 from specreg.engines.pytorch.models import load_models
-from specreg.engines.pytorch.options import parse_options
 from specreg.engines.pytorch.oracle import answer_question, load_head
-from specreg.engines.pytorch.questions import OracleAnswer, Question, Text
-from specreg.engines.pytorch.requests import Job
+from specreg.engines.pytorch.requests import Job, OracleAnswer, Question, Text
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "fixtures/models/tiny"

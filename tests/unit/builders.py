@@ -350,14 +350,9 @@ def power(
     return PowerRecord(case=arm)
 
 
-def rows_in(form: str, prompts: Sequence[Prompt]) -> list[dict[str, object]]:
-    """Prompts as the rows of a form are published; of one turn, where a row holds no more."""
+def rows_in(name: str, prompts: Sequence[Prompt]) -> list[dict[str, object]]:
+    """Prompts as the rows of a dataset are published; of one turn, where a row holds no more."""
     spell: Mapping[str, Callable[[Prompt], dict[str, object]]] = {
-        "specreg": lambda one: {"id": one.id, "category": one.category, "turns": one.turns},
-        **dict.fromkeys(
-            ("questions", "speed-bench"),
-            lambda one: {"question_id": one.id, "category": one.category, "turns": one.turns},
-        ),
         "sharegpt": lambda one: {
             "conversations": [{"from": "human", "value": turn} for turn in one.turns]
         },
@@ -365,7 +360,11 @@ def rows_in(form: str, prompts: Sequence[Prompt]) -> list[dict[str, object]]:
         "gsm8k": lambda one: {"question": one.turns[0]},
         "genai-perf": lambda one: {"text": one.turns[0]},
     }
-    return [spell[form](one) for one in prompts]
+
+    def as_question(one: Prompt) -> dict[str, object]:
+        return {"question_id": one.id, "category": one.category, "turns": one.turns}
+
+    return [spell.get(name, as_question)(one) for one in prompts]
 
 
 def write_lines(path: Path, rows: Iterable[object]) -> Path:

@@ -91,9 +91,7 @@ EXPECTED = Expected(
     engine_version="0.31.0",
     reason="first run",
     values={"acceptance_length_tokens": 2.65, "throughput_tokens_per_s": 100.0},
-    histogram=(8, 1, 6, 7),
     marginal_frac=(0.64, 0.6, 0.32),
-    category_acceptance_length_tokens={"chat": 2.5, "math": 4.0},
 )
 
 

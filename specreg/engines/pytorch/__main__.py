@@ -1,9 +1,34 @@
 """`python -m specreg.engines.pytorch`: serves a model until a signal comes."""
 
+import argparse
 import sys
+from collections.abc import Sequence
 
 from specreg.core.errors import SpecregError
-from specreg.engines.pytorch.options import parse_options
+
+
+def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line: what to serve, and how.
+
+    Raises:
+        SystemExit: argparse's, with status 2, where it can't be understood.
+    """
+    parser = argparse.ArgumentParser(prog="python -m specreg.engines.pytorch")
+    add = parser.add_argument
+    add("--model", required=True, help="the target, a folder or hub id")
+    add("--served-model-name", default="reference", help="the name to ask for")
+    add("--port", type=int, default=8000)
+    add("--dtype", default="auto", help="float32, bfloat16, …, or the weights' own")
+    add("--context-tokens", type=int, default=1024, help="the most of prompt and answer")
+    add("--max-sequences", type=int, default=8, help="the most requests of a batch")
+    add("--method", choices=("none", "ngram", "draft_model"), default="none", help="what drafts")
+    add("--draft-model", help="the draft, a folder or hub id")
+    add("--draft-tokens", type=int, default=3, help="tokens drafted per step")
+    add("--device", default="", help="cpu or cuda:1 for instance; the first GPU, else the CPU")
+    options = parser.parse_args(arguments)
+    if (options.draft_model is not None) != (options.method == "draft_model"):
+        parser.error("--method=draft_model needs --draft-model, and no other method has one")
+    return options
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """Load the target, the draft and the tokenizer, and refuse those that don't fit together."""
 
+import argparse
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +13,6 @@ from transformers.cache_utils import DynamicLayer
 
 from specreg.core.errors import ModelError, UnsupportedError
 from specreg.engines.pytorch.decoding import Drafter, LookupDrafter, Model, ModelDrafter, Models
-from specreg.engines.pytorch.options import Options
 from specreg.engines.pytorch.requests import Tokenizer
 
 _MOST_CHARACTERS = 200
@@ -21,7 +21,7 @@ Config = Any
 """A model's configuration, of transformers."""
 
 
-def load_models(options: Options) -> Models:
+def load_models(options: argparse.Namespace) -> Models:
     """Load the models of a command line, ready to decode.
 
     Raises:
@@ -29,13 +29,7 @@ def load_models(options: Options) -> Models:
         UnsupportedError: a model's cache can't be rolled back.
     """
     device = options.device or default_device()
-    config, tokenizer = (
-        load_part(AutoConfig, options.model),
-        load_part(AutoTokenizer, options.model),
-    )
-    check_context(options.model, context_of(config), options.context_tokens)
-    if options.draft_model is not None:
-        check_draft(options.draft_model, config, tokenizer, options.context_tokens)
+    tokenizer = check_models(options.model, options.draft_model, options.context_tokens)
     target = load_model(options.model, options.dtype, device)
     # The generation config may name several.
     named = target.generation_config.eos_token_id
@@ -49,7 +43,7 @@ def load_models(options: Options) -> Models:
     )
 
 
-def _new_drafter(options: Options, device: str) -> Callable[[int], Drafter]:
+def _new_drafter(options: argparse.Namespace, device: str) -> Callable[[int], Drafter]:
     if options.draft_model is not None:
         draft = load_model(options.draft_model, options.dtype, device)
         return functools.partial(ModelDrafter, draft, options.draft_tokens)
@@ -106,17 +100,38 @@ def load_model(name: str, dtype: str, device: str) -> Model:
     return model.eval()
 
 
-def context_of(config: Config) -> int | None:
-    """How long a text a model can read, in tokens; None where it doesn't say."""
-    return getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+def check_models(target: str, draft: str | None, needed_tokens: int) -> Tokenizer:
+    """Check that models can read so long a text, and that a draft has the target's tokens.
+
+    Returns:
+        The target's tokenizer.
+
+    Raises:
+        ModelError: they can't, or it hasn't.
+    """
+    config, tokenizer = _load_part(AutoConfig, target), _load_part(AutoTokenizer, target)
+    check_context(target, config, needed_tokens)
+    if draft is not None:
+        own = _load_part(AutoConfig, draft)
+        if own.vocab_size != config.vocab_size or (
+            _load_part(AutoTokenizer, draft).get_vocab() != tokenizer.get_vocab()
+        ):
+            message = (
+                f"draft '{draft}': its tokens ({own.vocab_size}) aren't the target's"
+                f" ({config.vocab_size}), by number or text; choose a draft of the target's family"
+            )
+            raise ModelError(message)
+        check_context(draft, own, needed_tokens)
+    return tokenizer
 
 
-def check_context(name: str, has_tokens: int | None, needed_tokens: int) -> None:
-    """Check that a model can read as long a text as it is to read.
+def check_context(name: str, config: Config, needed_tokens: int) -> None:
+    """Check that a model can read as long a text as it is to read, where it says how long.
 
     Raises:
         ModelError: it can't.
     """
+    has_tokens = getattr(config, "max_position_embeddings", None)
     if has_tokens is not None and has_tokens < needed_tokens:
         message = (
             f"model '{name}': its context is {has_tokens} tokens, {needed_tokens} are to be read;"
@@ -125,32 +140,15 @@ def check_context(name: str, has_tokens: int | None, needed_tokens: int) -> None
         raise ModelError(message)
 
 
-def check_draft(name: str, target: Config, tokenizer: Tokenizer, needed_tokens: int) -> None:
-    """Check that a draft has the tokens of the target, and of its tokenizer, and can read as far.
-
-    Raises:
-        ModelError: it hasn't, or can't.
-    """
-    config = load_part(AutoConfig, name)
-    sizes = [one.get_text_config(decoder=True).vocab_size for one in (config, target)]
-    if sizes[0] != sizes[1] or load_part(AutoTokenizer, name).get_vocab() != tokenizer.get_vocab():
-        message = f"draft '{name}': its tokens ({sizes[0]}) aren't the target's ({sizes[1]}), by"
-        raise ModelError(f"{message} number or text; choose a draft of the target's family")
-    check_context(name, context_of(config), needed_tokens)
-
-
-def load_part(kind: Any, name: str) -> Any:  # noqa: ANN401 - transformers has no types
-    """Load a model's configuration, of `AutoConfig`, or its tokenizer, of `AutoTokenizer`.
-
-    Raises:
-        ModelError: there is none.
-    """
+def _load_part(kind: Any, name: str) -> Any:  # noqa: ANN401 - transformers has no types
+    """Load what a model's configuration says of its decoder, or its tokenizer."""
     try:
-        return kind.from_pretrained(name, trust_remote_code=False)
+        part = kind.from_pretrained(name, trust_remote_code=False)
     except _UNREADABLE as error:
         what = "configuration" if kind is AutoConfig else "tokenizer"
         message = f"model '{name}': has no {what}, {_shortly(error)}; check its name"
         raise ModelError(message) from error
+    return part.get_text_config(decoder=True) if kind is AutoConfig else part
 
 
 def _shortly(error: Exception) -> str:

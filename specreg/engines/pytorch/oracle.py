@@ -17,19 +17,16 @@ import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoTokenizer
 
 from specreg.core.errors import ModelError, SpecregError
 from specreg.engines.pytorch.eagle3 import Eagle3Head, HeadConfig, Model, ObservedTarget
 from specreg.engines.pytorch.models import (
     check_context,
-    check_draft,
-    context_of,
+    check_models,
     default_device,
     load_model,
-    load_part,
 )
-from specreg.engines.pytorch.questions import OracleAnswer, Question, Text
+from specreg.engines.pytorch.requests import OracleAnswer, Question, Text
 
 Rights = Sequence[Sequence[bool]]
 """By place in a text, whether each draft of a step that begins there is the text."""
@@ -38,29 +35,18 @@ Read = Callable[[torch.Tensor], tuple[torch.Tensor, Rights]]
 
 
 def answer_question(question: Question, device: str) -> OracleAnswer:
-    """Answer a question.
-
-    Args:
-        question: what is asked.
-        device: where to compute, as PyTorch calls it.
+    """Answer a question on a device, as PyTorch calls it.
 
     Raises:
         ModelError: a model isn't there, isn't of the architecture that the method needs, or
             doesn't fit the texts or the target.
     """
     longest = max(len(text.ids) for text in question.texts)
-    config = load_part(AutoConfig, question.target)
-    check_context(question.target, context_of(config), longest)
-    if question.method == "draft_model":
-        tokenizer = load_part(AutoTokenizer, question.target)
-        check_draft(question.draft, config, tokenizer, longest)
+    has_tokens = question.method == "draft_model"  # an EAGLE-3 head has the target's
+    check_models(question.target, question.draft if has_tokens else None, longest)
     target = load_model(question.target, question.dtype, device)
-    if question.method == "draft_model":
-        read = _read_draft_model(question, target)
-    elif question.method == "eagle3":
-        read = _read_head(question, target, longest)
-    else:
-        read = _read_target(target)
+    readers = {"draft_model": _read_draft_model, "eagle3": _read_head}
+    read = readers.get(question.method, _read_target)(question, target)
     accepted, gaps_nats = [], []
     for text in question.texts:
         with torch.inference_mode():
@@ -80,7 +66,7 @@ def _gap_nats(logits: torch.Tensor, text: Text) -> float:
     return float(gaps.max()) if len(chosen) else 0.0
 
 
-def _read_target(target: Model) -> Read:
+def _read_target(_: Question, target: Model) -> Read:
     return lambda ids: (target(input_ids=ids).logits, ())
 
 
@@ -99,7 +85,8 @@ def _read_draft_model(question: Question, target: Model) -> Read:
     return read
 
 
-def _read_head(question: Question, target: Model, longest: int) -> Read:
+def _read_head(question: Question, target: Model) -> Read:
+    longest = max(len(text.ids) for text in question.texts)
     head, layers = load_head(question.draft, target, longest)
     observed = ObservedTarget(target, layers)
 
@@ -119,12 +106,7 @@ def _read_head(question: Question, target: Model, longest: int) -> Read:
 
 
 def load_head(name: str, target: Model, needed_tokens: int) -> tuple[Eagle3Head, tuple[int, ...]]:
-    """Load a head, where the target is and in its number format.
-
-    Args:
-        name: its folder.
-        target: whose head it is.
-        needed_tokens: the longest text that is to be read.
+    """Load a target's head from its folder, where the target is and in its number format.
 
     Returns:
         The head, and the layers of the target after which it listens, as vLLM counts them.
@@ -151,7 +133,7 @@ def load_head(name: str, target: Model, needed_tokens: int) -> tuple[Eagle3Head,
     ):
         message = f"head '{name}': its sizes or layers aren't the target's, or it adds what is"
         raise ModelError(f"{message} normed (norm_before_residual); choose another, or no oracle")
-    check_context(name, config.max_position_embeddings, needed_tokens)
+    check_context(name, config, needed_tokens)
     head = Eagle3Head(config)
     try:
         head.load_state_dict(weights)

@@ -1,4 +1,8 @@
-"""Requests: the body of one becomes a job, which is answered in steps."""
+"""What is asked of the reference engine and its oracle, and answered; without PyTorch.
+
+The body of a request becomes a job, which is answered in steps. A question goes to
+`python -m specreg.engines.pytorch.oracle`.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -55,12 +59,6 @@ Tokenizer = Any
 """Of transformers."""
 
 
-class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An event with the usage always ends the stream."""
-
-    include_usage: Literal[True] = True
-
-
 class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What both endpoints take. A field that isn't here is refused: it would be passed over."""
 
@@ -70,7 +68,7 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     seed: Annotated[int, msgspec.Meta(ge=0)] | None = None
     ignore_eos: bool = False
     stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
+    stream_options: dict[Literal["include_usage"], Literal[True]] = {}  # always there
     return_token_ids: Literal[True] = True
 
 
@@ -82,12 +80,7 @@ class ChatBody(_Body, frozen=True, kw_only=True):
 
 
 class CompletionBody(_Body, frozen=True, kw_only=True):
-    """The body of `/v1/completions`.
-
-    Attributes:
-        prompt: a text, or ids.
-        logprobs: how many of the likeliest tokens to tell at each place, by id.
-    """
+    """The body of `/v1/completions`: a text or ids; `logprobs` of so many at each place, by id."""
 
     prompt: str | list[int]
     logprobs: Annotated[int, msgspec.Meta(ge=0)] | None = None
@@ -136,8 +129,7 @@ def job_of(body: Body, tokenizer: Tokenizer, context_tokens: int) -> Job:
     strange = [token_id for token_id in prompt if not 0 <= token_id < len(tokenizer)]
     if strange or not prompt:
         what = f"has the unknown id {strange[0]}" if strange else "is empty"
-        message = f"prompt: {what}; give tokens of this model"
-        raise ServerRefusedError(message)
+        raise ServerRefusedError(f"prompt: {what}; give tokens of this model")
     if cap_tokens < 1 or len(prompt) + cap_tokens > context_tokens:
         message = (
             f"prompt: it is {len(prompt)} tokens and its answer at most {max(cap_tokens, 1)}, the"
@@ -152,3 +144,51 @@ def job_of(body: Body, tokenizer: Tokenizer, context_tokens: int) -> Job:
         ignore_eos=body.ignore_eos,
         top=top,
     )
+
+
+class Text(msgspec.Struct, frozen=True, kw_only=True):
+    """A text in ids: prompt, answer, and what another server says after them.
+
+    The first `prompt_tokens` are the prompt, the next `output_tokens` the answer.
+    """
+
+    ids: tuple[int, ...]
+    prompt_tokens: int
+    output_tokens: int
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """What would the target have said, and a greedy drafter have got right?
+
+    Attributes:
+        method: "draft_model" or "eagle3"; of any other, the target alone is asked.
+        target, draft: folders or hub ids; an empty one where the method has no draft.
+        draft_tokens: how many tokens a step drafts.
+        dtype: the weights' number format.
+        unseen_tokens: how many of a text's first tokens the draft model is never shown.
+        texts: one at least, each with as many tokens after the answer as a step drafts.
+    """
+
+    method: str
+    target: str
+    draft: str
+    draft_tokens: int
+    dtype: str
+    unseen_tokens: int = 0
+    texts: tuple[Text, ...]
+
+
+class OracleAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer, text by text.
+
+    Attributes:
+        accepted: by place in the text, how many drafts of a step that begins there are right,
+            0..draft_tokens; nothing where the text ends too soon to tell, or nothing was asked.
+        gaps_nats: how much less likely than the target's own choice the least fitting token of the
+            answer is, 0 for a greedy text.
+        refusal: why the models can't be asked; empty where they were.
+    """
+
+    accepted: tuple[tuple[int, ...], ...] = ()
+    gaps_nats: tuple[float, ...] = ()
+    refusal: str = ""

@@ -1,5 +1,6 @@
-"""The HTTP server: OpenAI's endpoints as vLLM has them, its counters, and the queue of jobs."""
+"""The HTTP server: OpenAI's endpoints as vLLM has them, and the queue of jobs."""
 
+import argparse
 import asyncio
 import contextlib
 import functools
@@ -12,7 +13,6 @@ from aiohttp import web
 
 from specreg.core.errors import ServerError, ServerRefusedError
 from specreg.engines.pytorch.decoding import Models, decode
-from specreg.engines.pytorch.options import Options
 from specreg.engines.pytorch.requests import (
     Body,
     ChatBody,
@@ -25,7 +25,6 @@ from specreg.engines.pytorch.requests import (
 )
 
 Json = dict[str, object]
-_PREFIX = "reference:"
 _UNFINISHED = "\ufffd"
 """What a tokenizer says of bytes that are no character yet."""
 
@@ -33,11 +32,10 @@ _UNFINISHED = "\ufffd"
 class App:
     """The endpoints of some models. `models`: what decodes; `options`: what was asked for."""
 
-    def __init__(self, models: Models, options: Options) -> None:
+    def __init__(self, models: Models, options: argparse.Namespace) -> None:
         self._models, self._options = models, options
         self._draft_tokens = 0 if options.method == "none" else options.draft_tokens
-        self._counters = Counters(self._draft_tokens)
-        self._queue = Queue(models, options.max_sequences, self._counters.count)
+        self._queue = Queue(models, options.max_sequences)
 
     def application(self) -> web.Application:
         """Route them."""
@@ -47,7 +45,6 @@ class App:
         app.router.add_get("/health", _always({}))
         app.router.add_get("/version", _always({"version": transformers.__version__}))
         app.router.add_get("/v1/models", _always(models))
-        app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/v1/chat/completions", functools.partial(self._answer, ChatBody))
         app.router.add_post("/v1/completions", functools.partial(self._answer, CompletionBody))
         app.cleanup_ctx.append(self._working)
@@ -60,16 +57,13 @@ class App:
         with contextlib.suppress(asyncio.CancelledError):
             await task
 
-    async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(text=self._counters.page(), content_type="text/plain")
-
     async def _answer(self, kind: type[Body], request: web.Request) -> web.StreamResponse:
         tokenizer = self._models.tokenizer
         try:
             body = parse_body(await request.read(), kind, self._options.served_model_name)
             job = job_of(body, tokenizer, self._options.context_tokens)
         except ServerRefusedError as error:
-            return _json(_error(error), 400)
+            return web.json_response(_error(error), status=400)
         answer = Answer(job, tokenizer, self._draft_tokens, is_chat=kind is ChatBody)
         events = self._events(answer, job)
         if body.stream:
@@ -78,8 +72,8 @@ class App:
             async for _ in events:
                 pass
         except ServerError as error:
-            return _json(_error(error), 500)
-        return _json(answer.whole())
+            return web.json_response(_error(error), status=500)
+        return web.json_response(answer.whole())
 
     async def _events(self, answer: "Answer", job: Job) -> AsyncIterator[Json]:
         async for step in self._queue.steps(job):
@@ -101,18 +95,13 @@ async def _stream(request: web.Request, events: AsyncIterator[Json]) -> web.Stre
 
 def _always(body: Json) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def answer(_: web.Request) -> web.Response:
-        return _json(body)
+        return web.json_response(body)
 
     return answer
 
 
 def _error(error: ServerError) -> Json:
     return {"error": {"message": str(error)}}
-
-
-def _json(body: Json, status: int = 200) -> web.Response:
-    encoded = msgspec.json.encode(body)
-    return web.Response(body=encoded, status=status, content_type="application/json")
 
 
 class Answer:
@@ -173,10 +162,10 @@ class Answer:
 
 
 class Queue:
-    """Answer jobs, at most `max_sequences` at once; `count` is told of each step."""
+    """Answer jobs, at most `max_sequences` at once."""
 
-    def __init__(self, models: Models, max_sequences: int, count: Callable[[Step], None]) -> None:
-        self._models, self._max_sequences, self._count = models, max_sequences, count
+    def __init__(self, models: Models, max_sequences: int) -> None:
+        self._models, self._max_sequences = models, max_sequences
         self._waiting: asyncio.Queue[tuple[Job, asyncio.Queue[Step | ServerError]]]
         self._waiting = asyncio.Queue()
 
@@ -207,41 +196,9 @@ class Queue:
                 # In a thread, so that the server goes on listening.
                 while steps := await asyncio.to_thread(next, decoded, None):
                     for place, step in steps.items():
-                        self._count(step)
                         batch[place][1].put_nowait(step)
             except Exception as error:  # noqa: BLE001 - its requests are told, others go on
                 traceback.print_exception(error)
                 message = f"batch of {len(batch)}: {error!r}; look at the log of the server"
                 for _, answers in batch:
                     answers.put_nowait(ServerError(message))
-
-
-class Counters:
-    """Counts since the start. `draft_tokens`: the most drafted per step, 0 without speculation."""
-
-    def __init__(self, draft_tokens: int) -> None:
-        self._generation_tokens = self._drafts = self._draft_tokens = 0
-        self._by_position = [0] * draft_tokens
-
-    def count(self, step: Step) -> None:
-        """Count a step; those in which nothing was drafted aren't among the drafts."""
-        self._generation_tokens += len(step.token_ids)
-        self._drafts += step.drafted > 0
-        self._draft_tokens += step.drafted
-        for position in range(step.accepted):
-            self._by_position[position] += 1
-
-    def page(self) -> str:
-        """The page; like vLLM's, it has no speculation counters without speculation."""
-        rows = [("generation_tokens_total", self._generation_tokens)]
-        if self._by_position:
-            rows += [
-                ("spec_decode_num_drafts_total", self._drafts),
-                ("spec_decode_num_draft_tokens_total", self._draft_tokens),
-                ("spec_decode_num_accepted_tokens_total", sum(self._by_position)),
-            ]
-            rows += [
-                (f'spec_decode_num_accepted_tokens_per_pos_total{{position="{position}"}}', count)
-                for position, count in enumerate(self._by_position)
-            ]
-        return "".join(f"{_PREFIX}{name} {count}\n" for name, count in rows)

@@ -47,16 +47,12 @@ class Throttle(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The true power: a square wave, in each period high first, plus a drift.
-
-    It has always been so: before the origin too.
-    """
+    """The true power: a square wave, in each period high first, before the origin too."""
 
     low_w: float
     high_w: float
     period_ms: float = 100.0
     duty_frac: float = 0.5
-    drift_w_per_s: float = 0.0
 
     def energy_j(self, until_s: float) -> float:
         """The integral of the power from the origin on; negative before it."""
@@ -64,8 +60,7 @@ class Load:
         high_s = self.duty_frac * period_s
         cycles, rest_s = divmod(until_s, period_s)
         on_s = cycles * high_s + min(rest_s, high_s)
-        swing_j = (self.high_w - self.low_w) * on_s
-        return self.low_w * until_s + swing_j + self.drift_w_per_s * until_s**2 / 2
+        return self.low_w * until_s + (self.high_w - self.low_w) * on_s
 
 
 def constant(power_w: float) -> Load:

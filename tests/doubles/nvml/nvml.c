@@ -35,7 +35,7 @@ enum { MOST_GPUS = 16, MOST_ROWS = 32, LONGEST = 96 };
 /* ---- The script: one `key value` a line; `uuid` begins a GPU. ------------------------------ */
 
 #define NUMBERS(X)                                                                                 \
-    X(low_w) X(high_w) X(period_ms) X(duty_frac) X(drift_w_per_s)                                  \
+    X(low_w) X(high_w) X(period_ms) X(duty_frac)                                                   \
     X(scope) X(permission) X(lost_at_s) X(sampled_frac)                                            \
     X(has_energy_counter) X(tick_ms) X(counter_factor)                                             \
     X(counter_sticks_after_s) X(counter_resets_at_s) X(read_ms) X(slow_read_ms)                    \
@@ -155,7 +155,7 @@ static long long floor_to(long long at_ns, long long step_ns) {
 static double true_power_w(const struct gpu *gpu, long long at_ns) {
     double s = (double)at_ns / NS_PER_S, cycle = s * 1e3 / gpu->period_ms;
     int high = cycle - floor(cycle) < gpu->duty_frac;
-    return (high ? gpu->high_w : gpu->low_w) + gpu->drift_w_per_s * s;
+    return high ? gpu->high_w : gpu->low_w;
 }
 
 /* Since the origin; negative before it. */
@@ -163,7 +163,7 @@ static double true_energy_j(const struct gpu *gpu, long long at_ns) {
     double s = (double)at_ns / NS_PER_S, period_s = gpu->period_ms / 1e3;
     double cycles = floor(s / period_s), high_s = gpu->duty_frac * period_s;
     double on_s = cycles * high_s + fmin(s - cycles * period_s, high_s);
-    return gpu->low_w * s + (gpu->high_w - gpu->low_w) * on_s + gpu->drift_w_per_s * s * s / 2;
+    return gpu->low_w * s + (gpu->high_w - gpu->low_w) * on_s;
 }
 
 /* What the power sensor makes of a frame: it looks at the frame's beginning alone. */

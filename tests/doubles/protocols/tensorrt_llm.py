@@ -7,7 +7,7 @@ from aiohttp import web
 
 from tests.doubles.vllm.app import ScriptedServer
 from tests.doubles.vllm.steps import Chunk, Steps
-from tests.doubles.vllm.wire import ChatWire, CompletionWire, Json, Wire, without_none
+from tests.doubles.vllm.wire import ChatWire, CompletionWire, Json, Wire
 
 
 class ScriptedTensorrtLlm(ScriptedServer):
@@ -35,8 +35,8 @@ class ScriptedTensorrtLlm(ScriptedServer):
         counts = Counter({'request_success_total{finished_reason="length"}': 1})
         for steps in self.ended:
             counts[f'request_success_total{{finished_reason="{steps.finish_reason}"}}'] += 1
-            for drafted, accepted in zip(steps.proposed, steps.accepted, strict=True):
-                for what, tokens in (("drafted", drafted), ("accepted", accepted)):
+            for accepted in steps.accepted:
+                for what, tokens in (("drafted", steps.draft_tokens), ("accepted", accepted)):
                     counts.update(
                         f'spec_decode_{what}_tokens_total{{token_position="{position}"}}'
                         for position in range(tokens)
@@ -72,6 +72,11 @@ class _Continuous(Wire):
         prompt, said = len(self.prompt_ids), len(self.said)
         tokens = {"prompt_tokens": prompt, "total_tokens": prompt + said}
         return {"usage": tokens | {"completion_tokens": said}}
+
+
+def without_none(body: Json) -> Json:
+    """The body without absent values."""
+    return {key: value for key, value in body.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

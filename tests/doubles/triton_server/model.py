@@ -14,7 +14,8 @@ In: `model.json`, vLLM's engine arguments, and requests. Out: a response for eac
 sends, or a single one without `stream`. Names, defaults and errors are those of the real
 backend's `src/model.py` and `src/utils/request.py` in 2026. Written against vLLM 0.32.
 
-Environment: `SPECREG_VLLM_PYTHON`, the interpreter that has vLLM.
+Its input is never part of the output, as specreg asks. Environment: `SPECREG_VLLM_PYTHON`, the
+interpreter that has vLLM.
 """
 
 # Triton adds its classes to the module after it has read this file.
@@ -41,17 +42,11 @@ _STOP_S = 10.0
 _MOST_REQUESTS = 256
 _LAST = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
-_EXTRAS = ("finish_reason", "num_input_tokens", "num_output_tokens")
+_EXTRAS = ("finish_reason", "num_output_tokens")
 """Outputs that come when the input `return_…` asks for them."""
 
 _STRINGS = ("text_input", "sampling_parameters")
 _SWITCHES = ("stream", "exclude_input_in_output", *(f"return_{extra}" for extra in _EXTRAS))
-
-_SAMPLING = {
-    *("max_tokens", "min_tokens", "ignore_eos", "temperature", "top_p", "top_k", "min_p", "seed"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty", "skip_special_tokens"),
-}
-"""Fields of vLLM's SamplingParams that its completions endpoint takes by the same name."""
 
 Outputs = dict[str, str | int]
 """What vLLM sends at once, by output; `num_output_tokens` are those of this piece alone."""
@@ -61,13 +56,8 @@ Outputs = dict[str, str | int]
 class _Ask:
     text: str
     stream: bool
-    prepend: bool
     sampling: Mapping[str, object]
     names: Sequence[str]
-
-
-class _CancelledError(Exception):
-    pass
 
 
 class TritonPythonModel:
@@ -115,15 +105,14 @@ class TritonPythonModel:
     ) -> None:
         try:
             ask = _parse_request(request)
-            pieces = _pieces(ask, self._port, sender)
-            for piece in pieces if ask.stream else [_joined(ask, list(pieces))]:
+            pieces = _pieces(ask, self._port)
+            for piece in pieces if ask.stream else [_joined(list(pieces))]:
                 last = piece["finish_reason"] != "None"
                 sender.send(_response(ask, piece), _LAST if last else 0)
-        except _CancelledError:
-            _send_error(sender, "Request was cancelled", pb_utils.TritonError.CANCELLED)
         except Exception as error:  # noqa: BLE001 - as there: whatever it is, the client hears it
             message = f"Error generating stream: {error}"
-            _send_error(sender, message, pb_utils.TritonError.INTERNAL)
+            said = pb_utils.TritonError(message, pb_utils.TritonError.INTERNAL)
+            sender.send(pb_utils.InferenceResponse(error=said), _LAST)
 
 
 def _parse_request(request: pb_utils.InferenceRequest) -> _Ask:
@@ -132,24 +121,16 @@ def _parse_request(request: pb_utils.InferenceRequest) -> _Ask:
         for name in (*_STRINGS, *_SWITCHES)
         if (tensor := pb_utils.get_input_tensor_by_name(request, name)) is not None
     }
-    stream = bool(tensors.get("stream"))
-    prepend = not tensors.get("exclude_input_in_output", stream)
-    if stream and prepend:
-        raise ValueError("When streaming, `exclude_input_in_output` = False is not allowed.")
-    sampling = json.loads(tensors.get("sampling_parameters") or request.parameters())
-    if unknown := sampling.keys() - _SAMPLING:
-        raise ValueError(f"sampling parameters that aren't forwarded: {sorted(unknown)}")
     return _Ask(
         text=tensors["text_input"].decode(),
-        stream=stream,
-        prepend=prepend,
-        sampling=sampling,
+        stream=bool(tensors.get("stream")),
+        sampling=json.loads(tensors.get("sampling_parameters") or request.parameters()),
         names=["text_output", *(name for name in _EXTRAS if tensors.get(f"return_{name}"))],
     )
 
 
-def _pieces(ask: _Ask, port: int, sender: pb_utils.InferenceResponseSender) -> Iterator[Outputs]:
-    """A streamed completion. vLLM aborts it when the connection is closed before its end."""
+def _pieces(ask: _Ask, port: int) -> Iterator[Outputs]:
+    """A streamed completion."""
     counted = {"include_usage": True, "continuous_usage_stats": True}
     body = {**ask.sampling, "prompt": ask.text, "stream": True, "stream_options": counted}
     connection = http.client.HTTPConnection("127.0.0.1", port)
@@ -165,26 +146,21 @@ def _pieces(ask: _Ask, port: int, sender: pb_utils.InferenceResponseSender) -> I
             if "error" in event:
                 raise ValueError(event["error"])
             for choice in event.get("choices", ()):
-                # Asked after the last response, tritonserver 2.51 dies of a segmentation fault.
-                if sender.is_cancelled():
-                    raise _CancelledError
                 before, tokens = tokens, event["usage"]["completion_tokens"]
                 finish_reason = choice["finish_reason"]
                 yield {
                     "text_output": choice["text"],
                     "finish_reason": str(finish_reason),  # "None" until the end
-                    "num_input_tokens": event["usage"]["prompt_tokens"],
                     "num_output_tokens": tokens - before,
                 }
         if finish_reason is None:  # a request without a last response stays for ever
             raise ConnectionError("vLLM's answer has no end")
 
 
-def _joined(ask: _Ask, pieces: Sequence[Outputs]) -> Outputs:
-    text = "".join(str(piece["text_output"]) for piece in pieces)
+def _joined(pieces: Sequence[Outputs]) -> Outputs:
     return {
         **pieces[-1],
-        "text_output": ask.text + text if ask.prepend else text,
+        "text_output": "".join(str(piece["text_output"]) for piece in pieces),
         "num_output_tokens": sum(int(piece["num_output_tokens"]) for piece in pieces),
     }
 
@@ -197,11 +173,6 @@ def _response(ask: _Ask, piece: Outputs) -> pb_utils.InferenceResponse:
             for name, kind in kinds.items()
         ]
     )
-
-
-def _send_error(sender: pb_utils.InferenceResponseSender, message: str, code: int) -> None:
-    error = pb_utils.TritonError(message, code)
-    sender.send(pb_utils.InferenceResponse(error=error), _LAST)
 
 
 def _start_vllm(engine_args: Mapping[str, object], port: int) -> subprocess.Popen[bytes]:

@@ -19,7 +19,7 @@ from .launch import Launch
 from .request import Body, Job, job_of
 from .script import MAX_MODEL_TOKENS, Fault, Script
 from .steps import Chunk, Steps
-from .wire import ChatWire, CompletionWire, Json, Wire
+from .wire import ChatWire, CompletionWire, Json, Wire, metrics_of
 
 _REFUSALS = {
     Fault.HTTP_500: (500, "InternalServerError"),
@@ -49,7 +49,6 @@ class ScriptedServer:
         self._launch = launch
         self._script = script
         self._numbers = itertools.count(1)
-        self._running = 0
         self.ended: list[Steps] = []
         self._started_s = time.monotonic()
         self._leaked: list[bytes] = []
@@ -97,9 +96,9 @@ class ScriptedServer:
         return _json({"object": "list", "data": [card]})
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        page = self._counters.exposition()
         if self._script.fault is Fault.COUNTERS_MISSING:
             return _error(404, "NotFoundError", "Not Found")
+        page = self._counters.exposition()
         if self._script.fault is Fault.COUNTERS_NAN:
             page = re.sub(rb"(_total\{.*\}) .*", rb"\1 NaN", page)
         return web.Response(body=page, content_type="text/plain")
@@ -173,7 +172,7 @@ class ScriptedServer:
         except ConnectionResetError:
             self._abort(request)
             return web.Response()
-        body = job.wire.whole(job.steps, job.metrics(self._launch))
+        body = job.wire.whole(job.steps, metrics_of(job.steps, self._launch))
         if job.fault is Fault.NO_USAGE:
             body |= {"usage": None, "metrics": None}
         if job.fault is Fault.WRONG_JSON:
@@ -196,14 +195,14 @@ class ScriptedServer:
                 broken = job.fault is Fault.WRONG_JSON and index == (last + 1) // 2
                 yield b'{"id": "cmpl' if broken else msgspec.json.encode(event)
         if job.wants_usage:
-            for closing in job.wire.closing(job.steps, job.metrics(self._launch)):
+            for closing in job.wire.closing(job.steps, metrics_of(job.steps, self._launch)):
                 yield msgspec.json.encode(closing)
         for done in job.wire.done:
             yield done
 
     async def _paced(self, job: Job) -> AsyncGenerator[tuple[int, Chunk]]:
         """Numbers the chunks, counts them and gives each at its time."""
-        self._run(+1)
+        self._counters.running.inc()
         try:
             due_s = time.monotonic() + self._script.prefill_ms / 1e3
             due_s += _SLOW_S if job.fault is Fault.SLOW_FIRST_TOKEN else 0.0
@@ -212,26 +211,19 @@ class ScriptedServer:
                 await asyncio.sleep(due_s - time.monotonic())
                 await self._break_off(job, index)
                 self._counters.count_tokens(len(chunk.token_ids), chunk.accepted)
-                job.emitted_s.append(time.monotonic())
                 yield index, chunk
             self._counters.count_finish(job.steps.finish_reason)
             if self.remembers:
                 self.ended.append(job.steps)
         finally:
-            self._run(-1)
-
-    def _run(self, change: int) -> None:
-        self._running += change
-        self._counters.running.set(self._running)
+            self._counters.running.dec()
 
     @property
     def _life_s(self) -> float:
         return time.monotonic() - self._started_s
 
     def _step_s(self) -> float:
-        stretch = 1 + self._script.slowdown_frac * (self._running - 1)
-        stretch += self._script.slows_per_s_frac * self._life_s
-        return self._script.step_ms / 1e3 * stretch
+        return self._script.step_ms / 1e3 * (1 + self._script.slows_per_s_frac * self._life_s)
 
     async def _break_off(self, job: Job, index: int) -> None:
         """Halfway, ends the process or what can be read of it where the script says so."""

@@ -2,17 +2,8 @@
 
 import argparse
 from collections.abc import Sequence
-from enum import StrEnum
 
 import msgspec
-
-
-class Level(StrEnum):
-    """What a response says about its speculation: vLLM's `--per-request-spec-decode-metrics`."""
-
-    NONE = "none"
-    SUMMARY = "summary"
-    DETAILED = "detailed"
 
 
 class Speculation(msgspec.Struct, frozen=True):
@@ -31,8 +22,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         host: the address to listen on.
         port: the TCP port to listen on.
         speculation: absent without `--speculative-config`.
-        level: what each response says about its speculation.
-        with_timings: whether each response holds the server's own timings.
+        counts: whether each response counts its speculation.
     """
 
     model: str
@@ -40,12 +30,11 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8000
     speculation: Speculation | None = None
-    level: Level = Level.NONE
-    with_timings: bool = False
+    counts: bool = False
 
     def __post_init__(self) -> None:
         """Refuses what the real engine refuses, in its words."""
-        if self.level is not Level.NONE and self.speculation is None:
+        if self.counts and self.speculation is None:
             message = (
                 "--per-request-spec-decode-metrics requires speculative decoding "
                 "to be enabled (via --speculative-config)."
@@ -72,8 +61,7 @@ def parse_launch(arguments: Sequence[str]) -> Launch:
         host=flags.host,
         port=flags.port,
         speculation=msgspec.json.decode(spelled, type=Speculation) if spelled else None,
-        level=flags.per_request_spec_decode_metrics,
-        with_timings=flags.enable_per_request_metrics,
+        counts=flags.per_request_spec_decode_metrics != "none",
     )
 
 
@@ -85,6 +73,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="0.0.0.0")  # noqa: S104
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--speculative-config")
-    parser.add_argument("--per-request-spec-decode-metrics", type=Level, default=Level.NONE)
-    parser.add_argument("--enable-per-request-metrics", action="store_true")
+    parser.add_argument("--per-request-spec-decode-metrics", default="none")
     return parser

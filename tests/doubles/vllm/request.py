@@ -2,14 +2,14 @@
 
 import time
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
 from .launch import Launch
 from .script import Fault, Script, chat_prompt, prompt_token_ids, steps_of
 from .steps import Chunk, Steps, changed, merged
-from .wire import Json, Wire, metrics_of, timings_of
+from .wire import Wire
 
 _COMPLETION_TOKENS = 16
 """The protocol's default of `max_tokens` for `/v1/completions`."""
@@ -73,7 +73,6 @@ class Job:
         chunks: what is sent at once.
         fault: what goes wrong.
         stretch: by how much its steps take longer.
-        emitted_s: when it came, then when each chunk went; seconds of the monotonic clock.
     """
 
     body: Body
@@ -82,20 +81,12 @@ class Job:
     chunks: tuple[Chunk, ...]
     fault: Fault | None
     stretch: float = 1.0
-    emitted_s: list[float] = field(default_factory=lambda: [time.monotonic()])
 
     @property
     def wants_usage(self) -> bool:
         """Whether the stream ends with its usage."""
         options = self.body.stream_options
         return bool(options and options.include_usage) and self.fault is not Fault.NO_USAGE
-
-    def metrics(self, launch: Launch) -> Json | None:
-        """The object `metrics`, once all chunks are out."""
-        sent_s, first_s, *later_s = self.emitted_s
-        last_s = later_s[-1] if later_s else first_s
-        timings = timings_of(sent_s, first_s, last_s, self.steps.completion_tokens)
-        return metrics_of(self.steps, launch, timings)
 
 
 def job_of(

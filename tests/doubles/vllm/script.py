@@ -23,6 +23,8 @@ from .steps import END_TOKEN_ID, FIRST_WORD_ID, VOCABULARY, FinishReason, Steps
 VARIABLE = "SCRIPTED_SERVER"
 """The environment variable that names the script's file."""
 _DIRECTIVE = re.compile(r"accepted=([\d,]*) tokens=(\d+)")
+_LENGTH_TOKENS = 24, 64
+"""The least and the most of an answer, its end token included."""
 MAX_MODEL_TOKENS = 1024
 """Prompt and completion together; the default of `max_tokens` fills it."""
 
@@ -101,11 +103,9 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         acceptance_probs: per position, the conditional acceptance, 0..1; the last one goes on.
         accepted_cycle: accepted tokens step by step, over and over, instead of a draw.
         seed: changes the draws of the steps and never the text.
-        length_tokens: least and most tokens of an answer, its end token included.
         prefill_ms: from the request to its first token.
         step_ms: from step to step.
         stretches: times `step_ms`, for the first generation requests one by one; then it is 1.
-        slowdown_frac: by how much each further running request stretches a step.
         falls_per_s_frac: of the steps that would accept something, how many more accept nothing
             with each second of its life: AL - 1 falls in a line, until it is 0.
         slows_per_s_frac: by how much more steps are stretched with each second of its life.
@@ -125,11 +125,9 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     acceptance_probs: Annotated[tuple[float, ...], msgspec.Meta(min_length=1)] = (0.8, 0.7, 0.6)
     accepted_cycle: tuple[int, ...] = ()
     seed: int = 0
-    length_tokens: tuple[int, int] = (24, 64)
     prefill_ms: float = 1.0
     step_ms: float = 1.0
     stretches: tuple[float, ...] = ()
-    slowdown_frac: float = 0.0
     falls_per_s_frac: float = 0.0
     slows_per_s_frac: float = 0.0
     leak_bytes: int = 0
@@ -212,7 +210,7 @@ def steps_of(
         return _directed_steps(prompt, directed, num_speculative_tokens)
     left = max(MAX_MODEL_TOKENS - len(prompt_token_ids(prompt)), 1)
     room = left if max_tokens is None else max_tokens
-    natural = _natural_tokens(prompt, script)
+    natural = _natural_tokens(prompt)
     stops = natural <= room and not ignore_eos
     tokens = _continued(prompt, natural - 1 if stops else room)
     accepted = _accepted(prompt, script, num_speculative_tokens, len(tokens) + stops)
@@ -245,8 +243,8 @@ def _continued(prompt: str, tokens: int) -> tuple[int, ...]:
     return tuple(said)
 
 
-def _natural_tokens(prompt: str, script: Script) -> int:
-    least, most = script.length_tokens
+def _natural_tokens(prompt: str) -> int:
+    least, most = _LENGTH_TOKENS
     return least + int(_share(prompt, "length") * (most - least + 1))
 
 

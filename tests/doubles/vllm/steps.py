@@ -73,11 +73,6 @@ class Steps:
         return text_of(self.token_ids)
 
     @property
-    def proposed(self) -> tuple[int, ...]:
-        """k_s by step."""
-        return (self.draft_tokens,) * len(self.accepted)
-
-    @property
     def verify_steps(self) -> int:
         """S."""
         return len(self.accepted)
@@ -90,18 +85,12 @@ class Steps:
     @property
     def drafted_tokens(self) -> int:
         """D = Σ k_s."""
-        return sum(self.proposed)
+        return self.draft_tokens * self.verify_steps
 
     @property
     def completion_tokens(self) -> int:
         """N, as delivered."""
         return len(self.token_ids)
-
-    @property
-    def truncated_tokens(self) -> int:
-        """1 + Σ (a_s + 1) less N; 0 without speculation."""
-        full = 1 + self.accepted_tokens + self.verify_steps
-        return full - self.completion_tokens if self.accepted else 0
 
     @property
     def acceptance_length(self) -> float:

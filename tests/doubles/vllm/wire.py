@@ -4,17 +4,10 @@ import itertools
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .launch import Launch, Level
+from .launch import Launch
 from .steps import Chunk, Steps, likeliest, logprob, text_of
 
 Json = dict[str, object]
-_TIMINGS = (
-    "time_to_first_token_ms",
-    "generation_time_ms",
-    "queue_time_ms",
-    "mean_itl_ms",
-    "tokens_per_second",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +62,7 @@ class Wire:
 
     def final_event(self, steps: Steps, metrics: Json | None) -> Json:
         """The event with the usage."""
-        spoken = {"metrics": without_none(metrics)} if metrics else {}
+        spoken = {"metrics": metrics} if metrics else {}
         head = self.head(self.event_object)
         return head | {"choices": []} | self._usage(steps) | _FINGERPRINT | spoken
 
@@ -192,33 +185,12 @@ _TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
 _FINGERPRINT: Json = {"system_fingerprint": "vllm-99.0+scripted"}
 
 
-def metrics_of(steps: Steps, launch: Launch, timings: Json) -> Json | None:
-    """The object `metrics` of an answer; absent where the launch asks for nothing of it."""
-    speculates = launch.level is not Level.NONE
-    if not (speculates or launch.with_timings):
+def metrics_of(steps: Steps, launch: Launch) -> Json | None:
+    """The object `metrics` of an answer; as in vLLM, 0 steps give 1.0 and 0.0."""
+    if not launch.counts:
         return None
-    spoken = speculation_of(steps, launch) if speculates else None
-    measured = timings if launch.with_timings else dict.fromkeys(_TIMINGS)
-    return measured | {"speculative_decoding": spoken}
-
-
-def timings_of(sent_s: float, first_s: float, last_s: float, tokens: int) -> Json:
-    """The server's own timings, from the seconds of one clock."""
-    values = (
-        (first_s - sent_s) * 1e3,
-        (last_s - first_s) * 1e3,
-        0.0,
-        (last_s - first_s) * 1e3 / max(tokens - 1, 1),
-        tokens / (last_s - sent_s),
-    )
-    return dict(zip(_TIMINGS, values, strict=True))
-
-
-def speculation_of(steps: Steps, launch: Launch) -> Json:
-    """The record of the speculation; as in vLLM, 0 steps give 1.0 and 0.0."""
-    detailed = launch.level is Level.DETAILED and steps.accepted
     unused = (0,) * (launch.draft_tokens - steps.draft_tokens)
-    return {
+    record = {
         "mean_acceptance_length": steps.acceptance_length if steps.accepted else 1.0,
         "draft_acceptance_rate": steps.acceptance_rate if steps.accepted else 0.0,
         "acceptance_histogram": steps.histogram + unused,
@@ -226,12 +198,5 @@ def speculation_of(steps: Steps, launch: Launch) -> Json:
         "num_accepted_draft_tokens": steps.accepted_tokens,
         "num_draft_tokens": steps.drafted_tokens,
         "num_spec_tokens": launch.draft_tokens,
-        "per_step_accepted": steps.accepted if detailed else None,
-        "per_step_drafted": steps.proposed if detailed else None,
     }
-
-
-def without_none(body: Json) -> Json:
-    """The body without absent values, as the last event of a stream has it."""
-    kept = {key: value for key, value in body.items() if value is not None}
-    return {k: without_none(v) if isinstance(v, dict) else v for k, v in kept.items()}
+    return {"speculative_decoding": record}

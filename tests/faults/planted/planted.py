@@ -22,8 +22,7 @@ def plant() -> None:
         "fewer_drafts": _plant_fewer_drafts,
         "spoilt_draft": _plant_spoilt_draft,
         "no_drafts": _plant_no_drafts,
-        "cold": lambda: _plant_pauses(lambda step: 0.2 * 0.98**step),
-        "restless": lambda: _plant_pauses(lambda step: 0.004 * 1.03 ** (step % 120)),
+        "cold": _plant_pauses,
     }
     chosen = [name for name in os.environ.get("PLANTED_FAULT", "").split(",") if name in planted]
     if chosen and _is_since():
@@ -55,14 +54,14 @@ def _plant_sleep() -> None:
     GPUModelRunner.execute_model = slower
 
 
-def _plant_pauses(pause_s: Callable[[int], float]) -> None:
-    """Every step takes longer, by its number from 0."""
+def _plant_pauses() -> None:
+    """The first steps take longer, each less than the one before."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # noqa: PLC0415 - only in vLLM
 
     execute_model, numbers = GPUModelRunner.execute_model, itertools.count()
 
     def slower(runner: Any, *args: Any, **keywords: Any) -> Any:  # noqa: ANN401
-        time.sleep(pause_s(next(numbers)))
+        time.sleep(0.2 * 0.98 ** next(numbers))
         return execute_model(runner, *args, **keywords)
 
     GPUModelRunner.execute_model = slower

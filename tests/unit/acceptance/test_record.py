@@ -19,22 +19,15 @@ HISTOGRAMS = st.lists(st.integers(0, 50), min_size=4, max_size=4).filter(any)
 
 
 @pytest.mark.parametrize(
-    ("histogram", "steps", "accepted", "proposed", "length", "rate"),
-    [
-        pytest.param((39, 1, 0, 3), 43, 10, 129, 1.23256, 0.07752, id="few-accepted"),
-        pytest.param((8, 0, 6, 6), 20, 30, 60, 2.5, 0.5, id="many-accepted"),
-    ],
+    ("histogram", "counted", "length", "rate"),
+    [((39, 1, 0, 3), (43, 10, 129), 1.23256, 0.07752), ((8, 0, 6, 6), (20, 30, 60), 2.5, 0.5)],
+    ids=["few-accepted", "many-accepted"],
 )
 def test_a_histogram_gives_the_worked_figures(
-    histogram: tuple[int, ...],
-    steps: int,
-    accepted: int,
-    proposed: int,
-    length: float,
-    rate: float,
+    histogram: tuple[int, ...], counted: tuple[int, int, int], length: float, rate: float
 ) -> None:
     counts = builders.counts(*histogram)
-    assert (counts.steps, counts.accepted, counts.proposed) == (steps, accepted, proposed)
+    assert (counts.steps, counts.accepted, counts.proposed) == counted
     assert counts.acceptance_length == pytest.approx(length, abs=5e-6)
     assert counts.acceptance_rate == pytest.approx(rate, abs=5e-6)
 
@@ -53,31 +46,19 @@ def test_steps_with_fewer_drafts_give_the_worked_figures() -> None:
     assert record.truncated_tokens == 2
 
 
-def test_a_rate_that_counts_the_bonus_token_is_another_number() -> None:
-    """SGLang's "accept length 2.78, accept rate 69.38 %" with 3 steps."""
-    counts = StepCounts(steps=1000, accepted=1775, proposed=3000, position_counts=(800, 600, 375))
-    assert counts.acceptance_length is not None
-    assert counts.acceptance_length == pytest.approx(0.6938 * 4, abs=5e-4)
-    assert counts.acceptance_length / 4 == pytest.approx(0.6938, abs=5e-5)
-    assert counts.acceptance_rate == pytest.approx(0.592, abs=5e-4)
-
-
 @settings(max_examples=50, deadline=None)
 @given(HISTOGRAMS)
-def test_the_histogram_comes_back_and_adds_up(histogram: list[int]) -> None:
+def test_figures_by_position_hang_together(histogram: list[int]) -> None:
+    """The histogram comes back; marginals add up to AL - 1, conditional ones multiply to them."""
     counts = builders.counts(*histogram)
     assert counts.histogram == tuple(histogram)
     assert sum(counts.histogram) == counts.steps
-    assert sum(j * steps for j, steps in enumerate(counts.histogram)) == counts.accepted
-
-
-@settings(max_examples=50, deadline=None)
-@given(HISTOGRAMS)
-def test_the_marginals_add_up_to_the_length_less_one(histogram: list[int]) -> None:
-    counts = builders.counts(*histogram)
-    marginals = counts.marginal_acceptance
+    marginals, reached = counts.marginal_acceptance, len(counts.conditional_acceptance)
     assert counts.acceptance_length == pytest.approx(1 + sum(marginals))
     assert list(marginals) == sorted(marginals, reverse=True)
+    assert counts.joint_acceptance == pytest.approx(marginals[:reached])
+    assert not any(marginals[reached:])
+    assert all(0 <= frac <= 1 for frac in counts.conditional_acceptance)
 
 
 def test_figures_without_steps_are_absent_and_not_zero() -> None:
@@ -97,16 +78,6 @@ def test_what_was_added_can_be_taken_away(one: list[int], other: list[int]) -> N
     assert builders.counts(*one) + builders.counts(*other) - builders.counts(
         *other
     ) == builders.counts(*one)
-
-
-@settings(max_examples=50, deadline=None)
-@given(HISTOGRAMS)
-def test_conditional_acceptance_multiplies_up_to_the_marginal(histogram: list[int]) -> None:
-    counts = builders.counts(*histogram)
-    reached = len(counts.conditional_acceptance)
-    assert counts.joint_acceptance == pytest.approx(counts.marginal_acceptance[:reached])
-    assert not any(counts.marginal_acceptance[reached:])
-    assert all(0 <= frac <= 1 for frac in counts.conditional_acceptance)
 
 
 def test_conditional_acceptance_is_given_that_all_before_were_accepted() -> None:

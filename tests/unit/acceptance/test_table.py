@@ -51,30 +51,11 @@ def test_a_row_is_what_its_prompt_did(requests: list[PromptAcceptance]) -> None:
         assert not any(reached[len(own.position_counts) :])
 
 
-def test_the_turns_of_a_prompt_are_added_up() -> None:
-    first, second = builders.counts(2, 1, 0, 1), builders.counts(0, 3, 0, 0)
-    other = builders.counts(1, 0, 0, 0)
-    table = counts_table([prompt("a", first), prompt("b", other), prompt("a", second, turn=2)])
-    assert table.prompt_ids == ("a", "b")
-    assert table.steps.tolist() == [7, 1]
-    assert table.accepted.tolist() == [7, 0]
-    assert table.proposed is not None
-    assert table.proposed.tolist() == [21, 3]
-    assert [column.tolist() for column in table.position_counts] == [[5, 0], [1, 0], [1, 0]]
-
-
 def test_one_request_whose_drafts_nobody_knows_hides_them_all() -> None:
     known = builders.counts(2, 1)
     unknown = StepCounts.from_histogram((2, 1), proposed=None)
     assert counts_table([prompt("a", known), prompt("b", unknown)]).proposed is None
     assert counts_table([prompt("a", unknown), prompt("a", known, turn=2)]).proposed is None
-
-
-def test_positions_that_a_prompt_never_drafted_were_never_reached() -> None:
-    """A draft may be shorter than another's; both turns of `b` are, one after the other."""
-    short, long = builders.counts(1, 4), builders.counts(0, 0, 2, 3)
-    table = counts_table([prompt("a", short), prompt("b", short), prompt("b", long, turn=2)])
-    assert [column.tolist() for column in table.position_counts] == [[4, 9], [0, 5], [0, 3]]
 
 
 def test_only_some_rows_are_picked_in_the_order_asked_for() -> None:

@@ -95,16 +95,12 @@ IMPOSSIBLE = [
         "`$.acceptance_rate_frac`",
         id="percent-as-share",
     ),
-    pytest.param(
-        {"acceptance_rate_frac": 0.00535}, "it is 0.533 or more", id="share-divided-by-100"
-    ),
     pytest.param({"tolerance_frac": 5.0}, "`$.tolerance_frac`", id="percent-as-tolerance"),
     pytest.param(
         {"position_frac": (73.0, 52.0, 35.0)},
         "`$.position_frac[0]`",
         id="percents",
     ),
-    pytest.param({"position_frac": (0.7, 0.4, 0.5)}, "rises", id="rising-positions"),
     pytest.param({"position_frac": (0.9, 0.7)}, "2 positions, needed none or", id="too-few"),
     pytest.param({"position_frac": (0.7, 0.5, 0.3)}, "it is 2.500", id="positions-of-another-run"),
     pytest.param({"source": ""}, "length >= 1 - at `$.source`", id="no-source"),

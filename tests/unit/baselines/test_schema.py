@@ -16,11 +16,12 @@ from specreg.baselines.schema import (
     Noise,
     RecordedDevice,
     StoredPrompt,
+    baseline_files,
     baseline_path,
     load_acceptance,
     load_baseline,
-    load_baselines,
     parse_baseline,
+    read_baselines,
     record_baseline,
     render_baseline,
     render_schema,
@@ -170,7 +171,9 @@ def test_an_unreadable_file_among_baselines_is_left_out(tmp_path: Path, content:
     record_baseline(baseline_path(tmp_path, "a", "case"), BASELINE)
     baseline_path(tmp_path, "a", "broken").write_text(content)
     record_baseline(baseline_path(tmp_path, "b", "case"), PLAIN)
-    assert load_baselines(tmp_path, "*/*.json") == (BASELINE, PLAIN)
+    found, unreadable = read_baselines(baseline_files(tmp_path))
+    assert tuple(found.values()) == (BASELINE, PLAIN)
+    assert len(unreadable) == 1
 
 
 def test_a_prompt_keeps_its_turn_and_a_file_without_turns_is_of_first_ones() -> None:

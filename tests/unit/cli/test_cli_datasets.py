@@ -1,6 +1,5 @@
 """`specreg prepare`, as a user types it."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ from typer.testing import CliRunner, Result
 from specreg.cli import app
 from specreg.core.errors import DatasetError, UnknownNameError
 from specreg.core.files import data_dir
+from tests.unit.builders import write_lines
 
 
 def specreg(*arguments: str | Path, data: Path | None = None) -> Result:
@@ -17,26 +17,13 @@ def specreg(*arguments: str | Path, data: Path | None = None) -> Result:
     return CliRunner().invoke(app, [*map(str, arguments)], env=environment)
 
 
-@pytest.fixture
-def eagle(tmp_path: Path) -> Path:
-    """A folder as EAGLE's `eagle/data`."""
-    for config in ("alpaca", "gsm8k", "humaneval", "mt_bench", "qa", "sum"):
-        rows = [
-            {"question_id": row, "category": f"c{row % 8}", "turns": [f"{config} {row}"]}
-            for row in range(80)
-        ]
-        path = tmp_path / "eagle" / config / "question.jsonl"
-        path.parent.mkdir(parents=True)
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return tmp_path / "eagle"
-
-
-def test_a_set_is_prepared_from_a_file_that_the_user_has(eagle: Path, tmp_path: Path) -> None:
-    options = ("--num-prompts", "16", "--data-dir", str(tmp_path / "data"))
-    done = specreg("prepare", "eagle-qa", "--from", eagle / "qa/question.jsonl", *options)
+def test_a_set_is_prepared_from_a_file_that_the_user_has(tmp_path: Path) -> None:
+    rows = [{"question_id": row, "category": "qa", "turns": [f"Who {row}?"]} for row in range(80)]
+    given = write_lines(tmp_path / "question.jsonl", rows)
+    done = specreg("prepare", "eagle-qa", "--from", given, data=tmp_path / "data")
     assert done.exit_code == 0, done.output
     assert [path.name for path in (tmp_path / "data").glob("*.jsonl")] == ["eagle-qa.jsonl"]
-    assert len((tmp_path / "data/eagle-qa.jsonl").read_text().splitlines()) == 16
+    assert len((tmp_path / "data/eagle-qa.jsonl").read_text().splitlines()) == 80
 
 
 @pytest.mark.parametrize(

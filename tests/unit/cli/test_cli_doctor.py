@@ -97,20 +97,17 @@ def test_status_1_where_something_stands_in_its_way(root: Path) -> None:
         ("binary", b"\xff\xfe", "fixtures/matrix/binary.toml"),
     ],
 )
-def test_a_tier_that_cannot_be_read_is_a_finding(
+def test_a_tier_that_cannot_be_read_is_named(
     root: Path, name: str, content: bytes | None, says: str
 ) -> None:
     if content is not None:
         (root / f"fixtures/matrix/{name}.toml").write_bytes(content)
     done = doctor(root, "--tier", name)
     assert done.exit_code == 1
-    assert says in "".join(line.strip() for line in done.output.splitlines()).replace("  ", "")
-    assert "GiB free" in done.output
+    assert says in str(done.exception)
 
 
-def test_a_folder_that_is_no_repository_has_its_machine_told_all_the_same(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_repository_is_named(tmp_path: Path) -> None:
     done = doctor(tmp_path / "nowhere")
     assert done.exit_code == 1
-    assert done.output.startswith("this machine\n")
-    assert "no such folder" in " ".join(done.output.split())
-    assert "→ run this in the repository, or give --root" in done.output
+    assert "no such folder; run this in the repository, or give --root" in str(done.exception)

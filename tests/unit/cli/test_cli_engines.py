@@ -19,7 +19,6 @@ def test_it_has_what_the_rows_say() -> None:
     heading = PRINTED.splitlines()[0]
     assert heading == "| method | reference | sglang | tensorrt_llm | triton | vllm |"
     assert ROWS["none"] == ["yes"] * 5
-    assert ROWS["lookahead"] == ["–", "–", "yes", "–", "–"]
     assert ROWS["dflash"] == ["–", "yes", "yes", "yes", "yes"]
 
 

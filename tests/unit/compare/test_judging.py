@@ -211,14 +211,6 @@ def test_a_control_that_differs_blames_the_machine_and_no_side() -> None:
     assert {one.metric: one.outcome for one in found.verdicts}[OUTPUT] is Outcome.INVALID
 
 
-def test_what_is_left_open_of_a_lost_case_says_so() -> None:
-    """Here by its answers; of the case itself nothing is proven."""
-    found = answer(launches(noise=10), answers(Outcome.WRONG))
-    kept = next(one for one in found.verdicts if one.metric == OUTPUT)
-    assert kept.outcome is Outcome.INCONCLUSIVE
-    assert kept.reason == "left open, as the case is lost already"
-
-
 def test_a_loss_of_output_is_of_what_it_is_made_of() -> None:
     some = [
         launch(

@@ -25,22 +25,13 @@ def with_server(**changes: object) -> Case:
     return dataclasses.replace(builders.CASE, server=server)
 
 
-def test_without_a_choice_all_cases_of_the_tier_are_compared() -> None:
+def test_cases_are_compared_as_each_side_is_asked() -> None:
+    """All of the tier without a choice; nothing runs beside a side; an override is of one side."""
     assert [pair.id for pair in pairs()] == [case.id for case in TIER.cases]
-
-
-def test_no_control_runs_beside_a_side() -> None:
     assert {side.control for pair in pairs() for side in (pair.a, pair.b)} == {None}
-
-
-def test_an_override_is_of_one_side() -> None:
-    [pair] = pairs("vllm-eagle3-tiny-toy-c1", b="draft_tokens=5")
+    [pair] = pairs("vllm-eagle3-tiny-toy-c1", b="draft_tokens=5", prompts=7)
     assert (pair.a.server.draft_tokens, pair.b.server.draft_tokens) == (3, 5)
     assert pair.id == "vllm-eagle3-tiny-toy-c1 > vllm-eagle3-tiny-k5-toy-c1"
-
-
-def test_prompts_are_those_that_are_asked_for() -> None:
-    [pair] = pairs("vllm-eagle3-tiny-toy-c1", prompts=7)
     assert (pair.a.prompts, pair.b.prompts) == (7, 7)
 
 

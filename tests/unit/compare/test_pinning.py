@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specreg.acceptance.record import AcceptanceRecord, StepCounts
-from specreg.compare import pinning
+from specreg.compare import answers, pinning
 from specreg.compare.pairs import Pair
 from specreg.compare.pinning import (
     pinned_case,
@@ -23,14 +23,11 @@ from specreg.compare.pinning import (
     why_not_pinned,
 )
 from specreg.core.errors import UnknownNameError, UnsupportedError
-from specreg.correctness import answers
 from specreg.datasets.prompts import Prompt
 from specreg.engines.drafter.scheduled import Drafter
 from specreg.engines.pinning import schedule_of
 from specreg.engines.token_api import Transcript
 from tests.unit import builders
-
-PAIR = Pair(a=builders.CASE, b=builders.CASE)
 
 
 @given(st.integers(0, 60), st.integers(3, 5))
@@ -48,15 +45,18 @@ def test_what_is_no_length_is_said(length: float) -> None:
         schedule_of(length, 3)
 
 
-def test_answers_of_other_lengths_are_recorded_apart(tmp_path: Path) -> None:
+def test_each_side_and_each_length_of_answers_has_a_recording_of_its_own(tmp_path: Path) -> None:
     longer = dataclasses.replace(builders.CASE, output_cap_tokens=30)
-    capped = dataclasses.replace(longer, output_cap_tokens=20)
-    paths = {
-        recording_of(pair.a)
-        for case in (longer, capped)
-        for pair in pinned_pairs([Pair(a=case, b=case)], 2.5, builders.ROOT, tmp_path, print)
-    }
-    assert len(paths) == 2
+    paths = []
+    for case in (builders.CASE, longer):
+        pair = Pair(a=case, b=case)
+        [pinned] = pinned_pairs([pair, pair], 2.5, builders.ROOT, tmp_path, print)
+        assert pinned.a.server.method == "custom_class"
+        assert dict(pinned.a.server.engine_env)["SCHEDULED_ACCEPTED"] == "1,2"
+        paths += [recording_of(pinned.a), recording_of(pinned.b)]
+    assert None not in paths
+    assert len(set(paths)) == 4
+    assert recording_of(builders.CASE) is None
 
 
 def test_a_recording_that_was_cut_off_is_none(
@@ -98,28 +98,16 @@ def test_a_drafter_that_wasnt_as_right_as_it_should_be_is_told(tmp_path: Path) -
     assert why_not_pinned(builders.CASE, accepted(20, 48)) == ""
 
 
-def test_each_side_has_a_recording_of_its_own(tmp_path: Path) -> None:
-    [pair] = pinned_pairs([PAIR, PAIR], 2.5, builders.ROOT, tmp_path, print)
-    paths = recording_of(pair.a), recording_of(pair.b)
-    assert None not in paths
-    assert paths[0] != paths[1]
-    assert pair.a.server.method == "custom_class"
-    assert dict(pair.a.server.engine_env)["SCHEDULED_ACCEPTED"] == "1,2"
-    assert recording_of(builders.CASE) is None
-
-
-def test_the_server_of_a_recording_is_the_case_s_without_a_drafter(tmp_path: Path) -> None:
+def test_a_case_keeps_its_own_variables_and_its_recording_is_made_without_a_drafter(
+    tmp_path: Path,
+) -> None:
     pinned = pinned_case(builders.CASE, 2.5, tmp_path / "a.json")
     plain = plain_case(pinned).server
     assert dict(plain.engine_env).keys() == {"PYTHONPATH"}
     assert dataclasses.replace(plain, engine_env=()) == builders.PLAIN_SPEC
-
-
-def test_a_case_keeps_its_own_variables_and_its_own_schedule(tmp_path: Path) -> None:
     own = (("PYTHONPATH", "/planted"), ("SCHEDULED_ACCEPTED", "1"))
-    case = dataclasses.replace(
-        builders.CASE, server=dataclasses.replace(builders.SPEC, engine_env=own)
-    )
+    server = dataclasses.replace(builders.SPEC, engine_env=own)
+    case = dataclasses.replace(builders.CASE, server=server)
     variables = dict(pinned_case(case, 2.5, tmp_path / "a.json").server.engine_env)
     assert variables["SCHEDULED_ACCEPTED"] == "1"
     assert variables["PYTHONPATH"].endswith(":/planted")
@@ -157,8 +145,11 @@ def test_what_a_recording_cant_know_isnt_pinned(
     found = pinned_pairs(pairs, 2.5, builders.ROOT, tmp_path, said.append)
     assert [(one.a.dataset, one.a.turns) for one in found] == [(greedy.dataset, None), ("talks", 1)]
     assert said == [
-        f"not pinned: {drawn.id}, its answers are drawn at temperature 0.7",
-        f"not pinned: {pairs[2].id}, its conversations have further turns than the recorded one",
+        f"not pinned: {pairs[number].id}, {why}, and a recording is of first greedy answers"
+        for number, why in (
+            (1, "its answers are drawn at a temperature"),
+            (2, "its conversations go on"),
+        )
     ]
 
 

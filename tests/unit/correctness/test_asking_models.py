@@ -13,7 +13,7 @@ import pytest
 
 from specreg.core.errors import ModelError
 from specreg.correctness.oracle_client import predict_drafts
-from specreg.engines.pytorch.questions import OracleAnswer, Question, Text
+from specreg.engines.pytorch.requests import OracleAnswer, Question, Text
 from specreg.engines.registry import engine_named
 from specreg.servers.environments import EngineEnvironment, _fingerprint
 from tests.unit import builders
@@ -63,30 +63,22 @@ def ask(question: Question = QUESTION) -> OracleAnswer:
     return predict_drafts(question, on_gpu=False, show=pytest.fail)
 
 
-def test_the_models_are_asked_in_their_own_environment(install: Install, tmp_path: Path) -> None:
-    install(ANSWERS)
-
-    assert ask() == OracleAnswer(accepted=((0, 1, 2),), gaps_nats=(0.5,))
-
-    asked = msgspec.json.decode((tmp_path / "asked.json").read_bytes())
-    *named, device = asked["arguments"]
-    assert (named, device) == (["-m", "specreg.engines.pytorch.oracle"], "cpu")
-    assert msgspec.convert(asked["question"], Question) == QUESTION
-    assert asked["variables"]["PYTHONPATH"] == str(builders.ROOT)
-
-
 @pytest.mark.parametrize(
     ("draft", "offline"), [("", "1"), ("some/head", None)], ids=["a-folder", "a-head-of-the-hub"]
 )
-def test_nothing_is_fetched_where_every_model_is_a_folder(
+def test_the_models_are_asked_in_their_own_environment(
     install: Install, tmp_path: Path, draft: str, offline: str | None
 ) -> None:
+    """Nothing is fetched where every model is a folder."""
     install(ANSWERS)
+    question = msgspec.structs.replace(QUESTION, target=str(tmp_path), draft=draft)
 
-    ask(msgspec.structs.replace(QUESTION, target=str(tmp_path), draft=draft))
+    assert ask(question) == OracleAnswer(accepted=((0, 1, 2),), gaps_nats=(0.5,))
 
     asked = msgspec.json.decode((tmp_path / "asked.json").read_bytes())
-    assert asked["variables"]["HF_HUB_OFFLINE"] == offline
+    assert asked["arguments"] == ["-m", "specreg.engines.pytorch.oracle", "cpu"]
+    assert msgspec.convert(asked["question"], Question) == question
+    assert asked["variables"] == {"PYTHONPATH": str(builders.ROOT), "HF_HUB_OFFLINE": offline}
 
 
 @pytest.mark.parametrize(

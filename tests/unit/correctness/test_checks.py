@@ -22,7 +22,7 @@ from specreg.correctness.checks import (
 )
 from specreg.correctness.oracle_client import PredictDrafts
 from specreg.datasets.prompts import Prompt
-from specreg.engines.pytorch.questions import OracleAnswer, Question
+from specreg.engines.pytorch.requests import OracleAnswer, Question
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case
 from specreg.verdicts.judge import Outcome, Verdict
@@ -260,34 +260,36 @@ def test_other_steps_than_the_models_give_are_wrong_and_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("histogram", "outcome", "change_frac"),
+    ("answer", "predict_drafts", "change_frac", "words"),
     [
-        pytest.param((1, 199), Outcome.PASS, -1 / 200, id="within 1 %"),
-        pytest.param((3, 197), Outcome.WRONG, -3 / 200, id="beyond"),
-        pytest.param((0, 100), Outcome.WRONG, 0.0, id="half the steps"),
+        (says([*range(401)], told(1, 199)), predicts(), -1 / 200, ""),
+        (says([*range(401)], told(3, 197)), predicts(), -3 / 200, "'one' S 200, A 197 ("),
+        (says([*range(401)], told(0, 100)), predicts(), 0.0, "'one' S 100, A 100 ("),
+        (
+            says([4, 5, 6, 7, 8], told(0, 2) | {"spec_num_proposed_drafts": 4}),
+            predicts(),
+            0.0,
+            "D 4 instead of S 2, A 2 (2, 0, 0), D 6",
+        ),
+        (ANSWERED, predicts(accepted=0), 1.0, "instead of S 4, A 0 (0, 0, 0), D 12"),
+        (ANSWERED, predicts(gap_nats=0.25), 0.0, ""),
+        (ANSWERED, predicts(gap_nats=0.26), 0.0, "less likely than another: 'one' by 0.26 nats"),
+    ],
+    ids=[
+        *("within 1 %", "beyond", "half the steps", "fewer drafts", "nothing to accept"),
+        *("tokens as likely", "less likely"),
     ],
 )
-def test_one_percent_of_the_drafts_per_step_and_of_the_steps_may_differ(
-    histogram: tuple[int, ...], outcome: Outcome, change_frac: float
+def test_one_percent_of_the_steps_and_their_drafts_and_rounding_may_differ(
+    answer: Answer, predict_drafts: PredictDrafts, change_frac: float, words: str
 ) -> None:
-    """200 steps, each of which accepts one draft by the models."""
-    verdict = judged(check_steps, says([*range(401)], told(*histogram)))
+    """Of 401 tokens, 200 steps, each of which accepts one draft by the models."""
+    verdict = judged(check_steps, answer, predict_drafts=predict_drafts)
 
-    assert verdict.outcome is outcome
+    assert verdict.outcome is (Outcome.WRONG if words else Outcome.PASS)
     assert verdict.change_frac == pytest.approx(change_frac)
-    assert f"'one' S {sum(histogram)}, A {histogram[1]} (" in verdict.reason
-    assert ("is wrong, see docs/lossless.md" in verdict.reason) == verdict.fails
-
-
-def test_fewer_drafts_in_as_many_steps_are_wrong() -> None:
-    fewer = told(0, 2) | {"spec_num_proposed_drafts": 4}
-    assert judged(check_steps, says([4, 5, 6, 7, 8], fewer)).outcome is Outcome.WRONG
-
-
-def test_where_nothing_should_be_accepted_the_change_is_what_was() -> None:
-    verdict = judged(check_steps, ANSWERED, predict_drafts=predicts(accepted=0))
-
-    assert (verdict.outcome, verdict.change_frac) == (Outcome.WRONG, 1.0)
+    assert words in verdict.reason
+    assert ("is wrong, see docs/lossless.md" in verdict.reason) == verdict.fails == bool(words)
 
 
 LONG = says([*range(SPEC.max_model_len_tokens - 5)], told(0, 2))
@@ -332,18 +334,6 @@ def test_how_an_answer_goes_on_is_asked_of_the_server_beside_it() -> None:
     assert body["input_ids"] == [1, 2, 0, 4, 5, 6, 7, 8]
     assert body["sampling_params"]["max_new_tokens"] == 3
     assert body["sampling_params"]["ignore_eos"]
-
-
-@pytest.mark.parametrize(
-    ("gap_nats", "outcome"), [(0.25, Outcome.PASS), (0.26, Outcome.WRONG)], ids=["at", "beyond"]
-)
-def test_a_token_that_the_target_finds_less_likely_is_wrong_beyond_rounding(
-    gap_nats: float, outcome: Outcome
-) -> None:
-    verdict = judged(check_steps, ANSWERED, predict_drafts=predicts(gap_nats=gap_nats))
-
-    assert verdict.outcome is outcome
-    assert ("less likely than another: 'one' by 0.26 nats" in verdict.reason) == verdict.fails
 
 
 def case_of(engine: str, method: str, *, temperature: float = 0.0, control: bool = True) -> Case:

@@ -72,7 +72,7 @@ def test_only_the_first_difference_counts_and_is_asked_for_after_its_own_text() 
         ["same", "other"], plain, answers((3, 4), (5, 9, 7, 1)), lambda: plain, score
     )
 
-    only = Parting(prompt_id="other", position=1, plain=6, other=9, gap_nats=1.5)
+    only = Parting(prompt_id="other", position=1, plain=6, other=9, text=(*PROMPT, 5), gap_nats=1.5)
     assert asked == [[((*PROMPT, 5), (6, 9))]]
     assert found.partings == found.failures == (only,)
     assert (found.equal_frac, found.control_equal_frac) == (0.5, 1.0)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.correctness.oracle_client import drafts_of_lookup, has_oracle, walk
 from specreg.engines.methods import METHODS
-from specreg.engines.pytorch.questions import Text
+from specreg.engines.pytorch.requests import Text
 from specreg.engines.registry import ENGINES
 from tests.unit import builders
 
@@ -36,20 +36,6 @@ def test_each_step_emits_what_it_accepts_and_one_more(
     """Drafts beyond the end count as well: the verifier's view."""
     found = walk(lambda _: (3, accepted), text(4, 10), 3)
     assert found == builders.counts(*histogram)
-
-
-def test_a_step_begins_where_the_one_before_ended() -> None:
-    """A prompt of four: steps begin at 5, 5 + 2 + 1 = 8, and 8 + 0 + 1 = 9; the text ends at 10."""
-    begun: list[int] = []
-
-    def drafts_at(place: int) -> tuple[int, int]:
-        begun.append(place)
-        return 3, {5: 2, 8: 0, 9: 3}[place]
-
-    found = walk(drafts_at, text(4, 6), 3)
-
-    assert begun == [5, 8, 9]
-    assert found == StepCounts(steps=3, accepted=5, proposed=9, position_counts=(2, 2, 1))
 
 
 def test_a_step_that_drafts_nothing_counts_for_nothing_and_emits_one_token() -> None:

@@ -29,7 +29,7 @@ def test_the_checksum_depends_on_texts_and_order() -> None:
     assert len(prompts_sha256([])) == 64
 
 
-@pytest.mark.parametrize("name", [name for name, one in SETS.items() if one.form])
+@pytest.mark.parametrize("name", [name for name, one in SETS.items() if one.licence])
 def test_a_set_that_nobody_prepared_says_how_to(name: str, tmp_path: Path) -> None:
     words = f"dataset '{name}': not prepared on this machine; run specreg prepare {name}"
     with pytest.raises(DatasetError, match=words):

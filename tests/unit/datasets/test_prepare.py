@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from specreg.core.errors import DatasetError
-from specreg.datasets.prepare import Preparation, PreparedSet, load_prompts, load_record, prepare
+from specreg.datasets.prepare import PreparedSet, load_prompts, load_record, prepare
 from specreg.datasets.prompts import Prompt
 from specreg.datasets.table import dataset_named
 from tests.unit import builders
@@ -41,25 +41,11 @@ class Folder:
         self.data_dir, self.file = path / "data", path / "question.jsonl"
         self.said: list[str] = []
 
-    def prepare(
-        self,
-        name: str,
-        given: Path | None = None,
-        *,
-        part: bool = False,
-        prompts: int | None = None,
-        revision: str = "main",
-    ) -> PreparedSet:
+    def prepare(self, name: str, given: Path | None = None) -> PreparedSet:
         """Prepares a set."""
-        asked = Preparation(
-            data_dir=self.data_dir,
-            given=given,
-            part=part,
-            prompts=prompts,
-            revision=revision,
-            show=self.said.append,
+        return prepare(
+            dataset_named(name), data_dir=self.data_dir, given=given, show=self.said.append
         )
-        return prepare(dataset_named(name), asked)
 
     def load(self, name: str) -> tuple[Prompt, ...]:
         """The prompts of a set, as a run loads them."""
@@ -95,8 +81,6 @@ def test_the_record_says_what_was_prepared_of_what(folder: Folder) -> None:
         rows=80,
         left_out=0,
         prompts=80,
-        asked=None,
-        part=False,
         categories=dict.fromkeys(CATEGORIES, 10),
         source_sha256=hashlib.sha256(folder.file.read_bytes()).hexdigest(),
         sha256=hashlib.sha256(written).hexdigest(),
@@ -115,48 +99,23 @@ def test_a_folder_that_cannot_be_written_is_named(folder: Folder) -> None:
         folder.prepare("mt-bench", folder.file)
 
 
-def test_what_holds_still_is_kept_and_said_so(folder: Folder) -> None:
+def test_what_is_there_is_kept_and_said_so_unless_a_file_is_given(folder: Folder) -> None:
     first = folder.prepare("mt-bench", folder.file)
-    written = (folder.data_dir / "mt-bench.jsonl").stat().st_ino
-    for given in (folder.file, None):
-        folder.said.clear()
-        assert folder.prepare("mt-bench", given) == first
-        path = folder.data_dir / "mt-bench.json"
-        kept = "mt-bench: kept 80 prompts (categories: 8), of question.jsonl"
-        assert folder.said == [f"{kept}; remove {path} to prepare it anew"]
-    assert (folder.data_dir / "mt-bench.jsonl").stat().st_ino == written
-
-
-def test_what_is_asked_for_otherwise_is_prepared_anew(folder: Folder, tmp_path: Path) -> None:
-    folder.prepare("mt-bench", folder.file)
-    other = tmp_path / "other.jsonl"
+    folder.said.clear()
+    assert folder.prepare("mt-bench") == first
+    path = folder.data_dir / "mt-bench.json"
+    kept = "mt-bench: kept 80 prompts (categories: 8), of question.jsonl"
+    assert folder.said == [f"{kept}; remove {path} to prepare it anew"]
+    other = folder.file.rename(folder.file.with_name("other.jsonl"))
     other.write_text(mt_bench().replace("And then?", "And now?"))
     assert folder.prepare("mt-bench", other).source == "other.jsonl"
     assert folder.load("mt-bench")[0].turns[1] == "And now?"
-    assert folder.prepare("mt-bench", folder.file, prompts=16).prompts == 16
-    assert folder.prepare("mt-bench", folder.file, prompts=16, part=True).part
-    folder.said.clear()
-    folder.prepare("mt-bench", folder.file, prompts=16, part=True, revision="v1")
-    assert folder.said[-1].startswith("wrote 16 prompts")
-
-
-def test_as_many_prompts_as_asked_for_are_spread_too(folder: Folder) -> None:
-    record = folder.prepare("mt-bench", folder.file, prompts=20)
-    assert (record.rows, record.prompts, record.asked) == (80, 20, 20)
-    assert sorted(record.categories.values()) == [2, 2, 2, 2, 3, 3, 3, 3]
-    assert len(folder.load("mt-bench")) == 20
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        pytest.param(
-            mt_bench(79), "79 rows, needed 80; get the whole file, or say --part", id="79"
-        ),
-        pytest.param(
-            mt_bench().replace("humanities", "stem"), "7 categories, needed 8; get", id="categories"
-        ),
-        pytest.param("", "is empty; fetch it again", id="empty"),
+        pytest.param("", "asks nothing; docs/datasets.md", id="empty"),
         pytest.param("<html>not found</html>", "question.jsonl:1: JSON is malformed", id="page"),
         pytest.param(
             mt_bench() + mt_bench(1), "prompts 1 and 81 have the same id '81'", id="twice"
@@ -172,19 +131,11 @@ def test_what_was_not_published_is_refused_and_nothing_written(
     assert not folder.data_dir.exists()
 
 
-def test_a_part_is_taken_where_the_user_says_so(folder: Folder) -> None:
+def test_a_part_is_taken_and_said_to_be_one(folder: Folder) -> None:
     folder.file.write_text(mt_bench(15))
-    record = folder.prepare("mt-bench", folder.file, part=True)
-    assert (record.part, record.prompts) == (True, 15)
+    assert folder.prepare("mt-bench", folder.file).prompts == 15
+    assert "15 prompts, published are 80: a part is what will be replayed" in folder.said
     assert [prompt.category for prompt in folder.load("mt-bench")[:2]] == ["writing", "roleplay"]
-
-
-def test_a_folder_is_searched_for_the_file_of_each_config(folder: Folder, tmp_path: Path) -> None:
-    row = {"question_id": "q", "category": "coding", "messages": [{"role": "user", "content": "x"}]}
-    (tmp_path / "qualitative.jsonl").write_text(json.dumps(row) + "\n")
-    assert folder.prepare("speed-bench-qualitative", tmp_path, part=True).prompts == 1
-    with pytest.raises(DatasetError, match=r"throughput_1k\.jsonl' is no file that can be read"):
-        folder.prepare("speed-bench-throughput_1k", tmp_path, part=True)
 
 
 @pytest.mark.parametrize(

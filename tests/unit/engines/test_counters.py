@@ -127,16 +127,11 @@ def test_a_missing_counter_is_named(engine: str, page: str, name: str, words: st
 
 
 def test_a_page_of_vllm_without_the_counters_means_no_speculation() -> None:
-    """What they may be called now is named."""
     page = VLLM_PAGE.replace(SPECULATION, "vllm:speculation_")
     with pytest.raises(InvalidMeasurementError) as error:
         read("vllm", page)
     assert error.value.reason == "SPEC_DISABLED"
-    assert str(error.value).endswith(
-        "it doesn't speculate, or its version calls them otherwise than vllm:spec_decode_num_…;"
-        " /metrics has vllm:speculation_drafts_total, vllm:speculation_draft_tokens_total,"
-        " vllm:speculation_accepted_tokens_total, vllm:speculation_accepted_tokens_per_pos_total"
-    )
+    assert "its version calls them otherwise than vllm:spec_decode_num_…" in str(error.value)
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "88.5", "-1.0", "1e+300"])
@@ -182,6 +177,6 @@ def test_the_requests_that_ended_are_counted_whatever_for(version: str) -> None:
 
 
 def test_an_engine_without_counters_is_not_read_as_zero() -> None:
-    assert ENGINES["triton"].wire_format.counters_path_of("2.51") is None
+    assert ENGINES["triton"].wire_format.counters_path is None
     with pytest.raises(InvalidMeasurementError, match="METRICS_MISSING"):
         read("triton", "")

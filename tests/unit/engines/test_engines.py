@@ -17,7 +17,6 @@ PYTHON = Path("/envs/one/bin/python")
 CASE_ARGS = {"triton": ("seed=7",)}
 GIVEN = Memory(cache_bytes=2**30, cache_tokens=9216, share_frac=0.03721)
 COUNTS = "--per-request-spec-decode-metrics"
-GRAPHS = "--cuda-graph-max-bs-prefill"
 
 
 def options_of(engine: str, method: str = "eagle3", **changes: Any) -> LaunchOptions:  # noqa: ANN401
@@ -114,7 +113,7 @@ def test_case_and_control_differ_in_the_speculation_alone() -> None:
             GIVEN,
             "--kv-cache-memory-bytes 1073741824 --gpu-memory-utilization 0.0372",
         ),
-        ("sglang", None, "--mem-fraction-static 0.4"),
+        ("sglang", None, "--mem-fraction-static 0.4 --cuda-graph-max-bs-prefill 1024"),
         ("sglang", GIVEN, "--max-total-tokens 9216 --mem-fraction-static 0.4372"),
     ],
 )
@@ -131,32 +130,10 @@ def test_on_a_gpu_a_server_takes_the_memory_that_it_is_given(
     assert [name for name in ENGINES[engine].environment(options_of(engine)) if "CPU" in name]
 
 
-@pytest.mark.parametrize(("engine", "flag"), [("vllm", COUNTS), ("sglang", f"{GRAPHS} 1024")])
-def test_a_flag_that_a_version_lacks_is_not_given(engine: str, flag: str) -> None:
-    for flags, given in (
-        (None, True),
-        (frozenset({flag.split(maxsplit=1)[0]}), True),
-        (frozenset({"--dtype"}), False),
-    ):
-        command = command_of(engine, on_gpu=True, flags=flags)
-        assert (flag in command) == given
-
-
-@pytest.mark.parametrize(
-    ("engine", "version", "asked"),
-    [
-        *(("vllm", version, True) for version in ("0.26.0", "0.33.0", "nightly", "0.1.dev1+g1")),
-        *(("vllm", version, False) for version in ("0.29.0", "0.32.0", "")),
-        *(("sglang", version, True) for version in ("0.5.20", "0.5.24")),
-        *(("sglang", version, False) for version in ("0.5.21", "0.5.23", "")),
-        *(("tensorrt_llm", "1.4", False), ("triton", "2.60", False)),
-    ],
-)
-def test_a_version_whose_flags_are_unknown_is_asked_for_them(
-    engine: str, version: str, *, asked: bool
-) -> None:
-    command = ENGINES[engine].help_command(PYTHON, version)
-    assert (command[-1:] == ("--help",)) == bool(command) == asked
+def test_a_flag_that_a_version_lacks_is_not_given() -> None:
+    for version in ("0.29.0", "0.33.0", "nightly", "0.1.dev1+g1", ""):
+        assert COUNTS in command_of("vllm", version=version)
+    assert COUNTS not in command_of("vllm", version="0.28.1")
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -242,18 +219,26 @@ def test_on_a_cpu_a_model_that_is_spread_has_a_process_for_each_share() -> None:
 @pytest.mark.parametrize(
     ("engine", "parallel", "words"),
     [
-        ("sglang", Parallel(tensor=2, draft_tensor=1), "SGLang splits the draft as the target"),
-        ("sglang", Parallel(tensor=2, pipeline=2), r"parallel\.pipeline = 2, ray = false: SGLang"),
-        ("sglang", Parallel(tensor=2, ray=True), r"parallel\.pipeline = 1, ray = true: SGLang"),
-        ("tensorrt_llm", Parallel(data=2), "trtllm-serve runs one copy"),
-        ("tensorrt_llm", Parallel(tensor=2, draft_tensor=1), "trtllm-serve runs one copy"),
+        ("sglang", Parallel(tensor=2, draft_tensor=1), "draft_tensor = 1: engine 'sglang'"),
+        ("sglang", Parallel(tensor=2, pipeline=2), "pipeline = 2: engine 'sglang'"),
+        ("sglang", Parallel(tensor=2, ray=True), "ray = True"),
+        ("tensorrt_llm", Parallel(data=2), "data = 2: engine 'tensorrt_llm'"),
+        ("tensorrt_llm", Parallel(tensor=2, draft_tensor=1), "draft_tensor = 1"),
+        ("triton", Parallel(ray=True), "ray = True"),
+        ("reference", Parallel(tensor=2), "tensor = 2: engine 'reference' can't spread a model so"),
     ],
 )
 def test_what_an_engine_cannot_spread_is_refused(
     engine: str, parallel: Parallel, words: str
 ) -> None:
-    with pytest.raises(UnsupportedError, match=words):
-        ENGINES[engine].check_parallel(parallel)
+    with pytest.raises(UnsupportedError, match=rf"parallel\.{words}"):
+        ENGINES[engine].check(dataclasses.replace(builders.PLAIN_SPEC, parallel=parallel))
+
+
+@pytest.mark.parametrize("engine", ["sglang", "tensorrt_llm", "vllm"])
+def test_a_draft_may_be_split_as_its_target(engine: str) -> None:
+    as_target = Parallel(tensor=2, draft_tensor=2)
+    ENGINES[engine].check(dataclasses.replace(builders.SPEC, parallel=as_target))
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -33,7 +33,7 @@ from tests.doubles.protocols.sglang import ScriptedSglang
 from tests.doubles.protocols.tensorrt_llm import ScriptedTensorrtLlm
 from tests.doubles.protocols.triton import ScriptedTriton
 from tests.doubles.vllm.app import ScriptedServer
-from tests.doubles.vllm.launch import Launch, Level, Speculation
+from tests.doubles.vllm.launch import Launch, Speculation
 from tests.doubles.vllm.script import Fault, Script
 from tests.unit import builders
 
@@ -111,7 +111,7 @@ def play(
         model="folder",
         name="toy",
         speculation=Speculation(num_speculative_tokens=draft_tokens),
-        level=Level.SUMMARY,
+        counts=True,
     )
     server = SERVERS[protocol](launch, script or Script(prefill_ms=0.0, step_ms=0.0))
     case = dataclasses.replace(builders.CASE, form=form, stream=stream)

@@ -13,7 +13,6 @@ from specreg.engines.methods import (
     METHODS,
     VERIFIED_TOKENS,
     Tree,
-    is_older,
 )
 from specreg.engines.registry import ENGINES
 from tests.unit import builders
@@ -36,15 +35,6 @@ def test_an_engine_is_told_the_draft_and_its_length() -> None:
 
 def test_engines_have_methods_that_are_known() -> None:
     assert {name for engine in ENGINES.values() for name in engine.methods} == set(METHODS)
-
-
-@pytest.mark.parametrize(("name", "engine"), ROWS)
-def test_a_method_comes_after_an_engines_oldest_version_and_goes_after_it_came(
-    name: str, engine: str
-) -> None:
-    spelling, oldest = ENGINES[engine].methods[name], ENGINES[engine].oldest
-    assert not spelling.since or is_older(oldest, spelling.since)
-    assert not spelling.until or is_older(spelling.since or oldest, spelling.until)
 
 
 def test_an_engine_that_lacks_the_method_is_refused() -> None:

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from specreg.core.errors import InvalidMeasurementError, UnsupportedError
-from specreg.engines.pytorch.options import parse_options
-from specreg.engines.registry import ENGINES, engine_named
-from specreg.engines.settings import Parallel
+from specreg.engines.pytorch.__main__ import parse_options
+from specreg.engines.registry import engine_named
 from tests.unit import builders
 
 REFERENCE = engine_named("reference")
@@ -46,23 +44,12 @@ def test_a_draft_without_its_method_is_refused(capsys: pytest.CaptureFixture[str
     assert "--method=draft_model needs --draft-model" in capsys.readouterr().err
 
 
-def test_it_runs_on_one_gpu() -> None:
-    with pytest.raises(UnsupportedError, match="runs on one GPU"):
-        REFERENCE.check_parallel(Parallel(tensor=2))
-
-
 def test_it_finds_specreg_after_what_the_user_put_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/mine")
     found = REFERENCE.environment(PLAIN)["PYTHONPATH"].split(os.pathsep)
     assert found == ["/mine", str(builders.ROOT)]
     monkeypatch.delenv("PYTHONPATH")
     assert REFERENCE.environment(PLAIN)["PYTHONPATH"] == str(builders.ROOT)
-
-
-def test_a_server_is_offline_where_nothing_needs_to_be_fetched() -> None:
-    offline = dataclasses.replace(PLAIN, offline=True)
-    assert REFERENCE.environment(offline)["HF_HUB_OFFLINE"] == "1"
-    assert "HF_HUB_OFFLINE" not in REFERENCE.environment(PLAIN)
 
 
 def test_the_extra_is_what_the_suite_installs() -> None:
@@ -72,14 +59,3 @@ def test_the_extra_is_what_the_suite_installs() -> None:
     assert sorted(extra) == sorted((requirement.pin, *requirement.extras))
     assert requirement.local_torch == "torch==2.13.0"
     assert REFERENCE.requirement(on_gpu=True).local_torch is None
-
-
-def test_its_counters_have_a_name_of_their_own() -> None:
-    vllm = (builders.ROOT / "fixtures/recordings/reference/5.19.0/metrics.txt").read_text()
-    with pytest.raises(InvalidMeasurementError, match="looked for reference:spec_decode_num_dr"):
-        ENGINES["reference"].wire_format.parse_counters(vllm.replace("reference:", "vllm:"))
-
-
-def test_its_counters_are_absent_without_speculation() -> None:
-    with pytest.raises(InvalidMeasurementError, match="SPEC_DISABLED"):
-        ENGINES["reference"].wire_format.parse_counters("reference:generation_tokens_total 3\n")

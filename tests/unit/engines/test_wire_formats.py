@@ -10,7 +10,7 @@ import pytest
 
 from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.acceptance.trace import StreamEvent
-from specreg.core.errors import InvalidMeasurementError, UnsupportedError
+from specreg.core.errors import InvalidMeasurementError
 from specreg.engines.registry import ENGINES
 from specreg.engines.wire_format import DONE, Ask, EventSplitter, Form, Message, Role
 from tests.unit import builders
@@ -100,25 +100,17 @@ def test_each_event_of_vllm_is_understood_and_the_last_one_tells_its_steps(
         assert (counts.acceptance_rate or 0.0) == own["draft_acceptance_rate"]
 
 
-@pytest.mark.parametrize(
-    ("engine", "version", "streams"),
-    [
-        *(("vllm", version, VLLM_STREAMS) for version in VLLM_VERSIONS[1:]),
-        ("reference", "5.19.0", REFERENCE_STREAMS),
-    ],
-)
-def test_the_counters_moved_by_what_the_recorded_answers_say(
-    engine: str, version: str, streams: tuple[str, ...]
-) -> None:
-    folder = recording(engine, version)
+@pytest.mark.parametrize("version", VLLM_VERSIONS[1:])
+def test_the_counters_moved_by_what_the_recorded_answers_say(version: str) -> None:
+    folder = recording("vllm", version)
     before, after = (
-        ENGINES[engine].wire_format.parse_counters((folder / name).read_text()).counts
+        ENGINES["vllm"].wire_format.parse_counters((folder / name).read_text()).counts
         for name in ("metrics_before.txt", "metrics.txt")
     )
     assert before is not None
     assert after is not None
     streamed = [
-        parsed(engine, raw_events(engine, version, name)[-1])[0].acceptance for name in streams
+        parsed("vllm", raw_events("vllm", version, name)[-1])[0].acceptance for name in VLLM_STREAMS
     ]
     whole = [
         StepCounts.from_histogram(own["acceptance_histogram"], own["num_draft_tokens"])
@@ -358,9 +350,3 @@ def test_a_request_asks_for_tokens_usage_and_acceptance(
 ) -> None:
     wire_format = ENGINES[engine].wire_format
     assert (wire_format.path(ask), wire_format.body(ask)) == (path, body)
-
-
-@pytest.mark.parametrize("ask", [CHAT, IDS], ids=["chat", "ids"])
-def test_what_triton_cannot_take_is_refused_with_the_way_out(ask: Ask) -> None:
-    with pytest.raises(UnsupportedError, match='form = "completions" in the matrix'):
-        ENGINES["triton"].wire_format.body(ask)

@@ -22,7 +22,7 @@ from specreg.matrix.case import Case
 from specreg.matrix.schema import Arrivals, Load
 from specreg.measurement.metrics import tpot_ms, ttft_ms
 from tests.doubles.vllm.app import ScriptedServer
-from tests.doubles.vllm.launch import Launch, Level, Speculation
+from tests.doubles.vllm.launch import Launch, Speculation
 from tests.doubles.vllm.script import DEFAULTS, Fault, Script
 from tests.unit import builders
 
@@ -32,7 +32,7 @@ LAUNCH = Launch(
     model="some/target",
     name=builders.SPEC.id,
     speculation=Speculation(num_speculative_tokens=3),
-    level=Level.SUMMARY,
+    counts=True,
 )
 ENDPOINT = Endpoint(base_url="http://scripted", model="toy", engine="vllm")
 ONE_AT_A_TIME = builders.with_concurrency(1)
@@ -47,7 +47,7 @@ def replay(script: Script, case: Case = builders.CASE) -> tuple[Round, list[Fini
             base_url = str(listening.make_url(""))
             endpoint = dataclasses.replace(ENDPOINT, base_url=base_url, model=builders.SPEC.id)
             async with new_client(endpoint, connections=case.load.concurrency) as client:
-                return await replay_round(
+                built = await replay_round(
                     case,
                     endpoint,
                     builders.PROMPTS,
@@ -55,6 +55,7 @@ def replay(script: Script, case: Case = builders.CASE) -> tuple[Round, list[Fini
                     clock=time.monotonic_ns,
                     record=recorded.append,
                 )
+                return built.as_round()
 
     return asyncio.run(run()), recorded
 
@@ -114,9 +115,10 @@ def replay_wire(
 
     async def run() -> Round:
         async with httpx.AsyncClient(transport=wire, base_url="http://scripted") as client:
-            return await replay_round(
+            built = await replay_round(
                 case, ENDPOINT, prompts, client=client, clock=clock, record=record, part=part
             )
+            return built.as_round()
 
     return asyncio.run(run())
 
@@ -167,30 +169,6 @@ def test_the_counts_of_each_request_are_the_truth(script: Script) -> None:
         assert trace.chunk_sizes == tuple(sizes[1:].count(n) for n in range(max(sizes) + 1))
 
 
-def faulty(fault: Fault) -> tuple[FinishedRequest, list[FinishedRequest]]:
-    """The second request, which the fault hit, and the others."""
-    script = Script(fault=fault, fault_after_requests=1)
-    one, hit, *others = replay(script, ONE_AT_A_TIME)[1]
-    return hit, [one, *others]
-
-
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        (Fault.HTTP_500, "HTTP_ERROR: HTTP 500 from /v1/chat/completions"),
-        (Fault.HTTP_429, "HTTP_ERROR: HTTP 429 from /v1/chat/completions"),
-        (Fault.TRUNCATED_STREAM, "Error"),
-        (Fault.WRONG_JSON, "EVENT_UNREADABLE: "),
-    ],
-)
-def test_a_request_that_fails_is_a_trace_with_an_error(fault: Fault, words: str) -> None:
-    hit, others = faulty(fault)
-    assert words in (hit.trace.error or "")
-    assert hit.trace.usage_tokens is None
-    assert [one.trace.error for one in others] == [None] * 5
-    assert all(one.trace.usage_tokens for one in others)
-
-
 def test_a_server_that_is_not_there_is_an_error_of_each_request() -> None:
     class Nobody(Wire):
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -211,47 +189,21 @@ def test_a_refusal_is_quoted_as_far_as_it_is_read() -> None:
 @pytest.mark.parametrize(
     ("pieces", "words", "tokens"),
     [
-        pytest.param(
-            [b'data: {"choices": [{"delta": {"content": "\xff"}}]}\n'],
-            "EVENT_UNREADABLE",
-            1,
-            id="no-text",
-        ),
-        pytest.param(
-            [b'data: {"error": ' + b"[" * 100_000 + b"\n\n"], "EVENT_UNREADABLE", 1, id="deep"
-        ),
-        pytest.param(
-            [b'data: {"choices": [], "usage": {"completion_tokens": 1' + b"0" * 30 + b"}}\n\n"],
-            "EVENT_UNREADABLE",
-            1,
-            id="huge",
-        ),
-        pytest.param(
-            [b'data: {"choices": [], "usage": {"completion_tokens": -1}}\n\n'],
-            "EVENT_UNREADABLE",
-            1,
-            id="negative",
-        ),
-        pytest.param(
-            [b'data: {"error": {"message": "EngineDeadError"}}\n\n'],
-            "SERVER_ERROR",
-            1,
-            id="error-event",
-        ),
-        pytest.param(
+        ([b'data: {"choices": [{"delta": {"content": "\xff"}}]}\n'], "EVENT_UNREADABLE", 1),
+        ([b'data: {"error": {"message": "EngineDeadError"}}\n\n'], "SERVER_ERROR", 1),
+        (
             [event(", ".join(["1"] * 600))] * 2,
             "TOKENS_IMPOSSIBLE: a chunk of 600 tokens in an answer that was to have 20 tokens",
             601,
-            id="too-many-tokens",
         ),
-        pytest.param(
+        (
             # Without ids nothing else would end it before its time.
             [event("", text="x" * 2**19)] * 4,
             "ANSWER_ENDLESS: 1572865 characters in an answer that",
             1,
-            id="too-much-text",
         ),
     ],
+    ids=["no-text", "error-event", "too-many-tokens", "too-much-text"],
 )
 def test_an_event_that_cannot_be_is_an_error_of_its_request(
     pieces: list[bytes], words: str, tokens: int
@@ -275,7 +227,7 @@ def test_what_is_no_http_is_an_error_of_its_request() -> None:
         port = server.sockets[0].getsockname()[1]
         endpoint = dataclasses.replace(ENDPOINT, base_url=f"http://127.0.0.1:{port}")
         async with new_client(endpoint, connections=1) as client:
-            done = await replay_round(
+            built = await replay_round(
                 ONE_AT_A_TIME,
                 endpoint,
                 builders.PROMPTS[:1],
@@ -283,7 +235,7 @@ def test_what_is_no_http_is_an_error_of_its_request() -> None:
                 clock=time.monotonic_ns,
             )
         server.close()
-        return done
+        return built.as_round()
 
     (trace,) = asyncio.run(run()).traces
     assert (trace.error or "").startswith("ClientResponseError: 400")
@@ -517,16 +469,6 @@ class Slow(Wire):
         self.in_flight -= 1
 
 
-def replay_by_real_time(
-    wire: Wire,
-    case: Case,
-    prompts: Sequence[Prompt] = builders.PROMPTS,
-    record: Record | None = None,
-) -> Round:
-    """A round over a wire by the system's clock."""
-    return replay_wire(wire, case, prompts, record=record, clock=time.monotonic_ns)
-
-
 def planned_gaps_ns(done: Round) -> set[int]:
     """The times between one due request and the next."""
     planned = [trace.planned_ns for trace in done.traces]
@@ -535,7 +477,7 @@ def planned_gaps_ns(done: Round) -> set[int]:
 
 def test_an_open_load_sends_when_due_however_slow_the_server_is() -> None:
     wire = Slow(())
-    done = replay_by_real_time(wire, open_load(100.0))
+    done = replay_wire(wire, open_load(100.0), clock=time.monotonic_ns)
     assert planned_gaps_ns(done) == {10 * MS}
     assert all(trace.sent_ns >= trace.planned_ns for trace in done.traces)
     assert wire.most_in_flight == len(builders.PROMPTS)
@@ -543,7 +485,7 @@ def test_an_open_load_sends_when_due_however_slow_the_server_is() -> None:
 
 def test_a_round_with_a_duration_sends_its_prompts_again_until_it_is_over() -> None:
     case = open_load(1000.0, duration_s=0.013)
-    done = replay_by_real_time(Wire(PIECES), case)
+    done = replay_wire(Wire(PIECES), case, clock=time.monotonic_ns)
     ids = [trace.prompt_id for trace in done.traces]
     wanted = itertools.islice(itertools.cycle(p.id for p in builders.PROMPTS), 13)
     assert ids == list(wanted)
@@ -559,7 +501,7 @@ def test_a_closed_loop_with_a_duration_ends_after_it() -> None:
 def test_a_closed_loop_starts_its_requests_one_after_another() -> None:
     load = Load(concurrency=3, ramp_up_s=0.03)
     case = dataclasses.replace(builders.CASE, load=load)
-    done = replay_by_real_time(Slow(()), case, builders.PROMPTS[:3])
+    done = replay_wire(Slow(()), case, builders.PROMPTS[:3], clock=time.monotonic_ns)
     sent = [trace.sent_ns for trace in done.traces]
     assert all(later - earlier >= 5 * MS for earlier, later in itertools.pairwise(sent))
 
@@ -579,11 +521,12 @@ def test_requests_are_recorded_as_they_end_and_not_with_the_round() -> None:
     """A run that is killed must have on disk what it has measured."""
     wire, asked_when_recorded = Wire((event("1", '"length"'),)), []
 
-    replay_by_real_time(
+    replay_wire(
         wire,
         builders.with_concurrency(16),
         builders.PROMPTS * 40,
         record=lambda _: asked_when_recorded.append(len(wire.asked)),
+        clock=time.monotonic_ns,
     )
     assert len(asked_when_recorded) == 240
     # Those in flight, and as many that have just ended.
@@ -598,7 +541,13 @@ def test_a_disk_that_refuses_ends_the_round_at_once() -> None:
         raise SpecregError("no room")
 
     with pytest.raises(SpecregError, match="no room"):
-        replay_by_real_time(wire, ONE_AT_A_TIME, builders.PROMPTS * 40, record=refuse)
+        replay_wire(
+            wire,
+            ONE_AT_A_TIME,
+            builders.PROMPTS * 40,
+            record=refuse,
+            clock=time.monotonic_ns,
+        )
     assert len(wire.asked) < 10, "of 240"
 
 
@@ -610,5 +559,5 @@ def test_a_lag_of_the_loop_is_felt() -> None:
                 time.sleep(0.06)  # noqa: ASYNC251 - what a client must not do
                 yield piece
 
-    done = replay_by_real_time(Blocking(()), ONE_AT_A_TIME, builders.PROMPTS[:1])
+    done = replay_wire(Blocking(()), ONE_AT_A_TIME, builders.PROMPTS[:1], clock=time.monotonic_ns)
     assert done.lags.max_ns > 30 * MS

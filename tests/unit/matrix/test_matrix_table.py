@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from specreg.baselines.estimate import Estimate
 from specreg.baselines.schema import baseline_path, record_baseline
 from specreg.cli import app
+from specreg.cli.cases import render_matrix
 from specreg.core.errors import UnknownNameError
 from specreg.matrix.tier import load_tier
-from specreg.report.cases import render_matrix
 from specreg.telemetry.identity import Gpus, current_environment
 from tests.unit import builders
 
@@ -57,16 +58,16 @@ def row(text: str, case_id: str) -> list[str]:
 
 
 def test_a_case_says_what_it_needs_and_about_how_long_it_takes(tmp_path: Path) -> None:
-    """44 prompts, 64 steps of 16 GiB at 1560 GiB/s for 4 at once, 82 ms: 11 s; power: 30 s."""
+    """44 prompts, 64 steps of 16 GiB at 1560 GiB/s for 4 at once, 0.16 s: 7 s; power: 30 s."""
     text = printed(write(tmp_path, TIER))
     assert row(text, "vllm-none-eight-gsm8k-c4") == [
         *("vllm-none-eight-gsm8k-c4", "1", "80", "8"),
-        *("0.7", "guess"),
+        *("0.6", "guess"),
     ]
     assert row(text, "vllm-eagle3-eight-gsm8k-c4")[1:4] == ["1", "88", "8"]
     assert "to prepare: specreg prepare gsm8k" in text
     assert "minutes of a GPU in all, 120 s for each server's start" in text
-    assert "guess: each step reads all weights at half of the memory's bandwidth" in text
+    assert "guess: a step reads all weights at 1560 GiB/s; no draft is accepted" in text
     assert "tiers: cpu" in text
 
 
@@ -79,11 +80,10 @@ def test_what_was_recorded_is_said_to_be(tmp_path: Path) -> None:
         baseline_path(tmp_path / "baselines", here.name, "vllm-none-eight-toy-c4"), baseline
     )
     said = printed(tmp_path)
-    # 8 prompts and 28 to warm up, and 8 to prove, of 20 tokens at one per second.
-    assert row(said, "vllm-none-eight-toy-c4")[1:] == ["–", "–", "8", "14.7", "recorded"]
-    assert row(said, "vllm-eagle3-eight-toy-c4")[1:] == ["–", "–", "8", "–"]
-    assert "about 16 minutes in all" in said
-    assert "and 1 case(s) of which nothing tells" in said
+    # 8 prompts and 28 to warm up, and 8 to prove, of 64 tokens at one per second.
+    assert row(said, "vllm-none-eight-toy-c4")[1:] == ["–", "–", "8", "46.9", "recorded"]
+    assert row(said, "vllm-eagle3-eight-toy-c4")[-3:] == ["guess", "and", "recorded"]
+    assert "minutes in all" in said
     assert "prepare" not in said
 
 
@@ -102,7 +102,7 @@ def test_what_was_recorded_is_said_to_be(tmp_path: Path) -> None:
 )
 def test_what_does_not_fit_is_counted(tmp_path: Path, gpus: Gpus, words: str) -> None:
     tier = load_tier(write(tmp_path, TIER) / "fixtures/matrix", "cpu")
-    estimates = dict.fromkeys(case.id for case in tier.cases)
+    estimates = {case.id: Estimate(1.0, "guess") for case in tier.cases}
     assert words in render_matrix(tier, estimates, gpus, width=110)
 
 

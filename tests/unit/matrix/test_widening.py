@@ -14,10 +14,16 @@ import pytest
 
 from specreg.baselines.store import settings_in
 from specreg.core.errors import ModelError
-from specreg.matrix.case import ServerSpec
-from specreg.matrix.models import missing_files, model_sha256, read_tensors
+from specreg.matrix.case import ServerSpec, Sizes
+from specreg.matrix.models import model_sha256
 from specreg.matrix.schema import Width
-from specreg.matrix.widening import SHAPES, check_room, lacking_bytes, served_models, widen_models
+from specreg.matrix.widening import (
+    SHAPES,
+    check_room,
+    read_tensors,
+    served_models,
+    widen_models,
+)
 from tests.unit import builders
 
 TINY = builders.ROOT / "fixtures/models/tiny"
@@ -60,9 +66,8 @@ class Llama:
         self.config = json.loads((folder / "config.json").read_text())
         self.weights: dict[str, Numbers] = {}
         for path in folder.glob("*.safetensors"):
-            for name, tensor in read_tensors(path).items():
-                bits = np.frombuffer(tensor.data, np.uint16).astype(np.uint32) << 16
-                self.weights[name] = bits.view(np.float32).astype(float).reshape(tensor.shape)
+            for name, bits in read_tensors(path).items():
+                self.weights[name] = (bits.astype(np.uint32) << 16).view(np.float32).astype(float)
 
     def times(self, name: str, states: Numbers) -> Numbers:
         times: Numbers = states @ self.weights[f"{name}.weight"].T
@@ -159,7 +164,10 @@ def test_a_widened_folder_is_a_whole_model_with_its_tokenizer() -> None:
     config = json.loads((target / "config.json").read_text())
     narrow = json.loads((TINY / "target/config.json").read_text())
     assert config == narrow | shape | {"rms_norm_eps": narrow["rms_norm_eps"] / 4}
-    assert missing_files(target) == missing_files(head) == ()
+    for folder in (target, head):
+        index = json.loads((folder / "model.safetensors.index.json").read_text())
+        parts = set(index["weight_map"].values())
+        assert {path.name for path in folder.glob("*.safetensors")} == parts
     assert (target / "tokenizer.json").read_bytes() == (TINY / "target/tokenizer.json").read_bytes()
 
 
@@ -187,15 +195,16 @@ def test_a_disk_without_room_is_named_before_anything_is_written(
 ) -> None:
     disk = shutil.disk_usage(cache.parent)._replace(free=3 * GIB)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: disk)
-    needed_gib = 17.12  # 17.0 GB of the target, 1.4 of the head
+    sizes = Sizes(target_gib=15.8, draft_gib=1.3, token_kib=96.0)
+    large = dataclasses.replace(spec(width=Width.EIGHT_BILLION), sizes=sizes)
     with pytest.raises(ModelError) as error:
-        check_room(builders.ROOT, [spec(width=Width.EIGHT_BILLION)])
+        check_room(builders.ROOT, [large, large])
     assert str(error.value) == (
-        f"widened models: 3.0 GiB are free in '{cache.parent}', needed {needed_gib:.1f}; make room,"
+        f"widened models: 3.0 GiB are free in '{cache.parent}', needed 17.1; make room,"
         " name another cache with SPECREG_CACHE, or choose a pair of a smaller width"
     )
     with pytest.raises(ModelError, match=r"needed 17\.1; make room"):
-        widen_models(builders.ROOT, spec(width=Width.EIGHT_BILLION), show=pytest.fail)
+        widen_models(builders.ROOT, large, show=pytest.fail)
     check_room(builders.ROOT, [spec(width=Width.ONE_BILLION)])
     assert not cache.exists()
 
@@ -206,6 +215,7 @@ def test_a_disk_without_room_is_named_before_anything_is_written(
         ({"target": "Qwen/Qwen3-8B"}, "model 'Qwen/Qwen3-8B' of pair 'toy': only the folder of"),
         ({"method": "mtp"}, "for draft_model or eagle3, can be widened; leave widen out"),
         ({"draft": "fixtures/nowhere"}, "config.json is missing"),
+        ({"target": "a/b", "widen": None, "padding_layers": 2}, "only a folder can be padded; set"),
     ],
 )
 def test_what_is_no_folder_of_a_known_kind_cannot_be_widened(
@@ -233,8 +243,10 @@ def test_a_model_of_another_form_cannot_be_widened(
     shutil.copytree(TINY / "target", other)
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | change))
-    with pytest.raises(ModelError, match=r"can't be widened to Shape.*; leave widen out"):
-        lacking_bytes(builders.ROOT, [dataclasses.replace(spec(), target=str(other))])
+    with pytest.raises(ModelError, match=r"can't be made larger, .*leave padding_layers and wid"):
+        widen_models(
+            builders.ROOT, dataclasses.replace(spec(), target=str(other)), show=lambda _: None
+        )
 
 
 def parameters(width: Width) -> Mapping[str, int]:

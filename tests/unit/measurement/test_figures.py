@@ -1,8 +1,6 @@
 """The figures: all that docs/measuring.md names, exact, and null where there is no value."""
 
 import dataclasses
-import json
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,7 +17,6 @@ from specreg.measurement.figures import (
     PartFigures,
     SpeedupFigures,
     figures_of,
-    record_figures,
 )
 from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Family, Replay
@@ -81,20 +78,14 @@ def measured(
     return dataclasses.replace(measurement, replay=replay)
 
 
-def on_disk(folder: Path, measurement: Measurement) -> dict[str, Any]:
-    """The figures as another program reads them; strict JSON knows no NaN."""
-
-    def refuse(constant: str) -> None:
-        raise AssertionError(constant)
-
-    path = folder / "figures" / "case.json"
-    record_figures(path, figures_of(measurement, 2))
-    found: dict[str, Any] = json.loads(path.read_text(), parse_constant=refuse)
+def as_json(measurement: Measurement) -> dict[str, Any]:
+    """The figures as another program reads them."""
+    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(figures_of(measurement, 2)))
     return found
 
 
-def test_the_acceptance_of_all_requests_is_there_in_every_form(tmp_path: Path) -> None:
-    figures = on_disk(tmp_path, measured(record()))
+def test_the_acceptance_of_all_requests_is_there_in_every_form() -> None:
+    figures = as_json(measured(record()))
     assert (figures["case_id"], figures["launch"]) == (CASE.id, 2)
     assert (figures["engine_version"], figures["invalid"]) == ("0.32.0", None)
     acceptance = figures["acceptance"]
@@ -117,8 +108,8 @@ def test_the_acceptance_of_all_requests_is_there_in_every_form(tmp_path: Path) -
     assert acceptance["category_acceptance_length_tokens"] == (1 + 36 / 22 + 4) / 2
 
 
-def test_the_acceptance_is_there_by_category_and_by_turn(tmp_path: Path) -> None:
-    acceptance = on_disk(tmp_path, measured(record()))["acceptance"]
+def test_the_acceptance_is_there_by_category_and_by_turn() -> None:
+    acceptance = as_json(measured(record()))["acceptance"]
     lengths = {
         name: part["acceptance_length_tokens"] for name, part in acceptance["by_category"].items()
     }
@@ -130,16 +121,8 @@ def test_the_acceptance_is_there_by_category_and_by_turn(tmp_path: Path) -> None
     assert turns == {"1": (2, 22, 0), "2": (1, 2, 2)}
 
 
-def test_the_acceptance_of_each_request_is_there(tmp_path: Path) -> None:
-    by_request = on_disk(tmp_path, measured(record()))["acceptance"]["by_request"]
-    lengths = [one["figures"]["acceptance_length_tokens"] for one in by_request]
-    assert lengths == [prompt.counts.acceptance_length for prompt in record().prompts]
-    assert [one["turn"] for one in by_request] == [prompt.turn for prompt in record().prompts]
-    assert all(one["figures"]["requests"] == 1 for one in by_request)
-
-
-def test_the_timing_is_summarized_over_requests_and_rates_over_rounds(tmp_path: Path) -> None:
-    timing = on_disk(tmp_path, measured(record()))["timing"]
+def test_the_timing_is_summarized_over_requests_and_rates_over_rounds() -> None:
+    timing = as_json(measured(record()))["timing"]
     assert (timing["requests"], timing["good_requests"], timing["tokens"]) == (4, 2, 20)
     assert timing["tokens_per_chunk"] == 4.0
     means = {
@@ -165,9 +148,9 @@ def test_the_timing_is_summarized_over_requests_and_rates_over_rounds(tmp_path: 
     }
 
 
-def test_the_control_has_its_own_timing_and_the_judged_values_stand_apart(tmp_path: Path) -> None:
+def test_the_control_has_its_own_timing_and_the_judged_values_stand_apart() -> None:
     measurement = measured(record())
-    figures = on_disk(tmp_path, measurement)
+    figures = as_json(measurement)
     assert (figures["control"]["requests"], figures["control"]["ttft_ms"]["mean"]) == (1, 30.0)
     assert figures["judged"] == dict(measurement.values)
     assert {"acceptance_pos3_frac", "goodput_requests_per_s", "speedup_ratio"} <= {
@@ -179,9 +162,9 @@ MATHS = msgspec.structs.replace(SLOW, category="math")
 """TPOT 10 ms; SWIFT, of the chat, has 5."""
 
 
-def test_the_pace_is_there_by_category_of_the_case_and_of_its_control(tmp_path: Path) -> None:
+def test_the_pace_is_there_by_category_of_the_case_and_of_its_control() -> None:
     part = dataclasses.replace(ROUNDS[0], traces=(SWIFT, MATHS, SWIFT))
-    figures = on_disk(tmp_path, measured(record(), rounds=(part,)))
+    figures = as_json(measured(record(), rounds=(part,)))
     chat, maths = figures["timing"]["by_category"].values()
     assert list(figures["timing"]["by_category"]) == ["chat", "math"]
     assert (chat["requests"], chat["tokens"], chat["tpot_ms"]["p50"]) == (2, 10, 5.0)
@@ -189,9 +172,9 @@ def test_the_pace_is_there_by_category_of_the_case_and_of_its_control(tmp_path: 
     assert figures["control"]["by_category"]["chat"]["tpot_ms"]["p50"] == 10.0
 
 
-def test_the_speedup_is_that_of_throughput_and_of_time_per_token(tmp_path: Path) -> None:
+def test_the_speedup_is_that_of_throughput_and_of_time_per_token() -> None:
     part = dataclasses.replace(ROUNDS[0], traces=(SWIFT, MATHS, SWIFT))
-    figures = on_disk(tmp_path, measured(record(), rounds=(part,)))
+    figures = as_json(measured(record(), rounds=(part,)))
     assert figures["speedup"] == {
         "throughput_ratio": figures["judged"]["speedup_ratio"],
         "tpot_ratio": 2.0,
@@ -199,17 +182,17 @@ def test_the_speedup_is_that_of_throughput_and_of_time_per_token(tmp_path: Path)
     }
 
 
-def test_there_is_no_speedup_without_a_control_or_a_speed(tmp_path: Path) -> None:
+def test_there_is_no_speedup_without_a_control_or_a_speed() -> None:
     alone = dataclasses.replace(CASE, control=None)
     timeless = dataclasses.replace(CASE, speed=False)
     for case in (alone, timeless):
-        assert on_disk(tmp_path, measured(record(), case))["speedup"] is None
+        assert as_json(measured(record(), case))["speedup"] is None
 
 
-def test_a_sum_says_nothing_of_requests(tmp_path: Path) -> None:
+def test_a_sum_says_nothing_of_requests() -> None:
     """Counters know all steps and no request: no mean over requests, and no parts."""
     of_sum = dataclasses.replace(record(Source.VLLM_COUNTERS), prompts=())
-    acceptance = on_disk(tmp_path, measured(of_sum))["acceptance"]
+    acceptance = as_json(measured(of_sum))["acceptance"]
     absent = {name for name, value in acceptance["total"].items() if value is None}
     assert absent == {
         *("requests", "macro_acceptance_length_tokens", "tokens_per_step", "truncated_tokens")
@@ -218,20 +201,20 @@ def test_a_sum_says_nothing_of_requests(tmp_path: Path) -> None:
     assert (acceptance["by_category"], acceptance["by_turn"]) == ({}, {})
 
 
-def test_what_chunks_alone_do_not_tell_is_null(tmp_path: Path) -> None:
+def test_what_chunks_alone_do_not_tell_is_null() -> None:
     unknown = dataclasses.replace(LONG, proposed=None)
     of_chunks = dataclasses.replace(
         builders.acceptance(unknown, Source.STREAM_CHUNKS), view=View.EMITTED
     )
-    total = on_disk(tmp_path, measured(of_chunks))["acceptance"]["total"]
+    total = as_json(measured(of_chunks))["acceptance"]["total"]
     absent = {name for name, value in total.items() if value is None}
     assert absent == {"proposed", "acceptance_rate_frac", "truncated_tokens"}
 
 
-def test_steps_without_a_draft_are_no_tokens_per_step_of_those_with_one(tmp_path: Path) -> None:
+def test_steps_without_a_draft_are_no_tokens_per_step_of_those_with_one() -> None:
     spec = dataclasses.replace(builders.SPEC, method="ngram", draft=None)
     ngram = dataclasses.replace(CASE, server=spec)
-    acceptance = on_disk(tmp_path, measured(record(), ngram))["acceptance"]
+    acceptance = as_json(measured(record(), ngram))["acceptance"]
     parts = [acceptance["total"], *acceptance["by_turn"].values()]
     assert [(part["tokens_per_step"], part["truncated_tokens"]) for part in parts] == [
         (None, None)
@@ -239,11 +222,11 @@ def test_steps_without_a_draft_are_no_tokens_per_step_of_those_with_one(tmp_path
     assert acceptance["total"]["acceptance_length_tokens"] == 1 + 42 / 24
 
 
-def test_figures_of_nothing_are_null_and_neither_zero_nor_nan(tmp_path: Path) -> None:
+def test_figures_of_nothing_are_null_and_neither_zero_nor_nan() -> None:
     silent = msgspec.structs.replace(builders.trace(), usage_tokens=0)
     empty = Round(traces=(silent,), started_ns=S, ended_ns=S)
     idle = builders.acceptance(NO_STEPS)
-    figures = on_disk(tmp_path, measured(idle, rounds=(empty,)))
+    figures = as_json(measured(idle, rounds=(empty,)))
     spreads = {name for name, value in figures["timing"].items() if value is None}
     assert spreads == {
         *("tokens_per_chunk", "ttft_ms", "e2e_ms", "tpot_ms", "step_ms", "output_tokens_per_s"),
@@ -266,15 +249,15 @@ def test_figures_of_nothing_are_null_and_neither_zero_nor_nan(tmp_path: Path) ->
     }
 
 
-def test_without_speculation_there_is_no_acceptance(tmp_path: Path) -> None:
-    figures = on_disk(tmp_path, measured(None, builders.PLAIN_CASE))
+def test_without_speculation_there_is_no_acceptance() -> None:
+    figures = as_json(measured(None, builders.PLAIN_CASE))
     assert (figures["acceptance"], figures["control"]) == (None, None)
     assert figures["timing"]["requests"] == 4
 
 
-def test_figures_of_what_is_invalid_say_why_and_nothing_else(tmp_path: Path) -> None:
+def test_figures_of_what_is_invalid_say_why_and_nothing_else() -> None:
     broken = dataclasses.replace(builders.measurement({}), replay=None, invalid=all_invalid("X: y"))
-    figures = on_disk(tmp_path, broken)
+    figures = as_json(broken)
     assert {name: value for name, value in figures.items() if value} == {
         "case_id": builders.CASE.id,
         "launch": 2,
@@ -291,20 +274,12 @@ def test_figures_of_what_is_invalid_say_why_and_nothing_else(tmp_path: Path) -> 
         (Family.POWER, set[str]()),
     ],
 )
-def test_figures_of_an_invalid_family_alone_are_not_there(
-    tmp_path: Path, family: Family, gone: set[str]
-) -> None:
+def test_figures_of_an_invalid_family_alone_are_not_there(family: Family, gone: set[str]) -> None:
     one = measured(record())
-    whole = on_disk(tmp_path, one)
-    part = on_disk(tmp_path, dataclasses.replace(one, invalid={family: "X: y"}))
+    whole = as_json(one)
+    part = as_json(dataclasses.replace(one, invalid={family: "X: y"}))
     assert part["invalid"] == {family: "X: y"}
     assert {name for name in part if whole[name] and not part[name]} == gone
-
-
-def test_a_disk_that_refuses_costs_no_verdict(tmp_path: Path) -> None:
-    (tmp_path / "figures").touch()
-    record_figures(tmp_path / "figures" / "case.json", figures_of(measured(record()), 1))
-    assert (tmp_path / "figures").read_bytes() == b""
 
 
 @pytest.mark.parametrize("kind", [Figures, PartFigures, ArmFigures, PaceFigures, SpeedupFigures])

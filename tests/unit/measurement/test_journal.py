@@ -30,7 +30,7 @@ from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Family, Replay
 from specreg.measurement.validity import all_invalid
 from tests.doubles.vllm.app import ScriptedServer
-from tests.doubles.vllm.launch import Launch, Level, Speculation
+from tests.doubles.vllm.launch import Launch, Speculation
 from tests.doubles.vllm.script import Script
 from tests.unit import builders
 
@@ -70,7 +70,7 @@ def journaled(
         model="folder",
         name="toy",
         speculation=Speculation(num_speculative_tokens=3),
-        level=Level.SUMMARY,
+        counts=True,
     )
     journal = Journal(path)
 
@@ -433,7 +433,7 @@ def test_nobody_goes_on_with_a_run_that_still_goes_on(path: Path) -> None:
     living, other = Journal(path), Journal(path)
     living.hold()
     living.begin(KEY)
-    words = r"--specreg-resume: the last run, '.*', still goes on; wait until it has ended, or end"
+    words = r"'.*': still goes on; wait until it has ended, or end"
     for ask in (other.hold, lambda: last_run(path.parent.parent)):
         with pytest.raises(SpecregError, match=words):
             ask()

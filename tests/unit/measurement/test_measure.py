@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import ClassVar, cast
 
 import httpx
 import msgspec
@@ -317,26 +317,9 @@ def test_a_case_without_speculation_has_no_acceptance(servers: tuple[Server, Ser
     assert set(found.values) == {"throughput_tokens_per_s", "ttft_p50_ms", "tpot_p50_ms"}
 
 
-def test_the_counters_are_where_the_servers_version_has_them(
-    servers: tuple[Server, Server],
-) -> None:
-    class Elsewhere(VllmWireFormat):
-        def counters_path_of(self, version: str) -> str:
-            return f"/of-{version}"
-
-    class Other(Vllm):
-        wire_format = Elsewhere()
-
-    found = measured(dataclasses.replace(servers[0], engine=Other()), None)
-    (why,) = found.invalid.values()
-    assert why.startswith("METRICS_MISSING: looked for counters, HTTP 404 from /of-99.0+scripted; ")
-
-
 def test_counters_that_are_missing_leave_the_speeds(servers: tuple[Server, Server]) -> None:
     class Nowhere(VllmWireFormat):
-        def counters_path_of(self, version: str) -> str:
-            del version
-            return "/nowhere"
+        counters_path: ClassVar[str | None] = "/nowhere"
 
     class Other(Vllm):
         wire_format = Nowhere()

@@ -144,22 +144,33 @@ def test_the_page_needs_nothing_else() -> None:
 def test_what_is_said_of_a_case_comes_as_charts_and_in_numbers() -> None:
     assert titles(reports.CASE_REPORT) == [
         "Accepted, by position of the draft",
-        "Acceptance length, by category of the prompts",
         "History of acceptance length",
         "History of throughput",
     ]
     page = Page(render_page(reports.REPORT))
-    assert len(page.all("svg")) == 4
+    assert len(page.all("svg")) == 3
     for words in ("time per output token, ms", "without speculation", "p99", "0.31.0"):
         assert words in page.text
 
 
 def test_a_part_that_is_not_known_has_no_chart() -> None:
     bare = msgspec.structs.replace(reports.CASE_REPORT, expected=None, history=())
-    assert len(titles(bare)) == 2
+    assert len(titles(bare)) == 1
     assert titles(msgspec.structs.replace(bare, figures=None)) == []
     without = msgspec.structs.replace(figures(), acceptance=None)
     assert titles(msgspec.structs.replace(bare, figures=without)) == []
+
+
+def test_only_runs_that_judged_the_figure_are_drawn() -> None:
+    words = ("PASS", "NOT_COMPARABLE", "NO_BASELINE", "MEASURED", "INVALID", "REGRESSED")
+    name = "acceptance_length_tokens"
+    runs = [
+        msgspec.structs.replace(reports.past_run(day, **{name: 2.0}), outcomes={name: word})
+        for day, word in enumerate(words, start=1)
+    ]
+    case = msgspec.structs.replace(reports.CASE_REPORT, history=tuple(runs))
+    (chart,) = [one for one in charts_of(case) if one.title == "History of acceptance length"]
+    assert "The last 2 runs that judged it" in chart.note
 
 
 def at_load(concurrency: int, drafts: int, ratio: float) -> CaseReport:
@@ -196,17 +207,13 @@ def test_where_it_stops_to_pay_is_told(loads: list[tuple[int, float]], said: str
 
 def hostile_reports() -> dict[str, Report]:
     """By place the report with a hostile text there."""
-    report, acceptance = reports.REPORT, figures().acceptance
-    assert acceptance is not None
-    parts = dict(zip((HOSTILE, "b"), acceptance.by_category.values(), strict=True))
-    changed = msgspec.structs.replace(acceptance, by_category=parts)
+    report = reports.REPORT
     lost = dataclasses.replace(reports.LOST, reason=HOSTILE)
     other = dataclasses.replace(reports.LOST, case_id=HOSTILE)
     loads = [msgspec.structs.replace(at_load(load, 3, 1.5), models=HOSTILE) for load in (1, 8)]
     replace = msgspec.structs.replace
     return {
         "reason": replace(report, run=reports.run_of(lost)),
-        "category": reports.with_case(figures=replace(figures(), acceptance=changed)),
         "remark": replace(report, remarks=(HOSTILE,)),
         "case_id": replace(reports.with_case(case_id=HOSTILE), run=reports.run_of(other)),
         "models": replace(report, cases=tuple(loads)),
@@ -240,12 +247,11 @@ def many(number: int) -> Report:
     )
 
 
-def test_of_many_cases_those_that_fail_come_first_and_only_the_first_have_charts() -> None:
-    page = Page(render_page(many(9), most_drawn=2))
+def test_of_many_cases_those_that_fail_come_first() -> None:
+    page = Page(render_page(many(9)))
     details = [str(one["id"]) for one in page.all("details") if "id" in one]
     assert len(details) == 9
     assert details[0] == "case-8"
-    assert len(page.all("svg")) == 2 * len(titles(reports.CASE_REPORT))
 
 
 def test_of_several_positions_the_worst_is_shown() -> None:

@@ -10,9 +10,9 @@ from tests.unit.reports import a_round, measured
 GAINS = figures_of(measured(), 1)
 
 
-def lines(*figures: Figures, percentiles: bool = False) -> list[str]:
+def lines(*figures: Figures) -> list[str]:
     """Each line of what is shown, its words a blank apart."""
-    shown = render_figures(figures, width=110, color=False, percentiles=percentiles)
+    shown = render_figures(figures, width=110, color=False)
     return [" ".join(line.split()) for line in shown.splitlines()]
 
 
@@ -55,14 +55,3 @@ def test_what_is_not_known_has_no_table() -> None:
 def test_a_table_keeps_to_its_width(case_id: str) -> None:
     shown = render_figures([called(case_id)], width=110, color=False)
     assert max(map(len, shown.splitlines())) <= 110
-
-
-def test_each_figure_has_its_percentiles_and_those_of_the_target_alone() -> None:
-    shown = lines(called("case"), percentiles=True)
-    shown = shown[shown.index("how it spreads count mean min p50 p75 p90 p95 p99 max") :]
-    assert shown[1] == "case"
-    place = shown.index("time per output token, ms 2 7.5 5 7.5 8.75 9.5 9.75 9.95 10")
-    assert shown[place + 1] == "target alone 2 20 10 20 25 28 29 29.8 30"
-    assert "length of an answer, tokens 2 5 5 5 5 5 5 5 5" in shown
-    bare = msgspec.structs.replace(called("case"), timing=None, control=None)
-    assert "how it spreads" not in "".join(lines(bare, percentiles=True))

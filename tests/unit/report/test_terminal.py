@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from specreg.baselines.record import RecordedBaseline
-from specreg.report.document import Answer, ArmReport, Kind, Tone
+from specreg.report.document import Answer, ArmReport, Tone
 from specreg.report.markdown import render_markdown
 from specreg.report.page import render_page
 from specreg.report.terminal import (
@@ -125,7 +125,6 @@ def test_a_case_of_several_launches_is_shown_once() -> None:
 
 GATE = msgspec.structs.replace(
     reports.REPORT,
-    kind=Kind.GATE,
     title="DON'T: vllm==0.31.0 → vllm==0.32.0",
     answers=(Answer(subject="don't", tone=Tone.BAD, text="throughput is worse"),),
     arms=(

@@ -17,7 +17,6 @@ from specreg.engines.engine import Identity
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import ServerSpec, Tier
 from specreg.servers.attach import alone, attach_server, check_attached
-from specreg.servers.provision import check_version
 from specreg.servers.server import Server
 from tests.doubles.vllm.script import Fault, Script
 from tests.unit import builders
@@ -155,17 +154,6 @@ def test_one_url_is_one_server_with_nothing_beside_it(tmp_path: Path) -> None:
         check_attached([builders.CASE, other], "http://host:8000", root=tmp_path)
 
 
-def test_a_server_that_is_too_old_for_the_case_is_refused(tmp_path: Path) -> None:
-    with running(tmp_path, builders.SPEC) as url:
-        check_attached([builders.CASE], url, root=tmp_path)
-    chat = dataclasses.replace(
-        builders.CASE, server=dataclasses.replace(builders.SPEC, engine="sglang")
-    )
-    with pytest.raises(UnsupportedError, match=r"acceptance of SGLang 0\.5\.18: its answers"):
-        check_version(chat, "0.5.18")
-    check_version(chat, "0.5.19")
-
-
 def answers(of: dict[str, bytes], engine: str) -> Identity:
     """What an engine makes of these answers."""
     return engine_named(engine).identify(lambda _, path: of[path])
@@ -228,6 +216,18 @@ def test_a_server_without_its_counters_is_refused_with_what_switches_them_on(
         refuse(spec, url, tmp_path, f"server at {url}: .*404.*; start it with {flag}")
         if engine == "tensorrt_llm":  # which doesn't say that it speculates
             attached(plain, url, tmp_path)
+
+
+def test_a_server_that_is_too_old_is_refused(tmp_path: Path) -> None:
+    spec = dataclasses.replace(builders.SPEC, engine="tensorrt_llm", target="a/toy")
+    cases = [dataclasses.replace(builders.CASE, server=spec)]
+    with answering(TENSORRT_LLM) as url:
+        check_attached(cases, url, root=tmp_path)
+    with (
+        answering(TENSORRT_LLM | {"/version": b'{"version": "1.2.1"}'}) as url,
+        pytest.raises(UnsupportedError, match=r"'tensorrt_llm' 1\.2\.1: is too old; take 1\.3"),
+    ):
+        check_attached(cases, url, root=tmp_path)
 
 
 def test_sglang_says_it_in_its_settings(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from specreg.servers.server import StartedServer
 from specreg.servers.start import start_server
 from tests.doubles.vllm.script import Script
 from tests.unit import builders
-from tests.unit.correctness.test_answers import ENVIRONMENT
+from tests.unit.compare.test_answers import ENVIRONMENT
 
 WHOLE = os.sched_getaffinity(0)
 

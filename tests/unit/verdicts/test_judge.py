@@ -22,7 +22,6 @@ from specreg.verdicts.judge import (
     judge,
     outcome_of,
     record_hint,
-    two_sided_outcome_of,
 )
 from tests.unit import builders
 
@@ -118,7 +117,7 @@ def test_an_outcome_looks_at_the_whole_interval(
 def test_a_change_either_way_is_judged_by_its_whole_interval(
     low: float, estimate: float, high: float, outcome: Outcome
 ) -> None:
-    assert two_sided_outcome_of(estimate, low, high, 0.1) is outcome
+    assert outcome_of(estimate, low, high, 0.1, two_sided=True) is outcome
 
 
 @pytest.mark.parametrize("outcome", Outcome)
@@ -210,7 +209,7 @@ def test_an_inconclusive_verdict_says_what_the_case_can_see() -> None:
     assert verdict.mde_frac == pytest.approx(1 - math.exp(-reach))
     assert verdict.reason.startswith(
         "its minimum detectable effect is 14.8% with 1 launch against 2, its tolerance 5.0%;"
-        " 12 launches against"
+        " 12 launches would still be too few"
     )
 
 

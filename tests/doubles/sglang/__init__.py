@@ -1,1 +1,0 @@
-"""A scripted stand-in for SGLang's command line; `tests/doubles` and the root on PYTHONPATH."""
