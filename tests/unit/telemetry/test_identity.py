@@ -85,14 +85,13 @@ def test_the_widest_instruction_set_is_found(
     assert _read_cpu(cpuinfo) == (XEON, instruction_set)
 
 
-def test_an_arm_processor_has_features_and_no_name(tmp_path: Path) -> None:
+def test_an_arm_processor_has_features_and_no_name_and_a_machine_without_the_file_neither(
+    tmp_path: Path,
+) -> None:
     cpuinfo = tmp_path / "cpuinfo"
+    assert _read_cpu(cpuinfo) == (platform.machine(), "scalar")
     cpuinfo.write_text("processor\t: 0\nFeatures\t: fp asimd evtstrm aes\nCPU part\t: 0xd40\n")
     assert _read_cpu(cpuinfo) == (platform.machine(), "asimd")
-
-
-def test_a_machine_without_the_file_still_has_a_name(tmp_path: Path) -> None:
-    assert _read_cpu(tmp_path / "cpuinfo") == (platform.machine(), "scalar")
 
 
 @pytest.mark.parametrize(
@@ -111,16 +110,10 @@ def test_a_name_becomes_part_of_a_path(name: str, slug: str) -> None:
     assert "/" not in _slug(name)
 
 
-def test_an_environment_without_a_gpu_is_named_by_its_processor() -> None:
+def test_an_environment_is_named_by_its_processor_or_by_its_gpus() -> None:
     assert builders.ENVIRONMENT.name == "cpu-intel-xeon-2.50ghz-avx512-2c"
-
-
-def test_an_environment_with_gpus_is_named_by_them() -> None:
-    environment = Environment(kind="gpu", gpus=("NVIDIA H200", "NVIDIA H200"), gpu_memory_gb=151)
-    assert environment.name == "h200-141gb-x2"
-
-
-def test_a_gpu_whose_name_tells_its_memory_has_it_once() -> None:
+    two = Environment(kind="gpu", gpus=("NVIDIA H200", "NVIDIA H200"), gpu_memory_gb=151)
+    assert two.name == "h200-141gb-x2"
     h100 = Environment(kind="gpu", gpus=("NVIDIA H100 80GB HBM3",), gpu_memory_gb=86)
     assert h100.names == ("h100-80gb-hbm3-x1", "gpu-nvidia-h100-80gb-hbm3-86gb-x1")
 
@@ -168,11 +161,8 @@ def test_each_gpu_has_its_memory_and_the_first_its_bandwidth(library: Path) -> N
     assert gpus.memory_gib == pytest.approx((140.4, 140.4), abs=0.01)
     assert gpus.bandwidth_gib_per_s * 2**30 == pytest.approx(4.9e12, rel=0.01)
     assert gpus.driver_version == "580.scripted"
-
-
-def test_a_gpu_that_does_not_tell_its_bandwidth_has_none(library: Path) -> None:
-    gpus = gpus_with(library, dataclasses.replace(H200, memory_bus_bits=0))
-    assert (len(gpus.names), gpus.bandwidth_gib_per_s) == (1, 0.0)
+    untold = gpus_with(library, dataclasses.replace(H200, memory_bus_bits=0))
+    assert (len(untold.names), untold.bandwidth_gib_per_s) == (1, 0.0)
 
 
 def test_gpus_that_are_hidden_are_none_of_ours(library: Path) -> None:
