@@ -46,14 +46,12 @@ class Arm:
     Attributes:
         case: as this server runs it.
         server: running, with no other client using it.
-        origin: where the server comes from, for people.
         required: whether the other arms mean nothing without it. One that isn't, a control, is
             left out once it fails.
     """
 
     case: Case
     server: Server
-    origin: str = ""
     required: bool = True
 
 

@@ -48,7 +48,7 @@ def spoiled_by(reason: str) -> AbstractSet[Family]:
 
 def all_invalid(why: str) -> Invalid:
     """A measurement of which nothing means anything."""
-    return MappingProxyType(dict.fromkeys(Family, why))
+    return dict.fromkeys(Family, why)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """The record of a measurement's power: what each device did in a block of load."""
 
 import contextlib
+import dataclasses
 import functools
 import operator
 import statistics
@@ -175,11 +176,8 @@ def _record_device(trace: PowerTrace, span: Span, idle: Span) -> DeviceRecord:
     peaks_mw = [mw for state in states if (mw := state.instant_mw or state.average_mw) is not None]
     return DeviceRecord(
         device=trace.device,
-        energy_j=energy.energy_j if energy else None,
+        **(dataclasses.asdict(energy) if energy else {}),
         mean_w=_mean_w(energy.energy_j, span) if energy else None,
-        from_counter=energy.from_counter if energy else False,
-        error_frac=energy.error_frac if energy else None,
-        counter_ratio=energy.counter_ratio if energy else None,
         idle_w=idle_w,
         peak_w=max(peaks_mw) / _MW_PER_W if peaks_mw else None,
         sm_clock_mhz=of("sm_clock_mhz", statistics.median),
