@@ -314,7 +314,7 @@ def _prepare(config: pytest.Config, running: Sequence[Case]) -> None:
             session.unreadable = True
             _tell_controller(config, "\n".join(wrong), is_unreadable=True)
             pytest.exit("baselines can't be read, see below; no server was started")
-        session.lines.extend(check_contexts(suite.root, running))
+        check_contexts(suite.root, running)
 
 
 def _deal(

@@ -19,7 +19,6 @@ _COMMANDS: Mapping[str, str] = {
     "soak": "gate",
     "prepare": "datasets",
     "matrix": "cases",
-    "engines": "cases",
     "doctor": "machine",
     "report": "report",
     "merge": "merge",

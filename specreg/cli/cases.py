@@ -1,4 +1,4 @@
-"""What is known of cases: `specreg matrix`, `engines` and `selftest`."""
+"""What is known of cases: `specreg matrix` and `selftest`."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -20,8 +20,6 @@ from specreg.cli.options import (
     shelf_of,
 )
 from specreg.core.commands import specreg_command
-from specreg.engines.methods import METHODS
-from specreg.engines.registry import ENGINES
 from specreg.matrix.case import Tier
 from specreg.matrix.schema import render_schema
 from specreg.matrix.tier import tier_names
@@ -41,15 +39,6 @@ def selftest(
     text, holds = run_selftest(nights)
     typer.echo(text)
     raise typer.Exit(0 if holds else 1)
-
-
-def engines() -> None:
-    """Print which engine has which method, in Markdown."""
-    rows = [["method", *ENGINES], *[["---"] * (len(ENGINES) + 1)]]
-    for method in METHODS.values():
-        has = (method.name in engine.methods for engine in ENGINES.values())
-        rows.append([f"`{method.name}`", *("yes" if one else NOTHING for one in has)])
-    typer.echo("\n".join(f"| {' | '.join(row)} |" for row in rows))
 
 
 def matrix(

@@ -92,7 +92,7 @@ class Gate:
         """Go on with what a gate that was cut off had measured.
 
         Raises:
-            UnsupportedError: it is of another gate, or launches of one side were of two versions.
+            UnsupportedError: it is of another gate.
         """
         bare = {
             self._key(pair, side, 0): (pair, side)
@@ -107,7 +107,6 @@ class Gate:
                     " options as then, or another --out"
                 )
                 raise UnsupportedError(message)
-            self._check_version(known[1], measurement.engine_version)
             self.launches.append(SideLaunch(known[0].id, known[1], key.launch, measurement))
         self.answers.take_over()
         blocks = max((one.block for one in self.launches), default=0)
@@ -188,7 +187,6 @@ class Gate:
                     case = group.pairs[0].of(side)
                     name = f"{number:03}-{side}-{case.server.id}"
                     servers[side] = stack.enter_context(self._started(case, side, name))
-                    self._check_version(side, servers[side].engine_version)
                 with _naming(servers):
                     for pair in group.pairs:
                         self._measure(pair, number, servers)
@@ -252,20 +250,6 @@ class Gate:
             for part, finished in replayed:
                 self.journal.record_round(0, part)(finished)
             self.journal.end(measurement)
-
-    def _check_version(self, side: Side, version: str) -> None:
-        """Check that a launch is of the version of its side, by the servers' own word.
-
-        An interpreter that is taken as it is may hold another one by the time that a gate goes on.
-        """
-        told = filter(None, (*self.versions(side), version))
-        if len(versions := dict.fromkeys(told)) > 1:
-            message = (
-                f"side {side} ('{self._source(side).origin.text}'): its servers said"
-                f" {', '.join(versions)}, so its launches aren't of one version; bring back the one"
-                " it had, or begin another gate"
-            )
-            raise UnsupportedError(message)
 
     def _key(self, pair: Pair, side: Side, number: int) -> Key:
         """What has to be equal for a launch to be taken over."""

@@ -103,10 +103,26 @@ def prepare(
     if not one.licence:
         message = f"dataset '{one.name}': nothing to prepare; a case can name it as it is"
         raise DatasetError(message)
-    if given is None and (kept := _kept(one, data_dir, show)):
-        return kept
-    show(f"{one.name}: {one.url}\nlicence: {one.licence}. {one.terms}")
-    path, source, revision = _origin_of(one, given, show)
+    written, record_file = prompts_path(data_dir, one.name), record_path(data_dir, one.name)
+    if given is None:
+        try:
+            if kept := load_record(data_dir, one.name):
+                also = f"remove {record_file} to prepare it anew"
+                show(f"{one.name}: kept {kept}, of {kept.source}; {also}")
+                return kept
+        except DatasetError as error:
+            show(str(error))
+    show(f"{one.name}: {one.url}\nlicence: {one.licence}")
+    if given is not None:
+        path, source, revision = given, given.name, ""
+    elif one.repo:
+        show(f"fetching {one.file} of {one.repo}")
+        source = one.repo
+        path, revision = fetch_dataset_file(one.repo, one.file)
+    else:
+        command = specreg_command("prepare", one.name, "--from", "FILE")
+        message = f"dataset '{one.name}': isn't on the hub; get {one.url} and run {command}"
+        raise DatasetError(message)
     show(f"reading {path}")
     loaded, left_out_rows = load_published_rows(path, one)
     if left_out_rows:
@@ -114,7 +130,6 @@ def prepare(
     if one.rows not in {None, len(loaded)}:
         show(f"{len(loaded)} prompts, published are {one.rows}: a part is what will be replayed")
     prompts = interleaved(loaded)
-    written = prompts_path(data_dir, one.name)
     # The prompts, then what is known of them: a set without a record is none.
     try:
         replace_file(written, b"".join(msgspec.json.encode(one) + b"\n" for one in prompts))
@@ -131,7 +146,7 @@ def prepare(
             sha256=file_sha256(written),
         )
         encoded = msgspec.json.format(msgspec.json.encode(record)) + b"\n"
-        replace_file(record_path(data_dir, one.name), encoded)
+        replace_file(record_file, encoded)
     except OSError as error:
         message = f"file '{written}': {error.strerror}; name a folder that can be written"
         raise DatasetError(f"{message} with SPECREG_DATA") from error
@@ -200,31 +215,3 @@ def _random_prompts(length_tokens: int, vocabulary: int) -> tuple[Prompt, ...]:
         )
         for number in range(min(_MOST_RANDOM_PROMPTS, max(1, _MOST_RANDOM_TOKENS // length_tokens)))
     )
-
-
-def _kept(one: PromptSet, data_dir: Path, show: Callable[[str], None]) -> PreparedSet | None:
-    """The record of a set that is there and whole, and says so; None where it must be written."""
-    try:
-        record = load_record(data_dir, one.name)
-    except DatasetError as error:
-        show(str(error))
-        return None
-    if record is not None:
-        path = record_path(data_dir, one.name)
-        show(f"{one.name}: kept {record}, of {record.source}; remove {path} to prepare it anew")
-    return record
-
-
-def _origin_of(
-    one: PromptSet, given: Path | None, show: Callable[[str], None]
-) -> tuple[Path, str, str]:
-    """The file to read, and the source and revision to record of it."""
-    if given is not None:
-        return given, given.name, ""
-    if not one.repo:
-        command = specreg_command("prepare", one.name, "--from", "FILE")
-        message = f"dataset '{one.name}': isn't on the hub; get {one.url} and run {command}"
-        raise DatasetError(message)
-    show(f"fetching {one.file} of {one.repo}")
-    path, commit = fetch_dataset_file(one.repo, one.file)
-    return path, one.repo, commit

@@ -1,5 +1,6 @@
 """Prompts, conversations to replay in texts or token ids, and what of a reply becomes history."""
 
+import collections
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,31 +35,23 @@ class Prompt(
 
 def check_prompt(prompt: Prompt) -> None:
     """Raise a DatasetError of a prompt that says nothing, is given twice, or has too long an id."""
+    name = prompt.id[:_ID_CHARACTERS]
     if len(prompt.id) > _ID_CHARACTERS:
         message = (
-            f"prompt '{prompt.id[:_ID_CHARACTERS]}…' has an id of {len(prompt.id)} characters;"
-            f" give it one of {_ID_CHARACTERS} or fewer"
+            f"prompt '{name}…' has an id of {len(prompt.id)} characters; give it a shorter one"
         )
         raise DatasetError(message)
     if bool(prompt.turns) == bool(prompt.token_ids) or not all(map(str.strip, prompt.turns)):
-        message = (
-            f"prompt '{prompt.id}' has an empty turn, none at all, or turns and token_ids;"
-            " remove the row or mend it"
-        )
-        raise DatasetError(message)
+        message = f"prompt '{name}' has an empty turn, none at all, or turns and token_ids"
+        raise DatasetError(f"{message}; remove the row or mend it")
 
 
-def check_ids(prompts: Sequence[Prompt], where: str) -> None:
+def check_ids(prompts: Iterable[Prompt], where: str) -> None:
     """Raise a DatasetError where two prompts have the same id."""
-    seen: dict[str, int] = {}
-    for row, prompt in enumerate(prompts, 1):
-        if prompt.id in seen:
-            message = (
-                f"{where}: prompts {seen[prompt.id]} and {row} have the same id '{prompt.id}';"
-                " give each its own"
-            )
-            raise DatasetError(message)
-        seen[prompt.id] = row
+    ids = collections.Counter(prompt.id for prompt in prompts)
+    for name, times in ids.items():
+        if times > 1:
+            raise DatasetError(f"{where}: {times} prompts have the id '{name}'; give each its own")
 
 
 def interleaved(prompts: Iterable[Prompt]) -> tuple[Prompt, ...]:

@@ -22,8 +22,8 @@ class PromptSet:
         dataset: what users write, followed by `-` and the config where there are several.
         config: empty where there is one set.
         category: of its prompts, where its rows don't say one.
-        licence: what its publishers call it; empty where there is nothing to prepare.
-        terms: what that means for a benchmark, a sentence or two.
+        licence: what its publishers call it, and what that means for a benchmark; empty where there
+            is nothing to prepare.
         repo, file: a dataset of the hub and a file in it; empty where it isn't on the hub.
         page: where a user gets it, or reads about it; empty for its page on the hub.
         rows: how many were published; None where that isn't known.
@@ -34,7 +34,6 @@ class PromptSet:
     config: str = ""
     category: str = ""
     licence: str = ""
-    terms: str = ""
     repo: str = ""
     file: str = ""
     page: str = ""
@@ -70,50 +69,28 @@ def dataset_named(name: str, where: str = "") -> PromptSet:
     raise UnknownNameError("dataset", name, SETS, where)
 
 
-def _eagle(config: str) -> PromptSet:
-    """One of the six sets that the EAGLE papers report on."""
-    return PromptSet(
-        dataset="eagle",
-        config=config,
-        page=f"{_RAW}/SafeAILab/EAGLE/main/eagle/data/{config}/question.jsonl",
-        licence="Apache-2.0, of the repository; the prompts are taken from others with their own",
-        terms="Free to use; cite Li et al. 2024 (arXiv:2401.15077).",
-        rows=80,
-        turns=2.0 if config == "mt_bench" else 1.0,
-    )
-
-
-def _speed_bench(config: str, rows: int) -> PromptSet:
-    """NVIDIA's file of a config, or what the script of NeMo-Skills made of it."""
-    return PromptSet(
-        dataset="speed-bench",
-        config=config,
-        licence="NVIDIA Evaluation Dataset License",
-        terms=(
-            "For evaluation only; not to be passed on. About half of the rows are references to"
-            " datasets with licences of their own; those are filled by NVIDIA's script"
-            " (docs/datasets.md), and without that they are refused."
-        ),
-        repo="nvidia/SPEED-Bench",
-        file=f"{config}/{_PARQUET}",
-        rows=rows,
-    )
-
-
 _TABLE = (
-    *map(_eagle, ("alpaca", "gsm8k", "humaneval", "mt_bench", "qa", "sum")),
+    *(
+        PromptSet(
+            dataset="eagle",
+            config=config,
+            page=f"{_RAW}/SafeAILab/EAGLE/main/eagle/data/{config}/question.jsonl",
+            licence="Apache-2.0, of the repository. Cite Li et al. 2024 (arXiv:2401.15077).",
+            rows=80,
+            turns=2.0 if config == "mt_bench" else 1.0,
+        )
+        for config in ("alpaca", "gsm8k", "humaneval", "mt_bench", "qa", "sum")
+    ),
     PromptSet(  # lines of genai-perf or of aiperf's single_turn
         dataset="genai-perf",
         category="own",
-        licence="yours",
-        terms="Prompts of your own stay on this machine.",
+        licence="yours. Prompts of your own stay on this machine.",
         page="a file of your own",
     ),
     PromptSet(
         dataset="gsm8k",
         category="math",
-        licence="MIT",
-        terms="Free to use and to share; cite Cobbe et al. 2021 (arXiv:2110.14168).",
+        licence="MIT. Cite Cobbe et al. 2021 (arXiv:2110.14168).",
         repo="openai/gsm8k",
         file=f"main/{_PARQUET}",
         rows=1319,
@@ -121,16 +98,14 @@ _TABLE = (
     PromptSet(
         dataset="humaneval",
         category="coding",
-        licence="MIT",
-        terms="Free to use and to share; cite Chen et al. 2021 (arXiv:2107.03374).",
+        licence="MIT. Cite Chen et al. 2021 (arXiv:2107.03374).",
         repo="openai/openai_humaneval",
         file=f"openai_humaneval/{_PARQUET}",
         rows=164,
     ),
     PromptSet(
         dataset="mt-bench",
-        licence="Apache-2.0",
-        terms="Free to use and to share; cite Zheng et al. 2023 (arXiv:2306.05685).",
+        licence="Apache-2.0. Cite Zheng et al. 2023 (arXiv:2306.05685).",
         repo="HuggingFaceH4/mt_bench_prompts",
         file="raw/question.jsonl",
         rows=80,
@@ -140,26 +115,35 @@ _TABLE = (
     PromptSet(
         dataset="sharegpt",
         category="chat",
-        licence="Apache-2.0, by whoever uploaded it",
-        terms=(
-            "People's own conversations, unfiltered, collected from a site that they had shared"
-            " them on: whether you may use them is for you to judge. 0.7 GB."
+        licence=(
+            "Apache-2.0, by whoever uploaded it. People's own conversations, unfiltered, collected"
+            " from a site that they had shared them on: whether you may use them is for you to"
+            " judge. 0.7 GB."
         ),
         repo="anon8231489123/ShareGPT_Vicuna_unfiltered",
         file="ShareGPT_V3_unfiltered_cleaned_split.json",
     ),
     PromptSet(  # 80 questions of MT-Bench, and 80 of one turn in each of five tasks
         dataset="spec-bench",
-        licence="Apache-2.0, of the repository; its tasks are taken from others with their own",
-        terms="Free to use; cite Xia et al. 2024 (arXiv:2401.07851).",
+        licence="Apache-2.0, of the repository. Cite Xia et al. 2024 (arXiv:2401.07851).",
         page=f"{_RAW}/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl",
         rows=480,
         turns=560 / 480,
     ),
-    _speed_bench("qualitative", rows=880),
     *(
-        _speed_bench(f"throughput_{length}", rows=1536)
-        for length in ("1k", "2k", "8k", "16k", "32k")
+        PromptSet(  # NVIDIA's file of a config, or what the script of NeMo-Skills made of it
+            dataset="speed-bench",
+            config=config,
+            licence=(
+                "NVIDIA Evaluation Dataset License. For evaluation only; not to be passed on. About"
+                " half of the rows are references to datasets with licences of their own; those are"
+                " filled by NVIDIA's script (docs/datasets.md), and without that they are refused."
+            ),
+            repo="nvidia/SPEED-Bench",
+            file=f"{config}/{_PARQUET}",
+            rows=880 if config == "qualitative" else 1536,
+        )
+        for config in ("qualitative", *(f"throughput_{size}k" for size in (1, 2, 8, 16, 32)))
     ),
     PromptSet(dataset="toy"),
 )

@@ -13,7 +13,7 @@ from specreg.engines.registry import engine_named
 from specreg.engines.settings import LaunchSettings, Parallel
 from specreg.matrix.schema import NO_LIMITS, USUAL_DRAFT_TOKENS, Limits, Load, Width, Workload
 
-RESERVE_GIB = 4.0
+_RESERVE_GIB = 4.0
 """Of each server on each GPU, beside weights and KV cache: the CUDA context, activations, captured
 graphs, the draft's own cache. Estimated, not measured."""
 _KIB_PER_GIB = 2**20
@@ -33,26 +33,15 @@ class Sizes:
     draft_gib: float | None
     token_kib: float
 
-    def share_gib(self, parallel: Parallel, tokens: int) -> float | None:
-        """What one server takes on each of its GPUs; None where its draft's size isn't known.
-
-        Weights and cache are split over the GPUs of a copy; copies share what is in flight.
-        `tokens` are in the KV caches of all copies.
-        """
-        weights_gib = self.weights_gib(parallel)
-        if weights_gib is None:
-            return None
-        return weights_gib + self.cache_gib(parallel, tokens) + RESERVE_GIB
-
     def weights_gib(self, parallel: Parallel) -> float | None:
-        """The weights alone on each GPU; None where the draft's size is unknown."""
+        """The weights on each GPU of a copy; None where the draft's size is unknown."""
         if self.draft_gib is None:
             return None
         draft_gib = self.draft_gib / (parallel.draft_tensor or parallel.tensor)
         return self.target_gib / (parallel.tensor * parallel.pipeline) + draft_gib
 
     def cache_gib(self, parallel: Parallel, tokens: int) -> float:
-        """So many tokens in the KV caches of all copies, on each GPU."""
+        """So many tokens in the KV caches of all copies, on each GPU: copies share them."""
         split = parallel.tensor * parallel.pipeline * parallel.data
         return self.token_kib * tokens / split / _KIB_PER_GIB
 
@@ -73,13 +62,13 @@ class Needs:
         each = "" if self.memory_gib is None else f" of {math.ceil(self.memory_gib)} GiB"
         return f"{self.gpus} GPU(s){each}"
 
-    def unmet(self, gpus_gib: Sequence[float], where: str = "this machine") -> str:
-        """What of it a machine of such GPUs lacks, empty when nothing; `where` is its name."""
+    def unmet(self, gpus_gib: Sequence[float]) -> str:
+        """What of it a machine of such GPUs lacks, empty when nothing."""
         taken = gpus_gib[: self.gpus]
         if len(taken) == self.gpus and min(taken) >= (self.memory_gib or 0.0):
             return ""
         there = ", ".join(f"{math.floor(each)} GiB" for each in gpus_gib) or "none"
-        return f"needs {self}, {where} has {there}"
+        return f"needs {self}, this machine has {there}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,14 +158,14 @@ class Case(Workload):
         Case and control stand beside one another on the same GPUs, each with its share of the
         memory; into that must go the weights, the KV cache of all that is in flight, and a reserve.
         """
-        server = self.server
-        in_flight = self.load.concurrency or server.max_sequences
-        tokens = in_flight * server.max_model_len_tokens
-        share_gib = server.sizes.share_gib(server.parallel, tokens) if server.sizes else None
-        return Needs(
-            gpus=server.parallel.gpus_by_node,
-            memory_gib=None if share_gib is None else share_gib / server.gpu_memory_frac,
-        )
+        server, memory_gib = self.server, None
+        tokens = (self.load.concurrency or server.max_sequences) * server.max_model_len_tokens
+        if sizes := server.sizes:
+            weights_gib = sizes.weights_gib(server.parallel)
+            if weights_gib is not None:
+                share_gib = weights_gib + sizes.cache_gib(server.parallel, tokens) + _RESERVE_GIB
+                memory_gib = share_gib / server.gpu_memory_frac
+        return Needs(gpus=server.parallel.gpus_by_node, memory_gib=memory_gib)
 
     @property
     def speculates(self) -> bool:
@@ -249,11 +238,11 @@ class Tier:
         )
         return dataclasses.replace(self, cases=cases)
 
-    def unmet(self, gpus_gib: Sequence[float], where: str = "this machine") -> dict[str, str]:
+    def unmet(self, gpus_gib: Sequence[float]) -> dict[str, str]:
         """By case's id what it needs and a machine lacks, in a sentence; none where all fit."""
         if not self.needs_gpus:
             return {}
-        lacks = {case.id: case.needs.unmet(gpus_gib, where) for case in self.cases}
+        lacks = {case.id: case.needs.unmet(gpus_gib) for case in self.cases}
         return {case_id: f"{case_id} {lack}" for case_id, lack in lacks.items() if lack}
 
     def gpus_used(self, gpus_gib: Sequence[float]) -> int:

@@ -1,8 +1,8 @@
 """`draft_tokens=5` as it was typed, and a case with it: what one side of a comparison does else."""
 
 import dataclasses
-import re
 import shlex
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -13,25 +13,17 @@ import msgspec
 from specreg.core.errors import UnknownNameError, UnsupportedError
 from specreg.engines.methods import METHODS
 from specreg.engines.registry import engine_named
+from specreg.engines.settings import LaunchSettings
 from specreg.matrix.case import Case, ServerSpec
-from specreg.matrix.schema import MOST_DRAFT_TOKENS
+from specreg.matrix.schema import DraftTokens
 
-_FORM = re.compile(r"(?P<key>[a-z_]+)(\.(?P<name>\w+))?=(?P<value>.*)", re.DOTALL)
-_Positive = Annotated[int, msgspec.Meta(ge=1)]
+_HINTS = typing.get_type_hints(LaunchSettings, include_extras=True)
 _TYPES: Mapping[str, object] = MappingProxyType(
     {
-        "method": str,
-        "draft": str,
-        "draft_tokens": Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFT_TOKENS)],
-        "target": str,
+        **{name: kind for name, kind in _HINTS.items() if name not in {"parallel", "tree"}},
+        **dict.fromkeys(("method", "draft", "target", "engine_args", "engine_env"), str),
+        "draft_tokens": DraftTokens,
         "padding_layers": Annotated[int, msgspec.Meta(ge=0)],
-        "dtype": str,
-        "max_model_len_tokens": _Positive,
-        "max_sequences": _Positive,
-        "gpu_memory_frac": Annotated[float, msgspec.Meta(gt=0, lt=1)],
-        "engine_args": str,
-        "engine_env": str,
-        "trust_remote_code": bool,
     }
 )
 _OF_SPECULATION = frozenset({"method", "draft", "draft_tokens"})
@@ -54,15 +46,12 @@ def parse_override(text: str) -> Override:
         UnsupportedError: it isn't one, or its value is of another kind.
         UnknownNameError: no such setting.
     """
-    found = _FORM.fullmatch(text)
-    if found is None:
-        message = f"override '{text}': give KEY=VALUE, or engine_env.NAME=VALUE"
-        raise UnsupportedError(message)
-    key, name, value = found["key"], found["name"] or "", found["value"]
+    key, equals, value = text.partition("=")
+    key, _, name = key.partition(".")
     if key not in _TYPES:
         raise UnknownNameError("setting", key, _TYPES, f"override '{text}'")
-    if (key == "engine_env") != bool(name):
-        message = f"override '{text}': a name after the dot is of engine_env, and it needs one"
+    if not equals or (key == "engine_env") != bool(name):
+        message = f"override '{text}': give KEY=VALUE, or engine_env.NAME=VALUE"
         raise UnsupportedError(message)
     try:
         if key == "engine_args":

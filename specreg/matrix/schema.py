@@ -2,14 +2,12 @@
 
 A setting of a server is declared in `engines/settings.py`, one of its requests in
 `RequestSettings`, one of their arrival in `Load`: each is then a key of `[[cases]]`, a field of the
-case and, unless `NOT_COMPARED` says why not, a setting of its baseline.
+case and, of those that must be equal to be compared, a setting of its baseline.
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Annotated
 
 import msgspec
@@ -27,7 +25,7 @@ USUAL_DRAFT_TOKENS = 3
 
 _AboveZero = Annotated[float, msgspec.Meta(gt=0)]
 _NotNegative = Annotated[float, msgspec.Meta(ge=0)]
-_DraftTokens = Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFT_TOKENS)]
+DraftTokens = Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFT_TOKENS)]
 _SomeNames = Annotated[list[str], msgspec.Meta(min_length=1)]
 
 
@@ -180,31 +178,6 @@ class CaseSettings(ServerSettings, RequestSettings, Load):
     num_prompts: int | None = None
 
 
-NOT_COMPARED: Mapping[str, str] = MappingProxyType(
-    {
-        "models": "a pair's name; its target is compared by its files",
-        "draft": "one compares drafts",
-        "padding_layers": "the padded target's files are compared",
-        "widen": "the widened target's files are compared",
-        "sizes": "what a pair says of its memory changes no measurement",
-        "gpu_memory_frac": "which share of a GPU is enough differs by GPU",
-        "server": "its fields are compared one by one",
-        "control": "its own baseline is compared",
-        "load": "its fields are compared one by one",
-        "dataset": "a set's name; its prompts are compared",
-        "matrix_prompts": "it is what `prompts` is compared by",
-        "rounds": "a measurement may be dealt into another number of rounds",
-        "request_timeout_s": "a request that takes so long failed, and failures are reported",
-        "client_processes": "a client that can't keep up shows by its lags",
-        "speed": "it says what is judged",
-        "power_s": "power is a mean, whatever the time",
-        "rounding_nats": "it says what is judged",
-        "tolerances": "they say what is judged",
-    }
-)
-"""By field of a case or its server, why a baseline isn't compared by it."""
-
-
 class ModelsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[models.NAME]`: a target and its drafts.
 
@@ -241,7 +214,7 @@ class CasesTable(LaunchSettings, Workload, Pace):
     engine: str
     methods: _SomeNames
     models: str | _SomeNames
-    draft_tokens: _DraftTokens | Annotated[list[_DraftTokens], msgspec.Meta(min_length=1)] = (
+    draft_tokens: DraftTokens | Annotated[list[DraftTokens], msgspec.Meta(min_length=1)] = (
         USUAL_DRAFT_TOKENS
     )
     concurrency: tuple[Positive, ...] = ()

@@ -3,9 +3,13 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+import tomllib
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from specreg.core.errors import MatrixError, UnknownNameError
 from specreg.datasets.prompts import REPLIES
@@ -14,7 +18,6 @@ from specreg.engines.methods import METHODS
 from specreg.engines.registry import engine_named
 from specreg.engines.settings import LaunchSettings, taken
 from specreg.matrix.case import Case, ServerSpec, Sizes, Tier
-from specreg.matrix.file import Pairs, load_pairs_file, load_tier_file
 from specreg.matrix.schema import (
     Arrivals,
     CasesTable,
@@ -22,6 +25,8 @@ from specreg.matrix.schema import (
     Load,
     ModelsTable,
     Pace,
+    PairsFile,
+    TierFile,
     Workload,
 )
 
@@ -30,6 +35,12 @@ PAIRS = Path("models/pairs.toml")
 _MOST_BESIDE_FRAC = 0.5
 """Of a GPU's memory, what a server may take beside which another stands."""
 _POWER_S = 30.0
+_ADVICE = "docs/matrix.md shows the tables and keys"
+_TableT = TypeVar("_TableT")
+_FileT = TypeVar("_FileT", TierFile, PairsFile)
+
+Pairs = Mapping[str, tuple[ModelsTable, str]]
+"""Model pairs by name, each with where its table stands."""
 
 
 def load_tier(folder: Path, name: str) -> Tier:
@@ -46,16 +57,18 @@ def load_tier(folder: Path, name: str) -> Tier:
     path = folder / f"{name}.toml"
     if not path.is_file():
         raise UnknownNameError("tier", name, tier_names(folder))
-    file = load_tier_file(path)
-    pairs = {**load_pairs_file(folder.parent / PAIRS), **file.pairs}
+    head, own_pairs, tables = _load_file(path, TierFile)
+    shared = folder.parent / PAIRS
+    pairs = {**(_load_file(shared, PairsFile)[1] if shared.exists() else {}), **own_pairs}
     for pair, place in pairs.values():
         _check_pair(pair, place)
+    on_gpu = head.needs_gpus > 0
     choices: dict[str, tuple[str, ...]] = {}
     places: dict[str, str] = {}
     found: list[Case] = []
-    for table, place in file.cases:
+    for table, place in tables:
         for models in table.each_models:
-            for case in _cases_of(table, models, pairs, place, on_gpu=bool(file.needs_gpus)):
+            for case in _cases_of(table, models, pairs, place, on_gpu=on_gpu):
                 if case.id in places:
                     message = f"{place}: two cases are called '{case.id}'"
                     raise MatrixError(f"{message}, the other is of {places[case.id]}; remove one")
@@ -64,14 +77,52 @@ def load_tier(folder: Path, name: str) -> Tier:
                 if len(table.each_models) > 1:
                     choices[case.id] = table.each_models
     cases = _with_controls(found)
-    for case in cases if file.needs_gpus else ():
+    for case in cases if on_gpu else ():
         if case.control is not None and case.server.gpu_memory_frac > _MOST_BESIDE_FRAC:
             message = (
                 f"{places[case.id]}: gpu_memory_frac = {case.server.gpu_memory_frac}, needed at"
                 f" most {_MOST_BESIDE_FRAC}: case and control stand beside one another; lower it"
             )
             raise MatrixError(message)
-    return Tier(name=name, needs_gpus=file.needs_gpus, cases=cases, places=places, choices=choices)
+    return Tier(name=name, needs_gpus=head.needs_gpus, cases=cases, places=places, choices=choices)
+
+
+def _load_file(
+    path: Path, kind: type[_FileT]
+) -> tuple[_FileT, Pairs, Sequence[tuple[CasesTable, str]]]:
+    """What a file says, its pairs and its tables of cases; each table with where it stands."""
+    file = f"matrix file '{path}'"
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # TOML's own errors, and Python's of a number
+        raise MatrixError(f"{file}: no TOML, {error}; {_ADVICE}") from error
+    except OSError as error:
+        raise MatrixError(f"{file}: {error.strerror}; mend its rights") from error
+    pairs, cases = {}, []
+    # Table by table, so that an error can say of which. What is no table is left to the whole.
+    if isinstance(raw.get("models"), dict):
+        for name, table in raw["models"].items():
+            place = f"{file}, [models.{name}]"
+            pairs[name] = (_convert(table, ModelsTable, place), place)
+        raw["models"] = {}
+    if isinstance(raw.get("cases"), list):
+        for number, table in enumerate(raw["cases"], 1):
+            place = f"{file}, [[cases]] no. {number}"
+            cases.append((_convert(table, CasesTable, place), place))
+        raw["cases"] = []
+    return _convert(raw, kind, file), pairs, cases
+
+
+def _convert(raw: object, kind: type[_TableT], place: str) -> _TableT:
+    known = typing.get_type_hints(kind)
+    for name in raw if isinstance(raw, dict) else ():  # msgspec refuses none of a dataclass
+        if name not in known:
+            raise UnknownNameError("key", name, known, place)
+    try:
+        return msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        said = str(error).replace("`$.", "`")
+        raise MatrixError(f"{place}: {said}; {_ADVICE}") from error
 
 
 def tier_names(folder: Path) -> tuple[str, ...]:

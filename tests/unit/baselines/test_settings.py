@@ -16,7 +16,6 @@ from specreg.engines.methods import Tree
 from specreg.engines.settings import Parallel
 from specreg.matrix.case import Case, ServerSpec, Sizes
 from specreg.matrix.schema import (
-    NOT_COMPARED,
     CaseSettings,
     CasesTable,
     Limits,
@@ -27,6 +26,27 @@ from specreg.matrix.schema import (
 from specreg.matrix.tier import load_tier
 from tests.unit import builders
 
+NOT_COMPARED = {
+    "models": "a pair's name; its target is compared by its files",
+    "draft": "one compares drafts",
+    "padding_layers": "the padded target's files are compared",
+    "widen": "the widened target's files are compared",
+    "sizes": "what a pair says of its memory changes no measurement",
+    "gpu_memory_frac": "which share of a GPU is enough differs by GPU",
+    "server": "its fields are compared one by one",
+    "control": "its own baseline is compared",
+    "load": "its fields are compared one by one",
+    "dataset": "a set's name; its prompts are compared",
+    "matrix_prompts": "it is what `prompts` is compared by",
+    "rounds": "a measurement may be dealt into another number of rounds",
+    "request_timeout_s": "a request that takes so long failed, and failures are reported",
+    "client_processes": "a client that can't keep up shows by its lags",
+    "speed": "it says what is judged",
+    "power_s": "power is a mean, whatever the time",
+    "rounding_nats": "it says what is judged",
+    "tolerances": "they say what is judged",
+}
+"""By field of a case or its server, why a baseline isn't compared by it."""
 OTHERS = {
     "parallel": Parallel(tensor=2),
     "tree": Tree(branches=2, drafted_tokens=6),

@@ -118,7 +118,6 @@ def test_a_schema_is_printed(command: str, schema: str) -> None:
 
 READING = (
     ("--help",),
-    ("engines",),
     ("baselines", "list"),
     ("matrix", "--tier=cpu"),
     ("report", "--help"),

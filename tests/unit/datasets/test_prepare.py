@@ -77,7 +77,7 @@ def test_the_record_says_what_was_prepared_of_what(folder: Folder) -> None:
         dataset="mt-bench",
         source="question.jsonl",
         revision="",
-        licence="Apache-2.0",
+        licence="Apache-2.0. Cite Zheng et al. 2023 (arXiv:2306.05685).",
         rows=80,
         left_out=0,
         prompts=80,
@@ -117,9 +117,7 @@ def test_what_is_there_is_kept_and_said_so_unless_a_file_is_given(folder: Folder
     [
         pytest.param("", "asks nothing; docs/datasets.md", id="empty"),
         pytest.param("<html>not found</html>", "question.jsonl:1: JSON is malformed", id="page"),
-        pytest.param(
-            mt_bench() + mt_bench(1), "prompts 1 and 81 have the same id '81'", id="twice"
-        ),
+        pytest.param(mt_bench() + mt_bench(1), "2 prompts have the id '81'", id="twice"),
     ],
 )
 def test_what_was_not_published_is_refused_and_nothing_written(

@@ -37,6 +37,14 @@ def test_engines_have_methods_that_are_known() -> None:
     assert {name for engine in ENGINES.values() for name in engine.methods} == set(METHODS)
 
 
+def test_the_page_has_the_row_of_each_method() -> None:
+    page = (builders.ROOT / "docs/engines.md").read_text().splitlines()
+    assert f"| method | {' | '.join(ENGINES)} |" in page
+    for name in METHODS:
+        has = ("yes" if name in engine.methods else "–" for engine in ENGINES.values())
+        assert f"| `{name}` | {' | '.join(has)} |" in page
+
+
 def test_an_engine_that_lacks_the_method_is_refused() -> None:
     with pytest.raises(UnknownNameError, match="unknown method of engine 'reference' 'eagle3'"):
         ENGINES["reference"].spelling_of("eagle3")

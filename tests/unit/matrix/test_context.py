@@ -64,47 +64,44 @@ def words(tokens: int) -> str:
 
 def test_a_prompt_that_just_fits_is_silent_and_one_token_more_is_refused(root: Path) -> None:
     write(root, [SHORT], [words(40)])
-    assert check_contexts(root, [case()]) == ()
+    check_contexts(root, [case()])
     with pytest.raises(DatasetError) as error:
         check_contexts(root, [case(max_model_len_tokens=59)])
     assert str(error.value) == (
-        "dataset 'toy': prompt 'chat-1' needs 60 tokens up to turn 1 (40 of text, 20 for replies),"
-        f" '{case().id}' has 59, and 1 of its prompts don't fit; raise max_model_len_tokens to 60,"
-        " lower output_cap_tokens"
+        f"dataset 'toy': prompt 'chat-1' needs 60 tokens with its replies, '{case().id}' has 59,"
+        " and 1 of its prompts don't fit; raise max_model_len_tokens to 60, or lower"
+        " output_cap_tokens or turns"
     )
 
 
 def test_each_turn_and_each_reply_before_it_counts(root: Path) -> None:
     write(root, [SHORT], [words(10), words(10), words(10)])
-    with pytest.raises(DatasetError) as error:
+    with pytest.raises(DatasetError, match="needs 90 tokens with its replies"):
         check_contexts(root, [case(max_model_len_tokens=60)])
-    assert "needs 90 tokens up to turn 3 (30 of text, 60 for replies)" in str(error.value)
-    assert str(error.value).endswith("tokens to 90, lower output_cap_tokens, or set turns = 2")
-    assert check_contexts(root, [case(turns=2)]) == ()
+    check_contexts(root, [case(turns=2)])
 
 
 def test_prompts_that_the_case_never_sends_may_be_of_any_length(root: Path) -> None:
     write(root, *[[SHORT]] * 4, [words(80)])
-    assert check_contexts(root, [case()]) == ()
+    check_contexts(root, [case()])
     with pytest.raises(DatasetError, match="prompt 'chat-4' needs 100 tokens"):
         check_contexts(root, [case(prompts=3)])
 
 
 def test_a_prompt_of_token_ids_is_as_long_as_they_are_many(root: Path) -> None:
     ids = case(dataset="random-128", form=Form.COMPLETIONS, max_model_len_tokens=148)
-    assert check_contexts(root, [ids]) == ()
+    check_contexts(root, [ids])
     short = case(dataset="random-128", form=Form.COMPLETIONS, max_model_len_tokens=147)
-    with pytest.raises(DatasetError, match="prompt 'random-0' needs 148 tokens up to turn 1"):
+    with pytest.raises(DatasetError, match="prompt 'random-0' needs 148 tokens"):
         check_contexts(root, [short])
 
 
-def test_what_nobody_can_count_is_said_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nothing_can_count_is_left_to_the_server(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(root, [SHORT], [words(80)])
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    several = [case(), case(output_cap_tokens=10)]
-    (remark,) = check_contexts(root, several)
-    assert remark.startswith("dataset 'toy': whether its prompts fit into the context of 'fixtures")
-    assert remark.endswith('isn\'t installed; uv pip install -e ".[datasets]"')
+    check_contexts(root, [case()])
 
 
 @pytest.mark.parametrize("content", [None, "{"])
@@ -122,4 +119,4 @@ def test_a_model_that_is_not_there_hides_no_prompt_that_does_not_fit(root: Path)
     missing = dataclasses.replace(case().server, target="./nowhere")
     with pytest.raises(DatasetError, match="don't fit"):
         check_contexts(root, [dataclasses.replace(case(), server=missing), case()])
-    assert check_contexts(root, [dataclasses.replace(case(), server=missing)]) == ()
+    check_contexts(root, [dataclasses.replace(case(), server=missing)])

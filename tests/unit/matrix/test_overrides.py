@@ -51,8 +51,8 @@ def test_what_is_of_speculation_leaves_a_server_without_it_as_it_is() -> None:
         ),
         ("draft_tokens=many", "Expected `int`, got `str`"),
         ("draft_tokens=0", "Expected `int` >= 1"),
-        ("engine_env=1", "a name after the dot is of engine_env, and it needs one"),
-        ("dtype.x=1", "a name after the dot is of engine_env"),
+        ("engine_env=1", "give KEY=VALUE, or engine_env.NAME"),
+        ("dtype.x=1", "give KEY=VALUE, or engine_env.NAME"),
     ],
 )
 def test_what_cant_be_read_is_said(text: str, said: str) -> None:
