@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import os
 import shlex
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +12,6 @@ from typing import Any, cast
 import pytest
 
 from specreg.baselines.schema import read_baselines
-from specreg.core.commands import record_command, specreg_command
 from specreg.core.errors import (
     MemoryHeldError,
     ModelError,
@@ -28,28 +27,23 @@ from specreg.matrix.prompts import check_contexts
 from specreg.measurement.metrics import METRICS, Family, Metric, metrics_of
 from specreg.options import add_options, read_options
 from specreg.report.document import (
-    FILE_NAME,
     NO_BASELINE_STATUS,
     RunVerdict,
     exit_status,
     last_launches,
     record_document,
 )
-from specreg.report.exports import ALWAYS, append_job_summary, write_outputs
 from specreg.report.failures import Failure, failure_of, properties, render_blocks
-from specreg.report.markdown import render_markdown
 from specreg.report.progress import Progress
 from specreg.report.summary import answers_of_run, render_answers
 from specreg.report.tables import render_figures, render_times
 from specreg.report.terminal import (
     render_next,
     render_notes,
-    render_recorded,
     render_verdicts,
-    render_written,
 )
 from specreg.servers.launch import Launch, launches_of
-from specreg.servers.readiness import NOT_FETCHED
+from specreg.servers.server import NOT_FETCHED
 from specreg.suite.configure import (
     check_cases,
     check_options,
@@ -59,26 +53,18 @@ from specreg.suite.configure import (
 )
 from specreg.suite.finish import (
     record_baselines,
-    record_runs,
+    record_run,
     remarks,
-    report_of,
+    render_recording,
     run_verdict,
-    why_nothing,
 )
-from specreg.suite.merge import (
-    WORKERS_FOLDER,
-    plan_of,
-    record_plan,
-    record_torch_versions,
-    take_workers,
-)
+from specreg.suite.merge import PLAN, WORKERS_FOLDER, plan_of, take_workers
 from specreg.suite.run import Suite
 from specreg.suite.shards import (
     cut,
     group_key,
     longest_first,
     parse_choice,
-    record_shards,
     render_shards,
     server_groups,
 )
@@ -301,7 +287,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 _check_xdist(config, suite)
                 suite.journal.hold()  # no other run may go on with it meanwhile
                 number = parse_choice(suite.options.shard).number if suite.options.shard else 0
-                record_plan(suite.run_folder, plan_of(suite, number=number, shards=shards))
+                plan = plan_of(suite, number=number, shards=shards)
+                record_document(suite.run_folder / PLAN, plan)
 
 
 def _prepare(config: pytest.Config, running: Sequence[Case]) -> None:
@@ -340,7 +327,7 @@ def _deal(
     if choice.lists:
         path = config.rootpath / ".specreg" / "shards.json"
         with _as_usage_error(config):
-            record_shards(path, shards)
+            record_document(path, shards)
         session.shown = f"{render_shards(shards)}\nas JSON: {path}"
     else:
         mine = shards[choice.number - 1].case_ids
@@ -471,11 +458,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     _conclude(config, suite)
     if suite.measurements and cut_short:
         lines.append("to go on from here, type the same again with --specreg-resume")
-    if suite.update_reason is not None and suite.is_part:
-        with _kept(lines):
-            record_torch_versions(suite)
-    elif suite.update_reason is not None and suite.measurements:
-        lines.extend(_record_baselines(session, cut_short=cut_short))
+    if suite.update_reason is not None and suite.measurements and not suite.is_part:
+        _update_baselines(session, cut_short=cut_short)
     only_ours = exitstatus == pytest.ExitCode.TESTS_FAILED and not kept.others_failed
     if exitstatus == pytest.ExitCode.OK or only_ours:
         session.exitstatus = exit_status(suite.verdicts) or session.exitstatus
@@ -483,8 +467,27 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.exitstatus = NO_BASELINE_STATUS
     if suite.verdicts or _ended_without(session, suite):
         kept.run = run_verdict(suite, int(session.exitstatus), cut_short=cut_short)
-        _record_run(session.config, suite, kept.run)
-    _put_into_blocks(session.config)
+        added = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
+        command = shlex.join(("pytest", *added, *map(str, config.invocation_params.args)))
+        lines.extend(record_run(suite, kept.run, command=command))
+    _put_into_blocks(config)
+
+
+def _update_baselines(session: pytest.Session, *, cut_short: bool) -> None:
+    """Writes them unless the run was cut short, and says so."""
+    config, suite = session.config, session.config.stash[SUITE]
+    lines = config.stash[_SESSION].lines
+    refused: Mapping[str, str] = {}
+    if cut_short:
+        stopped = "-x or --maxfail stopped the run"
+        why = stopped if session.shouldfail else "the run was interrupted"
+        lines.append(f"no baseline was written: {why}")
+    else:
+        written, refused = record_baselines(suite)
+        color = _color(config)
+        lines.extend(render_recording(suite, written, refused, width=_WIDTH, color=color))
+    if refused and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def _take_workers(session: pytest.Session, *, cut_short: bool) -> Iterator[str]:
@@ -525,31 +528,6 @@ def _ended_without(session: pytest.Session, suite: Suite) -> bool:
     )
 
 
-def _record_run(config: pytest.Config, suite: Suite, run: RunVerdict) -> None:
-    """Leaves the whole of the run in its folder, and tells a job; what can't be is said."""
-    folder, said = suite.run_folder, [] if suite.verdicts else [why_nothing(suite)]
-    with _kept(said):
-        record_runs(suite)
-    with _kept(said):
-        record_document(folder / "verdict.json", run)
-    config.stash[_SESSION].lines.extend(said)
-    said.extend(_remarks(suite))
-    added = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
-    command = shlex.join(("pytest", *added, *map(str, config.invocation_params.args)))
-    options = suite.store.options
-    try:
-        report = report_of(suite, run, command=command, options=options, remarks=tuple(said))
-        record_document(folder / FILE_NAME, report)
-        if not suite.shares_machine:
-            append_job_summary(render_markdown(report))
-            write_outputs(ALWAYS, report, folder, folder)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it must take no verdict with it
-        config.stash[_SESSION].lines.append(
-            f"report of '{folder}': not whole, {type(error).__name__}: {error}; the verdicts stand,"
-            f" and {specreg_command('report')} makes it again"
-        )
-
-
 @contextlib.contextmanager
 def _kept(said: list[str]) -> Iterator[None]:
     """What a disk says that refuses is kept, and takes no verdict with it."""
@@ -557,34 +535,6 @@ def _kept(said: list[str]) -> Iterator[None]:
         yield
     except SpecregError as error:
         said.append(str(error))
-
-
-def _remarks(suite: Suite) -> Iterable[str]:
-    """What a reader should know besides; of a recording only what was measured twice."""
-    if suite.update_reason is not None:
-        return suite.retried
-    return remarks(suite)
-
-
-def _record_baselines(session: pytest.Session, *, cut_short: bool) -> Iterator[str]:
-    """Writes them unless the run was cut short; yields what to say of it."""
-    if cut_short:
-        why = "-x or --maxfail stopped the run" if session.shouldfail else "the run was interrupted"
-        yield f"no baseline was written: {why}"
-        return
-    suite = session.config.stash[SUITE]
-    written, refused = record_baselines(suite)
-    yield from refused.values()
-    if written:
-        yield render_recorded(written, width=_WIDTH, color=_color(session.config))
-        everything = {case.id for case in suite.tier.cases}
-        yield render_written(written, everything, suite.store.options)
-    failed = {verdict.case_id for verdict in suite.verdicts if verdict.fails}
-    again = tuple(case_id for case_id in refused if case_id not in failed)
-    if again:
-        yield f"record again what wasn't written:\n  {record_command(again, suite.store.options)}"
-    if refused and session.exitstatus == pytest.ExitCode.OK:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def _put_into_blocks(config: pytest.Config) -> None:
@@ -626,7 +576,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if not recording:
         untold = [one for one in suite.verdicts if not (session.blocks and one.fails)]
         parts.append(render_notes(untold, suite.environment.name))
-    parts.extend(_remarks(suite))
+    parts.extend(remarks(suite))
     pages = [suite.run_folder / f"report.{kind}" for kind in ("html", "md")]
     parts.append(next((f"report: {page}" for page in pages if page.exists()), ""))
     if session.run is not None:

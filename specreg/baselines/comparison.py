@@ -13,7 +13,7 @@ from specreg.baselines.published import PublishedFigure
 from specreg.baselines.schema import Baseline, RecordedDevice, load_table
 from specreg.matrix.schema import CaseSettings
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import METRICS, Family, Metric, ratio_parts
+from specreg.measurement.metrics import Family, Metric, ratio_parts
 from specreg.stats.intervals import (
     FEWEST_PROMPTS,
     Change,
@@ -33,9 +33,8 @@ class CaseBaselines:
     """The baselines that apply to a case, before it is judged.
 
     Attributes:
-        environment: where it was measured; `settings`: with what.
-        exact: the baseline of this environment.
-        nearest: one of another environment with the same settings.
+        environment, settings: where it was measured, and with what.
+        exact: the baseline of this environment; nearest: one of another, with the same settings.
         control: the baseline of the same load without speculation.
         spreads: by metric, how launches of this environment differ.
         options: with which pytest runs the case, the tier among them.
@@ -58,11 +57,9 @@ class CaseBaselines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A case's launches beside what is known of it.
+    """A case's launches beside what is known of it; the last one is judged by prompt.
 
     Attributes:
-        launches: its measurements, valid in what they are compared for; the last one is judged by
-            prompt.
         ours, theirs: what each prompt did that both have; None where there are no prompts.
         run_ids: the prompts of the case; further ones are of its extension.
     """
@@ -152,32 +149,20 @@ class Comparison:
 
         None without a spread or a baseline, and of a speed that is 0 in a launch.
         """
-        spread = self.known.spreads.get(metric.name)
-        theirs = self.known.exact.launch_values(metric) if self.known.exact else ()
         ours = self.launch_values(metric)
-        if spread is None or not theirs or min(ours, default=0.0) <= 0:
-            return None
-        return change_of_launches(ours, theirs, spread, metric.direction.value)
+        return _change_of_speed(metric, ours, self.known.exact, self.known.spreads)
 
     def control_change(self, metric: Metric) -> Change | None:
         """The same of the server without speculation that ran beside the last launch.
 
         Held against its own case's baseline: whatever moved it didn't come from speculation.
         """
-        if Family.SPEEDUP in self.measurement.invalid:  # it may be the control's rounds that aren't
+        replay = self.measurement.replay
+        # Where the speedup is invalid it may be the control's rounds that are.
+        if Family.SPEEDUP in self.measurement.invalid or not replay or not replay.control_rounds:
             return None
-        replay, spread = self.measurement.replay, self.known.spreads.get(metric.name)
-        theirs = self.known.control.launch_values(metric) if self.known.control else ()
-        value = metric.function(replay.of_control) if replay and replay.control_rounds else None
-        if spread is None or not theirs or not value:
-            return None
-        return change_of_launches((value,), theirs, spread, metric.direction.value)
-
-    def acceptance_part(self) -> float | None:
-        """Δ log(1 + A/S): what acceptance alone would change of the output speed."""
-        metric = METRICS["acceptance_length_tokens"]
-        found = self.ratio_change(metric)
-        return None if isinstance(found, str) else math.log(found[0] / found[1])
+        ours = (metric.function(replay.of_control) or 0.0,)
+        return _change_of_speed(metric, ours, self.known.control, self.known.spreads)
 
     def _of_the_sum(self, metric: Metric) -> float | None:
         """The expectation of a source that knows the sum only."""
@@ -261,6 +246,18 @@ def _change_of_tables(metric: Metric, ours: CountsTable, theirs: CountsTable) ->
     return change_of_ratio(now, before, expected)
 
 
+def _change_of_speed(
+    metric: Metric,
+    ours: Sequence[float],
+    recorded: Baseline | None,
+    spreads: Mapping[str, Spread],
+) -> Change | None:
+    spread, theirs = spreads.get(metric.name), recorded.launch_values(metric) if recorded else ()
+    if spread is None or not theirs or min(ours, default=0.0) <= 0:
+        return None
+    return change_of_launches(ours, theirs, spread, metric.direction.value)
+
+
 def common_prompts(one: CountsTable, other: CountsTable) -> tuple[CountsTable, CountsTable]:
     """Both tables with the prompts alone that both have, in the order of the first."""
     there = set(other.prompt_ids)
@@ -271,11 +268,7 @@ def common_prompts(one: CountsTable, other: CountsTable) -> tuple[CountsTable, C
 def change_of_baseline(metric: Metric, old: Baseline, new: Baseline) -> Change | None:
     """What a new baseline changes; None where there is nothing to compare or no spread."""
     if metric.by_launch:
-        spread = spreads_of((new,)).get(metric.name)
-        before, after = old.launch_values(metric), new.launch_values(metric)
-        if spread is None or not before or not after:
-            return None
-        return change_of_launches(after, before, spread, metric.direction.value)
+        return _change_of_speed(metric, new.launch_values(metric), old, spreads_of((new,)))
     if new.acceptance is None or old.acceptance is None:
         return None
     tables = common_prompts(load_table(new.acceptance), load_table(old.acceptance))

@@ -44,11 +44,7 @@ _SAME_AL_FRAC = 0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedBaseline:
-    """A baseline that was written: its path, the one it replaced (None if new) and itself.
-
-    Attributes:
-        left_out: what of its launches isn't in it and why, in a sentence; empty where all is.
-    """
+    """A baseline that was written, and what it replaced; `left_out`: what isn't in it, and why."""
 
     path: Path
     old: Baseline | None
@@ -158,23 +154,23 @@ def _speeds_of(
     Raises:
         BaselineError: there is no acceptance to record either.
     """
-    if len(measurements) > 1:
-        rows = [
-            {
-                name: value
-                for name, value in one.values.items()
-                if METRICS[name].by_launch and METRICS[name].family not in invalid
-            }
-            for one in measurements
-        ]
-        return tuple(rows) if all(rows) or not invalid else ()
-    if measurements[0].acceptance is None:
+    if len(measurements) == 1:
+        if measurements[0].acceptance is not None:
+            return ()
         message = (
             f"baseline of '{measurements[0].case.id}': not written, one launch tells no speed, and"
             " there is no acceptance; leave out --specreg-launches"
         )
         raise BaselineError(message)
-    return ()
+    rows = [
+        {
+            name: value
+            for name, value in one.values.items()
+            if METRICS[name].by_launch and METRICS[name].family not in invalid
+        }
+        for one in measurements
+    ]
+    return tuple(rows) if all(rows) or not invalid else ()
 
 
 def _beside_kept(

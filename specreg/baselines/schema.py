@@ -142,27 +142,14 @@ def baseline_path(folder: Path, environment: str, case_id: str) -> Path:
 
 
 def load_baseline(path: Path) -> Baseline | None:
-    """The baseline in a file, None if there is no file.
+    """The baseline in a file, of an earlier form in this one; None if there is no file.
 
     Raises:
         BaselineError: the file can't be read, or is of a newer form. It is left as it is.
     """
+    content = b""
     try:
         content = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise BaselineError(f"baseline '{path}': {error.strerror}; {_ADVICE}") from error
-    return parse_baseline(content, path)
-
-
-def parse_baseline(content: bytes, path: Path) -> Baseline:
-    """The baseline that a file's content says, checked; of an earlier form, in this one.
-
-    Raises:
-        BaselineError: it can't be read, or is of a newer form.
-    """
-    try:
         head = msgspec.json.decode(content, type=_Head)
         version = head.schema_version
         if version > SCHEMA_VERSION:
@@ -170,21 +157,19 @@ def parse_baseline(content: bytes, path: Path) -> Baseline:
                 f"baseline '{path}': schema version {version}, this specreg reads {SCHEMA_VERSION};"
                 " use a newer specreg"
             )
+        # What version 2 has more than 1 may be left out; 3 has fewer settings.
         baseline = msgspec.json.decode(content, type=Baseline)
         known = {field.name for field in dataclasses.fields(CaseSettings)}
         known |= _GONE if version < SCHEMA_VERSION else frozenset()
         if unknown := head.case.keys() - known:  # which msgspec passes over in a dataclass
             name = min(unknown)
             raise msgspec.ValidationError(f"Object contains unknown field `{name}` - at `$.case`")
-        # What version 2 has more than 1 may be left out; 3 has fewer settings.
-        baseline = msgspec.structs.replace(baseline, schema_version=SCHEMA_VERSION)
         _check_figures(baseline)
-    except UNREADABLE as error:
-        message = f"baseline '{path}': {_reason(content, error)}; {_ADVICE}"
-        raise BaselineError(message) from error
-    except InvalidMeasurementError as error:
-        raise BaselineError(f"baseline '{path}': {error}; {_ADVICE}") from error
-    return baseline
+    except FileNotFoundError:
+        return None
+    except (OSError, InvalidMeasurementError, *UNREADABLE) as error:
+        raise BaselineError(f"baseline '{path}': {_reason(content, error)}; {_ADVICE}") from error
+    return msgspec.structs.replace(baseline, schema_version=SCHEMA_VERSION)
 
 
 def baseline_files(folder: Path) -> Iterator[Path]:
@@ -216,13 +201,12 @@ def record_baseline(path: Path, baseline: Baseline) -> None:
     load_baseline(path)
     try:
         _check_figures(baseline)
-    except InvalidMeasurementError as error:
-        message = f"baseline '{path}': not written, {error}; look at the figures of the run"
-        raise BaselineError(message) from error
-    try:
         replace_file(path, render_baseline(baseline).encode())
-    except OSError as error:
-        message = f"baseline '{path}': not written, {error.strerror}; make room or mend its rights"
+    except (InvalidMeasurementError, OSError) as error:
+        advice = "look at the figures of the run"
+        if isinstance(error, OSError):
+            advice = "make room or mend its rights"
+        message = f"baseline '{path}': not written, {_reason(b'', error)}; {advice}"
         raise BaselineError(message) from error
 
 
@@ -326,11 +310,11 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 def _reason(content: bytes, error: Exception) -> str:
-    """What is wrong with a file: what a merge left in it, else what msgspec says."""
+    """What is wrong with a file: what a merge left in it, else what the error says."""
     for number, line in enumerate(content.splitlines(), start=1):
         if line.startswith(b"<<<<<<< "):
             return f"holds both sides of a merge conflict, from line {number} on"
-    return str(error)
+    return str(error.strerror if isinstance(error, OSError) else error)
 
 
 def _render(value: object, indent: str) -> str:

@@ -82,11 +82,7 @@ class BaselineStore:
 
     @functools.cached_property
     def published(self) -> tuple[PublishedFigure, ...]:
-        """The published figures.
-
-        Raises:
-            BaselineError: one of them can't be read.
-        """
+        """The published figures; raises BaselineError where one can't be read."""
         return load_published(self.folder)
 
     def path(self, case_id: str) -> Path:
@@ -99,11 +95,7 @@ class BaselineStore:
         return next((path for path in paths if path.exists()), self.path(case_id))
 
     def look_up(self, case: Case, settings: CaseSettings) -> CaseBaselines:
-        """What is known of a case.
-
-        Raises:
-            BaselineError: its baseline can't be read.
-        """
+        """What is known of a case; raises BaselineError where its baseline can't be read."""
         exact = self._exact(case)
         nearest = None if exact else self._nearest(case, of_any_number(settings))
         known = exact is not None or nearest is not None
@@ -120,15 +112,11 @@ class BaselineStore:
 
     def files(self, case_ids: Iterable[str]) -> tuple[Path, ...]:
         """The files that say what is expected of the cases: this machine's, else all others'."""
-        return tuple(
-            path
-            for case_id in case_ids
-            for path in (
-                [self.found(case_id)]
-                if self.found(case_id).exists()
-                else sorted(self.folder.glob(f"*/{case_id}.json"))
-            )
-        )
+        files: list[Path] = []
+        for case_id in case_ids:
+            own = self.found(case_id)
+            files += [own] if own.exists() else sorted(self.folder.glob(f"*/{case_id}.json"))
+        return tuple(files)
 
     def unused(self, case_ids: Iterable[str]) -> tuple[Path, ...]:
         """The files of this machine that none of the cases asks for."""

@@ -8,19 +8,10 @@ from typing import Annotated
 import typer
 
 from specreg.cli.options import HERE, WIDTH, RootOption
-from specreg.report.document import FILE_NAME, exit_status, record_document
-from specreg.report.exports import ALWAYS, write_outputs
-from specreg.report.terminal import render_recorded, render_report
-from specreg.suite.finish import record_baselines, record_runs, remarks, report_of, run_verdict
-from specreg.suite.merge import (
-    MergedShards,
-    check_alike,
-    copy_files,
-    join_journals,
-    load_shard,
-    open_merged,
-    take_shards,
-)
+from specreg.report.document import FILE_NAME, exit_status, load_report
+from specreg.report.terminal import render_report
+from specreg.suite.finish import record_baselines, record_run, render_recording, run_verdict
+from specreg.suite.merge import MergedShards, load_shard, open_merged, take_shards
 
 
 def merge(
@@ -29,37 +20,22 @@ def merge(
     root: RootOption = HERE,
 ) -> None:
     """Join the shards of a run: one report, one verdict, and the baselines if it records."""
-    root = root.resolve()
     into.mkdir(parents=True, exist_ok=True)
     shards = sorted((load_shard(run) for run in runs), key=lambda one: one.plan.number)
-    check_alike(shards)
-    suite = open_merged(root, shards, into.resolve())
+    suite = open_merged(root.resolve(), shards, into.resolve())
     said = list(take_shards(suite, shards, whole=True))
     suite.conclude()
-    copy_files(shards, suite.run_folder)
-    join_journals(shards, suite.journal.path)
     status = exit_status(suite.verdicts)
+    color = sys.stdout.isatty()
     if suite.update_reason is not None:
         written, refused = record_baselines(suite)
-        said.extend(refused.values())
         status = status or int(bool(refused or said))
-        if written:
-            typer.echo(render_recorded(written, width=WIDTH, color=False))
-    else:
-        record_runs(suite)
-    said.extend(remarks(suite))
+        recorded = render_recording(suite, written, refused, width=WIDTH, color=color)
+        typer.echo("\n\n".join(recorded))
     run = run_verdict(suite, status, cut_short=bool(MergedShards(shards).missing))
-    report = report_of(
-        suite,
-        run,
-        command=shlex.join(("specreg", "merge", *map(str, runs), "--into", str(into))),
-        options=suite.store.options,
-        remarks=said,
-    )
-    record_document(suite.run_folder / "verdict.json", run)
-    record_document(suite.run_folder / FILE_NAME, report)
-    written_files = write_outputs((*ALWAYS, "junit"), report, suite.run_folder, suite.run_folder)
-    typer.echo(render_report(report, width=WIDTH, color=sys.stdout.isatty()))
-    for path in written_files:
-        typer.echo(path)
+    command = shlex.join(("specreg", "merge", *map(str, runs), "--into", str(into)))
+    wrong = record_run(suite, run, command=command, said=said)
+    path = suite.run_folder / FILE_NAME
+    typer.echo("\n".join((render_report(load_report(path), width=WIDTH, color=color), *wrong)))
+    typer.echo(path.with_suffix(".html"))
     raise typer.Exit(status)

@@ -43,12 +43,9 @@ class _Known(msgspec.Struct):
 
 @dataclass(slots=True, kw_only=True)
 class AnswerComparison:
-    """The answers of a gate, as far as they were asked for.
+    """The answers of a gate, as far as they were asked for; the file of `path` keeps them.
 
-    Attributes:
-        path: of the file that keeps them.
-        failed: by pair why its answers couldn't be compared.
-        blocks: by pair, those in which its answers were to be compared.
+    By pair, why its answers couldn't be compared, and the blocks in which they were to be.
     """
 
     pairs: Sequence[Pair]
@@ -139,11 +136,7 @@ def why_not_compared(a: Case, b: Case) -> str:
 
 
 def answers_of(case: Case, server: Server, prompts: Sequence[Prompt]) -> tuple[Transcript, ...]:
-    """What a server answers.
-
-    Raises:
-        InvalidMeasurementError: it doesn't answer in ids.
-    """
+    """What a server answers; InvalidMeasurementError where that isn't in ids."""
     return ask_greedy(case, server, encode_prompts(server.endpoint, case, prompts))
 
 
@@ -155,15 +148,9 @@ def compare_answers(
     theirs: Sequence[Transcript],
     other: Server | None = None,
 ) -> Verdict:
-    """The verdict on what side B answers, held against side A; `value`: the share that is equal.
+    """The verdict on what side B's server answers to prompts, held against A's answers.
 
-    Args:
-        case_id: of the verdict.
-        case: as side B runs it.
-        server: of side B; it is asked how likely both were.
-        prompts: what both are asked.
-        theirs: the answers of side A.
-        other: the server of side A, None where it isn't up; one that can't say leaves it to B.
+    B's is asked how likely both were, and then A's, `other`, where it is up and can say.
 
     Raises:
         InvalidMeasurementError: it doesn't answer in ids, or parts from itself.

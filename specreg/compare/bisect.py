@@ -22,12 +22,13 @@ from specreg.core.commands import specreg_command
 from specreg.core.errors import UnsupportedError
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, Tier
-from specreg.servers.sources import Kind, check_released, parse_origin, released_versions
+from specreg.servers.sources import parse_origin, released_versions
 from specreg.verdicts.judge import GOOD, Outcome, Verdict
 
 _WORSE = frozenset({Outcome.REGRESSED, Outcome.WRONG})
 _UNTOLD = frozenset({Outcome.INCONCLUSIVE, Outcome.INVALID})
 _CUT_SHORT_STATUS = 10
+_MOST_NAMED = 10
 
 
 class Step(StrEnum):
@@ -47,17 +48,17 @@ def find_change(options: BisectOptions, tier: Tier, case: Case) -> tuple[str, ..
     """
     good, bad = parse_origin(options.good), parse_origin(options.bad)
     for one in (good, bad):
-        if one.kind is not Kind.VERSION or not one.place:
+        if not one.version:
             raise UnsupportedError(f"'{one.text}': is no release; give ENGINE==VERSION")
     if good.engine != bad.engine:
         message = f"--good {good.text} --bad {bad.text}: of two engines; give two versions of one"
         raise UnsupportedError(message)
     named = [one.strip() for one in options.versions.split(",") if one.strip()]
-    released: Sequence[str] = (good.place, *named, bad.place)
+    released: Sequence[str] = (good.version, *named, bad.version)
     if not named:
         requirement = engine_named(good.engine).requirement(on_gpu=tier.needs_gpus > 0)
         released = released_versions(requirement.package)
-    versions = versions_between(good.place, bad.place, released)
+    versions = versions_between(good.version, bad.version, released)
     options.show(f"between {', '.join(versions)}")
     search = _Search(options, tier, case, good.engine, versions[0])
     return bisect_versions(versions, search.compare)
@@ -98,7 +99,10 @@ def versions_between(good: str, bad: str, released: Sequence[str]) -> tuple[str,
     except InvalidVersion as error:
         raise UnsupportedError(f"{error}; give versions as 0.31.0") from error
     for version in (first, last):
-        check_released(version, known)
+        if version not in known:
+            last_ones = ", ".join(map(str, sorted(known)[-_MOST_NAMED:]))
+            message = f"version '{version}': was never released; the last ones are {last_ones}"
+            raise UnsupportedError(message)
     if not first < last:
         message = f"--good {good} --bad {bad}: the good one must be the older; swap them"
         raise UnsupportedError(message)

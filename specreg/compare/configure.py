@@ -28,7 +28,8 @@ from specreg.matrix.prompts import check_contexts, load_case_prompts
 from specreg.matrix.widening import served_models
 from specreg.measurement.journal import Journal
 from specreg.measurement.metrics import GATE_METRICS
-from specreg.servers.sources import Origin, Source, parse_origin, source_of
+from specreg.servers.provision import Provision
+from specreg.servers.sources import Origin, parse_origin, provision_side
 from specreg.telemetry.identity import current_environment, find_gpus
 
 JOURNAL = "journal.jsonl"
@@ -99,9 +100,9 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
 
 def _sides(
     options: GateOptions, origins: Sequence[Origin], pairs: Sequence[Pair], *, on_gpu: bool
-) -> tuple[tuple[Source, ...], tuple[str, ...]]:
+) -> tuple[tuple[Provision, ...], tuple[str, ...]]:
     """Where both sides come from, and what they are once their environments are made."""
-    sources: dict[Side, Source] = {}
+    sources: dict[Side, Provision] = {}
     installed = []
     side = Side.A
     try:
@@ -113,20 +114,20 @@ def _sides(
         for side, source in sources.items():
             installed.append(", ".join(dict.fromkeys(source.installed(p.of(side)) for p in pairs)))
     except (UnsupportedError, EnvironmentSetupError) as error:
-        raise SideError(side, str(error), started=False) from error
+        message = f"side {side} ('{origins[side is Side.B].text}'): {error}"
+        raise SideError(side, message, started=False) from error
     return tuple(sources.values()), tuple(installed)
 
 
 def checked_source(
     origin: Origin, cases: Sequence[Case], root: Path, *, on_gpu: bool, show: Callable[[str], None]
-) -> Source:
+) -> Provision:
     """Where the servers of cases come from, checked as far as can be before anything is installed.
 
     Raises:
         UnsupportedError: they couldn't be measured.
     """
-    source = source_of(origin, on_gpu=on_gpu, show=show)
-    source.check(tuple(cases))
+    source = provision_side(origin, cases, on_gpu=on_gpu, show=show)
     check_contexts(root, cases)
     return source
 

@@ -41,10 +41,7 @@ def set_aside(folder: Path) -> None:
 
 
 def record_gate(gate: Gate, *, command: str, status: int | None = None) -> Report:
-    """The document of what a gate says so far, written with its pages; what can't be is shown.
-
-    `status` is the command's, where something cut it short.
-    """
+    """What a gate says so far, written with its pages; `status` is of what cut it short."""
     report = _report(gate, gate.decide(), command, status)
     try:
         record_document(gate.folder / FILE_NAME, report)
@@ -138,9 +135,6 @@ def _remarks(gate: Gate) -> Iterator[str]:
         f" up to {rules.launches} times each, each asked for {options.least_s:g} s at least; a look"
         f" may err in {rules.level:.2%}, a loss in {rules.loss_level:.4%}"
     )
-    if rules.tolerances:
-        set_by_hand = ", ".join(f"{name} {frac:.1%}" for name, frac in rules.tolerances.items())
-        yield f"tolerances that were set: {set_by_hand}"
     if options.pin_length_tokens is not None:
         yield f"the acceptance length of the pinned cases is {options.pin_length_tokens:g}"
     if not options.with_control:

@@ -41,9 +41,9 @@ from specreg.measurement.arm import Arm
 from specreg.measurement.journal import Journal, Key, load_journal
 from specreg.measurement.measure import Plan, measure, workload_of
 from specreg.servers.cores import cores_apart
+from specreg.servers.provision import Provision
 from specreg.servers.server import StartedServer
-from specreg.servers.sources import Source
-from specreg.servers.start import start_server
+from specreg.servers.start import ServerStart
 from specreg.telemetry.identity import Environment
 from specreg.verdicts.judge import Outcome
 
@@ -65,15 +65,13 @@ class Gate:
 
     Attributes:
         sources: where the servers of A and of B come from; installed: what they are.
-        groups: what is compared, by what shares its servers.
-        launches: so far, as they came.
-        finished: whether it ended by itself.
+        launches: so far, as they came; finished: whether it ended by itself.
     """
 
     options: GateOptions
     tier: Tier
     folder: Path
-    sources: Sequence[Source]
+    sources: Sequence[Provision]
     installed: Sequence[str]
     groups: Sequence[Group]
     environment: Environment
@@ -120,9 +118,7 @@ class Gate:
     def measure(self, is_done: Callable[[Decision], bool] | None = None) -> Decision:
         """Launch both sides until all is decided, or there is no time left.
 
-        Args:
-            is_done: asked before each further block; None for where no launch would change the
-                answer.
+        `is_done` is asked before each further block, else whether one would change the answer.
 
         Raises:
             SpecregError: a side can't start at all, or the disk refuses.
@@ -191,16 +187,18 @@ class Gate:
                     for pair in group.pairs:
                         self._measure(pair, number, servers)
             except SideError as error:
+                ours = [one for one in self.launches if one.side is error.side]
                 ids = {pair.id for pair in group.pairs}
-                measured = {(one.pair_id, one.side) for one in self.launches if not one.failed}
-                if not error.started and not any((one, error.side) in measured for one in ids):
+                measured = any(one.pair_id in ids and not one.failed for one in ours)
+                if not error.started and not measured:
                     raise
                 self.options.show(f"launch {number}, side {error.side}: {error}")
-                told = {(one.pair_id, one.side, one.number) for one in self.launches}
-                for pair in group.pairs:
-                    if (pair.id, error.side, number) not in told:
-                        failed = SideLaunch(pair.id, error.side, number, failed=str(error))
-                        self.launches.append(failed)
+                told = {one.pair_id for one in ours if one.number == number}
+                self.launches += [
+                    SideLaunch(pair.id, error.side, number, failed=str(error))
+                    for pair in group.pairs
+                    if pair.id not in told
+                ]
 
     def _measure(self, pair: Pair, number: int, servers: Mapping[Side, StartedServer]) -> None:
         """Measure a pair on the servers that are up, and compare its answers.
@@ -269,8 +267,11 @@ class Gate:
             files_sha256=" ".join(files),
         )
 
-    def _source(self, side: Side) -> Source:
+    def _source(self, side: Side) -> Provision:
         return self.sources[side is Side.B]
+
+    def _typed(self, side: Side) -> str:
+        return self.options.b if side is Side.B else self.options.a
 
     def _record_answers(self) -> None:
         """Record what drafters of known success need to know, where it isn't there yet."""
@@ -286,43 +287,38 @@ class Gate:
 
     @contextlib.contextmanager
     def _started(self, case: Case, side: Side, name: str) -> Iterator[StartedServer]:
-        """A running server of a side.
-
-        Raises:
-            SideError: it didn't start.
-            MemoryHeldError: a GPU hasn't got its memory back, whosever server it was.
-        """
+        """A running server of a side; SideError where it didn't start."""
         source = self._source(side)
         log_path = self.folder / "logs" / f"{name.replace(' ', '')}.log"
         with contextlib.ExitStack() as stack:
             try:
                 started = server_of(source, case, self.options, log_path)
                 server = stack.enter_context(started)
-            except MemoryHeldError:
+            except MemoryHeldError:  # whosever server it was
                 raise
             except SpecregError as error:
-                message = f"side {side} ('{source.origin.text}'): {error}"
+                message = f"side {side} ('{self._typed(side)}'): {error}"
                 raise SideError(side, message, started=False) from error
             yield server
 
 
 @contextlib.contextmanager
 def server_of(
-    source: Source, case: Case, options: ServerOptions, log_path: Path
+    source: Provision, case: Case, options: ServerOptions, log_path: Path
 ) -> Iterator[StartedServer]:
-    """A running server of a case, on GPUs that are its own; errors as of `start_server`."""
-    environment = source.environment(case)
+    """A running server of a case, on GPUs that are its own; errors as of `ServerStart`."""
+    environment = source.environment(case.server)
     with (
-        source.leased(case),
-        start_server(
-            case.server,
-            environment,
+        source.leased(case.server),
+        ServerStart(
+            spec=case.server,
+            environment=environment,
             root=options.root,
             log_path=log_path,
             on_gpu=source.on_gpu,
             ready_within_s=options.ready_within_s,
             show=options.show,
-        ) as server,
+        ).running() as server,
     ):
         yield server
 

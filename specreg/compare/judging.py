@@ -29,10 +29,7 @@ _SPEED_LAUNCHES = 4
 _DIFFERS = frozenset({Outcome.IMPROVED, Outcome.REGRESSED})
 _SETTLED = GOOD | {Outcome.MEASURED, Outcome.NOT_COMPARABLE}
 _LOSS_LEVEL = 0.001
-"""How often a gate may call an upgrade worse that isn't.
-
-A loss that matters is far beyond its noise once that is small enough to prove anything.
-"""
+"""How often a gate may call an upgrade worse that isn't; one that matters is beyond noise."""
 _MOST_FAILED = 2
 _FURTHEST = 50.0
 """A difference of logarithms beyond it isn't told: a float holds no more."""
@@ -204,11 +201,7 @@ def _launches_for(verdict: Verdict) -> int:
 
 
 def causes_of(verdicts: Sequence[Verdict]) -> str:
-    """What the loss of a pair comes from, in words; empty where nothing was lost that decides.
-
-    Output is lost by what it is made of: its own row names the cause only where none of the others
-    was proven.
-    """
+    """What the loss of a pair comes from, in words: output's own where no other is proven."""
     lost = [one for one in verdicts if one.outcome is Outcome.REGRESSED]
     own = [GATE_METRICS[one.metric].cause for one in lost if one.metric != OUTPUT]
     told = [one.cause.partition(" by ")[2].partition(",")[0] for one in lost]
@@ -369,10 +362,7 @@ def _needed(
 
 
 def why_broken(launches: Iterable[SideLaunch], side: Side, metric: Metric | None = None) -> str:
-    """Why a side of a pair can't be measured, empty where it can: most of its launches failed.
-
-    With a metric, those count too in which its values mean nothing.
-    """
+    """Why a side can't be measured, or has no metric: most of its launches failed; else empty."""
     ours = [one for one in launches if one.side is side]
     whys = [one.why_invalid(metric) if metric else one.failed for one in ours]
     broken = list(filter(None, whys))

@@ -147,10 +147,7 @@ def pairs_of(
 
 
 def groups_of(pairs: Iterable[Pair], *, with_control: bool, together: bool) -> tuple[Group, ...]:
-    """The pairs by what they need to start.
-
-    The control is of one group, the cheapest: the one without a draft if there is one.
-    """
+    """The pairs by what they need to start; the control has no draft if there is such a one."""
     sharing: dict[tuple[object, ...], list[Pair]] = {}
     for pair in pairs:
         alone = pair.id if pair.a.needs_fresh_server or pair.b.needs_fresh_server else ""

@@ -1,9 +1,16 @@
-"""Pairs whose acceptance is pinned: what differs then is the cost of a step."""
+"""Pairs whose acceptance is pinned: what differs then is the cost of a step.
+
+The drafter, of vLLM's `custom_class`, knows the target's answers from a recording, and spoils its
+drafts so that exactly as many are accepted as a schedule says.
+"""
 
 import dataclasses
 import hashlib
 import json
+import math
+import os
 from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
 from pathlib import Path
 
 from specreg.acceptance.record import AcceptanceRecord
@@ -12,11 +19,40 @@ from specreg.compare.pairs import Pair, Side
 from specreg.core.errors import UnsupportedError
 from specreg.core.files import replace_file
 from specreg.datasets.prompts import Prompt
-from specreg.engines import pinning
+from specreg.engines.drafter import scheduled
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts
 from specreg.servers.server import Server
+
+METHOD, DRAFTER = "custom_class", "scheduled.Drafter"
+_RECORDING = "SCHEDULED_RECORDING"
+_SCHEDULE = "SCHEDULED_ACCEPTED"
+_LONGEST_CYCLE = 20
+_OFF_FRAC = 0.01
+"""So far the steps may be off; without anything else at work they are exact."""
+
+
+def schedule_of(length_tokens: float, draft_tokens: int) -> tuple[int, ...]:
+    """The drafts to accept in each step, over and over, as evenly as can be: 2.5 is 1, 2.
+
+    Args:
+        length_tokens: 1 + A / S, of which the nearest twentieth is taken or something better.
+        draft_tokens: k.
+
+    Raises:
+        UnsupportedError: it isn't between 1 and k + 1.
+    """
+    told = math.isfinite(length_tokens)
+    share = Fraction(length_tokens - 1 if told else -1).limit_denominator(_LONGEST_CYCLE)
+    if not 0 <= share <= draft_tokens:
+        message = (
+            f"--pin {length_tokens:g}: with {draft_tokens} draft tokens per step an acceptance"
+            f" length is from 1 to {draft_tokens + 1}; give one of these"
+        )
+        raise UnsupportedError(message)
+    above, below = share.numerator, share.denominator
+    return tuple((step + 1) * above // below - step * above // below for step in range(below))
 
 
 def pinned_pairs(
@@ -57,60 +93,69 @@ def pinned_pairs(
     return tuple(found.values())
 
 
-def pinned_case(case: Case, length_tokens: float, recording: Path) -> Case:
-    """A case whose drafter accepts so many tokens per step by a recording."""
-    engine_named(case.server.engine).spelling_of(pinning.METHOD, "--pin")
-    schedule = pinning.schedule_of(length_tokens, case.server.draft_tokens)
-    server = dataclasses.replace(
-        case.server,
-        method=pinning.METHOD,
-        draft=pinning.DRAFTER,
-        tree=None,
-        engine_env=pinning.pinned_variables(schedule, recording, dict(case.server.engine_env)),
-    )
-    return dataclasses.replace(case, server=server)
-
-
-def recording_of(case: Case) -> Path | None:
-    """Where the drafter of a case finds its recording; None where it needs none."""
-    return pinning.recording_in(case.server.method, dict(case.server.engine_env))
-
-
-def plain_case(case: Case) -> Case:
-    """The case on the server that its recording is made on."""
-    variables = pinning.plain_variables(dict(case.server.engine_env))
-    server = dataclasses.replace(
-        case.server, method="none", draft=None, draft_tokens=0, engine_env=variables
-    )
-    return dataclasses.replace(case, server=server)
-
-
-def record_answers(case: Case, server: Server, prompts: Sequence[Prompt], path: Path) -> None:
-    """Write each prompt with its greedy answer, and as much past its end as is drafted there.
-
-    Raises:
-        InvalidMeasurementError: the server doesn't answer in ids.
-    """
-    cap = case.output_cap_tokens + 2 * (case.server.draft_tokens or 1) + 2
-    longer = dataclasses.replace(plain_case(case), output_cap_tokens=cap, ignore_eos=True)
-    found = answers_of(longer, server, prompts)
-    # Whole or not at all: one that is there is believed.
-    recording = json.dumps([(one.prompt, one.output) for one in found])
-    replace_file(path, recording.encode())
-
-
-def why_not_pinned(case: Case, acceptance: AcceptanceRecord | None) -> str:
-    """Why a drafter of known success had another one, empty where it hadn't or isn't one."""
-    if recording_of(case) is None:
-        return ""
-    prompts = acceptance.prompts if acceptance is not None else ()
-    steps = sum(one.counts.steps for one in prompts)
-    own = dict(case.server.engine_env)
-    return pinning.why_not_pinned(own, steps, [one.completion_tokens for one in prompts])
-
-
 def _name(case: Case) -> str:
     """Another one for each server, set of prompts and length of answers."""
     made_of = repr((case.server, case.dataset, case.prompts, case.output_cap_tokens))
     digest = hashlib.sha256(made_of.encode()).hexdigest()[:8]
     return f"{case.server.engine}-{case.server.models}-{case.dataset}-{digest}"
+
+
+def pinned_case(case: Case, length_tokens: float, recording: Path) -> Case:
+    """A case whose drafter accepts so many tokens per step by a recording.
+
+    A schedule that is among its variables already stays.
+    """
+    spec, own = case.server, dict(case.server.engine_env)
+    engine_named(spec.engine).spelling_of(METHOD, "--pin")
+    schedule = schedule_of(length_tokens, spec.draft_tokens)
+    folders = filter(None, (str(Path(scheduled.__file__).parent), own.get("PYTHONPATH", "")))
+    variables = {
+        _SCHEDULE: ",".join(map(str, schedule)),
+        **own,
+        "PYTHONPATH": os.pathsep.join(folders),
+        _RECORDING: str(recording),
+    }
+    env = tuple(sorted(variables.items()))
+    server = dataclasses.replace(spec, method=METHOD, draft=DRAFTER, tree=None, engine_env=env)
+    return dataclasses.replace(case, server=server)
+
+
+def recording_of(case: Case) -> Path | None:
+    """Where the drafter of a case finds its recording; None where it needs none."""
+    found = dict(case.server.engine_env).get(_RECORDING)
+    return Path(found) if found and case.server.method == METHOD else None
+
+
+def plain_case(case: Case) -> Case:
+    """The case on the server that its recording is made on."""
+    env = tuple(one for one in case.server.engine_env if one[0] not in {_RECORDING, _SCHEDULE})
+    server = dataclasses.replace(
+        case.server, method="none", draft=None, draft_tokens=0, engine_env=env
+    )
+    return dataclasses.replace(case, server=server)
+
+
+def record_answers(case: Case, server: Server, prompts: Sequence[Prompt], path: Path) -> None:
+    """Write each prompt with its greedy answer, and as much past its end as is drafted there."""
+    cap = case.output_cap_tokens + 2 * (case.server.draft_tokens or 1) + 2
+    longer = dataclasses.replace(plain_case(case), output_cap_tokens=cap, ignore_eos=True)
+    found = answers_of(longer, server, prompts)
+    # Whole or not at all: one that is there is believed.
+    replace_file(path, json.dumps([(one.prompt, one.output) for one in found]).encode())
+
+
+def why_not_pinned(case: Case, acceptance: AcceptanceRecord | None) -> str:
+    """Why a pinned drafter accepted otherwise than by its schedule; empty where it didn't."""
+    if recording_of(case) is None:
+        return ""
+    prompts = acceptance.prompts if acceptance is not None else ()
+    steps = sum(one.counts.steps for one in prompts)
+    schedule = tuple(map(int, dict(case.server.engine_env)[_SCHEDULE].split(",")))
+    expected = sum(scheduled.step_after(one.completion_tokens, schedule) for one in prompts)
+    if steps and abs(steps - expected) <= _OFF_FRAC * expected:
+        return ""
+    return (
+        f"NOT_PINNED: the answers took {steps} steps, by their schedule it would be {expected}: the"
+        " server doesn't answer as it did when its answers were recorded; pin without what draws"
+        " or changes them, or take another case"
+    )

@@ -45,17 +45,14 @@ _S_PER_H = 3600.0
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The same prompts once more; a line of `soak.jsonl`.
+    """The same prompts once more; a line of `soak.jsonl`, figures None where they have no value.
 
     Attributes:
         number: from 1.
         at_s: its middle, counted from the first block's start; lasted_s: how long it took.
-        requests: that ended.
-        acceptance_length_tokens: per step; None without speculation, or without a step.
         step_ms: the mean time between two chunks of a request, which chunks that are read at once
-            leave as it is; None where no request had two, or the client was late.
-        memory_bytes: what the server's processes hold of the machine's memory.
-        gpu_memory_bytes: of its GPUs'; None without one, or where it isn't known.
+            leave as it is.
+        memory_bytes: what the server's processes hold of the machine's; gpu_memory_bytes: of GPUs'.
     """
 
     number: int
@@ -171,9 +168,7 @@ class Soak:
         """Start the server, and measure block after block until the time is over.
 
         Raises:
-            InvalidMeasurementError: the warm-up generated nothing, a request failed, or a check of
-                the meter broke.
-            SpecregError: it can't be measured so, or the server didn't start or went away.
+            SpecregError: it can't be measured, or no more; what was measured stays.
         """
         options, case = self.options, self.case
         origin = parse_origin(options.engine or case.server.engine)
@@ -228,7 +223,7 @@ class Soak:
     def look(self, level: float) -> tuple[Verdict, ...]:
         """The verdict on each figure so far; what drifts raises an alarm, which stays."""
         figures = figures_of_soak(
-            self.case, on_gpu=self.tier.needs_gpus > 0, tolerance_frac=self.options.tolerance
+            self.case, on_gpu=self.tier.needs_gpus > 0, tolerance_frac=self.options.tolerance_frac
         )
         verdicts = [
             judge_figure(
@@ -249,11 +244,7 @@ class Soak:
 
 
 def open_soak(options: SoakOptions, tier: Tier) -> Soak:
-    """A soak of a case that is named, or else of the first that speculates and fits the machine.
-
-    Raises:
-        UnsupportedError: there is none, or the folder holds a soak already.
-    """
+    """A soak of a case that is named, or else of the first that speculates and fits the machine."""
     folder = options.out
     if folder is None:
         folder = options.root / ".specreg" / "soaks" / time.strftime("%Y-%m-%dT%H-%M-%S")

@@ -58,12 +58,7 @@ class ServerError(SpecregError):
 
 
 class ServerStartError(ServerError):
-    """A server that died while starting, or never generated a token.
-
-    Attributes:
-        failure: the kind of failure, "out of memory" for instance.
-        log_path: the whole log; log_tail: its last lines, 40 at most.
-    """
+    """A server that died while starting, or never generated a token; `log_tail` has 40 lines."""
 
     def __init__(
         self, subject: str, failure: str, advice: str, log_path: Path, log_tail: str
@@ -84,12 +79,7 @@ class ServerDiedError(ServerError):
 
 
 class AnswerError(ServerError):
-    """An answer that can't be taken: refused, too late, too long, or no HTTP; names the path.
-
-    Attributes:
-        status: HTTP's, of a refusal; None where there was no whole answer.
-        late: whether time was up.
-    """
+    """An answer that is refused, with HTTP's `status`, or late, or too long, or no HTTP."""
 
     def __init__(self, message: str, *, status: int | None = None, late: bool = False) -> None:
         self.status, self.late = status, late
@@ -113,11 +103,7 @@ class UnkillableError(MemoryHeldError):
 
 
 class InvalidMeasurementError(SpecregError):
-    """A measurement that broke a check: the meter or the machine was not in order.
-
-    Attributes:
-        reason: a short constant, "SPEC_DISABLED" for instance, for reports and scripts.
-    """
+    """A measurement that broke a check, for a `reason` such as "SPEC_DISABLED"."""
 
     def __init__(self, reason: str, message: str) -> None:
         self.reason = reason
@@ -131,6 +117,7 @@ class HungError(InvalidMeasurementError):
 
     def __init__(self, silent_s: float) -> None:
         super().__init__(self.name, f"no token came for {silent_s:g} s; look at the server's log")
+        self.silent_s = silent_s
 
 
 class BaselineError(SpecregError):

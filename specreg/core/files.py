@@ -10,8 +10,7 @@ import os
 import platform
 import re
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,9 +21,6 @@ from specreg.core.redaction import hide_bytes
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What a decoder raises of bytes that it can't read; the last of what is nested too deeply."""
-
-_SETTLED_NS = 2 * 10**9
-"""Longer than the ticks of a file system's clock: two changes within one look like none."""
 
 
 def cache_dir() -> Path:
@@ -38,11 +34,7 @@ def data_dir() -> Path:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file, and make its folder; what was there stays until all of this is on the disk.
-
-    Raises:
-        OSError: the disk refuses; the old file is as it was.
-    """
+    """Write a file, and make its folder; the old one stays until the new is on disk, or OSError."""
     part = _new_part(path)
     try:
         with part.open("wb") as file:
@@ -56,11 +48,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def passing_folder(path: Path) -> Iterator[Path]:
-    """A folder beside a path for as long as the context lasts: to make in it what is moved there.
-
-    Raises:
-        OSError: the disk refuses.
-    """
+    """A folder beside a path while the context lasts: to make in it what is moved there."""
     part = _new_part(path)
     part.mkdir()
     try:
@@ -70,11 +58,7 @@ def passing_folder(path: Path) -> Iterator[Path]:
 
 
 def append_lines(path: Path, content: bytes) -> None:
-    """Add lines to a file, and make its folder: all of them, or none where the disk refuses.
-
-    Raises:
-        OSError: the disk refuses; the file is as it was.
-    """
+    """Add lines to a file, and make its folder: all of them, or OSError where the disk refuses."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b", buffering=0) as file:
         write_lines(file, content)
@@ -116,16 +100,11 @@ def _new_part(path: Path) -> Path:
     return path.with_name(f"{ours}{os.getpid()}.part")
 
 
-def file_sha256(path: Path, now_ns: Callable[[], int] = time.time_ns) -> str:
+def file_sha256(path: Path) -> str:
     """The SHA-256 of a file, in hex; from the cache where the file is as it was then.
 
-    Weights have many gigabytes, and each worker asks for their sum. A sum is kept under a name
-    made of what the file system says of the file; ctime, which can't be set back, is among it.
-
-    By `now_ns`, since the epoch, the sum of what changed within the last moment isn't kept.
-
-    Raises:
-        OSError: it can't be read.
+    A sum is kept under a name made of what the file system says of the file; ctime, which can't be
+    set back, is among it.
     """
     path = path.resolve()
     kept = _kept_path(path)
@@ -134,7 +113,7 @@ def file_sha256(path: Path, now_ns: Callable[[], int] = time.time_ns) -> str:
             return known
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
-    if _kept_path(path) == kept and now_ns() - path.stat().st_ctime_ns > _SETTLED_NS:
+    if _kept_path(path) == kept:
         with contextlib.suppress(OSError):  # where it can't be kept the file is read again
             replace_file(kept, found.encode())
     return found

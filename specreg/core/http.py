@@ -1,8 +1,6 @@
-"""Ask a server over HTTP, within bounds of bytes and of time.
+"""Ask a server over HTTP, within bounds of bytes and of time: its answer is not to be trusted.
 
-A server's answer is not to be trusted. Everything that isn't the stream of a measured request is
-read here; that stream is read by `specreg.load.chat_client`, and what may be in either has its
-bounds here.
+The stream of a measured request is read by `specreg.load.chat_client`, within the bounds of here.
 """
 
 import asyncio
@@ -60,11 +58,7 @@ async def read(
     within_s: float,
     body: bytes | None = None,
 ) -> Answer:
-    """Ask a server, JSON if anything, and read its answer of any status to the end.
-
-    Raises:
-        AnswerError: there is none, in time or at all; it is longer than `MOST_BYTES`, or no HTTP.
-    """
+    """Ask a server, JSON if anything, and read its answer of any status whole, else AnswerError."""
     import aiohttp  # noqa: PLC0415 - takes long, and few commands ask a server
     import httpx  # noqa: PLC0415 - the same
 

@@ -11,16 +11,16 @@ its own to its standard output; what it prints for people goes to its log.
 import asyncio
 import atexit
 import contextlib
-import fcntl
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -33,11 +33,8 @@ from specreg.core.logs import log_tail
 from specreg.core.redaction import known_secrets, learn
 from specreg.core.supervisor import (
     Session,
-    ask_all,
-    kill_all,
+    end_all,
     living,
-    remove_shared,
-    shared_by,
     shared_files,
     started_ticks,
 )
@@ -48,7 +45,6 @@ _GONE_S = 25.0
 """What was killed may yet have much memory to give back; only then is it beyond us."""
 _REAPED_S = 5.0
 _EXEC_S = 0.2
-_PIPE_BYTES = 2**20
 _MESSAGE_BYTES = 256 * 2**20
 _HELD_KIB = re.compile(r"^Pss_(?:Anon|Shmem): *(\d+) kB", re.MULTILINE)
 _HERE = str(Path(__file__).parents[2])
@@ -59,19 +55,45 @@ _MessageT = TypeVar("_MessageT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisedProcess:
-    """A started process.
+    """A started process; one that exchanges messages with us ends with its input.
 
     Attributes:
         popen: the process; session: by which its descendants are known.
-        supervisor: writes its log, and ends all of them when we are killed.
-        shared_before: what lay in /dev/shm before; shared: what they had there since.
+        supervisor: writes its log, removes what they leave in /dev/shm, and ends all of them when
+            we are killed.
     """
 
     popen: subprocess.Popen[bytes]
     session: Session
     supervisor: subprocess.Popen[bytes]
-    shared_before: Collection[str] = ()
-    shared: set[str] = field(default_factory=set)
+    log_path: Path
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Hand it a message; one that ended takes none."""
+        _write(self.popen.stdin, msgspec.json.encode(message) + b"\n")
+
+    def receive(self, kind: type[_MessageT]) -> _MessageT | None:
+        """Wait for its next message; None where it ended."""
+        stdout = self.popen.stdout
+        line = stdout.readline() if stdout is not None else b""
+        return msgspec.json.decode(line, type=kind) if line else None
+
+    @contextlib.asynccontextmanager
+    async def reader(self) -> AsyncIterator[asyncio.StreamReader]:
+        """Its messages, a line each, for the event loop that runs."""
+        reader = asyncio.StreamReader(limit=_MESSAGE_BYTES)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), self.popen.stdout
+        )
+        try:
+            yield reader
+        finally:
+            transport.close()
+
+    def last_lines(self) -> str:
+        """The end of what it has printed for people so far."""
+        settle_log(self)
+        return log_tail(self.log_path)
 
 
 _RUNNING: dict[str, SupervisedProcess] = {}
@@ -105,16 +127,14 @@ def start_process(
     # setproctitle, which vLLM's workers call, writes over the environment that /proc shows.
     marked = {**environment, supervisor.VARIABLE: mark, "SPT_NOENV": "1"}
     learn(environment, command)
-    before = shared_files()
+    given = {"secrets": known_secrets(), "shared": tuple(shared_files())}
     log_path.write_bytes(b"")
     hears, speaks = os.pipe()
     try:
-        with contextlib.suppress(OSError):  # a container may not grant it
-            fcntl.fcntl(speaks, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         guard = _start_supervisor(mark, hears, log_path, temporary)
         try:
             # Not as arguments, which show in a list of processes.
-            _tell(guard, json.dumps({"secrets": known_secrets(), "shared": tuple(before)}))
+            _tell(guard, json.dumps(given))
             popen = subprocess.Popen(  # noqa: S603 - our own arguments, no shell
                 command,
                 env=marked,
@@ -130,51 +150,16 @@ def start_process(
             if isinstance(error, KeyboardInterrupt):
                 # Between the fork and us: only its mark is known of the child, once it runs.
                 time.sleep(_EXEC_S)
-                kill_all(Session(mark), _KILL_S)
+                end_all(Session(mark), signal.SIGKILL, _KILL_S)
             _dismiss(guard)
             raise
     finally:
         os.close(speaks)
         os.close(hears)
     _RUNNING[mark] = SupervisedProcess(
-        popen=popen, session=session, supervisor=guard, shared_before=before
+        popen=popen, session=session, supervisor=guard, log_path=log_path
     )
     return _RUNNING[mark]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChildProcess:
-    """A program that exchanges messages with us, and prints into a log; it ends with its input."""
-
-    process: SupervisedProcess
-    log_path: Path
-
-    def send(self, message: msgspec.Struct) -> None:
-        """Hand it a message; one that ended takes none."""
-        _write(self.process.popen.stdin, msgspec.json.encode(message) + b"\n")
-
-    def receive(self, kind: type[_MessageT]) -> _MessageT | None:
-        """Wait for its next message; None where it ended."""
-        stdout = self.process.popen.stdout
-        line = stdout.readline() if stdout is not None else b""
-        return msgspec.json.decode(line, type=kind) if line else None
-
-    @contextlib.asynccontextmanager
-    async def reader(self) -> AsyncIterator[asyncio.StreamReader]:
-        """Its messages, a line each, for the event loop that runs."""
-        reader = asyncio.StreamReader(limit=_MESSAGE_BYTES)
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), self.process.popen.stdout
-        )
-        try:
-            yield reader
-        finally:
-            transport.close()
-
-    def last_lines(self) -> str:
-        """The end of what it has printed for people so far."""
-        settle_log(self.process)
-        return log_tail(self.log_path).strip()
 
 
 @contextlib.contextmanager
@@ -185,12 +170,11 @@ def child_process(
     environment: Mapping[str, str] | None = None,
     temporary: Sequence[Path] = (),
     output: IO[bytes] | None = None,
-) -> Iterator[ChildProcess]:
+) -> Iterator[SupervisedProcess]:
     """Run a program that exchanges messages with us for as long as the context lasts.
 
-    Args and errors are those of `start_process`, but for:
-        environment: None for ours, with the modules that we can import.
-        output: a file that keeps its messages, for which nothing is received; None for a pipe.
+    As `start_process`, but with our environment and modules without one, and `output`, a file that
+    keeps its messages; without it they are received.
     """
     ours = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = start_process(
@@ -202,7 +186,7 @@ def child_process(
         messages=output or subprocess.PIPE,
     )
     try:
-        yield ChildProcess(process=process, log_path=log_path)
+        yield process
     finally:
         stop_process(process)
         _close(process.popen)
@@ -211,14 +195,14 @@ def child_process(
 def stop_process(process: SupervisedProcess) -> None:
     """End the process and all its descendants: asked first, killed 5 s later, then waited for.
 
-    All that they printed is on disk afterwards. Ctrl-C meanwhile kills whatever else runs, too.
+    All that they printed is on disk then. Ctrl-C meanwhile kills whatever else runs, too.
 
     Raises:
         UnkillableError: some of them live all the same.
     """
     try:
-        note_shared(process)
-        ask_all(process.session, _TERM_S)
+        settle_log(process)
+        end_all(process.session, signal.SIGTERM, _TERM_S)
     except KeyboardInterrupt:  # once more, as a rule: then the others aren't asked either
         kill_running()
         raise
@@ -230,11 +214,11 @@ def stop_process(process: SupervisedProcess) -> None:
         _RUNNING.pop(process.session.mark, None)
         _dismiss(process.supervisor)
     if left:
-        left = kill_all(process.session, _GONE_S)
+        left = end_all(process.session, signal.SIGKILL, _GONE_S)
         process.popen.poll()  # so that it is no zombie
     if left:
         message = (
-            f"{', '.join(map(_described, left))}: still there {_KILL_S + _GONE_S:g} s after it was"
+            f"{', '.join(map(describe, left))}: still there {_KILL_S + _GONE_S:g} s after it was"
             " killed, and nothing can be measured beside it; see what it waits for in the kernel's"
             " log (dmesg), and end it, or start the machine anew"
         )
@@ -248,13 +232,11 @@ def kill_running() -> None:
         _kill(process)
 
 
-def note_shared(process: SupervisedProcess) -> None:
-    """Remember what they have in /dev/shm now, to remove it should they not."""
-    process.shared.update(shared_by(process.session, process.shared_before))
-
-
 def settle_log(process: SupervisedProcess) -> None:
-    """Return once all that was printed so far is on disk; at once without a supervisor."""
+    """Return once all that was printed so far is on disk; at once without a supervisor.
+
+    What they have in /dev/shm is noted, too, to be removed should they not.
+    """
     guard = process.supervisor
     if guard.stdout is not None and not guard.stdout.closed:
         _tell(guard, supervisor.SETTLE)
@@ -262,20 +244,18 @@ def settle_log(process: SupervisedProcess) -> None:
 
 
 def _kill(process: SupervisedProcess) -> list[int]:
-    """Kill what is left, and remove what it had in /dev/shm; what lives all the same."""
-    note_shared(process)
-    left = kill_all(process.session, _KILL_S)
-    remove_shared(process.shared)
-    return left
+    """Kill what is left; what lives all the same."""
+    settle_log(process)
+    return end_all(process.session, signal.SIGKILL, _KILL_S)
 
 
-def _described(pid: int) -> str:
-    """`process 4242 (python, disk-sleep)`."""
+def describe(pid: int) -> str:
+    """Describe a process as far as we may see it: `process 4242 (python, user ada)`."""
     try:
         process = psutil.Process(pid)
-        return f"process {pid} ({process.name()}, {process.status()})"
+        return f"process {pid} ({process.name()}, user {process.username()})"
     except psutil.Error:
-        return f"process {pid} (of another user)"
+        return f"process {pid} (of another user or container)"
 
 
 def resident_bytes(process: SupervisedProcess) -> int:

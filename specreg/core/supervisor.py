@@ -5,10 +5,10 @@ the processes, the end of the pipe that they print into, their log, and folders 
 
 Input: a line of JSON with `secrets`, never to be written, and `shared`, what lay in /dev/shm
 before; a line with the id and the start of the process that leads the session, once there is one;
-`settle`, which is answered with a line once all that was printed is on disk; then `done`. An input
-that ends without that word has lost who wrote it, to SIGKILL as a rule: then the processes are
-ended, and what they leave is removed. No other process holds the other end of the input: Python's
-pipes aren't handed on to other programs.
+`settle`, which is answered with a line once all that was printed is on disk, and what they have in
+/dev/shm noted; then `done`. An input that ends without that word has lost who wrote it, to SIGKILL
+as a rule: then the processes are ended. What they leave is removed in either case. No other process
+holds the other end of the input: Python's pipes aren't handed on to other programs.
 """
 
 import contextlib
@@ -57,11 +57,7 @@ class Session(NamedTuple):
 
 
 def started_ticks(pid: int) -> int:
-    """When a process started, in the kernel's ticks since boot.
-
-    Raises:
-        OSError: there is none.
-    """
+    """When a process started, in the kernel's ticks since boot; OSError if there is none."""
     return int(_stat(pid)[19])
 
 
@@ -79,28 +75,16 @@ def living(session: Session) -> list[int]:
     return [pid for pid in _all_pids() if _is_ours(pid, marked, leader)]
 
 
-def kill_all(session: Session, within_s: float) -> list[int]:
-    """Kill what is left, and what is born meanwhile, again and again; what lives all the same."""
-    deadline = time.monotonic() + within_s
+def end_all(session: Session, number: signal.Signals, within_s: float) -> list[int]:
+    """Signal each that is left, or is born meanwhile, and wait; what lives all the same."""
+    deadline, signalled = time.monotonic() + within_s, set[int]()
     while (pids := living(session)) and time.monotonic() < deadline:
-        _signal(pids, signal.SIGKILL)
+        for pid in set(pids) - signalled:
+            with contextlib.suppress(OSError):  # it ended, or runs as another user
+                os.kill(pid, number)
+        signalled.update(pids)
         time.sleep(_POLL_S)
     return pids
-
-
-def ask_all(session: Session, within_s: float) -> None:
-    """Ask each that runs, or is born meanwhile, to end, once; and wait for them."""
-    deadline, asked = time.monotonic() + within_s, set[int]()
-    while (pids := living(session)) and time.monotonic() < deadline:
-        _signal(set(pids) - asked, signal.SIGTERM)
-        asked.update(pids)
-        time.sleep(_POLL_S)
-
-
-def _signal(pids: Collection[int], number: signal.Signals) -> None:
-    for pid in pids:
-        with contextlib.suppress(OSError):  # it ended, or runs as another user
-            os.kill(pid, number)
 
 
 def _all_pids() -> list[int]:
@@ -224,37 +208,37 @@ def main() -> None:
     orders = io.FileIO(0)  # unbuffered: what select doesn't know of would wait for ever
     given = json.loads(orders.readline() or '{"secrets": [], "shared": []}')
     log = BoundedLog(Path(log_path), functools.partial(hide_said, secrets=given["secrets"]))
-    pipe, session = _LogPipe(int(descriptor), log), Session(mark)
+    pipe, session, shared = _LogPipe(int(descriptor), log), Session(mark), set[str]()
     while True:
         if not pipe.read([orders.fileno()]):
             continue
         order = orders.readline().decode().strip()
         if order == SETTLE:
+            shared |= shared_by(session, given["shared"])
             pipe.settle()
             with contextlib.suppress(OSError):
                 os.write(1, b"\n")
-        elif order == DONE:
-            break
-        elif order:
+        elif order and order != DONE:
             session = Session(mark, *map(int, order.split()))
-        else:  # none of them could end that waits for us: what they print is read meanwhile
-            end = threading.Thread(target=_end, args=(session, given["shared"]))
-            end.start()
-            while end.is_alive():
-                pipe.read(within_s=_POLL_S)
-            for folder in folders:
-                shutil.rmtree(folder, ignore_errors=True)
+        else:
             break
+    if not order:  # none of them could end that waits for us: what they print is read meanwhile
+        end = threading.Thread(target=_end, args=(session, shared, given["shared"]))
+        end.start()
+        while end.is_alive():
+            pipe.read(within_s=_POLL_S)
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+    remove_shared(shared)
     pipe.settle()
     log.close()
 
 
-def _end(session: Session, shared_before: Collection[str]) -> None:
-    shared = shared_by(session, shared_before)
-    ask_all(session, _ASKED_S)
+def _end(session: Session, shared: set[str], shared_before: Collection[str]) -> None:
     shared |= shared_by(session, shared_before)
-    kill_all(session, _KILLED_S)
-    remove_shared(shared)
+    end_all(session, signal.SIGTERM, _ASKED_S)
+    shared |= shared_by(session, shared_before)
+    end_all(session, signal.SIGKILL, _KILLED_S)
 
 
 MAIN = (

@@ -29,17 +29,11 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A phase that goes on since `began_ns`, for a server pair.
-
-    Attributes:
-        of: what it is about: a pair, a case or a requirement.
-        estimate_s: about how long it takes, None where nothing tells.
-    """
+    """A phase that goes on since `began_ns`, for a pair and about something of it, as a case."""
 
     phase: Phase
     pair: str
     of: str
-    estimate_s: float | None
     began_ns: int
 
 
@@ -99,9 +93,7 @@ class Timeline:
     _booked_ns: int = 0
 
     @contextlib.contextmanager
-    def during(
-        self, phase: Phase, pair: str = "", *, of: str = "", estimate_s: float | None = None
-    ) -> Iterator[None]:
+    def during(self, phase: Phase, pair: str = "", *, of: str = "") -> Iterator[None]:
         """Spend the context's time on a phase; one inside of it has its own.
 
         Args are those of `Step`; an empty pair is that of the phase around it, or the last one.
@@ -109,7 +101,7 @@ class Timeline:
         if not pair:
             pair = self._steps[-1].pair if self._steps else next(reversed(self._spent_ns), "")
         now = self._book()
-        step = Step(phase=phase, pair=pair, of=of or pair, estimate_s=estimate_s, began_ns=now)
+        step = Step(phase=phase, pair=pair, of=of or pair, began_ns=now)
         depth = len(self._steps)
         try:  # from here on: Ctrl-C may come before the context has begun
             self._spent_ns.setdefault(pair, {})
@@ -124,20 +116,12 @@ class Timeline:
     def turn_to(self, phase: Phase) -> None:
         """End the innermost phase and begin another of the same pair in its place."""
         now = self._book()
-        self._steps[-1] = replace(self._steps[-1], phase=phase, estimate_s=None, began_ns=now)
+        self._steps[-1] = replace(self._steps[-1], phase=phase, began_ns=now)
         self.listener(tuple(self._steps))
 
     def note_ready(self, pair: str, ready_s: Mapping[str, float]) -> None:
         """Keep how long each server of a pair took to its first token, in seconds."""
         self._ready_s.setdefault(pair, {}).update(ready_s)
-
-    @property
-    def start_s(self) -> float | None:
-        """What starting took the last pair, in seconds; None before the first."""
-        for spent in reversed(self._spent_ns.values()):
-            if Phase.STARTING in spent:
-                return spent[Phase.STARTING] / _NS_PER_S
-        return None
 
     def so_far(self) -> RunTime:
         """Where the time went until now."""

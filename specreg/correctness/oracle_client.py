@@ -185,7 +185,7 @@ def predict_drafts(
         child.send(question)
         answer = child.receive(OracleAnswer)
         if answer is None:
-            status = child.process.popen.wait()
+            status = child.popen.wait()
             tail = "\n".join(child.last_lines().splitlines()[-_MOST_LINES:])
             killed = ", killed as where memory runs out" if status == -signal.SIGKILL else ""
             why = f"its process ended with status {status}{killed}; its last words:\n{tail}"

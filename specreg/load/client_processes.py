@@ -19,17 +19,10 @@ import msgspec
 
 from specreg.core.errors import AnswerError, HungError, InvalidMeasurementError
 from specreg.core.http import read
-from specreg.core.processes import ChildProcess, child_process
+from specreg.core.processes import SupervisedProcess, child_process
 from specreg.datasets.prompts import Prompt
 from specreg.engines.wire_format import Endpoint
-from specreg.load.chat_client import (
-    Clock,
-    FinishedRequest,
-    NoteLife,
-    Record,
-    check_silence,
-    new_client,
-)
+from specreg.load.chat_client import Clock, FinishedRequest, Record, new_client
 from specreg.load.rounds import Round, RoundBuilder, RoundSlice, replay_round
 from specreg.matrix.case import Case
 from specreg.matrix.schema import Load
@@ -54,38 +47,36 @@ class _Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A request that ended, when the server last showed life or, at the end, the lags."""
+    """A request that ended or, at the end, the lags, or for how long no token came."""
 
     finished: FinishedRequest | None = None
-    alive_ns: int | None = None
     lags: Histogram | None = None
+    hung_s: float | None = None
 
 
 class _Worker(NamedTuple):
     """A further process, and what it replies."""
 
-    child: ChildProcess
+    child: SupervisedProcess
     replies: asyncio.StreamReader
 
-    async def replay(
-        self, order: _Order, lags: Histogram, note_life: NoteLife
-    ) -> AsyncIterator[FinishedRequest]:
+    async def replay(self, order: _Order, lags: Histogram) -> AsyncIterator[FinishedRequest]:
         """The requests of a slice as they end; `lags` takes the process's own at the end.
 
         Raises:
-            InvalidMeasurementError: `CLIENT_DIED`.
+            InvalidMeasurementError: `CLIENT_DIED`, `HUNG`.
         """
         self.child.send(order)
         while line := await self.replies.readline():
             reply = msgspec.json.decode(line, type=_Reply)
-            if reply.alive_ns is not None:
-                note_life(reply.alive_ns)
+            if reply.hung_s is not None:
+                raise HungError(reply.hung_s)
             if reply.finished is not None:
                 yield reply.finished
             if reply.lags is not None:
                 lags.merge(reply.lags)
                 return
-        status = self.child.process.popen.wait()
+        status = self.child.popen.wait()
         message = f"a client process ended with status {status}:\n{self.child.last_lines()}"
         raise InvalidMeasurementError("CLIENT_DIED", message)
 
@@ -158,23 +149,14 @@ class Clients:
         self, prompts: tuple[Prompt, ...], record: Record | None
     ) -> RoundBuilder:
         started_ns, builder = self.clock() + _HEAD_START_NS, RoundBuilder()
-        last_ns = started_ns
-
-        def note_life(alive_ns: int) -> None:
-            # A server that one process hears nothing from may be busy with another's requests.
-            nonlocal last_ns
-            last_ns = max(last_ns, alive_ns)
-            check_silence(self.case, last_ns, self.clock())
 
         async def follow(number: int, worker: _Worker) -> None:
             part = RoundSlice(number=number, of=len(self.workers), started_ns=started_ns)
             order = _Order(case=self.case, endpoint=self.endpoint, prompts=prompts, part=part)
-            async for finished in worker.replay(order, builder.lags, note_life):
+            async for finished in worker.replay(order, builder.lags):
                 builder.take(finished)
                 if record is not None:
                     record(finished)
-                if not finished.late:
-                    note_life(self.clock())
 
         await asyncio.gather(*(follow(*pair) for pair in enumerate(self.workers)))
         return builder
@@ -213,17 +195,20 @@ async def _work() -> None:
         order = msgspec.json.decode(line, type=_Order)
         connections = order.case.load.concurrency or None
         async with new_client(order.endpoint, connections=connections) as client:
-            done = await replay_round(
-                order.case,
-                order.endpoint,
-                order.prompts,
-                client=client,
-                clock=time.monotonic_ns,
-                record=lambda finished: _reply(_Reply(finished=finished)),
-                part=order.part,
-                note_life=lambda alive_ns: _reply(_Reply(alive_ns=alive_ns)),
-            )
-        _reply(_Reply(lags=done.lags))
+            try:
+                done = await replay_round(
+                    order.case,
+                    order.endpoint,
+                    order.prompts,
+                    client=client,
+                    clock=time.monotonic_ns,
+                    record=lambda finished: _reply(_Reply(finished=finished)),
+                    part=order.part,
+                )
+            except HungError as error:
+                _reply(_Reply(hung_s=error.silent_s))
+            else:
+                _reply(_Reply(lags=done.lags))
 
 
 def _reply(reply: _Reply) -> None:

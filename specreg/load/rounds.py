@@ -3,9 +3,10 @@
 import asyncio
 import gc
 import itertools
+import math
 import operator
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,14 +15,7 @@ import msgspec
 from specreg.acceptance.trace import RequestTrace
 from specreg.datasets.prompts import Prompt
 from specreg.engines.wire_format import Endpoint
-from specreg.load.chat_client import (
-    ChatClient,
-    Clock,
-    FinishedRequest,
-    NoteLife,
-    Record,
-    check_silence,
-)
+from specreg.load.chat_client import ChatClient, Clock, FinishedRequest, Record
 from specreg.matrix.case import Case
 from specreg.matrix.schema import Arrivals, Load
 from specreg.stats.percentiles import Histogram
@@ -97,7 +91,7 @@ class RoundSlice(msgspec.Struct, frozen=True, kw_only=True):
     started_ns: int
 
 
-async def replay_round(  # noqa: PLR0913 - most of them by name, each with a use of its own
+async def replay_round(
     case: Case,
     endpoint: Endpoint,
     prompts: Sequence[Prompt],
@@ -106,7 +100,6 @@ async def replay_round(  # noqa: PLR0913 - most of them by name, each with a use
     clock: Clock,
     record: Record | None = None,
     part: RoundSlice | None = None,
-    note_life: NoteLife | None = None,
 ) -> RoundBuilder:
     """Replay prompts as the case's load says; each conversation's turns one after another.
 
@@ -120,7 +113,6 @@ async def replay_round(  # noqa: PLR0913 - most of them by name, each with a use
         clock: monotonic, in nanoseconds.
         record: is told of each request as it ends.
         part: which part of the round is ours; None for all of it, from now on.
-        note_life: judges the server's silence; None for this process alone.
 
     Raises:
         HungError: for 60 s of requests on their way no token came on any stream.
@@ -144,20 +136,12 @@ async def replay_round(  # noqa: PLR0913 - most of them by name, each with a use
                 finish(ended.get_nowait())
             await asyncio.sleep(0)
 
-    asked = ChatClient(
-        case=case,
-        endpoint=endpoint,
-        http=client,
-        clock=clock,
-        end=ended.put_nowait,
-        note_life=note_life or (lambda alive_ns: check_silence(case, alive_ns, clock())),
-    )
-    planned = _plan(case, prompts, part, clock)
-    closed = case.load.arrivals is Arrivals.CLOSED
+    asked = ChatClient(case=case, endpoint=endpoint, http=client, clock=clock, end=ended.put_nowait)
+    replay = _replay_closed if case.load.arrivals is Arrivals.CLOSED else _replay_open
     asking, watching, finishing, lagging = [
         asyncio.create_task(work)
         for work in (
-            _replay_closed(asked, planned, part) if closed else _replay_open(asked, planned),
+            replay(asked, prompts, part),
             asked.watch(),
             keep_finishing(),
             _measure_lag(builder.lags, clock),
@@ -182,28 +166,6 @@ async def replay_round(  # noqa: PLR0913 - most of them by name, each with a use
         while not ended.empty():
             finish(ended.get_nowait())
     return builder
-
-
-_Planned = tuple[int, Prompt, int | None]
-"""A conversation to begin: its place in the round, its prompt, and when it is due; None for as soon
-as a slot is free."""
-
-
-def _plan(
-    case: Case, prompts: Sequence[Prompt], part: RoundSlice, clock: Clock
-) -> Iterator[_Planned]:
-    """What to send, in order; ends when all prompts or the time are used up."""
-    load = case.load
-    end_ns = None if load.duration_s is None else round(load.duration_s * _NS_PER_S)
-    again = prompts if end_ns is None else itertools.cycle(prompts)
-    closed = load.arrivals is Arrivals.CLOSED
-    after_ns: Iterable[int | None] = itertools.repeat(None) if closed else due_after_ns(load)
-    for place, (prompt, due_ns) in enumerate(zip(again, after_ns, strict=False)):
-        passed_ns = clock() - part.started_ns if due_ns is None else due_ns
-        if end_ns is not None and passed_ns >= end_ns:
-            return
-        if place % part.of == part.number:
-            yield place, prompt, None if due_ns is None else part.started_ns + due_ns
 
 
 def due_after_ns(load: Load) -> Iterator[int]:
@@ -232,27 +194,41 @@ def _gaps_s(load: Load, draw: random.Random) -> Iterator[float]:
             yield draw.gammavariate(load.burstiness, 1 / (rate * load.burstiness))
 
 
-async def _replay_closed(asked: ChatClient, planned: Iterator[_Planned], part: RoundSlice) -> None:
+def _slice_of(
+    load: Load, prompts: Sequence[Prompt], part: RoundSlice
+) -> Iterator[tuple[int, Prompt]]:
+    """Our conversations and their places in the round; with a duration they come again."""
+    all_of_it = enumerate(prompts if load.duration_s is None else itertools.cycle(prompts))
+    return itertools.islice(all_of_it, part.number, None, part.of)
+
+
+async def _replay_closed(asked: ChatClient, prompts: Sequence[Prompt], part: RoundSlice) -> None:
     """Replay as many conversations at once as the load says: the next begins when one has ended."""
     load, clock = asked.case.load, asked.clock
+    planned = _slice_of(load, prompts, part)
+    end_ns = part.started_ns + (load.duration_s or math.inf) * _NS_PER_S
 
     async def keep_asking(slot: int) -> None:
         ramp_ns = round(load.ramp_up_s * _NS_PER_S * slot / load.concurrency)
         await _sleep_until(part.started_ns + ramp_ns, clock)
-        for place, prompt, _ in planned:
-            await asked.replay(place, prompt, clock())
+        while clock() < end_ns and (one := next(planned, None)):
+            await asked.replay(*one, clock())
 
     slots = range(part.number, load.concurrency, part.of)
-    await asyncio.gather(*(keep_asking(slot) for slot in slots))
+    await asyncio.gather(*map(keep_asking, slots))
 
 
-async def _replay_open(asked: ChatClient, planned: Iterator[_Planned]) -> None:
+async def _replay_open(asked: ChatClient, prompts: Sequence[Prompt], part: RoundSlice) -> None:
     """Each conversation begins when it is due, whatever became of those before it."""
+    load = asked.case.load
+    due = itertools.islice(due_after_ns(load), part.number, None, part.of)
     async with asyncio.TaskGroup() as group:
-        for place, prompt, due_ns in planned:
-            planned_ns = due_ns or 0
+        for one, due_ns in zip(_slice_of(load, prompts, part), due, strict=False):
+            if due_ns >= (load.duration_s or math.inf) * _NS_PER_S:
+                return
+            planned_ns = part.started_ns + due_ns
             await _sleep_until(planned_ns, asked.clock)
-            group.create_task(asked.replay(place, prompt, planned_ns))
+            group.create_task(asked.replay(*one, planned_ns))
 
 
 async def _sleep_until(moment_ns: int, clock: Clock) -> None:

@@ -1,12 +1,10 @@
 """Model folders and hub ids: found, weighed and told apart by checksum."""
 
-import contextlib
 import functools
 import hashlib
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 from specreg.core.errors import ModelError
 from specreg.core.files import cache_dir, file_sha256
@@ -22,7 +20,6 @@ TOKENIZER_FILES = (
 )
 UNFIT = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What is raised of JSON that is none, or not of the form that it should have."""
-_GIB, _KIB = 2**30, 2**10
 _HUB_SETTING = re.compile(r"-*download[-_]dir|HF_|HUGGING_?FACE_|.*_USE_MODELSCOPE")
 _WIDENED = re.compile(r".+-wide-\w+-([0-9a-f]{64})")
 """The folder of a widened model, by its name: it ends with what it is made from."""
@@ -89,37 +86,6 @@ def vocabulary_of(reference: str) -> int:
     except (*UNFIT, OSError) as error:
         message = f"model '{reference}': no vocab_size in its {CONFIG} ({error}); name a folder"
         raise ModelError(f"{message} that has one") from error
-
-
-def folder_sizes(folder: Path, dtype: str) -> tuple[float, float]:
-    """What a model takes as it is served: GiB of weights, and KiB of KV cache by token.
-
-    A token's keys and values: 2 × layers × KV heads × head size × bytes of a value. 0 where the
-    configuration doesn't say, or says that they are kept compressed. `dtype` is the engine's name
-    of the number format; "auto" for the model's own.
-    """
-    files = [*folder.glob("*.safetensors")] or [*folder.glob("*.bin")]
-    weights_bytes = float(sum(path.stat().st_size for path in files))
-    config: dict[str, Any] = {}
-    with contextlib.suppress(OSError, *UNFIT):
-        found = json.loads((folder / CONFIG).read_bytes())
-        config = {**found, **found.get("text_config", {})}
-    own = str(config.get("dtype") or config.get("torch_dtype") or "")
-    value_bytes = _value_bytes(own if dtype == "auto" else dtype)
-    if "quantization_config" not in config:
-        weights_bytes *= value_bytes / _value_bytes(own)
-    token_bytes = 0.0
-    with contextlib.suppress(*UNFIT):
-        heads = config["num_attention_heads"]
-        size = config.get("head_dim") or config["hidden_size"] / heads
-        kept = config["num_hidden_layers"] * (config.get("num_key_value_heads") or heads) * size
-        token_bytes = 0.0 if config.get("kv_lora_rank") else 2.0 * kept * value_bytes
-    return weights_bytes / _GIB, token_bytes / _KIB
-
-
-def _value_bytes(dtype: str) -> int:
-    """Of one number; no engine computes in a larger format than the widest here."""
-    return 4 if dtype in {"float32", "float"} else 2
 
 
 @functools.cache

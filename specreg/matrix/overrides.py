@@ -1,6 +1,7 @@
 """`draft_tokens=5` as it was typed, and a case with it: what one side of a comparison does else."""
 
 import dataclasses
+import operator
 import shlex
 import typing
 from collections.abc import Mapping, Sequence
@@ -81,6 +82,9 @@ def overridden(case: Case, overrides: Sequence[Override], drafts: Mapping[str, s
     if spec.method != case.server.method:
         named = any(one.key == "draft" for one in overrides)
         spec = _with_draft(spec, f"override of '{case.id}'", drafts, named=named)
+    of_models = operator.attrgetter("target", "draft", "padding_layers", "dtype")
+    if of_models(spec) != of_models(case.server):  # what others take isn't known
+        spec = dataclasses.replace(spec, sizes=None)
     return dataclasses.replace(case, server=spec)
 
 

@@ -171,7 +171,7 @@ class Journal:
         self._write(Checked(key=key, check=check, verdict=msgspec.to_builtins(verdict)))
 
     def take(self, part: Path) -> None:
-        """Add the lines of another journal, which is gone then; one that isn't there has none.
+        """Add the lines of another journal; one that isn't there has none.
 
         Raises:
             SpecregError: it can't be read, or ours not written.
@@ -180,7 +180,6 @@ class Journal:
             lines = part.read_bytes() if part.exists() else b""
             if lines:
                 self._append(lines if lines.endswith(b"\n") else lines + b"\n")
-            part.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Let go of the run; another process may go on with it then."""

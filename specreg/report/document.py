@@ -135,6 +135,7 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
         expected: null without a baseline.
         history: what earlier runs on this machine and this one did, the oldest first.
         reproduce: what to type; logs: what its servers said, from the run's folder.
+        torch_version: of its engine, in a run that records.
         error: what went wrong with it in full.
     """
 
@@ -151,6 +152,7 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
     history: tuple[RunRecord, ...]
     reproduce: str
     logs: tuple[str, ...] = ()
+    torch_version: str = ""
     error: str = ""
 
 
@@ -201,8 +203,8 @@ def count_outcomes(verdicts: Sequence[Verdict]) -> dict[str, int]:
     return {str(one): counted[one] for one in Outcome if counted[one]}
 
 
-def record_document(path: Path, content: Report | RunVerdict) -> None:
-    """Write `report.json`, or `verdict.json`: what a run decided; nox folds its status into 1.
+def record_document(path: Path, content: object) -> None:
+    """Write what programs read of a run as JSON: `report.json`, `verdict.json`, its plan.
 
     Raises:
         ReportError: the disk refuses.

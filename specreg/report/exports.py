@@ -10,7 +10,7 @@ import dataclasses
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -24,7 +24,7 @@ from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import e2e_ms, tpot_ms, ttft_ms
 from specreg.report.document import CaseReport, Report, began_at
 from specreg.report.failures import properties, render_skip, sentence_of
-from specreg.report.markdown import render_markdown
+from specreg.report.page import render_markdown, render_page
 from specreg.verdicts.judge import Verdict
 
 FORMS: Mapping[str, str] = {
@@ -54,11 +54,7 @@ def write_outputs(
     """
     written: list[Path] = []
     for name in names:
-        files = _render(name, report, run_folder)
-        if not files:
-            message = f"report as {name}: no case of run '{report.run.run}' holds what it takes"
-            raise ReportError(f"{message}; name a run that measured one")
-        for file, text in files.items():
+        for file, text in _render(name, report, run_folder).items():
             path = folder / file
             try:
                 replace_file(path, text.encode())  # at once: the node exporter may be reading
@@ -71,23 +67,16 @@ def write_outputs(
 
 def _render(name: str, report: Report, run_folder: Path) -> Mapping[str, str]:
     """The files of a form, by their paths below the folder."""
-    match name:
-        case "html":
-            from specreg.report.page import render_page  # noqa: PLC0415 - only where one is made
-
-            return {"report.html": render_page(report)}
-        case "markdown":
-            return {"report.md": render_markdown(report)}
-        case "junit":
-            return {"junit.xml": render_junit(report)}
-        case "csv":
-            return {"verdicts.csv": render_verdict_rows(report)}
-        case "prometheus":
-            return {"specreg.prom": render_metrics(report)}
-        case _:
-            launches = load_journal(run_folder / "journal.jsonl").items()
-            ordered = sorted(launches, key=lambda item: item[0].launch)
-            return render_aiperf(report, {key.case_id: measured for key, measured in ordered})
+    if name in _RENDERERS:
+        file, render = _RENDERERS[name]
+        return {file: render(report)}
+    launches = load_journal(run_folder / "journal.jsonl").items()
+    ordered = sorted(launches, key=lambda item: item[0].launch)
+    files = render_aiperf(report, {key.case_id: measured for key, measured in ordered})
+    if not files:
+        message = f"report as {name}: no case of run '{report.run.run}' holds what it takes"
+        raise ReportError(f"{message}; name a run that measured one")
+    return files
 
 
 def render_junit(report: Report) -> str:
@@ -123,11 +112,11 @@ def append_job_summary(text: str) -> None:
 
 def render_verdict_rows(report: Report) -> str:
     """CSV with a row for each verdict with all that it says; what is unknown is empty."""
-    names = [field.name for field in dataclasses.fields(Verdict)]
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows([getattr(one, name) for name in names] for one in report.run.verdicts)
+    names = [field.name for field in dataclasses.fields(Verdict)]
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(map(dataclasses.asdict, report.run.verdicts))
     return text.getvalue()
 
 
@@ -225,3 +214,12 @@ def _aiperf_records(
             else None,
             "error": None,
         }
+
+
+_RENDERERS: Mapping[str, tuple[str, Callable[[Report], str]]] = {
+    "html": ("report.html", render_page),
+    "markdown": ("report.md", render_markdown),
+    "junit": ("junit.xml", render_junit),
+    "csv": ("verdicts.csv", render_verdict_rows),
+    "prometheus": ("specreg.prom", render_metrics),
+}

@@ -2,15 +2,15 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
 import msgspec
 
 from specreg.report.document import CaseReport, began_at
 from specreg.report.tables import label_of, render_value
-from specreg.verdicts.history import RunRecord
 from specreg.verdicts.judge import Outcome, Verdict
+
+_LASTING = {Outcome.REGRESSED, Outcome.WRONG, Outcome.INCONCLUSIVE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,31 +131,24 @@ def failing_by_case(verdicts: Iterable[Verdict]) -> Mapping[str, Sequence[Verdic
     return cases
 
 
-def moment_of(run: str) -> str:
+def since_when(case: CaseReport, failing: Iterable[Verdict]) -> Iterator[str]:
+    """`tpot p50: not fine since …`, of the metrics that earlier runs judged too."""
+    for metric in (one.metric for one in failing if one.outcome in _LASTING):
+        runs = [one for one in case.history if one.judged(metric)]
+        runs = [one for one in runs if one.settings_sha256 == runs[-1].settings_sha256]
+        fine = [number for number, one in enumerate(runs, start=1) if one.fine(metric)]
+        streak = runs[fine[-1] if fine else 0 :]
+        if not streak or len(runs) == 1:
+            continue
+        many = f", {len(streak)} judged runs in a row" if len(streak) > 1 else ""
+        last = ", and never before"
+        if fine:
+            before = runs[fine[-1] - 1]
+            last = f"; last fine {_moment_of(before.run)} with {before.engine_version}"
+        yield f"{label_of(metric)}: not fine since {_moment_of(streak[0].run)}{many}{last}"
+
+
+def _moment_of(run: str) -> str:
     """`2026-11-21 02:00 UTC`, or the run's name where that says no time."""
     moment = began_at(run)
     return f"{moment:%Y-%m-%d %H:%M} UTC" if moment else f"run {run}"
-
-
-def since_when(case: CaseReport, failing: Iterable[Verdict]) -> Iterator[str]:
-    """`tpot p50: not fine since …`, of the metrics that earlier runs judged too."""
-    for verdict in failing:
-        if verdict.outcome in {Outcome.REGRESSED, Outcome.WRONG, Outcome.INCONCLUSIVE}:
-            words = _since(case.history, verdict.metric)
-            if words:
-                yield f"{label_of(verdict.metric)}: {words}"
-
-
-def _since(history: Sequence[RunRecord], metric: str) -> str:
-    """From which run on a metric isn't fine; empty where no earlier run judged it."""
-    runs = [one for one in history if one.judged(metric)]
-    runs = [one for one in runs if one.settings_sha256 == runs[-1].settings_sha256]
-    streak = list(takewhile(lambda one: not one.fine(metric), reversed(runs)))
-    if not streak or len(runs) == 1:
-        return ""
-    many = f", {len(streak)} judged runs in a row" if len(streak) > 1 else ""
-    words = f"not fine since {moment_of(streak[-1].run)}{many}"
-    if len(streak) == len(runs):
-        return f"{words}, and never before"
-    fine = runs[-len(streak) - 1]
-    return f"{words}; last fine {moment_of(fine.run)} with {fine.engine_version}"

@@ -1,6 +1,7 @@
-"""The page of a document: one HTML file that needs nothing else."""
+"""The page of a document, one HTML file that needs nothing else, and its summary as Markdown."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -11,7 +12,7 @@ from specreg.measurement.validity import render_invalid
 from specreg.report.charts import can_draw, charts_of, speed_over_load
 from specreg.report.document import Report, Tone
 from specreg.report.failures import failing_by_case, sentence_of, since_when
-from specreg.report.summary import MARKS, answers_of, notes_of, title_of, tone_of
+from specreg.report.summary import MARKS, OUTCOMES, answers_of, notes_of, title_of, tone_of
 from specreg.report.tables import (
     PERCENTILES,
     axis_of,
@@ -22,20 +23,22 @@ from specreg.report.tables import (
     spreads_of,
 )
 from specreg.report.terminal import columns_of, next_of, render_notes
-from specreg.verdicts.judge import Outcome, Verdict
+from specreg.verdicts.judge import Verdict
 
-MEANINGS: Mapping[Outcome, tuple[str, str]] = {
-    Outcome.REGRESSED: ("▼", "worse for sure, by more than is tolerated, on two launches"),
-    Outcome.WRONG: ("✗", "speculation changed a token, or took other steps than its models give"),
-    Outcome.INVALID: ("⚠", "the meter or the machine was not in order: the figures mean nothing"),
-    Outcome.INCONCLUSIVE: ("?", "the measurements can't tell"),
-    Outcome.NO_BASELINE: ("∅", "nothing was recorded to compare with"),
-    Outcome.NOT_COMPARABLE: ("≠", "recorded on another kind of machine"),
-    Outcome.IMPROVED: ("▲", "better for sure, by more than is tolerated"),
-    Outcome.MEASURED: ("•", "measured, not judged"),
-    Outcome.PASS: ("✓", "proven to lie within what is tolerated"),
+_MOST_NEXT_CHARS = 8_000
+_MOST_TEXT_CHARS = 300
+"""Of one text that others wrote."""
+# GitHub finds names and numbers in what is already plain text, where a backslash stops nothing.
+_INERT = {
+    "&": "&amp;",
+    "<": "&lt;",
+    ">": "&gt;",
+    "|": "&#124;",
+    "@": "@\u200b",
+    "#": "\\#\u200b",
 }
-"""By outcome its symbol and what it means, the worst first."""
+# A line between letters, as in `draft_model`, is no markup, and one that searches for it finds it.
+_MARKUP = re.compile(r"[\\`*{}\[\]()#!~$^:@|<>&]|(?<![^\W_])_|_(?![^\W_])|(?<=www)\.")
 
 
 def render_page(report: Report) -> str:
@@ -70,6 +73,38 @@ def render_page(report: Report) -> str:
     )
 
 
+def render_markdown(report: Report) -> str:
+    """The summary for a pull request or a job, as much as GitHub takes; failures first."""
+    run, origin = report.run, report.origin
+    engines = (
+        f"{case.engine} {case.figures.engine_version}" for case in report.cases if case.figures
+    )
+    made_of = (
+        f"run {run.run}",
+        ", ".join(dict.fromkeys(engines)),
+        origin.specreg_version and f"specreg {origin.specreg_version}",
+        origin.commit and f"commit {origin.commit}",
+    )
+    next_steps = next_of(report)
+    if len(next_steps) > _MOST_NEXT_CHARS:
+        next_steps = "the commands are too long for here: report.html has them"
+    text = _MARKDOWN.get_template("report.md.jinja").render(
+        title=title_of(report),
+        names=columns_of(report),
+        answers=answers_of(report),
+        notes=[*notes_of(report), *run.skipped.values(), *report.remarks],
+        next_steps=Markup(next_steps.replace("```", "'''")),  # noqa: S704 - ours, in a block
+        failing=[one for one in run.verdicts if one.fails],
+        verdicts=run.verdicts,
+        why=lambda one: _joined(one.cause, one.reason),
+        interval=lambda one: (
+            "" if one.low_frac is None else _joined(_interval_of(one), one.tolerated)
+        ),
+        origin=_joined(*made_of),
+    )
+    return f"{text}\n"
+
+
 def _column(metric: str) -> str:
     """A metric's column in the overview; all positions share one."""
     return "acceptance by position" if metric.startswith("acceptance_pos") else axis_of(metric)
@@ -77,10 +112,29 @@ def _column(metric: str) -> str:
 
 def _worst(verdicts: Sequence[Verdict], columns: Sequence[str]) -> Sequence[Verdict | None]:
     """The worst verdict of a case for each column: by its outcome, then by its change."""
-    order = list(MEANINGS)
+    order = list(OUTCOMES)
     ranked = sorted(verdicts, key=lambda v: (order.index(v.outcome), v.change_frac or 0.0))
     worst = {_column(verdict.metric): verdict for verdict in reversed(ranked)}
     return [worst.get(column) for column in columns]
+
+
+def _interval_of(verdict: Verdict) -> str:
+    return render_interval(verdict.low_frac, verdict.high_frac)
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(filter(None, parts))
+
+
+def _plain(value: object) -> Markup:
+    """A text that is data, not Markdown, on one line: what a server said may stand in it."""
+    if isinstance(value, Markup):
+        return value
+    words = " ".join(str(value).split())
+    if len(words) > _MOST_TEXT_CHARS:
+        words = words[: _MOST_TEXT_CHARS - 1] + "…"
+    plain = _MARKUP.sub(lambda found: _INERT.get(found[0], f"\\{found[0]}"), words)
+    return Markup(plain)  # noqa: S704 - that is what makes it so
 
 
 _TEMPLATES = Environment(
@@ -93,7 +147,7 @@ _TEMPLATES = Environment(
 _TEMPLATES.filters.update(
     number=format_number,
     change=render_change,
-    interval=lambda verdict: render_interval(verdict.low_frac, verdict.high_frac),
+    interval=_interval_of,
     charts=lambda case: list(charts_of(case)) if can_draw() else [],
     invalid=render_invalid,
     label=label_of,
@@ -104,4 +158,5 @@ _TEMPLATES.filters.update(
     spreads=lambda case: list(spreads_of(case.figures)) if case.figures else [],
     tone=tone_of,
 )
-_TEMPLATES.globals.update(marks=MARKS, meanings=MEANINGS, spread_columns=PERCENTILES)
+_TEMPLATES.globals.update(marks=MARKS, outcomes=OUTCOMES, spread_columns=PERCENTILES)
+_MARKDOWN = _TEMPLATES.overlay(finalize=_plain)

@@ -81,14 +81,12 @@ class Progress:
                 lasted_ns = now - step.began_ns
                 if step not in self._told and lasted_ns >= _TOLD_NS and step.phase != Phase.JUDGING:
                     self._told[step] = now
-                    about = f", {_about(step)}" if _about(step) else ""
-                    self._print(f"{step.phase} {step.of}{about}", at_ns=step.began_ns)
+                    self._print(f"{step.phase} {step.of}", at_ns=step.began_ns)
             if self._steps and now - self._told.get(self._steps[-1], now) >= _AGAIN_NS:
                 step = self._steps[-1]
                 self._told[step] = now
                 what = self._text or f"{step.phase} {step.of}"
-                of = f" of {_about(step)}" if _about(step) else ""
-                self._print(f"{what}, {render_time(now - step.began_ns)}{of}")
+                self._print(f"{what}, {render_time(now - step.began_ns)}")
 
     def _run(self) -> None:
         while not self._over.wait(_TICK_S):
@@ -104,13 +102,6 @@ class Progress:
         with contextlib.suppress(OSError, ValueError):  # it was closed
             self._file.write(before + text)
             self._file.flush()
-
-
-def _about(step: Step) -> str:
-    """`about 0:30`; empty where there is no estimate, or one of less than a second."""
-    if step.estimate_s is None or step.estimate_s < 1:
-        return ""
-    return f"about {render_time(round(step.estimate_s * _NS_PER_S))}"
 
 
 def render_time(nanoseconds: int) -> str:

@@ -4,6 +4,7 @@ The page, the Markdown and the terminal say the same. "Don't know" is never gree
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from rich.style import Style
 
@@ -13,15 +14,44 @@ from specreg.report.tables import label_of
 from specreg.verdicts.judge import GOOD, Outcome, Verdict
 
 MARKS: Mapping[Tone, str] = {Tone.GOOD: "✓", Tone.DOUBT: "?", Tone.BAD: "✗"}
-_BAD = {Outcome.REGRESSED, Outcome.WRONG, Outcome.INVALID}
-_WORDS: Mapping[Outcome, str] = {
-    Outcome.REGRESSED: "worse",
-    Outcome.WRONG: "wrong",
-    Outcome.INVALID: "invalid",
-    Outcome.INCONCLUSIVE: "undecided",
-    Outcome.NO_BASELINE: "without a baseline",
-    Outcome.NOT_COMPARABLE: "not comparable",
-    Outcome.MEASURED: "measured, not judged",
+STYLES: Mapping[Tone, str] = {Tone.GOOD: "green", Tone.DOUBT: "yellow", Tone.BAD: "bold red"}
+
+
+class OutcomeText(NamedTuple):
+    """How an outcome is shown: `word` is what it says of several figures, empty of good ones."""
+
+    symbol: str
+    tone: Tone
+    word: str
+    meaning: str
+
+
+OUTCOMES: Mapping[Outcome, OutcomeText] = {
+    Outcome.REGRESSED: OutcomeText(
+        "▼", Tone.BAD, "worse", "worse for sure, by more than is tolerated, on two launches"
+    ),
+    Outcome.WRONG: OutcomeText(
+        "✗",
+        Tone.BAD,
+        "wrong",
+        "speculation changed a token, or took other steps than its models give",
+    ),
+    Outcome.INVALID: OutcomeText(
+        "⚠",
+        Tone.BAD,
+        "invalid",
+        "the meter or the machine was not in order: the figures mean nothing",
+    ),
+    Outcome.INCONCLUSIVE: OutcomeText("?", Tone.DOUBT, "undecided", "the measurements can't tell"),
+    Outcome.NO_BASELINE: OutcomeText(
+        "∅", Tone.DOUBT, "without a baseline", "nothing was recorded to compare with"
+    ),
+    Outcome.NOT_COMPARABLE: OutcomeText(
+        "≠", Tone.DOUBT, "not comparable", "recorded on another kind of machine"
+    ),
+    Outcome.IMPROVED: OutcomeText("▲", Tone.GOOD, "", "better for sure, by more than is tolerated"),
+    Outcome.MEASURED: OutcomeText("•", Tone.DOUBT, "measured, not judged", "measured, not judged"),
+    Outcome.PASS: OutcomeText("✓", Tone.GOOD, "", "proven to lie within what is tolerated"),
 }
 """The worst first."""
 _SUBJECTS: Mapping[str, set[Family]] = {
@@ -29,7 +59,6 @@ _SUBJECTS: Mapping[str, set[Family]] = {
     "speed": {Family.THROUGHPUT, Family.LATENCY, Family.SPEEDUP},
     "power": {Family.POWER},
 }
-_STYLES = {Tone.GOOD: "green", Tone.DOUBT: "yellow", Tone.BAD: "bold red"}
 
 
 def title_of(report: Report) -> str:
@@ -57,16 +86,14 @@ def answers_of_run(run: RunVerdict) -> Sequence[Answer]:
 
 def render_answers(answers: Sequence[Answer], *, color: bool) -> str:
     """The answers as lines of text."""
-    styles = [Style.parse(_STYLES[one.tone] if color else "none") for one in answers]
+    styles = [Style.parse(STYLES[one.tone] if color else "none") for one in answers]
     return "\n".join(style.render(str(one)) for style, one in zip(styles, answers, strict=True))
 
 
 def tone_of(verdicts: Sequence[Verdict]) -> Tone:
     """The colour of some verdicts: that of the worst."""
-    outcomes = {verdict.outcome for verdict in verdicts}
-    if outcomes & _BAD:
-        return Tone.BAD
-    return Tone.GOOD if outcomes and outcomes <= GOOD else Tone.DOUBT
+    tones = {OUTCOMES[verdict.outcome].tone for verdict in verdicts}
+    return next((one for one in (Tone.BAD, Tone.DOUBT, Tone.GOOD) if one in tones), Tone.DOUBT)
 
 
 def notes_of(report: Report) -> Iterator[str]:
@@ -122,14 +149,13 @@ def _why_none(run: RunVerdict, subject: str) -> str:
 def _counts(run: RunVerdict, verdicts: Sequence[Verdict]) -> str:
     """`3 of 12 figures worse (a-case: throughput -8.0%), 2 undecided, 7 hold`."""
     parts: list[str] = []
-    for outcome, word in _WORDS.items():
+    for outcome, shown in OUTCOMES.items():
         found = [verdict for verdict in verdicts if verdict.outcome is outcome]
-        if found and not parts:
-            example = _example(found)
-            example = f" ({example})" if example else ""
-            parts.append(f"{len(found)} of {len(verdicts)} figures {word}{example}")
-        elif found:
-            parts.append(f"{len(found)} {word}")
+        if found and shown.word and not parts:
+            many = f"{len(found)} of {len(verdicts)} figures"
+            parts.append(f"{many} {shown.word}{_example(found)}")
+        elif found and shown.word:
+            parts.append(f"{len(found)} {shown.word}")
     if not parts:
         cases = len({one.case_id for one in verdicts})
         whole = f"all {cases} cases" if cases > 1 else "the one case"
@@ -140,18 +166,12 @@ def _counts(run: RunVerdict, verdicts: Sequence[Verdict]) -> str:
 
 
 def _example(found: Sequence[Verdict]) -> str:
-    """The one of several verdicts that changed most, or why it has the outcome that it has.
-
-    Empty of figures that are only measured, and nothing says why.
-    """
+    """In brackets what changed most of several verdicts, or why; empty where neither is known."""
     most = max(found, key=lambda verdict: abs(verdict.change_frac or 0.0))
     if most.change_frac is not None:
-        return f"{most.case_id}: {label_of(most.metric)} {most.change_frac:+.1%}"
-    reasons = {verdict.reason.partition("\n")[0].partition("; ")[0] for verdict in found}
-    if most.outcome is Outcome.MEASURED and not any(reasons):
-        return ""
-    why = min(reasons) or label_of(most.metric)
-    return why if len(found) > len(reasons) == 1 else f"{most.case_id}: {why}"
+        return f" ({most.case_id}: {label_of(most.metric)} {most.change_frac:+.1%})"
+    why = most.reason.partition("\n")[0].partition("; ")[0]
+    return f" ({most.case_id}: {why})" if why else ""
 
 
 def _speed_remarks(run: RunVerdict) -> Iterator[str]:

@@ -40,8 +40,7 @@ _TIMED = ("ms/token\nalone", "\nwith", "\ngain", "tokens/s\nalone", "\nwith", "\
 _POSITIONS = "accepted by\nposition"
 _SPEEDUP = ("speedup over\nthe target alone", *_TIMED, "\nAL", "\nA/D", _POSITIONS)
 _CATEGORIES = ("by category", "requests", "AL", "A/D", "ms/token alone", "with", "gain")
-_JOULES = ("J/token", "beyond idle", "alone", "saved")
-_POWER = ("power", *_JOULES, "W", "peak", "idle", "°C", "MHz", "remark")
+_POWER = ("power", "J/token", "alone", "saved", "W", "idle", "remark")
 _SHOWN_S = 0.05
 """Of a phase; one that took no pair longer has no column."""
 
@@ -126,8 +125,8 @@ def render_figures(figures: Sequence[Figures], *, width: int, color: bool) -> st
 
     Medians: of TPOT over requests, of throughput over rounds. `A/D` is the draft efficiency, and
     the positions are marginal: how often a step accepted so many drafts or more. J/token: all
-    energy over all tokens, that beyond idle, and alone: without speculation; saved: the share of it
-    that speculation saves; the remark says how far off the ends of the block may make these.
+    energy over all tokens, and alone: without speculation; saved: the share of it that speculation
+    saves; the remark says how far off the ends of the block may make these.
     """
     tables = (
         (_SPEEDUP, [_speedup_row(one) for one in figures if one.speedup and one.control]),
@@ -188,18 +187,14 @@ def spreads_of(figures: Figures) -> Iterator[tuple[str, Summary, Summary | None]
 def _power_cells(power: PowerRecord) -> Sequence[str]:
     arm = power.case
     if arm is None:
-        return (*[NOTHING] * 9, power.invalid)
+        return (*[NOTHING] * 5, power.invalid)
     alone = power.control.energy_j_per_token if power.control else None
-    peaks = [device.peak_w for device in arm.devices if device.peak_w is not None]
-    hottest = [device.temperature_c for device in arm.devices if device.temperature_c]
-    clocks = [device.sm_clock_mhz for device in arm.devices if device.sm_clock_mhz]
     capped = any("power cap" in device.throttled for device in arm.devices)
     error = "" if arm.error_frac is None else f"±{arm.error_frac:.1%}"
     return (
-        *map(format_number, (arm.energy_j_per_token, arm.above_idle_j_per_token, alone)),
+        *map(format_number, (arm.energy_j_per_token, alone)),
         NOTHING if power.energy_ratio is None else f"{1 - 1 / power.energy_ratio:+.0%}",
-        *map(format_number, (arm.mean_w, sum(peaks) if peaks else None, arm.idle_w)),
-        *map(format_number, (max(hottest, default=None), min(clocks, default=None))),
+        *map(format_number, (arm.mean_w, arm.idle_w)),
         "; ".join(filter(None, (error, power.too_short, "at its power cap" if capped else ""))),
     )
 

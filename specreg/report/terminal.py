@@ -14,7 +14,7 @@ from specreg.baselines.schema import Baseline
 from specreg.core.commands import is_attached, record_command, run_command, specreg_command
 from specreg.measurement.metrics import METRICS, better_frac
 from specreg.report.document import Report
-from specreg.report.summary import answers_of, notes_of, render_answers, title_of
+from specreg.report.summary import STYLES, answers_of, notes_of, render_answers, title_of, tone_of
 from specreg.report.tables import (
     NOTHING,
     format_number,
@@ -24,14 +24,8 @@ from specreg.report.tables import (
 )
 from specreg.verdicts.judge import Outcome, Verdict, first_look, log_to_frac
 
-_STYLES = {
-    Outcome.PASS: "green",
-    Outcome.IMPROVED: "bold green",
-    Outcome.MEASURED: "cyan",
-    Outcome.NOT_COMPARABLE: "yellow",
-    Outcome.INCONCLUSIVE: "yellow",
-}
-_NOTED = {Outcome.INVALID, Outcome.WRONG, Outcome.REGRESSED, Outcome.INCONCLUSIVE}
+_WORSE = {Outcome.WRONG, Outcome.REGRESSED}
+_NOTED = {*_WORSE, Outcome.INVALID, Outcome.INCONCLUSIVE}
 
 
 def render_report(report: Report, *, width: int, color: bool) -> str:
@@ -89,9 +83,9 @@ def render_verdicts(
             format_number(one.expected),
             render_change(one.change_frac),
             render_interval(one.low_frac, one.high_frac),
-            NOTHING if one.tolerance_frac is None else f"{one.tolerance_frac:.1%}",
+            one.tolerated or NOTHING,
         )
-        style = _STYLES.get(one.outcome, "red") if color else ""
+        style = STYLES[tone_of([one])] if color else ""
         found.append([*cells, Text(one.outcome, style)])
     head = ("case and metric", *columns, "change", "interval", "tolerated", "outcome")
     every = itertools.chain.from_iterable(rows.values())
@@ -156,28 +150,25 @@ def render_next(
     """
     # A server that runs already isn't launched here, and not recorded.
     ours = not is_attached(options)
-    lines = []
-    for what, outcomes in (
-        ("look again, on a fresh launch", {Outcome.WRONG, Outcome.REGRESSED}),
-        ("measure again, once the reason above is mended", {Outcome.INVALID}),
-    ):
-        ids = _case_ids(verdicts, outcomes)
-        lines += [f"{what}:\n  {run_command(ids, options)}"] if ids else []
     open_ones = [verdict for verdict in verdicts if verdict.needed_launches != 0]
-    undecided = _case_ids(open_ones, {Outcome.INCONCLUSIVE})
-    if undecided:
-        needed = max(verdict.needed_launches or 0 for verdict in open_ones)
-        more = (f"--specreg-launches={needed}",) if needed and ours else ()
-        lines.append(
-            f"measure again, until it is decided:\n  {run_command(undecided, (*options, *more))}"
+    needed = max((verdict.needed_launches or 0 for verdict in open_ones), default=0)
+    more = (f"--specreg-launches={needed}",) if needed and ours else ()
+    steps = [
+        (f"{what}:\n  {run_command(ids, (*options, *added))}")
+        for what, outcomes, found, added in (
+            ("look again, on a fresh launch", _WORSE, verdicts, ()),
+            ("measure again, once the reason above is mended", {Outcome.INVALID}, verdicts, ()),
+            ("measure again, until it is decided", {Outcome.INCONCLUSIVE}, open_ones, more),
         )
+        if (ids := _case_ids(found, outcomes))
+    ]
     unlike = [verdict for verdict in verdicts if "record one" in verdict.reason]
     new = _case_ids(verdicts, {Outcome.NO_BASELINE})
     new = new or _case_ids(unlike, {Outcome.NOT_COMPARABLE})
     if new and ours:
         chosen = () if set(new) == everything else new
-        lines.append(f"record what this machine does:\n  {record_command(chosen, options)}")
-    return "\n".join(lines)
+        steps.append(f"record what this machine does:\n  {record_command(chosen, options)}")
+    return "\n".join(steps)
 
 
 def render_written(

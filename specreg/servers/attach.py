@@ -19,8 +19,7 @@ from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, ServerSpec, Tier
 from specreg.matrix.widening import served_models
 from specreg.servers.provision import check_version
-from specreg.servers.readiness import generates
-from specreg.servers.server import Server
+from specreg.servers.server import Server, generates
 
 _TIMEOUT_S = 10.0
 _KEYLESS = {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}
@@ -29,11 +28,7 @@ _STEP_TOKENS = 2
 
 
 def alone(tier: Tier, url: str) -> Tier:
-    """A tier as one server of it can be measured: nothing stands beside that.
-
-    Raises:
-        AttachError: no server can be at such a URL.
-    """
+    """A tier as one server of it can be measured: alone. AttachError where the URL can't be one."""
     try:
         parts = urlsplit(url)
         beyond = parts.path.strip("/") or parts.query or parts.fragment

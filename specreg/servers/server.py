@@ -1,19 +1,105 @@
-"""A server that runs: how to ask it, whether it still lives, and its log."""
+"""A server that runs: how to ask it, whether it generates and still lives, or why it never will."""
 
 import contextlib
+import re
 import subprocess
+import time
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 
-from specreg.core.errors import AnswerError, ServerDiedError
+import msgspec
+
+from specreg.core.errors import (
+    AnswerError,
+    AttachError,
+    InvalidMeasurementError,
+    ServerDiedError,
+    ServerRefusedError,
+    ServerStartError,
+)
 from specreg.core.http import ask
-from specreg.core.logs import log_tail
-from specreg.core.processes import SupervisedProcess, process_ids, settle_log
+from specreg.core.logs import log_end
+from specreg.core.processes import SupervisedProcess, process_ids
 from specreg.engines.engine import Engine
-from specreg.engines.wire_format import Endpoint
+from specreg.engines.wire_format import DONE, Ask, Endpoint, Form, Message, Role, splitter_for
 from specreg.matrix.case import ServerSpec
 
+POLL_S = 0.2
+"""How long to wait between two looks at a server that isn't ready."""
+_PROBE_TIMEOUT_S = 60.0
+_IDENTITY_TIMEOUT_S, _VERSION_TIMEOUT_S = 1.0, 5.0
+_HEALTH_TIMEOUT_S = 10.0
+"""SGLang generates a token for it, and looks whether that came after a second, or another."""
+_ANSWER_BYTES = 300
+PORT_IN_USE = "port in use"
+NOT_FETCHED = "model can't be fetched"
+
+# Kind of failure, how to know it, what to do. The first that matches wins.
+_FAILURES = (
+    (
+        "out of memory",
+        r"out of memory|annot allocate|OutOfMemoryError|No available memory",
+        "free memory, or lower gpu_memory_frac or max_model_len_tokens in the matrix",
+    ),
+    (
+        "a model brings code of its own",
+        r"the argument `trust_remote_code=True`|requires you to execute the",  # in transformers
+        "name another model, or read that code and set trust_remote_code = true in the matrix",
+    ),
+    (
+        "unknown or refused argument",
+        (
+            "unrecognized arg|invalid choice|error: arg|(?<!HF)ValidationError"
+            r"|__init__\(\) got an unexpected keyword arg"
+        ),
+        "look at engine_args and the method's settings; another version may spell them otherwise",
+    ),
+    (
+        PORT_IN_USE,
+        r"already in use|Errno 98",
+        "run again: another program took its port each time",
+    ),
+    (
+        "its kernels are missing, or are of another version",
+        r"No module named 'sgl_kernel'|ImportError: sgl_kernel: the stand-in",
+        "SGLang's are for GPUs; without one set engine_env as fixtures/matrix/sglang_cpu.toml",
+    ),
+    (
+        r"needs a newer system library, one with \1",
+        r"version `(\S+)' not found \(required by",
+        "run it on a newer system, or take another version of the engine",
+    ),
+    (
+        r"lacks the module '\1'",
+        # SGLang says "Ignore import error" of the models that it does without.
+        r"(?m)^(?!.*Ignore import).*(?:NotFoundError|python[\d.]*): No module named '?([\w.]+)",
+        "install its package there, or delete the folder in the cache (docs/commands.md)",
+    ),
+    (
+        "broken engine environment",
+        r"(?m)^(?!.*Ignore import).*(No module named|ModuleNotFound|ImportError|undefined symbol)",
+        "delete its folder in the cache (docs/commands.md), or mend it if it is your own",
+    ),
+    (
+        NOT_FETCHED,
+        # The words of huggingface_hub, transformers and, of any trouble with the hub, vLLM 0.32.0.
+        (
+            r"(Repository|Entry)NotFound|[Gg]ated ?[Rr]epo|offline mode|not a valid model"
+            r"|(connect to|reach) .?https?://|Invalid repository ID"
+        ),
+        "check the model's name, the network, and HF_TOKEN where it is gated or private",
+    ),
+    ("model not found", r"does not appear to have", "check the model's name or folder"),
+    (
+        r"its worker failed, \1\2",  # vLLM's API server sees no more of it
+        (
+            r"Worker failed with error '((?!No module).+?)', please check"
+            r"|EngineCore\S* pid=\d+\)\S* ERROR .*\] (\w+Error: .+)"
+        ),
+        "the log has more of it; if it is the engine's own fault, take another version",
+    ),
+)
 _DYING_S, _ENDING_S = 1.0, 10.0
 
 
@@ -47,11 +133,7 @@ class Server:
         return frozenset()
 
     def check_alive(self) -> None:
-        """Check that the server answers.
-
-        Raises:
-            ServerDiedError: it doesn't any more.
-        """
+        """Check that the server answers; ServerDiedError if it doesn't any more."""
         try:
             ask(self.base_url, "GET", self.engine.health_path, within_s=_ENDING_S)
         except AnswerError as error:
@@ -61,51 +143,38 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedServer(Server):
-    """One of our own.
-
-    Attributes:
-        process: what runs; log_path: what it says.
-    """
+    """One of our own: what runs."""
 
     process: SupervisedProcess
-    log_path: Path
+
+    @property
+    def log_path(self) -> Path:
+        """What it says."""
+        return self.process.log_path
 
     def pids(self) -> frozenset[int]:
         """Its processes."""
         return process_ids(self.process)
 
     def check_alive(self) -> None:
-        """Check that the server runs.
-
-        Raises:
-            ServerDiedError: it ended; the message has the end of its log.
-        """
+        """Check that the server runs; a ServerDiedError with the end of its log if it ended."""
         # Its connections close a moment before it can be waited for.
-        self._wait(_DYING_S)
-        answer = self._broken_answer() if not self.ended() else ""
-        if answer:  # vLLM takes seconds to end once its engine has
-            self._wait(_ENDING_S)
-        how = self.ended() or (f"answers {answer}" if answer else "")
+        how = self.ended(_DYING_S)
+        if not how and (answer := self._broken_answer()):
+            # vLLM takes seconds to end once its engine has.
+            how = self.ended(_ENDING_S) or f"answers {answer}"
         if how:
             message = (
                 f"server '{self.spec.id}': {how} while it was measured;"
-                f" last lines of {self.log_path}:\n{self.log_tail()}"
+                f" last lines of {self.log_path}:\n{self.process.last_lines()}"
             )
             raise ServerDiedError(message)
 
-    def ended(self) -> str:
+    def ended(self, within_s: float = 0.0) -> str:
         """How it ended; empty while it runs."""
-        status = self.process.popen.poll()
-        return "" if status is None else f"ended with status {status}"
-
-    def log_tail(self) -> str:
-        """The last lines of its log so far."""
-        settle_log(self.process)
-        return log_tail(self.log_path)
-
-    def _wait(self, within_s: float) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.popen.wait(timeout=within_s)
+            return f"ended with status {self.process.popen.wait(within_s)}"
+        return ""
 
     def _broken_answer(self) -> str:
         """What it says of its health; empty where it is well, or hangs and says nothing."""
@@ -116,3 +185,98 @@ class StartedServer(Server):
             return "" if error.late else f"no more, {error}"
         failed = answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR
         return f"{answer.status} at {self.base_url}{path}" if failed else ""
+
+
+def is_ready(server: StartedServer, deadline: float) -> bool:
+    """Whether it generates a token yet: a healthy server may still hang (vllm#39863).
+
+    Raises:
+        ServerStartError: it ended, refused, or generated none by the deadline.
+    """
+    # Another server may answer at its port; it is seen as far as its engine says its name.
+    with contextlib.suppress(AnswerError, AttachError):
+        found = server.engine.identify(
+            lambda method, path: ask(
+                server.base_url, method, path, within_s=_IDENTITY_TIMEOUT_S
+            ).good()
+        ).model
+        if server.engine.serves_names and found not in {"", server.model}:
+            raise start_error(server, f"its port is already in use by a server of '{found}'")
+    try:
+        ready = generates(server, timeout_s=deadline - time.monotonic())
+    except ServerRefusedError as error:
+        raise start_error(server, str(error)) from error
+    if how := server.ended():  # then another server generated it
+        raise start_error(server, how)
+    if not ready and time.monotonic() > deadline:
+        raise start_error(server, "generated no token in time")
+    return ready
+
+
+def generates(server: Server, *, timeout_s: float, output_cap_tokens: int = 1) -> bool:
+    """Whether a server is up and generates so many tokens, or as many as it wants to.
+
+    All of its answer must come in time. One that answers that it won't is a ServerRefusedError.
+    """
+    probe = Ask(
+        model=server.model,
+        form=Form.COMPLETIONS,
+        messages=(Message(Role.USER, "Hello"),),
+        output_cap_tokens=output_cap_tokens,
+        temperature=0.0,
+        # Every model answers so; one that isn't decoupled has no stream.
+        stream=not server.engine.wire_format.answers_whole,
+    )
+    url, wire_format = server.base_url, server.engine.wire_format
+    path, body = wire_format.path(probe), msgspec.json.encode(wire_format.body(probe))
+    within_s = min(_PROBE_TIMEOUT_S, max(POLL_S, timeout_s))
+    try:
+        health = ask(
+            url, "GET", server.engine.health_path, within_s=min(_HEALTH_TIMEOUT_S, within_s)
+        )
+        if health.status != HTTPStatus.OK:
+            return False
+        answer = ask(url, "POST", path, within_s=within_s, body=body)
+    except AnswerError:
+        return False
+    if HTTPStatus.BAD_REQUEST <= answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        said = answer.content[:_ANSWER_BYTES].decode(errors="replace")
+        raise ServerRefusedError(f"refused to generate, {said}")
+    if answer.status != HTTPStatus.OK:
+        return False
+    splitter, decoder = splitter_for(stream=probe.stream), wire_format.new_decoder(probe)
+    try:
+        events = [*splitter.feed(answer.content), *splitter.close()]
+        tokens = [decoder.parse_event(event).tokens for event in events if event != DONE]
+    except InvalidMeasurementError:
+        return False
+    return any(tokens)
+
+
+def scrape_version(server: Server) -> str:
+    """The version of the engine by its own word; `unknown` where it says none."""
+    path = server.engine.version_path
+    with contextlib.suppress(AnswerError):
+        answer = ask(server.base_url, "GET", path, within_s=_VERSION_TIMEOUT_S)
+        return server.engine.parse_version(answer.content)
+    return "unknown"
+
+
+def start_error(server: StartedServer, what: str) -> ServerStartError:
+    """The error of a start that came to nothing, with the kind of failure that its logs show."""
+    tail = server.process.last_lines()
+    # The cause may stand far above the traceback of the part that noticed.
+    texts = (f"{what}\n{tail}", log_end(server.log_path))
+    known = (
+        (match.expand(failure), advice)
+        for text in texts
+        for failure, pattern, advice in _FAILURES
+        for match in [*re.finditer(pattern, text)][-1:]  # above it stands what it did without
+    )
+    # SGLang kills itself so too when a part of it fails.
+    killed = ("killed", "free memory if the log says nothing else")
+    unknown = killed if "status -9" in what else ("unknown cause", "read the log")
+    failure, advice = next(known, unknown)
+    return ServerStartError(
+        f"server '{server.spec.id}'", f"{what}: {failure}", advice, server.log_path, tail
+    )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from specreg.core.errors import ServerStartError
 from specreg.core.files import cache_dir, replace_file
-from specreg.core.processes import SupervisedProcess, note_shared, start_process, stop_process
+from specreg.core.processes import SupervisedProcess, settle_log, start_process, stop_process
 from specreg.core.redaction import hide
 from specreg.engines.engine import LaunchOptions
 from specreg.engines.registry import engine_named
@@ -23,8 +23,7 @@ from specreg.matrix.case import ServerSpec
 from specreg.matrix.widening import served_models, widen_models
 from specreg.servers.environments import EngineEnvironment
 from specreg.servers.memory import gpu_memory
-from specreg.servers.readiness import POLL_S, PORT_IN_USE, is_ready, scrape_version
-from specreg.servers.server import StartedServer
+from specreg.servers.server import POLL_S, PORT_IN_USE, StartedServer, is_ready, scrape_version
 from specreg.telemetry.identity import find_gpus
 
 _PORTS = 3
@@ -41,38 +40,6 @@ def free_port() -> int:
         return port
 
 
-@contextlib.contextmanager
-def start_server(  # noqa: PLR0913 - by name, the most of them facts of the run
-    spec: ServerSpec,
-    environment: EngineEnvironment,
-    *,
-    root: Path,
-    on_gpu: bool,
-    ready_within_s: float,
-    show: Callable[[str], None],
-    log_path: Path | None = None,
-    choose_port: Callable[[], int] | None = None,
-) -> Iterator[StartedServer]:
-    """Start a server, and wait until it has generated a token; all of it ends with the context.
-
-    Args and errors: see `ServerStart`.
-    """
-    start = ServerStart(
-        spec=spec,
-        environment=environment,
-        root=root,
-        on_gpu=on_gpu,
-        ready_within_s=ready_within_s,
-        show=show,
-        log_path=log_path,
-        choose_port=choose_port or free_port,
-    )
-    with start.begin():
-        while (server := start.poll()) is None:
-            time.sleep(POLL_S)
-        yield server
-
-
 @dataclass(slots=True, kw_only=True)
 class ServerStart:
     """The start of a server; where another program takes its port meanwhile, on another port.
@@ -81,8 +48,7 @@ class ServerStart:
         root: the repository's root, for relative model folders.
         ready_within_s: how long it may take to the first token.
         show: is told what goes on.
-        log_path: where its output goes; what stands there stays, and it goes beside it. None for
-            a place that goes when the server does.
+        log_path: where its output goes; what stands there stays, and it goes beside it.
     """
 
     spec: ServerSpec
@@ -91,13 +57,21 @@ class ServerStart:
     on_gpu: bool
     ready_within_s: float
     show: Callable[[str], None]
-    log_path: Path | None = None
+    log_path: Path
     choose_port: Callable[[], int] = free_port
     _temporary: Path = field(init=False)
     _processes: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _attempts: int = 0
     _deadline_s: float = field(init=False)
     _server: StartedServer = field(init=False)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[StartedServer]:
+        """Start it, and wait for its first token. Errors as of `begin` and `poll`."""
+        with self.begin():
+            while (server := self.poll()) is None:
+                time.sleep(POLL_S)
+            yield server
 
     @contextlib.contextmanager
     def begin(self) -> Iterator[None]:
@@ -118,11 +92,7 @@ class ServerStart:
             yield
 
     def poll(self) -> StartedServer | None:
-        """The server once it has generated a token, None before.
-
-        Raises:
-            ServerStartError: it ended, or generated nothing in time.
-        """
+        """The server once it has generated a token, None before; or a ServerStartError."""
         server = self._server
         try:
             if not is_ready(server, self._deadline_s):
@@ -133,17 +103,16 @@ class ServerStart:
             self._processes.close()
             self._begin()
             return None
-        note_shared(server.process)
+        settle_log(server.process)
         return dataclasses.replace(server, engine_version=scrape_version(server))
 
     def _begin(self) -> None:
         self._attempts += 1
         target, draft = served_models(self.root, self.spec)
         options = self._options(target, draft)
-        # What an earlier attempt said is kept: where its log lies the next is a number further.
-        first = self.log_path or self._temporary / "server.log"
-        others = (first.with_stem(f"{first.stem}-{number}") for number in itertools.count(2))
-        log_path = next(one for one in itertools.chain([first], others) if not one.exists())
+        log_path, further = self.log_path, itertools.count(2)
+        while log_path.exists():  # what an earlier attempt said is kept
+            log_path = self.log_path.with_stem(f"{self.log_path.stem}-{next(further)}")
         self._deadline_s = time.monotonic() + self.ready_within_s
         self._server = StartedServer(
             spec=self.spec,
@@ -154,7 +123,6 @@ class ServerStart:
             draft=draft,
             engine_version="",
             process=self._start(options, log_path),
-            log_path=log_path,
         )
 
     def _options(self, target: str, draft: str | None) -> LaunchOptions:
@@ -172,7 +140,7 @@ class ServerStart:
             on_gpu=self.on_gpu,
             folder=self._temporary / f"files-{port}",
             version=version,
-            memory=gpu_memory(self.root, spec, gpus_gib) if self.on_gpu else None,
+            memory=gpu_memory(spec, gpus_gib) if self.on_gpu else None,
         )
 
     def _start(self, options: LaunchOptions, log_path: Path) -> SupervisedProcess:
@@ -181,12 +149,11 @@ class ServerStart:
         path = os.pathsep.join((str(Path(python).parent), os.environ.get("PATH", "")))
         variables = {
             **os.environ,
-            **_own_temporary(self._temporary),
+            **self._own_folders(),
             **({"PATH": path} if python else {}),
             **engine.environment(options),
             **dict(self.spec.engine_env),
         }
-        why, advice = "its files can't be written", "make room or mend its rights"
         try:
             log_path.parent.mkdir(parents=True, exist_ok=True)
             for name, text in engine.files(options).items():
@@ -195,8 +162,6 @@ class ServerStart:
                 written.write_text(text)
                 # Beside its log, without secrets, for people.
                 replace_file(log_path.with_suffix("") / name, hide(text).encode())
-            why = "can't be run"
-            advice = "check the interpreter, or delete the engine's folder in the cache"
             process = start_process(
                 engine.command(Path(python), options),
                 environment=variables,
@@ -205,20 +170,21 @@ class ServerStart:
                 temporary=[self._temporary],
             )
         except OSError as error:
-            what = f"{why}, {error.strerror}: '{error.filename}'"
+            what = f"can't be started, {error.strerror}: '{error.filename}'"
+            advice = "make room there, mend its rights, or delete the engine's folder in the cache"
             raise ServerStartError(
                 f"server '{self.spec.id}'", what, advice, log_path, ""
             ) from error
         self._processes.callback(stop_process, process)
         return process
 
+    def _own_folders(self) -> Mapping[str, str]:
+        """A server that is killed leaves sockets in its folder for temporary files: one that goes.
 
-def _own_temporary(folder: Path) -> Mapping[str, str]:
-    """A server that is killed leaves sockets in its folder for temporary files: one that goes.
-
-    What PyTorch compiles would lie there too; that stays, for the next start.
-    """
-    if len(os.fsencode(folder)) > _SOCKET_FOLDER_BYTES:
-        return {}
-    compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "torchinductor"))
-    return {"TMPDIR": str(folder), "TORCHINDUCTOR_CACHE_DIR": compiled}
+        What PyTorch compiles would lie there too; that stays, for the next start.
+        """
+        folder = str(self._temporary)
+        if len(os.fsencode(folder)) > _SOCKET_FOLDER_BYTES:
+            return {}
+        compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "torchinductor"))
+        return {"TMPDIR": folder, "TORCHINDUCTOR_CACHE_DIR": compiled}

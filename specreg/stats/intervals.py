@@ -58,9 +58,8 @@ def change_of_ratio(
     6.3), at a thousandth of its cost. Two equal runs have none.
 
     Args:
-        ours: numerators x' and denominators y' of the run, shape (n,), n ≥ 2; Σy' > 0.
-        theirs: x and y of the baseline for the same prompts; None where only their ratio is known,
-            which then counts as exact.
+        ours: x' and y' of the run, shape (n,), n ≥ 2; Σy' > 0.
+        theirs: x and y of the baseline for the same prompts; None where their ratio alone is known.
         expected: R, above 0.
     """
     part, ratio = _deviations(*ours)
@@ -70,22 +69,15 @@ def change_of_ratio(
         deviations = deviations - (1 + change) * _deviations(*theirs)[0] / expected
     size = len(deviations)
     error = math.sqrt(size / (size - 1) * float(np.dot(deviations, deviations)))
-    return Change(
-        estimate_frac=_without_rounding(change),
-        error_frac=_without_rounding(error),
-        freedom=size - 1,
-    )
+    # 0 for what rounding leaves of two equal runs, 1e-17.
+    change, error = (value if abs(value) > _TINY else 0.0 for value in (change, error))
+    return Change(estimate_frac=change, error_frac=error, freedom=size - 1)
 
 
 def _deviations(numerators: Column, denominators: Column) -> tuple[Column, float]:
     total = float(denominators.sum())
     ratio = float(numerators.sum()) / total
     return (numerators - ratio * denominators) / total, ratio
-
-
-def _without_rounding(value: float) -> float:
-    """0 for what rounding leaves of two equal runs, 1e-17."""
-    return value if abs(value) > _TINY else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,10 +110,9 @@ def change_of_launches(
         sign: 1 where more is better, -1 where less is.
     """
     ours_log, theirs_log = (math.fsum(map(math.log, one)) / len(one) for one in (ours, theirs))
-    change = sign * (ours_log - theirs_log)
     within = spread.within_frac**2 * (1 / len(ours) + 1 / len(theirs))
     return Change(
-        estimate_frac=change,
+        estimate_frac=sign * (ours_log - theirs_log),
         error_frac=math.sqrt(within + 2 * spread.between_frac**2),
         freedom=spread.freedom,
     )
@@ -134,11 +125,8 @@ def change_of_pairs(differences: Sequence[float]) -> Change | None:
     A median is known no finer than a bucket of its histogram, q wide; that adds q²/12 to the
     variance of each launch, so no error is 0 by rounding.
 
-    Args:
-        differences: of logarithms, better being positive; one for each pair of launches.
-
-    Returns:
-        None with fewer than three degrees of freedom: a spread may well look small by chance.
+    `differences` are of logarithms, better being positive. None with fewer than three degrees of
+    freedom: a spread may well look small by chance.
     """
     count = len(differences)
     if count <= _LEAST_FREEDOM:
@@ -146,7 +134,7 @@ def change_of_pairs(differences: Sequence[float]) -> Change | None:
     mean = math.fsum(differences) / count
     variance = statistics.variance(differences) + 2 / (12 * PER_E**2)
     return Change(
-        estimate_frac=_without_rounding(mean),
+        estimate_frac=mean if abs(mean) > _TINY else 0.0,
         error_frac=math.sqrt(variance / count),
         freedom=count - 1,
     )

@@ -73,16 +73,14 @@ class Histogram(msgspec.Struct):
 
     def add_all(self, durations_ns: Sequence[int]) -> None:
         """Add durations, each 0 or more."""
-        if not durations_ns:
-            return
         buckets = (math.floor(PER_E * math.log(max(one, 1))) for one in durations_ns)
         self.merge(
             Histogram(
                 counts=Counter(buckets),
                 total_ns=sum(durations_ns),
                 total_ns2=sum(map(operator.mul, durations_ns, durations_ns)),
-                min_ns=min(durations_ns),
-                max_ns=max(durations_ns),
+                min_ns=min(durations_ns, default=0),
+                max_ns=max(durations_ns, default=0),
             )
         )
 

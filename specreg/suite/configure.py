@@ -195,7 +195,7 @@ def _earlier(
 
 def unmet_need(suite: Suite) -> str:
     """What the tier needs and the machine lacks, empty when nothing."""
-    gpus = suite.provision.found_gpus
+    gpus = find_gpus()
     if len(gpus.names) >= suite.tier.needs_gpus or suite.provision.url is not None:
         return ""
     return (
@@ -211,7 +211,7 @@ def why_unfit(suite: Suite) -> Mapping[str, str]:
         return {}
     if why := unmet_need(suite):
         return {case.id: why for case in suite.tier.cases}
-    return suite.tier.unmet(suite.provision.found_gpus.memory_gib)
+    return suite.tier.unmet(find_gpus().memory_gib)
 
 
 def why_unfetched(suite: Suite, cases: Collection[Case]) -> Mapping[str, str]:

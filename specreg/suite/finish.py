@@ -10,7 +10,7 @@ import specreg
 from specreg.baselines.comparison import differing_settings
 from specreg.baselines.record import RecordedBaseline, commit_of, record_measurements
 from specreg.baselines.schema import Baseline
-from specreg.core.commands import run_command
+from specreg.core.commands import record_command, run_command, specreg_command
 from specreg.core.errors import BaselineError, SpecregError
 from specreg.matrix.case import Case
 from specreg.matrix.models import model_sha256
@@ -19,6 +19,7 @@ from specreg.matrix.tier import all_case_ids
 from specreg.measurement.figures import Figures
 from specreg.measurement.measure import Measurement
 from specreg.report.document import (
+    FILE_NAME,
     CaseReport,
     Expected,
     Origin,
@@ -27,10 +28,15 @@ from specreg.report.document import (
     count_outcomes,
     expected_of,
     last_launches,
+    record_document,
     slowed_of,
 )
+from specreg.report.exports import ALWAYS, append_job_summary, write_outputs
+from specreg.report.page import render_markdown
+from specreg.report.terminal import render_recorded, render_written
 from specreg.servers.launch import launches_of
 from specreg.suite.run import Suite
+from specreg.telemetry.identity import find_gpus
 from specreg.verdicts.history import (
     History,
     RunRecord,
@@ -64,6 +70,66 @@ def record_baselines(suite: Suite) -> tuple[tuple[RecordedBaseline, ...], Mappin
     return tuple(written), refused
 
 
+def render_recording(
+    suite: Suite,
+    written: Sequence[RecordedBaseline],
+    refused: Mapping[str, str],
+    *,
+    width: int,
+    color: bool,
+) -> list[str]:
+    """What to say of the baselines that were written and of those that weren't."""
+    said = list(refused.values())
+    if written:
+        everything = {case.id for case in suite.tier.cases}
+        said.append(render_recorded(written, width=width, color=color))
+        said.append(render_written(written, everything, suite.store.options))
+    failed = {verdict.case_id for verdict in suite.verdicts if verdict.fails}
+    if again := tuple(case_id for case_id in refused if case_id not in failed):
+        typed = record_command(again, suite.store.options)
+        said.append(f"record again what wasn't written:\n  {typed}")
+    return said
+
+
+def record_run(
+    suite: Suite, run: RunVerdict, *, command: str, said: Sequence[str] = ()
+) -> list[str]:
+    """Leave the whole of a run in its folder, and tell a job of it.
+
+    Args:
+        suite: what it held.
+        run: what it decided.
+        command: what was typed.
+        said: what a reader should know besides.
+
+    Returns:
+        What could not be left, in words; the verdicts stand.
+    """
+    folder = suite.run_folder
+    wrong = [] if suite.verdicts else [_why_nothing(suite)]
+    for record in (
+        functools.partial(record_runs, suite),
+        functools.partial(record_document, folder / "verdict.json", run),
+    ):
+        try:
+            record()
+        except SpecregError as error:
+            wrong.append(str(error))
+    try:
+        report = report_of(suite, run, command=command, said=(*said, *wrong, *remarks(suite)))
+        record_document(folder / FILE_NAME, report)
+        if not suite.shares_machine:
+            append_job_summary(render_markdown(report))
+            forms = (*ALWAYS, "junit") if suite.merged else ALWAYS  # pytest's has no last word
+            write_outputs(forms, report, folder, folder)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it must take no verdict with it
+        wrong.append(
+            f"report of '{folder}': not whole, {type(error).__name__}: {error}; the verdicts stand,"
+            f" and {specreg_command('report')} makes it again"
+        )
+    return wrong
+
+
 def record_runs(suite: Suite) -> None:
     """Add the records of a run that judged to the history.
 
@@ -85,7 +151,7 @@ def record_runs(suite: Suite) -> None:
     record_history(path, records)
 
 
-def why_nothing(suite: Suite) -> str:
+def _why_nothing(suite: Suite) -> str:
     """Why a run judged nothing, in words."""
     reasons = dict.fromkeys(suite.skipped.values())
     return f"nothing was judged: {'; '.join(reasons) or 'no test of a case came to a verdict'}"
@@ -109,23 +175,9 @@ def run_verdict(suite: Suite, status: int, *, cut_short: bool) -> RunVerdict:
     )
 
 
-def report_of(
-    suite: Suite,
-    run: RunVerdict,
-    *,
-    command: str,
-    options: tuple[str, ...] = (),
-    remarks: Sequence[str] = (),
-) -> Report:
-    """Fill the document of a run that ends.
-
-    Args:
-        suite: what it held.
-        run: what it decided.
-        command: what was typed.
-        options: with which its cases run again as they did.
-        remarks: what a reader should know besides.
-    """
+def report_of(suite: Suite, run: RunVerdict, *, command: str, said: tuple[str, ...] = ()) -> Report:
+    """Fill the document of a run that ends."""
+    options = suite.store.options
     history = _history(suite)
     judged = {verdict.case_id for verdict in suite.verdicts}
     return Report(
@@ -145,15 +197,20 @@ def report_of(
             if case.id in judged
         ),
         tier_cases=tuple(case.id for case in suite.tier.cases),
-        remarks=tuple(remarks),
+        remarks=said,
         ended_at=suite.ended_at or suite.now.isoformat(timespec="seconds"),
         time=None if suite.ended_at else suite.timeline.so_far(),
     )
 
 
 def remarks(suite: Suite) -> Iterator[str]:
-    """What a reader should know besides: a torn history, headroom, and baselines of no use."""
+    """What a reader should know besides: a torn history, headroom, and baselines of no use.
+
+    Of a recording only what was measured twice.
+    """
     yield from suite.retried
+    if suite.update_reason is not None:
+        return
     if fewer := [case.prompts for case in _cases(suite) if case.matrix_prompts]:
         yield (
             f"--num-prompts left {fewer[0]} prompts of a case: acceptance was compared over those"
@@ -182,7 +239,11 @@ def _history(suite: Suite) -> History:
 def _driver_version(suite: Suite) -> str:
     if suite.driver_version is not None:
         return suite.driver_version
-    return suite.provision.found_gpus.driver_version
+    return find_gpus().driver_version
+
+
+def _torch_version(suite: Suite, case: Case) -> str:
+    return suite.torch_versions.get(case.id) or suite.provision.torch_version(case.server)
 
 
 def _cases(suite: Suite) -> Iterable[Case]:
@@ -209,8 +270,7 @@ def _record(suite: Suite, case: Case, measurements: list[Measurement]) -> Record
         settings,
         suite.store,
         reason=suite.update_reason or "",
-        torch_version=suite.torch_versions.get(case.id)
-        or suite.provision.torch_version(case.server),
+        torch_version=_torch_version(suite, case),
         driver_version=_driver_version(suite),
         noise_of=functools.partial(
             noise_of,
@@ -243,7 +303,7 @@ def _case_report(
     suite: Suite, case: Case, records: Sequence[RunRecord], options: tuple[str, ...]
 ) -> CaseReport:
     measured = [one for one in suite.measurements if one.case.id == case.id]
-    valid = [one for one in measured if one.values]
+    valid, is_recorded = [one for one in measured if one.values], suite.update_reason is not None
     settings: CaseSettings | None = None
     expected: Expected | None = None
     with contextlib.suppress(SpecregError):  # the case is red for it, and says why
@@ -265,6 +325,7 @@ def _case_report(
         history=tuple(records[-_LAST_RUNS:]),
         reproduce=run_command((case.id,), _with_version(options, figures)),
         logs=tuple(_logs(suite, case)),
+        torch_version=_torch_version(suite, case) if measured and is_recorded else "",
         error=suite.errors.get(case.id, ""),
     )
 

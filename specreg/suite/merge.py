@@ -20,18 +20,18 @@ import msgspec
 
 from specreg.baselines.record import commit_of
 from specreg.baselines.store import BaselineStore
-from specreg.core.errors import ReportError, SpecregError
-from specreg.core.files import UNREADABLE, replace_file
+from specreg.core.errors import SpecregError
+from specreg.core.files import UNREADABLE
 from specreg.correctness.checks import CorrectnessCheck, checks_of
 from specreg.matrix.case import Case, Tier
 from specreg.measurement.journal import Journal, load_checks, load_journal
 from specreg.measurement.measure import Measurement
-from specreg.report.document import FILE_NAME, load_report
+from specreg.report.document import FILE_NAME, Report, load_report
 from specreg.servers.launch import Starting, launches_of
 from specreg.suite.configure import load_cases, provision_of, softened_of
 from specreg.suite.options import Options, options_to_repeat
 from specreg.suite.run import Suite
-from specreg.telemetry.identity import Environment
+from specreg.telemetry.identity import Environment, find_gpus
 from specreg.verdicts.judge import Verdict
 
 PLAN = "plan.json"
@@ -55,8 +55,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
         shards: the cases of each shard, by its place from 0.
         asked: by case of this run, the metrics and checks.
         skipped: by case that doesn't fit, what it needs; no_power: why power isn't measured.
-        driver_version: of the GPUs, empty without; torch_versions: by case, what its engine ran
-            with; known at the end of a run that records.
+        driver_version: of the GPUs, empty without.
     """
 
     run: str
@@ -77,7 +76,6 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     skipped: dict[str, str] = {}
     no_power: str = ""
     driver_version: str = ""
-    torch_versions: dict[str, str] = {}
 
     @property
     def name(self) -> str:
@@ -92,7 +90,7 @@ def matrix_sha256(tier: Tier) -> str:
 
 def plan_of(suite: Suite, *, number: int = 0, shards: Sequence[Collection[str]] = ()) -> RunPlan:
     """What a run whose tests are chosen is about to do, the given shard of it."""
-    gpus = suite.provision.found_gpus
+    gpus = find_gpus()
     return RunPlan(
         run=suite.run_folder.name,
         began_at=suite.began_at.isoformat(timespec="seconds"),
@@ -115,33 +113,6 @@ def plan_of(suite: Suite, *, number: int = 0, shards: Sequence[Collection[str]] 
     )
 
 
-def record_plan(folder: Path, plan: RunPlan) -> None:
-    """Write a plan into a run's folder.
-
-    Raises:
-        ReportError: the disk refuses.
-    """
-    path = folder / PLAN
-    try:
-        replace_file(path, msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n")
-    except OSError as error:
-        message = f"'{path}': not written, {error.strerror}; make room or mend its rights"
-        raise ReportError(message) from error
-
-
-def record_torch_versions(suite: Suite) -> None:
-    """Add to a run's plan what the engine of each case ran with.
-
-    Raises:
-        SpecregError: the plan can't be read or written.
-    """
-    plan = load_shard(suite.run_folder).plan
-    versions = {
-        one.case.id: suite.provision.torch_version(one.case.server) for one in suite.measurements
-    }
-    record_plan(suite.run_folder, msgspec.structs.replace(plan, torch_versions=versions))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRun:
     """What lies in the folder of a shard.
@@ -149,21 +120,20 @@ class ShardRun:
     Attributes:
         folder, plan: see there.
         measured: by case's id and launch; checked: by case's id and the check's name.
-        verdicts: None of a shard that didn't come to its end; ended_at: then, by ISO 8601.
+        report: None of a shard that didn't come to its end.
     """
 
     folder: Path
     plan: RunPlan
     measured: Mapping[tuple[str, int], Measurement]
     checked: Mapping[tuple[str, str], Mapping[str, Any]]
-    verdicts: tuple[Verdict, ...] | None = ()
-    ended_at: str = ""
+    report: Report | None = None
 
     def why_not(self, case_id: str, metric: str) -> str:
         """Why it hasn't measured a case that was its own."""
-        if self.verdicts is None:
+        if self.report is None:
             return f"{self.plan.name} died before it was done, see '{self.folder}'"
-        ours = [one for one in self.verdicts if one.case_id == case_id and one.reason]
+        ours = [one for one in self.report.run.verdicts if one.case_id == case_id and one.reason]
         own = [one for one in ours if one.metric == metric] or ours
         return own[0].reason if own else f"{self.plan.name} ended without it"
 
@@ -183,23 +153,19 @@ def load_shard(folder: Path) -> ShardRun:
     except UNREADABLE as error:
         raise SpecregError(f"'{path}': {error}; leave that run out, and run it again") from error
     report = load_report(folder / FILE_NAME) if (folder / FILE_NAME).exists() else None
+    return _journalled(folder, plan, report)
+
+
+def _journalled(folder: Path, plan: RunPlan, report: Report | None) -> ShardRun:
+    path = folder / _JOURNAL
+    measured, checked = (load_journal(path), load_checks(path)) if path.exists() else ({}, {})
     return ShardRun(
         folder=folder,
         plan=plan,
-        **_journalled(folder / _JOURNAL),
-        verdicts=report.run.verdicts if report is not None else None,
-        ended_at=report.ended_at if report is not None else "",
+        measured={(key.case_id, key.launch): one for key, one in measured.items()},
+        checked={(key.case_id, check): one for (key, check), one in checked.items()},
+        report=report,
     )
-
-
-def _journalled(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {"measured": {}, "checked": {}}
-    checks = load_checks(path).items()
-    return {
-        "measured": {(key.case_id, key.launch): one for key, one in load_journal(path).items()},
-        "checked": {(key.case_id, check): one for (key, check), one in checks},
-    }
 
 
 def check_alike(shards: Sequence[ShardRun]) -> None:
@@ -267,7 +233,7 @@ class MergedShards:
         for number in self.missing:
             yield _missing(number, self.shards[0].plan.of)
         for shard in self.shards:
-            if shard.verdicts is None:
+            if shard.report is None:
                 yield f"{shard.plan.name} died before it was done: '{shard.folder}'"
         by_case: dict[str, list[str]] = {}
         for shard in self.shards:
@@ -314,14 +280,19 @@ def take_shards(suite: Suite, shards: Sequence[ShardRun], *, whole: bool) -> tup
     suite.merged, suite.hosts, suite.asked = merged, merged.hosts, asked
     suite.no_power, suite.driver_version = plan.no_power, plan.driver_version
     suite.torch_versions = {
-        case_id: version
+        case.case_id: case.torch_version
         for shard in shards
-        for case_id, version in shard.plan.torch_versions.items()
+        if shard.report is not None
+        for case in shard.report.cases
     }
     servers = list(dict.fromkeys(case.server for case in suite.tier.cases))
     for case in sorted(suite.tier.cases, key=lambda case: servers.index(case.server)):
         if case.id in asked and case.id not in suite.skipped:
             _judge(suite, case, whole=whole)
+    copy_files(shards, suite.run_folder)
+    for shard in shards:
+        if shard.folder != suite.run_folder:
+            suite.journal.take(shard.folder / _JOURNAL)
     return tuple(merged.remarks)
 
 
@@ -339,12 +310,8 @@ def take_workers(suite: Suite, *, whole: bool) -> tuple[str, ...]:
     shards = [load_shard(path) for path in sorted(folder.glob("*")) if (path / PLAN).exists()]
     if not shards:
         return ()
-    before = _journalled(suite.journal.path)  # of the run that is gone on with
-    own = ShardRun(folder=suite.run_folder, plan=shards[0].plan, **before)
+    own = _journalled(suite.run_folder, shards[0].plan, shards[0].report)  # gone on with
     taken = take_shards(suite, [own, *shards] if own.measured else shards, whole=whole)
-    copy_files(shards, suite.run_folder)
-    for shard in shards:
-        suite.journal.take(shard.folder / _JOURNAL)
     shutil.rmtree(folder, ignore_errors=True)
     return taken
 
@@ -354,6 +321,7 @@ def copy_files(shards: Sequence[ShardRun], into: Path) -> None:
     found = [
         (number, path, path.relative_to(shard.folder))
         for number, shard in enumerate(shards, start=1)
+        if shard.folder != into
         for name in _COPIED
         for path in sorted((shard.folder / name).rglob("*"))
         if path.is_file()
@@ -372,6 +340,7 @@ def open_merged(root: Path, shards: Sequence[ShardRun], into: Path) -> Suite:
         SpecregError: the repository isn't at the commit, or hasn't the cases, that they are of.
     """
     check_alike(shards)
+    (into / _JOURNAL).unlink(missing_ok=True)  # merged again
     plan = shards[0].plan
     options = dataclasses.replace(Options(**plan.options), shard=None, resume=False)
     runs = root / options.runs if (root / options.runs).exists() else root / ".specreg" / "runs"
@@ -396,7 +365,9 @@ def open_merged(root: Path, shards: Sequence[ShardRun], into: Path) -> Suite:
         launches=plan.launches,
         update_reason=plan.reason,
         began_at=min(dt.datetime.fromisoformat(shard.plan.began_at) for shard in shards),
-        ended_at=max(shard.ended_at or shard.plan.began_at for shard in shards),
+        ended_at=max(
+            shard.report.ended_at if shard.report else shard.plan.began_at for shard in shards
+        ),
         provision=provision_of(options, tier, print, print),
         run_folder=into,
         history=root / options.history if options.history else runs.parent / "history",
@@ -405,21 +376,6 @@ def open_merged(root: Path, shards: Sequence[ShardRun], into: Path) -> Suite:
         earlier={},
         show=print,
     )
-
-
-def join_journals(shards: Sequence[ShardRun], path: Path) -> None:
-    """Write the journals of all shards as one.
-
-    Raises:
-        ReportError: the disk refuses.
-    """
-    parts = [shard.folder / _JOURNAL for shard in shards]
-    texts = [part.read_bytes() for part in parts if part.exists()]
-    try:
-        replace_file(path, b"".join(t if t.endswith(b"\n") else t + b"\n" for t in texts if t))
-    except OSError as error:
-        message = f"'{path}': not written, {error.strerror}; make room or mend its rights"
-        raise ReportError(message) from error
 
 
 def _judge(suite: Suite, case: Case, *, whole: bool) -> None:

@@ -29,7 +29,7 @@ from specreg.servers.memory import free_gib
 from specreg.suite.configure import why_unfit
 from specreg.suite.run import Suite
 from specreg.telemetry.devices import check_cool, check_free, devices_of, open_probe
-from specreg.telemetry.identity import current_environment
+from specreg.telemetry.identity import current_environment, find_gpus
 from specreg.telemetry.sensor import Device
 
 _GIB = 2**30
@@ -136,7 +136,7 @@ def _running(suite: Suite) -> list[Case]:
 
 def _devices(suite: Suite) -> tuple[Device, ...]:
     """The devices whose power a run measures; SensorError where it can't."""
-    used = suite.tier.gpus_used(suite.provision.found_gpus.memory_gib)
+    used = suite.tier.gpus_used(find_gpus().memory_gib)
     return devices_of(used if suite.provision.on_gpu else 0, os.environ)
 
 
@@ -152,7 +152,7 @@ def _examine_processor(suite: Suite) -> Iterator[Finding]:
 
 def _examine_gpus(suite: Suite) -> Iterator[Finding]:
     """Each GPU: which it is, what it is set to, and whether a run may use it."""
-    gpus, on_gpu = suite.provision.found_gpus, suite.provision.on_gpu
+    gpus, on_gpu = find_gpus(), suite.provision.on_gpu
     if not gpus.devices:
         says = Finding("GPUs", f"none ({gpus.why_none.partition('; ')[0]})")
         yield _of_error("GPUs", gpus.why_none) if on_gpu else says

@@ -12,7 +12,6 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from specreg.baselines.estimate import START_S
 from specreg.core.errors import (
     BaselineError,
     HungError,
@@ -33,7 +32,7 @@ from specreg.measurement.figures import Figures, figures_of
 from specreg.measurement.journal import Journal, Key
 from specreg.measurement.measure import Measurement, Plan, beside, measure, workload_of
 from specreg.measurement.metrics import Family, Metric
-from specreg.servers.gpu_claim import GpuClaim
+from specreg.servers.gpu_lease import GpuClaim
 from specreg.servers.launch import Launch, Servers, Starting, launches_of
 from specreg.servers.server import Server
 from specreg.stats.alpha_spending import PARTS, Look
@@ -217,12 +216,10 @@ class Suite(Scope):
         """A case's server and its control, if there is one, both ready."""
         pair, asked = server.launch.id, tuple(filter(None, (control, server)))
         starting = [one for one in asked if not one.running]
-        estimate_s = self.timeline.start_s or START_S.get(self.environment.kind)
         names = " beside ".join(one.launch.id for one in reversed(starting))
         with contextlib.ExitStack() as stack:
             if starting:
-                phase = self.timeline.during(Phase.STARTING, pair, of=names, estimate_s=estimate_s)
-                stack.enter_context(phase)
+                stack.enter_context(self.timeline.during(Phase.STARTING, pair, of=names))
             self.servers.start_all(starting)
         self.timeline.note_ready(pair, {one.launch.id: one.ready_s or 0.0 for one in starting})
         return tuple(one.server for one in reversed(asked))

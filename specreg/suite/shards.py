@@ -14,7 +14,6 @@ import msgspec
 from specreg.baselines.estimate import START_S, estimate_of
 from specreg.baselines.store import BaselineStore
 from specreg.core.errors import SpecregError
-from specreg.core.files import replace_file
 from specreg.matrix.case import Case, Tier
 from specreg.servers.launch import Launch, launches_of
 from specreg.telemetry.identity import UNKNOWN_ENVIRONMENT
@@ -166,19 +165,6 @@ def render_shards(shards: Sequence[Shard]) -> str:
         cases = " ".join(shard.case_ids) or "none"
         lines.append(f"{shard.number:>5}  {gpus:>4}  {held:>11}  {minutes:>7.1f}  {cases}")
     return "\n".join(lines)
-
-
-def record_shards(path: Path, shards: Sequence[Shard]) -> None:
-    """Write the shards as JSON, for what starts them.
-
-    Raises:
-        SpecregError: the disk refuses.
-    """
-    try:
-        replace_file(path, msgspec.json.format(msgspec.json.encode(shards), indent=1) + b"\n")
-    except OSError as error:
-        message = f"'{path}': not written, {error.strerror}; make room or mend its rights"
-        raise SpecregError(message) from error
 
 
 def committed_in(folder: Path) -> frozenset[Path] | None:

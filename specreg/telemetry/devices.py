@@ -5,9 +5,8 @@ import time
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-import psutil
-
 from specreg.core.errors import SensorError
+from specreg.core.processes import describe
 from specreg.telemetry import nvml, rapl
 from specreg.telemetry.sensor import Device, Probe, State
 
@@ -141,15 +140,6 @@ def wait_until_free(
             return
         time.sleep(_POLL_S)
     check_free(devices, ours, taken)
-
-
-def describe(pid: int) -> str:
-    """Describe a process as far as we may see it: `process 4242 (python, user ada)`."""
-    try:
-        process = psutil.Process(pid)
-        return f"process {pid} ({process.name()}, user {process.username()})"
-    except psutil.Error:
-        return f"process {pid} (of another user or container)"
 
 
 def held_bytes(count: int, variables: Mapping[str, str], pids: AbstractSet[int]) -> int | None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from specreg.core.errors import InvalidMeasurementError, SensorError
-from specreg.telemetry.devices import describe, held_back
+from specreg.core.processes import describe
+from specreg.telemetry.devices import held_back
 from specreg.telemetry.sampler import PowerTrace, Sample, Span
 
 _MOST_MISSING_FRAC = 0.1

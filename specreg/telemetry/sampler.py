@@ -18,7 +18,7 @@ import msgspec
 
 from specreg.core.errors import SensorError
 from specreg.core.files import UNREADABLE
-from specreg.core.processes import ChildProcess, child_process
+from specreg.core.processes import SupervisedProcess, child_process
 from specreg.telemetry.devices import open_probe
 from specreg.telemetry.sensor import Device, Probe, State
 
@@ -90,7 +90,7 @@ class Watch:
 
     devices: tuple[Device, ...]
     path: Path
-    child: ChildProcess
+    child: SupervisedProcess
 
     def traces(self, until_ns: int) -> tuple[Sequence[PowerTrace], str]:
         """Wait until the samples cover a moment of the monotonic clock, and load them.
@@ -99,7 +99,7 @@ class Watch:
         """
         left_s = (until_ns - time.monotonic_ns()) / _NS_PER_S + _AFTER_S
         try:
-            status = self.child.process.popen.wait(timeout=max(0.0, left_s))
+            status = self.child.popen.wait(timeout=max(0.0, left_s))
         except TimeoutExpired:
             return load_traces(self.path, self.devices), ""
         printed = self.child.last_lines().splitlines()
@@ -128,7 +128,7 @@ def watch(devices: Sequence[Device], path: Path) -> Iterator[Watch]:
                 child.send(Devices(devices=tuple(devices)))
                 deadline = time.monotonic() + _START_S
                 while not path.stat().st_size and time.monotonic() < deadline:
-                    if child.process.popen.poll() is not None:
+                    if child.popen.poll() is not None:
                         break
                     time.sleep(_POLL_S)
                 yield Watch(devices=tuple(devices), path=path, child=child)

@@ -39,11 +39,10 @@ class Confirmation:
 
     Attributes:
         known_of: what the baselines know of a case; raises BaselineError.
-        measure_afresh: measures cases on so many launches more, from 1; by case's id, the
-            measurement or why there is none.
+        measure_afresh: measures cases on a launch more, the first, second or third; by case's id,
+            the measurement or why there is none.
         softened: the metrics whose tests pass where an effect is INCONCLUSIVE.
-        verdicts: so far, in the order of the run; one that is to be confirmed is among them as
-            it looked at first.
+        verdicts: so far, in the order of the run; what waits is among them as it looked.
     """
 
     known_of: Callable[[Case], CaseBaselines]
@@ -187,27 +186,20 @@ def enough_for(
         may_stop_early: whether nothing else is judged that takes all prompts.
     """
 
-    def outcomes(
-        acceptance: AcceptanceRecord, look: Look, metrics: Sequence[Metric]
-    ) -> AbstractSet[Outcome]:
+    def enough(acceptance: AcceptanceRecord | None, look: Look) -> bool:
+        is_early = look is Look.EARLY
+        if acceptance is None or not acceptance.prompts:
+            return not is_early  # of a sum alone, more prompts tell nothing more
+        if is_early and not may_stop_early:
+            return False
         replay = Replay(rounds=(), control_rounds=(), acceptance=acceptance, limits=case.limits)
+        values = values_of(case, replay)
         so_far = Measurement(
-            case=case,
-            engine_version="",
-            target="",
-            draft=None,
-            replay=replay,
-            values=values_of(case, replay),
+            case=case, engine_version="", target="", draft=None, replay=replay, values=values
         )
         comparison = compare((so_far,), known)
-        return {judge(metric, comparison, look).outcome for metric in metrics}
-
-    def enough(acceptance: AcceptanceRecord | None, look: Look) -> bool:
-        if acceptance is None or not acceptance.prompts:
-            return look is not Look.EARLY  # of a sum alone, more prompts tell nothing more
-        if look is Look.EARLY:
-            first = metrics[:1]
-            return may_stop_early and outcomes(acceptance, look, first) == {Outcome.REGRESSED}
-        return Outcome.INCONCLUSIVE not in outcomes(acceptance, look, metrics)
+        asked = metrics[:1] if is_early else metrics
+        found = {judge(metric, comparison, look).outcome for metric in asked}
+        return found == {Outcome.REGRESSED} if is_early else Outcome.INCONCLUSIVE not in found
 
     return enough

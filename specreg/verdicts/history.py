@@ -62,12 +62,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The records of a file.
-
-    Attributes:
-        by_case: by case's id, the oldest first.
-        wrong: in words what couldn't be read, empty where all could.
-    """
+    """The records of a file by case's id, the oldest first; `wrong`: what couldn't be read."""
 
     by_case: Mapping[str, tuple[RunRecord, ...]]
     wrong: str = ""
@@ -90,10 +85,8 @@ def settings_sha256(settings: CaseSettings) -> str:
 
 def baseline_sha256(baseline: Baseline | None) -> str:
     """A checksum of what a baseline expects, empty of none."""
-    if baseline is None:
-        return ""
-    expects = msgspec.structs.replace(baseline, noise={})
-    return hashlib.sha256(msgspec.json.encode(expects)).hexdigest()
+    expects = msgspec.structs.replace(baseline, noise={}) if baseline else None
+    return hashlib.sha256(msgspec.json.encode(expects)).hexdigest() if expects else ""
 
 
 def run_record(

@@ -21,7 +21,7 @@ from specreg.baselines.schema import load_acceptance
 from specreg.core.commands import ATTACH_OPTION, is_attached, record_command
 from specreg.engines.methods import METHODS
 from specreg.matrix.case import Case
-from specreg.measurement.metrics import Direction, Family, Metric, acceptance_value
+from specreg.measurement.metrics import METRICS, Direction, Family, Metric, acceptance_value
 from specreg.measurement.validity import spoiled_by
 from specreg.stats.alpha_spending import Look
 from specreg.stats.intervals import Change, change_of_launches, t_quantile
@@ -387,11 +387,11 @@ def _cause(metric: Metric, comparison: Comparison, change: Change) -> str:
     method = comparison.measurement.case.server.method
     if not metric.of_output or method == "none" or not METHODS[method].drafts_every_step:
         return ""
-    acceptance = comparison.without_extension.acceptance_part()
-    if acceptance is None:
+    length = comparison.without_extension.ratio_change(METRICS["acceptance_length_tokens"])
+    if isinstance(length, str):
         return ""
-    step = change.estimate_frac - acceptance
-    parts = math.expm1(acceptance), math.expm1(step)
+    acceptance = math.log(length[0] / length[1])
+    parts = math.expm1(acceptance), math.expm1(change.estimate_frac - acceptance)
     return f"{parts[0]:+.1%} by acceptance, {parts[1]:+.1%} by the cost of a step"
 
 

@@ -21,7 +21,7 @@ from specreg.matrix.tier import load_tier
 from specreg.measurement.measure import Measurement
 from specreg.servers.environments import engine_environment
 from specreg.servers.server import Server
-from specreg.servers.start import start_server
+from specreg.servers.start import ServerStart
 from tests.unit.builders import measure_alone
 
 ROOT = Path(__file__).parents[2]
@@ -89,15 +89,15 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Measurement, The
     environment = engine_environment(engine_named("vllm").requirement(on_gpu=False), show=silent)
     case = dataclasses.replace(CASE, rounds=1, load=Load(concurrency=CASE.load.concurrency))
     prompts = load_case_prompts(ROOT, case)[: case.prompts]
-    with start_server(
-        dataclasses.replace(case.server, padding_layers=0),
-        environment,
+    with ServerStart(
+        spec=dataclasses.replace(case.server, padding_layers=0),
+        environment=environment,
         root=ROOT,
         log_path=folder / "server.log",
         on_gpu=False,
         ready_within_s=600,
         show=silent,
-    ) as server:
+    ).running() as server:
         ours = measure_alone(case, server, prompts)
         return ours, run_bench_serve(server, prompts, folder)
 

@@ -19,7 +19,7 @@ from specreg.matrix.prompts import load_case_prompts
 from specreg.matrix.tier import load_tier
 from specreg.servers.environments import EngineEnvironment, engine_environment
 from specreg.servers.server import Server
-from specreg.servers.start import start_server
+from specreg.servers.start import ServerStart
 from tests.unit import builders
 from tests.unit.builders import measure_alone
 
@@ -60,15 +60,15 @@ def observe(engine: str, method: str, folder: Path) -> tuple[StepCounts, Answers
     """What a real server does with a case: the steps of its prompts, and its answers."""
     case = CASES[engine, method]
     prompts = load_case_prompts(ROOT, case)[: case.prompts]
-    with start_server(
-        case.server,
-        environment(engine),
+    with ServerStart(
+        spec=case.server,
+        environment=environment(engine),
         root=ROOT,
         log_path=folder / f"{engine}-{method}.log",
         on_gpu=False,
         ready_within_s=600,
         show=print,
-    ) as server:
+    ).running() as server:
         said = answers(server, case, prompts)
         measurement = measure_alone(case, server, prompts)
     assert not measurement.invalid

@@ -22,7 +22,7 @@ from specreg.matrix.tier import load_tier
 from specreg.measurement.measure import Measurement
 from specreg.servers.environments import EngineEnvironment, engine_environment
 from specreg.servers.server import Server
-from specreg.servers.start import start_server
+from specreg.servers.start import ServerStart
 from tests.unit.builders import measure_alone
 
 ROOT = Path(__file__).parents[2]
@@ -55,15 +55,15 @@ def prompts(plain_case: Case) -> tuple[Prompt, ...]:
 def start(
     case: Case, environment: EngineEnvironment, folder: Path
 ) -> AbstractContextManager[Server]:
-    return start_server(
-        case.server,
-        environment,
+    return ServerStart(
+        spec=case.server,
+        environment=environment,
         root=ROOT,
         log_path=folder / "server.log",
         on_gpu=False,
         ready_within_s=600,
         show=silent,
-    )
+    ).running()
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from specreg.measurement.measure import Measurement, Plan
 from specreg.servers.environments import EngineEnvironment, engine_environment
 from specreg.servers.provision import Provision
 from specreg.servers.server import Server
-from specreg.servers.start import start_server
+from specreg.servers.start import ServerStart
 from tests.doubles.triton_server.install import install_tritonserver
 from tests.unit import builders
 from tests.unit.builders import measure_alone
@@ -49,15 +49,15 @@ def started(
     one: Case, environment: EngineEnvironment, folder: Path
 ) -> AbstractContextManager[Server]:
     """A real server."""
-    return start_server(
-        one.server,
-        environment,
+    return ServerStart(
+        spec=one.server,
+        environment=environment,
         root=ROOT,
         log_path=folder / f"{one.server.engine}.log",
         on_gpu=False,
         ready_within_s=300,
         show=print,
-    )
+    ).running()
 
 
 @pytest.fixture

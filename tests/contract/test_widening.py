@@ -18,7 +18,7 @@ from specreg.matrix.schema import Width
 from specreg.matrix.tier import load_tier
 from specreg.matrix.widening import served_models, widen_models
 from specreg.servers.environments import EngineEnvironment, engine_environment
-from specreg.servers.start import start_server
+from specreg.servers.start import ServerStart
 from tests.unit import builders
 from tests.unit.builders import measure_alone
 
@@ -41,15 +41,15 @@ def widened(case: Case) -> Case:
 def accepted(case: Case, environment: EngineEnvironment, log_path: Path) -> StepCounts:
     """The steps of a case's prompts on a real server."""
     prompts = load_case_prompts(ROOT, case)[: case.prompts]
-    with start_server(
-        case.server,
-        environment,
+    with ServerStart(
+        spec=case.server,
+        environment=environment,
         root=ROOT,
         log_path=log_path,
         on_gpu=False,
         ready_within_s=600,
         show=print,
-    ) as server:
+    ).running() as server:
         measurement = measure_alone(case, server, prompts)
     assert measurement.acceptance is not None, measurement.invalid
     return measurement.acceptance.total

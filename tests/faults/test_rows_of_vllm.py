@@ -22,7 +22,7 @@ from specreg.matrix.case import ServerSpec
 from specreg.measurement.journal import load_journal
 from specreg.servers.environments import EngineEnvironment, engine_environment
 from specreg.servers.server import StartedServer
-from specreg.servers.start import free_port, start_server
+from specreg.servers.start import ServerStart, free_port
 from tests.faults.running import (
     CASES,
     MARK,
@@ -63,15 +63,15 @@ def start(
     """A server of a spec."""
     options: dict[str, object] = {"ready_within_s": 180.0, **changes}
     own = (*spec.engine_env, (MARK, str(folder)))
-    return start_server(
-        dataclasses.replace(spec, engine_env=own),
-        environment,
+    return ServerStart(
+        spec=dataclasses.replace(spec, engine_env=own),
+        environment=environment,
         root=ROOT,
         log_path=folder / "logs" / "server.log",
         on_gpu=False,
         show=print,
         **options,  # type: ignore[arg-type]
-    )
+    ).running()
 
 
 CODE = {

@@ -9,7 +9,7 @@ import math
 import random
 import re
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import httpx
@@ -31,25 +31,10 @@ from specreg.servers.attach import _facts
 from tests.fuzz.mutations import cut, json_of, page_of, stream_of
 from tests.fuzz.trying import Sample, try_all
 from tests.unit import builders
+from tests.unit.load.test_rounds import Wire
 
 RECORDINGS = builders.ROOT / "fixtures/recordings"
 ONE = dataclasses.replace(builders.with_concurrency(1), output_cap_tokens=64)
-
-
-class Wire(httpx.AsyncBaseTransport):
-    """Answers with some pieces."""
-
-    def __init__(self, pieces: Iterable[bytes]) -> None:
-        self.pieces = pieces
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Begins them."""
-        await request.aread()
-        return httpx.Response(200, content=self._stream())
-
-    async def _stream(self) -> AsyncIterator[bytes]:
-        for piece in self.pieces:
-            yield piece
 
 
 def read_stream(protocol: str, form: Form, _: Path, content: bytes, *, stream: bool = True) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from specreg.matrix.tier import load_tier
 from specreg.servers.environments import EngineEnvironment
-from specreg.servers.start import start_server
+from specreg.servers.start import ServerStart
 from tests.doubles.vllm.script import Script
 from tests.plugin.conftest import ROOT, Suite
 from tests.unit import builders
@@ -23,15 +23,15 @@ def running(
     cases = load_tier(suite.folder, "cpu").cases
     spec = next(case.server for case in cases if case.server.method == method)
     spec = dataclasses.replace(spec, engine_args=own_arguments)
-    with start_server(
-        builders.scripted(spec, script, suite.folder),
-        EngineEnvironment(python=sys.executable, package="", version="", torch_source=""),
+    with ServerStart(
+        spec=builders.scripted(spec, script, suite.folder),
+        environment=EngineEnvironment(python=sys.executable, package="", version=""),
         root=ROOT,
         log_path=suite.folder / "theirs.log",
         on_gpu=False,
         ready_within_s=30.0,
         show=lambda _: None,
-    ) as server:
+    ).running() as server:
         yield server.base_url
 
 

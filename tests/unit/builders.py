@@ -37,7 +37,7 @@ from specreg.matrix.schema import CaseSettings, Load
 from specreg.measurement.arm import Arm
 from specreg.measurement.measure import Measurement, Plan, measure, workload_of
 from specreg.measurement.metrics import Replay
-from specreg.servers.environments import _MARKER, EngineEnvironment, _folder
+from specreg.servers.environments import MARKER, EngineEnvironment, environment_folder
 from specreg.servers.server import Server, StartedServer
 from specreg.telemetry.identity import Environment, Gpus
 from specreg.telemetry.record import DeviceRecord, PowerRecord, arm_power
@@ -127,16 +127,15 @@ PROVENANCE = Provenance(
 
 def seem_installed(requirement: Requirement) -> EngineEnvironment:
     """An engine's environment without the engine, in the cache that SPECREG_CACHE names."""
-    made = EngineEnvironment(
-        python=sys.executable,
-        package=requirement.package,
-        version=requirement.version,
-        torch_source="pypi",
+    folder = environment_folder(requirement)
+    python = folder / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (folder / MARKER).touch()
+    return EngineEnvironment(
+        python=str(python), package=requirement.package, version=requirement.version
     )
-    folder = _folder(requirement)
-    folder.mkdir(parents=True)
-    (folder / _MARKER).write_bytes(msgspec.json.encode(made))
-    return made
 
 
 def chunk(at_ns: int, tokens: int = 1) -> Chunk:
@@ -268,8 +267,9 @@ def server(
         target="some/target",
         draft="some/draft",
         engine_version="99.0+scripted",
-        process=SupervisedProcess(popen=process, session=Session("none"), supervisor=process),
-        log_path=log_path,
+        process=SupervisedProcess(
+            popen=process, session=Session("none"), supervisor=process, log_path=log_path
+        ),
     )
 
 

@@ -71,7 +71,7 @@ class SglangChatWire(ChatWire):
         """An empty chunk that names the role."""
         return [self._chunk({"role": "assistant", "content": ""})]
 
-    def event(self, chunk: Chunk, steps: Steps, *, first: bool, last: bool) -> Json:  # noqa: ARG002
+    def event(self, chunk: Chunk, steps: Steps, *, last: bool) -> Json:  # noqa: ARG002
         """A content delta with the usage so far."""
         self.said.extend(chunk.token_ids)
         return self._chunk({"content": chunk.text}) | self._usage_of(len(self.said))
@@ -104,7 +104,7 @@ class GenerateWire(Wire):
     said: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
 
-    def event(self, chunk: Chunk, steps: Steps, *, first: bool, last: bool) -> Json:  # noqa: ARG002
+    def event(self, chunk: Chunk, steps: Steps, *, last: bool) -> Json:
         """All so far; the last one has the record of the speculation."""
         self.said.extend(chunk.token_ids)
         self.texts.append(chunk.text)

@@ -51,10 +51,10 @@ class _Continuous(Wire):
     tail = b" \n\n"
     said: list[int] = field(default_factory=list)
 
-    def event(self, chunk: Chunk, steps: Steps, *, first: bool, last: bool) -> Json:
+    def event(self, chunk: Chunk, steps: Steps, *, last: bool) -> Json:
         """A piece of text, and the tokens decoded per iteration so far."""
         # dataclass(slots=True) makes another class, of which super() without names knows nothing.
-        body = super(_Continuous, self).event(chunk, steps, first=first, last=last)
+        body = super(_Continuous, self).event(chunk, steps, last=last)
         self.said.extend(chunk.token_ids)
         iterations = max(len(self.said) - 1, 1) / max(steps.verify_steps, 1)
         spoken: Json = {"avg_decoded_tokens_per_iter": iterations}

@@ -68,7 +68,7 @@ class TritonWire(Wire):
     __slots__ = ()
     done: ClassVar[tuple[bytes, ...]] = ()
 
-    def event(self, chunk: Chunk, steps: Steps, *, first: bool, last: bool) -> Json:  # noqa: ARG002
+    def event(self, chunk: Chunk, steps: Steps, *, last: bool) -> Json:
         """A piece of text, its tokens, and why it ends, which is "None" until it does."""
         return {
             "model_name": self.model,
@@ -81,4 +81,4 @@ class TritonWire(Wire):
     def whole(self, steps: Steps, metrics: Json | None) -> Json:
         """The same as one response."""
         del metrics
-        return self.event(Chunk(steps.token_ids), steps, first=True, last=True)
+        return self.event(Chunk(steps.token_ids), steps, last=True)

@@ -191,7 +191,7 @@ class ScriptedServer:
         last = len(job.chunks) - 1
         async with aclosing(self._paced(job)) as chunks:
             async for index, chunk in chunks:
-                event = job.wire.event(chunk, job.steps, first=index == 0, last=index == last)
+                event = job.wire.event(chunk, job.steps, last=index == last)
                 broken = job.fault is Fault.WRONG_JSON and index == (last + 1) // 2
                 yield b'{"id": "cmpl' if broken else msgspec.json.encode(event)
         if job.wants_usage:

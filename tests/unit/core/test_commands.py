@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from specreg.cli import app
 from specreg.core import commands
-from specreg.core.commands import install_command, record_command, run_command, specreg_command
+from specreg.core.commands import install_command, record_command, specreg_command
 from specreg.options import GONE
 from specreg.suite.options import Options
 from tests.unit import builders
@@ -76,10 +76,8 @@ def test_an_option_that_a_text_names_is_one() -> None:
     assert named - known <= {"--specreg-engine"}
 
 
-@pytest.mark.parametrize("build", [run_command, record_command])
-def test_what_runs_or_records_cases_collects_these_cases(build: object) -> None:
-    assert callable(build)
-    command = build(IDS[:1], ("--specreg-tier=cpu", "--num-prompts=6"))
+def test_what_records_cases_collects_these_cases() -> None:
+    command = record_command(IDS[:1], ("--specreg-tier=cpu", "--num-prompts=6"))
     done = subprocess.run(
         (sys.executable, "-m", *shlex.split(command), "--co", "-q", "-p", "no:cacheprovider"),
         check=False,

@@ -96,11 +96,6 @@ def test_the_cache_and_the_prompt_sets_lie_where_a_user_says(
     assert data_dir() == Path("/elsewhere")
 
 
-def later() -> int:
-    """A moment after the last change of any file, in nanoseconds since the epoch."""
-    return time.time_ns() + 10**10
-
-
 def plant(content: str) -> None:
     """Have the sum that is kept be another: it is given only where the file wasn't read."""
     (path,) = (cache_dir() / "sums").iterdir()
@@ -112,13 +107,13 @@ def true_sum(path: Path) -> str:
 
 
 def test_a_file_that_stays_as_it_is_is_read_once(weights: Path) -> None:
-    assert file_sha256(weights, later) == true_sum(weights)
+    assert file_sha256(weights) == true_sum(weights)
     plant(PLANTED)
     link = weights.with_name("link")
     link.symlink_to(weights)
-    assert file_sha256(weights, later) == file_sha256(link, later) == PLANTED
+    assert file_sha256(weights) == file_sha256(link) == PLANTED
     plant("torn")
-    assert file_sha256(weights, later) == true_sum(weights)
+    assert file_sha256(weights) == true_sum(weights)
 
 
 def in_place(path: Path) -> None:
@@ -137,18 +132,14 @@ def test_a_file_that_was_changed_is_read_anew(
     weights: Path, change: Callable[[Path], None]
 ) -> None:
     before = weights.stat()
-    file_sha256(weights, later)
+    file_sha256(weights)
     plant(PLANTED)
     time.sleep(0.02)  # a file system's clock ticks each 10 ms at most
     change(weights)
     os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert file_sha256(weights, later) == hashlib.sha256(b"two").hexdigest()
+    assert file_sha256(weights) == hashlib.sha256(b"two").hexdigest()
 
 
-def test_what_has_just_been_written_or_cannot_be_kept_costs_only_time(weights: Path) -> None:
-    """A second change within the same tick of the clock would look like none."""
-    just_now = weights.stat().st_ctime_ns + 10**9
-    assert file_sha256(weights, lambda: just_now) == true_sum(weights)
-    assert not cache_dir().exists()
+def test_a_sum_that_cannot_be_kept_costs_only_time(weights: Path) -> None:
     cache_dir().write_text("in the way")
-    assert file_sha256(weights, later) == true_sum(weights)
+    assert file_sha256(weights) == true_sum(weights)

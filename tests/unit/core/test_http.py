@@ -13,7 +13,7 @@ import pytest
 
 from specreg.core.errors import AnswerError, ServerDiedError
 from specreg.core.http import MOST_BYTES, Answer, ask
-from specreg.servers.readiness import generates
+from specreg.servers.server import generates
 from tests.unit import builders
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -171,26 +171,6 @@ def test_a_server_that_takes_seconds_to_say_that_it_is_healthy_is_ready() -> Non
     with saying(say) as url:
         server = dataclasses.replace(builders.server(), base_url=url)
         assert generates(server, timeout_s=30.0)
-
-
-def test_a_probe_is_waited_for_no_longer_than_is_said() -> None:
-    """It is healthy; each line comes soon after the one before it, and the last one never."""
-    healthy = iter([True, False])
-
-    def say(client: socket.socket) -> None:
-        if next(healthy):
-            client.sendall(OK + b"Content-Length: 0\r\n\r\n")
-            return
-        client.sendall(OK + b"Content-Type: text/event-stream\r\n\r\n")
-        while True:
-            client.sendall(b": wait\n\n")
-            time.sleep(0.05)
-
-    started = time.monotonic()
-    with saying(say) as url:
-        server = dataclasses.replace(builders.server(), base_url=url)
-        assert not generates(server, timeout_s=0.5)
-    assert 0.5 <= time.monotonic() - started < 2
 
 
 def test_a_server_that_says_no_http_any_more_died() -> None:

@@ -15,7 +15,7 @@ from specreg.core.errors import ModelError
 from specreg.correctness.oracle_client import predict_drafts
 from specreg.engines.pytorch.requests import OracleAnswer, Question, Text
 from specreg.engines.registry import engine_named
-from specreg.servers.environments import EngineEnvironment, _fingerprint
+from specreg.servers.environments import MARKER, environment_folder
 from tests.unit import builders
 
 PROGRESS = "Loading weights: 100%|##########| 47/47"
@@ -33,7 +33,7 @@ import json, os, pathlib, sys
 question = json.loads(sys.stdin.readline())  # the input stays open
 variables = {name: os.environ.get(name) for name in ("PYTHONPATH", "HF_HUB_OFFLINE")}
 asked = {"arguments": sys.argv[1:], "question": question, "variables": variables}
-pathlib.Path(__file__).with_name("asked.json").write_text(json.dumps(asked))
+pathlib.Path(os.environ["SPECREG_CACHE"], "asked.json").write_text(json.dumps(asked))
 print(json.dumps({"accepted": [[0, 1, 2]], "gaps_nats": [0.5]}))
 """
 
@@ -46,14 +46,12 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
     def write(program: str) -> None:
         requirement = engine_named("reference").requirement(on_gpu=False)
-        name = f"{requirement.package}-{requirement.version}-{_fingerprint(requirement)}"
-        folder = tmp_path / "environments" / name
-        folder.mkdir(parents=True)
-        python = tmp_path / "python"
+        folder = environment_folder(requirement)
+        python = folder / "bin" / "python"
+        python.parent.mkdir(parents=True)
         python.write_text(f"#!{sys.executable}\n{program}")
         python.chmod(stat.S_IRWXU)
-        made = EngineEnvironment(python=str(python), package="", version="", torch_source="")
-        (folder / "specreg.json").write_bytes(msgspec.json.encode(made))
+        (folder / MARKER).touch()
 
     return write
 

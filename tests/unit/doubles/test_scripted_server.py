@@ -5,7 +5,6 @@ import itertools
 import json
 import math
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -138,22 +137,20 @@ def events_of(stream: str) -> list[Json]:
     return [json.loads(event.removeprefix("data: ")) for event in events]
 
 
-NOT_ASKED = re.compile("per_step_|.*_ms$|tokens_per_second$")
-"""What the recorded server was asked for, and specreg doesn't ask for."""
+def is_part(said: object, recorded: object) -> bool:
+    """Whether all keys of it were recorded, at every depth; a list is known by its first element.
 
-
-def shape(value: object) -> object:
-    """The keys at every depth, blind to ids; a list by its first element, the rest by nothing."""
-    if isinstance(value, dict):
-        said = {key.partition(":")[0]: shape(inner) for key, inner in value.items()}
-        return {key: inner for key, inner in said.items() if not NOT_ASKED.match(key)}
-    return [shape(inner) for inner in value[:1]] if isinstance(value, list) else None
-
-
-def shapes_without_ids(events: list[Json]) -> list[object]:
-    """The distinct shapes in their order, blind to how many ids a list holds."""
-    seen = [shape(json.loads(json.dumps(event).replace("[]", "[0]"))) for event in events]
-    return [now for index, now in enumerate(seen) if now not in seen[:index]]
+    Numbers of tokens and positions are keys of their own, so of those the names alone count.
+    """
+    if isinstance(said, dict) and isinstance(recorded, dict):
+        known = {key.partition(":")[0]: value for key, value in recorded.items()}
+        pairs = [(value, known.get(key.partition(":")[0], key)) for key, value in said.items()]
+        return {key.partition(":")[0] for key in said} <= known.keys() and all(
+            is_part(*pair) for pair in pairs
+        )
+    if isinstance(said, list) and isinstance(recorded, list):
+        return not said or (bool(recorded) and is_part(said[0], recorded[0]))
+    return True
 
 
 @pytest.mark.parametrize(
@@ -166,19 +163,19 @@ def shapes_without_ids(events: list[Json]) -> list[object]:
         ("completions", COMPLETION | SCORED, "scores.json"),
     ],
 )
-def test_an_answer_has_the_shapes_of_the_recording(
+def test_an_answer_says_nothing_that_was_not_recorded(
     speculating: httpx.Client, path: str, request_body: Json, recording: str
 ) -> None:
     recorded = (RECORDINGS / recording).read_text()
     if recording.endswith(".txt"):
         answered = events_of(speculating.post(f"/v1/{path}", json=request_body | STREAM).text)
-        assert shapes_without_ids(answered) == shapes_without_ids(events_of(recorded))
-        assert list(answered[-1]) == list(events_of(recorded)[-1])
+        known = events_of(recorded)
+        assert all(any(is_part(one, other) for other in known) for one in answered)
+        assert is_part(answered[-1], known[-1])
+        assert answered[-1].keys() >= {"usage", "metrics"}
     else:
-        asked = request_body | {"return_token_ids": None}
-        whole = speculating.post(f"/v1/{path}", json=asked).json()
-        assert shape(whole) == shape(json.loads(recorded))
-        assert list(whole) == list(json.loads(recorded))
+        whole = speculating.post(f"/v1/{path}", json=request_body).json()
+        assert is_part(whole, json.loads(recorded))
 
 
 def test_the_counters_are_spelled_as_recorded(speculating: httpx.Client) -> None:

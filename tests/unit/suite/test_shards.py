@@ -10,12 +10,12 @@ import pytest
 from specreg.baselines.schema import baseline_path, record_baseline
 from specreg.core.errors import SpecregError
 from specreg.matrix.case import Tier
+from specreg.report.document import record_document
 from specreg.suite.shards import (
     ServerGroup,
     ShardChoice,
     cut,
     parse_choice,
-    record_shards,
     render_shards,
     server_groups,
 )
@@ -103,7 +103,7 @@ def test_shards_are_shown_and_written_for_what_starts_them(tmp_path: Path) -> No
     shown = render_shards(shards)
     assert "    1     2           80      1.5  a-c1" in shown
     assert "    3     0            -      0.0  none" in shown
-    record_shards(tmp_path / "shards.json", shards)
+    record_document(tmp_path / "shards.json", shards)
     written = json.loads((tmp_path / "shards.json").read_text())
     assert [one["number"] for one in written] == [1, 2, 3]
     assert written[0]["groups"][0]["cases"] == ["a-c1"]

@@ -25,7 +25,7 @@ from pathlib import Path
 from specreg.telemetry.sampler import watch
 from specreg.telemetry.sensor import Device
 with watch([msgspec.json.decode(sys.argv[1], type=Device)], Path(sys.argv[2])) as watching:
-    print(watching.child.process.popen.pid, flush=True)
+    print(watching.child.popen.pid, flush=True)
     time.sleep(600)
 """
 
@@ -58,7 +58,7 @@ def test_samples_are_on_disk_as_they_come(samples: Path) -> None:
     with watch([DEVICE], samples) as watching:
         time.sleep(1.0)
         (trace,), why = watching.traces(until_ns=time.monotonic_ns())
-        pid = watching.child.process.popen.pid
+        pid = watching.child.popen.pid
     assert (trace.device, why) == (DEVICE, "")
     assert len(trace.samples) >= 5
     assert ends_within(pid, 1.0)
@@ -70,7 +70,7 @@ def test_samples_are_on_disk_as_they_come(samples: Path) -> None:
 def test_a_killed_sampler_is_said_and_its_samples_stay(samples: Path) -> None:
     with watch([DEVICE], samples) as watching:
         time.sleep(0.5)
-        watching.child.process.popen.kill()
+        watching.child.popen.kill()
         (trace,), why = watching.traces(until_ns=time.monotonic_ns())
     assert "ended with status -9 (without a word)" in why
     assert trace.samples

@@ -42,11 +42,6 @@ def launch(
     return builders.measurement(values, of=of, case=case)
 
 
-def speed_of(speed: float) -> Measurement:
-    """A launch of this throughput."""
-    return launch(speed=speed)
-
-
 def known(within_frac: float = 0.001) -> CaseBaselines:
     """A baseline of three usual launches, on a machine whose launches differ by so much."""
     spread = Spread(within_frac=within_frac, between_frac=0.0, freedom=20)
@@ -78,10 +73,9 @@ class Run:
         self.asked.append((list(cases), further))
         return {case.id: self.fresh[case][further - 1] for case in cases}
 
-    def look(self, metric: Metric, *launches: Measurement) -> Verdict:
-        """The verdict as it looks at first."""
+    def look(self, metric: Metric, *launches: Measurement) -> None:
+        """Judges as it looks at first."""
         self.confirmation.judge(metric, launches)
-        return self.confirmation.verdicts[-1]
 
     def conclude(self) -> list[Verdict]:
         """All verdicts, after fresh launches and the look at the whole run."""
@@ -95,7 +89,7 @@ class Run:
         return self.conclude()[-1]
 
 
-USUALLY, FASTER, SLOWER, STALLED, OPEN = map(speed_of, (100, 130, 80, 70, 96))
+USUALLY, FASTER, SLOWER, STALLED, OPEN = (launch(speed=one) for one in (100, 130, 80, 70, 96))
 LOST = launch(of=BAD)
 FEW = dataclasses.replace(
     launch(), replay=Replay(rounds=(), control_rounds=(), acceptance=builders.acceptance(BAD))
@@ -123,12 +117,18 @@ INCONCLUSIVE, INVALID = Outcome.INCONCLUSIVE, Outcome.INVALID
         pytest.param(SPEED, STALLED, (FASTER,), 0.001, IMPROVED, NOT_TWICE, id="slower-once"),
         pytest.param(LENGTH, LOST, (launch(),), 0.001, INCONCLUSIVE, NOT_TWICE, id="disagree"),
         pytest.param(SPEED, STALLED, (USUALLY,) * 2, 0.016, PASS, "", id="stall-is-forgotten"),
-        pytest.param(SPEED, OPEN, (speed_of(102),), 0.01, PASS, "", id="pooled"),
+        pytest.param(SPEED, OPEN, (launch(speed=102),), 0.01, PASS, "", id="pooled"),
         pytest.param(SPEED, OPEN, (OPEN,) * 3, 0.01, INCONCLUSIVE, "", id="three-more-at-most"),
         pytest.param(SPEED, OPEN, (STALLED, USUALLY), 0.01, PASS, NOT_TWICE, id="late-once"),
         pytest.param(SPEED, OPEN, (STALLED, SLOWER), 0.01, REGRESSED, TWICE, id="late-twice"),
         pytest.param(
-            SPEED, OPEN, (OPEN, OPEN, speed_of(50)), 0.01, INCONCLUSIVE, NO_LAUNCH_LEFT, id="last"
+            SPEED,
+            OPEN,
+            (OPEN, OPEN, launch(speed=50)),
+            0.01,
+            INCONCLUSIVE,
+            NO_LAUNCH_LEFT,
+            id="last",
         ),
         pytest.param(SPEED, SLOWER, (DIED,), 0.01, INVALID, DIED, id="loss-died"),
         pytest.param(SPEED, OPEN, (DIED,), 0.01, INVALID, DIED, id="open-died"),
@@ -183,16 +183,6 @@ def test_each_launch_more_has_its_share_of_the_level() -> None:
     assert (verdict.outcome, verdict.launches) == (PASS, 3)
     assert verdict.low_frac == pytest.approx(low)
     assert run.asked == [([ONE], 1), ([ONE], 2)]
-
-
-def test_only_what_is_still_undecided_is_measured_again() -> None:
-    fresh = {ONE: [launch(ONE, speed=96.0)] * 3, TWO: [launch(TWO, speed=102.0)]}
-    run = Run(fresh, known(0.01))
-    for case in (ONE, TWO):
-        run.look(SPEED, launch(case, speed=96.0))
-    found = [(one.case_id, one.outcome) for one in run.conclude()]
-    assert run.asked == [([ONE, TWO], 1), ([ONE], 2), ([ONE], 3)]
-    assert found == [(ONE.id, INCONCLUSIVE), (TWO.id, PASS)]
 
 
 def test_what_chance_confirms_among_many_is_no_loss() -> None:
@@ -319,6 +309,8 @@ def test_a_plain_loss_stops_early_and_doubt_goes_on(
     acceptance: AcceptanceRecord, look: Look, *, may_stop_early: bool, enough: bool
 ) -> None:
     assert rule(may_stop_early=may_stop_early)(acceptance, look) is enough
+    unknown = rule(may_stop_early=may_stop_early, recorded=False)
+    assert unknown(acceptance, look) is (look is Look.FULL), "more prompts tell nothing more"
 
 
 def test_the_first_metric_that_is_asked_for_decides_early() -> None:
@@ -328,9 +320,3 @@ def test_the_first_metric_that_is_asked_for_decides_early() -> None:
     record = builders.acceptance(lost, prompts=10)
     assert not both(record, Look.EARLY)
     assert rule(may_stop_early=True, metrics=(FIRST.name,))(record, Look.EARLY)
-
-
-def test_more_prompts_do_not_help_where_nothing_is_known() -> None:
-    nothing = rule(may_stop_early=True, recorded=False)
-    assert nothing(SAME, Look.FULL)
-    assert not nothing(SAME, Look.EARLY)

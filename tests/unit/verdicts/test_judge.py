@@ -165,14 +165,10 @@ def test_a_length_is_judged_as_what_it_adds_to_one(
 @pytest.mark.parametrize(
     ("name", "measured", "within_frac", "outcome"),
     [
-        ("throughput_tokens_per_s", 96.0, 0.0, PASS),
         ("throughput_tokens_per_s", 94.0, 0.0, REGRESSED),
-        ("throughput_tokens_per_s", 106.0, 0.0, IMPROVED),
         ("tpot_p50_ms", 104.0, 0.0, PASS),
         ("tpot_p50_ms", 106.0, 0.0, REGRESSED),
         ("tpot_p50_ms", 94.0, 0.0, IMPROVED),
-        ("ttft_p50_ms", 106.0, 0.0, REGRESSED),
-        ("speedup_ratio", 94.0, 0.0, REGRESSED),
         ("throughput_tokens_per_s", 100.0, 0.01, PASS),
         ("throughput_tokens_per_s", 100.0, 0.03, INCONCLUSIVE),
         ("throughput_tokens_per_s", 96.0, 0.01, INCONCLUSIVE),
@@ -432,31 +428,24 @@ def test_what_cannot_be_compared_says_why_and_is_never_green(
     assert words in verdict.reason
 
 
-def test_of_fewer_prompts_acceptance_is_compared_all_the_same() -> None:
-    assert judged(LENGTH, MEASURED, FEWER).outcome is PASS
-
-
 def test_what_spoils_speed_leaves_acceptance_to_be_judged() -> None:
-    of = of_length(2.0)
-    values = {LENGTH.name: 2.0}
-    slow = dataclasses.replace(
-        builders.measurement(values, of=of), invalid={Family.LATENCY: "THROTTLED: 92 °C"}
-    )
-    baseline = known(builders.baseline({TPOT.name: 5.0}, {TPOT.name: 5.0}, of=of))
-    assert judged(LENGTH, slow, baseline).outcome is PASS
-    verdict = judged(TPOT, slow, baseline)
+    assert judged(LENGTH, MEASURED, FEWER).outcome is PASS
+    slow = dataclasses.replace(MEASURED, invalid={Family.THROUGHPUT: "THROTTLED: 92 °C"})
+    assert judged(LENGTH, slow, known(RECORDED)).outcome is PASS
+    verdict = judged(THROUGHPUT, slow, known(RECORDED))
     assert (verdict.outcome, verdict.reason) == (INVALID, "THROTTLED: 92 °C")
 
 
-def test_the_hint_is_a_command_with_the_options_of_the_run() -> None:
-    options = ("--specreg-tier=gpu", "--engine=vllm", "--num-prompts=9")
-    hint = record_hint("case", dataclasses.replace(known(), options=options))
-    assert hint == (
-        "record one with\n  pytest tests/perf -k case- --specreg-tier=gpu --engine=vllm"
-        " --update-baselines"
-    )
-
-
-def test_a_server_of_somebody_else_is_not_recorded() -> None:
-    attached = dataclasses.replace(known(), options=("--specreg-attach=http://h:1",))
-    assert record_hint("case", attached) == "leave out --specreg-attach to record one"
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        (
+            ("--engine=vllm", "--num-prompts=9"),
+            "record one with\n  pytest tests/perf -k case- --engine=vllm --update-baselines",
+        ),
+        (("--specreg-attach=http://h:1",), "leave out --specreg-attach to record one"),
+    ],
+    ids=["its-options", "attached"],
+)
+def test_the_hint_is_a_command_that_records(options: tuple[str, ...], hint: str) -> None:
+    assert record_hint("case", dataclasses.replace(known(), options=options)) == hint

@@ -20,7 +20,7 @@ from specreg.verdicts.selftest import (
     try_plant,
 )
 
-FIFTEEN = PLANTS[4]
+FIFTEEN = PLANTS[3]
 SPEED = METRICS["throughput_tokens_per_s"]
 LENGTH = METRICS["acceptance_length_tokens"]
 PASS, REGRESSED, INCONCLUSIVE = Outcome.PASS, Outcome.REGRESSED, Outcome.INCONCLUSIVE
@@ -40,13 +40,10 @@ def test_a_planted_loss_is_as_large_as_it_says() -> None:
     assert lost / (mean_length(NOTHING) - 1) == pytest.approx(0.5, abs=0.03)
 
 
-def test_a_great_loss_is_caught_early_and_a_wide_tolerance_is_noticed() -> None:
+def test_a_great_loss_is_caught_early() -> None:
     outcomes, used_frac = try_plant(FIFTEEN, 20, seed=1)
     assert outcomes == {REGRESSED: 20}
     assert used_frac < 0.5
-    outcomes, used_frac = try_plant(dataclasses.replace(FIFTEEN, tolerance_frac=0.5), 15, seed=1)
-    assert outcomes == {PASS: 15}
-    assert not is_kept(FIFTEEN, outcomes, used_frac)
 
 
 @pytest.mark.parametrize(
