@@ -128,11 +128,6 @@ class Metric:
         """Whether it varies by launch; ratios of counts vary by prompt."""
         return self.family is not Family.ACCEPTANCE
 
-    @property
-    def needs_stream(self) -> bool:
-        """Whether it says nothing of answers that come at once."""
-        return self.family is Family.LATENCY
-
     def function(self, replay: Replay) -> float | None:
         """Its value, None where there is none."""
         if self.formula is not None:
@@ -152,7 +147,7 @@ class Metric:
             return False
         if self.family is Family.SPEEDUP:
             return case.control is not None
-        return case.stream or not self.needs_stream
+        return True
 
 
 def ttft_ms(trace: RequestTrace) -> float | None:

@@ -17,10 +17,6 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _ORDER = "CUDA_DEVICE_ORDER"
 _MW_PER_W = 1000
 _PERCENT = 100
-_HZ_PER_MHZ = 10**6
-_BITS_PER_BYTE = 8
-_TRANSFERS_PER_CLOCK = 2  # double data rate
-_BYTES_PER_GIB = 2**30
 _SLICED = (
     "NVML: MIG is on, and slices of a GPU tell no power of their own; measure on one without MIG"
 )
@@ -105,7 +101,6 @@ def _device(handle: object, number: int) -> Device:
         scope=scope,
         limit_w=limit_mw / _MW_PER_W if limit_mw and limit_mw != own_limit_mw else 0.0,
         memory_bytes=0 if memory is None else memory.total,
-        bandwidth_gib_per_s=_bandwidth_gib_per_s(handle),
         driver_version=pynvml.nvmlSystemGetDriverVersion(),
         # NVML writes a domain with eight digits, Linux with four.
         bus_id="" if place is None else place.busId.lower()[-len("0000:00:00.0") :],
@@ -204,14 +199,6 @@ def _readable(handle: object) -> tuple[Scope, str]:
     except pynvml.NVMLError as error:
         return Scope.GPU, f"NVML: its power can't be read, {error}; run as a user who may"
     return Scope.GPU, "NVML: it tells no power; take a newer driver, or another GPU"
-
-
-def _bandwidth_gib_per_s(handle: object) -> float:
-    """Return transfers per second × the width of the bus; 0 where the driver doesn't say."""
-    clock_mhz = _ask(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_MEM)
-    width_bits = _ask(pynvml.nvmlDeviceGetMemoryBusWidth, handle)
-    bits_per_s = _TRANSFERS_PER_CLOCK * (clock_mhz or 0) * _HZ_PER_MHZ * (width_bits or 0)
-    return bits_per_s / _BITS_PER_BYTE / _BYTES_PER_GIB
 
 
 def _power(handle: object, scope: Scope) -> tuple[int | None, int | None]:

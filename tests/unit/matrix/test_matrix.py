@@ -192,7 +192,6 @@ duration_s = 30
 turns = 2
 form = "completions"
 ignore_eos = true
-stream = false
 request_timeout_s = 5
 ttft_limit_ms = 200
 tpot_limit_ms = 50
@@ -213,7 +212,6 @@ def test_a_rate_is_a_load_with_all_that_its_table_says(tmp_path: Path) -> None:
         duration_s=30.0,
     )
     assert (case.turns, case.form, case.ignore_eos) == (2, Form.COMPLETIONS, True)
-    assert not case.stream
     assert case.limits == Limits(ttft_ms=200.0, tpot_ms=50.0)
     assert (case.request_timeout_s, case.client_processes) == (5, 2)
     assert case.chat_template_args == (("enable_thinking", False),)
@@ -277,7 +275,7 @@ def test_a_widened_pair_says_so_to_its_servers_and_is_not_padded(tmp_path: Path)
     wide = MODELS.replace("padding_layers = 2", 'widen = "30m"')
     assert {case.server.widen for case in load(tmp_path, wide + CASES).cases} == {"30m"}
     both = MODELS.replace("padding_layers = 2", 'padding_layers = 2\nwiden = "30m"')
-    words = r'padding_layers = 2 with widen = "30m", which says how many layers there are; leave'
+    words = "padding_layers with widen, which says how many; leave one of them out"
     with pytest.raises(MatrixError, match=words):
         load(tmp_path, both + CASES)
     with pytest.raises(UnknownNameError, match="unknown model pair 'tony'; did you mean 'tiny'"):
