@@ -191,10 +191,7 @@ def paired_difference(metric: Metric, measured: Measurement, before: Measurement
     """How much better a speed is than on an arm beside it: a difference of logarithms.
 
     The median over the rounds of the two, of which each is of the same prompts: what hits a few
-    rounds of one arm alone doesn't count.
-
-    Returns:
-        None where it has no value on one of them.
+    rounds of one arm alone doesn't count. None where it has no value on one of them.
     """
     if measured.replay is None or before.replay is None or metric.family in measured.invalid:
         return None
@@ -215,10 +212,7 @@ def paired_ratio_change(
     """The change of an acceptance metric between the launches of two arms, prompt by prompt.
 
     A prompt's launches are added up: where greedy answers repeat they tell nothing new, and where
-    they don't each launch is another draw of its text.
-
-    Returns:
-        A sentence where there is no telling.
+    they don't each launch is another draw of its text. A sentence where there is no telling.
     """
     records = [[one.acceptance for one in arm if one.acceptance] for arm in (measured, before)]
     tags = sorted({f"{one.source} {one.view}" for one in itertools.chain(*records)})

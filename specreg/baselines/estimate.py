@@ -40,11 +40,8 @@ def estimate_of(
 ) -> Estimate:
     """An estimate of a case: warm-up, rounds and power on server and control, then the checks.
 
-    Args:
-        case: of which tier's.
-        store: the baselines; those of its own machine say it best.
-        kind: of machine that the tier is for, "cpu" or "gpu".
-        among: the files of baselines that count; None for all.
+    The tier is for a `kind` of machine, "cpu" or "gpu"; `among` are the files of baselines that
+    count, None for all.
     """
     alone = dataclasses.replace(case, server=case.control, control=None) if case.control else None
     paces_s, sources = [], []

@@ -60,9 +60,10 @@ class PublishedFigure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             "acceptance_length_tokens": self.acceptance_length_tokens,
             "acceptance_rate_frac": self.acceptance_rate_frac,
         }
-        for number, figure in enumerate(self.position_frac, start=1):
-            figures[f"acceptance_pos{number}_frac"] = figure
-        return figures.get(metric_name)
+        positions = enumerate(self.position_frac, start=1)
+        return (figures | {f"acceptance_pos{n}_frac": frac for n, frac in positions}).get(
+            metric_name
+        )
 
 
 def load_published(folder: Path) -> tuple[PublishedFigure, ...]:
@@ -110,10 +111,9 @@ def _load(path: Path) -> PublishedFigure:
     subject, advice = f"published figure '{path}'", "restore it with git, or remove it"
     try:
         published = msgspec.json.decode(path.read_bytes(), type=PublishedFigure)
-    except OSError as error:
-        raise BaselineError(f"{subject}: {error.strerror}; {advice}") from error
-    except UNREADABLE as error:
-        raise BaselineError(f"{subject}: {error}; {advice}") from error
+    except (OSError, *UNREADABLE) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise BaselineError(f"{subject}: {why}; {advice}") from error
     for wrong in _contradictions(published):
         raise BaselineError(f"{subject}: {wrong}; {advice}")
     return published

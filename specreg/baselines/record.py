@@ -66,28 +66,21 @@ def record_measurements(
 
     Where a launch has figures that mean nothing, what was recorded of their metrics before is kept.
 
-    Args:
-        measurements: one at least, of one case, one for each launch; the acceptance of the one
-            with the most prompts is kept.
-        settings: of that case.
-        store: where to put it.
-        reason: why it is recorded; empty for the engine, its version and the commit.
-        torch_version: what the engine ran with; empty where it isn't known.
-        driver_version: of the GPUs that it ran on, empty without.
-        noise_of: by how launches within a run differ, how identical runs did.
+    The acceptance of the launch with the most prompts is kept. `reason` may be empty, for the
+    engine, its version and the commit; `noise_of` says by how launches within a run differ, how
+    identical runs did.
 
     Raises:
         BaselineError: nothing of a measurement may be recorded, the launches disagree, or the file
             that is there can't be read. Nothing is written then.
     """
     first = measurements[0]
-    path, there = store.path(first.case.id), store.found(first.case.id)
-    old = load_baseline(there)
+    path = store.path(first.case.id)
+    old = load_baseline(path)
     invalid = _invalid_of(measurements, old)
     alone = first.acceptance is None and invalid.keys() - {Family.POWER}
     if Family.ACCEPTANCE in invalid or alone:
-        message = f"baseline of '{first.case.id}': not written, {next(iter(invalid.values()))}"
-        raise BaselineError(message)
+        raise _refusal(first.case, next(iter(invalid.values())))
     _check_real(measurements, store)
     _check_acceptance_agrees(measurements)
     speeds = _speeds_of(measurements, invalid)
@@ -123,8 +116,6 @@ def record_measurements(
     noise = {**(kept.noise if kept else {}), **noise_of(spreads_of((baseline,)))}
     baseline = msgspec.structs.replace(baseline, noise=noise)
     record_baseline(path, baseline)
-    if there != path:  # in a folder of the old form, which is no longer read then
-        there.unlink(missing_ok=True)
     why = render_invalid(invalid)
     left_out = f"baseline of '{first.case.id}': written without {why}" if why else ""
     return RecordedBaseline(path=path, old=old, new=baseline, left_out=left_out)
@@ -157,11 +148,8 @@ def _speeds_of(
     if len(measurements) == 1:
         if measurements[0].acceptance is not None:
             return ()
-        message = (
-            f"baseline of '{measurements[0].case.id}': not written, one launch tells no speed, and"
-            " there is no acceptance; leave out --specreg-launches"
-        )
-        raise BaselineError(message)
+        why = "one launch tells no speed, and there is no acceptance; leave out --specreg-launches"
+        raise _refusal(measurements[0].case, why)
     rows = [
         {
             name: value
@@ -195,11 +183,8 @@ def _check_real(measurements: Sequence[Measurement], store: BaselineStore) -> No
     names = [one.name for one in _devices_of(measurements)]
     for name in (*store.environment.gpus, *names):
         if name.startswith(SCRIPTED):
-            message = (
-                f"baseline of '{measurements[0].case.id}': not written, '{name}' is a device that"
-                " a test made up; measure on a real one"
-            )
-            raise BaselineError(message)
+            why = f"'{name}' is a device that a test made up; measure on a real one"
+            raise _refusal(measurements[0].case, why)
 
 
 def _devices_of(measurements: Sequence[Measurement]) -> tuple[RecordedDevice, ...]:
@@ -232,11 +217,9 @@ def _check_acceptance_agrees(measurements: Sequence[Measurement]) -> None:
     for other in records[1:]:
         first, second = _lengths(records[0], other)
         if abs(first - second) > _SAME_AL_FRAC * min(first, second):
-            message = (
-                f"baseline of '{measurements[0].case.id}': not written, its launches disagree on"
-                f" the acceptance length ({first:.4f}, {second:.4f}); find out why first"
-            )
-            raise BaselineError(message)
+            both = f"({first:.4f}, {second:.4f})"
+            why = f"its launches disagree on the acceptance length {both}; find out why first"
+            raise _refusal(measurements[0].case, why)
 
 
 def _lengths(first: AcceptanceRecord, second: AcceptanceRecord) -> tuple[float, float]:
@@ -256,22 +239,22 @@ def _lengths(first: AcceptanceRecord, second: AcceptanceRecord) -> tuple[float, 
 
 def _check_speeds_agree(case: Case, launches: Sequence[Mapping[str, float]]) -> None:
     """The launches lie no further apart than what is still fine: else they couldn't keep it."""
-    refusal = f"baseline of '{case.id}': not written"
     for metric in (metric for metric in METRICS.values() if metric.by_launch):
         values = [one[metric.name] for one in launches if metric.name in one]
         if min(values, default=1.0) <= 0:
-            message = f"{metric.name} is 0 in a launch; such a baseline could never be missed"
-            raise BaselineError(f"{refusal}, {message}; raise the limits")
+            why = f"{metric.name} is 0 in a launch; such a baseline could never be missed"
+            raise _refusal(case, f"{why}; raise the limits")
         apart_frac = max(values) / min(values) - 1 if values else 0.0
         allowed_frac = metric.allowed_frac(case)
         if apart_frac > allowed_frac:
             shown = ", ".join(f"{value:.4g}" for value in values)
-            message = (
-                f"{refusal}, its launches lie {apart_frac:.1%} apart in {metric.name} ({shown}),"
-                f" tolerated are {allowed_frac:.1%}; quieten the machine, or tolerate more in the"
-                " matrix"
-            )
-            raise BaselineError(message)
+            why = f"its launches lie {apart_frac:.1%} apart in {metric.name} ({shown}), tolerated"
+            advice = "quieten the machine, or tolerate more in the matrix"
+            raise _refusal(case, f"{why} are {allowed_frac:.1%}; {advice}")
+
+
+def _refusal(case: Case, why: str) -> BaselineError:
+    return BaselineError(f"baseline of '{case.id}': not written, {why}")
 
 
 def commit_of(folder: Path) -> str:

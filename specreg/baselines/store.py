@@ -32,11 +32,7 @@ def settings_in(root: Path, case: Case) -> CaseSettings:
 def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSettings:
     """What must be equal for another measurement of a case to be compared with one of this.
 
-    Args:
-        case: what is measured.
-        target: the folder or hub id that is served.
-        prompts: of the dataset, in its order; those of a run by the matrix and of its extension
-            count.
+    Of the dataset's prompts those of a run by the matrix and of its extension count.
     """
     server = case.server
     target_sha256 = model_sha256(target)
@@ -63,12 +59,9 @@ def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSetti
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineStore:
-    """The baselines that apply to one machine; what all cases share is read once.
+    """The baselines in a folder that apply to one machine; what all cases share is read once.
 
-    Attributes:
-        folder: of all baselines.
-        environment: where is measured.
-        options: with which pytest runs the cases that are looked up, the tier among them.
+    `options` are those with which pytest runs the cases that are looked up, the tier among them.
     """
 
     folder: Path
@@ -86,13 +79,8 @@ class BaselineStore:
         return load_published(self.folder)
 
     def path(self, case_id: str) -> Path:
-        """Where a case's baseline is written."""
+        """Where a case's baseline lies."""
         return baseline_path(self.folder, self.environment.name, case_id)
-
-    def found(self, case_id: str) -> Path:
-        """Where a case's baseline lies, `path` where there is none."""
-        paths = (baseline_path(self.folder, name, case_id) for name in self.environment.names)
-        return next((path for path in paths if path.exists()), self.path(case_id))
 
     def look_up(self, case: Case, settings: CaseSettings) -> CaseBaselines:
         """What is known of a case; raises BaselineError where its baseline can't be read."""
@@ -114,20 +102,19 @@ class BaselineStore:
         """The files that say what is expected of the cases: this machine's, else all others'."""
         files: list[Path] = []
         for case_id in case_ids:
-            own = self.found(case_id)
+            own = self.path(case_id)
             files += [own] if own.exists() else sorted(self.folder.glob(f"*/{case_id}.json"))
         return tuple(files)
 
     def unused(self, case_ids: Iterable[str]) -> tuple[Path, ...]:
         """The files of this machine that none of the cases asks for."""
-        return tuple(sorted(set(self._own_files()) - set(map(self.found, case_ids))))
+        return tuple(sorted(set(self._own_files()) - set(map(self.path, case_ids))))
 
     def _own_files(self) -> list[Path]:
-        folders = (self.folder / name for name in self.environment.names)
-        return [path for folder in folders for path in sorted(folder.glob("*.json"))]
+        return sorted((self.folder / self.environment.name).glob("*.json"))
 
     def _exact(self, case: Case) -> Baseline | None:
-        found = load_baseline(self.found(case.id))
+        found = load_baseline(self.path(case.id))
         return found if found is not None and found.environment == self.environment else None
 
     def _nearest(self, case: Case, settings: CaseSettings) -> Baseline | None:

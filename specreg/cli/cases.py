@@ -21,7 +21,6 @@ from specreg.cli.options import (
 )
 from specreg.core.commands import specreg_command
 from specreg.matrix.case import Tier
-from specreg.matrix.schema import render_schema
 from specreg.matrix.tier import tier_names
 from specreg.measurement.metrics import check_allowed
 from specreg.report.tables import NOTHING, render_rows
@@ -46,15 +45,8 @@ def matrix(
     root: RootOption = HERE,
     folder: FolderOption = BASELINES,
     files: MatrixOption = MATRIX,
-    *,
-    schema: Annotated[
-        bool, typer.Option("--schema", help="print the JSON Schema of a tier's file instead")
-    ] = False,
 ) -> None:
     """Print a tier's cases, what each needs, and about how long it takes."""
-    if schema:
-        typer.echo(render_schema(), nl=False)
-        return
     found = fitting_tier_of(root / files, tier)
     for case in found.cases:
         check_allowed(case, found.places[case.id])

@@ -5,10 +5,9 @@ A setting of a server is declared in `engines/settings.py`, one of its requests 
 case and, of those that must be equal to be compared, a setting of its baseline.
 """
 
-import json
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -50,8 +49,8 @@ class Width(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
-    """How the requests of a load are spread over time.
+class Load:
+    """How many requests come, and when.
 
     Attributes:
         burstiness: the shape of gamma's gaps: their coefficient of variation is its -1/2th power;
@@ -59,24 +58,15 @@ class Pace:
         ramp_up_s: a round begins this gently: a closed loop's requests start one after another
             over this time; a rate rises from 0 linearly.
         duration_s: a round sends its prompts again and again for this long; None sends each once.
-    """
-
-    burstiness: _AboveZero = 1.0
-    ramp_up_s: _NotNegative = 0.0
-    duration_s: _AboveZero | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load(Pace):
-    """How many requests come, and when.
-
-    Attributes:
         arrivals: closed loop, or how the gaps between requests are spread.
         concurrency: requests in flight in a closed loop; 0 for the others.
         requests_per_s: the mean rate of the others; 0 in a closed loop.
         seed: of the gaps. Every round of a case has the same.
     """
 
+    burstiness: _AboveZero = 1.0
+    ramp_up_s: _NotNegative = 0.0
+    duration_s: _AboveZero | None = None
     arrivals: Arrivals = Arrivals.CLOSED
     concurrency: int = 0
     requests_per_s: float = 0.0
@@ -113,7 +103,6 @@ class RequestSettings:
         form: whether prompts go through the model's chat template.
         chat_template_args: arguments of that template, as pairs.
         ignore_eos: whether every reply goes on to the cap.
-        stream: whether replies come as they are made, not at once.
     """
 
     output_cap_tokens: Positive
@@ -123,7 +112,6 @@ class RequestSettings:
     form: Form = Form.CHAT
     chat_template_args: tuple[tuple[str, object], ...] = ()
     ignore_eos: bool = False
-    stream: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +166,7 @@ class CaseSettings(ServerSettings, RequestSettings, Load):
     num_prompts: int | None = None
 
 
-class ModelsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ModelsTable(msgspec.Struct, frozen=True, kw_only=True):
     """`[models.NAME]`: a target and its drafts.
 
     Attributes:
@@ -204,7 +192,7 @@ class ModelsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CasesTable(LaunchSettings, Workload, Pace):
+class CasesTable(LaunchSettings, Workload, Load):
     """`[[cases]]`: one case for each of `methods` × `draft_tokens` × the loads.
 
     The loads are `concurrency` or `requests_per_s`. Of several `models` a machine runs the first
@@ -217,9 +205,9 @@ class CasesTable(LaunchSettings, Workload, Pace):
     draft_tokens: DraftTokens | Annotated[list[DraftTokens], msgspec.Meta(min_length=1)] = (
         USUAL_DRAFT_TOKENS
     )
-    concurrency: tuple[Positive, ...] = ()
-    requests_per_s: tuple[_AboveZero, ...] = ()
-    arrivals: Arrivals | None = None
+    concurrency: tuple[Positive, ...] = ()  # type: ignore[assignment]
+    requests_per_s: tuple[_AboveZero, ...] = ()  # type: ignore[assignment]
+    arrivals: Arrivals | None = None  # type: ignore[assignment]
     ttft_limit_ms: _AboveZero | None = None
     tpot_limit_ms: _AboveZero | None = None
     power_s: _NotNegative | None = None
@@ -239,8 +227,8 @@ class CasesTable(LaunchSettings, Workload, Pace):
         return tuple(self.models) if isinstance(self.models, list) else (self.models,)
 
 
-class TierFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A whole matrix file.
+class TierFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole matrix file, its tables not yet decoded.
 
     Attributes:
         needs_gpus: how many GPUs a machine must have for the tier to run at all, 0 for none.
@@ -249,19 +237,11 @@ class TierFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     needs_gpus: Annotated[int, msgspec.Meta(ge=0)]
-    models: dict[str, ModelsTable] = {}
-    cases: list[CasesTable]
+    models: dict[str, Any] = {}
+    cases: list[Any]
 
 
-class PairsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PairsFile(msgspec.Struct, frozen=True, kw_only=True):
     """The file of the pairs that all tiers share."""
 
-    models: dict[str, ModelsTable]
-
-
-def render_schema() -> str:
-    """The JSON Schema of a matrix file; `fixtures/matrix/schema.json` holds it for editors."""
-    any_value = {"description": "what a chat template takes"}
-    schema = msgspec.json.schema(TierFile, schema_hook=lambda _: any_value)
-    schema["$defs"]["CasesTable"]["additionalProperties"] = False
-    return json.dumps(schema, indent=1, sort_keys=True) + "\n"
+    models: dict[str, Any]

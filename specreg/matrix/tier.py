@@ -1,20 +1,21 @@
 """Load a tier: the cases of a matrix file."""
 
+import contextlib
 import dataclasses
 import itertools
 import math
 import tomllib
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from specreg.core.errors import MatrixError, UnknownNameError
+from specreg.core.errors import MatrixError, SpecregError, UnknownNameError
 from specreg.datasets.prompts import REPLIES
 from specreg.datasets.table import dataset_named
-from specreg.engines.methods import METHODS
+from specreg.engines.methods import METHODS, Tree
 from specreg.engines.registry import engine_named
 from specreg.engines.settings import LaunchSettings, taken
 from specreg.matrix.case import Case, ServerSpec, Sizes, Tier
@@ -24,7 +25,6 @@ from specreg.matrix.schema import (
     Limits,
     Load,
     ModelsTable,
-    Pace,
     PairsFile,
     TierFile,
     Workload,
@@ -36,11 +36,11 @@ _MOST_BESIDE_FRAC = 0.5
 """Of a GPU's memory, what a server may take beside which another stands."""
 _POWER_S = 30.0
 _ADVICE = "docs/matrix.md shows the tables and keys"
+_CLOSED_LOOP = {"arrivals": Arrivals.CLOSED, "concurrency": 0, "requests_per_s": 0.0}
 _TableT = TypeVar("_TableT")
-_FileT = TypeVar("_FileT", TierFile, PairsFile)
 
-Pairs = Mapping[str, tuple[ModelsTable, str]]
-"""Model pairs by name, each with where its table stands."""
+Pairs = Mapping[str, ModelsTable]
+"""Model pairs by name."""
 
 
 def load_tier(folder: Path, name: str) -> Tier:
@@ -57,21 +57,22 @@ def load_tier(folder: Path, name: str) -> Tier:
     path = folder / f"{name}.toml"
     if not path.is_file():
         raise UnknownNameError("tier", name, tier_names(folder))
-    head, own_pairs, tables = _load_file(path, TierFile)
-    shared = folder.parent / PAIRS
-    pairs = {**(_load_file(shared, PairsFile)[1] if shared.exists() else {}), **own_pairs}
-    for pair, place in pairs.values():
-        _check_pair(pair, place)
+    head = _load_file(path, TierFile)
+    pairs, shared = _pairs_of(path, head.models), folder.parent / PAIRS
+    if shared.exists():
+        pairs = {**_pairs_of(shared, _load_file(shared, PairsFile).models), **pairs}
     on_gpu = head.needs_gpus > 0
     choices: dict[str, tuple[str, ...]] = {}
     places: dict[str, str] = {}
     found: list[Case] = []
-    for table, place in tables:
-        for models in table.each_models:
-            for case in _cases_of(table, models, pairs, place, on_gpu=on_gpu):
+    for number, one in enumerate(head.cases, 1):
+        place = f"{_file(path)}, [[cases]] no. {number}"
+        with _within(place):
+            table = _convert(one, CasesTable)
+            for case in _cases_of(table, pairs, on_gpu=on_gpu):
                 if case.id in places:
-                    message = f"{place}: two cases are called '{case.id}'"
-                    raise MatrixError(f"{message}, the other is of {places[case.id]}; remove one")
+                    also = f"the other is of {places[case.id]}; remove one"
+                    raise MatrixError(f"two cases are called '{case.id}', {also}")
                 places[case.id] = place
                 found.append(case)
                 if len(table.each_models) > 1:
@@ -87,42 +88,51 @@ def load_tier(folder: Path, name: str) -> Tier:
     return Tier(name=name, needs_gpus=head.needs_gpus, cases=cases, places=places, choices=choices)
 
 
-def _load_file(
-    path: Path, kind: type[_FileT]
-) -> tuple[_FileT, Pairs, Sequence[tuple[CasesTable, str]]]:
-    """What a file says, its pairs and its tables of cases; each table with where it stands."""
-    file = f"matrix file '{path}'"
+def _file(path: Path) -> str:
+    return f"matrix file '{path}'"
+
+
+@contextlib.contextmanager
+def _within(place: str) -> Iterator[None]:
+    """Has an error begin with where it is."""
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # TOML's own errors, and Python's of a number
-        raise MatrixError(f"{file}: no TOML, {error}; {_ADVICE}") from error
-    except OSError as error:
-        raise MatrixError(f"{file}: {error.strerror}; mend its rights") from error
-    pairs, cases = {}, []
-    # Table by table, so that an error can say of which. What is no table is left to the whole.
-    if isinstance(raw.get("models"), dict):
-        for name, table in raw["models"].items():
-            place = f"{file}, [models.{name}]"
-            pairs[name] = (_convert(table, ModelsTable, place), place)
-        raw["models"] = {}
-    if isinstance(raw.get("cases"), list):
-        for number, table in enumerate(raw["cases"], 1):
-            place = f"{file}, [[cases]] no. {number}"
-            cases.append((_convert(table, CasesTable, place), place))
-        raw["cases"] = []
-    return _convert(raw, kind, file), pairs, cases
+        yield
+    except SpecregError as error:
+        error.args = (f"{place}: {error}",)
+        raise
 
 
-def _convert(raw: object, kind: type[_TableT], place: str) -> _TableT:
+def _load_file(path: Path, kind: type[_TableT]) -> _TableT:
+    with _within(_file(path)):
+        try:
+            return _convert(tomllib.loads(path.read_text(encoding="utf-8")), kind)
+        except (OSError, ValueError, RecursionError) as error:  # of TOML, and of a long number
+            raise MatrixError(f"can't be read, {error}; {_ADVICE}") from error
+
+
+def _pairs_of(path: Path, tables: Mapping[str, object]) -> Pairs:
+    """The model pairs of a file, checked."""
+    pairs = {}
+    for name, table in tables.items():
+        with _within(f"{_file(path)}, [models.{name}]"):
+            pairs[name] = _convert(table, ModelsTable)
+            _check_pair(pairs[name])
+    return pairs
+
+
+def _check_name(kind: str, name: str, known: Iterable[str]) -> None:
+    if name not in known:
+        raise UnknownNameError(kind, name, known)
+
+
+def _convert(raw: object, kind: type[_TableT]) -> _TableT:
     known = typing.get_type_hints(kind)
-    for name in raw if isinstance(raw, dict) else ():  # msgspec refuses none of a dataclass
-        if name not in known:
-            raise UnknownNameError("key", name, known, place)
+    for name in raw if isinstance(raw, dict) else ():
+        _check_name("key", name, known)
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
-        said = str(error).replace("`$.", "`")
-        raise MatrixError(f"{place}: {said}; {_ADVICE}") from error
+        raise MatrixError(f"{str(error).replace('`$.', '`')}; {_ADVICE}") from error
 
 
 def tier_names(folder: Path) -> tuple[str, ...]:
@@ -156,47 +166,38 @@ def all_case_ids(folder: Path) -> frozenset[str]:
     return frozenset(case.id for tier in tiers for case in tier.cases)
 
 
-def _check_pair(pair: ModelsTable, place: str) -> None:
+def _check_pair(pair: ModelsTable) -> None:
     """Check that the drafts are of methods that take one, and a size is of a draft."""
     if pair.widen and pair.padding_layers:
-        message = (
-            f"{place}: padding_layers = {pair.padding_layers} with"
-            f' widen = "{pair.widen}", which says how many layers there are; leave one of them out'
-        )
-        raise MatrixError(message)
+        raise MatrixError("padding_layers with widen, which says how many; leave one of them out")
     takers = [name for name, method in METHODS.items() if method.needs_draft]
     for name in pair.drafts:
-        if name not in takers:
-            raise UnknownNameError("method that takes a draft", name, takers, place)
+        _check_name("method that takes a draft", name, takers)
     for name in pair.drafts_gib:
-        if name not in pair.drafts:
-            raise UnknownNameError("draft", name, pair.drafts, place)
+        _check_name("draft", name, pair.drafts)
 
 
-def _cases_of(
-    table: CasesTable, models: str, pairs: Pairs, place: str, *, on_gpu: bool
-) -> Iterator[Case]:
-    if models not in pairs:
-        raise UnknownNameError("model pair", models, pairs, place)
-    dataset_named(table.dataset, place)
-    if table.history_reply not in REPLIES:
-        raise UnknownNameError("history_reply", table.history_reply, REPLIES, place)
+def _cases_of(table: CasesTable, pairs: Pairs, *, on_gpu: bool) -> Iterator[Case]:
+    dataset_named(table.dataset)
+    _check_name("history_reply", table.history_reply, REPLIES)
     for wrong in _contradictions(table):
-        raise MatrixError(f"{place}: {wrong}")
+        raise MatrixError(wrong)
     power_s = (_POWER_S if on_gpu else 0.0) if table.power_s is None else table.power_s
-    servers = dict.fromkeys(
-        _server_of(table, method, draft_tokens, models, pairs[models][0], place)
-        for method, draft_tokens in itertools.product(table.methods, table.each_draft_tokens)
-    )
-    for server, load in itertools.product(servers, _loads_of(table)):
-        yield Case(
-            **_taken(Workload, table),
-            server=server,
-            control=None,
-            load=load,
-            limits=Limits(ttft_ms=table.ttft_limit_ms, tpot_ms=table.tpot_limit_ms),
-            power_s=power_s,
+    for models in table.each_models:
+        _check_name("model pair", models, pairs)
+        servers = dict.fromkeys(
+            _server_of(table, method, draft_tokens, models, pairs[models])
+            for method, draft_tokens in itertools.product(table.methods, table.each_draft_tokens)
         )
+        for server, load in itertools.product(servers, _loads_of(table)):
+            yield Case(
+                **_taken(Workload, table),
+                server=server,
+                control=None,
+                load=load,
+                limits=Limits(ttft_ms=table.ttft_limit_ms, tpot_ms=table.tpot_limit_ms),
+                power_s=power_s,
+            )
 
 
 def _contradictions(table: CasesTable) -> Iterator[str]:
@@ -211,10 +212,8 @@ def _contradictions(table: CasesTable) -> Iterator[str]:
         )
     most = max(table.concurrency, default=0)
     if most > table.max_sequences:
-        yield (
-            f"concurrency = {table.concurrency} with max_sequences = {table.max_sequences}; the"
-            " server must take on all that are in flight"
-        )
+        took = f"concurrency = {most} with max_sequences = {table.max_sequences}"
+        yield f"{took}; the server must take on all that are in flight"
     if table.burstiness != 1.0 and table.arrivals is not Arrivals.GAMMA:
         yield 'burstiness is of gamma alone; set arrivals = "gamma" or leave it out'
     dealt = f"prompts = {table.prompts} in rounds = {table.rounds}"
@@ -224,10 +223,8 @@ def _contradictions(table: CasesTable) -> Iterator[str]:
     last = table.prompts - size * ((table.prompts - 1) // size)
     # The last round would be measured as a load that it isn't.
     if table.speed and table.duration_s is None and last < most:
-        yield (
-            f"{dealt}, the last of which has {last}, with concurrency = {table.concurrency};"
-            f" needed {most}, one for each in flight: raise prompts, or lower rounds or concurrency"
-        )
+        least = f"the last of which has {last}, with concurrency = {most}"
+        yield f"{dealt}, {least}, one for each in flight: raise prompts, or lower one of the others"
     if why := table.parallel.why_not():
         yield why
 
@@ -242,32 +239,34 @@ def _taken(kind: type[object], table: CasesTable) -> dict[str, Any]:
 
 def _loads_of(table: CasesTable) -> tuple[Load, ...]:
     """One load for each concurrency, or for each rate."""
-    arrivals = Arrivals.CLOSED if table.concurrency else table.arrivals or Arrivals.POISSON
-    load = Load(**taken(Pace, table), arrivals=arrivals)
+    by_rate = table.arrivals or Arrivals.POISSON
+    load = Load(**taken(Load, table) | _CLOSED_LOOP)
     return (
         *(dataclasses.replace(load, concurrency=requests) for requests in table.concurrency),
-        *(dataclasses.replace(load, requests_per_s=rate) for rate in table.requests_per_s),
+        *(
+            dataclasses.replace(load, arrivals=by_rate, requests_per_s=rate)
+            for rate in table.requests_per_s
+        ),
     )
 
 
 def _server_of(
-    table: CasesTable, method: str, draft_tokens: int, models: str, pair: ModelsTable, place: str
+    table: CasesTable, method: str, draft_tokens: int, models: str, pair: ModelsTable
 ) -> ServerSpec:
-    if method not in METHODS:
-        raise UnknownNameError("method", method, METHODS, place)
+    _check_name("method", method, METHODS)
     takes_draft = METHODS[method].needs_draft
-    if takes_draft and method not in pair.drafts:
-        noun = f"draft in [models.{models}] for method"
-        raise UnknownNameError(noun, method, pair.drafts, place)
-    engine_named(table.engine, place).spelling_of(method, place)
+    if takes_draft:
+        _check_name(f"draft in [models.{models}] for method", method, pair.drafts)
+    engine_named(table.engine).spelling_of(method)
     if method != "none":
-        _check_tree(table, method, draft_tokens, place)
+        _check_tree(table.tree, method, draft_tokens)
     sizes = None
     if pair.target_gib is not None:
         draft_gib = pair.drafts_gib.get(method) if takes_draft else 0.0
         sizes = Sizes(target_gib=pair.target_gib, draft_gib=draft_gib, token_kib=pair.token_kib)
+    parallel = table.parallel if takes_draft else table.parallel.without_draft
     spec = ServerSpec(
-        **_taken(LaunchSettings, table),
+        **_taken(LaunchSettings, table) | {"parallel": parallel},
         engine=table.engine,
         method=method,
         models=models,
@@ -278,11 +277,7 @@ def _server_of(
         draft_tokens=draft_tokens,
         sizes=sizes,
     )
-    if method == "none":
-        return _without_speculation(spec)
-    if takes_draft:
-        return spec
-    return dataclasses.replace(spec, parallel=spec.parallel.without_draft)
+    return _without_speculation(spec) if method == "none" else spec
 
 
 def _without_speculation(spec: ServerSpec) -> ServerSpec:
@@ -298,22 +293,21 @@ def _without_speculation(spec: ServerSpec) -> ServerSpec:
     )
 
 
-def _check_tree(table: CasesTable, method: str, depth: int, place: str) -> None:
+def _check_tree(tree: Tree | None, method: str, depth: int) -> None:
     """Check that a method that drafts trees has one that there can be, and another has none."""
-    tree = table.tree
     if METHODS[method].drafts_trees != (tree is not None):
         trees = ", ".join(name for name, one in METHODS.items() if one.drafts_trees)
         message = (
-            f"{place}: method '{method}' with {f'tree = {tree}' if tree else 'no tree'};"
-            f" needed tree = {{ branches = 2, drafted_tokens = 6 }} for {trees}, and none for"
-            " others: give them a table each"
+            f"method '{method}' with {f'tree = {tree}' if tree else 'no tree'}; needed tree ="
+            f" {{ branches = 2, drafted_tokens = 6 }} for {trees}, and none for others: give them a"
+            " table each"
         )
         raise MatrixError(message)
     if tree is not None and not depth <= tree.drafted_tokens <= tree.most_tokens(depth):
         message = (
-            f"{place}: tree.drafted_tokens = {tree.drafted_tokens} with"
-            f" draft_tokens = {depth} and tree.branches = {tree.branches}; needed {depth} to"
-            f" {tree.most_tokens(depth)}: the deepest branch alone, to all there is to choose from"
+            f"tree.drafted_tokens = {tree.drafted_tokens} with draft_tokens = {depth} and"
+            f" tree.branches = {tree.branches}; needed {depth} to {tree.most_tokens(depth)}: the"
+            " deepest branch alone, to all there is to choose from"
         )
         raise MatrixError(message)
 

@@ -16,7 +16,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -44,7 +44,6 @@ _WEIGHTS = "model.safetensors"
 _RECIPE = 1
 """What is written; another number makes all widened models anew."""
 _TARGET = "target"
-_GIB = 2**30
 _NOISE_NUMBERS, _NOISE_SIGMA = 2**24, 0.02
 """Of the random weights: so many, over and over; and how far they lie from 0."""
 _FIRST_LAYER = "model.layers.0."
@@ -120,31 +119,12 @@ def widen_models(root: Path, spec: ServerSpec, *, show: Callable[[str], None]) -
     """Make a server's widened models where the cache hasn't got them.
 
     Raises:
-        ModelError: see `served_models`; or the disk has no room.
+        ModelError: see `served_models`; or the disk is full.
     """
-    check_room(root, [spec])
     for one in _widened(root, spec):
         if not one.folder.is_dir():
             show(f"widening {one.source.name} to {spec.widen}, once")
         _make_folder(one.folder, one.write)
-
-
-def check_room(root: Path, specs: Iterable[ServerSpec]) -> None:
-    """Check that the cache has room for the widened models that servers need and it lacks.
-
-    Raises:
-        ModelError: it hasn't; or see `served_models`.
-    """
-    found = {one.folder: one.size_gib for spec in specs for one in _widened(root, spec)}
-    needed_gib = sum(size_gib for folder, size_gib in found.items() if not folder.is_dir())
-    place = next(path for path in (models_dir(), *models_dir().parents) if path.exists())
-    free_gib = shutil.disk_usage(place).free / _GIB
-    if free_gib < needed_gib:
-        message = (
-            f"widened models: {free_gib:.1f} GiB are free in '{place}', needed {needed_gib:.1f};"
-            " make room, name another cache with SPECREG_CACHE, or choose a pair of a smaller width"
-        )
-        raise ModelError(message)
 
 
 def write_padded_model(source: Path, target: Path, layers: int) -> None:
@@ -363,12 +343,11 @@ def _projection(kind: str, rows: _Axis, columns: _Axis, narrow: Bits | None) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Widened:
-    """A model of the cache, made or yet to be: of which folder, in what shape, and its size."""
+    """A model of the cache, made or yet to be: of which folder, and in what shape."""
 
     source: Path
     shape: Shape
     folder: Path
-    size_gib: float
 
     def write(self, folder: Path) -> None:
         """Write it: a file for each layer, so that no more than one is in memory.
@@ -444,11 +423,9 @@ def _widened(root: Path, spec: ServerSpec) -> Iterator[_Widened]:
     """The target of a server whose models are widened, and its draft if it has one."""
     if spec.widen is None:
         return
-    shapes, sizes = SHAPES[spec.widen], spec.sizes
-    models = [(_TARGET, spec.target, sizes.target_gib if sizes else None)]
-    if spec.draft:
-        models.append((spec.method, spec.draft, sizes.draft_gib if sizes else None))
-    for role, reference, size_gib in models:
+    shapes = SHAPES[spec.widen]
+    models = {_TARGET: spec.target, **({spec.method: spec.draft} if spec.draft else {})}
+    for role, reference in models.items():
         shape, source = shapes.get(role), Path(resolve_model(root, reference))
         if shape is None or not source.is_dir():
             drafting = " or ".join(sorted(shapes.keys() - {_TARGET}))
@@ -459,7 +436,7 @@ def _widened(root: Path, spec: ServerSpec) -> Iterator[_Widened]:
             raise ModelError(message)
         made_of = _content_sha256(source, shape, _RECIPE)
         folder = models_dir() / f"{source.name}-wide-{spec.widen}-{made_of}"
-        yield _Widened(source=source, shape=shape, folder=folder, size_gib=size_gib or 0.0)
+        yield _Widened(source=source, shape=shape, folder=folder)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from rich.text import Text
 from specreg.baselines.comparison import change_of_baseline, expected_value, spreads_of
 from specreg.baselines.record import RecordedBaseline, commit_of
 from specreg.baselines.schema import Baseline
-from specreg.core.commands import is_attached, record_command, run_command, specreg_command
+from specreg.core.commands import is_attached, record_command, run_command
 from specreg.measurement.metrics import METRICS, better_frac
 from specreg.report.document import Report
 from specreg.report.summary import STYLES, answers_of, notes_of, render_answers, title_of, tone_of
@@ -184,9 +184,8 @@ def render_written(
     folder = paths[0].parent.parent
     then = [run_command(() if set(ids) == everything else ids, options)]
     if commit_of(folder):
-        diff = specreg_command("baselines", "diff", "--baselines", str(folder))
-        # All of it: a baseline that lay in a folder of the old form has left that one.
-        then = [diff, *then, shlex.join(("git", "add", str(folder)))]
+        diff, add = (shlex.join(("git", verb, str(folder))) for verb in ("diff", "add"))
+        then = [diff, *then, add]
     return "\n  ".join(("written:", *map(str, paths))) + "\n  ".join(
         ("\nlook at it, run against it, keep it:", *then)
     )

@@ -103,11 +103,7 @@ def change_of_launches(
     Its error is √(s_w² (1/k + 1/n) + 2 s_b²), with k launches of ours and n of theirs; run and
     baseline each carry one draw of what differs from hour to hour.
 
-    Args:
-        ours: the run's values, one or more launches', above 0.
-        theirs: the baseline's.
-        spread: of launches of that kind of machine.
-        sign: 1 where more is better, -1 where less is.
+    All values are above 0; `sign` is 1 where more is better, -1 where less is.
     """
     ours_log, theirs_log = (math.fsum(map(math.log, one)) / len(one) for one in (ours, theirs))
     within = spread.within_frac**2 * (1 / len(ours) + 1 / len(theirs))
@@ -147,10 +143,8 @@ def change_of_blocks(values: Sequence[float], hours: Sequence[float], scale: flo
     They are cut into eight parts; the change from the mean of the first to that of the last is the
     sum of seven moves, and their spread is its error, which noise and single jumps only widen.
 
-    Args:
-        values: of the blocks, `BLOCK_PARTS` at least, in order.
-        hours: when each was measured.
-        scale: what makes a difference of values a relative change, better being positive.
+    `values` are of the blocks, `BLOCK_PARTS` at least, in order; `scale` makes a difference of them
+    a relative change, better being positive.
     """
     means, times = part_means(values), part_means(hours)
     moves, span_h = np.diff(means) * scale, float(times[-1] - times[0])

@@ -27,11 +27,8 @@ def chance_of_alike(
     so that what every prompt shows a little shows in all of them. Its chance is that of shuffling
     which draw came from which server, prompt by prompt, so that rare beginnings need no pooling.
 
-    Args:
-        drawn: by prompt, with speculation and without it; each has one draw at least.
-        tokens: how many of their first tokens count.
-        seed: of the shuffles.
-        shuffles: how many, one at least; no chance is less than 1 in one more than these.
+    `drawn` is by prompt, with speculation and without it, one draw at least of each, of which so
+    many first tokens count. No chance is less than 1 in one more than the shuffles.
     """
     random = np.random.default_rng(seed)
     found, shuffled = 0.0, np.zeros(shuffles)

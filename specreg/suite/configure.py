@@ -14,7 +14,6 @@ from specreg.datasets.hub import is_offline
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import why_no_models
 from specreg.matrix.tier import load_tier, with_prompts
-from specreg.matrix.widening import check_room
 from specreg.measurement.journal import Journal, last_run, load_checks, load_journal
 from specreg.measurement.metrics import METRICS, check_allowed
 from specreg.report.progress import Progress
@@ -233,4 +232,3 @@ def check_cases(suite: Suite, cases: Collection[Case]) -> None:
         check_attached(cases, suite.provision.url, root=suite.root)
         return
     suite.provision.check(cases)
-    check_room(suite.root, dict.fromkeys(case.server for case in cases))

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from rich.style import Style
 
-from specreg.baselines.schema import baseline_files, baseline_path, read_baselines
+from specreg.baselines.schema import baseline_files, read_baselines
 from specreg.core.commands import install_command, record_command
 from specreg.core.errors import ModelError, SensorError, SpecregError, UnsupportedError
 from specreg.core.files import cache_dir
@@ -342,9 +342,7 @@ def _examine_baselines(suite: Suite) -> Iterator[Finding]:
     """Whether what was recorded can be read, and is of the cases that run."""
     here, folder, cases = suite.environment, suite.store.folder, _running(suite)
     yield from (_of_error("baselines", one) for one in read_baselines(baseline_files(folder))[1])
-    known = sum(
-        any(baseline_path(folder, name, case.id).exists() for name in here.names) for case in cases
-    )
+    known = sum(suite.store.path(case.id).exists() for case in cases)
     says = f"{known} of {len(cases)} case(s) have one in '{here.name}' to compare with"
     if known == len(cases):
         yield Finding("baselines", says)

@@ -81,32 +81,15 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         Memory is in GiB, as vendors name their cards.
         """
         if self.kind == "gpu":
-            names = re.sub(r"\bnvidia-", "", self._gpu_names)
+            gpus = "-".join(_slug(name) for name in dict.fromkeys(self.gpus))
+            names = re.sub(r"\bnvidia-", "", gpus)
+            limit = f"-{self.power_limit_w:.0f}w" if self.power_limit_w else ""
             memory_gib = round(self.gpu_memory_gb * _BYTES_PER_GB / _BYTES_PER_GIB)
             memory = "" if re.search(r"\dgb\b", names) else f"-{memory_gib}gb"
-            return f"{names}{memory}{self._limit}-x{len(self.gpus)}"
+            return f"{names}{memory}{limit}-x{len(self.gpus)}"
         if self.kind == "unknown":
             return self.kind
         return f"cpu-{_slug(self.cpu)}-{self.instruction_set}-{self.cores}c"
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The folders that baselines of this machine may lie in, the one to write to first.
-
-        Until 0.1 a GPU's was called `gpu-nvidia-h100-80gb-hbm3-86gb-x1`.
-        """
-        if self.kind != "gpu":
-            return (self.name,)
-        memory = f"{self.gpu_memory_gb}gb{self._limit}"
-        return (self.name, f"gpu-{self._gpu_names}-{memory}-x{len(self.gpus)}")
-
-    @property
-    def _gpu_names(self) -> str:
-        return "-".join(_slug(name) for name in dict.fromkeys(self.gpus))
-
-    @property
-    def _limit(self) -> str:
-        return f"-{self.power_limit_w:.0f}w" if self.power_limit_w else ""
 
 
 UNKNOWN_ENVIRONMENT = Environment(kind="unknown")
@@ -139,11 +122,6 @@ class Gpus:
     def driver_version(self) -> str:
         """Of all; empty without one."""
         return self.devices[0].driver_version if self.devices else ""
-
-    @property
-    def bandwidth_gib_per_s(self) -> float:
-        """How fast the first one reads its memory; 0 where its driver doesn't say."""
-        return self.devices[0].bandwidth_gib_per_s if self.devices else 0.0
 
 
 def current_environment(*, needs_gpus: int) -> Environment:

@@ -18,10 +18,6 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _ORDER = "CUDA_DEVICE_ORDER"
 _MW_PER_W = 1000
 _PERCENT = 100
-_HZ_PER_MHZ = 10**6
-_BITS_PER_BYTE = 8
-_TRANSFERS_PER_CLOCK = 2  # double data rate
-_BYTES_PER_GIB = 2**30
 _SLICED = (
     "NVML: MIG is on, and slices of a GPU tell no power of their own; measure on one without MIG"
 )
@@ -123,7 +119,6 @@ class Nvml(Sensor):
             scope=scope,
             limit_w=0.0 if limit_w is None or limit_w == own_limit_w else limit_w,
             memory_bytes=0 if memory is None else memory.total,
-            bandwidth_gib_per_s=_bandwidth_gib_per_s(handle),
             driver_version=pynvml.nvmlSystemGetDriverVersion(),
             bus_id=_bus_id(handle),
             why_not=why_not,
@@ -236,14 +231,6 @@ def _watts(question: Callable[..., int], handle: object) -> float | None:
     """Return what NVML answers in mW."""
     answer_mw = _ask(question, handle)
     return None if answer_mw is None else answer_mw / _MW_PER_W
-
-
-def _bandwidth_gib_per_s(handle: object) -> float:
-    """Return transfers per second × the width of the bus; 0 where the driver doesn't say."""
-    clock_mhz = _ask(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_MEM)
-    width_bits = _ask(pynvml.nvmlDeviceGetMemoryBusWidth, handle)
-    bits_per_s = _TRANSFERS_PER_CLOCK * (clock_mhz or 0) * _HZ_PER_MHZ * (width_bits or 0)
-    return bits_per_s / _BITS_PER_BYTE / _BYTES_PER_GIB
 
 
 def _power(handle: object, scope: Scope) -> tuple[int | None, int | None]:

@@ -28,7 +28,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
         number: in the driver's order, from 0.
         scope: of its power.
         limit_w: a power limit that isn't the vendor's.
-        memory_bytes: all of its memory; bandwidth_gib_per_s: by its clock and the bus's width.
+        memory_bytes: all of its memory.
         bus_id: as Linux writes it, 0000:1b:00.0.
         why_not: why its power can't be read, empty where it can.
     """
@@ -40,7 +40,6 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     scope: Scope
     limit_w: float = 0.0
     memory_bytes: int = 0
-    bandwidth_gib_per_s: float = 0.0
     driver_version: str = ""
     bus_id: str = ""
     why_not: str = ""

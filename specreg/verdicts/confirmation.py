@@ -58,13 +58,9 @@ class Confirmation:
         self.verdicts.append(verdict)
 
     def judge(self, metric: Metric, launches: Sequence[Measurement]) -> None:
-        """Judge a metric of a case's launches.
+        """Judge a metric of a case's launches; acceptance by the last, a speed by all.
 
         What looks worse, and a speed that these launches can't tell, waits for `confirm`.
-
-        Args:
-            metric: what to judge.
-            launches: of one case; acceptance is judged by the last, a speed by all.
         """
         verdict = self._look(metric, launches, Look.LAUNCH)
         if verdict.outcome is Outcome.REGRESSED or _is_undecided(metric, verdict):
@@ -90,11 +86,8 @@ class Confirmation:
     def conclude(self, hosts: Mapping[str, str] = MappingProxyType({})) -> None:
         """Look at all verdicts of the run together, which never makes a red one green.
 
-        What still waits, the run being cut short, is INCONCLUSIVE.
-
-        Args:
-            hosts: by case's id the machine that measured it, where there were several: each is
-                blamed for its own cases alone.
+        What still waits, the run being cut short, is INCONCLUSIVE. `hosts` says by case's id the
+        machine that measured it, where there were several: each is blamed for its own cases alone.
         """
         for one in self._waiting:
             self._leave_open(one, "the run ended before another")
@@ -177,13 +170,8 @@ def enough_for(
 ) -> Enough:
     """Enough is what decides all of some acceptance metrics, or shows a loss in the first early.
 
-    Few prompts may show a loss; that there is none takes all of them.
-
-    Args:
-        case: what is measured.
-        metrics: of acceptance, one at least.
-        known: what the baselines know of the case.
-        may_stop_early: whether nothing else is judged that takes all prompts.
+    Few prompts may show a loss; that there is none takes all of them. `metrics` are of acceptance,
+    one at least; `may_stop_early` says that nothing else is judged that takes all prompts.
     """
 
     def enough(acceptance: AcceptanceRecord | None, look: Look) -> bool:

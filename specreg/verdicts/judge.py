@@ -121,13 +121,7 @@ def first_look(metric: Metric) -> Look:
 
 
 def judge(metric: Metric, comparison: Comparison, look: Look) -> Verdict:
-    """The verdict on one metric of a case.
-
-    Args:
-        metric: one of METRICS.
-        comparison: the case's launches and what is known of it.
-        look: which one this is; an earlier or later look has less of the level to spend.
-    """
+    """The verdict on one metric of a case, at a look that has its share of the level to spend."""
     measurement, known = comparison.measurement, comparison.known
     verdict = Verdict(
         case_id=measurement.case.id,
@@ -150,7 +144,7 @@ def judge(metric: Metric, comparison: Comparison, look: Look) -> Verdict:
 
 
 def judge_at_looks(metric: Metric, comparison: Comparison) -> Verdict:
-    """The verdict on an acceptance metric at the looks its measurement had.
+    """The verdict on acceptance at the looks its measurement had.
 
     What the prompts of the case decided stays decided, whatever the extension was measured for.
     """

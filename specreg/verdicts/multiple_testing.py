@@ -45,9 +45,6 @@ def hold_together(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
     exceed LEVEL / (m - k + 1), with k from 1, and neither must those before it (Holm 1979). What
     doesn't keep that is INCONCLUSIVE. All of them count, not only those looked at again: greedy
     answers repeat on a fresh launch, and both looks share the baseline.
-
-    Args:
-        verdicts: of the whole run.
     """
     refused: dict[tuple[str, str], int] = {}
     for by_launch in (False, True):
@@ -97,11 +94,8 @@ def blame_machine(
 
     That is the server without speculation that ran beside the case; for a case without one, most of
     the cases. An engine that became slower as a whole looks the same; the speedup and a run of the
-    old engine in the same hour tell.
-
-    Args:
-        verdicts: of the whole run.
-        comparisons: by case and metric, with the launch that the verdict is about.
+    old engine in the same hour tell. `comparisons` are by case and metric, with the launch that the
+    verdict is about.
     """
     verdicts = tuple(verdicts)
     alike = _moved_alike(verdicts)

@@ -18,6 +18,7 @@ from specreg.acceptance.record import (
     Weighting,
 )
 from specreg.acceptance.trace import Chunk, RequestTrace, chunk_sizes
+from specreg.baselines.published import PublishedFigure
 from specreg.baselines.schema import (
     SCHEMA_VERSION,
     Baseline,
@@ -305,14 +306,11 @@ def device(name: str = "NVIDIA H200", **changes: object) -> Device:
     return msgspec.structs.replace(whole, **changes)
 
 
-def gpus(*names: str, memory_gib: float = 0, bandwidth_gib_per_s: float = 0) -> Gpus:
+def gpus(*names: str, memory_gib: float = 0) -> Gpus:
     """What a machine with such GPUs says of them; without names one that has none."""
     memory_bytes = round(memory_gib * 2**30)
     return Gpus(
-        devices=tuple(
-            device(name, memory_bytes=memory_bytes, bandwidth_gib_per_s=bandwidth_gib_per_s)
-            for name in names
-        ),
+        devices=tuple(device(name, memory_bytes=memory_bytes) for name in names),
         why_none="" if names else "NVML: none",
     )
 
@@ -383,3 +381,22 @@ def measure_alone(
     """A measurement of a case on one server."""
     (found,) = measure([Arm(case=case, server=server)], workload_of(case, prompts), plan)
     return found
+
+
+def published(length_tokens: float = 2.0, tolerance_frac: float | None = None) -> PublishedFigure:
+    """A published acceptance length of the case."""
+    return PublishedFigure(
+        schema_version=1,
+        source="https://example.org/paper",
+        conditions="80 prompts",
+        method="draft_model",
+        target="some/target",
+        draft="some/draft",
+        dataset="toy",
+        draft_tokens=3,
+        temperature=0.0,
+        acceptance_length_tokens=length_tokens,
+        acceptance_rate_frac=None,
+        position_frac=(),
+        tolerance_frac=tolerance_frac,
+    )

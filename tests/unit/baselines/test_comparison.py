@@ -88,25 +88,6 @@ def by_prompt(ours: Mapping[str, StepCounts], theirs: Mapping[str, StepCounts]) 
     return compare([measured(record(ours))], known(recorded(record(theirs))))
 
 
-def told(length_tokens: float) -> PublishedFigure:
-    """A published acceptance length."""
-    return PublishedFigure(
-        schema_version=1,
-        source="https://example.org",
-        conditions="",
-        method="draft_model",
-        target="some/target",
-        draft="some/draft",
-        dataset="toy",
-        draft_tokens=3,
-        temperature=0.0,
-        acceptance_length_tokens=length_tokens,
-        acceptance_rate_frac=None,
-        position_frac=(),
-        tolerance_frac=None,
-    )
-
-
 def test_prompts_are_paired_by_what_they_are_not_by_where_they_stand() -> None:
     backwards = dict(reversed(RECORDED.items()))
     comparison = by_prompt(backwards, RECORDED)
@@ -147,7 +128,7 @@ def test_a_source_that_knows_the_sum_only_says_so() -> None:
 
 
 def test_a_published_figure_is_compared_beyond_the_one() -> None:
-    comparison = compare([measured(record(RECORDED))], known(published=told(2.0)))
+    comparison = compare([measured(record(RECORDED))], known(published=builders.published(2.0)))
     found = comparison.ratio_change(LENGTH)
     assert not isinstance(found, str)
     assert (found[0], found[1]) == pytest.approx((2.3, 2.0))
@@ -165,7 +146,7 @@ def test_the_baseline_of_this_machine_goes_before_that_of_another() -> None:
 
 def test_what_is_known_is_expected_and_nothing_else() -> None:
     sums = compare([measured(None)], known(recorded(without_prompts(RECORDED))))
-    paper = compare([measured(None)], known(published=told(2.0)))
+    paper = compare([measured(None)], known(published=builders.published(2.0)))
     expected = [
         [comparison.expects(metric) for metric in (LENGTH, RATE, SECOND, LAST)]
         for comparison in (

@@ -13,20 +13,10 @@ from specreg.engines.methods import METHODS, Tree
 from specreg.measurement.metrics import METRICS
 from tests.unit import builders
 
-PUBLISHED = PublishedFigure(
-    schema_version=1,
-    source="https://example.org/table, its third row",
-    conditions="80 first turns of MT-Bench, temperature 0, at most 256 tokens",
-    method="draft_model",
-    target="some/target",
-    draft="some/draft",
-    dataset="toy",
-    draft_tokens=3,
-    temperature=0.0,
-    acceptance_length_tokens=2.6,
+PUBLISHED = msgspec.structs.replace(
+    builders.published(2.6, 0.05),
     acceptance_rate_frac=0.535,
     position_frac=(0.7296, 0.5208, 0.3545),
-    tolerance_frac=0.05,
 )
 
 

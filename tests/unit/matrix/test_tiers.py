@@ -5,7 +5,6 @@ import pytest
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case
 from specreg.matrix.models import is_hub_id
-from specreg.matrix.schema import render_schema
 from specreg.matrix.tier import load_tier, tier_names
 from specreg.measurement.metrics import check_allowed
 from specreg.servers.provision import check_version
@@ -19,15 +18,6 @@ ON_GPU = tuple(name for name in TIERS if load_tier(FOLDER, name).needs_gpus)
 def cases_of(name: str) -> tuple[Case, ...]:
     """The cases of a tier."""
     return load_tier(FOLDER, name).cases
-
-
-def test_the_schema_is_that_of_the_code() -> None:
-    assert (FOLDER / "schema.json").read_text() == render_schema()
-
-
-@pytest.mark.parametrize("name", TIERS)
-def test_an_editor_finds_the_schema_of_each(name: str) -> None:
-    assert (FOLDER / f"{name}.toml").read_text().startswith("#:schema schema.json\n")
 
 
 @pytest.mark.parametrize("name", TIERS)

@@ -14,12 +14,11 @@ import pytest
 
 from specreg.baselines.store import settings_in
 from specreg.core.errors import ModelError
-from specreg.matrix.case import ServerSpec, Sizes
+from specreg.matrix.case import ServerSpec
 from specreg.matrix.models import model_sha256
 from specreg.matrix.schema import Width
 from specreg.matrix.widening import (
     SHAPES,
-    check_room,
     read_tensors,
     served_models,
     widen_models,
@@ -188,25 +187,6 @@ def test_what_a_widened_model_is_made_of_is_its_checksum_before_it_is_made(tmp_p
     assert settings_in(builders.ROOT, case).target_sha256 == sums[0]
     widened()
     assert model_sha256(served_models(builders.ROOT, spec())[0]) == sums[0]
-
-
-def test_a_disk_without_room_is_named_before_anything_is_written(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk = shutil.disk_usage(cache.parent)._replace(free=3 * GIB)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: disk)
-    sizes = Sizes(target_gib=15.8, draft_gib=1.3, token_kib=96.0)
-    large = dataclasses.replace(spec(width=Width.EIGHT_BILLION), sizes=sizes)
-    with pytest.raises(ModelError) as error:
-        check_room(builders.ROOT, [large, large])
-    assert str(error.value) == (
-        f"widened models: 3.0 GiB are free in '{cache.parent}', needed 17.1; make room,"
-        " name another cache with SPECREG_CACHE, or choose a pair of a smaller width"
-    )
-    with pytest.raises(ModelError, match=r"needed 17\.1; make room"):
-        widen_models(builders.ROOT, large, show=pytest.fail)
-    check_room(builders.ROOT, [spec(width=Width.ONE_BILLION)])
-    assert not cache.exists()
 
 
 @pytest.mark.parametrize(

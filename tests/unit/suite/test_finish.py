@@ -86,7 +86,7 @@ def test_what_nobody_asks_for_is_named_after_a_run_of_everything(tmp_path: Path)
     (tmp_path / "tier.toml").write_text("needs_gpus = 0\nmodels = {}\ncases = []\n")
     assert list(remarks(one)) == []
     one.asked = EVERYTHING
-    path = one.store.found(builders.CASE.id)
+    path = one.store.path(builders.CASE.id)
     expected = f"no case asks for these baselines: git rm {path}"
     assert list(remarks(one)) == [expected]
     (tmp_path / "torn.toml").write_text("[")

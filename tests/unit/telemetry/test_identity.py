@@ -125,7 +125,7 @@ def test_an_environment_with_gpus_is_named_by_them() -> None:
 
 def test_a_gpu_whose_name_tells_its_memory_has_it_once() -> None:
     h100 = Environment(kind="gpu", gpus=("NVIDIA H100 80GB HBM3",), gpu_memory_gb=86)
-    assert h100.names == ("h100-80gb-hbm3-x1", "gpu-nvidia-h100-80gb-hbm3-86gb-x1")
+    assert h100.name == "h100-80gb-hbm3-x1"
 
 
 def test_what_is_known_of_a_gpu_is_in_its_name() -> None:
@@ -165,17 +165,11 @@ def test_this_machine_is_described_without_its_gpus_for_the_cpu_tier() -> None:
     assert environment == current_environment(needs_gpus=0)
 
 
-def test_each_gpu_has_its_memory_and_the_first_its_bandwidth(library: Path) -> None:
-    """An H200 as NVIDIA's data sheet has it: 141 GB, 4.8 TB/s."""
+def test_each_gpu_has_its_memory(library: Path) -> None:
+    """An H200 as NVIDIA's data sheet has it: 141 GB."""
     gpus = gpus_with(library, *TWO)
     assert gpus.memory_gib == pytest.approx((140.4, 140.4), abs=0.01)
-    assert gpus.bandwidth_gib_per_s * 2**30 == pytest.approx(4.9e12, rel=0.01)
     assert gpus.driver_version == "580.scripted"
-
-
-def test_a_gpu_that_does_not_tell_its_bandwidth_has_none(library: Path) -> None:
-    gpus = gpus_with(library, dataclasses.replace(H200, memory_bus_bits=0))
-    assert (len(gpus.names), gpus.bandwidth_gib_per_s) == (1, 0.0)
 
 
 def test_gpus_that_are_hidden_are_none_of_ours(library: Path) -> None:

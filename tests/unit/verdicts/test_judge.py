@@ -324,23 +324,6 @@ def test_a_loss_is_told_by_category_of_the_prompts_that_both_have() -> None:
     assert verdict.reason == "by category: chat 2 -> 1.5"
 
 
-PUBLISHED = PublishedFigure(
-    schema_version=1,
-    source="https://example.org/paper",
-    conditions="80 prompts",
-    method="draft_model",
-    target="some/target",
-    draft="some/draft",
-    dataset="toy",
-    draft_tokens=3,
-    temperature=0.0,
-    acceptance_length_tokens=2.0,
-    acceptance_rate_frac=None,
-    position_frac=(),
-    tolerance_frac=None,
-)
-
-
 @pytest.mark.parametrize(
     ("length", "tolerance_frac", "outcome"),
     [
@@ -354,7 +337,7 @@ PUBLISHED = PublishedFigure(
 def test_a_published_figure_is_better_than_none(
     length: float, tolerance_frac: float | None, outcome: Outcome
 ) -> None:
-    told = msgspec.structs.replace(PUBLISHED, tolerance_frac=tolerance_frac)
+    told = builders.published(tolerance_frac=tolerance_frac)
     measurement = builders.measurement(
         {LENGTH.name: length, THROUGHPUT.name: 1.0, RATE.name: 0.5}, of=of_length(length)
     )

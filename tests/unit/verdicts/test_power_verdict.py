@@ -59,12 +59,6 @@ def judged(name: str, power: PowerRecord | None, *before: Measurement) -> Verdic
     return judge(metric, compare([*before, measured(power)], KNOWN), first_look(metric))
 
 
-def test_energy_per_token_and_watts_are_those_of_the_window() -> None:
-    values = measured(builders.power()).values
-    assert values[ENERGY.name] == pytest.approx(12_000 / 6000)
-    assert values[WATTS.name] == pytest.approx(12_000 / 60)
-
-
 @pytest.mark.parametrize(
     ("name", "energy_j", "outcome", "words"),
     [
@@ -80,6 +74,7 @@ def test_a_token_shall_not_cost_more_and_watts_shall_stay_as_they_are(
     name: str, energy_j: float, outcome: Outcome, words: str
 ) -> None:
     verdict = judged(name, builders.power(energy_j))
+    assert verdict.value == pytest.approx(energy_j / {ENERGY.name: 6000, WATTS.name: 60}[name])
     assert verdict.outcome is outcome
     assert words in sentence_of(verdict)
 
@@ -150,15 +145,12 @@ def test_figures_tell_what_a_token_costs_and_what_speculation_saves() -> None:
     assert "+67%" in shown
     assert "at its power cap" in shown
     assert "±0.1%" in shown
+    assert "POWER_INVALID: the sampler" in render_figures(
+        [figures_of(measured(BROKEN), 1)], width=140, color=False
+    )
 
 
-def test_a_meter_out_of_order_stands_in_the_table() -> None:
-    broken = PowerRecord(invalid="POWER_INVALID: the sampler ended")
-    shown = render_figures([figures_of(measured(broken), 1)], width=140, color=False)
-    assert "POWER_INVALID: the sampler" in shown
-
-
-def test_a_slow_gpu_is_seen_though_its_meter_is_out_of_order() -> None:
+def test_a_slow_gpu_is_seen_though_its_meter_is_out_of_order_and_in_an_earlier_launch() -> None:
     slow = builders.power(sm_clock_mhz=1200.0)
     assert slow.case is not None
     (device,) = slow.case.devices
@@ -168,11 +160,7 @@ def test_a_slow_gpu_is_seen_though_its_meter_is_out_of_order() -> None:
     broken = msgspec.structs.replace(slow, case=arm, invalid="POWER_INVALID: 1.7 times")
     for name in (ENERGY.name, "throughput_tokens_per_s"):
         assert judged(name, broken).reason.startswith("CLOCK_LOW: ")
-
-
-def test_a_slow_gpu_in_an_earlier_launch_counts_too() -> None:
-    slow = measured(builders.power(sm_clock_mhz=1200.0))
-    verdict = judged("throughput_tokens_per_s", builders.power(), slow)
+    verdict = judged("throughput_tokens_per_s", builders.power(), measured(slow))
     assert verdict.reason.startswith("CLOCK_LOW: ")
 
 
