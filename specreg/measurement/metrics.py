@@ -109,7 +109,6 @@ class Metric:
         position: the draft position it is about, from 1; None for the others.
         of_proposed: whether a ratio of counts is one of the proposed drafts, not of the steps.
         needs_limits: whether it says nothing of a case without limits on TTFT and TPOT.
-        needs_stream: whether it says nothing of answers that come at once.
         of_output: whether it is tokens per step over the time of a step, or the reverse.
         two_sided: whether a change either way is one for the worse.
     """
@@ -128,7 +127,6 @@ class Metric:
     position: int | None = None
     of_proposed: bool = False
     needs_limits: bool = False
-    needs_stream: bool = False
     of_output: bool = False
     two_sided: bool = False
 
@@ -143,8 +141,6 @@ class Metric:
         if self.family is Family.SPEEDUP:
             return case.control is not None
         if self.needs_limits and case.limits == NO_LIMITS:
-            return False
-        if self.needs_stream and not case.stream:
             return False
         if self.family is Family.ACCEPTANCE:
             return case.speculates and (self.position or 0) <= case.server.draft_tokens
@@ -358,7 +354,6 @@ _ROWS = (
         tolerance_frac=0.05,
         gate_tolerance_frac=0.05,
         cause="prefill",
-        needs_stream=True,
         by_launch=True,
     ),
     Metric(
@@ -367,7 +362,6 @@ _ROWS = (
         direction=Direction.DOWN,
         function=lambda replay: _median(tpot_ms(trace) for trace in replay.traces),
         tolerance_frac=0.05,
-        needs_stream=True,
         by_launch=True,
         of_output=True,
     ),
@@ -380,7 +374,6 @@ _ROWS = (
         gate_tolerance_frac=0.03,
         in_suite=False,
         cause="the cost of a step",
-        needs_stream=True,
         by_launch=True,
     ),
     Metric(

@@ -15,7 +15,6 @@ from specreg.engines.methods import is_older
 from specreg.engines.registry import engine_named
 from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case, ServerSpec
-from specreg.matrix.schema import NO_LIMITS
 from specreg.servers.environments import (
     EngineEnvironment,
     engine_environment,
@@ -191,15 +190,3 @@ def check_version(case: Case, version: str) -> None:
             ' "completions" in the matrix, with a dataset of texts'
         )
         raise UnsupportedError(message)
-    # Of answers that come at once: what only a stream tells.
-    for applies, reason in (
-        (
-            not engine.wire_format.answers_whole,
-            f"engine '{engine.name}' is asked for streams alone",
-        ),
-        (case.speculates, "only the chunks of a stream tell its acceptance"),
-        (case.limits != NO_LIMITS, "limits on TTFT and TPOT are kept in a stream"),
-    ):
-        if applies and not case.stream:
-            message = f"case '{case.id}' with stream = false: {reason}; leave one of them out"
-            raise UnsupportedError(message)
