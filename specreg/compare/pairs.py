@@ -62,7 +62,7 @@ def _drafting(spec: ServerSpec) -> tuple[object, ...]:
 def _has(a: Case, b: Case, metric: Metric) -> bool:
     if metric.family is Family.ACCEPTANCE:
         return a.speculates and b.speculates
-    return a.speed and b.speed and not (metric.needs_stream and not (a.stream and b.stream))
+    return a.speed and b.speed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,12 +31,10 @@ class LaunchOptions(LaunchSettings):
     """What a command line is made from: the settings of a case's server, and how it is started.
 
     Attributes:
-        target: the folder or hub id to serve.
-        served_name: the name to serve it under.
+        target, served_name: the folder or hub id to serve, and the name to serve it under.
         port: the port on 127.0.0.1.
         speculation: the method's settings in the engine's words; empty for `none`.
         offline: whether all models are folders, so that nothing needs to be fetched.
-        on_gpu: whether the engine runs on a GPU.
         folder: an empty one, for what `Engine.files` writes.
         version: of the engine; empty where it isn't known beforehand.
         memory: what it is given of a GPU; None for what it finds within `gpu_memory_frac`.
@@ -89,10 +87,10 @@ class Identity:
         speculation: its settings in the engine's words, as far as it says them.
     """
 
-    engine: str
-    version: str
-    model: str
-    target: str
+    engine: str = ""
+    version: str = "unknown"
+    model: str = ""
+    target: str = ""
     speculates: bool | None = None
     speculation: Mapping[str, str] = field(default_factory=dict)
 
@@ -125,8 +123,6 @@ class Engine(ABC):
         oldest: the oldest version that specreg takes.
         program: the program that must be on PATH, None for an engine that specreg installs.
         module: what an interpreter that has the engine can import; empty where there is a program.
-        health_path, version_path: what to GET.
-        wire_format: how it is asked and read.
         token_api: how it is asked in token ids, None where it gives none.
         serves_names: whether it serves its model under the name that it is given.
         spreads: the fields of `Parallel` that it takes; a draft is always split as the target is.
@@ -159,11 +155,7 @@ class Engine(ABC):
         """
 
     def spelling_of(self, method: str, where: str = "") -> Spelling:
-        """How it spells a method.
-
-        Raises:
-            UnknownNameError: it doesn't have it; the message begins with where that was asked.
-        """
+        """How it spells a method, else an UnknownNameError that begins with where it was asked."""
         if method not in self.methods:
             raise UnknownNameError(f"method of engine '{self.name}'", method, self.methods, where)
         return self.methods[method]
@@ -174,11 +166,7 @@ class Engine(ABC):
         return bool(self.memory_flags) and not own
 
     def check(self, settings: ServerSettings) -> None:
-        """Check that a server can be started with such settings, as far as one can tell.
-
-        Raises:
-            UnsupportedError: it can't.
-        """
+        """Raise an UnsupportedError where no server can be started with such settings."""
         parallel = settings.parallel
         plain = msgspec.structs.asdict(Parallel(nodes=parallel.nodes))
         for name, value in msgspec.structs.asdict(parallel).items():
@@ -222,7 +210,7 @@ class Engine(ABC):
         except UNREADABLE:
             models = ()
         if not models:
-            return Identity(engine="", version="unknown", model="", target="")
+            return Identity()
         first = models[0]
         ours = first.owned_by == self.name
         return Identity(

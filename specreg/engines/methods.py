@@ -13,14 +13,10 @@ from packaging.version import InvalidVersion, Version
 
 Setting = str | int | float
 
-DRAFT = "{draft}"
-"""Stands for the folder or hub id of the draft model or head."""
-DRAFT_TOKENS = "{draft_tokens}"
-"""Stands for the number of tokens drafted per step."""
-VERIFIED_TOKENS = "{verified_tokens}"
-"""Stands for one more: all drafts of a step, and the token that they continue."""
-BRANCHES = "{branches}"
-"""Stands for the branches of a tree."""
+# They stand for the folder or hub id of the draft model or head, the number of tokens drafted per
+# step, all of these and the token that they continue, and the branches of a tree.
+DRAFT, DRAFT_TOKENS = "{draft}", "{draft_tokens}"
+VERIFIED_TOKENS, BRANCHES = "{verified_tokens}", "{branches}"
 
 
 class Tree(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,11 +32,7 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     drafted_tokens: Annotated[int, msgspec.Meta(ge=1)]
 
     def most_tokens(self, depth_tokens: int) -> int:
-        """How many continuations there are to choose the drafts from: t + (s - 1) · t².
-
-        Args:
-            depth_tokens: s, the most drafts that a step can accept.
-        """
+        """How many continuations there are to choose from at a depth s: t + (s - 1) · t²."""
         return self.branches + (depth_tokens - 1) * self.branches**2
 
 
@@ -62,13 +54,7 @@ class Spelling:
     def render(
         self, draft: str | None, draft_tokens: int, tree: Tree | None = None
     ) -> dict[str, Setting]:
-        """Fill in the settings.
-
-        Args:
-            draft: the draft model or head, None where the method needs none.
-            draft_tokens: the most drafts that a step can accept.
-            tree: how they branch, None for one continuation.
-        """
+        """Fill in the settings; a step can accept `draft_tokens` at most, of a tree its depth."""
         known: Mapping[Setting, Setting] = {
             DRAFT: draft or "",
             DRAFT_TOKENS: draft_tokens,

@@ -6,22 +6,13 @@ from types import MappingProxyType
 from specreg.core.errors import UnknownNameError
 from specreg.engines import reference, sglang, tensorrt_llm, triton, vllm
 from specreg.engines.engine import Engine
-from specreg.engines.settings import ALONE, Parallel
 
-__all__ = ["ALONE", "ENGINES", "Engine", "Parallel", "engine_named"]
-
-_ALL: tuple[Engine, ...] = tuple(
-    module.ENGINE for module in (reference, sglang, tensorrt_llm, triton, vllm)
-)
-ENGINES: Mapping[str, Engine] = MappingProxyType({one.name: one for one in _ALL})
+_MODULES = (reference, sglang, tensorrt_llm, triton, vllm)
+ENGINES: Mapping[str, Engine] = MappingProxyType({one.ENGINE.name: one.ENGINE for one in _MODULES})
 
 
 def engine_named(name: str, where: str = "") -> Engine:
-    """The engine called `name`.
-
-    Raises:
-        UnknownNameError: there is none; the message lists what there is.
-    """
+    """The engine called `name`, else an UnknownNameError that lists what there is."""
     if name not in ENGINES:
         raise UnknownNameError("engine", name, ENGINES, where)
     return ENGINES[name]

@@ -53,17 +53,13 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def why_not(self) -> str:
         """Why no engine can spread a model so, empty where one might; what to do at its end."""
-        if self.nodes > 1 and self.data > 1:
-            return (
-                f"parallel.data = {self.data} with nodes = {self.nodes}: a server that spans nodes"
-                " is one copy; leave one of them out"
-            )
-        if self.gpus % self.nodes:
-            return (
-                f"parallel.tensor = {self.tensor} and pipeline = {self.pipeline} with nodes ="
-                f" {self.nodes}: {self.gpus} GPU(s) aren't as many on each; change one of them"
-            )
-        return ""
+        if self.nodes == 1 or (self.data == 1 and self.gpus % self.nodes == 0):
+            return ""
+        return (
+            f"parallel.nodes = {self.nodes} with data = {self.data}, tensor = {self.tensor} and"
+            f" pipeline = {self.pipeline}: a server over nodes is one copy with as many GPUs on"
+            " each; change one of them"
+        )
 
 
 ALONE = Parallel()
@@ -97,15 +93,11 @@ class ServerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSettings(ServerSettings):
-    """All settings of a server.
-
-    Attributes:
-        gpu_memory_frac: share of a GPU's memory that the server may take at most, 0..1. Case and
-            control run beside one another, so at most half. It isn't compared: which share is
-            enough differs by GPU.
-    """
+    """All settings of a server."""
 
     gpu_memory_frac: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.4
+    """Share of a GPU's memory that the server may take at most, 0..1. Case and control run beside
+    one another, so at most half. It isn't compared: which share is enough differs by GPU."""
 
 
 def taken(kind: type[Any], source: object) -> dict[str, Any]:

@@ -17,19 +17,24 @@ from specreg.acceptance.trace import Body, StreamEvent
 from specreg.core.files import UNREADABLE
 from specreg.core.http import Count, Name
 from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement, given_flags
-from specreg.engines.methods import BRANCHES, DRAFT, DRAFT_TOKENS, VERIFIED_TOKENS, Spelling
-from specreg.engines.metrics_page import MetricsPage
+from specreg.engines.methods import (
+    BRANCHES,
+    DRAFT,
+    DRAFT_TOKENS,
+    VERIFIED_TOKENS,
+    Setting,
+    Spelling,
+)
 from specreg.engines.token_api import Call, TokenApi, Transcript, Wanted, decode_answer, unreadable
 from specreg.engines.wire_format import (
-    USAGE_IN_EACH_CHUNK,
     Ask,
+    Event,
     Form,
-    OpenAiDecoder,
+    MetricsPage,
     SpecTokensDetails,
     StreamDecoder,
     WireFormat,
     decode_event,
-    openai_body,
 )
 
 _CALLS = "sglang:spec_verify_calls_total"
@@ -46,10 +51,9 @@ class _MetaInfo(SpecTokensDetails, frozen=True):
     finish_reason: _FinishReason | None = None
 
 
-class _Event(msgspec.Struct, frozen=True):
+class _Event(Event, frozen=True, kw_only=True):
     text: str = ""
     meta_info: _MetaInfo = _MetaInfo()
-    error: object = None
 
 
 _decoder = msgspec.json.Decoder(_Event)
@@ -88,12 +92,12 @@ class SglangWireFormat(WireFormat):
 
     def path(self, ask: Ask) -> str:
         """By the form of the prompt."""
-        return "/v1/chat/completions" if ask.form is Form.CHAT else "/generate"
+        return ask.openai_path if ask.form is Form.CHAT else "/generate"
 
     def body(self, ask: Ask) -> Body:
         """Usage in each chunk, and the record of the answer; `/generate` gives both unasked."""
         if ask.form is Form.CHAT:
-            return {**openai_body(ask, USAGE_IN_EACH_CHUNK), "return_spec_tokens_details": True}
+            return {**super().body(ask), "return_spec_tokens_details": True}
         return {
             **({"input_ids": ask.token_ids} if ask.token_ids else {"text": ask.text}),
             "sampling_params": {
@@ -106,14 +110,10 @@ class SglangWireFormat(WireFormat):
 
     def new_decoder(self, ask: Ask) -> StreamDecoder:
         """One for each answer, by its endpoint."""
-        return OpenAiDecoder(by_ids=False) if ask.form is Form.CHAT else _GenerateDecoder()
+        return super().new_decoder(ask) if ask.form is Form.CHAT else _GenerateDecoder()
 
     def parse_counters(self, page: str) -> Counters:
-        """The verify calls, which are all that SGLang counts of its steps.
-
-        Raises:
-            InvalidMeasurementError: `METRICS_MISSING`, `METRICS_UNREADABLE`.
-        """
+        """The verify calls, which are all that SGLang counts of its steps."""
         parsed = MetricsPage(page)
         parsed.require(_CALLS, why=f"is the server started with {self.counters_flag}")
         return Counters(steps=parsed.total(_CALLS))
@@ -140,11 +140,9 @@ class SglangTokenApi(TokenApi):
 
     def encode(self, ask: Ask) -> Call[tuple[int, ...]]:
         """A chat through the model's template, or a text as it is."""
-        template = {"chat_template_kwargs": dict(ask.chat_template_args)}
-        said = {"messages": ask.messages, **(template if ask.chat_template_args else {})}
         return Call(
             path="/v1/tokenize",
-            body={"model": ask.model, **(said if ask.form is Form.CHAT else {"prompt": ask.text})},
+            body={"model": ask.model, **ask.openai_prompt},
             parse=lambda answer: decode_answer(answer, _Tokens).tokens,
         )
 
@@ -192,94 +190,40 @@ class SglangTokenApi(TokenApi):
 _VERSION = "0.5.23"
 _SERVER = "sglang.launch_server"
 _MOST_CHARACTERS = 1024
-# CUDA builds all of them, and of no use without a GPU; two are of versions before 0.5.22.
+# CUDA builds all of them, and of no use without a GPU.
 _KERNELS = (
-    "cuda-tile",
-    "cuda-python",
-    "flash-attn-4",
-    "flashinfer-python",
-    "humming-kernels",
-    "nvidia-cutlass-dsl",
-    "nvidia-mathdx",
-    "nvshmem4py-cu13",
-    "quack-kernels",
-    "sgl-deep-ep",
-    "sgl-deep-gemm",
-    "sgl-flash-mla",
-    "sglang-kernel",
-    "tilelang",
-    "tokenspeed-mla",
-    "torch-memory-saver",
-    "torchaudio",
-    "torchcodec",
+    *("cuda-tile", "cuda-python", "flash-attn-4", "flashinfer-python", "humming-kernels"),
+    *("nvidia-cutlass-dsl", "nvidia-mathdx", "nvshmem4py-cu13", "quack-kernels", "sgl-deep-ep"),
+    *("sgl-deep-gemm", "sgl-flash-mla", "sglang-kernel", "tilelang", "tokenspeed-mla"),
+    *("torch-memory-saver", "torchaudio", "torchcodec"),
 )
 
 
-class _ServerInfo(msgspec.Struct, frozen=True):
-    """Of whatever type: one that changed mustn't hide the others."""
-
-    model_path: object = ""
-    speculative_algorithm: object = None
-    speculative_draft_model_path: object = None
-    speculative_num_steps: object = None
-    speculative_eagle_topk: object = None
-    speculative_num_draft_tokens: object = None
-
-    @property
-    def speculation(self) -> dict[str, str]:
-        """The settings that are set, by their flags."""
-        return {
-            name.replace("_", "-"): str(value)[:_MOST_CHARACTERS]
-            for name in self.__struct_fields__
-            if name.startswith("speculative_") and (value := getattr(self, name)) is not None
-        }
-
-
-def _chain(algorithm: str, *, branches: int | str = 1) -> Spelling:
-    """A drafter of one continuation, or of a tree."""
+def _drafter(algorithm: str, settings: dict[str, Setting], *, learns: bool = False) -> Spelling:
+    """An algorithm, with how many tokens a step verifies and further settings."""
+    count = {"speculative-num-draft-tokens": VERIFIED_TOKENS}
     return Spelling(
-        settings={
-            "speculative-algorithm": algorithm,
-            "speculative-draft-model-path": DRAFT,
-            "speculative-num-steps": DRAFT_TOKENS,
-            "speculative-eagle-topk": branches,
-            "speculative-num-draft-tokens": VERIFIED_TOKENS,
-        }
+        settings={"speculative-algorithm": algorithm, **settings, **count}, learns=learns
     )
 
 
+_DRAFT: dict[str, Setting] = {"speculative-draft-model-path": DRAFT}
+_STEPS: dict[str, Setting] = {"speculative-num-steps": DRAFT_TOKENS, "speculative-eagle-topk": 1}
+_CHAIN = _DRAFT | _STEPS
+_TREE = _CHAIN | {"speculative-eagle-topk": BRANCHES}
+# One continuation, as the other engines propose; SGLang's own default is a tree.
+_ONE: dict[str, Setting] = {"speculative-ngram-max-bfs-breadth": 1}
 _METHODS = {
     "none": Spelling(settings={}),
-    "ngram": Spelling(
-        settings={
-            "speculative-algorithm": "NGRAM",
-            "speculative-num-draft-tokens": VERIFIED_TOKENS,
-            # One continuation, as the other engines propose; SGLang's own default is a tree.
-            "speculative-ngram-max-bfs-breadth": 1,
-        },
-        learns=True,  # its corpus takes in every batch
-    ),
-    "draft_model": _chain("STANDALONE"),
-    "eagle": _chain("EAGLE"),
-    "eagle3": _chain("EAGLE3"),
-    "draft_model_tree": _chain("STANDALONE", branches=BRANCHES),
-    "eagle_tree": _chain("EAGLE", branches=BRANCHES),
-    "eagle3_tree": _chain("EAGLE3", branches=BRANCHES),
-    "mtp": Spelling(
-        settings={
-            "speculative-algorithm": "EAGLE",
-            "speculative-num-steps": DRAFT_TOKENS,
-            "speculative-eagle-topk": 1,
-            "speculative-num-draft-tokens": VERIFIED_TOKENS,
-        }
-    ),
-    "dflash": Spelling(
-        settings={
-            "speculative-algorithm": "DFLASH",
-            "speculative-draft-model-path": DRAFT,
-            "speculative-num-draft-tokens": VERIFIED_TOKENS,
-        }
-    ),
+    "ngram": _drafter("NGRAM", _ONE, learns=True),  # its corpus takes in every batch
+    "draft_model": _drafter("STANDALONE", _CHAIN),
+    "eagle": _drafter("EAGLE", _CHAIN),
+    "eagle3": _drafter("EAGLE3", _CHAIN),
+    "draft_model_tree": _drafter("STANDALONE", _TREE),
+    "eagle_tree": _drafter("EAGLE", _TREE),
+    "eagle3_tree": _drafter("EAGLE3", _TREE),
+    "mtp": _drafter("EAGLE", _STEPS),
+    "dflash": _drafter("DFLASH", _DRAFT),
 }
 
 
@@ -347,12 +291,16 @@ class Sglang(Engine):
         if found.engine != self.name:
             return found
         with contextlib.suppress(*UNREADABLE):
-            info = msgspec.json.decode(fetch("GET", self.version_path), type=_ServerInfo)
+            info = msgspec.json.decode(fetch("GET", self.version_path), type=dict[str, object])
             return dataclasses.replace(
                 found,
-                target=str(info.model_path or found.target)[:_MOST_CHARACTERS],
-                speculates=info.speculative_algorithm is not None,
-                speculation=info.speculation,
+                target=str(info.get("model_path") or found.target)[:_MOST_CHARACTERS],
+                speculates=info.get("speculative_algorithm") is not None,
+                speculation={
+                    name.replace("_", "-"): str(value)[:_MOST_CHARACTERS]
+                    for name, value in info.items()
+                    if name.startswith("speculative_") and value is not None
+                },
             )
         return found
 

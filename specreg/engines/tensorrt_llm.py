@@ -16,9 +16,8 @@ from typing import ClassVar
 from specreg.acceptance.record import Counters, Source, StepCounts
 from specreg.core.errors import UnsupportedError
 from specreg.engines.engine import Engine, LaunchOptions, Requirement, given_flags
-from specreg.engines.methods import DRAFT, DRAFT_TOKENS, Spelling
-from specreg.engines.metrics_page import MetricsPage
-from specreg.engines.wire_format import WireFormat
+from specreg.engines.methods import DRAFT, DRAFT_TOKENS, Setting, Spelling
+from specreg.engines.wire_format import MetricsPage, WireFormat
 
 PATH = "/prometheus/metrics"
 _PREFIX = "trtllm_"
@@ -33,12 +32,7 @@ class TensorrtLlmWireFormat(WireFormat):
     counters_flag: ClassVar = "return_perf_metrics: true"
 
     def parse_counters(self, page: str) -> Counters:
-        """The counters by position; a position that never counted isn't on the page.
-
-        Raises:
-            InvalidMeasurementError: `METRICS_MISSING`, no request is counted on it;
-                `METRICS_UNREADABLE`.
-        """
+        """The counters by position; a position that never counted isn't on the page."""
         parsed = MetricsPage(page, path=PATH)
         drafted, accepted = (
             parsed.by_position(f"{_PREFIX}spec_decode_{what}_tokens_total", "token_position")
@@ -57,44 +51,23 @@ class TensorrtLlmWireFormat(WireFormat):
 _VERSION = "1.3.0rc29"
 """Of September 29, 2026: on the 17th TensorRT-LLM#19311 described a source that has #17082."""
 _OPTIONS = "options.yaml"
-_CONFIG = "speculative_config."
+
+
+def _drafter(kind: str, *, overlaps: bool = True, **more: Setting) -> Spelling:
+    """A decoding type; `speculative_config.` is its section in the file of options."""
+    config = {"decoding_type": kind, "max_draft_len": DRAFT_TOKENS, **more}
+    settings = {f"speculative_config.{key}": value for key, value in config.items()}
+    return Spelling(settings=settings | ({} if overlaps else {"disable_overlap_scheduler": True}))
+
+
 _METHODS = {
     "none": Spelling(settings={}),
-    "ngram": Spelling(
-        settings={
-            f"{_CONFIG}decoding_type": "NGram",
-            f"{_CONFIG}max_draft_len": DRAFT_TOKENS,
-            f"{_CONFIG}max_matching_ngram_size": 4,
-            f"{_CONFIG}is_public_pool": False,
-            "disable_overlap_scheduler": True,
-        }
-    ),
-    "draft_model": Spelling(
-        settings={
-            f"{_CONFIG}decoding_type": "Draft_Target",
-            f"{_CONFIG}max_draft_len": DRAFT_TOKENS,
-            f"{_CONFIG}speculative_model": DRAFT,
-            "disable_overlap_scheduler": True,
-        }
-    ),
-    "eagle3": Spelling(
-        settings={
-            f"{_CONFIG}decoding_type": "Eagle3",
-            f"{_CONFIG}max_draft_len": DRAFT_TOKENS,
-            f"{_CONFIG}speculative_model": DRAFT,
-        }
-    ),
-    "mtp": Spelling(
-        settings={f"{_CONFIG}decoding_type": "MTP", f"{_CONFIG}max_draft_len": DRAFT_TOKENS}
-    ),
-    "dflash": Spelling(
-        settings={
-            # Its mask token and the layers that it reads stand in the draft's own config.json.
-            f"{_CONFIG}decoding_type": "DFlash",
-            f"{_CONFIG}max_draft_len": DRAFT_TOKENS,
-            f"{_CONFIG}speculative_model": DRAFT,
-        }
-    ),
+    "ngram": _drafter("NGram", overlaps=False, max_matching_ngram_size=4, is_public_pool=False),
+    "draft_model": _drafter("Draft_Target", overlaps=False, speculative_model=DRAFT),
+    "eagle3": _drafter("Eagle3", speculative_model=DRAFT),
+    "mtp": _drafter("MTP"),
+    # Its mask token and the layers that it reads stand in the draft's own config.json.
+    "dflash": _drafter("DFlash", speculative_model=DRAFT),
 }
 
 
@@ -112,11 +85,7 @@ class TensorrtLlm(Engine):
     serves_names: ClassVar = False
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
-        """`tensorrt-llm`.
-
-        Raises:
-            UnsupportedError: without a GPU.
-        """
+        """`tensorrt-llm`; an UnsupportedError without a GPU."""
         if not on_gpu:
             message = (
                 "engine 'tensorrt_llm': runs on a GPU alone; put it into a tier that needs one"

@@ -31,14 +31,7 @@ class Call(Generic[AnswerT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What an answer is to be.
-
-    Attributes:
-        output_cap_tokens: its most tokens.
-        temperature: 0 is greedy.
-        ignore_eos: whether it goes on to the cap, whatever the model says.
-        seed: of what is drawn, None for the server's own.
-    """
+    """What an answer is to be, as in `Ask`; `seed` is of what is drawn, None the server's own."""
 
     output_cap_tokens: int
     temperature: float = 0.0
@@ -48,12 +41,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transcript:
-    """An answer in token ids.
-
-    Attributes:
-        prompt, output: what was asked, and answered; the token that ends a text is part of it.
-        counts: the steps by the answer's own word, None where it doesn't tell.
-    """
+    """An answer in token ids, the one that ends a text included; its steps where it tells them."""
 
     prompt: tuple[int, ...]
     output: tuple[int, ...]
@@ -82,11 +70,7 @@ class TokenApi(ABC):
 
 
 def decode_answer(answer: bytes, form: type[FormT]) -> FormT:
-    """An answer in a server's own form.
-
-    Raises:
-        InvalidMeasurementError: `ANSWER_UNREADABLE`.
-    """
+    """An answer in a server's own form, else an InvalidMeasurementError, `ANSWER_UNREADABLE`."""
     try:
         return msgspec.json.decode(answer, type=form)
     except UNREADABLE as error:

@@ -24,17 +24,16 @@ from specreg.core.http import Count, Name
 from specreg.engines import vllm
 from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement
 from specreg.engines.settings import ServerSettings
-from specreg.engines.wire_format import Ask, StreamDecoder, WireFormat, decode_event
+from specreg.engines.wire_format import Ask, Event, StreamDecoder, WireFormat, decode_event
 
 _NOT_YET = {None, "", "None", "null"}
 """What the backend says for a reason that there isn't yet."""
 
 
-class _Event(msgspec.Struct, frozen=True):
+class _Event(Event, frozen=True, kw_only=True):
     text_output: str = ""
     num_output_tokens: Count = 0
     finish_reason: Name | None = None
-    error: object = None
 
 
 _decoder = msgspec.json.Decoder(_Event)
@@ -64,17 +63,16 @@ class TritonWireFormat(WireFormat):
     """Triton with the vLLM backend."""
 
     takes_text_alone: ClassVar[bool] = True
-    answers_whole: ClassVar[bool] = True
 
     def path(self, ask: Ask) -> str:
-        """The model's own endpoint; a model that isn't decoupled has no stream."""
-        return f"/v2/models/{quote(ask.model, safe='')}/generate{'_stream' if ask.stream else ''}"
+        """The model's own endpoint."""
+        return f"/v2/models/{quote(ask.model, safe='')}/generate_stream"
 
     def body(self, ask: Ask) -> Body:
         """The text as it is, and the outputs that count tokens."""
         return {
             "text_input": ask.text,
-            "stream": ask.stream,
+            "stream": True,
             "exclude_input_in_output": True,
             "return_finish_reason": True,
             "return_num_output_tokens": True,
@@ -136,11 +134,7 @@ class Triton(Engine):
         return Requirement(package="tritonserver", version="")
 
     def check(self, settings: ServerSettings) -> None:
-        """Refuse arguments without a name too.
-
-        Raises:
-            UnsupportedError: there is one.
-        """
+        """Refuse arguments without a name too."""
         super().check(settings)
         for argument in settings.engine_args:
             _named(argument)
@@ -177,11 +171,16 @@ class Triton(Engine):
         try:
             server = msgspec.json.decode(fetch("GET", self.version_path), type=_Server)
             models = msgspec.json.decode(fetch("POST", _INDEX), type=tuple[_Model, ...])
-            model = _ready_one(models)
+            ready = [model.name for model in models if model.state == "READY"]
+            if len(ready) != 1:
+                named = ", ".join(f"'{name}'" for name in ready) or "none"
+                message = f"{len(ready)} models are READY: {named}, needed one; load it alone"
+                raise AttachError(message)
+            model = ready[0]
             config = fetch("GET", f"/v2/models/{quote(model, safe='')}/config")
             backend = msgspec.json.decode(config, type=_ModelConfig).backend
         except UNREADABLE:
-            return Identity(engine="", version="unknown", model="", target="")
+            return Identity()
         if backend != "vllm":
             message = (
                 f"model '{model}' is of the backend '{backend}', needed 'vllm'; load one of that"
@@ -191,27 +190,8 @@ class Triton(Engine):
         return Identity(engine=server.name, version=server.version, model=model, target="")
 
 
-def _ready_one(models: tuple[_Model, ...]) -> str:
-    """The name of the only model that is ready.
-
-    Raises:
-        AttachError: none is, or several are.
-    """
-    ready = [model.name for model in models if model.state == "READY"]
-    if len(ready) != 1:
-        named = ", ".join(f"'{name}'" for name in ready) or "none"
-        advice = "unload the others" if ready else "load it"
-        message = f"{len(ready)} models are READY: {named}, needed one; {advice}"
-        raise AttachError(message)
-    return ready[0]
-
-
 def _named(argument: str) -> tuple[str, object]:
-    """`seed=7` as `("seed", 7)`; what isn't JSON is a text.
-
-    Raises:
-        UnsupportedError: it has no name.
-    """
+    """`seed=7` as `("seed", 7)`; what isn't JSON is a text, what has no name unsupported."""
     name, equals, value = argument.partition("=")
     if not equals or not name.isidentifier():
         message = (

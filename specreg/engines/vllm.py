@@ -9,24 +9,17 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from specreg.acceptance.record import Counters, Source, StepCounts
-from specreg.acceptance.trace import Body
 from specreg.core.errors import InvalidMeasurementError
 from specreg.core.http import Count
 from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement
-from specreg.engines.methods import DRAFT, DRAFT_TOKENS, Spelling, is_older
-from specreg.engines.metrics_page import MetricsPage
+from specreg.engines.methods import DRAFT, DRAFT_TOKENS, Setting, Spelling, is_older
 from specreg.engines.settings import Parallel
 from specreg.engines.token_api import Call, TokenApi, Transcript, Wanted, decode_answer, unreadable
 from specreg.engines.wire_format import (
-    USAGE,
     Ask,
-    Form,
-    OpenAiDecoder,
+    MetricsPage,
     RequestMetrics,
-    StreamDecoder,
     WireFormat,
-    openai_body,
-    openai_path,
 )
 
 _FAMILY = "vllm:spec_decode_num_"
@@ -43,22 +36,13 @@ class VllmWireFormat(WireFormat):
     request_source: ClassVar[Source | None] = Source.VLLM_REQUEST
     counters_source: ClassVar[Source | None] = Source.VLLM_COUNTERS
     counters_path: ClassVar[str | None] = "/metrics"
-
-    def body(self, ask: Ask) -> Body:
-        """Token ids, so that a chunk's tokens are counted and not guessed; usage at the end."""
-        return {**openai_body(ask, USAGE), "return_token_ids": True}
-
-    def new_decoder(self, ask: Ask) -> StreamDecoder:
-        """Token ids say how many there are."""
-        del ask
-        return OpenAiDecoder(by_ids=True)
+    tells_ids: ClassVar[bool] = True
 
     def parse_counters(self, page: str) -> Counters:
         """The counters since the server's start, summed over the engines of data parallelism.
 
         Raises:
-            InvalidMeasurementError: `SPEC_DISABLED`, the page knows no speculation;
-                `METRICS_MISSING`, a counter isn't there; `METRICS_UNREADABLE`.
+            InvalidMeasurementError: `SPEC_DISABLED`, the page knows no speculation.
         """
         parsed = MetricsPage(page)
         counts_tokens = any(name.startswith("vllm:generation_tokens") for name in parsed.names)
@@ -109,16 +93,8 @@ class VllmTokenApi(TokenApi):
 
     def encode(self, ask: Ask) -> Call[tuple[int, ...]]:
         """Asks for a token and looks at what was asked: the reference engine has no more."""
-        chat = ask.form is Form.CHAT
-        template = {"chat_template_kwargs": dict(ask.chat_template_args)}
-        body = {
-            "model": ask.model,
-            "max_tokens": 1,
-            "return_token_ids": True,
-            **({"messages": ask.messages} if chat else {"prompt": ask.prompt}),
-            **(template if chat and ask.chat_template_args else {}),
-        }
-        return Call(path=openai_path(ask), body=body, parse=_parse_ids)
+        wanted = {"model": ask.model, "max_tokens": 1, "return_token_ids": True}
+        return Call(path=ask.openai_path, body=wanted | ask.openai_prompt, parse=_parse_ids)
 
     def complete(self, model: str, ids: Sequence[int], wanted: Wanted) -> Call[Transcript]:
         """A completion of the ids."""
@@ -182,31 +158,24 @@ _COUNTS_SINCE = "0.29"
 _SERVER = "vllm.entrypoints.openai.api_server"
 
 
-def _drafter(method: str) -> Spelling:
-    """A method that needs a draft and no more."""
-    settings = {"method": method, "model": DRAFT, "num_speculative_tokens": DRAFT_TOKENS}
+def _drafter(method: str, **more: Setting) -> Spelling:
+    """A method, with how many tokens it drafts and further settings."""
+    settings = {"method": method, **more, "num_speculative_tokens": DRAFT_TOKENS}
     return Spelling(settings=settings)
 
 
 # vLLM 0.31 and 0.32 draft no trees.
 _METHODS = {
     "none": Spelling(settings={}),
-    "ngram": Spelling(
-        settings={
-            "method": "ngram",
-            "num_speculative_tokens": DRAFT_TOKENS,
-            "prompt_lookup_max": 4,
-            "prompt_lookup_min": 2,
-        }
-    ),
-    "suffix": Spelling(
-        settings={"method": "suffix", "num_speculative_tokens": DRAFT_TOKENS},
+    "ngram": _drafter("ngram", prompt_lookup_max=4, prompt_lookup_min=2),
+    "suffix": dataclasses.replace(
+        _drafter("suffix"),
         packages=("arctic-inference==0.1.1",),
         learns=True,  # its cache keeps the answers of requests that have ended
     ),
-    "mtp": Spelling(settings={"method": "mtp", "num_speculative_tokens": DRAFT_TOKENS}),
+    "mtp": _drafter("mtp"),
     **{
-        name: _drafter(name)
+        name: _drafter(name, model=DRAFT)
         for name in ("draft_model", "eagle", "eagle3", "medusa", "dflash", "custom_class")
     },
 }

@@ -1,13 +1,16 @@
 """The wire format of a server: requests, and the events of its answers."""
 
-import typing
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, TypeVar
 
 import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from specreg.acceptance.record import Counters, Source, StepCounts
 from specreg.acceptance.trace import Body, StreamEvent
@@ -50,7 +53,6 @@ class Ask:
         temperature: 0 is greedy.
         ignore_eos: whether the reply goes on to the cap, whatever the model says.
         chat_template_args: arguments of the model's chat template, as pairs.
-        stream: whether the reply comes as it is made, not at once.
     """
 
     model: str
@@ -61,7 +63,6 @@ class Ask:
     temperature: float
     ignore_eos: bool = False
     chat_template_args: tuple[tuple[str, object], ...] = ()
-    stream: bool = True
 
     @property
     def text(self) -> str:
@@ -69,9 +70,20 @@ class Ask:
         return "".join(message.content for message in self.messages)
 
     @property
-    def prompt(self) -> str | tuple[int, ...]:
-        """What to complete: ids, or a text."""
-        return self.token_ids or self.text
+    def openai_path(self) -> str:
+        """Where OpenAI-like servers are asked, by the form of the prompt."""
+        return "/v1/chat/completions" if self.form is Form.CHAT else "/v1/completions"
+
+    @property
+    def openai_prompt(self) -> dict[str, object]:
+        """The prompt as they take it: a chat, or ids or a text to complete."""
+        if self.form is Form.COMPLETIONS:
+            return {"prompt": self.token_ids or self.text}
+        template = dict(self.chat_template_args)
+        return {
+            "messages": self.messages,
+            **({"chat_template_kwargs": template} if template else {}),
+        }
 
 
 class StreamDecoder(ABC):
@@ -90,12 +102,9 @@ class StreamDecoder(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Whom to ask: all that a client needs of a server.
+    """Whom to ask: all that a client, in whichever process, needs of a server.
 
-    Attributes:
-        base_url: `http://127.0.0.1:PORT`.
-        model: the name that the model is served under.
-        engine: a name of `ENGINES`, so that an endpoint can be sent to another process.
+    `base_url` is `http://127.0.0.1:PORT`, `engine` a name of `ENGINES`.
     """
 
     base_url: str
@@ -103,12 +112,13 @@ class Endpoint:
     engine: str
 
 
-class _ErrorEvent(typing.Protocol):
-    @property
-    def error(self) -> object: ...
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """An event of any server, which may be its error."""
+
+    error: object = None
 
 
-EventT = TypeVar("EventT", bound=_ErrorEvent)
+EventT = TypeVar("EventT", bound=Event)
 
 
 def decode_event(decoder: msgspec.json.Decoder[EventT], event: bytes) -> EventT:
@@ -128,37 +138,24 @@ def decode_event(decoder: msgspec.json.Decoder[EventT], event: bytes) -> EventT:
     return decoded
 
 
-USAGE: Mapping[str, object] = {"include_usage": True}
-USAGE_IN_EACH_CHUNK: Mapping[str, object] = {"include_usage": True, "continuous_usage_stats": True}
-
-
-class Delta(msgspec.Struct, frozen=True, gc=False):
-    """What a chunk of a chat adds."""
-
+class _Delta(msgspec.Struct, frozen=True, gc=False):
     content: str | None = None
 
 
-class Choice(msgspec.Struct, frozen=True):
+class _Choice(msgspec.Struct, frozen=True):
     """What a chunk adds: `delta` in a chat, `text` in a completion."""
 
-    delta: Delta | None = None
+    delta: _Delta | None = None
     text: str | None = None
     token_ids: list[int] | None = None
     finish_reason: Name | None = None
 
-    @property
-    def content(self) -> str:
-        """The text added."""
-        return (self.delta.content if self.delta else self.text) or ""
 
-
-class Usage(msgspec.Struct, frozen=True, gc=False):
-    """The server's count of what it has generated."""
-
+class _Usage(msgspec.Struct, frozen=True, gc=False):
     completion_tokens: Count
 
 
-NO_CHOICE = Choice()
+_NO_CHOICE = _Choice()
 
 
 class SpecTokensDetails(msgspec.Struct, frozen=True):
@@ -202,9 +199,7 @@ class _Extension(msgspec.Struct, frozen=True):
         return self.spec_tokens_details.counts if self.spec_tokens_details else None
 
 
-class Speculation(msgspec.Struct, frozen=True):
-    """vLLM's record of an answer."""
-
+class _Speculation(msgspec.Struct, frozen=True):
     acceptance_histogram: Histogram
     num_draft_tokens: Count
 
@@ -212,7 +207,7 @@ class Speculation(msgspec.Struct, frozen=True):
 class RequestMetrics(msgspec.Struct, frozen=True):
     """What vLLM says of an answer beside it, from 0.29 on."""
 
-    speculative_decoding: Speculation | None = None
+    speculative_decoding: _Speculation | None = None
 
     @property
     def counts(self) -> StepCounts | None:
@@ -223,12 +218,11 @@ class RequestMetrics(msgspec.Struct, frozen=True):
         return StepCounts.from_histogram(told.acceptance_histogram, told.num_draft_tokens)
 
 
-class _Event(msgspec.Struct, frozen=True):
-    choices: tuple[Choice, ...] = ()
-    usage: Usage | None = None
+class _Event(Event, frozen=True, kw_only=True):
+    choices: tuple[_Choice, ...] = ()
+    usage: _Usage | None = None
     metrics: RequestMetrics | None = None
     sglext: _Extension | None = None
-    error: object = None
 
 
 _decoder = msgspec.json.Decoder(_Event)
@@ -237,8 +231,7 @@ _decoder = msgspec.json.Decoder(_Event)
 class OpenAiDecoder(StreamDecoder):
     """Reads chunks of OpenAI's form with what vLLM and SGLang add.
 
-    A chunk's tokens are its ids, or, without `by_ids`, how far the usage has moved since the one
-    before.
+    A chunk's tokens are its ids, or, without `by_ids`, how far its usage has moved.
     """
 
     __slots__ = ("_by_ids", "_tokens")
@@ -249,38 +242,69 @@ class OpenAiDecoder(StreamDecoder):
     def parse_event(self, event: bytes) -> StreamEvent:
         """A chunk; one of the last has no choices, and the usage and record of the answer."""
         parsed = decode_event(_decoder, event)
-        choice = parsed.choices[0] if parsed.choices else NO_CHOICE
+        choice = parsed.choices[0] if parsed.choices else _NO_CHOICE
         record = parsed.metrics or parsed.sglext
         before, usage_tokens = self._tokens, None
         if parsed.usage is not None:
             self._tokens = usage_tokens = parsed.usage.completion_tokens
         return StreamEvent(
             tokens=len(choice.token_ids or ()) if self._by_ids else self._tokens - before,
-            text=choice.content,
+            text=(choice.delta.content if choice.delta else choice.text) or "",
             finish_reason=choice.finish_reason,
             usage_tokens=usage_tokens,
             acceptance=record.counts if record else None,
         )
 
 
-def openai_path(ask: Ask) -> str:
-    """Where OpenAI-like servers are asked, by the form of the prompt."""
-    return "/v1/chat/completions" if ask.form is Form.CHAT else "/v1/completions"
+_MOST = 2**48
+_POSITION = re.compile(r"[0-9]{1,3}")
 
 
-def openai_body(ask: Ask, stream_options: Mapping[str, object]) -> Body:
-    """What all OpenAI-like servers understand."""
-    template = dict(ask.chat_template_args)
-    return {
-        "model": ask.model,
-        "max_tokens": ask.output_cap_tokens,
-        "temperature": ask.temperature,
-        "stream": True,
-        "stream_options": stream_options,
-        **({"messages": ask.messages} if ask.form is Form.CHAT else {"prompt": ask.prompt}),
-        **({"ignore_eos": True} if ask.ignore_eos else {}),
-        **({"chat_template_kwargs": template} if template else {}),
-    }
+class MetricsPage:
+    """A page of Prometheus: `text`, from a path. What isn't one, or is no count, is an error.
+
+    Raises:
+        InvalidMeasurementError: `METRICS_UNREADABLE`; of `require` `METRICS_MISSING`.
+    """
+
+    def __init__(self, text: str, *, path: str = "/metrics") -> None:
+        self._path = path
+        try:
+            families = list(text_string_to_metric_families(text))
+        # The library raises whatever its parsing stumbles over.
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            message = f"{path} is not a Prometheus page ({error}); look at it in a browser"
+            raise InvalidMeasurementError("METRICS_UNREADABLE", message) from error
+        self.samples = [sample for family in families for sample in family.samples]
+
+        self.names = {sample.name for sample in self.samples}
+
+    def require(self, *names: str, why: str) -> None:
+        """Check that there are samples of all these names; `why` says how they may be missing."""
+        missing = [name for name in names if name not in self.names]
+        if missing:
+            there = ", ".join(name for name in names if name in self.names) or "none of them"
+            message = f"looked for {', '.join(missing)}; {self._path} has {there}; {why}?"
+            raise InvalidMeasurementError("METRICS_MISSING", message)
+
+    def total(self, name: str) -> int:
+        """What all samples of a name count together, 0 where there are none."""
+        return sum(self._count(sample) for sample in self.samples if sample.name == name)
+
+    def by_position(self, name: str, label: str) -> Counter[int]:
+        """The counts of a name by the position of a draft, from 0, that a label says."""
+        counts = Counter[int]()
+        for sample in self.samples:
+            if sample.name == name and _POSITION.fullmatch(sample.labels.get(label, "")):
+                counts[int(sample.labels[label])] += self._count(sample)
+        return counts
+
+    def _count(self, sample: Sample) -> int:
+        # NaN and infinity aren't whole either; beyond its precision a number counts nothing.
+        if not (0 <= sample.value <= _MOST and float(sample.value).is_integer()):
+            message = f"{sample.name} is {sample.value}, which is no count; look at {self._path}"
+            raise InvalidMeasurementError("METRICS_UNREADABLE", message)
+        return int(sample.value)
 
 
 class WireFormat:
@@ -294,7 +318,7 @@ class WireFormat:
         counters_path: where the counters are; None if there are none.
         counters_flag: what the server must be started with to have them.
         takes_text_alone: whether a prompt may be neither a chat nor token ids.
-        answers_whole: whether it can be asked for an answer without a stream.
+        tells_ids: whether chunks can have their tokens' ids; else each has the usage so far.
     """
 
     request_source: ClassVar[Source | None] = None
@@ -302,27 +326,33 @@ class WireFormat:
     counters_path: ClassVar[str | None] = None
     counters_flag: ClassVar[str] = "its counters"
     takes_text_alone: ClassVar[bool] = False
-    answers_whole: ClassVar[bool] = False
+    tells_ids: ClassVar[bool] = False
 
     def path(self, ask: Ask) -> str:
         """Where to POST it."""
-        return openai_path(ask)
+        return ask.openai_path
 
     def body(self, ask: Ask) -> Body:
         """The body of a request that gives token counts, usage and acceptance."""
-        return openai_body(ask, USAGE_IN_EACH_CHUNK)
+        each_chunk = {} if self.tells_ids else {"continuous_usage_stats": True}
+        return {
+            "model": ask.model,
+            "max_tokens": ask.output_cap_tokens,
+            "temperature": ask.temperature,
+            "stream": True,
+            "stream_options": {"include_usage": True, **each_chunk},
+            **ask.openai_prompt,
+            **({"ignore_eos": True} if ask.ignore_eos else {}),
+            **({"return_token_ids": True} if self.tells_ids else {}),
+        }
 
     def new_decoder(self, ask: Ask) -> StreamDecoder:
         """What reads the answer to it."""
         del ask
-        return OpenAiDecoder(by_ids=False)
+        return OpenAiDecoder(by_ids=self.tells_ids)
 
     def parse_counters(self, page: str) -> Counters:
-        """The speculation counters of a page of metrics.
-
-        Raises:
-            InvalidMeasurementError: they aren't there, or can't be read.
-        """
+        """The speculation counters of a page, else an InvalidMeasurementError that says why not."""
         message = f"{type(self).__name__}: has no counters, and none in {len(page)} characters"
         raise InvalidMeasurementError("METRICS_MISSING", message)
 
@@ -339,7 +369,11 @@ class EventSplitter:
         self._begun_bytes = 0
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """The data of the events that `piece` completes, `[DONE]` included."""
+        """The data of the events that `piece` completes, `[DONE]` included.
+
+        Raises:
+            InvalidMeasurementError: `EVENT_UNREADABLE`, a line doesn't end within `MOST_BYTES`.
+        """
         begun = self._begun
         # To join the pieces of a long line again and again would take the square of its length.
         begun.append(piece)
@@ -350,45 +384,9 @@ class EventSplitter:
             self._begun_bytes = len(rest)
         else:
             self._begun_bytes += len(piece)
-        _check_length(self._begun_bytes)
+        if self._begun_bytes > MOST_BYTES:
+            message = f"after {MOST_BYTES} bytes a line has no end; is this a stream of events?"
+            raise InvalidMeasurementError("EVENT_UNREADABLE", message)
         for line in lines:
             if line.startswith(_PREFIX):
                 yield line[len(_PREFIX) :].strip()
-
-    def close(self) -> Iterator[bytes]:
-        """Nothing: what has no end is no event."""
-        yield from ()
-
-
-class WholeAnswer:
-    """Takes an answer that isn't a stream for a single event."""
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-        self._bytes = 0
-
-    def feed(self, piece: bytes) -> Iterator[bytes]:
-        """Nothing yet: only its end says that it is whole."""
-        self._pieces.append(piece)
-        self._bytes += len(piece)
-        _check_length(self._bytes)
-        yield from ()
-
-    def close(self) -> Iterator[bytes]:
-        """All that came."""
-        yield b"".join(self._pieces)
-
-
-def _check_length(length_bytes: int) -> None:
-    """Silent where a line, or an answer that isn't a stream, is no longer than it may be."""
-    if length_bytes > MOST_BYTES:
-        message = f"after {MOST_BYTES} bytes there is no end of a line; is this a stream of events?"
-        raise InvalidMeasurementError("EVENT_UNREADABLE", message)
-
-
-def splitter_for(*, stream: bool) -> EventSplitter | WholeAnswer:
-    """What makes events of an answer's bytes.
-
-    `feed` raises `InvalidMeasurementError`, `EVENT_UNREADABLE`, where no end comes within 16 MiB.
-    """
-    return EventSplitter() if stream else WholeAnswer()

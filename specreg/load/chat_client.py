@@ -18,10 +18,10 @@ from specreg.engines.wire_format import (
     DONE,
     Ask,
     Endpoint,
+    EventSplitter,
     Message,
     Role,
     StreamDecoder,
-    splitter_for,
 )
 from specreg.matrix.case import Case
 
@@ -164,20 +164,17 @@ class ChatClient:
         """End the streams that have been silent for too long.
 
         Raises:
-            HungError: for 60 s of requests on their way the server showed no life; where answers
-                come whole, and a request has more time, for that.
+            HungError: for 60 s of requests on their way the server showed no life.
         """
-        case = self.case
-        most_s = _SILENCE_S if case.stream else max(_SILENCE_S, case.request_timeout_s)
         while True:
             await asyncio.sleep(_WATCH_S)
             if not self.running:
                 continue
             tokens_ns = [one.chunks[-1].at_ns for one in self.running if one.chunks]
             now_ns = self.clock()
-            if now_ns - max([self.alive_ns, *tokens_ns]) > most_s * _NS_PER_S:
-                raise HungError(most_s)
-            for gathered, timeout in self.running.items() if case.stream else ():
+            if now_ns - max([self.alive_ns, *tokens_ns]) > _SILENCE_S * _NS_PER_S:
+                raise HungError(_SILENCE_S)
+            for gathered, timeout in self.running.items():
                 if now_ns - gathered.heard_ns > _SILENCE_S * _NS_PER_S and not timeout.expired():
                     gathered.error = f"nothing came for {_SILENCE_S:g} s"
                     timeout.reschedule(asyncio.get_running_loop().time())
@@ -223,7 +220,6 @@ class ChatClient:
             temperature=case.temperature,
             ignore_eos=case.ignore_eos,
             chat_template_args=case.chat_template_args,
-            stream=case.stream,
         )
         import aiohttp  # noqa: PLC0415 - imported by then, see new_client
         import httpx  # noqa: PLC0415 - the same
@@ -255,7 +251,7 @@ class ChatClient:
             turn=turn,
             planned_ns=planned_ns,
             sent_ns=sent_ns,
-            first_ns=chunks[0].at_ns if chunks and case.stream else None,
+            first_ns=chunks[0].at_ns if chunks else None,
             last_ns=chunks[-1].at_ns if chunks else None,
             first_chunk_tokens=chunks[0].tokens if chunks else 0,
             chunk_sizes=chunk_sizes(chunks[1:]),
@@ -275,7 +271,7 @@ class ChatClient:
     async def _stream(
         self, path: str, body: bytes, gathered: _StreamState, decoder: StreamDecoder
     ) -> None:
-        splitter, clock = splitter_for(stream=self.case.stream), self.clock
+        splitter, clock = EventSplitter(), self.clock
         async with self.http.stream("POST", path, content=body, headers=_HEADERS) as response:
             if response.status_code != HTTPStatus.OK:
                 text = await _beginning(response)
@@ -288,8 +284,6 @@ class ChatClient:
                 for event in splitter.feed(piece):
                     if event != DONE:
                         gathered.take(decoder.parse_event(event), at_ns)
-        for event in splitter.close():
-            gathered.take(decoder.parse_event(event), gathered.heard_ns)
 
 
 async def _beginning(response: "httpx.Response") -> str:

@@ -103,7 +103,6 @@ class RequestSettings:
         form: whether prompts go through the model's chat template.
         chat_template_args: arguments of that template, as pairs.
         ignore_eos: whether every reply goes on to the cap.
-        stream: whether replies come as they are made, not at once.
     """
 
     output_cap_tokens: Positive
@@ -113,7 +112,6 @@ class RequestSettings:
     form: Form = Form.CHAT
     chat_template_args: tuple[tuple[str, object], ...] = ()
     ignore_eos: bool = False
-    stream: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

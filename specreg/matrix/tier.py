@@ -212,10 +212,8 @@ def _contradictions(table: CasesTable) -> Iterator[str]:
         )
     most = max(table.concurrency, default=0)
     if most > table.max_sequences:
-        yield (
-            f"concurrency = {table.concurrency} with max_sequences = {table.max_sequences}; the"
-            " server must take on all that are in flight"
-        )
+        took = f"concurrency = {most} with max_sequences = {table.max_sequences}"
+        yield f"{took}; the server must take on all that are in flight"
     if table.burstiness != 1.0 and table.arrivals is not Arrivals.GAMMA:
         yield 'burstiness is of gamma alone; set arrivals = "gamma" or leave it out'
     dealt = f"prompts = {table.prompts} in rounds = {table.rounds}"
@@ -225,10 +223,8 @@ def _contradictions(table: CasesTable) -> Iterator[str]:
     last = table.prompts - size * ((table.prompts - 1) // size)
     # The last round would be measured as a load that it isn't.
     if table.speed and table.duration_s is None and last < most:
-        yield (
-            f"{dealt}, the last of which has {last}, with concurrency = {table.concurrency};"
-            f" needed {most}, one for each in flight: raise prompts, or lower rounds or concurrency"
-        )
+        least = f"the last of which has {last}, with concurrency = {most}"
+        yield f"{dealt}, {least}, one for each in flight: raise prompts, or lower one of the others"
     if why := table.parallel.why_not():
         yield why
 

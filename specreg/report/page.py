@@ -29,14 +29,7 @@ _MOST_NEXT_CHARS = 8_000
 _MOST_TEXT_CHARS = 300
 """Of one text that others wrote."""
 # GitHub finds names and numbers in what is already plain text, where a backslash stops nothing.
-_INERT = {
-    "&": "&amp;",
-    "<": "&lt;",
-    ">": "&gt;",
-    "|": "&#124;",
-    "@": "@\u200b",
-    "#": "\\#\u200b",
-}
+_INERT = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;", "@": "@\u200b", "#": "\\#\u200b"}
 # A line between letters, as in `draft_model`, is no markup, and one that searches for it finds it.
 _MARKUP = re.compile(r"[\\`*{}\[\]()#!~$^:@|<>&]|(?<![^\W_])_|_(?![^\W_])|(?<=www)\.")
 

@@ -20,14 +20,14 @@ from specreg.core.errors import MemoryHeldError, SensorError, UnkillableError
 from specreg.core.files import cache_dir, replace_file
 from specreg.core.processes import describe, our_ids
 from specreg.core.signals import check_signalled
-from specreg.telemetry.devices import SENSORS, devices_of, wait_until_free
+from specreg.telemetry.devices import devices_of, open_probe, wait_until_free
 from specreg.telemetry.identity import find_gpus
 from specreg.telemetry.sensor import Device
 
 _POLL_S = 0.2
 _BACK_WITHIN_S = 10.0
 _BYTES_PER_GIB = 2**30
-SYSFS = Path("/sys")
+_SYSFS = Path("/sys")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _SLACK_BYTES = 2**30
 """What the driver may have come to hold meanwhile."""
@@ -144,7 +144,7 @@ def _named(device: Device) -> str:
 
 
 def _used_bytes(device: Device) -> int | None:
-    return SENSORS[device.sensor].open(device).state().used_bytes
+    return open_probe(device).state().used_bytes
 
 
 @dataclass(slots=True)
@@ -212,7 +212,10 @@ class GpuClaim:
 
 
 def own_cores(
-    ours: Sequence[Device], everything: Sequence[Device], cores: AbstractSet[int]
+    ours: Sequence[Device],
+    everything: Sequence[Device],
+    cores: AbstractSet[int],
+    sysfs: Path = _SYSFS,
 ) -> AbstractSet[int]:
     """The share that some GPUs have of the `cores` near them; none where the system doesn't say.
 
@@ -220,16 +223,16 @@ def own_cores(
     """
     own: set[int] = set()
     for device in ours:
-        near = _near(device) & cores
-        beside = [one.id for one in everything if _near(one) & cores == near]
+        near = _near(device, sysfs) & cores
+        beside = [one.id for one in everything if _near(one, sysfs) & cores == near]
         size = len(near) // len(beside)
         first = beside.index(device.id) * size
         own.update(sorted(near)[first : first + size])
     return own
 
 
-def _near(device: Device) -> AbstractSet[int]:
-    path = SYSFS / "bus/pci/devices" / device.bus_id / "local_cpulist"
+def _near(device: Device, sysfs: Path) -> AbstractSet[int]:
+    path = sysfs / "bus/pci/devices" / device.bus_id / "local_cpulist"
     with contextlib.suppress(OSError, ValueError):
         return frozenset(_parse_cores(path.read_text())) if device.bus_id else frozenset()
     return frozenset()

@@ -15,7 +15,6 @@ from specreg.engines.methods import is_older
 from specreg.engines.registry import engine_named
 from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case, ServerSpec
-from specreg.matrix.schema import NO_LIMITS
 from specreg.servers.environments import (
     EngineEnvironment,
     engine_environment,
@@ -23,7 +22,7 @@ from specreg.servers.environments import (
     why_not,
 )
 from specreg.servers.gpu_lease import lease_gpus
-from specreg.telemetry.devices import devices_of, why_unreadable
+from specreg.telemetry.devices import devices_of
 from specreg.telemetry.sensor import Device
 
 
@@ -151,9 +150,10 @@ class Provision:
     def why_no_power(self, spec: ServerSpec) -> str:
         """Why the power of a server can't be read; empty where it can."""
         try:
-            return why_unreadable(self.devices(spec))
+            whys = [device.why_not for device in self.devices(spec) if device.why_not]
         except SensorError as error:
             return str(error)
+        return "; ".join(dict.fromkeys(whys))
 
     def requirement(self, spec: ServerSpec) -> Requirement:
         """What to install for a server, or what is there; its version is "" where nobody knows."""
@@ -191,15 +191,3 @@ def check_version(case: Case, version: str) -> None:
             ' "completions" in the matrix, with a dataset of texts'
         )
         raise UnsupportedError(message)
-    # Of answers that come at once: what only a stream tells.
-    for applies, reason in (
-        (
-            not engine.wire_format.answers_whole,
-            f"engine '{engine.name}' is asked for streams alone",
-        ),
-        (case.speculates, "only the chunks of a stream tell its acceptance"),
-        (case.limits != NO_LIMITS, "limits on TTFT and TPOT are kept in a stream"),
-    ):
-        if applies and not case.stream:
-            message = f"case '{case.id}' with stream = false: {reason}; leave one of them out"
-            raise UnsupportedError(message)

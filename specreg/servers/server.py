@@ -22,7 +22,7 @@ from specreg.core.http import ask
 from specreg.core.logs import log_end
 from specreg.core.processes import SupervisedProcess, process_ids
 from specreg.engines.engine import Engine
-from specreg.engines.wire_format import DONE, Ask, Endpoint, Form, Message, Role, splitter_for
+from specreg.engines.wire_format import DONE, Ask, Endpoint, EventSplitter, Form, Message, Role
 from specreg.matrix.case import ServerSpec
 
 POLL_S = 0.2
@@ -224,8 +224,6 @@ def generates(server: Server, *, timeout_s: float, output_cap_tokens: int = 1) -
         messages=(Message(Role.USER, "Hello"),),
         output_cap_tokens=output_cap_tokens,
         temperature=0.0,
-        # Every model answers so; one that isn't decoupled has no stream.
-        stream=not server.engine.wire_format.answers_whole,
     )
     url, wire_format = server.base_url, server.engine.wire_format
     path, body = wire_format.path(probe), msgspec.json.encode(wire_format.body(probe))
@@ -244,9 +242,9 @@ def generates(server: Server, *, timeout_s: float, output_cap_tokens: int = 1) -
         raise ServerRefusedError(f"refused to generate, {said}")
     if answer.status != HTTPStatus.OK:
         return False
-    splitter, decoder = splitter_for(stream=probe.stream), wire_format.new_decoder(probe)
+    decoder = wire_format.new_decoder(probe)
     try:
-        events = [*splitter.feed(answer.content), *splitter.close()]
+        events = EventSplitter().feed(answer.content)
         tokens = [decoder.parse_event(event).tokens for event in events if event != DONE]
     except InvalidMeasurementError:
         return False

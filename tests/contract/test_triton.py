@@ -14,12 +14,10 @@ import pytest
 from specreg.acceptance.record import AcceptanceRecord, Source, View
 from specreg.engines.registry import engine_named
 from specreg.engines.wire_format import Form
-from specreg.load.chat_client import FinishedRequest
 from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts
 from specreg.matrix.schema import Load
 from specreg.matrix.tier import load_tier
-from specreg.measurement.measure import Measurement, Plan
 from specreg.servers.environments import EngineEnvironment, engine_environment
 from specreg.servers.provision import Provision
 from specreg.servers.server import Server
@@ -106,31 +104,3 @@ def test_triton_does_what_its_vllm_does(tmp_path: Path, provision: Provision) ->
     # vLLM says what it was told: the case's own arguments have reached it.
     assert "'seed': 7" in (tmp_path / "triton.log").read_text()
     assert "'seed': 7" not in (tmp_path / "vllm.log").read_text()
-
-
-def test_triton_says_at_once_what_it_streams(tmp_path: Path, provision: Provision) -> None:
-    found = case("triton")
-    spec = dataclasses.replace(found.server, method="none", draft=None, draft_tokens=0)
-    streamed = dataclasses.replace(found, server=spec, speed=True)
-    whole = dataclasses.replace(streamed, stream=False)
-    provision.check([streamed, whole])
-    prompts = load_case_prompts(ROOT, found)[: found.prompts]
-    texts: dict[bool, dict[str, str]] = {True: {}, False: {}}
-
-    def measured(one: Case, server: Server) -> Measurement:
-        def take(done: FinishedRequest) -> None:
-            texts[one.stream][done.trace.prompt_id] = done.text
-
-        plan = Plan(show=lambda _: None, record=lambda *_: take)
-        return measure_alone(one, server, prompts, plan)
-
-    with started(streamed, provision.environment(spec), tmp_path) as server:
-        in_stream, at_once = measured(streamed, server), measured(whole, server)
-
-    assert (in_stream.invalid, at_once.invalid) == ({}, {})
-    assert texts[False] == texts[True]
-    assert len(texts[True]) == found.prompts
-    assert set(in_stream.values) - set(at_once.values) == {"ttft_p50_ms", "tpot_p50_ms"}
-    assert set(at_once.values) == {"throughput_tokens_per_s"}
-    assert at_once.replay is not None
-    assert {len(trace.chunk_sizes) for trace in at_once.replay.traces} == {0}

@@ -37,9 +37,9 @@ RECORDINGS = builders.ROOT / "fixtures/recordings"
 ONE = dataclasses.replace(builders.with_concurrency(1), output_cap_tokens=64)
 
 
-def read_stream(protocol: str, form: Form, _: Path, content: bytes, *, stream: bool = True) -> None:
+def read_stream(protocol: str, form: Form, _: Path, content: bytes) -> None:
     """Asks, keeps what came as a journal does, and makes figures of it."""
-    case = dataclasses.replace(ONE, form=form, stream=stream, request_timeout_s=10.0)
+    case = dataclasses.replace(ONE, form=form, request_timeout_s=10.0)
     endpoint = Endpoint(base_url="http://scripted", model="toy", engine=protocol)
     kept: list[bytes] = []
 
@@ -138,8 +138,6 @@ def streams() -> Iterable[Sample]:
         yield Sample(
             content=content, wrong=stream_of, read=functools.partial(read_stream, protocol, form)
         )
-    whole = functools.partial(read_stream, "triton", Form.COMPLETIONS, stream=False)
-    yield Sample(content=recorded("triton/2.51.0/generate.json"), wrong=json_of, read=whole)
 
 
 _TRTLLM = b"".join(

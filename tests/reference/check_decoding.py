@@ -11,8 +11,6 @@ import dataclasses
 import functools
 import itertools
 import json
-import shutil
-import tempfile
 import unittest
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +18,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from specreg.core.errors import ModelError
 from specreg.engines.pytorch.__main__ import parse_options
 from specreg.engines.pytorch.decoding import Models, Reader, decode
 from specreg.engines.pytorch.models import load_models
@@ -238,27 +235,7 @@ class LogProbabilities(unittest.TestCase):
             np.testing.assert_allclose([[*one.values()] for one in told], best.values, atol=1e-3)
 
 
-class Refusals(unittest.TestCase):
-    def configured(self, **settings: int) -> str:
-        """A draft with something else in its configuration."""
-        folder = Path(tempfile.mkdtemp())
-        self.addCleanup(shutil.rmtree, folder)
-        shutil.copytree(TINY / "draft", folder / "draft")
-        path = folder / "draft" / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | settings))
-        return str(folder / "draft")
-
-    def test_models_that_do_not_fit_are_refused(self) -> None:
-        for arguments, words in (
-            (drafting(self.configured(vocab_size=512)), "its tokens (512) aren't the target's (7"),
-            (drafting(self.configured(max_position_embeddings=512)), "512 tokens, 1024 are to be"),
-            (drafting("/nowhere"), "model '/nowhere': has no configuration"),
-            (("--context-tokens", "4096"), "its context is 2048 tokens, 4096 are to be read"),
-        ):
-            with self.assertRaises(ModelError) as caught:  # noqa: PT027 - without pytest
-                load(*arguments)
-            assert words in str(caught.exception), caught.exception
-
+class Templates(unittest.TestCase):
     def test_what_a_template_knows_reaches_it(self) -> None:
         tokenizer = copy.copy(loaded("none").tokenizer)
         tokenizer.chat_template = "{{ word }}"

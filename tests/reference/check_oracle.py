@@ -74,31 +74,20 @@ class NumberFormats(unittest.TestCase):
     def test_bfloat16_is_told_and_differs_little_from_float32(self) -> None:
         for method in DRAFTS:
             exact, rounded = (predicted(method, dtype) for dtype in ("float32", "bfloat16"))
-            places = [
-                one == other
-                for ours, theirs in zip(exact.accepted, rounded.accepted, strict=True)
-                for one, other in zip(ours, theirs, strict=True)
-            ]
+            pairs = zip(exact.accepted, rounded.accepted, strict=True)
+            places = [a == b for one, other in pairs for a, b in zip(one, other, strict=True)]
             assert sum(places) > 0.9 * len(places), (method, sum(places), len(places))
             assert max(exact.gaps_nats) == 0
             assert max(rounded.gaps_nats) < 0.25
 
     def test_the_gap_is_of_the_answer_and_not_of_what_follows_it(self) -> None:
         """The last token is one that the target wouldn't say, as its own or as somebody else's."""
-        text = texts()[0]
-        worst = (*text.ids[:-1], 0)
-        gaps = [
-            answer_question(
-                msgspec.structs.replace(
-                    ask("none", "float32"),
-                    texts=(
-                        Text(ids=worst, prompt_tokens=text.prompt_tokens, output_tokens=tokens),
-                    ),
-                ),
-                "cpu",
-            ).gaps_nats[0]
-            for tokens in (text.output_tokens, text.output_tokens - 1)
-        ]
+        text, gaps = texts()[0], []
+        for tokens in (text.output_tokens, text.output_tokens - 1):
+            ids = (*text.ids[:-1], 0)
+            own = Text(ids=ids, prompt_tokens=text.prompt_tokens, output_tokens=tokens)
+            asked = msgspec.structs.replace(ask("none", "float32"), texts=(own,))
+            gaps.append(answer_question(asked, "cpu").gaps_nats[0])
         assert gaps[0] > 1, gaps
         assert gaps[1] == 0, gaps
 
@@ -209,6 +198,8 @@ class Refusals(unittest.TestCase):
         assert draft in str(caught.exception)
 
     def test_a_draft_of_another_tokenizer_is_refused(self) -> None:
+        draft = self.configured(DRAFTS["draft_model"], vocab_size=512)
+        self.refused("draft_model", "its tokens (512) aren't the target's (768)", draft)
         draft = self.configured(DRAFTS["draft_model"])
         path = Path(draft) / "tokenizer.json"
         content = json.loads(path.read_text())

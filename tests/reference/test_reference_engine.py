@@ -78,23 +78,25 @@ def wait_for(client: httpx.Client, process: subprocess.Popen[bytes]) -> None:
     raise AssertionError
 
 
-def chat(client: httpx.Client, text: str, **more: object) -> Answer:
-    """A greedy answer, whole."""
+def ask(client: httpx.Client, text: str, **more: object) -> str:
+    """A greedy answer, as it comes."""
     messages = [{"role": "user", "content": text}]
-    body = {"messages": messages, "temperature": 0, "max_tokens": 48, "return_token_ids": True}
-    response = client.post("/v1/chat/completions", json=body | more)
+    body = {"messages": messages, "temperature": 0, "max_tokens": 48, **more}
+    response = client.post("/v1/chat/completions", json=body)
     assert response.status_code == httpx.codes.OK, response.text
-    answer: Answer = response.json()
+    return response.text
+
+
+def chat(client: httpx.Client, text: str) -> Answer:
+    """A greedy answer, whole."""
+    answer: Answer = json.loads(ask(client, text))
     return answer
 
 
 def events(client: httpx.Client, text: str) -> list[Answer]:
     """The same, as the events of a stream."""
-    body = {"stream": True, "stream_options": {"include_usage": True}}
-    messages = [{"role": "user", "content": text}]
-    body |= {"messages": messages, "temperature": 0, "max_tokens": 48, "return_token_ids": True}
-    response = client.post("/v1/chat/completions", json=body)
-    said = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    streamed = ask(client, text, stream=True, stream_options={"include_usage": True})
+    said = [line.removeprefix("data: ") for line in streamed.split("\n\n") if line]
     assert said[-1] == "[DONE]"
     return [json.loads(one) for one in said[:-1]]
 
@@ -151,11 +153,11 @@ def test_requests_that_come_at_once_get_the_answers_that_they_get_alone(
 
 def test_a_completion_tells_log_probabilities_by_id(server: httpx.Client) -> None:
     body = {"prompt": [5, 6, 7], "max_tokens": 6, "temperature": 0, "logprobs": 2}
-    answer = server.post("/v1/completions", json=body | {"return_token_ids": True}).json()
-    top = answer["choices"][0]["logprobs"]["top_logprobs"]
-    assert [max(one, key=one.get) for one in top] == [f"token_id:{one}" for one in ids(answer)]
+    (choice,) = server.post("/v1/completions", json=body).json()["choices"]
+    top = choice["logprobs"]["top_logprobs"]
+    assert [max(one, key=one.get) for one in top] == [f"token_id:{i}" for i in choice["token_ids"]]
     assert {len(one) for one in top} == {2}
-    assert answer["choices"][0]["prompt_token_ids"] == [5, 6, 7]
+    assert choice["prompt_token_ids"] == [5, 6, 7]
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,7 @@ from specreg.core.errors import SpecregError
 
 
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line: what to serve, and how.
-
-    Raises:
-        SystemExit: argparse's, with status 2, where it can't be understood.
-    """
+    """Parse a command line: what to serve, and how; exits as argparse does where it can't."""
     parser = argparse.ArgumentParser(prog="python -m specreg.engines.pytorch")
     add = parser.add_argument
     add("--model", required=True, help="the target, a folder or hub id")

@@ -41,14 +41,10 @@ class Reader:
         self.lengths = [0] * rows
 
     def read(self, texts: Sequence[Sequence[int]], wanted: Sequence[int]) -> list[Floats]:
-        """Read on.
-
-        Args:
-            texts: by row, the ids that follow; none for a row that waits, but not at first.
-            wanted: by row, after how many of the last of them the logits are wanted.
+        """Read on: by row, the ids that follow; none for a row that waits, but not at first.
 
         Returns:
-            By row, logits of shape [wanted, V] in float32.
+            By row, the float32 logits after the last `wanted` of them, of shape [wanted, V].
         """
         width = max(map(len, texts))
         ids = torch.tensor([[*text, *(0,) * (width - len(text))] for text in texts])
@@ -98,13 +94,9 @@ class Reader:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Row:
-    """A job and what was decoded of it so far.
+    """A job, by its place in the batch, and what was decoded of it so far.
 
-    Attributes:
-        index: its place among the jobs of the batch.
-        context: the ids of prompt and answer so far.
-        random: the job's own generator.
-        unread: the last ids, which the target hasn't read yet.
+    `context` are the ids of prompt and answer; `unread` the last of them, new to the target.
     """
 
     index: int
@@ -154,16 +146,16 @@ class Drafter:
         """Go on with some of the rows, in the order they have."""
 
 
+@dataclass(slots=True)
 class LookupDrafter(Drafter):
     """N-gram lookup in the text so far, without a model (Ou et al. 2024)."""
 
-    def __init__(self, draft_tokens: int) -> None:
-        self._draft_tokens = draft_tokens
+    draft_tokens: int
 
     def draft(self, rows: Sequence[Row]) -> list[Draft]:
         """Draft what followed the last tokens when they stood there before."""
         return [
-            Draft(token_ids=propose(row.context, min(self._draft_tokens, row.room_tokens)))
+            Draft(token_ids=propose(row.context, min(self.draft_tokens, row.room_tokens)))
             for row in rows
         ]
 
@@ -202,7 +194,7 @@ class ModelDrafter(Drafter):
         ]
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Go on with some of the rows, in the order they have."""
+        """Forget the others."""
         self._reader.keep(rows)
         self._read = [self._read[row] for row in rows]
 
@@ -228,13 +220,9 @@ def _choose(logits: Floats, row: Row) -> tuple[int, list[Floats]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Models:
-    """What decodes.
+    """What decodes: the target and its tokenizer, and what makes the drafter of so many rows.
 
-    Attributes:
-        target: the model whose answers they are; tokenizer: its own.
-        new_drafter: makes the drafter of a batch, by how many rows it has.
-        stop_ids: the ids that end a text.
-        context_tokens: how many tokens prompt and answer may have together.
+    `stop_ids` end a text; prompt and answer have at most `context_tokens` together.
     """
 
     target: Model
@@ -245,11 +233,7 @@ class Models:
 
 
 def decode(models: Models, jobs: Sequence[Job]) -> Iterator[Mapping[int, Step]]:
-    """Answer jobs, one at least, as one batch.
-
-    Yields:
-        One step of each job that isn't finished, by its place in `jobs`.
-    """
+    """Answer jobs, one at least, as one batch: a step of each that goes on, by its place."""
     rows = [
         Row(
             index=index,

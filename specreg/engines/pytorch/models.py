@@ -1,8 +1,7 @@
 """Load the target, the draft and the tokenizer, and refuse those that don't fit together."""
 
 import argparse
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,33 +21,28 @@ Config = Any
 
 
 def load_models(options: argparse.Namespace) -> Models:
-    """Load the models of a command line, ready to decode.
-
-    Raises:
-        ModelError: a model can't be loaded, or draft and target don't fit together.
-        UnsupportedError: a model's cache can't be rolled back.
-    """
+    """Load the models of a command line, ready to decode; errors as of what it calls."""
     device = options.device or default_device()
     tokenizer = check_models(options.model, options.draft_model, options.context_tokens)
     target = load_model(options.model, options.dtype, device)
     # The generation config may name several.
     named = target.generation_config.eos_token_id
     stop_ids: Sequence[int | None] = named if isinstance(named, list) else (named,)
+    name = options.draft_model
+    draft = None if name is None else load_model(name, options.dtype, device)
+
+    def new_drafter(rows: int) -> Drafter:
+        if draft is not None:
+            return ModelDrafter(draft, options.draft_tokens, rows)
+        return LookupDrafter(options.draft_tokens) if options.method == "ngram" else Drafter()
+
     return Models(
         target=target,
         tokenizer=tokenizer,
-        new_drafter=_new_drafter(options, device),
+        new_drafter=new_drafter,
         stop_ids=frozenset(one for one in (tokenizer.eos_token_id, *stop_ids) if one is not None),
         context_tokens=options.context_tokens,
     )
-
-
-def _new_drafter(options: argparse.Namespace, device: str) -> Callable[[int], Drafter]:
-    if options.draft_model is not None:
-        draft = load_model(options.draft_model, options.dtype, device)
-        return functools.partial(ModelDrafter, draft, options.draft_tokens)
-    drafter = LookupDrafter(options.draft_tokens) if options.method == "ngram" else Drafter()
-    return lambda _: drafter
 
 
 def default_device() -> str:
@@ -57,12 +51,7 @@ def default_device() -> str:
 
 
 def load_model(name: str, dtype: str, device: str) -> Model:
-    """Load a causal language model of transformers.
-
-    Args:
-        name: a folder or hub id.
-        dtype: the weights' number format, or "auto" for their own.
-        device: where to put it, as PyTorch calls it.
+    """Load a causal language model of transformers, in a number format or, by "auto", its own.
 
     Raises:
         ModelError: it can't be loaded.
@@ -126,11 +115,7 @@ def check_models(target: str, draft: str | None, needed_tokens: int) -> Tokenize
 
 
 def check_context(name: str, config: Config, needed_tokens: int) -> None:
-    """Check that a model can read as long a text as it is to read, where it says how long.
-
-    Raises:
-        ModelError: it can't.
-    """
+    """Raise a ModelError where a model says that it can't read so long a text."""
     has_tokens = getattr(config, "max_position_embeddings", None)
     if has_tokens is not None and has_tokens < needed_tokens:
         message = (

@@ -147,10 +147,8 @@ def load_head(name: str, target: Model, needed_tokens: int) -> tuple[Eagle3Head,
 
 
 def main() -> None:
-    """Answer the question in a line of the standard input, in a line of the standard output.
-
-    What others print there goes to the standard error.
-    """
+    """Answer the question in a line of the standard input, in a line of the standard output."""
+    # What others print there goes to the standard error.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     device = sys.argv[1] if len(sys.argv) > 1 else default_device()

@@ -170,11 +170,7 @@ class Queue:
         self._waiting = asyncio.Queue()
 
     async def steps(self, job: Job) -> AsyncIterator[Step]:
-        """The steps of a job.
-
-        Raises:
-            ServerError: its batch could not be answered.
-        """
+        """The steps of a job, else a ServerError where its batch can't be answered."""
         steps: asyncio.Queue[Step | ServerError] = asyncio.Queue()
         self._waiting.put_nowait((job, steps))
         while True:

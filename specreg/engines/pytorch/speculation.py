@@ -21,14 +21,10 @@ def propose(context: Sequence[int], draft_tokens: int) -> tuple[int, ...]:
     As vLLM's NgramProposer: the longest run of last tokens that was there before, and its first
     place.
 
-    Args:
-        context: the ids of prompt and answer so far; each below 0x110000.
-        draft_tokens: the most to draft.
-
     Returns:
         At most `draft_tokens` ids: fewer where the text ends before, none where nothing was found.
     """
-    # As a text, because str has a fast search; an id is a code point.
+    # As a text, because str has a fast search; an id is a code point, below 0x110000.
     text = "".join(map(chr, context))
     for tokens in range(min(LONGEST_TOKENS, len(text) - 1), SHORTEST_TOKENS - 1, -1):
         # Up to the last token: the text's own end is no earlier place, but may overlap with one.
@@ -67,13 +63,9 @@ class Verified:
 def verify(
     draft: Draft, logits: Floats, temperature: float, random: np.random.Generator
 ) -> Verified:
-    """Verify a draft.
+    """Verify a draft of k tokens by the target's logits before each and after the last, [k + 1, V].
 
-    Args:
-        draft: k tokens.
-        logits: the target's before each of them and after the last, of shape [k + 1, V].
-        temperature: 0 is greedy, accepts the target's own choices, and draws nothing.
-        random: the generator of the request.
+    The temperature 0 is greedy, accepts the target's own choices, and draws nothing.
     """
     if temperature > 0:
         return verify_sampled(draft, distributions(logits, temperature), random)

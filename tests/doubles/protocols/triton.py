@@ -12,7 +12,7 @@ from tests.doubles.vllm.wire import Json, Wire
 
 
 class ScriptedTriton(ScriptedServer):
-    """`generate_stream` and `generate` of one model."""
+    """`generate_stream` of one model."""
 
     version: ClassVar = "2.51.0"
 
@@ -22,17 +22,12 @@ class ScriptedTriton(ScriptedServer):
         app.router.add_get("/v2/health/ready", self._health)
         app.router.add_get("/v2", self._server)
         app.router.add_post("/v2/models/{model}/generate_stream", self._generate)
-        app.router.add_post("/v2/models/{model}/generate", self._generate)
         return app
 
     async def _server(self, _: web.Request) -> web.Response:
         return web.json_response({"name": "triton", "version": self.version})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
-        """A model answers as it is asked: one response at `generate`, several in a stream."""
-        streams = request.path.endswith("_stream")
-        if streams != msgspec.json.decode(await request.read(), type=_Generate).stream:
-            return web.json_response({"error": "not as many responses as that"}, status=400)
         return await self.answer(request, TritonWire)
 
     def parse_body(self, raw: bytes) -> Body:
@@ -42,7 +37,7 @@ class ScriptedTriton(ScriptedServer):
             prompt=asked.text_input,
             max_tokens=asked.parameters.max_tokens,
             ignore_eos=asked.parameters.ignore_eos,
-            stream=asked.stream,
+            stream=True,
             stream_options=StreamOptions(include_usage=False),
         )
 
@@ -77,8 +72,3 @@ class TritonWire(Wire):
             "num_output_tokens": len(chunk.token_ids),
             "finish_reason": str(steps.finish_reason if last else None),
         }
-
-    def whole(self, steps: Steps, metrics: Json | None) -> Json:
-        """The same as one response."""
-        del metrics
-        return self.event(Chunk(steps.token_ids), steps, last=True)

@@ -11,7 +11,7 @@ thread more than there, so its times are no measurement; and of the interface on
 here: no images, embeddings, log probabilities, LoRA, nor vLLM's metrics among Triton's.
 
 In: `model.json`, vLLM's engine arguments, and requests. Out: a response for each piece that vLLM
-sends, or a single one without `stream`. Names, defaults and errors are those of the real
+sends. Names, defaults and errors are those of the real
 backend's `src/model.py` and `src/utils/request.py` in 2026. Written against vLLM 0.32.
 
 Its input is never part of the output, as specreg asks. Environment: `SPECREG_VLLM_PYTHON`, the
@@ -55,7 +55,6 @@ Outputs = dict[str, str | int]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ask:
     text: str
-    stream: bool
     sampling: Mapping[str, object]
     names: Sequence[str]
 
@@ -106,7 +105,7 @@ class TritonPythonModel:
         try:
             ask = _parse_request(request)
             pieces = _pieces(ask, self._port)
-            for piece in pieces if ask.stream else [_joined(list(pieces))]:
+            for piece in pieces:
                 last = piece["finish_reason"] != "None"
                 sender.send(_response(ask, piece), _LAST if last else 0)
         except Exception as error:  # noqa: BLE001 - as there: whatever it is, the client hears it
@@ -123,7 +122,6 @@ def _parse_request(request: pb_utils.InferenceRequest) -> _Ask:
     }
     return _Ask(
         text=tensors["text_input"].decode(),
-        stream=bool(tensors.get("stream")),
         sampling=json.loads(tensors.get("sampling_parameters") or request.parameters()),
         names=["text_output", *(name for name in _EXTRAS if tensors.get(f"return_{name}"))],
     )
@@ -155,14 +153,6 @@ def _pieces(ask: _Ask, port: int) -> Iterator[Outputs]:
                 }
         if finish_reason is None:  # a request without a last response stays for ever
             raise ConnectionError("vLLM's answer has no end")
-
-
-def _joined(pieces: Sequence[Outputs]) -> Outputs:
-    return {
-        **pieces[-1],
-        "text_output": "".join(str(piece["text_output"]) for piece in pieces),
-        "num_output_tokens": sum(int(piece["num_output_tokens"]) for piece in pieces),
-    }
 
 
 def _response(ask: _Ask, piece: Outputs) -> pb_utils.InferenceResponse:

@@ -137,6 +137,7 @@ def test_each_row_is_read_as_a_line_in_an_array_and_in_parquet(
         (OWN, {"id": "a", "turns": ["x"]}, "`category`"),
         (OWN, {"id": "a", "category": "c", "turn": ["x"]}, "`turn`"),
         (OWN, {"id": "a", "category": "c", "turns": []}, "empty turn"),
+        (OWN, {"id": "a" * 201, "category": "c", "turns": ["x"]}, "give it a shorter one"),
         (OWN, {"id": "a", "category": "c", "turns": ["x"], "token_ids": [1]}, "and token_ids"),
         ("mt-bench", {"question_id": 1, "turns": ["x"]}, "prompt '1': category is missing"),
         ("mt-bench", {"question_id": 1, "category": "c"}, "prompt '1': turns is missing"),

@@ -1,5 +1,6 @@
 """Fetching and asking, by the real huggingface_hub, of a hub on this machine."""
 
+import dataclasses
 import hashlib
 import json
 import subprocess
@@ -17,6 +18,7 @@ from specreg.core.errors import DatasetError
 from specreg.datasets.hub import fetch_dataset_file, is_cached, is_offline, why_unfetchable
 from specreg.datasets.prepare import load_prompts, prepare
 from specreg.datasets.table import dataset_named
+from specreg.matrix.models import vocabulary_of, why_no_models
 from tests.unit import builders
 
 COMMIT = "e3a795c7b1c2a8a6b3f0f2d1c4b5a69788776655"
@@ -130,7 +132,10 @@ def test_the_hub_is_asked_whether_it_would_give_a_model(
     hub: Hub, status: int, code: str, words: str
 ) -> None:
     hub.status, hub.code = status, code
-    said = why_unfetchable(MODEL)
+    spec = dataclasses.replace(builders.PLAIN_SPEC, target=MODEL)
+    elsewhere = dataclasses.replace(spec, engine_env=(("HF_HOME", "/models"),))
+    assert why_no_models(elsewhere) == ""
+    said = why_no_models(spec)
     assert bool(said) == bool(words)
     assert words in said
     assert said.startswith(f"hub model '{MODEL}': " if words else "")
@@ -150,7 +155,9 @@ def test_the_hub_is_not_asked_where_it_must_not_be_or_for_a_model_in_its_cache(
     (snapshot.parents[1] / "refs/main").write_text(COMMIT)
     assert not is_cached(MODEL)  # a fetch that broke off leaves a folder too
     (snapshot / "model.safetensors").touch()
+    (snapshot / "config.json").write_text('{"vocab_size": 7}')
     assert is_cached(MODEL)
+    assert vocabulary_of(MODEL) == 7
     why_unfetchable.cache_clear()
     assert why_unfetchable(MODEL) == ""
     assert hub.asked == []

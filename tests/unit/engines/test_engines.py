@@ -167,6 +167,25 @@ def test_without_a_gpu_an_engine_comes_with_a_cpus_torch_and_no_kernels(
     assert (without in left_out) if without else not left_out
 
 
+@pytest.mark.parametrize("method", sorted(ENGINES["tensorrt_llm"].methods))
+def test_tensorrt_llms_options_are_spelt_as_its_argument_classes(method: str) -> None:
+    """They refuse what they don't know; a setting stands where its path says."""
+    read = builders.ROOT / "fixtures/recordings/tensorrt_llm/llm_args.json"
+    reading = json.loads(read.read_text())
+    options = options_of("tensorrt_llm", method, on_gpu=True)
+    said = json.loads(ENGINES["tensorrt_llm"].files(options)["options.yaml"])
+    config = said.pop("speculative_config", {})
+    kind = config.pop("decoding_type", None)
+    assert set(config) <= {*reading["every"], *reading["types"].get(kind, ())}
+    assert (kind is None) == (method == "none")
+    assert said.pop("disable_overlap_scheduler", False) == (method in {"ngram", "draft_model"})
+    assert said == {
+        "dtype": "float32",
+        "return_perf_metrics": True,
+        "kv_cache_config": {"enable_block_reuse": False, "free_gpu_memory_fraction": 0.4},
+    }
+
+
 def test_tensorrt_llm_needs_a_gpu() -> None:
     with pytest.raises(UnsupportedError, match="runs on a GPU alone; put it into a tier"):
         ENGINES["tensorrt_llm"].requirement(on_gpu=False)

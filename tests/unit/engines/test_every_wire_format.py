@@ -28,7 +28,6 @@ from specreg.engines.wire_format import Endpoint, Form
 from specreg.load.client_processes import open_clients
 from specreg.load.rounds import Round
 from specreg.measurement.arm import read_acceptance
-from specreg.measurement.metrics import Family, e2e_ms, metrics_of, tpot_ms, ttft_ms
 from tests.doubles.protocols.sglang import ScriptedSglang
 from tests.doubles.protocols.tensorrt_llm import ScriptedTensorrtLlm
 from tests.doubles.protocols.triton import ScriptedTriton
@@ -38,16 +37,10 @@ from tests.doubles.vllm.script import Fault, Script
 from tests.unit import builders
 
 SERVERS = {
-    "vllm": ScriptedServer,
-    "sglang": ScriptedSglang,
-    "tensorrt_llm": ScriptedTensorrtLlm,
-    "triton": ScriptedTriton,
-}
-SPOKEN = {
-    "vllm": Source.VLLM_REQUEST,
-    "sglang": Source.SGLANG_REQUEST,
-    "tensorrt_llm": Source.TRTLLM_COUNTERS,
-    "triton": Source.STREAM_CHUNKS,
+    "vllm": (ScriptedServer, Source.VLLM_REQUEST),
+    "sglang": (ScriptedSglang, Source.SGLANG_REQUEST),
+    "tensorrt_llm": (ScriptedTensorrtLlm, Source.TRTLLM_COUNTERS),
+    "triton": (ScriptedTriton, Source.STREAM_CHUNKS),
 }
 HAS_NO_SCRIPT = {"reference"}
 """It speaks as vLLM does, and tests/reference plays known steps through the engine itself."""
@@ -103,8 +96,6 @@ def play(
     draft_tokens: int,
     requests: Sequence[Played],
     script: Script | None = None,
-    *,
-    stream: bool = True,
 ) -> tuple[Round, Counters | None, Counters | None]:
     """A round of the requests over real HTTP, and the counters around it."""
     launch = Launch(
@@ -113,8 +104,8 @@ def play(
         speculation=Speculation(num_speculative_tokens=draft_tokens),
         counts=True,
     )
-    server = SERVERS[protocol](launch, script or Script(prefill_ms=0.0, step_ms=0.0))
-    case = dataclasses.replace(builders.CASE, form=form, stream=stream)
+    server = SERVERS[protocol][0](launch, script or Script(prefill_ms=0.0, step_ms=0.0))
+    case = dataclasses.replace(builders.CASE, form=form)
     prompts = [request.prompt(number) for number, request in enumerate(requests)]
 
     async def run() -> tuple[Round, Counters | None, Counters | None]:
@@ -159,7 +150,7 @@ def test_the_steps_that_were_played_are_read_back_exactly(
 ) -> None:
     draft_tokens, requests = run
     record = measured(protocol, form, draft_tokens, requests)
-    assert record.source is SPOKEN[protocol]
+    assert record.source is SERVERS[protocol][1]
     # Of single requests counters tell nothing.
     by_prompt = zip(record.prompts, requests, strict=True) if record.prompts else ()
     assert bool(record.prompts) == (protocol != "tensorrt_llm")
@@ -191,24 +182,6 @@ def test_a_fault_is_an_error_of_its_request_in_every_protocol(
     errors = [trace.error for trace in play(protocol, form, 3, requests, script)[0].traces]
     assert sorted(error is None for error in errors) == [False, True, True]
     assert words in next(error for error in errors if error is not None)
-
-
-def test_an_answer_at_once_has_its_tokens_and_nothing_of_the_way_there() -> None:
-    requests = [Played(accepted=(1, 2, 0), tokens=7), Played(accepted=(), tokens=1)]
-    done, *_ = play("triton", Form.COMPLETIONS, 3, requests, stream=False)
-    check_requests(done.traces)
-    assert [trace.tokens for trace in done.traces] == [7, 1]
-    assert all(e2e_ms(trace) and ttft_ms(trace) is tpot_ms(trace) is None for trace in done.traces)
-    case = dataclasses.replace(builders.PLAIN_CASE, stream=False)
-    assert metrics_of(case, Family.LATENCY) == ()
-    assert len(metrics_of(builders.PLAIN_CASE, Family.LATENCY)) == 2
-
-
-def test_an_answer_at_once_that_is_broken_is_an_error_of_its_request() -> None:
-    script = Script(prefill_ms=0.0, step_ms=0.0, fault=Fault.WRONG_JSON)
-    played = [Played(accepted=(1, 2, 0), tokens=7)]
-    done, *_ = play("triton", Form.COMPLETIONS, 3, played, script, stream=False)
-    assert "EVENT_UNREADABLE" in (done.traces[0].error or "")
 
 
 @pytest.mark.parametrize("protocol", ["tensorrt_llm", "triton"])

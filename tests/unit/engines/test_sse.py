@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from specreg.core.errors import InvalidMeasurementError
 from specreg.core.http import MOST_BYTES
-from specreg.engines.wire_format import DONE, EventSplitter, splitter_for
+from specreg.engines.wire_format import DONE, EventSplitter
 
 EVENTS = (b'{"text": "one"}', '{"text": "zwölf €"}'.encode(), DONE)
 STREAM = b"".join(b"data: " + event + b"\n\n" for event in EVENTS)
@@ -53,26 +53,11 @@ def test_a_last_line_that_never_ended_is_no_event() -> None:
     assert fed(b"data: one\n\ndata: tw") == [b"one"]
 
 
-@settings(deadline=None)
-@given(st.lists(st.binary()))
-def test_an_answer_that_is_no_stream_is_one_event_at_its_end(pieces: list[bytes]) -> None:
-    splitter = splitter_for(stream=False)
-    assert [event for piece in pieces for event in splitter.feed(piece)] == []
-    assert list(splitter.close()) == [b"".join(pieces)]
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_what_has_no_end_is_given_up(*, stream: bool) -> None:
-    splitter = splitter_for(stream=stream)
+def test_what_has_no_end_is_given_up() -> None:
+    splitter = EventSplitter()
     begun = time.monotonic()
     for _ in range(MOST_BYTES // 1_024):
         assert list(splitter.feed(b"x" * 1_024)) == []
     with pytest.raises(InvalidMeasurementError, match=r"^EVENT_UNREADABLE: after 16777216 bytes"):
         list(splitter.feed(b"x"))
     assert time.monotonic() - begun < 5, "each piece is touched once"
-
-
-def test_a_stream_that_breaks_off_has_no_further_event() -> None:
-    splitter = splitter_for(stream=True)
-    assert list(splitter.feed(b"data: a\ndata: b")) == [b"a"]
-    assert list(splitter.close()) == []

@@ -40,12 +40,11 @@ def replay(wire: Wire, case: Case, prompts: int) -> tuple[Round, list[FinishedRe
     return asyncio.run(run()), recorded
 
 
-@pytest.mark.parametrize("stream", [True, False], ids=["streams", "whole-answers"])
 @pytest.mark.parametrize("answered", [0, 1])
-def test_a_server_that_hangs_at_the_end_of_a_round_is_known(*, answered: int, stream: bool) -> None:
+def test_a_server_that_hangs_at_the_end_of_a_round_is_known(answered: int) -> None:
     wire = Mute(1.0, answered=answered)
     with pytest.raises(HungError, match=r"HUNG: no token came for 0\.3 s"):
-        replay(wire, dataclasses.replace(LITTLE, stream=stream), answered + 1)
+        replay(wire, LITTLE, answered + 1)
     assert [body["max_tokens"] for body in wire.bodies] == [20] * (answered + 1) + [1]
 
 

@@ -242,21 +242,6 @@ def test_what_is_no_http_is_an_error_of_its_request() -> None:
     assert len(trace.error or "") < 400
 
 
-def test_an_answer_at_once_may_be_silent_until_its_end_and_has_no_first_token() -> None:
-    class Whole(Wire):
-        async def _stream(self) -> AsyncIterator[bytes]:
-            self.clock.now_ns += 61 * S
-            await asyncio.sleep(1.1)  # longer than the watch looks away
-            yield b'{"choices": [{"text": "ab", "token_ids": [1, 2], '
-            yield b'"finish_reason": "stop"}], "usage": {"completion_tokens": 2}}'
-
-    case = dataclasses.replace(ONE_AT_A_TIME, stream=False)
-    (trace,) = replay_wire(Whole(()), case, builders.PROMPTS[:1]).traces
-    assert (trace.error, trace.tokens, trace.usage_tokens) == (None, 2, 2)
-    assert (trace.first_ns, trace.finish_reason) == (None, "stop")
-    assert trace.last_ns is not None
-
-
 def test_a_stream_that_falls_silent_beside_another_has_failed() -> None:
     class OneSilent(Wire):
         numbers = itertools.count()
@@ -306,21 +291,14 @@ def test_a_server_on_whose_streams_no_token_comes_hangs(before: int) -> None:
     assert len(recorded) == before
 
 
-@pytest.mark.parametrize("stream", [True, False], ids=["streams", "whole-answers"])
-def test_a_server_hangs_too_where_its_requests_have_less_time(*, stream: bool) -> None:
+def test_a_server_hangs_too_where_its_requests_have_less_time() -> None:
     """A request whose time is up is no sign of life, and the next one no new beginning."""
-    case = dataclasses.replace(ONE_AT_A_TIME, request_timeout_s=0.4, stream=stream)
+    case = dataclasses.replace(ONE_AT_A_TIME, request_timeout_s=0.4)
     wire, recorded = Mute(21.0), list[FinishedRequest]()
     with pytest.raises(HungError, match=r"HUNG: no token came for 60 s"):
         replay_wire(wire, case, builders.PROMPTS * 2, record=recorded.append)
     assert 3 <= len(wire.asked) < 12
     assert all(one.late for one in recorded)
-
-
-def test_whole_answers_may_take_as_long_as_a_request_may() -> None:
-    case = dataclasses.replace(ONE_AT_A_TIME, request_timeout_s=300.0, stream=False)
-    with pytest.raises(HungError, match=r"HUNG: no token came for 300 s"):
-        replay_wire(Mute(301.0), case, builders.PROMPTS[:1])
 
 
 def test_a_server_that_refuses_does_not_hang() -> None:

@@ -46,7 +46,7 @@ PAIR = ", [models.tiny]: "
     [
         ("promts = 8", "unknown key 'promts'; did you mean 'prompts'? known: "),
         ("parallel = { tensr = 2 }", "Object contains unknown field `tensr` - at `parallel`"),
-        ("parallel = { data = 2, nodes = 2 }", "parallel.data = 2 with nodes = 2: a server that"),
+        ("parallel = { data = 2, nodes = 2 }", "parallel.nodes = 2 with data = 2"),
         ("tree = { branches = 2 }", "Object missing required field `drafted_tokens` - at `tree`"),
         ('rounds = "4"', "Expected `int`, got `str` - at `rounds`; docs/matrix.md"),
         ("draft_tokens = [3, 17]", "Expected `int` <= 16 - at `draft_tokens[1]`; docs/matrix.md"),

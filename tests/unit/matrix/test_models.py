@@ -1,7 +1,7 @@
 """Model folders: found, refused, and padded without another word being said."""
 
+import dataclasses
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -13,7 +13,13 @@ import pytest
 
 from specreg.core.errors import ModelError
 from specreg.matrix.models import model_sha256, resolve_model, vocabulary_of
-from specreg.matrix.widening import Bits, read_tensors, write_padded_model, write_tensors
+from specreg.matrix.widening import (
+    Bits,
+    read_tensors,
+    served_models,
+    write_padded_model,
+    write_tensors,
+)
 from tests.unit import builders
 
 TINY = builders.ROOT / "fixtures/models/tiny/target"
@@ -96,41 +102,30 @@ def test_padding_adds_layers_of_zeros_and_leaves_what_was_there(
     assert config == {"num_hidden_layers": 3, "hidden_size": 2}
 
 
-PADDED = """
+KILLED = """
 import dataclasses, os, pathlib, signal, sys
 from specreg.matrix import widening
 from tests.unit import builders
-if sys.argv[2] == "killed":
-    widening.read_tensors = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+widening.read_tensors = lambda _: os.kill(os.getpid(), signal.SIGKILL)
 spec = dataclasses.replace(builders.PLAIN_SPEC, target=sys.argv[1], padding_layers=2)
-print(widening.served_models(pathlib.Path("/"), spec)[0])
+widening.served_models(pathlib.Path("/"), spec)
 """
 
 
-def pad(model: Path, cache: Path, how: str = "") -> Path:
-    """The model with two layers more, out of a cache, which an environment variable names."""
-    done = subprocess.run(
-        (sys.executable, "-c", PADDED, str(model), how),
-        env=os.environ | {"SPECREG_CACHE": str(cache)},
-        cwd=builders.ROOT,
-        check=not how,
-        capture_output=True,
-        text=True,
-    )
-    return Path(done.stdout.strip())
-
-
 def test_a_padded_model_is_made_once_and_what_a_killed_run_left_of_it_goes(
-    model: Path, tmp_path: Path
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pad(model, tmp_path / "cache", "killed")
+    monkeypatch.setenv("SPECREG_CACHE", str(tmp_path / "cache"))
+    subprocess.run((sys.executable, "-c", KILLED, str(model)), cwd=builders.ROOT, check=False)
     (left,) = (tmp_path / "cache/models").iterdir()
-    padded = pad(model, tmp_path / "cache")
+    spec = dataclasses.replace(builders.PLAIN_SPEC, target=str(model), padding_layers=2)
+    padded = Path(served_models(builders.ROOT, spec)[0])
     assert padded != left
     assert list((tmp_path / "cache/models").iterdir()) == [padded]
     assert len(read_tensors(padded / "model.safetensors")) == 7
     made = padded.stat().st_ino
-    assert pad(model, tmp_path / "cache").stat().st_ino == made
+    assert served_models(builders.ROOT, spec)[0] == str(padded)
+    assert padded.stat().st_ino == made
 
 
 @pytest.mark.parametrize(

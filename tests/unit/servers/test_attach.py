@@ -236,9 +236,9 @@ READY = b'{"name":"%b","version":"1","state":"READY"}'
         (
             b"[%b,%b]" % (READY % b"one", READY % b"two"),
             b"vllm",
-            "2 models are READY: 'one', 'two', needed one; unload the others",
+            "2 models are READY: 'one', 'two', needed one; load it alone",
         ),
-        (b"[]", b"vllm", "0 models are READY: none, needed one; load it"),
+        (b"[]", b"vllm", "0 models are READY: none, needed one; load it alone"),
         (
             b"[%b]" % READY % b"one",
             b"tensorrtllm",

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from specreg.servers.gpu_lease import own_cores
+from specreg.telemetry.sensor import Device, Scope
 from tests.doubles.nvml.device import (
     Process,
     ScriptedGpu,
@@ -232,3 +234,17 @@ def test_only_on_a_gpu_that_ours_are_on_may_a_number_that_is_not_known_be_ours(
         said = run.do(f"lease b CUDA_VISIBLE_DEVICES={wanted}")
         stranger.kill()
     assert said.startswith(words.format(pid=stranger.pid))
+
+
+def test_gpus_on_one_side_of_a_machine_divide_its_cores(tmp_path: Path) -> None:
+    first, second, far, unknown = (
+        Device(sensor="nvml", id=f"GPU-{n}", name="H100", number=n, scope=Scope.GPU, bus_id=bus)
+        for n, bus in enumerate(("0:1", "0:2", "0:3", ""))
+    )
+    for device, near in ((first, "0-3,8\n"), (second, "0-3,8\n"), (far, "4-7\n")):
+        folder = tmp_path / "bus/pci/devices" / device.bus_id
+        folder.mkdir(parents=True)
+        (folder / "local_cpulist").write_text(near)
+    everything = (first, second, far, unknown)
+    for ours, own in (((first,), {0, 1}), ((second, far), {2, 3, 4, 5, 6}), ((unknown,), set())):
+        assert own_cores(ours, everything, set(range(7)), tmp_path) == own

@@ -1,6 +1,5 @@
 """Where engines come from: what is refused before anything starts, and what is installed."""
 
-import contextlib
 import dataclasses
 import re
 import sys
@@ -12,8 +11,7 @@ from specreg.core.errors import UnsupportedError
 from specreg.engines.settings import Parallel
 from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case
-from specreg.matrix.schema import NO_LIMITS, Limits
-from specreg.servers.provision import Provision, check_version
+from specreg.servers.provision import Provision
 from tests.unit import builders
 
 INSTALLED = Provision(on_gpu=False, show=lambda _: None)
@@ -126,25 +124,6 @@ def test_what_cannot_be_measured_is_said_before_anything_starts(
 def test_what_is_needed_beside_an_engine_is_installed(asked: Case, extra: tuple[str]) -> None:
     assert INSTALLED.requirement(asked.server).extras == extra
     assert "torch==2.13.0" in INSTALLED.requirement(case("reference").server).extras
-
-
-@pytest.mark.parametrize(
-    ("asked", "limits", "words"),
-    [
-        (case("vllm", "none"), NO_LIMITS, "engine 'vllm' is asked for streams alone"),
-        (case("triton", form=Form.COMPLETIONS), NO_LIMITS, "tell its acceptance; leave one of"),
-        (case("triton", "none", Form.COMPLETIONS), Limits(ttft_ms=9.0), "are kept in a stream"),
-        (case("triton", "none", Form.COMPLETIONS), NO_LIMITS, None),
-    ],
-    ids=["engine", "acceptance", "limits", "fine"],
-)
-def test_what_only_a_stream_tells_is_refused_without_one(
-    asked: Case, limits: Limits, words: str | None
-) -> None:
-    whole = dataclasses.replace(asked, stream=False, limits=limits)
-    check_version(dataclasses.replace(whole, stream=True), "")
-    with pytest.raises(UnsupportedError, match=words) if words else contextlib.nullcontext():
-        check_version(whole, "")
 
 
 @pytest.fixture

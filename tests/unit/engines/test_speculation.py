@@ -1,22 +1,28 @@
-"""Verification against what is known of it: by hand, and by the distributions it must have."""
+"""N-gram lookup by its rule; verification by hand, and by the distributions it must have."""
 
 import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
 from specreg.engines.pytorch.speculation import (
+    LONGEST_TOKENS,
     NO_DRAFT,
+    SHORTEST_TOKENS,
     Draft,
     Floats,
     Verified,
     distributions,
+    propose,
     sample,
     verify,
     verify_sampled,
 )
+from specreg.engines.registry import engine_named
 
 DRAWS = 10_000
 ALPHA = 1e-4
@@ -151,19 +157,6 @@ def test_greedy_accepts_nothing_behind_a_rejection() -> None:
             assert verified == Verified(accepted=expected, next_id=expected)
 
 
-def test_the_lengths_of_accepted_runs_are_those_of_independent_drafts() -> None:
-    """Where every place has the same p and q, a run of j is β^j (1 - β), of k it is β^k."""
-    q, draft_tokens, beta = np.array([0.2, 0.3, 0.1, 0.4]), 3, 0.6
-    random = np.random.default_rng(6)
-    target = np.tile(P, (draft_tokens + 1, 1))
-    runs = [
-        verify_sampled(drawn(q, draft_tokens, random), target, random).accepted
-        for _ in range(DRAWS)
-    ]
-    expected = np.array([*(beta**j * (1 - beta) for j in range(draft_tokens)), beta**draft_tokens])
-    assert agrees(np.bincount(runs, minlength=draft_tokens + 1), expected)
-
-
 def test_temperature_0_is_the_likeliest_and_takes_no_chance() -> None:
     logits = np.array([[0.0, 3.0, 1.0], [5.0, 0.0, 1.0], [0.0, 0.0, 2.0]])
     random = np.random.default_rng(7)
@@ -178,3 +171,42 @@ def test_a_temperature_divides_the_logits() -> None:
     logits = np.array([[0.0, np.log(3.0)]], dtype=np.float32)
     assert distributions(logits, 1.0)[0] == pytest.approx([0.25, 0.75])
     assert distributions(logits, 0.5)[0] == pytest.approx([0.1, 0.9])
+
+
+def slow_propose(context: list[int], draft_tokens: int) -> tuple[int, ...]:
+    """The rule as one says it: the longest run first, then the first place."""
+    for tokens in range(LONGEST_TOKENS, SHORTEST_TOKENS - 1, -1):
+        for end in range(tokens, len(context)):
+            if context[end - tokens : end] == context[len(context) - tokens :]:
+                return tuple(context[end : end + draft_tokens])
+    return ()
+
+
+@pytest.mark.parametrize(
+    ("context", "drafted"),
+    [
+        pytest.param([1, 2, 3, 4, 1, 2], (3, 4, 1), id="what followed"),
+        pytest.param([1, 2, 8, 1, 2, 9, 1, 2], (8, 1, 2), id="the first place"),
+        pytest.param([2, 3, 7, 1, 2, 3, 8, 1, 2, 3], (8, 1, 2), id="longest first"),
+        pytest.param([5, 5, 5], (5,), id="a place that overlaps the end"),
+        pytest.param([1, 2, 3, 1], (), id="one token is too short"),
+        pytest.param([], (), id="no text"),
+        pytest.param([0xD800, 0x10FFFF, 3, 0xD800, 0x10FFFF], (3, 0xD800, 0x10FFFF), id="odd ids"),
+    ],
+)
+def test_drafts_what_followed_the_last_tokens_before(
+    context: list[int], drafted: tuple[int, ...]
+) -> None:
+    assert propose(context, 3) == drafted
+
+
+def test_the_rule_is_what_vllm_is_told() -> None:
+    settings = engine_named("vllm").methods["ngram"].settings
+
+    assert settings["prompt_lookup_max"] == LONGEST_TOKENS
+    assert settings["prompt_lookup_min"] == SHORTEST_TOKENS
+
+
+@given(context=st.lists(st.integers(0, 3), max_size=40), draft_tokens=st.integers(1, 5))
+def test_is_the_rule_as_one_says_it(context: list[int], draft_tokens: int) -> None:
+    assert propose(context, draft_tokens) == slow_propose(context, draft_tokens)
