@@ -37,10 +37,8 @@ def check_acceptance(
 ) -> None:
     """The counts of a case that speculates hang together.
 
-    Args:
-        record: what was read.
-        draft_tokens: the most drafts of the case that a step can accept (k).
-        drafted_tokens: all that a step drafts; None for k, more where they branch.
+    `draft_tokens` are the most drafts of the case that a step can accept (k), `drafted_tokens` all
+    that a step drafts; None for k, more where they branch.
 
     Raises:
         InvalidMeasurementError: `SPEC_DISABLED`, `SETTINGS_DIFFER`; or as `check_counts` says.

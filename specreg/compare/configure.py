@@ -42,12 +42,6 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
         SideError: a side can't be had.
         SpecregError: something can't be measured as it is asked for; nothing was.
     """
-    if options.launches < LAUNCHES_PER_BLOCK or options.launches % LAUNCHES_PER_BLOCK:
-        message = (
-            f"--launches {options.launches}: a block of ABBA has two of each side; give an even"
-            " number from 2 on"
-        )
-        raise UnsupportedError(message)
     folder, tolerances = _folder_of(options), _tolerances(options.tolerances)
     root, on_gpu = options.root, tier.needs_gpus > 0
     origins = parse_origin(options.a), parse_origin(options.b)

@@ -216,7 +216,6 @@ class Gate:
             Arm(
                 case=pair.of(side),
                 server=server,
-                origin=self._typed(side),
                 required=side is not Side.A2 or len(servers) == 1,
             )
             for side, server in servers.items()

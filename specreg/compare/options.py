@@ -37,7 +37,7 @@ class ServerOptions:
 class LaunchOptions(ServerOptions):
     """What a gate is asked, and a bisect, which is several."""
 
-    launches: Annotated[int, Option(help="the most of each side; even")] = 16
+    launches: Annotated[int, Option(help="the most of each side, two by two", min=2)] = 16
     prompts: Annotated[int | None, Option(help="how many each case replays", min=1)] = None
     tolerances: Annotated[
         list[str], Option("--tolerance", help="METRIC=FRACTION, a loss that is fine")

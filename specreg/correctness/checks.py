@@ -45,9 +45,7 @@ class RunningCase:
     """A case whose servers are up.
 
     Attributes:
-        case: which.
         server: with speculation; control: without it, None where there is none beside it.
-        prompts: of the case.
         predict_drafts: asks the models themselves.
         models: target and draft as folders or hub ids; the target as it is, without padding.
         control_answers: those so far, kept for all cases that have this control.

@@ -73,18 +73,11 @@ def complete(
     in_flight: int,
     within_s: float = _TIMEOUT_S,
 ) -> tuple[Transcript, ...]:
-    """The continuation of each text.
-
-    Args:
-        endpoint: whom to ask.
-        texts: in ids, one at least.
-        wanted: of each text.
-        in_flight: how many at once.
-        within_s: how long an answer may take.
+    """The continuation of each text, with so many requests `in_flight` at once.
 
     Raises:
         UnsupportedError: it knows no ids.
-        HungError: no answer came in that time.
+        HungError: no answer came in `within_s`.
         InvalidMeasurementError: `HTTP_ERROR`, `ANSWER_UNREADABLE`.
     """
     api = token_api_of(endpoint)

@@ -3,9 +3,8 @@
 Acceptance is read from each answer's own record, else the server's counters, else the chunks.
 """
 
-import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specreg.acceptance.checks import (
@@ -31,8 +30,8 @@ from specreg.core.errors import InvalidMeasurementError
 from specreg.datasets.prompts import Prompt
 from specreg.engines.methods import METHODS
 from specreg.engines.wire_format import WireFormat
-from specreg.load.chat_client import Clock, Record
-from specreg.load.client_processes import Clients, open_clients
+from specreg.load.chat_client import Record
+from specreg.load.client_processes import Clients
 from specreg.load.rounds import Round
 from specreg.matrix.case import Case, ServerSpec
 from specreg.measurement.metrics import Family
@@ -47,14 +46,12 @@ class Arm:
     Attributes:
         case: as this server runs it.
         server: running, with no other client using it.
-        origin: where the server comes from, for people.
         required: whether the other arms mean nothing without it. One that isn't, a control, is
             left out once it fails.
     """
 
     case: Case
     server: Server
-    origin: str = ""
     required: bool = True
 
 
@@ -138,13 +135,6 @@ class ArmReplay:
         return None if path is None else wire_format.parse_counters(await self.clients.scrape(path))
 
 
-@contextlib.asynccontextmanager
-async def open_arm(arm: Arm, *, clock: Clock) -> AsyncIterator[ArmReplay]:
-    """Open an arm's clients for as long as the context lasts; `clock`: monotonic, nanoseconds."""
-    async with open_clients(arm.case, arm.server.endpoint, clock=clock) as clients:
-        yield ArmReplay(arm=arm, clients=clients)
-
-
 def read_acceptance(
     spec: ServerSpec,
     wire_format: WireFormat,
@@ -152,14 +142,7 @@ def read_acceptance(
     before: Counters | None,
     after: Counters | None,
 ) -> AcceptanceRecord | None:
-    """The acceptance of all requests between two readings of the counters.
-
-    Args:
-        spec: of the server; without speculation there is no acceptance.
-        wire_format: what the server speaks.
-        traces: one at least, all finished.
-        before: the server's counters, None where it has none.
-        after: the same, afterwards.
+    """The acceptance of all requests between two readings of the counters, None where it has none.
 
     Raises:
         InvalidMeasurementError: a check broke; see `specreg.acceptance`.

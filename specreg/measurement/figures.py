@@ -88,27 +88,22 @@ class PaceFigures(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens_per_s: Summary | None
 
 
-class ArmFigures(msgspec.Struct, frozen=True, kw_only=True):
+class ArmFigures(PaceFigures, frozen=True, kw_only=True):
     """The timing of one server's requests; a spread without values is null.
 
     Attributes:
-        requests, good_requests: how many, and how many kept the case's limits.
-        tokens: N of all.
+        good_requests: how many kept the case's limits.
         tokens_per_chunk: of all chunks but each request's first; of any step, drafted or not.
         send_delay_ms: sent - planned; client_lag_ms: of the client's event loop.
-        by_category: the same of each category, as far as it is of requests.
+        by_category: the pace of each category's requests.
         others: see docs/measuring.md; a rate has one value for each round.
     """
 
-    requests: int
     good_requests: int
-    tokens: int
     tokens_per_chunk: float | None
     ttft_ms: Summary | None
     e2e_ms: Summary | None
-    tpot_ms: Summary | None
     step_ms: Summary | None
-    output_tokens_per_s: Summary | None
     completion_tokens: Summary | None
     throughput_tokens_per_s: Summary | None
     requests_per_s: Summary | None
@@ -162,9 +157,9 @@ def figures_of(measurement: Measurement, launch: int) -> Figures:
     replay, invalid = measurement.replay, measurement.invalid
     acceptance = measurement.acceptance
     timed = replay if invalid.keys().isdisjoint({Family.THROUGHPUT, Family.LATENCY}) else None
-    timing = _arm(timed, control=False) if timed else None
+    timing = _arm(timed) if timed else None
     compares = timed is not None and timed.control_rounds and Family.SPEEDUP not in invalid
-    control = _arm(timed, control=True) if timed and compares else None
+    control = _arm(timed.of_control) if timed and compares else None
     return Figures(
         case_id=measurement.case.id,
         launch=launch,
@@ -210,14 +205,12 @@ def _part(record: AcceptanceRecord, *, all_steps: bool) -> PartFigures:
     )
 
 
-def _arm(replay: Replay, *, control: bool) -> ArmFigures:
-    rounds = replay.control_rounds if control else replay.rounds
-    traces = [trace for part in rounds for trace in part.traces]
+def _arm(replay: Replay) -> ArmFigures:
+    traces = replay.traces
     gaps, lags = Histogram(), Histogram()
-    for part in rounds:
+    for part in replay.rounds:
         gaps.merge(part.gaps)
         lags.merge(part.lags)
-
     by_category: dict[str, list[RequestTrace]] = {}
     for trace in traces:
         by_category.setdefault(trace.category, []).append(trace)
@@ -225,24 +218,21 @@ def _arm(replay: Replay, *, control: bool) -> ArmFigures:
     def good(trace: RequestTrace) -> bool:
         return is_good(trace, replay.limits)
 
-    def spread(value: Callable[[RequestTrace], float | None]) -> Summary | None:
-        return _summary(map(value, traces))
+    def per_s(counts: Callable[[RequestTrace], bool]) -> Summary | None:
+        return _summary(requests_per_s(part, counts) for part in replay.rounds)
 
     return ArmFigures(
-        requests=len(traces),
+        **msgspec.structs.asdict(_pace(traces)),
         good_requests=sum(map(good, traces)),
-        tokens=sum(trace.tokens for trace in traces),
-        tokens_per_chunk=tokens_per_step(replay.of_control if control else replay),
-        ttft_ms=spread(ttft_ms),
-        e2e_ms=spread(e2e_ms),
-        tpot_ms=spread(tpot_ms),
+        tokens_per_chunk=tokens_per_step(replay),
+        ttft_ms=_summary(map(ttft_ms, traces)),
+        e2e_ms=_summary(map(e2e_ms, traces)),
         step_ms=gaps.summary_ms(),
-        output_tokens_per_s=spread(output_tokens_per_s),
-        completion_tokens=spread(lambda trace: trace.tokens),
-        throughput_tokens_per_s=_summary(map(throughput_tokens_per_s, rounds)),
-        requests_per_s=_summary(requests_per_s(part, lambda _: True) for part in rounds),
-        goodput_requests_per_s=_summary(requests_per_s(part, good) for part in rounds),
-        send_delay_ms=spread(lambda trace: (trace.sent_ns - trace.planned_ns) / _NS_PER_MS),
+        completion_tokens=_summary(trace.tokens for trace in traces),
+        throughput_tokens_per_s=_summary(map(throughput_tokens_per_s, replay.rounds)),
+        requests_per_s=per_s(lambda _: True),
+        goodput_requests_per_s=per_s(good),
+        send_delay_ms=_summary((one.sent_ns - one.planned_ns) / _NS_PER_MS for one in traces),
         client_lag_ms=lags.summary_ms(),
         by_category={name: _pace(part) for name, part in by_category.items()},
     )

@@ -8,16 +8,16 @@ import contextlib
 import re
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import filelock
 import msgspec
 
 from specreg.acceptance.record import AcceptanceRecord
 from specreg.core.errors import SpecregError
-from specreg.core.files import UNREADABLE, write_lines
+from specreg.core.files import UNREADABLE, append_lines
 from specreg.load.chat_client import FinishedRequest, Record
 from specreg.load.rounds import Round, RoundBuilder
 from specreg.matrix.case import Case
@@ -93,10 +93,19 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     verdict: dict[str, Any]
 
 
+Line = Attempt | Replayed | Ended | Checked
+
 _LOCK = "journal.lock"
 """Beside the journal; held by the process that writes it."""
 
-Line = Attempt | Replayed | Ended | Checked
+
+@contextlib.contextmanager
+def _named(path: Path, cure: str) -> Iterator[None]:
+    """Raise what the disk refuses as SpecregError."""
+    try:
+        yield
+    except OSError as error:
+        raise SpecregError(f"journal '{path}': {error.strerror}; {cure}") from error
 
 
 @dataclass(slots=True)
@@ -104,7 +113,6 @@ class Journal:
     """Write one run's journal; each line is on its way to disk when the call returns."""
 
     path: Path
-    _file: BinaryIO | None = None
     _lock: filelock.BaseFileLock | None = None
 
     def hold(self) -> None:
@@ -115,18 +123,16 @@ class Journal:
         """
         if self._lock is not None:
             return
-        try:
+        lock = filelock.FileLock(self.path.with_name(_LOCK))
+        with _named(self.path, "make room or mend its rights"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            lock = filelock.FileLock(self.path.with_name(_LOCK))
-            lock.acquire(blocking=False)
-        except filelock.Timeout as error:
-            message = (
-                f"'{self.path.parent}': still goes on; wait until it has ended, or end it first"
-            )
-            raise SpecregError(message) from error
-        except OSError as error:
-            message = f"journal '{self.path}': {error.strerror}; make room or mend its rights"
-            raise SpecregError(message) from error
+            try:
+                lock.acquire(blocking=False)
+            except filelock.Timeout as error:
+                message = (
+                    f"'{self.path.parent}': still goes on; wait until it has ended, or end it first"
+                )
+                raise SpecregError(message) from error
         self._lock = lock
 
     def begin(self, key: Key) -> None:
@@ -170,78 +176,23 @@ class Journal:
         Raises:
             SpecregError: it can't be read, or ours not written.
         """
-        try:
+        with _named(part, "mend its rights"):
             lines = part.read_bytes() if part.exists() else b""
             if lines:
                 self._append(lines if lines.endswith(b"\n") else lines + b"\n")
-        except OSError as error:
-            message = f"journal '{part}': {error.strerror}; mend its rights"
-            raise SpecregError(message) from error
 
     def close(self) -> None:
-        """Close the file, if anything was written; another process may go on with the run then."""
-        self._close_file()
+        """Let go of the run; another process may go on with it then."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
-
-    def _close_file(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
 
     def _write(self, line: Line) -> None:
         self._append(msgspec.json.encode(line) + b"\n")
 
     def _append(self, content: bytes) -> None:
-        try:
-            if self._file is None:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = self.path.open("a+b", buffering=0)
-            write_lines(self._file, content)
-        except OSError as error:
-            self._close_file()
-            message = f"journal '{self.path}': {error.strerror}; make room or mend its rights"
-            raise SpecregError(message) from error
-
-
-@dataclass(slots=True)
-class _Open:
-    """A measurement of which the end hasn't been read yet."""
-
-    key: Key
-    tallies: dict[tuple[bool, int], RoundBuilder] = field(default_factory=dict)
-
-    def take(self, line: Replayed) -> None:
-        self.tallies.setdefault((line.control, line.round), RoundBuilder()).take(line.finished)
-
-    def close(self, line: Ended) -> Measurement:
-        case = msgspec.json.decode(self.key.case, type=Case)
-        replay = Replay(
-            rounds=self._rounds(line, control=False),
-            control_rounds=self._rounds(line, control=True),
-            acceptance=line.acceptance,
-            limits=case.limits,
-            power=line.power,
-        )
-        return Measurement(
-            case=case,
-            engine_version=line.engine_version,
-            target=line.target,
-            draft=line.draft,
-            replay=replay,
-            values=values_of(case, replay, line.invalid),
-            invalid=line.invalid,
-            look=Look[line.look],
-        )
-
-    def _rounds(self, line: Ended, *, control: bool) -> tuple[Round, ...]:
-        rounds = []
-        for number, lags in enumerate(line.lags[control]):
-            tally = self.tallies.get((control, number), RoundBuilder())
-            tally.lags = lags
-            rounds.append(tally.as_round())
-        return tuple(rounds)
+        with _named(self.path, "make room or mend its rights"):
+            append_lines(self.path, content)
 
 
 def load_journal(path: Path) -> Mapping[Key, Measurement]:
@@ -254,23 +205,51 @@ def load_journal(path: Path) -> Mapping[Key, Measurement]:
         SpecregError: the file can't be read.
     """
     found: dict[Key, Measurement] = {}
-    begun: _Open | None = None
+    key: Key | None = None
+    builders: dict[tuple[bool, int], RoundBuilder] = {}
     for line in _lines(path):
         if isinstance(line, Attempt):
-            begun = _Open(line.key)
-        elif begun is None:
-            continue
-        elif isinstance(line, Replayed):
-            begun.take(line)
-        elif isinstance(line, Ended):
+            key, builders = line.key, {}
+        elif isinstance(line, Replayed) and key is not None:
+            builders.setdefault((line.control, line.round), RoundBuilder()).take(line.finished)
+        elif isinstance(line, Ended) and key is not None:
             # A case that another version wrote may have another form, and is of no use then.
             # Nor for one with a look that this version doesn't know.
             with contextlib.suppress(msgspec.ValidationError, KeyError):
-                found.setdefault(begun.key, begun.close(line))
-            begun = None
+                found.setdefault(key, _measurement(key, line, builders))
+            key = None
         elif not isinstance(line, Checked):
-            begun = None
+            key = None
     return found
+
+
+def _measurement(
+    key: Key, line: Ended, builders: Mapping[tuple[bool, int], RoundBuilder]
+) -> Measurement:
+    case = msgspec.json.decode(key.case, type=Case)
+    rounds: tuple[list[Round], list[Round]] = [], []
+    for control, side in enumerate(line.lags):
+        for number, lags in enumerate(side):
+            builder = builders.get((bool(control), number), RoundBuilder())
+            builder.lags = lags
+            rounds[control].append(builder.as_round())
+    replay = Replay(
+        rounds=tuple(rounds[0]),
+        control_rounds=tuple(rounds[1]),
+        acceptance=line.acceptance,
+        limits=case.limits,
+        power=line.power,
+    )
+    return Measurement(
+        case=case,
+        engine_version=line.engine_version,
+        target=line.target,
+        draft=line.draft,
+        replay=replay,
+        values=values_of(case, replay, line.invalid),
+        invalid=line.invalid,
+        look=Look[line.look],
+    )
 
 
 def load_checks(path: Path) -> Mapping[tuple[Key, str], Mapping[str, Any]]:
@@ -323,13 +302,9 @@ def _written_ns(folder: Path) -> int:
 def _lines(path: Path) -> Iterator[Line | None]:
     """Each line; None for one that can't be read."""
     decoder = msgspec.json.Decoder(Line)
-    try:
-        with path.open("rb") as file:
-            for line in file:
-                try:
-                    yield decoder.decode(line)
-                except UNREADABLE:
-                    yield None
-    except OSError as error:
-        message = f"journal '{path}': {error.strerror}; name a run that has one, or measure anew"
-        raise SpecregError(message) from error
+    with _named(path, "name a run that has one, or measure anew"), path.open("rb") as file:
+        for line in file:
+            try:
+                yield decoder.decode(line)
+            except UNREADABLE:
+                yield None

@@ -18,17 +18,17 @@ from specreg.core.errors import InvalidMeasurementError
 from specreg.core.timeline import Phase
 from specreg.datasets.prompts import Prompt
 from specreg.load.chat_client import Clock, Record
+from specreg.load.client_processes import open_clients
 from specreg.load.rounds import Round
 from specreg.matrix.case import Case
 from specreg.matrix.schema import Load
-from specreg.measurement.arm import Arm, ArmReplay, open_arm
+from specreg.measurement.arm import Arm, ArmReplay
 from specreg.measurement.metrics import METRICS, Family, Replay
 from specreg.measurement.power import power_beside, power_of, rest
 from specreg.measurement.validity import ALL, Invalid, all_invalid, noting
 from specreg.stats.alpha_spending import Look
 from specreg.stats.percentiles import Histogram
-from specreg.telemetry.energy import Span
-from specreg.telemetry.sampler import Watch
+from specreg.telemetry.sampler import Span, Watch
 
 _WARM_UP_NS = 10 * 10**9
 _COMPARED = 3
@@ -80,10 +80,6 @@ def workload_of(case: Case, prompts: Sequence[Prompt]) -> Workload:
 
     Where none are left to warm up with, its own do; otherwise a drafter that learns from what it
     serves hasn't seen what it is measured on.
-
-    Args:
-        case: how many prompts it takes.
-        prompts: the dataset's.
     """
     taken = prompts[: case.prompts]
     return Workload(
@@ -143,8 +139,8 @@ class Measurement:
     target: str
     draft: str | None
     replay: Replay | None = None
-    values: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    invalid: Invalid = field(default_factory=lambda: MappingProxyType({}))
+    values: Mapping[str, float] = field(default_factory=dict)
+    invalid: Invalid = field(default_factory=dict)
     look: Look = Look.FULL
 
     @property
@@ -156,13 +152,9 @@ class Measurement:
 def measure(arms: Sequence[Arm], workload: Workload, plan: Plan) -> tuple[Measurement, ...]:
     """Measure arms side by side: warm-up, then the prompts in rounds, each on every arm in turn.
 
-    A check that breaks makes the families of its arm invalid that it spoils, the others are
-    measured; it is no error of this function.
-
-    Args:
-        arms: one or more. Their order changes from round to round: of two it is A B, B A.
-        workload: what they replay.
-        plan: how much of it.
+    Their order changes from round to round: of two it is A B, B A. A check that breaks makes the
+    families of its arm invalid that it spoils, the others are measured; it is no error of this
+    function.
 
     Returns:
         A measurement of each arm, in order.
@@ -192,19 +184,12 @@ def beside(case: Measurement, control: Measurement) -> Measurement:
     if Family.SPEEDUP in control.invalid:
         invalid.setdefault(Family.SPEEDUP, control.invalid[Family.SPEEDUP])
     if case.replay is None:
-        return dataclasses.replace(case, invalid=MappingProxyType(invalid))
-    theirs = control.replay or Replay(rounds=(), control_rounds=(), acceptance=None)
-    replay = dataclasses.replace(
-        case.replay,
-        control_rounds=theirs.rounds,
-        power=power_beside(case.replay.power, theirs.power),
-    )
-    return dataclasses.replace(
-        case,
-        replay=replay,
-        values=values_of(case.case, replay, invalid),
-        invalid=MappingProxyType(invalid),
-    )
+        return dataclasses.replace(case, invalid=invalid)
+    theirs = control.replay or Replay()
+    power = power_beside(case.replay.power, theirs.power)
+    replay = dataclasses.replace(case.replay, control_rounds=theirs.rounds, power=power)
+    values = values_of(case.case, replay, invalid)
+    return dataclasses.replace(case, replay=replay, values=values, invalid=invalid)
 
 
 def values_of(
@@ -216,7 +201,7 @@ def values_of(
         for name, metric in METRICS.items()
         if metric.applies_to(case) and metric.family not in invalid
     }
-    return MappingProxyType({name: v for name, v in values.items() if v is not None})
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _unmeasured(arm: Arm) -> Measurement:
@@ -236,29 +221,16 @@ def _measured(
     one: ArmReplay, look: Look | None, plan: Plan, idle: Span, pids: AbstractSet[int]
 ) -> Measurement:
     """What an arm's rounds make; `look`: None where a required arm failed."""
-    arm, invalid = one.arm, one.invalid
-    replay, values = (
-        None,
-        values_of(arm.case, Replay(rounds=(), control_rounds=(), acceptance=None)),
-    )
-    if look is not None and invalid.keys() != ALL:
-        replay = Replay(
-            rounds=tuple(one.rounds),
-            control_rounds=(),
-            acceptance=one.acceptance,
-            limits=arm.case.limits,
-        )
-        if plan.watching is not None:
-            power = power_of(replay, plan.watching, idle, pids, one.block, invalid)
-            replay = dataclasses.replace(replay, power=power)
-        values = values_of(arm.case, replay, invalid)
-    return dataclasses.replace(
-        _unmeasured(arm),
-        replay=replay,
-        values=values,
-        invalid=MappingProxyType(invalid),
-        look=look or Look.FULL,
-    )
+    case, invalid = one.arm.case, one.invalid
+    unmeasured = dataclasses.replace(_unmeasured(one.arm), invalid=invalid)
+    if look is None or invalid.keys() == ALL:
+        return dataclasses.replace(unmeasured, look=look or Look.FULL)
+    replay = Replay(rounds=tuple(one.rounds), acceptance=one.acceptance, limits=case.limits)
+    if plan.watching is not None:
+        power = power_of(replay, plan.watching, idle, pids, one.block, invalid)
+        replay = dataclasses.replace(replay, power=power)
+    values = values_of(case, replay, invalid)
+    return dataclasses.replace(unmeasured, replay=replay, values=values, look=look)
 
 
 async def _measure(
@@ -266,7 +238,11 @@ async def _measure(
 ) -> tuple[list[ArmReplay], Look | None]:
     """What each arm replayed, and the look at which it was enough; None where one failed."""
     async with contextlib.AsyncExitStack() as stack:
-        replays = [await stack.enter_async_context(open_arm(arm, clock=plan.clock)) for arm in arms]
+        replays = [
+            ArmReplay(arm=arm, clients=await stack.enter_async_context(opened))
+            for arm in arms
+            for opened in [open_clients(arm.case, arm.server.endpoint, clock=plan.clock)]
+        ]
         try:
             return replays, await _Measuring(replays, workload, plan).run()
         except InvalidMeasurementError:  # stands in its arm
@@ -396,14 +372,8 @@ async def _block(one: ArmReplay, prompts: Sequence[Prompt], least_s: float) -> R
 async def warm_up(case: Case, prompts: Sequence[Prompt], replay_batch: ReplayBatch) -> None:
     """Replay batches until their steps get no faster, for 10 s at most after the first one.
 
-    What is made on demand slows the first requests, by minutes where kernels are compiled. A batch
-    is a prompt for each request in flight; for a rate, for each that comes in a second, as far as
-    the server takes them on at once. The batch that ends once 10 s have passed is the last.
-
-    Args:
-        case: whose load and server tell the size of a batch.
-        prompts: batches take them in turn.
-        replay_batch: replays some prompts under a load.
+    What is made on demand slows the first requests, by minutes where kernels are compiled. Batches
+    take the prompts in turn, see `batch_of`. The one that ends once 10 s have passed is the last.
 
     Raises:
         InvalidMeasurementError: a request failed.
@@ -423,21 +393,21 @@ async def warm_up(case: Case, prompts: Sequence[Prompt], replay_batch: ReplayBat
 
 
 def batch_of(case: Case) -> int:
-    """How many prompts a batch of the warm-up has, 1 or more."""
+    """How many prompts a batch of the warm-up has: one for each request in flight.
+
+    For a rate, for each that comes in a second, as far as the server takes them on at once.
+    """
     rate = math.ceil(case.load.requests_per_s)
     return case.load.concurrency or min(rate, case.server.max_sequences)
 
 
 def is_warm(step_times_ns: Sequence[float]) -> bool:
-    """Whether batches have stopped getting faster; seven or more can tell.
+    """Whether batches of these median step times have stopped getting faster; seven can tell.
 
     The first one pays for most of what is made on demand, and isn't looked at. Of the last six
     others, the logarithms of the later three lie below those of the earlier three by no more than
     2.5 times the error of that difference, which their spread within the threes gives: steady steps
     look otherwise once in thirty times.
-
-    Args:
-        step_times_ns: the median of each batch, in order.
     """
     recent = [math.log(one) for one in step_times_ns[1:][-2 * _COMPARED :]]
     if len(recent) < 2 * _COMPARED:
@@ -460,9 +430,6 @@ def check_client(rounds: Sequence[Round]) -> None:
     In half of all cases at least: what is judged are medians, which the hiccups of a shared machine
     don't move, and a client that can't keep up is late all the time. Late is 5 ms and 5 % of the
     median TTFT, the shortest time that is judged.
-
-    Args:
-        rounds: of one server, in one measurement.
 
     Raises:
         InvalidMeasurementError: `CLIENT_BEHIND`.

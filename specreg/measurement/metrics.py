@@ -20,7 +20,7 @@ from specreg.load.rounds import Round
 from specreg.matrix.case import Case
 from specreg.matrix.schema import MOST_DRAFT_TOKENS, NO_LIMITS, Limits
 from specreg.stats.percentiles import Histogram
-from specreg.telemetry.record import ArmPower, PowerRecord
+from specreg.telemetry.record import PowerRecord
 
 _CountT = TypeVar("_CountT")
 
@@ -58,9 +58,9 @@ class Replay:
         power: what the devices drew; None where that wasn't watched.
     """
 
-    rounds: tuple[Round, ...]
-    control_rounds: tuple[Round, ...]
-    acceptance: AcceptanceRecord | None
+    rounds: tuple[Round, ...] = ()
+    control_rounds: tuple[Round, ...] = ()
+    acceptance: AcceptanceRecord | None = None
     limits: Limits = NO_LIMITS
     power: PowerRecord | None = None
 
@@ -75,8 +75,6 @@ class Replay:
         power = self.power
         return Replay(
             rounds=self.control_rounds,
-            control_rounds=(),
-            acceptance=None,
             limits=self.limits,
             power=power and msgspec.structs.replace(power, case=power.control, control=None),
         )
@@ -94,17 +92,14 @@ class Metric:
     Attributes:
         name: ends in its unit.
         family: which test judges it.
+        formula: its value, None where there is none; acceptance is a ratio of counts instead.
         direction: which way is better.
-        function: its value, None where there is none.
         tolerance_frac: the relative change that is still fine, on the same kind of machine.
-        gate_tolerance_frac: the same of two arms of one hour, which may be finer; None for a metric
-            that a gate doesn't compare.
-        in_suite: whether runs of the suite judge it.
-        cause: what a loss of it is a loss of, for people.
         portable_tolerance_frac: the same against a baseline of another kind of machine; None for
             a metric that says nothing there.
-        by_launch: whether launches are what it varies by; the others are ratios of counts, which
-            vary by prompt.
+        gate_tolerance_frac: the same of two arms of one hour, which may be finer; None for a metric
+            that a gate doesn't compare.
+        cause: what a loss of it is a loss of in a gate, for people.
         origin: subtracted before a relative change is taken: AL is judged as AL - 1.
         position: the draft position it is about, from 1; None for the others.
         of_proposed: whether a ratio of counts is one of the proposed drafts, not of the steps.
@@ -115,14 +110,12 @@ class Metric:
 
     name: str
     family: Family
-    direction: Direction
-    function: Callable[[Replay], float | None]
-    tolerance_frac: float
+    formula: Callable[[Replay], float | None] | None = None
+    direction: Direction = Direction.UP
+    tolerance_frac: float = 0.05
     portable_tolerance_frac: float | None = None
     gate_tolerance_frac: float | None = None
-    in_suite: bool = True
     cause: str = ""
-    by_launch: bool = False
     origin: float = 0.0
     position: int | None = None
     of_proposed: bool = False
@@ -130,20 +123,30 @@ class Metric:
     of_output: bool = False
     two_sided: bool = False
 
+    @property
+    def by_launch(self) -> bool:
+        """Whether it varies by launch; ratios of counts vary by prompt."""
+        return self.family is not Family.ACCEPTANCE
+
+    def function(self, replay: Replay) -> float | None:
+        """Its value, None where there is none."""
+        if self.formula is not None:
+            return self.formula(replay)
+        parts = ratio_parts(self, replay.counts)
+        return self.origin + parts[0] / parts[1] if parts and parts[1] else None
+
     def allowed_frac(self, case: Case) -> float:
         """The relative change of a case that is still fine on the same kind of machine."""
         return dict(case.tolerances).get(self.name, self.tolerance_frac)
 
     def applies_to(self, case: Case) -> bool:
         """Whether the case can have a value at all."""
-        if not case.speed and self.family is not Family.ACCEPTANCE:
+        if self.family is Family.ACCEPTANCE:
+            return case.speculates and (self.position or 0) <= case.server.draft_tokens
+        if not case.speed or (self.needs_limits and case.limits == NO_LIMITS):
             return False
         if self.family is Family.SPEEDUP:
             return case.control is not None
-        if self.needs_limits and case.limits == NO_LIMITS:
-            return False
-        if self.family is Family.ACCEPTANCE:
-            return case.speculates and (self.position or 0) <= case.server.draft_tokens
         return True
 
 
@@ -235,22 +238,13 @@ def speedup_ratio(replay: Replay) -> float | None:
     return statistics.median(ratios) if ratios else None
 
 
-def _power(replay: Replay) -> ArmPower | None:
-    """What all devices did while the case was under load; None where it can't be judged."""
+def _power(replay: Replay, field: str) -> float | None:
+    """What all devices did in one block under load; None where it can't be judged."""
     power = replay.power
-    return None if power is None or power.invalid or power.too_short else power.case
-
-
-def energy_j_per_token(replay: Replay) -> float | None:
-    """Energy / Σ N, both of one block: a token's share of all that was drawn, idle power too."""
-    power = _power(replay)
-    return power.energy_j_per_token if power else None
-
-
-def power_w(replay: Replay) -> float | None:
-    """Energy / time of that block, of all devices."""
-    power = _power(replay)
-    return power.mean_w if power else None
+    if power is None or power.case is None or power.invalid or power.too_short:
+        return None
+    value: float | None = getattr(power.case, field)
+    return value
 
 
 def _median(values: Iterable[float | None]) -> float | None:
@@ -273,53 +267,25 @@ def ratio_parts(metric: Metric, counts: Counts[_CountT]) -> tuple[_CountT, _Coun
     return None if below is None else (above, below)
 
 
-def _acceptance(
-    name: str,
-    *,
-    tolerance_frac: float,
-    portable_tolerance_frac: float,
-    gate_tolerance_frac: float | None = None,
-    origin: float = 0.0,
-    position: int | None = None,
-    of_proposed: bool = False,
-) -> Metric:
-    def value(replay: Replay) -> float | None:
-        parts = ratio_parts(metric, replay.counts)
-        return metric.origin + parts[0] / parts[1] if parts and parts[1] else None
-
-    metric = Metric(
-        name=name,
+_SUITE = (
+    Metric(
+        name="acceptance_length_tokens",
         family=Family.ACCEPTANCE,
-        direction=Direction.UP,
-        function=value,
-        tolerance_frac=tolerance_frac,
-        portable_tolerance_frac=portable_tolerance_frac,
-        gate_tolerance_frac=gate_tolerance_frac,
-        cause="acceptance",
-        origin=origin,
-        position=position,
-        of_proposed=of_proposed,
-    )
-    return metric
-
-
-_ROWS = (
-    _acceptance(
-        "acceptance_length_tokens",
-        tolerance_frac=0.05,
         portable_tolerance_frac=0.08,
         gate_tolerance_frac=0.02,
+        cause="acceptance",
         origin=1.0,
     ),
-    _acceptance(
-        "acceptance_rate_frac",
-        tolerance_frac=0.05,
+    Metric(
+        name="acceptance_rate_frac",
+        family=Family.ACCEPTANCE,
         portable_tolerance_frac=0.08,
         of_proposed=True,
     ),
     *(
-        _acceptance(
-            f"acceptance_pos{position}_frac",
+        Metric(
+            name=f"acceptance_pos{position}_frac",
+            family=Family.ACCEPTANCE,
             tolerance_frac=0.1,
             portable_tolerance_frac=0.15,
             position=position,
@@ -329,97 +295,71 @@ _ROWS = (
     Metric(
         name="throughput_tokens_per_s",
         family=Family.THROUGHPUT,
-        direction=Direction.UP,
-        function=lambda replay: _median(throughput_tokens_per_s(part) for part in replay.rounds),
-        tolerance_frac=0.05,
+        formula=lambda replay: _median(map(throughput_tokens_per_s, replay.rounds)),
         gate_tolerance_frac=0.03,
         cause="output",
-        by_launch=True,
         of_output=True,
     ),
     Metric(
         name="goodput_requests_per_s",
         family=Family.THROUGHPUT,
-        direction=Direction.UP,
-        function=goodput_requests_per_s,
-        tolerance_frac=0.05,
+        formula=goodput_requests_per_s,
         needs_limits=True,
-        by_launch=True,
     ),
     Metric(
         name="ttft_p50_ms",
         family=Family.LATENCY,
+        formula=lambda replay: _median(map(ttft_ms, replay.traces)),
         direction=Direction.DOWN,
-        function=lambda replay: _median(ttft_ms(trace) for trace in replay.traces),
-        tolerance_frac=0.05,
         gate_tolerance_frac=0.05,
         cause="prefill",
-        by_launch=True,
     ),
     Metric(
         name="tpot_p50_ms",
         family=Family.LATENCY,
+        formula=lambda replay: _median(map(tpot_ms, replay.traces)),
         direction=Direction.DOWN,
-        function=lambda replay: _median(tpot_ms(trace) for trace in replay.traces),
-        tolerance_frac=0.05,
-        by_launch=True,
         of_output=True,
-    ),
-    Metric(
-        name="step_p50_ms",
-        family=Family.LATENCY,
-        direction=Direction.DOWN,
-        function=step_p50_ms,
-        tolerance_frac=0.05,
-        gate_tolerance_frac=0.03,
-        in_suite=False,
-        cause="the cost of a step",
-        by_launch=True,
     ),
     Metric(
         name="speedup_ratio",
         family=Family.SPEEDUP,
-        direction=Direction.UP,
-        function=speedup_ratio,
-        tolerance_frac=0.05,
-        by_launch=True,
+        formula=speedup_ratio,
         of_output=True,
     ),
     Metric(
         name="energy_j_per_token",
         family=Family.POWER,
+        formula=lambda replay: _power(replay, "energy_j_per_token"),
         direction=Direction.DOWN,
-        function=energy_j_per_token,
-        tolerance_frac=0.05,
-        by_launch=True,
     ),
     Metric(
         name="power_w",
         family=Family.POWER,
-        direction=Direction.UP,
-        function=power_w,
+        formula=lambda replay: _power(replay, "mean_w"),
         tolerance_frac=0.1,
-        by_launch=True,
         two_sided=True,
     ),
 )
-
-METRICS: Mapping[str, Metric] = MappingProxyType(
-    {metric.name: metric for metric in _ROWS if metric.in_suite}
+_STEP = Metric(
+    name="step_p50_ms",
+    family=Family.LATENCY,
+    formula=step_p50_ms,
+    direction=Direction.DOWN,
+    gate_tolerance_frac=0.03,
+    cause="the cost of a step",
 )
+
+METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric in _SUITE})
 """What a run of the suite judges."""
 GATE_METRICS: Mapping[str, Metric] = MappingProxyType(
-    {metric.name: metric for metric in _ROWS if metric.gate_tolerance_frac is not None}
+    {one.name: one for one in (*_SUITE, _STEP) if one.gate_tolerance_frac is not None}
 )
 """What a gate compares."""
 
 
 def check_allowed(case: Case, where: str) -> None:
-    """Every tolerance of the case is one of a metric, and one that can be overstepped.
-
-    Args:
-        case: whose.
-        where: it is declared, for errors.
+    """Every tolerance of the case, declared `where`, is one of a metric that can be overstepped.
 
     Raises:
         UnknownNameError: one isn't; the message lists the metrics.
@@ -438,7 +378,7 @@ def check_allowed(case: Case, where: str) -> None:
 
 def acceptance_value(metric: Metric, record: AcceptanceRecord | None) -> float | None:
     """An acceptance metric's value of a record."""
-    return metric.function(Replay(rounds=(), control_rounds=(), acceptance=record))
+    return metric.function(Replay(acceptance=record))
 
 
 def better_frac(metric: Metric, value: float, expected: float) -> float:

@@ -1,20 +1,19 @@
 """The power of a measurement: what the devices drew while each server had requests."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 
 import msgspec
 
 from specreg.acceptance.checks import check_requests
-from specreg.core.errors import InvalidMeasurementError, SensorError
+from specreg.core.errors import InvalidMeasurementError
 from specreg.load.rounds import Round
 from specreg.measurement.metrics import Family, Replay
 from specreg.measurement.validity import ALL, noting
-from specreg.telemetry.energy import Span, check_alone, check_held_back
-from specreg.telemetry.record import Block, PowerRecord, record_power
-from specreg.telemetry.sampler import Watch
-from specreg.telemetry.samples import PowerTrace
+from specreg.telemetry.energy import check_alone, check_held_back
+from specreg.telemetry.record import PowerRecord, record_power
+from specreg.telemetry.sampler import Span, Watch
 
 _SETTLE_S, _IDLE_S = 1.0, 4.0
 _OF_POWER = frozenset({Family.POWER})
@@ -40,10 +39,10 @@ def power_of(
     block: Round | None,
     invalid: dict[Family, str],
 ) -> PowerRecord:
-    """What the devices drew while an arm's server had requests.
+    """What the devices drew while an arm's server had requests; its clock is the monotonic one.
 
     Args:
-        replay: of the arm; its clock is the monotonic one.
+        replay: of the arm.
         watching: what sampled them.
         idle: when the servers had nothing to do.
         pids: the processes of all servers.
@@ -52,28 +51,27 @@ def power_of(
         invalid: takes what `THROTTLED` and `DEVICE_SHARED` spoil.
     """
     looked = [(replay.rounds, ALL), ((block,) if block else (), _OF_POWER)]
-    traces: Sequence[PowerTrace] = ()
-    broken = ""
+    until_ns = max(one.ended_ns for rounds, _ in looked for one in rounds)
+    traces, broken = watching.traces(until_ns)
     try:
-        traces = watching.traces(until_ns=max(one.ended_ns for some, _ in looked for one in some))
-        if block is not None:
-            check_requests(block.traces)
-    except (SensorError, InvalidMeasurementError) as error:
-        traces, broken = traces or watching.left(), f"POWER_INVALID: {error}"
-    for parts, within in looked:
-        spans = [(part.started_ns, part.ended_ns) for part in parts]
+        check_requests(block.traces if block and not broken else ())
+    except InvalidMeasurementError as error:
+        broken = str(error)
+    for rounds, within in looked:
+        spans = [(part.started_ns, part.ended_ns) for part in rounds]
         with noting(invalid, within):
             check_held_back(traces, spans)
         with noting(invalid, within):
             check_alone(traces, spans, pids)
     if broken or block is None:
-        return PowerRecord(invalid=broken or invalid[Family.POWER])
-    stretch = Block(
-        span_ns=(block.started_ns, block.ended_ns),
+        return PowerRecord(invalid=f"POWER_INVALID: {broken}" if broken else invalid[Family.POWER])
+    return record_power(
+        traces,
+        (block.started_ns, block.ended_ns),
         tokens=sum(trace.tokens for trace in block.traces),
         accepted_frac=_accepted_frac(replay),
+        idle=idle,
     )
-    return record_power(traces, idle=idle, case=stretch)
 
 
 def power_beside(ours: PowerRecord | None, theirs: PowerRecord | None) -> PowerRecord | None:

@@ -36,32 +36,6 @@ SPOILS: Mapping[str, AbstractSet[Family]] = MappingProxyType(
         "MACHINE_MOVED": _TIMED - {Family.SPEEDUP},
         "THROTTLED": _TIMED,
         "POWER_INVALID": frozenset({Family.POWER}),
-        # The server isn't the one that was asked for, or isn't ours alone, or N isn't known.
-        "COUNTERS_FELL": ALL,
-        "FOREIGN_TRAFFIC": ALL,
-        "SETTINGS_DIFFER": ALL,
-        "SPEC_DISABLED": ALL,
-        "TOKENS_DISAGREE": ALL,
-        "TOKENS_IMPOSSIBLE": ALL,
-        "USAGE_MISSING": ALL,
-        # A request failed; what is missing isn't left out of a mean.
-        "ANSWER_ENDLESS": ALL,
-        "ANSWER_UNREADABLE": ALL,
-        "CLIENT_DIED": ALL,
-        "EVENT_UNREADABLE": ALL,
-        "HTTP_ERROR": ALL,
-        "HUNG": ALL,
-        "REQUEST_FAILED": ALL,
-        "SERVER_ERROR": ALL,
-        # Of a proof, a gate, a file or a single metric: all that is judged there.
-        "CONTEXT_FULL": ALL,
-        "CONTROL_MISSING": ALL,
-        "CONTROL_UNSTEADY": ALL,
-        "FIGURE_IMPOSSIBLE": ALL,
-        "METRIC_ABSENT": ALL,
-        "NOTHING_COMPARED": ALL,
-        "NOTHING_DRAFTED": ALL,
-        "NOT_PINNED": ALL,
     }
 )
 """By reason the families that it spoils, as docs/measuring.md says; any other spoils all."""
@@ -74,7 +48,7 @@ def spoiled_by(reason: str) -> AbstractSet[Family]:
 
 def all_invalid(why: str) -> Invalid:
     """A measurement of which nothing means anything."""
-    return MappingProxyType(dict.fromkeys(Family, why))
+    return dict.fromkeys(Family, why)
 
 
 @contextlib.contextmanager

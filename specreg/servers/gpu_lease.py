@@ -20,7 +20,7 @@ from specreg.core.errors import MemoryHeldError, SensorError, UnkillableError
 from specreg.core.files import cache_dir, replace_file
 from specreg.core.processes import describe, our_ids
 from specreg.core.signals import check_signalled
-from specreg.telemetry.devices import SENSORS, devices_of, wait_until_free
+from specreg.telemetry.devices import devices_of, open_probe, wait_until_free
 from specreg.telemetry.identity import find_gpus
 from specreg.telemetry.sensor import Device
 
@@ -144,7 +144,7 @@ def _named(device: Device) -> str:
 
 
 def _used_bytes(device: Device) -> int | None:
-    return SENSORS[device.sensor].open(device).state().used_bytes
+    return open_probe(device).state().used_bytes
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from specreg.servers.environments import (
     why_not,
 )
 from specreg.servers.gpu_lease import lease_gpus
-from specreg.telemetry.devices import devices_of, why_unreadable
+from specreg.telemetry.devices import devices_of
 from specreg.telemetry.sensor import Device
 
 
@@ -150,9 +150,10 @@ class Provision:
     def why_no_power(self, spec: ServerSpec) -> str:
         """Why the power of a server can't be read; empty where it can."""
         try:
-            return why_unreadable(self.devices(spec))
+            whys = [device.why_not for device in self.devices(spec) if device.why_not]
         except SensorError as error:
             return str(error)
+        return "; ".join(dict.fromkeys(whys))
 
     def requirement(self, spec: ServerSpec) -> Requirement:
         """What to install for a server, or what is there; its version is "" where nobody knows."""

@@ -28,7 +28,7 @@ from specreg.servers.environments import installed_environment
 from specreg.servers.memory import free_gib
 from specreg.suite.configure import why_unfit
 from specreg.suite.run import Suite
-from specreg.telemetry.devices import SENSORS, check_cool, check_free, devices_of
+from specreg.telemetry.devices import check_cool, check_free, devices_of, open_probe
 from specreg.telemetry.identity import current_environment, find_gpus
 from specreg.telemetry.sensor import Device
 
@@ -171,37 +171,24 @@ def _examine_gpus(suite: Suite) -> Iterator[Finding]:
 
 
 def _facts_of(device: Device) -> str:
-    settings = SENSORS[device.sensor].open(device).settings()
-    facts = [device.name, device.id, f"{device.memory_bytes / _GIB:.1f} GiB"]
-    facts.append(f"driver {device.driver_version}")
-    if settings.limit_w is not None:
-        facts.append(f"power limit {settings.limit_w:.0f} W")
-    for name, is_on in (("MIG", settings.sliced), ("persistence", settings.persistent)):
-        if is_on is not None:
-            facts.append(f"{name} {'on' if is_on else 'off'}")
-    return ", ".join(facts)
+    memory_gib = device.memory_bytes / _GIB
+    return f"{device.name}, {device.id}, {memory_gib:.1f} GiB, driver {device.driver_version}"
 
 
 def _oddities_of(device: Device) -> Iterator[tuple[str, str]]:
     """What differs from a GPU that is empty and as its vendor set it, and what to do."""
-    probe = SENSORS[device.sensor].open(device)
-    state, found = probe.state(), probe.settings()
+    state = open_probe(device).state()
     used_gib = (state.used_bytes or 0) / _GIB
     if used_gib > _EMPTY_GIB:
         says = f"{used_gib:.1f} GiB of its memory are taken, and no process is seen on it"
         yield says, "another container may use it; look with nvidia-smi on the host"
-    if _is_lower(found.limit_w, found.own_limit_w):
-        says = f"held to {found.limit_w:.0f} W, its vendor's limit is {found.own_limit_w:.0f} W"
-        undo = f"nvidia-smi -pl {found.own_limit_w:.0f}"
+    if device.limit_w:
+        says = f"held to {device.limit_w:.0f} W, which isn't its vendor's limit"
+        undo = "nvidia-smi -pl, with the default that nvidia-smi -q -d POWER says"
         yield says, f"its baselines are kept apart from others'; to undo it, as root: {undo}"
-    lowered = _is_lower(found.sm_clock_mhz, found.own_sm_clock_mhz)
-    if lowered or (state.throttle_mask or 0) & _CLOCKS_SET_BY_APPLICATION:
+    if (state.throttle_mask or 0) & _CLOCKS_SET_BY_APPLICATION:
         says = f"its SM clock is set by an application, now {state.sm_clock_mhz} MHz"
         yield says, "to undo it, as root: nvidia-smi -rgc, and nvidia-smi -rac"
-
-
-def _is_lower(value: float | None, own: float | None) -> bool:
-    return value is not None and own is not None and value < own
 
 
 def _examine_power(suite: Suite) -> Iterator[Finding]:
@@ -211,7 +198,7 @@ def _examine_power(suite: Suite) -> Iterator[Finding]:
             by = f"{device.name}, {device.scope} scope, by {device.sensor}"
             if device.why_not:
                 yield _of_error("power", f"{device.name}: {device.why_not}", State.NOTE)
-            elif SENSORS[device.sensor].open(device).energy_mj() is not None:
+            elif open_probe(device).energy_mj() is not None:
                 yield Finding("power", f"{by}: energy counter")
             else:
                 advice = "without one energy is summed from power, less exactly"

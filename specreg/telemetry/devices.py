@@ -1,18 +1,14 @@
 """The devices of a server: which they are, and whether they are free and cool."""
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from types import MappingProxyType
 
 from specreg.core.errors import SensorError
 from specreg.core.processes import describe
 from specreg.telemetry import nvml, rapl
-from specreg.telemetry.sensor import Device, Sensor, State
-
-_ALL: tuple[Sensor, ...] = (nvml.SENSOR, rapl.SENSOR)
-SENSORS: Mapping[str, Sensor] = MappingProxyType({one.name: one for one in _ALL})
-"""By name; a sensor is a module of this room."""
+from specreg.telemetry.sensor import Device, Probe, State
 
 THROTTLE_REASONS = {
     0x1: "idle",
@@ -40,16 +36,20 @@ def find_devices(variables: Mapping[str, str], *, of_gpus: bool) -> tuple[Device
     """Return all GPUs that a process with these environment variables sees, or all processors.
 
     Raises:
-        SensorError: no sensor shows them, with the reason of each.
+        SensorError: the sensor shows none, with the reason.
     """
-    why: list[str] = []
-    for sensor in SENSORS.values():
-        if sensor.of_gpus == of_gpus:
-            try:
-                return tuple(sensor.find(variables))
-            except SensorError as error:
-                why.append(str(error))
-    raise SensorError("; ".join(why))
+    return tuple(nvml.find(variables) if of_gpus else rapl.find())
+
+
+def open_probe(device: Device) -> Probe:
+    """Return what reads a device.
+
+    Raises:
+        SensorError: it is gone.
+    """
+    if device.sensor == "nvml":
+        return nvml.open_probe(device)
+    return rapl.open_probe(device)
 
 
 def devices_of(gpus: int, variables: Mapping[str, str]) -> tuple[Device, ...]:
@@ -68,15 +68,10 @@ def devices_of(gpus: int, variables: Mapping[str, str]) -> tuple[Device, ...]:
     return found[: gpus or None]
 
 
-def why_unreadable(devices: Sequence[Device]) -> str:
-    """Return why the power of some devices can't be read, empty where it can."""
-    return "; ".join(dict.fromkeys(device.why_not for device in devices if device.why_not))
-
-
 def held_back(states: Sequence[State]) -> tuple[float, str]:
     """Return in which share of some states heat or lack of power held a device back, and why.
 
-    A power cap is normal. The words name the reasons, the highest temperature and the lowest clock.
+    The words name the reasons, the highest temperature and the lowest clock.
     """
     held = [state for state in states if (state.throttle_mask or 0) & _HELD_BACK]
     if not held:
@@ -96,7 +91,7 @@ def check_cool(devices: Sequence[Device]) -> None:
         SensorError: one is, with the reason; or one is gone.
     """
     for device in devices:
-        frac, why = held_back([SENSORS[device.sensor].open(device).state()])
+        frac, why = held_back([open_probe(device).state()])
         if frac:
             raise SensorError(
                 f"THROTTLED: {device.name}, number {device.number}: is held back before it runs,"
@@ -107,18 +102,15 @@ def check_cool(devices: Sequence[Device]) -> None:
 def check_free(
     devices: Sequence[Device], ours: AbstractSet[int], taken: AbstractSet[str] = frozenset()
 ) -> None:
-    """Check before a start that no process but ours computes on the devices.
+    """Check before a start that no process but `ours` computes on the devices.
 
-    Args:
-        devices: that are to be used.
-        ours: the processes of our servers.
-        taken: the ids of those devices on which a server of ours is already.
+    Those whose ids are in `taken` have a server of ours already.
 
     Raises:
         SensorError: one does, with the process and its user; or a device is gone.
     """
     for device in devices:
-        seen = set(SENSORS[device.sensor].open(device).pids() or ())
+        seen = set(open_probe(device).processes() or ())
         strangers = seen - ours
         # Where none is ours though one must be, the driver numbers processes as the host does.
         if strangers and not (device.id in taken and not seen & ours):
@@ -141,30 +133,33 @@ def wait_until_free(
         SensorError: a process still does after 10 s; see `check_free`.
     """
     deadline = time.monotonic() + _FREE_WITHIN_S
-    while True:
-        is_late = time.monotonic() > deadline
-        try:
+    while time.monotonic() <= deadline:
+        with contextlib.suppress(SensorError):
             check_free(devices, ours, taken)
-            if not is_late:
-                check_cool(devices)
-        except SensorError:
-            if is_late:
-                raise
-            time.sleep(_POLL_S)
-        else:
+            check_cool(devices)
             return
+        time.sleep(_POLL_S)
+    check_free(devices, ours, taken)
 
 
 def held_bytes(count: int, variables: Mapping[str, str], pids: AbstractSet[int]) -> int | None:
     """The memory of GPUs that some processes hold; None where it isn't known.
+
+    Where the driver knows processes by other ids than ours, as in a container, only a process that
+    is alone on its GPU is known to be one of them.
 
     Args:
         count: of the GPUs, as `devices_of` has it.
         variables: of the processes.
         pids: of the processes.
     """
+    held: list[int | None] = []
     try:
-        devices = devices_of(count, variables)
+        for device in devices_of(count, variables):
+            running = open_probe(device).processes() or {}
+            mine = [size for pid, size in running.items() if pid in pids]
+            held += mine or (list(running.values()) if len(running) == 1 else [None])
     except SensorError:
         return None
-    return nvml.held_bytes([device.number for device in devices], pids)
+    known = [size for size in held if size]
+    return sum(known) if len(known) == len(held) else None

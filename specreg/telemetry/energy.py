@@ -5,7 +5,8 @@ between the reads beside it. The counter of a GPU moves every 10 to 100 ms, so t
 is known to half of that: the error of the figure, 1 % of 10 s and 0.3 % of 30 s.
 """
 
-from collections.abc import Iterator, Sequence
+import bisect
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -14,10 +15,7 @@ import numpy as np
 from specreg.core.errors import InvalidMeasurementError, SensorError
 from specreg.core.processes import describe
 from specreg.telemetry.devices import held_back
-from specreg.telemetry.samples import PowerTrace, Sample, Users
-
-Span = tuple[int, int]
-"""From and to, in nanoseconds of the monotonic clock."""
+from specreg.telemetry.sampler import PowerTrace, Sample, Span
 
 _MOST_MISSING_FRAC = 0.1
 _MOST_APART_FRAC = 0.03
@@ -38,9 +36,9 @@ class Energy:
     """
 
     energy_j: float
-    error_frac: float
-    from_counter: bool
-    counter_ratio: float | None
+    error_frac: float = 0.0
+    from_counter: bool = False
+    counter_ratio: float | None = None
 
 
 def energy_of(trace: PowerTrace, span: Span) -> Energy:
@@ -51,8 +49,8 @@ def energy_of(trace: PowerTrace, span: Span) -> Energy:
             back, or there is neither counter nor power.
     """
     name = trace.device.name
-    if trace.failed is not None and trace.failed.at_ns < span[1]:
-        raise SensorError(f"{name}: {trace.failed.why}")
+    if trace.lost is not None and trace.lost.at_ns < span[1]:
+        raise SensorError(f"{name}: {trace.lost.lost}")
     missing = missing_frac(trace, span)
     if missing > _MOST_MISSING_FRAC:
         raise SensorError(
@@ -67,7 +65,7 @@ def energy_of(trace: PowerTrace, span: Span) -> Energy:
     if not reads:
         if summed_j is None:
             raise SensorError(f"{name}: tells neither power nor energy; measure another device")
-        return Energy(energy_j=summed_j, error_frac=0.0, from_counter=False, counter_ratio=None)
+        return Energy(energy_j=summed_j)
     moments_ns, energies_mj = np.array(reads).T
     first, last = np.searchsorted(moments_ns, span)
     around = slice(max(first - 1, 0), last + 1)
@@ -136,7 +134,7 @@ def integral_j(samples: Sequence[Sample], span: Span, field: str) -> float | Non
 def missing_frac(trace: PowerTrace, span: Span) -> float:
     """Return the share of the samples due in a span that aren't there, 0..1."""
     due = (span[1] - span[0]) // trace.every_ns
-    return max(0.0, 1 - len(trace.within(*span).samples) / due) if due else 0.0
+    return max(0.0, 1 - len(trace.within(span)) / due) if due else 0.0
 
 
 def check_held_back(traces: Sequence[PowerTrace], spans: Sequence[Span]) -> None:
@@ -146,8 +144,7 @@ def check_held_back(traces: Sequence[PowerTrace], spans: Sequence[Span]) -> None
         InvalidMeasurementError: `THROTTLED`.
     """
     for trace in traces:
-        states = [one.state for span in spans for one in trace.within(*span).samples]
-        frac, why = held_back(states)
+        frac, why = held_back([one.state for span in spans for one in trace.within(span)])
         if frac:
             message = f"{trace.device.name} was held back in {frac:.0%} of the samples: {why}"
             raise InvalidMeasurementError("THROTTLED", f"{message}; cool it, or give it more power")
@@ -158,31 +155,29 @@ def check_alone(
 ) -> None:
     """Check that no process but ours computed on a device in some spans.
 
+    Of a span the lists within count, the last before it and the first after it: a sampler lists
+    processes twice a second, and later on a busy machine.
+
     Raises:
         InvalidMeasurementError: `DEVICE_SHARED`, naming the process; it is left alone.
     """
     for trace in traces:
-        seen = {pid for span in spans for one in _listed(trace, span) for pid in one.pids}
+        lists = [(one.at_ns, one.pids) for one in trace.samples if one.pids is not None]
+        moments_ns = [at_ns for at_ns, _ in lists]
+        seen: set[int] = set()
+        for start_ns, end_ns in spans:
+            first = bisect.bisect_left(moments_ns, start_ns) - 1
+            last = bisect.bisect_right(moments_ns, end_ns)
+            seen.update(*(pids for _, pids in lists[max(first, 0) : last + 1]))
         strangers = seen - ours
         # In a container the driver may number processes as the host does: then none is ours, and
         # what was there before the first request is taken for it. Who was there before our servers
         # is refused before they start.
-        if ours and trace.users and not seen & ours:
-            strangers = seen - set(trace.users[0].pids)
+        if ours and lists and not seen & ours:
+            strangers = seen - set(lists[0][1])
         if strangers:
             message = (
                 f"{trace.device.name}: used by {', '.join(map(describe, sorted(strangers)))} while"
                 " it was measured; measure again when it is free"
             )
             raise InvalidMeasurementError("DEVICE_SHARED", message)
-
-
-def _listed(trace: PowerTrace, span: Span) -> Iterator[Users]:
-    """Return the lists of processes in a span, the last before and the first after it.
-
-    A sampler lists them twice a second, and later on a busy machine: a span may fall in between.
-    """
-    start_ns, end_ns = span
-    yield from [one for one in trace.users if one.at_ns < start_ns][-1:]
-    yield from (one for one in trace.users if start_ns <= one.at_ns <= end_ns)
-    yield from [one for one in trace.users if one.at_ns > end_ns][:1]

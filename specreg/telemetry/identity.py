@@ -4,14 +4,10 @@ import functools
 import os
 import platform
 import re
-import time
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from specreg.core.errors import SensorError
 from specreg.telemetry.devices import find_devices
@@ -24,9 +20,6 @@ _BYTES_PER_GB = 10**9
 _BYTES_PER_GIB = 2**30
 _LOADED_FRAC = 0.5
 """The share of the cores that others may keep busy before a speed on processors means little."""
-_WATCHED_S = 0.2
-_MOST_NAMED = 3
-_PERCENT = 100
 
 
 class ProcessorLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,13 +28,10 @@ class ProcessorLoad(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         waiting: processes and threads that wanted to run, on average over the last minute.
         cores: that we may use.
-        busiest_frac: the share of a core that a process other than ours took, by its name; the
-            three highest, where the load is high.
     """
 
     waiting: float
     cores: int
-    busiest_frac: dict[str, float] = {}
 
     @property
     def is_high(self) -> bool:
@@ -49,9 +39,7 @@ class ProcessorLoad(msgspec.Struct, frozen=True, kw_only=True):
         return self.waiting > _LOADED_FRAC * self.cores
 
     def __str__(self) -> str:
-        busiest = [f"{name} {frac:.0%} of a core" for name, frac in self.busiest_frac.items()]
-        load = f"a load of {self.waiting:.1f} on {self.cores} core(s) over the last minute"
-        return ", ".join([f"{load}, by {busiest[0]}", *busiest[1:]]) if busiest else load
+        return f"a load of {self.waiting:.1f} on {self.cores} core(s) over the last minute"
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,22 +114,14 @@ class Gpus:
 
 def current_environment(*, needs_gpus: int) -> Environment:
     """Return the environment of cases that use so many of this machine's GPUs; 0 for none."""
-    gpus = find_gpus().devices
-    return gpu_environment(gpus[:needs_gpus]) if needs_gpus and gpus else cpu_environment()
-
-
-def gpu_environment(used: Sequence[Device]) -> Environment:
-    """Return the environment of cases that use these GPUs, one or more."""
-    return Environment(
-        kind="gpu",
-        gpus=tuple(device.name for device in used),
-        gpu_memory_gb=round(used[0].memory_bytes / _BYTES_PER_GB),
-        power_limit_w=min((d.limit_w for d in used if d.limit_w), default=0.0),
-    )
-
-
-def cpu_environment() -> Environment:
-    """Return the environment of cases that use no GPU of this machine."""
+    used = find_gpus().devices[:needs_gpus]
+    if used:
+        return Environment(
+            kind="gpu",
+            gpus=tuple(device.name for device in used),
+            gpu_memory_gb=round(used[0].memory_bytes / _BYTES_PER_GB),
+            power_limit_w=min((one.limit_w for one in used if one.limit_w), default=0.0),
+        )
     cpu, instruction_set = _read_cpu(Path("/proc/cpuinfo"))
     return Environment(
         kind="cpu", cpu=cpu, instruction_set=instruction_set, cores=len(os.sched_getaffinity(0))
@@ -151,33 +131,15 @@ def cpu_environment() -> Environment:
 @functools.cache
 def find_gpus() -> Gpus:
     """Return the GPUs of this machine that this process sees, by their drivers."""
-    devices, why_none = _find(of_gpus=True)
-    return Gpus(devices=devices, why_none=why_none)
-
-
-def _find(*, of_gpus: bool) -> tuple[tuple[Device, ...], str]:
-    """Return all GPUs, or all processors, and why there are none."""
     try:
-        return find_devices(os.environ, of_gpus=of_gpus), ""
+        return Gpus(devices=find_devices(os.environ, of_gpus=True), why_none="")
     except SensorError as error:
-        return (), str(error)
+        return Gpus(devices=(), why_none=str(error))
 
 
 def processor_load() -> ProcessorLoad:
-    """Return the load of this machine; a fifth of a second is watched where it is high."""
-    found = ProcessorLoad(waiting=os.getloadavg()[0], cores=len(os.sched_getaffinity(0)))
-    return msgspec.structs.replace(found, busiest_frac=busiest_frac()) if found.is_high else found
-
-
-def busiest_frac() -> dict[str, float]:
-    """Return the shares of a core that the three busiest other processes take, by name."""
-    list(psutil.process_iter(["cpu_percent"]))  # it is of the time since it was asked last
-    time.sleep(_WATCHED_S)
-    taken: Counter[str] = Counter()
-    for one in psutil.process_iter(["name", "cpu_percent"]):
-        if one.pid != os.getpid() and one.info["cpu_percent"]:
-            taken[str(one.info["name"])] += one.info["cpu_percent"] / _PERCENT
-    return dict(taken.most_common(_MOST_NAMED))
+    """Return the load of this machine."""
+    return ProcessorLoad(waiting=os.getloadavg()[0], cores=len(os.sched_getaffinity(0)))
 
 
 def _read_cpu(cpuinfo: Path) -> tuple[str, str]:

@@ -1,8 +1,7 @@
 """NVML: NVIDIA's GPUs, by their driver, with nvidia-ml-py."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -10,7 +9,7 @@ import msgspec
 import pynvml
 
 from specreg.core.errors import SensorError
-from specreg.telemetry.sensor import Device, Probe, Scope, Sensor, Settings, State
+from specreg.telemetry.sensor import Device, Probe, Scope, State
 
 _T = TypeVar("_T")
 
@@ -53,83 +52,66 @@ class _Gpu(Probe):
             used_bytes=None if memory is None else memory.used,
         )
 
-    def pids(self) -> Sequence[int] | None:
+    def processes(self) -> Mapping[int, int | None] | None:
         found = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, self.handle)
-        return None if found is None else tuple(process.pid for process in found)
-
-    def settings(self) -> Settings:
-        handle, sm = self.handle, pynvml.NVML_CLOCK_SM
-        persistent = _ask(pynvml.nvmlDeviceGetPersistenceMode, handle)
-        sliced = _ask(pynvml.nvmlDeviceGetMigMode, handle)
-        return Settings(
-            limit_w=_watts(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle),
-            own_limit_w=_watts(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle),
-            sm_clock_mhz=_ask(pynvml.nvmlDeviceGetApplicationsClock, handle, sm),
-            own_sm_clock_mhz=_ask(pynvml.nvmlDeviceGetDefaultApplicationsClock, handle, sm),
-            persistent=None if persistent is None else bool(persistent),
-            sliced=None if sliced is None else sliced[0] == pynvml.NVML_DEVICE_MIG_ENABLE,
-        )
+        return None if found is None else {one.pid: one.usedGpuMemory for one in found}
 
 
-@dataclass(slots=True, kw_only=True)
-class Nvml(Sensor):
-    """The GPUs that NVIDIA's driver shows."""
+def find(variables: Mapping[str, str]) -> Sequence[Device]:
+    """List the GPUs that CUDA_VISIBLE_DEVICES leaves, numbered by their places on the bus.
 
-    name: str = "nvml"
-    of_gpus: bool = True
+    Raises:
+        SensorError: no driver, no GPU, none that is left, or no telling which.
+    """
+    with _mapped_errors():
+        pynvml.nvmlInit()
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        found = [_device(handle, number) for number, handle in enumerate(handles)]
+        if not found:
+            raise SensorError("NVML: the driver shows no GPU; check the container's --gpus")
+        left = visible(found, variables, slice_called=_slice)
+    if not left:
+        message = f"NVML: {_VISIBLE}={variables.get(_VISIBLE, '')} leaves none of {len(found)}"
+        raise SensorError(f"{message} GPU(s); unset it, or name one that is there")
+    return left
 
-    def find(self, variables: Mapping[str, str]) -> Sequence[Device]:
-        """List the GPUs that CUDA_VISIBLE_DEVICES leaves, numbered by their places on the bus.
 
-        Raises:
-            SensorError: no driver, no GPU, none that is left, or no telling which.
-        """
-        with _mapped_errors():
-            pynvml.nvmlInit()
-            handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-            found = [self._device(handle, number) for number, handle in enumerate(handles)]
-            if not found:
-                raise SensorError("NVML: the driver shows no GPU; check the container's --gpus")
-            left = visible(found, variables, slice_called=self._slice)
-        if not left:
-            message = f"NVML: {_VISIBLE}={variables.get(_VISIBLE, '')} leaves none of {len(found)}"
-            raise SensorError(f"{message} GPU(s); unset it, or name one that is there")
-        return left
+def open_probe(device: Device) -> Probe:
+    """Return what reads a GPU.
 
-    def open(self, device: Device) -> Probe:
-        """Return what reads a GPU.
+    Raises:
+        SensorError: it is gone.
+    """
+    with _mapped_errors():
+        pynvml.nvmlInit()
+        return _Gpu(pynvml.nvmlDeviceGetHandleByUUID(device.id), device.scope)
 
-        Raises:
-            SensorError: it is gone.
-        """
-        with _mapped_errors():
-            pynvml.nvmlInit()
-            return _Gpu(pynvml.nvmlDeviceGetHandleByUUID(device.id), device.scope)
 
-    def _device(self, handle: object, number: int) -> Device:
-        scope, why_not = _readable(handle)
-        memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
-        limit_w = _watts(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
-        own_limit_w = _watts(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
-        return Device(
-            sensor=self.name,
-            id=pynvml.nvmlDeviceGetUUID(handle),
-            name=pynvml.nvmlDeviceGetName(handle),
-            number=number,
-            scope=scope,
-            limit_w=0.0 if limit_w is None or limit_w == own_limit_w else limit_w,
-            memory_bytes=0 if memory is None else memory.total,
-            driver_version=pynvml.nvmlSystemGetDriverVersion(),
-            bus_id=_bus_id(handle),
-            why_not=why_not,
-        )
+def _device(handle: object, number: int) -> Device:
+    scope, why_not = _readable(handle)
+    memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    limit_mw = _ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    own_limit_mw = _ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
+    place = _ask(pynvml.nvmlDeviceGetPciInfo, handle)
+    return Device(
+        sensor="nvml",
+        id=pynvml.nvmlDeviceGetUUID(handle),
+        name=pynvml.nvmlDeviceGetName(handle),
+        number=number,
+        scope=scope,
+        limit_w=limit_mw / _MW_PER_W if limit_mw and limit_mw != own_limit_mw else 0.0,
+        memory_bytes=0 if memory is None else memory.total,
+        driver_version=pynvml.nvmlSystemGetDriverVersion(),
+        # NVML writes a domain with eight digits, Linux with four.
+        bus_id="" if place is None else place.busId.lower()[-len("0000:00:00.0") :],
+        why_not=why_not,
+    )
 
-    def _slice(self, uuid: str) -> Device | None:
-        """Return the slice of a GPU of that UUID, None where there is none."""
-        handle = _ask(pynvml.nvmlDeviceGetHandleByUUID, uuid)
-        if handle is None:
-            return None
-        return msgspec.structs.replace(self._device(handle, 0), why_not=_SLICED)
+
+def _slice(uuid: str) -> Device | None:
+    """Return the slice of a GPU of that UUID, None where there is none."""
+    handle = _ask(pynvml.nvmlDeviceGetHandleByUUID, uuid)
+    return handle and msgspec.structs.replace(_device(handle, 0), why_not=_SLICED)
 
 
 def visible(
@@ -219,20 +201,6 @@ def _readable(handle: object) -> tuple[Scope, str]:
     return Scope.GPU, "NVML: it tells no power; take a newer driver, or another GPU"
 
 
-def _bus_id(handle: object) -> str:
-    """Return where a GPU sits; NVML writes its domain with eight digits, Linux with four."""
-    place = _ask(pynvml.nvmlDeviceGetPciInfo, handle)
-    raw = "" if place is None else place.busId
-    text = raw.decode() if isinstance(raw, bytes) else raw
-    return text.lower()[-len("0000:00:00.0") :]
-
-
-def _watts(question: Callable[..., int], handle: object) -> float | None:
-    """Return what NVML answers in mW."""
-    answer_mw = _ask(question, handle)
-    return None if answer_mw is None else answer_mw / _MW_PER_W
-
-
 def _power(handle: object, scope: Scope) -> tuple[int | None, int | None]:
     """Return the average over a second and the power at this moment, in mW."""
     fields = (pynvml.NVML_FI_DEV_POWER_AVERAGE, pynvml.NVML_FI_DEV_POWER_INSTANT)
@@ -243,31 +211,3 @@ def _power(handle: object, scope: Scope) -> tuple[int | None, int | None]:
     if average_mw is None and scope is Scope.GPU:  # a driver before the fields
         average_mw = _ask(pynvml.nvmlDeviceGetPowerUsage, handle)
     return average_mw, instant_mw
-
-
-SENSOR = Nvml()
-
-
-def held_bytes(numbers: Iterable[int], pids: AbstractSet[int]) -> int | None:
-    """The memory of GPUs that some processes hold; None where it isn't known.
-
-    Where the driver knows processes by other ids than ours, as in a container, only a process that
-    is alone on its GPU is known to be one of them.
-
-    Args:
-        numbers: of the GPUs, as the driver counts them.
-        pids: of the processes.
-    """
-    held = []
-    try:
-        pynvml.nvmlInit()
-        for number in numbers:
-            handle = pynvml.nvmlDeviceGetHandleByIndex(number)
-            running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-            mine = [one for one in running if one.pid in pids]
-            if not mine and len(running) == 1:
-                mine = running
-            held += [one.usedGpuMemory for one in mine] or [None]
-    except pynvml.NVMLError:
-        return None
-    return int(sum(held)) if all(held) else None

@@ -1,5 +1,7 @@
 """The record of a measurement's power: what each device did in a block of load."""
 
+import contextlib
+import dataclasses
 import functools
 import operator
 import statistics
@@ -10,9 +12,9 @@ import msgspec
 
 from specreg.core.errors import SensorError
 from specreg.telemetry.devices import throttle_reasons
-from specreg.telemetry.energy import Span, check_counter, energy_of, integral_j, missing_frac
-from specreg.telemetry.samples import PowerTrace
-from specreg.telemetry.sensor import Device, State
+from specreg.telemetry.energy import check_counter, energy_of, missing_frac
+from specreg.telemetry.sampler import PowerTrace, Span
+from specreg.telemetry.sensor import Device
 
 SHORTEST_S = 10.0
 """A shorter block isn't judged: its two ends make it more than 1 % off."""
@@ -22,25 +24,13 @@ _MW_PER_W = 1000
 _J_PER_KWH = 3_600_000
 
 
-class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """One uninterrupted stretch of load on a server.
-
-    Attributes:
-        tokens: generated in it; accepted_frac: of these the accepted drafts, 0..1.
-    """
-
-    span_ns: Span
-    tokens: int
-    accepted_frac: float = 0.0
-
-
 class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What a device did in a block; null for what it doesn't say.
 
     Attributes:
-        energy_j, mean_w, error_frac, counter_ratio: see `Energy`; null where the meter is out of
-            order.
-        average_w, instant_w: the means of its two power fields; peak_w: the highest sample.
+        energy_j, from_counter, error_frac, counter_ratio: see `Energy`; null where the meter is
+            out of order.
+        mean_w: energy_j / the time; peak_w: the highest sample.
         idle_w: the mean while the servers had nothing to do.
         sm_clock_mhz, memory_clock_mhz: medians; temperature_c, used_bytes: the highest;
             utilisation_frac: the mean; throttled: all reasons that were seen.
@@ -49,22 +39,20 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     device: Device
-    energy_j: float | None
-    mean_w: float | None
-    from_counter: bool
-    error_frac: float | None
-    average_w: float | None
-    instant_w: float | None
-    idle_w: float | None
-    peak_w: float | None
-    sm_clock_mhz: float | None
-    memory_clock_mhz: float | None
-    temperature_c: int | None
-    used_bytes: int | None
-    utilisation_frac: float | None
-    throttled: tuple[str, ...]
-    counter_ratio: float | None
-    missing_frac: float
+    energy_j: float | None = None
+    mean_w: float | None = None
+    from_counter: bool = False
+    error_frac: float | None = None
+    idle_w: float | None = None
+    peak_w: float | None = None
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    temperature_c: int | None = None
+    used_bytes: int | None = None
+    utilisation_frac: float | None = None
+    throttled: tuple[str, ...] = ()
+    counter_ratio: float | None = None
+    missing_frac: float = 0.0
     invalid: str = ""
 
 
@@ -108,55 +96,48 @@ class PowerRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def record_power(
-    traces: Sequence[PowerTrace],
-    *,
-    idle: Span,
-    case: Block,
-    control: Block | None = None,
+    traces: Sequence[PowerTrace], span: Span, *, tokens: int, accepted_frac: float, idle: Span
 ) -> PowerRecord:
-    """Record what devices did in the block of the case's server, and of the one beside it.
+    """Record what devices did in a block, one uninterrupted stretch of load.
 
-    `idle` is a span without requests, an empty one where there was none.
+    Args:
+        traces: of each device.
+        span: of the block.
+        tokens: generated in it.
+        accepted_frac: of these the accepted drafts, 0..1.
+        idle: a span without requests, an empty one where there was none.
     """
-    arms = [
-        arm_power(block, [record_device(trace, block.span_ns, idle) for trace in traces])
-        for block in (case, control)
-        if block is not None
-    ]
-    ours, theirs = arms[0], arms[1] if control else None
-    shortest_s = min(arm.window_s for arm in arms)
-    too_short = (
-        f"power was watched for {shortest_s:.1f} s without a pause, and {SHORTEST_S:.0f} s are"
-        " needed; raise power_s in the matrix"
-    )
-    too_short = too_short if shortest_s < SHORTEST_S else ""
-    wrong = [one.invalid for arm in arms for one in arm.devices if one.invalid]
-    return PowerRecord(
-        case=ours,
-        control=theirs,
-        energy_ratio=_over(theirs.energy_j_per_token, ours.energy_j_per_token) if theirs else None,
-        invalid=f"POWER_INVALID: {wrong[0]}" if wrong and not too_short else "",
-        too_short=too_short,
-    )
+    devices = [_record_device(trace, span, idle) for trace in traces]
+    arm = arm_power(devices, span, tokens=tokens, accepted_frac=accepted_frac)
+    if arm.window_s < SHORTEST_S:
+        too_short = (
+            f"power was watched for {arm.window_s:.1f} s without a pause, and {SHORTEST_S:.0f} s"
+            " are needed; raise power_s in the matrix"
+        )
+        return PowerRecord(case=arm, too_short=too_short)
+    wrong = [f"POWER_INVALID: {one.invalid}" for one in devices if one.invalid]
+    return PowerRecord(case=arm, invalid=wrong[0] if wrong else "")
 
 
-def arm_power(block: Block, devices: Sequence[DeviceRecord]) -> ArmPower:
-    """Sum up what all devices did in a block."""
-    window_s = (block.span_ns[1] - block.span_ns[0]) / _NS_PER_S
+def arm_power(
+    devices: Sequence[DeviceRecord], span: Span, *, tokens: int, accepted_frac: float
+) -> ArmPower:
+    """Sum up what all devices did in a block; see `record_power`."""
+    window_s = (span[1] - span[0]) / _NS_PER_S
     energy_j = _sum([one.energy_j for one in devices])
     idle_w = _sum([one.idle_w for one in devices])
     above_j = None if energy_j is None or idle_w is None else energy_j - idle_w * window_s
     return ArmPower(
         window_s=window_s,
-        tokens=block.tokens,
+        tokens=tokens,
         energy_j=energy_j,
         mean_w=_over(energy_j, window_s),
         idle_w=idle_w,
         error_frac=max((one.error_frac for one in devices if one.error_frac), default=None),
-        energy_j_per_token=_over(energy_j, block.tokens),
-        above_idle_j_per_token=_over(above_j, block.tokens),
-        energy_j_per_accepted_token=_over(energy_j, block.tokens * block.accepted_frac),
-        tokens_per_kwh=_over(block.tokens * _J_PER_KWH, energy_j),
+        energy_j_per_token=_over(energy_j, tokens),
+        above_idle_j_per_token=_over(above_j, tokens),
+        energy_j_per_accepted_token=_over(energy_j, tokens * accepted_frac),
+        tokens_per_kwh=_over(tokens * _J_PER_KWH, energy_j),
         devices=tuple(devices),
     )
 
@@ -171,62 +152,40 @@ def _over(above: float | None, below: float | None) -> float | None:
     return above / below if above is not None and below else None
 
 
-def record_device(trace: PowerTrace, span: Span, idle: Span) -> DeviceRecord:
-    """Record what one device did in a span; where its meter is out of order its state stays.
+def _mean_w(energy_j: float, span: Span) -> float:
+    return energy_j * _NS_PER_S / (span[1] - span[0])
 
-    `idle` is a span in which it had no work, an empty one where there was none.
-    """
-    energy, invalid = None, ""
+
+def _record_device(trace: PowerTrace, span: Span, idle: Span) -> DeviceRecord:
+    """Record what one device did in a span; where its meter is out of order its state stays."""
+    energy, idle_w, invalid = None, None, ""
     try:
         energy = energy_of(trace, span)
         check_counter(energy)
     except SensorError as error:
         invalid = str(error)
-    states = [one.state for one in trace.within(*span).samples]
+    with contextlib.suppress(SensorError, ZeroDivisionError):  # it costs no other figure
+        idle_w = _mean_w(energy_of(trace, idle).energy_j, idle)
+    states = [one.state for one in trace.within(span)]
+
+    def of(field: str, statistic: Callable[[Sequence[Any]], Any]) -> Any:  # noqa: ANN401 - an int or a float
+        told = [found for state in states if (found := getattr(state, field)) is not None]
+        return statistic(told) if told else None
+
     masks = [state.throttle_mask or 0 for state in states]
     peaks_mw = [mw for state in states if (mw := state.instant_mw or state.average_mw) is not None]
     return DeviceRecord(
         device=trace.device,
-        energy_j=energy.energy_j if energy else None,
-        mean_w=energy.energy_j * _NS_PER_S / (span[1] - span[0]) if energy else None,
-        from_counter=energy.from_counter if energy else False,
-        error_frac=energy.error_frac if energy else None,
-        average_w=_field_w(trace, span, "average_mw"),
-        instant_w=_field_w(trace, span, "instant_mw"),
-        idle_w=_idle_w(trace, idle),
+        **(dataclasses.asdict(energy) if energy else {}),
+        mean_w=_mean_w(energy.energy_j, span) if energy else None,
+        idle_w=idle_w,
         peak_w=max(peaks_mw) / _MW_PER_W if peaks_mw else None,
-        sm_clock_mhz=_over_states(states, "sm_clock_mhz", statistics.median),
-        memory_clock_mhz=_over_states(states, "memory_clock_mhz", statistics.median),
-        temperature_c=_over_states(states, "temperature_c", max),
-        used_bytes=_over_states(states, "used_bytes", max),
-        utilisation_frac=_over_states(states, "utilisation_frac", statistics.fmean),
+        sm_clock_mhz=of("sm_clock_mhz", statistics.median),
+        memory_clock_mhz=of("memory_clock_mhz", statistics.median),
+        temperature_c=of("temperature_c", max),
+        used_bytes=of("used_bytes", max),
+        utilisation_frac=of("utilisation_frac", statistics.fmean),
         throttled=throttle_reasons(functools.reduce(operator.or_, masks, 0)),
-        counter_ratio=energy.counter_ratio if energy else None,
         missing_frac=missing_frac(trace, span),
         invalid=invalid,
     )
-
-
-def _idle_w(trace: PowerTrace, span: Span) -> float | None:
-    """Return the mean power in a span; None where it can't be told, which costs no other figure."""
-    try:
-        return energy_of(trace, span).energy_j * _NS_PER_S / (span[1] - span[0])
-    except (SensorError, ZeroDivisionError):
-        return None
-
-
-def _field_w(trace: PowerTrace, span: Span, field: str) -> float | None:
-    """Return the mean of a power field; of a device that is lost that of the time before."""
-    end_ns = span[1] if trace.failed is None else min(span[1], trace.failed.at_ns)
-    if end_ns <= span[0]:
-        return None
-    summed_j = integral_j(trace.samples, (span[0], end_ns), field)
-    return None if summed_j is None else summed_j * _NS_PER_S / (end_ns - span[0])
-
-
-def _over_states(
-    states: Sequence[State], field: str, statistic: Callable[[Sequence[Any]], Any]
-) -> Any:  # noqa: ANN401 - an int or a float, as the field has it
-    """Return a statistic of a field; None where no state tells it."""
-    told = [found for state in states if (found := getattr(state, field)) is not None]
-    return statistic(told) if told else None

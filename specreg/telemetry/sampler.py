@@ -5,23 +5,25 @@ sample until its input ends; see `specreg.core.processes`.
 """
 
 import contextlib
-import itertools
 import os
 import select
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import TimeoutExpired
 
 import msgspec
 
 from specreg.core.errors import SensorError
+from specreg.core.files import UNREADABLE
 from specreg.core.processes import SupervisedProcess, child_process
-from specreg.telemetry.devices import SENSORS
-from specreg.telemetry.samples import Failed, Head, Line, PowerTrace, Sample, Users, load_traces
-from specreg.telemetry.sensor import Device, Probe
+from specreg.telemetry.devices import open_probe
+from specreg.telemetry.sensor import Device, Probe, State
+
+Span = tuple[int, int]
+"""From and to, in nanoseconds of the monotonic clock."""
 
 EVERY_NS = 97 * 10**6
 """About 10 a second, and never in step with a load that repeats every 100 ms.
@@ -29,7 +31,7 @@ EVERY_NS = 97 * 10**6
 An H100 takes 6 ms for the counter and both power fields of one GPU, so eight fit in.
 """
 
-_USERS_EVERY = 5
+_PROCESSES_EVERY = 5
 """Listing processes may take a driver milliseconds, so only every fifth sample does it."""
 
 _START_S = 10.0
@@ -46,35 +48,65 @@ class Devices(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[Device, ...]
 
 
+class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A device, by its place in the message, at a moment of the monotonic clock.
+
+    Attributes:
+        energy_mj: of its counter, None without one.
+        pids: the processes that compute on it; None where they weren't listed.
+        lost: why it can't be read any more; empty where it can.
+    """
+
+    device: int
+    at_ns: int
+    energy_mj: int | None = None
+    state: State = State()
+    pids: tuple[int, ...] | None = None
+    lost: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class PowerTrace:
+    """All samples of one device, in order.
+
+    Attributes:
+        every_ns: how often one was due.
+        lost: the moment from which it couldn't be read, and why; None if it could.
+    """
+
+    device: Device
+    samples: list[Sample] = field(default_factory=list)
+    every_ns: int = EVERY_NS
+    lost: Sample | None = None
+
+    def within(self, span: Span) -> list[Sample]:
+        """Return the samples of a span, both ends within."""
+        return [one for one in self.samples if span[0] <= one.at_ns <= span[1]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """A sampler that runs, and where its samples go."""
+    """A sampler that runs, what it samples, and where that goes."""
 
+    devices: tuple[Device, ...]
     path: Path
     child: SupervisedProcess
 
-    def traces(self, until_ns: int) -> Sequence[PowerTrace]:
+    def traces(self, until_ns: int) -> tuple[Sequence[PowerTrace], str]:
         """Wait until the samples cover a moment of the monotonic clock, and load them.
 
-        Raises:
-            SensorError: the sampler ended, or wrote nothing.
+        With them comes why the sampler ended, empty where it goes on.
         """
         left_s = (until_ns - time.monotonic_ns()) / _NS_PER_S + _AFTER_S
         try:
             status = self.child.popen.wait(timeout=max(0.0, left_s))
         except TimeoutExpired:
-            return load_traces(self.path)
+            return load_traces(self.path, self.devices), ""
         printed = self.child.last_lines().splitlines()
-        raise SensorError(
+        return load_traces(self.path, self.devices), (
             f"the sampler of power ended with status {status}"
             f" ({printed[-1] if printed else 'without a word'}); its samples are in '{self.path}'"
         )
-
-    def left(self) -> Sequence[PowerTrace]:
-        """Load what a sampler that ended has written; nothing where that can't be read."""
-        with contextlib.suppress(SensorError):
-            return load_traces(self.path)
-        return ()
 
 
 @contextlib.contextmanager
@@ -85,11 +117,9 @@ def watch(devices: Sequence[Device], path: Path) -> Iterator[Watch]:
 
     Args:
         devices: one at least.
-        path: where the samples go; a file that exists stays, and a new one is made beside it.
+        path: where the samples go.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    others = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
-    path = next(one for one in itertools.chain([path], others) if not one.exists())
     log_path = path.with_name(f"{path.name}.log")
     command = (sys.executable, "-m", "specreg.telemetry.sampler")
     with path.open("wb") as output:
@@ -101,16 +131,28 @@ def watch(devices: Sequence[Device], path: Path) -> Iterator[Watch]:
                     if child.popen.poll() is not None:
                         break
                     time.sleep(_POLL_S)
-                yield Watch(path=path, child=child)
+                yield Watch(devices=tuple(devices), path=path, child=child)
         finally:
             if not log_path.stat().st_size:  # nothing, as a rule
                 log_path.unlink()
 
 
+def load_traces(path: Path, devices: Sequence[Device]) -> Sequence[PowerTrace]:
+    """Load what a sampler of these devices wrote, without a line that it is still writing."""
+    traces = [PowerTrace(device=device) for device in devices]
+    decoder = msgspec.json.Decoder(Sample)
+    with contextlib.suppress(OSError, *UNREADABLE), path.open("rb") as file:
+        for one in map(decoder.decode, file):
+            if one.lost:
+                traces[one.device].lost = one
+            else:
+                traces[one.device].samples.append(one)
+    return traces
+
+
 def sample(
-    devices: Sequence[Device],
     probes: Sequence[Probe],
-    write: Callable[[Line], None],
+    write: Callable[[Sample], None],
     *,
     wait_until: Callable[[int], bool],
     clock: Callable[[], int],
@@ -119,7 +161,6 @@ def sample(
 
     The clock is monotonic, in nanoseconds; `wait_until` tells whether to stop instead.
     """
-    write(Head(devices=tuple(devices), every_ns=EVERY_NS))
     left = dict(enumerate(probes))
     due_ns, number = clock(), 0
     while left and not wait_until(due_ns):
@@ -128,14 +169,14 @@ def sample(
             try:
                 energy_mj = probe.energy_mj()
                 at_ns = (asked_ns + clock()) // 2  # the middle of the time that reading it took
-                write(Sample(device=place, at_ns=at_ns, energy_mj=energy_mj, state=probe.state()))
-                pids = None if number % _USERS_EVERY else probe.pids()
+                state = probe.state()
+                listed = None if number % _PROCESSES_EVERY else probe.processes()
             except SensorError as error:
-                write(Failed(device=place, at_ns=clock(), why=str(error)))
+                write(Sample(device=place, at_ns=clock(), lost=str(error)))
                 del left[place]
                 continue
-            if pids is not None:
-                write(Users(device=place, at_ns=at_ns, pids=tuple(pids)))
+            pids = None if listed is None else tuple(listed)
+            write(Sample(device=place, at_ns=at_ns, energy_mj=energy_mj, state=state, pids=pids))
         # One that is late is followed at once; by whole times too late, those are left out.
         due_ns += max(1, (clock() - due_ns) // EVERY_NS) * EVERY_NS
         number += 1
@@ -151,16 +192,15 @@ def _wait_until(moment_ns: int) -> bool:
 def main() -> None:
     """Sample the devices that the first line of the input names, until the input ends."""
     devices = msgspec.json.decode(sys.stdin.buffer.readline(), type=Devices).devices
-    probes = [SENSORS[device.sensor].open(device) for device in devices]
+    probes = [open_probe(device) for device in devices]
     # It needs a hundredth of a core, at the right moment; an engine's threads may take all of them.
     with contextlib.suppress(OSError):
         os.nice(_EARLIER)
-    encoder = msgspec.json.Encoder()
 
-    def write(line: Line) -> None:
-        os.write(sys.stdout.fileno(), encoder.encode(line) + b"\n")
+    def write(one: Sample) -> None:
+        os.write(sys.stdout.fileno(), msgspec.json.encode(one) + b"\n")
 
-    sample(devices, probes, write, wait_until=_wait_until, clock=time.monotonic_ns)
+    sample(probes, write, wait_until=_wait_until, clock=time.monotonic_ns)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What a sensor tells: which devices there are, what each draws and what it is set to."""
+"""A device, and what its sensor tells of it."""
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
@@ -22,7 +22,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU or a processor; 0 and empty for what its driver doesn't say.
 
     Attributes:
-        sensor: the name of the sensor that reads it.
+        sensor: what reads it, nvml or rapl.
         id: unique and constant, such as a GPU's UUID.
         name: the vendor's.
         number: in the driver's order, from 0.
@@ -65,22 +65,6 @@ class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     used_bytes: int | None = None
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a device is set to, and the vendor's own values; None for what it doesn't say.
-
-    Attributes:
-        persistent: whether its driver stays loaded while the device is unused.
-        sliced: whether it is cut into slices (MIG).
-    """
-
-    limit_w: float | None = None
-    own_limit_w: float | None = None
-    sm_clock_mhz: int | None = None
-    own_sm_clock_mhz: int | None = None
-    persistent: bool | None = None
-    sliced: bool | None = None
-
-
 class Probe(Protocol):
     """Reads one device; None for what it doesn't tell. Raises SensorError once it is gone."""
 
@@ -92,33 +76,6 @@ class Probe(Protocol):
         """Read everything else that changes."""
         return State()
 
-    def pids(self) -> Sequence[int] | None:
-        """List the processes that compute on it."""
+    def processes(self) -> Mapping[int, int | None] | None:
+        """List the processes that compute on it, each with the bytes of its memory it holds."""
         return None
-
-    def settings(self) -> Settings:
-        """Read what it is set to."""
-        return Settings()
-
-
-class Sensor(Protocol):
-    """Finds the devices of a vendor; `name` is known to the sampler's process."""
-
-    name: str
-    of_gpus: bool
-
-    def find(self, variables: Mapping[str, str]) -> Sequence[Device]:
-        """List the devices that a process with these environment variables sees, in its order.
-
-        Raises:
-            SensorError: there is none, with the reason.
-        """
-        ...
-
-    def open(self, device: Device) -> Probe:
-        """Return what reads a device.
-
-        Raises:
-            SensorError: it is gone.
-        """
-        ...

@@ -41,7 +41,7 @@ from specreg.measurement.metrics import Replay
 from specreg.servers.environments import MARKER, EngineEnvironment, environment_folder
 from specreg.servers.server import Server, StartedServer
 from specreg.telemetry.identity import Environment, Gpus
-from specreg.telemetry.record import Block, DeviceRecord, PowerRecord, arm_power
+from specreg.telemetry.record import DeviceRecord, PowerRecord, arm_power
 from specreg.telemetry.sensor import Device, Scope
 from tests.doubles.vllm.script import Script, chat_prompt, record_script, steps_of
 from tests.doubles.vllm.steps import Steps
@@ -332,8 +332,6 @@ def power(
         mean_w=energy_j / window_s,
         from_counter=from_counter,
         error_frac=1e-3,
-        average_w=energy_j / window_s,
-        instant_w=energy_j / window_s,
         idle_w=100.0,
         peak_w=450.0,
         sm_clock_mhz=sm_clock_mhz,
@@ -345,8 +343,9 @@ def power(
         counter_ratio=1.001,
         missing_frac=0.0,
     )
-    block = Block(span_ns=(0, round(window_s * 10**9)), tokens=tokens, accepted_frac=accepted_frac)
-    return PowerRecord(case=arm_power(block, [record]))
+    span = (0, round(window_s * 10**9))
+    arm = arm_power([record], span, tokens=tokens, accepted_frac=accepted_frac)
+    return PowerRecord(case=arm)
 
 
 def rows_in(name: str, prompts: Sequence[Prompt]) -> list[dict[str, object]]:

@@ -58,7 +58,6 @@ def asked(tmp_path: Path) -> GateOptions:
         ),
         ({"b_overrides": ["k=5"]}, "unknown setting 'k'"),
         ({"b_overrides": ["draft=./nowhere"]}, "model folder '.*nowhere': config.json is missing"),
-        ({"launches": 5}, "--launches 5: a block of ABBA has two of each side; give an even"),
         ({"tolerances": ["speed=0.1"]}, "--tolerance speed=0.1: unknown metric 'speed'"),
         ({"tolerances": ["step_p50_ms=3%"]}, "'3%' is no fraction between 0 and 1"),
         ({"pin_length_tokens": 9.0}, "--pin 9: with 3 draft tokens per step"),

@@ -135,7 +135,7 @@ def test_a_gpu_that_is_well_has_nothing_in_its_way(root: Path, library: Path) ->
     facts, free = found["GPU 0"]
     assert facts.says == (
         "Scripted NVIDIA H100, GPU-5c217ed0-0000-4000-8000-000000000000, 79.6 GiB, driver"
-        " 580.scripted, power limit 700 W, MIG off, persistence on"
+        " 580.scripted"
     )
     assert seen(free) == (State.OK, "free, no process computes on it")
     assert found["environment"][0].says == "scripted-h100-80gb-x1"
@@ -188,8 +188,8 @@ def test_what_a_run_can_live_with_is_noted(root: Path, library: Path) -> None:
     assert {one.state for one in notes} == {State.NOTE}
     memory, limit, clock, power = notes
     assert memory.says == "16.0 GiB of its memory are taken, and no process is seen on it"
-    assert limit.says == "held to 350 W, its vendor's limit is 700 W"
-    assert limit.advice.endswith("as root: nvidia-smi -pl 700")
+    assert limit.says == "held to 350 W, which isn't its vendor's limit"
+    assert "as root: nvidia-smi -pl" in limit.advice
     assert clock.says == "its SM clock is set by an application, now 1980 MHz"
     assert power.says.endswith("by nvml: no energy counter")
 
@@ -244,10 +244,10 @@ def test_cases_without_a_baseline_are_counted_with_the_command_that_records_them
 
 def test_a_load_that_others_make_is_said_of_speed(root: Path) -> None:
     busy = suite_of(root)
-    busy.load = ProcessorLoad(waiting=4.0, cores=2, busiest_frac={"cc1plus": 0.5})
+    busy.load = ProcessorLoad(waiting=4.0, cores=2)
     one = only(busy, "speed")
     assert one.state == State.NOTE
-    assert one.says == "a load of 4.0 on 2 core(s) over the last minute, by cc1plus 50% of a core"
+    assert one.says == "a load of 4.0 on 2 core(s) over the last minute"
 
 
 def test_there_is_room_for_what_is_missing_or_there_is_not(root: Path) -> None:

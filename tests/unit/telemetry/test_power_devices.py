@@ -9,15 +9,11 @@ import pytest
 
 from specreg.core.errors import InvalidMeasurementError
 from specreg.telemetry.energy import check_alone
-from specreg.telemetry.record import Block, arm_power
-from specreg.telemetry.samples import PowerTrace, Users
-from tests.doubles.nvml.device import (
-    Process,
-    ScriptedGpu,
-    Throttle,
-)
+from specreg.telemetry.record import arm_power
+from specreg.telemetry.sampler import PowerTrace, Sample
+from tests.doubles.nvml.device import Process, ScriptedGpu, Throttle
 from tests.unit import builders
-from tests.unit.playing import Player
+from tests.unit.playing import Player, running
 
 ASK = """
 import os, sys
@@ -30,6 +26,15 @@ try:
     check_free(devices, set(map(int, sys.argv[2:])), {os.environ.get("TAKEN", "")})
     check_cool(devices)
     print("free")
+except SensorError as error:
+    print(error)
+"""
+FINDING = """
+import os
+from specreg.core.errors import SensorError
+from specreg.telemetry.nvml import find
+try:
+    print(find(os.environ)[0].why_not)
 except SensorError as error:
     print(error)
 """
@@ -88,8 +93,7 @@ def listed(*pids: tuple[int, ...]) -> PowerTrace:
     """Who was there, second by second."""
     return PowerTrace(
         device=builders.device(),
-        every_ns=97 * 10**6,
-        users=[Users(device=0, at_ns=at * 10**9, pids=each) for at, each in enumerate(pids)],
+        samples=[Sample(device=0, at_ns=at * 10**9, pids=each) for at, each in enumerate(pids)],
     )
 
 
@@ -107,12 +111,12 @@ def test_the_energy_of_two_gpus_is_that_of_both_or_of_none() -> None:
         if (arm := builders.power(energy_j).case) is not None
         for device in arm.devices
     )
-    block = Block(span_ns=(0, 60 * 10**9), tokens=100)
-    both = arm_power(block, [one, other])
+    span = (0, 60 * 10**9)
+    both = arm_power([one, other], span, tokens=100, accepted_frac=0.5)
     assert (both.energy_j, both.mean_w, both.idle_w) == (1500.0, 25.0, 200.0)
     assert both.energy_j_per_token == 15.0
     untold = msgspec.structs.replace(other, energy_j=None)
-    assert arm_power(block, [one, untold]).energy_j is None
+    assert arm_power([one, untold], span, tokens=100, accepted_frac=0.5).energy_j is None
 
 
 @pytest.mark.parametrize("at", [1, 2], ids=["before", "after"])
@@ -124,3 +128,25 @@ def test_a_stranger_is_seen_by_the_lists_beside_a_span_without_any(at: int) -> N
         check_alone([listed(*pids)], [(1_600_000_000, 1_800_000_000)], ours={1})
     pids[at], pids[at - 1 if at == 1 else at + 1] = (1,), (1, 8)
     check_alone([listed(*pids)], [(1_600_000_000, 1_800_000_000)], ours={1})
+
+
+@pytest.mark.parametrize(
+    ("gpu", "says"),
+    [
+        (ScriptedGpu(lost_at_s=1.0), "NVML: GPU is lost; look at the kernel's log (dmesg) for Xid"),
+        (
+            ScriptedGpu(permission=False),
+            "NVML: its power can't be read, Insufficient Permissions; run as a user who may",
+        ),
+        (
+            ScriptedGpu(mig=True),
+            "NVML: MIG is on, and slices of a GPU tell no power of their own; measure on one without MIG",  # noqa: E501 - as it is shown
+        ),
+    ],
+    ids=["lost", "closed", "sliced"],
+)
+def test_what_is_wrong_with_a_gpu_ends_with_what_to_do(
+    library: Path, tmp_path: Path, gpu: ScriptedGpu, says: str
+) -> None:
+    done = Player(library=library, folder=tmp_path).run([running(gpu)], "-c", FINDING)
+    assert done.stdout.strip() == says

@@ -3,18 +3,16 @@
 import gzip
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 import pytest
 
 from specreg.core.errors import SensorError
-from specreg.telemetry.energy import Span, check_counter, energy_of, integral_j, missing_frac
-from specreg.telemetry.sampler import EVERY_NS, sample
-from specreg.telemetry.samples import Head, Line, PowerTrace, Sample, Users, load_traces
-from specreg.telemetry.sensor import Device, Scope, Settings, State
+from specreg.telemetry.energy import check_counter, energy_of, integral_j, missing_frac
+from specreg.telemetry.sampler import EVERY_NS, PowerTrace, Sample, Span, sample
+from specreg.telemetry.sensor import Probe, State
 from tests.doubles.nvml.device import Load, constant
 from tests.unit import builders
 
@@ -29,7 +27,7 @@ BOUNDS = ((10.0, 0.02), (30.0, 0.01))
 
 
 @dataclass(slots=True)
-class Machine:
+class Machine(Probe):
     """A clock that jumps to what is waited for, a little late, and a counter that moves in steps.
 
     Counter and fields take 3 ms to read and each 50th time 18 ms, as an H100's.
@@ -74,31 +72,15 @@ class Machine:
         power_w = (self.load.energy_j(at_s + 1e-6) - self.load.energy_j(at_s)) / 1e-6
         return State(instant_mw=round(power_w * 1000))
 
-    def pids(self) -> tuple[int, ...]:
-        return (17,)
-
-    def settings(self) -> Settings:
-        return Settings()
+    def processes(self) -> Mapping[int, int | None]:
+        return {17: None}
 
 
 def sampled(machine: Machine) -> PowerTrace:
     """What a sampler makes of a machine."""
-    lines: list[Line] = []
-    sample(
-        [builders.device()],
-        [machine],
-        lines.append,
-        wait_until=machine.wait_until,
-        clock=machine.clock,
-    )
-    head = lines[0]
-    assert isinstance(head, Head)
-    return PowerTrace(
-        device=head.devices[0],
-        every_ns=head.every_ns,
-        samples=[line for line in lines if isinstance(line, Sample)],
-        users=[line for line in lines if isinstance(line, Users)],
-    )
+    samples: list[Sample] = []
+    sample([machine], samples.append, wait_until=machine.wait_until, clock=machine.clock)
+    return PowerTrace(device=builders.device(), samples=samples)
 
 
 def span_of(start_s: float, end_s: float) -> Span:
@@ -241,12 +223,13 @@ def test_a_tenth_of_the_samples_may_be_missing_and_none_around_the_ends(
 def test_samples_come_about_ten_times_a_second() -> None:
     trace = sampled(Machine(constant(400.0), stall_ns=20e6))
     assert len(trace.samples) == pytest.approx(61 * 10.3, rel=0.02)
-    assert len(trace.users) == pytest.approx(len(trace.samples) / 5, abs=1)
+    listed = [one for one in trace.samples if one.pids == (17,)]
+    assert len(listed) == pytest.approx(len(trace.samples) / 5, abs=1)
     assert missing_frac(trace, span_of(10.0, 60.0)) <= 0.02
 
 
 @dataclass(slots=True)
-class Dying:
+class Dying(Probe):
     """A device that is gone after a while."""
 
     machine: Machine
@@ -260,27 +243,15 @@ class Dying:
     def state(self) -> State:
         return self.machine.state()
 
-    def pids(self) -> None:
-        return None
-
-    def settings(self) -> Settings:
-        return Settings()
-
 
 def test_a_device_that_is_gone_is_written_down_and_left_alone() -> None:
     machine = Machine(constant(400.0), until_s=20.0)
-    lines: list[Line] = []
-    devices: list[Device] = [builders.device(), builders.device("other")]
-    sample(
-        devices,
-        [Dying(machine, 10.0), machine],
-        lines.append,
-        wait_until=machine.wait_until,
-        clock=machine.clock,
-    )
-    failed = [line for line in lines if type(line).__name__ == "Failed"]
-    assert [(line.device, line.why) for line in failed] == [(0, "NVML: GPU is lost")]  # type: ignore[union-attr]
-    last_s = {line.device: line.at_ns / NS_PER_S for line in lines if isinstance(line, Sample)}
+    samples: list[Sample] = []
+    probes = [Dying(machine, 10.0), machine]
+    sample(probes, samples.append, wait_until=machine.wait_until, clock=machine.clock)
+    lost = [(one.device, one.lost) for one in samples if one.lost]
+    assert lost == [(0, "NVML: GPU is lost")]
+    last_s = {one.device: one.at_ns / NS_PER_S for one in samples}
     assert last_s[0] < 10.1
     assert last_s[1] > 19.8
 
@@ -290,12 +261,10 @@ def powers(function: Callable[[float], int], *, averaged: bool) -> PowerTrace:
     moments = range(0, 60 * NS_PER_S, EVERY_NS)
     return PowerTrace(
         device=builders.device(),
-        every_ns=EVERY_NS,
         samples=[
             Sample(
                 device=0,
                 at_ns=at_ns,
-                energy_mj=None,
                 state=State(average_mw=function(at_ns / NS_PER_S), instant_mw=1)
                 if averaged
                 else State(instant_mw=function(at_ns / NS_PER_S)),
@@ -321,22 +290,3 @@ def test_power_is_summed_up_where_there_is_no_counter(averaged: bool) -> None:  
     found = energy_of(trace, span)
     assert (found.from_counter, found.error_frac, found.counter_ratio) == (False, 0.0, None)
     assert found.energy_j == pytest.approx(true_j, rel=0.001)
-
-
-def written(path: Path, *lines: Line) -> Path:
-    """A file of these lines."""
-    path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
-    return path
-
-
-def used(device: int, at_ns: int) -> Users:
-    """Somebody computes on a device."""
-    return Users(device=device, at_ns=at_ns, pids=(7,))
-
-
-@pytest.mark.parametrize("number", [1, -1])
-def test_a_line_of_a_device_that_nobody_named_is_said(tmp_path: Path, number: int) -> None:
-    device = Device(sensor="nvml", id="GPU-0", name="x", number=0, scope=Scope.GPU)
-    path = written(tmp_path / "a", Head(devices=(device,), every_ns=1), used(number, 1))
-    with pytest.raises(SensorError, match=r"hold a line of none of its 1 device\(s\)"):
-        load_traces(path)

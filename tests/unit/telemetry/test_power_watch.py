@@ -1,6 +1,7 @@
 """The sampler as a process: what it leaves when it, or what started it, is killed."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,9 +12,7 @@ import msgspec
 import psutil
 import pytest
 
-from specreg.core.errors import SensorError
-from specreg.telemetry.sampler import watch
-from specreg.telemetry.samples import load_traces
+from specreg.telemetry.sampler import load_traces, watch
 from specreg.telemetry.sensor import Device, Scope
 from tests.doubles.nvml.device import ScriptedGpu, environment, write_script
 from tests.unit import builders
@@ -58,33 +57,34 @@ def ends_within(pid: int, seconds: float) -> bool:
 def test_samples_are_on_disk_as_they_come(samples: Path) -> None:
     with watch([DEVICE], samples) as watching:
         time.sleep(1.0)
-        (trace,) = watching.traces(until_ns=time.monotonic_ns())
+        (trace,), why = watching.traces(until_ns=time.monotonic_ns())
         pid = watching.child.popen.pid
-    assert trace.device == DEVICE
+    assert (trace.device, why) == (DEVICE, "")
     assert len(trace.samples) >= 5
     assert ends_within(pid, 1.0)
+    (whole,) = load_traces(samples, [DEVICE])
+    samples.write_bytes(samples.read_bytes()[:-20])
+    assert load_traces(samples, [DEVICE])[0].samples == whole.samples[:-1]  # its last line is torn
 
 
 def test_a_killed_sampler_is_said_and_its_samples_stay(samples: Path) -> None:
     with watch([DEVICE], samples) as watching:
         time.sleep(0.5)
         watching.child.popen.kill()
-        with pytest.raises(SensorError, match=r"ended with status -9 \(without a word\)"):
-            watching.traces(until_ns=time.monotonic_ns())
-    assert load_traces(samples)[0].samples
+        (trace,), why = watching.traces(until_ns=time.monotonic_ns())
+    assert "ended with status -9 (without a word)" in why
+    assert trace.samples
 
 
 def test_a_sampler_that_cannot_start_says_why(samples: Path) -> None:
     nobody = builders.device(id="GPU-nobody")
-    with (
-        watch([nobody], samples) as watching,
-        pytest.raises(SensorError, match=r"ended with status 1 \(.*Not Found"),
-    ):
-        watching.traces(until_ns=time.monotonic_ns())
+    with watch([nobody], samples) as watching:
+        (trace,), why = watching.traces(until_ns=time.monotonic_ns())
+    assert re.search(r"ended with status 1 \(.*Not Found", why)
+    assert not trace.samples
 
 
 def test_a_sampler_ends_with_what_started_it(samples: Path) -> None:
-
     given = msgspec.json.encode(DEVICE).decode()
     starter = subprocess.Popen(
         (sys.executable, "-c", STARTER, given, str(samples)),
@@ -98,21 +98,4 @@ def test_a_sampler_ends_with_what_started_it(samples: Path) -> None:
         starter.send_signal(signal.SIGKILL)
         starter.wait()
     assert ends_within(pid, 5.0)
-    assert load_traces(samples)[0].samples
-
-
-def test_a_torn_last_line_is_left_out(samples: Path) -> None:
-    with watch([DEVICE], samples):
-        time.sleep(0.3)
-    whole = load_traces(samples)[0]
-    samples.write_bytes(samples.read_bytes()[:-20])
-    assert len(load_traces(samples)[0].samples) >= len(whole.samples) - 1
-
-
-def test_a_file_of_something_else_is_refused(samples: Path) -> None:
-    samples.parent.mkdir()
-    samples.write_text("no samples\n")
-    with pytest.raises(SensorError, match="hold no head"):
-        load_traces(samples)
-    with pytest.raises(SensorError, match="No such file"):
-        load_traces(samples.with_name("none"))
+    assert load_traces(samples, [DEVICE])[0].samples

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from specreg.core.errors import SensorError
-from specreg.telemetry.devices import SENSORS
-from specreg.telemetry.rapl import Rapl
+from specreg.telemetry import rapl
 from specreg.telemetry.sensor import Scope
 
 RANGE_UJ = 262_143_328_850
@@ -22,43 +21,43 @@ def package(folder: Path, name: str, energy_uj: int, said: str = "package-0") ->
 
 
 @pytest.fixture
-def rapl(tmp_path: Path) -> Rapl:
+def folder(tmp_path: Path) -> Path:
     """A machine with two packages, whose parts are no packages of their own."""
-    package(tmp_path / "powercap", "intel-rapl:0", 5_000_000)
-    package(tmp_path / "powercap", "intel-rapl:0:0", 1_000, said="core")
-    package(tmp_path / "powercap", "intel-rapl:1", 7_000_000, said="package-1")
-    package(tmp_path / "powercap", "intel-rapl:2", 9_000_000, said="psys")
-    (tmp_path / "machine-id").write_text("0123")
-    return Rapl(folder=tmp_path / "powercap", machine=tmp_path / "machine-id")
+    folder = tmp_path / "powercap"
+    package(folder, "intel-rapl:0", 5_000_000)
+    package(folder, "intel-rapl:0:0", 1_000, said="core")
+    package(folder, "intel-rapl:1", 7_000_000, said="package-1")
+    package(folder, "intel-rapl:2", 9_000_000, said="psys")
+    return folder
 
 
-def test_each_package_is_a_device_and_its_parts_are_not(rapl: Rapl) -> None:
-    found = rapl.find({})
+def test_each_package_is_a_device_and_its_parts_are_not(folder: Path) -> None:
+    found = rapl.find(folder)
     assert [device.name for device in found] == ["package-0", "package-1"]
     assert [device.number for device in found] == [0, 1]
     assert {device.scope for device in found} == {Scope.PACKAGE}
     assert {device.why_not for device in found} == {""}
-    assert not rapl.of_gpus
 
 
-def test_a_package_is_another_one_on_another_machine(rapl: Rapl, tmp_path: Path) -> None:
-    here = rapl.find({})
-    (tmp_path / "machine-id").write_text("4567")
-    there = rapl.find({})
+def test_a_package_is_another_one_on_another_machine(folder: Path, tmp_path: Path) -> None:
+    machines = tmp_path / "here", tmp_path / "there"
+    for machine, said in zip(machines, ("0123", "4567"), strict=True):
+        machine.write_text(said)
+    here, there = (rapl.find(folder, machine) for machine in machines)
     assert len({device.id for device in (*here, *there)}) == 4
     assert "0123" not in here[0].id
 
 
-def test_a_counter_is_read_in_millijoules(rapl: Rapl) -> None:
-    first, second = (rapl.open(device) for device in rapl.find({}))
+def test_a_counter_is_read_in_millijoules(folder: Path) -> None:
+    first, second = (rapl.open_probe(device, folder) for device in rapl.find(folder))
     assert (first.energy_mj(), second.energy_mj()) == (5_000, 7_000)
-    assert first.pids() is None
+    assert first.processes() is None
     assert first.state().average_mw is None
 
 
-def test_a_counter_that_wraps_around_goes_on(rapl: Rapl) -> None:
-    counter = rapl.folder / "intel-rapl:0/energy_uj"
-    probe = rapl.open(rapl.find({})[0])
+def test_a_counter_that_wraps_around_goes_on(folder: Path) -> None:
+    counter = folder / "intel-rapl:0/energy_uj"
+    probe = rapl.open_probe(rapl.find(folder)[0], folder)
     counter.write_text(f"{RANGE_UJ - 1_000_000}\n")
     before = probe.energy_mj()
     counter.write_text("2000000\n")
@@ -69,34 +68,24 @@ def test_a_counter_that_wraps_around_goes_on(rapl: Rapl) -> None:
 
 def test_a_machine_without_counters_says_so(tmp_path: Path) -> None:
     with pytest.raises(SensorError, match=r"RAPL: no processor's energy counter in '.*none'"):
-        Rapl(folder=tmp_path / "none").find({})
+        rapl.find(tmp_path / "none")
 
 
-def test_a_counter_that_nobody_may_read_says_what_to_do(rapl: Rapl) -> None:
-    (rapl.folder / "intel-rapl:1/energy_uj").unlink()
-    (rapl.folder / "intel-rapl:1/energy_uj").mkdir()  # root may read any file
-    first, second = rapl.find({})
+def test_a_counter_that_nobody_may_read_says_what_to_do(folder: Path) -> None:
+    (folder / "intel-rapl:1/energy_uj").unlink()
+    (folder / "intel-rapl:1/energy_uj").mkdir()  # root may read any file
+    first, second = rapl.find(folder)
     assert first.why_not == ""
     assert second.why_not.startswith("RAPL: no permission to read '")
     assert "have root give it to a group of yours" in second.why_not
 
 
-def test_a_counter_that_goes_away_is_an_error(rapl: Rapl) -> None:
-    probe = rapl.open(rapl.find({})[0])
-    (rapl.folder / "intel-rapl:0/energy_uj").write_text("gone")
+def test_a_counter_that_goes_away_or_whose_range_is_unknown_is_an_error(folder: Path) -> None:
+    device = rapl.find(folder)[0]
+    probe = rapl.open_probe(device, folder)
+    (folder / "intel-rapl:0/energy_uj").write_text("gone")
     with pytest.raises(SensorError, match="can't be read any more"):
         probe.energy_mj()
-
-
-def test_a_counter_of_unknown_range_is_refused(rapl: Rapl) -> None:
-    device = rapl.find({})[0]
-    (rapl.folder / "intel-rapl:0/max_energy_range_uj").unlink()
+    (folder / "intel-rapl:0/max_energy_range_uj").unlink()
     with pytest.raises(SensorError, match="where its counter wraps around"):
-        rapl.open(device)
-
-
-def test_sensors_are_found_by_their_names() -> None:
-    assert {name: sensor.of_gpus for name, sensor in SENSORS.items()} == {
-        "nvml": True,
-        "rapl": False,
-    }
+        rapl.open_probe(device, folder)

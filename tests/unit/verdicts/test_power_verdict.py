@@ -9,7 +9,6 @@ import pytest
 
 from specreg.baselines.comparison import CaseBaselines, compare
 from specreg.baselines.schema import RecordedDevice
-from specreg.core.errors import SensorError
 from specreg.measurement.figures import figures_of
 from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import METRICS, Family
@@ -18,8 +17,7 @@ from specreg.report.failures import sentence_of
 from specreg.report.tables import render_figures
 from specreg.stats.intervals import Spread
 from specreg.telemetry.record import PowerRecord
-from specreg.telemetry.sampler import Watch
-from specreg.telemetry.samples import PowerTrace, Sample, Users
+from specreg.telemetry.sampler import PowerTrace, Sample, Watch
 from specreg.telemetry.sensor import Scope, State
 from specreg.verdicts.judge import Outcome, Verdict, first_look, judge
 from specreg.verdicts.multiple_testing import confirm
@@ -182,7 +180,7 @@ def test_a_request_that_fails_under_load_for_power_makes_power_alone_invalid() -
     (part,) = replay.rounds
     failed = msgspec.structs.replace(part.traces[0], error="HTTP 500")
     block = dataclasses.replace(part, traces=(failed,))
-    alive = Sampler(PowerTrace(device=CARD, every_ns=97 * 10**6), ended=False)
+    alive = Sampler(PowerTrace(device=CARD), why="")
     found = power_of(replay, cast("Watch", alive), (0, 0), {17}, block, {})
     assert found.invalid.startswith("POWER_INVALID: REQUEST_FAILED: 1 of 1 requests failed")
 
@@ -190,16 +188,12 @@ def test_a_request_that_fails_under_load_for_power_makes_power_alone_invalid() -
 class Sampler:
     """One that ended, or didn't, and what it left."""
 
-    def __init__(self, trace: PowerTrace, *, ended: bool = True) -> None:
-        self.trace, self.ended = trace, ended
+    def __init__(self, trace: PowerTrace, why: str) -> None:
+        self.trace, self.why = trace, why
 
-    def traces(self, until_ns: int) -> Sequence[PowerTrace]:
-        if not self.ended:
-            return (self.trace,)
-        raise SensorError(f"the sampler of power ended before {until_ns}")
-
-    def left(self) -> Sequence[PowerTrace]:
-        return (self.trace,)
+    def traces(self, until_ns: int) -> tuple[Sequence[PowerTrace], str]:
+        assert until_ns
+        return (self.trace,), self.why
 
 
 @pytest.mark.parametrize(
@@ -207,15 +201,11 @@ class Sampler:
 )
 def test_what_a_dead_sampler_had_seen_counts(mask: int, pid: int, reason: str) -> None:
     state = State(throttle_mask=mask, temperature_c=90)
-    trace = PowerTrace(
-        device=CARD,
-        every_ns=97 * 10**6,
-        samples=[Sample(device=0, at_ns=10**9, energy_mj=None, state=state)],
-        users=[Users(device=0, at_ns=10**9, pids=(17, pid))],
-    )
+    seen = Sample(device=0, at_ns=10**9, state=state, pids=(17, pid))
+    trace = PowerTrace(device=CARD, samples=[seen])
     replay = measured(None).replay
     assert replay is not None
-    sampler = cast("Watch", Sampler(trace))
+    sampler = cast("Watch", Sampler(trace, "the sampler of power ended"))
     invalid: dict[Family, str] = {}
     found = power_of(replay, sampler, (0, 0), {17}, replay.rounds[0], invalid)
     assert found.invalid.startswith("POWER_INVALID: the sampler of power ended")
