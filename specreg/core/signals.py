@@ -30,8 +30,12 @@ def check_signalled() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """End the run; a moment later where it would leave a file open, for which pytest fails it."""
-    if frame is not None and frame.f_code.co_filename == _OPENS_MODULES:
+    """End the run; a moment later where it would leave a file open or be dropped by a finalizer.
+
+    pytest fails a run for either.
+    """
+    code = frame.f_code if frame is not None else None
+    if code and (code.co_filename == _OPENS_MODULES or code.co_name == "__del__"):
         threading.Timer(_MOMENT_S, os.kill, (os.getpid(), number)).start()
         return
     SIGNALLED.append(number)

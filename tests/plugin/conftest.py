@@ -20,6 +20,8 @@ MATRIX = """
     [models.tiny]
     target = "fixtures/models/tiny/target"
     drafts = {{ eagle3 = "fixtures/models/tiny/eagle3" }}
+    target_gib = 0.1 # with its size a pair of servers starts at once
+    drafts_gib = {{ eagle3 = 0.1 }}
 
     [[cases]]
     engine = "vllm"

@@ -3,14 +3,11 @@
 import contextlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from specreg.servers import gpu_lease
-from specreg.servers.gpu_lease import own_cores
-from specreg.telemetry.sensor import Device, Scope
 from tests.doubles.nvml.device import ScriptedGpu
 from tests.unit.playing import Player, running
 
@@ -91,48 +88,3 @@ def test_more_gpus_than_there_are_are_refused(
     process = start(3)
     error, _ = process.communicate()
     assert error.strip() == "3 GPUs: there are 2"
-
-
-def gpu(number: int) -> Device:
-    return Device(
-        sensor="nvml",
-        id=f"GPU-{number}",
-        number=number,
-        name="H100",
-        scope=Scope.GPU,
-        bus_id=f"0000:0{number}:00.0",
-    )
-
-
-@pytest.mark.parametrize(
-    ("near", "ours", "cores"),
-    [
-        (("0-3", "0-3", "4-7", "4-7"), (0,), {0, 1}),
-        (("0-3", "0-3", "4-7", "4-7"), (3,), {6, 7}),
-        (("0-3", "0-3", "4-7", "4-7"), (0, 1), {0, 1, 2, 3}),
-        (("0-3,8-11", "0-3,8-11"), (1,), {8, 9, 10, 11}),
-        (("0", "0"), (0,), set()),
-    ],
-)
-def test_gpus_divide_the_cores_near_them_alike(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    near: Sequence[str],
-    ours: Sequence[int],
-    cores: set[int],
-) -> None:
-    for number, text in enumerate(near):
-        folder = tmp_path / "bus/pci/devices" / gpu(number).bus_id
-        folder.mkdir(parents=True)
-        (folder / "local_cpulist").write_text(f"{text}\n")
-    monkeypatch.setattr(gpu_lease, "SYSFS", tmp_path)
-    everything = [gpu(number) for number in range(len(near))]
-    found = own_cores([everything[number] for number in ours], everything, frozenset(range(12)))
-    assert found == cores
-
-
-def test_a_system_that_does_not_say_which_cores_are_near_leaves_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu_lease, "SYSFS", tmp_path)
-    assert own_cores([gpu(0)], [gpu(0)], frozenset({0, 1})) == frozenset()
