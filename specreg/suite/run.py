@@ -124,9 +124,8 @@ class Suite(Scope):
         """
         number = server.launch.number
         if (case.id, number) not in self._measured:
-            self._measured[case.id, number] = self._at_most_once(
-                server.launch.case_id(case), lambda: self._measure(case, server, control)
-            )
+            name = server.launch.case_id(case)
+            self._at_most_once(name, lambda: self._measure(case, server, control))
         return self._measured[case.id, number]
 
     def _at_most_once(self, name: str, attempt: Callable[[], _DoneT]) -> _DoneT:
@@ -139,7 +138,7 @@ class Suite(Scope):
             self._failed[name] = error
             raise
 
-    def _measure(self, case: Case, server: Starting, control: Starting | None) -> Measurement:
+    def _measure(self, case: Case, server: Starting, control: Starting | None) -> None:
         """Measure a case, or take it over, and keep its figures."""
         number, name = server.launch.number, server.launch.case_id(case)
         if self.merged is not None:
@@ -149,8 +148,8 @@ class Suite(Scope):
             self.taken_over.append(name)
         else:
             measurement = self.measure_twice(case, key, server, control)
+        self._measured[case.id, number] = measurement  # at once: its figures take a moment
         self.figures.append(figures_of(measurement, number))
-        return measurement
 
     def measure_twice(
         self, case: Case, key: Key, server: Starting, control: Starting | None
