@@ -120,6 +120,10 @@ def pytest_configure(config: pytest.Config) -> None:
         if hasattr(config, "workerinput"):  # what it goes on with is the controller's to choose
             options = dataclasses.replace(options, resume=False)
         check_options(config.rootpath, options)
+        if _has_workers(config) and options.shard:
+            raise SpecregError(
+                "--specreg-shard with -n: a shard is one process's; leave one of the two out"
+            )
         config.stash[_SESSION] = _Session(progress=progress)
         given: dict[str, Any] = getattr(config, "workerinput", {})
         within = None
@@ -308,7 +312,7 @@ def _deal(
     ]
     config.hook.pytest_deselected(items=gone)
     items[:] = [item for item in items if item not in gone]
-    session.is_empty = not items
+    session.is_empty = not items and bool(gone)
     return [shard.case_ids for shard in shards]
 
 

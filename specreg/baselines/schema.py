@@ -30,8 +30,8 @@ from specreg.telemetry.identity import Environment
 from specreg.telemetry.sensor import Scope
 
 SCHEMA_VERSION = 3
-_GONE = frozenset({"rounds"})
-"""Settings that an earlier form compared by."""
+_GONE = frozenset({"rounds", "stream"})
+"""Settings that earlier versions compared by; of all that streamed, which is all that is left."""
 _FEWEST_RUNS = 2
 _ADVICE = "restore it with git, or remove it and record it anew"
 
@@ -159,8 +159,9 @@ def load_baseline(path: Path) -> Baseline | None:
             )
         # What version 2 has more than 1 may be left out; 3 has fewer settings.
         baseline = msgspec.json.decode(content, type=Baseline)
-        known = {field.name for field in dataclasses.fields(CaseSettings)}
-        known |= _GONE if version < SCHEMA_VERSION else frozenset()
+        known = {field.name for field in dataclasses.fields(CaseSettings)} | _GONE
+        if bytes(head.case.get("stream", b"")) == b"false":
+            raise msgspec.ValidationError("its answers came whole, which is no longer measured")
         if unknown := head.case.keys() - known:  # which msgspec passes over in a dataclass
             name = min(unknown)
             raise msgspec.ValidationError(f"Object contains unknown field `{name}` - at `$.case`")

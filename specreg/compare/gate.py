@@ -182,7 +182,12 @@ class Gate:
                 for side in sides:
                     case = group.pairs[0].of(side)
                     name = f"{number:03}-{side}-{case.server.id}"
-                    servers[side] = stack.enter_context(self._started(case, side, name))
+                    try:
+                        servers[side] = stack.enter_context(self._started(case, side, name))
+                    except SideError as error:
+                        if side is not Side.A2 or not servers:
+                            raise
+                        self._note_failed(group, number, error)  # A and B are measured all the same
                 with _naming(servers):
                     for pair in group.pairs:
                         self._measure(pair, number, servers)
@@ -192,13 +197,18 @@ class Gate:
                 measured = any(one.pair_id in ids and not one.failed for one in ours)
                 if not error.started and not measured:
                     raise
-                self.options.show(f"launch {number}, side {error.side}: {error}")
-                told = {one.pair_id for one in ours if one.number == number}
-                self.launches += [
-                    SideLaunch(pair.id, error.side, number, failed=str(error))
-                    for pair in group.pairs
-                    if pair.id not in told
-                ]
+                self._note_failed(group, number, error)
+
+    def _note_failed(self, group: Group, number: int, error: SideError) -> None:
+        """Say that a side told nothing on a launch, or not of all pairs."""
+        self.options.show(f"launch {number}, side {error.side}: {error}")
+        mine = [one for one in self.launches if (one.side, one.number) == (error.side, number)]
+        told = {one.pair_id for one in mine}
+        self.launches += [
+            SideLaunch(pair.id, error.side, number, failed=str(error))
+            for pair in group.pairs
+            if pair.id not in told
+        ]
 
     def _measure(self, pair: Pair, number: int, servers: Mapping[Side, StartedServer]) -> None:
         """Measure a pair on the servers that are up, and compare its answers.

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import traceback
 from types import FrameType
 
 SIGNALLED: list[int] = []
@@ -34,8 +35,9 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
     pytest fails a run for either.
     """
-    code = frame.f_code if frame is not None else None
-    if code and (code.co_filename == _OPENS_MODULES or code.co_name == "__del__"):
+    callers = [] if frame is None else [one.f_code for one, _ in traceback.walk_stack(frame)]
+    opens = bool(callers) and callers[0].co_filename == _OPENS_MODULES
+    if opens or any(code.co_name == "__del__" for code in callers):
         threading.Timer(_MOMENT_S, os.kill, (os.getpid(), number)).start()
         return
     SIGNALLED.append(number)

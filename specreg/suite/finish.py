@@ -4,6 +4,7 @@ import contextlib
 import functools
 import itertools
 import platform
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import specreg
@@ -149,13 +150,13 @@ def record_runs(suite: Suite) -> None:
     path, records = history_path(suite.history, suite.environment.name), []
     known = load_history(path)
     for case in _cases(suite):
-        if any(one.run == suite.run_folder.name for one in known.of(case.id)):
+        if any(one.run == suite.name for one in known.of(case.id)):
             continue  # the same shards are merged again
         launches = [m for m in suite.measurements if m.case == case and m.values]
         verdicts = [v for v in suite.verdicts if v.case_id == case.id]
         if launches and verdicts:
             exact, settings = _exact(suite, case), suite.settings(case)
-            records.append(run_record(suite.run_folder.name, launches, verdicts, settings, exact))
+            records.append(run_record(suite.name, launches, verdicts, settings, exact))
     record_history(path, records)
 
 
@@ -168,7 +169,7 @@ def _why_nothing(suite: Suite) -> str:
 def run_verdict(suite: Suite, status: int, *, cut_short: bool) -> RunVerdict:
     """What the run decided, for programs."""
     return RunVerdict(
-        run=suite.run_folder.name,
+        run=suite.name,
         tier=suite.tier.name,
         environment=suite.environment.name,
         attached=suite.provision.url or "",
@@ -220,8 +221,10 @@ def remarks(suite: Suite) -> Iterator[str]:
     if suite.update_reason is not None:
         return
     if fewer := [case.prompts for case in _cases(suite) if case.matrix_prompts]:
+        least, most = min(fewer), max(fewer)
+        many = f"{least}" if least == most else f"{least} to {most}"
         yield (
-            f"--num-prompts left {fewer[0]} prompts of a case: acceptance was compared over those"
+            f"--num-prompts left {many} prompts of a case: acceptance was compared over those"
             " that its baseline has too, speed wasn't"
         )
     history = _history(suite)
@@ -229,11 +232,12 @@ def remarks(suite: Suite) -> Iterator[str]:
         yield history.wrong
     for case in _cases(suite):
         yield from _headroom(suite, case, history.of(case.id))
-    if suite.asks_for_all:
+    if suite.asks_for_all and suite.verdicts and not any(one.fails for one in suite.verdicts):
         with contextlib.suppress(SpecregError):  # another tier can't be read; its own runs say so
             unused = suite.store.unused(all_case_ids(suite.root / suite.options.matrix))
             if unused:
-                yield f"no case asks for these baselines: git rm {' '.join(map(str, unused))}"
+                remove = shlex.join(("git", "rm", *map(str, unused)))
+                yield f"no case asks for these baselines: {remove}"
 
 
 def render_end(

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import datetime as dt
 import hashlib
+import re
 import shutil
 import socket
 from collections import Counter
@@ -38,7 +39,16 @@ from specreg.verdicts.judge import Verdict
 PLAN = "plan.json"
 _JOURNAL = "journal.jsonl"
 _COPIED = ("logs", "power")
-_MUST_AGREE = ("commit", "tier", "matrix_sha256", "environment", "launches", "reason", "of")
+_MUST_AGREE = (
+    "commit",
+    "tier",
+    "matrix_sha256",
+    "environment",
+    "launches",
+    "reason",
+    "of",
+    "shards",
+)
 
 
 class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,10 +187,16 @@ def check_alike(shards: Sequence[ShardRun]) -> None:
     for name in _MUST_AGREE:
         values = [getattr(shard.plan, name) for shard in shards]
         if any(value != values[0] for value in values):
-            told = [one.name if isinstance(one, Environment) else repr(one) for one in values]
+            told = [_shown(one) for one in values]
             each = (f"'{shard.folder}' {text}" for shard, text in zip(shards, told, strict=True))
             message = f"{name} differs: {', '.join(each)}; merge the shards of one run alone"
             raise SpecregError(message)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Environment):
+        return value.name
+    return f"of {sum(map(len, value))} cases" if isinstance(value, tuple) else repr(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +335,8 @@ def open_merged(root: Path, shards: Sequence[ShardRun], into: Path) -> Suite:
         SpecregError: the repository isn't at the commit, or hasn't the cases, that they are of.
     """
     check_alike(shards)
-    (into / _JOURNAL).unlink(missing_ok=True)  # merged again
+    if any(shard.folder.resolve() == into for shard in shards):
+        raise SpecregError(f"--into '{into}': it is one of the shards; name a folder of its own")
     plan = shards[0].plan
     options = dataclasses.replace(Options(**plan.options), shard=None, resume=False)
     runs = root / options.runs if (root / options.runs).exists() else root / ".specreg" / "runs"
@@ -332,7 +349,11 @@ def open_merged(root: Path, shards: Sequence[ShardRun], into: Path) -> Suite:
                 " check out the commit that they are of"
             )
             raise SpecregError(message)
+    for name in _COPIED:
+        shutil.rmtree(into / name, ignore_errors=True)  # merged again
+    (into / _JOURNAL).unlink(missing_ok=True)
     return Suite(
+        merged_run=re.sub(r"-\d+of\d+$", "", plan.run),
         options=options,
         root=root,
         tier=tier,

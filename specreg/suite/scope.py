@@ -42,9 +42,9 @@ class Scope:
         no_power: why power can't be measured, empty where it can or isn't asked for.
         load: of the processor when the run began; None where others measured.
         shares_machine: whether other processes of the same run measure on this machine.
-        hosts, driver_version, torch_versions, ended_at: of what other processes measured: the
-            machine and what the engine ran with by case, the driver of the GPUs, and when the last
-            of them was done.
+        hosts, driver_version, torch_versions, ended_at, merged_run: of what other processes
+            measured: the machine and what the engine ran with by case, the driver of the GPUs, when
+            the last of them was done, and the name of the whole run.
         began_at, began_ns: when it began, on the wall and on the monotonic clock.
     """
 
@@ -69,6 +69,7 @@ class Scope:
     driver_version: str | None = None
     torch_versions: Mapping[str, str] = field(default_factory=dict)
     ended_at: str = ""
+    merged_run: str = ""
     began_at: dt.datetime = field(default_factory=lambda: dt.datetime.now(tz=dt.UTC))
     began_ns: int = field(default_factory=time.monotonic_ns)
     _known: tuple[Case, CaseBaselines] | None = None
@@ -78,6 +79,11 @@ class Scope:
         """The moment, as far from the beginning as it took, whatever became of the wall clock."""
         passed_us = (time.monotonic_ns() - self.began_ns) // 1000
         return self.began_at + dt.timedelta(microseconds=passed_us)
+
+    @property
+    def name(self) -> str:
+        """What the history and the documents call it; merged shards by the first one's."""
+        return self.merged_run or self.run_folder.name
 
     @property
     def is_part(self) -> bool:

@@ -111,12 +111,18 @@ def test_shards_that_are_merged_say_what_one_process_says(recorded: Suite) -> No
     assert "shard 2/2 died before it was done" in died.stdout
     assert words(decided(suite.folder / "died")) == expected, "what it had finished counts"
 
+    itself = merge(suite, *shards, into=shards[0])
+    assert itself.returncode == 1
+    assert "it is one of the shards; name a folder of its own" in itself.stderr
+    assert (shards[0] / "journal.jsonl").stat().st_size
+
     plan = json.loads((shards[1] / "plan.json").read_text())
-    (shards[1] / "plan.json").write_text(json.dumps(plan | {"commit": "other"}))
-    other = merge(suite, *shards, into=suite.folder / "other")
-    assert other.returncode == 1
-    assert "commit differs: " in other.stderr
-    assert "merge the shards of one run alone" in other.stderr
+    for name, value in (("commit", "other"), ("shards", plan["shards"][:1])):
+        (shards[1] / "plan.json").write_text(json.dumps(plan | {name: value}))
+        other = merge(suite, *shards, into=suite.folder / "other")
+        assert other.returncode == 1
+        assert f"{name} differs: " in other.stderr
+        assert "merge the shards of one run alone" in other.stderr
 
 
 def checksums(folder: Path) -> Mapping[str, str]:
@@ -152,6 +158,7 @@ def test_workers_of_xdist_say_what_one_process_says(recorded: Suite) -> None:
             4,
             "leave out --dist, or give --dist=loadgroup",
         ),
+        ((*CHOSEN[2:], "-n", "2", "--specreg-shard=1/2"), 4, "a shard is one process's"),
         (("--specreg-shard=3/2",), 4, "--specreg-shard '3/2': got no shard, needed I/N"),
         (("--specreg-workers=auto",), 4, "is gone; pytest -n auto measures on all GPUs"),
     ],

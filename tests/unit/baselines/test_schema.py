@@ -264,12 +264,13 @@ def test_a_setting_that_is_not_known_is_refused_and_one_that_went_is_passed_over
     tmp_path: Path,
 ) -> None:
     case = json.loads(render_baseline(BASELINE))["case"]
-    older = edited(schema_version=2, case=case | {"rounds": 7})
-    assert reread(tmp_path, older) == BASELINE
-    for version, name in ((2, "unheard_of"), (SCHEMA_VERSION, "rounds")):
-        text = edited(schema_version=version, case=case | {name: 1})
-        with pytest.raises(BaselineError, match=rf"unknown field `{name}` - at `\$\.case`"):
+    for version, gone in ((2, {"rounds": 7}), (SCHEMA_VERSION, {"stream": True})):
+        assert reread(tmp_path, edited(schema_version=version, case=case | gone)) == BASELINE
+        text = edited(schema_version=version, case=case | {"unheard_of": 1})
+        with pytest.raises(BaselineError, match=r"unknown field `unheard_of` - at `\$\.case`"):
             reread(tmp_path, text)
+    with pytest.raises(BaselineError, match="its answers came whole, which is no longer measured"):
+        reread(tmp_path, edited(case=case | {"stream": False}))
 
 
 def test_a_newer_file_is_left_alone_and_takes_a_newer_specreg(path: Path) -> None:

@@ -86,10 +86,17 @@ def test_what_nobody_asks_for_is_named_after_a_run_of_everything(tmp_path: Path)
     (tmp_path / "tier.toml").write_text("needs_gpus = 0\nmodels = {}\ncases = []\n")
     assert list(remarks(one)) == []
     one.asked = EVERYTHING
+    assert list(remarks(one)) == [], "nothing was judged"
+    one.confirmation.add(
+        Verdict(case_id=builders.CASE.id, metric=LENGTH.name, outcome=Outcome.PASS)
+    )
     path = one.store.path(builders.CASE.id)
     expected = f"no case asks for these baselines: git rm {path}"
     assert list(remarks(one)) == [expected]
     (tmp_path / "torn.toml").write_text("[")
+    assert list(remarks(one)) == []
+    (tmp_path / "torn.toml").unlink()
+    one.note_failure(builders.CASE, SPEED.name, "its server went away")
     assert list(remarks(one)) == []
 
 
