@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from specreg.report.document import FILE_NAME, RunVerdict, load_report, load_verdict
 from tests.doubles.nvml.device import ScriptedGpu, build, environment, write_script
@@ -152,9 +153,18 @@ def suite(tmp_path: Path) -> Suite:
 
 @pytest.fixture(scope="session")
 def recorded_once(tmp_path_factory: pytest.TempPathFactory) -> Suite:
-    """A suite whose baselines have been recorded; its folder is to be copied, not changed."""
-    suite = Suite(tmp_path_factory.mktemp("recorded"))
-    suite.record()
+    """A suite whose baselines have been recorded; its folder is to be copied, not changed.
+
+    The workers of a run record them once.
+    """
+    shared = tmp_path_factory.getbasetemp()
+    shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
+    folder = shared / "recorded"
+    with FileLock(shared / "recorded.lock"):
+        folder.mkdir(exist_ok=True)
+        suite = Suite(folder)
+        if not suite.recorded():
+            suite.record()
     return suite
 
 

@@ -21,7 +21,7 @@ from specreg.verdicts.history import (
 )
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import builders
-from tests.unit.suite.test_run import COUNTS, LENGTH, SPEED, measured, suite
+from tests.unit.suite.test_run import COUNTS, LENGTH, NOWHERE, SPEED, measured, suite
 
 EVERYTHING = {builders.CASE.id: {m.name for m in METRICS.values() if m.applies_to(builders.CASE)}}
 
@@ -100,7 +100,11 @@ def test_what_nobody_asks_for_is_named_after_a_run_of_everything(tmp_path: Path)
     assert list(remarks(one)) == []
 
 
-def test_a_case_that_is_wrong_is_not_recorded_and_one_that_holds_is(tmp_path: Path) -> None:
+def test_a_case_that_is_wrong_is_not_recorded_and_one_that_holds_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECREG_CACHE", str(tmp_path / "cache"))
+    builders.seem_installed(NOWHERE.requirement(builders.SPEC))
     launch = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0}, of=COUNTS)
     one = measured(suite(tmp_path, update_reason="", launches=2), launch, launch)
     proven = Verdict(case_id=builders.CASE.id, metric="lossless_frac", outcome=Outcome.WRONG)
