@@ -130,7 +130,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if _RUN_FOLDER in given:
             within = Path(given[_RUN_FOLDER]) / WORKERS_FOLDER / given["workerid"]
         config.stash[SUITE] = open_suite(config.rootpath, options, progress, within)
-    if _has_workers(config) and config.option.dist == "load":
+    if _has_workers(config) and config.option.dist in {"load", "loadgroup"}:
         config.option.dist, config.option.loadscopereorder = "loadgroup", False
 
 
@@ -305,14 +305,13 @@ def _deal(
         session.shown = f"{render_shards(shards)}\nas JSON: {path}"
     else:
         mine = shards[choice.number - 1].case_ids
-    gone = [
-        item
-        for item in items
-        if (_params(item)["case"].id not in mine if _params(item) else choice.number != 1)
-    ]
-    config.hook.pytest_deselected(items=gone)
-    items[:] = [item for item in items if item not in gone]
-    session.is_empty = not items and bool(gone)
+    chosen: dict[bool, list[pytest.Item]] = {True: [], False: []}
+    for item in items:
+        is_ours = _params(item)["case"].id in mine if _params(item) else choice.number == 1
+        chosen[is_ours].append(item)
+    config.hook.pytest_deselected(items=chosen[False])
+    items[:] = chosen[True]
+    session.is_empty = not items and bool(chosen[False])
     return [shard.case_ids for shard in shards]
 
 

@@ -11,7 +11,7 @@ from specreg.cli.options import HERE, WIDTH, RootOption
 from specreg.report.document import FILE_NAME, exit_status, load_report
 from specreg.report.terminal import render_report
 from specreg.suite.finish import record_baselines, record_run, render_recording, run_verdict
-from specreg.suite.merge import MergedShards, load_shard, open_merged, take_shards
+from specreg.suite.merge import PLAN, MergedShards, load_shard, open_merged, take_shards
 
 
 def merge(
@@ -21,18 +21,20 @@ def merge(
 ) -> None:
     """Join the shards of a run: one report, one verdict, and the baselines if it records."""
     into.mkdir(parents=True, exist_ok=True)
-    shards = sorted((load_shard(run) for run in runs), key=lambda one: one.plan.number)
+    begun = [run for run in runs if (run / PLAN).exists()] or runs
+    said = [f"'{run}': no {PLAN}, so it ended before it began" for run in runs if run not in begun]
+    shards = sorted(map(load_shard, begun), key=lambda one: one.plan.number)
     suite = open_merged(root.resolve(), shards, into.resolve())
-    said = list(take_shards(suite, shards, whole=True))
+    said += take_shards(suite, shards, whole=True)
     suite.conclude()
-    status = exit_status(suite.verdicts)
+    status = exit_status(suite.verdicts) or int(any(one.failed_otherwise for one in shards))
     color = sys.stdout.isatty()
     if suite.update_reason is not None:
         written, refused = record_baselines(suite)
         status = status or int(bool(refused or said))
         recorded = render_recording(suite, written, refused, width=WIDTH, color=color)
         typer.echo("\n\n".join(recorded))
-    run = run_verdict(suite, status, cut_short=bool(MergedShards(shards).missing))
+    run = run_verdict(suite, status, cut_short=not MergedShards(shards).is_whole)
     command = shlex.join(("specreg", "merge", *map(str, runs), "--into", str(into)))
     wrong = record_run(suite, run, command=command, said=said)
     path = suite.run_folder / FILE_NAME

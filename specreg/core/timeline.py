@@ -58,6 +58,8 @@ class PairTime(msgspec.Struct, frozen=True, kw_only=True):
 class RunTime(msgspec.Struct, frozen=True, kw_only=True):
     """Where the time of a run went: `wall_s`, since the process began, is `idle_s` and its pairs'.
 
+    Of a run in shards all are sums over their processes.
+
     Attributes:
         pairs: in the order of the run.
         idle_s: for no pair: imports, collection, waiting, reports.

@@ -13,6 +13,7 @@ from specreg.baselines.record import RecordedBaseline, commit_of, record_measure
 from specreg.baselines.schema import Baseline
 from specreg.core.commands import record_command, run_command, specreg_command
 from specreg.core.errors import BaselineError, SpecregError
+from specreg.core.timeline import RunTime
 from specreg.matrix.case import Case
 from specreg.matrix.models import model_sha256
 from specreg.matrix.schema import CaseSettings
@@ -208,7 +209,7 @@ def report_of(suite: Suite, run: RunVerdict, *, command: str, said: tuple[str, .
         tier_cases=tuple(case.id for case in suite.tier.cases),
         remarks=said,
         ended_at=suite.ended_at or suite.now.isoformat(timespec="seconds"),
-        time=None if suite.ended_at else suite.timeline.so_far(),
+        time=_time(suite),
     )
 
 
@@ -263,7 +264,7 @@ def render_end(
     judged = [one for one in suite.verdicts if not recording or one.outcome is not Outcome.MEASURED]
     parts = [render_verdicts(judged, width=width, color=color) if judged else "", *lines]
     parts.append(render_figures(last_launches(suite.figures), width=width, color=color))
-    parts.append(render_times(suite.timeline.so_far(), width=width, color=color))
+    parts.append(render_times(_time(suite), width=width, color=color))
     if not all(case.speed for case in suite.tier.cases):
         parts.append("the servers of this tier say nothing of speed, so none is shown")
     if suite.taken_over:
@@ -288,6 +289,10 @@ _LAST_RUNS = 60
 def _history(suite: Suite) -> History:
     """What earlier runs on this machine did."""
     return load_history(history_path(suite.history, suite.environment.name))
+
+
+def _time(suite: Suite) -> RunTime:
+    return suite.timeline.so_far() if suite.merged is None else suite.merged.time
 
 
 def _driver_version(suite: Suite) -> str:

@@ -23,11 +23,12 @@ from specreg.baselines.record import commit_of
 from specreg.baselines.store import BaselineStore
 from specreg.core.errors import SpecregError
 from specreg.core.files import UNREADABLE
+from specreg.core.timeline import RunTime
 from specreg.correctness.checks import CorrectnessCheck, checks_of
 from specreg.matrix.case import Case, Tier
 from specreg.measurement.journal import Journal, load_checks, load_journal
 from specreg.measurement.measure import Measurement
-from specreg.report.document import FILE_NAME, Report, load_report
+from specreg.report.document import FILE_NAME, Report, exit_status, load_report
 from specreg.servers.launch import Launch, Starting
 from specreg.suite.configure import load_cases, provision_of, softened_of
 from specreg.suite.options import Options, options_to_repeat
@@ -138,6 +139,12 @@ class ShardRun:
     checked: Mapping[tuple[str, str], Mapping[str, Any]]
     report: Report | None = None
 
+    @property
+    def failed_otherwise(self) -> bool:
+        """Whether it ended, and failed by something else than its verdicts."""
+        run = self.report.run if self.report else None
+        return run is not None and bool(run.exit_status) and not exit_status(run.verdicts)
+
     def why_not(self, case_id: str, metric: str) -> str:
         """Why it hasn't measured a case that was its own."""
         if self.report is None:
@@ -237,11 +244,26 @@ class MergedShards:
         return _missing(number, plan.of)
 
     @property
+    def time(self) -> RunTime:
+        """Where the time of the shards that came to their end went."""
+        ended = [one.report.time for one in self.shards if one.report and one.report.time]
+        return RunTime(
+            pairs=tuple(pair for one in ended for pair in one.pairs),
+            idle_s=sum(one.idle_s for one in ended),
+            wall_s=sum(one.wall_s for one in ended),
+        )
+
+    @property
     def missing(self) -> Sequence[int]:
         """The numbers of the shards that have cases and aren't there."""
         there = {shard.plan.number for shard in self.shards}
         dealt = enumerate(self.shards[0].plan.shards, start=1)
         return [number for number, cases in dealt if cases and number not in there]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all shards are there and came to their end."""
+        return not self.missing and all(shard.report is not None for shard in self.shards)
 
     @property
     def remarks(self) -> Iterator[str]:
@@ -251,6 +273,12 @@ class MergedShards:
         for shard in self.shards:
             if shard.report is None:
                 yield f"{shard.plan.name} died before it was done: '{shard.folder}'"
+            elif shard.failed_otherwise:
+                yield (
+                    f"{shard.plan.name} ended with status {shard.report.run.exit_status}, which its"
+                    " verdicts don't say: a test that isn't the suite's failed there, or it was cut"
+                    " short"
+                )
         by_case: dict[str, list[str]] = {}
         for shard in self.shards:
             for case_id in dict.fromkeys(case_id for case_id, _ in shard.measured):
@@ -339,7 +367,9 @@ def open_merged(root: Path, shards: Sequence[ShardRun], into: Path) -> Suite:
         raise SpecregError(f"--into '{into}': it is one of the shards; name a folder of its own")
     plan = shards[0].plan
     options = dataclasses.replace(Options(**plan.options), shard=None, resume=False)
-    runs = root / options.runs if (root / options.runs).exists() else root / ".specreg" / "runs"
+    if not (root / options.runs).exists():  # of another machine
+        options = dataclasses.replace(options, runs=Options().runs)
+    runs = root / options.runs
     tier = load_cases(root, options, plan.tier).chosen(plan.gpus_gib)
     here = {"commit": commit_of(root), "matrix_sha256": matrix_sha256(tier)}
     for name, value in here.items():

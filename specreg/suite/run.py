@@ -21,7 +21,7 @@ from specreg.core.errors import (
     SpecregError,
 )
 from specreg.core.signals import check_signalled
-from specreg.core.timeline import Phase, Timeline
+from specreg.core.timeline import Phase, RunTime, Timeline
 from specreg.correctness.checks import ControlAnswers, CorrectnessCheck, RunningCase, checks_of
 from specreg.correctness.oracle_client import predict_drafts
 from specreg.matrix.case import Case
@@ -47,6 +47,10 @@ _DoneT = TypeVar("_DoneT")
 
 class Merged(Protocol):
     """What other processes measured and checked; each raises SpecregError where they didn't."""
+
+    @property
+    def time(self) -> RunTime:
+        """Where theirs went, all of them together."""
 
     def measurement(self, case: Case, launch: int) -> Measurement:
         """What was measured of a case on a launch."""

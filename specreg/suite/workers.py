@@ -37,6 +37,14 @@ def make_scheduler(suite: Suite, config: Any, log: Any) -> Any:  # noqa: ANN401 
             found = [group for case, group in groups.items() if f"[{case}-" in nodeid]
             return found[0] if found else nodeid
 
+        def _reschedule(self, node: Any) -> None:  # noqa: ANN401 - xdist's
+            """Give a worker a group more once its last test is left, which waits for the next one.
+
+            pytest-xdist gives it with two left, which are all that a group of one case may have.
+            """
+            if not self.workqueue or self._pending_of(self.assigned_work[node]) <= 1:
+                super()._reschedule(node)
+
     return ServerGroupScheduling(config, log)
 
 
@@ -70,6 +78,7 @@ def take_workers(suite: Suite, *, whole: bool) -> tuple[str, ...]:
     if not shards:
         return ()
     own = journalled(suite.run_folder, shards[0].plan, shards[0].report)  # gone on with
-    taken = take_shards(suite, [own, *shards] if own.measured else shards, whole=whole)
+    went_on = own.measured or own.checked
+    taken = take_shards(suite, [own, *shards] if went_on else shards, whole=whole)
     shutil.rmtree(folder, ignore_errors=True)
     return taken
