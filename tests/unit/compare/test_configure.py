@@ -1,5 +1,6 @@
 """What can't be measured as it is asked for is said before anything is."""
 
+import contextlib
 import dataclasses
 import sys
 from pathlib import Path
@@ -9,13 +10,15 @@ import pytest
 
 from specreg.compare.configure import open_gate
 from specreg.compare.document import record_gate
-from specreg.compare.gate import Gate
+from specreg.compare.gate import Gate, SideError
 from specreg.compare.options import GateOptions
 from specreg.compare.pairs import Side
 from specreg.compare.pinning import recording_of
 from specreg.core.errors import SpecregError, UnsupportedError
+from specreg.matrix.case import Case
 from specreg.matrix.tier import load_tier
 from specreg.report.terminal import render_report
+from specreg.servers.server import StartedServer
 from specreg.telemetry.identity import Gpus
 from specreg.telemetry.sensor import Device, Scope
 from tests.doubles.vllm import __version__ as scripted_version
@@ -217,6 +220,34 @@ def test_a_gate_goes_on_with_what_is_left(here: GateOptions) -> None:
     assert {one.failed for one in gate.launches} == {""}
     arms = record_gate(gate, command="").arms
     assert arms[1].engine_versions == (scripted_version,)
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["together", "in turn"])
+def test_a_control_that_doesnt_start_takes_no_launch_from_a_and_b(
+    here: GateOptions,
+    monkeypatch: pytest.MonkeyPatch,
+    together: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    """First of its launch or last."""
+    started = Gate._started  # noqa: SLF001 - what it starts its servers with
+
+    def start(
+        gate: Gate, case: Case, side: Side, name: str
+    ) -> contextlib.AbstractContextManager[StartedServer]:
+        if side is Side.A2:
+            raise SideError(side, "no room for it", started=False)
+        return started(gate, case, side, name)
+
+    monkeypatch.setattr(Gate, "_started", start)
+    gate = opened(dataclasses.replace(here, least_s=0.1, launches=2, together=together))
+    gate.measure()
+    gate.journal.close()
+    assert gate.finished
+    assert sorted((one.side, one.number, one.failed) for one in gate.launches) == [
+        *((Side.A, number, "") for number in (1, 2)),
+        *((Side.A2, number, "no room for it") for number in (1, 2)),
+        *((Side.B, number, "") for number in (1, 2)),
+    ]
 
 
 def test_the_document_says_what_was_measured_and_how(here: GateOptions) -> None:
