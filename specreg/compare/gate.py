@@ -277,12 +277,6 @@ class Gate:
             files_sha256=" ".join(files),
         )
 
-    def _source(self, side: Side) -> Provision:
-        return self.sources[side is Side.B]
-
-    def _typed(self, side: Side) -> str:
-        return self.options.b if side is Side.B else self.options.a
-
     def _record_answers(self) -> None:
         """Record what drafters of known success need to know, where it isn't there yet."""
         for side, pair in itertools.product((Side.A, Side.B), self.pairs):
@@ -298,7 +292,7 @@ class Gate:
     @contextlib.contextmanager
     def _started(self, case: Case, side: Side, name: str) -> Iterator[StartedServer]:
         """A running server of a side; SideError where it didn't start."""
-        source = self._source(side)
+        source = self.sources[side is Side.B]
         log_path = self.folder / "logs" / f"{name.replace(' ', '')}.log"
         with contextlib.ExitStack() as stack:
             try:
@@ -307,7 +301,8 @@ class Gate:
             except MemoryHeldError:  # whosever server it was
                 raise
             except SpecregError as error:
-                message = f"side {side} ('{self._typed(side)}'): {error}"
+                typed = self.options.b if side is Side.B else self.options.a
+                message = f"side {side} ('{typed}'): {error}"
                 raise SideError(side, message, started=False) from error
             yield server
 
