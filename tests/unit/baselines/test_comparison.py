@@ -255,14 +255,6 @@ def launched(*values: float, noise: Noise | None = None) -> Baseline:
     return msgspec.structs.replace(made, noise={THROUGHPUT.name: noise} if noise else {})
 
 
-def test_a_spread_is_pooled_over_baselines() -> None:
-    """Of launches a factor apart, ln² f / 2 with one degree of freedom each."""
-    spread = spreads_of([launched(100, 110), launched(7, 7 * 1.2), launched(5)])[THROUGHPUT.name]
-    squares = (math.log(1.1) ** 2 + math.log(1.2) ** 2) / 2
-    assert spread.within_frac == pytest.approx(math.sqrt(squares / 2))
-    assert (spread.between_frac, spread.freedom) == (0.0, 2)
-
-
 def test_what_hours_differ_by_comes_from_the_histories() -> None:
     noisy, quiet = Noise(between_frac=0.05, runs=7), Noise(between_frac=0.01, runs=4)
     spread = spreads_of(
