@@ -265,10 +265,14 @@ def change_of_baseline(metric: Metric, old: Baseline, new: Baseline) -> Change |
         return _change_of_speed(metric, new.launch_values(metric), old, spreads_of((new,)))
     if new.acceptance is None or old.acceptance is None:
         return None
-    tables = common_prompts(load_table(new.acceptance), load_table(old.acceptance))
-    if len(tables[0].prompt_ids) < FEWEST_PROMPTS:
-        return None
-    return _change_of_tables(metric, *tables)
+    return change_of_acceptance(metric, load_table(old.acceptance), load_table(new.acceptance))
+
+
+def change_of_acceptance(metric: Metric, old: CountsTable, new: CountsTable) -> Change | None:
+    """The change over the prompts that both have; None where they are too few, or have no ratio."""
+    ours, theirs = common_prompts(new, old)
+    few = len(ours.prompt_ids) < FEWEST_PROMPTS
+    return None if few else _change_of_tables(metric, ours, theirs)
 
 
 def spreads_of(baselines: Iterable[Baseline]) -> Mapping[str, Spread]:

@@ -14,7 +14,7 @@ import msgspec
 import specreg
 from specreg.acceptance.record import AcceptanceRecord
 from specreg.acceptance.table import counts_table
-from specreg.baselines.comparison import common_prompts, spreads_of, why_held_back
+from specreg.baselines.comparison import change_of_acceptance, spreads_of, why_held_back
 from specreg.baselines.schema import (
     SCHEMA_VERSION,
     Baseline,
@@ -31,10 +31,10 @@ from specreg.matrix.case import Case
 from specreg.matrix.models import model_sha256
 from specreg.matrix.schema import CaseSettings
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import METRICS, Family, ratio_parts
+from specreg.measurement.metrics import METRICS, Family
 from specreg.measurement.validity import Invalid, render_invalid, spoiled_by
 from specreg.stats.alpha_spending import Look
-from specreg.stats.intervals import FEWEST_PROMPTS, Spread, change_of_ratio
+from specreg.stats.intervals import Spread
 from specreg.telemetry.record import DeviceRecord
 from specreg.telemetry.sensor import SCRIPTED
 
@@ -215,26 +215,20 @@ def _check_acceptance_agrees(measurements: Sequence[Measurement]) -> None:
     """
     records = [one.acceptance for one in measurements if one.acceptance is not None]
     for other in records[1:]:
-        first, second = _lengths(records[0], other)
-        if abs(first - second) > _SAME_AL_FRAC * min(first, second):
-            both = f"({first:.4f}, {second:.4f})"
-            why = f"its launches disagree on the acceptance length {both}; find out why first"
+        tables = counts_table(other.prompts), counts_table(records[0].prompts)
+        change = change_of_acceptance(METRICS["acceptance_length_tokens"], *tables)
+        low, high = change.bounds(Look.FULL.value) if change else (1.0, 1.0)
+        both = [common.total.acceptance_length or 1.0 for common in _common(records[0], other)]
+        if not low <= 0 <= high and abs(both[0] - both[1]) > _SAME_AL_FRAC * min(both):
+            lengths = ", ".join(f"{one:.4f}" for one in both)
+            why = f"its launches disagree on the acceptance length ({lengths}); find out why first"
             raise _refusal(measurements[0].case, why)
 
 
-def _lengths(first: AcceptanceRecord, second: AcceptanceRecord) -> tuple[float, float]:
-    """AL of two launches over the same prompts; twice the same where chance explains them."""
-    metric = METRICS["acceptance_length_tokens"]
-    tables = common_prompts(counts_table(first.prompts), counts_table(second.prompts))
-    ours, theirs = (ratio_parts(metric, table) for table in tables)
-    if ours is None or theirs is None or not ours[1].any() or not theirs[1].any():
-        return first.total.acceptance_length or 1.0, second.total.acceptance_length or 1.0
-    accepted = [float(above.sum() / below.sum()) for above, below in (ours, theirs)]
-    if accepted[1] and len(tables[0].prompt_ids) >= FEWEST_PROMPTS:
-        low, high = change_of_ratio(ours, theirs, accepted[1]).bounds(Look.FULL.value)
-        if low <= 0 <= high:
-            return 1 + accepted[1], 1 + accepted[1]
-    return 1 + accepted[0], 1 + accepted[1]
+def _common(*records: AcceptanceRecord) -> Sequence[AcceptanceRecord]:
+    """Records with the prompts alone that all have; as they are where they have none in common."""
+    ids = set.intersection(*({prompt.prompt_id for prompt in one.prompts} for one in records))
+    return [one.only(ids) for one in records] if ids else records
 
 
 def _check_speeds_agree(case: Case, launches: Sequence[Mapping[str, float]]) -> None:

@@ -1,12 +1,9 @@
 """The report document of a gate, which the renderers of a run's document show."""
 
 import datetime as dt
-import platform
 from collections.abc import Iterator
 from pathlib import Path
 
-import specreg
-from specreg.baselines.record import commit_of
 from specreg.compare.gate import Gate
 from specreg.compare.judging import Decision
 from specreg.compare.pairs import Pair, Side
@@ -18,11 +15,11 @@ from specreg.report.document import (
     ArmReport,
     CaseReport,
     Expected,
-    Origin,
     Report,
     RunVerdict,
     Tone,
     count_outcomes,
+    origin_of,
     record_document,
 )
 from specreg.report.exports import ALWAYS, write_outputs
@@ -66,13 +63,7 @@ def _report(gate: Gate, decision: Decision, command: str, status: int | None) ->
             verdicts=decision.verdicts,
         ),
         machine=gate.environment,
-        origin=Origin(
-            command=command,
-            specreg_version=specreg.__version__,
-            commit=commit_of(options.root),
-            python_version=platform.python_version(),
-            driver_version="",
-        ),
+        origin=origin_of(options.root, command),
         cases=tuple(_case_report(gate, pair, decision, command) for pair in gate.pairs),
         tier_cases=tuple(case.id for case in gate.tier.cases),
         remarks=tuple(_remarks(gate)),

@@ -178,19 +178,20 @@ class Gate:
         self.options.show(f"launch {number}, {named}: {group.name}")
         with contextlib.ExitStack() as stack:
             try:
-                servers = {}
+                servers: dict[Side, StartedServer] = {}
                 for side in sides:
                     case = group.pairs[0].of(side)
                     name = f"{number:03}-{side}-{case.server.id}"
                     try:
                         servers[side] = stack.enter_context(self._started(case, side, name))
                     except SideError as error:
-                        if side is not Side.A2 or not servers:
+                        if side is not Side.A2:
                             raise
                         self._note_failed(group, number, error)  # A and B are measured all the same
                 with _naming(servers):
                     for pair in group.pairs:
-                        self._measure(pair, number, servers)
+                        if servers:
+                            self._measure(pair, number, servers)
             except SideError as error:
                 ours = [one for one in self.launches if one.side is error.side]
                 ids = {pair.id for pair in group.pairs}
@@ -210,11 +211,13 @@ class Gate:
             if pair.id not in told
         ]
 
-    def _measure(self, pair: Pair, number: int, servers: Mapping[Side, StartedServer]) -> None:
+    def _measure(self, pair: Pair, number: int, servers: dict[Side, StartedServer]) -> None:
         """Measure a pair on the servers that are up, and compare its answers.
 
+        A control that hangs is taken off them: A and B are measured all the same.
+
         Raises:
-            SideError: a server went away or hangs; nothing is kept then.
+            SideError: a server went away, or that of A or B hangs; nothing is kept then.
         """
         options = self.options
         requests: list[list[tuple[int, FinishedRequest]]] = [[] for _ in servers]
@@ -240,17 +243,19 @@ class Gate:
         with contextlib.nullcontext() if on_gpu else cores_apart(servers.values()):
             found = measure(arms, workload, plan)
         kept = []
-        for side, measurement, replayed in zip(servers, found, requests, strict=True):
+        for side, measurement, replayed in zip(tuple(servers), found, requests, strict=True):
             why = why_not_pinned(pair.of(side), measurement.acceptance)
             if measurement.replay is None:
-                why = next(iter(measurement.invalid.values()), "")
+                why = next(iter(measurement.invalid.values()), "nothing was measured")
             if why:
                 options.show(f"launch {number}, side {side}, {pair.id}: {why}")
                 self.launches.append(SideLaunch(pair.id, side, number, failed=why))
-            elif measurement.replay is not None:
+            else:
                 kept.append((side, measurement, replayed))
             if why.startswith(HungError.name):
-                raise SideError(side, why)
+                del servers[side]
+                if side is not Side.A2:
+                    raise SideError(side, why)
         self.answers.ask(pair, servers, math.ceil(number / LAUNCHES_PER_BLOCK))
         for side, measurement, replayed in kept:
             self.launches.append(SideLaunch(pair.id, side, number, measurement))
@@ -277,12 +282,6 @@ class Gate:
             files_sha256=" ".join(files),
         )
 
-    def _source(self, side: Side) -> Provision:
-        return self.sources[side is Side.B]
-
-    def _typed(self, side: Side) -> str:
-        return self.options.b if side is Side.B else self.options.a
-
     def _record_answers(self) -> None:
         """Record what drafters of known success need to know, where it isn't there yet."""
         for side, pair in itertools.product((Side.A, Side.B), self.pairs):
@@ -298,7 +297,7 @@ class Gate:
     @contextlib.contextmanager
     def _started(self, case: Case, side: Side, name: str) -> Iterator[StartedServer]:
         """A running server of a side; SideError where it didn't start."""
-        source = self._source(side)
+        source = self.sources[side is Side.B]
         log_path = self.folder / "logs" / f"{name.replace(' ', '')}.log"
         with contextlib.ExitStack() as stack:
             try:
@@ -307,7 +306,8 @@ class Gate:
             except MemoryHeldError:  # whosever server it was
                 raise
             except SpecregError as error:
-                message = f"side {side} ('{self._typed(side)}'): {error}"
+                typed = self.options.b if side is Side.B else self.options.a
+                message = f"side {side} ('{typed}'): {error}"
                 raise SideError(side, message, started=False) from error
             yield server
 

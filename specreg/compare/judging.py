@@ -20,7 +20,7 @@ from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import GATE_METRICS, Metric, Replay, tokens_per_step
 from specreg.stats.alpha_spending import LEVEL
 from specreg.stats.intervals import Change, change_of_pairs, t_quantile
-from specreg.verdicts.judge import GOOD, Outcome, Verdict, log_to_frac, outcome_of
+from specreg.verdicts.judge import GOOD, Outcome, Verdict, decided
 
 LAUNCHES_PER_BLOCK = 2
 """Of each side."""
@@ -31,8 +31,6 @@ _SETTLED = GOOD | {Outcome.MEASURED, Outcome.NOT_COMPARABLE}
 _LOSS_LEVEL = 0.001
 """How often a gate may call an upgrade worse that isn't; one that matters is beyond noise."""
 _MOST_FAILED = 2
-_FURTHEST = 50.0
-"""A difference of logarithms beyond it isn't told: a float holds no more."""
 _FEW_EQUAL_FRAC = 0.5
 
 
@@ -180,7 +178,8 @@ def _reasons(
 
 def _takes(unclear: Sequence[Verdict], rules: Rules) -> Iterator[str]:
     """What it would take to decide: first what to type, then why, figure by figure."""
-    if most := max(map(_launches_for, unclear), default=0):
+    undecided = [one for one in unclear if one.outcome is Outcome.INCONCLUSIVE]
+    if most := max((one.needed_launches or 0 for one in undecided), default=0):
         more = f" --launches {most}" if most > rules.launches else ""
         yield (
             f"about {most} launches of each side: type the same with --resume{more}; a quieter"
@@ -188,16 +187,6 @@ def _takes(unclear: Sequence[Verdict], rules: Rules) -> Iterator[str]:
         )
     for one in unclear:
         yield f"{one.case_id}: {one.reason or 'there is no telling'} ({one.metric})"
-
-
-def _launches_for(verdict: Verdict) -> int:
-    """About how many launches of each side would decide; 0 where no number would."""
-    if verdict.outcome is not Outcome.INCONCLUSIVE:
-        return 0
-    if verdict.needed_launches is not None or verdict.low_frac is not None:
-        return verdict.needed_launches or 0
-    least = _SPEED_LAUNCHES if GATE_METRICS[verdict.metric].by_launch else LAUNCHES_PER_BLOCK
-    return max(least, verdict.launches + LAUNCHES_PER_BLOCK)
 
 
 def causes_of(verdicts: Sequence[Verdict]) -> str:
@@ -244,18 +233,18 @@ def _judge(
     # Proven within the tolerance is soon proven; that it is better by more may show later, and so
     # may that the machine moved.
     later = _DIFFERS if other is Side.A2 else {Outcome.IMPROVED}
-    decided = _look(metric, case_id, other, (), rules)
+    found = _look(metric, case_id, other, (), rules)
     # What was launched once more in a block that had failed changes no look before: it counts from
     # the last block on that there was by then.
     told_at = list(itertools.accumulate((one.block for one in launches), max))
     for look in sorted(set(told_at)):
         some = [one for one, at in zip(launches, told_at, strict=True) if at <= look]
         verdict = _look(metric, case_id, other, some, rules)
-        if decided.outcome is Outcome.INCONCLUSIVE or verdict.outcome in later:
-            decided = verdict
-        if decided.outcome not in {Outcome.PASS, Outcome.INCONCLUSIVE}:
+        if found.outcome is Outcome.INCONCLUSIVE or verdict.outcome in later:
+            found = verdict
+        if found.outcome not in {Outcome.PASS, Outcome.INCONCLUSIVE}:
             break
-    return decided
+    return found
 
 
 def _look(
@@ -283,8 +272,11 @@ def _look(
     broken = why_broken(launches, Side.A, metric) or why_broken(launches, other, metric)
     if broken:
         return say(outcome=Outcome.INVALID, reason=broken)
+    least = _SPEED_LAUNCHES if metric.by_launch else LAUNCHES_PER_BLOCK
+    more = max(least, verdict.launches + LAUNCHES_PER_BLOCK)
     if not (ours and theirs):
-        return say(reason=f"side {other if theirs else Side.A} has no launch yet")
+        missing = other if theirs else Side.A
+        return say(reason=f"side {missing} has no launch yet", needed_launches=more)
     if not metric.by_launch:
         moved = paired_ratio_change(metric, [*ours.values()], [*theirs.values()])
         if isinstance(moved, str):  # no launch more would tell
@@ -298,7 +290,7 @@ def _look(
     ]
     change = change_of_pairs(differences)
     if change is None:
-        return say(reason="too few launches to tell how they spread")
+        return say(reason="too few launches to tell how they spread", needed_launches=more)
     if metric.name == OUTPUT:
         verdict = say(cause=_parts_of_output([*ours.values()], [*theirs.values()]))
     return _decided(verdict, metric, change, rules, other)
@@ -308,28 +300,13 @@ def _decided(
     verdict: Verdict, metric: Metric, change: Change, rules: Rules, other: Side
 ) -> Verdict:
     """The verdict with its change, by the whole interval."""
-
-    def to_frac(moved: float) -> float:
-        bounded = min(max(moved, -_FURTHEST), _FURTHEST)
-        return log_to_frac(metric, bounded) if metric.by_launch else moved
-
-    low, high = map(to_frac, change.bounds(rules.level))
-    certain_low, certain_high = map(to_frac, change.bounds(rules.loss_level))
-    estimate, tolerance = to_frac(change.estimate_frac), verdict.tolerance_frac or 0.0
     # A loss must be certain among all figures; that there is none only at this look.
-    outcome = outcome_of(estimate, low, certain_high, tolerance)
-    differs = abs(estimate) > tolerance and (certain_low > 0 or certain_high < 0)
-    if other is Side.A2 and differs:
-        outcome = Outcome.IMPROVED if estimate > 0 else Outcome.REGRESSED
-    verdict = dataclasses.replace(
-        verdict,
-        outcome=outcome,
-        change_frac=estimate,
-        low_frac=low,
-        high_frac=high,
-        p_worse=change.p_worse,
-    )
-    if outcome is not Outcome.INCONCLUSIVE:
+    verdict = decided(verdict, metric, change, rules.level, loss_level=rules.loss_level)
+    estimate, tolerance = verdict.change_frac or 0.0, verdict.tolerance_frac or 0.0
+    # A control that gains differs as one that loses does.
+    if other is Side.A2 and estimate > tolerance and change.bounds(rules.loss_level)[0] > 0:
+        return dataclasses.replace(verdict, outcome=Outcome.IMPROVED)
+    if verdict.outcome is not Outcome.INCONCLUSIVE:
         return verdict
     needed = _needed(metric, verdict.launches, change, estimate, tolerance, rules)
     if metric.by_launch:

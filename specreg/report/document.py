@@ -8,6 +8,7 @@ The suite fills one of a run, whose title, answers and hints follow from `run`; 
 import contextlib
 import datetime as dt
 import json
+import platform
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -17,7 +18,9 @@ from typing import Literal
 
 import msgspec
 
+import specreg
 from specreg.baselines.comparison import CaseBaselines, expected_value
+from specreg.baselines.record import commit_of
 from specreg.baselines.schema import load_acceptance
 from specreg.core.errors import ReportError
 from specreg.core.files import UNREADABLE, replace_file
@@ -108,6 +111,20 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     python_version: str
     driver_version: str
     options: tuple[str, ...] = ()
+
+
+def origin_of(
+    root: Path, command: str, driver_version: str = "", options: tuple[str, ...] = ()
+) -> Origin:
+    """Where a run of this specreg comes from, in a repository at `root`."""
+    return Origin(
+        command=command,
+        specreg_version=specreg.__version__,
+        commit=commit_of(root),
+        python_version=platform.python_version(),
+        driver_version=driver_version,
+        options=options,
+    )
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,13 +3,11 @@
 import contextlib
 import functools
 import itertools
-import platform
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import specreg
 from specreg.baselines.comparison import differing_settings
-from specreg.baselines.record import RecordedBaseline, commit_of, record_measurements
+from specreg.baselines.record import RecordedBaseline, record_measurements
 from specreg.baselines.schema import Baseline
 from specreg.core.commands import record_command, run_command, specreg_command
 from specreg.core.errors import BaselineError, SpecregError
@@ -24,12 +22,12 @@ from specreg.report.document import (
     FILE_NAME,
     CaseReport,
     Expected,
-    Origin,
     Report,
     RunVerdict,
     count_outcomes,
     expected_of,
     last_launches,
+    origin_of,
     record_document,
     slowed_of,
 )
@@ -193,14 +191,7 @@ def report_of(suite: Suite, run: RunVerdict, *, command: str, said: tuple[str, .
     return Report(
         run=run,
         machine=suite.environment,
-        origin=Origin(
-            command=command,
-            specreg_version=specreg.__version__,
-            commit=commit_of(suite.root),
-            python_version=platform.python_version(),
-            driver_version=_driver_version(suite),
-            options=options,
-        ),
+        origin=origin_of(suite.root, command, _driver_version(suite), options),
         cases=tuple(
             _case_report(suite, case, history.of(case.id), options)
             for case in suite.tier.cases

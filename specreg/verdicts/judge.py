@@ -35,6 +35,9 @@ _MOST_LAUNCHES = 12
 _POWER_LEVEL = 0.1
 """The minimum detectable effect is proven nine times out of ten."""
 
+_FURTHEST = 50.0
+"""A difference of logarithms beyond it isn't told: a float holds no more."""
+
 Refusals = Iterator[tuple["Outcome", str]]
 """Why a figure isn't compared, in a word and in a sentence, what weighs most first."""
 
@@ -177,6 +180,34 @@ def outcome_of(
     return Outcome.REGRESSED if lost or gained else Outcome.INCONCLUSIVE
 
 
+def decided(
+    verdict: Verdict,
+    metric: Metric,
+    change: Change,
+    level: float,
+    *,
+    loss_level: float | None = None,
+) -> Verdict:
+    """The verdict with its change, by the whole interval at a level (0..0.5).
+
+    `loss_level` is that at which a loss must be proven, None for the same.
+    """
+    to_frac = functools.partial(log_to_frac, metric) if metric.by_launch else float
+    low, high = map(to_frac, change.bounds(level))
+    certain_high = high if loss_level is None else to_frac(change.bounds(loss_level)[1])
+    estimate, worse = to_frac(change.estimate_frac), change.p_worse
+    allowed = verdict.tolerance_frac or 0.0
+    return dataclasses.replace(
+        verdict,
+        outcome=outcome_of(estimate, low, certain_high, allowed, two_sided=metric.two_sided),
+        change_frac=estimate,
+        low_frac=low,
+        high_frac=high,
+        p_worse=2 * min(worse, 1 - worse) if metric.two_sided else worse,
+        two_sided=metric.two_sided,
+    )
+
+
 def record_hint(case_id: str, known: CaseBaselines) -> str:
     """What to type to record a case's baseline."""
     if is_attached(known.options):
@@ -207,6 +238,7 @@ def mde_frac(change: Change, look: Look) -> float:
 
 def log_to_frac(metric: Metric, change: float) -> float:
     """A difference of logarithms, better being positive, as a relative change of the value."""
+    change = min(max(change, -_FURTHEST), _FURTHEST)
     return math.expm1(change) if metric.direction is Direction.UP else -math.expm1(-change)
 
 
@@ -332,21 +364,9 @@ def _judge_speed(metric: Metric, comparison: Comparison, look: Look, verdict: Ve
 
 
 def _decided(verdict: Verdict, metric: Metric, change: Change, look: Look) -> Verdict:
-    """The verdict with its change, by the whole interval."""
-    to_frac = functools.partial(log_to_frac, metric) if metric.by_launch else float
-    low, high = map(to_frac, change.bounds(look.value))
-    estimate, worse = to_frac(change.estimate_frac), change.p_worse
-    allowed = verdict.tolerance_frac or 0.0
-    return dataclasses.replace(
-        verdict,
-        outcome=outcome_of(estimate, low, high, allowed, two_sided=metric.two_sided),
-        change_frac=estimate,
-        low_frac=low,
-        high_frac=high,
-        mde_frac=-to_frac(-mde_frac(change, look)),
-        p_worse=2 * min(worse, 1 - worse) if metric.two_sided else worse,
-        two_sided=metric.two_sided,
-    )
+    mde = -mde_frac(change, look)
+    mde = log_to_frac(metric, mde) if metric.by_launch else mde
+    return dataclasses.replace(decided(verdict, metric, change, look.value), mde_frac=-mde)
 
 
 def _more_launches(

@@ -64,7 +64,7 @@ class Plant:
 
     Attributes:
         acceptance_frac, speed_frac: by how much AL - 1 and throughput fall, 0..1.
-        metric: whose verdict counts.
+        metric: whose verdict counts; tolerance_frac: what it may lose, None for its own 5 %.
         most_used_frac: prompts measured, as a share of the case's; the others are shares of the
             verdicts.
     """
@@ -73,6 +73,7 @@ class Plant:
     acceptance_frac: float = 0.0
     speed_frac: float = 0.0
     metric: Metric = METRICS["acceptance_length_tokens"]
+    tolerance_frac: float | None = None
     most_passed_frac: float = 0.01
     most_undecided_frac: float = 1.0
     most_regressed_frac: float = 1.0
@@ -91,11 +92,13 @@ PLANTS = (
     NOTHING,
     Plant("AL - 1: -5 % (AL: -3 %)", acceptance_frac=0.05),
     Plant("AL - 1: -7.5 %", acceptance_frac=0.075, least_regressed_frac=0.95),
+    Plant("AL: -5 % (AL - 1: -8.1 %)", acceptance_frac=0.081, least_regressed_frac=0.95),
     Plant("AL - 1: -15 %", acceptance_frac=0.15, least_regressed_frac=0.95, most_used_frac=0.5),
+    Plant("speed: -3 %, tolerated 3 %", speed_frac=0.03, metric=_THROUGHPUT, tolerance_frac=0.03),
     Plant("speed: -5 %", speed_frac=0.05, metric=_THROUGHPUT),
     Plant("speed: -10 %", speed_frac=0.1, metric=_THROUGHPUT, least_regressed_frac=0.95),
 )
-"""Each metric is allowed to lose 5 %, so that no more than 1 % may pass with as much or more."""
+"""No more than 1 % may pass with a loss as large as tolerated, or larger."""
 
 
 def run_selftest(nights: int, trials: int = 300) -> tuple[str, bool]:
@@ -176,6 +179,9 @@ def try_plant(plant: Plant, trials: int, *, seed: int) -> tuple[Counter[Outcome]
     ]
     for number in range(trials):
         case = simulated_case(number)
+        if plant.tolerance_frac is not None:
+            allowed = (plant.metric.name, plant.tolerance_frac)
+            case = dataclasses.replace(case, tolerances=(allowed,))
         knowns = {case.id: world.known_of(case)}
         launch = world.launch(case, knowns[case.id], plant, asked=[plant.metric])
         used_frac += len(launch.acceptance.prompts if launch.acceptance else ()) / case.prompts

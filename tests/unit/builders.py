@@ -18,6 +18,7 @@ from specreg.acceptance.record import (
     Weighting,
 )
 from specreg.acceptance.trace import Chunk, RequestTrace, chunk_sizes
+from specreg.baselines.comparison import CaseBaselines
 from specreg.baselines.published import PublishedFigure
 from specreg.baselines.schema import (
     SCHEMA_VERSION,
@@ -37,9 +38,10 @@ from specreg.matrix.case import Case, ServerSpec
 from specreg.matrix.schema import CaseSettings, Load
 from specreg.measurement.arm import Arm
 from specreg.measurement.measure import Measurement, Plan, measure, workload_of
-from specreg.measurement.metrics import Replay
+from specreg.measurement.metrics import METRICS, Replay
 from specreg.servers.environments import MARKER, EngineEnvironment, environment_folder
 from specreg.servers.server import Server, StartedServer
+from specreg.stats.intervals import Spread
 from specreg.telemetry.identity import Environment, Gpus
 from specreg.telemetry.record import DeviceRecord, PowerRecord, arm_power
 from specreg.telemetry.sensor import Device, Scope
@@ -251,6 +253,28 @@ def baseline(
         provenance=PROVENANCE,
         acceptance=stored(of) if of else None,
         launches=tuple(dict(launch) for launch in launches),
+    )
+
+
+def known(
+    exact: Baseline | None = None,
+    nearest: Baseline | None = None,
+    *,
+    published: PublishedFigure | None = None,
+    control: Baseline | None = None,
+    within_frac: float = 0.0,
+    freedom: int = 16,
+) -> CaseBaselines:
+    """What is known of the case, on a machine whose launches differ by so much."""
+    spread = Spread(within_frac=within_frac, between_frac=0.0, freedom=freedom)
+    return CaseBaselines(
+        environment=ENVIRONMENT,
+        settings=SETTINGS,
+        exact=exact,
+        nearest=nearest,
+        published=published,
+        control=control,
+        spreads={name: spread for name, metric in METRICS.items() if metric.by_launch},
     )
 
 

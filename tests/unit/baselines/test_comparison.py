@@ -1,6 +1,7 @@
 """Comparisons: prompt with prompt, launch with launch, and in words where there are none."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 
@@ -9,17 +10,15 @@ import pytest
 
 from specreg.acceptance.record import AcceptanceRecord, StepCounts
 from specreg.baselines.comparison import (
-    CaseBaselines,
     Comparison,
     change_of_baseline,
     compare,
     spreads_of,
 )
-from specreg.baselines.published import PublishedFigure
 from specreg.baselines.schema import Baseline, Noise, stored_acceptance
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Family, Replay
-from specreg.stats.intervals import Change, Spread
+from specreg.stats.intervals import Change
 from tests.unit import builders
 
 LENGTH = METRICS["acceptance_length_tokens"]
@@ -28,7 +27,7 @@ SECOND = METRICS["acceptance_pos2_frac"]
 LAST = METRICS["acceptance_pos4_frac"]
 THROUGHPUT = METRICS["throughput_tokens_per_s"]
 TPOT = METRICS["tpot_p50_ms"]
-SPREAD = Spread(within_frac=0.01, between_frac=0.0, freedom=8)
+known = functools.partial(builders.known, within_frac=0.01, freedom=8)
 
 FEW = builders.counts(4, 4, 2, 0)
 MANY = builders.counts(2, 2, 2, 4)
@@ -61,25 +60,6 @@ def recorded(acceptance: AcceptanceRecord | None, *launches: Mapping[str, float]
     """A baseline with an acceptance."""
     return msgspec.structs.replace(
         builders.baseline(*launches), acceptance=stored_acceptance(acceptance)
-    )
-
-
-def known(
-    exact: Baseline | None = None,
-    *,
-    nearest: Baseline | None = None,
-    published: PublishedFigure | None = None,
-    control: Baseline | None = None,
-) -> CaseBaselines:
-    """What is known of the case, with a spread for throughput and TPOT."""
-    return CaseBaselines(
-        environment=builders.ENVIRONMENT,
-        settings=builders.SETTINGS,
-        exact=exact,
-        nearest=nearest,
-        published=published,
-        control=control,
-        spreads={THROUGHPUT.name: SPREAD, TPOT.name: SPREAD},
     )
 
 
@@ -210,11 +190,12 @@ def test_a_speed_that_falls_and_a_time_that_grows_are_losses() -> None:
 
 
 def test_a_speed_needs_a_spread_a_baseline_and_a_value() -> None:
-    both = {THROUGHPUT.name: 100.0, TPOT.name: 8.0, "ttft_p50_ms": 40.0}
+    both = {THROUGHPUT.name: 100.0, TPOT.name: 8.0}
     launch = dataclasses.replace(measured(None), values=both)
     here = recorded(None, both)
     assert compare([launch], known(here)).speed_change(THROUGHPUT) is not None
-    assert compare([launch], known(here)).speed_change(METRICS["ttft_p50_ms"]) is None
+    no_spread = dataclasses.replace(known(here), spreads={})
+    assert compare([launch], no_spread).speed_change(THROUGHPUT) is None
     assert compare([launch], known(nearest=here)).speed_change(THROUGHPUT) is None
     assert compare([measured(None)], known(here)).speed_change(THROUGHPUT) is None
     assert compare([launch], known(recorded(None))).speed_change(THROUGHPUT) is None
@@ -253,14 +234,6 @@ def launched(*values: float, noise: Noise | None = None) -> Baseline:
     """A baseline of launches, which tell their spread."""
     made = builders.baseline(*({THROUGHPUT.name: value} for value in values))
     return msgspec.structs.replace(made, noise={THROUGHPUT.name: noise} if noise else {})
-
-
-def test_a_spread_is_pooled_over_baselines() -> None:
-    """Of launches a factor apart, ln² f / 2 with one degree of freedom each."""
-    spread = spreads_of([launched(100, 110), launched(7, 7 * 1.2), launched(5)])[THROUGHPUT.name]
-    squares = (math.log(1.1) ** 2 + math.log(1.2) ** 2) / 2
-    assert spread.within_frac == pytest.approx(math.sqrt(squares / 2))
-    assert (spread.between_frac, spread.freedom) == (0.0, 2)
 
 
 def test_what_hours_differ_by_comes_from_the_histories() -> None:

@@ -58,21 +58,23 @@ def path(tmp_path: Path) -> Path:
     return baseline_path(tmp_path, "cpu-x", "case")
 
 
-@pytest.mark.parametrize("baseline", [BASELINE, PLAIN], ids=["speculating", "plain"])
+WATCHED = msgspec.structs.replace(
+    PLAIN,
+    devices=(
+        RecordedDevice(
+            id="GPU-1", name="H100", scope=Scope.GPU, from_counter=True, sm_clock_mhz=1980.0
+        ),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    "baseline", [BASELINE, PLAIN, WATCHED], ids=["speculating", "plain", "of devices"]
+)
 def test_a_baseline_comes_back_as_it_was_recorded(path: Path, baseline: Baseline) -> None:
     record_baseline(path, baseline)
     assert load_baseline(path) == baseline
-
-
-def test_the_devices_of_a_baseline_come_back(path: Path) -> None:
-    device = RecordedDevice(
-        id="GPU-1", name="H100", scope=Scope.GPU, from_counter=True, sm_clock_mhz=1980.0
-    )
-    whole = msgspec.structs.replace(PLAIN, devices=(device,))
-    record_baseline(path, whole)
-    assert load_baseline(path) == whole
-    assert '"devices"' not in render_baseline(PLAIN)
-    assert '"power_limit_w"' not in render_baseline(PLAIN)
+    assert ('"devices"' in path.read_text()) == bool(baseline.devices)
 
 
 def test_each_prompt_is_a_line(path: Path) -> None:
@@ -112,19 +114,12 @@ def edited(**changes: Any) -> str:  # noqa: ANN401 - JSON
         pytest.param(b'{"schema_version": 1,\n  oops', "JSON is malformed", id="cut-off"),
         pytest.param(b"", "Input data was truncated", id="empty"),
         pytest.param(CONFLICT.encode(), "a merge conflict, from line 2 on", id="merge-conflict"),
-        pytest.param(edited(case={}).encode(), "`$.case`", id="missing-field"),
         pytest.param(edited(extra=1).encode(), "`extra`", id="unknown-field"),
-        pytest.param(b"[]", "Expected `object`", id="a-list"),
         pytest.param(b"{}", "`schema_version`", id="no-version"),
         pytest.param(
             edited(launches=[{"speedup_ratio": 1.5}, {"speedup_ratio": 0.0}]).encode(),
             "FIGURE_IMPOSSIBLE: speedup_ratio is 0.0",
             id="no-speed",
-        ),
-        pytest.param(
-            edited(launches=[{"tpot_p50_ms": -2.0}]).encode(),
-            "FIGURE_IMPOSSIBLE: tpot_p50_ms is -2.0",
-            id="negative-time",
         ),
         pytest.param(
             edited(launches=[{"tpot_p50_ms": 2.0}]).replace("2.0", "1e999").encode(),

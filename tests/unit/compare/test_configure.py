@@ -1,7 +1,9 @@
 """What can't be measured as it is asked for is said before anything is."""
 
+import contextlib
 import dataclasses
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import filelock
@@ -9,13 +11,18 @@ import pytest
 
 from specreg.compare.configure import open_gate
 from specreg.compare.document import record_gate
-from specreg.compare.gate import Gate
+from specreg.compare.gate import Gate, SideError
 from specreg.compare.options import GateOptions
 from specreg.compare.pairs import Side
 from specreg.compare.pinning import recording_of
-from specreg.core.errors import SpecregError, UnsupportedError
+from specreg.core.errors import HungError, SpecregError, UnsupportedError
+from specreg.matrix.case import Case
 from specreg.matrix.tier import load_tier
+from specreg.measurement.arm import Arm
+from specreg.measurement.measure import Measurement, Plan, Workload, measure
+from specreg.measurement.validity import all_invalid
 from specreg.report.terminal import render_report
+from specreg.servers.server import StartedServer
 from specreg.telemetry.identity import Gpus
 from specreg.telemetry.sensor import Device, Scope
 from tests.doubles.vllm import __version__ as scripted_version
@@ -217,6 +224,55 @@ def test_a_gate_goes_on_with_what_is_left(here: GateOptions) -> None:
     assert {one.failed for one in gate.launches} == {""}
     arms = record_gate(gate, command="").arms
     assert arms[1].engine_versions == (scripted_version,)
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["together", "in turn"])
+def test_a_control_that_doesnt_start_takes_no_launch_from_a_and_b(
+    here: GateOptions,
+    monkeypatch: pytest.MonkeyPatch,
+    together: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    """First of its launch or last."""
+    started = Gate._started  # noqa: SLF001 - what it starts its servers with
+
+    def start(
+        gate: Gate, case: Case, side: Side, name: str
+    ) -> contextlib.AbstractContextManager[StartedServer]:
+        if side is Side.A2:
+            raise SideError(side, "no room for it", started=False)
+        return started(gate, case, side, name)
+
+    monkeypatch.setattr(Gate, "_started", start)
+    gate = opened(dataclasses.replace(here, least_s=0.1, launches=2, together=together))
+    gate.measure()
+    gate.journal.close()
+    assert gate.finished
+    assert sorted((one.side, one.number, one.failed) for one in gate.launches) == [
+        *((Side.A, number, "") for number in (1, 2)),
+        *((Side.A2, number, "no room for it") for number in (1, 2)),
+        *((Side.B, number, "") for number in (1, 2)),
+    ]
+
+
+def test_a_control_that_hangs_takes_no_launch_from_a_and_b(
+    here: GateOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hangs(arms: Sequence[Arm], workload: Workload, plan: Plan) -> tuple[Measurement, ...]:
+        invalid = all_invalid(f"{HungError.name}: no answer")
+        return tuple(
+            found if arm.required else dataclasses.replace(found, replay=None, invalid=invalid)
+            for arm, found in zip(arms, measure(arms, workload, plan), strict=True)
+        )
+
+    monkeypatch.setattr("specreg.compare.gate.measure", hangs)
+    gate = opened(dataclasses.replace(here, least_s=0.1, launches=2))
+    gate.measure()
+    gate.journal.close()
+    assert gate.finished
+    assert {(one.side, bool(one.failed)) for one in gate.launches} == {
+        *((Side.A, False), (Side.B, False), (Side.A2, True))
+    }
+    assert len(gate.launches) == 6
 
 
 def test_the_document_says_what_was_measured_and_how(here: GateOptions) -> None:

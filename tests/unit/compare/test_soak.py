@@ -231,10 +231,3 @@ def test_a_folder_that_holds_a_soak_is_left_alone(tmp_path: Path) -> None:
     assert done.exit_code == 10
     assert "holds a soak already; name another folder" in done.output
     assert (tmp_path / "soak.jsonl").read_text() == "kept"
-
-
-@pytest.mark.parametrize(
-    "arguments", [("--minutes", "0"), ("--prompts", "0"), ("--tolerance", "-1")]
-)
-def test_what_is_no_length_is_refused(arguments: tuple[str, ...]) -> None:
-    assert CliRunner().invoke(app, ("soak", *IN_ROOT, CASE, *arguments)).exit_code == 2

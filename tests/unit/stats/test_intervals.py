@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from specreg.acceptance.table import Column
+from specreg.stats.alpha_spending import LEVEL, MORE_LAUNCHES, PARTS, Look
 from specreg.stats.intervals import (
     Change,
     Spread,
@@ -26,7 +27,6 @@ RATES = np.array([0.73, 0.71, 0.68])
 PROMPT_SPREAD = 0.55
 """By how much prompts differ, in logit."""
 STEPS = 98
-LEVEL = 0.01
 
 
 def accepted(
@@ -165,6 +165,13 @@ def test_an_interval_is_wrong_as_often_as_it_says(prompts: int, shared_steps: in
     give = 4 * math.sqrt(LEVEL * (1 - LEVEL) / pairs)
     assert np.mean(bounds[:, 0] > truth) == pytest.approx(LEVEL, abs=give)
     assert np.mean(bounds[:, 1] < truth) == pytest.approx(LEVEL, abs=give)
+
+
+def test_the_levels_of_all_looks_add_up() -> None:
+    """So that together they err no more often than one would, however they hang together."""
+    of_prompts = (PARTS - 1) * Look.EARLY.value + Look.FULL.value + Look.EXTENDED.value
+    of_launches = Look.LAUNCH.value + MORE_LAUNCHES * Look.FURTHER_LAUNCH.value
+    assert (of_prompts, of_launches) == pytest.approx((LEVEL, LEVEL))
 
 
 QUIET = Spread(within_frac=0.02, between_frac=0.0, freedom=6)

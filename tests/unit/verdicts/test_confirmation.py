@@ -16,7 +16,7 @@ from specreg.measurement.measure import Enough, Measurement
 from specreg.measurement.metrics import METRICS, Metric, Replay
 from specreg.measurement.validity import all_invalid
 from specreg.stats.alpha_spending import Look
-from specreg.stats.intervals import Spread, t_quantile
+from specreg.stats.intervals import t_quantile
 from specreg.verdicts.confirmation import Confirmation, enough_for
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import builders
@@ -44,13 +44,8 @@ def launch(
 
 def known(within_frac: float = 0.001) -> CaseBaselines:
     """A baseline of three usual launches, on a machine whose launches differ by so much."""
-    spread = Spread(within_frac=within_frac, between_frac=0.0, freedom=20)
-    return CaseBaselines(
-        environment=builders.ENVIRONMENT,
-        settings=builders.SETTINGS,
-        exact=builders.baseline(USUAL, USUAL, USUAL, of=GOOD),
-        spreads={SPEED.name: spread, TIME.name: spread},
-    )
+    usual = builders.baseline(USUAL, USUAL, USUAL, of=GOOD)
+    return builders.known(usual, within_frac=within_frac, freedom=20)
 
 
 class Run:
@@ -280,12 +275,7 @@ def rule(
 ) -> Enough:
     """Enough for these metrics of the case, against a baseline like SAME."""
     baseline = msgspec.structs.replace(builders.baseline(), acceptance=stored_acceptance(SAME))
-    known = CaseBaselines(
-        environment=builders.ENVIRONMENT,
-        settings=builders.SETTINGS,
-        exact=baseline if recorded else None,
-        spreads={},
-    )
+    known = builders.known(baseline if recorded else None)
     case = dataclasses.replace(builders.CASE, prompts=10)
     found = [METRICS[name] for name in metrics]
     return enough_for(case, found, known, may_stop_early=may_stop_early)

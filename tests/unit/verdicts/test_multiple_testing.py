@@ -5,9 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from specreg.baselines.comparison import CaseBaselines, Comparison, compare
-from specreg.measurement.metrics import METRICS, Replay
-from specreg.stats.intervals import Spread
+from specreg.baselines.comparison import Comparison, compare
+from specreg.measurement.metrics import Replay
 from specreg.verdicts.judge import Outcome, Verdict
 from specreg.verdicts.multiple_testing import blame_machine, hold_together
 from tests.unit import builders
@@ -123,13 +122,8 @@ def beside_control(
         builders.measurement({SPEED: 80.0}, case=case),
         replay=Replay(rounds=(), control_rounds=(second,), acceptance=None),
     )
-    spread = Spread(within_frac=within_frac, between_frac=0.0, freedom=20)
-    known = CaseBaselines(
-        environment=builders.ENVIRONMENT,
-        settings=builders.SETTINGS,
-        control=builders.baseline({SPEED: 1000.0}),
-        spreads={name: spread for name, metric in METRICS.items() if metric.by_launch},
-    )
+    control = builders.baseline({SPEED: 1000.0})
+    known = builders.known(control=control, within_frac=within_frac, freedom=20)
     return compare([launch], known)
 
 

@@ -7,7 +7,7 @@ from typing import cast
 import msgspec
 import pytest
 
-from specreg.baselines.comparison import CaseBaselines, compare
+from specreg.baselines.comparison import compare
 from specreg.baselines.schema import RecordedDevice
 from specreg.measurement.figures import figures_of
 from specreg.measurement.measure import Measurement, values_of
@@ -15,7 +15,6 @@ from specreg.measurement.metrics import METRICS, Family
 from specreg.measurement.power import power_of
 from specreg.report.failures import sentence_of
 from specreg.report.tables import render_figures
-from specreg.stats.intervals import Spread
 from specreg.telemetry.record import PowerRecord
 from specreg.telemetry.sampler import PowerTrace, Sample, Watch
 from specreg.telemetry.sensor import Scope, State
@@ -42,11 +41,9 @@ def measured(power: PowerRecord | None) -> Measurement:
 
 
 ROW = {ENERGY.name: 2.0, WATTS.name: 200.0, "throughput_tokens_per_s": 100.0}
-KNOWN = CaseBaselines(
-    environment=builders.ENVIRONMENT,
-    settings=builders.SETTINGS,
-    exact=msgspec.structs.replace(builders.baseline(ROW, ROW, ROW), devices=(RECORDED,)),
-    spreads={name: Spread(within_frac=0.002, between_frac=0.0, freedom=16) for name in METRICS},
+KNOWN = builders.known(
+    msgspec.structs.replace(builders.baseline(ROW, ROW, ROW), devices=(RECORDED,)),
+    within_frac=0.002,
 )
 """Three launches of a card that repeat exactly."""
 

@@ -20,7 +20,7 @@ from specreg.verdicts.selftest import (
     try_plant,
 )
 
-FIFTEEN = PLANTS[3]
+[FIFTEEN] = [one for one in PLANTS if one.acceptance_frac == 0.15]
 SPEED = METRICS["throughput_tokens_per_s"]
 LENGTH = METRICS["acceptance_length_tokens"]
 PASS, REGRESSED, INCONCLUSIVE = Outcome.PASS, Outcome.REGRESSED, Outcome.INCONCLUSIVE
