@@ -219,7 +219,8 @@ def own_cores(
 ) -> AbstractSet[int]:
     """The share that some GPUs have of the `cores` near them; none where the system doesn't say.
 
-    All GPUs on one side of the machine divide its cores alike, those that others use too.
+    All GPUs on one side of the machine divide its cores alike, those that others use too. The
+    threads of a core stay together, though their numbers are far apart.
     """
     own: set[int] = set()
     for device in ours:
@@ -227,8 +228,16 @@ def own_cores(
         beside = [one.id for one in everything if _near(one, sysfs) & cores == near]
         size = len(near) // len(beside)
         first = beside.index(device.id) * size
-        own.update(sorted(near)[first : first + size])
+        own.update(sorted(near, key=lambda core: _threads_of(core, sysfs))[first : first + size])
     return own
+
+
+def _threads_of(core: int, sysfs: Path) -> tuple[int, int]:
+    """The first of the threads that share what computes with one, and itself."""
+    path = sysfs / f"devices/system/cpu/cpu{core}/topology/thread_siblings_list"
+    with contextlib.suppress(OSError, ValueError):
+        return min(_parse_cores(path.read_text()), default=core), core
+    return core, core
 
 
 def _near(device: Device, sysfs: Path) -> AbstractSet[int]:

@@ -166,7 +166,7 @@ class Servers:
                 its context ends.
         """
         idle = [one for one in startings if not one.running]
-        if idle and self.claim is not None and not any(one.running for one in self._startings):
+        if idle and self.claim is not None and not any(one.is_up for one in self._startings):
             gpus = max(one.launch.spec.parallel.gpus for one in idle)
             self.claim.take(gpus if self.provision.on_gpu else 0, self.provision.tell)
         gpus_gib = (find_gpus().memory_gib or (0.0,)) if self.provision.on_gpu else ()

@@ -248,3 +248,19 @@ def test_gpus_on_one_side_of_a_machine_divide_its_cores(tmp_path: Path) -> None:
     everything = (first, second, far, unknown)
     for ours, own in (((first,), {0, 1}), ((second, far), {2, 3, 4, 5, 6}), ((unknown,), set())):
         assert own_cores(ours, everything, set(range(7)), tmp_path) == own
+
+
+def test_threads_of_one_core_stay_together(tmp_path: Path) -> None:
+    """As Linux numbers them: the second threads of all cores come after the first ones."""
+    gpus = [
+        Device(sensor="nvml", id=f"GPU-{n}", name="H100", number=n, scope=Scope.GPU, bus_id="0:1")
+        for n in range(2)
+    ]
+    (tmp_path / "bus/pci/devices/0:1").mkdir(parents=True)
+    (tmp_path / "bus/pci/devices/0:1/local_cpulist").write_text("0-7\n")
+    for core in range(8):
+        folder = tmp_path / f"devices/system/cpu/cpu{core}/topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{core % 4},{core % 4 + 4}\n")
+    own = [own_cores([gpu], gpus, set(range(8)), tmp_path) for gpu in gpus]
+    assert own == [{0, 4, 1, 5}, {2, 6, 3, 7}]

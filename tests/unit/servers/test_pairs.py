@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 
 from specreg.core.errors import ServerStartError
 from specreg.matrix.case import Sizes
+from specreg.servers.gpu_lease import GpuClaim
 from specreg.servers.launch import Launch, Poll, Servers, Starting
 from specreg.servers.memory import fit_together, free_gib, gpu_memory
 from specreg.servers.provision import Provision
@@ -98,16 +99,29 @@ def test_a_pair_starts_at_once_and_each_says_how_long_it_took(tmp_path: Path) ->
     assert not left_of(tmp_path)
 
 
+@dataclasses.dataclass
+class CountedClaim(GpuClaim):
+    """A claim that counts how often GPUs were taken."""
+
+    taken: int = 0
+
+    def take(self, gpus: int, tell: Callable[[str], None]) -> None:
+        del gpus, tell
+        self.taken += 1
+
+
 def test_what_starts_beside_one_that_fails_goes_on_and_ends_with_its_context(
     tmp_path: Path,
 ) -> None:
-    run = scripted_servers(tmp_path)
+    claim = CountedClaim()
+    run = dataclasses.replace(scripted_servers(tmp_path), claim=claim)
     plain = launch(tmp_path, "none", Script(ready_after_s=1.0))
     broken = launch(tmp_path, "draft_model", Script(fault=Fault.EXIT_AT_START))
     with run.start(plain) as control, run.start(broken) as server:
         for _ in range(2):
             with pytest.raises(ServerStartError, match="ended with status"):
                 run.start_all([control, server])
+        assert claim.taken == 1, "what is up keeps its GPUs"
         assert control.server.spec == plain.spec
     assert not left_of(tmp_path)
 
