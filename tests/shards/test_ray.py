@@ -3,7 +3,7 @@
 import contextlib
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -39,18 +39,21 @@ def suite(tmp_path: Path) -> Suite:
 
 
 @contextlib.contextmanager
-def cluster_of(nodes: int, **resources: float) -> Iterator[Cluster]:
+def cluster_of(
+    nodes: int, *, variables: Sequence[Mapping[str, str]] = (), **resources: float
+) -> Iterator[Cluster]:
     """A cluster of so many nodes on this machine, each of which takes such shards.
 
-    Tasks have the variables of their nodes, which are this process's.
+    Tasks have the variables of their nodes, which are this process's unless each has its own.
     """
     own: dict[str, Any] = {"num_cpus": 1, **resources}
+    each = [{**own, **({"env_vars": one} if one else {})} for one in variables or [{}] * nodes]
     cluster = cluster_utils.Cluster(
-        initialize_head=True, head_node_args={**own, "include_dashboard": False}
+        initialize_head=True, head_node_args={**each[0], "include_dashboard": False}
     )
     try:
-        for _ in range(nodes - 1):
-            cluster.add_node(**own)
+        for one in each[1:]:
+            cluster.add_node(**one)
         yield cluster
     finally:
         cluster.shutdown()
