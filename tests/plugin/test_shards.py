@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from specreg.report.document import RunVerdict, load_verdict
+from specreg.report.document import FILE_NAME, RunVerdict, load_report, load_verdict
 from tests.plugin.conftest import ROOT, Suite
 
 TIER = textwrap.dedent("""
@@ -106,6 +106,19 @@ def test_shards_that_are_merged_say_what_one_process_says(recorded: Suite) -> No
     assert half.keys() == expected.keys()
     assert {half[place][0] for place in parts[1]} == {"INVALID"}
 
+    empty = suite.folder / "empty"
+    empty.mkdir()
+    begun = merge(suite, empty, shards[0], into=suite.folder / "begun")
+    assert begun.returncode == 10, begun.stderr
+    assert f"'{empty}': no plan.json, so it ended before it began" in begun.stdout
+
+    document = json.loads((shards[1] / "report.json").read_text())
+    document["run"]["exit_status"] = 1
+    (shards[1] / "report.json").write_text(json.dumps(document))
+    failed = merge(suite, *shards, into=suite.folder / "failed")
+    assert failed.returncode == 1
+    assert "shard 2/2 ended with status 1, which its verdicts don't say" in failed.stdout
+
     (shards[1] / "report.json").unlink()  # it was killed after it had measured
     died = merge(suite, *shards, into=suite.folder / "died")
     assert "shard 2/2 died before it was done" in died.stdout
@@ -141,6 +154,9 @@ def test_workers_of_xdist_say_what_one_process_says(recorded: Suite) -> None:
         p.name for p in run.iterdir()
     }
     assert {outcome for outcome, _ in words(decided(run)).values()} == {"PASS"}
+    time = load_report(run / FILE_NAME).time
+    assert time is not None
+    assert len(time.pairs) == 2, "where the time of the workers went"
     again = suite.run(*CHOSEN, "-n", "2", "--specreg-resume")
     assert again.returncode == 0, again.stdout
     assert words(suite.verdict()) == words(decided(run))

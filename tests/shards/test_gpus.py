@@ -21,7 +21,7 @@ from tests.plugin.conftest import ROOT, Suite
 GPUS = 8
 SIZES = (8, 8, 7, 7, 6, 6, 5, 5, 4, 4, 3, 2, 2, 1, 1, 1, 1, 1)
 """How many cases each server group has."""
-START_S, CASE_S = 20.0, 16.0
+START_S = 20.0
 CHOSEN = ("tests/perf", "-q", "-k", "throughput or acceptance")
 MODELS = """
 [models.m{group}]
@@ -58,7 +58,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
     """The suite on a machine with eight GPUs; locks of GPUs are its own."""
     folder = tmp_path_factory.mktemp("gpus")
     made = Suite(folder)
-    made.script = Script(ready_after_s=START_S, step_ms=24.0)
+    made.script = Script(ready_after_s=START_S, step_ms=37.0)
     made.gpus = tuple(
         ScriptedGpu(uuid=f"GPU-{number}c217ed0-0000-4000-8000-000000000000")
         for number in range(GPUS)

@@ -1,0 +1,91 @@
+"""Real vLLM in two shards at once, a core each: the figures are those of each shard alone.
+
+`nox -s shards -- -m vllm`.
+"""
+
+import subprocess
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from specreg.report.document import load_verdict
+from tests.plugin.conftest import ROOT, Suite
+from tests.plugin.test_shards import merge
+
+pytestmark = pytest.mark.vllm
+TIER = """
+    needs_gpus = 0
+    [models.tiny]
+    target = "fixtures/models/tiny/target"
+    drafts = { eagle3 = "fixtures/models/tiny/eagle3" }
+    [[cases]]
+    engine = "vllm"
+    methods = ["eagle3", "ngram"]
+    models = "tiny"
+    dataset = "toy"
+    concurrency = [1]
+    prompts = 20
+    rounds = 4
+    [cases.tolerances]
+    throughput_tokens_per_s = 0.15
+"""
+SHARDS = (1, 2)
+
+
+def start(suite: Suite, number: int, *arguments: str) -> subprocess.Popen[str]:
+    """A shard that has one core of this machine."""
+    given = [
+        one
+        for one in suite.command("tests/perf", "-q", "-k", "acceptance or throughput")
+        if not one.startswith("--specreg-engine-python")
+    ]
+    shard = f"--specreg-shard={number}/{len(SHARDS)}"
+    return subprocess.Popen(
+        ("/usr/bin/taskset", "-c", str(number - 1), *given, shard, *arguments),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def end(shard: subprocess.Popen[str], *statuses: int) -> None:
+    output, _ = shard.communicate(timeout=1200)
+    assert shard.returncode in statuses, output
+
+
+def figures(runs: Sequence[Path]) -> Mapping[tuple[str, str], tuple[str, float | None]]:
+    """By case and metric, the outcome and the value."""
+    verdicts = [load_verdict(run / "verdict.json") for run in runs]
+    return {
+        (one.case_id, one.metric): (str(one.outcome), one.value)
+        for verdict in verdicts
+        if verdict is not None
+        for one in verdict.verdicts
+    }
+
+
+def test_two_shards_at_once_measure_what_each_does_alone(tmp_path: Path) -> None:
+    suite = Suite(tmp_path)
+    suite.write_tier(textwrap.dedent(TIER))
+    for number in SHARDS:
+        end(start(suite, number, "--update-baselines", "--reason=alone"), 0)
+    recording = merge(suite, *suite.runs.iterdir(), into=tmp_path / "recording")
+    assert recording.returncode == 0, recording.stdout + recording.stderr
+    alone = figures([tmp_path / "recording"])
+
+    suite.runs = tmp_path / "together"
+    for shard in [start(suite, number) for number in SHARDS]:
+        end(shard, 0, 11)  # a speed may be undecided
+    together = figures(list(suite.runs.iterdir()))
+
+    assert together.keys() == alone.keys()
+    for (case_id, metric), (outcome, value) in together.items():
+        before = alone[case_id, metric][1]
+        print(case_id, metric, before, value, outcome)  # noqa: T201 - docs/performance.md cites it
+        if metric.startswith("acceptance"):
+            assert (outcome, value) == ("PASS", before), case_id
+        else:
+            assert outcome in {"PASS", "INCONCLUSIVE"}, case_id
