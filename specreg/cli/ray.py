@@ -82,7 +82,9 @@ def ray(  # noqa: PLR0913 - the options of a command
         try:
             status, said, packed = cluster.get(done)
         except cluster.exceptions.RayError as error:
-            typer.echo(f"shard {number}/{shards}: lost, {str(error).splitlines()[0]}", err=True)
+            why = getattr(error, "cause", None) or error  # its own words are a traceback
+            lost = f"lost, {type(why).__name__}: {str(why).splitlines()[0]}"
+            typer.echo(f"shard {number}/{shards}: {lost}", err=True)
             continue
         typer.echo(f"shard {number}/{shards}: ended with status {status}", err=True)
         if not packed:
