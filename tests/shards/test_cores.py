@@ -28,6 +28,9 @@ TIER = """
     concurrency = [1]
     prompts = 20
     rounds = 4
+    output_cap_tokens = 128
+    dtype = "float32"
+    engine_env = { OMP_NUM_THREADS = "1" }
     [cases.tolerances]
     throughput_tokens_per_s = 0.15
 """
