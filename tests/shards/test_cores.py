@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from specreg.report.document import load_verdict
+from specreg.verdicts.judge import Verdict
 from tests.plugin.conftest import ROOT, Suite
 from tests.plugin.test_shards import merge
 
@@ -32,7 +33,7 @@ TIER = """
     dtype = "float32"
     engine_env = { OMP_NUM_THREADS = "1" }
     [cases.tolerances]
-    throughput_tokens_per_s = 0.15
+    throughput_tokens_per_s = 0.6 # by which a core's launches may differ and be recorded
 """
 SHARDS = (1, 2)
 
@@ -59,11 +60,11 @@ def end(shard: subprocess.Popen[str], *statuses: int) -> None:
     assert shard.returncode in statuses, output
 
 
-def figures(runs: Sequence[Path]) -> Mapping[tuple[str, str], tuple[str, float | None]]:
-    """By case and metric, the outcome and the value."""
+def verdicts_of(runs: Sequence[Path]) -> Mapping[tuple[str, str], Verdict]:
+    """By case and metric."""
     verdicts = [load_verdict(run / "verdict.json") for run in runs]
     return {
-        (one.case_id, one.metric): (str(one.outcome), one.value)
+        (one.case_id, one.metric): one
         for verdict in verdicts
         if verdict is not None
         for one in verdict.verdicts
@@ -78,18 +79,19 @@ def test_two_shards_at_once_measure_what_each_does_alone(tmp_path: Path) -> None
         end(start(suite, number, "--update-baselines", "--reason=alone"), 0)
     recording = merge(suite, *suite.runs.iterdir(), into=tmp_path / "recording")
     assert recording.returncode == 0, recording.stdout + recording.stderr
-    alone = figures([tmp_path / "recording"])
+    alone = verdicts_of([tmp_path / "recording"])
 
     suite.runs = tmp_path / "together"
     for shard in [start(suite, number) for number in SHARDS]:
-        end(shard, 0, 11)  # a speed may be undecided
-    together = figures(list(suite.runs.iterdir()))
+        end(shard, 0, 10)  # a speed may be undecided
+    together = verdicts_of(list(suite.runs.iterdir()))
 
     assert together.keys() == alone.keys()
-    for (case_id, metric), (outcome, value) in together.items():
-        before = alone[case_id, metric][1]
-        print(case_id, metric, before, value, outcome)  # noqa: T201 - docs/performance.md cites it
-        if metric.startswith("acceptance"):
-            assert (outcome, value) == ("PASS", before), case_id
+    for place, one in together.items():
+        print(*place, one.expected, one.value, one.low_frac, one.high_frac)  # noqa: T201 - cited
+        if one.metric.startswith("acceptance"):
+            assert (str(one.outcome), one.value) == ("PASS", alone[place].value), one
         else:
-            assert outcome in {"PASS", "INCONCLUSIVE"}, case_id
+            assert one.low_frac is not None, one
+            assert one.high_frac is not None, one
+            assert one.low_frac <= 0 <= one.high_frac, "within what launches alone differ by"
