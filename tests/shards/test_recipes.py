@@ -2,10 +2,12 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ from specreg.report.document import load_verdict
 from tests.doubles.nvml.device import ScriptedGpu
 from tests.plugin.conftest import ROOT, Suite
 from tests.plugin.test_shards import TIER
+
+yaml = pytest.importorskip("yaml")
 
 SBATCH = """#!{python}
 \"\"\"Runs a job's script at once, once for each index of its array, or what --wrap says.\"\"\"
@@ -25,6 +29,13 @@ first, end = re.search(r"--array=(\\d+)-(\\d+)", open(last).read()).groups()
 for index in range(int(first), int(end) + 1):
     subprocess.run(["bash", last], env=os.environ | {{"SLURM_ARRAY_TASK_ID": str(index)}})
 print("Submitted batch job 4711")
+"""
+SSH = """#!/bin/sh
+cd {nodes}/$1 && exec bash -c "$2"
+"""
+RSYNC = """#!/bin/bash
+from={nodes}/${{2/://}}
+mkdir -p "$3" && cp -r "$from". "$3"
 """
 SPECREG = """#!/bin/sh
 exec {python} -m specreg "$@"
@@ -53,42 +64,94 @@ def repository(tmp_path: Path) -> Path:
     return folder
 
 
-def test_an_array_of_slurm_runs_the_shards_and_a_job_after_it_merges_them(
-    repository: Path, tmp_path: Path
-) -> None:
+@pytest.fixture
+def environment(tmp_path: Path) -> Mapping[str, str]:
+    """The variables of a machine that has a GPU, and the programs that the recipes call."""
     programs = tmp_path / "bin"
     programs.mkdir()
-    for name, text in (("sbatch", SBATCH), ("specreg", SPECREG)):
-        (programs / name).write_text(text.format(python=sys.executable))
+    for name, text in (("sbatch", SBATCH), ("specreg", SPECREG), ("ssh", SSH), ("rsync", RSYNC)):
+        (programs / name).write_text(text.format(python=sys.executable, nodes=tmp_path / "nodes"))
         (programs / name).chmod(0o755)
     suite = Suite(tmp_path)
     suite.gpus = (ScriptedGpu(),)
-    environment = suite.environment() | {
-        "PATH": os.pathsep.join(
-            (str(programs), str(Path(sys.executable).parent), os.environ["PATH"])
-        ),
+    places = (str(programs), str(Path(sys.executable).parent), os.environ["PATH"])
+    return suite.environment() | {
+        "PATH": os.pathsep.join(places),
         "SPECREG_CACHE": str(tmp_path / "cache"),
         "PYTEST_ADDOPTS": f"--specreg-engine-python={sys.executable} -k acceptance",
     }
-    script, commands = recipe("Slurm").strip().split("\n\n")
-    (repository / "shard.sh").write_text(script)
-    said = ""
-    for line in commands.strip().splitlines():
-        number = "".join(re.findall(r"job (\d+)", said))
-        done = subprocess.run(  # noqa: S602 - as a user types it
-            line.replace("NUMBER", number),
-            shell=True,
-            check=False,
-            cwd=repository,
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
-        said += done.stdout + done.stderr
+
+
+def type_in(folder: Path, line: str, environment: Mapping[str, str]) -> str:
+    """What a line says that is typed in a folder."""
+    done = subprocess.run(  # noqa: S602 - as a user types it
+        line, shell=True, check=False, cwd=folder, env=environment, capture_output=True, text=True
+    )
+    return done.stdout + done.stderr
+
+
+def check_merged(repository: Path, said: str) -> None:
+    """All cases of the tier were measured, and nothing is missing."""
     verdict = load_verdict(repository / ".specreg/merged/verdict.json")
     assert verdict is not None, said
     assert {one.case_id for one in verdict.verdicts} == {
         f"vllm-{method}-tiny-toy-c{load}" for method in ("eagle3", "ngram") for load in (1, 4)
     }
-    assert {str(one.outcome) for one in verdict.verdicts} == {"NO_BASELINE"}
+    assert {str(one.outcome) for one in verdict.verdicts} == {"NO_BASELINE"}, said
     assert verdict.complete is False, "acceptance alone was asked for"
+
+
+def test_an_array_of_slurm_runs_the_shards_and_a_job_after_it_merges_them(
+    repository: Path, environment: Mapping[str, str]
+) -> None:
+    script, commands = recipe("Slurm").strip().split("\n\n")
+    (repository / "shard.sh").write_text(script)
+    said = ""
+    for line in commands.strip().splitlines():
+        number = "".join(re.findall(r"job (\d+)", said))
+        said += type_in(repository, line.replace("NUMBER", number), environment)
+    check_merged(repository, said)
+
+
+def test_an_indexed_job_of_kubernetes_runs_the_shards(
+    repository: Path, environment: Mapping[str, str]
+) -> None:
+    spec = yaml.safe_load(recipe("Kubernetes"))["spec"]
+    assert (spec["completionMode"], spec["completions"]) == ("Indexed", 8)
+    (container,) = spec["template"]["spec"]["containers"]
+    said = ""
+    for index in range(spec["completions"]):
+        own = {**environment, "JOB_COMPLETION_INDEX": str(index)}
+        said += type_in(repository, shlex.join(container["command"]), own)
+    said += type_in(
+        repository, "specreg merge .specreg/runs/*of8 --into .specreg/merged", environment
+    )
+    check_merged(repository, said)
+
+
+def test_a_matrix_of_github_hands_its_runs_on_as_artifacts(
+    repository: Path, environment: Mapping[str, str], tmp_path: Path
+) -> None:
+    first, last = recipe("GitHub").split("# and in a job that needs it, with if: always()\n")
+    job, said = yaml.safe_load(first), ""
+    for shard in job["strategy"]["matrix"]["shard"]:
+        own = tmp_path / f"runner-{shard}"
+        shutil.copytree(repository, own, symlinks=True)
+        run, upload = yaml.safe_load(first.replace("${{ matrix.shard }}", str(shard)))["steps"]
+        said += type_in(own, run["run"], environment)
+        assert upload["if"] == "always()"
+        artifact = tmp_path / "artifacts" / upload["with"]["name"]
+        shutil.copytree(own / upload["with"]["path"], artifact)
+    download, merge = yaml.safe_load(textwrap.dedent(last))
+    for artifact in (tmp_path / "artifacts").glob(download["with"]["pattern"]):
+        shutil.copytree(artifact, repository / download["with"]["path"] / artifact.name)
+    said += type_in(repository, merge["run"], environment)
+    check_merged(repository, said)
+
+
+def test_shards_that_ssh_starts_come_home_by_rsync(
+    repository: Path, environment: Mapping[str, str], tmp_path: Path
+) -> None:
+    for number in range(1, 5):
+        shutil.copytree(repository, tmp_path / f"nodes/node{number}/specreg", symlinks=True)
+    check_merged(repository, type_in(repository, f"bash -c '{recipe('Plain ssh')}'", environment))
