@@ -36,6 +36,7 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
         finish_reason: "stop" or "length", None if the stream ended without one.
         acceptance: the server's own counts for this request, None if it gave none.
         error: what went wrong, None for a request that finished.
+        text_sha256: of all that was generated, its first 16 digits; empty where that isn't known.
     """
 
     prompt_id: str
@@ -51,6 +52,7 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str | None = None
     acceptance: StepCounts | None = None
     error: str | None = None
+    text_sha256: str = ""
 
     @property
     def later_tokens(self) -> int:

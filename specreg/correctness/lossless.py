@@ -47,13 +47,15 @@ class Losslessness:
     """What became of a case's answers.
 
     Attributes:
-        prompts: how many were compared, one at least.
+        prompts: how many were compared, one at least; asked: how many of them token by token, the
+            others being known to be equal.
         partings: of the answers from the plain ones.
         noise: of the plain ones from themselves, at another batch size; None where not asked again.
         rounding_nats: what the case calls rounding; 0 is a demand for every token.
     """
 
     prompts: int
+    asked: int
     partings: tuple[Parting, ...]
     noise: tuple[Parting, ...] | None
     rounding_nats: float
@@ -79,8 +81,11 @@ class Losslessness:
 
     @property
     def control_equal_frac(self) -> float | None:
-        """The same of the plain answers at another batch size: the honest match rate."""
-        return None if self.noise is None else 1 - len(self.noise) / self.prompts
+        """The same of the plain answers at another batch size: the honest match rate.
+
+        Of those that were compared token by token.
+        """
+        return None if self.noise is None else 1 - len(self.noise) / self.asked
 
     def describe(self, plain: str, other: str) -> str:
         """Say what is equal, what rounding explains and what nothing does.
@@ -88,6 +93,8 @@ class Losslessness:
         `plain` and `other` name the answers, "without speculation" for instance.
         """
         said = [f"{self.equal_frac:.1%} of {self.prompts} answers are equal"]
+        if self.asked < self.prompts:
+            said[0] += f" ({self.asked} that differed when they were timed were asked again)"
         if self.control_equal_frac is not None:
             said[0] += f", {self.control_equal_frac:.1%} {plain} at another batch size"
         rounded = len(self.partings) - len(self.failures)
@@ -112,6 +119,7 @@ def check_lossless(
     score: Score,
     *,
     rounding_nats: float = ROUNDING_NATS,
+    known_equal: int = 0,
 ) -> Losslessness:
     """Compare answers token by token.
 
@@ -122,6 +130,7 @@ def check_lossless(
         again: asks for the plain ones at another batch size, if there is one; only where some part.
         score: asks the server of the plain ones.
         rounding_nats: below, rounding explains a difference; 0 demands that every token is equal.
+        known_equal: how many further answers are.
 
     Raises:
         InvalidMeasurementError: `NOTHING_COMPARED`, there are no prompts; `CONTROL_UNSTEADY`, the
@@ -133,7 +142,11 @@ def check_lossless(
     partings = _partings(prompt_ids, plain, other, score)
     noise = _partings(prompt_ids, plain, again(), score) if partings and again else None
     found = Losslessness(
-        prompts=len(plain), partings=partings, noise=noise, rounding_nats=rounding_nats
+        prompts=len(plain) + known_equal,
+        asked=len(plain),
+        partings=partings,
+        noise=noise,
+        rounding_nats=rounding_nats,
     )
     if found.bound_nats > max(MOST_NOISE_NATS, rounding_nats):
         message = (

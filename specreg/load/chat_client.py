@@ -1,6 +1,7 @@
 """Ask a server for each turn of a conversation, and time the chunks of its answer."""
 
 import asyncio
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -37,6 +38,7 @@ _MORE_TOKENS = 1024
 """Than were asked for, an answer may have: its last step may go beyond the cap."""
 _TOKEN_CHARACTERS = 1024
 """The most that a token stands for."""
+_DIGITS = 16
 _NS_PER_S = 10**9
 _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
@@ -244,7 +246,8 @@ class ChatClient:
             gathered.error = str(failure)
         finally:
             self._end(gathered)
-        chunks = gathered.chunks
+        chunks, text = gathered.chunks, "".join(gathered.texts)
+        digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
         trace = RequestTrace(
             prompt_id=prompt.id,
             category=prompt.category,
@@ -259,12 +262,13 @@ class ChatClient:
             finish_reason=gathered.finish_reason,
             acceptance=gathered.acceptance,
             error=gathered.error,
+            text_sha256=digest[:_DIGITS],
         )
         return FinishedRequest(
             place=place,
             trace=trace,
             chunks=tuple(chunks),
-            text="".join(gathered.texts),
+            text=text,
             late=gathered.late,
         )
 

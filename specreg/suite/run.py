@@ -408,6 +408,7 @@ class Suite(Scope):
         self, check: CorrectnessCheck, case: Case, server: Starting, control: Starting | None
     ) -> Verdict:
         spec, servers = case.server, self._started(server, control)
+        place = case.id, server.launch.number
         running = RunningCase(
             case=case,
             server=servers[0],
@@ -421,6 +422,7 @@ class Suite(Scope):
                 resolve_model(self.root, spec.draft) if spec.draft else None,
             ),
             control_answers=self._control_answers,
+            replay=measured.replay if (measured := self._measured.get(place)) else None,
         )
         try:
             return check.check(running)

@@ -86,6 +86,7 @@ def test_what_cant_be_compared_in_two_blocks_is_asked_for_no_more(
 Said = tuple[Transcript, ...]
 FOUND = Losslessness(
     prompts=3,
+    asked=3,
     partings=(
         Parting(prompt_id="x", position=2, plain=70, other=7, text=(1, 2, 5, 6), gap_nats=0.1),
         Parting(prompt_id="y", position=1, plain=90, other=9, text=(3, 8), gap_nats=0.0),

@@ -4,8 +4,9 @@ import dataclasses
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -19,12 +20,15 @@ from specreg.correctness.checks import (
     check_sampling,
     check_steps,
     checks_of,
+    were_equal,
 )
 from specreg.correctness.oracle_client import PredictDrafts
 from specreg.datasets.prompts import Prompt
 from specreg.engines.pytorch.requests import OracleAnswer, Question
 from specreg.engines.registry import engine_named
+from specreg.load.rounds import Round
 from specreg.matrix.case import Case
+from specreg.measurement.metrics import Replay
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import builders
 from tests.unit.answering import Answer, Json, answering
@@ -71,6 +75,7 @@ def judged(
     *prompts: Prompt,
     case: Case = CASE,
     predict_drafts: PredictDrafts | None = None,
+    replay: Replay | None = None,
 ) -> Verdict:
     """What a check says of a server, and of the one beside it."""
     with answering(answer) as url, answering(beside or answer) as beside_url:
@@ -88,8 +93,14 @@ def judged(
                 prompts=prompts or [ONE],
                 predict_drafts=predict_drafts or predicts(),
                 models=("target", "head"),
+                replay=replay,
             )
         )
+
+
+def never(_: str, __: Json) -> Json:
+    """Nobody should ask."""
+    raise AssertionError
 
 
 def by_prompt(one: Sequence[int], other: Sequence[int], gap_nats: float = 0.0) -> Answer:
@@ -134,6 +145,62 @@ def test_another_token_is_wrong_beyond_rounding(
         f"50.0% of 2 answers are equal, 100.0% without speculation at another batch size; {words}"
     )
     assert verdict.fails == (outcome is Outcome.WRONG)
+
+
+def timed(with_it: Mapping[str, str], without: Mapping[str, str]) -> Replay:
+    """What was timed of both servers: by prompt, the digits of its answer's text."""
+    sides = [
+        Round(
+            traces=tuple(
+                msgspec.structs.replace(
+                    builders.trace(builders.chunk(1)), prompt_id=name, text_sha256=digits
+                )
+                for name, digits in side.items()
+            ),
+            started_ns=0,
+            ended_ns=1,
+        )
+        for side in (with_it, without)
+    ]
+    return Replay(rounds=(sides[0],), control_rounds=(sides[1],))
+
+
+def test_answers_that_were_equal_when_they_were_timed_are_not_asked_for_again() -> None:
+    replay = timed({"one": "a", "other": "b"}, {"one": "a", "other": "b"})
+    verdict = judged(check_answers, never, never, ONE, OTHER, replay=replay)
+    assert (verdict.outcome, verdict.value, verdict.reason) == (Outcome.PASS, 1.0, "")
+
+
+@pytest.mark.parametrize(
+    ("with_it", "value", "outcome"), [(8, 0.5, Outcome.WRONG), (7, 1.0, Outcome.PASS)]
+)
+def test_only_answers_that_differed_when_they_were_timed_are_asked_for_again(
+    with_it: int, value: float, outcome: Outcome
+) -> None:
+    asked: list[int] = []
+
+    def answer(path: str, body: Json) -> Json | int:
+        asked.append(body["input_ids"][2])
+        return by_prompt([4], [6, with_it])(path, body)
+
+    replay = timed({"one": "a", "other": "b"}, {"one": "a", "other": "c"})
+    control = by_prompt([4], [6, 7], 1.0)
+    verdict = judged(check_answers, answer, control, ONE, OTHER, replay=replay)
+    assert asked == [1], "the other prompt alone"
+    assert (verdict.outcome, verdict.value) == (outcome, value)
+    assert "of 2 answers are equal (1 that differed when they were timed" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("with_it", "without"),
+    [({"one": ""}, {"one": ""}), ({"one": "a"}, {}), ({}, {})],
+    ids=["no digits", "no control", "nothing"],
+)
+def test_what_was_not_timed_of_both_is_asked_for(
+    with_it: Mapping[str, str], without: Mapping[str, str]
+) -> None:
+    assert not were_equal(timed(with_it, without), ONE)
+    assert not were_equal(None, ONE)
 
 
 @pytest.mark.parametrize(("at_once", "again"), [(1, 2), (2, 1)])

@@ -93,7 +93,7 @@ def test_rounding_explains_tokens_that_are_as_good_as_equally_likely(
 ) -> None:
     """A token that the target finds likelier than its own choice is no excuse either."""
     parting = Parting(prompt_id="chat-0", position=0, plain=5, other=6, gap_nats=gap_nats)
-    found = Losslessness(prompts=1, partings=(parting,), noise=(), rounding_nats=0.25)
+    found = Losslessness(prompts=1, asked=1, partings=(parting,), noise=(), rounding_nats=0.25)
     assert found.failures == (parting,) * failures
 
 
