@@ -45,14 +45,9 @@ from specreg.suite.configure import (
     why_unfetched,
     why_unfit,
 )
-from specreg.suite.finish import (
-    record_baselines,
-    record_run,
-    render_end,
-    render_recording,
-    run_verdict,
-)
+from specreg.suite.finish import record_run, render_end, run_verdict
 from specreg.suite.merge import PLAN, plan_of
+from specreg.suite.recording import record_baselines, render_recording
 from specreg.suite.run import Suite
 from specreg.suite.shards import (
     cut,

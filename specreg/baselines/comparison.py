@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from specreg.acceptance.table import Column, CountsTable, counts_table
 from specreg.baselines.published import PublishedFigure
-from specreg.baselines.schema import Baseline, RecordedDevice, load_table
+from specreg.baselines.schema import Baseline, Noise, RecordedDevice, load_table
 from specreg.matrix.schema import CaseSettings
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Family, Metric, ratio_parts
@@ -283,16 +283,24 @@ def spreads_of(baselines: Iterable[Baseline]) -> Mapping[str, Spread]:
     Pooled, because three launches of one case say little.
     """
     baselines = tuple(baselines)
+    return pooled_spreads(
+        [one.launches for one in baselines], [one.noise for one in baselines if one.noise]
+    )
+
+
+def pooled_spreads(
+    cases: Sequence[Sequence[Mapping[str, float]]], noise: Sequence[Mapping[str, Noise]] = ()
+) -> Mapping[str, Spread]:
+    """The same of the launches of some cases, and of what is known of how their runs differ."""
     found = {}
-    for name in dict.fromkeys(name for one in baselines for row in one.launches for name in row):
+    for name in dict.fromkeys(name for launches in cases for row in launches for name in row):
         squares, freedom = 0.0, 0
-        for one in baselines:
-            logs = [math.log(row[name]) for row in one.launches if row.get(name, 0) > 0]
+        for launches in cases:
+            logs = [math.log(row[name]) for row in launches if row.get(name, 0) > 0]
             if len(logs) > 1:
                 squares += statistics.variance(logs) * (len(logs) - 1)
                 freedom += len(logs) - 1
-        noises = [one.noise[name] for one in baselines if name in one.noise]
-        noises = [noise for noise in noises if noise.runs > 1]
+        noises = [one[name] for one in noise if name in one and one[name].runs > 1]
         runs = sum(noise.runs - 1 for noise in noises)
         between = sum(noise.between_frac**2 * (noise.runs - 1) for noise in noises)
         if freedom:

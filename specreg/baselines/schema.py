@@ -29,7 +29,7 @@ from specreg.measurement.metrics import Metric, acceptance_value
 from specreg.telemetry.identity import Environment
 from specreg.telemetry.sensor import Scope
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 _GONE = frozenset({"rounds", "stream"})
 """Settings that earlier versions compared by; of all that streamed, which is all that is left."""
 _FEWEST_RUNS = 2
@@ -59,6 +59,22 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     between_frac: float
     runs: int
+
+
+class Detectable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a run can tell of a metric here, by how launches differed until it was recorded.
+
+    Attributes:
+        decides: whether one launch tells that nothing was lost that isn't tolerated.
+        mde_frac: the minimum detectable effect of one launch, a loss proven nine times out of ten.
+        tolerance_frac: what was tolerated then.
+        launches: how many of a run would tell; 0 where no number that is worth its time does.
+    """
+
+    decides: bool
+    mde_frac: float
+    tolerance_frac: float
+    launches: int
 
 
 class StoredPrompt(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -115,6 +131,7 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         acceptance: None for a case that doesn't speculate.
         launches: by launch, the metrics that differ from launch to launch.
         noise: of those metrics, from the history of this machine; empty without one.
+        detects: what a run can tell of them; none in a file of an earlier form.
         devices: those whose power the launches hold; none where it couldn't be read.
     """
 
@@ -125,6 +142,7 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     acceptance: StoredAcceptance | None
     launches: tuple[dict[str, float], ...]
     noise: dict[str, Noise] = {}
+    detects: dict[str, Detectable] = {}
     devices: tuple[RecordedDevice, ...] = ()
 
     def launch_values(self, metric: Metric) -> tuple[float, ...]:
@@ -157,7 +175,7 @@ def load_baseline(path: Path) -> Baseline | None:
                 f"baseline '{path}': schema version {version}, this specreg reads {SCHEMA_VERSION};"
                 " use a newer specreg"
             )
-        # What version 2 has more than 1 may be left out; 3 has fewer settings.
+        # What version 2 and 4 have more than those before may be left out; 3 has fewer settings.
         baseline = msgspec.json.decode(content, type=Baseline)
         known = {field.name for field in dataclasses.fields(CaseSettings)} | _GONE
         if bytes(head.case.get("stream", b"")) == b"false":
@@ -217,7 +235,7 @@ def render_baseline(baseline: Baseline) -> str:
     Settings are written with their defaults, which may change.
     """
     content = msgspec.to_builtins(baseline)
-    for name in ("noise", "devices"):
+    for name in ("noise", "detects", "devices"):
         if not content[name]:
             del content[name]
     if not baseline.environment.power_limit_w:

@@ -71,7 +71,7 @@ class BaselineStore:
     @functools.cached_property
     def spreads(self) -> Mapping[str, Spread]:
         """By metric, how launches of this machine differ."""
-        return spreads_of(read_baselines(self._own_files())[0].values())
+        return spreads_of(self.own().values())
 
     @functools.cached_property
     def published(self) -> tuple[PublishedFigure, ...]:
@@ -105,6 +105,10 @@ class BaselineStore:
             own = self.path(case_id)
             files += [own] if own.exists() else sorted(self.folder.glob(f"*/{case_id}.json"))
         return tuple(files)
+
+    def own(self) -> Mapping[Path, Baseline]:
+        """The baselines of this machine that can be read."""
+        return read_baselines(self._own_files())[0]
 
     def unused(self, case_ids: Iterable[str]) -> tuple[Path, ...]:
         """The files of this machine that none of the cases asks for."""

@@ -10,8 +10,9 @@ import typer
 from specreg.cli.options import HERE, WIDTH, RootOption
 from specreg.report.document import FILE_NAME, exit_status, load_report
 from specreg.report.terminal import render_report
-from specreg.suite.finish import record_baselines, record_run, render_recording, run_verdict
+from specreg.suite.finish import record_run, run_verdict
 from specreg.suite.merge import PLAN, MergedShards, load_shard, open_merged, take_shards
+from specreg.suite.recording import record_baselines, render_recording
 
 
 def merge(

@@ -43,6 +43,12 @@ OUTCOMES: Mapping[Outcome, OutcomeText] = {
         "the meter or the machine was not in order: the figures mean nothing",
     ),
     Outcome.INCONCLUSIVE: OutcomeText("?", Tone.DOUBT, "undecided", "the measurements can't tell"),
+    Outcome.UNDECIDABLE: OutcomeText(
+        "≈",
+        Tone.DOUBT,
+        "undecidable here",
+        "launches of this machine differ too much for what is tolerated, as was recorded",
+    ),
     Outcome.NO_BASELINE: OutcomeText(
         "∅", Tone.DOUBT, "without a baseline", "nothing was recorded to compare with"
     ),

@@ -18,11 +18,13 @@ from specreg.report.summary import STYLES, answers_of, notes_of, render_answers,
 from specreg.report.tables import (
     NOTHING,
     format_number,
+    label_of,
     render_change,
     render_interval,
     render_rows,
 )
-from specreg.verdicts.judge import Outcome, Verdict, first_look, log_to_frac
+from specreg.verdicts.detection import log_to_frac
+from specreg.verdicts.judge import Outcome, Verdict, first_look
 
 _WORSE = {Outcome.WRONG, Outcome.REGRESSED}
 _NOTED = {*_WORSE, Outcome.INVALID, Outcome.INCONCLUSIVE}
@@ -101,6 +103,21 @@ def render_recorded(recorded: Iterable[RecordedBaseline], *, width: int, color: 
     return render_rows(head, rows, width=width, color=color)
 
 
+def render_undecidable(recorded: Iterable[RecordedBaseline]) -> str:
+    """The speeds that no run of one launch can decide against new baselines, empty without any."""
+    lines = []
+    for record in recorded:
+        found = {name: one for name, one in record.new.detects.items() if not one.decides}
+        told = ", ".join(
+            f"{label_of(name)} {100 * one.tolerance_frac:.3g} % (detects {one.mde_frac:.1%},"
+            f" {one.launches or 'not even 12'} launches would)"
+            for name, one in found.items()
+        )
+        lines += [f"  {record.path.stem}: {told}"] if told else []
+    head = "one launch can't decide these here, so they will be skipped where there is doubt:"
+    return "\n".join((head, *lines)) if lines else ""
+
+
 def render_baselines(baselines: Iterable[tuple[Path, Baseline]], *, width: int) -> str:
     """A row for each baseline: what was recorded where, when and why."""
     names = ("acceptance_length_tokens", "throughput_tokens_per_s")
@@ -150,7 +167,8 @@ def render_next(
     """
     # A server that runs already isn't launched here, and not recorded.
     ours = not is_attached(options)
-    open_ones = [verdict for verdict in verdicts if verdict.needed_launches != 0]
+    undecided = [one for one in verdicts if one.outcome is Outcome.INCONCLUSIVE]
+    open_ones = [one for one in undecided if one.needed_launches != 0]
     needed = max((verdict.needed_launches or 0 for verdict in open_ones), default=0)
     more = (f"--specreg-launches={needed}",) if needed and ours else ()
     steps = [

@@ -20,6 +20,7 @@ from specreg.report.progress import Progress
 from specreg.servers.attach import alone, check_attached
 from specreg.servers.provision import Provision
 from specreg.suite.options import Options, options_to_repeat
+from specreg.suite.recording import further_launches
 from specreg.suite.run import Suite
 from specreg.suite.shards import parse_choice
 from specreg.telemetry.identity import (
@@ -139,6 +140,7 @@ def open_suite(
         earlier=_earlier(sources, load_journal),
         earlier_checks=_earlier(sources, load_checks),
         show=progress.show,
+        measure_further=further_launches(options),
         timeline=Timeline(listener=progress.watch),
         shares_machine=within is not None,
         skips_unfetched=not options.require_tier or is_offline(),

@@ -1,23 +1,20 @@
-"""Record what a run measured and decided: baselines, history, verdicts and the report document."""
+"""Record what a run decided: history, verdicts and the report document."""
 
 import contextlib
 import functools
 import itertools
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from specreg.baselines.comparison import differing_settings
-from specreg.baselines.record import RecordedBaseline, record_measurements
 from specreg.baselines.schema import Baseline
-from specreg.core.commands import record_command, run_command, specreg_command
+from specreg.core.commands import run_command, specreg_command
 from specreg.core.errors import BaselineError, SpecregError
 from specreg.core.timeline import RunTime
 from specreg.matrix.case import Case
-from specreg.matrix.models import model_sha256
 from specreg.matrix.schema import CaseSettings
 from specreg.matrix.tier import all_case_ids
 from specreg.measurement.figures import Figures
-from specreg.measurement.measure import Measurement
 from specreg.report.document import (
     FILE_NAME,
     CaseReport,
@@ -38,9 +35,7 @@ from specreg.report.tables import render_figures, render_times
 from specreg.report.terminal import (
     render_next,
     render_notes,
-    render_recorded,
     render_verdicts,
-    render_written,
 )
 from specreg.servers.launch import launches_of
 from specreg.suite.run import Suite
@@ -50,53 +45,11 @@ from specreg.verdicts.history import (
     RunRecord,
     headroom_frac,
     history_path,
-    identical_to,
     load_history,
-    noise_of,
     record_history,
     run_record,
 )
 from specreg.verdicts.judge import Outcome
-
-
-def record_baselines(suite: Suite) -> tuple[tuple[RecordedBaseline, ...], Mapping[str, str]]:
-    """Write the baselines of the cases whose launches were all measured.
-
-    Returns:
-        What was written, and by case in words what was not, or not as a whole, and why.
-    """
-    written: list[RecordedBaseline] = []
-    refused: dict[str, str] = {}
-    for case in _cases(suite):
-        measurements = [one for one in suite.measurements if one.case == case]
-        try:
-            written.append(recorded := _record(suite, case, measurements))
-            if recorded.left_out:
-                refused[case.id] = recorded.left_out
-        except SpecregError as error:
-            refused[case.id] = str(error)
-    return tuple(written), refused
-
-
-def render_recording(
-    suite: Suite,
-    written: Sequence[RecordedBaseline],
-    refused: Mapping[str, str],
-    *,
-    width: int,
-    color: bool,
-) -> list[str]:
-    """What to say of the baselines that were written and of those that weren't."""
-    said = list(refused.values())
-    if written:
-        everything = {case.id for case in suite.tier.cases}
-        said.append(render_recorded(written, width=width, color=color))
-        said.append(render_written(written, everything, suite.store.options))
-    failed = {verdict.case_id for verdict in suite.verdicts if verdict.fails}
-    if again := tuple(case_id for case_id in refused if case_id not in failed):
-        typed = record_command(again, suite.store.options)
-        said.append(f"record again what wasn't written:\n  {typed}")
-    return said
 
 
 def record_run(
@@ -148,7 +101,7 @@ def record_runs(suite: Suite) -> None:
         return
     path, records = history_path(suite.history, suite.environment.name), []
     known = load_history(path)
-    for case in _cases(suite):
+    for case in measured_cases(suite):
         if any(one.run == suite.name for one in known.of(case.id)):
             continue  # the same shards are merged again
         launches = [m for m in suite.measurements if m.case == case and m.values]
@@ -186,12 +139,12 @@ def run_verdict(suite: Suite, status: int, *, cut_short: bool) -> RunVerdict:
 def report_of(suite: Suite, run: RunVerdict, *, command: str, said: tuple[str, ...] = ()) -> Report:
     """Fill the document of a run that ends."""
     options = suite.store.options
-    history = _history(suite)
+    history = past_runs(suite)
     judged = {verdict.case_id for verdict in suite.verdicts}
     return Report(
         run=run,
         machine=suite.environment,
-        origin=origin_of(suite.root, command, _driver_version(suite), options),
+        origin=origin_of(suite.root, command, driver_version_of(suite), options),
         cases=tuple(
             _case_report(suite, case, history.of(case.id), options)
             for case in suite.tier.cases
@@ -212,17 +165,17 @@ def remarks(suite: Suite) -> Iterator[str]:
     yield from suite.retried
     if suite.update_reason is not None:
         return
-    if fewer := [case.prompts for case in _cases(suite) if case.matrix_prompts]:
+    if fewer := [case.prompts for case in measured_cases(suite) if case.matrix_prompts]:
         least, most = min(fewer), max(fewer)
         many = f"{least}" if least == most else f"{least} to {most}"
         yield (
             f"--num-prompts left {many} prompts of a case: acceptance was compared over those"
             " that its baseline has too, speed wasn't"
         )
-    history = _history(suite)
+    history = past_runs(suite)
     if history.wrong:
         yield history.wrong
-    for case in _cases(suite):
+    for case in measured_cases(suite):
         yield from _headroom(suite, case, history.of(case.id))
     if suite.asks_for_all and suite.verdicts and not any(one.fails for one in suite.verdicts):
         with contextlib.suppress(SpecregError):  # another tier can't be read; its own runs say so
@@ -277,7 +230,7 @@ def render_end(
 _LAST_RUNS = 60
 
 
-def _history(suite: Suite) -> History:
+def past_runs(suite: Suite) -> History:
     """What earlier runs on this machine did."""
     return load_history(history_path(suite.history, suite.environment.name))
 
@@ -286,47 +239,21 @@ def _time(suite: Suite) -> RunTime:
     return suite.timeline.so_far() if suite.merged is None else suite.merged.time
 
 
-def _driver_version(suite: Suite) -> str:
+def driver_version_of(suite: Suite) -> str:
+    """The driver of the machine's GPUs, empty without."""
     if suite.driver_version is not None:
         return suite.driver_version
     return find_gpus().driver_version
 
 
-def _torch_version(suite: Suite, case: Case) -> str:
+def torch_version_of(suite: Suite, case: Case) -> str:
+    """The torch that a case's engine ran with, empty where it isn't known."""
     return suite.torch_versions.get(case.id) or suite.provision.torch_version(case.server)
 
 
-def _cases(suite: Suite) -> Iterable[Case]:
+def measured_cases(suite: Suite) -> Iterable[Case]:
     """The cases that were measured, each once."""
     return {one.case.id: one.case for one in suite.measurements}.values()
-
-
-def _record(suite: Suite, case: Case, measurements: list[Measurement]) -> RecordedBaseline:
-    for one in suite.verdicts:
-        if one.case_id == case.id and one.outcome is Outcome.WRONG:
-            raise BaselineError(f"baseline of '{case.id}': not written, WRONG: {one.reason}")
-    if len(measurements) < suite.launches:
-        message = (
-            f"baseline of '{case.id}': not written, {len(measurements)} of {suite.launches}"
-            f" launches were measured; select the whole case"
-        )
-        raise SpecregError(message)
-    first = measurements[0]
-    settings = suite.settings(case)
-    draft_sha256 = model_sha256(first.draft) if first.draft else ""
-    history = _history(suite)
-    return record_measurements(
-        measurements,
-        settings,
-        suite.store,
-        reason=suite.update_reason or "",
-        torch_version=_torch_version(suite, case),
-        driver_version=_driver_version(suite),
-        noise_of=functools.partial(
-            noise_of,
-            identical_to(history.of(case.id), settings, first.engine_version, draft_sha256),
-        ),
-    )
 
 
 def _headroom(suite: Suite, case: Case, records: Sequence[RunRecord]) -> Iterator[str]:
@@ -375,7 +302,7 @@ def _case_report(
         history=tuple(records[-_LAST_RUNS:]),
         reproduce=run_command((case.id,), _with_version(options, figures)),
         logs=tuple(_logs(suite, case)),
-        torch_version=_torch_version(suite, case) if measured and is_recorded else "",
+        torch_version=torch_version_of(suite, case) if measured and is_recorded else "",
         error=suite.errors.get(case.id, ""),
     )
 

@@ -32,6 +32,7 @@ from specreg.report.document import FILE_NAME, Report, exit_status, load_report
 from specreg.servers.launch import Launch, Starting
 from specreg.suite.configure import load_cases, provision_of, softened_of
 from specreg.suite.options import Options, options_to_repeat
+from specreg.suite.recording import take_further
 from specreg.suite.run import Suite
 from specreg.suite.shards import parse_choice
 from specreg.telemetry.identity import Environment, find_gpus
@@ -405,6 +406,7 @@ def open_merged(root: Path, shards: Sequence[ShardRun], into: Path) -> Suite:
         journal=Journal(into / _JOURNAL),
         earlier={},
         show=print,
+        measure_further=take_further,
     )
 
 

@@ -11,6 +11,7 @@ _OF_ONE_RUN = frozenset(
         "update_baselines",
         "reason",
         "launches",
+        "record_minutes",
         "resume",
         "shard",
     )
@@ -51,6 +52,13 @@ class Options:
         None,
         "how many launches of each server to measure, 1 or more (default: 3 to record, else 1)",
         type=int,
+    )
+    record_minutes: float = _option(
+        "--specreg-record-minutes",
+        10.0,
+        "for how long launches beyond the first three may be measured to record what runs can"
+        " tell, in minutes; none with --specreg-launches",
+        type=float,
     )
     num_prompts: int | None = _option(
         "--num-prompts",

@@ -42,6 +42,8 @@ from specreg.verdicts.confirmation import Confirmation, enough_for
 from specreg.verdicts.judge import Outcome, Verdict
 
 _ATTEMPTS = 2
+MeasureFurther = Callable[["Suite", Launch], None]
+"""Takes a run, and the last launch so far of a server."""
 _DoneT = TypeVar("_DoneT")
 
 
@@ -68,6 +70,7 @@ class Suite(Scope):
     Attributes:
         journal: of this run; earlier, earlier_checks: what the run that is resumed had measured
             and checked.
+        measure_further: measures more launches of a server that is recorded.
         show: is told what goes on; timeline: which phase, for which server pair.
         merged: what other processes measured, None where this one measures.
         taken_over: what an earlier run had measured; retried: what was measured a second time, as
@@ -80,6 +83,7 @@ class Suite(Scope):
     earlier: Mapping[Key, Measurement]
     earlier_checks: Mapping[tuple[Key, str], Mapping[str, Any]] = field(default_factory=dict)
     show: Callable[[str], None]
+    measure_further: MeasureFurther = lambda *_: None
     timeline: Timeline = field(default_factory=Timeline)
     merged: Merged | None = None
     taken_over: list[str] = field(default_factory=list)
@@ -330,10 +334,7 @@ class Suite(Scope):
 
     def _judge_group(self, server: Starting, control: Starting | None) -> None:
         number = server.launch.number
-        asked = [case for case in self.tier.cases if case.id in self.asked]
-        for case in asked:
-            if launches_of(case, number)[1] != server.launch:
-                continue
+        for case in self.group(server.launch):
             beside = control if case.control else None
             checks = checks_of(case, with_torch=self.options.oracle) if number == 1 else ()
             try:
@@ -351,7 +352,15 @@ class Suite(Scope):
                 raise
             except SpecregError:  # the case's own tests say so
                 continue
-        self.confirmation.confirm()
+        if self.update_reason is None:
+            self.confirmation.confirm()
+        elif number == self.launches:
+            self.measure_further(self, server.launch)
+
+    def group(self, launch: Launch) -> list[Case]:
+        """The cases that are asked for and share a server."""
+        asked = (case for case in self.tier.cases if case.id in self.asked)
+        return [case for case in asked if launches_of(case, launch.number)[1] == launch]
 
     def _judge(self, metric: Metric, case: Case, launch: int) -> None:
         """Judge a metric of a launch, which may wait for a fresh one.

@@ -1,11 +1,14 @@
 """What a run covers: its cases, what it asks of them, and what is known of them."""
 
+import dataclasses
 import datetime as dt
 import time
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from specreg.baselines.comparison import CaseBaselines
 from specreg.baselines.store import BaselineStore, settings_in
@@ -20,6 +23,7 @@ from specreg.servers.launch import Launch, launches_of
 from specreg.servers.provision import Provision
 from specreg.suite.options import Options
 from specreg.telemetry.identity import Environment, ProcessorLoad
+from specreg.verdicts.detection import detects_against
 
 
 @dataclass(slots=True, kw_only=True)
@@ -134,9 +138,17 @@ class Scope:
         return settings_in(self.root, case)
 
     def known_of(self, case: Case) -> CaseBaselines:
-        """What the baselines know of a case; raises BaselineError where one can't be read."""
+        """What the baselines know of a case; raises BaselineError where one can't be read.
+
+        What a run can tell against one of an earlier form follows from its launches.
+        """
         if self._known is None or self._known[0] != case:
-            self._known = case, self.store.look_up(case, self.settings(case))
+            found = self.store.look_up(case, self.settings(case))
+            if found.exact is not None and not found.exact.detects:
+                detects = detects_against(found.exact, case, found.spreads)
+                exact = msgspec.structs.replace(found.exact, detects=detects)
+                found = dataclasses.replace(found, exact=exact)
+            self._known = case, found
         return self._known[1]
 
     def key(self, case: Case, launch: int) -> Key:

@@ -85,8 +85,10 @@ def settings_sha256(settings: CaseSettings) -> str:
 
 def baseline_sha256(baseline: Baseline | None) -> str:
     """A checksum of what a baseline expects, empty of none."""
-    expects = msgspec.structs.replace(baseline, noise={}) if baseline else None
-    return hashlib.sha256(msgspec.json.encode(expects)).hexdigest() if expects else ""
+    if baseline is None:
+        return ""
+    expects = msgspec.structs.replace(baseline, schema_version=0, noise={}, detects={})
+    return hashlib.sha256(msgspec.json.encode(expects)).hexdigest()
 
 
 def run_record(

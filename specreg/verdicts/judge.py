@@ -21,22 +21,19 @@ from specreg.baselines.schema import load_acceptance
 from specreg.core.commands import ATTACH_OPTION, is_attached, record_command
 from specreg.engines.methods import METHODS
 from specreg.matrix.case import Case
-from specreg.measurement.metrics import METRICS, Direction, Family, Metric, acceptance_value
+from specreg.measurement.metrics import METRICS, Family, Metric, acceptance_value
 from specreg.measurement.validity import spoiled_by
 from specreg.stats.alpha_spending import Look
-from specreg.stats.intervals import Change, change_of_launches, t_quantile
+from specreg.stats.intervals import Change
+from specreg.verdicts.detection import (
+    MOST_LAUNCHES,
+    log_to_frac,
+    mde_frac,
+    mde_of_launches,
+)
 
 _OTHER_CARD_FRAC = 0.1
 """What cards of one kind differ by in what their sensors say: ±5 % each."""
-
-_MOST_LAUNCHES = 12
-"""Of a case; each takes minutes."""
-
-_POWER_LEVEL = 0.1
-"""The minimum detectable effect is proven nine times out of ten."""
-
-_FURTHEST = 50.0
-"""A difference of logarithms beyond it isn't told: a float holds no more."""
 
 Refusals = Iterator[tuple["Outcome", str]]
 """Why a figure isn't compared, in a word and in a sentence, what weighs most first."""
@@ -49,6 +46,7 @@ class Outcome(StrEnum):
     IMPROVED = "IMPROVED"
     REGRESSED = "REGRESSED"
     INCONCLUSIVE = "INCONCLUSIVE"
+    UNDECIDABLE = "UNDECIDABLE"
     INVALID = "INVALID"
     WRONG = "WRONG"
     NO_BASELINE = "NO_BASELINE"
@@ -58,8 +56,15 @@ class Outcome(StrEnum):
 
 GOOD = frozenset({Outcome.PASS, Outcome.IMPROVED})
 """Compared with a baseline, and no worse than tolerated."""
-JUDGED = GOOD | {Outcome.REGRESSED, Outcome.WRONG, Outcome.INCONCLUSIVE}
+JUDGED = GOOD | {
+    Outcome.REGRESSED,
+    Outcome.WRONG,
+    Outcome.INCONCLUSIVE,
+    Outcome.UNDECIDABLE,
+}
 """Compared with a baseline."""
+SKIPPED = frozenset({Outcome.NOT_COMPARABLE, Outcome.UNDECIDABLE})
+"""Neither good nor bad: the test of such a verdict is skipped, and says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +119,8 @@ class Verdict:
 
     @property
     def fails(self) -> bool:
-        """Whether it does; what can't be compared is skipped."""
-        return not self.holds and self.outcome is not Outcome.NOT_COMPARABLE
+        """Whether it does; what can't be compared, or not be decided here, is skipped."""
+        return not self.holds and self.outcome not in SKIPPED
 
 
 def first_look(metric: Metric) -> Look:
@@ -228,18 +233,6 @@ def allowed_frac(metric: Metric, case: Case, known: CaseBaselines) -> float:
         # Of a length near 1 their percentage is all there is to lose: it would never fail.
         return max(wider, theirs) if theirs < 1 else wider
     return wider
-
-
-def mde_frac(change: Change, look: Look) -> float:
-    """The loss that would be proven nine times out of ten, on the change's own scale."""
-    reach = t_quantile(look.value, change.freedom) + t_quantile(_POWER_LEVEL, change.freedom)
-    return reach * change.error_frac
-
-
-def log_to_frac(metric: Metric, change: float) -> float:
-    """A difference of logarithms, better being positive, as a relative change of the value."""
-    change = min(max(change, -_FURTHEST), _FURTHEST)
-    return math.expm1(change) if metric.direction is Direction.UP else -math.expm1(-change)
 
 
 def _refused_figure(metric: Metric, comparison: Comparison) -> Refusals:
@@ -356,10 +349,7 @@ def _judge_speed(metric: Metric, comparison: Comparison, look: Look, verdict: Ve
         reason = f"{other_card}, and cards of one kind differ by {_OTHER_CARD_FRAC:.0%}"
         return dataclasses.replace(verdict, outcome=Outcome.NOT_COMPARABLE, reason=reason)
     if verdict.outcome is Outcome.INCONCLUSIVE:
-        remedy, needed = _more_launches(metric, verdict, known, len(recorded))
-        launches = f"{verdict.launches} launch{'es' if verdict.launches > 1 else ''}"
-        by_what = f"{launches} against {len(recorded)}"
-        return _undecided(verdict, by_what, remedy, needed_launches=needed)
+        return _undecided_speed(metric, verdict, known, len(recorded))
     return verdict
 
 
@@ -369,18 +359,41 @@ def _decided(verdict: Verdict, metric: Metric, change: Change, look: Look) -> Ve
     return dataclasses.replace(decided(verdict, metric, change, look.value), mde_frac=-mde)
 
 
-def _more_launches(
+def _undecided_speed(
     metric: Metric, verdict: Verdict, known: CaseBaselines, recorded: int
-) -> tuple[str, int]:
-    """What would decide a speed, by how launches spread; in words and as launches of a run."""
-    for more in range(verdict.launches + 1, _MOST_LAUNCHES + 1):
-        spread = known.spreads[metric.name]
-        change = change_of_launches((1.0,) * more, (1.0,) * recorded, spread, 1)
-        mde = -log_to_frac(metric, -mde_frac(change, Look.LAUNCH))
-        if mde <= (verdict.tolerance_frac or 0.0):
-            return f"measure {more} launches, which detect {mde:.1%}", more
-    advice = "record it anew from more launches, raise its tolerance in the matrix, or measure on"
-    return f"{_MOST_LAUNCHES} launches would still be too few: {advice} a quieter machine", 0
+) -> Verdict:
+    """UNDECIDABLE where the baseline said beforehand that as many launches wouldn't tell.
+
+    Not where more is tolerated now than was then; by how much more it would tell nobody has said.
+    """
+    tolerance_frac, spread = verdict.tolerance_frac or 0.0, known.spreads[metric.name]
+    told = known.exact.detects.get(metric.name) if known.exact else None
+    if (
+        told is not None
+        and not told.decides
+        and tolerance_frac <= told.tolerance_frac
+        and (not told.launches or verdict.launches < told.launches)
+    ):
+        bound = f"it is no more than {-(verdict.low_frac or 0.0):.1%} worse"
+        would = f"{told.launches} launches would" if told.launches else "nor do twelve launches"
+        reason = (
+            f"this machine can't tell {tolerance_frac:.1%} with one launch, which detects"
+            f" {told.mde_frac:.1%}, {would}; {bound}"
+        )
+        return dataclasses.replace(
+            verdict, outcome=Outcome.UNDECIDABLE, reason=reason, needed_launches=told.launches
+        )
+    more = range(verdict.launches + 1, MOST_LAUNCHES + 1)
+    sees = ((k, mde_of_launches(metric, k, recorded, spread)) for k in more)
+    needed, mde = next(((k, mde) for k, mde in sees if mde <= tolerance_frac), (0, 0.0))
+    remedy = (
+        f"measure {needed} launches, which detect {mde:.1%}"
+        if needed
+        else f"{MOST_LAUNCHES} launches would still be too few: record it anew from more launches,"
+        " raise its tolerance in the matrix, or measure on a quieter machine"
+    )
+    launches = f"{verdict.launches} launch{'es' if verdict.launches > 1 else ''}"
+    return _undecided(verdict, f"{launches} against {recorded}", remedy, needed_launches=needed)
 
 
 def _undecided(verdict: Verdict, by_what: str, remedy: str, *, needed_launches: int) -> Verdict:

@@ -11,7 +11,8 @@ from specreg.baselines.comparison import Comparison
 from specreg.measurement.metrics import METRICS, Family
 from specreg.stats.alpha_spending import LEVEL, Look
 from specreg.stats.intervals import Change
-from specreg.verdicts.judge import Outcome, Verdict, log_to_frac
+from specreg.verdicts.detection import log_to_frac
+from specreg.verdicts.judge import Outcome, Verdict
 
 _FEWEST_CASES = 4
 """With fewer there is no telling what most of them do."""

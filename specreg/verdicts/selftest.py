@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
+import msgspec
 import numpy as np
 
 from specreg.acceptance.record import (
@@ -40,6 +41,7 @@ from specreg.measurement.metrics import METRICS, Direction, Metric, Replay
 from specreg.stats.alpha_spending import PARTS, Look
 from specreg.telemetry.identity import Environment
 from specreg.verdicts.confirmation import Confirmation, enough_for
+from specreg.verdicts.detection import detects_against
 from specreg.verdicts.judge import GOOD, Outcome, Verdict
 
 RATES = (0.73, 0.71, 0.68)
@@ -108,7 +110,7 @@ def run_selftest(nights: int, trials: int = 300) -> tuple[str, bool]:
         nights: identical nights of 72 cases of 80 prompts; a quarter as many of 20 prompts.
         trials: cases for each planted change.
     """
-    lines = [f"{'planted':36}{'PASS':>7}{'INCONCLUSIVE':>14}{'REGRESSED':>11}{'prompts':>9}"]
+    lines = [f"{'planted':36}{'PASS':>7}{'undecided':>14}{'REGRESSED':>11}{'prompts':>9}"]
     kept = True
     for seed, plant in enumerate(PLANTS, start=1):
         outcomes, used_frac = try_plant(plant, trials, seed=seed)
@@ -121,11 +123,11 @@ def run_selftest(nights: int, trials: int = 300) -> tuple[str, bool]:
     for prompts, many in ((PROMPTS, nights), (20, math.ceil(nights / 4))):
         alarms, verdicts = try_nights(many, prompts=prompts, seed=0)
         kept = kept and alarms <= _MOST_ALARMS_FRAC * many
-        undecided_frac = verdicts[Outcome.INCONCLUSIVE] / verdicts.total()
+        undecided_frac = _counts(verdicts)[1] / verdicts.total()
         lines.append(
             f"{many} identical nights of {_CASES} cases of {prompts} prompts: {alarms} raised an"
             f" alarm (at most {_MOST_ALARMS_FRAC:.0%} may); {undecided_frac:.2%} of"
-            f" {verdicts.total()} verdicts were inconclusive"
+            f" {verdicts.total()} verdicts were undecided"
         )
     lines.append("the error rates are kept" if kept else "THE ERROR RATES ARE NOT KEPT")
     return "\n".join(lines), kept
@@ -160,16 +162,21 @@ def most_by_chance(trials: int, frac: float) -> int:
 
 def _counts(outcomes: Mapping[Outcome, int]) -> tuple[int, int, int]:
     """How many passed, were inconclusive, and regressed."""
-    passed = sum(outcomes.get(outcome, 0) for outcome in GOOD)
-    return passed, outcomes.get(Outcome.INCONCLUSIVE, 0), outcomes.get(Outcome.REGRESSED, 0)
+    passed, undecided = (
+        sum(outcomes.get(outcome, 0) for outcome in several)
+        for several in (GOOD, (Outcome.INCONCLUSIVE, Outcome.UNDECIDABLE))
+    )
+    return passed, undecided, outcomes.get(Outcome.REGRESSED, 0)
 
 
-def try_plant(plant: Plant, trials: int, *, seed: int) -> tuple[Counter[Outcome], float]:
+def try_plant(
+    plant: Plant, trials: int, *, seed: int, machine: "Machine | None" = None
+) -> tuple[Counter[Outcome], float]:
     """The outcomes of a planted change, and the mean share of a case's prompts that they took.
 
     Each is judged among the other figures of a night, among which it must stand out.
     """
-    world = World(np.random.default_rng(seed))
+    world = World(np.random.default_rng(seed), machine or Machine())
     outcomes: Counter[Outcome] = Counter()
     used_frac = 0.0
     night = [
@@ -207,19 +214,35 @@ def try_nights(nights: int, *, prompts: int, seed: int) -> tuple[int, Counter[Ou
     return alarms, outcomes
 
 
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where it is simulated to be measured.
+
+    Attributes:
+        launch_spread_frac: how launches differ, as a standard deviation of logarithms.
+        launches: of each baseline; cases: whose launches tell that spread.
+    """
+
+    launch_spread_frac: float = LAUNCH_SPREAD_FRAC
+    launches: int = _BASELINE_LAUNCHES
+    cases: int = _CASES
+
+
 class World:
     """Draws measurements, and the baselines that they are compared with."""
 
-    def __init__(self, random: np.random.Generator) -> None:
-        self._random = random
+    def __init__(self, random: np.random.Generator, machine: Machine = Machine()) -> None:
+        self._random, self._machine = random, machine
         self._hardness: dict[str, Column] = {}
-        self._spreads = spreads_of(self._baseline() for _ in range(_CASES))
+        self._spreads = spreads_of(self._baseline() for _ in range(machine.cases))
 
     def known_of(self, case: Case) -> CaseBaselines:
         """A fresh baseline of a case, of twice its prompts."""
         hardness = self._random.normal(0, PROMPT_SPREAD, 2 * case.prompts)
         self._hardness[case.id] = hardness
         baseline = self._baseline(stored_acceptance(self._acceptance(hardness, 0.0)))
+        detects = detects_against(baseline, case, self._spreads)
+        baseline = msgspec.structs.replace(baseline, detects=detects)
         return CaseBaselines(
             environment=_ENVIRONMENT, settings=_SETTINGS, exact=baseline, spreads=self._spreads
         )
@@ -231,7 +254,7 @@ class World:
             environment=_ENVIRONMENT,
             provenance=_PROVENANCE,
             acceptance=acceptance,
-            launches=tuple(self._speeds(1.0) for _ in range(_BASELINE_LAUNCHES)),
+            launches=tuple(self._speeds(1.0) for _ in range(self._machine.launches)),
         )
 
     def launch(
@@ -308,7 +331,7 @@ class World:
         return {
             name: value
             * (speed if METRICS[name].direction is Direction.UP else 1 / speed)
-            * math.exp(self._random.normal(0, LAUNCH_SPREAD_FRAC))
+            * math.exp(self._random.normal(0, self._machine.launch_spread_frac))
             for name, value in _SPEEDS.items()
         }
 

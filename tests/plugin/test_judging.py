@@ -99,6 +99,24 @@ def test_a_speed_that_nobody_can_tell_takes_more_launches(recorded_suite: Suite)
     assert len(logs) == 4
 
 
+def test_a_speed_that_the_baseline_says_cannot_be_told_is_skipped(recorded_suite: Suite) -> None:
+    """No further launch is spent on it."""
+    (path,) = recorded_suite.baselines.glob("*/vllm-eagle3-tiny-toy-c1.json")
+    content = json.loads(path.read_text())
+    for launch, factor in zip(content["launches"], (0.3, 3.0), strict=True):
+        launch["speedup_ratio"] *= factor
+    content["detects"]["speedup_ratio"] |= {"decides": False, "launches": 0}
+    path.write_text(json.dumps(content))
+
+    done = recorded_suite.run("tests/perf", "-q", "-rs", "-k", "speedup and c1")
+
+    assert done.returncode == 0, done.stdout
+    assert "1 skipped" in done.stdout
+    assert "UNDECIDABLE, this machine can't tell 90.0% with one launch, which" in done.stdout
+    assert recorded_suite.verdict().outcomes == {"UNDECIDABLE": 1}
+    assert len({path.stem for path in recorded_suite.runs.glob("*/logs/vllm-eagle3-*")}) == 1
+
+
 def test_programs_read_the_same_as_people(recorded_suite: Suite) -> None:
     """The whole tier. Speeds are as the machine has them."""
     junit = recorded_suite.folder / "junit.xml"

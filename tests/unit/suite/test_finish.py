@@ -9,8 +9,9 @@ import pytest
 from specreg.baselines.record import record_measurements
 from specreg.baselines.store import settings_in
 from specreg.measurement.metrics import METRICS
-from specreg.suite.finish import record_baselines, remarks, run_verdict
+from specreg.suite.finish import remarks, run_verdict
 from specreg.suite.options import Options
+from specreg.suite.recording import record_baselines
 from specreg.suite.run import Suite
 from specreg.verdicts.history import (
     RunRecord,

@@ -104,7 +104,8 @@ def test_a_change_either_way_is_judged_by_its_whole_interval(
 def test_a_test_is_green_only_when_something_was_compared_or_measured(outcome: Outcome) -> None:
     verdict = Verdict(case_id="case", metric="metric", outcome=outcome)
     assert verdict.holds == (outcome in {PASS, IMPROVED, Outcome.MEASURED})
-    assert verdict.fails == (not verdict.holds and outcome is not NOT_COMPARABLE)
+    skipped = outcome in {NOT_COMPARABLE, Outcome.UNDECIDABLE}
+    assert verdict.fails == (not verdict.holds and not skipped)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,69 @@
+"""Say what launches can tell of a speed, by how they spread: the minimum detectable effect."""
+
+import math
+from collections.abc import Mapping
+
+from specreg.baselines.schema import Baseline, Detectable
+from specreg.matrix.case import Case
+from specreg.measurement.metrics import METRICS, Direction, Metric
+from specreg.stats.alpha_spending import Look
+from specreg.stats.intervals import Change, Spread, change_of_launches, t_quantile
+
+MOST_LAUNCHES = 12
+"""Of a case; each takes minutes."""
+_POWER_LEVEL = 0.1
+"""The minimum detectable effect is proven nine times out of ten."""
+_FURTHEST = 50.0
+"""A difference of logarithms beyond it isn't told: a float holds no more."""
+
+
+def detectable(metric: Metric, tolerance_frac: float, recorded: int, spread: Spread) -> Detectable:
+    """What a run can tell of a speed.
+
+    Args:
+        metric: one that differs from launch to launch.
+        tolerance_frac: the loss that is still fine.
+        recorded: how many launches its baseline has, 1 or more.
+        spread: how launches differ.
+    """
+    seen = (mde_of_launches(metric, k, recorded, spread) for k in range(1, MOST_LAUNCHES + 1))
+    found = tuple(seen)
+    enough = (k for k, mde in enumerate(found, start=1) if mde <= tolerance_frac)
+    launches = next(enough, 0)
+    return Detectable(
+        decides=launches == 1,
+        mde_frac=found[0],
+        tolerance_frac=tolerance_frac,
+        launches=launches,
+    )
+
+
+def detects_against(
+    baseline: Baseline, case: Case, spreads: Mapping[str, Spread]
+) -> dict[str, Detectable]:
+    """By speed what a run of a case can tell against a baseline; none of what has no spread."""
+    found = {}
+    for name in dict.fromkeys(name for row in baseline.launches for name in row):
+        metric = METRICS.get(name)
+        if metric is not None and name in spreads:
+            launches = len(baseline.launch_values(metric))
+            found[name] = detectable(metric, metric.allowed_frac(case), launches, spreads[name])
+    return found
+
+
+def mde_of_launches(metric: Metric, launches: int, recorded: int, spread: Spread) -> float:
+    """The minimum detectable effect of so many launches against so many recorded, 0 or more."""
+    change = change_of_launches((1.0,) * launches, (1.0,) * recorded, spread, 1)
+    return -log_to_frac(metric, -mde_frac(change, Look.LAUNCH))
+
+
+def mde_frac(change: Change, look: Look) -> float:
+    """The loss that would be proven nine times out of ten, on the change's own scale."""
+    reach = t_quantile(look.value, change.freedom) + t_quantile(_POWER_LEVEL, change.freedom)
+    return reach * change.error_frac
+
+
+def log_to_frac(metric: Metric, change: float) -> float:
+    """A difference of logarithms, better being positive, as a relative change of the value."""
+    change = min(max(change, -_FURTHEST), _FURTHEST)
+    return math.expm1(change) if metric.direction is Direction.UP else -math.expm1(-change)

@@ -1,0 +1,117 @@
+"""Recording: how many launches more, and which cases they are for."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from specreg.baselines.store import BaselineStore
+from specreg.matrix.case import Case, Tier
+from specreg.measurement.journal import Journal
+from specreg.measurement.measure import Measurement
+from specreg.measurement.metrics import METRICS
+from specreg.servers.launch import Launch, launches_of
+from specreg.servers.provision import Provision
+from specreg.suite.options import Options
+from specreg.suite.recording import FurtherLaunches, further_launches
+from specreg.suite.run import Suite
+from tests.unit import builders
+
+SPEED = METRICS["throughput_tokens_per_s"]
+ONE, OTHER = builders.with_concurrency(1), builders.with_concurrency(4)
+LAUNCH = launches_of(ONE, 3)[1]
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Recording(Suite):
+    """A run whose launches have the speeds that are written down; it keeps who was asked for."""
+
+    speeds: Mapping[str, Sequence[float]]
+    asked_for: list[list[str]] = dataclasses.field(default_factory=list)
+
+    def take(self, case: Case, launch: int) -> Measurement | str:
+        speeds = self.speeds[case.id]
+        if launch > len(speeds):
+            return "the server didn't start"
+        values = {SPEED.name: speeds[launch - 1]}
+        self._measured[case.id, launch] = found = builders.measurement(values, case=case)
+        return found
+
+    def measure_afresh(
+        self, cases: Sequence[Case], further: int
+    ) -> Mapping[str, Measurement | str]:
+        self.asked_for.append([case.id for case in cases])
+        return {case.id: self.take(case, self.launches + further) for case in cases}
+
+
+def recording(folder: Path, **speeds: Sequence[float]) -> Recording:
+    """A run of two cases of one server after its three launches."""
+    cases = {"one": ONE, "other": OTHER}
+    made = Recording(
+        root=builders.ROOT,
+        tier=Tier(name="cpu", needs_gpus=0, cases=tuple(cases.values())),
+        store=BaselineStore(folder=folder / "baselines", environment=builders.ENVIRONMENT),
+        launches=3,
+        update_reason="",
+        provision=Provision(on_gpu=False, show=lambda _: None),
+        run_folder=folder,
+        history=folder / "history",
+        journal=Journal(folder / "journal.jsonl"),
+        earlier={},
+        show=lambda _: None,
+        asked={case.id: {SPEED.name} for case in cases.values()},
+        speeds={cases[name].id: row for name, row in speeds.items()},
+    )
+    for name, row in speeds.items():
+        for number in range(1, min(len(row), 3) + 1):
+            made.take(cases[name], number)
+    return made
+
+
+STEADY = (100.0,) * 12
+UNSTEADY = (100.0, 101.0, 99.0) * 4
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "left_s", "asked"),
+    [
+        pytest.param(STEADY, STEADY, 60.0, 0, id="three-tell"),
+        pytest.param(UNSTEADY, UNSTEADY, 60.0, 1, id="more-tell"),
+        pytest.param(UNSTEADY[:3], UNSTEADY[:3], 60.0, 1, id="no-more-start"),
+        pytest.param((100.0, 200.0, 50.0) * 4, STEADY, 60.0, 0, id="none-would"),
+        pytest.param(UNSTEADY, UNSTEADY, -1.0, 0, id="no-time"),
+    ],
+)
+def test_more_launches_are_measured_while_they_let_a_run_tell_more(
+    tmp_path: Path,
+    one: Sequence[float],
+    other: Sequence[float],
+    left_s: float,
+    asked: int,
+) -> None:
+    suite = recording(tmp_path, one=one, other=other)
+    FurtherLaunches(left_s)(suite, LAUNCH)
+    assert suite.asked_for == [[ONE.id, OTHER.id]] * asked
+
+
+def test_servers_share_the_time_that_is_left(tmp_path: Path) -> None:
+    suite = recording(tmp_path, one=UNSTEADY, other=UNSTEADY)
+    alone = dataclasses.replace(OTHER, server=dataclasses.replace(OTHER.server, draft_tokens=2))
+    suite.tier = Tier(name="cpu", needs_gpus=0, cases=(ONE, alone))
+    suite.asked = {ONE.id: {SPEED.name}, alone.id: {SPEED.name}}
+    further = FurtherLaunches(60.0)
+    further(suite, LAUNCH)
+    assert suite.asked_for
+    assert further.left_s < 60.0
+
+
+@pytest.mark.parametrize(("launches", "minutes"), [(None, 10.0), (4, 0.0)])
+def test_whoever_says_how_many_launches_gets_as_many(launches: int | None, minutes: float) -> None:
+    assert further_launches(Options(launches=launches)).left_s == 60 * minutes
+
+
+def test_a_launch_is_of_its_server(tmp_path: Path) -> None:
+    suite = recording(tmp_path, one=STEADY, other=STEADY)
+    assert suite.group(LAUNCH) == [ONE, OTHER]
+    assert suite.group(Launch(spec=builders.PLAIN_SPEC, number=3)) == []
