@@ -10,6 +10,7 @@ import pytest
 from specreg.baselines.published import PublishedFigure, load_published, published_for
 from specreg.core.errors import BaselineError
 from specreg.engines.methods import METHODS, Tree
+from specreg.matrix.tier import load_tier, tier_names
 from specreg.measurement.metrics import METRICS
 from tests.unit import builders
 
@@ -144,3 +145,10 @@ def test_the_committed_figures_are_of_methods_that_exist_and_all_differ() -> Non
     for one in committed:
         assert METHODS[one.method].needs_draft == (one.draft is not None)
         assert "https://" in one.source
+
+
+def test_each_committed_figure_is_what_a_case_of_some_tier_is_held_against() -> None:
+    figures, folder = load_published(builders.ROOT / "baselines"), builders.ROOT / "fixtures/matrix"
+    cases = [case for name in tier_names(folder) for case in load_tier(folder, name).cases]
+    found = [published_for(case, figures) for case in cases]
+    assert [one.target for one in figures if one not in found] == []
