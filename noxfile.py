@@ -80,6 +80,13 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def nights(session: nox.Session) -> None:
+    """Records the tier `cpu` here and runs it unchanged: `-- 10` times; none may be red."""
+    _install(session, "tests")
+    session.run("python", "-m", "tests.bench.nights", *session.posargs)
+
+
+@nox.session
 def fuzz(session: nox.Session) -> None:
     """Answers of servers and files with something wrong in them: `-- --cases 10000` for more."""
     _install(session, "tests")
