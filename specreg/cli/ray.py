@@ -74,7 +74,7 @@ def ray(  # noqa: PLR0913 - the options of a command
         ).remote(shard["number"], shards, given, folder): shard["number"]
         for shard in cut
     }
-    home = Path(tempfile.mkdtemp(prefix="shards-", dir=_made(root / ".specreg")))
+    home = Path(tempfile.mkdtemp(prefix="shards-", dir=root / ".specreg"))
     runs = []
     while waiting:
         (done,), _ = cluster.wait(list(waiting), num_returns=1)
@@ -83,8 +83,7 @@ def ray(  # noqa: PLR0913 - the options of a command
             status, said, packed = cluster.get(done)
         except cluster.exceptions.RayError as error:
             why = getattr(error, "cause", None) or error  # its own words are a traceback
-            lost = f"lost, {type(why).__name__}: {str(why).splitlines()[0]}"
-            typer.echo(f"shard {number}/{shards}: {lost}", err=True)
+            typer.echo(f"shard {number}/{shards}: lost, {why!r}", err=True)
             continue
         typer.echo(f"shard {number}/{shards}: ended with status {status}", err=True)
         if not packed:
@@ -154,8 +153,3 @@ def _shards(root: Path, of: int, arguments: tuple[str, ...]) -> list[dict[str, A
         )
     found: list[dict[str, Any]] = json.loads((root / ".specreg" / "shards.json").read_text())
     return found
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder

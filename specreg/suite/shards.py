@@ -20,7 +20,6 @@ from specreg.telemetry.identity import UNKNOWN_ENVIRONMENT
 
 OPTION = "--specreg-shard"
 LIST = "list"
-_S_PER_MIN = 60.0
 
 
 class ServerGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,7 +159,7 @@ def render_shards(shards: Sequence[Shard]) -> str:
     for shard in shards:
         gpus = max((group.gpus for group in shard.groups), default=0)
         memory = max((group.memory_gib or 0.0 for group in shard.groups), default=0.0)
-        minutes = shard.expected_s / _S_PER_MIN
+        minutes = shard.expected_s / 60
         held = f"{memory:.0f}" if memory else "-"
         cases = " ".join(shard.case_ids) or "none"
         lines.append(f"{shard.number:>5}  {gpus:>4}  {held:>11}  {minutes:>7.1f}  {cases}")
