@@ -30,6 +30,8 @@ from specreg.telemetry.identity import Environment
 from specreg.telemetry.sensor import Scope
 
 SCHEMA_VERSION = 4
+_SHORT_TURNS = 4
+"""Before it, speeds were medians of long rounds, which differ from those of all that was said."""
 _GONE = frozenset({"rounds", "stream"})
 """Settings that earlier versions compared by; of all that streamed, which is all that is left."""
 _FEWEST_RUNS = 2
@@ -129,7 +131,8 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         schema_version: of this form.
         case, environment, provenance: see there.
         acceptance: None for a case that doesn't speculate.
-        launches: by launch, the metrics that differ from launch to launch.
+        launches: by launch, the metrics that differ from launch to launch; none of a file of an
+            earlier form, whose speeds were taken otherwise.
         noise: of those metrics, from the history of this machine; empty without one.
         detects: what a run can tell of them; none in a file of an earlier form.
         devices: those whose power the launches hold; none where it couldn't be read.
@@ -188,6 +191,8 @@ def load_baseline(path: Path) -> Baseline | None:
         return None
     except (OSError, InvalidMeasurementError, *UNREADABLE) as error:
         raise BaselineError(f"baseline '{path}': {_reason(content, error)}; {_ADVICE}") from error
+    if version < _SHORT_TURNS:
+        baseline = msgspec.structs.replace(baseline, launches=())
     return msgspec.structs.replace(baseline, schema_version=SCHEMA_VERSION)
 
 

@@ -17,6 +17,8 @@ _RESERVE_GIB = 4.0
 """Of each server on each GPU, beside weights and KV cache: the CUDA context, activations, captured
 graphs, the draft's own cache. Estimated, not measured."""
 _KIB_PER_GIB = 2**20
+_OPEN_ROUNDS = 4
+_PROMPTS_PER_PLACE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,12 +146,22 @@ class Case(Workload):
 
     @property
     def key(self) -> str:
-        """All of it as JSON without secrets: of two cases, whether they are measured alike.
+        """All of it as JSON without secrets: of two cases, whether they are measured alike."""
+        return hide_known(msgspec.json.encode(self).decode())
 
-        Into how many rounds the prompts are dealt isn't part of it.
+    @property
+    def rounds(self) -> int:
+        """Into how many parts its prompts are dealt; case and control take turns by the round.
+
+        As many as can be, for neighbours slow a machine for seconds: a prompt each where one is in
+        flight; four for each place of a closed loop, whose ramp and drain would be most of a
+        shorter round. A rate or a duration has its own pace, and four rounds.
         """
-        plain = dataclasses.replace(self, rounds=Workload.rounds)
-        return hide_known(msgspec.json.encode(plain).decode())
+        in_flight = self.load.concurrency
+        if not in_flight or self.load.duration_s is not None:
+            return min(_OPEN_ROUNDS, self.prompts)
+        size = in_flight if in_flight == 1 else _PROMPTS_PER_PLACE * in_flight
+        return max(self.prompts // size, 1)
 
     @property
     def needs(self) -> Needs:

@@ -121,23 +121,24 @@ class Workload(RequestSettings):
     Attributes:
         dataset: the name of the prompt set.
         prompts: how many of its prompts are replayed, from the first.
-        rounds: how many parts the prompts are dealt into; case and control alternate by round.
         request_timeout_s: how long a request may take; one that takes longer failed.
         client_processes: how many processes send the requests.
         speed: whether the time that the server takes means anything.
         rounding_nats: two tokens whose log-probabilities lie closer may change places by rounding;
             0 demands that speculation changes none.
         tolerances: by metric, a relative change that overrides the metric's own.
+        shown: the metrics that are shown and recorded, and not judged: what differs from hour to
+            hour by more than what one would call a loss.
     """
 
     dataset: str
     prompts: Positive
-    rounds: Positive = 4
     request_timeout_s: _AboveZero = 600.0
     client_processes: Positive = 1
     speed: bool = True
     rounding_nats: _NotNegative = ROUNDING_NATS
     tolerances: tuple[tuple[str, float], ...] = ()
+    shown: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import itertools
-import math
 import tomllib
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -144,15 +143,10 @@ def with_prompts(tier: Tier, prompts: int) -> Tier:
     """A tier whose cases replay so many prompts each.
 
     Raises:
-        MatrixError: that leaves a round of a case without a prompt.
+        MatrixError: that is none.
     """
-    for case in tier.cases:
-        if prompts < case.rounds:
-            message = (
-                f"--num-prompts {prompts}: '{case.id}' needs {case.rounds} or more, one for each of"
-                " its rounds; give more prompts, or lower rounds in the matrix"
-            )
-            raise MatrixError(message)
+    if prompts < 1:
+        raise MatrixError(f"--num-prompts: got {prompts}, needed 1 or more; leave it out for all")
     return dataclasses.replace(tier, cases=tuple(case.replaying(prompts) for case in tier.cases))
 
 
@@ -216,15 +210,12 @@ def _contradictions(table: CasesTable) -> Iterator[str]:
         yield f"{took}; the server must take on all that are in flight"
     if table.burstiness != 1.0 and table.arrivals is not Arrivals.GAMMA:
         yield 'burstiness is of gamma alone; set arrivals = "gamma" or leave it out'
-    dealt = f"prompts = {table.prompts} in rounds = {table.rounds}"
-    if table.prompts < table.rounds:
-        yield f"{dealt}; each round needs a prompt: raise prompts or lower rounds"
-    size = math.ceil(table.prompts / table.rounds)
-    last = table.prompts - size * ((table.prompts - 1) // size)
-    # The last round would be measured as a load that it isn't.
-    if table.speed and table.duration_s is None and last < most:
-        least = f"the last of which has {last}, with concurrency = {most}"
-        yield f"{dealt}, {least}, one for each in flight: raise prompts, or lower one of the others"
+    # It would be measured as a load that it isn't.
+    if table.speed and table.duration_s is None and table.prompts < most:
+        yield (
+            f"prompts = {table.prompts} with concurrency = {most}; needed one for each in flight:"
+            " raise prompts, or lower concurrency"
+        )
     if why := table.parallel.why_not():
         yield why
 

@@ -1,7 +1,7 @@
 """All figures of a measurement, for people and programs: what docs/measuring.md names, as JSON."""
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -16,7 +16,8 @@ from specreg.measurement.metrics import (
     e2e_ms,
     is_good,
     output_tokens_per_s,
-    requests_per_s,
+    per_s,
+    round_ratios,
     throughput_tokens_per_s,
     tokens_per_step,
     tpot_ms,
@@ -96,7 +97,7 @@ class ArmFigures(PaceFigures, frozen=True, kw_only=True):
         tokens_per_chunk: of all chunks but each request's first; of any step, drafted or not.
         send_delay_ms: sent - planned; client_lag_ms: of the client's event loop.
         by_category: the pace of each category's requests.
-        others: see docs/measuring.md; a rate has one value for each round.
+        others: see docs/measuring.md.
     """
 
     good_requests: int
@@ -105,9 +106,9 @@ class ArmFigures(PaceFigures, frozen=True, kw_only=True):
     e2e_ms: Summary | None
     step_ms: Summary | None
     completion_tokens: Summary | None
-    throughput_tokens_per_s: Summary | None
-    requests_per_s: Summary | None
-    goodput_requests_per_s: Summary | None
+    throughput_tokens_per_s: float | None
+    requests_per_s: float | None
+    goodput_requests_per_s: float | None
     send_delay_ms: Summary | None
     client_lag_ms: Summary | None
     by_category: dict[str, PaceFigures]
@@ -117,12 +118,13 @@ class SpeedupFigures(msgspec.Struct, frozen=True, kw_only=True):
     """What speculation gains over the target alone, 1 being nothing; null without a value.
 
     Attributes:
-        throughput_ratio: the median over the rounds of throughput over the control's, as judged.
+        throughput_ratio: throughput over the control's, as judged; round_ratio: of each round.
         tpot_ratio: the control's median TPOT over the case's.
         tpot_ratio_by_category: the same of each category's requests.
     """
 
     throughput_ratio: float | None
+    round_ratio: Summary | None
     tpot_ratio: float | None
     tpot_ratio_by_category: dict[str, float | None]
 
@@ -218,9 +220,6 @@ def _arm(replay: Replay) -> ArmFigures:
     def good(trace: RequestTrace) -> bool:
         return is_good(trace, replay.limits)
 
-    def per_s(counts: Callable[[RequestTrace], bool]) -> Summary | None:
-        return _summary(requests_per_s(part, counts) for part in replay.rounds)
-
     return ArmFigures(
         **msgspec.structs.asdict(_pace(traces)),
         good_requests=sum(map(good, traces)),
@@ -229,9 +228,9 @@ def _arm(replay: Replay) -> ArmFigures:
         e2e_ms=_summary(map(e2e_ms, traces)),
         step_ms=gaps.summary_ms(),
         completion_tokens=_summary(trace.tokens for trace in traces),
-        throughput_tokens_per_s=_summary(map(throughput_tokens_per_s, replay.rounds)),
-        requests_per_s=per_s(lambda _: True),
-        goodput_requests_per_s=per_s(good),
+        throughput_tokens_per_s=throughput_tokens_per_s(replay.rounds, replay.concurrency),
+        requests_per_s=per_s(replay.rounds, replay.concurrency, lambda _: 1.0),
+        goodput_requests_per_s=per_s(replay.rounds, replay.concurrency, good),
         send_delay_ms=_summary((one.sent_ns - one.planned_ns) / _NS_PER_MS for one in traces),
         client_lag_ms=lags.summary_ms(),
         by_category={name: _pace(part) for name, part in by_category.items()},
@@ -254,6 +253,7 @@ def _speedup(
         return None
     return SpeedupFigures(
         throughput_ratio=measurement.values.get("speedup_ratio"),
+        round_ratio=_summary(round_ratios(measurement.replay or Replay())),
         tpot_ratio=_ratio(control.tpot_ms, timing.tpot_ms),
         tpot_ratio_by_category={
             name: _ratio(control.by_category[name].tpot_ms, pace.tpot_ms)

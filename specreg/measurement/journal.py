@@ -236,6 +236,7 @@ def _measurement(
     replay = Replay(
         rounds=tuple(rounds[0]),
         control_rounds=tuple(rounds[1]),
+        concurrency=case.load.concurrency,
         acceptance=line.acceptance,
         limits=case.limits,
         power=line.power,

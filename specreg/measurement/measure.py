@@ -39,6 +39,7 @@ _CLEAR = 2.5
 _LATE_NS = 5 * 10**6
 _LATE_FRAC = 0.05
 _ENOUGH_BEATS = 20
+_SHOWN_EACH_NS = 10 * 10**9
 _NS_PER_S = 10**9
 
 ReplayBatch = Callable[[Load, Sequence[Prompt]], Awaitable[Round]]
@@ -95,8 +96,9 @@ class Plan:
 
     Attributes:
         show: is told what goes on.
-        parts: how many the prompts are dealt into, None for the first case's rounds.
-        enough: asked after each part; where all of them weren't, the extension follows.
+        parts: into how many the prompts are dealt to look after each whether they are enough; None
+            for the first case's rounds, and one look after all of them.
+        enough: asked at each look; where all prompts weren't, the extension follows.
         warms_up: whether to warm up first.
         least_s: how long each arm is asked, at least; prompts come again, for the speeds alone.
         power_s: how long each server is kept under load for its power, where that is watched and
@@ -225,7 +227,12 @@ def _measured(
     unmeasured = dataclasses.replace(_unmeasured(one.arm), invalid=invalid)
     if look is None or invalid.keys() == ALL:
         return dataclasses.replace(unmeasured, look=look or Look.FULL)
-    replay = Replay(rounds=tuple(one.rounds), acceptance=one.acceptance, limits=case.limits)
+    replay = Replay(
+        rounds=tuple(one.rounds),
+        concurrency=case.load.concurrency,
+        acceptance=one.acceptance,
+        limits=case.limits,
+    )
     if plan.watching is not None:
         power = power_of(replay, plan.watching, idle, pids, one.block, invalid)
         replay = dataclasses.replace(replay, power=power)
@@ -256,6 +263,7 @@ class _Measuring:
         self.all, self.workload, self.plan = tuple(replays), workload, plan
         self.going, self.case = list(replays), replays[0].arm.case
         self.parts = deal(workload.prompts, plan.parts or self.case.rounds)
+        self.shown_ns = plan.clock() - _SHOWN_EACH_NS
         # Each order in turn, so that no arm is always the first, or always follows another.
         self.orders = itertools.cycle(itertools.permutations(self.all))
         self.round = 0
@@ -263,7 +271,7 @@ class _Measuring:
     async def run(self) -> Look:
         await self._warm_up()
         look = await self._replay_all()
-        while self._asked_s() < self.plan.least_s:
+        while self._took_no_turns() or self._asked_s() < self.plan.least_s:
             for part in self.parts:
                 await self._replay(part)
         for one in self.going:
@@ -287,9 +295,11 @@ class _Measuring:
         """Replay the prompts until they are enough, and read what was accepted."""
         first, *others = self.all
         for index, part in enumerate(self.parts, start=1):
-            self.plan.show(f"{self.case.id}: round {index} of {len(self.parts)}")
+            self._show_round(index)
             await self._replay(part)
             look = Look.EARLY if index < len(self.parts) else Look.FULL
+            if look is Look.EARLY and self.plan.parts is None:
+                continue
             await self._ask(first, first.read())
             if self.plan.enough(first.acceptance, look):
                 break
@@ -350,9 +360,24 @@ class _Measuring:
             await asyncio.to_thread(one.arm.server.check_alive)  # asks on a loop of its own
             self.going.remove(one)
 
+    def _show_round(self, index: int) -> None:
+        """Say which round begins, but not of short ones each."""
+        if self.plan.clock() - self.shown_ns >= _SHOWN_EACH_NS:
+            self.shown_ns = self.plan.clock()
+            self.plan.show(f"{self.case.id}: round {index} of {len(self.parts)}")
+
+    def _took_no_turns(self) -> bool:
+        """Whether arms that tell of speed were asked once each, so that one was always first."""
+        return self.round == 1 and len(self.going) > 1 and self._repeats
+
+    @property
+    def _repeats(self) -> bool:
+        """Whether the same prompts once more tell of speed, and change nothing else."""
+        return self.case.speed and not self.case.needs_fresh_server
+
     def _asked_s(self) -> float:
         """How long each arm was asked, at least; without end where more would tell nothing."""
-        if not self.case.speed or self.case.needs_fresh_server:
+        if not self._repeats:
             return math.inf
         return min(
             sum(part.ended_ns - part.started_ns for part in one.rounds) / _NS_PER_S
@@ -419,9 +444,10 @@ def is_warm(step_times_ns: Sequence[float]) -> bool:
 
 
 def deal(prompts: Sequence[Prompt], rounds: int) -> tuple[Sequence[Prompt], ...]:
-    """Cut prompts into at most `rounds` parts of equal size, in order; none is empty."""
-    size = math.ceil(len(prompts) / rounds)
-    return tuple(prompts[start : start + size] for start in range(0, len(prompts), size))
+    """Cut prompts into at most `rounds` parts as even as can be, in order; none is empty."""
+    count = min(rounds, len(prompts))
+    ends = [len(prompts) * part // count for part in range(count + 1)]
+    return tuple(prompts[start:end] for start, end in itertools.pairwise(ends))
 
 
 def check_client(rounds: Sequence[Round]) -> None:

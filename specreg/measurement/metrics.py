@@ -5,7 +5,7 @@ A metric without a value is None, never 0 and never NaN.
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from types import MappingProxyType
@@ -53,6 +53,7 @@ class Replay:
     Attributes:
         rounds: of the case's server.
         control_rounds: of the control, replayed in alternation; empty without one.
+        concurrency: requests in flight of a closed loop; 0 for a rate.
         acceptance: None for a case that doesn't speculate.
         limits: what a request must keep to count as good.
         power: what the devices drew; None where that wasn't watched.
@@ -60,6 +61,7 @@ class Replay:
 
     rounds: tuple[Round, ...] = ()
     control_rounds: tuple[Round, ...] = ()
+    concurrency: int = 0
     acceptance: AcceptanceRecord | None = None
     limits: Limits = NO_LIMITS
     power: PowerRecord | None = None
@@ -75,6 +77,7 @@ class Replay:
         power = self.power
         return Replay(
             rounds=self.control_rounds,
+            concurrency=self.concurrency,
             limits=self.limits,
             power=power and msgspec.structs.replace(power, case=power.control, control=None),
         )
@@ -149,6 +152,10 @@ class Metric:
             return case.control is not None
         return True
 
+    def is_judged(self, case: Case) -> bool:
+        """Whether a value of the case is held against a baseline, and not shown alone."""
+        return self.applies_to(case) and self.name not in case.shown
+
 
 def ttft_ms(trace: RequestTrace) -> float | None:
     """Time to first token: the first chunk with a token - sent."""
@@ -176,21 +183,52 @@ def output_tokens_per_s(trace: RequestTrace) -> float | None:
     return _MS_PER_S / tpot if tpot else None
 
 
-def throughput_tokens_per_s(part: Round) -> float | None:
-    """Σ N / (last token of the round - its first send).
+def full_until_ns(part: Round, concurrency: int) -> int:
+    """Until when a round kept its load: its end, or the drain's beginning in a closed loop.
 
-    A case's throughput is the median over its rounds: a machine that others use too stalls for
-    seconds now and then, and a sum would keep that.
+    That is when a conversation ends after the last one has begun: from then on fewer are in flight
+    than before, which is another load.
     """
-    window_ns = part.ended_ns - part.started_ns
-    tokens = sum(trace.tokens for trace in part.traces)
-    return tokens * _NS_PER_S / window_ns if window_ns else None
+    if not concurrency:
+        return part.ended_ns
+    begun_ns, ends_ns = part.started_ns, list[int]()
+    for trace in part.traces:
+        if trace.turn == 1:
+            begun_ns = max(begun_ns, trace.sent_ns)
+            ends_ns.append(0)
+        ends_ns[-1:] = [trace.last_ns or trace.sent_ns]
+    return min((end_ns for end_ns in ends_ns if end_ns > begun_ns), default=part.ended_ns)
 
 
-def requests_per_s(part: Round, good: Callable[[RequestTrace], bool]) -> float | None:
-    """The good requests of a round over the same window as throughput's."""
-    window_ns = part.ended_ns - part.started_ns
-    return sum(map(good, part.traces)) * _NS_PER_S / window_ns if window_ns else None
+def per_s(
+    rounds: Iterable[Round], concurrency: int, amount: Callable[[RequestTrace], float]
+) -> float | None:
+    """Σ of an amount of each request / Σ (until the load drains - first send) of the rounds.
+
+    Of a request that ends later, the part that its tokens have come to by then. All over all, as an
+    uninterrupted loop has it: a ratio of two such sums leans to neither side.
+    """
+    total, window_ns = 0.0, 0
+    for part in rounds:
+        until_ns = full_until_ns(part, concurrency)
+        total += sum(amount(trace) * _said_frac(trace, until_ns) for trace in part.traces)
+        window_ns += until_ns - part.started_ns
+    return total * _NS_PER_S / window_ns if window_ns else None
+
+
+def _said_frac(trace: RequestTrace, until_ns: int) -> float:
+    """The part of an answer's tokens that had come by a moment, as if they came evenly: 0..1."""
+    if trace.last_ns is None or trace.last_ns <= until_ns:
+        return 1.0
+    if trace.first_ns is None or trace.first_ns > until_ns:
+        return 0.0
+    later = (until_ns - trace.first_ns) / (trace.last_ns - trace.first_ns)
+    return (trace.first_chunk_tokens + later * trace.later_tokens) / trace.tokens
+
+
+def throughput_tokens_per_s(rounds: Iterable[Round], concurrency: int) -> float | None:
+    """Tokens per second while the load was full, see `per_s`."""
+    return per_s(rounds, concurrency, lambda trace: trace.tokens)
 
 
 def is_good(trace: RequestTrace, limits: Limits) -> bool:
@@ -218,24 +256,31 @@ def tokens_per_step(replay: Replay) -> float | None:
 
 
 def goodput_requests_per_s(replay: Replay) -> float | None:
-    """The median over the rounds of good requests per second."""
-    return _median(
-        requests_per_s(part, lambda trace: is_good(trace, replay.limits)) for part in replay.rounds
-    )
+    """The requests that kept their limits, per second while the load was full, see `per_s`."""
+    return per_s(replay.rounds, replay.concurrency, lambda trace: is_good(trace, replay.limits))
 
 
 def speedup_ratio(replay: Replay) -> float | None:
-    """The median over the rounds of throughput over the control's throughput.
+    """Throughput over the control's.
 
-    Case and control alternate round by round, so a slow minute of the machine slows both; the
-    median leaves out a round that was hit on one side only.
+    Case and control take turns of seconds, so what slows the machine for longer slows both.
     """
-    ratios = []
-    for part, control in zip(replay.rounds, replay.control_rounds, strict=False):
-        ours, theirs = throughput_tokens_per_s(part), throughput_tokens_per_s(control)
-        if ours is not None and theirs:
-            ratios.append(ours / theirs)
-    return statistics.median(ratios) if ratios else None
+    ours, theirs = (
+        throughput_tokens_per_s(rounds, replay.concurrency)
+        for rounds in (replay.rounds, replay.control_rounds)
+    )
+    return ours / theirs if ours is not None and theirs else None
+
+
+def round_ratios(replay: Replay) -> Sequence[float]:
+    """The same of each round and the control's beside it."""
+    ratios = (
+        speedup_ratio(
+            Replay(rounds=(one,), control_rounds=(other,), concurrency=replay.concurrency)
+        )
+        for one, other in zip(replay.rounds, replay.control_rounds, strict=False)
+    )
+    return tuple(ratio for ratio in ratios if ratio is not None)
 
 
 def _power(replay: Replay, field: str) -> float | None:
@@ -295,7 +340,7 @@ _SUITE = (
     Metric(
         name="throughput_tokens_per_s",
         family=Family.THROUGHPUT,
-        formula=lambda replay: _median(map(throughput_tokens_per_s, replay.rounds)),
+        formula=lambda replay: throughput_tokens_per_s(replay.rounds, replay.concurrency),
         gate_tolerance_frac=0.03,
         cause="output",
         of_output=True,
@@ -362,9 +407,15 @@ def check_allowed(case: Case, where: str) -> None:
     """Every tolerance of the case, declared `where`, is one of a metric that can be overstepped.
 
     Raises:
-        UnknownNameError: one isn't; the message lists the metrics.
-        MatrixError: more can't be lost than there is.
+        UnknownNameError: one isn't, or what is only shown is none; the message lists the metrics.
+        MatrixError: more can't be lost than there is, or what is only shown has a tolerance.
     """
+    for name in case.shown:
+        if name not in METRICS:
+            raise UnknownNameError("metric in shown", name, METRICS, where)
+        if name in dict(case.tolerances):
+            message = f"{where}: '{name}' is shown and has a tolerance; leave out one of the two"
+            raise MatrixError(message)
     for name, tolerance in case.tolerances:
         if name not in METRICS:
             raise UnknownNameError("metric in tolerances", name, METRICS, where)
@@ -390,7 +441,7 @@ def better_frac(metric: Metric, value: float, expected: float) -> float:
 
 
 def metrics_of(case: Case, family: Family) -> tuple[Metric, ...]:
-    """The metrics of a family that the case can have, in the order of the rows."""
+    """The metrics of a family that are judged of a case, in the order of the rows."""
     return tuple(
-        metric for metric in METRICS.values() if metric.family is family and metric.applies_to(case)
+        metric for metric in METRICS.values() if metric.family is family and metric.is_judged(case)
     )

@@ -287,16 +287,15 @@ def last_launches(figures: Iterable[Figures]) -> tuple[Figures, ...]:
 def slowed_of(figures: Iterable[Figures]) -> dict[str, float]:
     """By case that speculation slows down, its speedup: the geometric mean over valid launches.
 
-    Only where each of several rounds of each launch was slower than any without speculation.
+    Only where nine in ten of several rounds of each launch were slower than those beside them.
     """
     ratios: dict[str, list[float]] = {}
     faster = set()
     for one in figures:
         if one.speedup is not None and one.speedup.throughput_ratio:
             ratios.setdefault(one.case_id, []).append(one.speedup.throughput_ratio)
-            ours = one.timing and one.timing.throughput_tokens_per_s
-            alone = one.control and one.control.throughput_tokens_per_s
-            if not (ours and alone and ours.count > 1 and ours.max < alone.min):
+            rounds = one.speedup.round_ratio
+            if rounds is None or rounds.count == 1 or rounds.p90 >= 1:
                 faster.add(one.case_id)
     return {
         case_id: statistics.geometric_mean(found)

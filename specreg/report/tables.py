@@ -19,7 +19,6 @@ SPREADS = {
     "step_ms": "time of a step, ms",
     "e2e_ms": "whole answer, ms",
     "output_tokens_per_s": "output speed, tokens/s",
-    "throughput_tokens_per_s": "throughput, tokens/s",
     "completion_tokens": "length of an answer, tokens",
 }
 PERCENTILES = ("mean", "min", "p50", "p75", "p90", "p95", "p99", "max")
@@ -123,10 +122,10 @@ def render_rows(
 def render_figures(figures: Sequence[Figures], *, width: int, color: bool) -> str:
     """All tables of what one launch of each case measured, each where there is something to show.
 
-    Medians: of TPOT over requests, of throughput over rounds. `A/D` is the draft efficiency, and
-    the positions are marginal: how often a step accepted so many drafts or more. J/token: all
-    energy over all tokens, and alone: without speculation; saved: the share of it that speculation
-    saves; the remark says how far off the ends of the block may make these.
+    TPOT is the median over requests, throughput all tokens over all time. `A/D` is the draft
+    efficiency, and the positions are marginal: how often a step accepted so many drafts or more.
+    J/token: all energy over all tokens, and alone: without speculation; saved: the share of it that
+    speculation saves; the remark says how far off the ends of the block may make these.
     """
     tables = (
         (_SPEEDUP, [_speedup_row(one) for one in figures if one.speedup and one.control]),
@@ -143,12 +142,10 @@ def render_figures(figures: Sequence[Figures], *, width: int, color: bool) -> st
 def _speedup_row(one: Figures) -> Sequence[str]:
     cells = [one.case_id]
     if one.timing and one.control and one.speedup:
-        for field, gain in (
-            ("tpot_ms", one.speedup.tpot_ratio),
-            ("throughput_tokens_per_s", one.speedup.throughput_ratio),
-        ):
-            cells += [_median(getattr(arm, field)) for arm in (one.control, one.timing)]
-            cells.append(_gain(gain))
+        arms = one.control, one.timing
+        cells += [*(_median(arm.tpot_ms) for arm in arms), _gain(one.speedup.tpot_ratio)]
+        cells += [format_number(arm.throughput_tokens_per_s) for arm in arms]
+        cells.append(_gain(one.speedup.throughput_ratio))
     if one.acceptance:
         total = one.acceptance.total
         cells += map(_fixed, (total.acceptance_length_tokens, total.acceptance_rate_frac))

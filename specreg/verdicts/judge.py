@@ -292,6 +292,11 @@ def _refused_speed(metric: Metric, comparison: Comparison) -> Refusals:
         where = known.baseline.environment.name if known.baseline else "a published figure"
         reason = f"nothing recorded in '{known.environment.name}', and speed doesn't carry over"
         yield Outcome.NOT_COMPARABLE, f"{reason} from '{where}'; {hint}"
+    elif not known.exact.launches:
+        yield (
+            Outcome.NOT_COMPARABLE,
+            f"the baseline is of an earlier form, whose speeds differ; {hint}",
+        )
     elif not known.exact.launch_values(metric):
         yield Outcome.NO_BASELINE, f"the baseline holds none; {hint}"
     if metric.name not in known.spreads:

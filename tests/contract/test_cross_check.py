@@ -87,7 +87,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Measurement, The
     """What specreg and what vLLM's benchmark measured, one after the other, on one server."""
     folder = tmp_path_factory.mktemp("cross")
     environment = engine_environment(engine_named("vllm").requirement(on_gpu=False), show=silent)
-    case = dataclasses.replace(CASE, rounds=1, load=Load(concurrency=CASE.load.concurrency))
+    case = dataclasses.replace(CASE, load=Load(concurrency=CASE.load.concurrency))
     prompts = load_case_prompts(ROOT, case)[: case.prompts]
     with ServerStart(
         spec=dataclasses.replace(case.server, padding_layers=0),

@@ -29,7 +29,6 @@ models = "tiny"
 dataset = "{dataset}"
 concurrency = [4]
 prompts = 8
-rounds = 1
 output_cap_tokens = 48
 form = "{form}"
 dtype = "float32"

@@ -56,7 +56,6 @@ models = "tiny"
 dataset = "toy"
 concurrency = [1, 2, 3, 4]
 prompts = 20
-rounds = 4
 output_cap_tokens = 64
 dtype = "float32"
 engine_env = { OMP_NUM_THREADS = "1" }

@@ -31,7 +31,6 @@ MATRIX = """
     dataset = "toy"
     concurrency = [1]
     prompts = PROMPTS
-    rounds = 2
     output_cap_tokens = 32
     speed = SPEED
 """

@@ -31,7 +31,6 @@ MATRIX = """
     dataset = "toy"
     concurrency = [1, 4]
     prompts = 10
-    rounds = 2
     output_cap_tokens = {output_cap_tokens}
     [cases.tolerances]
     throughput_tokens_per_s = 0.5

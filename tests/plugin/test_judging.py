@@ -205,7 +205,6 @@ def test_each_fault_of_a_server_is_named_and_leaves_the_other_cases_alone(suite:
             dataset = "toy"
             concurrency = [1]
             prompts = 4
-            rounds = 2
             output_cap_tokens = 12
             engine_env = {{ {VARIABLE} = "{record_script(script, folder)[VARIABLE]}" }}
             """

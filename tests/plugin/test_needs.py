@@ -19,7 +19,6 @@ models = "{name}"
 dataset = "toy"
 concurrency = [1]
 prompts = 10
-rounds = 2
 power_s = 0
 output_cap_tokens = 8
 """

@@ -25,7 +25,6 @@ TIER = textwrap.dedent("""
     dataset = "toy"
     concurrency = [1, 4]
     prompts = 10
-    rounds = 2
     output_cap_tokens = 32
 """)
 CHOSEN = ("tests/perf", "-q", "-k", "acceptance or lossless")

@@ -88,7 +88,6 @@ CASE = Case(
     load=Load(concurrency=2),
     output_cap_tokens=20,
     temperature=0.0,
-    rounds=2,
 )
 PLAIN_CASE = dataclasses.replace(CASE, server=PLAIN_SPEC)
 PROMPTS = tuple(

@@ -14,8 +14,8 @@ from specreg.matrix.case import Case, Sizes
 from specreg.matrix.schema import Arrivals, Load
 from tests.unit import builders
 
-PLAIN = dataclasses.replace(builders.PLAIN_CASE, prompts=20, rounds=4)
-CASE = dataclasses.replace(builders.CASE, control=PLAIN.server, prompts=20, rounds=4)
+PLAIN = dataclasses.replace(builders.PLAIN_CASE, prompts=20)
+CASE = dataclasses.replace(builders.CASE, control=PLAIN.server, prompts=20)
 ASKED = 20 + 7 * 2
 """Prompts of the case, and to warm up at two in flight."""
 

@@ -245,6 +245,9 @@ def test_a_committed_baseline_of_an_earlier_form_is_read_as_it_was_recorded(
         assert committed.schema_version == SCHEMA_VERSION
         assert reread(tmp_path, render_baseline(committed)) == committed
         again = json.loads(render_baseline(committed))
+        if written["schema_version"] < 4:  # its speeds were taken otherwise
+            assert again.pop("launches") == []
+            del written["launches"]
         settings, case = again.pop("case"), written.pop("case")
         assert case.pop("rounds", 4) > 0
         assert again | {"schema_version": written["schema_version"]} == written
@@ -259,8 +262,12 @@ def test_a_setting_that_is_not_known_is_refused_and_one_that_went_is_passed_over
     tmp_path: Path,
 ) -> None:
     case = json.loads(render_baseline(BASELINE))["case"]
-    for version, gone in ((2, {"rounds": 7}), (SCHEMA_VERSION, {"stream": True})):
-        assert reread(tmp_path, edited(schema_version=version, case=case | gone)) == BASELINE
+    slower = msgspec.structs.replace(BASELINE, launches=())  # its speeds were taken otherwise
+    for version, gone, found in (
+        (2, {"rounds": 7}, slower),
+        (SCHEMA_VERSION, {"stream": True}, BASELINE),
+    ):
+        assert reread(tmp_path, edited(schema_version=version, case=case | gone)) == found
         text = edited(schema_version=version, case=case | {"unheard_of": 1})
         with pytest.raises(BaselineError, match=r"unknown field `unheard_of` - at `\$\.case`"):
             reread(tmp_path, text)

@@ -47,7 +47,6 @@ def case(**changes: object) -> Case:
         **{
             "server": dataclasses.replace(builders.SPEC, **{**spec, **server}),  # type: ignore[arg-type]
             "prompts": 2,
-            "rounds": 1,
             **others,
         },
     )

@@ -1,5 +1,6 @@
 """A tier: its cases and their controls, or what is wrong with its file."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.schema import Arrivals, Limits, Load
 from specreg.matrix.tier import load_tier, with_prompts
+from tests.unit import builders
 
 MODELS = """
 needs_gpus = 0
@@ -130,19 +132,32 @@ def test_a_run_may_replay_another_number_of_prompts(tmp_path: Path) -> None:
     assert with_prompts(tier, 32) == tier
 
 
-@pytest.mark.parametrize("prompts", [3, 0, -1])
-def test_fewer_prompts_than_a_case_has_rounds_are_refused(tmp_path: Path, prompts: int) -> None:
+@pytest.mark.parametrize("prompts", [0, -1])
+def test_no_prompts_at_all_are_refused(tmp_path: Path, prompts: int) -> None:
     tier = load(tmp_path, MODELS + CASES)
-    with pytest.raises(MatrixError) as error:
+    with pytest.raises(MatrixError, match=f"--num-prompts: got {prompts}, needed 1 or more"):
         with_prompts(tier, prompts)
-    assert str(error.value).startswith(f"--num-prompts {prompts}: '{tier.cases[0].id}' needs 4 or")
+
+
+@pytest.mark.parametrize(
+    ("load", "prompts", "rounds"),
+    [
+        pytest.param(Load(concurrency=1), 20, 20, id="a-prompt-each"),
+        pytest.param(Load(concurrency=4), 40, 2, id="four-for-each-place"),
+        pytest.param(Load(concurrency=16), 40, 1, id="too-few-for-a-second-round"),
+        pytest.param(Load(concurrency=1, duration_s=30.0), 20, 4, id="as-long-as-it-says"),
+        pytest.param(Load(arrivals=Arrivals.POISSON, requests_per_s=2.0), 3, 3, id="at-a-rate"),
+    ],
+)
+def test_turns_are_as_short_as_their_load_allows(load: Load, prompts: int, rounds: int) -> None:
+    assert dataclasses.replace(builders.CASE, load=load, prompts=prompts).rounds == rounds
 
 
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
         pytest.param(
-            "prompts = 32", "prompts = 3", "each round needs a prompt", id="too-few-prompts"
+            "prompts = 32", "prompts = 3", "needed one for each in flight", id="too-few-prompts"
         ),
         pytest.param("[1, 4]", "[1, 9]", "the server must take on all", id="more-than-the-default"),
         pytest.param(
@@ -329,9 +344,9 @@ def with_eight_in_flight(key: str) -> str:
 @pytest.mark.parametrize(
     "key",
     [
-        pytest.param("prompts = 32", id="each-round-has-8"),
-        pytest.param("prompts = 31\nduration_s = 5", id="a-round-goes-on-and-on"),
-        pytest.param("prompts = 31\nspeed = false", id="no-speed-is-measured"),
+        pytest.param("prompts = 8", id="a-prompt-for-each"),
+        pytest.param("prompts = 7\nduration_s = 5", id="a-round-goes-on-and-on"),
+        pytest.param("prompts = 7\nspeed = false", id="no-speed-is-measured"),
     ],
 )
 def test_a_round_may_have_as_many_in_flight_as_the_case_says(tmp_path: Path, key: str) -> None:
@@ -339,8 +354,8 @@ def test_a_round_may_have_as_many_in_flight_as_the_case_says(tmp_path: Path, key
 
 
 def test_a_round_that_cannot_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MatrixError, match="the last of which has 7, with concurrency = "):
-        load(tmp_path, with_eight_in_flight("prompts = 31"))
+    with pytest.raises(MatrixError, match="prompts = 7 with concurrency = 8; needed one for each"):
+        load(tmp_path, with_eight_in_flight("prompts = 7"))
 
 
 def test_an_unknown_tier_is_answered_with_the_files_there_are(tmp_path: Path) -> None:

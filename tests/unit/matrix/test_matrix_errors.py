@@ -48,7 +48,7 @@ PAIR = ", [models.tiny]: "
         ("parallel = { tensr = 2 }", "Object contains unknown field `tensr` - at `parallel`"),
         ("parallel = { data = 2, nodes = 2 }", "parallel.nodes = 2 with data = 2"),
         ("tree = { branches = 2 }", "Object missing required field `drafted_tokens` - at `tree`"),
-        ('rounds = "4"', "Expected `int`, got `str` - at `rounds`; docs/matrix.md"),
+        ('client_processes = "4"', "Expected `int`, got `str` - at `client_processes`; docs"),
         ("draft_tokens = [3, 17]", "Expected `int` <= 16 - at `draft_tokens[1]`; docs/matrix.md"),
         ("parallel = { tensor = 0 }", "Expected `int` >= 1 - at `parallel.tensor`; docs"),
         ("tolerances = { speedup_ratio = -1 }", "Expected `float` > 0.0 - at `tolerances[...]`"),

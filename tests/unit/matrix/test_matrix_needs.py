@@ -27,7 +27,6 @@ models = "eight"
 dataset = "toy"
 concurrency = [4]
 prompts = 16
-rounds = 2
 output_cap_tokens = 64
 max_model_len_tokens = 2048
 gpu_memory_frac = 0.25

@@ -31,7 +31,6 @@ models = "eight"
 dataset = "gsm8k"
 concurrency = [4]
 prompts = 8
-rounds = 2
 output_cap_tokens = 64
 gpu_memory_frac = 0.25
 """

@@ -121,7 +121,7 @@ def test_the_acceptance_is_there_by_category_and_by_turn() -> None:
     assert turns == {"1": (2, 22, 0), "2": (1, 2, 2)}
 
 
-def test_the_timing_is_summarized_over_requests_and_rates_over_rounds() -> None:
+def test_the_timing_is_summarized_over_requests_and_rates_are_all_over_all() -> None:
     timing = as_json(measured(record()))["timing"]
     assert (timing["requests"], timing["good_requests"], timing["tokens"]) == (4, 2, 20)
     assert timing["tokens_per_chunk"] == 4.0
@@ -137,12 +137,11 @@ def test_the_timing_is_summarized_over_requests_and_rates_over_rounds() -> None:
         "step_ms": (3, 40.0),
         "output_tokens_per_s": (4, 150.0),
         "completion_tokens": (4, 5.0),
-        "throughput_tokens_per_s": (2, 7.5),
-        "requests_per_s": (2, 1.5),
-        "goodput_requests_per_s": (2, 0.75),
         "send_delay_ms": (4, 1.25),
         "client_lag_ms": (2, pytest.approx(0.5, abs=1e-4)),
     }
+    names = ("throughput_tokens_per_s", "requests_per_s", "goodput_requests_per_s")
+    assert [timing[name] for name in names] == [20 / 3, 4 / 3, 2 / 3]
     assert set(timing["ttft_ms"]) == {
         *("count", "mean", "min", "max", "stdev", "p50", "p75", "p90", "p95", "p99")
     }
@@ -177,9 +176,11 @@ def test_the_speedup_is_that_of_throughput_and_of_time_per_token() -> None:
     figures = as_json(measured(record(), rounds=(part,)))
     assert figures["speedup"] == {
         "throughput_ratio": figures["judged"]["speedup_ratio"],
+        "round_ratio": figures["speedup"]["round_ratio"],
         "tpot_ratio": 2.0,
         "tpot_ratio_by_category": {"chat": 2.0},  # the control had no maths
     }
+    assert figures["speedup"]["round_ratio"]["count"] == 1
 
 
 def test_there_is_no_speedup_without_a_control_or_a_speed() -> None:
@@ -235,6 +236,7 @@ def test_figures_of_nothing_are_null_and_neither_zero_nor_nan() -> None:
     }
     assert figures["speedup"] == {
         "throughput_ratio": None,
+        "round_ratio": None,
         "tpot_ratio": None,
         "tpot_ratio_by_category": {"chat": None},
     }

@@ -88,6 +88,7 @@ def journaled(
                     for control in (False, True)
                 ]
         return Replay(
+            concurrency=case.load.concurrency,
             rounds=tuple(rounds[0]),
             control_rounds=tuple(rounds[1]),
             acceptance=acceptance,
@@ -332,7 +333,8 @@ def test_a_disk_that_was_full_for_a_while_costs_no_other_measurement(path: Path)
     tally = RoundBuilder()
     tally.take(finished("two"))
     tally.lags.add_all((3,))
-    replay = Replay(rounds=(tally.as_round(),), control_rounds=(), acceptance=ACCEPTANCE)
+    concurrency = CASE.load.concurrency
+    replay = Replay(rounds=(tally.as_round(),), concurrency=concurrency, acceptance=ACCEPTANCE)
     measured = dataclasses.replace(
         builders.measurement(values_of(CASE, replay), case=CASE), replay=replay
     )

@@ -118,7 +118,7 @@ def test_the_warm_up_asks_what_is_not_measured_where_there_is_something(
         (
             Fault.HTTP_500,
             BEFORE_ROUNDS + 1,
-            "REQUEST_FAILED: 1 of 2 requests failed, first prompt 'chat-1': HTTP_ERROR",
+            "REQUEST_FAILED: 1 of 1 requests failed, first prompt 'chat-1': HTTP_ERROR",
         ),
         (Fault.NO_USAGE, BEFORE_ROUNDS, "USAGE_MISSING: prompt 'chat-0'"),
     ],
@@ -195,13 +195,15 @@ def test_a_measurement_has_each_value_that_its_case_can_have(valid: Measurement)
 
 
 def test_case_and_control_take_turns_at_being_first(valid: Measurement) -> None:
+    """All prompts fit into one round, so there is another one."""
     assert valid.replay is not None
     ours, theirs = valid.replay.rounds, valid.replay.control_rounds
-    assert len(ours) == len(theirs) == builders.CASE.rounds
+    assert builders.CASE.rounds == 1
+    assert len(ours) == len(theirs) == 2
     assert [one.started_ns < other.started_ns for one, other in zip(ours, theirs, strict=True)] == [
         *(True, False)
     ]
-    assert [len(part.traces) for part in ours] == [2, 2]
+    assert [len(part.traces) for part in ours] == [4, 4]
 
 
 class Meter:
@@ -349,9 +351,9 @@ def test_another_draft_length_than_the_servers_is_found(servers: tuple[Server, S
 
 @pytest.mark.parametrize(
     ("prompts", "rounds", "sizes"),
-    [(4, 2, [2, 2]), (5, 4, [2, 2, 1]), (4, 4, [1, 1, 1, 1]), (3, 1, [3]), (6, 4, [2, 2, 2])],
+    [(4, 2, [2, 2]), (5, 4, [1, 1, 1, 2]), (4, 4, [1, 1, 1, 1]), (3, 1, [3]), (3, 4, [1, 1, 1])],
 )
-def test_prompts_are_dealt_into_parts_of_equal_size(
+def test_prompts_are_dealt_into_parts_as_even_as_can_be(
     prompts: int, rounds: int, sizes: list[int]
 ) -> None:
     parts = deal(builders.PROMPTS[:prompts], rounds)
@@ -368,7 +370,7 @@ def test_each_request_is_recorded_with_its_round(servers: tuple[Server, Server])
     found = measured(*servers, plan=dataclasses.replace(QUIET, record=record))
     assert not found.invalid
     assert sorted(recorded) == sorted(
-        (arm, place // 2, prompt.id) for place, prompt in enumerate(PROMPTS) for arm in (0, 1)
+        (arm, part, prompt.id) for prompt in PROMPTS for arm in (0, 1) for part in (0, 1)
     )
 
 
@@ -392,16 +394,16 @@ def test_a_measurement_that_was_not_enough_goes_on_with_other_prompts(
     servers: tuple[Server, Server],
 ) -> None:
     """Four prompts of the case, and the two that there are more; speeds are those of the four."""
-    found, asked = asked_of(servers, [False, False])
-    assert asked == [(2, Look.EARLY), (4, Look.FULL)]
+    found, asked = asked_of(servers, [False])
+    assert asked == [(4, Look.FULL)]
     assert found.look is Look.EXTENDED
     assert found.replay is not None
     assert found.acceptance is not None
     assert [one.prompt_id for one in found.acceptance.prompts] == [p.id for p in builders.PROMPTS]
     truths = [builders.truth(prompt, DEFAULTS) for prompt in builders.PROMPTS]
     assert found.acceptance.total == builders.counts_of(truths)
-    assert sum(len(part.traces) for part in found.replay.rounds) == 4
-    assert len(found.replay.control_rounds) == builders.CASE.rounds
+    assert [len(part.traces) for part in found.replay.rounds] == [4, 4]
+    assert [len(part.traces) for part in found.replay.control_rounds] == [4, 4]
 
 
 def test_a_measurement_stops_when_it_is_enough(servers: tuple[Server, Server]) -> None:
@@ -410,6 +412,18 @@ def test_a_measurement_stops_when_it_is_enough(servers: tuple[Server, Server]) -
     assert found.look is Look.EARLY
     assert found.acceptance is not None
     assert len(found.acceptance.prompts) == 2
+
+
+def test_a_case_with_one_in_flight_takes_turns_by_the_prompt(
+    servers: tuple[Server, Server],
+) -> None:
+    case = dataclasses.replace(BESIDE_CONTROL, load=Load(concurrency=1))
+    found = measured(*servers, case)
+    assert found.replay is not None
+    ours, theirs = found.replay.rounds, found.replay.control_rounds
+    assert [len(part.traces) for part in (*ours, *theirs)] == [1] * 8
+    turns = sorted((part.started_ns, part in ours) for part in (*ours, *theirs))
+    assert [is_ours for _, is_ours in turns] == [True, False, False, True] * 2
 
 
 def test_several_client_processes_measure_what_one_does(

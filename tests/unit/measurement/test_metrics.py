@@ -1,10 +1,14 @@
 """The metrics, by worked numbers; what has no value is absent."""
 
 import dataclasses
+from collections.abc import Sequence
 
+import msgspec
 import pytest
 
+from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import MatrixError, UnknownNameError
+from specreg.load.rounds import Round
 from specreg.matrix.case import Case
 from specreg.matrix.schema import Limits
 from specreg.measurement.metrics import (
@@ -15,12 +19,13 @@ from specreg.measurement.metrics import (
     Replay,
     check_allowed,
     e2e_ms,
+    full_until_ns,
     is_good,
     metrics_of,
     output_tokens_per_s,
-    requests_per_s,
+    per_s,
+    round_ratios,
     speedup_ratio,
-    throughput_tokens_per_s,
     tpot_ms,
     ttft_ms,
 )
@@ -101,7 +106,7 @@ def test_an_answer_of_one_chunk_keeps_any_time_per_token_and_one_without_a_token
     assert not is_good(builders.trace(), Limits())
 
 
-def test_the_goodput_is_the_median_over_the_rounds_of_the_good_requests_per_second() -> None:
+def test_the_goodput_is_all_good_requests_over_the_time_of_all_rounds() -> None:
     """Within limits come 2, 1 and 0 requests of rounds of 2, 4 and 1 s."""
     rounds = tuple(
         dataclasses.replace(builders.replayed(0, seconds * S, 1), traces=traces)
@@ -109,45 +114,94 @@ def test_the_goodput_is_the_median_over_the_rounds_of_the_good_requests_per_seco
     )
     goodput = METRICS["goodput_requests_per_s"].function
     replay = dataclasses.replace(NOTHING, rounds=rounds, limits=Limits(ttft_ms=20.0))
-    assert goodput(replay) == 1 / 4
-    assert goodput(dataclasses.replace(replay, limits=Limits())) == 1.0
-    assert requests_per_s(rounds[1], lambda _: True) == 2 / 4
-    assert requests_per_s(builders.replayed(S, S, 0), lambda _: True) is None
+    assert goodput(replay) == 3 / 7
+    assert goodput(dataclasses.replace(replay, limits=Limits())) == 6 / 7
+    assert per_s([builders.replayed(S, S, 0)], 0, lambda _: 1.0) is None
 
 
-def test_the_throughput_is_the_median_of_the_rounds() -> None:
-    """50, 20 and 60 a second; the pauses, in which the control has its turn, don't count."""
-    replay = replay_of((0, 2, 100), (50, 55, 100), (90, 92, 120))
-    assert METRICS["throughput_tokens_per_s"].function(replay) == 50
+def throughput(replay: Replay) -> float | None:
+    """As it is judged."""
+    return METRICS["throughput_tokens_per_s"].function(replay)
 
 
-@pytest.mark.parametrize(
-    "rounds", [((0, 1, 100), (2, 3, 100), (4, 104, 100)), ((0, 1, 100), (2, 2, 0))]
-)
-def test_a_stalled_round_or_one_without_a_window_leaves_the_throughput_alone(
-    rounds: tuple[tuple[int, int, int], ...],
-) -> None:
-    assert METRICS["throughput_tokens_per_s"].function(replay_of(*rounds)) == 100
+def test_the_throughput_is_all_tokens_over_the_time_of_all_rounds() -> None:
+    """The pauses, in which the control has its turn, don't count, nor a round without a window."""
+    rounds = ((0, 2, 100), (50, 55, 100), (90, 92, 120), (93, 93, 0))
+    assert throughput(replay_of(*rounds)) == 320 / 9
 
 
-def test_all_requests_of_a_round_share_its_window() -> None:
-    one, other = (builders.trace(builders.chunk(at * S, 60), sent_ns=0) for at in (2, 3))
-    part = dataclasses.replace(builders.replayed(0, 3 * S, 60), traces=(one, other))
-    assert throughput_tokens_per_s(part) == 120 / 3
+def conversation(sent: float, *turns: tuple[float, float, int]) -> tuple[RequestTrace, ...]:
+    """Turns from a first chunk of one token to a last one in seconds, with so many tokens."""
+    found = []
+    for number, (first, last, tokens) in enumerate(turns, start=1):
+        chunks = builders.chunk(round(first * S)), builders.chunk(round(last * S), tokens - 1)
+        trace = builders.trace(*chunks, sent_ns=round(sent * S))
+        found.append(msgspec.structs.replace(trace, turn=number))
+        sent = last
+    return tuple(found)
 
 
-def test_the_speedup_is_the_median_of_the_rounds() -> None:
+def a_round_of(*conversations: tuple[RequestTrace, ...]) -> Round:
+    """A round from 0 s to the last chunk."""
+    traces = tuple(trace for one in conversations for trace in one)
+    return Round(traces=traces, started_ns=0, ended_ns=max(one.last_ns or 0 for one in traces))
+
+
+def test_what_comes_while_fewer_are_in_flight_does_not_count_in_a_closed_loop() -> None:
+    """Two at once; at 4 s the first of the last two ends, of the other a half has come by then."""
+    one, other = conversation(0, (1, 2, 11)), conversation(0, (1, 4, 31))
+    last = conversation(2, (3, 5, 21))
+    part = a_round_of(one, other, last)
+    assert full_until_ns(part, 2) == 4 * S
+    assert throughput(Replay(rounds=(part,), concurrency=2)) == (11 + 31 + 1 + 10) / 4
+    assert throughput(Replay(rounds=(part,))) == (11 + 31 + 21) / 5, "a rate has no such end"
+
+
+def test_a_conversation_is_in_flight_until_its_last_turn_ends() -> None:
+    """The first turn of the longer one ends after the last one began, which drains nothing."""
+    long = conversation(0, (1, 3, 21), (4, 6, 21))
+    short, last = conversation(0, (1, 2, 11)), conversation(2, (3, 5, 21))
+    part = a_round_of(long, short, last)
+    assert full_until_ns(part, 2) == 5 * S
+    assert throughput(Replay(rounds=(part,), concurrency=2)) == (21 + 1 + 10 + 11 + 21) / 5
+
+
+def test_one_in_flight_is_as_many_as_ever_to_the_end() -> None:
+    part = a_round_of(conversation(0, (1, 2, 11)), conversation(2, (3, 5, 21)))
+    assert full_until_ns(part, 1) == 5 * S
+    assert throughput(Replay(rounds=(part,), concurrency=1)) == 32 / 5
+
+
+def looped(places: int, seconds: Sequence[float], begin: float = 0.0) -> Round:
+    """Answers of such lengths at 10 tokens/s, as many at once as there are places."""
+    free, found = [begin] * places, []
+    for each in seconds:
+        place = free.index(min(free))
+        found += [conversation(free[place], (free[place], free[place] + each, round(10 * each)))]
+        free[place] += each
+    part = a_round_of(*found)
+    return dataclasses.replace(part, started_ns=round(begin * S))
+
+
+def test_turns_have_the_throughput_of_an_uninterrupted_loop_within_two_percent() -> None:
+    """Four in flight, answers of 1 to 7 s; sixteen to a turn, whose drains would take a fifth."""
+    seconds = [1 + 6 * (number * 0.618 % 1) for number in range(1600)]
+    loop = throughput(Replay(rounds=(looped(4, seconds),), concurrency=4))
+    turns = tuple(looped(4, seconds[first : first + 16]) for first in range(0, 1600, 16))
+    assert loop == pytest.approx(40, rel=0.002)
+    assert throughput(Replay(rounds=turns, concurrency=4)) == pytest.approx(loop, rel=0.02)
+    drained = throughput(Replay(rounds=turns))
+    assert drained is not None
+    assert drained < 0.9 * 40
+
+
+def test_the_speedup_is_one_throughput_over_the_other() -> None:
     replay = replay_of(
         *((0, 1, 200), (2, 3, 300), (4, 5, 20)),
         control=((1, 2, 100), (3, 4, 100), (5, 6, 100)),
     )
-    assert speedup_ratio(replay) == 2.0
-
-
-def test_a_speedup_compares_rounds_and_not_sums() -> None:
-    """A slow minute slows both sides of its round: 2.0 in each, though the sums give 1.8."""
-    replay = replay_of((0, 1, 200), (2, 12, 200), control=((1, 2, 100), (12, 32, 200)))
-    assert speedup_ratio(replay) == 2.0
+    assert speedup_ratio(replay) == 520 / 300
+    assert round_ratios(replay) == (2.0, 3.0, 0.2)
 
 
 def test_a_speedup_without_a_control_or_over_nothing_is_absent() -> None:
@@ -235,6 +289,17 @@ def test_a_tolerance_that_no_loss_could_overstep_is_refused() -> None:
         "cpu.toml, line 7: tolerances.throughput_tokens_per_s = 1, needed less than 1: no loss is"
         " greater than all there is, so it could never fail; lower it"
     )
+
+
+def test_what_is_only_shown_is_a_metric_that_is_not_judged_and_has_no_tolerance() -> None:
+    shown = dataclasses.replace(builders.CASE, shown=("ttft_p50_ms",))
+    check_allowed(shown, "")
+    assert [metric.name for metric in metrics_of(shown, Family.LATENCY)] == ["tpot_p50_ms"]
+    with pytest.raises(UnknownNameError, match="line 7: unknown metric in shown 'ttft'; known: "):
+        check_allowed(dataclasses.replace(builders.CASE, shown=("ttft",)), "cpu.toml, line 7")
+    both = dataclasses.replace(shown, tolerances=(("ttft_p50_ms", 0.2),))
+    with pytest.raises(MatrixError, match="line 7: 'ttft_p50_ms' is shown and has a tolerance"):
+        check_allowed(both, "cpu.toml, line 7")
 
 
 def test_only_times_and_energy_are_better_when_smaller() -> None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -138,26 +137,20 @@ def test_the_last_launch_of_each_case_that_is_valid_in_most_is_shown() -> None:
 def raced(ours: Sequence[float], alone: Sequence[float], launch: int = 1) -> Figures:
     """Figures with such tokens per second of each round, with speculation and without."""
     found = figures_of(measured(), launch)
-    assert found.timing is not None
-    assert found.control is not None
     assert found.speedup is not None
-    ratio = statistics.median(a / b for a, b in zip(ours, alone, strict=True))
+    ratios = summarize(a / b for a, b in zip(ours, alone, strict=True))
     replace = msgspec.structs.replace
-    return replace(
-        found,
-        timing=replace(found.timing, throughput_tokens_per_s=summarize(ours)),
-        control=replace(found.control, throughput_tokens_per_s=summarize(alone)),
-        speedup=replace(found.speedup, throughput_ratio=ratio),
-    )
+    speedup = replace(found.speedup, throughput_ratio=sum(ours) / sum(alone), round_ratio=ratios)
+    return replace(found, speedup=speedup)
 
 
-def test_a_case_is_slowed_down_where_each_round_of_each_launch_says_so() -> None:
+def test_a_case_is_slowed_down_where_nearly_each_round_of_each_launch_says_so() -> None:
     halved = raced((50.0, 52.0), (100.0, 104.0))
     again = raced((49.0, 51.0), (98.0, 102.0), 2)
     assert slowed_of([halved]) == slowed_of([halved, again]) == {CASE.id: pytest.approx(0.5)}
     faster = raced((100.0, 104.0), (50.0, 52.0), 2)
     assert slowed_of([halved, faster]) == {}
-    assert slowed_of([raced((50.0, 99.0), (98.0, 100.0))]) == {}
+    assert slowed_of([raced((50.0, 130.0), (98.0, 100.0))]) == {}
     assert slowed_of([raced((50.0,), (100.0,))]) == {}
     assert slowed_of([msgspec.structs.replace(halved, speedup=None)]) == {}  # INVALID
 

@@ -27,7 +27,6 @@ TIER = """
     dataset = "toy"
     concurrency = [1]
     prompts = 10
-    rounds = 2
     output_cap_tokens = 8
 """
 ATTACH = "http://127.0.0.1:9"
@@ -60,7 +59,7 @@ def options(folder: Path, *, gpus: int = 0, method: str = "eagle3", **given: Any
         ({"method": "eagle33"}, "unknown method 'eagle33'; did you mean 'eagle3'?"),
         ({"engine": "sglang"}, "tier 'cpu': unknown engine 'sglang'; known: vllm"),
         ({"launches": 0}, "--specreg-launches: got 0, needed 1 or more"),
-        ({"num_prompts": 1}, "--num-prompts 1: 'vllm-none-tiny-toy-c1' needs 2 or more"),
+        ({"num_prompts": 0}, "--num-prompts: got 0, needed 1 or more"),
         (
             {"num_prompts": 6, "update_baselines": True},
             "--update-baselines with --num-prompts: a baseline is of as many",

@@ -40,7 +40,6 @@ models = "pair"
 dataset = "{dataset}"
 concurrency = [4]
 prompts = 10
-rounds = 2
 output_cap_tokens = 64
 """
 USUAL = {

@@ -359,6 +359,7 @@ COUNTERS = known(tagged(source=Source.VLLM_COUNTERS))
 REQUESTS = known(nearest=tagged(weighting=Weighting.REQUEST))
 UNSPREAD = dataclasses.replace(known(RECORDED), spreads={})
 EMPTY = known(builders.baseline())
+OF_TPOT = builders.baseline({TPOT.name: 8.0}, {TPOT.name: 8.0})
 
 
 @pytest.mark.parametrize(
@@ -370,7 +371,8 @@ EMPTY = known(builders.baseline())
         (THROUGHPUT, MEASURED, known(OTHER), NO_BASELINE, "other settings: concurrency: 4"),
         (THROUGHPUT, MEASURED, known(nearest=ELSEWHERE), NOT_COMPARABLE, "doesn't carry over"),
         (THROUGHPUT, MEASURED, UNSPREAD, NO_BASELINE, "its spread takes two launches or more"),
-        (THROUGHPUT, MEASURED, EMPTY, NO_BASELINE, "the baseline holds none"),
+        (THROUGHPUT, MEASURED, known(OF_TPOT), NO_BASELINE, "the baseline holds none"),
+        (THROUGHPUT, MEASURED, EMPTY, NOT_COMPARABLE, "of an earlier form, whose speeds differ"),
         (LENGTH, MEASURED, EMPTY, NO_BASELINE, "the baseline holds no acceptance_length"),
         (THROUGHPUT, MEASURED, FEWER, NOT_COMPARABLE, "of 20 prompts: a speed"),
         (LENGTH, LEARNS, FEWER, NOT_COMPARABLE, "of 20 prompts: what a drafter learns"),
