@@ -1,14 +1,11 @@
 """What a run covers: its cases, what it asks of them, and what is known of them."""
 
-import dataclasses
 import datetime as dt
 import time
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import msgspec
 
 from specreg.baselines.comparison import CaseBaselines
 from specreg.baselines.store import BaselineStore, settings_in
@@ -23,7 +20,6 @@ from specreg.servers.launch import Launch, launches_of
 from specreg.servers.provision import Provision
 from specreg.suite.options import Options
 from specreg.telemetry.identity import Environment, ProcessorLoad
-from specreg.verdicts.detection import detects_against
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,7 +107,7 @@ class Scope:
     def asked_of(self, case: Case) -> tuple[Metric, ...]:
         """The metrics that this run judges of a case."""
         asked = self.asked.get(case.id, METRICS.keys())
-        return tuple(m for m in METRICS.values() if m.name in asked and m.applies_to(case))
+        return tuple(m for m in METRICS.values() if m.name in asked and m.is_judged(case))
 
     def asks_speed(self, case: Case) -> bool:
         """Whether the run wants to know how fast a case is."""
@@ -126,7 +122,7 @@ class Scope:
             measurable = {
                 metric.name
                 for metric in METRICS.values()
-                if metric.applies_to(case) and not (dark and metric.family is Family.POWER)
+                if metric.is_judged(case) and not (dark and metric.family is Family.POWER)
             }
             asked = self.asked.get(case.id, frozenset())
             if case.matrix_prompts or not asked >= measurable:
@@ -138,17 +134,9 @@ class Scope:
         return settings_in(self.root, case)
 
     def known_of(self, case: Case) -> CaseBaselines:
-        """What the baselines know of a case; raises BaselineError where one can't be read.
-
-        What a run can tell against one of an earlier form follows from its launches.
-        """
+        """What the baselines know of a case; raises BaselineError where one can't be read."""
         if self._known is None or self._known[0] != case:
-            found = self.store.look_up(case, self.settings(case))
-            if found.exact is not None and not found.exact.detects:
-                detects = detects_against(found.exact, case, found.spreads)
-                exact = msgspec.structs.replace(found.exact, detects=detects)
-                found = dataclasses.replace(found, exact=exact)
-            self._known = case, found
+            self._known = case, self.store.look_up(case, self.settings(case))
         return self._known[1]
 
     def key(self, case: Case, launch: int) -> Key:

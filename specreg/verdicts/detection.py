@@ -41,11 +41,11 @@ def detectable(metric: Metric, tolerance_frac: float, recorded: int, spread: Spr
 def detects_against(
     baseline: Baseline, case: Case, spreads: Mapping[str, Spread]
 ) -> dict[str, Detectable]:
-    """By speed what a run of a case can tell against a baseline; none of what has no spread."""
+    """By speed that is judged, what a run can tell against a baseline; none without a spread."""
     found = {}
     for name in dict.fromkeys(name for row in baseline.launches for name in row):
         metric = METRICS.get(name)
-        if metric is not None and name in spreads:
+        if metric is not None and name in spreads and metric.is_judged(case):
             launches = len(baseline.launch_values(metric))
             found[name] = detectable(metric, metric.allowed_frac(case), launches, spreads[name])
     return found

@@ -382,7 +382,7 @@ def shift_of(loss_frac: float) -> float:
 
 def _metrics_of(case: Case) -> tuple[Metric, ...]:
     """What a simulated case can be judged by."""
-    found = (metric for metric in METRICS.values() if metric.applies_to(case))
+    found = (metric for metric in METRICS.values() if metric.is_judged(case))
     return tuple(metric for metric in found if not metric.by_launch or metric.name in _SPEEDS)
 
 

@@ -43,7 +43,7 @@ def test_a_tier_collects_a_test_of_each_case_and_metric(name: str) -> None:
         f"{case.id}-{metric.name}"
         for case in load_tier(FOLDER, name).chosen(find_gpus().memory_gib).cases
         for metric in METRICS.values()
-        if metric.applies_to(case)
+        if metric.is_judged(case)
     }
     assert wanted <= collected
     proved = {one.rpartition("-")[2] for one in collected - wanted}
