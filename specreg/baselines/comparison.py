@@ -187,25 +187,6 @@ def compare(launches: Sequence[Measurement], known: CaseBaselines) -> Comparison
     )
 
 
-def paired_difference(metric: Metric, measured: Measurement, before: Measurement) -> float | None:
-    """How much better a speed is than on an arm beside it: a difference of logarithms.
-
-    The median over the rounds of the two, of which each is of the same prompts: what hits a few
-    rounds of one arm alone doesn't count. None where it has no value on one of them.
-    """
-    if measured.replay is None or before.replay is None or metric.family in measured.invalid:
-        return None
-    found = []
-    for part, other in zip(measured.replay.rounds, before.replay.rounds, strict=False):
-        ours, theirs = (
-            metric.function(dataclasses.replace(replay, rounds=(one,)))
-            for replay, one in ((measured.replay, part), (before.replay, other))
-        )
-        if ours and theirs:
-            found.append(metric.direction.value * math.log(ours / theirs))
-    return statistics.median(found) if found else None
-
-
 def paired_ratio_change(
     metric: Metric, measured: Sequence[Measurement], before: Sequence[Measurement]
 ) -> Change | str:

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import msgspec
 
-from specreg.compare.pairs import Pair, Side
+from specreg.compare.pairs import COMPARED, Pair, Side
 from specreg.core.errors import InvalidMeasurementError
 from specreg.core.files import UNREADABLE, replace_file
-from specreg.correctness.checks import LOSSLESS, ask_greedy, other_batch
+from specreg.correctness.checks import LOSSLESS, ask_greedy, other_batch, were_equal
 from specreg.correctness.lossless import Losslessness, Score, check_lossless, score_partings
 from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import engine_named
@@ -26,11 +26,13 @@ from specreg.load.token_client import encode_prompts, score
 from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts
 from specreg.matrix.schema import ROUNDING_NATS
+from specreg.measurement.measure import Measurement
+from specreg.measurement.metrics import Replay
 from specreg.servers.server import Server
 from specreg.verdicts.judge import Outcome, Verdict
 
-_MOST_BLOCKS = 2
-"""Answers that couldn't be compared in as many aren't asked for any more."""
+_MOST_LAUNCHES = 2
+"""Answers that couldn't be compared on as many aren't asked for any more."""
 _MOST_NAMED = 3
 
 
@@ -45,7 +47,7 @@ class _Known(msgspec.Struct):
 class AnswerComparison:
     """The answers of a gate, as far as they were asked for; the file of `path` keeps them.
 
-    By pair, why its answers couldn't be compared, and the blocks in which they were to be.
+    By pair, why its answers couldn't be compared, and the launches on which they were to be.
     """
 
     pairs: Sequence[Pair]
@@ -53,7 +55,7 @@ class AnswerComparison:
     path: Path
     show: Callable[[str], None]
     failed: dict[str, str] = field(default_factory=dict)
-    blocks: dict[str, set[int]] = field(default_factory=dict)
+    launches: dict[str, set[int]] = field(default_factory=dict)
     _known: _Known = field(default_factory=_Known)
 
     def take_over(self) -> None:
@@ -77,30 +79,44 @@ class AnswerComparison:
         return verdict_on_answers(pair.id, Outcome.INVALID, unknown)
 
     def wants(self, pairs: Collection[Pair]) -> bool:
-        """Whether a further block may tell of answers what those before couldn't."""
+        """Whether a further launch may tell of answers what those before couldn't."""
         return any(
             self._verdict(pair).outcome is Outcome.INVALID
-            and len(self.blocks.get(pair.id, ())) < _MOST_BLOCKS
+            and len(self.launches.get(pair.id, ())) < _MOST_LAUNCHES
             for pair in pairs
         )
 
-    def ask(self, pair: Pair, servers: Mapping[Side, Server], block: int) -> None:
+    def ask(
+        self,
+        pair: Pair,
+        servers: Mapping[Side, Server],
+        launch: int,
+        measured: Mapping[Side, Measurement],
+    ) -> None:
         """Ask side A for its answers once, and hold side B's against them once.
+
+        Where both were `measured` beside one another and said the same whenever they were timed,
+        they need not be asked again.
 
         Raises:
             ServerDiedError: a server went away.
         """
         if self._verdict(pair).outcome is not Outcome.INVALID:
             return
-        self.blocks.setdefault(pair.id, set()).add(block)
+        self.launches.setdefault(pair.id, set()).add(launch)
         prompts = load_case_prompts(self.root, pair.a)[: pair.a.prompts]
         known, side = self._known, Side.A
+        replays = [one.replay for one in map(measured.get, COMPARED) if one and one.replay]
+        if len(replays) == len(COMPARED):
+            timed = Replay(rounds=replays[1].rounds, control_rounds=replays[0].rounds)
+            if all(were_equal(timed, prompt) for prompt in prompts):
+                known.verdicts[pair.id] = verdict_on_answers(pair.id, Outcome.PASS, "", 1.0)
         try:
-            plain = servers.get(Side.A) or servers.get(Side.A2)
-            if pair.id not in known.answers and plain is not None:
+            plain = servers.get(Side.A)
+            if pair.id not in {*known.verdicts, *known.answers} and plain is not None:
                 known.answers[pair.id] = answers_of(pair.a, plain, prompts)
             side = Side.B
-            if Side.B in servers and pair.id in known.answers:
+            if Side.B in servers and pair.id in known.answers.keys() - known.verdicts.keys():
                 self.show(f"{pair.id}: comparing the answers")
                 theirs, a, b = known.answers[pair.id], servers.get(Side.A), servers[Side.B]
                 known.verdicts[pair.id] = compare_answers(pair.id, pair.b, b, prompts, theirs, a)

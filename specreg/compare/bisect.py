@@ -6,6 +6,7 @@ A gate that can't tell halves nothing: its version is left out, and its neighbou
 import dataclasses
 import functools
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -169,7 +170,7 @@ class _Search:
             a=f"{self.engine}=={self.good}",
             b=f"{self.engine}=={version}",
             case_ids=[self.case.id],
-            with_control=False,
+            minutes=math.inf,
             resume=(folder / JOURNAL).exists(),
         )
         gate = open_gate(asked, self.tier)

@@ -10,9 +10,9 @@ import msgspec
 
 from specreg.compare.answers import AnswerComparison
 from specreg.compare.gate import Gate, SideError
-from specreg.compare.judging import LAUNCHES_PER_BLOCK, Rules
+from specreg.compare.judging import Rules
 from specreg.compare.options import GateOptions
-from specreg.compare.pairs import Pair, Side, groups_of, pairs_of
+from specreg.compare.pairs import COMPARED, Pair, Side, groups_of, pairs_of
 from specreg.compare.pinning import pinned_pairs, recording_of
 from specreg.core.errors import (
     DatasetError,
@@ -72,11 +72,11 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
         folder=folder,
         sources=sources,
         installed=installed,
-        groups=groups_of(pairs, with_control=options.with_control, together=together),
+        groups=groups_of(pairs, together=together),
         environment=current_environment(needs_gpus=tier.gpus_used(find_gpus().memory_gib)),
         rules=Rules(
-            blocks=options.launches // LAUNCHES_PER_BLOCK,
-            figures=sum(len(pair.deciding()) for pair in pairs),
+            launches=options.launches,
+            figures=sum(len(pair.deciding) for pair in pairs),
             tolerances=tolerances,
         ),
         journal=journal,
@@ -100,7 +100,7 @@ def _sides(
     installed = []
     side = Side.A
     try:
-        for side, origin in zip((Side.A, Side.B), origins, strict=True):
+        for side, origin in zip(COMPARED, origins, strict=True):
             cases = [pair.of(side) for pair in pairs]
             sources[side] = checked_source(
                 origin, cases, options.root, on_gpu=on_gpu, show=options.show
@@ -108,7 +108,7 @@ def _sides(
         for side, source in sources.items():
             installed.append(", ".join(dict.fromkeys(source.installed(p.of(side)) for p in pairs)))
     except (UnsupportedError, EnvironmentSetupError) as error:
-        message = f"side {side} ('{origins[side is Side.B].text}'): {error}"
+        message = f"side {side} ('{origins[side.is_b].text}'): {error}"
         raise SideError(side, message, started=False) from error
     return tuple(sources.values()), tuple(installed)
 

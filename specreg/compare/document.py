@@ -75,7 +75,7 @@ def _report(gate: Gate, decision: Decision, command: str, status: int | None) ->
                 name=side,
                 text=text,
                 overrides=tuple(overrides),
-                installed=gate.installed[side is Side.B],
+                installed=gate.installed[side.is_b],
                 engine_versions=gate.versions(side),
             )
             for side, text, overrides in (
@@ -123,13 +123,12 @@ def _remarks(gate: Gate) -> Iterator[str]:
     up = "at the same time" if gate.groups[0].together else "one at a time"
     yield (
         f"the servers of both sides were up {up},"
-        f" up to {rules.launches} times each, each asked for {options.least_s:g} s at least; a look"
-        f" may err in {rules.level:.2%}, a loss in {rules.loss_level:.4%}"
+        f" up to {rules.launches} times each, each asked for {options.least_s:g} s at least; looks"
+        f" after {', '.join(map(str, rules.looks))} launches share 1 %: {rules.level:.2g} each, and"
+        f" {rules.loss_level:.2g} for a loss of one of {rules.figures} figures"
     )
     if options.pin_length_tokens is not None:
         yield f"the acceptance length of the pinned cases is {options.pin_length_tokens:g}"
-    if not options.with_control:
-        yield "side A was not measured against itself, so a machine that moves isn't told"
     for one in gate.launches:
         if one.failed:
             yield f"side {one.side}, launch {one.number}, {one.pair_id}: {one.failed}"

@@ -13,16 +13,17 @@ import msgspec
 
 from specreg.compare.answers import AnswerComparison
 from specreg.compare.judging import (
-    LAUNCHES_PER_BLOCK,
     Decision,
     Rules,
     SideLaunch,
     decide,
+    is_lost,
     is_settled,
     judge_pair,
+    launches_of,
 )
 from specreg.compare.options import GateOptions, ServerOptions
-from specreg.compare.pairs import Group, Pair, Side
+from specreg.compare.pairs import COMPARED, Group, Pair, Side
 from specreg.compare.pinning import plain_case, record_answers, recording_of, why_not_pinned
 from specreg.core.errors import (
     HungError,
@@ -47,8 +48,7 @@ from specreg.servers.start import ServerStart
 from specreg.telemetry.identity import Environment
 from specreg.verdicts.judge import Outcome
 
-_WAVES = 2
-"""A round beside others asks for as many prompts as twice fill the load."""
+_MINUTES_WITHOUT_GPU = 20.0
 
 
 class SideError(SpecregError):
@@ -80,6 +80,8 @@ class Gate:
     answers: AnswerComparison
     launches: list[SideLaunch] = field(default_factory=list)
     finished: bool = False
+    _deadline_s: float = math.inf
+    _longest_s: float = 0.0
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
@@ -95,7 +97,7 @@ class Gate:
         bare = {
             self._key(pair, side, 0): (pair, side)
             for group in self.groups
-            for pair, side in itertools.product(group.pairs, group.sides)
+            for pair, side in itertools.product(group.pairs, Side)
         }
         for key, measurement in load_journal(self.journal.path).items():
             known = bare.get(msgspec.structs.replace(key, launch=0))
@@ -107,56 +109,65 @@ class Gate:
                 raise UnsupportedError(message)
             self.launches.append(SideLaunch(known[0].id, known[1], key.launch, measurement))
         self.answers.take_over()
-        blocks = max((one.block for one in self.launches), default=0)
-        if blocks > self.rules.blocks:
-            self.rules = dataclasses.replace(self.rules, blocks=blocks)
+        begun = max((one.number for one in self.launches), default=0)
+        if begun > self.rules.launches:
+            self.rules = dataclasses.replace(self.rules, launches=begun)
             self.options.show(
-                f"--launches {self.options.launches}: {self.rules.launches} of each side were begun"
-                f" before; all are judged as with --launches {self.rules.launches}"
+                f"--launches {self.options.launches}: {begun} of each side were begun before; all"
+                f" are judged as with --launches {begun}"
             )
 
     def measure(self, is_done: Callable[[Decision], bool] | None = None) -> Decision:
-        """Launch both sides until all is decided, or there is no time left.
+        """Launch both sides until the answer is there, or there is no time left.
 
-        `is_done` is asked before each further block, else whether one would change the answer.
+        `is_done` is asked at each look, else whether a further launch would change the answer.
 
         Raises:
             SpecregError: a side can't start at all, or the disk refuses.
         """
-        deadline_s = time.monotonic() + 60 * (self.options.minutes or math.inf)
-        longest_s = 0.0
         self._record_answers()
-        for block, group in itertools.product(range(self.rules.blocks), self.groups):
-            if block and (is_done(self.decide()) if is_done else self._is_settled(group)):
-                continue
-            first = LAUNCHES_PER_BLOCK * block + 1
-            for number in range(first, first + LAUNCHES_PER_BLOCK):
-                for sides in group.slots(number):
-                    if self._is_known(group, number, sides):
-                        continue
-                    began_s = time.monotonic()
-                    if longest_s and began_s + longest_s > deadline_s:
-                        return self.decide()
-                    self._launch(group, number, sides)
-                    longest_s = max(longest_s, time.monotonic() - began_s)
+        self._deadline_s = time.monotonic() + 60 * self.minutes
+        for group, number, sides in launches_of(
+            self.groups, self.rules, self.decide, self._is_settled, is_done or is_lost
+        ):
+            if not self._launch_sides(group, number, sides):
+                return self.decide()
         self.finished = True
         return self.decide()
 
+    @property
+    def minutes(self) -> float:
+        """How long all launches may take."""
+        without = math.inf if self.sources[0].on_gpu else _MINUTES_WITHOUT_GPU
+        return without if self.options.minutes is None else self.options.minutes
+
+    def _launch_sides(self, group: Group, number: int, sides: tuple[Side, Side]) -> bool:
+        """Launch both of some sides, where that is still to be done; False without the time."""
+        for slot in group.slots(number, sides):
+            if self._is_known(group, number, slot):
+                continue
+            began_s = time.monotonic()
+            if self._longest_s and began_s + self._longest_s > self._deadline_s:
+                return False
+            self._launch(group, number, slot)
+            self._longest_s = max(self._longest_s, time.monotonic() - began_s)
+        return True
+
     def decide(self) -> Decision:
         """What the launches so far say."""
-        return decide(self.groups, self.launches, self.rules, self.answers.verdicts)
+        return decide(self.pairs, self.launches, self.rules, self.answers.verdicts)
 
     def versions(self, side: Side) -> tuple[str, ...]:
-        """What the servers of a side said that they are, each once; of A2 too where it is A's."""
+        """What the servers of a side said that they are, each once."""
         told = (
             one.measurement.engine_version
             for one in self.launches
-            if one.measurement is not None and (one.side is Side.B) == (side is Side.B)
+            if one.measurement is not None and one.side.is_b == side.is_b
         )
         return tuple(sorted(set(filter(None, told))))
 
     def _is_settled(self, group: Group) -> bool:
-        """Whether a group has told all that it can; a control has nothing to prove."""
+        """Whether a group has told all that it can."""
         wrong = {one.case_id for one in self.answers.verdicts if one.outcome is Outcome.WRONG}
         return not self.answers.wants(group.pairs) and all(
             is_settled(judge_pair(pair, self.launches, self.rules), lost=pair.id in wrong)
@@ -176,24 +187,19 @@ class Gate:
         """Start servers and measure all pairs that share them; what fails is told, not raised."""
         named = f"side {sides[0]}" if len(sides) == 1 else f"sides {', '.join(sides)}"
         self.options.show(f"launch {number}, {named}: {group.name}")
+        names = {side: f"{number:03}-{side}-{group.pairs[0].of(side).server.id}" for side in sides}
         with contextlib.ExitStack() as stack:
             try:
-                servers: dict[Side, StartedServer] = {}
-                for side in sides:
-                    case = group.pairs[0].of(side)
-                    name = f"{number:03}-{side}-{case.server.id}"
-                    try:
-                        servers[side] = stack.enter_context(self._started(case, side, name))
-                    except SideError as error:
-                        if side is not Side.A2:
-                            raise
-                        self._note_failed(group, number, error)  # A and B are measured all the same
+                begun = {
+                    side: stack.enter_context(self._begun(group.pairs[0].of(side), side, name))
+                    for side, name in names.items()
+                }
+                servers = {side: self._ready(start, side) for side, start in begun.items()}
                 with _naming(servers):
                     for pair in group.pairs:
-                        if servers:
-                            self._measure(pair, number, servers)
+                        self._measure(pair, number, servers)
             except SideError as error:
-                ours = [one for one in self.launches if one.side is error.side]
+                ours = [one for one in self.launches if one.side.is_b == error.side.is_b]
                 ids = {pair.id for pair in group.pairs}
                 measured = any(one.pair_id in ids and not one.failed for one in ours)
                 if not error.started and not measured:
@@ -214,10 +220,8 @@ class Gate:
     def _measure(self, pair: Pair, number: int, servers: dict[Side, StartedServer]) -> None:
         """Measure a pair on the servers that are up, and compare its answers.
 
-        A control that hangs is taken off them: A and B are measured all the same.
-
         Raises:
-            SideError: a server went away, or that of A or B hangs; nothing is kept then.
+            SideError: a server went away or hangs; nothing is kept then.
         """
         options = self.options
         requests: list[list[tuple[int, FinishedRequest]]] = [[] for _ in servers]
@@ -225,18 +229,8 @@ class Gate:
         def record(arm: int, part: int) -> Record:
             return lambda finished: requests[arm].append((part, finished))
 
-        arms = [
-            Arm(
-                case=pair.of(side),
-                server=server,
-                required=side is not Side.A2 or len(servers) == 1,
-            )
-            for side, server in servers.items()
-        ]
-        parts, wave = pair.a.rounds, _WAVES * (pair.a.load.concurrency or pair.a.prompts)
-        if len(servers) > 1:
-            parts = max(math.ceil(pair.a.prompts / wave), parts)
-        plan = Plan(show=lambda _: None, parts=parts, least_s=options.least_s, record=record)
+        arms = [Arm(case=pair.of(side), server=server) for side, server in servers.items()]
+        plan = Plan(show=lambda _: None, least_s=options.least_s, record=record)
         workload = workload_of(pair.a, load_case_prompts(options.root, pair.a))
         # An engine on a GPU is held up by its host now and then; nothing crowds it here.
         on_gpu = self.sources[0].on_gpu
@@ -253,10 +247,10 @@ class Gate:
             else:
                 kept.append((side, measurement, replayed))
             if why.startswith(HungError.name):
-                del servers[side]
-                if side is not Side.A2:
-                    raise SideError(side, why)
-        self.answers.ask(pair, servers, math.ceil(number / LAUNCHES_PER_BLOCK))
+                raise SideError(side, why)
+        if servers.keys() <= {*COMPARED}:
+            measured = {side: measurement for side, measurement, _ in kept}
+            self.answers.ask(pair, servers, number, measured)
         for side, measurement, replayed in kept:
             self.launches.append(SideLaunch(pair.id, side, number, measurement))
             self.journal.begin(self._key(pair, side, number))
@@ -278,59 +272,66 @@ class Gate:
             launch=number,
             asked=f"side {side}, {how}, {self.options.least_s:g} s",
             environment=self.environment.name,
-            engine=self.installed[side is Side.B],
+            engine=self.installed[side.is_b],
             files_sha256=" ".join(files),
         )
 
     def _record_answers(self) -> None:
         """Record what drafters of known success need to know, where it isn't there yet."""
-        for side, pair in itertools.product((Side.A, Side.B), self.pairs):
+        for side, pair in itertools.product(COMPARED, self.pairs):
             case = pair.of(side)
             path = recording_of(case)
             if path is None or path.exists():
                 continue
             self.options.show(f"recording the answers of side {side} for {case.id}")
             prompts = load_case_prompts(self.options.root, case)[: case.prompts]
-            with self._started(plain_case(case), side, f"recording-{side}-{case.id}") as server:
-                record_answers(case, server, prompts, path)
+            with self._begun(plain_case(case), side, f"recording-{side}-{case.id}") as start:
+                record_answers(case, self._ready(start, side), prompts, path)
 
     @contextlib.contextmanager
-    def _started(self, case: Case, side: Side, name: str) -> Iterator[StartedServer]:
-        """A running server of a side; SideError where it didn't start."""
-        source = self.sources[side is Side.B]
+    def _begun(self, case: Case, side: Side, name: str) -> Iterator[ServerStart]:
+        """The start of a side's server; SideError where it can't begin."""
+        source = self.sources[side.is_b]
         log_path = self.folder / "logs" / f"{name.replace(' ', '')}.log"
         with contextlib.ExitStack() as stack:
-            try:
-                started = server_of(source, case, self.options, log_path)
-                server = stack.enter_context(started)
-            except MemoryHeldError:  # whosever server it was
-                raise
-            except SpecregError as error:
-                typed = self.options.b if side is Side.B else self.options.a
-                message = f"side {side} ('{typed}'): {error}"
-                raise SideError(side, message, started=False) from error
-            yield server
+            with self._blaming(side):
+                start = stack.enter_context(begun_server(source, case, self.options, log_path))
+            yield start
+
+    def _ready(self, start: ServerStart, side: Side) -> StartedServer:
+        """A side's server once it answers; SideError where it doesn't."""
+        with self._blaming(side):
+            return start.ready()
+
+    @contextlib.contextmanager
+    def _blaming(self, side: Side) -> Iterator[None]:
+        """Say of a start that failed whose it was."""
+        try:
+            yield
+        except MemoryHeldError:  # whosever server it was
+            raise
+        except SpecregError as error:
+            typed = self.options.b if side.is_b else self.options.a
+            message = f"side {side} ('{typed}'): {error}"
+            raise SideError(side, message, started=False) from error
 
 
 @contextlib.contextmanager
-def server_of(
+def begun_server(
     source: Provision, case: Case, options: ServerOptions, log_path: Path
-) -> Iterator[StartedServer]:
-    """A running server of a case, on GPUs that are its own; errors as of `ServerStart`."""
-    environment = source.environment(case.server)
-    with (
-        source.leased(case.server),
-        ServerStart(
-            spec=case.server,
-            environment=environment,
-            root=options.root,
-            log_path=log_path,
-            on_gpu=source.on_gpu,
-            ready_within_s=options.ready_within_s,
-            show=options.show,
-        ).running() as server,
-    ):
-        yield server
+) -> Iterator[ServerStart]:
+    """The start of a case's server, on GPUs that are its own; errors as of `ServerStart`."""
+    start = ServerStart(
+        spec=case.server,
+        environment=source.environment(case.server),
+        root=options.root,
+        log_path=log_path,
+        on_gpu=source.on_gpu,
+        ready_within_s=options.ready_within_s,
+        show=options.show,
+    )
+    with source.leased(case.server), start.begin():
+        yield start
 
 
 @contextlib.contextmanager

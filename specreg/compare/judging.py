@@ -1,7 +1,7 @@
 """The launches of both sides of a gate judged: a verdict on each metric, and the answer.
 
-Each block, which is two launches of a side, is a look. Looks share the level equally, so that all
-of them together are wrong no more often than one would be; what a look has decided stays decided.
+It looks after 1, 2, 4, 8, … launches. Looks share the level equally, so that all of them together
+are wrong no more often than one would be; what a look has decided stays decided.
 """
 
 import dataclasses
@@ -14,22 +14,18 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
-from specreg.baselines.comparison import paired_difference, paired_ratio_change
-from specreg.compare.pairs import ACCEPTANCE, OUTPUT, STEP, Group, Pair, Side
+from specreg.baselines.comparison import paired_ratio_change
+from specreg.compare.pairs import ACCEPTANCE, COMPARED, CONTROL, OUTPUT, STEP, Group, Pair, Side
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import GATE_METRICS, Metric, Replay, tokens_per_step
+from specreg.report.tables import label_of
 from specreg.stats.alpha_spending import LEVEL
 from specreg.stats.intervals import Change, change_of_pairs, t_quantile
 from specreg.verdicts.judge import GOOD, Outcome, Verdict, decided
 
-LAUNCHES_PER_BLOCK = 2
-"""Of each side."""
-_SPEED_LAUNCHES = 4
-"""With fewer of each side a speed has no interval."""
-_DIFFERS = frozenset({Outcome.IMPROVED, Outcome.REGRESSED})
+UNCHECKED = "side A is still to be measured against itself"
+MACHINE_MOVED = "MACHINE_MOVED"
 _SETTLED = GOOD | {Outcome.MEASURED, Outcome.NOT_COMPARABLE}
-_LOSS_LEVEL = 0.001
-"""How often a gate may call an upgrade worse that isn't; one that matters is beyond noise."""
 _MOST_FAILED = 2
 _FEW_EQUAL_FRAC = 0.5
 
@@ -44,11 +40,6 @@ class SideLaunch:
     measurement: Measurement | None = None
     failed: str = ""
 
-    @property
-    def block(self) -> int:
-        """From 1."""
-        return math.ceil(self.number / LAUNCHES_PER_BLOCK)
-
     def why_invalid(self, metric: Metric) -> str:
         """Why a metric's value means nothing, empty where it does."""
         invalid = self.measurement.invalid if self.measurement is not None else {}
@@ -60,32 +51,35 @@ class Rules:
     """How much evidence there may be, and how it is weighed.
 
     Attributes:
-        blocks: the most, and so the most looks.
+        launches: the most of each side.
         figures: how many are judged; a loss of any stops an upgrade, and must stand among all
             (Bonferroni).
         tolerances: by metric, one that overrides its own.
-        loss_frac: how often the gate as a whole may see a loss where there is none.
     """
 
-    blocks: int
+    launches: int
     figures: int
     tolerances: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    loss_frac: float = _LOSS_LEVEL
 
     @property
-    def launches(self) -> int:
-        """The most of each side."""
-        return LAUNCHES_PER_BLOCK * self.blocks
+    def looks(self) -> tuple[int, ...]:
+        """After how many launches of a side it looks; starts of servers are what costs."""
+        doubled = itertools.takewhile(lambda count: count < self.launches, map(_power, range(64)))
+        return (*doubled, self.launches)
 
     @property
     def level(self) -> float:
         """How often a look may call something proven that isn't."""
-        return LEVEL / self.blocks
+        return LEVEL / len(self.looks)
 
     @property
     def loss_level(self) -> float:
         """The same of a loss, among all figures."""
-        return self.loss_frac / self.blocks / self.figures
+        return self.level / self.figures
+
+
+def _power(exponent: int) -> int:
+    return 1 << exponent
 
 
 class Answer(StrEnum):
@@ -116,51 +110,116 @@ class Decision:
 
 
 def decide(
-    groups: Sequence[Group],
+    pairs: Sequence[Pair],
     launches: Sequence[SideLaunch],
     rules: Rules,
     answers: Sequence[Verdict] = (),
 ) -> Decision:
     """The answer that launches, as they came, and verdicts on each pair's answers give."""
-    controls = [pair for group in groups if group.with_control for pair in group.pairs]
-    # A control accuses no side, so it may speak up sooner.
-    figures = max(sum(len(pair.deciding(Side.A2)) for pair in controls), 1)
-    strict = dataclasses.replace(rules, figures=figures, loss_frac=LEVEL)
-    control = [one for pair in controls for one in judge_pair(pair, launches, strict, Side.A2)]
-    moved = [one for one in control if one.outcome in _DIFFERS]
-    # Of what the machine moves by itself nothing can be said.
-    untold = {one.metric for one in moved}
-    reason = "MACHINE_MOVED: side A differs from itself; quieten the machine, and run again"
-    verdicts = [
-        dataclasses.replace(one, outcome=Outcome.INVALID, reason=reason)
-        if one.metric in untold and one.outcome is not Outcome.MEASURED
-        else one
-        for group in groups
-        for pair in group.pairs
-        for one in judge_pair(pair, launches, rules)
-    ]
+    verdicts = [one for pair in pairs for one in judge_pair(pair, launches, rules)]
     wrong = any(one.outcome is Outcome.WRONG for one in answers)
-    regressed = [one for one in verdicts if one.outcome is Outcome.REGRESSED]
+    told = wrong or any(_is_lost(one) and not _is_speed(one) for one in verdicts)
+    verdicts = [_beside_itself(one, launches, told=told) for one in verdicts]
+    regressed = [one for one in verdicts if _is_lost(one)]
     unclear = [one for one in (*verdicts, *answers) if one.outcome not in _SETTLED]
     if wrong or regressed:
         answer = Answer.DONT
-    elif moved or unclear or not verdicts:
+    elif unclear or not verdicts:
         answer = Answer.UNDECIDED
     else:
         answer = Answer.UPGRADE
+    controlled = {one.pair_id for one in launches if one.side in CONTROL}
     return Decision(
         answer=answer,
-        reasons=tuple(_reasons(answers, regressed, moved)),
+        reasons=(*_reasons(answers, regressed), *_bounds(unclear)),
         takes=tuple(_takes(unclear, rules)) if answer is Answer.UNDECIDED else (),
         verdicts=(*verdicts, *answers),
-        control=tuple(control),
+        control=tuple(
+            one
+            for pair in pairs
+            if pair.id in controlled
+            for one in judge_pair(pair, launches, rules, CONTROL)
+            if _is_speed(one)
+        ),
     )
 
 
-def _reasons(
-    answers: Iterable[Verdict], lost: Sequence[Verdict], moved: Sequence[Verdict]
-) -> Iterator[str]:
-    """Answers that differ, can't be told or mostly round; then what was lost, and what moved."""
+def launches_of(
+    groups: Sequence[Group],
+    rules: Rules,
+    look: Callable[[], Decision],
+    settled: Callable[[Group], bool],
+    done: Callable[[Decision], bool],
+) -> Iterator[tuple[Group, int, tuple[Side, Side]]]:
+    """What to launch, until the answer is there: a group, the number, and which sides of it.
+
+    After each look at which B seems slower side A is launched beside itself, on no more launches
+    than B had. `look` is asked for what is known by then, with all that was launched so far.
+    """
+    left = list(groups)
+    for number in range(1, rules.launches + 1):
+        yield from ((group, number, COMPARED) for group in left)
+        if number in rules.looks:
+            if done(look()):
+                return
+            for again, group in itertools.product(range(1, number + 1), left):
+                doubtful = {one.case_id for one in look().verdicts if _may_be_the_machine(one)}
+                pairs = tuple(pair for pair in group.pairs if pair.id in doubtful)
+                if pairs:
+                    yield dataclasses.replace(group, pairs=pairs), again, CONTROL
+            if done(look()):
+                return
+            left = [group for group in left if not settled(group)]
+
+
+def is_lost(decision: Decision) -> bool:
+    """Whether no launch more would make an upgrade of it."""
+    return decision.answer is Answer.DONT
+
+
+def _may_be_the_machine(verdict: Verdict) -> bool:
+    unchecked = verdict.reason == UNCHECKED and verdict.outcome is Outcome.INCONCLUSIVE
+    return unchecked or verdict.reason.startswith(MACHINE_MOVED)
+
+
+def _is_lost(verdict: Verdict) -> bool:
+    return verdict.outcome is Outcome.REGRESSED
+
+
+def _is_speed(verdict: Verdict) -> bool:
+    return verdict.metric in GATE_METRICS and GATE_METRICS[verdict.metric].by_launch
+
+
+def _beside_itself(verdict: Verdict, launches: Sequence[SideLaunch], *, told: bool) -> Verdict:
+    """A verdict on a lost speed by how side A differs from itself.
+
+    A loss that isn't beyond that, 1 % being chance, is the machine's. Before anything is known of
+    that there is no loss, unless B is `told` to be worse in another way.
+    """
+    if not (_is_lost(verdict) and _is_speed(verdict)):
+        return verdict
+    metric, pair_id = GATE_METRICS[verdict.metric], verdict.case_id
+    change = _change(metric, pair_id, COMPARED, launches)
+    itself = _change(metric, pair_id, CONTROL, launches)
+    if change is None or itself is None:
+        outcome = Outcome.REGRESSED if told else Outcome.INCONCLUSIVE
+        return dataclasses.replace(verdict, outcome=outcome, reason=UNCHECKED)
+    beyond = Change(
+        estimate_frac=change.estimate_frac - itself.estimate_frac,
+        error_frac=math.hypot(change.error_frac, itself.error_frac),
+        freedom=min(change.freedom, itself.freedom),
+    )
+    if beyond.bounds(LEVEL)[1] < 0:
+        return verdict
+    reason = (
+        f"{MACHINE_MOVED}: side A differs from itself by {math.expm1(itself.estimate_frac):+.1%};"
+        " quieten the machine, and run again"
+    )
+    return dataclasses.replace(verdict, outcome=Outcome.INVALID, reason=reason)
+
+
+def _reasons(answers: Iterable[Verdict], lost: Sequence[Verdict]) -> Iterator[str]:
+    """Answers that differ, can't be told or mostly round; then what was lost."""
     for one in answers:
         few = one.value is not None and one.value < _FEW_EQUAL_FRAC
         if few or one.outcome in {Outcome.WRONG, Outcome.INVALID}:
@@ -169,11 +228,20 @@ def _reasons(
         ones = [one for one in lost if one.case_id == case_id]
         figures = ", ".join(f"{one.metric} {one.change_frac:+.1%}" for one in ones)
         yield f"{case_id} is worse by {causes_of(ones)}: {figures}"
-    for one in moved:
-        yield (
-            f"the machine moved: side A differs from itself in {one.metric} of {one.case_id} by"
-            f" {one.change_frac:+.1%}"
-        )
+
+
+def _bounds(unclear: Iterable[Verdict]) -> Iterator[str]:
+    """By figure that isn't decided, what is proven of it: the largest loss of any case."""
+    worst: dict[str, Verdict] = {}
+    for one in unclear:
+        if one.outcome is Outcome.INCONCLUSIVE and one.low_frac is not None:
+            worst[one.metric] = min(
+                worst.get(one.metric, one), one, key=lambda v: v.low_frac or 0.0
+            )
+    for name, one in worst.items():
+        what = label_of(name)
+        lost = max(-(one.low_frac or 0.0), 0.0)
+        yield f"B is not worse than A in {what} by more than {lost:.1%} ({one.case_id})"
 
 
 def _takes(unclear: Sequence[Verdict], rules: Rules) -> Iterator[str]:
@@ -210,37 +278,40 @@ def is_settled(verdicts: Sequence[Verdict], *, lost: bool = False) -> bool:
 
 
 def judge_pair(
-    pair: Pair, launches: Sequence[SideLaunch], rules: Rules, other: Side = Side.B
+    pair: Pair,
+    launches: Sequence[SideLaunch],
+    rules: Rules,
+    sides: tuple[Side, Side] = COMPARED,
 ) -> tuple[Verdict, ...]:
     """The verdict on each metric of a pair, at the look that decides or else at the last one.
 
-    Compared is A with `other`: B, or A itself, which is the control. Launches are as they came.
+    Compared is the first of the `sides` with the other. Launches are of all pairs, as they came.
     """
-    ours = [one for one in launches if one.pair_id == pair.id and one.side in {Side.A, other}]
-    deciding = pair.deciding(other)
     found = []
-    for metric in pair.metrics(other):
-        verdict = _judge(metric, pair.id, other, ours, rules)
-        if metric.name not in deciding:
+    for metric in pair.metrics:
+        verdict = _judge(metric, pair.id, sides, launches, rules)
+        if metric.name not in pair.deciding or sides is CONTROL:
             verdict = dataclasses.replace(verdict, outcome=Outcome.MEASURED, reason="")
         found.append(verdict)
     return tuple(found)
 
 
 def _judge(
-    metric: Metric, case_id: str, other: Side, launches: Sequence[SideLaunch], rules: Rules
+    metric: Metric,
+    pair_id: str,
+    sides: tuple[Side, Side],
+    launches: Sequence[SideLaunch],
+    rules: Rules,
 ) -> Verdict:
-    # Proven within the tolerance is soon proven; that it is better by more may show later, and so
-    # may that the machine moved.
-    later = _DIFFERS if other is Side.A2 else {Outcome.IMPROVED}
-    found = _look(metric, case_id, other, (), rules)
-    # What was launched once more in a block that had failed changes no look before: it counts from
-    # the last block on that there was by then.
-    told_at = list(itertools.accumulate((one.block for one in launches), max))
-    for look in sorted(set(told_at)):
+    found = _look(metric, pair_id, sides, (), rules)
+    # What was launched once more after it had failed changes no look before: it counts from the
+    # number on that there was by then.
+    told_at = list(itertools.accumulate((one.number for one in launches), max))
+    for look in [*(one for one in rules.looks if one < max(told_at, default=0)), math.inf]:
         some = [one for one, at in zip(launches, told_at, strict=True) if at <= look]
-        verdict = _look(metric, case_id, other, some, rules)
-        if found.outcome is Outcome.INCONCLUSIVE or verdict.outcome in later:
+        verdict = _look(metric, pair_id, sides, some, rules)
+        # Proven within the tolerance is soon proven; that it is better by more may show later.
+        if found.outcome is Outcome.INCONCLUSIVE or verdict.outcome is Outcome.IMPROVED:
             found = verdict
         if found.outcome not in {Outcome.PASS, Outcome.INCONCLUSIVE}:
             break
@@ -248,66 +319,105 @@ def _judge(
 
 
 def _look(
-    metric: Metric, case_id: str, other: Side, launches: Sequence[SideLaunch], rules: Rules
+    metric: Metric,
+    pair_id: str,
+    sides: tuple[Side, Side],
+    launches: Sequence[SideLaunch],
+    rules: Rules,
 ) -> Verdict:
-    ours, theirs = (
-        {
-            one.number: one.measurement
-            for one in launches
-            if one.side is side and one.measurement is not None and not one.why_invalid(metric)
-        }
-        for side in (other, Side.A)
-    )
+    mine = [one for one in launches if one.pair_id == pair_id]
+    theirs, ours = (_measured(metric, pair_id, side, mine) for side in sides)
     verdict = Verdict(
-        case_id=case_id,
+        case_id=pair_id,
         metric=metric.name,
         outcome=Outcome.INCONCLUSIVE,
         value=_value(metric, ours.values()),
         expected=_value(metric, theirs.values()),
         tolerance_frac=rules.tolerances.get(metric.name, metric.gate_tolerance_frac),
-        against="side A",
+        against=f"side {sides[0]}",
         launches=min(len(ours), len(theirs)),
     )
     say = functools.partial(dataclasses.replace, verdict)
-    broken = why_broken(launches, Side.A, metric) or why_broken(launches, other, metric)
+    broken = next(filter(None, (why_broken(mine, side, metric) for side in sides)), "")
     if broken:
         return say(outcome=Outcome.INVALID, reason=broken)
-    least = _SPEED_LAUNCHES if metric.by_launch else LAUNCHES_PER_BLOCK
-    more = max(least, verdict.launches + LAUNCHES_PER_BLOCK)
     if not (ours and theirs):
-        missing = other if theirs else Side.A
-        return say(reason=f"side {missing} has no launch yet", needed_launches=more)
+        missing = sides[1] if theirs else sides[0]
+        return say(reason=f"side {missing} has no launch yet", needed_launches=1)
     if not metric.by_launch:
         moved = paired_ratio_change(metric, [*ours.values()], [*theirs.values()])
         if isinstance(moved, str):  # no launch more would tell
             return say(outcome=Outcome.INVALID, reason=moved)
-        return _decided(verdict, metric, moved, rules, other)
-    differences = [
-        apart
-        for number in ours
-        if number in theirs
-        and (apart := paired_difference(metric, ours[number], theirs[number])) is not None
-    ]
-    change = change_of_pairs(differences)
+        return _decided(verdict, metric, moved, rules)
+    change = _change(metric, pair_id, sides, launches)
     if change is None:
+        more = 2 * (verdict.launches + 1)
         return say(reason="too few launches to tell how they spread", needed_launches=more)
     if metric.name == OUTPUT:
         verdict = say(cause=_parts_of_output([*ours.values()], [*theirs.values()]))
-    return _decided(verdict, metric, change, rules, other)
+    return _decided(verdict, metric, change, rules)
 
 
-def _decided(
-    verdict: Verdict, metric: Metric, change: Change, rules: Rules, other: Side
-) -> Verdict:
+def _measured(
+    metric: Metric, pair_id: str, side: Side, launches: Iterable[SideLaunch]
+) -> dict[int, Measurement]:
+    """By number the launches of a side on which a metric of a pair means something."""
+    return {
+        one.number: one.measurement
+        for one in launches
+        if (one.pair_id, one.side) == (pair_id, side)
+        if one.measurement is not None and not one.why_invalid(metric)
+    }
+
+
+def _change(
+    metric: Metric, pair_id: str, sides: tuple[Side, Side], launches: Sequence[SideLaunch]
+) -> Change | None:
+    """The change of a speed of a pair, with the spread of all pairs; None without a spread."""
+    ours = _differences(metric, pair_id, sides, launches)
+    # What A does beside itself, which is told later, changes no verdict on B.
+    others = [
+        _differences(metric, one, both, launches)
+        for one in dict.fromkeys(one.pair_id for one in launches)
+        for both in dict.fromkeys((COMPARED, sides))
+        if (one, both) != (pair_id, sides)
+    ]
+    return change_of_pairs(ours, others)
+
+
+def _differences(
+    metric: Metric, pair_id: str, sides: tuple[Side, Side], launches: Sequence[SideLaunch]
+) -> list[float]:
+    """By launch how much better a speed is on the other side: a difference of logarithms."""
+    theirs, ours = (
+        {
+            one.number: value
+            for one in launches
+            if (one.pair_id, one.side) == (pair_id, side)
+            if (value := _log(metric.name, one)) is not None
+        }
+        for side in sides
+    )
+    return [metric.direction.value * (ours[n] - theirs[n]) for n in ours if n in theirs]
+
+
+@functools.lru_cache(maxsize=4096)
+def _log(name: str, launch: SideLaunch) -> float | None:
+    """The logarithm of a speed on a launch, None where it means nothing or is nothing."""
+    metric, measured = GATE_METRICS[name], launch.measurement
+    if measured is None or measured.replay is None or launch.why_invalid(metric):
+        return None
+    value = metric.function(measured.replay)
+    return math.log(value) if value else None
+
+
+def _decided(verdict: Verdict, metric: Metric, change: Change, rules: Rules) -> Verdict:
     """The verdict with its change, by the whole interval."""
     # A loss must be certain among all figures; that there is none only at this look.
     verdict = decided(verdict, metric, change, rules.level, loss_level=rules.loss_level)
-    estimate, tolerance = verdict.change_frac or 0.0, verdict.tolerance_frac or 0.0
-    # A control that gains differs as one that loses does.
-    if other is Side.A2 and estimate > tolerance and change.bounds(rules.loss_level)[0] > 0:
-        return dataclasses.replace(verdict, outcome=Outcome.IMPROVED)
     if verdict.outcome is not Outcome.INCONCLUSIVE:
         return verdict
+    estimate, tolerance = verdict.change_frac or 0.0, verdict.tolerance_frac or 0.0
     needed = _needed(metric, verdict.launches, change, estimate, tolerance, rules)
     if metric.by_launch:
         reason = f"about {needed} launches instead of {verdict.launches}"
@@ -329,10 +439,12 @@ def _needed(
     had = launches if metric.by_launch else round(change.freedom) + 1
     count = had
     while count < 1000 * had:
-        count = 2 * math.ceil(max(count + 2, count * 1.05) / 2)
-        blocks = math.ceil(count / LAUNCHES_PER_BLOCK) if metric.by_launch else 0
-        some = dataclasses.replace(rules, blocks=max(blocks, rules.blocks))
-        reach = t_quantile(some.level if within else some.loss_level, count - 1)
+        count = math.ceil(max(count + 1, count * 1.05))
+        some = dataclasses.replace(
+            rules, launches=max(count if metric.by_launch else 0, rules.launches)
+        )
+        level = some.level if within else some.loss_level
+        reach = t_quantile(level, max(change.freedom * count / had, 1))
         if reach * change.error_frac * math.sqrt(had / count) < room:
             return count
     return None

@@ -37,7 +37,7 @@ class ServerOptions:
 class LaunchOptions(ServerOptions):
     """What a gate is asked, and a bisect, which is several."""
 
-    launches: Annotated[int, Option(help="the most of each side, two by two", min=2)] = 16
+    launches: Annotated[int, Option(help="the most of each side", min=1)] = 16
     prompts: Annotated[int | None, Option(help="how many each case replays", min=1)] = None
     tolerances: Annotated[
         list[str], Option("--tolerance", help="METRIC=FRACTION, a loss that is fine")
@@ -65,10 +65,9 @@ class GateOptions(LaunchOptions):
     pin_length_tokens: Annotated[
         float | None, Option("--pin", help="also compare the cost of a step, at this AL")
     ] = None
-    minutes: Annotated[float | None, Option(help="of all launches, at most", min=0)] = None
-    with_control: Annotated[
-        bool, Option("--control/--no-control", help="measure A once more, against itself")
-    ] = True
+    minutes: Annotated[
+        float | None, Option(help="of all launches, at most; 20 without a GPU", min=0)
+    ] = None
     together: Annotated[
         bool | None, Option("--together/--in-turn", help="how servers are up; side by side on CPUs")
     ] = None

@@ -14,11 +14,22 @@ ACCEPTANCE, OUTPUT, STEP = "acceptance_length_tokens", "throughput_tokens_per_s"
 
 
 class Side(StrEnum):
-    """Which side an arm is of; A2 is side A once more, from which only the machine differs."""
+    """Which side an arm is of; A1 and A2 are side A twice more, held against one another."""
 
     A = "A"
     B = "B"
+    A1 = "A1"
     A2 = "A2"
+
+    @property
+    def is_b(self) -> bool:
+        """Whether it is B's."""
+        return self is Side.B
+
+
+COMPARED = (Side.A, Side.B)
+CONTROL = (Side.A1, Side.A2)
+"""From one another these differ by the machine alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,20 +46,22 @@ class Pair:
 
     def of(self, side: Side) -> Case:
         """The case as a side runs it."""
-        return self.b if side is Side.B else self.a
+        return self.b if side.is_b else self.a
 
-    def metrics(self, other: Side = Side.B) -> tuple[Metric, ...]:
-        """The metrics that side A and another one both have."""
-        return tuple(one for one in GATE_METRICS.values() if _has(self.a, self.of(other), one))
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """The metrics that both sides have."""
+        return tuple(one for one in GATE_METRICS.values() if _has(self.a, self.b, one))
 
-    def deciding(self, other: Side = Side.B) -> frozenset[str]:
+    @property
+    def deciding(self) -> frozenset[str]:
         """The metrics that the answer rests on; the others say what output came from.
 
         Sides that draft alike are held to all that they do. Of others output and prefill decide:
         more drafts accepted may well cost longer steps.
         """
-        ours, theirs = self.a.server, self.of(other).server
-        names = {one.name for one in self.metrics(other)}
+        ours, theirs = self.a.server, self.b.server
+        names = {one.name for one in self.metrics}
         if _drafting(ours) == _drafting(theirs):
             return frozenset(names)
         alone = {ACCEPTANCE} if ours.draft_tokens == theirs.draft_tokens else set()
@@ -67,35 +80,27 @@ def _has(a: Case, b: Case, metric: Metric) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Pairs that share their servers, which are up `together` or one after another.
-
-    `with_control`: whether side A is launched once more.
-    """
+    """Pairs that share their servers, which are up `together` or one after another."""
 
     pairs: tuple[Pair, ...]
-    with_control: bool
     together: bool
+
+    @property
+    def id(self) -> str:
+        """That of its first pair."""
+        return self.pairs[0].id
 
     @property
     def name(self) -> str:
         """The server's on both sides."""
         return " > ".join(dict.fromkeys((self.pairs[0].a.server.id, self.pairs[0].b.server.id)))
 
-    @property
-    def sides(self) -> tuple[Side, ...]:
-        """Those that are launched."""
-        return (Side.A, Side.B, Side.A2) if self.with_control else (Side.A, Side.B)
-
-    def slots(self, launch: int) -> tuple[tuple[Side, ...], ...]:
+    def slots(self, launch: int, sides: tuple[Side, Side]) -> tuple[tuple[Side, ...], ...]:
         """Which sides are started for a launch (from 1), in order; in brackets those together.
 
-        Every other launch goes the other way round, so that no side has the better half of two. Of
-        three each is in the middle in its turn.
+        Every other launch goes the other way round, so that no side has the better half of two.
         """
-        block, back = divmod(launch - 1, 2)
-        first = block % len(self.sides) if self.with_control else 0
-        turned = (*self.sides[first:], *self.sides[:first])
-        order = turned[::-1] if back else turned
+        order = sides if launch % 2 else sides[::-1]
         return (order,) if self.together else tuple((side,) for side in order)
 
 
@@ -133,7 +138,7 @@ def pairs_of(
             raise UnsupportedError(message)
     found = []
     for pair in (Pair(a=one, b=other) for one, other in zip(a, b, strict=True)):
-        if pair.deciding():
+        if pair.deciding:
             found.append(pair)
         else:
             show(f"left out: {pair.id} says nothing that could be compared")
@@ -146,16 +151,10 @@ def pairs_of(
     return tuple(found)
 
 
-def groups_of(pairs: Iterable[Pair], *, with_control: bool, together: bool) -> tuple[Group, ...]:
-    """The pairs by what they need to start; the control has no draft if there is such a one."""
+def groups_of(pairs: Iterable[Pair], *, together: bool) -> tuple[Group, ...]:
+    """The pairs by what they need to start."""
     sharing: dict[tuple[object, ...], list[Pair]] = {}
     for pair in pairs:
         alone = pair.id if pair.a.needs_fresh_server or pair.b.needs_fresh_server else ""
         sharing.setdefault((pair.a.server, pair.b.server, alone), []).append(pair)
-    groups = list(sharing.values())
-    plain = (group for group in groups if not group[0].a.speculates)
-    control = next(plain, groups[0]) if with_control else None
-    return tuple(
-        Group(pairs=tuple(group), with_control=group is control, together=together)
-        for group in groups
-    )
+    return tuple(Group(pairs=tuple(group), together=together) for group in sharing.values())

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from specreg.compare.configure import checked_source
-from specreg.compare.gate import server_of
+from specreg.compare.gate import begun_server
 from specreg.compare.options import SoakOptions
 from specreg.core.errors import InvalidMeasurementError, UnsupportedError
 from specreg.core.files import append_lines
@@ -175,8 +175,8 @@ class Soak:
         on_gpu = self.tier.needs_gpus > 0
         source = checked_source(origin, [case], options.root, on_gpu=on_gpu, show=options.show)
         log_path = self.path.parent / "logs" / f"{case.server.id}.log"
-        with server_of(source, case, options, log_path) as server:
-            self._soak(server)
+        with begun_server(source, case, options, log_path) as start:
+            self._soak(start.ready())
 
     def _soak(self, server: StartedServer) -> None:
         # A block is prompts, not a time, and each begins at full load.

@@ -69,9 +69,13 @@ class ServerStart:
     def running(self) -> Iterator[StartedServer]:
         """Start it, and wait for its first token. Errors as of `begin` and `poll`."""
         with self.begin():
-            while (server := self.poll()) is None:
-                time.sleep(POLL_S)
-            yield server
+            yield self.ready()
+
+    def ready(self) -> StartedServer:
+        """Wait for the first token of what was begun. Errors as of `poll`."""
+        while (server := self.poll()) is None:
+            time.sleep(POLL_S)
+        return server
 
     @contextlib.contextmanager
     def begin(self) -> Iterator[None]:

@@ -114,25 +114,30 @@ def change_of_launches(
     )
 
 
-def change_of_pairs(differences: Sequence[float]) -> Change | None:
+def change_of_pairs(
+    differences: Sequence[float], others: Sequence[Sequence[float]] = ()
+) -> Change | None:
     """The change from one arm to another that was up beside it, by launches of both.
 
-    The mean of n differences, its error s/√n with their own spread s, and n - 1 degrees of freedom.
-    A median is known no finer than a bucket of its histogram, q wide; that adds q²/12 to the
-    variance of each launch, so no error is 0 by rounding.
+    The mean of n differences, its error s/√n; s is their spread pooled with that of `others`, the
+    differences of other pairs of arms: two launches of one pair say little. A median is known no
+    finer than a bucket of its histogram, q wide; that adds q²/12 to the variance of each launch, so
+    no error is 0 by rounding.
 
     `differences` are of logarithms, better being positive. None with fewer than three degrees of
     freedom: a spread may well look small by chance.
     """
-    count = len(differences)
-    if count <= _LEAST_FREEDOM:
+    spread = [one for one in (differences, *others) if len(one) > 1]
+    freedom = sum(len(one) - 1 for one in spread)
+    if not differences or freedom < _LEAST_FREEDOM:
         return None
-    mean = math.fsum(differences) / count
-    variance = statistics.variance(differences) + 2 / (12 * PER_E**2)
+    mean = math.fsum(differences) / len(differences)
+    squares = sum((len(one) - 1) * statistics.variance(one) for one in spread)
+    variance = squares / freedom + 2 / (12 * PER_E**2)
     return Change(
         estimate_frac=mean if abs(mean) > _TINY else 0.0,
-        error_frac=math.sqrt(variance / count),
-        freedom=count - 1,
+        error_frac=math.sqrt(variance / len(differences)),
+        freedom=freedom,
     )
 
 

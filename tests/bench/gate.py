@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 
 from specreg.acceptance.record import AcceptanceRecord, StepCounts
 from specreg.compare.judging import (
-    LAUNCHES_PER_BLOCK,
     Decision,
     Rules,
     SideLaunch,
     decide,
+    is_lost,
     is_settled,
     judge_pair,
+    launches_of,
 )
 from specreg.compare.pairs import Group, Pair, Side
 from specreg.verdicts.selftest import (
@@ -38,7 +39,7 @@ from tests.unit import builders
 from tests.unit.compare.launches import launch
 
 CASES = 3
-BLOCKS = 8
+LAUNCHES = 16
 _STEP_MS, _TTFT_MS = 8.0, 40.0
 
 
@@ -66,7 +67,7 @@ class World:
         repeating_frac: the share of the prompts whose answers repeat, 0..1.
         launch_spread_frac: how launches differ, as a standard deviation of logarithms.
         drift_frac: how much slower the machine becomes from one launch to the next.
-        moved_frac: how much slower each launch of A2 is, as if the machine had moved.
+        moved_frac: how much slower each launch of B and A2 is, as if they had the worse core.
         machine_spread_frac: how the machine differs from one time to another; launches that are up
             at the same time share that.
     """
@@ -83,20 +84,20 @@ class World:
         default_factory=dict
     )
 
-    def launches(self, group: Group, number: int) -> list[SideLaunch]:
-        """What a launch of each side does."""
+    def launches(self, group: Group, number: int, sides: tuple[Side, Side]) -> list[SideLaunch]:
+        """What a launch of both sides does."""
         found = []
-        for sides in group.slots(number):
+        for slot in group.slots(number, sides):
             self._times += 1
             slow = self._noise(self.machine_spread_frac) * math.exp(self.drift_frac * self._times)
-            found += [self._of(pair, side, number, slow) for pair in group.pairs for side in sides]
+            found += [self._of(pair, side, number, slow) for pair in group.pairs for side in slot]
         return found
 
     def _of(self, pair: Pair, side: Side, number: int, slow: float) -> SideLaunch:
         lost = self.planted if side is Side.B else NOTHING
         record = self._acceptance(pair.id, shift_of(lost.acceptance_frac))
         tokens = record.total.acceptance_length or 1.0
-        slow *= 1 + (self.moved_frac if side is Side.A2 else 0.0)
+        slow *= 1 + (self.moved_frac if side in {Side.B, Side.A2} else 0.0)
         step_ms = _STEP_MS * slow * self._noise() / (1 - lost.step_frac)
         return launch(
             side,
@@ -140,27 +141,27 @@ class World:
 
 
 def groups_of_world(*, together: bool) -> Sequence[Group]:
-    """Three cases on a server each; side A is launched once more for the first."""
+    """Three cases on a server each."""
     cases = [builders.with_concurrency(number + 1) for number in range(CASES)]
-    return [
-        Group(pairs=(Pair(a=case, b=case),), with_control=case is cases[0], together=together)
-        for case in cases
-    ]
+    return [Group(pairs=(Pair(a=case, b=case),), together=together) for case in cases]
 
 
 def simulated_decision(world: World, *, together: bool = False) -> Decision:
     """A whole gate of three cases, stopped as a real one is."""
     groups = groups_of_world(together=together)
-    figures = sum(len(pair.deciding()) for group in groups for pair in group.pairs)
-    rules = Rules(blocks=BLOCKS, figures=figures)
+    pairs = [pair for group in groups for pair in group.pairs]
+    rules = Rules(launches=LAUNCHES, figures=sum(len(pair.deciding) for pair in pairs))
     done: list[SideLaunch] = []
-    for block in range(BLOCKS):
-        for group in groups:
-            if block and all(is_settled(judge_pair(one, done, rules)) for one in group.pairs):
-                continue
-            for number in range(1, LAUNCHES_PER_BLOCK + 1):
-                done += world.launches(group, LAUNCHES_PER_BLOCK * block + number)
-    return decide(groups, done, rules)
+
+    def settled(group: Group) -> bool:
+        return all(is_settled(judge_pair(one, done, rules)) for one in group.pairs)
+
+    def look() -> Decision:
+        return decide(pairs, done, rules)
+
+    for group, number, sides in launches_of(groups, rules, look, settled, is_lost):
+        done += world.launches(group, number, sides)
+    return look()
 
 
 ROWS: Sequence[tuple[str, int, Mapping[str, Any], bool]] = (
@@ -185,7 +186,7 @@ ROWS: Sequence[tuple[str, int, Mapping[str, Any], bool]] = (
     ),
     ("3 % of AL - 1", 100, {"planted": Planted(acceptance_frac=0.03)}, False),
     ("a prefill that takes 10 % more", 100, {"planted": Planted(prefill_frac=0.1)}, False),
-    ("nothing, but the control's launches are 10 % slower", 100, {"moved_frac": 0.1}, False),
+    ("nothing, but what is up second is 10 % slower", 100, {"moved_frac": 0.1}, False),
 )
 """What is planted, in how many gates, what `World` has otherwise, and whether both sides are up."""
 

@@ -62,7 +62,7 @@ def run(folder: Path, *arguments: str, speed: bool) -> tuple[int, str, Report]:
     (folder / "cpu.toml").write_text(tier_of(speed=speed))
     done = subprocess.run(
         (
-            *(sys.executable, "-m", "specreg", "gate", VERSION, VERSION, "--no-control"),
+            *(sys.executable, "-m", "specreg", "gate", VERSION, VERSION),
             *("--root", str(ROOT), "--matrix", str(folder), "--tier", "cpu"),
             *("--out", str(folder / "gate"), *arguments),
         ),

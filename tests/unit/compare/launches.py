@@ -8,7 +8,7 @@ import msgspec
 
 from specreg.acceptance.record import AcceptanceRecord
 from specreg.compare.judging import SideLaunch
-from specreg.compare.pairs import Pair, Side
+from specreg.compare.pairs import COMPARED, Pair, Side
 from specreg.load.rounds import Round
 from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Replay
@@ -74,17 +74,23 @@ NOISE = (0.004, -0.003, 0.003, -0.004)
 
 
 def launches(
-    change_frac: float = 0.0, *, noise: float = 1.0, blocks: int = 4, other: Side = Side.B
+    change_frac: float = 0.0,
+    *,
+    noise: float = 1.0,
+    count: int = 8,
+    sides: tuple[Side, Side] = COMPARED,
+    pair: Pair = PAIR,
 ) -> Sequence[SideLaunch]:
     """Launches of both sides, of which one has another throughput."""
     return [
         launch(
             side,
             number,
+            pair=pair,
             tokens_per_s=100
-            * (1 if side is Side.A else 1 + change_frac)
-            * math.exp(noise * NOISE[(number + (side is Side.A)) % 4]),
+            * (1 if side is sides[0] else 1 + change_frac)
+            * math.exp(noise * NOISE[(number + (side is sides[0])) % 4]),
         )
-        for number in range(1, 2 * blocks + 1)
-        for side in (Side.A, other)
+        for number in range(1, count + 1)
+        for side in sides
     ]

@@ -58,26 +58,26 @@ def outcome(comparison: AnswerComparison) -> Outcome:
 def test_answers_of_servers_that_are_up_in_turn_are_kept_for_the_other_side(
     comparison: AnswerComparison, tmp_path: Path
 ) -> None:
-    comparison.ask(PAIR, ALONE_A, 1)  # type: ignore[arg-type]
+    comparison.ask(PAIR, ALONE_A, 1, {})  # type: ignore[arg-type]
     assert (outcome(comparison), comparison.wants([PAIR])) == (Outcome.INVALID, True)
     resumed = AnswerComparison(
         pairs=[PAIR], root=builders.ROOT, path=tmp_path / "answers.json", show=lambda _: None
     )
     resumed.take_over()
-    resumed.ask(PAIR, ALONE_B, 1)  # type: ignore[arg-type]
+    resumed.ask(PAIR, ALONE_B, 1, {})  # type: ignore[arg-type]
     assert (outcome(resumed), resumed.wants([PAIR])) == (Outcome.PASS, False)
 
 
-def test_what_cant_be_compared_in_two_blocks_is_asked_for_no_more(
+def test_what_cant_be_compared_on_two_launches_is_asked_for_no_more(
     comparison: AnswerComparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> Never:
         raise InvalidMeasurementError("NO_IDS", "it answers in text")
 
     monkeypatch.setattr(answers, "answers_of", fail)
-    for block in (1, 2):
+    for number in (1, 2):
         assert comparison.wants([PAIR])
-        comparison.ask(PAIR, ALONE_A, block)  # type: ignore[arg-type]
+        comparison.ask(PAIR, ALONE_A, number, {})  # type: ignore[arg-type]
     assert not comparison.wants([PAIR])
     [found] = comparison.verdicts
     assert found.reason == "side A: NO_IDS: it answers in text"

@@ -1,9 +1,7 @@
 """What can't be measured as it is asked for is said before anything is."""
 
-import contextlib
 import dataclasses
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import filelock
@@ -11,24 +9,20 @@ import pytest
 
 from specreg.compare.configure import open_gate
 from specreg.compare.document import record_gate
-from specreg.compare.gate import Gate, SideError
+from specreg.compare.gate import Gate
+from specreg.compare.judging import Answer
 from specreg.compare.options import GateOptions
-from specreg.compare.pairs import Side
+from specreg.compare.pairs import COMPARED, CONTROL, Group, Side
 from specreg.compare.pinning import recording_of
-from specreg.core.errors import HungError, SpecregError, UnsupportedError
-from specreg.matrix.case import Case
+from specreg.core.errors import SpecregError, UnsupportedError
 from specreg.matrix.tier import load_tier
-from specreg.measurement.arm import Arm
-from specreg.measurement.measure import Measurement, Plan, Workload, measure
-from specreg.measurement.validity import all_invalid
 from specreg.report.terminal import render_report
-from specreg.servers.server import StartedServer
 from specreg.telemetry.identity import Gpus
 from specreg.telemetry.sensor import Device, Scope
 from tests.doubles.vllm import __version__ as scripted_version
 from tests.doubles.vllm.script import Script, record_script
 from tests.unit import builders
-from tests.unit.compare.launches import failed, launch
+from tests.unit.compare.launches import failed, launch, launches
 
 MATRIX = builders.ROOT / "fixtures/matrix"
 CASE = "vllm-eagle3-tiny-toy-c1"
@@ -180,7 +174,7 @@ def test_recordings_of_another_gate_are_forgotten_and_those_of_this_one_kept(
 
 def test_fewer_launches_than_there_are_make_no_look_cheaper(here: GateOptions) -> None:
     gate = opened(here)
-    assert gate.rules.blocks == 8
+    assert gate.rules.launches == 16
     measured(gate, Side.A, 16)
     said: list[str] = []
     fewer = opened(dataclasses.replace(here, resume=True, launches=4, show=said.append))
@@ -189,7 +183,7 @@ def test_fewer_launches_than_there_are_make_no_look_cheaper(here: GateOptions) -
         "--launches 4: 16 of each side were begun before; all are judged as with --launches 16"
     ]
     more = opened(dataclasses.replace(here, resume=True, launches=20))
-    assert more.rules.blocks == 10
+    assert more.rules.launches == 20
 
 
 def test_what_another_gate_left_is_not_gone_on_with(here: GateOptions) -> None:
@@ -213,7 +207,7 @@ def test_two_gates_at_once_dont_share_a_folder(here: GateOptions) -> None:
 
 
 def test_a_gate_goes_on_with_what_is_left(here: GateOptions) -> None:
-    short = dataclasses.replace(here, least_s=0.1, launches=2, with_control=False, together=False)
+    short = dataclasses.replace(here, least_s=0.1, launches=2, together=False)
     measured(opened(short), Side.A, 1)
     gate = opened(dataclasses.replace(short, resume=True))
     gate.measure()
@@ -226,61 +220,33 @@ def test_a_gate_goes_on_with_what_is_left(here: GateOptions) -> None:
     assert arms[1].engine_versions == (scripted_version,)
 
 
-@pytest.mark.parametrize("together", [True, False], ids=["together", "in turn"])
-def test_a_control_that_doesnt_start_takes_no_launch_from_a_and_b(
-    here: GateOptions,
-    monkeypatch: pytest.MonkeyPatch,
-    together: bool,  # noqa: FBT001 - a parameter
-) -> None:
-    """First of its launch or last."""
-    started = Gate._started  # noqa: SLF001 - what it starts its servers with
-
-    def start(
-        gate: Gate, case: Case, side: Side, name: str
-    ) -> contextlib.AbstractContextManager[StartedServer]:
-        if side is Side.A2:
-            raise SideError(side, "no room for it", started=False)
-        return started(gate, case, side, name)
-
-    monkeypatch.setattr(Gate, "_started", start)
-    gate = opened(dataclasses.replace(here, least_s=0.1, launches=2, together=together))
-    gate.measure()
-    gate.journal.close()
-    assert gate.finished
-    assert sorted((one.side, one.number, one.failed) for one in gate.launches) == [
-        *((Side.A, number, "") for number in (1, 2)),
-        *((Side.A2, number, "no room for it") for number in (1, 2)),
-        *((Side.B, number, "") for number in (1, 2)),
-    ]
-
-
-def test_a_control_that_hangs_takes_no_launch_from_a_and_b(
+def test_where_b_is_slower_a_is_measured_against_itself(
     here: GateOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def hangs(arms: Sequence[Arm], workload: Workload, plan: Plan) -> tuple[Measurement, ...]:
-        invalid = all_invalid(f"{HungError.name}: no answer")
-        return tuple(
-            found if arm.required else dataclasses.replace(found, replay=None, invalid=invalid)
-            for arm, found in zip(arms, measure(arms, workload, plan), strict=True)
-        )
+    """The loss stands in the decision only then; a launch of A1 and A2 is enough for it."""
 
-    monkeypatch.setattr("specreg.compare.gate.measure", hangs)
-    gate = opened(dataclasses.replace(here, least_s=0.1, launches=2))
-    gate.measure()
-    gate.journal.close()
-    assert gate.finished
-    assert {(one.side, bool(one.failed)) for one in gate.launches} == {
-        *((Side.A, False), (Side.B, False), (Side.A2, True))
-    }
-    assert len(gate.launches) == 6
+    def slower(gate: Gate, group: Group, number: int, sides: tuple[Side, ...]) -> None:
+        [pair] = group.pairs
+        both = CONTROL if Side.A1 in sides else COMPARED
+        every = launches(-0.1 if both is COMPARED else 0.0, sides=both, pair=pair)
+        gate.launches += [one for one in every if one.number == number]
+
+    monkeypatch.setattr(Gate, "_launch", slower)
+    gate = opened(dataclasses.replace(here, launches=8))
+    assert gate.measure().answer is Answer.DONT
+    launched = [(one.number, one.side) for one in gate.launches]
+    assert launched == [
+        *((number, side) for number in range(1, 5) for side in COMPARED),
+        *((1, side) for side in CONTROL),
+    ]
 
 
 def test_the_document_says_what_was_measured_and_how(here: GateOptions) -> None:
     said: list[str] = []
     gate = opened(dataclasses.replace(here, tolerances=["step_p50_ms=0.1"], show=said.append))
     [pair] = gate.pairs
-    gate.launches += [failed(Side.A2, number, pair=pair) for number in (1, 2)]
-    gate.launches += [launch(side, 1, pair=pair) for side in (Side.A, Side.B)]
+    gate.launches += [failed(Side.A2, 1, pair=pair)]
+    gate.launches += [launch(side, 1, pair=pair) for side in COMPARED]
     report = record_gate(gate, command="specreg gate vllm vllm", status=130)
     (answer,) = report.answers
     assert (answer.subject, report.run.exit_status, report.run.complete) == (

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from specreg.compare.pairs import Pair, groups_of, pairs_of
+from specreg.compare.pairs import COMPARED, CONTROL, Pair, Side, groups_of, pairs_of
 from specreg.core.errors import UnsupportedError
 from specreg.matrix.case import Case
 from specreg.matrix.overrides import Override, parse_override
@@ -53,8 +53,8 @@ def test_sides_are_held_to_what_they_share(
         dataclasses.replace(one, speed=speed) for one in (builders.CASE, with_server(**changes))
     )
     pair = Pair(a=a, b=b)
-    assert pair.deciding() == deciding
-    assert {one.name for one in pair.metrics()} == (OF_A_LAUNCH if speed else deciding)
+    assert pair.deciding == deciding
+    assert {one.name for one in pair.metrics} == (OF_A_LAUNCH if speed else deciding)
 
 
 def test_nothing_to_compare_is_said() -> None:
@@ -65,12 +65,10 @@ def test_nothing_to_compare_is_said() -> None:
     assert said == ["left out: vllm-none-toy-toy-c2 says nothing that could be compared"]
 
 
-def test_loads_of_a_server_share_its_launches_and_the_control_is_the_plain_one() -> None:
-    found = groups_of(pairs(), with_control=True, together=False)
+def test_loads_of_a_server_share_its_launches() -> None:
+    found = groups_of(pairs(), together=False)
     named = {group.name: [pair.a.load.concurrency for pair in group.pairs] for group in found}
     assert named["vllm-none-tiny"] == [1, 4]
-    with_control = [group.name for group in found if group.with_control]
-    assert with_control == ["vllm-none-tiny"]
 
 
 def test_a_drafter_that_learns_has_its_launches_alone() -> None:
@@ -82,25 +80,24 @@ def test_a_drafter_that_learns_has_its_launches_alone() -> None:
         for n in (1, 2)
     ]
     pairs_ = [Pair(a=one, b=one) for one in learning]
-    found = groups_of(pairs_, with_control=False, together=False)
+    found = groups_of(pairs_, together=False)
     assert [len(group.pairs) for group in found] == [1, 1]
 
 
 @pytest.mark.parametrize(
-    ("with_control", "together", "order"),
+    ("sides", "together", "order"),
     [
-        (False, True, ["AB", "BA", "AB", "BA"]),
-        (False, False, ["A", "B", "B", "A", "A", "B", "B", "A"]),
-        (True, True, ["A B A2", "A2 B A", "B A2 A", "A A2 B"]),
+        (COMPARED, True, ["A B", "B A", "A B", "B A"]),
+        (COMPARED, False, ["A", "B", "B", "A", "A", "B", "B", "A"]),
+        (CONTROL, True, ["A1 A2", "A2 A1", "A1 A2", "A2 A1"]),
     ],
 )
 def test_the_sides_take_turns_at_being_first(
-    with_control: bool,  # noqa: FBT001 - a parameter
+    sides: tuple[Side, Side],
     together: bool,  # noqa: FBT001 - a parameter
     order: list[str],
 ) -> None:
     pair = Pair(a=builders.CASE, b=builders.CASE)
-    [group] = groups_of([pair], with_control=with_control, together=together)
-    slots = [slot for launch in range(1, 5) for slot in group.slots(launch)]
-    between = " " if with_control else ""
-    assert [between.join(slot) for slot in slots] == order
+    [group] = groups_of([pair], together=together)
+    slots = [slot for launch in range(1, 5) for slot in group.slots(launch, sides)]
+    assert [" ".join(slot) for slot in slots] == order
