@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Never
 
+import msgspec
 import pytest
 
 from specreg.compare import answers
@@ -22,7 +23,10 @@ from specreg.compare.pairs import Side
 from specreg.core.errors import InvalidMeasurementError
 from specreg.correctness.lossless import Losslessness, Parting
 from specreg.engines.token_api import Transcript
+from specreg.load.rounds import Round
 from specreg.matrix.case import Case
+from specreg.measurement.measure import Measurement
+from specreg.measurement.metrics import Replay
 from specreg.servers.environments import EngineEnvironment
 from specreg.servers.server import StartedServer
 from specreg.servers.start import ServerStart
@@ -66,6 +70,35 @@ def test_answers_of_servers_that_are_up_in_turn_are_kept_for_the_other_side(
     resumed.take_over()
     resumed.ask(PAIR, ALONE_B, 1, {})  # type: ignore[arg-type]
     assert (outcome(resumed), resumed.wants([PAIR])) == (Outcome.PASS, False)
+
+
+@pytest.mark.parametrize(
+    ("of_b", "outcome"),
+    [
+        pytest.param("ab", Outcome.PASS, id="the-same"),
+        pytest.param("cd", Outcome.INVALID, id="another"),
+        pytest.param("", Outcome.INVALID, id="unknown"),
+    ],
+)
+def test_answers_that_were_the_same_when_they_were_timed_are_not_asked_for_again(
+    comparison: AnswerComparison, monkeypatch: pytest.MonkeyPatch, of_b: str, outcome: Outcome
+) -> None:
+    def timed(digest: str) -> Measurement:
+        trace = builders.trace(builders.chunk(9))
+        trace = msgspec.structs.replace(trace, prompt_id="chat-0", text_sha256=digest)
+        replay = Replay(rounds=(Round(traces=(trace,), started_ns=0, ended_ns=9),))
+        return dataclasses.replace(builders.measurement({}), replay=replay)
+
+    def asked(*_: object) -> Never:
+        raise InvalidMeasurementError("NO_IDS", "it was asked again")
+
+    monkeypatch.setattr(answers, "load_case_prompts", lambda *_: builders.PROMPTS[:1])
+    monkeypatch.setattr(answers, "answers_of", asked)
+    both, measured = {**ALONE_A, **ALONE_B}, {Side.A: timed("ab"), Side.B: timed(of_b)}
+    comparison.ask(PAIR, both, 1, measured)  # type: ignore[arg-type]
+    [found] = comparison.verdicts
+    assert (found.outcome, found.value) == (outcome, 1.0 if outcome is Outcome.PASS else None)
+    assert ("it was asked again" in found.reason) == (outcome is Outcome.INVALID)
 
 
 def test_what_cant_be_compared_on_two_launches_is_asked_for_no_more(
