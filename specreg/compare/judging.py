@@ -22,9 +22,9 @@ from specreg.report.tables import label_of
 from specreg.stats.alpha_spending import LEVEL
 from specreg.stats.intervals import Change, change_of_pairs, t_quantile
 from specreg.verdicts.judge import GOOD, Outcome, Verdict, decided
+from specreg.verdicts.multiple_testing import MACHINE_MOVED
 
 UNCHECKED = "side A is still to be measured against itself"
-MACHINE_MOVED = "MACHINE_MOVED"
 _SETTLED = GOOD | {Outcome.MEASURED, Outcome.NOT_COMPARABLE}
 _MOST_FAILED = 2
 _FEW_EQUAL_FRAC = 0.5
@@ -212,7 +212,7 @@ def _beside_itself(verdict: Verdict, launches: Sequence[SideLaunch], *, told: bo
     if beyond.bounds(LEVEL)[1] < 0:
         return verdict
     reason = (
-        f"{MACHINE_MOVED}: side A differs from itself by {math.expm1(itself.estimate_frac):+.1%};"
+        f"MACHINE_MOVED: side A differs from itself by {math.expm1(itself.estimate_frac):+.1%};"
         " quieten the machine, and run again"
     )
     return dataclasses.replace(verdict, outcome=Outcome.INVALID, reason=reason)

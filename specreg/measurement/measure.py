@@ -368,7 +368,8 @@ class _Measuring:
 
     def _took_no_turns(self) -> bool:
         """Whether arms that tell of speed were asked once each, so that one was always first."""
-        return self.round == 1 and len(self.going) > 1 and self._repeats
+        judged = not self.case.matrix_prompts  # no speed is, of another number of prompts
+        return self.round == 1 and len(self.going) > 1 and self._repeats and judged
 
     @property
     def _repeats(self) -> bool:

@@ -16,7 +16,7 @@ from specreg.verdicts.judge import Outcome, Verdict
 
 _FEWEST_CASES = 4
 """With fewer there is no telling what most of them do."""
-_MACHINE_MOVED = "MACHINE_MOVED"
+MACHINE_MOVED = "MACHINE_MOVED"
 
 
 def confirm(first: Verdict, second: Verdict) -> Verdict:
@@ -121,7 +121,7 @@ def _moved_alike(verdicts: Sequence[Verdict]) -> Mapping[str, str]:
         lost = [
             v
             for v in judged
-            if v.outcome is Outcome.REGRESSED or v.reason.startswith(_MACHINE_MOVED)
+            if v.outcome is Outcome.REGRESSED or v.reason.startswith(MACHINE_MOVED)
         ]
         # What shall stay as it is may have moved either way; alike is one of them.
         up = [v for v in lost if (v.change_frac or 0) > 0]
@@ -138,7 +138,7 @@ def _blamed(verdict: Verdict, alike: str, comparison: Comparison | None) -> Verd
     if not alike:
         return verdict
     reason = (
-        f"{_MACHINE_MOVED}: {alike}, so it isn't this case's doing; quieten the machine and run"
+        f"{MACHINE_MOVED}: {alike}, so it isn't this case's doing; quieten the machine and run"
         " again, or compare two engines side by side"
     )
     return dataclasses.replace(verdict, outcome=Outcome.INVALID, reason=reason)

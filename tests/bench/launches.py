@@ -61,7 +61,8 @@ def spread_of_nights(folder: Path) -> tuple[float, int]:
     """The deviation of the logarithm of a case's speedup, and its degrees of freedom."""
     speedups: dict[str, list[float]] = {}
     for path in sorted(folder.glob("runs/*/verdict.json")):
-        for one in load_verdict(path).verdicts:
+        run = load_verdict(path)
+        for one in run.verdicts if run else ():
             if one.metric == "speedup_ratio" and one.value and one.change_frac is not None:
                 speedups.setdefault(one.case_id, []).append(math.log(one.value))
     freedom = sum(len(some) - 1 for some in speedups.values())

@@ -31,7 +31,6 @@ models = "tiny"
 dataset = "toy"
 concurrency = [4]
 prompts = 10
-rounds = 2
 output_cap_tokens = 64
 """
 CASE_ID = "vllm-eagle3-tiny-toy-c4"
