@@ -234,11 +234,13 @@ class TierFile(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         needs_gpus: how many GPUs a machine must have for the tier to run at all, 0 for none.
         models: pairs of its own, beside those that all tiers share.
+        defaults: keys of all tables of cases that don't have them.
         cases: what is run.
     """
 
     needs_gpus: Annotated[int, msgspec.Meta(ge=0)]
     models: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     cases: list[Any]
 
 

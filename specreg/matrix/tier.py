@@ -67,7 +67,8 @@ def load_tier(folder: Path, name: str) -> Tier:
     for number, one in enumerate(head.cases, 1):
         place = f"{_file(path)}, [[cases]] no. {number}"
         with _within(place):
-            table = _convert(one, CasesTable)
+            own = {**head.defaults, **one} if isinstance(one, dict) else one
+            table = _convert(own, CasesTable)
             for case in _cases_of(table, pairs, on_gpu=on_gpu):
                 if case.id in places:
                     also = f"the other is of {places[case.id]}; remove one"

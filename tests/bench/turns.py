@@ -20,11 +20,13 @@ import numpy as np
 import psutil
 
 from specreg.acceptance.trace import RequestTrace
+from specreg.load.rounds import Round
 from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts
 from specreg.matrix.tier import load_tier
 from specreg.measurement.arm import Arm, control_of
 from specreg.measurement.measure import Plan, Workload, measure
+from specreg.measurement.metrics import Replay, round_ratios, speedup_ratio
 from specreg.servers.launch import Servers, launches_of
 from specreg.servers.provision import Provision
 from specreg.servers.server import Server
@@ -33,7 +35,6 @@ ROOT = Path(__file__).parents[2]
 CASES = ("vllm-eagle3-tiny-toy-c1", "vllm-eagle3-tiny-toy-c4")
 WAYS = ("rounds", "turns", "both at once")
 WALL_S = 60.0
-_NS_PER_S = 10**9
 _RESAMPLES = 2000
 
 
@@ -172,29 +173,7 @@ def record_trials(folder: Path, repeats: int) -> None:
                         found = trial(case, way, repeat, pair)
                         file.write(msgspec.json.encode(found) + b"\n")
                         file.flush()
-                        print(case.id, way, repeat, f"{math.exp(by_wall(found)):.3f}")  # noqa: T201
-
-
-def rate(turn: Turn) -> float:
-    """Tokens per second from the first send until fewer requests are in flight than there may be.
-
-    What a request says after that is left out, as if it spoke evenly.
-    """
-    last_sent_ns = max(one.sent_ns for one in turn.traces)
-    ends = [one.last_ns for one in turn.traces if one.last_ns and one.last_ns > last_sent_ns]
-    end_ns = min(ends, default=turn.ended_ns)
-    tokens = sum(until(one, end_ns) for one in turn.traces)
-    return tokens * _NS_PER_S / (end_ns - turn.started_ns)
-
-
-def until(trace: RequestTrace, end_ns: int) -> float:
-    """The tokens that a request has said by a moment."""
-    if trace.first_ns is None or trace.last_ns is None or end_ns < trace.first_ns:
-        return 0.0
-    if end_ns >= trace.last_ns:
-        return float(trace.tokens)
-    share = (end_ns - trace.first_ns) / (trace.last_ns - trace.first_ns)
-    return trace.first_chunk_tokens + share * trace.later_tokens
+                        print(case.id, way, repeat, f"{speedup_ratio(replay_of(found)):.3f}")  # noqa: T201
 
 
 def of_arms(one: Trial) -> tuple[list[Turn], list[Turn]]:
@@ -203,43 +182,34 @@ def of_arms(one: Trial) -> tuple[list[Turn], list[Turn]]:
     return first, [turn for turn in one.turns if turn.arm == 1]
 
 
-def by_wall(one: Trial) -> float:
-    """The logarithm of the speedup: the mean over turns of the same prompts, by the wall."""
-    return statistics.fmean(logs_of(one))
-
-
-def logs_of(one: Trial) -> list[float]:
-    """The logarithm of the speedup of each turn."""
-    return [math.log(rate(a) / rate(b)) for a, b in zip(*of_arms(one), strict=False)]
-
-
-def by_median(one: Trial) -> float:
-    """The same by the median."""
-    return statistics.median(logs_of(one))
-
-
-def by_sum(one: Trial) -> float:
-    """The same of all tokens over all time."""
-    rates = []
-    for turns in of_arms(one):
-        tokens = sum(trace.tokens for turn in turns for trace in turn.traces)
-        rates.append(tokens / sum(turn.ended_ns - turn.started_ns for turn in turns))
-    return math.log(rates[0] / rates[1])
+def replay_of(one: Trial, *, drains: bool = False) -> Replay:
+    """The same as a measurement has it; what it `drains` counts as well, as if it were a rate."""
+    ours, theirs = (
+        tuple(
+            Round(traces=turn.traces, started_ns=turn.started_ns, ended_ns=turn.ended_ns)
+            for turn in turns
+        )
+        for turns in of_arms(one)
+    )
+    in_flight = 0 if drains else int(one.case_id.rpartition("-c")[2])
+    return Replay(rounds=ours, control_rounds=theirs, concurrency=in_flight)
 
 
 def by_processor(one: Trial) -> float:
-    """The logarithm of how much less processor time a token takes."""
-    spent = []
-    for turns in of_arms(one):
-        tokens = sum(trace.tokens for turn in turns for trace in turn.traces)
-        spent.append(sum(turn.cpu_s for turn in turns) / tokens)
-    return math.log(spent[1] / spent[0])
+    """How much less processor time a token takes."""
+    ours, theirs = (
+        sum(turn.cpu_s for turn in turns)
+        / sum(trace.tokens for turn in turns for trace in turn.traces)
+        for turns in of_arms(one)
+    )
+    return theirs / ours
 
 
 ESTIMATES: Mapping[str, Callable[[Trial], float]] = {
-    "mean of turns": by_wall,
-    "median of turns": by_median,
-    "all over all": by_sum,
+    "all over all, the load full": lambda one: speedup_ratio(replay_of(one)) or math.nan,
+    "all over all": lambda one: speedup_ratio(replay_of(one, drains=True)) or math.nan,
+    "mean of turns": lambda one: statistics.geometric_mean(round_ratios(replay_of(one))),
+    "median of turns": lambda one: statistics.median(round_ratios(replay_of(one))),
     "processor time": by_processor,
 }
 
@@ -252,7 +222,8 @@ def print_table(folder: Path) -> None:
     print("| case | way | estimate | speedup | σ of its logarithm | 95 % |")  # noqa: T201
     print("| --- | --- | --- | --- | --- | --- |")  # noqa: T201
     for case_id, way, (name, estimate) in itertools.product(CASES, WAYS, ESTIMATES.items()):
-        logs = np.array([estimate(t) for t in trials if t.case_id == case_id and t.way == way])
+        some = [one for one in trials if (one.case_id, one.way) == (case_id, way)]
+        logs = np.log([estimate(one) for one in some])
         if len(logs) > 1:
             again = draw.choice(logs, size=(_RESAMPLES, len(logs))).std(axis=1, ddof=1)
             low, high = np.quantile(again, (0.025, 0.975))

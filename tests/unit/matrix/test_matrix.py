@@ -132,6 +132,21 @@ def test_a_run_may_replay_another_number_of_prompts(tmp_path: Path) -> None:
     assert with_prompts(tier, 32) == tier
 
 
+def test_each_table_has_the_defaults_that_it_does_not_set_itself(tmp_path: Path) -> None:
+    defaults = '[defaults]\ndtype = "float32"\nprompts = 9\n[defaults.tolerances]\npower_w = 0.2\n'
+    other = CASES.replace("prompts = 32\n", "").replace('"eagle3"', '"draft_model"')
+    tier = load(tmp_path, MODELS + defaults + CASES.replace('"none", ', "") + other)
+    found = {case.server.method: (case.prompts, case.server.dtype) for case in tier.cases}
+    assert found == {
+        "eagle3": (32, "float32"),
+        "none": (9, "float32"),
+        "draft_model": (9, "float32"),
+    }
+    assert {case.tolerances for case in tier.cases} == {(("power_w", 0.2),)}
+    with pytest.raises(UnknownNameError, match="unknown key 'promts'; did you mean 'prompts'"):
+        load(tmp_path, MODELS + "[defaults]\npromts = 9\n" + CASES)
+
+
 @pytest.mark.parametrize("prompts", [0, -1])
 def test_no_prompts_at_all_are_refused(tmp_path: Path, prompts: int) -> None:
     tier = load(tmp_path, MODELS + CASES)
