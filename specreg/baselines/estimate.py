@@ -52,7 +52,8 @@ def estimate_of(
         sources.append(source)
     warm_up = _WARM_UP_BATCHES * (case.load.concurrency or 1)
     rounds_s = len(paces_s) * case.rounds * (case.load.duration_s or 0.0)
-    passes = 2 if case.control and case.rounds == 1 else 1  # so that each arm is first once
+    once = 2 if case.control and case.rounds == 1 else 1  # so that each arm is first once
+    passes = max(once, math.ceil(case.least_s / (min(paces_s) * case.prompts)))
     seconds = sum(paces_s) * warm_up + (rounds_s or sum(paces_s) * case.prompts * passes)
     seconds += len(paces_s) * case.power_s + paces_s[0] * case.prompts
     return Estimate(seconds, " and ".join(dict.fromkeys(sources)))

@@ -128,11 +128,12 @@ def decide(
         answer = Answer.UNDECIDED
     else:
         answer = Answer.UPGRADE
+    undecided = answer is Answer.UNDECIDED
     controlled = {one.pair_id for one in launches if one.side in CONTROL}
     return Decision(
         answer=answer,
-        reasons=(*_reasons(answers, regressed), *_bounds(unclear)),
-        takes=tuple(_takes(unclear, rules)) if answer is Answer.UNDECIDED else (),
+        reasons=(*_reasons(answers, regressed), *(_bounds(unclear) if undecided else ())),
+        takes=tuple(_takes(unclear, rules)) if undecided else (),
         verdicts=(*verdicts, *answers),
         control=tuple(
             one

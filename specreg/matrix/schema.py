@@ -124,6 +124,7 @@ class Workload(RequestSettings):
         request_timeout_s: how long a request may take; one that takes longer failed.
         client_processes: how many processes send the requests.
         speed: whether the time that the server takes means anything.
+        least_s: how long each server is asked at least where that is judged; prompts come again.
         rounding_nats: two tokens whose log-probabilities lie closer may change places by rounding;
             0 demands that speculation changes none.
         tolerances: by metric, a relative change that overrides the metric's own.
@@ -136,6 +137,7 @@ class Workload(RequestSettings):
     request_timeout_s: _AboveZero = 600.0
     client_processes: Positive = 1
     speed: bool = True
+    least_s: _NotNegative = 0.0
     rounding_nats: _NotNegative = ROUNDING_NATS
     tolerances: tuple[tuple[str, float], ...] = ()
     shown: tuple[str, ...] = ()

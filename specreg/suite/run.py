@@ -243,6 +243,7 @@ class Suite(Scope):
             show=self._show_or_stop,
             turn_to=self.timeline.turn_to,
             record=self.journal.record_round,
+            least_s=case.least_s if timed else 0.0,
             power_s=case.power_s if power else 0.0,
             watching=watching,
         )

@@ -42,6 +42,7 @@ NOT_COMPARED = {
     "client_processes": "a client that can't keep up shows by its lags",
     "speed": "it says what is judged",
     "power_s": "power is a mean, whatever the time",
+    "least_s": "so is a speed",
     "rounding_nats": "it says what is judged",
     "tolerances": "they say what is judged",
     "shown": "they say what is judged",
