@@ -67,8 +67,9 @@ class Detectable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """What a run can tell of a metric here, by how launches differed until it was recorded.
 
     Attributes:
-        decides: whether one launch tells that nothing was lost that isn't tolerated.
-        mde_frac: the minimum detectable effect of one launch, a loss proven nine times out of ten.
+        decides: whether it tells that nothing was lost that isn't tolerated, by its own launch or
+            the three more that it takes of what is undecided.
+        mde_frac: the minimum detectable effect of all four, a loss proven nine times out of ten.
         tolerance_frac: what was tolerated then.
         launches: how many of a run would tell; 0 where no number that is worth its time does.
     """

@@ -104,7 +104,7 @@ def render_recorded(recorded: Iterable[RecordedBaseline], *, width: int, color: 
 
 
 def render_undecidable(recorded: Iterable[RecordedBaseline]) -> str:
-    """The speeds that no run of one launch can decide against new baselines, empty without any."""
+    """The speeds that no run can decide against new baselines, empty without any."""
     lines = []
     for record in recorded:
         found = {name: one for name, one in record.new.detects.items() if not one.decides}
@@ -114,7 +114,7 @@ def render_undecidable(recorded: Iterable[RecordedBaseline]) -> str:
             for name, one in found.items()
         )
         lines += [f"  {record.path.stem}: {told}"] if told else []
-    head = "one launch can't decide these here, so they will be skipped where there is doubt:"
+    head = "a run can't decide these here, so they will be skipped where there is doubt:"
     return "\n".join((head, *lines)) if lines else ""
 
 

@@ -75,7 +75,7 @@ def take_further(suite: Suite, launch: Launch) -> None:
 
 
 def _tells_more(suite: Suite, case: Case) -> bool:
-    """Whether one launch can't tell a speed of a case, and could if more were recorded."""
+    """Whether a run can't tell a speed of a case, and could if more launches were recorded."""
     launches = sum(one.case == case for one in suite.measurements)
     spreads = _spreads(suite) if launches else {}
     for metric in suite.asked_of(case):

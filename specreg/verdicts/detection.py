@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from specreg.baselines.schema import Baseline, Detectable
 from specreg.matrix.case import Case
 from specreg.measurement.metrics import METRICS, Direction, Metric
-from specreg.stats.alpha_spending import Look
+from specreg.stats.alpha_spending import MORE_LAUNCHES, Look
 from specreg.stats.intervals import Change, Spread, change_of_launches, t_quantile
 
+RUN_LAUNCHES = 1 + MORE_LAUNCHES
+"""The most that a run takes of a case that is undecided."""
 MOST_LAUNCHES = 12
 """Of a case; each takes minutes."""
 _POWER_LEVEL = 0.1
@@ -31,8 +33,8 @@ def detectable(metric: Metric, tolerance_frac: float, recorded: int, spread: Spr
     enough = (k for k, mde in enumerate(found, start=1) if mde <= tolerance_frac)
     launches = next(enough, 0)
     return Detectable(
-        decides=launches == 1,
-        mde_frac=found[0],
+        decides=1 <= launches <= RUN_LAUNCHES,
+        mde_frac=found[RUN_LAUNCHES - 1],
         tolerance_frac=tolerance_frac,
         launches=launches,
     )
@@ -54,7 +56,8 @@ def detects_against(
 def mde_of_launches(metric: Metric, launches: int, recorded: int, spread: Spread) -> float:
     """The minimum detectable effect of so many launches against so many recorded, 0 or more."""
     change = change_of_launches((1.0,) * launches, (1.0,) * recorded, spread, 1)
-    return -log_to_frac(metric, -mde_frac(change, Look.LAUNCH))
+    look = Look.LAUNCH if launches == 1 else Look.FURTHER_LAUNCH
+    return -log_to_frac(metric, -mde_frac(change, look))
 
 
 def mde_frac(change: Change, look: Look) -> float:

@@ -27,6 +27,7 @@ from specreg.stats.alpha_spending import Look
 from specreg.stats.intervals import Change
 from specreg.verdicts.detection import (
     MOST_LAUNCHES,
+    RUN_LAUNCHES,
     log_to_frac,
     mde_frac,
     mde_of_launches,
@@ -382,8 +383,8 @@ def _undecided_speed(
         bound = f"it is no more than {-(verdict.low_frac or 0.0):.1%} worse"
         would = f"{told.launches} launches would" if told.launches else "nor do twelve launches"
         reason = (
-            f"this machine can't tell {tolerance_frac:.1%} with one launch, which detects"
-            f" {told.mde_frac:.1%}, {would}; {bound}"
+            f"this machine can't tell {tolerance_frac:.1%} with {RUN_LAUNCHES} launches, which"
+            f" detect {told.mde_frac:.1%}, {would}; {bound}"
         )
         return dataclasses.replace(
             verdict, outcome=Outcome.UNDECIDABLE, reason=reason, needed_launches=told.launches

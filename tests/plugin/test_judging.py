@@ -112,7 +112,7 @@ def test_a_speed_that_the_baseline_says_cannot_be_told_is_skipped(recorded_suite
 
     assert done.returncode == 0, done.stdout
     assert "1 skipped" in done.stdout
-    assert "UNDECIDABLE, this machine can't tell 90.0% with one launch, which" in done.stdout
+    assert "UNDECIDABLE, this machine can't tell 90.0% with 4 launches, which" in done.stdout
     assert recorded_suite.verdict().outcomes == {"UNDECIDABLE": 1}
     assert len({path.stem for path in recorded_suite.runs.glob("*/logs/vllm-eagle3-*")}) == 1
 

@@ -21,7 +21,8 @@ SPEED, TIME = METRICS["throughput_tokens_per_s"], METRICS["tpot_p50_ms"]
     ("within_frac", "between_frac", "recorded", "decides", "launches"),
     [
         pytest.param(0.005, 0.0, 3, True, 1, id="one-tells"),
-        pytest.param(0.0125, 0.0, 6, False, 2, id="two-tell"),
+        pytest.param(0.0125, 0.0, 6, True, 2, id="two-tell"),
+        pytest.param(0.0185, 0.0, 9, False, 5, id="five-tell"),
         pytest.param(0.05, 0.0, 3, False, 0, id="none-tells"),
         pytest.param(0.005, 0.02, 3, False, 0, id="runs-differ"),
     ],
@@ -82,7 +83,7 @@ def test_an_undecidable_figure_says_the_bound_that_was_reached() -> None:
     known = builders.known(told(9), within_frac=0.03)
     verdict = judge(SPEED, compare([builders.measurement({SPEED.name: 100.0})], known), Look.LAUNCH)
     assert verdict.reason == (
-        "this machine can't tell 5.0% with one launch, which detects 14.8%, 9 launches would; it"
+        "this machine can't tell 5.0% with 4 launches, which detect 14.8%, 9 launches would; it"
         " is no more than 10.5% worse"
     )
     assert (verdict.needed_launches, verdict.fails, verdict.holds) == (9, False, False)
