@@ -41,7 +41,6 @@ from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.arm import Arm
 from specreg.measurement.journal import Journal, Key, load_journal
 from specreg.measurement.measure import Plan, measure, workload_of
-from specreg.servers.cores import cores_apart
 from specreg.servers.provision import Provision
 from specreg.servers.server import StartedServer
 from specreg.servers.start import ServerStart
@@ -232,10 +231,7 @@ class Gate:
         arms = [Arm(case=pair.of(side), server=server) for side, server in servers.items()]
         plan = Plan(show=lambda _: None, least_s=options.least_s, record=record)
         workload = workload_of(pair.a, load_case_prompts(options.root, pair.a))
-        # An engine on a GPU is held up by its host now and then; nothing crowds it here.
-        on_gpu = self.sources[0].on_gpu
-        with contextlib.nullcontext() if on_gpu else cores_apart(servers.values()):
-            found = measure(arms, workload, plan)
+        found = measure(arms, workload, plan)
         kept = []
         for side, measurement, replayed in zip(tuple(servers), found, requests, strict=True):
             why = why_not_pinned(pair.of(side), measurement.acceptance)
