@@ -43,7 +43,7 @@ def test_each_session_that_is_named_exists() -> None:
     named = set()
     for path in (*WORKFLOWS, BUILDKITE):
         text = path.read_text()
-        named |= set(re.findall(r"nox -s (\w+)", text))
+        named |= set(re.findall(r"(?:nox -s|- session:) (\w+)", text))
         for listed in re.findall(r"(?:session|matrix): \[(.+)\]", text):
             named |= {name.strip() for name in listed.split(",")}
     assert {"gpu_perf", "tests", "exports", "docs", "gate", "shards"} <= named
