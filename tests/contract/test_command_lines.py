@@ -16,7 +16,8 @@ from specreg.engines.engine import LaunchOptions, Memory
 from specreg.engines.methods import METHODS, Tree
 from specreg.engines.registry import engine_named
 from specreg.engines.settings import Parallel
-from specreg.servers.environments import EngineEnvironment, engine_environment
+from specreg.servers.environments import EngineEnvironment
+from tests.contract.engines import environment_of
 from tests.unit import builders
 
 PARSERS = Path(__file__).parent / "parsers"
@@ -67,13 +68,7 @@ def problems(
     environment: EngineEnvironment,
     lines: Sequence[Sequence[str] | Mapping[str, object]],
 ) -> Sequence[str | None]:
-    """What the engine's parser says of command lines, or of arguments by name; None if it takes it.
-
-    Args:
-        engine: whose.
-        environment: of its version.
-        lines: what to take.
-    """
+    """What the engine's parser says of each command line, or arguments by name; None: it's fine."""
     done = subprocess.run(
         (environment.python, str(PARSERS / f"of_{engine}.py")),
         check=False,
@@ -86,12 +81,6 @@ def problems(
     assert done.returncode == 0, done.stderr[-3000:]
     found: Sequence[str | None] = json.loads(done.stdout.splitlines()[-1])
     return found
-
-
-def environment_of(engine: str, version: str) -> EngineEnvironment:
-    """The environment of an engine's version; from the cache, after the first time."""
-    requirement = engine_named(engine).requirement(on_gpu=False)
-    return engine_environment(dataclasses.replace(requirement, version=version), show=print)
 
 
 @pytest.mark.parametrize("version", ["0.31.0", "0.32.0"])

@@ -14,19 +14,14 @@ import msgspec
 import pytest
 
 from specreg.datasets.prompts import Prompt
-from specreg.engines.registry import engine_named
 from specreg.matrix.prompts import load_case_prompts
-from specreg.matrix.schema import Load
-from specreg.matrix.tier import load_tier
 from specreg.measurement.measure import Measurement
-from specreg.servers.environments import engine_environment
 from specreg.servers.server import Server
-from specreg.servers.start import ServerStart
-from tests.unit.builders import measure_alone
+from tests.contract.engines import case_of, environment_of, start
+from tests.unit import builders
 
-ROOT = Path(__file__).parents[2]
-TIER = load_tier(ROOT / "fixtures/matrix", "cpu")
-CASE = next(case for case in TIER.cases if case.id == "vllm-draft_model-tiny-toy-c4")
+ROOT = builders.ROOT
+CASE = case_of("cpu", "vllm-draft_model-tiny-toy-c4")
 
 
 class Theirs(msgspec.Struct, frozen=True):
@@ -44,21 +39,19 @@ class Theirs(msgspec.Struct, frozen=True):
     output_throughput: float
 
 
-def silent(_: str) -> None:
-    """Shows nothing."""
-
-
 def run_bench_serve(server: Server, prompts: tuple[Prompt, ...], folder: Path) -> Theirs:
     """The benchmark, on the prompts that specreg replays."""
     # Of the forms that it reads, this one needs no pandas; the second turn is never sent.
     said = [(prompt.turns[0], "an answer of some words") for prompt in prompts]
     rows = [{"conversations": [{"value": text} for text in turns]} for turns in said]
     (folder / "prompts.json").write_text(json.dumps(rows))
-    environment = engine_environment(engine_named("vllm").requirement(on_gpu=False), show=silent)
     before = os.times()
     done = subprocess.run(
         (
-            *(environment.python, str(ROOT / "tests/contract/bench_serve/bench_serve.py")),
+            *(
+                environment_of("vllm").python,
+                str(ROOT / "tests/contract/bench_serve/bench_serve.py"),
+            ),
             *("bench", "serve", "--backend", "openai-chat", "--endpoint", "/v1/chat/completions"),
             *("--base-url", server.base_url, "--model", server.model),
             *("--tokenizer", server.target, "--skip-chat-template", "--disable-shuffle"),
@@ -86,19 +79,10 @@ def run_bench_serve(server: Server, prompts: tuple[Prompt, ...], folder: Path) -
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Measurement, Theirs]:
     """What specreg and what vLLM's benchmark measured, one after the other, on one server."""
     folder = tmp_path_factory.mktemp("cross")
-    environment = engine_environment(engine_named("vllm").requirement(on_gpu=False), show=silent)
-    case = dataclasses.replace(CASE, load=Load(concurrency=CASE.load.concurrency))
-    prompts = load_case_prompts(ROOT, case)[: case.prompts]
-    with ServerStart(
-        spec=dataclasses.replace(case.server, padding_layers=0),
-        environment=environment,
-        root=ROOT,
-        log_path=folder / "server.log",
-        on_gpu=False,
-        ready_within_s=600,
-        show=silent,
-    ).running() as server:
-        ours = measure_alone(case, server, prompts)
+    prompts = load_case_prompts(ROOT, CASE)[: CASE.prompts]
+    case = dataclasses.replace(CASE, server=dataclasses.replace(CASE.server, padding_layers=0))
+    with start(case, folder) as server:
+        ours = builders.measure_alone(case, server, prompts)
         return ours, run_bench_serve(server, prompts, folder)
 
 

@@ -1,7 +1,6 @@
 """The same case on real vLLM and real SGLang: the same tokens, and the same acceptance.
 
-Both without a GPU, SGLang on the kernels of `tests/doubles/sglang_cpu`. `nox -s sglang_cpu` runs
-it.
+Both without a GPU, SGLang on the kernels of `tests/sglang_cpu`. `nox -s sglang_cpu` runs it.
 """
 
 import functools
@@ -13,15 +12,12 @@ import pytest
 
 from specreg.acceptance.record import StepCounts
 from specreg.datasets.prompts import Prompt
-from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts
 from specreg.matrix.tier import load_tier
-from specreg.servers.environments import EngineEnvironment, engine_environment
 from specreg.servers.server import Server
-from specreg.servers.start import ServerStart
+from tests.contract.engines import start
 from tests.unit import builders
-from tests.unit.builders import measure_alone
 
 ROOT = builders.ROOT
 METHODS = ("draft_model", "eagle3")
@@ -32,11 +28,6 @@ CASES = {
 
 Answers = Mapping[str, str]
 Observed = Callable[[str, str], tuple[StepCounts, Answers]]
-
-
-def environment(engine: str) -> EngineEnvironment:
-    """What an engine runs in, made if it isn't there."""
-    return engine_environment(engine_named(engine).requirement(on_gpu=False), show=print)
 
 
 def answers(server: Server, case: Case, prompts: tuple[Prompt, ...]) -> Answers:
@@ -60,17 +51,9 @@ def observe(engine: str, method: str, folder: Path) -> tuple[StepCounts, Answers
     """What a real server does with a case: the steps of its prompts, and its answers."""
     case = CASES[engine, method]
     prompts = load_case_prompts(ROOT, case)[: case.prompts]
-    with ServerStart(
-        spec=case.server,
-        environment=environment(engine),
-        root=ROOT,
-        log_path=folder / f"{engine}-{method}.log",
-        on_gpu=False,
-        ready_within_s=600,
-        show=print,
-    ).running() as server:
+    with start(case, folder) as server:
         said = answers(server, case, prompts)
-        measurement = measure_alone(case, server, prompts)
+        measurement = builders.measure_alone(case, server, prompts)
     assert not measurement.invalid
     assert measurement.acceptance is not None
     return measurement.acceptance.total, said

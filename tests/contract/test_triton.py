@@ -6,27 +6,20 @@ The backend is `tests/doubles/triton_server/model.py`; the vendor's comes in its
 
 import dataclasses
 import os
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from specreg.acceptance.record import AcceptanceRecord, Source, View
-from specreg.engines.registry import engine_named
 from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts
 from specreg.matrix.schema import Load
-from specreg.matrix.tier import load_tier
-from specreg.servers.environments import EngineEnvironment, engine_environment
+from specreg.servers.environments import EngineEnvironment
 from specreg.servers.provision import Provision
-from specreg.servers.server import Server
-from specreg.servers.start import ServerStart
+from tests.contract.engines import case_of, environment_of, start
 from tests.doubles.triton_server.install import install_tritonserver
 from tests.unit import builders
-from tests.unit.builders import measure_alone
-
-ROOT = builders.ROOT
 
 
 def case(engine: str) -> Case:
@@ -34,8 +27,7 @@ def case(engine: str) -> Case:
 
     Without its chat template the target would end its answer at once.
     """
-    cases = load_tier(ROOT / "fixtures/matrix", "sglang_cpu").cases
-    found = next(one for one in cases if one.id == "vllm-eagle3-plain-toy-c4")
+    found = case_of("sglang_cpu", "vllm-eagle3-plain-toy-c4")
     server = dataclasses.replace(found.server, engine=engine)
     load = Load(concurrency=1)
     return dataclasses.replace(
@@ -43,42 +35,22 @@ def case(engine: str) -> Case:
     )
 
 
-def started(
-    one: Case, environment: EngineEnvironment, folder: Path
-) -> AbstractContextManager[Server]:
-    """A real server."""
-    return ServerStart(
-        spec=one.server,
-        environment=environment,
-        root=ROOT,
-        log_path=folder / f"{one.server.engine}.log",
-        on_gpu=False,
-        ready_within_s=300,
-        show=print,
-    ).running()
-
-
 @pytest.fixture
 def provision(monkeypatch: pytest.MonkeyPatch) -> Provision:
     """A machine with a tritonserver, whose backend finds vLLM."""
     folder = install_tritonserver(print)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("SPECREG_VLLM_PYTHON", vllm_environment().python)
+    monkeypatch.setenv("SPECREG_VLLM_PYTHON", environment_of("vllm").python)
     return Provision(on_gpu=False, version=None, python=None, url=None, show=print)
-
-
-def vllm_environment() -> EngineEnvironment:
-    """VLLM's own; from the cache, after the first time."""
-    return engine_environment(engine_named("vllm").requirement(on_gpu=False), show=print)
 
 
 def acceptance(
     one: Case, environment: EngineEnvironment, folder: Path
 ) -> tuple[AcceptanceRecord, int]:
     """What a real server does with the case, and how many tokens it delivers."""
-    prompts = load_case_prompts(ROOT, one)[: one.prompts]
-    with started(one, environment, folder) as server:
-        measurement = measure_alone(one, server, prompts)
+    prompts = load_case_prompts(builders.ROOT, one)[: one.prompts]
+    with start(one, folder, environment) as server:
+        measurement = builders.measure_alone(one, server, prompts)
     assert not measurement.invalid
     assert measurement.acceptance is not None
     assert measurement.replay is not None
@@ -92,7 +64,7 @@ def test_triton_does_what_its_vllm_does(tmp_path: Path, provision: Provision) ->
     triton = dataclasses.replace(triton, server=server)
     provision.check([triton])
 
-    counted, tokens = acceptance(case("vllm"), vllm_environment(), tmp_path)
+    counted, tokens = acceptance(case("vllm"), environment_of("vllm"), tmp_path)
     seen, same_tokens = acceptance(triton, provision.environment(triton.server), tmp_path)
 
     assert (seen.source, seen.view) == (Source.STREAM_CHUNKS, View.EMITTED)
@@ -102,5 +74,5 @@ def test_triton_does_what_its_vllm_does(tmp_path: Path, provision: Provision) ->
     cut = counted.total.accepted - seen.total.accepted
     assert 0 <= cut <= 3 * triton.prompts
     # vLLM says what it was told: the case's own arguments have reached it.
-    assert "'seed': 7" in (tmp_path / "triton.log").read_text()
-    assert "'seed': 7" not in (tmp_path / "vllm.log").read_text()
+    assert "'seed': 7" in (tmp_path / f"{triton.server.id}.log").read_text()
+    assert "'seed': 7" not in (tmp_path / f"{case('vllm').server.id}.log").read_text()
