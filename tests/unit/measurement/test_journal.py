@@ -31,7 +31,7 @@ from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Family, Replay
 from specreg.measurement.validity import all_invalid
 from tests.doubles.vllm.app import ScriptedServer
-from tests.doubles.vllm.launch import Launch, Speculation
+from tests.doubles.vllm.launch import Launch
 from tests.doubles.vllm.script import Script
 from tests.unit import builders
 
@@ -67,12 +67,7 @@ def journaled(
     acceptance: AcceptanceRecord | None = ACCEPTANCE,
 ) -> Measurement:
     """A measurement of two rounds, and two of its control, that was journaled."""
-    launch = Launch(
-        model="folder",
-        name="toy",
-        speculation=Speculation(num_speculative_tokens=3),
-        counts=True,
-    )
+    launch = Launch(model="folder", name="toy", draft_tokens=3, counts=True)
     journal = Journal(path)
 
     async def run() -> Replay:
