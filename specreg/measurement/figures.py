@@ -1,7 +1,7 @@
 """All figures of a measurement, for people and programs: what docs/measuring.md names, as JSON."""
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -14,6 +14,7 @@ from specreg.measurement.metrics import (
     Family,
     Replay,
     e2e_ms,
+    goodput_requests_per_s,
     is_good,
     output_tokens_per_s,
     per_s,
@@ -209,30 +210,23 @@ def _part(record: AcceptanceRecord, *, all_steps: bool) -> PartFigures:
 
 def _arm(replay: Replay) -> ArmFigures:
     traces = replay.traces
-    gaps, lags = Histogram(), Histogram()
-    for part in replay.rounds:
-        gaps.merge(part.gaps)
-        lags.merge(part.lags)
     by_category: dict[str, list[RequestTrace]] = {}
     for trace in traces:
         by_category.setdefault(trace.category, []).append(trace)
 
-    def good(trace: RequestTrace) -> bool:
-        return is_good(trace, replay.limits)
-
     return ArmFigures(
         **msgspec.structs.asdict(_pace(traces)),
-        good_requests=sum(map(good, traces)),
+        good_requests=sum(is_good(trace, replay.limits) for trace in traces),
         tokens_per_chunk=tokens_per_step(replay),
-        ttft_ms=_summary(map(ttft_ms, traces)),
-        e2e_ms=_summary(map(e2e_ms, traces)),
-        step_ms=gaps.summary_ms(),
-        completion_tokens=_summary(trace.tokens for trace in traces),
-        throughput_tokens_per_s=throughput_tokens_per_s(replay.rounds, replay.concurrency),
-        requests_per_s=per_s(replay.rounds, replay.concurrency, lambda _: 1.0),
-        goodput_requests_per_s=per_s(replay.rounds, replay.concurrency, good),
-        send_delay_ms=_summary((one.sent_ns - one.planned_ns) / _NS_PER_MS for one in traces),
-        client_lag_ms=lags.summary_ms(),
+        ttft_ms=summarize(map(ttft_ms, traces)),
+        e2e_ms=summarize(map(e2e_ms, traces)),
+        step_ms=replay.gaps.summary_ms(),
+        completion_tokens=summarize(trace.tokens for trace in traces),
+        throughput_tokens_per_s=throughput_tokens_per_s(replay),
+        requests_per_s=per_s(replay, lambda _: 1.0),
+        goodput_requests_per_s=goodput_requests_per_s(replay),
+        send_delay_ms=summarize((one.sent_ns - one.planned_ns) / _NS_PER_MS for one in traces),
+        client_lag_ms=Histogram.merged(part.lags for part in replay.rounds).summary_ms(),
         by_category={name: _pace(part) for name, part in by_category.items()},
     )
 
@@ -241,8 +235,8 @@ def _pace(traces: Sequence[RequestTrace]) -> PaceFigures:
     return PaceFigures(
         requests=len(traces),
         tokens=sum(trace.tokens for trace in traces),
-        tpot_ms=_summary(map(tpot_ms, traces)),
-        output_tokens_per_s=_summary(map(output_tokens_per_s, traces)),
+        tpot_ms=summarize(map(tpot_ms, traces)),
+        output_tokens_per_s=summarize(map(output_tokens_per_s, traces)),
     )
 
 
@@ -253,7 +247,7 @@ def _speedup(
         return None
     return SpeedupFigures(
         throughput_ratio=measurement.values.get("speedup_ratio"),
-        round_ratio=_summary(round_ratios(measurement.replay or Replay())),
+        round_ratio=summarize(round_ratios(measurement.replay or Replay())),
         tpot_ratio=_ratio(control.tpot_ms, timing.tpot_ms),
         tpot_ratio_by_category={
             name: _ratio(control.by_category[name].tpot_ms, pace.tpot_ms)
@@ -266,7 +260,3 @@ def _speedup(
 def _ratio(theirs: Summary | None, ours: Summary | None) -> float | None:
     """Of medians: a stalled request moves none."""
     return theirs.p50 / ours.p50 if theirs and ours and ours.p50 else None
-
-
-def _summary(values: Iterable[float | None]) -> Summary | None:
-    return summarize(value for value in values if value is not None)

@@ -465,9 +465,7 @@ def check_client(rounds: Sequence[Round]) -> None:
     delays = sorted(trace.sent_ns - trace.planned_ns for trace in traces)
     waits = sorted(trace.first_ns - trace.sent_ns for trace in traces if trace.first_ns)
     limit_ns = max(_LATE_NS, _LATE_FRAC * statistics.median(waits) if waits else 0)
-    lags = Histogram()
-    for part in rounds:
-        lags.merge(part.lags)
+    lags = Histogram.merged(part.lags for part in rounds)
     beats_ns = lags.quantile_ns(0.5) if lags.size >= _ENOUGH_BEATS else 0.0
     for what, late_ns in (("sent requests", statistics.median(delays)), ("woke", beats_ns)):
         if late_ns > limit_ns:

@@ -3,9 +3,10 @@
 A metric without a value is None, never 0 and never NaN.
 """
 
+import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from types import MappingProxyType
@@ -13,7 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, Counts, StepCounts
+from specreg.acceptance.record import AcceptanceRecord, Counts
 from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import MatrixError, UnknownNameError
 from specreg.load.rounds import Round
@@ -83,9 +84,9 @@ class Replay:
         )
 
     @property
-    def counts(self) -> StepCounts:
-        """All steps; none without speculation."""
-        return self.acceptance.total if self.acceptance else NO_STEPS
+    def gaps(self) -> Histogram:
+        """The times between two chunks of an answer, which are steps."""
+        return Histogram.merged(part.gaps for part in self.rounds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +136,7 @@ class Metric:
         """Its value, None where there is none."""
         if self.formula is not None:
             return self.formula(replay)
-        parts = ratio_parts(self, replay.counts)
+        parts = ratio_parts(self, replay.acceptance.total) if replay.acceptance else None
         return self.origin + parts[0] / parts[1] if parts and parts[1] else None
 
     def allowed_frac(self, case: Case) -> float:
@@ -200,17 +201,15 @@ def full_until_ns(part: Round, concurrency: int) -> int:
     return min((end_ns for end_ns in ends_ns if end_ns > begun_ns), default=part.ended_ns)
 
 
-def per_s(
-    rounds: Iterable[Round], concurrency: int, amount: Callable[[RequestTrace], float]
-) -> float | None:
+def per_s(replay: Replay, amount: Callable[[RequestTrace], float]) -> float | None:
     """Σ of an amount of each request / Σ (until the load drains - first send) of the rounds.
 
     Of a request that ends later, the part that its tokens have come to by then. All over all, as an
     uninterrupted loop has it: a ratio of two such sums leans to neither side.
     """
     total, window_ns = 0.0, 0
-    for part in rounds:
-        until_ns = full_until_ns(part, concurrency)
+    for part in replay.rounds:
+        until_ns = full_until_ns(part, replay.concurrency)
         total += sum(amount(trace) * _said_frac(trace, until_ns) for trace in part.traces)
         window_ns += until_ns - part.started_ns
     return total * _NS_PER_S / window_ns if window_ns else None
@@ -226,9 +225,9 @@ def _said_frac(trace: RequestTrace, until_ns: int) -> float:
     return (trace.first_chunk_tokens + later * trace.later_tokens) / trace.tokens
 
 
-def throughput_tokens_per_s(rounds: Iterable[Round], concurrency: int) -> float | None:
+def throughput_tokens_per_s(replay: Replay) -> float | None:
     """Tokens per second while the load was full, see `per_s`."""
-    return per_s(rounds, concurrency, lambda trace: trace.tokens)
+    return per_s(replay, lambda trace: trace.tokens)
 
 
 def is_good(trace: RequestTrace, limits: Limits) -> bool:
@@ -243,9 +242,7 @@ def is_good(trace: RequestTrace, limits: Limits) -> bool:
 
 def step_p50_ms(replay: Replay) -> float | None:
     """The median time between two chunks of an answer, which is a step."""
-    gaps = Histogram()
-    for part in replay.rounds:
-        gaps.merge(part.gaps)
+    gaps = replay.gaps
     return gaps.quantile_ns(0.5) / _NS_PER_MS if gaps.size else None
 
 
@@ -257,7 +254,7 @@ def tokens_per_step(replay: Replay) -> float | None:
 
 def goodput_requests_per_s(replay: Replay) -> float | None:
     """The requests that kept their limits, per second while the load was full, see `per_s`."""
-    return per_s(replay.rounds, replay.concurrency, lambda trace: is_good(trace, replay.limits))
+    return per_s(replay, lambda trace: is_good(trace, replay.limits))
 
 
 def speedup_ratio(replay: Replay) -> float | None:
@@ -265,19 +262,14 @@ def speedup_ratio(replay: Replay) -> float | None:
 
     Case and control take turns of seconds, so what slows the machine for longer slows both.
     """
-    ours, theirs = (
-        throughput_tokens_per_s(rounds, replay.concurrency)
-        for rounds in (replay.rounds, replay.control_rounds)
-    )
+    ours, theirs = map(throughput_tokens_per_s, (replay, replay.of_control))
     return ours / theirs if ours is not None and theirs else None
 
 
-def round_ratios(replay: Replay) -> Sequence[float]:
-    """The same of each round and the control's beside it."""
+def round_ratios(replay: Replay) -> tuple[float, ...]:
+    """The speedup of each round and the control's beside it."""
     ratios = (
-        speedup_ratio(
-            Replay(rounds=(one,), control_rounds=(other,), concurrency=replay.concurrency)
-        )
+        speedup_ratio(dataclasses.replace(replay, rounds=(one,), control_rounds=(other,)))
         for one, other in zip(replay.rounds, replay.control_rounds, strict=False)
     )
     return tuple(ratio for ratio in ratios if ratio is not None)
@@ -340,7 +332,7 @@ _SUITE = (
     Metric(
         name="throughput_tokens_per_s",
         family=Family.THROUGHPUT,
-        formula=lambda replay: throughput_tokens_per_s(replay.rounds, replay.concurrency),
+        formula=throughput_tokens_per_s,
         gate_tolerance_frac=0.03,
         cause="output",
         of_output=True,

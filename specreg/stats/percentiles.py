@@ -37,9 +37,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     p99: float
 
 
-def summarize(values: Iterable[float]) -> Summary | None:
-    """Summarize values; None of none."""
-    ordered = sorted(values)
+def summarize(values: Iterable[float | None]) -> Summary | None:
+    """Summarize the values that there are; None of none."""
+    ordered = sorted(value for value in values if value is not None)
     if not ordered:
         return None
     return Summary(
@@ -83,6 +83,14 @@ class Histogram(msgspec.Struct):
                 max_ns=max(durations_ns, default=0),
             )
         )
+
+    @classmethod
+    def merged(cls, parts: Iterable["Histogram"]) -> "Histogram":
+        """A new histogram of all durations of some others."""
+        whole = cls()
+        for part in parts:
+            whole.merge(part)
+        return whole
 
     def merge(self, other: "Histogram") -> None:
         """Add all durations of another histogram."""

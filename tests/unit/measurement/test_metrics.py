@@ -116,7 +116,7 @@ def test_the_goodput_is_all_good_requests_over_the_time_of_all_rounds() -> None:
     replay = dataclasses.replace(NOTHING, rounds=rounds, limits=Limits(ttft_ms=20.0))
     assert goodput(replay) == 3 / 7
     assert goodput(dataclasses.replace(replay, limits=Limits())) == 6 / 7
-    assert per_s([builders.replayed(S, S, 0)], 0, lambda _: 1.0) is None
+    assert per_s(replay_of((1, 1, 0)), lambda _: 1.0) is None
 
 
 def throughput(replay: Replay) -> float | None:
