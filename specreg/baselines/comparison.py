@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from specreg.acceptance.record import AcceptanceRecord
 from specreg.acceptance.table import Column, CountsTable, counts_table
 from specreg.baselines.published import PublishedFigure
-from specreg.baselines.schema import Baseline, Noise, RecordedDevice, load_table
+from specreg.baselines.schema import Baseline, Noise, RecordedDevice, load_acceptance
 from specreg.matrix.schema import CaseSettings
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Family, Metric, ratio_parts
@@ -167,7 +168,7 @@ class Comparison:
     def _of_the_sum(self, metric: Metric) -> float | None:
         """The expectation of a source that knows the sum only."""
         if self.known.baseline is not None:
-            value = self.known.baseline.acceptance_value(metric)
+            value = self.known.baseline.expected_value(metric)
         else:
             value = self.known.published.value(metric.name) if self.known.published else None
         return None if value is None else value - metric.origin
@@ -178,8 +179,8 @@ def compare(launches: Sequence[Measurement], known: CaseBaselines) -> Comparison
     acceptance = launches[-1].acceptance
     ours = counts_table(acceptance.prompts) if acceptance and acceptance.prompts else None
     run_ids = frozenset(ours.prompt_ids[: launches[-1].case.prompts] if ours else ())
-    stored = known.baseline.acceptance if known.baseline else None
-    theirs = load_table(stored) if stored and stored.prompts else None
+    recorded = load_acceptance(known.baseline.acceptance) if known.baseline else None
+    theirs = counts_table(recorded.prompts) if recorded and recorded.prompts else None
     if ours is not None and theirs is not None:
         ours, theirs = common_prompts(ours, theirs)
     return Comparison(
@@ -244,14 +245,15 @@ def change_of_baseline(metric: Metric, old: Baseline, new: Baseline) -> Change |
     """What a new baseline changes; None where there is nothing to compare or no spread."""
     if metric.by_launch:
         return _change_of_speed(metric, new.launch_values(metric), old, spreads_of((new,)))
-    if new.acceptance is None or old.acceptance is None:
-        return None
-    return change_of_acceptance(metric, load_table(old.acceptance), load_table(new.acceptance))
+    before, now = load_acceptance(old.acceptance), load_acceptance(new.acceptance)
+    return change_of_acceptance(metric, before, now) if before and now else None
 
 
-def change_of_acceptance(metric: Metric, old: CountsTable, new: CountsTable) -> Change | None:
+def change_of_acceptance(
+    metric: Metric, old: AcceptanceRecord, new: AcceptanceRecord
+) -> Change | None:
     """The change over the prompts that both have; None where they are too few, or have no ratio."""
-    ours, theirs = common_prompts(new, old)
+    ours, theirs = common_prompts(counts_table(new.prompts), counts_table(old.prompts))
     few = len(ours.prompt_ids) < FEWEST_PROMPTS
     return None if few else _change_of_tables(metric, ours, theirs)
 
@@ -291,14 +293,6 @@ def pooled_spreads(
                 freedom=min(freedom, runs) if runs else freedom,
             )
     return found
-
-
-def expected_value(metric: Metric, baseline: Baseline) -> float | None:
-    """What a baseline expects: of its counts, or the geometric mean over its launches."""
-    if not metric.by_launch:
-        return baseline.acceptance_value(metric)
-    launches = baseline.launch_values(metric)
-    return statistics.geometric_mean(launches) if launches else None
 
 
 def differing_settings(recorded: CaseSettings, current: CaseSettings) -> str:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import specreg
 from specreg.acceptance.record import AcceptanceRecord
-from specreg.acceptance.table import counts_table
 from specreg.baselines.comparison import change_of_acceptance, why_held_back
 from specreg.baselines.schema import (
     SCHEMA_VERSION,
@@ -80,7 +79,6 @@ def record_measurements(
     _check_real(measurements, store)
     _check_acceptance_agrees(measurements)
     speeds = _speeds_of(measurements, invalid)
-    _check_speeds(first.case, speeds)
     kept = old if old is not None and old.case == settings else None
     launches = _beside_kept(speeds, kept.launches, invalid) if kept is not None else speeds
     acceptances = [one.acceptance for one in measurements if one.acceptance]
@@ -211,8 +209,7 @@ def _check_acceptance_agrees(measurements: Sequence[Measurement]) -> None:
     """
     records = [one.acceptance for one in measurements if one.acceptance is not None]
     for other in records[1:]:
-        tables = counts_table(other.prompts), counts_table(records[0].prompts)
-        change = change_of_acceptance(METRICS["acceptance_length_tokens"], *tables)
+        change = change_of_acceptance(METRICS["acceptance_length_tokens"], other, records[0])
         low, high = change.bounds(Look.FULL.value) if change else (1.0, 1.0)
         both = [common.total.acceptance_length or 1.0 for common in _common(records[0], other)]
         if not low <= 0 <= high and abs(both[0] - both[1]) > _SAME_AL_FRAC * min(both):
@@ -225,15 +222,6 @@ def _common(*records: AcceptanceRecord) -> Sequence[AcceptanceRecord]:
     """Records with the prompts alone that all have; as they are where they have none in common."""
     ids = set.intersection(*({prompt.prompt_id for prompt in one.prompts} for one in records))
     return [one.only(ids) for one in records] if ids else records
-
-
-def _check_speeds(case: Case, launches: Sequence[Mapping[str, float]]) -> None:
-    """No launch has a speed of nothing, which nothing could be worse than."""
-    for metric in (metric for metric in METRICS.values() if metric.by_launch):
-        values = [one[metric.name] for one in launches if metric.name in one]
-        if min(values, default=1.0) <= 0:
-            why = f"{metric.name} is 0 in a launch; such a baseline could never be missed"
-            raise _refusal(case, f"{why}; raise the limits")
 
 
 def _refusal(case: Case, why: str) -> BaselineError:

@@ -6,6 +6,7 @@
 import dataclasses
 import json
 import math
+import statistics
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -21,7 +22,6 @@ from specreg.acceptance.record import (
     View,
     Weighting,
 )
-from specreg.acceptance.table import CountsTable, counts_table
 from specreg.core.errors import BaselineError, InvalidMeasurementError
 from specreg.core.files import UNREADABLE, replace_file
 from specreg.matrix.schema import CaseSettings
@@ -153,9 +153,12 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """The metric's value in each launch that has it."""
         return tuple(launch[metric.name] for launch in self.launches if metric.name in launch)
 
-    def acceptance_value(self, metric: Metric) -> float | None:
-        """An acceptance metric's value, from the prompts' counts."""
-        return acceptance_value(metric, load_acceptance(self.acceptance))
+    def expected_value(self, metric: Metric) -> float | None:
+        """A metric's value: of the prompts' counts, or the geometric mean over the launches."""
+        if not metric.by_launch:
+            return acceptance_value(metric, load_acceptance(self.acceptance))
+        launches = self.launch_values(metric)
+        return statistics.geometric_mean(launches) if launches else None
 
 
 def baseline_path(folder: Path, environment: str, case_id: str) -> Path:
@@ -228,7 +231,7 @@ def record_baseline(path: Path, baseline: Baseline) -> None:
         _check_figures(baseline)
         replace_file(path, render_baseline(baseline).encode())
     except (InvalidMeasurementError, OSError) as error:
-        advice = "look at the figures of the run"
+        advice = "raise the limits, or look at the figures of the run"
         if isinstance(error, OSError):
             advice = "make room or mend its rights"
         message = f"baseline '{path}': not written, {_reason(b'', error)}; {advice}"
@@ -284,7 +287,21 @@ def load_acceptance(stored: StoredAcceptance | None) -> AcceptanceRecord | None:
     """The record that was stored."""
     if stored is None:
         return None
-    prompts = _prompts_of(stored)
+    prompts = tuple(
+        PromptAcceptance(
+            prompt_id=prompt.id,
+            category=prompt.category,
+            counts=StepCounts(
+                steps=prompt.steps,
+                accepted=prompt.accepted,
+                proposed=prompt.proposed,
+                position_counts=prompt.position_counts,
+            ),
+            completion_tokens=prompt.completion_tokens,
+            turn=prompt.turn,
+        )
+        for prompt in stored.prompts
+    )
     return AcceptanceRecord(
         source=stored.source,
         view=stored.view,
@@ -294,39 +311,20 @@ def load_acceptance(stored: StoredAcceptance | None) -> AcceptanceRecord | None:
     )
 
 
-def load_table(stored: StoredAcceptance) -> CountsTable:
-    """What each prompt did, as columns."""
-    return counts_table(_prompts_of(stored))
-
-
-def _prompts_of(stored: StoredAcceptance) -> tuple[PromptAcceptance, ...]:
-    names = [field.name for field in dataclasses.fields(StepCounts)]
-    return tuple(
-        PromptAcceptance(
-            prompt_id=prompt.id,
-            category=prompt.category,
-            counts=StepCounts(**{name: getattr(prompt, name) for name in names}),
-            completion_tokens=prompt.completion_tokens,
-            turn=prompt.turn,
-        )
-        for prompt in stored.prompts
-    )
-
-
 def _check_figures(baseline: Baseline) -> None:
     for launch in baseline.launches:
         for name, value in launch.items():
             if not 0 < value < math.inf:
-                raise InvalidMeasurementError("FIGURE_IMPOSSIBLE", f"{name} is {value}")
+                message = f"{name} is {value}, which could never be missed"
+                raise InvalidMeasurementError("FIGURE_IMPOSSIBLE", message)
     for name, noise in baseline.noise.items():
         if not 0 <= noise.between_frac < math.inf or noise.runs < _FEWEST_RUNS:
             raise InvalidMeasurementError("FIGURE_IMPOSSIBLE", f"noise of {name} is {noise}")
-    stored = baseline.acceptance
     drafted = baseline.case.tree.drafted_tokens if baseline.case.tree else None
-    for prompt in _prompts_of(stored) if stored else ():
-        check_counts(prompt.counts, f"prompt '{prompt.prompt_id}'", drafted_tokens=drafted)
-    if stored is not None and stored.total is not None:
-        check_counts(stored.total, "all prompts", drafted_tokens=drafted)
+    if record := load_acceptance(baseline.acceptance):
+        for prompt in record.prompts:
+            check_counts(prompt.counts, f"prompt '{prompt.prompt_id}'", drafted_tokens=drafted)
+        check_counts(record.total, "all prompts", drafted_tokens=drafted)
 
 
 class _Head(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from typing import Literal
 import msgspec
 
 import specreg
-from specreg.baselines.comparison import CaseBaselines, expected_value
+from specreg.baselines.comparison import CaseBaselines
 from specreg.baselines.record import commit_of
 from specreg.baselines.schema import load_acceptance
 from specreg.core.errors import ReportError
@@ -318,7 +318,7 @@ def expected_of(known: CaseBaselines, measured: Sequence[Measurement]) -> Expect
     if record is not None and record.prompts and ours is not None and ours.prompts:
         record = record.only({prompt.prompt_id for prompt in ours.prompts})
     values = {
-        metric.name: expected_value(metric, baseline)
+        metric.name: baseline.expected_value(metric)
         if metric.by_launch
         else acceptance_value(metric, record)
         for metric in METRICS.values()

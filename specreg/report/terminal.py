@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from specreg.baselines.comparison import change_of_baseline, expected_value, spreads_of
+from specreg.baselines.comparison import change_of_baseline, spreads_of
 from specreg.baselines.record import RecordedBaseline, commit_of
 from specreg.baselines.schema import Baseline
 from specreg.core.commands import is_attached, record_command, run_command
@@ -127,7 +127,7 @@ def render_baselines(baselines: Iterable[tuple[Path, Baseline]], *, width: int) 
             one.provenance.recorded_on,
             f"{one.case.engine}=={one.provenance.engine_version}",
             str(len(one.launches)),
-            *(format_number(expected_value(METRICS[name], one)) for name in names),
+            *(format_number(one.expected_value(METRICS[name])) for name in names),
             " ".join(one.provenance.reason.split()),
         )
         for path, one in baselines
@@ -212,10 +212,10 @@ def render_written(
 def _recorded_rows(record: RecordedBaseline) -> Iterator[tuple[str, ...]]:
     spreads = spreads_of((record.new,))
     for metric in METRICS.values():
-        new = expected_value(metric, record.new)
+        new = record.new.expected_value(metric)
         if new is None:
             continue
-        old = expected_value(metric, record.old) if record.old else None
+        old = record.old.expected_value(metric) if record.old else None
         change = change_of_baseline(metric, record.old, record.new) if record.old else None
         bounds = change.bounds(first_look(metric).value) if change else None
         if bounds and metric.by_launch:

@@ -15,7 +15,6 @@ from specreg.baselines.published import load_published
 from specreg.baselines.schema import (
     load_acceptance,
     load_baseline,
-    load_table,
     render_baseline,
 )
 from specreg.datasets.formats import load_prompt_file, load_published_rows
@@ -43,10 +42,8 @@ def read_baseline(folder: Path, content: bytes) -> None:
     assert baseline is not None
     for metric in METRICS.values():
         baseline.launch_values(metric)
-        baseline.acceptance_value(metric)
-    if baseline.acceptance is not None:
-        load_table(baseline.acceptance)
-        load_acceptance(baseline.acceptance)
+        baseline.expected_value(metric)
+    load_acceptance(baseline.acceptance)
     path.write_text(render_baseline(baseline))
     assert load_baseline(path) == baseline
 

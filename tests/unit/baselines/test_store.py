@@ -201,11 +201,6 @@ def test_a_recorded_baseline_holds_its_launches_and_where_it_comes_from(tmp_path
             "its launches disagree on the acceptance length (2.5000, 2.5500); find out why first",
             id="disagreeing",
         ),
-        pytest.param(
-            [builders.measurement({"goodput_requests_per_s": 0.0}, of=COUNTS)] * 2,
-            "goodput_requests_per_s is 0 in a launch",
-            id="nothing",
-        ),
     ],
 )
 def test_launches_that_cannot_be_trusted_are_not_recorded(
