@@ -123,6 +123,24 @@ _TABLE = (
         repo="anon8231489123/ShareGPT_Vicuna_unfiltered",
         file="ShareGPT_V3_unfiltered_cleaned_split.json",
     ),
+    *(
+        PromptSet(
+            dataset="sharegpt",
+            config=config,
+            category="chat",
+            licence=(
+                "CC-BY-4.0, by whoever uploaded it. People's own conversations, as in sharegpt:"
+                " whether you may use them is for you to judge."
+            ),
+            repo="shibing624/sharegpt_gpt4",
+            file=file,
+        )
+        for config, file in (
+            ("gpt4", "sharegpt_gpt4.jsonl"),
+            ("v3", "sharegpt_V3_format.jsonl"),
+            ("zh", "sharegpt_zh_38K_format.jsonl"),
+        )
+    ),
     PromptSet(  # 80 questions of MT-Bench, and 80 of one turn in each of five tasks
         dataset="spec-bench",
         licence="Apache-2.0, of the repository. Cite Xia et al. 2024 (arXiv:2401.07851).",
