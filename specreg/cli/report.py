@@ -10,7 +10,7 @@ from specreg.core.errors import ReportError, UnknownNameError
 from specreg.report.document import FILE_NAME, load_report, load_verdict, render_schema
 from specreg.report.exports import ALWAYS, FORMS, write_outputs
 
-_FORMS = "; ".join(f"{name}: {text}" for name, text in FORMS.items())
+_FORMS = "; ".join(f"{name}: {text}" for name, (text, *_) in FORMS.items())
 RunArgument = Annotated[
     str | None,
     typer.Argument(help="its folder, or its name among the runs; else the last that judged"),

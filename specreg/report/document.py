@@ -226,8 +226,13 @@ def record_document(path: Path, content: object) -> None:
     Raises:
         ReportError: the disk refuses.
     """
+    write_whole(path, msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file at once; ReportError where the disk refuses."""
     try:
-        replace_file(path, msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
+        replace_file(path, content)
     except OSError as error:
         message = f"'{path}': not written, {error.strerror}; make room or mend its rights"
         raise ReportError(message) from error

@@ -17,24 +17,15 @@ from xml.etree import ElementTree as ET
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from specreg.core.errors import ReportError
-from specreg.core.files import replace_file
 from specreg.core.redaction import hide_known
 from specreg.measurement.journal import load_journal
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import e2e_ms, tpot_ms, ttft_ms
-from specreg.report.document import CaseReport, Report, began_at
+from specreg.report.document import CaseReport, Report, began_at, write_whole
 from specreg.report.failures import properties, render_skip, sentence_of
 from specreg.report.page import render_markdown, render_page
 from specreg.verdicts.judge import Verdict
 
-FORMS: Mapping[str, str] = {
-    "html": "one page for people, which needs nothing else",
-    "markdown": "a summary for a pull request or a job",
-    "junit": "JUnit's XML, a test for each verdict",
-    "csv": "verdicts, a row each",
-    "prometheus": "gauges for the node exporter's text files",
-    "aiperf": "aiperf's records of each request",
-}
 ALWAYS = ("html", "markdown")
 """What each run leaves."""
 _LABELS = ("tier", "environment", "case_id", "engine", "method", "models", "dataset", "metric")
@@ -54,29 +45,12 @@ def write_outputs(
     """
     written: list[Path] = []
     for name in names:
-        for file, text in _render(name, report, run_folder).items():
-            path = folder / file
-            try:
-                replace_file(path, text.encode())  # at once: the node exporter may be reading
-            except OSError as error:
-                message = f"report '{path}': not written, {error.strerror}"
-                raise ReportError(f"{message}; make room or mend its rights") from error
-            written.append(path)
+        _, file, render = FORMS[name]
+        files = {file: render(report)} if render else _render_requests(report, run_folder)
+        for path, text in files.items():
+            write_whole(folder / path, text.encode())  # the node exporter may be reading
+            written.append(folder / path)
     return written
-
-
-def _render(name: str, report: Report, run_folder: Path) -> Mapping[str, str]:
-    """The files of a form, by their paths below the folder."""
-    if name in _RENDERERS:
-        file, render = _RENDERERS[name]
-        return {file: render(report)}
-    launches = load_journal(run_folder / "journal.jsonl").items()
-    ordered = sorted(launches, key=lambda item: item[0].launch)
-    files = render_aiperf(report, {key.case_id: measured for key, measured in ordered})
-    if not files:
-        message = f"report as {name}: no case of run '{report.run.run}' holds what it takes"
-        raise ReportError(f"{message}; name a run that measured one")
-    return files
 
 
 def render_junit(report: Report) -> str:
@@ -152,6 +126,17 @@ def render_metrics(report: Report) -> str:
     return generate_latest(registry).decode()
 
 
+def _render_requests(report: Report, run_folder: Path) -> Mapping[str, str]:
+    """The files of aiperf, by path, of the last launch of each case in the journal."""
+    launches = load_journal(run_folder / "journal.jsonl").items()
+    ordered = sorted(launches, key=lambda item: item[0].launch)
+    files = render_aiperf(report, {key.case_id: measured for key, measured in ordered})
+    if not files:
+        message = f"report as aiperf: no case of run '{report.run.run}' holds what it takes"
+        raise ReportError(f"{message}; name a run that measured one")
+    return files
+
+
 def render_aiperf(report: Report, measured: Mapping[str, Measurement]) -> Mapping[str, str]:
     """By path, aiperf's records of the requests of a case, whose id is the key of its launch."""
     moment = began_at(report.run.run)
@@ -216,10 +201,12 @@ def _aiperf_records(
         }
 
 
-_RENDERERS: Mapping[str, tuple[str, Callable[[Report], str]]] = {
-    "html": ("report.html", render_page),
-    "markdown": ("report.md", render_markdown),
-    "junit": ("junit.xml", render_junit),
-    "csv": ("verdicts.csv", render_verdict_rows),
-    "prometheus": ("specreg.prom", render_metrics),
+FORMS: Mapping[str, tuple[str, str, Callable[[Report], str] | None]] = {
+    "html": ("one page for people, which needs nothing else", "report.html", render_page),
+    "markdown": ("a summary for a pull request or a job", "report.md", render_markdown),
+    "junit": ("JUnit's XML, a test for each verdict", "junit.xml", render_junit),
+    "csv": ("verdicts, a row each", "verdicts.csv", render_verdict_rows),
+    "prometheus": ("gauges for the node exporter's text files", "specreg.prom", render_metrics),
+    "aiperf": ("aiperf's records of each request", "aiperf", None),
 }
+"""By name what it is, its file, and what renders that; aiperf's takes the journal."""
