@@ -7,6 +7,7 @@ shares no text with its baseline, which is the worst case. Launches differ by 1 
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -54,7 +55,6 @@ _CASES = 72
 _MOST_ALARMS_FRAC = 0.02
 """How many identical nights may raise an alarm."""
 _NIGHTS_PER_BASELINE = 10
-_BASELINE_LAUNCHES = 3
 _ONCE_IN_A_THOUSAND = 0.001
 _THROUGHPUT = METRICS["throughput_tokens_per_s"]
 _SPEEDS = {_THROUGHPUT.name: 1000.0, "ttft_p50_ms": 40.0, "tpot_p50_ms": 8.0}
@@ -113,7 +113,7 @@ def run_selftest(nights: int, trials: int = 300) -> tuple[str, bool]:
     lines = [f"{'planted':36}{'PASS':>7}{'undecided':>14}{'REGRESSED':>11}{'prompts':>9}"]
     kept = True
     for seed, plant in enumerate(PLANTS, start=1):
-        outcomes, used_frac = try_plant(plant, trials, seed=seed)
+        outcomes, used_frac = try_plant(plant, trials, World(seed))
         kept = kept and is_kept(plant, outcomes, used_frac)
         passed, undecided, regressed = (count / trials for count in _counts(outcomes))
         lines.append(
@@ -151,13 +151,12 @@ def is_kept(plant: Plant, outcomes: Mapping[Outcome, int], used_frac: float) -> 
 
 def most_by_chance(trials: int, frac: float) -> int:
     """How many of some trials chance takes, but once in a thousand times, at a rate of `frac`."""
-    if frac in {0.0, 1.0}:
-        return round(frac * trials)
-    hits = np.arange(trials + 1)
-    # By logarithms: the ways to choose so many of thousands are beyond a float.
-    ways = np.concatenate(([0.0], np.cumsum(np.log((trials + 1 - hits[1:]) / hits[1:]))))
-    chances = np.exp(ways + hits * math.log(frac) + (trials - hits) * math.log1p(-frac))
-    return int(np.searchsorted(np.cumsum(chances), 1 - _ONCE_IN_A_THOUSAND))
+    chances = (
+        math.comb(trials, hits) * frac**hits * (1 - frac) ** (trials - hits)
+        for hits in range(trials + 1)
+    )
+    below = enumerate(itertools.accumulate(chances))
+    return next(hits for hits, chance in below if chance >= 1 - _ONCE_IN_A_THOUSAND)
 
 
 def _counts(outcomes: Mapping[Outcome, int]) -> tuple[int, int, int]:
@@ -169,14 +168,11 @@ def _counts(outcomes: Mapping[Outcome, int]) -> tuple[int, int, int]:
     return passed, undecided, outcomes.get(Outcome.REGRESSED, 0)
 
 
-def try_plant(
-    plant: Plant, trials: int, *, seed: int, machine: "Machine | None" = None
-) -> tuple[Counter[Outcome], float]:
+def try_plant(plant: Plant, trials: int, world: "World") -> tuple[Counter[Outcome], float]:
     """The outcomes of a planted change, and the mean share of a case's prompts that they took.
 
     Each is judged among the other figures of a night, among which it must stand out.
     """
-    world = World(np.random.default_rng(seed), machine or Machine())
     outcomes: Counter[Outcome] = Counter()
     used_frac = 0.0
     night = [
@@ -199,7 +195,7 @@ def try_plant(
 
 def try_nights(nights: int, *, prompts: int, seed: int) -> tuple[int, Counter[Outcome]]:
     """How many identical nights raised an alarm, and the outcomes of all verdicts."""
-    world = World(np.random.default_rng(seed))
+    world = World(seed)
     cases = [simulated_case(number, prompts=prompts) for number in range(_CASES)]
     metrics = _metrics_of(cases[0])
     alarms, outcomes = 0, Counter[Outcome]()
@@ -214,27 +210,29 @@ def try_nights(nights: int, *, prompts: int, seed: int) -> tuple[int, Counter[Ou
     return alarms, outcomes
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """Where it is simulated to be measured.
-
-    Attributes:
-        launch_spread_frac: how launches differ, as a standard deviation of logarithms.
-        launches: of each baseline; cases: whose launches tell that spread.
-    """
-
-    launch_spread_frac: float = LAUNCH_SPREAD_FRAC
-    launches: int = _BASELINE_LAUNCHES
-    cases: int = _CASES
-
-
 class World:
-    """Draws measurements, and the baselines that they are compared with."""
+    """Draws measurements on a machine, and the baselines that they are compared with."""
 
-    def __init__(self, random: np.random.Generator, machine: Machine = Machine()) -> None:
-        self._random, self._machine = random, machine
+    def __init__(
+        self,
+        seed: int,
+        *,
+        launch_spread_frac: float = LAUNCH_SPREAD_FRAC,
+        launches: int = 3,
+        cases: int = _CASES,
+    ) -> None:
+        """Begins with the spread of the launches of some cases.
+
+        Args:
+            seed: of all that is drawn.
+            launch_spread_frac: how launches differ, as a standard deviation of logarithms.
+            launches: of each baseline.
+            cases: whose launches tell that spread.
+        """
+        self._random = np.random.default_rng(seed)
+        self._launch_spread_frac, self._launches = launch_spread_frac, launches
         self._hardness: dict[str, Column] = {}
-        self._spreads = spreads_of(self._baseline() for _ in range(machine.cases))
+        self._spreads = spreads_of(self._baseline() for _ in range(cases))
 
     def known_of(self, case: Case) -> CaseBaselines:
         """A fresh baseline of a case, of twice its prompts."""
@@ -254,7 +252,7 @@ class World:
             environment=_ENVIRONMENT,
             provenance=_PROVENANCE,
             acceptance=acceptance,
-            launches=tuple(self._speeds(1.0) for _ in range(self._machine.launches)),
+            launches=tuple(self._speeds(1.0) for _ in range(self._launches)),
         )
 
     def launch(
@@ -331,7 +329,7 @@ class World:
         return {
             name: value
             * (speed if METRICS[name].direction is Direction.UP else 1 / speed)
-            * math.exp(self._random.normal(0, self._machine.launch_spread_frac))
+            * math.exp(self._random.normal(0, self._launch_spread_frac))
             for name, value in _SPEEDS.items()
         }
 

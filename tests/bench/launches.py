@@ -16,7 +16,7 @@ from scipy.stats import chi2
 from specreg.measurement.metrics import METRICS
 from specreg.report.document import load_verdict
 from specreg.verdicts.judge import GOOD, Outcome
-from specreg.verdicts.selftest import Machine, Plant, try_plant
+from specreg.verdicts.selftest import Plant, World, try_plant
 
 SPREAD_FRAC = 0.05
 CASES = 8
@@ -31,15 +31,15 @@ def print_launches() -> None:
     print("| tolerated | recorded launches | lost | PASS | undecided | REGRESSED |")  # noqa: T201
     print("| --- | --- | --- | --- | --- | --- |")  # noqa: T201
     for tolerance_frac, launches, loss in itertools.product((0.1, 0.2), (3, 5, 10), LOSSES):
-        machine = Machine(launch_spread_frac=SPREAD_FRAC, launches=launches, cases=CASES)
-        told = shares(loss, tolerance_frac, machine)
+        world = World(launches, launch_spread_frac=SPREAD_FRAC, launches=launches, cases=CASES)
+        told = shares(loss, tolerance_frac, world)
         print(f"| {tolerance_frac:.0%} | {launches} | {loss:.0%} | {told} |")  # noqa: T201
 
 
-def shares(loss_frac: float, tolerance_frac: float, machine: Machine) -> str:
+def shares(loss_frac: float, tolerance_frac: float, world: World) -> str:
     """How often a loss passes, is undecided and is found."""
     plant = Plant("", speed_frac=loss_frac, metric=METRIC, tolerance_frac=tolerance_frac)
-    found, _ = try_plant(plant, TRIALS, seed=machine.launches, machine=machine)
+    found, _ = try_plant(plant, TRIALS, world)
     passed, lost = sum(found[one] for one in GOOD), found[Outcome.REGRESSED]
     return " | ".join(f"{one / TRIALS:.1%}" for one in (passed, TRIALS - passed - lost, lost))
 
@@ -51,9 +51,8 @@ def print_nights(folder: Path) -> None:
     print("| spread of launches | lost | PASS | undecided | REGRESSED |")  # noqa: T201
     print("| --- | --- | --- | --- | --- |")  # noqa: T201
     for name, frac in (("seen", spread_frac), (f"95 % bound of {freedom} freedoms", most_frac)):
-        machine = Machine(launch_spread_frac=frac, launches=3, cases=6)
         for loss in (0.0, 0.1, 0.15, 0.2, 0.26):
-            told = shares(loss, 0.1, machine)
+            told = shares(loss, 0.1, World(3, launch_spread_frac=frac, cases=6))
             print(f"| {name}, {frac:.1%} | {loss:.0%} | {told} |", flush=True)  # noqa: T201
 
 

@@ -28,7 +28,7 @@ PASS, REGRESSED, INCONCLUSIVE = Outcome.PASS, Outcome.REGRESSED, Outcome.INCONCL
 
 def mean_length(plant: Plant) -> float:
     """The mean acceptance length of some launches of a case."""
-    world = World(np.random.default_rng(3))
+    world = World(3)
     case = simulated_case(0)
     known = world.known_of(case)
     launches = [world.launch(case, known, plant, asked=[SPEED]) for _ in range(10)]
@@ -41,7 +41,7 @@ def test_a_planted_loss_is_as_large_as_it_says() -> None:
 
 
 def test_a_great_loss_is_caught_early() -> None:
-    outcomes, used_frac = try_plant(FIFTEEN, 20, seed=1)
+    outcomes, used_frac = try_plant(FIFTEEN, 20, World(1))
     assert outcomes == {REGRESSED: 20}
     assert used_frac < 0.5
 
@@ -65,7 +65,7 @@ def test_a_judge_that_errs_is_noticed(
     assert is_kept(plant, outcomes, used_frac) is kept
 
 
-@pytest.mark.parametrize(("trials", "frac"), [(100, 0.01), (300, 0.05), (300, 1.0), (9000, 0.02)])
+@pytest.mark.parametrize(("trials", "frac"), [(100, 0.01), (300, 0.05), (300, 0.0), (300, 1.0)])
 def test_chance_takes_a_few_more_than_its_share(trials: int, frac: float) -> None:
     assert most_by_chance(trials, frac) == stats.binom.ppf(0.999, trials, frac)
 
