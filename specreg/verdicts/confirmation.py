@@ -110,8 +110,8 @@ class Confirmation:
     def _leave_open(self, one: _Unconfirmed, why: str) -> None:
         left = self.verdicts[one.row]
         reason = f"{left.outcome} at a look, and {why}"
-        self.verdicts[one.row] = self._soften(
-            dataclasses.replace(left, outcome=Outcome.INCONCLUSIVE, reason=reason)
+        self.verdicts[one.row] = dataclasses.replace(
+            left, outcome=Outcome.INCONCLUSIVE, reason=reason
         )
 
     def _look(self, metric: Metric, launches: Sequence[Measurement], look: Look) -> Verdict:
