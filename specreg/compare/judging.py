@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
+from typing import NamedTuple
 
+from specreg.acceptance.record import NO_STEPS
 from specreg.baselines.comparison import paired_ratio_change
 from specreg.compare.pairs import ACCEPTANCE, COMPARED, CONTROL, OUTPUT, STEP, Group, Pair, Side
 from specreg.measurement.measure import Measurement
@@ -64,8 +66,7 @@ class Rules:
     @property
     def looks(self) -> tuple[int, ...]:
         """After how many launches of a side it looks; starts of servers are what costs."""
-        doubled = itertools.takewhile(lambda count: count < self.launches, map(_power, range(64)))
-        return (*doubled, self.launches)
+        return (*(2**n for n in range((self.launches - 1).bit_length())), self.launches)
 
     @property
     def level(self) -> float:
@@ -78,8 +79,12 @@ class Rules:
         return self.level / self.figures
 
 
-def _power(exponent: int) -> int:
-    return 1 << exponent
+class _Figure(NamedTuple):
+    """A metric of a pair, of which the second of two sides is compared with the first."""
+
+    metric: Metric
+    pair_id: str
+    sides: tuple[Side, Side] = COMPARED
 
 
 class Answer(StrEnum):
@@ -118,8 +123,8 @@ def decide(
     """The answer that launches, as they came, and verdicts on each pair's answers give."""
     verdicts = [one for pair in pairs for one in judge_pair(pair, launches, rules)]
     wrong = any(one.outcome is Outcome.WRONG for one in answers)
-    told = wrong or any(_is_lost(one) and not _is_speed(one) for one in verdicts)
-    verdicts = [_beside_itself(one, launches, told=told) for one in verdicts]
+    worse = wrong or any(_is_lost(one) and not _is_speed(one) for one in verdicts)
+    verdicts = [_beside_itself(one, launches, is_worse=worse) for one in verdicts]
     regressed = [one for one in verdicts if _is_lost(one)]
     unclear = [one for one in (*verdicts, *answers) if one.outcome not in _SETTLED]
     if wrong or regressed:
@@ -188,22 +193,22 @@ def _is_lost(verdict: Verdict) -> bool:
 
 
 def _is_speed(verdict: Verdict) -> bool:
-    return verdict.metric in GATE_METRICS and GATE_METRICS[verdict.metric].by_launch
+    return GATE_METRICS[verdict.metric].by_launch
 
 
-def _beside_itself(verdict: Verdict, launches: Sequence[SideLaunch], *, told: bool) -> Verdict:
+def _beside_itself(verdict: Verdict, launches: Sequence[SideLaunch], *, is_worse: bool) -> Verdict:
     """A verdict on a lost speed by how side A differs from itself.
 
-    A loss that isn't beyond that, 1 % being chance, is the machine's. Before anything is known of
-    that there is no loss, unless B is `told` to be worse in another way.
+    A loss that isn't beyond that, 1 % being chance, is the machine's. Until that is measured there
+    is no loss, unless B `is_worse` in another way.
     """
     if not (_is_lost(verdict) and _is_speed(verdict)):
         return verdict
-    metric, pair_id = GATE_METRICS[verdict.metric], verdict.case_id
-    change = _change(metric, pair_id, COMPARED, launches)
-    itself = _change(metric, pair_id, CONTROL, launches)
+    figure = _Figure(GATE_METRICS[verdict.metric], verdict.case_id)
+    change = _change(figure, launches)
+    itself = _change(figure._replace(sides=CONTROL), launches)
     if change is None or itself is None:
-        outcome = Outcome.REGRESSED if told else Outcome.INCONCLUSIVE
+        outcome = Outcome.REGRESSED if is_worse else Outcome.INCONCLUSIVE
         return dataclasses.replace(verdict, outcome=outcome, reason=UNCHECKED)
     beyond = Change(
         estimate_frac=change.estimate_frac - itself.estimate_frac,
@@ -233,16 +238,13 @@ def _reasons(answers: Iterable[Verdict], lost: Sequence[Verdict]) -> Iterator[st
 
 def _bounds(unclear: Iterable[Verdict]) -> Iterator[str]:
     """By figure that isn't decided, what is proven of it: the largest loss of any case."""
-    worst: dict[str, Verdict] = {}
+    worst: dict[str, tuple[float, str]] = {}
     for one in unclear:
         if one.outcome is Outcome.INCONCLUSIVE and one.low_frac is not None:
-            worst[one.metric] = min(
-                worst.get(one.metric, one), one, key=lambda v: v.low_frac or 0.0
-            )
-    for name, one in worst.items():
-        what = label_of(name)
-        lost = max(-(one.low_frac or 0.0), 0.0)
-        yield f"B is not worse than A in {what} by more than {lost:.1%} ({one.case_id})"
+            loss = max(-one.low_frac, 0.0), one.case_id
+            worst[one.metric] = max(worst.get(one.metric, loss), loss)
+    for name, (frac, case_id) in worst.items():
+        yield f"B is not worse than A in {label_of(name)} by more than {frac:.1%} ({case_id})"
 
 
 def _takes(unclear: Sequence[Verdict], rules: Rules) -> Iterator[str]:
@@ -260,7 +262,7 @@ def _takes(unclear: Sequence[Verdict], rules: Rules) -> Iterator[str]:
 
 def causes_of(verdicts: Sequence[Verdict]) -> str:
     """What the loss of a pair comes from, in words: output's own where no other is proven."""
-    lost = [one for one in verdicts if one.outcome is Outcome.REGRESSED]
+    lost = list(filter(_is_lost, verdicts))
     own = [GATE_METRICS[one.metric].cause for one in lost if one.metric != OUTPUT]
     told = [one.cause.partition(" by ")[2].partition(",")[0] for one in lost]
     return ", ".join(own) or next(filter(None, told), "output" if lost else "")
@@ -271,9 +273,7 @@ def is_settled(verdicts: Sequence[Verdict], *, lost: bool = False) -> bool:
 
     Where it is lost, by its answers or by more than output, what else it has needs but an interval.
     """
-    lost = lost or any(
-        one.outcome is Outcome.REGRESSED and one.metric != OUTPUT for one in verdicts
-    )
+    lost = lost or any(_is_lost(one) and one.metric != OUTPUT for one in verdicts)
     unclear = [one for one in verdicts if one.outcome is Outcome.INCONCLUSIVE]
     return not unclear or (lost and all(one.low_frac is not None for one in unclear))
 
@@ -290,27 +290,21 @@ def judge_pair(
     """
     found = []
     for metric in pair.metrics:
-        verdict = _judge(metric, pair.id, sides, launches, rules)
+        verdict = _judge(_Figure(metric, pair.id, sides), launches, rules)
         if metric.name not in pair.deciding or sides is CONTROL:
             verdict = dataclasses.replace(verdict, outcome=Outcome.MEASURED, reason="")
         found.append(verdict)
     return tuple(found)
 
 
-def _judge(
-    metric: Metric,
-    pair_id: str,
-    sides: tuple[Side, Side],
-    launches: Sequence[SideLaunch],
-    rules: Rules,
-) -> Verdict:
-    found = _look(metric, pair_id, sides, (), rules)
+def _judge(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules) -> Verdict:
+    found = _look(figure, (), rules)
     # What was launched once more after it had failed changes no look before: it counts from the
     # number on that there was by then.
     told_at = list(itertools.accumulate((one.number for one in launches), max))
     for look in [*(one for one in rules.looks if one < max(told_at, default=0)), math.inf]:
         some = [one for one, at in zip(launches, told_at, strict=True) if at <= look]
-        verdict = _look(metric, pair_id, sides, some, rules)
+        verdict = _look(figure, some, rules)
         # Proven within the tolerance is soon proven; that it is better by more may show later.
         if found.outcome is Outcome.INCONCLUSIVE or verdict.outcome is Outcome.IMPROVED:
             found = verdict
@@ -319,21 +313,16 @@ def _judge(
     return found
 
 
-def _look(
-    metric: Metric,
-    pair_id: str,
-    sides: tuple[Side, Side],
-    launches: Sequence[SideLaunch],
-    rules: Rules,
-) -> Verdict:
+def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules) -> Verdict:
+    metric, pair_id, sides = figure
     mine = [one for one in launches if one.pair_id == pair_id]
-    theirs, ours = (_measured(metric, pair_id, side, mine) for side in sides)
+    theirs, ours = (_measured(metric, side, mine) for side in sides)
     verdict = Verdict(
         case_id=pair_id,
         metric=metric.name,
         outcome=Outcome.INCONCLUSIVE,
-        value=_value(metric, ours.values()),
-        expected=_value(metric, theirs.values()),
+        value=_value(metric, ours),
+        expected=_value(metric, theirs),
         tolerance_frac=rules.tolerances.get(metric.name, metric.gate_tolerance_frac),
         against=f"side {sides[0]}",
         launches=min(len(ours), len(theirs)),
@@ -346,60 +335,54 @@ def _look(
         missing = sides[1] if theirs else sides[0]
         return say(reason=f"side {missing} has no launch yet", needed_launches=1)
     if not metric.by_launch:
-        moved = paired_ratio_change(metric, [*ours.values()], [*theirs.values()])
+        moved = paired_ratio_change(metric, ours, theirs)
         if isinstance(moved, str):  # no launch more would tell
             return say(outcome=Outcome.INVALID, reason=moved)
         return _decided(verdict, metric, moved, rules)
-    change = _change(metric, pair_id, sides, launches)
+    change = _change(figure, launches)
     if change is None:
         more = 2 * (verdict.launches + 1)
         return say(reason="too few launches to tell how they spread", needed_launches=more)
     if metric.name == OUTPUT:
-        verdict = say(cause=_parts_of_output([*ours.values()], [*theirs.values()]))
+        verdict = say(cause=_parts_of_output(ours, theirs))
     return _decided(verdict, metric, change, rules)
 
 
-def _measured(
-    metric: Metric, pair_id: str, side: Side, launches: Iterable[SideLaunch]
-) -> dict[int, Measurement]:
-    """By number the launches of a side on which a metric of a pair means something."""
-    return {
+def _measured(metric: Metric, side: Side, launches: Iterable[SideLaunch]) -> list[Measurement]:
+    """A pair's launches of a side on which a metric means something; of a number the last one."""
+    found = {
         one.number: one.measurement
         for one in launches
-        if (one.pair_id, one.side) == (pair_id, side)
-        if one.measurement is not None and not one.why_invalid(metric)
+        if one.side is side and one.measurement is not None and not one.why_invalid(metric)
     }
+    return [*found.values()]
 
 
-def _change(
-    metric: Metric, pair_id: str, sides: tuple[Side, Side], launches: Sequence[SideLaunch]
-) -> Change | None:
+def _change(figure: _Figure, launches: Sequence[SideLaunch]) -> Change | None:
     """The change of a speed of a pair, with the spread of all pairs; None without a spread."""
-    ours = _differences(metric, pair_id, sides, launches)
-    # What A does beside itself, which is told later, changes no verdict on B.
+    # What A does beside itself, which is measured later, changes no verdict on B.
     others = [
-        _differences(metric, one, both, launches)
-        for one in dict.fromkeys(one.pair_id for one in launches)
-        for both in dict.fromkeys((COMPARED, sides))
-        if (one, both) != (pair_id, sides)
+        _Figure(figure.metric, pair_id, sides)
+        for pair_id in dict.fromkeys(one.pair_id for one in launches)
+        for sides in dict.fromkeys((COMPARED, figure.sides))
     ]
-    return change_of_pairs(ours, others)
+    spreads = [_differences(one, launches) for one in others if one != figure]
+    return change_of_pairs(_differences(figure, launches), spreads)
 
 
-def _differences(
-    metric: Metric, pair_id: str, sides: tuple[Side, Side], launches: Sequence[SideLaunch]
-) -> list[float]:
+def _differences(figure: _Figure, launches: Sequence[SideLaunch]) -> list[float]:
     """By launch how much better a speed is on the other side: a difference of logarithms."""
     theirs, ours = (
         {
             one.number: value
             for one in launches
-            if (one.pair_id, one.side) == (pair_id, side)
-            if (value := _log(metric.name, one)) is not None
+            if (one.pair_id, one.side) == (figure.pair_id, side)
+            if (value := _log(figure.metric.name, one)) is not None
         }
-        for side in sides
+        for side in figure.sides
     )
-    return [metric.direction.value * (ours[n] - theirs[n]) for n in ours if n in theirs]
+    sign = figure.metric.direction.value
+    return [sign * (ours[number] - theirs[number]) for number in ours if number in theirs]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -418,8 +401,7 @@ def _decided(verdict: Verdict, metric: Metric, change: Change, rules: Rules) -> 
     verdict = decided(verdict, metric, change, rules.level, loss_level=rules.loss_level)
     if verdict.outcome is not Outcome.INCONCLUSIVE:
         return verdict
-    estimate, tolerance = verdict.change_frac or 0.0, verdict.tolerance_frac or 0.0
-    needed = _needed(metric, verdict.launches, change, estimate, tolerance, rules)
+    needed = _needed(verdict, metric, change, rules)
     if metric.by_launch:
         reason = f"about {needed} launches instead of {verdict.launches}"
     else:
@@ -431,19 +413,17 @@ def _decided(verdict: Verdict, metric: Metric, change: Change, rules: Rules) -> 
     )
 
 
-def _needed(
-    metric: Metric, launches: int, change: Change, estimate: float, tolerance: float, rules: Rules
-) -> int | None:
+def _needed(verdict: Verdict, metric: Metric, change: Change, rules: Rules) -> int | None:
     """About how many launches, or prompts, decide if estimate and spread stay what they are."""
+    estimate, tolerance = verdict.change_frac or 0.0, verdict.tolerance_frac or 0.0
     within = estimate > -tolerance
     room = estimate + tolerance if within else -estimate
-    had = launches if metric.by_launch else round(change.freedom) + 1
+    had = verdict.launches if metric.by_launch else round(change.freedom) + 1
     count = had
     while count < 1000 * had:
         count = math.ceil(max(count + 1, count * 1.05))
-        some = dataclasses.replace(
-            rules, launches=max(count if metric.by_launch else 0, rules.launches)
-        )
+        launches = max(count, rules.launches) if metric.by_launch else rules.launches
+        some = dataclasses.replace(rules, launches=launches)
         level = some.level if within else some.loss_level
         reach = t_quantile(level, max(change.freedom * count / had, 1))
         if reach * change.error_frac * math.sqrt(had / count) < room:
@@ -464,15 +444,14 @@ def _value(metric: Metric, measured: Iterable[Measurement]) -> float | None:
     """Of acceptance that of all launches together; else the geometric mean."""
     if metric.by_launch:
         return _mean_of(metric.function, measured)
-    totals = [one.acceptance.total for one in measured if one.acceptance]
-    steps = sum(one.steps for one in totals)
-    return metric.origin + sum(one.accepted for one in totals) / steps if steps else None
+    total = sum((one.acceptance.total for one in measured if one.acceptance), NO_STEPS)
+    return metric.origin + total.accepted / total.steps if total.steps else None
 
 
 def _mean_of(
     function: Callable[[Replay], float | None], measured: Iterable[Measurement]
 ) -> float | None:
-    """The geometric mean of what launches have of it; None where none has."""
+    """The geometric mean over the launches that have a value; None where none has."""
     values = [value for one in measured if one.replay and (value := function(one.replay))]
     return statistics.geometric_mean(values) if values else None
 
@@ -482,12 +461,11 @@ def _parts_of_output(ours: Sequence[Measurement], theirs: Sequence[Measurement])
 
     In words, the worst part first; empty where one isn't known.
     """
-    moved = []
-    for function in (GATE_METRICS[OUTPUT].function, tokens_per_step, GATE_METRICS[STEP].function):
-        value, expected = _mean_of(function, ours), _mean_of(function, theirs)
-        if value is None or expected is None:
-            return ""
-        moved.append(math.log(value / expected))
+    functions = (GATE_METRICS[OUTPUT].function, tokens_per_step, GATE_METRICS[STEP].function)
+    means = [(_mean_of(one, ours), _mean_of(one, theirs)) for one in functions]
+    moved = [math.log(value / expected) for value, expected in means if value and expected]
+    if len(moved) < len(functions):
+        return ""
     output, tokens, step = moved
     parts = {
         GATE_METRICS[ACCEPTANCE].cause: tokens,
