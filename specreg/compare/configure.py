@@ -1,9 +1,6 @@
 """A gate that may start: all that can be checked before anything is measured is checked."""
 
-import functools
-import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import msgspec
@@ -42,7 +39,10 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
         SideError: a side can't be had.
         SpecregError: something can't be measured as it is asked for; nothing was.
     """
-    folder, tolerances = _folder_of(options), _tolerances(options.tolerances)
+    if options.resume and (options.out is None or not options.out.is_dir()):
+        where = f"in '{options.out}'" if options.out is not None else "without a folder"
+        raise UnsupportedError(f"--resume: nothing to go on with {where}; name its --out")
+    folder, tolerances = options.folder_in("gates"), _tolerances(options.tolerances)
     root, on_gpu = options.root, tier.needs_gpus > 0
     origins = parse_origin(options.a), parse_origin(options.b)
     overrides = (
@@ -58,7 +58,10 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
         pairs += pinned
     for spec in {case.server for pair in pairs for case in (pair.a, pair.b)}:
         served_models(root, spec)
-    _check_prompts(root, pairs)
+    for pair in pairs:
+        if load_case_prompts(root, pair.a) != load_case_prompts(root, pair.b):
+            what = "the sides' targets would be asked other prompts; choose a dataset of texts"
+            raise DatasetError(f"'{pair.id}': {what}")
     sources, installed = _sides(options, origins, pairs, on_gpu=on_gpu)
     journal = Journal(folder / JOURNAL)
     journal.hold()
@@ -96,34 +99,20 @@ def _sides(
     options: GateOptions, origins: Sequence[Origin], pairs: Sequence[Pair], *, on_gpu: bool
 ) -> tuple[tuple[Provision, ...], tuple[str, ...]]:
     """Where both sides come from, and what they are once their environments are made."""
-    sources: dict[Side, Provision] = {}
+    sources: list[Provision] = []
     installed = []
     side = Side.A
     try:
         for side, origin in zip(COMPARED, origins, strict=True):
             cases = [pair.of(side) for pair in pairs]
-            sources[side] = checked_source(
-                origin, cases, options.root, on_gpu=on_gpu, show=options.show
-            )
-        for side, source in sources.items():
+            sources.append(provision_side(origin, cases, on_gpu=on_gpu, show=options.show))
+            check_contexts(options.root, cases)
+        for side, source in zip(COMPARED, sources, strict=True):
             installed.append(", ".join(dict.fromkeys(source.installed(p.of(side)) for p in pairs)))
     except (UnsupportedError, EnvironmentSetupError) as error:
         message = f"side {side} ('{origins[side.is_b].text}'): {error}"
         raise SideError(side, message, started=False) from error
-    return tuple(sources.values()), tuple(installed)
-
-
-def checked_source(
-    origin: Origin, cases: Sequence[Case], root: Path, *, on_gpu: bool, show: Callable[[str], None]
-) -> Provision:
-    """Where the servers of cases come from, checked as far as can be before anything is installed.
-
-    Raises:
-        UnsupportedError: they couldn't be measured.
-    """
-    source = provision_side(origin, cases, on_gpu=on_gpu, show=show)
-    check_contexts(root, cases)
-    return source
+    return tuple(sources), tuple(installed)
 
 
 def _tolerances(texts: Sequence[str]) -> Mapping[str, float]:
@@ -140,14 +129,6 @@ def _tolerances(texts: Sequence[str]) -> Mapping[str, float]:
             message = f"--tolerance {text}: '{frac}' is no fraction between 0 and 1; 0.03 is 3 %"
             raise UnsupportedError(message) from error
     return found
-
-
-def _folder_of(options: GateOptions) -> Path:
-    if options.resume and (options.out is None or not options.out.is_dir()):
-        where = f"in '{options.out}'" if options.out is not None else "without a folder"
-        raise UnsupportedError(f"--resume: nothing to go on with {where}; name its --out")
-    gates = options.root / ".specreg" / "gates"
-    return (options.out or gates / time.strftime("%Y-%m-%dT%H-%M-%S")).resolve()
 
 
 def _chosen(options: GateOptions, tier: Tier, origins: tuple[Origin, Origin]) -> Sequence[Case]:
@@ -172,12 +153,3 @@ def _chosen(options: GateOptions, tier: Tier, origins: tuple[Origin, Origin]) ->
         )
         raise UnsupportedError(message)
     return found
-
-
-def _check_prompts(root: Path, pairs: Sequence[Pair]) -> None:
-    """Check that each pair has prompts, the same on both sides."""
-    load = functools.cache(functools.partial(load_case_prompts, root))
-    for pair in pairs:
-        if load(pair.a) != load(pair.b):
-            what = "the sides' targets would be asked other prompts; choose a dataset of texts"
-            raise DatasetError(f"'{pair.id}': {what}")

@@ -125,7 +125,9 @@ class Gate:
             SpecregError: a side can't start at all, or the disk refuses.
         """
         self._record_answers()
-        self._deadline_s = time.monotonic() + 60 * self.minutes
+        usual = math.inf if self.sources[0].on_gpu else _MINUTES_WITHOUT_GPU
+        minutes = usual if self.options.minutes is None else self.options.minutes
+        self._deadline_s = time.monotonic() + 60 * minutes
         for group, number, sides in launches_of(
             self.groups, self.rules, self.decide, self._is_settled, is_done or is_lost
         ):
@@ -133,12 +135,6 @@ class Gate:
                 return self.decide()
         self.finished = True
         return self.decide()
-
-    @property
-    def minutes(self) -> float:
-        """How long all launches may take."""
-        without = math.inf if self.sources[0].on_gpu else _MINUTES_WITHOUT_GPU
-        return without if self.options.minutes is None else self.options.minutes
 
     def _launch_sides(self, group: Group, number: int, sides: tuple[Side, Side]) -> bool:
         """Launch both of some sides, where that is still to be done; False without the time."""
@@ -190,7 +186,7 @@ class Gate:
         with contextlib.ExitStack() as stack:
             try:
                 begun = {
-                    side: stack.enter_context(self._begun(group.pairs[0].of(side), side, name))
+                    side: self._begin(stack, group.pairs[0].of(side), side, name)
                     for side, name in names.items()
                 }
                 servers = {side: self._ready(start, side) for side, start in begun.items()}
@@ -281,18 +277,17 @@ class Gate:
                 continue
             self.options.show(f"recording the answers of side {side} for {case.id}")
             prompts = load_case_prompts(self.options.root, case)[: case.prompts]
-            with self._begun(plain_case(case), side, f"recording-{side}-{case.id}") as start:
+            with contextlib.ExitStack() as stack:
+                name = f"recording-{side}-{case.id}"
+                start = self._begin(stack, plain_case(case), side, name)
                 record_answers(case, self._ready(start, side), prompts, path)
 
-    @contextlib.contextmanager
-    def _begun(self, case: Case, side: Side, name: str) -> Iterator[ServerStart]:
-        """The start of a side's server; SideError where it can't begin."""
-        source = self.sources[side.is_b]
+    def _begin(self, stack: contextlib.ExitStack, case: Case, side: Side, name: str) -> ServerStart:
+        """Begin to start a side's server, which a stack ends; SideError where it can't begin."""
         log_path = self.folder / "logs" / f"{name.replace(' ', '')}.log"
-        with contextlib.ExitStack() as stack:
-            with self._blaming(side):
-                start = stack.enter_context(begun_server(source, case, self.options, log_path))
-            yield start
+        begun = begun_server(self.sources[side.is_b], case, self.options, log_path)
+        with self._blaming(side):
+            return stack.enter_context(begun)
 
     def _ready(self, start: ServerStart, side: Side) -> StartedServer:
         """A side's server once it answers; SideError where it doesn't."""

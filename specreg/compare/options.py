@@ -3,6 +3,7 @@
 A field that Typer describes is an option or an argument of the command, see `cli.gate`.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,11 @@ class ServerOptions:
         "fixtures/matrix"
     )
     show: Callable[[str], None] = show_status
+
+    def folder_in(self, kind: str) -> Path:
+        """Where all is written: `--out`, else a folder that is named by the time."""
+        named = self.root / ".specreg" / kind / time.strftime("%Y-%m-%dT%H-%M-%S")
+        return (self.out or named).resolve()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

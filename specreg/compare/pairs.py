@@ -8,7 +8,7 @@ from enum import StrEnum
 from specreg.core.errors import UnsupportedError
 from specreg.matrix.case import Case, ServerSpec, Tier
 from specreg.matrix.overrides import Override, overridden
-from specreg.measurement.metrics import GATE_METRICS, Family, Metric
+from specreg.measurement.metrics import GATE_METRICS, Metric
 
 ACCEPTANCE, OUTPUT, STEP = "acceptance_length_tokens", "throughput_tokens_per_s", "step_p50_ms"
 
@@ -51,7 +51,8 @@ class Pair:
     @property
     def metrics(self) -> tuple[Metric, ...]:
         """The metrics that both sides have."""
-        return tuple(one for one in GATE_METRICS.values() if _has(self.a, self.b, one))
+        every = GATE_METRICS.values()
+        return tuple(one for one in every if one.applies_to(self.a) and one.applies_to(self.b))
 
     @property
     def deciding(self) -> frozenset[str]:
@@ -70,12 +71,6 @@ class Pair:
 
 def _drafting(spec: ServerSpec) -> tuple[object, ...]:
     return spec.method, spec.draft, spec.draft_tokens, spec.tree
-
-
-def _has(a: Case, b: Case, metric: Metric) -> bool:
-    if metric.family is Family.ACCEPTANCE:
-        return a.speculates and b.speculates
-    return a.speed and b.speed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,20 +9,19 @@ from typing import NamedTuple
 
 import msgspec
 
-from specreg.compare.configure import checked_source
 from specreg.compare.gate import begun_server
 from specreg.compare.options import SoakOptions
 from specreg.core.errors import InvalidMeasurementError, UnsupportedError
 from specreg.core.files import append_lines
 from specreg.core.processes import resident_bytes
 from specreg.matrix.case import Case, Tier
-from specreg.matrix.prompts import load_case_prompts
+from specreg.matrix.prompts import check_contexts, load_case_prompts
 from specreg.measurement.arm import Arm
 from specreg.measurement.measure import Plan, Workload, batch_of, measure
 from specreg.measurement.metrics import METRICS, Family, Replay
 from specreg.measurement.validity import Invalid
 from specreg.servers.server import StartedServer
-from specreg.servers.sources import parse_origin
+from specreg.servers.sources import parse_origin, provision_side
 from specreg.stats.intervals import BLOCK_PARTS, change_of_blocks, part_means
 from specreg.telemetry.devices import held_bytes
 from specreg.telemetry.identity import find_gpus
@@ -173,7 +171,8 @@ class Soak:
         options, case = self.options, self.case
         origin = parse_origin(options.engine or case.server.engine)
         on_gpu = self.tier.needs_gpus > 0
-        source = checked_source(origin, [case], options.root, on_gpu=on_gpu, show=options.show)
+        source = provision_side(origin, [case], on_gpu=on_gpu, show=options.show)
+        check_contexts(options.root, [case])
         log_path = self.path.parent / "logs" / f"{case.server.id}.log"
         with begun_server(source, case, options, log_path) as start:
             self._soak(start.ready())
@@ -245,10 +244,7 @@ class Soak:
 
 def open_soak(options: SoakOptions, tier: Tier) -> Soak:
     """A soak of a case that is named, or else of the first that speculates and fits the machine."""
-    folder = options.out
-    if folder is None:
-        folder = options.root / ".specreg" / "soaks" / time.strftime("%Y-%m-%dT%H-%M-%S")
-    path = folder.resolve() / "soak.jsonl"
+    path = options.folder_in("soaks") / "soak.jsonl"
     if path.exists():
         message = f"--out '{path.parent}': holds a soak already; name another folder"
         raise UnsupportedError(message)
