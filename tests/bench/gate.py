@@ -9,22 +9,12 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specreg.acceptance.record import AcceptanceRecord, StepCounts
-from specreg.compare.judging import (
-    Decision,
-    Rules,
-    SideLaunch,
-    decide,
-    is_lost,
-    is_settled,
-    judge_pair,
-    launches_of,
-)
+from specreg.compare.judging import Decision, Rules, SideLaunch
 from specreg.compare.pairs import Group, Pair, Side
 from specreg.verdicts.selftest import (
     LAUNCH_SPREAD_FRAC,
@@ -36,25 +26,15 @@ from specreg.verdicts.selftest import (
     shift_of,
 )
 from tests.unit import builders
-from tests.unit.compare.launches import launch
+from tests.unit.compare.launches import decision_of, launch
 
 CASES = 3
 LAUNCHES = 16
 _STEP_MS, _TTFT_MS = 8.0, 40.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planted:
-    """What side B loses: of AL - 1, and what a step and the prefill take longer, 0..1."""
-
-    acceptance_frac: float = 0.0
-    step_frac: float = 0.0
-    prefill_frac: float = 0.0
-
-
-NOTHING = Planted()
-SLOW: Mapping[str, Any] = {"planted": Planted(step_frac=0.05)}
-MOVING: Mapping[str, Any] = {"machine_spread_frac": 0.1}
+SLOW: Mapping[str, float] = {"step_frac": 0.05}
+MOVING: Mapping[str, float] = {"machine_spread_frac": 0.1}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,7 +43,8 @@ class World:
 
     Attributes:
         random: draws.
-        planted: what B loses in each case.
+        acceptance_frac: what B loses of AL - 1 in each case, 0..1.
+        step_frac, prefill_frac: how much longer they take on B, 0..1.
         repeating_frac: the share of the prompts whose answers repeat, 0..1.
         launch_spread_frac: how launches differ, as a standard deviation of logarithms.
         drift_frac: how much slower the machine becomes from one launch to the next.
@@ -73,15 +54,17 @@ class World:
     """
 
     random: np.random.Generator
-    planted: Planted = NOTHING
+    acceptance_frac: float = 0.0
+    step_frac: float = 0.0
+    prefill_frac: float = 0.0
     repeating_frac: float = 0.5
     launch_spread_frac: float = LAUNCH_SPREAD_FRAC
     drift_frac: float = 0.0
     moved_frac: float = 0.0
     machine_spread_frac: float = 0.0
-    _times: int = 0
+    _times: int = field(default=0, init=False)
     _prompts: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = field(
-        default_factory=dict
+        default_factory=dict, init=False
     )
 
     def launches(self, group: Group, number: int, sides: tuple[Side, Side]) -> list[SideLaunch]:
@@ -94,18 +77,18 @@ class World:
         return found
 
     def _of(self, pair: Pair, side: Side, number: int, slow: float) -> SideLaunch:
-        lost = self.planted if side is Side.B else NOTHING
-        record = self._acceptance(pair.id, shift_of(lost.acceptance_frac))
+        is_b = float(side is Side.B)
+        record = self._acceptance(pair.id, shift_of(is_b * self.acceptance_frac))
         tokens = record.total.acceptance_length or 1.0
         slow *= 1 + (self.moved_frac if side in {Side.B, Side.A2} else 0.0)
-        step_ms = _STEP_MS * slow * self._noise() / (1 - lost.step_frac)
+        step_ms = _STEP_MS * slow * self._noise() / (1 - is_b * self.step_frac)
         return launch(
             side,
             number,
             pair=pair,
             tokens_per_s=1000 * tokens / step_ms,
             step_ms=step_ms,
-            ttft_ms=_TTFT_MS * slow * self._noise() / (1 - lost.prefill_frac),
+            ttft_ms=_TTFT_MS * slow * self._noise() / (1 - is_b * self.prefill_frac),
             tokens_per_step=tokens / 2,
             acceptance=record,
         )
@@ -140,31 +123,15 @@ class World:
         return builders.acceptance_of(each)
 
 
-def groups_of_world(*, together: bool) -> Sequence[Group]:
-    """Three cases on a server each."""
-    cases = [builders.with_concurrency(number + 1) for number in range(CASES)]
-    return [Group(pairs=(Pair(a=case, b=case),), together=together) for case in cases]
-
-
 def simulated_decision(world: World, *, together: bool = False) -> Decision:
-    """A whole gate of three cases, stopped as a real one is."""
-    groups = groups_of_world(together=together)
-    pairs = [pair for group in groups for pair in group.pairs]
-    rules = Rules(launches=LAUNCHES, figures=sum(len(pair.deciding) for pair in pairs))
-    done: list[SideLaunch] = []
-
-    def settled(group: Group) -> bool:
-        return all(is_settled(judge_pair(one, done, rules)) for one in group.pairs)
-
-    def look() -> Decision:
-        return decide(pairs, done, rules)
-
-    for group, number, sides in launches_of(groups, rules, look, settled, is_lost):
-        done += world.launches(group, number, sides)
-    return look()
+    """A whole gate of three cases on a server each."""
+    cases = [builders.with_concurrency(number + 1) for number in range(CASES)]
+    groups = [Group(pairs=(Pair(a=case, b=case),), together=together) for case in cases]
+    figures = sum(len(group.pairs[0].deciding) for group in groups)
+    return decision_of(groups, Rules(launches=LAUNCHES, figures=figures), world.launches)
 
 
-ROWS: Sequence[tuple[str, int, Mapping[str, Any], bool]] = (
+ROWS: Sequence[tuple[str, int, Mapping[str, float], bool]] = (
     ("nothing", 300, {}, False),
     ("nothing, no answer repeats", 100, {"repeating_frac": 0.0}, False),
     ("nothing, the machine slows by 0.3 % a launch", 100, {"drift_frac": 0.003}, False),
@@ -178,14 +145,9 @@ ROWS: Sequence[tuple[str, int, Mapping[str, Any], bool]] = (
         True,
     ),
     ("a step that takes 5 % more", 100, SLOW, False),
-    (
-        "a step that takes 3 %, the tolerance, more",
-        100,
-        {"planted": Planted(step_frac=0.03)},
-        False,
-    ),
-    ("3 % of AL - 1", 100, {"planted": Planted(acceptance_frac=0.03)}, False),
-    ("a prefill that takes 10 % more", 100, {"planted": Planted(prefill_frac=0.1)}, False),
+    ("a step that takes 3 %, the tolerance, more", 100, {"step_frac": 0.03}, False),
+    ("3 % of AL - 1", 100, {"acceptance_frac": 0.03}, False),
+    ("a prefill that takes 10 % more", 100, {"prefill_frac": 0.1}, False),
     ("nothing, but what is up second is 10 % slower", 100, {"moved_frac": 0.1}, False),
 )
 """What is planted, in how many gates, what `World` has otherwise, and whether both sides are up."""

@@ -155,26 +155,6 @@ def test_a_side_that_cant_start_is_said_before_anything_is_measured(gate: Gate) 
     assert not (gate.out / "journal.jsonl").exists()
 
 
-def test_a_gate_that_was_cut_off_goes_on_and_keeps_what_it_had(gate: Gate) -> None:
-    asked = ("--launches", "2", "--case", EAGLE3)  # too few to tell of speed
-    whole = gate.run(*asked)
-    assert whole.returncode == 10, whole.stdout + whole.stderr
-    path = gate.out / "journal.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True)
-    ends = [at for at, line in enumerate(lines) if b'"Ended"' in line]
-    cut = ends[1] + 1  # A and B of the first launch
-    path.write_bytes(b"".join(lines[:cut]) + lines[cut][:20])
-
-    refused = gate.run(*asked)
-    resumed = gate.run(*asked, "--resume")
-
-    assert refused.returncode == 10
-    assert "say --resume to go on" in refused.stderr
-    assert resumed.returncode == 10, resumed.stdout + resumed.stderr
-    assert path.read_bytes().splitlines(keepends=True)[:cut] == lines[:cut]
-    assert gate.launches() == 4
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda one: one.name)
 def test_a_signal_ends_it_with_its_servers_and_what_it_had_is_told(
     gate: Gate, number: signal.Signals
@@ -226,17 +206,6 @@ def test_what_dies_on_one_side_is_told_and_tried_again_where_it_is_resumed(gate:
     again = gate.run("--launches", "2", "--resume", b=Script())
     assert again.returncode == 0, again.stdout + again.stderr
     assert gate.answer() == "UPGRADE"
-
-
-def test_no_time_left_ends_it_and_says_how_to_go_on(gate: Gate) -> None:
-    done = gate.run("--minutes", "0.02")
-    assert done.returncode == 10, done.stdout + done.stderr
-    assert "go on: type the same with --resume --out" in done.stdout
-    assert "type the same with --resume" in done.stdout
-    assert not gate.report().run.complete
-    before = gate.launches()
-    gate.run("--minutes", "0.25", "--resume")
-    assert gate.launches() > before
 
 
 def test_a_step_that_takes_longer_is_found_and_called_so(gate: Gate) -> None:

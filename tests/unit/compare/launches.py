@@ -1,14 +1,23 @@
 """Launches of a gate whose figures are known, and gates that are made of such."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import MappingProxyType
 
 import msgspec
 
 from specreg.acceptance.record import AcceptanceRecord
-from specreg.compare.judging import SideLaunch
-from specreg.compare.pairs import COMPARED, Pair, Side
+from specreg.compare.judging import (
+    Decision,
+    Rules,
+    SideLaunch,
+    decide,
+    is_lost,
+    is_settled,
+    judge_pair,
+    launches_of,
+)
+from specreg.compare.pairs import COMPARED, Group, Pair, Side
 from specreg.load.rounds import Round
 from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Replay
@@ -94,3 +103,23 @@ def launches(
         for number in range(1, count + 1)
         for side in sides
     ]
+
+
+def decision_of(
+    groups: Sequence[Group],
+    rules: Rules,
+    launched: Callable[[Group, int, tuple[Side, Side]], Sequence[SideLaunch]],
+) -> Decision:
+    """A whole gate, stopped as a real one is, of launches that a function makes."""
+    pairs = [pair for group in groups for pair in group.pairs]
+    done: list[SideLaunch] = []
+
+    def settled(group: Group) -> bool:
+        return all(is_settled(judge_pair(one, done, rules)) for one in group.pairs)
+
+    def look() -> Decision:
+        return decide(pairs, done, rules)
+
+    for group, number, sides in launches_of(groups, rules, look, settled, is_lost):
+        done += launched(group, number, sides)
+    return look()

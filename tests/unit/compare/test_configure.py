@@ -220,10 +220,11 @@ def test_a_gate_goes_on_with_what_is_left(here: GateOptions) -> None:
     assert arms[1].engine_versions == (scripted_version,)
 
 
-def test_where_b_is_slower_a_is_measured_against_itself(
-    here: GateOptions, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("has_time", [True, False], ids=["time", "no time"])
+def test_where_b_is_slower_a_is_measured_against_itself_while_there_is_time(
+    here: GateOptions, monkeypatch: pytest.MonkeyPatch, *, has_time: bool
 ) -> None:
-    """The loss stands in the decision only then; a launch of A1 and A2 is enough for it."""
+    """A launch of A1 and A2 is enough for the loss to stand; without time there is one launch."""
 
     def slower(gate: Gate, group: Group, number: int, sides: tuple[Side, ...]) -> None:
         [pair] = group.pairs
@@ -232,13 +233,15 @@ def test_where_b_is_slower_a_is_measured_against_itself(
         gate.launches += [one for one in every if one.number == number]
 
     monkeypatch.setattr(Gate, "_launch", slower)
-    gate = opened(dataclasses.replace(here, launches=8))
-    assert gate.measure().answer is Answer.DONT
+    gate = opened(dataclasses.replace(here, launches=8, minutes=20.0 if has_time else 0.0))
+    answer = gate.measure().answer
+    assert (answer, gate.finished) == (Answer.DONT if has_time else Answer.UNDECIDED, has_time)
     launched = [(one.number, one.side) for one in gate.launches]
-    assert launched == [
+    every = [
         *((number, side) for number in range(1, 5) for side in COMPARED),
         *((1, side) for side in CONTROL),
     ]
+    assert launched == (every if has_time else every[:2])
 
 
 def test_the_document_says_what_was_measured_and_how(here: GateOptions) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from specreg.compare.judging import Answer, causes_of
-from tests.bench.gate import Planted, World, simulated_decision
+from tests.bench.gate import World, simulated_decision
 
 
 @pytest.mark.parametrize("together", [True, False], ids=["together", "in turn"])
@@ -17,14 +17,14 @@ def test_equal_sides_may_be_exchanged(together: bool) -> None:  # noqa: FBT001 -
 @pytest.mark.parametrize(
     ("planted", "cause"),
     [
-        (Planted(acceptance_frac=0.05), "acceptance"),
-        (Planted(step_frac=0.06), "the cost of a step"),
-        (Planted(prefill_frac=0.12), "prefill"),
+        ({"acceptance_frac": 0.05}, "acceptance"),
+        ({"step_frac": 0.06}, "the cost of a step"),
+        ({"prefill_frac": 0.12}, "prefill"),
     ],
     ids=["acceptance", "step", "prefill"],
 )
-def test_a_loss_is_found_and_called_what_it_is(planted: Planted, cause: str) -> None:
-    world = World(random=np.random.default_rng(1), planted=planted)
+def test_a_loss_is_found_and_called_what_it_is(planted: dict[str, float], cause: str) -> None:
+    world = World(random=np.random.default_rng(1), **planted)
     found = simulated_decision(world)
     assert found.answer is Answer.DONT
     for case_id in {one.case_id for one in found.verdicts}:
