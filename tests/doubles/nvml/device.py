@@ -87,7 +87,6 @@ class ScriptedGpu:
         counter_factor: times the truth; `counter_sticks_after_s`: its last tick;
             `counter_resets_at_s`: where it begins at 0 again, as when a driver is loaded anew.
         default_power_limit_w: the vendor's, power_limit_w: what it is set to.
-        application_clock_mhz: what the SM clock is set to; the vendor's is the highest.
         mig: whether the GPU is cut into slices.
     """
 
@@ -109,18 +108,13 @@ class ScriptedGpu:
     processes: tuple[Process, ...] = ()
     throttle: tuple[Throttle, ...] = ()
     sm_clock_mhz: int = 1_980
-    max_sm_clock_mhz: int = 1_980
     memory_clock_mhz: int = 2_619
-    max_memory_clock_mhz: int = 2_619
-    memory_bus_bits: int = 5_120
     memory_total_bytes: int = 85_520_809_984
     memory_used_bytes: int = 70_000_000_000
     utilisation_percent: int = 97
     temperature_c: int = 61
     power_limit_w: float = 700.0
     default_power_limit_w: float = 700.0
-    application_clock_mhz: int = 1_980
-    persistence: bool = True
     mig: bool = False
 
     def __post_init__(self) -> None:

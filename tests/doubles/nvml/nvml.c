@@ -39,10 +39,9 @@ enum { MOST_GPUS = 16, MOST_ROWS = 32, LONGEST = 96 };
     X(scope) X(permission) X(lost_at_s) X(sampled_frac)                                            \
     X(has_energy_counter) X(tick_ms) X(counter_factor)                                             \
     X(counter_sticks_after_s) X(counter_resets_at_s) X(read_ms) X(slow_read_ms)                    \
-    X(sm_clock_mhz) X(max_sm_clock_mhz)                                                            \
-    X(memory_clock_mhz) X(max_memory_clock_mhz) X(memory_bus_bits)                                 \
+    X(sm_clock_mhz) X(memory_clock_mhz)                                                            \
     X(memory_total_bytes) X(memory_used_bytes) X(utilisation_percent) X(temperature_c)             \
-    X(power_limit_w) X(default_power_limit_w) X(application_clock_mhz) X(persistence) X(mig)
+    X(power_limit_w) X(default_power_limit_w) X(mig)
 
 struct process { double pid, memory_bytes, from_s; };
 struct throttle { double mask, from_s, to_s; };
@@ -294,8 +293,6 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
 ASKED(nvmlDeviceGetName, say(gpu.name, out, size), char *out, unsigned size)
 ASKED(nvmlDeviceGetUUID, say(gpu.uuid, out, size), char *out, unsigned size)
 ONE(nvmlDeviceGetIndex, unsigned, gpu.index)
-ONE(nvmlDeviceGetMemoryBusWidth, unsigned, gpu.memory_bus_bits)
-ONE(nvmlDeviceGetPersistenceMode, unsigned, gpu.persistence)
 TWO(nvmlDeviceGetMigMode, unsigned, gpu.mig, gpu.mig)
 
 ONE(nvmlDeviceGetCurrentClocksEventReasons, u64, throttle_mask(&gpu))
@@ -307,18 +304,13 @@ ASKED(nvmlDeviceGetPowerUsage, power_mw(&gpu, 0, 0, out), unsigned *out)
 LOOKED(look_slowly, nvmlDeviceGetTotalEnergyConsumption, counter_mj(&gpu, out), u64 *out)
 
 /* Graphics and SM clock are one, then memory's; a GPU for computing has no video clock. */
-static int clock_of(unsigned kind, double sm_mhz, double memory_mhz, unsigned *out) {
+static int clock_of(const struct gpu *gpu, unsigned kind, unsigned *out) {
     if (kind > 3) return INVALID_ARGUMENT;
-    *out = (unsigned)(kind == 2 ? memory_mhz : sm_mhz);
+    *out = (unsigned)(kind == 2 ? gpu->memory_clock_mhz : gpu->sm_clock_mhz);
     return kind == 3 ? NOT_SUPPORTED : SUCCESS;
 }
 
-#define CLOCK(function, sm_mhz, memory_mhz)                                                        \
-    ASKED(function, clock_of(kind, sm_mhz, memory_mhz, out), unsigned kind, unsigned *out)
-CLOCK(nvmlDeviceGetClockInfo, gpu.sm_clock_mhz, gpu.memory_clock_mhz)
-CLOCK(nvmlDeviceGetMaxClockInfo, gpu.max_sm_clock_mhz, gpu.max_memory_clock_mhz)
-CLOCK(nvmlDeviceGetApplicationsClock, gpu.application_clock_mhz, gpu.max_memory_clock_mhz)
-CLOCK(nvmlDeviceGetDefaultApplicationsClock, gpu.max_sm_clock_mhz, gpu.max_memory_clock_mhz)
+ASKED(nvmlDeviceGetClockInfo, clock_of(&gpu, kind, out), unsigned kind, unsigned *out)
 
 ASKED(nvmlDeviceGetTemperature, sensor ? INVALID_ARGUMENT : (*c = gpu.temperature_c, SUCCESS),
       unsigned sensor, unsigned *c)

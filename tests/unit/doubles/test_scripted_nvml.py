@@ -16,7 +16,6 @@ import pytest
 
 from tests.doubles.nvml.device import (
     Load,
-    Process,
     Scope,
     ScriptedGpu,
     constant,
@@ -27,7 +26,6 @@ from tests.doubles.nvml.device import (
 
 NS_PER_S = 10**9
 AVERAGE, INSTANT = 185, 186
-LISTING = "DeviceGetComputeRunningProcesses"
 WAVE = Load(low_w=100.0, high_w=700.0, period_ms=130.0, duty_frac=0.3)
 
 ASKING = """
@@ -137,14 +135,13 @@ def test_each_gpu_is_found_by_index_and_uuid(driver: Driver) -> None:
     ("fields", "name", "arguments", "expected"),
     [
         ({}, "SystemGetDriverVersion", None, "580.scripted"),
-        ({"memory_bus_bits": 6_144}, "DeviceGetMemoryBusWidth", (), 6_144),
         ({"mig": True}, "DeviceGetMigMode", (), [1, 1]),
         ({"mig": True}, "DeviceGetUtilizationRates", (), "NVMLError_NotSupported"),
         ({"temperature_c": 83}, "DeviceGetTemperature", (0,), 83),
         ({"power_limit_w": 350.5}, "DeviceGetEnforcedPowerLimit", (), 350_500),
         ({"power_limit_w": 350.5}, "DeviceGetPowerManagementDefaultLimit", (), 700_000),
         ({"sm_clock_mhz": 1_700}, "DeviceGetClockInfo", (pynvml.NVML_CLOCK_SM,), 1_700),
-        ({"max_memory_clock_mhz": 950}, "DeviceGetMaxClockInfo", (pynvml.NVML_CLOCK_MEM,), 950),
+        ({"memory_clock_mhz": 950}, "DeviceGetClockInfo", (pynvml.NVML_CLOCK_MEM,), 950),
         ({}, "DeviceGetSerial", (), "NVMLError_FunctionNotFound"),
     ],
     ids=str,
@@ -223,37 +220,6 @@ def test_the_instant_is_this_moment(driver: Driver) -> None:
     assert driver.field(INSTANT) == (pynvml.NVML_SUCCESS, 100_000)
     driver.plays(running_for(0.4, ScriptedGpu(load=SLOW)))
     assert driver.field(INSTANT) == (pynvml.NVML_SUCCESS, 500_000)
-
-
-def test_a_lost_gpu_answers_nothing_and_the_other_goes_on(driver: Driver) -> None:
-    driver.plays(
-        running_for(5.0, ScriptedGpu(lost_at_s=4.0, uuid="GPU-00")),
-        running_for(5.0, ScriptedGpu(lost_at_s=100.0)),
-    )
-    for name in ("DeviceGetName", "DeviceGetPowerUsage", LISTING):
-        assert driver.says(name, gpu=0) == "NVMLError_GpuIsLost"
-    assert driver.says("DeviceGetHandleByUUID", "GPU-00", gpu=None) == "NVMLError_GpuIsLost"
-    assert driver.says("DeviceGetName", gpu=1) == "Scripted NVIDIA H100"
-
-
-def test_processes_are_listed_from_their_time_on(driver: Driver) -> None:
-    ours, theirs = Process(41, 5_000), Process(42, 6_000, from_s=3.0)
-    for running_s, expected in ((2.0, [ours]), (4.0, [ours, theirs])):
-        driver.plays(running_for(running_s, ScriptedGpu(processes=(ours, theirs))))
-        listed = driver.says(LISTING)
-        assert [(one["pid"], one["usedGpuMemory"]) for one in listed] == [
-            one[:2] for one in expected
-        ]
-
-
-def test_a_script_is_replaced_while_the_energy_goes_on(driver: Driver) -> None:
-    gpu = ScriptedGpu()
-    driver.plays(gpu)
-    assert driver.says(LISTING) == []
-    driver.plays(replace(gpu, processes=(Process(7, 8),)))
-    assert [one["pid"] for one in driver.says(LISTING)] == [7]
-    said_mj, at_ns = driver.counter(gpu)
-    assert said_mj == pytest.approx(true_energy_j(gpu, gpu.started_ns, at_ns) * 1e3, abs=1)
 
 
 def test_a_line_that_is_not_understood_is_said(

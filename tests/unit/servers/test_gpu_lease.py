@@ -29,7 +29,7 @@ import contextlib, os, pathlib, sys
 from specreg.core.errors import SensorError, UnkillableError
 from specreg.core.processes import start_process
 from specreg.servers import gpu_lease
-from specreg.servers.gpu_lease import _LOCKS, hold, lease_gpus
+from specreg.servers.gpu_lease import _LOCKS, GpuClaim, hold, lease_gpus
 from specreg.telemetry import devices
 from specreg.telemetry.devices import devices_of
 def say(text):
@@ -47,6 +47,13 @@ for line in sys.stdin:
             stack.enter_context(lease)
         elif verb == "hold":
             stack.enter_context(hold(devices_of(gpus, variables), waits=True, tell=say))
+        elif verb == "claim":
+            claim = GpuClaim()
+            stack.callback(claim.give_back)
+            claim.take(gpus, say)
+        elif verb == "see":
+            say(os.environ.get("CUDA_VISIBLE_DEVICES"))
+            continue
         elif verb == "start":
             here = pathlib.Path(name)
             start_process(["/bin/sleep", "120"], environment={}, log_path=here / "log", cwd=here)
@@ -123,8 +130,9 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, library: Path) -> Machine:
+def machine(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """A machine with two idle GPUs."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     machine = Machine(folder=tmp_path, library=library)
     machine.play(IDLE, OTHER)
     return machine
@@ -194,6 +202,26 @@ def test_a_hold_outlasts_the_servers_on_it(machine: Machine) -> None:
         assert "used by process" in other.do("hold all gpus=2")
         assert one.do("close all") == "close: 0 locked"
         assert other.read() == "hold: 2 locked"
+
+
+def test_each_claim_sees_gpus_of_its_own_and_a_wide_one_is_not_overtaken(machine: Machine) -> None:
+    with (
+        machine.run("claim a") as first,
+        machine.run("claim a") as second,
+        machine.run() as wide,
+        machine.run() as late,
+    ):
+        assert {one.do("see a") for one in (first, second)} == {"GPU-a", "GPU-b"}
+        assert wide.do("claim a gpus=2") == "waiting for 2 of 2 GPUs"
+        late.order("claim a")
+        for one in (first, second):
+            assert one.do("close a") == "close: 0 locked"
+            assert one.do("see a") == "None"
+        assert wide.read() == "claim: 2 locked", "before the one that came later"
+        assert wide.do("see a") == "GPU-a,GPU-b"
+        assert wide.do("close a") == "close: 0 locked"
+        assert late.read() == "claim: 1 locked"
+        assert wide.do("claim a gpus=3") == "SensorError: 3 GPUs: there are 2"
 
 
 @pytest.mark.parametrize(

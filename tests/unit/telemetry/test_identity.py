@@ -36,12 +36,7 @@ print(msgspec.json.encode(find_gpus()).decode())
 """
 
 
-H200 = ScriptedGpu(
-    name="Scripted NVIDIA H200",
-    memory_total_bytes=150_754_820_096,
-    max_memory_clock_mhz=3_201,
-    memory_bus_bits=6_144,
-)
+H200 = ScriptedGpu(name="Scripted NVIDIA H200", memory_total_bytes=150_754_820_096)
 TWO = (H200, dataclasses.replace(H200, uuid="GPU-2"))
 
 
