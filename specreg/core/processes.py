@@ -68,7 +68,7 @@ class SupervisedProcess:
     supervisor: subprocess.Popen[bytes]
     log_path: Path
 
-    def send(self, message: msgspec.Struct) -> None:
+    def send(self, message: object) -> None:
         """Hand it a message; one that ended takes none."""
         _write(self.popen.stdin, msgspec.json.encode(message) + b"\n")
 

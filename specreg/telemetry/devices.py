@@ -32,24 +32,9 @@ def throttle_reasons(mask: int) -> tuple[str, ...]:
     return tuple(word for bit, word in THROTTLE_REASONS.items() if mask & bit)
 
 
-def find_devices(variables: Mapping[str, str], *, of_gpus: bool) -> tuple[Device, ...]:
-    """Return all GPUs that a process with these environment variables sees, or all processors.
-
-    Raises:
-        SensorError: the sensor shows none, with the reason.
-    """
-    return tuple(nvml.find(variables) if of_gpus else rapl.find())
-
-
 def open_probe(device: Device) -> Probe:
-    """Return what reads a device.
-
-    Raises:
-        SensorError: it is gone.
-    """
-    if device.sensor == "nvml":
-        return nvml.open_probe(device)
-    return rapl.open_probe(device)
+    """Return what reads a device; SensorError if it is gone."""
+    return nvml.open_probe(device) if device.sensor == "nvml" else rapl.open_probe(device)
 
 
 def devices_of(gpus: int, variables: Mapping[str, str]) -> tuple[Device, ...]:
@@ -62,17 +47,14 @@ def devices_of(gpus: int, variables: Mapping[str, str]) -> tuple[Device, ...]:
     Raises:
         SensorError: there are fewer, or none.
     """
-    found = find_devices(variables, of_gpus=bool(gpus))
+    found = nvml.find(variables) if gpus else rapl.find()
     if len(found) < gpus:
         raise SensorError(f"{found[0].sensor} shows {len(found)} of {gpus} GPUs")
     return found[: gpus or None]
 
 
 def held_back(states: Sequence[State]) -> tuple[float, str]:
-    """Return in which share of some states heat or lack of power held a device back, and why.
-
-    The words name the reasons, the highest temperature and the lowest clock.
-    """
+    """Return in which share of some states heat or lack of power held a device back, and why."""
     held = [state for state in states if (state.throttle_mask or 0) & _HELD_BACK]
     if not held:
         return 0.0, ""
@@ -85,11 +67,7 @@ def held_back(states: Sequence[State]) -> tuple[float, str]:
 
 
 def check_cool(devices: Sequence[Device]) -> None:
-    """Check that no device is too hot, or short of power, before it runs.
-
-    Raises:
-        SensorError: one is, with the reason; or one is gone.
-    """
+    """Check that no device is too hot, or short of power, before it runs; else a SensorError."""
     for device in devices:
         frac, why = held_back([open_probe(device).state()])
         if frac:
@@ -104,10 +82,8 @@ def check_free(
 ) -> None:
     """Check before a start that no process but `ours` computes on the devices.
 
-    Those whose ids are in `taken` have a server of ours already.
-
-    Raises:
-        SensorError: one does, with the process and its user; or a device is gone.
+    Else a SensorError names it and its user. Devices whose ids are in `taken` have a server of ours
+    already.
     """
     for device in devices:
         seen = set(open_probe(device).processes() or ())
@@ -124,13 +100,10 @@ def check_free(
 def wait_until_free(
     devices: Sequence[Device], ours: AbstractSet[int], taken: AbstractSet[str]
 ) -> None:
-    """Wait until no other process computes on the devices; a server takes a moment to end.
+    """Wait until no other process computes on the devices: 10 s, then as `check_free`.
 
-    One that is held back has 10 s to cool down. After them the server starts all the same: what it
+    One that is held back has as long to cool down. Then the server starts all the same: what it
     accepts is counted, and what is timed while the device is held back is INVALID by its trace.
-
-    Raises:
-        SensorError: a process still does after 10 s; see `check_free`.
     """
     deadline = time.monotonic() + _FREE_WITHIN_S
     while time.monotonic() <= deadline:
@@ -145,13 +118,8 @@ def wait_until_free(
 def held_bytes(count: int, variables: Mapping[str, str], pids: AbstractSet[int]) -> int | None:
     """The memory of GPUs that some processes hold; None where it isn't known.
 
-    Where the driver knows processes by other ids than ours, as in a container, only a process that
-    is alone on its GPU is known to be one of them.
-
-    Args:
-        count: of the GPUs, as `devices_of` has it.
-        variables: of the processes.
-        pids: of the processes.
+    `count` GPUs, found as in `devices_of`. Where the driver knows processes by other ids than ours,
+    as in a container, only a process that is alone on its GPU is known to be one of them.
     """
     held: list[int | None] = []
     try:

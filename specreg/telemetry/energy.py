@@ -86,8 +86,7 @@ def energy_of(trace: PowerTrace, span: Span) -> Energy:
 def _doubt_ns(name: str, moments_ns: np.ndarray, energies_mj: np.ndarray) -> float:
     """Return how long the counter tells nothing: half of the time between two moves at each end.
 
-    Raises:
-        SensorError: it stands still, or went back.
+    SensorError where it stands still, or went back.
     """
     apart_ns = np.diff(moments_ns)
     if (np.diff(energies_mj) < 0).any():
@@ -104,8 +103,7 @@ def _doubt_ns(name: str, moments_ns: np.ndarray, energies_mj: np.ndarray) -> flo
 def check_counter(energy: Energy) -> None:
     """Check that counter and power agree within 3 %, or the error of a short span's ends.
 
-    Raises:
-        SensorError: they don't.
+    Else a SensorError.
     """
     ratio = energy.counter_ratio
     if ratio is not None and abs(ratio - 1) > max(_MOST_APART_FRAC, energy.error_frac):
@@ -138,11 +136,7 @@ def missing_frac(trace: PowerTrace, span: Span) -> float:
 
 
 def check_held_back(traces: Sequence[PowerTrace], spans: Sequence[Span]) -> None:
-    """Check that no device was too hot, or short of power, in some spans.
-
-    Raises:
-        InvalidMeasurementError: `THROTTLED`.
-    """
+    """Check that no device was `THROTTLED`, by heat or lack of power, in some spans."""
     for trace in traces:
         frac, why = held_back([one.state for span in spans for one in trace.within(span)])
         if frac:
@@ -153,13 +147,10 @@ def check_held_back(traces: Sequence[PowerTrace], spans: Sequence[Span]) -> None
 def check_alone(
     traces: Sequence[PowerTrace], spans: Sequence[Span], ours: AbstractSet[int]
 ) -> None:
-    """Check that no process but ours computed on a device in some spans.
+    """Check that no process but ours computed on a device in some spans, else `DEVICE_SHARED`.
 
     Of a span the lists within count, the last before it and the first after it: a sampler lists
     processes twice a second, and later on a busy machine.
-
-    Raises:
-        InvalidMeasurementError: `DEVICE_SHARED`, naming the process; it is left alone.
     """
     for trace in traces:
         lists = [(one.at_ns, one.pids) for one in trace.samples if one.pids is not None]

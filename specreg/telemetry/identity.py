@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from specreg.core.errors import SensorError
-from specreg.telemetry.devices import find_devices
+from specreg.telemetry import nvml
 from specreg.telemetry.sensor import Device
 
 # The widest vector unit decides the kernels that a CPU engine picks.
@@ -132,7 +132,7 @@ def current_environment(*, needs_gpus: int) -> Environment:
 def find_gpus() -> Gpus:
     """Return the GPUs of this machine that this process sees, by their drivers."""
     try:
-        return Gpus(devices=find_devices(os.environ, of_gpus=True), why_none="")
+        return Gpus(devices=nvml.find(os.environ), why_none="")
     except SensorError as error:
         return Gpus(devices=(), why_none=str(error))
 

@@ -57,7 +57,7 @@ class _Gpu(Probe):
         return None if found is None else {one.pid: one.usedGpuMemory for one in found}
 
 
-def find(variables: Mapping[str, str]) -> Sequence[Device]:
+def find(variables: Mapping[str, str]) -> tuple[Device, ...]:
     """List the GPUs that CUDA_VISIBLE_DEVICES leaves, numbered by their places on the bus.
 
     Raises:
@@ -77,11 +77,7 @@ def find(variables: Mapping[str, str]) -> Sequence[Device]:
 
 
 def open_probe(device: Device) -> Probe:
-    """Return what reads a GPU.
-
-    Raises:
-        SensorError: it is gone.
-    """
+    """Return what reads a GPU; SensorError if it is gone."""
     with _mapped_errors():
         pynvml.nvmlInit()
         return _Gpu(pynvml.nvmlDeviceGetHandleByUUID(device.id), device.scope)
@@ -109,7 +105,7 @@ def _device(handle: object, number: int) -> Device:
 
 
 def _slice(uuid: str) -> Device | None:
-    """Return the slice of a GPU of that UUID, None where there is none."""
+    """Return the slice of a GPU of that UUID."""
     handle = _ask(pynvml.nvmlDeviceGetHandleByUUID, uuid)
     return handle and msgspec.structs.replace(_device(handle, 0), why_not=_SLICED)
 
@@ -119,7 +115,7 @@ def visible(
     variables: Mapping[str, str],
     *,
     slice_called: Callable[[str], Device | None],
-) -> Sequence[Device]:
+) -> tuple[Device, ...]:
     """Return the GPUs that a process with these environment variables sees, in its order.
 
     As CUDA's programming guide has it: numbers or UUIDs, which may be cut short as long as they
@@ -172,11 +168,7 @@ def _mapped_errors() -> Iterator[None]:
 
 
 def _ask(question: Callable[..., _T], *arguments: object) -> _T | None:
-    """Return NVML's answer; None for what the card doesn't have or we may not see.
-
-    Raises:
-        SensorError: the card is gone.
-    """
+    """Return NVML's answer; None for what the card doesn't have or we may not see."""
     with _mapped_errors():
         try:
             return question(*arguments)

@@ -1,7 +1,6 @@
 """RAPL: the energy counters of x86 processors, where Linux allows to read them."""
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,15 +37,11 @@ class _Package(Probe):
         return (self._wrapped_uj + now_uj) // _UJ_PER_MJ
 
 
-def find(folder: Path = FOLDER, machine: Path = Path("/etc/machine-id")) -> Sequence[Device]:
+def find(folder: Path = FOLDER, machine: Path = Path("/etc/machine-id")) -> tuple[Device, ...]:
     """List the packages; their parts (cores, memory) and the whole (psys) are left out.
 
-    Args:
-        folder: of the kernel's power capping.
-        machine: the file that tells this machine from others.
-
-    Raises:
-        SensorError: the kernel shows none, as in most virtual machines.
+    `machine` is the file that tells this machine from others. SensorError where the kernel shows no
+    package, as in most virtual machines.
     """
     found = [(path, _read(path / "name")) for path in sorted(folder.glob("intel-rapl:[0-9]*"))]
     packages = [(path, name) for path, name in found if name.startswith("package")]
@@ -70,11 +65,7 @@ def find(folder: Path = FOLDER, machine: Path = Path("/etc/machine-id")) -> Sequ
 
 
 def open_probe(device: Device, folder: Path = FOLDER) -> Probe:
-    """Return what reads a package.
-
-    Raises:
-        SensorError: it can't be read.
-    """
+    """Return what reads a package; SensorError if it can't be read."""
     package = folder / device.id.partition("-of-")[0]
     range_uj = _read(package / "max_energy_range_uj")
     if not range_uj.isdigit():

@@ -1,6 +1,6 @@
 """The sampler: it samples devices in a process of its own, whose lines the run reads as traces.
 
-`python -m specreg.telemetry.sampler` takes a message with the devices, and gives one for each
+`python -m specreg.telemetry.sampler` takes the devices as its first message, and gives one for each
 sample until its input ends; see `specreg.core.processes`.
 """
 
@@ -40,12 +40,6 @@ _AFTER_S = 0.6
 """So long after a window there is a sample behind its end, of a busy machine too."""
 _NS_PER_S = 10**9
 _EARLIER = -10
-
-
-class Devices(msgspec.Struct, frozen=True, kw_only=True):
-    """The sampler's first message."""
-
-    devices: tuple[Device, ...]
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -111,13 +105,9 @@ class Watch:
 
 @contextlib.contextmanager
 def watch(devices: Sequence[Device], path: Path) -> Iterator[Watch]:
-    """Sample devices for as long as the context lasts, or until this process is killed.
+    """Sample devices into a file while the context lasts, or until this process is killed.
 
     A sampler that didn't start says so when its traces are asked for.
-
-    Args:
-        devices: one at least.
-        path: where the samples go.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     log_path = path.with_name(f"{path.name}.log")
@@ -125,7 +115,7 @@ def watch(devices: Sequence[Device], path: Path) -> Iterator[Watch]:
     with path.open("wb") as output:
         try:
             with child_process(command, log_path=log_path, output=output) as child:
-                child.send(Devices(devices=tuple(devices)))
+                child.send(devices)
                 deadline = time.monotonic() + _START_S
                 while not path.stat().st_size and time.monotonic() < deadline:
                     if child.popen.poll() is not None:
@@ -191,7 +181,7 @@ def _wait_until(moment_ns: int) -> bool:
 
 def main() -> None:
     """Sample the devices that the first line of the input names, until the input ends."""
-    devices = msgspec.json.decode(sys.stdin.buffer.readline(), type=Devices).devices
+    devices = msgspec.json.decode(sys.stdin.buffer.readline(), type=tuple[Device, ...])
     probes = [open_probe(device) for device in devices]
     # It needs a hundredth of a core, at the right moment; an engine's threads may take all of them.
     with contextlib.suppress(OSError):
