@@ -28,7 +28,6 @@ TIER = """
     dataset = "toy"
     concurrency = [1]
     prompts = 20
-    rounds = 4
     output_cap_tokens = 128
     dtype = "float32"
     engine_env = { OMP_NUM_THREADS = "1" }

@@ -36,7 +36,6 @@ models = "m{group}"
 dataset = "toy"
 concurrency = [{concurrency}]
 prompts = {prompts}
-rounds = 2
 output_cap_tokens = 32
 """
 
