@@ -295,21 +295,6 @@ def test_row_14_two_runs_at_once_on_one_gpu(run: Hurt) -> None:
     assert run.left() == waiting.left() == hasty.left() == []
 
 
-def test_row_14_two_runs_at_once_without_a_gpu(run: Hurt) -> None:
-    """Nothing is locked: each measures what the machine gives it."""
-    other = run.beside("other")
-    with run.start() as first, other.start() as second:
-        wait_until(lambda: run.is_measuring()() and other.is_measuring()())
-        said = [one.communicate(timeout=120)[0] for one in (first, second)]
-    assert [first.returncode, second.returncode] == [11, 11], said
-    for one in (run, other):
-        outcomes = {(verdict.case_id, verdict.outcome) for verdict in one.verdict().verdicts}
-        assert outcomes == {(case, "NO_BASELINE") for case in CASES}, said
-        assert [one.attempts(case) for case in CASES] == [1, 1, 1], said
-    assert not (run.cache / "gpus").exists()
-    assert run.left() == other.left() == []
-
-
 def test_row_15_a_run_that_still_goes_on_is_left_alone(run: Hurt) -> None:
     with run.start() as pytest_run:
         wait_until(run.is_measuring(CASES[1]))

@@ -13,21 +13,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from specreg.baselines.schema import (
-    SCHEMA_VERSION,
-    Baseline,
-    RecordedDevice,
-    baseline_path,
-    record_baseline,
-)
-from specreg.baselines.store import settings_in
 from specreg.matrix.tier import load_tier
 from specreg.measurement.metrics import METRICS, Family
-from specreg.telemetry.identity import Environment
-from specreg.telemetry.sensor import Scope
 from tests.doubles.nvml.device import ScriptedGpu, Throttle
 from tests.doubles.vllm.script import Script
-from tests.faults.running import CASES, ROOT, Hurt, wait_until
+from tests.faults.running import CASES, Hurt, wait_until
 from tests.unit import builders
 
 GPU = ScriptedGpu(uuid="GPU-a", memory_used_bytes=2**29)
@@ -77,30 +67,8 @@ def baseline_of(run: Hurt) -> Path:
     """A baseline of the first case, recorded while the GPU ran at its clock."""
     run.command()  # writes the matrix
     case = next(one for one in load_tier(run.folder, "cpu").cases if one.id == CASES[0])
-    environment = Environment(
-        kind="gpu", gpus=(GPU.name,), gpu_memory_gb=round(GPU.memory_total_bytes / 1e9)
-    )
-    device = RecordedDevice(
-        id=GPU.uuid,
-        name=GPU.name,
-        scope=Scope.GPU,
-        from_counter=True,
-        sm_clock_mhz=GPU.sm_clock_mhz,
-    )
-    path = baseline_path(run.folder / "baselines", environment.name, case.id)
-    record_baseline(
-        path,
-        Baseline(
-            schema_version=SCHEMA_VERSION,
-            case=settings_in(ROOT, case),
-            environment=environment,
-            provenance=builders.PROVENANCE,
-            acceptance=None,
-            launches=({"throughput_tokens_per_s": 100.0},) * 3,
-            devices=(device,),
-        ),
-    )
-    return path
+    launches = ({"throughput_tokens_per_s": 100.0},) * 3
+    return builders.record_on_gpu(run.folder / "baselines", GPU, case, *launches)
 
 
 def test_row_19_a_gpu_that_gets_too_hot(run: Hurt) -> None:

@@ -24,9 +24,13 @@ from specreg.baselines.schema import (
     SCHEMA_VERSION,
     Baseline,
     Provenance,
+    RecordedDevice,
     StoredAcceptance,
+    baseline_path,
+    record_baseline,
     stored_acceptance,
 )
+from specreg.baselines.store import settings_in
 from specreg.core.processes import SupervisedProcess
 from specreg.core.supervisor import Session
 from specreg.datasets.prompts import Prompt
@@ -45,6 +49,7 @@ from specreg.stats.intervals import Spread
 from specreg.telemetry.identity import Environment, Gpus
 from specreg.telemetry.record import DeviceRecord, PowerRecord, arm_power
 from specreg.telemetry.sensor import Device, Scope
+from tests.doubles.nvml.device import ScriptedGpu
 from tests.doubles.vllm.script import Script, chat_prompt, record_script, steps_of
 from tests.doubles.vllm.steps import Steps
 
@@ -253,6 +258,26 @@ def baseline(
         acceptance=stored(of) if of else None,
         launches=tuple(dict(launch) for launch in launches),
     )
+
+
+def record_on_gpu(
+    folder: Path, gpu: ScriptedGpu, case: Case, *launches: Mapping[str, float]
+) -> Path:
+    """Write the baseline of a case on a scripted GPU, which specreg refuses to record; its path."""
+    environment = Environment(
+        kind="gpu", gpus=(gpu.name,), gpu_memory_gb=round(gpu.memory_total_bytes / 1e9)
+    )
+    device = RecordedDevice(
+        id=gpu.uuid,
+        name=gpu.name,
+        scope=Scope.GPU,
+        from_counter=True,
+        sm_clock_mhz=gpu.sm_clock_mhz,
+    )
+    made = baseline(*launches, environment=environment, settings=settings_in(ROOT, case))
+    path = baseline_path(folder, environment.name, case.id)
+    record_baseline(path, msgspec.structs.replace(made, devices=(device,)))
+    return path
 
 
 def known(
