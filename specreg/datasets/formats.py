@@ -4,6 +4,7 @@ A file holds JSON lines, one JSON array, or Parquet.
 """
 
 import codecs
+import collections
 import functools
 import importlib
 from collections.abc import Callable, Iterator
@@ -15,9 +16,10 @@ import msgspec
 from specreg.core.commands import install_command
 from specreg.core.errors import DatasetError
 from specreg.core.files import UNREADABLE
-from specreg.datasets.prompts import Prompt, check_ids, check_prompt
+from specreg.datasets.prompts import Prompt
 from specreg.datasets.table import PromptSet
 
+_ID_CHARACTERS = 200
 _ADVICE = "docs/datasets.md shows what a row needs"
 # Half of SPEED-Bench's published rows are references to their sources, and begin so; the script of
 # NeMo-Skills fills them (https://github.com/NVIDIA-NeMo/Skills, dataset/speed-bench/prepare.py).
@@ -38,7 +40,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, rename={"who": "from"})
 
 
 class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The columns that published files have for a prompt, each some; others are passed over.
+    """The columns that published files have for a prompt; others are passed over.
 
     `question_id` and `turns` are FastChat's, `prompt_id` and `prompt` HuggingFaceH4's, `task_id`
     and `prompt` HumanEval's, `question` GSM8K's, `text` genai-perf's, `messages` NeMo-Skills' and
@@ -109,23 +111,32 @@ def _load(
             if prompt is None:
                 left_out_rows += 1
                 continue
-            check_prompt(prompt)
+            _check_prompt(prompt)
         except DatasetError as error:
             raise DatasetError(f"{place}: {error}") from error
         prompts.append(prompt)
     if not prompts:
         raise DatasetError(f"prompt file '{path}': asks nothing; {_ADVICE}")
-    check_ids(prompts, f"prompt file '{path}'")
+    ((name, times),) = collections.Counter(prompt.id for prompt in prompts).most_common(1)
+    if times > 1:
+        message = f"prompt file '{path}': {times} prompts have the id '{name}'; give each its own"
+        raise DatasetError(message)
     return tuple(prompts), left_out_rows
 
 
-def _read_rows(path: Path, kind: type[msgspec.Struct]) -> Iterator[tuple[str, Any]]:
-    """The rows of a file, each with its place, `prompts.jsonl:3` for instance.
+def _check_prompt(prompt: Prompt) -> None:
+    if len(prompt.id) > _ID_CHARACTERS:
+        name, characters = prompt.id[:_ID_CHARACTERS], len(prompt.id)
+        message = f"prompt '{name}…' has an id of {characters} characters; give it a shorter one"
+        raise DatasetError(message)
+    if bool(prompt.turns) == bool(prompt.token_ids) or not all(map(str.strip, prompt.turns)):
+        message = f"prompt '{prompt.id}' has an empty turn, none at all, or turns and token_ids"
+        raise DatasetError(f"{message}; remove the row or mend it")
 
-    What ends in `.parquet` is that, all else JSON: an array where it begins with one, lines
-    otherwise.
-    """
-    subject, again = f"prompt file '{path}'", "fetch it again, or name another"
+
+def _read_rows(path: Path, kind: type[msgspec.Struct]) -> Iterator[tuple[str, Any]]:
+    """The rows of a file, each with its place, `prompts.jsonl:3` for instance."""
+    subject = f"prompt file '{path}'"
     rows: Any
     decode: Callable[[Any], Any] = msgspec.json.Decoder(kind).decode
     try:
@@ -140,7 +151,7 @@ def _read_rows(path: Path, kind: type[msgspec.Struct]) -> Iterator[tuple[str, An
     except UNREADABLE as error:
         raise DatasetError(f"{subject}: {error}; {_ADVICE}") from error
     except (OSError, ValueError) as error:  # Arrow's error of a broken file is a ValueError
-        raise DatasetError(f"{subject}: {error}; {again}") from error
+        raise DatasetError(f"{subject}: {error}; fetch it again, or name another") from error
     for number, row in enumerate(rows, 1):
         place = f"{path}:{number}"
         try:

@@ -69,26 +69,25 @@ def is_cached(repo: str) -> bool:
     if not is_installed():
         return False
     hub = importlib.import_module("huggingface_hub")
-    errors = importlib.import_module("huggingface_hub.errors")
     try:
         folder = Path(hub.snapshot_download(repo, local_files_only=True))
-    except errors.LocalEntryNotFoundError:
+    except hub.errors.LocalEntryNotFoundError:
         return False
     return any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin"))
 
 
 def hub_cache_dir() -> Path | None:
     """Where huggingface_hub and the engines keep what they fetch; None where it isn't installed."""
-    return Path(_constants().HF_HUB_CACHE) if is_installed() else None
+    if not is_installed():
+        return None
+    return Path(importlib.import_module("huggingface_hub.constants").HF_HUB_CACHE)
 
 
 def is_offline() -> bool:
     """Whether the hub isn't to be asked, by HF_HUB_OFFLINE."""
-    return is_installed() and bool(_constants().HF_HUB_OFFLINE)
-
-
-def _constants() -> Any:  # noqa: ANN401 - of a library that may be missing
-    return importlib.import_module("huggingface_hub.constants")
+    if not is_installed():
+        return False
+    return bool(importlib.import_module("huggingface_hub.constants").HF_HUB_OFFLINE)
 
 
 @contextlib.contextmanager

@@ -79,7 +79,7 @@ def load_prompts(
             f" {specreg_command('prepare', one.name)}"
         )
         raise DatasetError(message)
-    return _prepared_prompts(prompts_path(folder, one.name), record.sha256)
+    return _prepared_prompts(paths_of(folder, one.name)[0], record.sha256)
 
 
 def prepare(
@@ -103,7 +103,7 @@ def prepare(
     if not one.licence:
         message = f"dataset '{one.name}': nothing to prepare; a case can name it as it is"
         raise DatasetError(message)
-    written, record_file = prompts_path(data_dir, one.name), record_path(data_dir, one.name)
+    written, record_file = paths_of(data_dir, one.name)
     if given is None:
         try:
             if kept := load_record(data_dir, one.name):
@@ -154,14 +154,9 @@ def prepare(
     return record
 
 
-def prompts_path(folder: Path, name: str) -> Path:
-    """Where the prompts of a set lie."""
-    return folder / f"{name}.jsonl"
-
-
-def record_path(folder: Path, name: str) -> Path:
-    """Where the record of a set lies."""
-    return folder / f"{name}.json"
+def paths_of(folder: Path, name: str) -> tuple[Path, Path]:
+    """Where the prompts of a set lie, and its record."""
+    return folder / f"{name}.jsonl", folder / f"{name}.json"
 
 
 def load_record(folder: Path, name: str) -> PreparedSet | None:
@@ -170,18 +165,19 @@ def load_record(folder: Path, name: str) -> PreparedSet | None:
     Raises:
         DatasetError: there is one that can't be read, or the prompts are others.
     """
-    path, remedy = record_path(folder, name), f"prepare it anew: {specreg_command('prepare', name)}"
+    prompts, path = paths_of(folder, name)
+    remedy = f"prepare it anew: {specreg_command('prepare', name)}"
     try:
         record = msgspec.json.decode(path.read_bytes(), type=PreparedSet)
-        got = file_sha256(prompts_path(folder, name))
+        got = file_sha256(prompts)
     except FileNotFoundError:
         return None
     except (OSError, *UNREADABLE) as error:
         raise DatasetError(f"dataset '{name}': {path}: {error}; {remedy}") from error
     if got != record.sha256:
         message = (
-            f"dataset '{name}': {prompts_path(folder, name)} is not what was prepared (SHA-256"
-            f" {got[:12]}…, needed {record.sha256[:12]}…); {remedy}"
+            f"dataset '{name}': {prompts} is not what was prepared (SHA-256 {got[:12]}…, needed"
+            f" {record.sha256[:12]}…); {remedy}"
         )
         raise DatasetError(message)
     return record

@@ -1,6 +1,5 @@
 """Prompts, conversations to replay in texts or token ids, and what of a reply becomes history."""
 
-import collections
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -8,11 +7,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from specreg.core.errors import DatasetError
-
 AS_IS = "as_is"
-_BEGIN, _END = "<think>", "</think>"
-_ID_CHARACTERS = 200
 
 
 class Prompt(
@@ -31,27 +26,6 @@ class Prompt(
     category: str
     turns: tuple[str, ...] = ()
     token_ids: tuple[int, ...] = ()
-
-
-def check_prompt(prompt: Prompt) -> None:
-    """Raise a DatasetError of a prompt that says nothing, is given twice, or has too long an id."""
-    name = prompt.id[:_ID_CHARACTERS]
-    if len(prompt.id) > _ID_CHARACTERS:
-        message = (
-            f"prompt '{name}…' has an id of {len(prompt.id)} characters; give it a shorter one"
-        )
-        raise DatasetError(message)
-    if bool(prompt.turns) == bool(prompt.token_ids) or not all(map(str.strip, prompt.turns)):
-        message = f"prompt '{name}' has an empty turn, none at all, or turns and token_ids"
-        raise DatasetError(f"{message}; remove the row or mend it")
-
-
-def check_ids(prompts: Iterable[Prompt], where: str) -> None:
-    """Raise a DatasetError where two prompts have the same id."""
-    ids = collections.Counter(prompt.id for prompt in prompts)
-    for name, times in ids.items():
-        if times > 1:
-            raise DatasetError(f"{where}: {times} prompts have the id '{name}'; give each its own")
 
 
 def interleaved(prompts: Iterable[Prompt]) -> tuple[Prompt, ...]:
@@ -78,10 +52,10 @@ def _without_thinking(reply: str) -> str:
     Templates that put `<think>` before the reply leave no mark of a thought that was cut off: such
     a reply is taken for an answer.
     """
-    _, ended, answer = reply.rpartition(_END)
+    _, ended, answer = reply.rpartition("</think>")
     if ended:
         return answer.lstrip()
-    return "" if reply.lstrip().startswith(_BEGIN) else reply
+    return "" if reply.lstrip().startswith("<think>") else reply
 
 
 REPLIES: Mapping[str, Callable[[str], str]] = MappingProxyType(

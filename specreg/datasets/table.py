@@ -8,8 +8,6 @@ from types import MappingProxyType
 from specreg.core.errors import UnknownNameError
 
 _RANDOM = "random"
-_RANDOM_TOKENS = ("128", "512", "1024", "2048", "8192")
-"""The lengths that are listed; any other, 1 or more, is one too."""
 _RAW = "https://raw.githubusercontent.com"
 _PARQUET = "test-00000-of-00001.parquet"
 
@@ -111,7 +109,8 @@ _TABLE = (
         rows=80,
         turns=2.0,
     ),
-    *(PromptSet(dataset=_RANDOM, config=length) for length in _RANDOM_TOKENS),
+    # The lengths that are listed; any other, 1 or more, is one too.
+    *(PromptSet(dataset=_RANDOM, config=str(length)) for length in (128, 512, 1024, 2048, 8192)),
     PromptSet(
         dataset="sharegpt",
         category="chat",

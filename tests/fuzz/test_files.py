@@ -18,7 +18,7 @@ from specreg.baselines.schema import (
     render_baseline,
 )
 from specreg.datasets.formats import load_prompt_file, load_published_rows
-from specreg.datasets.prepare import load_prompts, prepare, prompts_path, record_path
+from specreg.datasets.prepare import load_prompts, paths_of, prepare
 from specreg.datasets.prompts import Prompt, interleaved, prompts_sha256
 from specreg.datasets.table import dataset_named
 from specreg.matrix.tier import load_tier
@@ -93,8 +93,9 @@ def read_prompts(
 
 def read_record(folder: Path, content: bytes) -> None:
     """What `specreg prepare` wrote beside the prompts."""
-    shutil.copyfile(TOY, prompts_path(folder, "gsm8k"))
-    record_path(folder, "gsm8k").write_bytes(content)
+    prompts, record = paths_of(folder, "gsm8k")
+    shutil.copyfile(TOY, prompts)
+    record.write_bytes(content)
     gsm8k = dataset_named("gsm8k")
     load_prompts(gsm8k, root=builders.ROOT, vocabulary=lambda: 1, data_dir=folder)
 
@@ -138,7 +139,7 @@ def datasets(folder: Path) -> Iterable[Sample]:
     yield Sample(content=parquet.read_bytes(), wrong=bytes_of, read=reading)
     given = builders.write_lines(folder / "gsm8k.jsonl", rows)
     prepare(dataset_named("gsm8k"), data_dir=folder / "data", given=given)
-    record = record_path(folder / "data", "gsm8k").read_bytes()
+    record = paths_of(folder / "data", "gsm8k")[1].read_bytes()
     yield Sample(content=record, wrong=json_of, read=read_record)
 
 
