@@ -50,27 +50,19 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What a case needs.
-
-    Attributes:
-        gpus: how many.
-        memory_gib: of each; None where the model pair doesn't say what it takes.
-    """
+    """How many GPUs a case needs, and of how much memory each; None where its pair doesn't say."""
 
     gpus: int
     memory_gib: float | None
-
-    def __str__(self) -> str:
-        each = "" if self.memory_gib is None else f" of {math.ceil(self.memory_gib)} GiB"
-        return f"{self.gpus} GPU(s){each}"
 
     def unmet(self, gpus_gib: Sequence[float]) -> str:
         """What of it a machine of such GPUs lacks, empty when nothing."""
         taken = gpus_gib[: self.gpus]
         if len(taken) == self.gpus and min(taken) >= (self.memory_gib or 0.0):
             return ""
-        there = ", ".join(f"{math.floor(each)} GiB" for each in gpus_gib) or "none"
-        return f"needs {self}, this machine has {there}"
+        each = "" if self.memory_gib is None else f" of {math.ceil(self.memory_gib)} GiB"
+        there = ", ".join(f"{math.floor(gib)} GiB" for gib in gpus_gib) or "none"
+        return f"needs {self.gpus} GPU(s){each}, this machine has {there}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,16 +159,15 @@ class Case(Workload):
     def needs(self) -> Needs:
         """What it needs of a machine's GPUs, where it spans several of each.
 
-        Case and control stand beside one another on the same GPUs, each with its share of the
-        memory; into that must go the weights, the KV cache of all that is in flight, and a reserve.
+        Case and control share the GPUs; into a server's share of the memory must go the weights,
+        the KV cache of all that is in flight, and a reserve.
         """
         server, memory_gib = self.server, None
         tokens = (self.load.concurrency or server.max_sequences) * server.max_model_len_tokens
-        if sizes := server.sizes:
-            weights_gib = sizes.weights_gib(server.parallel)
-            if weights_gib is not None:
-                share_gib = weights_gib + sizes.cache_gib(server.parallel, tokens) + _RESERVE_GIB
-                memory_gib = share_gib / server.gpu_memory_frac
+        sizes = server.sizes
+        if sizes and (weights_gib := sizes.weights_gib(server.parallel)) is not None:
+            share_gib = weights_gib + sizes.cache_gib(server.parallel, tokens) + _RESERVE_GIB
+            memory_gib = share_gib / server.gpu_memory_frac
         return Needs(gpus=server.parallel.gpus_by_node, memory_gib=memory_gib)
 
     @property
@@ -208,7 +199,7 @@ class Tier:
         needs_gpus: how many GPUs a machine must have for the tier to run at all, 0 for none.
         cases: in the order of the file.
         places: by case, where its table stands, for errors.
-        choices: by case of a table that names several pairs, their names, the preferred one first.
+        choices: by case, the model pairs that its table names, the preferred one first.
     """
 
     name: str
@@ -234,20 +225,13 @@ class Tier:
         Where none fits that is the last one; a machine without GPUs is taken to hold all.
         """
         unmet = self.unmet(gpus_gib) if gpus_gib else {}
-        too_large = {
-            (self.choices.get(case.id), case.server.models)
-            for case in self.cases
-            if case.id in unmet
-        }
-        taken = {
-            names: next((name for name in names if (names, name) not in too_large), names[-1])
-            for names in self.choices.values()
-        }
-        cases = tuple(
-            case
-            for case in self.cases
-            if case.id not in self.choices or taken[self.choices[case.id]] == case.server.models
-        )
+        pairs = [(case, self.choices[case.id]) for case in self.cases]
+        too_large = {(names, case.server.models) for case, names in pairs if case.id in unmet}
+
+        def taken(names: tuple[str, ...]) -> str:
+            return next((name for name in names if (names, name) not in too_large), names[-1])
+
+        cases = tuple(case for case, names in pairs if taken(names) == case.server.models)
         return dataclasses.replace(self, cases=cases)
 
     def unmet(self, gpus_gib: Sequence[float]) -> dict[str, str]:

@@ -218,17 +218,6 @@ class CasesTable(LaunchSettings, Workload, Load):
     chat_template_args: dict[str, object] = field(default_factory=dict)  # type: ignore[assignment]
     tolerances: dict[str, _AboveZero] = field(default_factory=dict)  # type: ignore[assignment]
 
-    @property
-    def each_draft_tokens(self) -> tuple[int, ...]:
-        """The tokens drafted per step, each once."""
-        written = self.draft_tokens
-        return tuple(dict.fromkeys(written)) if isinstance(written, list) else (written,)
-
-    @property
-    def each_models(self) -> tuple[str, ...]:
-        """The names of the pairs, the one that is preferred first."""
-        return tuple(self.models) if isinstance(self.models, list) else (self.models,)
-
 
 class TierFile(msgspec.Struct, frozen=True, kw_only=True):
     """A whole matrix file, its tables not yet decoded.

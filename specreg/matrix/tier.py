@@ -38,9 +38,6 @@ _ADVICE = "docs/matrix.md shows the tables and keys"
 _CLOSED_LOOP = {"arrivals": Arrivals.CLOSED, "concurrency": 0, "requests_per_s": 0.0}
 _TableT = TypeVar("_TableT")
 
-Pairs = Mapping[str, ModelsTable]
-"""Model pairs by name."""
-
 
 def load_tier(folder: Path, name: str) -> Tier:
     """The tier that `folder`/`name`.toml declares.
@@ -75,8 +72,7 @@ def load_tier(folder: Path, name: str) -> Tier:
                     raise MatrixError(f"two cases are called '{case.id}', {also}")
                 places[case.id] = place
                 found.append(case)
-                if len(table.each_models) > 1:
-                    choices[case.id] = table.each_models
+                choices[case.id] = _each(table.models)
     cases = _with_controls(found)
     for case in cases if on_gpu else ():
         if case.control is not None and case.server.gpu_memory_frac > _MOST_BESIDE_FRAC:
@@ -110,13 +106,20 @@ def _load_file(path: Path, kind: type[_TableT]) -> _TableT:
             raise MatrixError(f"can't be read, {error}; {_ADVICE}") from error
 
 
-def _pairs_of(path: Path, tables: Mapping[str, object]) -> Pairs:
-    """The model pairs of a file, checked."""
+def _pairs_of(path: Path, tables: Mapping[str, object]) -> dict[str, ModelsTable]:
+    """The model pairs of a file, by name."""
+    takers = [name for name, method in METHODS.items() if method.needs_draft]
     pairs = {}
     for name, table in tables.items():
         with _within(f"{_file(path)}, [models.{name}]"):
-            pairs[name] = _convert(table, ModelsTable)
-            _check_pair(pairs[name])
+            pairs[name] = pair = _convert(table, ModelsTable)
+            if pair.widen and pair.padding_layers:
+                message = "padding_layers with widen, which says how many; leave one of them out"
+                raise MatrixError(message)
+            for method in pair.drafts:
+                _check_name("method that takes a draft", method, takers)
+            for method in pair.drafts_gib:
+                _check_name("draft", method, pair.drafts)
     return pairs
 
 
@@ -161,28 +164,19 @@ def all_case_ids(folder: Path) -> frozenset[str]:
     return frozenset(case.id for tier in tiers for case in tier.cases)
 
 
-def _check_pair(pair: ModelsTable) -> None:
-    """Check that the drafts are of methods that take one, and a size is of a draft."""
-    if pair.widen and pair.padding_layers:
-        raise MatrixError("padding_layers with widen, which says how many; leave one of them out")
-    takers = [name for name, method in METHODS.items() if method.needs_draft]
-    for name in pair.drafts:
-        _check_name("method that takes a draft", name, takers)
-    for name in pair.drafts_gib:
-        _check_name("draft", name, pair.drafts)
-
-
-def _cases_of(table: CasesTable, pairs: Pairs, *, on_gpu: bool) -> Iterator[Case]:
+def _cases_of(
+    table: CasesTable, pairs: Mapping[str, ModelsTable], *, on_gpu: bool
+) -> Iterator[Case]:
     dataset_named(table.dataset)
     _check_name("history_reply", table.history_reply, REPLIES)
     for wrong in _contradictions(table):
         raise MatrixError(wrong)
     power_s = (_POWER_S if on_gpu else 0.0) if table.power_s is None else table.power_s
-    for models in table.each_models:
+    for models in _each(table.models):
         _check_name("model pair", models, pairs)
         servers = dict.fromkeys(
             _server_of(table, method, draft_tokens, models, pairs[models])
-            for method, draft_tokens in itertools.product(table.methods, table.each_draft_tokens)
+            for method, draft_tokens in itertools.product(table.methods, _each(table.draft_tokens))
         )
         for server, load in itertools.product(servers, _loads_of(table)):
             yield Case(
@@ -193,6 +187,11 @@ def _cases_of(table: CasesTable, pairs: Pairs, *, on_gpu: bool) -> Iterator[Case
                 limits=Limits(ttft_ms=table.ttft_limit_ms, tpot_ms=table.tpot_limit_ms),
                 power_s=power_s,
             )
+
+
+def _each(written: _TableT | list[_TableT]) -> tuple[_TableT, ...]:
+    """What a table lists, where it may also name one alone."""
+    return tuple(written) if isinstance(written, list) else (written,)
 
 
 def _contradictions(table: CasesTable) -> Iterator[str]:
