@@ -57,11 +57,8 @@ def load_prompts(
 ) -> tuple[Prompt, ...]:
     """Load all prompts of a set; categories are interleaved, so that any first n are spread.
 
-    Args:
-        one: the set.
-        root: the repository's.
-        vocabulary: how many token ids the target knows; asked of by prompts of ids alone.
-        data_dir: where prepared sets lie; None for SPECREG_DATA, else specreg's cache.
+    `vocabulary` tells how many token ids the target knows, and is called for random ids alone.
+    Prepared sets lie in `data_dir`; None for SPECREG_DATA, else specreg's cache.
 
     Raises:
         DatasetError: it isn't prepared, its files are no longer what was written, or they can't be
@@ -89,13 +86,9 @@ def prepare(
     given: Path | None = None,
     show: Callable[[str], None] = lambda _: None,
 ) -> PreparedSet:
-    """Write a set's prompts and its record; what is there already is kept, unless a file is given.
+    """Write a set's prompts and its record, fetched or of the user's file that is given.
 
-    Args:
-        one: the set.
-        data_dir: where it is written.
-        given: the user's file; None to fetch it.
-        show: takes each line of progress.
+    What is there already is kept, unless a file is given. `show` takes each line of progress.
 
     Raises:
         DatasetError: it can't be had, read or written.

@@ -59,8 +59,8 @@ def check_form(case: Case, prompts: Iterable[Prompt]) -> None:
 def check_contexts(root: Path, cases: Iterable[Case]) -> None:
     """Check that all that a case may send fits into its context, each reply up to the cap.
 
-    What the chat template adds isn't counted: some ten tokens for each turn. Where nothing at hand
-    counts a target's tokens its server refuses what is too long.
+    What the chat template adds isn't counted: some ten tokens for each turn. Without a tokenizer at
+    hand the server is left to refuse what is too long.
 
     Raises:
         DatasetError: a prompt doesn't fit; or the prompts can't be read, are too few, or aren't
@@ -88,7 +88,7 @@ def check_contexts(root: Path, cases: Iterable[Case]) -> None:
 def _overlong(
     case: Case, prompts: Iterable[Prompt], count: Callable[[str], int]
 ) -> dict[Prompt, int]:
-    """The prompts that don't fit into a case's context, with what each needs with all replies."""
+    """The prompts that don't fit into a case's context, and what each needs with all replies."""
     needed_tokens = {
         one: sum(count(text) + case.output_cap_tokens for text in one.turns[: case.turns])
         or len(one.token_ids) + case.output_cap_tokens

@@ -133,7 +133,7 @@ def write_padded_model(source: Path, target: Path, layers: int) -> None:
     Raises:
         ModelError: the weights aren't those of a dense bfloat16 Llama.
     """
-    config, tensors = read_model(source)
+    config, tensors = _read_model(source)
     try:
         first = int(config["num_hidden_layers"])
     except UNFIT as error:
@@ -160,12 +160,8 @@ def _unfit(source: Path, why: object) -> ModelError:
     )
 
 
-def read_model(source: Path) -> tuple[dict[str, Any], dict[str, Bits]]:
-    """The configuration of a model folder, and its weights, of one file in bfloat16.
-
-    Raises:
-        ModelError: they are others, or can't be read.
-    """
+def _read_model(source: Path) -> tuple[dict[str, Any], dict[str, Bits]]:
+    """The configuration of a model folder, and its weights, of one file in bfloat16."""
     try:
         config = json.loads((source / CONFIG).read_bytes())
         if not isinstance(config, dict):
@@ -225,7 +221,7 @@ def _write_config(source: Path, target: Path, config: Mapping[str, object]) -> N
 
 
 def _content_sha256(folder: Path, *more: object) -> str:
-    """A checksum of a model and its tokenizer, and of whatever else decides what is made of it."""
+    """A checksum of a model, its tokenizer, and all else that decides what is made of it."""
     content = hashlib.sha256(model_sha256(str(folder)).encode())
     for name in TOKENIZER_FILES:
         if (folder / name).is_file():
@@ -236,11 +232,7 @@ def _content_sha256(folder: Path, *more: object) -> str:
 
 
 def _make_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Make a folder of the cache once, whole or not at all, also where several processes want it.
-
-    Raises:
-        ModelError: the disk refuses; or as `write` says.
-    """
+    """Make a folder of the cache once, whole or not at all, also for several processes."""
     if folder.is_dir():
         return
     try:
@@ -257,18 +249,14 @@ def _make_folder(folder: Path, write: Callable[[Path], None]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Axis:
-    """The rows or columns of a widened tensor.
-
-    Attributes:
-        length: how many there are.
-        real: the places of the narrow tensor's, in their order.
-        reached: up to which of them what is real has an effect: heads of queries that are added
-            share the narrow model's keys and values.
-    """
+    """The rows or columns of a widened tensor, `length` many."""
 
     length: int
     real: npt.NDArray[np.int64]
+    """The places of the narrow tensor's, in their order."""
     reached: int
+    """Up to which place what is real has an effect: heads of queries that are added share the
+    narrow model's keys and values."""
 
     @classmethod
     def of_first(cls, length: int, real: int) -> "_Axis":
@@ -343,19 +331,15 @@ def _projection(kind: str, rows: _Axis, columns: _Axis, narrow: Bits | None) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Widened:
-    """A model of the cache, made or yet to be: of which folder, and in what shape."""
+    """A model of the cache, made or yet to be made."""
 
     source: Path
     shape: Shape
     folder: Path
 
     def write(self, folder: Path) -> None:
-        """Write it: a file for each layer, so that no more than one is in memory.
-
-        Raises:
-            ModelError: it can't be read, or isn't one that can be widened.
-        """
-        config, narrow = read_model(self.source)
+        """Write it: a file for each layer, so that no more than one is in memory."""
+        config, narrow = _read_model(self.source)
         named = {name: found for name in narrow if (found := _LAYER.fullmatch(name))}
         try:
             axes = self._check(config, narrow)
@@ -363,7 +347,7 @@ class _Widened:
         except (*UNFIT, ZeroDivisionError) as error:
             raise _unfit(self.source, f"{type(error).__name__}: {error}") from error
         layers = self.shape.num_hidden_layers if first.startswith("model.") else 1
-        # By file the names of its tensors, each with that of the narrow tensor that it is like.
+        # By file, the names of its tensors, and of the narrow tensors that these are like.
         files = [
             {
                 re.sub(r"\d+", str(layer), first) + found["rest"]: like
