@@ -19,12 +19,13 @@ from tests.unit import builders
 from tests.unit.builders import rows_in, write_lines
 
 OWN = "specreg's own"
+SPEED_BENCH = "speed-bench-qualitative"
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
 CODE = 'Mend: print(f"{question}: {answer}")'
 MT_BENCH: dict[str, object] = {
     "question_id": 111,
     "category": "math",
-    "turns": ["The vertices are at (0, 0). Area?", "And the circle?"],
+    "turns": ["Area?", "And the circle?"],
     "reference": ["3", "18π"],
 }
 SPEED: dict[str, object] = {
@@ -37,7 +38,7 @@ SPEED: dict[str, object] = {
 }
 TASK: dict[str, object] = {
     "task_id": "HumanEval/0",
-    "prompt": "def add(a, b):\n    '''The sum.'''\n",
+    "prompt": "def add(a, b):\n",
     "canonical_solution": "    return a + b\n",
     "entry_point": "add",
 }
@@ -60,27 +61,15 @@ EXAMPLES: list[tuple[str, dict[str, object], Prompt]] = [
         {"id": "b", "category": "random", "token_ids": [3, 1]},
         Prompt(id="b", category="random", token_ids=(3, 1)),
     ),
-    (
-        "mt-bench",
-        MT_BENCH,
-        Prompt(
-            id="111",
-            category="math",
-            turns=("The vertices are at (0, 0). Area?", "And the circle?"),
-        ),
-    ),
+    ("mt-bench", MT_BENCH, Prompt(id="111", category="math", turns=("Area?", "And the circle?"))),
     (
         "mt-bench",
         {"prompt_id": 81, "category": "writing", "prompt": ["Write.", "Rewrite."]},
         Prompt(id="81", category="writing", turns=("Write.", "Rewrite.")),
     ),
+    (SPEED_BENCH, SPEED, Prompt(id="4f1ac0f2", category="coding", turns=(CODE, "Shorter."))),
     (
-        "speed-bench-qualitative",
-        SPEED,
-        Prompt(id="4f1ac0f2", category="coding", turns=(CODE, "Shorter.")),
-    ),
-    (
-        "speed-bench-qualitative",
+        SPEED_BENCH,
         {
             "question_id": "other",
             "category": "coding",
@@ -92,11 +81,7 @@ EXAMPLES: list[tuple[str, dict[str, object], Prompt]] = [
         },
         Prompt(id="other", category="coding", turns=("One.", "2")),
     ),
-    (
-        "humaneval",
-        TASK,
-        Prompt(id="HumanEval/0", category="coding", turns=(str(TASK["prompt"]),)),
-    ),
+    ("humaneval", TASK, Prompt(id="HumanEval/0", category="coding", turns=("def add(a, b):\n",))),
     (
         "gsm8k",
         {"question": "Ann has 2 eggs. How many?", "answer": "#### 2"},
@@ -143,9 +128,9 @@ def test_each_row_is_read_as_a_line_in_an_array_and_in_parquet(
         ("mt-bench", {"question_id": 1, "category": "c"}, "prompt '1': turns is missing"),
         ("mt-bench", {"question_id": 1, "category": "c", "turns": ["x", 2]}, "`$.turns[1]`"),
         ("mt-bench", {"question_id": 1.5, "category": "c", "turns": ["x"]}, "`$.question_id`"),
-        ("speed-bench-qualitative", {**SPEED, "turns": [PLACEHOLDER]}, "turn 1: a placeholder"),
+        (SPEED_BENCH, {**SPEED, "turns": [PLACEHOLDER]}, "turn 1: a placeholder"),
         (
-            "speed-bench-qualitative",
+            SPEED_BENCH,
             {**SPEED, "turns": ["x", f"{PLACEHOLDER}\n\nSum up {{article}}"]},
             "turn 2: a placeholder",
         ),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from specreg.core.errors import MatrixError, UnknownNameError
+from specreg.core.errors import MatrixError, SpecregError, UnknownNameError
 from specreg.engines.methods import Tree
 from specreg.engines.settings import Parallel
 from specreg.engines.wire_format import Form
@@ -95,35 +95,6 @@ def test_a_server_that_differs_in_more_is_no_control(tmp_path: Path, line: str) 
     assert [case.control for case in tier.cases] == [None] * 4
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
-        ('engine = "vllm"', 'engine = "vlm"', "unknown engine 'vlm'; did you mean 'vllm'?"),
-        ('"eagle3"]', '"eagel3"]', "unknown method 'eagel3'; did you mean 'eagle3'?"),
-        (
-            'dataset = "toy"',
-            'dataset = "toy"\nhistory_reply = "strip"',
-            "unknown history_reply 'strip'; did you mean 'stripped'? known: as_is, stripped",
-        ),
-        ('dataset = "toy"', 'dataset = "tay"', "unknown dataset 'tay'; did you mean 'toy'?"),
-        ('models = "tiny"', 'models = "tinny"', "unknown model pair 'tinny'; did you mean 'tiny'?"),
-        (
-            'models = "tiny"',
-            'models = "bare"',
-            "unknown draft in [models.bare] for method 'eagle3'; known: none",
-        ),
-    ],
-    ids=["engine", "method", "history-reply", "dataset", "models", "draft"],
-)
-def test_an_unknown_name_is_refused_with_its_file(
-    tmp_path: Path, old: str, new: str, words: str
-) -> None:
-    with pytest.raises(UnknownNameError) as error:
-        load(tmp_path, MODELS + CASES.replace(old, new))
-    place = f"matrix file '{tmp_path / 'cpu.toml'}', [[cases]] no. 1"
-    assert str(error.value).startswith(f"{place}: {words}")
-
-
 def test_a_run_may_replay_another_number_of_prompts(tmp_path: Path) -> None:
     tier = load(tmp_path, MODELS + CASES)
     fewer = with_prompts(tier, 5)
@@ -143,8 +114,6 @@ def test_each_table_has_the_defaults_that_it_does_not_set_itself(tmp_path: Path)
         "draft_model": (9, "float32"),
     }
     assert {case.tolerances for case in tier.cases} == {(("power_w", 0.2),)}
-    with pytest.raises(UnknownNameError, match="unknown key 'promts'; did you mean 'prompts'"):
-        load(tmp_path, MODELS + "[defaults]\npromts = 9\n" + CASES)
 
 
 @pytest.mark.parametrize("prompts", [0, -1])
@@ -166,51 +135,6 @@ def test_no_prompts_at_all_are_refused(tmp_path: Path, prompts: int) -> None:
 )
 def test_turns_are_as_short_as_their_load_allows(load: Load, prompts: int, rounds: int) -> None:
     assert dataclasses.replace(builders.CASE, load=load, prompts=prompts).rounds == rounds
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
-        pytest.param(
-            "prompts = 32", "prompts = 3", "needed one for each in flight", id="too-few-prompts"
-        ),
-        pytest.param("[1, 4]", "[1, 9]", "the server must take on all", id="more-than-the-default"),
-        pytest.param(
-            "prompts = 32",
-            "prompts = 32\nmax_sequences = 3",
-            "the server must take on all that are in flight",
-            id="more-than-the-server-takes-on",
-        ),
-        pytest.param("[1, 4]", "[]", "give either concurrency alone", id="no-load"),
-        pytest.param(
-            "[1, 4]",
-            "[1, 4]\nrequests_per_s = [2.5]",
-            "give either concurrency alone",
-            id="two-loads",
-        ),
-        pytest.param(
-            "[1, 4]",
-            '[1, 4]\narrivals = "poisson"',
-            "give either concurrency alone",
-            id="a-closed-loop-with-arrivals",
-        ),
-        pytest.param(
-            "concurrency = [1, 4]",
-            'requests_per_s = [2.5]\narrivals = "closed"',
-            "requests_per_s with arrivals constant, poisson",
-            id="a-rate-in-a-closed-loop",
-        ),
-        pytest.param(
-            "concurrency = [1, 4]",
-            "requests_per_s = [2.5]\nburstiness = 0.5",
-            "burstiness is of gamma alone",
-            id="bursts-of-poisson",
-        ),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(tmp_path: Path, old: str, new: str, words: str) -> None:
-    with pytest.raises(MatrixError, match=words):
-        load(tmp_path, MODELS + CASES.replace(old, new))
 
 
 RATES = """
@@ -281,20 +205,9 @@ def test_of_several_pairs_a_machine_runs_the_first_that_fits_with_all_its_cases(
     assert chosen(69.9) == chosen(25.0) == chosen(8.0) == ids["small"]
 
 
-def test_a_widened_pair_says_so_to_its_servers_and_is_not_padded(tmp_path: Path) -> None:
+def test_a_widened_pair_says_so_to_its_servers(tmp_path: Path) -> None:
     wide = MODELS.replace("padding_layers = 2", 'widen = "30m"')
     assert {case.server.widen for case in load(tmp_path, wide + CASES).cases} == {"30m"}
-    both = MODELS.replace("padding_layers = 2", 'padding_layers = 2\nwiden = "30m"')
-    words = "padding_layers with widen, which says how many; leave one of them out"
-    with pytest.raises(MatrixError, match=words):
-        load(tmp_path, both + CASES)
-    with pytest.raises(UnknownNameError, match="unknown model pair 'tony'; did you mean 'tiny'"):
-        load(tmp_path, MODELS + with_key("models", '["tiny", "tony"]'))
-
-
-def test_two_cases_of_one_name_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(MatrixError, match="two cases are called 'vllm-none-tiny-toy-c1'"):
-        load(tmp_path, MODELS + CASES + CASES)
 
 
 def test_a_sweep_makes_a_case_of_each_number_of_drafts_and_one_of_none(tmp_path: Path) -> None:
@@ -325,35 +238,7 @@ def test_a_model_is_spread_and_the_draft_of_those_that_have_one(tmp_path: Path) 
 TREES = MODELS.replace('eagle3 = "', 'eagle3_tree = "') + CASES.replace("vllm", "sglang").replace(
     '"eagle3"', '"eagle3_tree"'
 )
-
-
-def tree(branches: int, drafted_tokens: int) -> str:
-    """The key of a tree."""
-    return f"tree = {{ branches = {branches}, drafted_tokens = {drafted_tokens} }}\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        pytest.param(TREES + tree(2, 2), "drafted_tokens = 2 .* needed 3 to 10", id="too-few"),
-        pytest.param(TREES + tree(2, 11), "drafted_tokens = 11 .* needed 3 to 10", id="too-many"),
-        pytest.param(TREES + tree(1, 3), r"Expected `int` >= 2 - at `tree\.branches`", id="chain"),
-        pytest.param(TREES, "method 'eagle3_tree' with no tree; needed tree = {", id="no-tree"),
-        pytest.param(
-            MODELS + CASES + tree(2, 6),
-            r"method 'eagle3' with tree = .* for draft_model_tree, eagle_tree, eagle3_tree, and",
-            id="of-a-method-without-one",
-        ),
-    ],
-)
-def test_a_tree_that_cannot_be_is_named(tmp_path: Path, text: str, words: str) -> None:
-    with pytest.raises(MatrixError, match=words):
-        load(tmp_path, text)
-
-
-def with_eight_in_flight(key: str) -> str:
-    """The tables, up to eight requests at once, with another number of prompts."""
-    return MODELS + CASES.replace("prompts = 32", key).replace("[1, 4]", "[1, 8]")
+TREE = "tree = { branches = 2, drafted_tokens = 6 }\n"
 
 
 @pytest.mark.parametrize(
@@ -365,12 +250,7 @@ def with_eight_in_flight(key: str) -> str:
     ],
 )
 def test_a_round_may_have_as_many_in_flight_as_the_case_says(tmp_path: Path, key: str) -> None:
-    assert load(tmp_path, with_eight_in_flight(key)).cases
-
-
-def test_a_round_that_cannot_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MatrixError, match="prompts = 7 with concurrency = 8; needed one for each"):
-        load(tmp_path, with_eight_in_flight("prompts = 7"))
+    assert load(tmp_path, MODELS + CASES.replace("prompts = 32", key).replace("4]", "8]")).cases
 
 
 def test_an_unknown_tier_is_answered_with_the_files_there_are(tmp_path: Path) -> None:
@@ -380,8 +260,145 @@ def test_an_unknown_tier_is_answered_with_the_files_there_are(tmp_path: Path) ->
 
 
 def test_a_tree_is_of_the_case_and_not_of_its_control(tmp_path: Path) -> None:
-    case = case_of(load(tmp_path, TREES + tree(2, 6)), "sglang-eagle3_tree-tiny-toy-c1")
+    case = case_of(load(tmp_path, TREES + TREE), "sglang-eagle3_tree-tiny-toy-c1")
     assert case.server.tree == Tree(branches=2, drafted_tokens=6)
     assert (case.server.draft_tokens, case.server.drafted_tokens) == (3, 6)
     assert case.control is not None
     assert (case.control.tree, case.control.drafted_tokens) == (None, 0)
+
+
+def said(folder: Path, text: str) -> str:
+    """What loading the tier of a text says, from the file's name on."""
+    with pytest.raises(SpecregError) as error:
+        load(folder, text)
+    assert str(error.value).startswith(f"matrix file '{folder / 'cpu.toml'}'")
+    return str(error.value).removeprefix(f"matrix file '{folder / 'cpu.toml'}'")
+
+
+CASE, PAIR = ", [[cases]] no. 1: ", ", [models.tiny]: "
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ('engine = "vlm"', "unknown engine 'vlm'; did you mean 'vllm'?"),
+        ('methods = ["eagel3"]', "unknown method 'eagel3'; did you mean 'eagle3'?"),
+        (
+            'history_reply = "strip"',
+            "unknown history_reply 'strip'; did you mean 'stripped'? known",
+        ),
+        ('dataset = "tay"', "unknown dataset 'tay'; did you mean 'toy'?"),
+        ('models = ["tiny", "tony"]', "unknown model pair 'tony'; did you mean 'tiny'?"),
+        ('models = "bare"', "unknown draft in [models.bare] for method 'eagle3'; known: none"),
+        ("promts = 8", "unknown key 'promts'; did you mean 'prompts'? known: "),
+        ("parallel = { tensr = 2 }", "Object contains unknown field `tensr` - at `parallel`"),
+        ("parallel = { data = 2, nodes = 2 }", "parallel.nodes = 2 with data = 2"),
+        ('client_processes = "4"', "Expected `int`, got `str` - at `client_processes`; docs"),
+        ("draft_tokens = [3, 17]", "Expected `int` <= 16 - at `draft_tokens[1]`; docs/matrix.md"),
+        ("parallel = { tensor = 0 }", "Expected `int` >= 1 - at `parallel.tensor`; docs"),
+        ("tolerances = { speedup_ratio = -1 }", "Expected `float` > 0.0 - at `tolerances[...]`"),
+        ('arrivals = "poison"', "Invalid enum value 'poison' - at `arrivals`; docs/matrix.md"),
+        ("prompts = 3", "prompts = 3 with concurrency = 4; needed one for each in flight"),
+        (
+            "max_sequences = 3",
+            "concurrency = 4 with max_sequences = 3; the server must take on all",
+        ),
+        ("concurrency = []", "concurrency = (), requests_per_s = (), arrivals = None; give either"),
+        (
+            "requests_per_s = [2.5]",
+            "concurrency = (1, 4), requests_per_s = (2.5,), arrivals = None",
+        ),
+        ('arrivals = "poisson"', "concurrency = (1, 4), requests_per_s = (), arrivals = poisson;"),
+        (
+            'concurrency = []\nrequests_per_s = [2.5]\narrivals = "closed"',
+            "concurrency = (), requests_per_s = (2.5,), arrivals = closed; give either concurrency",
+        ),
+        (
+            "concurrency = []\nrequests_per_s = [2.5]\nburstiness = 0.5",
+            'burstiness is of gamma alone; set arrivals = "gamma"',
+        ),
+        (TREE, "method 'eagle3' with tree = Tree(branches=2, drafted_tokens=6); needed tree = {"),
+    ],
+)
+def test_what_is_wrong_with_a_case_is_said_with_its_table(
+    tmp_path: Path, lines: str, words: str
+) -> None:
+    keys = tuple(line.partition("=")[0] + "=" for line in lines.splitlines())
+    kept = [line for line in CASES.splitlines() if not line.startswith(keys)]
+    text = MODELS + "\n".join((*kept, lines))
+    assert said(tmp_path, text).startswith(CASE + words)
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ("", "method 'eagle3_tree' with no tree; needed tree = { branches = 2, drafted_tokens = 6"),
+        ("tree = { branches = 2 }", "Object missing required field `drafted_tokens` - at `tree`"),
+        ("tree = { branches = 1, drafted_tokens = 3 }", "Expected `int` >= 2 - at `tree.branches`"),
+        (
+            "tree = { branches = 2, drafted_tokens = 2 }",
+            "tree.drafted_tokens = 2 with draft_tokens = 3 and tree.branches = 2; needed 3 to 10",
+        ),
+        (
+            "tree = { branches = 2, drafted_tokens = 11 }",
+            "tree.drafted_tokens = 11 with draft_tokens = 3 and tree.branches = 2; needed 3 to 10",
+        ),
+    ],
+)
+def test_a_tree_that_cannot_be_is_named(tmp_path: Path, tree: str, words: str) -> None:
+    assert said(tmp_path, TREES + tree).startswith(CASE + words)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("target =", "targets =", f"{PAIR}unknown key 'targets'; did you"),
+        ("padding_layers = 2", "target_gib = 0", f"{PAIR}Expected `float` > 0.0 - at `target_gib`"),
+        (
+            "padding_layers = 2",
+            "drafts_gib = { eagle = 1 }",
+            f"{PAIR}unknown draft 'eagle'; did you mean 'eagle3'",
+        ),
+        ("eagle3 =", "eagel3 =", f"{PAIR}unknown method that takes a draft 'eagel3'; did you mean"),
+        (
+            "padding_layers = 2",
+            'padding_layers = 2\nwiden = "30m"',
+            f"{PAIR}padding_layers with widen, which says how many; leave one of them out",
+        ),
+        ("needs_gpus", "need_gpus", ": unknown key 'need_gpus'; did you mean 'needs_gpus'"),
+        ("needs_gpus = 0", "", ": Object missing required field `needs_gpus`; docs/matrix.md"),
+        (CASES, "", ": Object missing required field `cases`; docs/matrix.md"),
+        (CASES, "[cases]", ": Expected `array`, got `object` - at `cases`; docs/matrix.md"),
+        (MODELS + CASES, "models = 3\ncases = []", ": Expected `object`, got `int` - at `models`"),
+        (MODELS + CASES, "needs_gpus = 0\ncases = [3]", f"{CASE}Expected `object`, got `int`"),
+        (CASES, "[[cases]", ": can't be read, Expected ']]' at the end of an array declaration"),
+        (
+            CASES,
+            CASES + CASES,
+            ", [[cases]] no. 2: two cases are called 'vllm-none-tiny-toy-c1', the other is of m",
+        ),
+        (CASES, "[defaults]\npromts = 9" + CASES, f"{CASE}unknown key 'promts'; did you mean"),
+    ],
+)
+def test_any_other_table_is_named_too(tmp_path: Path, old: str, new: str, words: str) -> None:
+    assert said(tmp_path, (MODELS + CASES).replace(old, new, 1)).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "words"),
+    [
+        ("[models.big]\ntoken_kb = 3", ", [models.big]: unknown key 'token_kb'; did you mean 't"),
+        ("needs_gpus = 0\n[models]", ": unknown key 'needs_gpus'; known: models"),
+        ("models = 3", ": Expected `object`, got `int` - at `models`"),
+    ],
+)
+def test_what_is_wrong_with_the_shared_pairs_is_said_with_their_file(
+    tmp_path: Path, pairs: str, words: str
+) -> None:
+    shared = tmp_path / "models" / "pairs.toml"
+    for folder in (shared.parent, tmp_path / "matrix"):
+        folder.mkdir()
+    shared.write_text(pairs)
+    with pytest.raises(SpecregError) as error:
+        load(tmp_path / "matrix", MODELS + CASES)
+    assert str(error.value).startswith(f"matrix file '{shared}'{words}")

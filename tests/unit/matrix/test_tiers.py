@@ -87,16 +87,10 @@ def test_a_gpu_runs_the_largest_widened_pair_that_it_holds_for_all_cases(
     ]
 
 
-def test_the_smoke_tier_needs_nothing_but_a_gpu() -> None:
+def test_the_smoke_tier_is_part_of_the_nights_and_fetches_nothing() -> None:
     cases = cases_of("gpu_smoke")
-    assert {(case.server.engine, case.server.method) for case in cases} == {
-        *(("vllm", method) for method in ("none", "ngram", "draft_model", "eagle3")),
-        *(("sglang", method) for method in ("none", "draft_model", "eagle3")),
-    }
-    assert {case.load.concurrency for case in cases} == {1, 16}
-    assert {(case.dataset, case.server.dtype) for case in cases} == {("toy", "bfloat16")}
-    assert not any(is_hub_id(name) for case in cases for name in (case.server.target,))
-    assert all(case.control or not case.speculates for case in cases)
+    assert {case.dataset for case in cases} == {"toy"}
+    assert not any(is_hub_id(case.server.target) for case in cases)
     assert {case.id for case in cases} <= {case.id for case in cases_of("gpu")}
 
 
