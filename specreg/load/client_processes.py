@@ -60,21 +60,17 @@ class _Worker(NamedTuple):
     child: SupervisedProcess
     replies: asyncio.StreamReader
 
-    async def replay(self, order: _Order, lags: Histogram) -> AsyncIterator[FinishedRequest]:
-        """The requests of a slice as they end; `lags` takes the process's own at the end.
-
-        Raises:
-            InvalidMeasurementError: `CLIENT_DIED`, `HUNG`.
-        """
+    async def replay(self, order: _Order, builder: RoundBuilder) -> None:
+        """Replay a slice of the round that is built, else `CLIENT_DIED` or `HUNG`."""
         self.child.send(order)
         while line := await self.replies.readline():
             reply = msgspec.json.decode(line, type=_Reply)
             if reply.hung_s is not None:
                 raise HungError(reply.hung_s)
             if reply.finished is not None:
-                yield reply.finished
+                builder.take(reply.finished)
             if reply.lags is not None:
-                lags.merge(reply.lags)
+                builder.lags.merge(reply.lags)
                 return
         status = self.child.popen.wait()
         message = f"a client process ended with status {status}:\n{self.child.last_lines()}"
@@ -107,7 +103,8 @@ class Clients:
             InvalidMeasurementError: `CLIENT_DIED`, one of the further processes did; `HUNG`.
         """
         if self.workers:
-            built = await self._replay_slices(tuple(prompts), record)
+            built = RoundBuilder(record)
+            await self._replay_slices(tuple(prompts), built)
         else:
             built = await self._replay_here(self.case, prompts, record)
         if built.late:
@@ -145,21 +142,16 @@ class Clients:
             raise InvalidMeasurementError("METRICS_MISSING", message) from error
         return page.text
 
-    async def _replay_slices(
-        self, prompts: tuple[Prompt, ...], record: Record | None
-    ) -> RoundBuilder:
-        started_ns, builder = self.clock() + _HEAD_START_NS, RoundBuilder()
+    async def _replay_slices(self, prompts: tuple[Prompt, ...], builder: RoundBuilder) -> None:
+        started_ns, of = self.clock() + _HEAD_START_NS, len(self.workers)
 
-        async def follow(number: int, worker: _Worker) -> None:
-            part = RoundSlice(number=number, of=len(self.workers), started_ns=started_ns)
-            order = _Order(case=self.case, endpoint=self.endpoint, prompts=prompts, part=part)
-            async for finished in worker.replay(order, builder.lags):
-                builder.take(finished)
-                if record is not None:
-                    record(finished)
+        def order(number: int) -> _Order:
+            part = RoundSlice(number=number, of=of, started_ns=started_ns)
+            return _Order(case=self.case, endpoint=self.endpoint, prompts=prompts, part=part)
 
-        await asyncio.gather(*(follow(*pair) for pair in enumerate(self.workers)))
-        return builder
+        await asyncio.gather(
+            *(worker.replay(order(n), builder) for n, worker in enumerate(self.workers))
+        )
 
 
 @contextlib.asynccontextmanager

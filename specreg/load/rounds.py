@@ -50,8 +50,12 @@ class Round:
 
 @dataclass(slots=True)
 class RoundBuilder:
-    """What has come of a round so far; `late` are the requests whose time was up."""
+    """What has come of a round so far; `late` are the requests whose time was up.
 
+    `record` is told of each request, None for a round that isn't recorded.
+    """
+
+    record: Record | None = None
     traces: dict[tuple[int, int], RequestTrace] = field(default_factory=dict)
     gaps: Histogram = field(default_factory=Histogram)
     lags: Histogram = field(default_factory=Histogram)
@@ -63,6 +67,8 @@ class RoundBuilder:
         self.late += finished.late
         times_ns = [chunk.at_ns for chunk in finished.chunks]
         self.gaps.add_all(list(filter(None, map(operator.sub, times_ns[1:], times_ns))))
+        if self.record is not None:
+            self.record(finished)
 
     def as_round(self) -> Round:
         """The round of all requests taken; from 0 to 0 without any."""
@@ -118,22 +124,17 @@ async def replay_round(
         HungError: for 60 s of requests on their way no token came on any stream.
     """
     part = part or RoundSlice(started_ns=clock())
-    builder = RoundBuilder()
+    builder = RoundBuilder(record)
     ended: asyncio.Queue[FinishedRequest] = asyncio.Queue()
-
-    def finish(finished: FinishedRequest) -> None:
-        builder.take(finished)
-        if record is not None:
-            record(finished)
 
     async def keep_finishing() -> None:
         # A millisecond's worth at a time, then the sockets: streams that end together must not keep
         # the others waiting.
         while True:
-            finish(await ended.get())
+            builder.take(await ended.get())
             until_ns = clock() + _FINISHING_NS
             while not ended.empty() and clock() < until_ns:
-                finish(ended.get_nowait())
+                builder.take(ended.get_nowait())
             await asyncio.sleep(0)
 
     asked = ChatClient(case=case, endpoint=endpoint, http=client, clock=clock, end=ended.put_nowait)
@@ -164,7 +165,7 @@ async def replay_round(
             finishing.result()
         finishing.cancel()
         while not ended.empty():
-            finish(ended.get_nowait())
+            builder.take(ended.get_nowait())
     return builder
 
 
