@@ -31,8 +31,8 @@ from specreg.engines.wire_format import (
     Event,
     Form,
     MetricsPage,
+    ParseEvent,
     SpecTokensDetails,
-    StreamDecoder,
     WireFormat,
     decode_event,
 )
@@ -59,21 +59,19 @@ class _Event(Event, frozen=True, kw_only=True):
 _decoder = msgspec.json.Decoder(_Event)
 
 
-class _GenerateDecoder(StreamDecoder):
-    """Each event of `/generate` repeats all text and counts all tokens so far."""
+@dataclasses.dataclass(slots=True)
+class _GenerateAnswer:
+    """What `/generate` said so far: each event repeats all text and counts all tokens."""
 
-    __slots__ = ("_characters", "_tokens")
-
-    def __init__(self) -> None:
-        self._characters = 0
-        self._tokens = 0
+    characters: int = 0
+    tokens: int = 0
 
     def parse_event(self, event: bytes) -> StreamEvent:
         """What is new in an event; the last one has the record of the answer."""
         parsed = decode_event(_decoder, event)
-        said, meta = parsed.text[self._characters :], parsed.meta_info
-        tokens = meta.completion_tokens - self._tokens
-        self._characters, self._tokens = len(parsed.text), meta.completion_tokens
+        said, meta = parsed.text[self.characters :], parsed.meta_info
+        tokens = meta.completion_tokens - self.tokens
+        self.characters, self.tokens = len(parsed.text), meta.completion_tokens
         return StreamEvent(
             tokens=tokens,
             text=said,
@@ -108,9 +106,10 @@ class SglangWireFormat(WireFormat):
             "stream": True,
         }
 
-    def new_decoder(self, ask: Ask) -> StreamDecoder:
+    def new_parser(self, ask: Ask) -> ParseEvent:
         """One for each answer, by its endpoint."""
-        return super().new_decoder(ask) if ask.form is Form.CHAT else _GenerateDecoder()
+        chats = ask.form is Form.CHAT
+        return super().new_parser(ask) if chats else _GenerateAnswer().parse_event
 
     def parse_counters(self, page: str) -> Counters:
         """The verify calls, which are all that SGLang counts of its steps."""

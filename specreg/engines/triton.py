@@ -11,6 +11,7 @@ now and then. `generate` has one response for all and tells no more than how lon
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import quote
@@ -24,7 +25,7 @@ from specreg.core.http import Count, Name
 from specreg.engines import vllm
 from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement
 from specreg.engines.settings import ServerSettings
-from specreg.engines.wire_format import Ask, Event, StreamDecoder, WireFormat, decode_event
+from specreg.engines.wire_format import Ask, Event, ParseEvent, WireFormat, decode_event
 
 _NOT_YET = {None, "", "None", "null"}
 """What the backend says for a reason that there isn't yet."""
@@ -39,23 +40,21 @@ class _Event(Event, frozen=True, kw_only=True):
 _decoder = msgspec.json.Decoder(_Event)
 
 
-class _Decoder(StreamDecoder):
-    """Adds up the tokens, which is all that the backend counts."""
+@dataclass(slots=True)
+class _Answer:
+    """How many tokens an answer has so far, which is all that the backend counts."""
 
-    __slots__ = ("_tokens",)
-
-    def __init__(self) -> None:
-        self._tokens = 0
+    tokens: int = 0
 
     def parse_event(self, event: bytes) -> StreamEvent:
         """A response."""
         parsed = decode_event(_decoder, event)
-        self._tokens += parsed.num_output_tokens
+        self.tokens += parsed.num_output_tokens
         return StreamEvent(
             tokens=parsed.num_output_tokens,
             text=parsed.text_output,
             finish_reason=None if parsed.finish_reason in _NOT_YET else parsed.finish_reason,
-            usage_tokens=self._tokens,
+            usage_tokens=self.tokens,
         )
 
 
@@ -83,10 +82,10 @@ class TritonWireFormat(WireFormat):
             },
         }
 
-    def new_decoder(self, ask: Ask) -> StreamDecoder:
+    def new_parser(self, ask: Ask) -> ParseEvent:
         """One for each answer."""
         del ask
-        return _Decoder()
+        return _Answer().parse_event
 
 
 _CONFIG = """\

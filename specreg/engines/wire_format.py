@@ -1,12 +1,11 @@
 """The wire format of a server: requests, and the events of its answers."""
 
 import re
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,17 +18,10 @@ from specreg.core.files import UNREADABLE
 from specreg.core.http import MOST_BYTES, Count, Histogram, Name
 
 
-class Role(StrEnum):
-    """Who says something in a chat."""
-
-    USER = "user"
-    ASSISTANT = "assistant"
-
-
 class Message(msgspec.Struct, frozen=True):
     """One turn of a chat, ready for JSON."""
 
-    role: Role
+    role: Literal["user", "assistant"]
     content: str
 
 
@@ -86,18 +78,11 @@ class Ask:
         }
 
 
-class StreamDecoder(ABC):
-    """Reads the events of one answer; some servers repeat what they said before."""
+ParseEvent = Callable[[bytes], StreamEvent]
+"""Decodes the events of one answer, in their order: some servers repeat what they said before.
 
-    __slots__ = ()
-
-    @abstractmethod
-    def parse_event(self, event: bytes) -> StreamEvent:
-        """The data of one event; msgspec decodes it, once.
-
-        Raises:
-            InvalidMeasurementError: `EVENT_UNREADABLE` or `SERVER_ERROR`.
-        """
+It raises an `InvalidMeasurementError`, `EVENT_UNREADABLE` or `SERVER_ERROR`.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,27 +213,26 @@ class _Event(Event, frozen=True, kw_only=True):
 _decoder = msgspec.json.Decoder(_Event)
 
 
-class OpenAiDecoder(StreamDecoder):
-    """Reads chunks of OpenAI's form with what vLLM and SGLang add.
+@dataclass(slots=True)
+class _OpenAiAnswer:
+    """An answer of OpenAI's form with what vLLM and SGLang add, so far.
 
     A chunk's tokens are its ids, or, without `by_ids`, how far its usage has moved.
     """
 
-    __slots__ = ("_by_ids", "_tokens")
-
-    def __init__(self, *, by_ids: bool) -> None:
-        self._by_ids, self._tokens = by_ids, 0
+    by_ids: bool
+    tokens: int = 0
 
     def parse_event(self, event: bytes) -> StreamEvent:
         """A chunk; one of the last has no choices, and the usage and record of the answer."""
         parsed = decode_event(_decoder, event)
         choice = parsed.choices[0] if parsed.choices else _NO_CHOICE
         record = parsed.metrics or parsed.sglext
-        before, usage_tokens = self._tokens, None
+        before, usage_tokens = self.tokens, None
         if parsed.usage is not None:
-            self._tokens = usage_tokens = parsed.usage.completion_tokens
+            self.tokens = usage_tokens = parsed.usage.completion_tokens
         return StreamEvent(
-            tokens=len(choice.token_ids or ()) if self._by_ids else self._tokens - before,
+            tokens=len(choice.token_ids or ()) if self.by_ids else self.tokens - before,
             text=(choice.delta.content if choice.delta else choice.text) or "",
             finish_reason=choice.finish_reason,
             usage_tokens=usage_tokens,
@@ -276,7 +260,6 @@ class MetricsPage:
             message = f"{path} is not a Prometheus page ({error}); look at it in a browser"
             raise InvalidMeasurementError("METRICS_UNREADABLE", message) from error
         self.samples = [sample for family in families for sample in family.samples]
-
         self.names = {sample.name for sample in self.samples}
 
     def require(self, *names: str, why: str) -> None:
@@ -346,10 +329,10 @@ class WireFormat:
             **({"return_token_ids": True} if self.tells_ids else {}),
         }
 
-    def new_decoder(self, ask: Ask) -> StreamDecoder:
+    def new_parser(self, ask: Ask) -> ParseEvent:
         """What reads the answer to it."""
         del ask
-        return OpenAiDecoder(by_ids=self.tells_ids)
+        return _OpenAiAnswer(self.tells_ids).parse_event
 
     def parse_counters(self, page: str) -> Counters:
         """The speculation counters of a page, else an InvalidMeasurementError that says why not."""

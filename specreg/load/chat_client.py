@@ -21,8 +21,7 @@ from specreg.engines.wire_format import (
     Endpoint,
     EventSplitter,
     Message,
-    Role,
-    StreamDecoder,
+    ParseEvent,
 )
 from specreg.matrix.case import Case
 
@@ -200,13 +199,13 @@ class ChatClient:
         """One conversation, each turn with the model's own replies before it."""
         said: tuple[Message, ...] = ()
         for turn, text in enumerate(prompt.turns[: self.case.turns] or ("",), 1):
-            said = (*said, Message(Role.USER, text))
+            said = (*said, Message("user", text))
             finished = await self._ask(place, prompt, turn, said, planned_ns)
             self.end(finished)
             if finished.trace.error is not None:
                 return
             reply = REPLIES[self.case.history_reply](finished.text)
-            said = (*said, Message(Role.ASSISTANT, reply))
+            said = (*said, Message("assistant", reply))
             planned_ns = self.clock()
 
     async def _ask(
@@ -234,7 +233,7 @@ class ChatClient:
         try:
             async with asyncio.timeout(case.request_timeout_s) as timeout:
                 self._begin(gathered, timeout)
-                await self._stream(path, body, gathered, wire_format.new_decoder(ask))
+                await self._stream(path, body, gathered, wire_format.new_parser(ask))
         # The transport leaves some of aiohttp's as they are, of what is no HTTP for instance.
         except (httpx.HTTPError, aiohttp.ClientError) as failure:
             gathered.error = ": ".join(filter(None, (type(failure).__name__, shortly(failure))))
@@ -273,7 +272,7 @@ class ChatClient:
         )
 
     async def _stream(
-        self, path: str, body: bytes, gathered: _StreamState, decoder: StreamDecoder
+        self, path: str, body: bytes, gathered: _StreamState, parse_event: ParseEvent
     ) -> None:
         splitter, clock = EventSplitter(), self.clock
         async with self.http.stream("POST", path, content=body, headers=_HEADERS) as response:
@@ -287,7 +286,7 @@ class ChatClient:
                 gathered.heard_ns = at_ns = clock()
                 for event in splitter.feed(piece):
                     if event != DONE:
-                        gathered.take(decoder.parse_event(event), at_ns)
+                        gathered.take(parse_event(event), at_ns)
 
 
 async def _beginning(response: "httpx.Response") -> str:

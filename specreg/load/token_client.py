@@ -13,7 +13,7 @@ from specreg.core.http import read
 from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import ENGINES
 from specreg.engines.token_api import Call, TokenApi, Transcript, Wanted
-from specreg.engines.wire_format import Ask, Endpoint, Message, Role
+from specreg.engines.wire_format import Ask, Endpoint, Message
 from specreg.matrix.case import Case
 
 _TIMEOUT_S = 600.0
@@ -53,7 +53,7 @@ def encode_prompts(
         Ask(
             model=endpoint.model,
             form=case.form,
-            messages=(Message(Role.USER, prompt.turns[0]),),
+            messages=(Message("user", prompt.turns[0]),),
             output_cap_tokens=1,
             temperature=0.0,
             chat_template_args=case.chat_template_args,

@@ -22,7 +22,7 @@ from specreg.core.http import ask
 from specreg.core.logs import log_end
 from specreg.core.processes import SupervisedProcess, process_ids
 from specreg.engines.engine import Engine
-from specreg.engines.wire_format import DONE, Ask, Endpoint, EventSplitter, Form, Message, Role
+from specreg.engines.wire_format import DONE, Ask, Endpoint, EventSplitter, Form, Message
 from specreg.matrix.case import ServerSpec
 
 POLL_S = 0.2
@@ -221,7 +221,7 @@ def generates(server: Server, *, timeout_s: float, output_cap_tokens: int = 1) -
     probe = Ask(
         model=server.model,
         form=Form.COMPLETIONS,
-        messages=(Message(Role.USER, "Hello"),),
+        messages=(Message("user", "Hello"),),
         output_cap_tokens=output_cap_tokens,
         temperature=0.0,
     )
@@ -242,10 +242,10 @@ def generates(server: Server, *, timeout_s: float, output_cap_tokens: int = 1) -
         raise ServerRefusedError(f"refused to generate, {said}")
     if answer.status != HTTPStatus.OK:
         return False
-    decoder = wire_format.new_decoder(probe)
+    parse_event = wire_format.new_parser(probe)
     try:
         events = EventSplitter().feed(answer.content)
-        tokens = [decoder.parse_event(event).tokens for event in events if event != DONE]
+        tokens = [parse_event(event).tokens for event in events if event != DONE]
     except InvalidMeasurementError:
         return False
     return any(tokens)

@@ -10,14 +10,14 @@ from specreg.engines.registry import ENGINES
 from specreg.engines.sglang import SglangTokenApi
 from specreg.engines.token_api import TokenApi, Wanted
 from specreg.engines.vllm import VllmTokenApi
-from specreg.engines.wire_format import Ask, Form, Message, Role
+from specreg.engines.wire_format import Ask, Form, Message
 from tests.unit import builders
 
 VLLM, SGLANG = VllmTokenApi(), SglangTokenApi()
 APIS: dict[str, TokenApi] = {
     name: engine.token_api for name, engine in ENGINES.items() if engine.token_api
 }
-HELLO = (Message(Role.USER, "Hello."),)
+HELLO = (Message("user", "Hello."),)
 CHAT = Ask(
     model="toy",
     messages=HELLO,

@@ -12,10 +12,10 @@ from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.acceptance.trace import StreamEvent
 from specreg.core.errors import InvalidMeasurementError
 from specreg.engines.registry import ENGINES
-from specreg.engines.wire_format import DONE, Ask, EventSplitter, Form, Message, Role
+from specreg.engines.wire_format import DONE, Ask, EventSplitter, Form, Message
 from tests.unit import builders
 
-HELLO = (Message(Role.USER, "Hello"),)
+HELLO = (Message("user", "Hello"),)
 CHAT = Ask(
     model="toy",
     messages=HELLO,
@@ -54,8 +54,7 @@ def raw_events(engine: str, version: str, name: str) -> list[bytes]:
 
 def parsed(engine: str, *events: bytes, ask: Ask = CHAT) -> list[StreamEvent]:
     """Events decoded as one answer."""
-    decoder = ENGINES[engine].wire_format.new_decoder(ask)
-    return [decoder.parse_event(event) for event in events]
+    return list(map(ENGINES[engine].wire_format.new_parser(ask), events))
 
 
 @pytest.mark.parametrize(("engine", "version", "name", "ask"), STREAMS)
@@ -271,7 +270,7 @@ OF_CHAT = {"messages": HELLO, "chat_template_kwargs": {"enable_thinking": False}
         pytest.param(
             "vllm",
             dataclasses.replace(
-                TEXT, messages=(*HELLO, Message(Role.ASSISTANT, " two"), Message(Role.USER, " 3"))
+                TEXT, messages=(*HELLO, Message("assistant", " two"), Message("user", " 3"))
             ),
             "/v1/completions",
             {
