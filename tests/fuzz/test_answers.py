@@ -1,6 +1,5 @@
 """What servers said, with something wrong in it, ends in a named error or in a valid reading."""
 
-import asyncio
 import dataclasses
 import functools
 import itertools
@@ -12,7 +11,6 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-import httpx
 import msgspec
 
 from specreg.acceptance.checks import check_counters, check_requests
@@ -21,9 +19,8 @@ from specreg.core.errors import AnswerError, InvalidMeasurementError
 from specreg.engines.registry import ENGINES, engine_named
 from specreg.engines.token_api import Wanted
 from specreg.engines.vllm import VllmTokenApi
-from specreg.engines.wire_format import Endpoint, Form
+from specreg.engines.wire_format import Form
 from specreg.load.chat_client import FinishedRequest
-from specreg.load.rounds import replay_round
 from specreg.measurement.arm import read_acceptance
 from specreg.measurement.measure import values_of
 from specreg.measurement.metrics import Replay
@@ -31,7 +28,7 @@ from specreg.servers.attach import _facts
 from tests.fuzz.mutations import cut, json_of, page_of, stream_of
 from tests.fuzz.trying import Sample, try_all
 from tests.unit import builders
-from tests.unit.load.test_rounds import Wire
+from tests.unit.load.test_rounds import Wire, replay_wire
 
 RECORDINGS = builders.ROOT / "fixtures/recordings"
 ONE = dataclasses.replace(builders.with_concurrency(1), output_cap_tokens=64)
@@ -40,33 +37,21 @@ ONE = dataclasses.replace(builders.with_concurrency(1), output_cap_tokens=64)
 def read_stream(protocol: str, form: Form, _: Path, content: bytes) -> None:
     """Asks, keeps what came as a journal does, and makes figures of it."""
     case = dataclasses.replace(ONE, form=form, request_timeout_s=10.0)
-    endpoint = Endpoint(base_url="http://scripted", model="toy", engine=protocol)
     kept: list[bytes] = []
 
     def keep(finished: FinishedRequest) -> None:
         kept.append(msgspec.json.encode(finished))
         assert msgspec.json.decode(kept[-1], type=FinishedRequest) == finished
 
-    async def run() -> None:
-        wire = Wire(list(cut(random.Random(len(content)), content)))  # noqa: S311 - no secret
-        async with httpx.AsyncClient(transport=wire, base_url=endpoint.base_url) as client:
-            built = await replay_round(
-                case,
-                endpoint,
-                builders.PROMPTS[:1],
-                client=client,
-                clock=time.monotonic_ns,
-                record=keep,
-            )
-        assert len(kept) == 1
-        done = built.as_round()
-        check_requests(done.traces)
-        check_trace(done.traces[0])
-        spec = dataclasses.replace(builders.SPEC, method="eagle3")
-        record = read_acceptance(spec, ENGINES[protocol].wire_format, done.traces, None, None)
-        values_of(case, Replay(rounds=(done,), control_rounds=(), acceptance=record))
-
-    asyncio.run(run())
+    wire = Wire(list(cut(random.Random(len(content)), content)))  # noqa: S311 - no secret
+    only, clock = builders.PROMPTS[:1], time.monotonic_ns
+    done = replay_wire(wire, case, only, record=keep, clock=clock, engine=protocol)
+    assert len(kept) == 1
+    check_requests(done.traces)
+    check_trace(done.traces[0])
+    spec = dataclasses.replace(builders.SPEC, method="eagle3")
+    record = read_acceptance(spec, ENGINES[protocol].wire_format, done.traces, None, None)
+    values_of(case, Replay(rounds=(done,), control_rounds=(), acceptance=record))
 
 
 def check_trace(trace: RequestTrace) -> None:
@@ -140,26 +125,22 @@ def streams() -> Iterable[Sample]:
         )
 
 
-_TRTLLM = b"".join(
-    b'trtllm_spec_decode_%b_tokens_total{token_position="%d"} %d.0\n' % (what, at, 20 - at)
-    for what in (b"drafted", b"accepted")
+_TRTLLM = "trtllm_request_success_total 1.0\n" + "".join(
+    f'trtllm_spec_decode_{what}_tokens_total{{token_position="{at}"}} {20 - at}.0\n'
+    for what in ("drafted", "accepted")
     for at in range(3)
 )
 
 
 def pages() -> Iterable[Sample]:
     """Counters."""
-    pages = (*sorted(RECORDINGS.glob("vllm/*/metrics_before.txt")),)
+    pages = sorted(RECORDINGS.glob("vllm/*/metrics_before.txt"))
     for page_before in (*pages, RECORDINGS / "sglang/0.5.23/metrics_before.txt"):
         folder, before = page_before.parent, page_before.read_bytes()
         reading = functools.partial(read_page, folder.parent.name, before)
         yield Sample(content=(folder / "metrics.txt").read_bytes(), wrong=page_of, read=reading)
-    page = b"trtllm_request_success_total 1.0\n" + _TRTLLM
-    yield Sample(
-        content=page,
-        wrong=page_of,
-        read=functools.partial(read_page, "tensorrt_llm", b"trtllm_request_success_total 0.0\n"),
-    )
+    reading = functools.partial(read_page, "tensorrt_llm", b"trtllm_request_success_total 0.0\n")
+    yield Sample(content=_TRTLLM.encode(), wrong=page_of, read=reading)
 
 
 def identities() -> Iterable[Sample]:
@@ -225,7 +206,3 @@ def test_what_is_sound_is_read(tmp_path: Path) -> None:
 
 def test_any_answer_ends_in_words_or_in_a_reading(numbers: range, tmp_path: Path) -> None:
     try_all(numbers, KINDS, tmp_path)
-
-
-def test_recordings_are_all_there() -> None:
-    assert {path.name for path in RECORDINGS.iterdir()} >= {*ENGINES} - {"tensorrt_llm"}

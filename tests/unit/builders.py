@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from specreg.acceptance.record import (
     NO_STEPS,
@@ -31,6 +32,7 @@ from specreg.baselines.schema import (
     stored_acceptance,
 )
 from specreg.baselines.store import settings_in
+from specreg.core.errors import InvalidMeasurementError
 from specreg.core.processes import SupervisedProcess
 from specreg.core.supervisor import Session
 from specreg.datasets.prompts import Prompt
@@ -143,6 +145,11 @@ def seem_installed(requirement: Requirement) -> EngineEnvironment:
     return EngineEnvironment(
         python=str(python), package=requirement.package, version=requirement.version
     )
+
+
+def invalid(reason: str, words: str = "") -> pytest.RaisesExc[InvalidMeasurementError]:
+    """Expects an INVALID measurement of such a reason and words, of which some may lie between."""
+    return pytest.raises(InvalidMeasurementError, match=f"(?s)^{reason}: .*{words}")
 
 
 def chunk(at_ns: int, tokens: int = 1) -> Chunk:

@@ -47,7 +47,7 @@ def test_one_broken_request_breaks_the_measurement(
 ) -> None:
     check_requests([FINISHED, FINISHED])
     broken = msgspec.structs.replace(FINISHED, **changes)
-    with pytest.raises(InvalidMeasurementError, match=f"{reason}: .*prompt 'chat-0': .*{words}"):
+    with builders.invalid(reason, f"prompt 'chat-0': .*{words}"):
         check_requests([FINISHED, broken, FINISHED])
 
 
@@ -90,9 +90,8 @@ def test_other_draft_lengths_than_asked_for_are_refused(draft_tokens: int) -> No
 )
 def test_counts_that_contradict_one_another_are_refused(changes: dict[str, Any]) -> None:
     broken = dataclasses.replace(COUNTS, **changes)
-    with pytest.raises(InvalidMeasurementError, match="all requests: S, A, D = ") as error:
+    with builders.invalid("COUNTS_INCONSISTENT", "all requests: S, A, D = "):
         check_acceptance(builders.acceptance(broken), draft_tokens=3)
-    assert error.value.reason == "COUNTS_INCONSISTENT"
 
 
 def test_a_length_beyond_all_drafts_and_the_bonus_is_impossible() -> None:
@@ -100,9 +99,8 @@ def test_a_length_beyond_all_drafts_and_the_bonus_is_impossible() -> None:
     all_accepted = builders.counts(0, 0, 0, 20)
     check_acceptance(builders.acceptance(all_accepted), draft_tokens=3)
     beyond = dataclasses.replace(all_accepted, accepted=61, position_counts=(21, 20, 20))
-    with pytest.raises(InvalidMeasurementError, match=r"; 20 steps accept 60 at most") as error:
+    with builders.invalid("LENGTH_IMPOSSIBLE", r"; 20 steps accept 60 at most"):
         check_acceptance(builders.acceptance(beyond), draft_tokens=3)
-    assert error.value.reason == "LENGTH_IMPOSSIBLE"
 
 
 def branching(*histogram: int) -> StepCounts:
@@ -114,9 +112,8 @@ def branching(*histogram: int) -> StepCounts:
 def test_a_tree_drafts_more_than_a_step_can_accept(histogram: tuple[int, ...]) -> None:
     record = builders.acceptance(branching(*histogram))
     check_acceptance(record, draft_tokens=3, drafted_tokens=6)
-    with pytest.raises(InvalidMeasurementError, match="the case asks for 3, up to 3") as error:
+    with builders.invalid("SETTINGS_DIFFER", "the case asks for 3, up to 3"):
         check_acceptance(record, draft_tokens=3)
-    assert error.value.reason == "SETTINGS_DIFFER"
 
 
 @pytest.mark.parametrize(
@@ -130,13 +127,13 @@ def test_a_tree_drafts_more_than_a_step_can_accept(histogram: tuple[int, ...]) -
 def test_another_tree_than_asked_for_is_refused(
     counts: StepCounts, drafted_tokens: int, words: str
 ) -> None:
-    with pytest.raises(InvalidMeasurementError, match=f"SETTINGS_DIFFER: .*{words}"):
+    with builders.invalid("SETTINGS_DIFFER", words):
         check_acceptance(builders.acceptance(counts), draft_tokens=3, drafted_tokens=drafted_tokens)
 
 
 def test_a_step_drafts_no_more_than_its_tree() -> None:
     beyond = dataclasses.replace(branching(2, 0, 1), proposed=19)
-    with pytest.raises(InvalidMeasurementError, match="COUNTS_INCONSISTENT"):
+    with builders.invalid("COUNTS_INCONSISTENT"):
         check_acceptance(builders.acceptance(beyond), draft_tokens=3, drafted_tokens=6)
 
 
@@ -168,9 +165,8 @@ def test_no_more_is_delivered_than_the_steps_emitted(
             check_emitted(record, [])
             continue
         words = f"{delivered_tokens} tokens delivered, its steps emitted {tokens}"
-        with pytest.raises(InvalidMeasurementError, match=words) as error:
+        with builders.invalid("TOKENS_IMPOSSIBLE", words):
             check_emitted(record, [])
-        assert error.value.reason == "TOKENS_IMPOSSIBLE"
 
 
 def page(counts: StepCounts) -> Counters:
@@ -207,9 +203,8 @@ def test_counters_move_by_what_happened_in_between(before: Counters, after: Coun
     ],
 )
 def test_a_counter_that_fell_means_a_restart(before: Counters, after: Counters) -> None:
-    with pytest.raises(InvalidMeasurementError, match="restarted inside the window") as error:
+    with builders.invalid("COUNTERS_FELL", "restarted inside the window"):
         check_counters(before, after)
-    assert error.value.reason == "COUNTERS_FELL"
 
 
 @pytest.mark.parametrize(
@@ -226,9 +221,8 @@ def test_the_requests_that_ended_are_ours(moved: Counters, reason: str | None) -
     if reason is None:
         check_ended(3, moved)
         return
-    with pytest.raises(InvalidMeasurementError) as error:
+    with pytest.raises(InvalidMeasurementError, match=reason):
         check_ended(3, moved)
-    assert error.value.reason == reason
 
 
 @pytest.mark.parametrize(
@@ -246,9 +240,8 @@ def test_the_requests_that_ended_are_ours(moved: Counters, reason: str | None) -
 def test_counters_that_moved_otherwise_are_refused(counters: Counters, reason: str) -> None:
     check_reconciled(COUNTS, page(COUNTS))
     check_reconciled(COUNTS, Counters(steps=COUNTS.steps))
-    with pytest.raises(InvalidMeasurementError, match="our requests: S, A, D 20, 30, 60") as error:
+    with builders.invalid(reason, "our requests: S, A, D 20, 30, 60"):
         check_reconciled(COUNTS, counters)
-    assert error.value.reason == reason
 
 
 def test_all_that_was_delivered_is_held_against_a_sum_too() -> None:
@@ -274,9 +267,8 @@ def test_a_chunk_is_what_a_step_accepted_and_one_more(
 ) -> None:
     request = builders.trace(*(builders.chunk(at, size) for at, size in enumerate(tokens, 1)))
     if told is None:
-        with pytest.raises(InvalidMeasurementError, match="a step emits 4 at most") as error:
+        with builders.invalid("CHUNKS_MERGED", "a step emits 4 at most"):
             request.counts_of_chunks(draft_tokens=3, drafts_every_step=drafts_every_step)
-        assert error.value.reason == "CHUNKS_MERGED"
         return
     counts = request.counts_of_chunks(draft_tokens=3, drafts_every_step=drafts_every_step)
     assert (counts.steps, counts.accepted, counts.proposed) == told

@@ -5,7 +5,6 @@ import re
 import pytest
 
 from specreg.acceptance.record import NO_STEPS, Counters, StepCounts
-from specreg.core.errors import InvalidMeasurementError
 from specreg.engines.registry import ENGINES
 from tests.unit import builders
 
@@ -121,16 +120,14 @@ def test_only_a_position_with_a_number_is_one(position: str) -> None:
     ],
 )
 def test_a_missing_counter_is_named(engine: str, page: str, name: str, words: str) -> None:
-    with pytest.raises(InvalidMeasurementError, match=f"looked for {name}.*{words}") as error:
+    with builders.invalid("METRICS_MISSING", f"looked for {name}.*{words}"):
         read(engine, re.sub(rf"{name}\b", "vllm:else", page))
-    assert error.value.reason == "METRICS_MISSING"
 
 
 def test_a_page_of_vllm_without_the_counters_means_no_speculation() -> None:
     page = VLLM_PAGE.replace(SPECULATION, "vllm:speculation_")
-    with pytest.raises(InvalidMeasurementError) as error:
+    with builders.invalid("SPEC_DISABLED") as error:
         read("vllm", page)
-    assert error.value.reason == "SPEC_DISABLED"
     assert "its version calls them otherwise than vllm:spec_decode_num_…" in str(error.value)
 
 
@@ -147,17 +144,15 @@ def test_a_number_that_is_no_count_is_named(
     engine: str, page: str, name: str, path: str, value: str
 ) -> None:
     words = rf"{name} is {re.escape(str(float(value)))}, which is no count; look at {path}"
-    with pytest.raises(InvalidMeasurementError, match=words) as error:
+    with builders.invalid("METRICS_UNREADABLE", words):
         read(engine, re.sub(rf"({name}{{.*}}) [\d.]+", rf"\g<1> {value}", page))
-    assert error.value.reason == "METRICS_UNREADABLE"
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt_llm"])
 def test_a_page_that_is_no_metrics_is_unreadable(engine: str) -> None:
-    with pytest.raises(InvalidMeasurementError, match="not a Prometheus page") as error:
+    with builders.invalid("METRICS_UNREADABLE", "not a Prometheus page"):
         read(engine, "<html> {not metrics} </html>\n")
-    assert error.value.reason == "METRICS_UNREADABLE"
-    with pytest.raises(InvalidMeasurementError, match="METRICS_MISSING"):
+    with builders.invalid("METRICS_MISSING"):
         read(engine, "")
 
 
@@ -178,5 +173,5 @@ def test_the_requests_that_ended_are_counted_whatever_for(version: str) -> None:
 
 def test_an_engine_without_counters_is_not_read_as_zero() -> None:
     assert ENGINES["triton"].wire_format.counters_path is None
-    with pytest.raises(InvalidMeasurementError, match="METRICS_MISSING"):
+    with builders.invalid("METRICS_MISSING"):
         read("triton", "")

@@ -78,14 +78,15 @@ def replay_wire(
     part: RoundSlice | None = None,
     record: Record | None = None,
     clock: Callable[[], int] | None = None,
+    engine: str = "vllm",
 ) -> Round:
     """A round over a wire, by the wire's clock unless told otherwise."""
-    clock = clock or wire.clock
+    clock, endpoint = clock or wire.clock, dataclasses.replace(ENDPOINT, engine=engine)
 
     async def run() -> Round:
         async with httpx.AsyncClient(transport=wire, base_url="http://scripted") as client:
             built = await replay_round(
-                case, ENDPOINT, prompts, client=client, clock=clock, record=record, part=part
+                case, endpoint, prompts, client=client, clock=clock, record=record, part=part
             )
             return built.as_round()
 
