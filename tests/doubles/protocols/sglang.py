@@ -20,7 +20,6 @@ class ScriptedSglang(ScriptedServer):
     remembers = True
 
     def application(self) -> web.Application:
-        """The endpoints, for a server or for a test in this process."""
         app = super().application()
         app.router.add_post("/generate", self._generate)
         return app

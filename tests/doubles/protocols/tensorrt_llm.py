@@ -16,7 +16,6 @@ class ScriptedTensorrtLlm(ScriptedServer):
     remembers = True
 
     def application(self) -> web.Application:
-        """The endpoints, for a server or for a test in this process."""
         app = super().application()
         app.router.add_get("/prometheus/metrics", self._positions)
         return app

@@ -17,7 +17,6 @@ class ScriptedTriton(ScriptedServer):
     version: ClassVar = "2.51.0"
 
     def application(self) -> web.Application:
-        """The endpoints, for a server or for a test in this process."""
         app = web.Application()
         app.router.add_get("/v2/health/ready", self._health)
         app.router.add_get("/v2", self._server)

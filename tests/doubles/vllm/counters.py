@@ -17,36 +17,49 @@ class Counters:
     def __init__(self, model: str, draft_tokens: int, prefix: str = PREFIX) -> None:
         self._labels = {"model_name": model, "engine": "0"}
         self._registry = CollectorRegistry()
-        self._speculation = Speculation(self, draft_tokens, prefix) if draft_tokens else None
-        self._prompt_tokens = self.counter("vllm:prompt_tokens", "Prefill tokens processed.")
-        self._tokens = self.counter("vllm:generation_tokens", "Generation tokens processed.")
+        self._draft_tokens = draft_tokens
+        if draft_tokens:
+            self._drafts = self._counter(f"{prefix}_num_drafts", "Number of spec decoding drafts.")
+            self._drafted = self._counter(f"{prefix}_num_draft_tokens", "Number of draft tokens.")
+            name = f"{prefix}_num_accepted_tokens"
+            self._accepted = self._counter(name, "Number of accepted tokens.")
+            text = "Accepted tokens per draft position."
+            self._by_position = self._counters(
+                f"{name}_per_pos", text, "position", range(draft_tokens)
+            )
+        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prefill tokens processed.")
+        self._tokens = self._counter("vllm:generation_tokens", "Generation tokens processed.")
         reasons = (*FinishReason, "abort")
         text = "Successfully processed requests."
-        finished = self.counters("vllm:request_success", text, "finished_reason", reasons)
+        finished = self._counters("vllm:request_success", text, "finished_reason", reasons)
         self._finished = dict(zip(reasons, finished, strict=True))
         gauge = Gauge(
             "vllm:num_requests_running", "Running requests.", self._labels, registry=self._registry
         )
         self.running = gauge.labels(**self._labels)
 
-    def counter(self, name: str, text: str) -> Counter:
-        """A counter with the labels that all have."""
+    def _counter(self, name: str, text: str) -> Counter:
         return Counter(name, text, self._labels, registry=self._registry).labels(**self._labels)
 
-    def counters(self, name: str, text: str, label: str, values: Iterable[object]) -> list[Counter]:
+    def _counters(
+        self, name: str, text: str, label: str, values: Iterable[object]
+    ) -> list[Counter]:
         """Counters of one name with one more label."""
         family = Counter(name, text, (*self._labels, label), registry=self._registry)
         return [family.labels(**self._labels, **{label: str(value)}) for value in values]
 
     def count_prompt(self, prompt_tokens: int) -> None:
-        """Counts a request that has come in."""
         self._prompt_tokens.inc(prompt_tokens)
 
     def count_tokens(self, tokens: int, accepted: Iterable[int]) -> None:
         """Counts delivered tokens and the accepted tokens of each verify step behind them."""
         self._tokens.inc(tokens)
-        if self._speculation:
-            self._speculation.count(accepted)
+        for accepted_tokens in accepted:
+            self._drafts.inc()
+            self._drafted.inc(self._draft_tokens)
+            self._accepted.inc(accepted_tokens)
+            for counter in self._by_position[:accepted_tokens]:
+                counter.inc()
 
     def count_finish(self, reason: str) -> None:
         """Counts a request that has ended."""
@@ -55,29 +68,3 @@ class Counters:
     def exposition(self) -> bytes:
         """The text of `/metrics`."""
         return generate_latest(self._registry)
-
-
-class Speculation:
-    """The counters of the verify steps."""
-
-    def __init__(self, family: Counters, draft_tokens: int, prefix: str) -> None:
-        self._draft_tokens = draft_tokens
-        self._drafts = family.counter(f"{prefix}_num_drafts", "Number of spec decoding drafts.")
-        self._drafted = family.counter(f"{prefix}_num_draft_tokens", "Number of draft tokens.")
-        name = f"{prefix}_num_accepted_tokens"
-        self._accepted = family.counter(name, "Number of accepted tokens.")
-        self._per_position = family.counters(
-            f"{name}_per_pos",
-            "Accepted tokens per draft position.",
-            "position",
-            range(draft_tokens),
-        )
-
-    def count(self, accepted: Iterable[int]) -> None:
-        """Counts the accepted tokens of each verify step."""
-        for accepted_tokens in accepted:
-            self._drafts.inc()
-            self._drafted.inc(self._draft_tokens)
-            self._accepted.inc(accepted_tokens)
-            for counter in self._per_position[:accepted_tokens]:
-                counter.inc()

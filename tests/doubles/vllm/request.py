@@ -52,7 +52,6 @@ class Body(msgspec.Struct, frozen=True):
         return self.max_completion_tokens or self.max_tokens or default
 
     def steps(self, script: Script, draft_tokens: int) -> Steps:
-        """The truth about it."""
         return steps_of(
             self.text,
             script,
@@ -64,15 +63,9 @@ class Body(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """One request on its way.
+    """One request on its way: `steps` are the truth, `chunks` what is sent at once.
 
-    Attributes:
-        body: what was asked.
-        wire: the JSON of its answer.
-        steps: what is true.
-        chunks: what is sent at once.
-        fault: what goes wrong.
-        stretch: by how much its steps take longer.
+    `stretch` is by how much its steps take longer.
     """
 
     body: Body
@@ -92,7 +85,6 @@ class Job:
 def job_of(
     body: Body, launch: Launch, script: Script, *, shape: type[Wire], fault: Fault | None
 ) -> Job:
-    """The job that a body asks for."""
     steps = body.steps(script, 0 if fault is Fault.SPEC_DISABLED else launch.draft_tokens)
     if fault is Fault.CHANGED_TOKEN and steps.accepted:
         steps = changed(steps)

@@ -39,11 +39,9 @@ class Chunk:
 
     @property
     def text(self) -> str:
-        """The delivered text; an end token has none."""
         return text_of(self.token_ids)
 
     def __add__(self, later: "Chunk") -> "Chunk":
-        """Both as one chunk."""
         return Chunk(
             self.token_ids + later.token_ids,
             self.accepted + later.accepted,
@@ -69,7 +67,6 @@ class Steps:
 
     @property
     def text(self) -> str:
-        """The delivered text."""
         return text_of(self.token_ids)
 
     @property

@@ -16,9 +16,6 @@ class Wire:
 
     Attributes:
         key: the random part of its id.
-        created_s: seconds since the epoch.
-        model: the served name.
-        prompt_ids: the prompt's tokens.
         with_ids: whether the request wants `return_token_ids`.
         scored: how many log-probabilities it wants of each token, None for none.
         scored_by_id: whether their tokens are to be named by id.
