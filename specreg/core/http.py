@@ -27,7 +27,7 @@ Name = Annotated[str, msgspec.Meta(max_length=1024)]
 """Of a model, a version, an answer."""
 
 _WORDS_CHARACTERS = 300
-_HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ async def read(
     try:
         async with (
             asyncio.timeout(within_s),
-            client.stream(method, path, content=body, headers=_HEADERS, timeout=None) as response,
+            client.stream(method, path, content=body, headers=HEADERS, timeout=None) as response,
         ):
             async for piece in response.aiter_raw():
                 content += piece

@@ -137,8 +137,8 @@ class Engine(ABC):
     oldest: ClassVar[str]
     program: ClassVar[str | None] = None
     module: ClassVar[str] = ""
-    health_path: ClassVar[str]
-    version_path: ClassVar[str]
+    health_path: ClassVar[str] = "/health"
+    version_path: ClassVar[str] = "/version"
     wire_format: ClassVar[WireFormat]
     token_api: ClassVar[TokenApi | None] = None
     serves_names: ClassVar[bool] = True

@@ -47,8 +47,6 @@ class Reference(Engine):
     methods: ClassVar = _METHODS
     oldest: ClassVar = "5.19"
     module: ClassVar = "transformers"
-    health_path: ClassVar = "/health"
-    version_path: ClassVar = "/version"
     spreads: ClassVar = frozenset()
     wire_format: ClassVar = ReferenceWireFormat()
     token_api: ClassVar = VllmTokenApi()

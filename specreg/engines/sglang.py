@@ -233,7 +233,6 @@ class Sglang(Engine):
     methods: ClassVar = _METHODS
     oldest: ClassVar = "0.5.21"
     module: ClassVar = "sglang"
-    health_path: ClassVar = "/health"
     version_path: ClassVar = "/server_info"
     spreads: ClassVar = frozenset({"tensor", "data", "expert"})
     wire_format: ClassVar = SglangWireFormat()

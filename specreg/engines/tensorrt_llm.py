@@ -78,8 +78,6 @@ class TensorrtLlm(Engine):
     methods: ClassVar = _METHODS
     oldest: ClassVar = _VERSION
     module: ClassVar = "tensorrt_llm"
-    health_path: ClassVar = "/health"
-    version_path: ClassVar = "/version"
     spreads: ClassVar = frozenset({"tensor", "pipeline", "expert"})
     wire_format: ClassVar = TensorrtLlmWireFormat()
     serves_names: ClassVar = False

@@ -188,8 +188,6 @@ class Vllm(Engine):
     methods: ClassVar = _METHODS
     oldest: ClassVar = "0.26"
     module: ClassVar = "vllm"
-    health_path: ClassVar = "/health"
-    version_path: ClassVar = "/version"
     spreads: ClassVar = frozenset(Parallel.__struct_fields__)
     ray_packages: ClassVar = ("ray[cgraph]>=2.48",)
     wire_format: ClassVar = VllmWireFormat()

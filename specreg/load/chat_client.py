@@ -12,7 +12,7 @@ import msgspec
 from specreg.acceptance.record import StepCounts
 from specreg.acceptance.trace import Chunk, RequestTrace, StreamEvent, chunk_sizes
 from specreg.core.errors import HungError, InvalidMeasurementError
-from specreg.core.http import shortly
+from specreg.core.http import HEADERS, shortly
 from specreg.datasets.prompts import REPLIES, Prompt
 from specreg.engines.registry import ENGINES
 from specreg.engines.wire_format import (
@@ -39,7 +39,6 @@ _TOKEN_CHARACTERS = 1024
 """The most that a token stands for."""
 _DIGITS = 16
 _NS_PER_S = 10**9
-_HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
 Clock = Callable[[], int]
 
@@ -275,7 +274,7 @@ class ChatClient:
         self, path: str, body: bytes, gathered: _StreamState, parse_event: ParseEvent
     ) -> None:
         splitter, clock = EventSplitter(), self.clock
-        async with self.http.stream("POST", path, content=body, headers=_HEADERS) as response:
+        async with self.http.stream("POST", path, content=body, headers=HEADERS) as response:
             if response.status_code != HTTPStatus.OK:
                 text = await _beginning(response)
                 raise InvalidMeasurementError(
