@@ -64,12 +64,7 @@ def browser() -> Iterator[Browser]:
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Pages to open: of a small run, of many cases, of none."""
     folder = tmp_path_factory.mktemp("pages")
-    pages = {
-        "small": reports.REPORT,
-        "many": many(12),
-        "wide": wide(),
-        "empty": reports.EMPTY,
-    }
+    pages = {"small": reports.REPORT, "many": many(12), "wide": wide(), "empty": reports.EMPTY}
     found = {}
     for name, report in pages.items():
         found[name] = folder / f"{name}.html"
@@ -114,15 +109,20 @@ def visit(page: Page, path: Path) -> None:
     page.goto(path.as_uri())
 
 
-def overflow(page: Page) -> int:
-    """By how many pixels the page is wider than the window."""
-    return int(page.evaluate("document.documentElement.scrollWidth - innerWidth"))
-
-
-def unfold(page: Page) -> None:
-    """Opens all that is folded."""
+def check_shown(page: Page, path: Path, viewport: ViewportSize) -> None:
+    """Opens a file and all that is folded in it: nothing is wider than the window, or cut off."""
+    page.set_viewport_size(viewport)
+    visit(page, path)
     for details in page.locator("details").all():
         details.evaluate("one => one.open = true")
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    assert page.evaluate(CUT_OFF) == []
+
+
+def check_accessible(page: Page) -> None:
+    """What axe looks at is in order."""
+    found = Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
 
 
 @pytest.mark.parametrize("viewport", SIZES, ids=lambda size: str(size["width"]))
@@ -130,30 +130,18 @@ def unfold(page: Page) -> None:
 def test_no_column_is_cut_off(
     page: Page, files: dict[str, Path], name: str, viewport: ViewportSize
 ) -> None:
-    page.set_viewport_size(viewport)
-    visit(page, files[name])
-    unfold(page)
-    assert overflow(page) <= 0
-    assert page.evaluate(CUT_OFF) == []
+    check_shown(page, files[name], viewport)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("viewport", [PHONE, DESK], ids=["phone", "desk"])
 @pytest.mark.parametrize("name", ["small", "many", "empty"])
 def test_nobody_is_left_out(
-    page: Page,
-    files: dict[str, Path],
-    name: str,
-    viewport: ViewportSize,
-    scheme: Literal["light", "dark"],
+    page: Page, files: dict[str, Path], name: str, viewport: ViewportSize, scheme: Scheme
 ) -> None:
     page.emulate_media(color_scheme=scheme)
-    page.set_viewport_size(viewport)
-    visit(page, files[name])
-    unfold(page)
-    assert overflow(page) <= 0
-    found = Axe().run(page)
-    assert found.violations_count == 0, found.generate_report()
+    check_shown(page, files[name], viewport)
+    check_accessible(page)
 
 
 def test_a_click_leads_from_the_failure_to_its_case(page: Page, files: dict[str, Path]) -> None:
@@ -216,10 +204,5 @@ def test_the_examples_open_like_any_page(page: Page, example: str) -> None:
     path = EXAMPLES / example / "report.html"
     assert path.stat().st_size <= 2_000_000
     for viewport in SIZES:
-        page.set_viewport_size(viewport)
-        visit(page, path)
-        unfold(page)
-        assert overflow(page) <= 0
-        assert page.evaluate(CUT_OFF) == []
-    found = Axe().run(page)
-    assert found.violations_count == 0, found.generate_report()
+        check_shown(page, path, viewport)
+    check_accessible(page)

@@ -3,7 +3,6 @@
 Another program stands in the place of the reference engine's interpreter, which needs torch.
 """
 
-import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,6 @@ from specreg.core.errors import ModelError
 from specreg.correctness.oracle_client import predict_drafts
 from specreg.engines.pytorch.requests import OracleAnswer, Question, Text
 from specreg.engines.registry import engine_named
-from specreg.servers.environments import MARKER, environment_folder
 from tests.unit import builders
 
 PROGRESS = "Loading weights: 100%|##########| 47/47"
@@ -45,20 +43,10 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
 
     def write(program: str) -> None:
-        requirement = engine_named("reference").requirement(on_gpu=False)
-        folder = environment_folder(requirement)
-        python = folder / "bin" / "python"
-        python.parent.mkdir(parents=True)
-        python.write_text(f"#!{sys.executable}\n{program}")
-        python.chmod(stat.S_IRWXU)
-        (folder / MARKER).touch()
+        environment = builders.seem_installed(engine_named("reference").requirement(on_gpu=False))
+        Path(environment.python).write_text(f"#!{sys.executable}\n{program}")
 
     return write
-
-
-def ask(question: Question = QUESTION) -> OracleAnswer:
-    """Its answer."""
-    return predict_drafts(question, on_gpu=False, show=pytest.fail)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +59,8 @@ def test_the_models_are_asked_in_their_own_environment(
     install(ANSWERS)
     question = msgspec.structs.replace(QUESTION, target=str(tmp_path), draft=draft)
 
-    assert ask(question) == OracleAnswer(accepted=((0, 1, 2),), gaps_nats=(0.5,))
+    answer = predict_drafts(question, on_gpu=False, show=pytest.fail)
+    assert answer == OracleAnswer(accepted=((0, 1, 2),), gaps_nats=(0.5,))
 
     asked = msgspec.json.decode((tmp_path / "asked.json").read_bytes())
     assert asked["arguments"] == ["-m", "specreg.engines.pytorch.oracle", "cpu"]
@@ -82,27 +71,19 @@ def test_the_models_are_asked_in_their_own_environment(
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        pytest.param(
-            """print('{"refusal": "head: has other tensors; choose another"}')""",
-            "head: has other tensors; choose another",
-            id="refused",
-        ),
-        pytest.param(
-            "import no_such_package",
-            "its process ended with status 1; its last words:\nTraceback",
-            id="a-traceback",
-        ),
-        pytest.param(
+        ("""print('{"refusal": "head: has other tensors"}')""", "head: has other tensors"),
+        ("import no_such_package", "its process ended with status 1; its last words:\nTraceback"),
+        (
             "import os; os.kill(os.getpid(), 9)",
             "its process ended with status -9, killed as where memory runs out; its last words:\n",
-            id="killed",
         ),
     ],
+    ids=["refused", "a-traceback", "killed"],
 )
 def test_what_has_no_answer_is_told(install: Install, program: str, words: str) -> None:
     install(program)
 
     with pytest.raises(ModelError) as caught:
-        ask()
+        predict_drafts(QUESTION, on_gpu=False, show=pytest.fail)
 
     assert str(caught.value).startswith(f"oracle of method 'eagle3': {words}")
