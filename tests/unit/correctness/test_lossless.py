@@ -17,11 +17,6 @@ def answers(*outputs: tuple[int, ...]) -> list[Transcript]:
     return [Transcript(prompt=PROMPT, output=output) for output in outputs]
 
 
-def not_asked() -> Sequence[Transcript]:
-    """The control's second answers, where nobody may ask for them."""
-    pytest.fail("asked again")
-
-
 def gaps(*nats: float) -> Callable[[Questions], list[tuple[float, float]]]:
     """Scores of which the first candidate's are so much more than the other's, in order."""
     left = iter(nats)
@@ -51,12 +46,8 @@ def compared(
 
 
 def test_of_no_answers_nothing_is_proved() -> None:
-    with pytest.raises(InvalidMeasurementError) as caught:
-        check_lossless([], [], [], not_asked, gaps())
-
-    assert str(caught.value) == (
-        "NOTHING_COMPARED: there are no answers; give the case a prompt at least"
-    )
+    with pytest.raises(InvalidMeasurementError, match=r"^NOTHING_COMPARED: there are no answers"):
+        check_lossless([], [], [], None, gaps())
 
 
 def test_only_the_first_difference_counts_and_is_asked_for_after_its_own_text() -> None:
@@ -79,14 +70,7 @@ def test_only_the_first_difference_counts_and_is_asked_for_after_its_own_text() 
 
 
 @pytest.mark.parametrize(
-    ("gap_nats", "failures"),
-    [
-        pytest.param(0.0, 0, id="as-likely"),
-        pytest.param(0.25, 0, id="at-the-bound"),
-        pytest.param(0.2501, 1, id="beyond-it"),
-        pytest.param(-0.25, 0, id="at-the-bound-the-other-way"),
-        pytest.param(-0.2501, 1, id="beyond-it-the-other-way"),
-    ],
+    ("gap_nats", "failures"), [(0.0, 0), (0.25, 0), (0.2501, 1), (-0.25, 0), (-0.2501, 1)]
 )
 def test_rounding_explains_tokens_that_are_as_good_as_equally_likely(
     gap_nats: float, failures: int
