@@ -32,6 +32,7 @@ def a_round(*tpots_ms: int, categories: tuple[str, ...] = CATEGORIES) -> Round:
         msgspec.structs.replace(
             builders.trace(builders.chunk(MS), builders.chunk(MS + 4 * tpot_ms * MS, 4)),
             category=category,
+            prompt_id=f"{category}-0",
         )
         for category, tpot_ms in zip(categories, tpots_ms, strict=True)
     )
@@ -45,7 +46,8 @@ def measured(
     prompts = (
         builders.prompt_acceptance(builders.counts(8, 0, 6, 6)),
         dataclasses.replace(
-            builders.prompt_acceptance(builders.counts(0, 0, 0, 2)), category="math"
+            builders.prompt_acceptance(builders.counts(0, 0, 0, 2), prompt_id="math-0"),
+            category="math",
         ),
     )
     replay = Replay(

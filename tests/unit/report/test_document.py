@@ -9,7 +9,6 @@ import jsonschema
 import msgspec
 import pytest
 
-from specreg.acceptance.record import AcceptanceRecord
 from specreg.baselines.record import record_measurements
 from specreg.core.errors import ReportError
 from specreg.measurement.figures import Figures, figures_of
@@ -17,6 +16,7 @@ from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Family, Replay
 from specreg.measurement.validity import all_invalid
 from specreg.report.document import (
+    Expected,
     exit_status,
     last_launches,
     load_report,
@@ -28,12 +28,14 @@ from specreg.report.document import (
 from specreg.report.failures import properties
 from specreg.stats.percentiles import summarize
 from specreg.suite.finish import report_of, run_verdict
+from specreg.telemetry.identity import Environment
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import builders, reports
 from tests.unit.reports import CASE, measured
 from tests.unit.suite.test_run import COUNTS, LENGTH, SPEED, suite
 from tests.unit.suite.test_run import measured as with_measurement
 
+LAUNCH = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0})
 SCHEMA = builders.ROOT / "docs/report.schema.json"
 
 
@@ -82,44 +84,37 @@ def test_a_disk_that_refuses_is_said(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == ""
 
 
-def test_the_baseline_is_shown_of_the_prompts_that_were_measured(tmp_path: Path) -> None:
-    """Those of its extension differ, and a run that is as it was must look so."""
-    plain = builders.prompt_acceptance(COUNTS)
-    names = [f"chat-{number}" for number in range(8)]
-    told = [dataclasses.replace(plain, prompt_id=name) for name in names]
-    further = [dataclasses.replace(one, counts=builders.counts(1, 0, 0, 9)) for one in told[4:]]
-    one = suite(tmp_path)
-    full = with_prompts(builders.acceptance_of([*told[:4], *further]))
-    record_measurements([full, full], one.settings(builders.CASE), one.store, reason="first")
-    with_measurement(one, with_prompts(builders.acceptance_of(told[:4])))
-    one.note_failure(builders.CASE, LENGTH.name, "so that it is there")
-    (case,) = report_of(one, run_verdict(one, 10, cut_short=False), command="").cases
-    assert case.figures is not None
-    assert case.figures.acceptance is not None
-    assert case.expected is not None
-    assert case.expected.marginal_frac == case.figures.acceptance.total.marginal_frac
-    assert case.expected.values[LENGTH.name] == COUNTS.acceptance_length
-
-
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_the_speed_of_another_machine_is_no_baseline(tmp_path: Path, *, elsewhere: bool) -> None:
-    one, launch = suite(tmp_path), builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0})
-    environment = builders.OTHER_ENVIRONMENT if elsewhere else builders.ENVIRONMENT
-    store = dataclasses.replace(one.store, environment=environment)
-    record_measurements([launch, launch], one.settings(builders.CASE), store, reason="first")
+def compared(folder: Path, recorded: Measurement, launch: Measurement, at: Environment) -> Expected:
+    """What is shown beside a launch, of a baseline of two others that was recorded somewhere."""
+    one = suite(folder)
+    store = dataclasses.replace(one.store, environment=at)
+    record_measurements([recorded] * 2, one.settings(builders.CASE), store, reason="first")
     with_measurement(one, launch)
     one.note_failure(builders.CASE, LENGTH.name, "so that it is there")
     (case,) = report_of(one, run_verdict(one, 10, cut_short=False), command="").cases
     assert case.expected is not None
-    assert case.expected.environment == environment.name
-    assert (SPEED.name in case.expected.values) is not elsewhere
+    return case.expected
 
 
-def with_prompts(record: AcceptanceRecord) -> Measurement:
-    """A launch that did this."""
-    launch = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0})
-    replay = Replay(rounds=(), control_rounds=(), acceptance=record)
-    return dataclasses.replace(launch, replay=replay)
+def test_the_baseline_is_shown_of_the_prompts_that_were_measured(tmp_path: Path) -> None:
+    """Those of its extension differ, and a run that is as it was must look so."""
+    told = builders.acceptance(COUNTS, prompts=8).prompts
+    further = [dataclasses.replace(one, counts=builders.counts(1, 0, 0, 9)) for one in told[4:]]
+    full, launch = (
+        dataclasses.replace(LAUNCH, replay=Replay(acceptance=builders.acceptance_of(prompts)))
+        for prompts in ([*told[:4], *further], told[:4])
+    )
+    expected = compared(tmp_path, full, launch, builders.ENVIRONMENT)
+    assert expected.marginal_frac == COUNTS.marginal_acceptance
+    assert expected.values[LENGTH.name] == COUNTS.acceptance_length
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_the_speed_of_another_machine_is_no_baseline(tmp_path: Path, *, elsewhere: bool) -> None:
+    environment = builders.OTHER_ENVIRONMENT if elsewhere else builders.ENVIRONMENT
+    expected = compared(tmp_path, LAUNCH, LAUNCH, environment)
+    assert expected.environment == environment.name
+    assert (SPEED.name in expected.values) is not elsewhere
 
 
 def test_the_last_launch_of_each_case_that_is_valid_in_most_is_shown() -> None:

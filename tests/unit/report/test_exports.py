@@ -13,9 +13,6 @@ from markdown_it.token import Token
 from prometheus_client.parser import text_string_to_metric_families
 
 from specreg.core.errors import ReportError
-from specreg.load.chat_client import FinishedRequest
-from specreg.measurement.journal import Journal, Key
-from specreg.measurement.measure import Measurement
 from specreg.report.document import Report
 from specreg.report.exports import (
     FORMS,
@@ -27,28 +24,13 @@ from specreg.report.exports import (
 )
 from specreg.report.page import render_markdown
 from tests.unit import reports
+from tests.unit.measurement.test_journal import journaled
 from tests.unit.reports import CASE, MS, measured
 
 HOSTILE = "<script>alert(1)</script> | `x` @all\n```\n# head"
 
 
-def launch_of_two_prompts() -> Measurement:
-    """A chat prompt of 20 steps and one of maths of 2."""
-    launch = measured()
-    assert launch.replay is not None
-    assert launch.acceptance is not None
-    chat, maths = launch.acceptance.prompts
-    prompts = (chat, dataclasses.replace(maths, prompt_id="math-0"))
-    record = dataclasses.replace(launch.acceptance, prompts=prompts)
-    (part,) = launch.replay.rounds
-    ask, count = part.traces
-    traces = (ask, msgspec.structs.replace(count, prompt_id="math-0"))
-    rounds = (dataclasses.replace(part, traces=traces),)
-    replay = dataclasses.replace(launch.replay, rounds=rounds, acceptance=record)
-    return dataclasses.replace(launch, replay=replay)
-
-
-MEASURED = {CASE.id: launch_of_two_prompts()}
+MEASURED = {CASE.id: measured()}
 
 
 def with_reason(text: str) -> Report:
@@ -148,33 +130,9 @@ def test_a_record_of_aiperf_says_when_how_long_and_what_was_accepted() -> None:
     assert second["spec_decode_acceptance"]["mean_acceptance_length"] == 4.0
 
 
-def journal_in(folder: Path) -> None:
-    """A journal with one complete measurement."""
-    journal = Journal(folder / "journal.jsonl")
-    key = Key(
-        case=msgspec.json.encode(CASE).decode(),
-        case_id=CASE.id,
-        launch=1,
-        asked="all",
-        environment="e",
-        engine="vllm",
-        files_sha256="",
-    )
-    journal.begin(key)
-    launch = MEASURED[CASE.id]
-    assert launch.replay is not None
-    for control, rounds in ((False, launch.replay.rounds), (True, launch.replay.control_rounds)):
-        for number, part in enumerate(rounds):
-            for place, trace in enumerate(part.traces):
-                finished = FinishedRequest(place=place, trace=trace, chunks=(), text="")
-                journal.record_round(control, number)(finished)
-    journal.end(launch)
-    journal.close()
-
-
 @pytest.mark.parametrize("output", FORMS)
 def test_every_form_is_written_for_any_run_or_that_it_is_not(tmp_path: Path, output: str) -> None:
-    journal_in(tmp_path)
+    journaled(tmp_path / "journal.jsonl")
     for report in (reports.with_case(figures=None), reports.REPORT):
         written = write_outputs([output], report, tmp_path, tmp_path / "out")
         assert written
