@@ -1,6 +1,5 @@
 """The history: lines that come back, and what hours differ by once there are enough of them."""
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -114,42 +113,35 @@ def test_a_disk_that_refuses_is_said(tmp_path: Path) -> None:
 
 
 def test_a_run_is_what_its_launches_did_on_average() -> None:
+    """Nothing has no logarithm: a launch where nothing was accepted doesn't hide the others."""
+    goodput, rate = "goodput_requests_per_s", "acceptance_rate_frac"
     launches = [
-        builders.measurement({SPEED.name: 80.0, TIME.name: 8.0}),
-        builders.measurement({SPEED.name: 125.0, LENGTH.name: 2.5}),
+        builders.measurement({SPEED.name: 80.0, TIME.name: 8.0, goodput: 0.0, rate: 0.0}),
+        builders.measurement({SPEED.name: 125.0, LENGTH.name: 2.5, goodput: 0.0, rate: 0.5}),
     ]
+    outcomes = {SPEED.name: "PASS", TIME.name: "INCONCLUSIVE", goodput: "PASS", rate: "PASS"}
     verdicts = [
-        Verdict(case_id=builders.CASE.id, metric=SPEED.name, outcome=Outcome.PASS),
-        Verdict(case_id=builders.CASE.id, metric=TIME.name, outcome=Outcome.INCONCLUSIVE),
+        Verdict(
+            case_id=builders.CASE.id,
+            metric=name,
+            outcome=Outcome(word),
+            change_frac=0.25 if name == SPEED.name else None,
+        )
+        for name, word in outcomes.items()
     ]
-    verdicts[0] = dataclasses.replace(verdicts[0], change_frac=0.25)
     found = run_record("20261121-0730", launches, verdicts, builders.SETTINGS, BASELINE)
-    assert found.values == pytest.approx({SPEED.name: 100.0, TIME.name: 8.0})
-    assert msgspec.structs.replace(found, values={}) == RunRecord(
-        run="20261121-0730",
-        case_id=builders.CASE.id,
+    assert found.values == pytest.approx({SPEED.name: 100.0, TIME.name: 8.0, goodput: 0, rate: 0.5})
+    assert msgspec.structs.replace(found, values={}) == msgspec.structs.replace(
+        past_run(builders.CASE.id),
         settings_sha256=settings_sha256(builders.SETTINGS),
-        engine_version="0.32.0",
         draft_sha256="",
-        values={},
-        outcomes={SPEED.name: "PASS", TIME.name: "INCONCLUSIVE"},
+        outcomes=outcomes,
         changes={SPEED.name: 0.25},
         baseline_sha256=baseline_sha256(BASELINE),
         launches=2,
     )
-
-
-def test_a_figure_of_nothing_is_kept_as_such() -> None:
-    """No logarithm of it; one launch where nothing was accepted doesn't hide the others."""
-    rate = "acceptance_rate_frac"
-    launches = [builders.measurement({rate: value, SPEED.name: 0.0}) for value in (0.0, 0.5)]
-    verdicts = [
-        Verdict(case_id=builders.CASE.id, metric=name, outcome=Outcome.PASS)
-        for name in (rate, SPEED.name)
-    ]
-    found = run_record("run", launches, verdicts, builders.SETTINGS, None)
-    assert found.values == {rate: 0.5, SPEED.name: 0.0}
-    assert found.baseline_sha256 == ""
+    unknown = run_record("run", launches, verdicts, builders.SETTINGS, None)
+    assert unknown.baseline_sha256 == ""
 
 
 def test_five_runs_tell_how_hours_differ_beyond_their_launches() -> None:

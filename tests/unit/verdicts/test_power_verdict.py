@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import msgspec
@@ -22,6 +23,7 @@ from specreg.verdicts.judge import Outcome, Verdict, first_look, judge
 from specreg.verdicts.multiple_testing import confirm
 from tests.unit import builders
 
+SPEED = "throughput_tokens_per_s"
 ENERGY, WATTS = METRICS["energy_j_per_token"], METRICS["power_w"]
 CARD = builders.device()
 RECORDED = RecordedDevice(
@@ -40,7 +42,7 @@ def measured(power: PowerRecord | None) -> Measurement:
     return dataclasses.replace(plain, replay=replay, values=values)
 
 
-ROW = {ENERGY.name: 2.0, WATTS.name: 200.0, "throughput_tokens_per_s": 100.0}
+ROW = {ENERGY.name: 2.0, WATTS.name: 200.0, SPEED: 100.0}
 KNOWN = builders.known(
     msgspec.structs.replace(builders.baseline(ROW, ROW, ROW), devices=(RECORDED,)),
     within_frac=0.002,
@@ -104,10 +106,10 @@ def test_power_of_something_else_is_not_compared(
     verdict = judged(ENERGY.name, power)
     assert verdict.outcome is outcome
     assert words in verdict.reason
-    assert judged("throughput_tokens_per_s", power).outcome is Outcome.PASS
+    assert judged(SPEED, power).outcome is Outcome.PASS
 
 
-@pytest.mark.parametrize("name", [ENERGY.name, "throughput_tokens_per_s"])
+@pytest.mark.parametrize("name", [ENERGY.name, SPEED])
 @pytest.mark.parametrize(("clock_mhz", "invalid"), [(1890.0, False), (1870.0, True)])
 def test_a_gpu_that_runs_slower_than_it_was_recorded_makes_its_speeds_invalid(
     name: str,
@@ -153,10 +155,9 @@ def test_a_slow_gpu_is_seen_though_its_meter_is_out_of_order_and_in_an_earlier_l
         slow.case, devices=(msgspec.structs.replace(device, energy_j=None),)
     )
     broken = msgspec.structs.replace(slow, case=arm, invalid="POWER_INVALID: 1.7 times")
-    for name in (ENERGY.name, "throughput_tokens_per_s"):
-        assert judged(name, broken).reason.startswith("CLOCK_LOW: ")
-    verdict = judged("throughput_tokens_per_s", builders.power(), measured(slow))
-    assert verdict.reason.startswith("CLOCK_LOW: ")
+    earlier = judged(SPEED, builders.power(), measured(slow))
+    for verdict in (judged(ENERGY.name, broken), judged(SPEED, broken), earlier):
+        assert verdict.reason.startswith("CLOCK_LOW: ")
 
 
 @pytest.mark.parametrize(
@@ -171,26 +172,33 @@ def test_watts_that_go_the_other_way_on_a_fresh_launch_confirm_nothing(
     assert confirm(first, second).outcome is outcome
 
 
-def test_a_request_that_fails_under_load_for_power_makes_power_alone_invalid() -> None:
-    replay = measured(None).replay
-    assert replay is not None
-    (part,) = replay.rounds
-    failed = msgspec.structs.replace(part.traces[0], error="HTTP 500")
-    block = dataclasses.replace(part, traces=(failed,))
-    alive = Sampler(PowerTrace(device=CARD), why="")
-    found = power_of(replay, cast("Watch", alive), (0, 0), {17}, block, {})
-    assert found.invalid.startswith("POWER_INVALID: REQUEST_FAILED: 1 of 1 requests failed")
-
-
+@dataclass(slots=True)
 class Sampler:
     """One that ended, or didn't, and what it left."""
 
-    def __init__(self, trace: PowerTrace, why: str) -> None:
-        self.trace, self.why = trace, why
+    samples: list[Sample]
+    why: str
 
     def traces(self, until_ns: int) -> tuple[Sequence[PowerTrace], str]:
         assert until_ns
-        return (self.trace,), self.why
+        return (PowerTrace(device=CARD, samples=self.samples),), self.why
+
+
+def power_under(sampler: Sampler, error: str | None, invalid: dict[Family, str]) -> PowerRecord:
+    """The power of a replay under a load whose one request failed, or didn't."""
+    replay = measured(None).replay
+    assert replay is not None
+    (part,) = replay.rounds
+    failed = msgspec.structs.replace(part.traces[0], error=error)
+    block = dataclasses.replace(part, traces=(failed,))
+    return power_of(replay, cast("Watch", sampler), (0, 0), {17}, block, invalid)
+
+
+def test_a_request_that_fails_under_load_for_power_makes_power_alone_invalid() -> None:
+    invalid: dict[Family, str] = {}
+    found = power_under(Sampler([], ""), "HTTP 500", invalid)
+    assert found.invalid.startswith("POWER_INVALID: REQUEST_FAILED: 1 of 1 requests failed")
+    assert invalid == {}
 
 
 @pytest.mark.parametrize(
@@ -199,12 +207,8 @@ class Sampler:
 def test_what_a_dead_sampler_had_seen_counts(mask: int, pid: int, reason: str) -> None:
     state = State(throttle_mask=mask, temperature_c=90)
     seen = Sample(device=0, at_ns=10**9, state=state, pids=(17, pid))
-    trace = PowerTrace(device=CARD, samples=[seen])
-    replay = measured(None).replay
-    assert replay is not None
-    sampler = cast("Watch", Sampler(trace, "the sampler of power ended"))
     invalid: dict[Family, str] = {}
-    found = power_of(replay, sampler, (0, 0), {17}, replay.rounds[0], invalid)
+    found = power_under(Sampler([seen], "the sampler of power ended"), None, invalid)
     assert found.invalid.startswith("POWER_INVALID: the sampler of power ended")
     assert {why.partition(":")[0] for why in invalid.values()} == ({reason} if reason else set())
     assert invalid.keys() == (set(Family) - {Family.ACCEPTANCE} if reason else set())
