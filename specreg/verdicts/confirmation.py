@@ -14,23 +14,10 @@ from specreg.baselines.comparison import CaseBaselines, Comparison, compare
 from specreg.core.errors import BaselineError
 from specreg.matrix.case import Case
 from specreg.measurement.measure import Enough, Measurement, values_of
-from specreg.measurement.metrics import Metric, Replay
+from specreg.measurement.metrics import METRICS, Metric, Replay
 from specreg.stats.alpha_spending import MORE_LAUNCHES, Look
 from specreg.verdicts.judge import Outcome, Verdict, judge, judge_at_looks
 from specreg.verdicts.multiple_testing import blame_machine, confirm, hold_together
-
-
-@dataclass(slots=True, eq=False)
-class _Unconfirmed:
-    """A figure that needs another look: its row among the verdicts, and what it was judged with."""
-
-    metric: Metric
-    row: int
-    launches: tuple[Measurement, ...]
-
-    @property
-    def case(self) -> Case:
-        return self.launches[-1].case
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,13 +30,14 @@ class Confirmation:
             the measurement or why there is none.
         softened: the metrics whose tests pass where an effect is INCONCLUSIVE.
         verdicts: so far, in the order of the run; what waits is among them as it looked.
+        _waiting: by row of a verdict that needs another look, the launches that it is of.
     """
 
     known_of: Callable[[Case], CaseBaselines]
     measure_afresh: Callable[[Sequence[Case], int], Mapping[str, Measurement | str]]
     softened: AbstractSet[str] = frozenset()
     verdicts: list[Verdict] = field(default_factory=list)
-    _waiting: list[_Unconfirmed] = field(default_factory=list)
+    _waiting: dict[int, tuple[Measurement, ...]] = field(default_factory=dict)
     _compared: dict[tuple[str, str], Comparison] = field(default_factory=dict)
     _last: Comparison | None = None
 
@@ -64,7 +52,7 @@ class Confirmation:
         """
         verdict = self._look(metric, launches, Look.LAUNCH)
         if verdict.outcome is Outcome.REGRESSED or _is_undecided(metric, verdict):
-            self._waiting.append(_Unconfirmed(metric, len(self.verdicts), tuple(launches)))
+            self._waiting[len(self.verdicts)] = tuple(launches)
         self.verdicts.append(verdict)
 
     def confirm(self) -> None:
@@ -73,15 +61,15 @@ class Confirmation:
         What the server without speculation beside a case did too is the machine's doing.
         """
         for further in range(1, MORE_LAUNCHES + 1):
-            cases = list({one.case.id: one.case for one in self._waiting}.values())
-            fresh = self.measure_afresh(cases, further) if cases else {}
-            for one in tuple(self._waiting):
-                if not self._look_again(one, fresh[one.case.id]):
-                    self._settle(one)
-        for one in tuple(self._waiting):
-            if self.verdicts[one.row].outcome is Outcome.REGRESSED:
-                self._leave_open(one, "no launch was left to confirm it")
-            self._settle(one)
+            cases = {of[-1].case.id: of[-1].case for of in self._waiting.values()}
+            fresh = self.measure_afresh(list(cases.values()), further) if cases else {}
+            for row in tuple(self._waiting):
+                if not self._look_again(row, fresh[self.verdicts[row].case_id]):
+                    self._settle(row)
+        for row in tuple(self._waiting):
+            if self.verdicts[row].outcome is Outcome.REGRESSED:
+                self._leave_open(row, "no launch was left to confirm it")
+            self._settle(row)
 
     def conclude(self, hosts: Mapping[str, str] = MappingProxyType({})) -> None:
         """Look at all verdicts of the run together, which never makes a red one green.
@@ -89,8 +77,8 @@ class Confirmation:
         What still waits, the run being cut short, is INCONCLUSIVE. `hosts` says by case's id the
         machine that measured it, where there were several: each is blamed for its own cases alone.
         """
-        for one in self._waiting:
-            self._leave_open(one, "the run ended before another")
+        for row in self._waiting:
+            self._leave_open(row, "the run ended before another")
         blamed = list(self.verdicts)
         for host in dict.fromkeys(hosts.get(one.case_id, "") for one in blamed):
             rows = [row for row, one in enumerate(blamed) if hosts.get(one.case_id, "") == host]
@@ -99,20 +87,18 @@ class Confirmation:
                 blamed[row] = verdict
         self.verdicts[:] = map(self._soften, hold_together(blamed))
 
-    def _settle(self, one: _Unconfirmed) -> None:
+    def _settle(self, row: int) -> None:
         """Take a figure off those that wait."""
-        self._waiting.remove(one)
-        if one.metric.by_launch:
-            place = one.case.id, one.metric.name
-            self._compared[place] = compare(one.launches[-1:], self.known_of(one.case))
-            (self.verdicts[one.row],) = blame_machine([self.verdicts[one.row]], self._compared)
+        last, verdict = self._waiting.pop(row)[-1], self.verdicts[row]
+        if METRICS[verdict.metric].by_launch:
+            place = verdict.case_id, verdict.metric
+            self._compared[place] = compare([last], self.known_of(last.case))
+            (self.verdicts[row],) = blame_machine([verdict], self._compared)
 
-    def _leave_open(self, one: _Unconfirmed, why: str) -> None:
-        left = self.verdicts[one.row]
+    def _leave_open(self, row: int, why: str) -> None:
+        left = self.verdicts[row]
         reason = f"{left.outcome} at a look, and {why}"
-        self.verdicts[one.row] = dataclasses.replace(
-            left, outcome=Outcome.INCONCLUSIVE, reason=reason
-        )
+        self.verdicts[row] = dataclasses.replace(left, outcome=Outcome.INCONCLUSIVE, reason=reason)
 
     def _look(self, metric: Metric, launches: Sequence[Measurement], look: Look) -> Verdict:
         """The verdict at one look; that of acceptance is the one that its measurement had."""
@@ -136,26 +122,27 @@ class Confirmation:
     def _soften(self, verdict: Verdict) -> Verdict:
         return dataclasses.replace(verdict, softened=verdict.metric in self.softened)
 
-    def _look_again(self, one: _Unconfirmed, fresh: Measurement | str) -> bool:
+    def _look_again(self, row: int, fresh: Measurement | str) -> bool:
         """Judge a figure with a fresh launch; whether it needs another.
 
         Alone it must repeat a loss, and what it doesn't repeat is forgotten: the launch that had it
         was picked for it. What was undecided is judged by all launches so far; a loss that shows
         then is one to be repeated.
         """
-        before, metric = self.verdicts[one.row], one.metric
+        before = self.verdicts[row]
+        metric = METRICS[before.metric]
         if isinstance(fresh, str):
             reason = f"{before.outcome} at a first look, and no further launch: {fresh}"
             after = dataclasses.replace(before, outcome=Outcome.INVALID, reason=reason)
         elif before.outcome is Outcome.REGRESSED or metric.family in fresh.invalid:
-            one.launches = (fresh,)
-            after = self._look(metric, one.launches, Look.LAUNCH)
+            self._waiting[row] = (fresh,)
+            after = self._look(metric, self._waiting[row], Look.LAUNCH)
             if metric.family not in fresh.invalid:
                 after = confirm(before, after)
         else:
-            one.launches = (*one.launches, fresh)
-            after = self._look(metric, one.launches, Look.FURTHER_LAUNCH)
-        self.verdicts[one.row] = after
+            self._waiting[row] = (*self._waiting[row], fresh)
+            after = self._look(metric, self._waiting[row], Look.FURTHER_LAUNCH)
+        self.verdicts[row] = after
         newly = before.outcome is not Outcome.REGRESSED and after.outcome is Outcome.REGRESSED
         return newly or _is_undecided(metric, after)
 
