@@ -162,7 +162,7 @@ def _history(case: CaseReport) -> Iterator[Chart]:
         rows = [
             {
                 "at": moment.isoformat() if (moment := began_at(run.run)) else None,
-                "value": run.values[metric],
+                "value": run.values.get(metric),
                 "fine": run.fine(metric),
             }
             for run in runs

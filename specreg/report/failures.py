@@ -8,6 +8,7 @@ import msgspec
 
 from specreg.report.document import CaseReport, began_at
 from specreg.report.tables import label_of, render_value
+from specreg.verdicts.history import comparable
 from specreg.verdicts.judge import Outcome, Verdict
 
 _LASTING = {Outcome.REGRESSED, Outcome.WRONG, Outcome.INCONCLUSIVE}
@@ -134,8 +135,7 @@ def failing_by_case(verdicts: Iterable[Verdict]) -> Mapping[str, Sequence[Verdic
 def since_when(case: CaseReport, failing: Iterable[Verdict]) -> Iterator[str]:
     """`tpot p50: not fine since …`, of the metrics that earlier runs judged too."""
     for metric in (one.metric for one in failing if one.outcome in _LASTING):
-        runs = [one for one in case.history if one.judged(metric)]
-        runs = [one for one in runs if one.settings_sha256 == runs[-1].settings_sha256]
+        runs = comparable(case.history, metric)
         fine = [number for number, one in enumerate(runs, start=1) if one.fine(metric)]
         streak = runs[fine[-1] if fine else 0 :]
         if not streak or len(runs) == 1:

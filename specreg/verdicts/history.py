@@ -76,8 +76,8 @@ class History:
 
 def comparable(records: Sequence[RunRecord], metric: str) -> tuple[RunRecord, ...]:
     """The runs that judged a metric, with the settings of the last one: others differ in more."""
-    having = [one for one in records if metric in one.values and one.judged(metric)]
-    return tuple(one for one in having if one.settings_sha256 == having[-1].settings_sha256)
+    judged = [one for one in records if one.judged(metric)]
+    return tuple(one for one in judged if one.settings_sha256 == judged[-1].settings_sha256)
 
 
 def settings_sha256(settings: CaseSettings) -> str:
