@@ -97,7 +97,7 @@ def model_sha256(reference: str) -> str:
     """
     folder = Path(reference)
     widened = _WIDENED.fullmatch(folder.name)
-    if widened and folder.parent == models_dir():
+    if widened and folder.parent == cache_dir() / "models":
         return widened[1]
     if not folder.is_dir():
         return ""
@@ -106,8 +106,3 @@ def model_sha256(reference: str) -> str:
     for path in sorted(folder.glob("*.safetensors")):
         digest.update(bytes.fromhex(file_sha256(path)))
     return digest.hexdigest()
-
-
-def models_dir() -> Path:
-    """The folder of padded and widened models."""
-    return cache_dir() / "models"

@@ -35,7 +35,6 @@ _MOST_BESIDE_FRAC = 0.5
 """Of a GPU's memory, what a server may take beside which another stands."""
 _POWER_S = 30.0
 _ADVICE = "docs/matrix.md shows the tables and keys"
-_CLOSED_LOOP = {"arrivals": Arrivals.CLOSED, "concurrency": 0, "requests_per_s": 0.0}
 _TableT = TypeVar("_TableT")
 
 
@@ -230,13 +229,13 @@ def _taken(kind: type[object], table: CasesTable) -> dict[str, Any]:
 
 def _loads_of(table: CasesTable) -> tuple[Load, ...]:
     """One load for each concurrency, or for each rate."""
-    by_rate = table.arrivals or Arrivals.POISSON
-    load = Load(**taken(Load, table) | _CLOSED_LOOP)
+    common = taken(Load, table) | {"concurrency": 0, "requests_per_s": 0.0}
+    closed, by_rate = Arrivals.CLOSED, table.arrivals or Arrivals.POISSON
     return (
-        *(dataclasses.replace(load, concurrency=requests) for requests in table.concurrency),
+        *(Load(**common | {"arrivals": closed, "concurrency": one}) for one in table.concurrency),
         *(
-            dataclasses.replace(load, arrivals=by_rate, requests_per_s=rate)
-            for rate in table.requests_per_s
+            Load(**common | {"arrivals": by_rate, "requests_per_s": one})
+            for one in table.requests_per_s
         ),
     )
 

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specreg.core.errors import ModelError
-from specreg.core.files import passing_folder
+from specreg.core.files import cache_dir, passing_folder
 from specreg.matrix.case import ServerSpec
 from specreg.matrix.models import (
     CONFIG,
@@ -35,7 +35,6 @@ from specreg.matrix.models import (
     UNFIT,
     is_hub_id,
     model_sha256,
-    models_dir,
     resolve_model,
 )
 from specreg.matrix.schema import Width
@@ -109,7 +108,7 @@ def served_models(root: Path, spec: ServerSpec) -> tuple[str, str | None]:
             message = f"model '{target}': only a folder can be padded; set padding_layers = 0"
             raise ModelError(message)
         source = Path(target)
-        padded = models_dir() / f"{source.name}-{layers}-{_content_sha256(source)[:16]}"
+        padded = cache_dir() / "models" / f"{source.name}-{layers}-{_content_sha256(source)[:16]}"
         _make_folder(padded, lambda made: write_padded_model(source, made, layers))
         target = str(padded)
     return target, resolve_model(root, spec.draft) if spec.draft is not None else None
@@ -419,7 +418,7 @@ def _widened(root: Path, spec: ServerSpec) -> Iterator[_Widened]:
             )
             raise ModelError(message)
         made_of = _content_sha256(source, shape, _RECIPE)
-        folder = models_dir() / f"{source.name}-wide-{spec.widen}-{made_of}"
+        folder = cache_dir() / "models" / f"{source.name}-wide-{spec.widen}-{made_of}"
         yield _Widened(source=source, shape=shape, folder=folder)
 
 
