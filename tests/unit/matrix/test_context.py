@@ -4,14 +4,15 @@ import dataclasses
 import json
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from specreg.core.errors import DatasetError, ModelError
 from specreg.engines.wire_format import Form
-from specreg.matrix.case import Case, ServerSpec
+from specreg.matrix.case import Case
 from specreg.matrix.prompts import check_contexts, count_tokens
 from tests.unit import builders
 
@@ -36,20 +37,12 @@ def write(root: Path, *prompts: Sequence[str]) -> None:
     (root / "fixtures/prompts/toy.jsonl").write_text("\n".join(rows))
 
 
-def case(**changes: object) -> Case:
-    """A case of two prompts, with a cap of 20 and a context of 60 tokens."""
-    spec: Mapping[str, object] = {"target": "fixtures/target", "max_model_len_tokens": 60}
-    of_spec = {field.name for field in dataclasses.fields(ServerSpec)} - {"models"}
-    server = {name: value for name, value in changes.items() if name in of_spec}
-    others = {name: value for name, value in changes.items() if name not in of_spec}
-    return dataclasses.replace(
-        builders.CASE,
-        **{
-            "server": dataclasses.replace(builders.SPEC, **{**spec, **server}),  # type: ignore[arg-type]
-            "prompts": 2,
-            **others,
-        },
+def case(context_tokens: int = 60, **changes: Any) -> Case:  # noqa: ANN401 - fields of a case
+    """A case of two prompts, with a cap of 20 tokens."""
+    spec = dataclasses.replace(
+        builders.SPEC, target="fixtures/target", max_model_len_tokens=context_tokens
     )
+    return dataclasses.replace(builders.CASE, **{"server": spec, "prompts": 2, **changes})
 
 
 def words(tokens: int) -> str:
@@ -65,7 +58,7 @@ def test_a_prompt_that_just_fits_is_silent_and_one_token_more_is_refused(root: P
     write(root, [SHORT], [words(40)])
     check_contexts(root, [case()])
     with pytest.raises(DatasetError) as error:
-        check_contexts(root, [case(max_model_len_tokens=59)])
+        check_contexts(root, [case(59)])
     assert str(error.value) == (
         f"dataset 'toy': prompt 'chat-1' needs 60 tokens with its replies, '{case().id}' has 59,"
         " and 1 of its prompts don't fit; raise max_model_len_tokens to 60, or lower"
@@ -76,7 +69,7 @@ def test_a_prompt_that_just_fits_is_silent_and_one_token_more_is_refused(root: P
 def test_each_turn_and_each_reply_before_it_counts(root: Path) -> None:
     write(root, [SHORT], [words(10), words(10), words(10)])
     with pytest.raises(DatasetError, match="needs 90 tokens with its replies"):
-        check_contexts(root, [case(max_model_len_tokens=60)])
+        check_contexts(root, [case()])
     check_contexts(root, [case(turns=2)])
 
 
@@ -88,9 +81,9 @@ def test_prompts_that_the_case_never_sends_may_be_of_any_length(root: Path) -> N
 
 
 def test_a_prompt_of_token_ids_is_as_long_as_they_are_many(root: Path) -> None:
-    ids = case(dataset="random-128", form=Form.COMPLETIONS, max_model_len_tokens=148)
+    ids = case(148, dataset="random-128", form=Form.COMPLETIONS)
     check_contexts(root, [ids])
-    short = case(dataset="random-128", form=Form.COMPLETIONS, max_model_len_tokens=147)
+    short = case(147, dataset="random-128", form=Form.COMPLETIONS)
     with pytest.raises(DatasetError, match="prompt 'random-0' needs 148 tokens"):
         check_contexts(root, [short])
 
