@@ -1,10 +1,16 @@
-"""Names are the field's words: nothing is called by a metaphor, or a type by a participle."""
+"""Names are the field's words, no metaphors or participles; those of numbers end in their unit."""
 
 import ast
+import dataclasses
+import importlib
+import inspect
 import re
-from collections.abc import Iterator
+import typing
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
+import msgspec
 import pytest
 
 from tests.unit import builders
@@ -14,6 +20,16 @@ METAPHOR = re.compile(
     r"|lanes?|desks?|consult(s|ing)?"
 )
 PARTICIPLE = re.compile(r"begun|told|said|asked|lived")
+UNITS = (
+    *("_ns", "_ns2", "_ms", "_s", "_tokens", "_bytes", "_w", "_mw", "_mj", "_mhz", "_c", "_frac"),
+    *("_requests", "_nats", "_gib", "_gb", "_kib", "_min", "_uj", "_j", "_ratio", "minutes"),
+)
+UNITLESS = re.compile(
+    r"burstiness|freedom|p_worse|temperature|waiting"  # numbers of their own kind
+    r"|changes|slowed|tolerances|turns|(tpot_)?ratio(_by_category)?"  # shares, or times something
+    r"|expected|first|judged|last|launches|origin|scale|values?|a|b"  # in the unit of a metric
+    r"|max|mean|min|stdev|p\d\d"  # in the unit of what is summarised
+)
 
 
 def is_riddle(name: str, pattern: re.Pattern[str]) -> bool:
@@ -60,3 +76,35 @@ def test_names_are_the_words_of_the_field() -> None:
 )
 def test_a_riddle_is_found(path: str, source: str, found: list[str]) -> None:
     assert list(riddles(Path(path), source)) == found
+
+
+def is_float(annotation: object) -> bool:
+    """Whether a field holds numbers with fractions: alone, in a row or by name."""
+    inside = typing.get_args(annotation)
+    if typing.get_origin(annotation) is Callable or int in inside:
+        return False
+    return annotation is float or any(map(is_float, inside))
+
+
+def fields() -> Iterator[tuple[str, object]]:
+    """Each field of the library and its type; what engines say has names of theirs."""
+    for path in sorted((builders.ROOT / "specreg").rglob("*.py")):
+        name = ".".join(path.relative_to(builders.ROOT).with_suffix("").parts)
+        if name.startswith("specreg.engines.") or name.endswith("__main__"):
+            continue
+        module = importlib.import_module(name.removesuffix(".__init__"))
+        for kind in vars(module).values():
+            ours = inspect.isclass(kind) and kind.__module__ == module.__name__
+            if ours and (dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct)):
+                yield from typing.get_type_hints(kind, localns={"httpx": httpx}).items()
+
+
+def test_a_fraction_says_its_unit() -> None:
+    silent = {name for name, said in fields() if is_float(said) and not name.endswith(UNITS)}
+    assert [name for name in silent if "_per_" not in name and not UNITLESS.fullmatch(name)] == []
+
+
+def test_a_whole_number_of_time_says_its_unit() -> None:
+    """Any other without one counts its noun, or is an ordinal."""
+    times = ("time", "timeout", "duration", "latency", "delay", "interval", "age")
+    assert [name for name, said in fields() if said is int and name.endswith(times)] == []
