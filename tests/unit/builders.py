@@ -236,16 +236,19 @@ def stored(
 
 
 def measurement(
-    values: Mapping[str, float], *, of: StepCounts | None = None, case: Case = CASE
+    values: Mapping[str, float],
+    *,
+    of: StepCounts | AcceptanceRecord | None = None,
+    case: Case = CASE,
 ) -> Measurement:
-    """A valid measurement with the values and counts given."""
-    record = acceptance(of, prompts=PROMPTS_MEASURED) if of else None
+    """A valid measurement with the values and counts given, of each of its prompts or of all."""
+    record = acceptance(of, prompts=PROMPTS_MEASURED) if isinstance(of, StepCounts) else of
     return Measurement(
         case=case,
         engine_version="0.32.0",
         target="some/target",
         draft=case.server.draft,
-        replay=Replay(rounds=(), control_rounds=(), acceptance=record),
+        replay=Replay(acceptance=record),
         values=values,
     )
 

@@ -52,8 +52,7 @@ def without_prompts(by_prompt: Mapping[str, StepCounts]) -> AcceptanceRecord:
 
 def measured(acceptance: AcceptanceRecord | None, **values: float) -> Measurement:
     """A launch with an acceptance."""
-    replay = Replay(rounds=(), control_rounds=(), acceptance=acceptance)
-    return dataclasses.replace(builders.measurement(values), replay=replay)
+    return builders.measurement(values, of=acceptance)
 
 
 def recorded(acceptance: AcceptanceRecord | None, *launches: Mapping[str, float]) -> Baseline:
@@ -204,7 +203,7 @@ def test_a_speed_needs_a_spread_a_baseline_and_a_value() -> None:
 def beside_control(tokens: int) -> Measurement:
     """A launch whose control delivered so many tokens per second."""
     second = builders.replayed(0, 10**9, tokens)
-    replay = Replay(rounds=(second,), control_rounds=(second,), acceptance=None)
+    replay = Replay(rounds=(second,), control_rounds=(second,))
     return dataclasses.replace(builders.measurement({THROUGHPUT.name: 500.0}), replay=replay)
 
 

@@ -8,14 +8,13 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from specreg.acceptance.record import AcceptanceRecord, Source, StepCounts
+from specreg.acceptance.record import Source, StepCounts
 from specreg.baselines.comparison import differing_settings, of_any_number
 from specreg.baselines.schema import (
     SCHEMA_VERSION,
     Baseline,
     Noise,
     RecordedDevice,
-    StoredAcceptance,
     StoredPrompt,
     baseline_files,
     baseline_path,
@@ -39,16 +38,6 @@ from tests.unit import builders
 COUNTS = builders.counts(8, 0, 6, 6)
 BASELINE = builders.baseline({"speedup_ratio": 1.5}, {"speedup_ratio": 1.25}, of=COUNTS)
 PLAIN = builders.baseline({"tpot_p50_ms": 2.0})
-TWO_PROMPTS = AcceptanceRecord(
-    source=builders.acceptance(COUNTS).source,
-    view=builders.acceptance(COUNTS).view,
-    weighting=builders.acceptance(COUNTS).weighting,
-    total=COUNTS + builders.counts(1, 1, 1, 1),
-    prompts=(
-        builders.prompt_acceptance(COUNTS, cut_tokens=2),
-        builders.prompt_acceptance(builders.counts(1, 1, 1, 1)),
-    ),
-)
 CONFLICT = '{\n<<<<<<< HEAD\n "schema_version": 1\n=======\n "schema_version": 1\n>>>>>>> b\n}\n'
 
 
@@ -58,14 +47,10 @@ def path(tmp_path: Path) -> Path:
     return baseline_path(tmp_path, "cpu-x", "case")
 
 
-WATCHED = msgspec.structs.replace(
-    PLAIN,
-    devices=(
-        RecordedDevice(
-            id="GPU-1", name="H100", scope=Scope.GPU, from_counter=True, sm_clock_mhz=1980.0
-        ),
-    ),
+H100 = RecordedDevice(
+    id="GPU-1", name="H100", scope=Scope.GPU, from_counter=True, sm_clock_mhz=1980.0
 )
+WATCHED = msgspec.structs.replace(PLAIN, devices=(H100,))
 
 
 @pytest.mark.parametrize(
@@ -78,8 +63,12 @@ def test_a_baseline_comes_back_as_it_was_recorded(path: Path, baseline: Baseline
 
 
 def test_each_prompt_is_a_line(path: Path) -> None:
-    baseline = msgspec.structs.replace(BASELINE, acceptance=stored_acceptance(TWO_PROMPTS))
-    record_baseline(path, baseline)
+    prompts = (
+        builders.prompt_acceptance(COUNTS, cut_tokens=2),
+        builders.prompt_acceptance(builders.counts(1, 1, 1, 1)),
+    )
+    record = builders.acceptance_of(prompts)
+    record_baseline(path, msgspec.structs.replace(BASELINE, acceptance=stored_acceptance(record)))
     lines = [line.strip().rstrip(",") for line in path.read_text().splitlines()]
     assert '["chat-0", "chat", 30, 20, 60, 49, [12, 12, 6], 1]' in lines
     assert '["chat-0", "chat", 6, 4, 12, 11, [3, 2, 1], 1]' in lines
@@ -193,9 +182,7 @@ def test_counts_without_prompts_are_kept_as_their_sum(path: Path) -> None:
 
 
 NO_SUM = msgspec.structs.replace(
-    cast("StoredAcceptance", stored_acceptance(builders.acceptance(COUNTS))),
-    prompts=(),
-    total=dataclasses.replace(COUNTS, accepted=29),
+    builders.stored(COUNTS), prompts=(), total=dataclasses.replace(COUNTS, accepted=29)
 )
 
 

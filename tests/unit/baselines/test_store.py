@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from specreg.acceptance.record import StepCounts
+from specreg.acceptance.record import AcceptanceRecord, StepCounts
 from specreg.baselines.comparison import CaseBaselines, differing_settings
 from specreg.baselines.record import record_measurements
 from specreg.baselines.schema import Baseline, Noise, baseline_path, load_baseline, record_baseline
@@ -17,7 +17,7 @@ from specreg.datasets.prompts import Prompt
 from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case
 from specreg.matrix.prompts import check_form, load_case_prompts
-from specreg.matrix.schema import Arrivals, CaseSettings, Load
+from specreg.matrix.schema import CaseSettings
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Family, Replay
 from specreg.measurement.validity import Invalid, all_invalid, spoiled_by
@@ -28,7 +28,6 @@ from tests.unit import builders
 COUNTS = builders.counts(8, 0, 6, 6)
 ALIKE = msgspec.structs.replace(builders.ENVIRONMENT, cores=8)
 UNLIKE = msgspec.structs.replace(builders.OTHER_ENVIRONMENT, cpu="AMD EPYC")
-GAMMA = Load(arrivals=Arrivals.GAMMA, requests_per_s=2.5)
 
 
 def write(
@@ -53,7 +52,10 @@ def look_up(folder: Path, case: Case = builders.CASE) -> CaseBaselines:
 
 
 def launch(
-    of: StepCounts = COUNTS, *, speedup: float = 1.5, invalid: Invalid | None = None
+    of: StepCounts | AcceptanceRecord = COUNTS,
+    *,
+    speedup: float = 1.5,
+    invalid: Invalid | None = None,
 ) -> Measurement:
     """The measurement of a launch."""
     measurement = builders.measurement({"speedup_ratio": speedup}, of=of)
@@ -251,23 +253,16 @@ def test_power_that_means_nothing_is_left_out_in_words_and_the_speeds_are_record
 ) -> None:
     speeds = {"throughput_tokens_per_s": 100.0}
     one = builders.measurement(speeds, of=of)
-    replay = one.replay or Replay(rounds=(), control_rounds=(), acceptance=None)
     power = PowerRecord(invalid="POWER_INVALID: the sampler ended")
-    one = dataclasses.replace(one, replay=dataclasses.replace(replay, power=power))
+    one = dataclasses.replace(one, replay=Replay(acceptance=one.acceptance, power=power))
     found = record_measurements([one, one], builders.SETTINGS, store(tmp_path), reason="first")
     assert found.new.launches == (speeds, speeds)
     assert found.left_out.endswith("written without power: POWER_INVALID: the sampler ended")
 
 
-def extended(prompts: int) -> Measurement:
-    """A launch that replayed so many prompts."""
-    record = builders.acceptance(COUNTS, prompts=prompts)
-    replay = Replay(rounds=(), control_rounds=(), acceptance=record)
-    return dataclasses.replace(launch(), replay=replay)
-
-
 def test_the_acceptance_of_the_launch_with_the_most_prompts_is_kept(tmp_path: Path) -> None:
-    found = recorded(tmp_path, extended(6), extended(12), extended(6)).acceptance
+    launches = [launch(builders.acceptance(COUNTS, prompts=prompts)) for prompts in (6, 12, 6)]
+    found = recorded(tmp_path, *launches).acceptance
     assert found is not None
     assert len(found.prompts) == 12
 
@@ -304,38 +299,29 @@ def test_one_launch_records_acceptance_and_leaves_the_speeds_as_they_were(tmp_pa
     "prompts", [pytest.param(6, id="many-prompts"), pytest.param(4, id="few-prompts")]
 )
 def test_a_launch_that_accepts_nothing_disagrees(tmp_path: Path, first: int, prompts: int) -> None:
-    def of(counts: StepCounts) -> Measurement:
-        record = builders.acceptance(counts, prompts=prompts)
-        replay = Replay(rounds=(), control_rounds=(), acceptance=record)
-        return dataclasses.replace(launch(), replay=replay)
-
-    both = [of(COUNTS), of(builders.counts(20, 0, 0, 0))]
+    each = (COUNTS, builders.counts(20, 0, 0, 0))
+    both = [launch(builders.acceptance(counts, prompts=prompts)) for counts in each]
     with pytest.raises(BaselineError, match="its launches disagree on the acceptance length"):
         recorded(tmp_path, both[first], both[1 - first])
 
 
 def test_launches_may_differ_by_chance(tmp_path: Path) -> None:
     """With a temperature each launch says something else; AL 2.5 and 2.53 of prompts that vary."""
-    several = [
-        builders.counts(8, 0, 6, 6),
-        builders.counts(2, 8, 4, 6),
-        builders.counts(10, 4, 2, 4),
-        builders.counts(4, 4, 8, 4),
-    ]
+    histograms = ((8, 0, 6, 6), (2, 8, 4, 6), (10, 4, 2, 4), (4, 4, 8, 4))
+    several = [builders.counts(*one) for one in histograms]
 
-    def drawn(shift: int) -> Measurement:
-        prompts = [
-            builders.prompt_acceptance(several[(n + shift) % 4], prompt_id=f"chat-{n}")
-            for n in range(7)
-        ]
-        replay = Replay(rounds=(), control_rounds=(), acceptance=builders.acceptance_of(prompts))
-        return dataclasses.replace(launch(), replay=replay)
-
-    lengths = [
-        one.acceptance.total.acceptance_length for one in (drawn(0), drawn(1)) if one.acceptance
+    drawn = [
+        builders.acceptance_of(
+            [
+                builders.prompt_acceptance(several[(n + shift) % 4], prompt_id=f"chat-{n}")
+                for n in range(7)
+            ]
+        )
+        for shift in (0, 1)
     ]
-    assert abs((lengths[0] or 0) / (lengths[1] or 1) - 1) > 0.005
-    assert recorded(tmp_path, drawn(0), drawn(1)).acceptance is not None
+    lengths = [one.total.acceptance_length or 0 for one in drawn]
+    assert abs(lengths[0] / lengths[1] - 1) > 0.005
+    assert recorded(tmp_path, *map(launch, drawn)).acceptance is not None
 
 
 def test_a_case_that_asks_for_more_prompts_than_there_are_is_refused() -> None:
@@ -355,9 +341,6 @@ def test_token_ids_are_no_chat() -> None:
     check_form(builders.CASE, builders.PROMPTS)
     with pytest.raises(DatasetError, match='set form = "completions" for'):
         check_form(builders.CASE, [*builders.PROMPTS, ids])
-
-
-PROMPTS_USED = builders.PROMPTS[:4]
 
 
 def test_a_drafter_that_learns_needs_prompts_that_are_measured_nowhere() -> None:

@@ -13,16 +13,15 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import ClassVar, NamedTuple, cast
 
 import httpx
 import msgspec
 import numpy as np
 import pytest
 
-from specreg.acceptance.record import AcceptanceRecord
+from specreg.acceptance.record import AcceptanceRecord, StepCounts
 from specreg.core.errors import HungError, InvalidMeasurementError, ServerDiedError
 from specreg.datasets.prompts import Prompt
 from specreg.engines.vllm import Vllm, VllmWireFormat
@@ -78,6 +77,17 @@ def start(
 
 
 QUIET = Plan(show=lambda _: None)
+
+
+def true_counts(prompts: Sequence[Prompt] = PROMPTS) -> StepCounts:
+    """What a server without a fault does for some prompts."""
+    return builders.counts_of([builders.truth(prompt, DEFAULTS) for prompt in prompts])
+
+
+def metrics_in(*families: Family) -> set[str]:
+    """The metrics of some families that a case beside its control has."""
+    found = (metrics_of(BESIDE_CONTROL, family) for family in families)
+    return {metric.name for metric in itertools.chain.from_iterable(found)}
 
 
 def measured(
@@ -174,7 +184,7 @@ def valid(servers: tuple[Server, Server]) -> Measurement:
 
 def test_a_measurement_says_the_truth(valid: Measurement) -> None:
     truths = [builders.truth(prompt, DEFAULTS) for prompt in PROMPTS]
-    counts = builders.counts_of(truths)
+    counts = true_counts()
     assert not valid.invalid
     assert valid.look is Look.FULL
     assert valid.acceptance is not None
@@ -188,9 +198,7 @@ def test_a_measurement_says_the_truth(valid: Measurement) -> None:
 
 
 def test_a_measurement_has_each_value_that_its_case_can_have(valid: Measurement) -> None:
-    watched = set(Family) - {Family.POWER}
-    wanted = {metric.name for family in watched for metric in metrics_of(BESIDE_CONTROL, family)}
-    assert set(valid.values) == wanted
+    assert set(valid.values) == metrics_in(*set(Family) - {Family.POWER})
     assert all(value > 0 for value in valid.values.values())
 
 
@@ -200,9 +208,10 @@ def test_case_and_control_take_turns_at_being_first(valid: Measurement) -> None:
     ours, theirs = valid.replay.rounds, valid.replay.control_rounds
     assert builders.CASE.rounds == 1
     assert len(ours) == len(theirs) == 2
-    assert [one.started_ns < other.started_ns for one, other in zip(ours, theirs, strict=True)] == [
-        *(True, False)
+    ours_first = [
+        one.started_ns < other.started_ns for one, other in zip(ours, theirs, strict=True)
     ]
+    assert ours_first == [True, False]
     assert [len(part.traces) for part in ours] == [4, 4]
 
 
@@ -241,23 +250,10 @@ def test_the_power_of_each_server_is_of_one_uninterrupted_stretch_of_load(
     assert "without a pause, and 10 s are needed; raise power_s" in power.too_short
 
 
-def hurt_power(
-    monkeypatch: pytest.MonkeyPatch, server: Server, error: InvalidMeasurementError
-) -> None:
-    """Lets all loads with an end of time, as those of power, fail on a server."""
-    replay_under = Clients.replay_under
-
-    async def failing(self: Clients, load: Load, prompts: Sequence[Prompt]) -> Round:
-        if load.duration_s and self.endpoint == server.endpoint:
-            raise error
-        return await replay_under(self, load, prompts)
-
-    monkeypatch.setattr(Clients, "replay_under", failing)
-
-
-@pytest.mark.parametrize("which", [0, 1], ids=["server", "control"])
 @pytest.mark.parametrize(
-    "error", [HungError(60.0), InvalidMeasurementError("CLIENT_DIED", "x")], ids=["hung", "died"]
+    ("which", "error"),
+    [(0, HungError(60.0)), (1, InvalidMeasurementError("CLIENT_DIED", "x"))],
+    ids=["server-hangs", "client-of-control-dies"],
 )
 def test_what_fails_in_the_load_for_power_spoils_the_power_alone(
     servers: tuple[Server, Server],
@@ -265,15 +261,20 @@ def test_what_fails_in_the_load_for_power_spoils_the_power_alone(
     which: int,
     error: InvalidMeasurementError,
 ) -> None:
-    hurt_power(monkeypatch, servers[which], error)
+    replay_under = Clients.replay_under
+
+    async def failing(self: Clients, load: Load, prompts: Sequence[Prompt]) -> Round:
+        if load.duration_s and self.endpoint == servers[which].endpoint:
+            raise error
+        return await replay_under(self, load, prompts)
+
+    monkeypatch.setattr(Clients, "replay_under", failing)
     plan = dataclasses.replace(QUIET, power_s=1.0, watching=cast("Watch", Meter()))
     found = measured(*servers, BESIDE_CONTROL, plan)
     assert found.invalid == {Family.POWER: str(error)}
     assert found.replay is not None
     assert found.replay.power == PowerRecord(invalid=str(error))
-    families = set(Family) - {Family.POWER}
-    wanted = {metric.name for family in families for metric in metrics_of(BESIDE_CONTROL, family)}
-    assert set(found.values) == wanted
+    assert set(found.values) == metrics_in(*set(Family) - {Family.POWER})
 
 
 @pytest.mark.parametrize("after", [1, BEFORE_ROUNDS + 3], ids=["warming-up", "in-a-round"])
@@ -291,9 +292,7 @@ def test_a_control_that_fails_spoils_the_speedup_alone_and_is_asked_no_more(
     assert found.replay is not None
     assert (len(found.replay.rounds), found.replay.control_rounds) == (case.rounds, ())
     assert found.acceptance is not None
-    assert found.acceptance.total == builders.counts_of(
-        [builders.truth(prompt, DEFAULTS) for prompt in PROMPTS]
-    )
+    assert found.acceptance.total == true_counts()
 
 
 def test_a_control_that_dies_is_no_measurement(
@@ -323,10 +322,8 @@ def test_counters_that_are_missing_leave_the_speeds(servers: tuple[Server, Serve
     found = measured(dataclasses.replace(servers[0], engine=Other()), servers[1], BESIDE_CONTROL)
     assert found.invalid.keys() == {Family.ACCEPTANCE}
     assert found.acceptance is None
-    wanted = (Family.THROUGHPUT, Family.LATENCY, Family.SPEEDUP)
-    assert set(found.values) == {
-        metric.name for family in wanted for metric in metrics_of(BESIDE_CONTROL, family)
-    }
+    speeds = metrics_in(Family.THROUGHPUT, Family.LATENCY, Family.SPEEDUP)
+    assert set(found.values) == speeds
 
 
 def test_a_client_that_is_behind_leaves_the_acceptance(servers: tuple[Server, Server]) -> None:
@@ -337,9 +334,8 @@ def test_a_client_that_is_behind_leaves_the_acceptance(servers: tuple[Server, Se
     assert found.invalid.keys() == set(Family) - {Family.ACCEPTANCE}
     assert {why.partition(":")[0] for why in found.invalid.values()} == {"CLIENT_BEHIND"}
     assert found.acceptance is not None
-    truths = [builders.truth(prompt, DEFAULTS) for prompt in PROMPTS]
-    assert found.acceptance.total == builders.counts_of(truths)
-    assert set(found.values) == {m.name for m in metrics_of(BESIDE_CONTROL, Family.ACCEPTANCE)}
+    assert found.acceptance.total == true_counts()
+    assert set(found.values) == metrics_in(Family.ACCEPTANCE)
 
 
 def test_another_draft_length_than_the_servers_is_found(servers: tuple[Server, Server]) -> None:
@@ -400,8 +396,7 @@ def test_a_measurement_that_was_not_enough_goes_on_with_other_prompts(
     assert found.replay is not None
     assert found.acceptance is not None
     assert [one.prompt_id for one in found.acceptance.prompts] == [p.id for p in builders.PROMPTS]
-    truths = [builders.truth(prompt, DEFAULTS) for prompt in builders.PROMPTS]
-    assert found.acceptance.total == builders.counts_of(truths)
+    assert found.acceptance.total == true_counts(builders.PROMPTS)
     assert [len(part.traces) for part in found.replay.rounds] == [4, 4]
     assert [len(part.traces) for part in found.replay.control_rounds] == [4, 4]
 
@@ -530,12 +525,9 @@ def late(*delays_ms: float, lag_ms: float = 0.0, beats: int = 30) -> Round:
     return Round(traces=traces, started_ns=0, ended_ns=100 * MS, lags=lags)
 
 
-def test_a_client_that_keeps_up_is_fine() -> None:
-    check_client([late(*[0.5] * 10, lag_ms=1)])
-
-
-def test_hiccups_are_no_reason() -> None:
+def test_a_client_that_keeps_up_but_for_hiccups_is_fine() -> None:
     """Those of one round, of some requests, or of beats too few to tell."""
+    check_client([late(*[0.5] * 10, lag_ms=1)])
     fine = late(*[0.5] * 10)
     check_client([fine, late(*[0.5] * 6, *[80] * 4, lag_ms=30, beats=9)])
     check_client([late(*[0.5] * 10, lag_ms=30, beats=19)])
@@ -555,30 +547,17 @@ def test_a_client_that_falls_behind_makes_no_server_look_slow(behind: Round, wor
 
 
 STEPS = Path(__file__).parents[3] / "fixtures/recordings/h100/steps.jsonl.gz"
-BATCH_S = 0.1
-"""How long a batch of the tests takes that names no other time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """A batch of a warm-up.
-
-    Attributes:
-        step_ms: its median; 0 is one of answers of one token, which have no step.
-        lasts_s: how long it takes.
-    """
+class Batch(NamedTuple):
+    """A batch of a warm-up, and its median step; 0 is one of answers of one token."""
 
     step_ms: float
-    lasts_s: float = BATCH_S
+    lasts_s: float = 0.1
 
 
 def warmed_up(batches: Iterable[Batch], case: Case = builders.CASE) -> tuple[list[Load], float]:
-    """The loads of the batches that a warm-up takes, and how long they take in seconds.
-
-    Args:
-        batches: as the server makes them, one after another; the last one goes on.
-        case: whose.
-    """
+    """The loads of a warm-up, and its seconds, of these batches, of which the last one goes on."""
     served = list(batches)
     loads: list[Load] = []
     now_ns = 0

@@ -15,6 +15,7 @@ from specreg.engines.methods import Tree
 from specreg.engines.registry import ENGINES
 from specreg.engines.vllm import VllmWireFormat
 from specreg.engines.wire_format import SpecTokensDetails, WireFormat
+from specreg.matrix.case import ServerSpec
 from specreg.measurement.arm import read_acceptance
 from tests.unit import builders
 
@@ -43,13 +44,16 @@ MUTE = tuple(msgspec.structs.replace(trace, acceptance=None) for trace in SPOKEN
 
 
 def read(
-    traces: tuple[RequestTrace, ...], moved: Counters | None, wire_format: WireFormat = VLLM
+    traces: tuple[RequestTrace, ...],
+    moved: Counters | None,
+    wire_format: WireFormat = VLLM,
+    spec: ServerSpec = builders.SPEC,
 ) -> AcceptanceRecord:
-    """The acceptance of requests during which the counters moved."""
-    before = (
-        None if moved is None else dataclasses.replace(NOTHING, counts=moved.counts and NO_STEPS)
+    """The acceptance of requests during which the counters moved from 0."""
+    before = moved and dataclasses.replace(
+        NOTHING, requests=0, running_requests=0, counts=moved.counts and NO_STEPS
     )
-    found = read_acceptance(builders.SPEC, wire_format, traces, before, moved)
+    found = read_acceptance(spec, wire_format, traces, before, moved)
     assert found is not None
     return found
 
@@ -75,11 +79,8 @@ def test_a_histogram_that_ends_early_is_as_long_as_the_case_can_accept(
         spec_num_proposed_drafts=3 * drafted_tokens,
     ).counts
     spec = dataclasses.replace(builders.SPEC, tree=tree)
-    before, after = Counters(steps=0), Counters(steps=3)
-    record = read_acceptance(
-        spec, ENGINES["sglang"].wire_format, (request(told, 1, 1, 1, 3),), before, after
-    )
-    assert record is not None
+    requests, sglang = (request(told, 1, 1, 1, 3),), ENGINES["sglang"].wire_format
+    record = read(requests, Counters(steps=3), sglang, spec)
     assert record.total.histogram == record.prompts[0].counts.histogram == (2, 0, 1, 0)
     assert record.total.proposed == 3 * drafted_tokens
 
@@ -145,7 +146,7 @@ def test_each_of_the_eight_checks_is_broken_above_and_no_reason_is_shared() -> N
 
 
 def test_requests_that_speak_for_themselves_are_believed_if_the_counters_agree() -> None:
-    record = read(SPOKEN, Counters(steps=4, counts=BOTH))
+    record = read(SPOKEN, AGREEING)
     assert (record.source, record.view) == (Source.VLLM_REQUEST, View.VERIFIER)
     assert record.total == BOTH
     assert [prompt.counts for prompt in record.prompts] == [ONE, OTHER]
@@ -153,28 +154,18 @@ def test_requests_that_speak_for_themselves_are_believed_if_the_counters_agree()
 
 
 def test_counters_speak_for_requests_that_say_nothing() -> None:
-    record = read(MUTE, Counters(steps=4, counts=BOTH))
+    record = read(MUTE, AGREEING)
     assert (record.source, record.view) == (Source.VLLM_COUNTERS, View.VERIFIER)
     assert (record.total, record.prompts) == (BOTH, ())
 
 
-@pytest.mark.parametrize(
-    ("ended", "reason"), [(2, None), (3, "FOREIGN_TRAFFIC"), (1, "COUNTS_DISAGREE")]
-)
-def test_where_steps_count_with_the_end_of_a_request_ours_alone_have_ended(
-    ended: int, reason: str | None
-) -> None:
-    before = dataclasses.replace(NOTHING, requests=4)
-    after = dataclasses.replace(AGREEING, requests=4 + ended)
+def test_where_steps_count_with_the_end_of_a_request_ours_alone_have_ended() -> None:
     tensorrt_llm = ENGINES["tensorrt_llm"].wire_format
-    if reason is None:
-        record = read_acceptance(builders.SPEC, tensorrt_llm, MUTE, before, after)
-        assert record is not None
-        assert (record.source, record.total) == (Source.TRTLLM_COUNTERS, BOTH)
-        return
-    with pytest.raises(InvalidMeasurementError) as error:
-        read_acceptance(builders.SPEC, tensorrt_llm, MUTE, before, after)
-    assert error.value.reason == reason
+    record = read(MUTE, dataclasses.replace(AGREEING, requests=2), tensorrt_llm)
+    assert (record.source, record.total) == (Source.TRTLLM_COUNTERS, BOTH)
+    for ended, reason in ((3, "FOREIGN_TRAFFIC"), (1, "COUNTS_DISAGREE")):
+        with pytest.raises(InvalidMeasurementError, match=reason):
+            read(MUTE, dataclasses.replace(AGREEING, requests=ended), tensorrt_llm)
 
 
 def test_who_runs_through_the_whole_window_is_somebody_else() -> None:
@@ -221,7 +212,7 @@ def test_counters_of_steps_alone_are_held_against_the_requests() -> None:
 
 def test_one_answer_without_its_record_is_no_mean_of_the_others() -> None:
     with pytest.raises(InvalidMeasurementError, match="sent no acceptance, to others it did") as e:
-        read((SPOKEN[0], MUTE[1]), Counters(steps=4, counts=BOTH))
+        read((SPOKEN[0], MUTE[1]), AGREEING)
     assert e.value.reason == "ACCEPTANCE_MISSING"
 
 
@@ -242,7 +233,7 @@ def test_a_plain_server_has_no_acceptance() -> None:
 
 def test_a_request_keeps_its_turn_and_its_category() -> None:
     second = msgspec.structs.replace(SPOKEN[1], turn=2, category="math")
-    record = read((SPOKEN[0], second), Counters(steps=4, counts=BOTH))
+    record = read((SPOKEN[0], second), AGREEING)
     assert [part.total for part in record.by_turn.values()] == [ONE, OTHER]
     assert {name: part.total for name, part in record.by_category.items()} == {
         "chat": ONE,
@@ -252,14 +243,10 @@ def test_a_request_keeps_its_turn_and_its_category() -> None:
 
 def test_steps_without_a_draft_may_deliver_more_than_the_counted_ones_emit() -> None:
     ngram = dataclasses.replace(builders.SPEC, method="ngram", draft=None)
-    traces = (request(ONE, 1, 1, 3, 1, 1),)
-    record = read_acceptance(ngram, VLLM, traces, NOTHING, page(ONE))
-    assert record is not None
-    assert record.total == ONE
+    assert read((request(ONE, 1, 1, 3, 1, 1),), page(ONE), VLLM, ngram).total == ONE
 
 
 def test_from_chunks_alone_nobody_knows_what_a_step_without_a_draft_would_have_drafted() -> None:
     ngram = dataclasses.replace(builders.SPEC, method="ngram", draft=None)
-    record = read_acceptance(ngram, Silent(), MUTE, None, None)
-    assert record is not None
+    record = read(MUTE, None, Silent(), ngram)
     assert (record.total.accepted, record.total.proposed) == (BOTH.accepted, None)
