@@ -24,7 +24,6 @@ from specreg.stats.intervals import (
 )
 from specreg.telemetry.identity import Environment
 from specreg.telemetry.record import DeviceRecord
-from specreg.telemetry.sensor import Scope
 
 _LEAST_CLOCK_FRAC = 0.95
 
@@ -89,8 +88,8 @@ class Comparison:
     @property
     def unlike_devices(self) -> str:
         """Why the power of the baseline's devices is another thing than ours; empty if it isn't."""
-        ours = [_kind(one.device.scope, one.from_counter) for one in _devices(self.measurement)]
-        theirs = [_kind(one.scope, one.from_counter) for one in self._recorded_devices]
+        ours = [_kind(one) for one in devices_of([self.measurement])]
+        theirs = [_kind(one) for one in self._recorded_devices]
         if not theirs or ours == theirs:
             return ""
         return f"power measured as {', '.join(ours)}, recorded as {', '.join(theirs)}"
@@ -98,7 +97,7 @@ class Comparison:
     @property
     def other_card(self) -> str:
         """That the last launch ran on another card than the baseline's; empty if it didn't."""
-        ours = [one.device.id for one in _devices(self.measurement)]
+        ours = [one.id for one in devices_of([self.measurement])]
         theirs = [one.id for one in self._recorded_devices]
         if not theirs or sorted(ours) == sorted(theirs):
             return ""
@@ -318,27 +317,44 @@ def why_held_back(launches: Iterable[Measurement], recorded: Baseline | None) ->
     Empty where none did, or it isn't known.
     """
     theirs = recorded.devices if recorded else ()
-    pairs = (zip(_devices(launch), theirs, strict=False) for launch in launches)
+    pairs = (zip(devices_of([launch]), theirs, strict=False) for launch in launches)
     for now, then in itertools.chain.from_iterable(pairs):
         if now.sm_clock_mhz is None or then.sm_clock_mhz is None:
             continue
         if now.sm_clock_mhz < _LEAST_CLOCK_FRAC * then.sm_clock_mhz:
             return (
-                f"CLOCK_LOW: {now.device.name} ran at {now.sm_clock_mhz:.0f} MHz, it was"
+                f"CLOCK_LOW: {now.name} ran at {now.sm_clock_mhz:.0f} MHz, it was"
                 f" recorded at {then.sm_clock_mhz:.0f}; reset its clocks (nvidia-smi -rgc),"
                 " cool it, or look who limits its power"
             )
     return ""
 
 
-def _devices(measurement: Measurement) -> Sequence[DeviceRecord]:
-    """The devices whose power was measured."""
-    power = measurement.replay.power if measurement.replay else None
-    return power.case.devices if power and power.case else ()
+def devices_of(launches: Iterable[Measurement]) -> tuple[RecordedDevice, ...]:
+    """The devices whose power some launches measured, each at the median of its clocks."""
+    found: dict[str, list[DeviceRecord]] = {}
+    for launch in launches:
+        power = launch.replay.power if launch.replay else None
+        for one in power.case.devices if power and power.case else ():
+            found.setdefault(one.device.id, []).append(one)
+    return tuple(_recorded(same) for same in found.values())
 
 
-def _kind(scope: Scope, from_counter: bool) -> str:  # noqa: FBT001 - a field
-    return f"{scope} by {'counter' if from_counter else 'power'}"
+def _kind(device: RecordedDevice) -> str:
+    return f"{device.scope} by {'counter' if device.from_counter else 'power'}"
+
+
+def _recorded(same: Sequence[DeviceRecord]) -> RecordedDevice:
+    """A device by what several launches say of it."""
+    last = same[-1]
+    clocks = [one.sm_clock_mhz for one in same if one.sm_clock_mhz is not None]
+    return RecordedDevice(
+        id=last.device.id,
+        name=last.device.name,
+        scope=last.device.scope,
+        from_counter=last.from_counter,
+        sm_clock_mhz=statistics.median(clocks) if clocks else None,
+    )
 
 
 def _quotient(parts: tuple[Column, Column]) -> float | None:

@@ -24,7 +24,6 @@ class PublishedFigure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """One file.
 
     Attributes:
-        schema_version: of this form.
         source: a URL or a file, with what it is.
         conditions: in a sentence: prompts, sampling, cap, machine.
         method: of METHODS; target, draft: hub ids, `draft` None where the method needs none.

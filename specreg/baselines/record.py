@@ -3,7 +3,6 @@
 import datetime as dt
 import itertools
 import os
-import statistics
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,12 +10,11 @@ from pathlib import Path
 
 import specreg
 from specreg.acceptance.record import AcceptanceRecord
-from specreg.baselines.comparison import change_of_acceptance, why_held_back
+from specreg.baselines.comparison import change_of_acceptance, devices_of, why_held_back
 from specreg.baselines.schema import (
     SCHEMA_VERSION,
     Baseline,
     Provenance,
-    RecordedDevice,
     load_baseline,
     record_baseline,
     stored_acceptance,
@@ -30,7 +28,6 @@ from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Family
 from specreg.measurement.validity import Invalid, render_invalid, spoiled_by
 from specreg.stats.alpha_spending import Look
-from specreg.telemetry.record import DeviceRecord
 from specreg.telemetry.sensor import SCRIPTED
 
 COMMIT = "SPECREG_COMMIT"
@@ -59,11 +56,9 @@ def record_measurements(
 ) -> RecordedBaseline:
     """Write the baseline of one case from the measurements of its launches.
 
-    Where a launch has figures that mean nothing, what was recorded of their metrics before is kept.
-
-    The acceptance of the launch with the most prompts is kept. `reason` may be empty, for the
-    engine, its version and the commit; `complete` adds how identical runs differed, and what a run
-    can tell against such a baseline.
+    Of metrics that mean nothing in a launch what was recorded before is kept; of the acceptances
+    that with the most prompts. `reason` may be empty, for the engine, its version and the commit;
+    `complete` adds how identical runs differed, and what a run can tell against such a baseline.
 
     Raises:
         BaselineError: nothing of a measurement may be recorded, the launches disagree, or the file
@@ -85,7 +80,7 @@ def record_measurements(
     fullest = max(acceptances, key=lambda one: len(one.prompts), default=None)
     devices = kept.devices if kept is not None else ()
     if speeds and Family.POWER not in invalid:
-        devices = _devices_of(measurements)
+        devices = devices_of(measurements)
     commit = commit_of(store.folder.parent)
     of_engine = f"{settings.engine} {first.engine_version}"
     baseline = Baseline(
@@ -135,9 +130,6 @@ def _speeds_of(
     """The speeds of the launches; none where one of them has none that means anything.
 
     One launch alone tells none: acceptance is recorded then.
-
-    Raises:
-        BaselineError: there is no acceptance to record either.
     """
     if len(measurements) == 1:
         if measurements[0].acceptance is not None:
@@ -174,32 +166,11 @@ def _beside_kept(
 
 def _check_real(measurements: Sequence[Measurement], store: BaselineStore) -> None:
     """No device was one that a test made up."""
-    names = [one.name for one in _devices_of(measurements)]
+    names = [one.name for one in devices_of(measurements)]
     for name in (*store.environment.gpus, *names):
         if name.startswith(SCRIPTED):
             why = f"'{name}' is a device that a test made up; measure on a real one"
             raise _refusal(measurements[0].case, why)
-
-
-def _devices_of(measurements: Sequence[Measurement]) -> tuple[RecordedDevice, ...]:
-    """The devices of the launches, each at the median of its clocks."""
-    clocks: dict[str, list[float]] = {}
-    found: dict[str, DeviceRecord] = {}
-    for one in measurements:
-        power = one.replay.power if one.replay else None
-        for device in power.case.devices if power and power.case else ():
-            found[device.device.id] = device
-            clocks.setdefault(device.device.id, []).extend(filter(None, [device.sm_clock_mhz]))
-    return tuple(
-        RecordedDevice(
-            id=device_id,
-            name=one.device.name,
-            scope=one.device.scope,
-            from_counter=one.from_counter,
-            sm_clock_mhz=statistics.median(clocks[device_id]) if clocks[device_id] else None,
-        )
-        for device_id, one in found.items()
-    )
 
 
 def _check_acceptance_agrees(measurements: Sequence[Measurement]) -> None:

@@ -41,13 +41,10 @@ from specreg.servers.server import Server
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One running server under a case.
+    """One running server, which no other client asks, and the case as it runs it.
 
-    Attributes:
-        case: as this server runs it.
-        server: running, with no other client using it.
-        required: whether the other arms mean nothing without it. One that isn't, a control, is
-            left out once it fails.
+    Without a `required` one the other arms mean nothing; a control isn't, and is left out once it
+    fails.
     """
 
     case: Case
@@ -62,13 +59,10 @@ def control_of(case: Case) -> Case:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ArmReplay:
-    """What one arm has replayed so far.
+    """What one arm has replayed so far, by the clients of its server.
 
     Attributes:
-        arm: which.
-        clients: of its server.
         before: the server's counters when the rounds began; None where they aren't needed.
-        rounds: replayed so far.
         acceptance: as it was read last.
         block: a stretch of load without a pause, for the power; None without one.
         invalid: by family why its figures mean nothing.
@@ -92,21 +86,13 @@ class ArmReplay:
             self.before = await self._counters()
 
     async def replay(self, prompts: Sequence[Prompt], record: Record) -> None:
-        """Replay one more round.
-
-        Raises:
-            InvalidMeasurementError: a request failed.
-        """
+        """Replay one more round; raises InvalidMeasurementError where a request failed."""
         done = await self.clients.replay(prompts, record)
         check_requests(done.traces)
         self.rounds.append(done)
 
     async def extend(self, prompts: Sequence[Prompt], record: Record) -> None:
-        """Replay further prompts for the acceptance alone: they are no round.
-
-        Raises:
-            InvalidMeasurementError: a request failed.
-        """
+        """Replay further prompts for the acceptance alone, not as a round; raises as `replay`."""
         more = await self.clients.replay(prompts, record)
         check_requests(more.traces)
         await self.read(more)
@@ -127,11 +113,8 @@ class ArmReplay:
                 self.acceptance = found
 
     async def _counters(self) -> Counters | None:
-        server = self.arm.server
-        wire_format = server.engine.wire_format
-        if not self.arm.case.speculates:
-            return None
-        path = wire_format.counters_path
+        wire_format = self.arm.server.engine.wire_format
+        path = wire_format.counters_path if self.arm.case.speculates else None
         return None if path is None else wire_format.parse_counters(await self.clients.scrape(path))
 
 

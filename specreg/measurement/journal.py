@@ -33,9 +33,9 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         case: the whole of it, as JSON; case_id: for people.
-        launch: which launch of its server, from 1.
+        launch: of its server, from 1.
         asked: what the measurement is for: "all", "acceptance" alone, or to "record".
-        environment: name of the kind of machine.
+        environment: the name of the kind of machine.
         engine: what was installed, or whose interpreter.
         files_sha256: of the prompts and the models' files.
     """
@@ -65,14 +65,9 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The measurement that began last is complete.
+    """The measurement that began last is complete: what its requests don't tell of it.
 
-    Attributes:
-        engine_version, target, draft: see `Measurement`.
-        lags: of each round, the case's first, then the control's.
-        acceptance: as it was read, the server's counters agreeing.
-        look: the name of the one at which it was enough.
-        power: see `Replay`; invalid: see `Measurement`.
+    `lags` are of each round, the case's first, then the control's; `look` is a name of `Look`.
     """
 
     engine_version: str
@@ -119,7 +114,7 @@ class Journal:
         """Keep other processes from the run until this is closed or our process has ended.
 
         Raises:
-            SpecregError: a run that lives writes it; or the disk refuses.
+            SpecregError: another process holds it; or the disk refuses.
         """
         if self._lock is not None:
             return
@@ -196,10 +191,10 @@ class Journal:
 
 
 def load_journal(path: Path) -> Mapping[Key, Measurement]:
-    """The complete measurements of a journal; what a cut-off run left incomplete isn't among them.
+    """The complete measurements of a journal.
 
-    A torn last line is left out; so is a measurement that an unreadable line is part of. Of one
-    that was made twice the first counts: who was given up may end after who took its place.
+    A measurement that a torn or unreadable line is part of is left out. Of one that was made twice
+    the first counts: a worker that was given up may end after the one that took its place.
 
     Raises:
         SpecregError: the file can't be read.
@@ -264,11 +259,7 @@ def load_checks(path: Path) -> Mapping[tuple[Key, str], Mapping[str, Any]]:
 
 
 def last_run(runs: Path, part: str = "") -> Path:
-    """The folder of the last run, which is the one that was written to last.
-
-    Args:
-        runs: the folder of all runs.
-        part: what the names of the runs of a shard end with; empty for whole runs.
+    """The folder in `runs` that was written to last; `part` is what a shard's names end with.
 
     Raises:
         SpecregError: there is none, it still goes on, or it has no journal.
@@ -295,7 +286,7 @@ def last_run(runs: Path, part: str = "") -> Path:
 
 
 def _written_ns(folder: Path) -> int:
-    """Whoever only asks whether a run still goes on writes nothing."""
+    """When a run was written to; asking whether it still goes on touches its lock alone."""
     written = (path for path in folder.rglob("*") if path.name != _LOCK)
     return max(path.stat().st_mtime_ns for path in (folder, *written))
 

@@ -42,8 +42,6 @@ _ENOUGH_BEATS = 20
 _SHOWN_EACH_NS = 10 * 10**9
 _NS_PER_S = 10**9
 
-ReplayBatch = Callable[[Load, Sequence[Prompt]], Awaitable[Round]]
-"""Replays prompts under a load; the round isn't recorded."""
 RecordRound = Callable[[int, int], Record]
 """Takes an arm's place and a round's number, both from 0; gives what takes its requests."""
 Enough = Callable[[AcceptanceRecord | None, Look], bool]
@@ -126,7 +124,6 @@ class Measurement:
     """What one launch of an arm's server did.
 
     Attributes:
-        case: what was measured.
         engine_version: by the server's own word.
         target, draft: what was served: folders or hub ids.
         replay: all rounds; None where no family's figures mean anything, or where another arm
@@ -345,12 +342,7 @@ class _Measuring:
             one.block = block
 
     async def _ask(self, one: ArmReplay, asking: Awaitable[None]) -> None:
-        """Ask a server; an arm that fails is left out, if the others mean something without it.
-
-        Raises:
-            InvalidMeasurementError: a required arm failed.
-            ServerDiedError: the server of another one went away.
-        """
+        """Ask a server; an arm that fails is left out, if the others mean something without it."""
         try:
             await asking
         except InvalidMeasurementError as error:
@@ -395,7 +387,11 @@ async def _block(one: ArmReplay, prompts: Sequence[Prompt], least_s: float) -> R
     return await one.clients.replay_under(load, prompts)
 
 
-async def warm_up(case: Case, prompts: Sequence[Prompt], replay_batch: ReplayBatch) -> None:
+async def warm_up(
+    case: Case,
+    prompts: Sequence[Prompt],
+    replay_batch: Callable[[Load, Sequence[Prompt]], Awaitable[Round]],
+) -> None:
     """Replay batches until their steps get no faster, for 10 s at most after the first one.
 
     What is made on demand slows the first requests, by minutes where kernels are compiled. Batches

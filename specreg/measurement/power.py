@@ -43,11 +43,10 @@ def power_of(
 
     Args:
         replay: of the arm.
-        watching: what sampled them.
+        watching: what sampled the devices.
         idle: when the servers had nothing to do.
         pids: the processes of all servers.
-        block: an uninterrupted stretch under load; None where it couldn't be had, which `invalid`
-            says.
+        block: load without a pause; None where there is none, which `invalid` says.
         invalid: takes what `THROTTLED` and `DEVICE_SHARED` spoil.
     """
     looked = [(replay.rounds, ALL), ((block,) if block else (), _OF_POWER)]

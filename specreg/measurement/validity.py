@@ -57,12 +57,10 @@ def noting(
 ) -> Iterator[None]:
     """Note what a check that breaks spoils, and go on; the first reason of a family stays.
 
-    Args:
-        invalid: takes the reasons.
-        within: the families that what is checked says something of.
+    `within` are the families that what is checked says something of.
 
     Raises:
-        InvalidMeasurementError: the check's, where it spoils all families within all.
+        InvalidMeasurementError: the check's, where it spoils all families.
     """
     try:
         yield
