@@ -17,7 +17,7 @@ from specreg.cli.options import (
     RootOption,
     TierOption,
     fitting_tier_of,
-    shelf_of,
+    store_of,
 )
 from specreg.core.commands import specreg_command
 from specreg.matrix.case import Tier
@@ -51,7 +51,7 @@ def matrix(
     for case in found.cases:
         check_allowed(case, found.places[case.id])
     gpus = find_gpus()
-    store, kind = shelf_of(root / folder, found), "gpu" if found.needs_gpus else "cpu"
+    store, kind = store_of(root / folder, found), "gpu" if found.needs_gpus else "cpu"
     estimates = {case.id: estimate_of(case, store, kind) for case in found.cases}
     typer.echo(render_matrix(found, estimates, gpus, width=WIDTH))
     typer.echo(f"tiers: {', '.join(tier_names(root / files))}")

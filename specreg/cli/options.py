@@ -56,7 +56,7 @@ def fitting_tier_of(matrix: Path, name: str | None) -> Tier:
     return tier_of(matrix, name).chosen(find_gpus().memory_gib)
 
 
-def shelf_of(folder: Path, tier: Tier) -> BaselineStore:
+def store_of(folder: Path, tier: Tier) -> BaselineStore:
     """The baselines that apply to a tier on this machine."""
     used = tier.gpus_used(find_gpus().memory_gib)
     return BaselineStore(

@@ -27,7 +27,7 @@ from specreg.servers.sources import parse_origin, released_versions
 from specreg.verdicts.judge import GOOD, Outcome, Verdict
 
 _WORSE = frozenset({Outcome.REGRESSED, Outcome.WRONG})
-_UNTOLD = frozenset({Outcome.INCONCLUSIVE, Outcome.INVALID})
+_UNCLEAR = frozenset({Outcome.INCONCLUSIVE, Outcome.INVALID})
 _CUT_SHORT_STATUS = 10
 _MOST_NAMED = 10
 
@@ -145,15 +145,14 @@ class _Search:
             step, why = Step.UNKNOWN, str(error).splitlines()[0]
         else:
             step = step_of(decision, self.lost)
-            untold = (one for one in self._wanted(decision) if one.outcome in _UNTOLD)
+            unclear = (one for one in self._wanted(decision) if one.outcome in _UNCLEAR)
             whys = {
                 Step.BAD: decision.reasons,
-                Step.UNKNOWN: tuple(f"{one.metric}: {one.reason}" for one in untold),
+                Step.UNKNOWN: [f"{one.metric}: {one.reason}" for one in unclear],
             }
             why = "; ".join(whys.get(step, ()))
             if step is Step.BAD and self.lost is None:  # what the last version lost is searched for
-                worse = (one.metric for one in decision.verdicts if one.outcome in _WORSE)
-                self.lost = frozenset(worse)
+                self.lost = frozenset(o.metric for o in decision.verdicts if o.outcome in _WORSE)
         self.options.show(f"{version}: {step}{f', {why}' if why else ''}")
         return step, why
 

@@ -32,7 +32,6 @@ from specreg.core.errors import (
     SpecregError,
     UnsupportedError,
 )
-from specreg.core.redaction import hide_known
 from specreg.datasets.prompts import prompts_sha256
 from specreg.load.chat_client import FinishedRequest, Record
 from specreg.matrix.case import Case, Tier
@@ -93,20 +92,17 @@ class Gate:
         Raises:
             UnsupportedError: it is of another gate.
         """
-        bare = {
-            self._key(pair, side, 0): (pair, side)
-            for group in self.groups
-            for pair, side in itertools.product(group.pairs, Side)
-        }
+        sides = itertools.product(self.pairs, Side)
+        known = {self._key(pair, side, 0): (pair.id, side) for pair, side in sides}
         for key, measurement in load_journal(self.journal.path).items():
-            known = bare.get(msgspec.structs.replace(key, launch=0))
-            if known is None:
+            place = known.get(msgspec.structs.replace(key, launch=0))
+            if place is None:
                 message = (
                     f"'{self.journal.path}': is of another gate; name the same sides, cases and"
                     " options as then, or another --out"
                 )
                 raise UnsupportedError(message)
-            self.launches.append(SideLaunch(known[0].id, known[1], key.launch, measurement))
+            self.launches.append(SideLaunch(*place, key.launch, measurement))
         self.answers.take_over()
         begun = max((one.number for one in self.launches), default=0)
         if begun > self.rules.launches:
@@ -137,7 +133,7 @@ class Gate:
         return self.decide()
 
     def _launch_sides(self, group: Group, number: int, sides: tuple[Side, Side]) -> bool:
-        """Launch both of some sides, where that is still to be done; False without the time."""
+        """Launch both sides, where that is still to be done; False where no time is left."""
         for slot in group.slots(number, sides):
             if self._is_known(group, number, slot):
                 continue
@@ -154,15 +150,11 @@ class Gate:
 
     def versions(self, side: Side) -> tuple[str, ...]:
         """What the servers of a side said that they are, each once."""
-        told = (
-            one.measurement.engine_version
-            for one in self.launches
-            if one.measurement is not None and one.side.is_b == side.is_b
-        )
-        return tuple(sorted(set(filter(None, told))))
+        ours = (one.measurement for one in self.launches if one.side.is_b == side.is_b)
+        return tuple(sorted({one.engine_version for one in ours if one is not None} - {""}))
 
     def _is_settled(self, group: Group) -> bool:
-        """Whether a group has told all that it can."""
+        """Whether no further launch would change what is known of a group."""
         wrong = {one.case_id for one in self.answers.verdicts if one.outcome is Outcome.WRONG}
         return not self.answers.wants(group.pairs) and all(
             is_settled(judge_pair(pair, self.launches, self.rules), lost=pair.id in wrong)
@@ -170,26 +162,27 @@ class Gate:
         )
 
     def _is_known(self, group: Group, number: int, sides: tuple[Side, ...]) -> bool:
-        """Whether a launch of sides has told of all pairs of the group."""
-        known = {
-            (one.pair_id, one.side)
-            for one in self.launches
-            if one.number == number and not one.failed
-        }
+        """Whether sides were launched by that number and all pairs of the group measured."""
+        launched = [one for one in self.launches if one.number == number and not one.failed]
+        known = {(one.pair_id, one.side) for one in launched}
         return {(pair.id, side) for pair in group.pairs for side in sides} <= known
 
     def _launch(self, group: Group, number: int, sides: tuple[Side, ...]) -> None:
-        """Start servers and measure all pairs that share them; what fails is told, not raised."""
+        """Start servers and measure all pairs that share them; what fails is noted, not raised.
+
+        Raises:
+            SideError: a side's server never started.
+        """
         named = f"side {sides[0]}" if len(sides) == 1 else f"sides {', '.join(sides)}"
         self.options.show(f"launch {number}, {named}: {group.name}")
-        names = {side: f"{number:03}-{side}-{group.pairs[0].of(side).server.id}" for side in sides}
+        starts: dict[Side, ServerStart] = {}
         with contextlib.ExitStack() as stack:
             try:
-                begun = {
-                    side: self._begin(stack, group.pairs[0].of(side), side, name)
-                    for side, name in names.items()
-                }
-                servers = {side: self._ready(start, side) for side, start in begun.items()}
+                for side in sides:
+                    case = group.pairs[0].of(side)
+                    name = f"{number:03}-{side}-{case.server.id}"
+                    starts[side] = self._begin(stack, case, side, name)
+                servers = {side: self._ready(start, side) for side, start in starts.items()}
                 with _naming(servers):
                     for pair in group.pairs:
                         self._measure(pair, number, servers)
@@ -202,15 +195,12 @@ class Gate:
                 self._note_failed(group, number, error)
 
     def _note_failed(self, group: Group, number: int, error: SideError) -> None:
-        """Say that a side told nothing on a launch, or not of all pairs."""
+        """Keep why a side wasn't measured on a launch, or not all pairs of it."""
         self.options.show(f"launch {number}, side {error.side}: {error}")
         mine = [one for one in self.launches if (one.side, one.number) == (error.side, number)]
-        told = {one.pair_id for one in mine}
-        self.launches += [
-            SideLaunch(pair.id, error.side, number, failed=str(error))
-            for pair in group.pairs
-            if pair.id not in told
-        ]
+        for pair in group.pairs:
+            if pair.id not in {one.pair_id for one in mine}:
+                self.launches.append(SideLaunch(pair.id, error.side, number, failed=str(error)))
 
     def _measure(self, pair: Pair, number: int, servers: dict[Side, StartedServer]) -> None:
         """Measure a pair on the servers that are up, and compare its answers.
@@ -259,7 +249,7 @@ class Gate:
         files = [prompts_sha256(load_case_prompts(root, case)), *map(model_sha256, models)]
         how = "together" if self.groups[0].together else "in turn"
         return Key(
-            case=hide_known(msgspec.json.encode(case).decode()),
+            case=case.key,
             case_id=pair.id,
             launch=number,
             asked=f"side {side}, {how}, {self.options.least_s:g} s",

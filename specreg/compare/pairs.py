@@ -81,11 +81,6 @@ class Group:
     together: bool
 
     @property
-    def id(self) -> str:
-        """That of its first pair."""
-        return self.pairs[0].id
-
-    @property
     def name(self) -> str:
         """The server's on both sides."""
         return " > ".join(dict.fromkeys((self.pairs[0].a.server.id, self.pairs[0].b.server.id)))

@@ -202,12 +202,10 @@ class Soak:
     def _block(
         self, replay: Replay, invalid: Invalid, server: StartedServer, started_ns: int
     ) -> Block:
-        (done,), accepted = replay.rounds, replay.acceptance
+        (done,), accepted, spec = replay.rounds, replay.acceptance, server.spec
         timed = bool(done.gaps.size) and Family.LATENCY not in invalid
-        variables = {**os.environ, **dict(server.spec.engine_env)}
-        held = None
-        if self.tier.needs_gpus:
-            held = held_bytes(server.spec.parallel.gpus, variables, server.pids())
+        gpus = spec.parallel.gpus if self.tier.needs_gpus else 0
+        variables = {**os.environ, **dict(spec.engine_env)}
         return Block(
             number=len(self.blocks) + 1,
             at_s=((done.started_ns + done.ended_ns) / 2 - started_ns) / _NS_PER_S,
@@ -216,7 +214,7 @@ class Soak:
             acceptance_length_tokens=accepted.total.acceptance_length if accepted else None,
             step_ms=done.gaps.total_ns / done.gaps.size / 1e6 if timed else None,
             memory_bytes=resident_bytes(server.process) or None,
-            gpu_memory_bytes=held,
+            gpu_memory_bytes=held_bytes(gpus, variables, server.pids()) if gpus else None,
         )
 
     def look(self, level: float) -> tuple[Verdict, ...]:

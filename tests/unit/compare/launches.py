@@ -1,8 +1,11 @@
 """Launches of a gate whose figures are known, and gates that are made of such."""
 
 import math
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
@@ -22,6 +25,7 @@ from specreg.load.rounds import Round
 from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Replay
 from specreg.stats.percentiles import Histogram
+from tests.doubles.vllm.script import Script, record_script
 from tests.unit import builders
 
 PAIR = Pair(a=builders.CASE, b=builders.CASE)
@@ -76,6 +80,13 @@ def accepted(*histogram: int) -> AcceptanceRecord:
 
 def failed(side: Side, number: int, *, pair: Pair = PAIR) -> SideLaunch:
     return SideLaunch(pair_id=pair.id, side=side, number=number, failed="it died")
+
+
+def scripted_sides(folder: Path) -> dict[str, Any]:
+    """Options of a gate whose sides are the scripted server, which this interpreter has as vLLM."""
+    there = f"engine_env.PYTHONPATH={record_script(Script(), folder)['PYTHONPATH']}"
+    side = f"vllm@{sys.executable}"
+    return {"a": side, "b": side, "a_overrides": [there], "b_overrides": [there]}
 
 
 NOISE = (0.004, -0.003, 0.003, -0.004)

@@ -1,7 +1,6 @@
 """A search halves what is left, for what the bad release lost; it says what it can't tell."""
 
 import dataclasses
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,9 +25,8 @@ from specreg.matrix.case import Tier
 from specreg.matrix.tier import load_tier
 from specreg.report.document import load_report
 from specreg.verdicts.judge import Outcome, Verdict
-from tests.doubles.vllm.script import Script, record_script
 from tests.unit import builders
-from tests.unit.compare.launches import failed, launch
+from tests.unit.compare.launches import failed, launch, scripted_sides
 
 TIER = load_tier(builders.ROOT / "fixtures/matrix", "cpu")
 [CASE] = [case for case in TIER.cases if case.id == "vllm-eagle3-tiny-toy-c1"]
@@ -96,16 +94,13 @@ def plant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Plant], list[tuple[str, int]]]:
     """Makes releases of the scripted server, whose launches are what a function says."""
-    there = [f"engine_env.PYTHONPATH={record_script(Script(), tmp_path)['PYTHONPATH']}"]
-    python = f"vllm@{sys.executable}"
+    sides = scripted_sides(tmp_path)
 
     def planted(made: Plant) -> list[tuple[str, int]]:
         asked: list[tuple[str, int]] = []
 
         def opened(asked_for: GateOptions, tier: Tier) -> Gate:
-            here = dataclasses.replace(asked_for, a=python, b=python)
-            here = dataclasses.replace(here, a_overrides=there, b_overrides=there)
-            gate = open_gate(here, tier)
+            gate = open_gate(dataclasses.replace(asked_for, **sides), tier)
             gate.options = asked_for
             return gate
 

@@ -20,9 +20,8 @@ from specreg.report.terminal import render_report
 from specreg.telemetry.identity import Gpus
 from specreg.telemetry.sensor import Device, Scope
 from tests.doubles.vllm import __version__ as scripted_version
-from tests.doubles.vllm.script import Script, record_script
 from tests.unit import builders
-from tests.unit.compare.launches import failed, launch, launches
+from tests.unit.compare.launches import failed, launch, launches, scripted_sides
 
 MATRIX = builders.ROOT / "fixtures/matrix"
 CASE = "vllm-eagle3-tiny-toy-c1"
@@ -94,18 +93,9 @@ def test_of_a_tier_the_cases_that_nobody_named_and_that_dont_fit_are_left_out(
     asked: GateOptions, tmp_path: Path
 ) -> None:
     """The tier gpu has two engines, and models for which this GPU is too small."""
-    there = f"engine_env.PYTHONPATH={record_script(Script(), tmp_path)['PYTHONPATH']}"
     said: list[str] = []
-    request = dataclasses.replace(
-        asked,
-        a=f"vllm@{sys.executable}",
-        b=f"vllm@{sys.executable}",
-        a_overrides=[there],
-        b_overrides=[there],
-        tier="gpu",
-        case_ids=[],
-        show=said.append,
-    )
+    sides = scripted_sides(tmp_path)
+    request = dataclasses.replace(asked, **sides, tier="gpu", case_ids=[], show=said.append)
     gate = opened(request)
     assert {(pair.a.server.engine, pair.a.server.models) for pair in gate.pairs} == {
         ("vllm", "tiny"),
@@ -122,23 +112,13 @@ def test_of_a_tier_the_cases_that_nobody_named_and_that_dont_fit_are_left_out(
 
 @pytest.fixture
 def here(asked: GateOptions, tmp_path: Path) -> GateOptions:
-    """Sides that are there: the scripted server, which this interpreter finds as vLLM."""
+    """Sides that are there, and a tier of one case."""
     (tmp_path / "cpu.toml").write_text(
         'needs_gpus = 0\n[models.tiny]\ntarget = "fixtures/models/tiny/target"\n'
         '[[cases]]\nengine = "vllm"\nmethods = ["none"]\nmodels = "tiny"\ndataset = "toy"\n'
         "concurrency = [1]\nprompts = 5\noutput_cap_tokens = 32\n"
     )
-    there = f"engine_env.PYTHONPATH={record_script(Script(), tmp_path)['PYTHONPATH']}"
-    side = f"vllm@{sys.executable}"
-    return dataclasses.replace(
-        asked,
-        a=side,
-        b=side,
-        a_overrides=[there],
-        b_overrides=[there],
-        matrix=tmp_path,
-        case_ids=[],
-    )
+    return dataclasses.replace(asked, **scripted_sides(tmp_path), matrix=tmp_path, case_ids=[])
 
 
 def measured(gate: Gate, side: Side, number: int, version: str = "0.32.0") -> None:
