@@ -1,13 +1,14 @@
 """Compare the answers of a gate's two sides, token by token; nothing here is timed.
 
-Each side is asked once, and what came of it is kept. Where two greedy answers part, B says how
-likely both tokens were, and so does A where its server is up as well: two that are as good as
-equally likely may change places by rounding, in other kernels for instance.
+Each side is asked once. Where two greedy answers part, B says how likely both tokens were, and so
+does A where its server is up as well: two that are as good as equally likely may change places by
+rounding, in other kernels for instance.
 """
 
 import contextlib
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,18 +46,15 @@ class _Known(msgspec.Struct):
 
 @dataclass(slots=True, kw_only=True)
 class AnswerComparison:
-    """The answers of a gate, as far as they were asked for; the file of `path` keeps them.
-
-    By pair, why its answers couldn't be compared, and the launches on which they were to be.
-    """
+    """The answers of a gate, as far as they were asked for; the file of `path` keeps them."""
 
     pairs: Sequence[Pair]
     root: Path
     path: Path
     show: Callable[[str], None]
-    failed: dict[str, str] = field(default_factory=dict)
-    launches: dict[str, set[int]] = field(default_factory=dict)
     _known: _Known = field(default_factory=_Known)
+    _failed: dict[str, str] = field(default_factory=dict)  # by pair, why
+    _launches: dict[str, set[int]] = field(default_factory=dict)  # by pair, those that were tried
 
     def take_over(self) -> None:
         """Go on with what the folder has, if it can be read."""
@@ -75,14 +73,14 @@ class AnswerComparison:
             return self._known.verdicts[pair.id]
         if why := why_not_compared(pair.a, pair.b):
             return verdict_on_answers(pair.id, Outcome.NOT_COMPARABLE, why)
-        unknown = self.failed.get(pair.id, "the answers weren't compared; --resume does so")
+        unknown = self._failed.get(pair.id, "the answers weren't compared; --resume does so")
         return verdict_on_answers(pair.id, Outcome.INVALID, unknown)
 
     def wants(self, pairs: Collection[Pair]) -> bool:
         """Whether a further launch may tell of answers what those before couldn't."""
         return any(
             self._verdict(pair).outcome is Outcome.INVALID
-            and len(self.launches.get(pair.id, ())) < _MOST_LAUNCHES
+            and len(self._launches.get(pair.id, ())) < _MOST_LAUNCHES
             for pair in pairs
         )
 
@@ -103,7 +101,7 @@ class AnswerComparison:
         """
         if self._verdict(pair).outcome is not Outcome.INVALID:
             return
-        self.launches.setdefault(pair.id, set()).add(launch)
+        self._launches.setdefault(pair.id, set()).add(launch)
         prompts = load_case_prompts(self.root, pair.a)[: pair.a.prompts]
         known, side = self._known, Side.A
         replays = [one.replay for one in map(measured.get, COMPARED) if one and one.replay]
@@ -121,7 +119,7 @@ class AnswerComparison:
                 theirs, a, b = known.answers[pair.id], servers.get(Side.A), servers[Side.B]
                 known.verdicts[pair.id] = compare_answers(pair.id, pair.b, b, prompts, theirs, a)
         except InvalidMeasurementError as error:
-            self.failed[pair.id] = f"side {side}: {error}"
+            self._failed[pair.id] = f"side {side}: {error}"
             for one in servers.values():
                 one.check_alive()
         replace_file(self.path, msgspec.json.encode(known))
@@ -142,13 +140,11 @@ def why_not_compared(a: Case, b: Case) -> str:
         return f"engine '{a.server.engine}' tells no token ids"
     if not a.temperature == b.temperature == 0:
         return "the answers are drawn at a temperature"
-    targets = [
-        (one.target, one.padding_layers, one.widen, one.dtype) for one in (a.server, b.server)
-    ]
-    asked = [(one.dataset, one.prompts, one.output_cap_tokens, one.ignore_eos) for one in (a, b)]
-    if targets[0] != targets[1]:
+    of_target = operator.attrgetter("target", "padding_layers", "widen", "dtype")
+    if of_target(a.server) != of_target(b.server):
         return "the targets of both sides differ, or their number formats"
-    return "" if asked[0] == asked[1] else "the sides are asked otherwise"
+    asked = operator.attrgetter("dataset", "prompts", "output_cap_tokens", "ignore_eos")
+    return "" if asked(a) == asked(b) else "the sides are asked otherwise"
 
 
 def answers_of(case: Case, server: Server, prompts: Sequence[Prompt]) -> tuple[Transcript, ...]:
@@ -173,10 +169,10 @@ def compare_answers(
     """
     texts = encode_prompts(server.endpoint, case, prompts)
     each = zip(prompts, texts, theirs, strict=True)
-    rendered = [f"'{prompt.id}'" for prompt, ours, its in each if ours != its.prompt]
-    if rendered:
+    unlike = [f"'{prompt.id}'" for prompt, ours, its in each if ours != its.prompt]
+    if unlike:
         reason = (
-            f"B makes other tokens of {len(rendered)} prompts: {', '.join(rendered[:_MOST_NAMED])};"
+            f"B makes other tokens of {len(unlike)} prompts: {', '.join(unlike[:_MOST_NAMED])};"
             " look at its tokenizer and chat template"
         )
         return verdict_on_answers(case_id, Outcome.WRONG, reason)

@@ -19,6 +19,7 @@ from specreg.report.document import (
     RunVerdict,
     Tone,
     count_outcomes,
+    exit_status,
     origin_of,
     record_document,
 )
@@ -58,7 +59,7 @@ def _report(gate: Gate, decision: Decision, command: str, status: int | None) ->
             tier=gate.tier.name,
             environment=gate.environment.name,
             complete=gate.finished,
-            exit_status=decision.exit_status if status is None else status,
+            exit_status=exit_status(decision.verdicts) if status is None else status,
             outcomes=count_outcomes(decision.verdicts),
             verdicts=decision.verdicts,
         ),

@@ -59,11 +59,11 @@ class SideError(SpecregError):
 
 @dataclass(slots=True, kw_only=True)
 class Gate:
-    """What a gate needs, and what has come of it so far.
+    """A gate, and its launches so far, as they came.
 
     Attributes:
         sources: where the servers of A and of B come from; installed: what they are.
-        launches: so far, as they came; finished: whether it ended by itself.
+        finished: whether it ended by itself.
     """
 
     options: GateOptions
@@ -259,7 +259,7 @@ class Gate:
         )
 
     def _record_answers(self) -> None:
-        """Record what drafters of known success need to know, where it isn't there yet."""
+        """Record the answers that pinned drafters need, where they aren't there yet."""
         for side, pair in itertools.product(COMPARED, self.pairs):
             case = pair.of(side)
             path = recording_of(case)
@@ -289,7 +289,7 @@ class Gate:
         """Say of a start that failed whose it was."""
         try:
             yield
-        except MemoryHeldError:  # whosever server it was
+        except MemoryHeldError:  # of the machine, not of a side
             raise
         except SpecregError as error:
             typed = self.options.b if side.is_b else self.options.a

@@ -20,14 +20,14 @@ from specreg.baselines.comparison import paired_ratio_change
 from specreg.compare.pairs import ACCEPTANCE, COMPARED, CONTROL, OUTPUT, STEP, Group, Pair, Side
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import GATE_METRICS, Metric, Replay, tokens_per_step
+from specreg.report.document import REGRESSED_STATUS, UNDECIDED_STATUS, exit_status
 from specreg.report.tables import label_of
 from specreg.stats.alpha_spending import LEVEL
 from specreg.stats.intervals import Change, change_of_pairs, t_quantile
-from specreg.verdicts.judge import GOOD, Outcome, Verdict, decided
+from specreg.verdicts.judge import Outcome, Verdict, decided
 from specreg.verdicts.multiple_testing import MACHINE_MOVED
 
 UNCHECKED = "side A is still to be measured against itself"
-_SETTLED = GOOD | {Outcome.MEASURED, Outcome.NOT_COMPARABLE}
 _MOST_FAILED = 2
 _FEW_EQUAL_FRAC = 0.5
 
@@ -95,6 +95,14 @@ class Answer(StrEnum):
     UNDECIDED = "undecided"
 
 
+_ANSWERS = {
+    0: Answer.UPGRADE,
+    REGRESSED_STATUS: Answer.DONT,
+    UNDECIDED_STATUS: Answer.UNDECIDED,
+}
+"""By the exit status of all verdicts."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """What a gate decided: why, the weightiest first, and what it would take to decide.
@@ -107,11 +115,6 @@ class Decision:
     takes: tuple[str, ...] = ()
     verdicts: tuple[Verdict, ...]
     control: tuple[Verdict, ...] = ()
-
-    @property
-    def exit_status(self) -> int:
-        """0, 1 and 10, as of a run of the suite."""
-        return {Answer.UPGRADE: 0, Answer.DONT: 1, Answer.UNDECIDED: 10}[self.answer]
 
 
 def decide(
@@ -126,20 +129,15 @@ def decide(
     worse = wrong or any(_is_lost(one) and not _is_speed(one) for one in verdicts)
     verdicts = [_beside_itself(one, launches, is_worse=worse) for one in verdicts]
     regressed = [one for one in verdicts if _is_lost(one)]
-    unclear = [one for one in (*verdicts, *answers) if one.outcome not in _SETTLED]
-    if wrong or regressed:
-        answer = Answer.DONT
-    elif unclear or not verdicts:
-        answer = Answer.UNDECIDED
-    else:
-        answer = Answer.UPGRADE
-    undecided = answer is Answer.UNDECIDED
+    every = (*verdicts, *answers)
+    answer = _ANSWERS[exit_status(every)]
+    unclear = [one for one in every if one.fails] if answer is Answer.UNDECIDED else []
     controlled = {one.pair_id for one in launches if one.side in CONTROL}
     return Decision(
         answer=answer,
-        reasons=(*_reasons(answers, regressed), *(_bounds(unclear) if undecided else ())),
-        takes=tuple(_takes(unclear, rules)) if undecided else (),
-        verdicts=(*verdicts, *answers),
+        reasons=(*_reasons(answers, regressed), *_bounds(unclear)),
+        takes=tuple(_takes(unclear, rules)),
+        verdicts=every,
         control=tuple(
             one
             for pair in pairs

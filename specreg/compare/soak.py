@@ -43,7 +43,7 @@ _S_PER_H = 3600.0
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The same prompts once more; a line of `soak.jsonl`, figures None where they have no value.
+    """One replay of the prompts; a line of `soak.jsonl`, figures None where they have no value.
 
     Attributes:
         number: from 1.
@@ -148,7 +148,7 @@ def judge_figure(
 
 @dataclass(slots=True, kw_only=True)
 class Soak:
-    """One soak, and what has come of it so far; `alarms`: by figure, the first look's verdict."""
+    """One soak, what it measured so far, and by figure the first verdict that is an alarm."""
 
     options: SoakOptions
     tier: Tier

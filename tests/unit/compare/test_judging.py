@@ -17,6 +17,7 @@ from specreg.compare.judging import (
     judge_pair,
 )
 from specreg.compare.pairs import ACCEPTANCE, COMPARED, CONTROL, OUTPUT, STEP, Group, Pair, Side
+from specreg.report.document import exit_status
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import builders
 from tests.unit.compare.launches import PAIR, accepted, decision_of, failed, launch, launches
@@ -189,13 +190,13 @@ def test_all_proven_is_an_upgrade_and_one_loss_is_none() -> None:
     assert lost.answer is Answer.DONT
     said = f"{PAIR.id} is worse by prefill and the rest: throughput_tokens_per_s -10.0%"
     assert lost.reasons == (said,)
-    assert (answer(launches()).exit_status, lost.exit_status) == (0, 1)
+    assert [exit_status(one.verdicts) for one in (answer(launches()), lost)] == [0, 1]
 
 
 def test_dont_know_is_no_upgrade() -> None:
     found = answer(launches(noise=10))
     assert found.answer is Answer.UNDECIDED
-    assert found.exit_status == 10
+    assert exit_status(found.verdicts) == 10
     assert "type the same with --resume --launches " in found.takes[0]
     (bound,) = (one for one in found.reasons if "throughput" in one)
     low = judge(launches(noise=10)).low_frac
