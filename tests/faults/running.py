@@ -91,7 +91,6 @@ class Hurt:
 
     @property
     def runs(self) -> Path:
-        """The folder of its runs."""
         return self.folder / "runs"
 
     @property
@@ -126,11 +125,9 @@ class Hurt:
 
     @property
     def soaked(self) -> Path:
-        """The folder of its soak."""
         return self.folder / "soak"
 
     def soak_command(self, *arguments: str) -> tuple[str, ...]:
-        """`specreg soak` of the first case with the arguments."""
         self.command()  # writes the matrix
         return (
             *(sys.executable, "-m", "specreg", "soak", CASES[0], f"--engine={sys.executable}"),
@@ -139,7 +136,6 @@ class Hurt:
         )
 
     def environment(self) -> dict[str, str]:
-        """What the command runs in."""
         own = {MARK: str(self.folder), "TMPDIR": str(self.temporary), "COLUMNS": "200"}
         if self.script is None:
             return os.environ | own | self.variables
@@ -151,7 +147,6 @@ class Hurt:
         return os.environ | own | self.variables
 
     def show_gpus(self, *gpus: ScriptedGpu) -> None:
-        """What the driver shows from now on."""
         write_script(self.folder / "gpus", gpus)
 
     def start(self, *arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
@@ -159,7 +154,6 @@ class Hurt:
         return self._start(self.command(*arguments))
 
     def start_soak(self, *arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
-        """The same of a soak."""
         return self._start(self.soak_command(*arguments))
 
     @contextlib.contextmanager
@@ -180,13 +174,11 @@ class Hurt:
                         process.kill()
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """The command, done."""
         with self.start(*arguments) as run:
             output, _ = run.communicate(timeout=self.patience_s)
         return subprocess.CompletedProcess(run.args, run.returncode, output)
 
     def processes(self) -> list[psutil.Process]:
-        """All that run of it."""
         return marked(self.folder)
 
     def server(self) -> psutil.Process:
@@ -221,7 +213,6 @@ class Hurt:
         return sum(line["type"] == "Replayed" for line in of_it)
 
     def attempts(self, case_id: str) -> int:
-        """How often a case has been begun."""
         return sum(_begins(line, case_id) for line in self.journal())
 
     def journal(self) -> list[dict[str, object]]:
@@ -240,17 +231,14 @@ class Hurt:
             yield from sorted(run.glob("shards/*/journal.jsonl"))
 
     def verdict(self) -> RunVerdict:
-        """What the last run decided."""
         found = load_verdict(max(self.runs.iterdir()) / "verdict.json")
         assert found is not None
         return found
 
     def logs(self) -> list[str]:
-        """The names of all logs of its servers."""
         return sorted(path.name for path in self.runs.glob("*/logs/*.log"))
 
     def is_measuring(self, case_id: str = CASES[0], requests: int = 3) -> Callable[[], bool]:
-        """Whether so many requests of a case have ended."""
         return lambda: self.finished(case_id) >= requests
 
     def left(self) -> list[str]:
@@ -280,13 +268,11 @@ def shared_left(before: frozenset[str], ours: Collection[int] = ()) -> frozenset
 
 
 def ports_of(process: psutil.Process) -> set[int]:
-    """The ports that a process listens on."""
     connections = process.net_connections("tcp")
     return {one.laddr[1] for one in connections if one.status == psutil.CONN_LISTEN and one.laddr}
 
 
 def is_free(port: int) -> bool:
-    """Whether a port is free."""
     with socket.socket() as client:
         return client.connect_ex(("127.0.0.1", port)) != 0
 

@@ -40,7 +40,6 @@ for letter in itertools.cycle("AB"):
 
 @pytest.fixture
 def run(tmp_path: Path) -> Hurt:
-    """A run on the scripted server."""
     return Hurt(folder=tmp_path)
 
 

@@ -38,7 +38,6 @@ IDLE = ScriptedGpu(uuid="GPU-a", memory_used_bytes=GIB // 2)
 
 @pytest.fixture
 def run(tmp_path: Path) -> Hurt:
-    """A run on the scripted server."""
     return Hurt(folder=tmp_path)
 
 

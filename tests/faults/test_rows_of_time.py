@@ -30,7 +30,6 @@ ORDER = ("acceptance_length_tokens", "throughput_tokens_per_s", "power_w")
 
 @pytest.fixture
 def run(tmp_path: Path) -> Hurt:
-    """A run on the scripted server, on a scripted GPU."""
     return Hurt(folder=tmp_path, gpus=(GPU,), script=Script(step_ms=2.0))
 
 
@@ -132,7 +131,6 @@ FINE = "--tolerance=5"
 
 @pytest.fixture
 def soak(tmp_path: Path) -> Hurt:
-    """A soak of the scripted server, without a GPU."""
     return Hurt(folder=tmp_path, script=BUSY)
 
 
@@ -144,7 +142,6 @@ def rows_of(output: str) -> dict[str, str]:
 
 
 def blocks_in(path: Path) -> int:
-    """How many blocks a soak has left so far."""
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 

@@ -53,14 +53,12 @@ SLOW = {"PLANTED_FAULT": "sleep", "PLANTED_SLEEP_S": "0.02", "PYTHONPATH": str(P
 
 @pytest.fixture(scope="session")
 def environment() -> EngineEnvironment:
-    """The environment of vLLM for CPUs."""
     return engine_environment(engine_named("vllm").requirement(on_gpu=False), show=print)
 
 
 def start(
     folder: Path, environment: EngineEnvironment, spec: ServerSpec = SPEC, **changes: object
 ) -> AbstractContextManager[StartedServer]:
-    """A server of a spec."""
     options: dict[str, object] = {"ready_within_s": 180.0, **changes}
     own = (*spec.engine_env, (MARK, str(folder)))
     return ServerStart(
@@ -255,7 +253,6 @@ def test_row_09_the_port_is_taken_meanwhile(tmp_path: Path, environment: EngineE
 
 
 def planted(fault: str) -> dict[str, str]:
-    """What plants a fault in vLLM."""
     return {"PLANTED_FAULT": fault, "PYTHONPATH": str(PLANTED)}
 
 

@@ -53,7 +53,6 @@ SCENARIOS: Mapping[str, ScriptedGpu] = {
 
 @pytest.fixture(scope="module")
 def gpus() -> Mapping[str, ScriptedGpu]:
-    """The scenarios, from now on."""
     now_ns = time.monotonic_ns()
     return {
         name: dataclasses.replace(

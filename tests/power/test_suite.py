@@ -40,7 +40,6 @@ SPREAD = (0.999, 1.0, 1.001)
 
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Suite:
-    """The suite on a machine with one scripted GPU."""
     suite = Suite(tmp_path_factory.mktemp("suite"))
     suite.write_tier(textwrap.dedent(TIER))
     return suite

@@ -64,7 +64,6 @@ class Load:
 
 
 def constant(power_w: float) -> Load:
-    """The same power all the time."""
     return Load(low_w=power_w, high_w=power_w)
 
 

@@ -29,7 +29,6 @@ SESSIONS = re.compile(r"^def (\w+)\(session", re.MULTILINE)
 
 
 def trees() -> Iterator[tuple[str, ast.Module]]:
-    """The library's modules."""
     for path in sorted(LIBRARY.rglob("*.py")):
         yield str(path.relative_to(LIBRARY)), ast.parse(path.read_text())
 

@@ -81,7 +81,6 @@ def test_no_secret_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file, and a cache."""
     monkeypatch.setenv("SPECREG_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "weights"
     path.write_bytes(b"one")

@@ -48,7 +48,6 @@ def saying(say: Say) -> Iterator[str]:
 
 
 def said(content: bytes) -> Say:
-    """Says this, and no more."""
     return lambda client: client.sendall(content)
 
 
@@ -64,8 +63,6 @@ def dripping(content: bytes) -> Say:
 
 
 def endless(head: bytes, part: bytes) -> Say:
-    """Says a beginning, and the same thing ever after."""
-
     def say(client: socket.socket) -> None:
         client.sendall(head)
         while True:
@@ -75,7 +72,6 @@ def endless(head: bytes, part: bytes) -> Say:
 
 
 def mute(client: socket.socket) -> None:
-    """Takes what is asked and says nothing."""
     client.recv(1)
 
 

@@ -15,7 +15,6 @@ def hide(content: bytes) -> bytes:
 
 
 def log_of(path: Path, *said: bytes) -> BoundedLog:
-    """A small log that was told something."""
     path.write_bytes(b"")
     log = BoundedLog(path, hide, kept_bytes=KEPT)
     for piece in said:

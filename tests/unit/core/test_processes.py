@@ -77,7 +77,6 @@ def start(name):
 
 
 def start(folder: Path, *program: str, **environment: str) -> SupervisedProcess:
-    """A Python program with its arguments, whose log and place is a folder."""
     return start_process(
         (sys.executable, "-c", *program),
         environment=os.environ | environment,
@@ -95,7 +94,6 @@ def lives(pid: int) -> bool:
 
 
 def await_pid(log_path: Path) -> int:
-    """The process id that the log says."""
     with at_most(10):
         while not (said := log_path.read_text()).endswith("\n"):
             time.sleep(0.01)
@@ -310,8 +308,6 @@ def test_all_that_was_said_is_on_disk_once_it_is_asked_for(tmp_path: Path) -> No
 
 
 class Word(msgspec.Struct):
-    """A message."""
-
     text: str
 
 

@@ -15,8 +15,6 @@ NS = 10**9
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
-
     now_s = 0.0
 
     def __call__(self) -> int:

@@ -29,7 +29,6 @@ class _Pages(http.server.BaseHTTPRequestHandler):
     pages: ClassVar[Mapping[str, bytes]] = {}
 
     def do_GET(self) -> None:
-        """The page, or that there is none."""
         page = self.pages.get(self.path)
         self.send_response(404 if page is None else 401 if page == b"401" else 200)
         self.end_headers()
@@ -43,7 +42,6 @@ class _Pages(http.server.BaseHTTPRequestHandler):
 
 @contextmanager
 def answering(pages: Mapping[str, bytes]) -> Iterator[str]:
-    """The URL of a server that has these pages."""
     handler = type("_Handler", (_Pages,), {"pages": pages})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever).start()
@@ -58,18 +56,15 @@ TIER = Tier(name="cpu", needs_gpus=0, cases=(builders.CASE,))
 
 @contextmanager
 def running(folder: Path, spec: ServerSpec, script: Script | None = None) -> Iterator[str]:
-    """The URL of a scripted server that somebody else runs."""
     with start(folder, script or Script(), spec=spec) as server:
         yield server.base_url
 
 
 def attached(spec: ServerSpec, url: str, root: Path) -> Server:
-    """What is there, for a spec."""
     return attach_server(spec, url, root=root, ready_within_s=5.0)
 
 
 def refuse(spec: ServerSpec, url: str, root: Path, words: str) -> None:
-    """What is there is refused with these words."""
     with pytest.raises(AttachError, match=words):
         attached(spec, url, root)
 
@@ -118,7 +113,6 @@ def test_one_url_is_one_server_with_nothing_beside_it(tmp_path: Path) -> None:
 
 
 def answers(of: dict[str, bytes], engine: str) -> Identity:
-    """What an engine makes of these answers."""
     return engine_named(engine).identify(lambda _, path: of[path])
 
 

@@ -44,7 +44,6 @@ print(json.dumps([made, told]))
 
 @pytest.fixture
 def wheels(tmp_path: Path) -> Path:
-    """A folder of wheels that has the torch wanted."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     (folder / TORCH).touch()

@@ -74,25 +74,20 @@ OTHER = ScriptedGpu(uuid="GPU-b", memory_used_bytes=GIB // 2)
 
 
 class Run:
-    """A process of a run, which takes orders."""
-
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
 
     def order(self, text: str) -> None:
-        """Have it do something."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{text}\n")
         self.process.stdin.flush()
 
     def read(self) -> str:
-        """The next line that it says."""
         assert self.process.stdout is not None
         with at_most(30):
             return self.process.stdout.readline().strip()
 
     def do(self, text: str) -> str:
-        """What comes of an order."""
         self.order(text)
         return self.read()
 
@@ -105,7 +100,6 @@ class Machine:
     library: Path
 
     def play(self, *gpus: ScriptedGpu) -> None:
-        """What the driver shows from now on."""
         write_script(self.folder / "gpus", gpus)
 
     @contextmanager
@@ -131,7 +125,6 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """A machine with two idle GPUs."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     machine = Machine(folder=tmp_path, library=library)
     machine.play(IDLE, OTHER)

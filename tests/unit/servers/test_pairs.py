@@ -27,7 +27,6 @@ PLAIN = dataclasses.replace(builders.PLAIN_SPEC, sizes=dataclasses.replace(SIZES
 
 
 def servers(folder: Path) -> Servers:
-    """Those of a run in a folder."""
     return Servers(
         root=builders.ROOT,
         provision=Provision(on_gpu=False, show=lambda _: None),
@@ -38,7 +37,6 @@ def servers(folder: Path) -> Servers:
 
 
 def unneeded() -> contextlib.AbstractContextManager[Poll]:
-    """A server that nobody should start."""
     raise AssertionError
 
 
@@ -57,7 +55,6 @@ def test_a_server_that_nobody_asks_for_does_not_start(tmp_path: Path) -> None:
 
 
 def scripted_servers(folder: Path) -> Servers:
-    """Those of a run on the scripted engine."""
     one = servers(folder)
     return dataclasses.replace(
         one,
@@ -67,7 +64,6 @@ def scripted_servers(folder: Path) -> Servers:
 
 
 def launch(folder: Path, method: str, script: Script) -> Launch:
-    """A launch of the tiny models on the scripted engine."""
     spec = builders.SPEC if method != "none" else builders.PLAIN_SPEC
     tiny = "fixtures/models/tiny"
     spec = dataclasses.replace(

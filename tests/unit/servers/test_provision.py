@@ -23,7 +23,6 @@ def case(
     form: Form = Form.CHAT,
     parallel: Parallel | None = None,
 ) -> Case:
-    """A case of an engine and a method."""
     server = dataclasses.replace(
         builders.SPEC, engine=engine, method=method, parallel=parallel or Parallel()
     )
@@ -35,7 +34,6 @@ ON_GPU = dataclasses.replace(INSTALLED, on_gpu=True)
 
 
 def of_version(version: str, provision: Provision = INSTALLED) -> Provision:
-    """The same with a version that was asked for."""
     return dataclasses.replace(provision, version=version)
 
 
@@ -128,7 +126,6 @@ def test_what_is_needed_beside_an_engine_is_installed(asked: Case, extra: tuple[
 
 @pytest.fixture
 def triton_on_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A program that is called tritonserver."""
     (tmp_path / "tritonserver").touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
 

@@ -49,7 +49,6 @@ def seen_with_two_gpus(library: Path, *, cores: int, needs_gpus: int) -> Environ
 def said_with(
     library: Path, gpus: Sequence[ScriptedGpu], program: str, *arguments: str, **variables: str
 ) -> str:
-    """What a program prints on this machine with other GPUs."""
     player = Player(library=library, folder=library.parent, more=variables)
     done = player.run(gpus, "-c", program, *arguments)
     assert done.returncode == 0, done.stderr
@@ -57,7 +56,6 @@ def said_with(
 
 
 def gpus_with(library: Path, *gpus: ScriptedGpu, **variables: str) -> Gpus:
-    """What is found where the driver shows such GPUs."""
     return msgspec.json.decode(said_with(library, gpus, GPUS, **variables), type=Gpus)
 
 

@@ -77,7 +77,6 @@ class Machine(Probe):
 
 
 def sampled(machine: Machine) -> PowerTrace:
-    """What a sampler makes of a machine."""
     samples: list[Sample] = []
     sample([machine], samples.append, wait_until=machine.wait_until, clock=machine.clock)
     return PowerTrace(device=builders.device(), samples=samples)

@@ -32,7 +32,6 @@ with watch([msgspec.json.decode(sys.argv[1], type=Device)], Path(sys.argv[2])) a
 
 @pytest.fixture(autouse=True)
 def _driver(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scripted driver, for the processes that a test starts."""
     script = write_script(tmp_path / "script", [GPU])
     for name, value in environment(library, script).items():
         monkeypatch.setenv(name, value)
@@ -40,12 +39,10 @@ def _driver(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.fixture
 def samples(tmp_path: Path) -> Path:
-    """Where the sampler writes."""
     return tmp_path / "power" / "case.jsonl"
 
 
 def ends_within(pid: int, seconds: float) -> bool:
-    """Whether a process is gone in time."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:

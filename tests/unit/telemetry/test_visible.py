@@ -20,7 +20,6 @@ def sliced(uuid: str) -> Device | None:
 
 
 def seen(said: str | None, devices: tuple[Device, ...] = ALIKE, **variables: str) -> list[str]:
-    """The ids of what is seen."""
     said_so = {} if said is None else {"CUDA_VISIBLE_DEVICES": said}
     found = visible(devices, {**said_so, **variables}, slice_called=sliced)
     return [device.id for device in found]
