@@ -196,15 +196,6 @@ def test_row_18_a_server_is_told_to_listen_here_alone(engine: Engine) -> None:
     assert not [one for one in command if "0.0.0.0" in one]  # noqa: S104 - none is wanted
 
 
-def test_row_18_nothing_listens_elsewhere(run: Hurt) -> None:
-    with run.start() as pytest_run:
-        wait_until(run.is_measuring())
-        found = run.listening()
-        pytest_run.communicate(timeout=120)
-    assert found == ["127.0.0.1"]
-    assert run.left() == []
-
-
 def test_row_20_the_wall_clock_jumps(run: Hurt) -> None:
     """By hours, five times a second, in the run and in its servers."""
     jumping = Path(__file__).with_name("jumping")

@@ -16,7 +16,6 @@ import pytest
 
 from specreg.core.errors import ServerStartError
 from specreg.measurement.journal import load_journal
-from specreg.servers.start import free_port
 from tests.doubles.nvml.device import Process, ScriptedGpu
 from tests.doubles.vllm.script import Fault, Script
 from tests.faults.running import (
@@ -30,7 +29,7 @@ from tests.faults.running import (
     ports_of,
     wait_until,
 )
-from tests.unit.servers.test_server import at_most, left_of, port_of, start
+from tests.unit.servers.test_server import at_most, left_of, start
 
 GIB = 2**30
 IDLE = ScriptedGpu(uuid="GPU-a", memory_used_bytes=GIB // 2)
@@ -249,18 +248,6 @@ def test_row_08_another_process_on_the_gpu(run: Hurt) -> None:
     assert done.returncode != 0
     assert run.logs() == []
     assert run.left() == []
-
-
-@pytest.mark.usefixtures("empty_afterwards")
-def test_row_09_the_port_is_taken_meanwhile(tmp_path: Path) -> None:
-    """By another scripted server of the same model; the kernel gives the next port."""
-    with start(tmp_path, Script()) as stranger:
-        ports = iter([port_of(stranger), 0])
-        with start(tmp_path, Script(), choose_port=lambda: next(ports) or free_port()) as server:
-            assert server.base_url != stranger.base_url
-            assert server.model != stranger.model
-        stranger.check_alive()
-    assert left_of(tmp_path) == []
 
 
 def test_row_12_speculation_that_is_silently_off(run: Hurt) -> None:

@@ -1,11 +1,10 @@
 """A plugin of real vLLM that plants faults; put on PYTHONPATH, chosen by `PLANTED_FAULT`.
 
 vLLM loads it in each of its processes by the entry point `vllm.general_plugins`. Several faults
-stand with commas between. `PLANTED_SINCE`
-names the version from which on it is planted; without it that is any.
+stand with commas between. `PLANTED_SINCE` names the version from which on it is planted; without it
+that is any.
 """
 
-import itertools
 import os
 import re
 import time
@@ -22,7 +21,6 @@ def plant() -> None:
         "fewer_drafts": _plant_fewer_drafts,
         "spoilt_draft": _plant_spoilt_draft,
         "no_drafts": _plant_no_drafts,
-        "cold": _plant_pauses,
     }
     chosen = [name for name in os.environ.get("PLANTED_FAULT", "").split(",") if name in planted]
     if chosen and _is_since():
@@ -49,19 +47,6 @@ def _plant_sleep() -> None:
     def slower(runner: Any, *args: Any, **keywords: Any) -> Any:  # noqa: ANN401
         if runner.speculative_config is not None:
             time.sleep(SLEEP_S)
-        return execute_model(runner, *args, **keywords)
-
-    GPUModelRunner.execute_model = slower
-
-
-def _plant_pauses() -> None:
-    """The first steps take longer, each less than the one before."""
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # noqa: PLC0415 - only in vLLM
-
-    execute_model, numbers = GPUModelRunner.execute_model, itertools.count()
-
-    def slower(runner: Any, *args: Any, **keywords: Any) -> Any:  # noqa: ANN401
-        time.sleep(0.2 * 0.98 ** next(numbers))
         return execute_model(runner, *args, **keywords)
 
     GPUModelRunner.execute_model = slower

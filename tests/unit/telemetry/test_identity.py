@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import platform
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,41 +21,26 @@ from tests.unit import builders
 from tests.unit.playing import Player
 
 XEON = "Intel(R) Xeon(R) CPU @ 2.50GHz"
+# Its answer is the machine's GPUs, and its environments with none of them and with one.
 PROGRAM = """
-import msgspec, os, sys
-from specreg.telemetry.identity import current_environment
-os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:int(sys.argv[1])])
-print(msgspec.json.encode(current_environment(needs_gpus=int(sys.argv[2]))).decode())
+import msgspec, os
+from specreg.telemetry.identity import current_environment, find_gpus
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+seen = find_gpus(), current_environment(needs_gpus=0), current_environment(needs_gpus=1)
+print(msgspec.json.encode(seen).decode())
 """
-
-GPUS = """
-import msgspec
-from specreg.telemetry.identity import find_gpus
-print(msgspec.json.encode(find_gpus()).decode())
-"""
-
 
 H200 = ScriptedGpu(name="Scripted NVIDIA H200", memory_total_bytes=150_754_820_096)
 TWO = (H200, dataclasses.replace(H200, uuid="GPU-2"))
 
 
-def seen_with_two_gpus(library: Path, *, cores: int, needs_gpus: int) -> Environment:
-    """This machine in a process of its own that may use some cores, and whose driver shows GPUs."""
-    said = said_with(library, TWO, PROGRAM, str(cores), str(needs_gpus))
-    return msgspec.json.decode(said, type=Environment)
-
-
-def said_with(
-    library: Path, gpus: Sequence[ScriptedGpu], program: str, *arguments: str, **variables: str
-) -> str:
-    player = Player(library=library, folder=library.parent, more=variables)
-    done = player.run(gpus, "-c", program, *arguments)
+def seen(
+    library: Path, *gpus: ScriptedGpu, **variables: str
+) -> tuple[Gpus, Environment, Environment]:
+    """What a process that has one core sees of a machine with these GPUs, as `PROGRAM` says."""
+    done = Player(library=library, folder=library.parent, more=variables).run(gpus, "-c", PROGRAM)
     assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def gpus_with(library: Path, *gpus: ScriptedGpu, **variables: str) -> Gpus:
-    return msgspec.json.decode(said_with(library, gpus, GPUS, **variables), type=Gpus)
+    return msgspec.json.decode(done.stdout, type=tuple[Gpus, Environment, Environment])
 
 
 @pytest.mark.parametrize(
@@ -112,7 +96,6 @@ def test_an_environment_is_named_by_its_processor_or_by_its_gpus() -> None:
 
 
 def test_what_is_known_of_a_gpu_is_in_its_name() -> None:
-    """So two of one name are equal: a fact beside them would make one machine two."""
     h200 = Environment(kind="gpu", gpus=("NVIDIA H200",), gpu_memory_gb=151)
     h100 = msgspec.structs.replace(h200, gpus=("NVIDIA H100",))
     smaller = msgspec.structs.replace(h200, gpu_memory_gb=141)
@@ -121,56 +104,33 @@ def test_what_is_known_of_a_gpu_is_in_its_name() -> None:
     assert (h200.cpu, h200.instruction_set, h200.cores) == ("", "", 0)
 
 
-@pytest.mark.parametrize("cores", [1, len(os.sched_getaffinity(0))])
-def test_a_machine_is_described_by_its_gpus_alone_for_the_gpu_tier(
-    library: Path, cores: int
+def test_a_machine_is_described_by_its_gpus_or_by_its_processors_as_a_tier_needs_them(
+    library: Path,
 ) -> None:
-    assert seen_with_two_gpus(library, cores=cores, needs_gpus=1) == Environment(
-        kind="gpu", gpus=("Scripted NVIDIA H200",), gpu_memory_gb=151
-    )
-
-
-def test_a_machine_with_gpus_is_described_without_them_for_the_cpu_tier(library: Path) -> None:
-    environment = seen_with_two_gpus(library, cores=1, needs_gpus=0)
-    assert environment == msgspec.structs.replace(current_environment(needs_gpus=0), cores=1)
-
-
-@pytest.mark.parametrize("change", [{"instruction_set": "avx2"}, {"cores": 4}, {"cpu": "Other"}])
-def test_another_machine_has_another_name(change: dict[str, object]) -> None:
-    other = msgspec.structs.replace(builders.ENVIRONMENT, **change)
-    assert other.name != builders.ENVIRONMENT.name
-
-
-def test_this_machine_is_described_without_its_gpus_for_the_cpu_tier() -> None:
-    environment = current_environment(needs_gpus=0)
-    assert (environment.kind, environment.gpus, environment.gpu_memory_gb) == ("cpu", (), 0)
-    assert environment.cores == len(os.sched_getaffinity(0))
-    assert environment == current_environment(needs_gpus=0)
-
-
-def test_each_gpu_has_its_memory(library: Path) -> None:
     """An H200 as NVIDIA's data sheet has it: 141 GB."""
-    gpus = gpus_with(library, *TWO)
+    gpus, without, with_one = seen(library, *TWO)
     assert gpus.memory_gib == pytest.approx((140.4, 140.4), abs=0.01)
     assert gpus.driver_version == "580.scripted"
+    assert with_one == Environment(kind="gpu", gpus=("Scripted NVIDIA H200",), gpu_memory_gb=151)
+    here = current_environment(needs_gpus=0)
+    assert (here.kind, here.gpus, here.gpu_memory_gb) == ("cpu", (), 0)
+    assert here.cores == len(os.sched_getaffinity(0))
+    assert without == msgspec.structs.replace(here, cores=1)
+
+
+def test_a_power_limit_that_was_lowered_makes_another_machine(library: Path) -> None:
+    _, _, found = seen(library, dataclasses.replace(H200, power_limit_w=500.0))
+    assert found.power_limit_w == 500.0
+    assert found.name == "scripted-h200-141gb-500w-x1"
 
 
 def test_gpus_that_are_hidden_are_none_of_ours(library: Path) -> None:
-    gpus = gpus_with(library, *TWO, CUDA_VISIBLE_DEVICES="1")
+    gpus, _, _ = seen(library, *TWO, CUDA_VISIBLE_DEVICES="1")
     assert [device.id for device in gpus.devices] == ["GPU-2"]
-    hidden = gpus_with(library, *TWO, CUDA_VISIBLE_DEVICES="")
+    hidden, _, _ = seen(library, *TWO, CUDA_VISIBLE_DEVICES="")
     assert hidden.why_none == (
         "NVML: CUDA_VISIBLE_DEVICES= leaves none of 2 GPU(s); unset it, or name one that is there"
     )
-
-
-def test_a_power_limit_that_somebody_lowered_makes_another_machine(library: Path) -> None:
-    program = PROGRAM.replace("os.sched_setaffinity", "#")
-    lowered = dataclasses.replace(H200, power_limit_w=500.0)
-    said = said_with(library, (lowered,), program, "1", "1")
-    found = msgspec.json.decode(said, type=Environment)
-    assert found.power_limit_w == 500.0
-    assert found.name == "scripted-h200-141gb-500w-x1"
 
 
 def test_a_machine_without_gpus_says_why() -> None:

@@ -1,14 +1,9 @@
 """The sampler as a process: what it leaves when it, or what started it, is killed."""
 
-import os
 import re
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
-import msgspec
 import psutil
 import pytest
 
@@ -19,15 +14,6 @@ from tests.unit import builders
 
 GPU = ScriptedGpu()
 DEVICE = Device(sensor="nvml", id=GPU.uuid, name=GPU.name, number=0, scope=Scope.GPU)
-STARTER = """
-import msgspec, sys, time
-from pathlib import Path
-from specreg.telemetry.sampler import watch
-from specreg.telemetry.sensor import Device
-with watch([msgspec.json.decode(sys.argv[1], type=Device)], Path(sys.argv[2])) as watching:
-    print(watching.child.popen.pid, flush=True)
-    time.sleep(600)
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -79,20 +65,3 @@ def test_a_sampler_that_cannot_start_says_why(samples: Path) -> None:
         (trace,), why = watching.traces(until_ns=time.monotonic_ns())
     assert re.search(r"ended with status 1 \(.*Not Found", why)
     assert not trace.samples
-
-
-def test_a_sampler_ends_with_what_started_it(samples: Path) -> None:
-    given = msgspec.json.encode(DEVICE).decode()
-    starter = subprocess.Popen(
-        (sys.executable, "-c", STARTER, given, str(samples)),
-        env=os.environ | {"PYTHONPATH": str(builders.ROOT)},
-        stdout=subprocess.PIPE,
-    )
-    assert starter.stdout is not None
-    with starter.stdout:
-        pid = int(starter.stdout.readline())
-        time.sleep(0.3)
-        starter.send_signal(signal.SIGKILL)
-        starter.wait()
-    assert ends_within(pid, 5.0)
-    assert load_traces(samples, [DEVICE])[0].samples
