@@ -12,7 +12,6 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 import platformdirs
@@ -58,29 +57,24 @@ def passing_folder(path: Path) -> Iterator[Path]:
 
 
 def append_lines(path: Path, content: bytes) -> None:
-    """Add lines to a file, and make its folder: all of them, or OSError where the disk refuses."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b", buffering=0) as file:
-        write_lines(file, content)
-
-
-def write_lines(file: BinaryIO, content: bytes) -> None:
-    """Add lines to a file that is open, unbuffered, for reading and appending.
+    """Add lines to a file, and make its folder: all of them, or OSError where the disk refuses.
 
     A line in which a writer was cut off before is ended first, so that ours begin anew.
     """
-    before_bytes = file.seek(0, os.SEEK_END)
-    if before_bytes:
-        file.seek(-1, os.SEEK_END)
-        content = content if file.read(1) == b"\n" else b"\n" + content
-    left = memoryview(hide_bytes(content))
-    try:
-        while left:  # a disk that is almost full takes a part, and refuses the next time
-            left = left[file.write(left) :]
-    except OSError:
-        with contextlib.suppress(OSError):
-            file.truncate(before_bytes)
-        raise
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b", buffering=0) as file:
+        before_bytes = file.seek(0, os.SEEK_END)
+        if before_bytes:
+            file.seek(-1, os.SEEK_END)
+            content = content if file.read(1) == b"\n" else b"\n" + content
+        left = memoryview(hide_bytes(content))
+        try:
+            while left:  # a disk that is almost full takes a part, and refuses the next time
+                left = left[file.write(left) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(before_bytes)
+            raise
 
 
 def _new_part(path: Path) -> Path:

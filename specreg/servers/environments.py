@@ -65,8 +65,7 @@ def engine_environment(
 ) -> EngineEnvironment:
     """The environment of an engine; made if it isn't there, which takes minutes and gigabytes.
 
-    Raises:
-        EnvironmentSetupError: no way of getting torch and the engine worked.
+    EnvironmentSetupError where no way of getting torch and the engine worked.
     """
     folder = environment_folder(requirement)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -168,12 +167,7 @@ def _torch_sources(
 
 
 def _uv(log_path: Path, *arguments: str) -> None:
-    """Run uv, which may build for an hour; its descendants end with it, however we end.
-
-    Raises:
-        OSError: it can't be run.
-        subprocess.CalledProcessError: it failed; with its last words.
-    """
+    """Run uv, which may build for an hour; its descendants end with it, however we end."""
     command = (uv.find_uv_bin(), "--no-progress", *arguments)
     process = start_process(command, environment=os.environ, log_path=log_path, cwd=Path.cwd())
     try:

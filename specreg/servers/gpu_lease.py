@@ -32,7 +32,6 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _SLACK_BYTES = 2**30
 """What the driver may have come to hold meanwhile."""
 
-
 _LOCKS: dict[str, filelock.BaseFileLock] = {}
 """Of the GPUs that this process held, by UUID."""
 _SERVERS: Counter[str] = Counter()
@@ -149,11 +148,7 @@ def _used_bytes(device: Device) -> int | None:
 
 @dataclass(slots=True)
 class GpuClaim:
-    """The GPUs that this process has for its servers; all that it starts sees no others.
-
-    Attributes:
-        devices: of them; none before the first claim.
-    """
+    """The GPUs that this process has for its servers; all that it starts sees no others."""
 
     devices: tuple[Device, ...] = ()
     _held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -181,12 +176,10 @@ class GpuClaim:
                     told = True
                 check_signalled()
                 time.sleep(_POLL_S)
-        before = os.environ.get(_VISIBLE)
-        self._held.callback(_show, before)
+        self._held.callback(_show, os.environ.get(_VISIBLE))
         _show(",".join(device.id for device in self.devices))
         cores = os.sched_getaffinity(0)
-        own = own_cores(self.devices, everything.devices, cores)
-        if own:
+        if own := own_cores(self.devices, everything.devices, cores):
             self._held.callback(os.sched_setaffinity, 0, cores)
             os.sched_setaffinity(0, own)
 

