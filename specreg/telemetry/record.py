@@ -166,7 +166,7 @@ def _record_device(trace: PowerTrace, span: Span, idle: Span) -> DeviceRecord:
         invalid = str(error)
     with contextlib.suppress(SensorError, ZeroDivisionError):  # it costs no other figure
         idle_w = _mean_w(energy_of(trace, idle).energy_j, idle)
-    states = [one.state for one in trace.within(span)]
+    states = trace.states(span)
 
     def of(field: str, statistic: Callable[[Sequence[Any]], Any]) -> Any:  # noqa: ANN401 - an int or a float
         told = [found for state in states if (found := getattr(state, field)) is not None]

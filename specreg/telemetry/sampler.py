@@ -4,6 +4,7 @@
 sample until its input ends; see `specreg.core.processes`.
 """
 
+import bisect
 import contextlib
 import os
 import select
@@ -76,6 +77,12 @@ class PowerTrace:
     def within(self, span: Span) -> list[Sample]:
         """Return the samples of a span, both ends within."""
         return [one for one in self.samples if span[0] <= one.at_ns <= span[1]]
+
+    def states(self, span: Span) -> list[State]:
+        """Return the states in a span; in one without a sample, those just before and after it."""
+        after = bisect.bisect(self.samples, span[0], key=lambda one: one.at_ns)
+        beside = self.samples[max(after - 1, 0) : after + 1]
+        return [one.state for one in self.within(span) or beside]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

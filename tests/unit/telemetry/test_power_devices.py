@@ -9,8 +9,9 @@ import pytest
 
 from specreg.core.errors import InvalidMeasurementError
 from specreg.telemetry.energy import check_alone
-from specreg.telemetry.record import arm_power
+from specreg.telemetry.record import arm_power, record_power
 from specreg.telemetry.sampler import PowerTrace, Sample
+from specreg.telemetry.sensor import State
 from tests.doubles.nvml.device import Process, ScriptedGpu, Throttle
 from tests.unit import builders
 from tests.unit.playing import Player, running
@@ -117,6 +118,18 @@ def test_the_energy_of_two_gpus_is_that_of_both_or_of_none() -> None:
     assert both.energy_j_per_token == 15.0
     untold = msgspec.structs.replace(other, energy_j=None)
     assert arm_power([one, untold], span, tokens=100, accepted_frac=0.5).energy_j is None
+
+
+def test_a_block_between_two_samples_has_the_clock_of_these() -> None:
+    """Else a GPU at a lower clock than it was recorded at would pass unseen."""
+    samples = [
+        Sample(device=0, at_ns=at_ns, energy_mj=at_ns, state=State(sm_clock_mhz=1_500))
+        for at_ns in (10**9, 11 * 10**8)
+    ]
+    trace, span = PowerTrace(device=builders.device(), samples=samples), (104 * 10**7, 106 * 10**7)
+    found = record_power([trace], span, tokens=1, accepted_frac=0.5, idle=(0, 0)).case
+    assert found is not None
+    assert found.devices[0].sm_clock_mhz == 1_500
 
 
 @pytest.mark.parametrize("at", [1, 2], ids=["before", "after"])
