@@ -38,7 +38,7 @@ SPOILS: Mapping[str, AbstractSet[Family]] = MappingProxyType(
         "POWER_INVALID": frozenset({Family.POWER}),
     }
 )
-"""By reason the families that it spoils, as docs/measuring.md says; any other spoils all."""
+"""By reason the families that it spoils, as docs/red.md says; any other spoils all."""
 
 
 def spoiled_by(reason: str) -> AbstractSet[Family]:

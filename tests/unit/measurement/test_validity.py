@@ -25,12 +25,12 @@ TIMED = frozenset(Family) - {Family.ACCEPTANCE}
 
 
 def told_by_the_page() -> Iterator[tuple[str, frozenset[str]]]:
-    """Each reason in the table of docs/measuring.md, and the families that it spoils."""
-    for line in (builders.ROOT / "docs/measuring.md").read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 3 and re.fullmatch(r"(`[A-Z_]+`(, )?)+", cells[1]):
-            families = ALL if cells[2] == "all" else frozenset(cells[2].split(", "))
-            yield from ((reason, frozenset(families)) for reason in NAME.findall(cells[1]))
+    """Each reason that docs/red.md explains, and the families that its section spoils."""
+    families: frozenset[str] = frozenset()
+    for line in (builders.ROOT / "docs/red.md").read_text().splitlines():
+        if spoils := re.match(r"Spoils ([a-z, ]+?)( of .+)?\.", line):
+            families = frozenset(ALL if spoils[1] == "all" else spoils[1].split(", "))
+        yield from ((name, families) for name in re.findall(r"\*\*`([A-Z_]+)`\*\*", line))
 
 
 TOLD = dict(told_by_the_page())
