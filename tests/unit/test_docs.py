@@ -1,0 +1,38 @@
+"""What docs/red.md says is what the code says; test_validity.py holds its reasons of INVALID."""
+
+import ast
+import re
+
+import pytest
+
+from specreg.verdicts.judge import GOOD, Outcome
+from tests.unit import builders
+
+PAGE = (builders.ROOT / "docs/red.md").read_text()
+OF_OTHERS = {"--group", "--pid"}
+WORDS = "\n".join(
+    node.value
+    for path in (builders.ROOT / "specreg").rglob("*.py")
+    for node in ast.walk(ast.parse(path.read_text()))
+    if isinstance(node, ast.Constant) and isinstance(node.value, str)
+)
+TABLES = "".join(re.findall(r"\| the reason says \|.+\n(?:\|.+\n)+", PAGE))
+QUOTED = re.findall(r"`([^`]+)`", "\n".join(row.split(" | ")[0] for row in TABLES.splitlines()))
+
+
+def test_each_outcome_is_explained_and_one_that_is_no_pass_has_a_section() -> None:
+    assert set(Outcome) <= set(re.findall(r"\b[A-Z]+(?:_[A-Z]+)*\b", PAGE))
+    sections = set(re.findall(r"^## (\S+)$", PAGE, re.MULTILINE))
+    assert set(Outcome) - GOOD - {Outcome.MEASURED} <= sections
+
+
+@pytest.mark.parametrize("quoted", QUOTED)
+def test_what_it_quotes_of_a_reason_is_said(quoted: str) -> None:
+    pieces = [piece.strip() for piece in re.split(r"[…':;]|\d+ ?%?", quoted)]
+    assert [piece for piece in pieces if piece not in WORDS] == []
+
+
+@pytest.mark.parametrize("name", ["red", "getting-started"])
+def test_each_option_exists(name: str) -> None:
+    options = set(re.findall(r"--[a-z][a-z-]+", (builders.ROOT / f"docs/{name}.md").read_text()))
+    assert {one for one in options - OF_OTHERS if one not in WORDS} == set()
