@@ -1,11 +1,11 @@
-"""A child process in which nvidia-ml-py finds scripted GPUs; CUDA_VISIBLE_DEVICES hides none."""
+"""Python in a process where nvidia-ml-py finds scripted GPUs, and none that is real."""
 
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tests.doubles.nvml.device import ScriptedGpu, environment, write_script
@@ -19,34 +19,27 @@ def running(gpu: ScriptedGpu) -> ScriptedGpu:
     return replace(gpu, started_ns=time.monotonic_ns() - 3_600 * 10**9)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Player:
-    """Starts Python where the driver is the scripted one.
+def run_python(
+    library: Path,
+    folder: Path,
+    gpus: Sequence[ScriptedGpu],
+    program: str,
+    *arguments: str,
+    **variables: str,
+) -> str:
+    """What a program prints where the driver, a library, is the scripted one.
 
-    Attributes:
-        library: the driver; folder: for the script; more: variables.
+    The script is written to a folder, which the program runs in.
     """
-
-    library: Path
-    folder: Path
-    more: Mapping[str, str] = field(default_factory=dict)
-
-    def variables(self, gpus: Sequence[ScriptedGpu]) -> dict[str, str]:
-        """The environment of such a process."""
-        script = write_script(self.folder / "gpus", gpus)
-        plain = {name: said for name, said in os.environ.items() if name not in _OF_CUDA}
-        ours = {"PYTHONPATH": str(builders.ROOT)}
-        return plain | environment(self.library, script) | ours | dict(self.more)
-
-    def run(
-        self, gpus: Sequence[ScriptedGpu], *arguments: str | Path
-    ) -> subprocess.CompletedProcess[str]:
-        """Runs Python with such arguments to its end."""
-        return subprocess.run(
-            (sys.executable, *map(str, arguments)),
-            env=self.variables(gpus),
-            cwd=self.folder,
-            capture_output=True,
-            check=False,
-            text=True,
-        )
+    plain = {name: said for name, said in os.environ.items() if name not in _OF_CUDA}
+    scripted = environment(library, write_script(folder / "gpus", gpus))
+    done = subprocess.run(
+        (sys.executable, "-c", program, *arguments),
+        env=plain | scripted | {"PYTHONPATH": str(builders.ROOT)} | variables,
+        cwd=folder,
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

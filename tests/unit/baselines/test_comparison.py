@@ -17,7 +17,7 @@ from specreg.baselines.comparison import (
 )
 from specreg.baselines.schema import Baseline, Noise, stored_acceptance
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import METRICS, Family, Replay
+from specreg.measurement.metrics import METRICS, Family, Metric, Replay
 from specreg.stats.intervals import Change
 from tests.unit import builders
 
@@ -67,25 +67,29 @@ def by_prompt(ours: Mapping[str, StepCounts], theirs: Mapping[str, StepCounts]) 
     return compare([measured(record(ours))], known(recorded(record(theirs))))
 
 
+def ratio_change(comparison: Comparison, metric: Metric) -> tuple[float, float, Change]:
+    """Value, expected value and change of a metric, where it can be told."""
+    found = comparison.ratio_change(metric)
+    assert not isinstance(found, str)
+    return found
+
+
 def test_prompts_are_paired_by_what_they_are_not_by_where_they_stand() -> None:
     backwards = dict(reversed(RECORDED.items()))
     comparison = by_prompt(backwards, RECORDED)
     assert comparison.ours is not None
     assert comparison.theirs is not None
     assert comparison.ours.prompt_ids == comparison.theirs.prompt_ids == tuple(backwards)
-    found = comparison.ratio_change(LENGTH)
-    assert not isinstance(found, str)
-    assert found[2] == Change(estimate_frac=0.0, error_frac=0.0, freedom=5)
+    change = ratio_change(comparison, LENGTH)[2]
+    assert change == Change(estimate_frac=0.0, error_frac=0.0, freedom=5)
 
 
 def test_each_ratio_divides_what_it_is_of() -> None:
     """108 and 48 of 180 drafts; a second draft in 36 and 12 of 60 steps."""
     comparison = by_prompt(dict.fromkeys("abcdef", MANY), dict.fromkeys("abcdef", FEW))
-    rate, second = comparison.ratio_change(RATE), comparison.ratio_change(SECOND)
-    assert not isinstance(rate, str)
-    assert not isinstance(second, str)
-    assert (rate[0], rate[1]) == pytest.approx((18 / 30, 8 / 30))
-    assert (second[0], second[1]) == pytest.approx((6 / 10, 2 / 10))
+    rate, second = ratio_change(comparison, RATE), ratio_change(comparison, SECOND)
+    assert rate[:2] == pytest.approx((18 / 30, 8 / 30))
+    assert second[:2] == pytest.approx((6 / 10, 2 / 10))
     assert second[2].estimate_frac == pytest.approx(2.0)
 
 
@@ -94,7 +98,7 @@ def test_four_prompts_are_too_few_and_it_says_so() -> None:
     found = by_prompt(RECORDED, four).ratio_change(LENGTH)
     assert found == "4 prompts to compare by, 5 are needed; raise prompts in the matrix"
     five = {name: RECORDED[name] for name in "abcde"}
-    assert not isinstance(by_prompt(RECORDED, five).ratio_change(LENGTH), str)
+    assert ratio_change(by_prompt(RECORDED, five), LENGTH)
 
 
 def test_a_source_that_knows_the_sum_only_says_so() -> None:
@@ -108,10 +112,8 @@ def test_a_source_that_knows_the_sum_only_says_so() -> None:
 
 def test_a_published_figure_is_compared_beyond_the_one() -> None:
     comparison = compare([measured(record(RECORDED))], known(published=builders.published(2.0)))
-    found = comparison.ratio_change(LENGTH)
-    assert not isinstance(found, str)
-    assert (found[0], found[1]) == pytest.approx((2.3, 2.0))
-    assert found[2].estimate_frac == pytest.approx(0.3)
+    value, expected, change = ratio_change(comparison, LENGTH)
+    assert (value, expected, change.estimate_frac) == pytest.approx((2.3, 2.0, 0.3))
     missing = "the prompts to compare by hold no acceptance_rate_frac"
     assert comparison.ratio_change(RATE) == missing
 
@@ -124,15 +126,14 @@ def test_the_baseline_of_this_machine_goes_before_that_of_another() -> None:
 
 
 def test_what_is_known_is_expected_and_nothing_else() -> None:
-    sums = compare([measured(None)], known(recorded(without_prompts(RECORDED))))
-    paper = compare([measured(None)], known(published=builders.published(2.0)))
+    each = (
+        known(recorded(record(RECORDED))),
+        known(recorded(without_prompts(RECORDED))),
+        known(published=builders.published(2.0)),
+    )
     expected = [
-        [comparison.expects(metric) for metric in (LENGTH, RATE, SECOND, LAST)]
-        for comparison in (
-            compare([measured(None)], known(recorded(record(RECORDED)))),
-            sums,
-            paper,
-        )
+        [compare([measured(None)], one).expects(metric) for metric in (LENGTH, RATE, SECOND, LAST)]
+        for one in each
     ]
     assert expected == [[True, True, True, False]] * 2 + [[True, False, False, False]]
     without_steps = dict.fromkeys(RECORDED, builders.counts(0, 0, 0, 0))
@@ -141,11 +142,10 @@ def test_what_is_known_is_expected_and_nothing_else() -> None:
 
 @pytest.mark.parametrize(("ours", "gain"), [(NONE, 0.0), (FEW, 1.0)], ids=["kept", "improved"])
 def test_a_baseline_of_nothing_is_kept_or_improved(ours: StepCounts, gain: float) -> None:
-    found = by_prompt(dict.fromkeys(RECORDED, ours), dict.fromkeys(RECORDED, NONE))
-    change = found.ratio_change(LENGTH)
-    assert not isinstance(change, str)
-    assert change[1] == 1.0
-    assert change[2] == Change(estimate_frac=gain, error_frac=0.0, freedom=1)
+    comparison = by_prompt(dict.fromkeys(RECORDED, ours), dict.fromkeys(RECORDED, NONE))
+    _, expected, change = ratio_change(comparison, LENGTH)
+    assert expected == 1.0
+    assert change == Change(estimate_frac=gain, error_frac=0.0, freedom=1)
 
 
 def test_without_its_extension_a_run_has_the_prompts_of_its_case() -> None:
@@ -168,9 +168,8 @@ def test_acceptance_is_that_of_the_last_launch_and_speed_that_of_all() -> None:
     ]
     baseline = recorded(record(RECORDED), {THROUGHPUT.name: 80.0}, {THROUGHPUT.name: 125.0})
     comparison = compare(launches, known(baseline))
-    length, speed = comparison.ratio_change(LENGTH), comparison.speed_change(THROUGHPUT)
-    assert not isinstance(length, str)
-    assert length[2].estimate_frac == 0.0
+    speed = comparison.speed_change(THROUGHPUT)
+    assert ratio_change(comparison, LENGTH)[2].estimate_frac == 0.0
     assert comparison.launch_values(THROUGHPUT) == (80.0, 125.0)
     assert speed is not None
     assert speed.estimate_frac == pytest.approx(0.0)
@@ -190,7 +189,7 @@ def test_a_speed_that_falls_and_a_time_that_grows_are_losses() -> None:
 
 def test_a_speed_needs_a_spread_a_baseline_and_a_value() -> None:
     both = {THROUGHPUT.name: 100.0, TPOT.name: 8.0}
-    launch = dataclasses.replace(measured(None), values=both)
+    launch = measured(None, **both)
     here = recorded(None, both)
     assert compare([launch], known(here)).speed_change(THROUGHPUT) is not None
     no_spread = dataclasses.replace(known(here), spreads={})

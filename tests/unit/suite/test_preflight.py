@@ -21,7 +21,7 @@ from specreg.suite.run import Suite
 from specreg.telemetry.identity import ProcessorLoad
 from tests.doubles.nvml.device import Process, ScriptedGpu, Throttle
 from tests.unit import builders
-from tests.unit.playing import Player, running
+from tests.unit.playing import run_python, running
 
 Found = Mapping[str, list[Finding]]
 """By subject what was found."""
@@ -120,10 +120,8 @@ def seen(one: Finding) -> tuple[State, str]:
 def with_gpus(root: Path, library: Path, *gpus: ScriptedGpu, **changed: object) -> Found:
     """What is found where the driver shows such GPUs."""
     write_tier(root, **{"gpus": 1, **changed})
-    player = Player(library=library, folder=root)
-    done = player.run(list(map(running, gpus)), "-c", PROGRAM, root)
-    assert done.returncode == 0, done.stderr
-    return msgspec.json.decode(done.stdout, type=dict[str, list[Finding]])
+    said = run_python(library, root, [*map(running, gpus)], PROGRAM, str(root))
+    return msgspec.json.decode(said, type=dict[str, list[Finding]])
 
 
 WELL = ScriptedGpu(memory_used_bytes=4 * 10**8)

@@ -18,7 +18,7 @@ from specreg.telemetry.identity import (
 )
 from tests.doubles.nvml.device import ScriptedGpu
 from tests.unit import builders
-from tests.unit.playing import Player
+from tests.unit.playing import run_python
 
 XEON = "Intel(R) Xeon(R) CPU @ 2.50GHz"
 # Its answer is the machine's GPUs, and its environments with none of them and with one.
@@ -38,9 +38,8 @@ def seen(
     library: Path, *gpus: ScriptedGpu, **variables: str
 ) -> tuple[Gpus, Environment, Environment]:
     """What a process that has one core sees of a machine with these GPUs, as `PROGRAM` says."""
-    done = Player(library=library, folder=library.parent, more=variables).run(gpus, "-c", PROGRAM)
-    assert done.returncode == 0, done.stderr
-    return msgspec.json.decode(done.stdout, type=tuple[Gpus, Environment, Environment])
+    said = run_python(library, library.parent, gpus, PROGRAM, **variables)
+    return msgspec.json.decode(said, type=tuple[Gpus, Environment, Environment])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from specreg.telemetry.sampler import PowerTrace, Sample
 from specreg.telemetry.sensor import State
 from tests.doubles.nvml.device import Process, ScriptedGpu, Throttle
 from tests.unit import builders
-from tests.unit.playing import Player, running
+from tests.unit.playing import run_python, running
 
 ASK = """
 import os, sys
@@ -44,9 +44,7 @@ THREE = tuple(ScriptedGpu(uuid=f"GPU-{letter}") for letter in "abc")
 
 def asked(library: Path, gpus: tuple[ScriptedGpu, ...], *arguments: int, **said: str) -> list[str]:
     """What a process says of the devices of a server that takes so many GPUs."""
-    player = Player(library=library, folder=library.parent, more=said)
-    done = player.run(gpus, "-c", ASK, *map(str, arguments))
-    return done.stdout.splitlines()
+    return run_python(library, library.parent, gpus, ASK, *map(str, arguments), **said).splitlines()
 
 
 def test_a_server_over_two_gpus_takes_the_first_two_that_it_sees(library: Path) -> None:
@@ -161,5 +159,5 @@ def test_a_stranger_is_seen_by_the_lists_beside_a_span_without_any(at: int) -> N
 def test_what_is_wrong_with_a_gpu_ends_with_what_to_do(
     library: Path, tmp_path: Path, gpu: ScriptedGpu, says: str
 ) -> None:
-    done = Player(library=library, folder=tmp_path).run([running(gpu)], "-c", FINDING)
-    assert done.stdout.strip() == says
+    said = run_python(library, tmp_path, [running(gpu)], FINDING)
+    assert said.strip() == says
