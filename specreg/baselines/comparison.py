@@ -113,10 +113,7 @@ class Comparison:
 
     def expects(self, metric: Metric) -> bool:
         """Whether what is known holds an acceptance metric at all."""
-        if self.theirs is None:
-            return self._of_the_sum(metric) is not None
-        parts = ratio_parts(metric, self.theirs)
-        return parts is not None and bool(parts[1].any())
+        return self._expected(metric) is not None
 
     def ratio_change(self, metric: Metric) -> tuple[float, float, Change] | str:
         """Value, expected value and change of an acceptance metric, or why there is no telling."""
@@ -130,18 +127,15 @@ class Comparison:
                 f"{len(self.ours.prompt_ids)} prompts to compare by, {FEWEST_PROMPTS} are needed;"
                 " raise prompts in the matrix"
             )
-        ours = ratio_parts(metric, self.ours)
-        theirs = ratio_parts(metric, self.theirs) if self.theirs is not None else None
-        value = _quotient(ours) if ours is not None else None
-        expected = _quotient(theirs) if theirs is not None else self._of_the_sum(metric)
+        ours, expected = ratio_parts(metric, self.ours), self._expected(metric)
+        value = _quotient(ours)
         if ours is None or value is None or expected is None:
             return f"the prompts to compare by hold no {metric.name}"
-        change = (
-            change_of_ratio(ours, theirs, expected)
-            if expected
-            # A baseline of nothing (no draft ever accepted) can only be kept or improved.
-            else Change(estimate_frac=float(value > 0), error_frac=0.0, freedom=1)
-        )
+        if expected:
+            theirs = ratio_parts(metric, self.theirs) if self.theirs is not None else None
+            change = change_of_ratio(ours, theirs, expected)
+        else:  # a baseline of nothing (no draft ever accepted) can only be kept or improved
+            change = Change(estimate_frac=float(value > 0), error_frac=0.0, freedom=1)
         return metric.origin + value, metric.origin + expected, change
 
     def speed_change(self, metric: Metric) -> Change | None:
@@ -164,8 +158,10 @@ class Comparison:
         ours = (metric.function(replay.of_control) or 0.0,)
         return _change_of_speed(metric, ours, self.known.control, self.known.spreads)
 
-    def _of_the_sum(self, metric: Metric) -> float | None:
-        """The expectation of a source that knows the sum only."""
+    def _expected(self, metric: Metric) -> float | None:
+        """What is expected of a ratio: of the prompts that both have, else of the sum of all."""
+        if self.theirs is not None:
+            return _quotient(ratio_parts(metric, self.theirs))
         if self.known.baseline is not None:
             value = self.known.baseline.expected_value(metric)
         else:
@@ -215,8 +211,8 @@ def paired_ratio_change(
 def _change_of_tables(metric: Metric, ours: CountsTable, theirs: CountsTable) -> Change | None:
     """The change of a ratio between tables of the same prompts; None where one of them has none."""
     now, before = ratio_parts(metric, ours), ratio_parts(metric, theirs)
-    expected = _quotient(before) if before is not None else None
-    if now is None or before is None or not expected or not now[1].any():
+    expected = _quotient(before)
+    if now is None or _quotient(now) is None or not expected:
         return None
     return change_of_ratio(now, before, expected)
 
@@ -357,6 +353,7 @@ def _recorded(same: Sequence[DeviceRecord]) -> RecordedDevice:
     )
 
 
-def _quotient(parts: tuple[Column, Column]) -> float | None:
-    below = float(parts[1].sum())
-    return float(parts[0].sum()) / below if below else None
+def _quotient(parts: tuple[Column, Column] | None) -> float | None:
+    if parts is None or not parts[1].any():
+        return None
+    return float(parts[0].sum() / parts[1].sum())

@@ -291,12 +291,7 @@ def load_acceptance(stored: StoredAcceptance | None) -> AcceptanceRecord | None:
         PromptAcceptance(
             prompt_id=prompt.id,
             category=prompt.category,
-            counts=StepCounts(
-                steps=prompt.steps,
-                accepted=prompt.accepted,
-                proposed=prompt.proposed,
-                position_counts=prompt.position_counts,
-            ),
+            counts=msgspec.convert(prompt, StepCounts, from_attributes=True),
             completion_tokens=prompt.completion_tokens,
             turn=prompt.turn,
         )
