@@ -54,11 +54,6 @@ def all_prompts(acceptance: AcceptanceRecord | None, look: Look) -> bool:
     return look is not Look.EARLY
 
 
-def _no_record(arm: int, number: int) -> Record:
-    del arm, number
-    return lambda _: None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """The prompts of a measurement; load and sampling are the cases'.
@@ -115,7 +110,7 @@ class Plan:
     power_s: float = 0.0
     watching: Watch | None = None
     turn_to: Callable[[Phase], None] = lambda _: None
-    record: RecordRound = _no_record
+    record: RecordRound = lambda _arm, _number: lambda _: None
     clock: Clock = time.monotonic_ns
 
 
@@ -167,8 +162,7 @@ def measure(arms: Sequence[Arm], workload: Workload, plan: Plan) -> tuple[Measur
     try:
         replays, look = uvloop.run(_measure(arms, workload, plan))
     except InvalidMeasurementError as error:  # the clients couldn't be opened
-        why = all_invalid(str(error))
-        return tuple(dataclasses.replace(_unmeasured(arm), invalid=why) for arm in arms)
+        return tuple(_unmeasured(arm, all_invalid(str(error))) for arm in arms)
     pids |= _pids(arms)
     found = tuple(_measured(one, look, plan, idle, pids) for one in replays)
     for arm, one in zip(arms, found, strict=True):
@@ -203,12 +197,13 @@ def values_of(
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _unmeasured(arm: Arm) -> Measurement:
+def _unmeasured(arm: Arm, invalid: Invalid) -> Measurement:
     return Measurement(
         case=arm.case,
         engine_version=arm.server.engine_version,
         target=arm.server.target,
         draft=arm.server.draft,
+        invalid=invalid,
     )
 
 
@@ -221,7 +216,7 @@ def _measured(
 ) -> Measurement:
     """What an arm's rounds make; `look`: None where a required arm failed."""
     case, invalid = one.arm.case, one.invalid
-    unmeasured = dataclasses.replace(_unmeasured(one.arm), invalid=invalid)
+    unmeasured = _unmeasured(one.arm, invalid)
     if look is None or invalid.keys() == ALL:
         return dataclasses.replace(unmeasured, look=look or Look.FULL)
     replay = Replay(

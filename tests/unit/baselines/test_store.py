@@ -3,13 +3,14 @@
 import dataclasses
 import math
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from specreg.acceptance.record import AcceptanceRecord, StepCounts
 from specreg.baselines.comparison import CaseBaselines, differing_settings
-from specreg.baselines.record import record_measurements
+from specreg.baselines.record import RecordedBaseline, record_measurements
 from specreg.baselines.schema import Baseline, Noise, baseline_path, load_baseline, record_baseline
 from specreg.baselines.store import BaselineStore, settings_of
 from specreg.core.errors import BaselineError, DatasetError
@@ -60,6 +61,16 @@ def launch(
     """The measurement of a launch."""
     measurement = builders.measurement({"speedup_ratio": speedup}, of=of)
     return dataclasses.replace(measurement, invalid=invalid or {})
+
+
+def record(folder: Path, *launches: Measurement, **more: Any) -> RecordedBaseline:  # noqa: ANN401
+    """What is recorded of some launches, and left out."""
+    return record_measurements(launches, builders.SETTINGS, store(folder), reason="again", **more)
+
+
+def recorded(folder: Path, *launches: Measurement) -> Baseline:
+    """What is recorded of some launches."""
+    return record(folder, *launches).new
 
 
 def test_the_baseline_of_this_machine_is_found(tmp_path: Path) -> None:
@@ -175,19 +186,14 @@ def test_a_run_of_another_number_of_prompts_is_known_by_the_prompts_of_the_matri
 
 
 def test_a_recorded_baseline_holds_its_launches_and_where_it_comes_from(tmp_path: Path) -> None:
-    recorded = record_measurements(
-        [launch(), launch(speedup=1.51)],
-        builders.SETTINGS,
-        store(tmp_path),
-        reason="first run",
-    )
-    assert recorded.path == baseline_path(tmp_path, builders.ENVIRONMENT.name, builders.CASE.id)
-    assert recorded.old is None
-    assert load_baseline(recorded.path) == recorded.new
-    assert recorded.new.launches == ({"speedup_ratio": 1.5}, {"speedup_ratio": 1.51})
-    assert recorded.new.acceptance == builders.stored(COUNTS)
-    assert recorded.new.provenance.reason == "first run"
-    assert recorded.new.provenance.engine_version == "0.32.0"
+    found = record(tmp_path, launch(), launch(speedup=1.51))
+    assert found.path == baseline_path(tmp_path, builders.ENVIRONMENT.name, builders.CASE.id)
+    assert found.old is None
+    assert load_baseline(found.path) == found.new
+    assert found.new.launches == ({"speedup_ratio": 1.5}, {"speedup_ratio": 1.51})
+    assert found.new.acceptance == builders.stored(COUNTS)
+    assert found.new.provenance.reason == "again"
+    assert found.new.provenance.engine_version == "0.32.0"
 
 
 @pytest.mark.parametrize(
@@ -209,7 +215,7 @@ def test_launches_that_cannot_be_trusted_are_not_recorded(
     tmp_path: Path, launches: list[Measurement], words: str
 ) -> None:
     with pytest.raises(BaselineError) as error:
-        record_measurements(launches, builders.SETTINGS, store(tmp_path), reason="first run")
+        record(tmp_path, *launches)
     assert str(error.value).startswith("baseline of 'vllm-draft_model-toy-toy-c2': not written, ")
     assert words in str(error.value)
     assert list(tmp_path.iterdir()) == []
@@ -222,9 +228,7 @@ def test_of_a_throttled_launch_the_acceptance_alone_is_recorded(tmp_path: Path) 
     speeds = recorded(tmp_path, launch(), launch()).launches
     better = builders.counts(8, 4, 4, 4)
     slow = dataclasses.replace(launch(better, invalid=THROTTLED), values={})
-    found = record_measurements(
-        [launch(better, speedup=3.0), slow], builders.SETTINGS, store(tmp_path), reason="again"
-    )
+    found = record(tmp_path, launch(better, speedup=3.0), slow)
     assert found.new.launches == speeds
     assert found.new.acceptance == builders.stored(better)
     assert found.left_out == (
@@ -255,7 +259,7 @@ def test_power_that_means_nothing_is_left_out_in_words_and_the_speeds_are_record
     one = builders.measurement(speeds, of=of)
     power = PowerRecord(invalid="POWER_INVALID: the sampler ended")
     one = dataclasses.replace(one, replay=Replay(acceptance=one.acceptance, power=power))
-    found = record_measurements([one, one], builders.SETTINGS, store(tmp_path), reason="first")
+    found = record(tmp_path, one, one)
     assert found.new.launches == (speeds, speeds)
     assert found.left_out.endswith("written without power: POWER_INVALID: the sampler ended")
 
@@ -269,21 +273,12 @@ def test_the_acceptance_of_the_launch_with_the_most_prompts_is_kept(tmp_path: Pa
 
 def test_the_history_of_identical_runs_becomes_the_noise(tmp_path: Path) -> None:
     noise = {"speedup_ratio": Noise(between_frac=0.05, runs=5)}
-    found = record_measurements(
-        [launch(speedup=1.5), launch(speedup=1.55)],
-        builders.SETTINGS,
-        store(tmp_path),
-        reason="again",
-        complete=lambda one: msgspec.structs.replace(one, noise=noise),
+    found = record(
+        tmp_path, launch(), launch(), complete=lambda one: msgspec.structs.replace(one, noise=noise)
     )
     assert found.new.noise == noise
     assert load_baseline(found.path) == found.new
     assert recorded(tmp_path, launch(), launch()).noise == noise, "it outlives a recording"
-
-
-def recorded(folder: Path, *launches: Measurement) -> Baseline:
-    """What is recorded of some launches."""
-    return record_measurements(launches, builders.SETTINGS, store(folder), reason="again").new
 
 
 def test_one_launch_records_acceptance_and_leaves_the_speeds_as_they_were(tmp_path: Path) -> None:
