@@ -7,7 +7,7 @@ case and, of those that must be equal to be compared, a setting of its baseline.
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -25,6 +25,8 @@ USUAL_DRAFT_TOKENS = 3
 _AboveZero = Annotated[float, msgspec.Meta(gt=0)]
 _NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 DraftTokens = Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFT_TOKENS)]
+Width = Literal["8b", "1b", "30m"]
+"""How large a pair is made, by about the parameters of its target."""
 _SomeNames = Annotated[list[str], msgspec.Meta(min_length=1)]
 
 
@@ -38,14 +40,6 @@ class Arrivals(StrEnum):
     CONSTANT = "constant"
     POISSON = "poisson"
     GAMMA = "gamma"
-
-
-class Width(StrEnum):
-    """How large a pair is made, by about the parameters of its target."""
-
-    EIGHT_BILLION = "8b"
-    ONE_BILLION = "1b"
-    THIRTY_MILLION = "30m"
 
 
 @dataclass(frozen=True, kw_only=True)

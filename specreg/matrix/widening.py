@@ -66,18 +66,18 @@ class Shape:
 
 SHAPES: Mapping[Width, Mapping[str, Shape]] = MappingProxyType(
     {
-        Width.EIGHT_BILLION: {
+        "8b": {
             _TARGET: Shape(8192, 22016, 256, 64, 12),
             "eagle3": Shape(8192, 8192, 256, 64),
             "draft_model": Shape(1024, 3072, 32, 8, 16),
         },
-        Width.ONE_BILLION: {
+        "1b": {
             _TARGET: Shape(2048, 5504, 64, 16, 24),
             "eagle3": Shape(2048, 5504, 64, 16),
             # Few layers: on a GPU each costs its kernels' launches, however small it is.
             "draft_model": Shape(256, 22016, 32, 8, 4),
         },
-        Width.THIRTY_MILLION: {
+        "30m": {
             _TARGET: Shape(512, 1376, 16, 4, 11),
             "eagle3": Shape(512, 256, 16, 4),
             "draft_model": Shape(256, 2048, 8, 2),
@@ -286,7 +286,24 @@ _AXES: Mapping[str, tuple[str, str]] = MappingProxyType(
 """By projection, what its rows and columns are."""
 
 
-def _axes(config: Mapping[str, Any], shape: Shape) -> Mapping[str, _Axis]:
+def _axes_of(
+    config: Mapping[str, Any], narrow: Mapping[str, Bits], shape: Shape
+) -> Mapping[str, _Axis]:
+    """The axes of a narrow model that is widened to a shape; what can't be raises."""
+    grown = [size / config[name] for name, size in dataclasses.asdict(shape).items()]
+    kinds = {name.split(".")[-2] for name, bits in narrow.items() if bits.ndim > 1}
+    if not (
+        min(grown) >= 1
+        and (math.log2(grown[0]) / 2).is_integer()
+        and config["num_attention_heads"] == config["num_key_value_heads"]
+        and config["head_dim"] > 0
+        and config["rms_norm_eps"] > 0
+        and kinds <= _AXES.keys()
+    ):
+        raise ValueError(
+            f"to {shape} from one with as many heads of keys as of queries, no larger than that,"
+            " whose hidden size is that over 1, 4, 16 or another power of 4"
+        )
     head, heads = config["head_dim"], config["num_attention_heads"]
     group = shape.num_attention_heads // shape.num_key_value_heads
     # The narrow model's heads of queries are the first of the groups that share their keys.
@@ -341,7 +358,7 @@ class _Widened:
         config, narrow = _read_model(self.source)
         named = {name: found for name in narrow if (found := _LAYER.fullmatch(name))}
         try:
-            axes = self._check(config, narrow)
+            axes = _axes_of(config, narrow, self.shape)
             first = min(found["layer"] for found in named.values())
         except (*UNFIT, ZeroDivisionError) as error:
             raise _unfit(self.source, f"{type(error).__name__}: {error}") from error
@@ -372,24 +389,6 @@ class _Widened:
         epsilon = config["rms_norm_eps"] * config["hidden_size"] / self.shape.hidden_size
         shape = dataclasses.asdict(self.shape)
         _write_config(self.source, folder, config | shape | {"rms_norm_eps": epsilon})
-
-    def _check(self, config: Mapping[str, Any], narrow: Mapping[str, Bits]) -> Mapping[str, _Axis]:
-        """The axes of a model of such a configuration; what can't be widened raises."""
-        grown = [size / config[name] for name, size in dataclasses.asdict(self.shape).items()]
-        kinds = {name.split(".")[-2] for name, bits in narrow.items() if bits.ndim > 1}
-        if not (
-            min(grown) >= 1
-            and (math.log2(grown[0]) / 2).is_integer()
-            and config["num_attention_heads"] == config["num_key_value_heads"]
-            and config["head_dim"] > 0
-            and config["rms_norm_eps"] > 0
-            and kinds <= _AXES.keys()
-        ):
-            raise ValueError(
-                f"to {self.shape} from one with as many heads of keys as of queries, no larger"
-                " than that, whose hidden size is that over 1, 4, 16 or another power of 4"
-            )
-        return _axes(config, self.shape)
 
 
 def _tensor(kind: str, like: Bits, narrow: Bits | None, axes: Mapping[str, _Axis]) -> Bits:

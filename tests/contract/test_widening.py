@@ -11,7 +11,6 @@ import pytest
 from specreg.acceptance.record import StepCounts
 from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts
-from specreg.matrix.schema import Width
 from tests.contract.engines import case_of, start
 from tests.unit import builders
 
@@ -29,7 +28,7 @@ def accepted(case: Case, folder: Path) -> StepCounts:
 @pytest.mark.parametrize("method", ["draft_model", "eagle3"])
 def test_a_widened_pair_accepts_what_the_tiny_one_does(method: str, tmp_path: Path) -> None:
     case = dataclasses.replace(case_of("cpu", f"vllm-{method}-tiny-toy-c1"), control=None)
-    wide = dataclasses.replace(case.server, padding_layers=0, widen=Width.THIRTY_MILLION)
+    wide = dataclasses.replace(case.server, padding_layers=0, widen="30m")
     narrow = accepted(case, tmp_path / "narrow")
     assert accepted(dataclasses.replace(case, server=wide), tmp_path / "wide") == narrow
     assert narrow.steps > 0

@@ -20,7 +20,6 @@ from specreg.matrix.schema import (
     CasesTable,
     Limits,
     Load,
-    Width,
     Workload,
 )
 from specreg.matrix.tier import load_tier
@@ -53,7 +52,7 @@ OTHERS = {
     "tree": Tree(branches=2, drafted_tokens=6),
     "limits": Limits(tpot_ms=20.0),
     "sizes": Sizes(target_gib=1.0, draft_gib=0.0, token_kib=0.0),
-    "widen": Width.ONE_BILLION,
+    "widen": "1b",
     "control": builders.PLAIN_SPEC,
     "server": dataclasses.replace(builders.SPEC, dtype="other"),
     "load": Load(concurrency=3),
