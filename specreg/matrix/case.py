@@ -177,8 +177,6 @@ class Case(Workload):
 
     def replaying(self, prompts: int) -> "Case":
         """The case with so many prompts, whatever the matrix says."""
-        if prompts == self.prompts:
-            return self
         by_matrix = self.matrix_prompts or self.prompts
         return dataclasses.replace(
             self, prompts=prompts, matrix_prompts=by_matrix if prompts != by_matrix else None

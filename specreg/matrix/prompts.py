@@ -67,7 +67,6 @@ def check_contexts(root: Path, cases: Iterable[Case]) -> None:
             what the case or its engine takes.
     """
     for case in cases:
-        limit_tokens = case.server.max_model_len_tokens
         with contextlib.suppress(ModelError):  # the case's own tests say so
             target = resolve_model(root, case.server.target)
             prompts = load_case_prompts(root, case)[: 2 * case.prompts]
@@ -78,9 +77,9 @@ def check_contexts(root: Path, cases: Iterable[Case]) -> None:
                 first, needed_tokens = next(iter(overlong.items()))
                 message = (
                     f"dataset '{case.dataset}': prompt '{first.id}' needs {needed_tokens} tokens"
-                    f" with its replies, '{case.id}' has {limit_tokens}, and {len(overlong)} of its"
-                    f" prompts don't fit; raise max_model_len_tokens to {max(overlong.values())},"
-                    " or lower output_cap_tokens or turns"
+                    f" with its replies, '{case.id}' has {case.server.max_model_len_tokens}, and"
+                    f" {len(overlong)} of its prompts don't fit; raise max_model_len_tokens to"
+                    f" {max(overlong.values())}, or lower output_cap_tokens or turns"
                 )
                 raise DatasetError(message)
 

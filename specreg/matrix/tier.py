@@ -61,7 +61,7 @@ def load_tier(folder: Path, name: str) -> Tier:
     places: dict[str, str] = {}
     found: list[Case] = []
     for number, one in enumerate(head.cases, 1):
-        place = f"{_file(path)}, [[cases]] no. {number}"
+        place = f"matrix file '{path}', [[cases]] no. {number}"
         with _within(place):
             own = {**head.defaults, **one} if isinstance(one, dict) else one
             table = _convert(own, CasesTable)
@@ -83,10 +83,6 @@ def load_tier(folder: Path, name: str) -> Tier:
     return Tier(name=name, needs_gpus=head.needs_gpus, cases=cases, places=places, choices=choices)
 
 
-def _file(path: Path) -> str:
-    return f"matrix file '{path}'"
-
-
 @contextlib.contextmanager
 def _within(place: str) -> Iterator[None]:
     """Has an error begin with where it is."""
@@ -98,7 +94,7 @@ def _within(place: str) -> Iterator[None]:
 
 
 def _load_file(path: Path, kind: type[_TableT]) -> _TableT:
-    with _within(_file(path)):
+    with _within(f"matrix file '{path}'"):
         try:
             return _convert(tomllib.loads(path.read_text(encoding="utf-8")), kind)
         except (OSError, ValueError, RecursionError) as error:  # of TOML, and of a long number
@@ -110,7 +106,7 @@ def _pairs_of(path: Path, tables: Mapping[str, object]) -> dict[str, ModelsTable
     takers = [name for name, method in METHODS.items() if method.needs_draft]
     pairs = {}
     for name, table in tables.items():
-        with _within(f"{_file(path)}, [models.{name}]"):
+        with _within(f"matrix file '{path}', [models.{name}]"):
             pairs[name] = pair = _convert(table, ModelsTable)
             if pair.widen and pair.padding_layers:
                 message = "padding_layers with widen, which says how many; leave one of them out"

@@ -327,8 +327,13 @@ def _norm(length: int, narrow: Bits | None) -> Bits:
     return (weights.view(np.uint32) >> 16).astype(np.uint16)
 
 
-def _projection(kind: str, rows: _Axis, columns: _Axis, narrow: Bits | None) -> Bits:
-    """A widened projection; `narrow` is None in a layer that adds nothing."""
+def _tensor(kind: str, like: Bits, narrow: Bits | None, axes: Mapping[str, _Axis]) -> Bits:
+    """A widened tensor in place of one like that; `narrow` is None in a layer that adds nothing."""
+    if like.ndim == 1:
+        return _norm(axes["hidden"].length, narrow)
+    row, column = _AXES[kind]
+    rows = axes.get(row) or _Axis.of_first(len(like), len(like))
+    columns = axes[column].repeated(like.shape[1] // len(axes[column].real))
     bits = np.resize(_noise(), (rows.length, columns.length))
     if kind == "embed_tokens":
         bits[:] = 0
@@ -389,16 +394,6 @@ class _Widened:
         epsilon = config["rms_norm_eps"] * config["hidden_size"] / self.shape.hidden_size
         shape = dataclasses.asdict(self.shape)
         _write_config(self.source, folder, config | shape | {"rms_norm_eps": epsilon})
-
-
-def _tensor(kind: str, like: Bits, narrow: Bits | None, axes: Mapping[str, _Axis]) -> Bits:
-    """A widened tensor, in place of one like that."""
-    if like.ndim == 1:
-        return _norm(axes["hidden"].length, narrow)
-    row, column = _AXES[kind]
-    rows = axes.get(row) or _Axis.of_first(len(like), len(like))
-    columns = axes[column].repeated(like.shape[1] // len(axes[column].real))
-    return _projection(kind, rows, columns, narrow)
 
 
 def _widened(root: Path, spec: ServerSpec) -> Iterator[_Widened]:
