@@ -109,6 +109,19 @@ class ServerSpec(LaunchSettings):
         drafts = "" if usual else f"-k{self.draft_tokens}"
         return f"{self.engine}-{self.method}-{self.models}{drafts}"
 
+    @property
+    def without_speculation(self) -> "ServerSpec":
+        """The server that differs in speculation alone."""
+        return dataclasses.replace(
+            self,
+            method="none",
+            draft=None,
+            draft_tokens=0,
+            tree=None,
+            parallel=self.parallel.without_draft,
+            sizes=self.sizes and dataclasses.replace(self.sizes, draft_gib=0.0),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case(Workload):

@@ -17,6 +17,7 @@ from specreg.engines.registry import engine_named
 from specreg.engines.settings import LaunchSettings
 from specreg.matrix.case import Case, ServerSpec
 from specreg.matrix.schema import DraftTokens
+from specreg.matrix.tier import check_tree, within
 
 _HINTS = typing.get_type_hints(LaunchSettings, include_extras=True)
 _TYPES: Mapping[str, object] = MappingProxyType(
@@ -74,14 +75,20 @@ def overridden(case: Case, overrides: Sequence[Override], drafts: Mapping[str, s
 
     Raises:
         UnknownNameError: the engine doesn't have the method, or the pair no draft for it.
+        MatrixError: the method drafts trees and the case has none, or its tree can't be so deep.
     """
-    spec = case.server
+    spec, where = case.server, f"override of '{case.id}'"
     for one in overrides:
         if case.speculates or one.key not in _OF_SPECULATION:
             spec = _with(spec, one)
     if spec.method != case.server.method:
         named = any(one.key == "draft" for one in overrides)
-        spec = _with_draft(spec, f"override of '{case.id}'", drafts, named=named)
+        spec = _with_draft(spec, where, drafts, named=named)
+    if spec.method == "none":
+        spec = spec.without_speculation
+    else:
+        with within(where):
+            check_tree(spec.tree, spec.method, spec.draft_tokens)
     of_models = operator.attrgetter("target", "draft", "padding_layers", "dtype")
     if of_models(spec) != of_models(case.server):  # what others take isn't known
         spec = dataclasses.replace(spec, sizes=None)
@@ -105,8 +112,10 @@ def _with_draft(
     if method not in METHODS:
         raise UnknownNameError("method", method, METHODS, "override of method")
     engine_named(spec.engine).spelling_of(method, where)
+    if not METHODS[method].drafts_trees:
+        spec = dataclasses.replace(spec, tree=None)
     if not METHODS[method].needs_draft:
-        return dataclasses.replace(spec, draft=None, tree=None)
+        return dataclasses.replace(spec, draft=None, parallel=spec.parallel.without_draft)
     if named:
         return spec
     if method not in drafts:

@@ -62,7 +62,7 @@ def load_tier(folder: Path, name: str) -> Tier:
     found: list[Case] = []
     for number, one in enumerate(head.cases, 1):
         place = f"matrix file '{path}', [[cases]] no. {number}"
-        with _within(place):
+        with within(place):
             own = {**head.defaults, **one} if isinstance(one, dict) else one
             table = _convert(own, CasesTable)
             for case in _cases_of(table, pairs, on_gpu=on_gpu):
@@ -84,7 +84,7 @@ def load_tier(folder: Path, name: str) -> Tier:
 
 
 @contextlib.contextmanager
-def _within(place: str) -> Iterator[None]:
+def within(place: str) -> Iterator[None]:
     """Has an error begin with where it is."""
     try:
         yield
@@ -94,7 +94,7 @@ def _within(place: str) -> Iterator[None]:
 
 
 def _load_file(path: Path, kind: type[_TableT]) -> _TableT:
-    with _within(f"matrix file '{path}'"):
+    with within(f"matrix file '{path}'"):
         try:
             return _convert(tomllib.loads(path.read_text(encoding="utf-8")), kind)
         except (OSError, ValueError, RecursionError) as error:  # of TOML, and of a long number
@@ -106,7 +106,7 @@ def _pairs_of(path: Path, tables: Mapping[str, object]) -> dict[str, ModelsTable
     takers = [name for name, method in METHODS.items() if method.needs_draft]
     pairs = {}
     for name, table in tables.items():
-        with _within(f"matrix file '{path}', [models.{name}]"):
+        with within(f"matrix file '{path}', [models.{name}]"):
             pairs[name] = pair = _convert(table, ModelsTable)
             if pair.widen and pair.padding_layers:
                 message = "padding_layers with widen, which says how many; leave one of them out"
@@ -245,7 +245,7 @@ def _server_of(
         _check_name(f"draft in [models.{models}] for method", method, pair.drafts)
     engine_named(table.engine).spelling_of(method)
     if method != "none":
-        _check_tree(table.tree, method, draft_tokens)
+        check_tree(table.tree, method, draft_tokens)
     sizes = None
     if pair.target_gib is not None:
         draft_gib = pair.drafts_gib.get(method) if takes_draft else 0.0
@@ -263,24 +263,11 @@ def _server_of(
         draft_tokens=draft_tokens,
         sizes=sizes,
     )
-    return _without_speculation(spec) if method == "none" else spec
+    return spec.without_speculation if method == "none" else spec
 
 
-def _without_speculation(spec: ServerSpec) -> ServerSpec:
-    """The server that differs in speculation alone."""
-    return dataclasses.replace(
-        spec,
-        method="none",
-        draft=None,
-        draft_tokens=0,
-        tree=None,
-        parallel=spec.parallel.without_draft,
-        sizes=spec.sizes and dataclasses.replace(spec.sizes, draft_gib=0.0),
-    )
-
-
-def _check_tree(tree: Tree | None, method: str, depth: int) -> None:
-    """Check that a method that drafts trees has one that there can be, and another has none."""
+def check_tree(tree: Tree | None, method: str, depth: int) -> None:
+    """Raise a MatrixError unless a method that drafts trees has one that can be, and no other."""
     if METHODS[method].drafts_trees != (tree is not None):
         trees = ", ".join(name for name, one in METHODS.items() if one.drafts_trees)
         message = (
@@ -304,7 +291,7 @@ def _with_controls(cases: Iterable[Case]) -> tuple[Case, ...]:
     plain = {case.server for case in cases if not case.speculates}
 
     def control(case: Case) -> ServerSpec | None:
-        alike = _without_speculation(case.server)
+        alike = case.server.without_speculation
         return alike if case.speculates and alike in plain else None
 
     return tuple(dataclasses.replace(case, control=control(case)) for case in cases)

@@ -2,7 +2,8 @@ import dataclasses
 
 import pytest
 
-from specreg.core.errors import UnknownNameError, UnsupportedError
+from specreg.core.errors import MatrixError, UnknownNameError, UnsupportedError
+from specreg.engines.methods import Tree
 from specreg.matrix.case import Case
 from specreg.matrix.overrides import overridden, parse_override
 from tests.unit import builders
@@ -35,6 +36,30 @@ def test_another_method_takes_the_draft_that_the_models_have_for_it() -> None:
         with_overrides("method=eagle")
     with pytest.raises(UnknownNameError, match="unknown method 'nogram'; did you mean 'ngram'"):
         with_overrides("method=nogram")
+
+
+def test_a_tree_goes_with_its_method_and_fits_its_depth() -> None:
+    of_tree = dataclasses.replace(
+        builders.SPEC,
+        engine="sglang",
+        method="eagle3_tree",
+        tree=Tree(branches=2, drafted_tokens=6),
+    )
+    case = dataclasses.replace(builders.CASE, server=of_tree)
+    chain = with_overrides("method=eagle3", case=case)
+    assert (chain.server.tree, chain.server.drafted_tokens) == (None, 3)
+    with pytest.raises(
+        MatrixError, match=r"override of .*: method 'eagle3_tree' with no tree; nee"
+    ):
+        with_overrides("method=eagle3_tree", "draft=some/head", case=chain)
+    with pytest.raises(
+        MatrixError, match=r"override of .* with draft_tokens = 7 and tree\.branches"
+    ):
+        with_overrides("draft_tokens=7", case=case)
+
+
+def test_a_case_without_speculation_drafts_nothing() -> None:
+    assert with_overrides("method=none").server == builders.PLAIN_SPEC
 
 
 def test_what_is_of_speculation_leaves_a_server_without_it_as_it_is() -> None:
