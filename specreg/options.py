@@ -7,22 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from specreg.suite.options import Options
+from specreg.suite.options import Options, flag_of
 
 GROUP = "specreg"
-_ONE_MACHINE = "pytest -n auto measures on all GPUs of this machine (docs/many.md)"
-GONE = {
-    "--specreg-verbose": "report.html and report.json of the run have all percentiles",
-    "--specreg-budget-gpu-min": "--num-prompts=N replays N prompts of each case, and"
-    " --specreg-shard=I/N cuts the run; specreg matrix says how long it takes",
-    "--specreg-workers": _ONE_MACHINE,
-    "--specreg-ray": "specreg ray --address auto runs the shards on a cluster (docs/many.md)",
-    "--specreg-slurm": "an array of jobs with --specreg-shard=I/N, then specreg merge"
-    " (docs/many.md)",
-    "--specreg-nodes": "start the server yourself, and measure it with --specreg-attach=URL",
-    "--specreg-node-command": "start the server yourself, and measure it with --specreg-attach=URL",
-}
-"""Options of earlier versions, and what to use instead."""
 
 
 def add_options(parser: pytest.Parser, typed: Sequence[str]) -> None:
@@ -32,18 +19,16 @@ def add_options(parser: pytest.Parser, typed: Sequence[str]) -> None:
         parser: pytest's.
         typed: the arguments as they were typed.
     """
-    flags = [field.metadata["flag"] for field in dataclasses.fields(Options)]
+    fields = dataclasses.fields(Options)
+    flags = [*map(flag_of, fields)]
     names = [one.partition("=")[0] for one in typed if one.startswith("--")]
-    unknown = [one for one in names if one not in flags and one not in GONE]
+    unknown = [one for one in names if one not in flags]
     close = [difflib.get_close_matches(one, flags, n=1) for one in unknown]
     if any(close):
         parser.extra_info["did you mean"] = ", ".join(one[0] for one in close if one)
-    parser.extra_info.update({one: f"is gone; {GONE[one]}" for one in names if one in GONE})
     group = parser.getgroup(GROUP, "specreg: performance regressions of speculative decoding")
-    for field in dataclasses.fields(Options):
-        group.addoption(
-            field.metadata["flag"], dest=_dest(field.name), **field.metadata["argparse"]
-        )
+    for field in fields:
+        group.addoption(flag_of(field), dest=_dest(field.name), **field.metadata["argparse"])
 
 
 def read_options(config: pytest.Config) -> Options:

@@ -1,25 +1,31 @@
-"""The options of a run, each declared once: a field with its flag, default and help."""
+"""The options of a run, each declared once: a field with its help and default."""
 
 import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-_OF_ONE_RUN = frozenset(
-    (
-        "tier",
-        "require_tier",
-        "update_baselines",
-        "reason",
-        "launches",
-        "record_minutes",
-        "resume",
-        "shard",
-    )
-)
 
+def _option(
+    text: str,
+    default: object = None,
+    *,
+    flag: str = "",
+    is_repeated: bool = True,
+    **argparse: object,
+) -> Any:  # noqa: ANN401 - like dataclasses.field
+    """A field of `Options`.
 
-def _option(flag: str, default: object, text: str, **argparse: object) -> Any:  # noqa: ANN401 - like dataclasses.field
-    metadata = {"flag": flag, "argparse": {"default": default, "help": text, **argparse}}
+    Args:
+        text: its help.
+        default: False of one that takes no value.
+        flag: as it is typed, else `--specreg-` and the field's name.
+        is_repeated: whether it is typed again to run the same cases again.
+        argparse: what else argparse is told.
+    """
+    if default is False:
+        argparse["action"] = "store_true"
+    argparse |= {"default": default, "help": text}
+    metadata = {"flag": flag, "is_repeated": is_repeated, "argparse": argparse}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -28,118 +34,96 @@ class Options:
     """What the user asked for."""
 
     tier: str | None = _option(
-        "--specreg-tier", None, "which matrix to run (default: gpu where there is one, else cpu)"
+        "which matrix to run (default: gpu where there is one, else cpu)", is_repeated=False
     )
     require_tier: bool = _option(
-        "--specreg-require-tier",
+        "fail at once where the machine lacks what the tier needs (default: skip its cases)",
         default=False,
-        text="fail at once where the machine lacks what the tier needs (default: skip its cases)",
-        action="store_true",
+        is_repeated=False,
     )
     update_baselines: bool = _option(
-        "--update-baselines",
+        "record the baselines of the cases that run, and of no others",
         default=False,
-        text="record the baselines of the cases that run, and of no others",
-        action="store_true",
+        flag="--update-baselines",
+        is_repeated=False,
     )
     reason: str | None = _option(
-        "--reason",
-        None,
         "why baselines are recorded (default: the engine, its version, the commit)",
+        flag="--reason",
+        is_repeated=False,
     )
     launches: int | None = _option(
-        "--specreg-launches",
-        None,
         "how many launches of each server to measure, 1 or more (default: 3 to record, else 1)",
+        is_repeated=False,
         type=int,
     )
     record_minutes: float = _option(
-        "--specreg-record-minutes",
-        10.0,
         "for how long launches beyond the first three may be measured to record what runs can"
         " tell, in minutes; none with --specreg-launches",
+        10.0,
+        is_repeated=False,
         type=float,
     )
     num_prompts: int | None = _option(
-        "--num-prompts",
-        None,
         "how many prompts each case replays, spread over their categories (default: its own"
         " number); acceptance is compared prompt by prompt then, speed isn't",
+        flag="--num-prompts",
         type=int,
     )
     inconclusive: str = _option(
-        "--specreg-inconclusive",
-        "fail",
         "what a test does where the measurements can't tell: fail, or warn and pass; warn-speed is"
         " for speeds alone, where neighbours move the machine",
+        "fail",
         choices=("fail", "warn", "warn-speed"),
     )
     shard: str | None = _option(
-        "--specreg-shard",
-        None,
         "run the I-th of N parts of the run, cut by expected time, I from 1; specreg merge joins"
         " them. list/N shows them, list each server group",
+        is_repeated=False,
         metavar="I/N|list",
     )
     oracle: bool = _option(
-        "--specreg-oracle",
+        "hold each engine's steps against what its models give; needs torch, 1 to 5 GB",
         default=False,
-        text="hold each engine's steps against what its models give; needs torch, 1 to 5 GB",
-        action="store_true",
     )
-    matrix: str = _option(
-        "--specreg-matrix", "fixtures/matrix", "the folder of the tiers, from the root"
-    )
-    baselines: str = _option(
-        "--specreg-baselines", "baselines", "the folder of the baselines, from the root"
-    )
+    matrix: str = _option("the folder of the tiers, from the root", "fixtures/matrix")
+    baselines: str = _option("the folder of the baselines, from the root", "baselines")
     runs: str = _option(
-        "--specreg-runs",
-        ".specreg/runs",
-        "the folder of what each run leaves: logs, journal, reports; from the root",
+        "the folder of what each run leaves: logs, journal, reports; from the root", ".specreg/runs"
     )
     history: str | None = _option(
-        "--specreg-history",
-        None,
         "the folder of what all runs did, a line for each case and run; from the root (default:"
-        " history, beside the folder of the runs)",
+        " history, beside the folder of the runs)"
     )
     no_wait: bool = _option(
-        "--specreg-no-wait",
+        "fail at once where another run of specreg has the GPU (default: wait until it ends)",
         default=False,
-        text="fail at once where another run of specreg has the GPU (default: wait until it ends)",
-        action="store_true",
     )
     resume: bool = _option(
-        "--specreg-resume",
+        "go on with the last run that was cut off: what it finished isn't measured again",
         default=False,
-        text="go on with the last run that was cut off: what it finished isn't measured again",
-        action="store_true",
+        is_repeated=False,
     )
     engine_version: str | None = _option(
-        "--specreg-engine-version",
-        None,
-        "the engine's version to install, e.g. 0.31.0 (default: the one that specreg knows best)",
+        "the engine's version to install, e.g. 0.31.0 (default: the one that specreg knows best)"
     )
     engine_python: str | None = _option(
-        "--specreg-engine-python",
-        None,
-        "an interpreter that has the engine already (default: an environment made by uv, cached)",
+        "an interpreter that has the engine already (default: an environment made by uv, cached)"
     )
     attach: str | None = _option(
-        "--specreg-attach",
-        None,
-        "the URL of a server that somebody else runs, http://HOST:PORT; choose its cases with -k",
+        "the URL of a server that somebody else runs, http://HOST:PORT; choose its cases with -k"
     )
     engine: str | None = _option(
-        "--engine", None, "the engine whose cases to run (default: all; needed to attach)"
+        "the engine whose cases to run (default: all; needed to attach)", flag="--engine"
     )
     ready_within_s: float = _option(
-        "--specreg-ready-within-s",
-        600.0,
-        "how long a server may take to its first token, in seconds",
-        type=float,
+        "how long a server may take to its first token, in seconds", 600.0, type=float
     )
+
+
+def flag_of(field: dataclasses.Field[Any]) -> str:
+    """What is typed for an option."""
+    return field.metadata["flag"] or f"--specreg-{field.name.replace('_', '-')}"
 
 
 def options_to_repeat(options: Options, tier: str) -> tuple[str, ...]:
@@ -148,9 +132,9 @@ def options_to_repeat(options: Options, tier: str) -> tuple[str, ...]:
     Options that are of one run alone, a reason for instance, are left out.
     """
     given = [
-        (field.metadata["flag"], getattr(options, field.name))
+        (flag_of(field), getattr(options, field.name))
         for field in dataclasses.fields(Options)
-        if field.name not in _OF_ONE_RUN and getattr(options, field.name) != field.default
+        if field.metadata["is_repeated"] and getattr(options, field.name) != field.default
     ]
     told = (flag if value is True else f"{flag}={value}" for flag, value in given)
     return (f"--specreg-tier={tier}", *told)

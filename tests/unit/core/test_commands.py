@@ -1,6 +1,7 @@
 """Every command that specreg tells a user to type works as it is printed."""
 
 import ast
+import dataclasses
 import importlib.metadata
 import re
 import shlex
@@ -17,8 +18,7 @@ from typer.testing import CliRunner
 from specreg.cli import app
 from specreg.core import commands
 from specreg.core.commands import install_command, record_command, specreg_command
-from specreg.options import GONE
-from specreg.suite.options import Options
+from specreg.suite.options import Options, flag_of
 from tests.unit import builders
 
 LIBRARY = builders.ROOT / "specreg"
@@ -64,7 +64,7 @@ def test_hints_that_name_a_command_have_it_from_one_place() -> None:
 
 
 def test_an_option_that_a_text_names_is_one() -> None:
-    known = {field.metadata["flag"] for field in Options.__dataclass_fields__.values()} | {*GONE}
+    known = set(map(flag_of, dataclasses.fields(Options)))
     named = {
         flag
         for _, tree in trees()

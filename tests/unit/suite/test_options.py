@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from specreg.options import read_options
-from specreg.suite.options import Options, options_to_repeat
+from specreg.suite.options import Options, flag_of, options_to_repeat
 from tests.unit import builders
 
 pytest_plugins = ["pytester"]
@@ -38,7 +38,7 @@ def test_the_help_names_each_flag(pytester: pytest.Pytester) -> None:
     matrix = str(builders.ROOT / "fixtures/matrix")
     done = pytester.runpytest("-p", "specreg.plugin", "--specreg-matrix", matrix, "--help")
     text = done.stdout.str()
-    assert [f.name for f in dataclasses.fields(Options) if f.metadata["flag"] not in text] == []
+    assert [f.name for f in dataclasses.fields(Options) if flag_of(f) not in text] == []
 
 
 def test_what_repeats_a_run_is_all_but_what_was_of_it_alone() -> None:
