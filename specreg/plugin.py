@@ -46,17 +46,19 @@ from specreg.suite.configure import (
     why_unfit,
 )
 from specreg.suite.finish import record_run, render_end, run_verdict
-from specreg.suite.merge import PLAN, plan_of
+from specreg.suite.merge import WORKERS_FOLDER, plan_of, take_workers
+from specreg.suite.plan import PLAN
 from specreg.suite.recording import record_baselines, render_recording
 from specreg.suite.run import Suite
 from specreg.suite.shards import (
+    check_workers,
     cut,
     longest_first,
+    make_scheduler,
     parse_choice,
     render_shards,
     server_groups,
 )
-from specreg.suite.workers import WORKERS_FOLDER, check_workers, make_scheduler, take_workers
 from specreg.telemetry.identity import find_gpus
 
 SUITE = pytest.StashKey[Suite]()
@@ -414,7 +416,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     _conclude(config, suite)
     if suite.measurements and cut_short:
         lines.append("to go on from here, type the same again with --specreg-resume")
-    if suite.update_reason is not None and suite.measurements and not suite.is_part:
+    if suite.records and suite.measurements and not suite.is_part:
         _update_baselines(session, cut_short=cut_short)
     only_ours = exitstatus == pytest.ExitCode.TESTS_FAILED and not kept.others_failed
     if exitstatus == pytest.ExitCode.OK or only_ours:
@@ -476,7 +478,7 @@ def _ended_without(session: pytest.Session, suite: Suite) -> bool:
     """Whether the run was to judge and didn't; one that only lists or records wasn't to."""
     return (
         session.config.stash[_SESSION].is_asked
-        and suite.update_reason is None
+        and not suite.records
         and not session.config.getoption("collectonly")
         and not hasattr(session.config, "workerinput")
         and session.exitstatus != pytest.ExitCode.USAGE_ERROR

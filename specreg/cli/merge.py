@@ -11,7 +11,8 @@ from specreg.cli.options import HERE, WIDTH, RootOption
 from specreg.report.document import FILE_NAME, exit_status, load_report
 from specreg.report.terminal import render_report
 from specreg.suite.finish import record_run, run_verdict
-from specreg.suite.merge import PLAN, MergedShards, load_shard, open_merged, take_shards
+from specreg.suite.merge import open_merged, take_shards
+from specreg.suite.plan import PLAN, MergedShards, load_shard
 from specreg.suite.recording import record_baselines, render_recording
 
 
@@ -30,7 +31,7 @@ def merge(
     suite.conclude()
     status = exit_status(suite.verdicts) or int(any(one.failed_otherwise for one in shards))
     color = sys.stdout.isatty()
-    if suite.update_reason is not None:
+    if suite.records:
         written, refused = record_baselines(suite)
         status = status or int(bool(refused or said))
         recorded = render_recording(suite, written, refused, width=WIDTH, color=color)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from specreg.baselines.store import BaselineStore
 from specreg.core.commands import run_command
 from specreg.core.errors import SpecregError, UnknownNameError
 from specreg.core.timeline import Timeline
@@ -15,11 +14,10 @@ from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import why_no_models
 from specreg.matrix.tier import load_tier, with_prompts
 from specreg.measurement.journal import Journal, last_run, load_checks, load_journal
-from specreg.measurement.metrics import METRICS, check_allowed
+from specreg.measurement.metrics import check_allowed
 from specreg.report.progress import Progress
 from specreg.servers.attach import alone, check_attached
-from specreg.servers.provision import Provision
-from specreg.suite.options import Options, options_to_repeat
+from specreg.suite.options import Options
 from specreg.suite.recording import further_launches
 from specreg.suite.run import Suite
 from specreg.suite.shards import parse_choice
@@ -121,25 +119,17 @@ def open_suite(
         options=options,
         root=root,
         tier=tier,
-        store=BaselineStore(
-            folder=root / options.baselines,
-            environment=current_environment(needs_gpus=tier.gpus_used(gpus.memory_gib))
-            if options.attach is None
-            else UNKNOWN_ENVIRONMENT,
-            options=options_to_repeat(options, tier.name),
-        ),
-        launches=options.launches or (_LAUNCHES_TO_RECORD if options.update_baselines else 1),
-        update_reason=(options.reason or "").strip() if options.update_baselines else None,
+        environment=current_environment(needs_gpus=tier.gpus_used(gpus.memory_gib))
+        if options.attach is None
+        else UNKNOWN_ENVIRONMENT,
         began_at=began_at,
         load=processor_load(),
-        provision=provision_of(options, tier, progress.show, progress.tell),
         run_folder=run_folder,
-        history=root / options.history if options.history else runs.parent / "history",
-        softened=softened_of(options),
         journal=journal,
         earlier=_earlier(sources, load_journal),
         earlier_checks=_earlier(sources, load_checks),
         show=progress.show,
+        tell=progress.tell,
         measure_further=further_launches(options),
         timeline=Timeline(listener=progress.watch),
         shares_machine=within is not None,
@@ -156,31 +146,6 @@ def _part(options: Options) -> str:
         return ""
     choice = parse_choice(options.shard)
     return f"-{choice.number}of{choice.of}"
-
-
-def provision_of(
-    options: Options, tier: Tier, show: Callable[[str], None], tell: Callable[[str], None]
-) -> Provision:
-    """Where the engines of a run come from."""
-    return Provision(
-        on_gpu=tier.needs_gpus > 0,
-        version=options.engine_version,
-        python=options.engine_python,
-        url=options.attach.rstrip("/") if options.attach else None,
-        show=show,
-        tell=tell,
-        waits=not options.no_wait,
-    )
-
-
-def softened_of(options: Options) -> frozenset[str]:
-    """The metrics whose tests pass where their effect is INCONCLUSIVE."""
-    return frozenset(
-        name
-        for name, metric in METRICS.items()
-        if options.inconclusive == "warn"
-        or (options.inconclusive == "warn-speed" and metric.by_launch)
-    )
 
 
 def _earlier(

@@ -41,10 +41,8 @@ from specreg.servers.launch import launches_of
 from specreg.suite.run import Suite
 from specreg.telemetry.identity import find_gpus
 from specreg.verdicts.history import (
-    History,
     RunRecord,
     headroom_frac,
-    history_path,
     load_history,
     record_history,
     run_record,
@@ -97,10 +95,9 @@ def record_runs(suite: Suite) -> None:
     Raises:
         ReportError: the disk refuses.
     """
-    if suite.update_reason is not None or suite.provision.url is not None or suite.is_part:
+    if suite.records or suite.provision.url is not None or suite.is_part:
         return
-    path, records = history_path(suite.history, suite.environment.name), []
-    known = load_history(path)
+    known, records = load_history(suite.history), []
     for case in measured_cases(suite):
         if any(one.run == suite.name for one in known.of(case.id)):
             continue  # the same shards are merged again
@@ -109,7 +106,7 @@ def record_runs(suite: Suite) -> None:
         if launches and verdicts:
             exact, settings = _exact(suite, case), suite.settings(case)
             records.append(run_record(suite.name, launches, verdicts, settings, exact))
-    record_history(path, records)
+    record_history(suite.history, records)
 
 
 def _why_nothing(suite: Suite) -> str:
@@ -139,7 +136,7 @@ def run_verdict(suite: Suite, status: int, *, cut_short: bool) -> RunVerdict:
 def report_of(suite: Suite, run: RunVerdict, *, command: str, said: tuple[str, ...] = ()) -> Report:
     """Fill the document of a run that ends."""
     options = suite.store.options
-    history = past_runs(suite)
+    history = load_history(suite.history)
     judged = {verdict.case_id for verdict in suite.verdicts}
     return Report(
         run=run,
@@ -163,7 +160,7 @@ def remarks(suite: Suite) -> Iterator[str]:
     Of a recording only what was measured twice.
     """
     yield from suite.retried
-    if suite.update_reason is not None:
+    if suite.records:
         return
     if fewer := [case.prompts for case in measured_cases(suite) if case.matrix_prompts]:
         least, most = min(fewer), max(fewer)
@@ -172,7 +169,7 @@ def remarks(suite: Suite) -> Iterator[str]:
             f"--num-prompts left {many} prompts of a case: acceptance was compared over those"
             " that its baseline has too, speed wasn't"
         )
-    history = past_runs(suite)
+    history = load_history(suite.history)
     if history.wrong:
         yield history.wrong
     for case in measured_cases(suite):
@@ -204,8 +201,9 @@ def render_end(
         width: of the terminal, in characters.
         color: whether it shows colors.
     """
-    recording = suite.update_reason is not None
-    judged = [one for one in suite.verdicts if not recording or one.outcome is not Outcome.MEASURED]
+    judged = [
+        one for one in suite.verdicts if not suite.records or one.outcome is not Outcome.MEASURED
+    ]
     parts = [render_verdicts(judged, width=width, color=color) if judged else "", *lines]
     parts.append(render_figures(last_launches(suite.figures), width=width, color=color))
     parts.append(render_times(_time(suite), width=width, color=color))
@@ -213,7 +211,7 @@ def render_end(
         parts.append("the servers of this tier say nothing of speed, so none is shown")
     if suite.taken_over:
         parts.append(f"taken over from the run that was cut off: {', '.join(suite.taken_over)}")
-    if not recording:
+    if not suite.records:
         untold = [one for one in suite.verdicts if not (told and one.fails)]
         parts.append(render_notes(untold, suite.environment.name))
     parts.extend(remarks(suite))
@@ -222,17 +220,12 @@ def render_end(
     if run is not None:
         parts.append(render_answers(answers_of_run(run), color=color))
     cases = {case.id for case in suite.tier.cases}
-    again = ("--update-baselines",) if recording else ()
+    again = ("--update-baselines",) if suite.records else ()
     parts.append(render_next(suite.verdicts, cases, (*suite.store.options, *again)))
     return "\n\n".join(filter(None, parts))
 
 
 _LAST_RUNS = 60
-
-
-def past_runs(suite: Suite) -> History:
-    """What earlier runs on this machine did."""
-    return load_history(history_path(suite.history, suite.environment.name))
 
 
 def _time(suite: Suite) -> RunTime:
@@ -241,14 +234,13 @@ def _time(suite: Suite) -> RunTime:
 
 def driver_version_of(suite: Suite) -> str:
     """The driver of the machine's GPUs, empty without."""
-    if suite.driver_version is not None:
-        return suite.driver_version
-    return find_gpus().driver_version
+    return suite.merged.plan.driver_version if suite.merged else find_gpus().driver_version
 
 
 def torch_version_of(suite: Suite, case: Case) -> str:
     """The torch that a case's engine ran with, empty where it isn't known."""
-    return suite.torch_versions.get(case.id) or suite.provision.torch_version(case.server)
+    told = suite.merged.torch_version(case.id) if suite.merged else ""
+    return told or suite.provision.torch_version(case.server)
 
 
 def measured_cases(suite: Suite) -> Iterable[Case]:
@@ -280,7 +272,7 @@ def _case_report(
     suite: Suite, case: Case, records: Sequence[RunRecord], options: tuple[str, ...]
 ) -> CaseReport:
     measured = [one for one in suite.measurements if one.case.id == case.id]
-    valid, is_recorded = [one for one in measured if one.values], suite.update_reason is not None
+    valid = [one for one in measured if one.values]
     settings: CaseSettings | None = None
     expected: Expected | None = None
     with contextlib.suppress(SpecregError):  # the case is red for it, and says why
@@ -302,7 +294,7 @@ def _case_report(
         history=tuple(records[-_LAST_RUNS:]),
         reproduce=run_command((case.id,), _with_version(options, figures)),
         logs=tuple(_logs(suite, case)),
-        torch_version=torch_version_of(suite, case) if measured and is_recorded else "",
+        torch_version=torch_version_of(suite, case) if measured and suite.records else "",
         error=suite.errors.get(case.id, ""),
     )
 

@@ -20,11 +20,11 @@ from specreg.measurement.metrics import METRICS
 from specreg.report.terminal import render_recorded, render_undecidable, render_written
 from specreg.servers.launch import Launch, launches_of
 from specreg.stats.intervals import Spread
-from specreg.suite.finish import driver_version_of, measured_cases, past_runs, torch_version_of
+from specreg.suite.finish import driver_version_of, measured_cases, torch_version_of
 from specreg.suite.options import Options
 from specreg.suite.run import Suite
 from specreg.verdicts.detection import MOST_LAUNCHES, detectable, detects_against
-from specreg.verdicts.history import RunRecord, identical_to, noise_of
+from specreg.verdicts.history import RunRecord, identical_to, load_history, noise_of
 from specreg.verdicts.judge import Outcome
 
 _NS_PER_S = 10**9
@@ -154,13 +154,13 @@ def _record(suite: Suite, case: Case, measurements: list[Measurement]) -> Record
     first = measurements[0]
     settings = suite.settings(case)
     draft_sha256 = model_sha256(first.draft) if first.draft else ""
-    history = past_runs(suite).of(case.id)
+    history = load_history(suite.history).of(case.id)
     identical = identical_to(history, settings, first.engine_version, draft_sha256)
     return record_measurements(
         measurements,
         settings,
         suite.store,
-        reason=suite.update_reason or "",
+        reason=(suite.options.reason or "").strip(),
         torch_version=torch_version_of(suite, case),
         driver_version=driver_version_of(suite),
         complete=functools.partial(_completed, suite, case, identical),

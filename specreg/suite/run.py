@@ -8,7 +8,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,7 +21,7 @@ from specreg.core.errors import (
     SpecregError,
 )
 from specreg.core.signals import check_signalled
-from specreg.core.timeline import Phase, RunTime, Timeline
+from specreg.core.timeline import Phase, Timeline
 from specreg.correctness.checks import ControlAnswers, CorrectnessCheck, RunningCase, checks_of
 from specreg.correctness.oracle_client import predict_drafts
 from specreg.matrix.case import Case
@@ -47,20 +47,6 @@ MeasureFurther = Callable[["Suite", Launch], None]
 _DoneT = TypeVar("_DoneT")
 
 
-class Merged(Protocol):
-    """What other processes measured and checked; each raises SpecregError where they didn't."""
-
-    @property
-    def time(self) -> RunTime:
-        """Where theirs went, all of them together."""
-
-    def measurement(self, case: Case, launch: int) -> Measurement:
-        """What was measured of a case on a launch."""
-
-    def verdict(self, check: CorrectnessCheck, case: Case) -> Verdict:
-        """The verdict of a check."""
-
-
 @dataclass(slots=True, kw_only=True)
 class Suite(Scope):
     """A run: what it measures and judges, and what it has so far.
@@ -71,8 +57,7 @@ class Suite(Scope):
         journal: of this run; earlier, earlier_checks: what the run that is resumed had measured
             and checked.
         measure_further: measures more launches of a server that is recorded.
-        show: is told what goes on; timeline: which phase, for which server pair.
-        merged: what other processes measured, None where this one measures.
+        timeline: which phase goes on, for which server pair.
         taken_over: what an earlier run had measured; retried: what was measured a second time, as
             its server had gone away.
         figures: of each measurement so far.
@@ -82,10 +67,8 @@ class Suite(Scope):
     journal: Journal
     earlier: Mapping[Key, Measurement]
     earlier_checks: Mapping[tuple[Key, str], Mapping[str, Any]] = field(default_factory=dict)
-    show: Callable[[str], None]
     measure_further: MeasureFurther = lambda *_: None
     timeline: Timeline = field(default_factory=Timeline)
-    merged: Merged | None = None
     taken_over: list[str] = field(default_factory=list)
     retried: list[str] = field(default_factory=list)
     servers: Servers = field(init=False)
@@ -99,6 +82,7 @@ class Suite(Scope):
     _control_answers: ControlAnswers = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        Scope.__post_init__(self)
         self.servers = Servers(
             root=self.root,
             provision=self.provision,
@@ -237,8 +221,8 @@ class Suite(Scope):
         A case that is asked for acceptance alone stops once that has regressed; speeds are those
         of all prompts.
         """
-        recording, timed = self.update_reason is not None, self.asks_speed(case)
-        power = recording or any(one.family is Family.POWER for one in self.asked_of(case))
+        timed = self.asks_speed(case)
+        power = self.records or any(one.family is Family.POWER for one in self.asked_of(case))
         plan = Plan(
             show=self._show_or_stop,
             turn_to=self.timeline.turn_to,
@@ -247,7 +231,7 @@ class Suite(Scope):
             power_s=case.power_s if power else 0.0,
             watching=watching,
         )
-        if recording:
+        if self.records:
             return dataclasses.replace(
                 plan, enough=lambda _, look: look is Look.FULL and launch > 1
             )
@@ -353,7 +337,7 @@ class Suite(Scope):
                 raise
             except SpecregError:  # the case's own tests say so
                 continue
-        if self.update_reason is None:
+        if not self.records:
             self.confirmation.confirm()
         elif number == self.launches:
             self.measure_further(self, server.launch)
@@ -371,7 +355,7 @@ class Suite(Scope):
         """
         measurement = self._measured[case.id, launch]
         value = measurement.values.get(metric.name)
-        waits = self.update_reason is not None or (metric.by_launch and launch < self.launches)
+        waits = self.records or (metric.by_launch and launch < self.launches)
         if waits and value is not None:
             verdict = Verdict(
                 case_id=case.id, metric=metric.name, outcome=Outcome.MEASURED, value=value
@@ -444,7 +428,7 @@ class Suite(Scope):
     def conclude(self) -> list[tuple[Verdict, Verdict]]:
         """Look at all verdicts together; those whose word changes, before and after."""
         before = tuple(self.verdicts)
-        self.confirmation.conclude(self.hosts)
+        self.confirmation.conclude(self.merged.hosts if self.merged else {})
         pairs = zip(before, self.verdicts, strict=True)
         return [(one, now) for one, now in pairs if one.outcome is not now.outcome]
 

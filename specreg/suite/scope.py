@@ -2,7 +2,7 @@
 
 import datetime as dt
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +18,12 @@ from specreg.measurement.journal import Key
 from specreg.measurement.metrics import METRICS, Family, Metric
 from specreg.servers.launch import Launch, launches_of
 from specreg.servers.provision import Provision
-from specreg.suite.options import Options
+from specreg.suite.options import Options, options_to_repeat
+from specreg.suite.plan import MergedShards
 from specreg.telemetry.identity import Environment, ProcessorLoad
+from specreg.verdicts.history import history_path
+
+_LAUNCHES_TO_RECORD = 3
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,13 +32,10 @@ class Scope:
 
     Attributes:
         options: what the user asked for.
-        root: the repository's root; tier: what runs; store: the baselines of this machine.
-        launches: how many launches of each server are measured.
-        update_reason: why baselines are recorded, empty for the usual; None when they aren't.
-        provision: where the engines come from.
-        run_folder: where this run leaves logs and its journal; history: the folder of
-            what all runs did.
-        softened: the metrics whose tests pass where an effect is INCONCLUSIVE.
+        root: the repository's root; tier: what runs; environment: the machine.
+        run_folder: where this run leaves logs and its journal.
+        show: is told what goes on; tell: what must be printed in any case.
+        store: the baselines of this machine; provision: where the engines come from.
         asked: by case, the metrics that this run judges; one that isn't there is asked for all.
         skipped: by case that was asked for and can't run here, what it needs.
         unfetched: by case that isn't skipped, why its models can't be fetched; skips_unfetched:
@@ -42,22 +43,20 @@ class Scope:
         no_power: why power can't be measured, empty where it can or isn't asked for.
         load: of the processor when the run began; None where others measured.
         shares_machine: whether other processes of the same run measure on this machine.
-        hosts, driver_version, torch_versions, ended_at, merged_run: of what other processes
-            measured: the machine and what the engine ran with by case, the driver of the GPUs, when
-            the last of them was done, and the name of the whole run.
+        merged: what other processes measured, None where this one measures.
+        merged_run, ended_at: of shards, the name of the whole run, and when the last one was done.
         began_at, began_ns: when it began, on the wall and on the monotonic clock.
     """
 
     options: Options = field(default_factory=Options)
     root: Path
     tier: Tier
-    store: BaselineStore
-    launches: int
-    update_reason: str | None
-    provision: Provision
+    environment: Environment
     run_folder: Path
-    history: Path
-    softened: AbstractSet[str] = frozenset()
+    show: Callable[[str], None]
+    tell: Callable[[str], None] = print
+    store: BaselineStore = field(init=False)
+    provision: Provision = field(init=False)
     asked: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     unfetched: Mapping[str, str] = field(default_factory=dict)
@@ -65,14 +64,52 @@ class Scope:
     no_power: str = ""
     load: ProcessorLoad | None = None
     shares_machine: bool = False
-    hosts: Mapping[str, str] = field(default_factory=dict)
-    driver_version: str | None = None
-    torch_versions: Mapping[str, str] = field(default_factory=dict)
-    ended_at: str = ""
+    merged: MergedShards | None = None
     merged_run: str = ""
+    ended_at: str = ""
     began_at: dt.datetime = field(default_factory=lambda: dt.datetime.now(tz=dt.UTC))
     began_ns: int = field(default_factory=time.monotonic_ns)
     _known: tuple[Case, CaseBaselines] | None = None
+
+    def __post_init__(self) -> None:
+        options = self.options
+        self.store = BaselineStore(
+            folder=self.root / options.baselines,
+            environment=self.environment,
+            options=options_to_repeat(options, self.tier.name),
+        )
+        self.provision = Provision(
+            on_gpu=self.tier.needs_gpus > 0,
+            version=options.engine_version,
+            python=options.engine_python,
+            url=options.attach.rstrip("/") if options.attach else None,
+            show=self.show,
+            tell=self.tell,
+            waits=not options.no_wait,
+        )
+
+    @property
+    def launches(self) -> int:
+        """How many launches of each server are measured."""
+        return self.options.launches or (_LAUNCHES_TO_RECORD if self.records else 1)
+
+    @property
+    def records(self) -> bool:
+        """Whether baselines are recorded, and nothing is judged."""
+        return self.options.update_baselines
+
+    @property
+    def history(self) -> Path:
+        """The file of what the runs on this machine did."""
+        folder = self.options.history or Path(self.options.runs).parent / "history"
+        return history_path(self.root / folder, self.environment.name)
+
+    @property
+    def softened(self) -> AbstractSet[str]:
+        """The metrics whose tests pass where an effect is INCONCLUSIVE."""
+        asked = self.options.inconclusive
+        speeds = {name for name, metric in METRICS.items() if metric.by_launch}
+        return {"fail": set(), "warn": METRICS.keys(), "warn-speed": speeds}[asked]
 
     @property
     def now(self) -> dt.datetime:
@@ -99,11 +136,6 @@ class Scope:
                 if self.options.engine in {None, case.server.engine}:
                     yield *launches_of(case, number), case
 
-    @property
-    def environment(self) -> Environment:
-        """The machine."""
-        return self.store.environment
-
     def asked_of(self, case: Case) -> tuple[Metric, ...]:
         """The metrics that this run judges of a case."""
         asked = self.asked.get(case.id, METRICS.keys())
@@ -111,8 +143,7 @@ class Scope:
 
     def asks_speed(self, case: Case) -> bool:
         """Whether the run wants to know how fast a case is."""
-        recording = self.update_reason is not None
-        return recording or any(metric.by_launch for metric in self.asked_of(case))
+        return self.records or any(metric.by_launch for metric in self.asked_of(case))
 
     @property
     def asks_for_all(self) -> bool:
@@ -142,7 +173,7 @@ class Scope:
     def key(self, case: Case, launch: int) -> Key:
         """What has to be equal for an earlier run's measurement to be taken over."""
         asked = "all" if self.asks_speed(case) else "acceptance"  # others' prompts or no control
-        if self.update_reason is not None:
+        if self.records:
             asked = "record"
         spec = case.server
         models = [resolve_model(self.root, name) for name in (spec.target, spec.draft) if name]

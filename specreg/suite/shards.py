@@ -1,6 +1,7 @@
-"""Cut a run into shards: sets of server groups, each run by an ordinary pytest process.
+"""Share a run out: cut it into shards, or deal its server groups to workers of pytest-xdist.
 
-The cut depends on committed files alone, so it is the same on every machine at the same commit.
+A shard is a set of server groups that an ordinary pytest process runs. The cut depends on committed
+files alone, so it is the same on every machine at the same commit.
 """
 
 import re
@@ -8,6 +9,7 @@ import subprocess
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -15,11 +17,21 @@ from specreg.baselines.estimate import START_S, estimate_of
 from specreg.baselines.store import BaselineStore
 from specreg.core.errors import SpecregError
 from specreg.matrix.case import Case, Tier
+from specreg.measurement.metrics import METRICS
 from specreg.servers.launch import Launch, launches_of
+from specreg.suite.scope import Scope
 from specreg.telemetry.identity import UNKNOWN_ENVIRONMENT
 
 OPTION = "--specreg-shard"
 LIST = "list"
+_NOT_GROUPED = (
+    "pytest-xdist: cases that share a server stay together; leave out --dist, or give"
+    " --dist=loadgroup"
+)
+_TIMED = (
+    "pytest-xdist: without a GPU servers share the processor, and speeds measured at the same time"
+    " mean nothing; leave out -n, or choose acceptance alone: -k acceptance"
+)
 
 
 class ServerGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,3 +186,45 @@ def committed_in(folder: Path) -> frozenset[Path] | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return frozenset(folder / name for name in filter(None, done.stdout.split("\0")))
+
+
+def make_scheduler(suite: Scope, config: Any, log: Any) -> Any:  # noqa: ANN401 - xdist's
+    """What hands a worker the tests of a server group together, in our order.
+
+    The group that a mark names doesn't reach pytest-xdist 3.8 with pytest 9.
+    """
+    from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - an extra
+
+    groups = {case.id: group_key(case)[1].id for case in suite.tier.cases}
+
+    class ServerGroupScheduling(LoadScopeScheduling):  # type: ignore[misc] # Any without its types
+        """Deals out server groups, and any other test alone."""
+
+        def _split_scope(self, nodeid: str) -> str:
+            found = [group for case, group in groups.items() if f"[{case}-" in nodeid]
+            return found[0] if found else nodeid
+
+        def _reschedule(self, node: Any) -> None:  # noqa: ANN401 - xdist's
+            """Give a worker a group more once its last test is left, which waits for the next one.
+
+            pytest-xdist gives it with two left, which are all that a group of one case may have.
+            """
+            if not self.workqueue or self._pending_of(self.assigned_work[node]) <= 1:
+                super()._reschedule(node)
+
+    return ServerGroupScheduling(config, log)
+
+
+def check_workers(suite: Scope, *, grouped: bool) -> None:
+    """Check that workers keep server groups together, and disturb no speed.
+
+    Raises:
+        SpecregError: they don't.
+    """
+    if not suite.shares_machine:
+        return
+    if not grouped:
+        raise SpecregError(_NOT_GROUPED)
+    names = {name for asked in suite.asked.values() for name in asked if name in METRICS}
+    if not suite.tier.needs_gpus and any(METRICS[name].by_launch for name in names):
+        raise SpecregError(_TIMED)

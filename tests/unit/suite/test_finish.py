@@ -10,19 +10,17 @@ from specreg.baselines.record import record_measurements
 from specreg.baselines.store import settings_in
 from specreg.measurement.metrics import METRICS
 from specreg.suite.finish import remarks, run_verdict
-from specreg.suite.options import Options
 from specreg.suite.recording import record_baselines
 from specreg.suite.run import Suite
 from specreg.verdicts.history import (
     RunRecord,
     baseline_sha256,
-    history_path,
     record_history,
     settings_sha256,
 )
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import builders
-from tests.unit.suite.test_run import COUNTS, LENGTH, NOWHERE, SPEED, measured, suite
+from tests.unit.suite.test_run import COUNTS, LENGTH, SPEED, measured, suite
 
 EVERYTHING = {builders.CASE.id: {m.name for m in METRICS.values() if m.applies_to(builders.CASE)}}
 
@@ -32,7 +30,6 @@ def suite_with_past(folder: Path, better_frac: float) -> Suite:
     launch = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0}, of=COUNTS)
     settings = settings_in(builders.ROOT, builders.CASE)
     one = suite(folder)
-    one.options = Options(matrix=str(folder))
     baseline = record_measurements([launch, launch], settings, one.store, reason="first").new
     past_run = RunRecord(
         run="",
@@ -46,7 +43,7 @@ def suite_with_past(folder: Path, better_frac: float) -> Suite:
         baseline_sha256=baseline_sha256(baseline),
     )
     runs = [msgspec.structs.replace(past_run, run=f"run {number}") for number in range(6)]
-    record_history(history_path(one.history, builders.ENVIRONMENT.name), runs)
+    record_history(one.history, runs)
     return measured(one, launch)
 
 
@@ -64,7 +61,7 @@ def test_a_baseline_that_lies_well_below_the_last_runs_is_named(
 
 def test_a_torn_history_is_named(tmp_path: Path) -> None:
     one = suite_with_past(tmp_path, 0.0)
-    with history_path(one.history, builders.ENVIRONMENT.name).open("ab") as file:
+    with one.history.open("ab") as file:
         file.write(b'{"run": "2026')
     (said,) = remarks(one)
     assert said.endswith("1 line(s) can't be read; the rest is shown")
@@ -105,9 +102,9 @@ def test_a_case_that_is_wrong_is_not_recorded_and_one_that_holds_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPECREG_CACHE", str(tmp_path / "cache"))
-    builders.seem_installed(NOWHERE.requirement(builders.SPEC))
+    builders.seem_installed(suite(tmp_path).provision.requirement(builders.SPEC))
     launch = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0}, of=COUNTS)
-    one = measured(suite(tmp_path, update_reason="", launches=2), launch, launch)
+    one = measured(suite(tmp_path, update_baselines=True, launches=2), launch, launch)
     proven = Verdict(case_id=builders.CASE.id, metric="lossless_frac", outcome=Outcome.WRONG)
     one.confirmation.add(dataclasses.replace(proven, reason="token 3 differs"))
     written, refused = record_baselines(one)

@@ -6,19 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from specreg.baselines.store import BaselineStore
 from specreg.matrix.case import Case, Tier
-from specreg.measurement.journal import Journal
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import METRICS
 from specreg.servers.launch import Launch, launches_of
-from specreg.servers.provision import Provision
 from specreg.suite.options import Options
 from specreg.suite.recording import FurtherLaunches, further_launches
 from specreg.suite.run import Suite
 from tests.unit import builders
+from tests.unit.suite.test_run import SPEED, parts
 
-SPEED = METRICS["throughput_tokens_per_s"]
 ONE, OTHER = builders.with_concurrency(1), builders.with_concurrency(4)
 LAUNCH = launches_of(ONE, 3)[1]
 
@@ -49,20 +45,11 @@ def recording(folder: Path, **speeds: Sequence[float]) -> Recording:
     """A run of two cases of one server after its three launches."""
     cases = {"one": ONE, "other": OTHER}
     made = Recording(
-        root=builders.ROOT,
-        tier=Tier(name="cpu", needs_gpus=0, cases=tuple(cases.values())),
-        store=BaselineStore(folder=folder / "baselines", environment=builders.ENVIRONMENT),
-        launches=3,
-        update_reason="",
-        provision=Provision(on_gpu=False, show=lambda _: None),
-        run_folder=folder,
-        history=folder / "history",
-        journal=Journal(folder / "journal.jsonl"),
-        earlier={},
-        show=lambda _: None,
+        **parts(folder, update_baselines=True),
         asked={case.id: {SPEED.name} for case in cases.values()},
         speeds={cases[name].id: row for name, row in speeds.items()},
     )
+    made.tier = Tier(name="cpu", needs_gpus=0, cases=tuple(cases.values()))
     for name, row in speeds.items():
         for number in range(1, min(len(row), 3) + 1):
             made.take(cases[name], number)

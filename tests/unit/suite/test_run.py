@@ -5,12 +5,12 @@ import dataclasses
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from specreg.baselines.record import record_measurements
-from specreg.baselines.store import BaselineStore, settings_in
+from specreg.baselines.store import settings_in
 from specreg.core.errors import (
     HungError,
     InvalidMeasurementError,
@@ -24,11 +24,11 @@ from specreg.measurement.journal import Journal, load_checks
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Metric
 from specreg.servers.launch import Launch, Poll, Servers, Starting, launches_of
-from specreg.servers.provision import Provision
 from specreg.servers.server import Server
 from specreg.suite.finish import record_runs
+from specreg.suite.options import Options
 from specreg.suite.run import Suite
-from specreg.verdicts.history import history_path, load_history
+from specreg.verdicts.history import load_history
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import builders
 from tests.unit.answering import answering
@@ -36,24 +36,27 @@ from tests.unit.answering import answering
 LENGTH = METRICS["acceptance_length_tokens"]
 SPEED = METRICS["throughput_tokens_per_s"]
 COUNTS = builders.counts(8, 0, 6, 6)
-NOWHERE = Provision(on_gpu=False, show=lambda _: None)
+RECORDING = {"update_baselines": True, "launches": 1}
 
 
-def suite(folder: Path, *, update_reason: str | None = None, launches: int = 1) -> Suite:
-    """A suite of one case whose baselines are in `folder`."""
-    return Suite(
-        root=builders.ROOT,
-        tier=Tier(name="cpu", needs_gpus=0, cases=(builders.CASE,)),
-        store=BaselineStore(folder=folder / "baselines", environment=builders.ENVIRONMENT),
-        launches=launches,
-        update_reason=update_reason,
-        provision=NOWHERE,
-        run_folder=folder,
-        history=folder / "history",
-        journal=Journal(folder / "journal.jsonl"),
-        earlier={},
-        show=lambda _: None,
-    )
+def parts(folder: Path, **options: Any) -> dict[str, Any]:  # noqa: ANN401 - any option
+    """What a suite of one case is made of, whose files are all in `folder`."""
+    own = {"baselines": str(folder / "baselines"), "history": str(folder / "history")}
+    return {
+        "options": Options(matrix=str(folder), **{**own, **options}),
+        "root": builders.ROOT,
+        "tier": Tier(name="cpu", needs_gpus=0, cases=(builders.CASE,)),
+        "environment": builders.ENVIRONMENT,
+        "run_folder": folder,
+        "journal": Journal(folder / "journal.jsonl"),
+        "earlier": {},
+        "show": lambda _: None,
+    }
+
+
+def suite(folder: Path, **options: Any) -> Suite:  # noqa: ANN401 - any option
+    """A suite of one case whose files are all in `folder`."""
+    return Suite(**parts(folder, **options))
 
 
 def measured(one: Suite, *launches: Measurement) -> Suite:
@@ -128,12 +131,12 @@ def test_a_server_that_failed_to_start_is_not_tried_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "outcome"), [(None, Outcome.NO_BASELINE), ("first run", Outcome.MEASURED)]
+    ("options", "outcome"), [({}, Outcome.NO_BASELINE), (RECORDING, Outcome.MEASURED)]
 )
 def test_a_measurement_is_judged_unless_it_is_recorded(
-    tmp_path: Path, reason: str | None, outcome: Outcome
+    tmp_path: Path, options: dict[str, Any], outcome: Outcome
 ) -> None:
-    one = measured(suite(tmp_path, update_reason=reason), MEASURED)
+    one = measured(suite(tmp_path, **options), MEASURED)
     verdict = judged(one, LENGTH)
     assert (verdict.outcome, verdict.value) == (outcome, 2.5)
     assert one.verdicts == [verdict]
@@ -142,7 +145,7 @@ def test_a_measurement_is_judged_unless_it_is_recorded(
 def test_a_file_that_cannot_be_read_does_not_hinder_its_replacement_being_measured(
     tmp_path: Path,
 ) -> None:
-    one = measured(suite(tmp_path, update_reason="again"), MEASURED)
+    one = measured(suite(tmp_path, **RECORDING), MEASURED)
     path = one.store.path(builders.CASE.id)
     path.parent.mkdir(parents=True)
     path.write_text("{")
@@ -178,15 +181,14 @@ def test_what_a_run_did_is_history_and_only_if_it_judged(tmp_path: Path) -> None
     one = measured(suite(tmp_path), MEASURED)
     judged(one, LENGTH)
     record_runs(one)
-    path = history_path(tmp_path / "history", builders.ENVIRONMENT.name)
-    (past_run,) = load_history(path).of(builders.CASE.id)
+    (past_run,) = load_history(one.history).of(builders.CASE.id)
     assert past_run.outcomes == {LENGTH.name: "NO_BASELINE"}
     assert past_run.values == {LENGTH.name: 2.5}
     assert past_run.engine_version == "0.32.0"
-    recording = measured(suite(tmp_path, update_reason="again"), MEASURED)
+    recording = measured(suite(tmp_path, **RECORDING), MEASURED)
     judged(recording, LENGTH)
     record_runs(recording)
-    assert len(load_history(path).of(builders.CASE.id)) == 1
+    assert len(load_history(one.history).of(builders.CASE.id)) == 1
 
 
 MEASURED = builders.measurement({LENGTH.name: 2.5}, of=COUNTS)
@@ -265,13 +267,12 @@ def test_what_an_earlier_run_measured_is_taken_over_without_a_server(tmp_path: P
 
 def test_what_was_measured_in_other_circumstances_is_another_measurement(tmp_path: Path) -> None:
     one, case = suite(tmp_path), builders.CASE
-    elsewhere = BaselineStore(folder=Path("baselines"), environment=builders.OTHER_ENVIRONMENT)
     others = [
-        dataclasses.replace(one, store=elsewhere),
+        dataclasses.replace(one, environment=builders.OTHER_ENVIRONMENT),
         dataclasses.replace(one, asked={case.id: {LENGTH.name}}),
-        dataclasses.replace(one, provision=dataclasses.replace(NOWHERE, version="0.31.0")),
-        dataclasses.replace(one, provision=dataclasses.replace(NOWHERE, python="/bin/python")),
-        dataclasses.replace(one, provision=dataclasses.replace(NOWHERE, url="http://h:1")),
+        suite(tmp_path, engine_version="0.31.0"),
+        suite(tmp_path, engine_python="/bin/python"),
+        suite(tmp_path, attach="http://h:1"),
     ]
     keys = [one.key(case, 1), one.key(case, 2), one.key(dataclasses.replace(case, turns=1), 1)]
     keys += [other.key(case, 1) for other in others]

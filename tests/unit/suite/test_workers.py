@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from specreg.suite.run import Suite
-from specreg.suite.workers import make_scheduler
+from specreg.suite.shards import make_scheduler
 from tests.unit import builders
 
 pytest.importorskip("xdist")

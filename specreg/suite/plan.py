@@ -1,0 +1,260 @@
+"""What a run is about to do, and what its shards have measured: the folders that a merge joins.
+
+A shard leaves `plan.json` before it starts anything and its journal while it measures, so one that
+died is joined as far as it came.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from specreg.core.errors import SpecregError
+from specreg.core.files import UNREADABLE
+from specreg.core.timeline import RunTime
+from specreg.correctness.checks import CorrectnessCheck
+from specreg.matrix.case import Case
+from specreg.measurement.journal import load_checks, load_journal
+from specreg.measurement.measure import Measurement
+from specreg.report.document import FILE_NAME, Report, exit_status, load_report
+from specreg.telemetry.identity import Environment
+from specreg.verdicts.judge import Verdict
+
+PLAN = "plan.json"
+JOURNAL = "journal.jsonl"
+_MUST_AGREE = (
+    *("commit", "tier", "matrix_sha256", "environment"),
+    *("launches", "reason", "of", "shards"),
+)
+
+
+class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run is about to do, written before it starts anything.
+
+    Attributes:
+        run: its folder's name; began_at: in UTC by ISO 8601; host: the machine's name.
+        commit: of the repository; tier, matrix_sha256: its name and the checksum of its cases.
+        environment: the machine's; gpus_gib: the memory of each of its GPUs.
+        options: what the user asked for; reason: why baselines are recorded, None where not.
+        launches: of each server.
+        number, of: which shard it is, and of how many; 0 where the run isn't cut.
+        shards: the cases of each shard, by its place from 0.
+        asked: by case of this run, the metrics and checks.
+        skipped: by case that doesn't fit, what it needs; no_power: why power isn't measured.
+        driver_version: of the GPUs, empty without.
+    """
+
+    run: str
+    began_at: str
+    host: str
+    commit: str
+    tier: str
+    matrix_sha256: str
+    environment: Environment
+    gpus_gib: tuple[float, ...] = ()
+    options: dict[str, Any]
+    reason: str | None
+    launches: int
+    number: int = 0
+    of: int = 0
+    shards: tuple[tuple[str, ...], ...] = ()
+    asked: dict[str, tuple[str, ...]]
+    skipped: dict[str, str] = {}
+    no_power: str = ""
+    driver_version: str = ""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return f"shard {self.number}/{self.of}" if self.of else f"'{self.run}'"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardRun:
+    """What lies in the folder of a shard.
+
+    Attributes:
+        folder, plan: see there.
+        measured: by case's id and launch; checked: by case's id and the check's name.
+        report: None of a shard that didn't come to its end.
+    """
+
+    folder: Path
+    plan: RunPlan
+    measured: Mapping[tuple[str, int], Measurement]
+    checked: Mapping[tuple[str, str], Mapping[str, Any]]
+    report: Report | None = None
+
+    @property
+    def failed_otherwise(self) -> bool:
+        """Whether it ended, and failed by something else than its verdicts."""
+        run = self.report.run if self.report else None
+        return run is not None and bool(run.exit_status) and not exit_status(run.verdicts)
+
+    def why_not(self, case_id: str, metric: str) -> str:
+        """Why it hasn't measured a case that was its own."""
+        if self.report is None:
+            return f"{self.plan.name} died before it was done, see '{self.folder}'"
+        ours = [one for one in self.report.run.verdicts if one.case_id == case_id and one.reason]
+        own = [one for one in ours if one.metric == metric] or ours
+        return own[0].reason if own else f"{self.plan.name} ended without it"
+
+
+def load_shard(folder: Path) -> ShardRun:
+    """What lies in a folder.
+
+    Raises:
+        SpecregError: there is no plan, or it can't be read.
+    """
+    path = folder / PLAN
+    try:
+        plan = msgspec.json.decode(path.read_bytes(), type=RunPlan)
+    except OSError as error:
+        message = f"'{path}': {error.strerror}; name the folder of a run that has one"
+        raise SpecregError(message) from error
+    except UNREADABLE as error:
+        raise SpecregError(f"'{path}': {error}; leave that run out, and run it again") from error
+    report = load_report(folder / FILE_NAME) if (folder / FILE_NAME).exists() else None
+    return journalled(folder, plan, report)
+
+
+def journalled(folder: Path, plan: RunPlan, report: Report | None) -> ShardRun:
+    """What the journal in a folder holds of a run."""
+    path = folder / JOURNAL
+    measured, checked = (load_journal(path), load_checks(path)) if path.exists() else ({}, {})
+    return ShardRun(
+        folder=folder,
+        plan=plan,
+        measured={(key.case_id, key.launch): one for key, one in measured.items()},
+        checked={(key.case_id, check): one for (key, check), one in checked.items()},
+        report=report,
+    )
+
+
+def check_alike(shards: Sequence[ShardRun]) -> None:
+    """Check that shards are of one run: commit, tier, matrix, machine, and how they were cut.
+
+    Raises:
+        SpecregError: they aren't; it says which differ.
+    """
+    for name in _MUST_AGREE:
+        values = [getattr(shard.plan, name) for shard in shards]
+        if any(value != values[0] for value in values):
+            told = [_shown(one) for one in values]
+            each = (f"'{shard.folder}' {text}" for shard, text in zip(shards, told, strict=True))
+            message = f"{name} differs: {', '.join(each)}; merge the shards of one run alone"
+            raise SpecregError(message)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Environment):
+        return value.name
+    return f"of {sum(map(len, value))} cases" if isinstance(value, tuple) else repr(value)
+
+
+@dataclass(frozen=True, slots=True)
+class MergedShards:
+    """What other processes measured and checked, in place of measuring and checking it here."""
+
+    shards: Sequence[ShardRun]
+
+    @property
+    def plan(self) -> RunPlan:
+        """The plan of one of them, of which all that is said of the run holds for each."""
+        return self.shards[0].plan
+
+    def measurement(self, case: Case, launch: int) -> Measurement:
+        """What was measured of a case on a launch; of two shards that did, the first one's.
+
+        Raises:
+            SpecregError: none did; it says why.
+        """
+        for shard in self.shards:
+            if (found := shard.measured.get((case.id, launch))) is not None:
+                return found
+        raise SpecregError(self.why_not(case.id))
+
+    def verdict(self, check: CorrectnessCheck, case: Case) -> Verdict:
+        """The verdict of a check.
+
+        Raises:
+            SpecregError: none was made.
+        """
+        for shard in self.shards:
+            if (found := shard.checked.get((case.id, check.name))) is not None:
+                return msgspec.convert(found, Verdict)
+        raise SpecregError(self.why_not(case.id, check.name))
+
+    def why_not(self, case_id: str, metric: str = "") -> str:
+        """Why a case wasn't measured or checked, in words."""
+        own = [shard for shard in self.shards if case_id in shard.plan.asked]
+        if own:
+            return own[-1].why_not(case_id, metric)
+        dealt = enumerate(self.plan.shards, start=1)
+        return self._why_missing(next(number for number, cases in dealt if case_id in cases))
+
+    def _why_missing(self, number: int) -> str:
+        shard = f"{number}/{self.plan.of}"
+        return f"shard {shard} is missing: run it with --specreg-shard={shard}, merge again"
+
+    @property
+    def time(self) -> RunTime:
+        """Where the time of the shards that came to their end went."""
+        ended = [one.report.time for one in self.shards if one.report and one.report.time]
+        return RunTime(
+            pairs=tuple(pair for one in ended for pair in one.pairs),
+            idle_s=sum(one.idle_s for one in ended),
+            wall_s=sum(one.wall_s for one in ended),
+        )
+
+    @property
+    def missing(self) -> Sequence[int]:
+        """The numbers of the shards that have cases and aren't there."""
+        there = {shard.plan.number for shard in self.shards}
+        dealt = enumerate(self.plan.shards, start=1)
+        return [number for number, cases in dealt if cases and number not in there]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all shards are there and came to their end."""
+        return not self.missing and all(shard.report is not None for shard in self.shards)
+
+    @property
+    def remarks(self) -> Iterator[str]:
+        """What is missing, what died, and what was measured twice, in words."""
+        yield from map(self._why_missing, self.missing)
+        for shard in self.shards:
+            if shard.report is None:
+                yield f"{shard.plan.name} died before it was done: '{shard.folder}'"
+            elif shard.failed_otherwise:
+                yield (
+                    f"{shard.plan.name} ended with status {shard.report.run.exit_status}, which its"
+                    " verdicts don't say: a test that isn't the suite's failed there, or it was cut"
+                    " short"
+                )
+        by_case: dict[str, list[str]] = {}
+        for shard in self.shards:
+            for case_id in dict.fromkeys(case_id for case_id, _ in shard.measured):
+                by_case.setdefault(case_id, []).append(shard.plan.name)
+        for case_id, names in by_case.items():
+            if len(names) > 1:
+                yield f"{case_id}: measured by {' and '.join(names)}; the first one's counts"
+
+    @property
+    def hosts(self) -> Mapping[str, str]:
+        """By case's id, the machine that measured it."""
+        return {
+            case_id: shard.plan.host
+            for shard in reversed(self.shards)
+            for case_id, _ in shard.measured
+        }
+
+    def torch_version(self, case_id: str) -> str:
+        """The torch that a case's engine ran with, empty where no report says it."""
+        reports = [shard.report for shard in self.shards if shard.report]
+        versions = (
+            one.torch_version for it in reports for one in it.cases if one.case_id == case_id
+        )
+        return next(filter(None, versions), "")
