@@ -46,8 +46,7 @@ def doctor(
         runs=str(runs),
         engine_python=engine_python,
     )
-    found = examine(open_suite(root, options, Progress(io.StringIO())))
+    found = tuple(examine(open_suite(root, options, Progress(io.StringIO()))))
     color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     typer.echo(render_findings(found, width=WIDTH, color=color))
-    states = {one.state for findings in found.values() for one in findings}
-    raise typer.Exit(1 if State.IN_THE_WAY in states else 0)
+    raise typer.Exit(int(any(one.state is State.IN_THE_WAY for one in found)))

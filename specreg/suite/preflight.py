@@ -3,12 +3,11 @@
 import enum
 import os
 import shutil
-import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
-from rich.style import Style
+from rich.text import Text
 
 from specreg.baselines.schema import baseline_files, read_baselines
 from specreg.core.commands import install_command, record_command
@@ -19,11 +18,9 @@ from specreg.datasets.table import dataset_named
 from specreg.engines.engine import Requirement
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case
-from specreg.matrix.models import (
-    is_hub_id,
-    resolve_model,
-)
+from specreg.matrix.models import is_hub_id, resolve_model
 from specreg.matrix.prompts import load_case_prompts
+from specreg.report.tables import render_rows
 from specreg.servers.environments import installed_environment
 from specreg.servers.memory import free_gib
 from specreg.suite.configure import why_unfit
@@ -66,38 +63,38 @@ class Finding(msgspec.Struct, frozen=True):
     state: State = State.OK
 
 
-def examine(suite: Suite) -> Mapping[str, tuple[Finding, ...]]:
-    """All findings on a run's machine and on what the run needs, by their heading.
+def examine(suite: Suite) -> Iterator[Finding]:
+    """All findings on a run's machine and on what the run needs.
 
     A check that breaks says so, and the others go on.
     """
-    return {
-        heading: tuple(finding for check in checks for finding in _guarded(check, suite))
-        for heading, checks in _CHECKS.items()
-    }
+    for check in _CHECKS:
+        subject = check.__name__.removeprefix("_examine_")
+        try:
+            yield from check(suite)
+        except SpecregError as error:
+            yield _of_error(subject, error)
+        except Exception as error:  # noqa: BLE001 - the rest is still worth knowing
+            says = f"couldn't be looked at: {type(error).__name__}: {error}"
+            yield _in_the_way(subject, says, "mend that; if it isn't yours to mend, report it")
 
 
-def render_findings(found: Mapping[str, Sequence[Finding]], *, width: int, color: bool) -> str:
-    """The findings under their headings, advice below each, and how many stand in the way."""
-    every = [one for findings in found.values() for one in findings]
-    marks, subjects = max(map(len, State)), max((len(one.subject) for one in every), default=0)
-    room = width - marks - subjects - 6
-    lines: list[str] = []
-    for heading, findings in found.items():
-        lines.append(heading)
-        for one in findings:
-            style = Style.parse(_STYLES[one.state] if color else "none")
-            mark = style.render(f"{one.state:{marks}}")
-            said = textwrap.wrap(one.says, room) or [""]
-            said += textwrap.wrap(f"→ {one.advice}", room) if one.advice else []
-            lines.append(f"  {mark}  {one.subject:{subjects}}  {said[0]}")
-            lines += [f"{'':{width - room}}{line}" for line in said[1:]]
-        lines.append("")
-    states = [one.state for one in every]
+def render_findings(found: Sequence[Finding], *, width: int, color: bool) -> str:
+    """A row for each finding, its advice below, and how many stand in the way."""
+    rows = [
+        (
+            Text(one.state, _STYLES[one.state]),
+            one.subject,
+            f"{one.says}\n→ {one.advice}" if one.advice else one.says,
+        )
+        for one in found
+    ]
+    head = ("state", "of", "finding")
+    table = render_rows(head, rows, width=width, color=color, left=head, folded=("finding",))
+    states = [one.state for one in found]
     ways, notes = states.count(State.IN_THE_WAY), states.count(State.NOTE)
     remarks = f", {notes} note(s)" if notes else ""
-    lines.append(f"{f'{ways} thing(s) in the way' if ways else 'nothing is in the way'}{remarks}")
-    return "\n".join(lines)
+    return f"{table}\n\n{f'{ways} thing(s)' if ways else 'nothing is'} in the way{remarks}"
 
 
 _STYLES = {State.OK: "green", State.NOTE: "yellow", State.IN_THE_WAY: "bold red"}
@@ -117,17 +114,6 @@ def _of_error(subject: str, error: SpecregError | str, state: State = State.IN_T
     return Finding(subject, says or advice, advice if says else "", state)
 
 
-def _guarded(check: Callable[[Suite], Iterator[Finding]], suite: Suite) -> Iterator[Finding]:
-    subject = check.__name__.removeprefix("_examine_")
-    try:
-        yield from check(suite)
-    except SpecregError as error:
-        yield _of_error(subject, error)
-    except Exception as error:  # noqa: BLE001 - whatever is broken, the rest is still worth knowing
-        says = f"couldn't be looked at: {type(error).__name__}: {error}"
-        yield _in_the_way(subject, says, "mend that; if it isn't yours to mend, report it")
-
-
 def _running(suite: Suite) -> list[Case]:
     """The cases that this machine runs."""
     unfit = why_unfit(suite)
@@ -141,7 +127,6 @@ def _devices(suite: Suite) -> tuple[Device, ...]:
 
 
 def _examine_processor(suite: Suite) -> Iterator[Finding]:
-    """The processor on which the engines run, or the client; and whether others keep it busy."""
     here = current_environment(needs_gpus=0)
     yield Finding("environment", suite.environment.name)
     yield Finding("processor", f"{here.cpu}, {here.instruction_set}, {here.cores} core(s) to use")
@@ -151,7 +136,6 @@ def _examine_processor(suite: Suite) -> Iterator[Finding]:
 
 
 def _examine_gpus(suite: Suite) -> Iterator[Finding]:
-    """Each GPU: which it is, what it is set to, and whether a run may use it."""
     gpus, on_gpu = find_gpus(), suite.provision.on_gpu
     if not gpus.devices:
         says = Finding("GPUs", f"none ({gpus.why_none.partition('; ')[0]})")
@@ -192,7 +176,6 @@ def _oddities_of(device: Device) -> Iterator[tuple[str, str]]:
 
 
 def _examine_power(suite: Suite) -> Iterator[Finding]:
-    """By which sensor each device's power is read, or why it isn't."""
     try:
         for device in _devices(suite):
             by = f"{device.name}, {device.scope} scope, by {device.sensor}"
@@ -208,7 +191,6 @@ def _examine_power(suite: Suite) -> Iterator[Finding]:
 
 
 def _examine_memory(suite: Suite) -> Iterator[Finding]:
-    """Whether the models of the largest case fit beside those of its control, without a GPU."""
     left_gib, needed_gib = free_gib(), 0.0
     for case in _running(suite) if not suite.provision.on_gpu else ():
         pair = [spec.sizes for spec in (case.server, case.control) if spec and spec.sizes]
@@ -249,7 +231,7 @@ def _examine_disks(suite: Suite) -> Iterator[Finding]:
     lacking = [
         gib for name, gib in _models_gib(suite).items() if is_hub_id(name) and not is_cached(name)
     ]
-    disks: dict[int, tuple[Path, list[str], list[float]]] = {}
+    disks: dict[int, list[tuple[str, Path, float]]] = {}
     for what, folder, needed_gib in (
         ("engines", cache_dir(), _ENVIRONMENT_GIB * list(_to_install(suite).values()).count(False)),
         ("models", hub_cache_dir(), sum(lacking)),
@@ -258,14 +240,12 @@ def _examine_disks(suite: Suite) -> Iterator[Finding]:
         if folder is not None:
             absolute = folder.resolve()
             place = next(path for path in (absolute, *absolute.parents) if path.exists())
-            _, names, sizes_gib = disks.setdefault(place.stat().st_dev, (place, [], []))
-            names.append(what)
-            sizes_gib.append(needed_gib)
-    for place, names, sizes_gib in disks.values():
-        left_gib = shutil.disk_usage(place).free / _GIB
-        about = f"about {sum(sizes_gib):.1f} GiB needed"
-        says = f"{left_gib:.1f} GiB free for {', '.join(names)}; {about}"
-        if left_gib < sum(sizes_gib):
+            disks.setdefault(place.stat().st_dev, []).append((what, place, needed_gib))
+    for parts in disks.values():
+        names, places, sizes_gib = zip(*parts, strict=True)
+        left_gib, needed_gib = shutil.disk_usage(places[0]).free / _GIB, sum(sizes_gib)
+        says = f"{left_gib:.1f} GiB free for {', '.join(names)}; about {needed_gib:.1f} GiB needed"
+        if left_gib < needed_gib:
             advice = "make room, or name other folders: SPECREG_CACHE, HF_HUB_CACHE, --specreg-runs"
             yield _in_the_way("disk", says, advice)
         else:
@@ -273,7 +253,6 @@ def _examine_disks(suite: Suite) -> Iterator[Finding]:
 
 
 def _examine_engines(suite: Suite) -> Iterator[Finding]:
-    """Which engines are installed, and which a run would install."""
     for requirement, is_there in _to_install(suite).items():
         if is_there:
             yield Finding("engine", f"{requirement.pin} is installed")
@@ -285,7 +264,6 @@ def _examine_engines(suite: Suite) -> Iterator[Finding]:
 
 
 def _examine_models(suite: Suite) -> Iterator[Finding]:
-    """Which models are at hand and whole, and which the engines would fetch."""
     for reference, size_gib in _models_gib(suite).items():
         try:
             if is_hub_id(reference):
@@ -311,7 +289,6 @@ def _hub_model(reference: str, size_gib: float) -> Finding:
 
 
 def _examine_datasets(suite: Suite) -> Iterator[Finding]:
-    """Whether there are the prompts that the cases ask for."""
     for case in {case.dataset: case for case in _running(suite)}.values():
         try:
             if dataset_named(case.dataset).tokens is None:
@@ -326,7 +303,6 @@ def _examine_datasets(suite: Suite) -> Iterator[Finding]:
 
 
 def _examine_baselines(suite: Suite) -> Iterator[Finding]:
-    """Whether what was recorded can be read, and is of the cases that run."""
     here, folder, cases = suite.environment, suite.store.folder, _running(suite)
     yield from (_of_error("baselines", one) for one in read_baselines(baseline_files(folder))[1])
     known = sum(suite.store.path(case.id).exists() for case in cases)
@@ -368,12 +344,8 @@ def _by_reason(reasons: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         yield why, ids[0] if len(ids) == 1 else f"{len(ids)} cases, {ids[0]} the first"
 
 
-_CHECKS: Mapping[str, Sequence[Callable[[Suite], Iterator[Finding]]]] = {
-    "this machine": (_examine_processor, _examine_gpus, _examine_memory),
-    "what can be measured": (_examine_power,),
-    "what a run needs": (
-        *(_examine_disks, _examine_engines, _examine_models),
-        *(_examine_datasets, _examine_baselines, _examine_cases),
-    ),
-}
-"""In the order in which their findings are shown, by heading."""
+_CHECKS = (
+    *(_examine_processor, _examine_gpus, _examine_memory, _examine_power, _examine_disks),
+    *(_examine_engines, _examine_models, _examine_datasets, _examine_baselines, _examine_cases),
+)
+"""In the order in which their findings are shown."""

@@ -101,10 +101,9 @@ def suite_of(root: Path, **changed: object) -> Suite:
 
 def found_in(suite: Suite) -> Found:
     subjects: dict[str, list[Finding]] = {}
-    for findings in examine(suite).values():
-        for one in findings:
-            assert bool(one.advice) == (one.state != State.OK), one
-            subjects.setdefault(one.subject, []).append(one)
+    for one in examine(suite):
+        assert bool(one.advice) == (one.state != State.OK), one
+        subjects.setdefault(one.subject, []).append(one)
     return subjects
 
 
@@ -323,25 +322,20 @@ def test_a_check_that_breaks_leaves_the_others_alone(root: Path) -> None:
     assert {"memory", "disk", "cases"} <= found.keys()
 
 
-def test_findings_are_shown_a_line_each_with_their_advice_below() -> None:
-    found = {
-        "this machine": (Finding("GPU 0", "[here]"),),
-        "what a run needs": (
-            Finding("disk", "full", "make room", State.IN_THE_WAY),
-            Finding("model", "away", "fetch it", State.NOTE),
-        ),
-    }
+def test_findings_are_shown_a_row_each_with_their_advice_below() -> None:
+    found = (
+        Finding("GPU 0", "[here]"),
+        Finding("disk", "full", "make room", State.IN_THE_WAY),
+        Finding("model", "away", "fetch it", State.NOTE),
+    )
     assert render_findings(found, width=80, color=False).splitlines() == [
-        "this machine",
-        "  ok          GPU 0  [here]",
-        "",
-        "what a run needs",
-        "  in the way  disk   full",
-        "                     → make room",
-        "  note        model  away",
-        "                     → fetch it",
+        "state       of     finding",
+        "ok          GPU 0  [here]",
+        "in the way  disk   full",
+        "                   → make room",
+        "note        model  away",
+        "                   → fetch it",
         "",
         "1 thing(s) in the way, 1 note(s)",
     ]
-    well = {"this machine": found["this machine"]}
-    assert render_findings(well, width=80, color=False).endswith("\nnothing is in the way")
+    assert render_findings(found[:1], width=80, color=False).endswith("\nnothing is in the way")
