@@ -25,7 +25,6 @@ from specreg.core.redaction import hide_known, learn
 from specreg.core.signals import SIGNALLED, check_signalled, interrupt_on_signals
 from specreg.correctness.checks import CHECKS, CorrectnessCheck, checks_of
 from specreg.matrix.case import Case
-from specreg.matrix.prompts import check_contexts
 from specreg.measurement.metrics import METRICS, Family, Metric, metrics_of
 from specreg.options import add_options, read_options
 from specreg.report.document import (
@@ -41,9 +40,8 @@ from specreg.servers.server import NOT_FETCHED
 from specreg.suite.configure import (
     check_cases,
     check_options,
+    choose,
     open_suite,
-    why_unfetched,
-    why_unfit,
 )
 from specreg.suite.finish import record_run, render_end, run_verdict
 from specreg.suite.merge import WORKERS_FOLDER, plan_of, take_workers
@@ -53,7 +51,6 @@ from specreg.suite.run import Suite
 from specreg.suite.shards import (
     check_workers,
     cut,
-    longest_first,
     make_scheduler,
     parse_choice,
     render_shards,
@@ -76,10 +73,8 @@ class _Session:
             of pytest's own sections.
         is_asked: whether tests of the suite were chosen, or would have been if anything had.
         others_failed: whether a test failed otherwise than by its verdict.
-        unreadable: whether the run ended before it began, as its baselines can't be read.
         run: what it decided.
-        shown: what is shown instead of running anything; is_empty: whether the shard that is asked
-            for has no server group.
+        is_empty: whether the shard that is asked for has no server group.
     """
 
     progress: Progress
@@ -87,9 +82,7 @@ class _Session:
     blocks: Mapping[str, str] = field(default_factory=dict)
     is_asked: bool = False
     others_failed: bool = False
-    unreadable: bool = False
     run: RunVerdict | None = None
-    shown: str = ""
     is_empty: bool = False
 
 
@@ -161,18 +154,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:  # noqa
 def pytest_testnodedown(node: Any) -> None:  # noqa: ANN401 - its type is xdist's own
     """Ends the run where a worker of pytest-xdist refused to begin."""
     if refused := getattr(node, "workeroutput", {}).get(_REFUSED):
-        text, is_unreadable = refused
-        session = node.config.stash[_SESSION]
-        session.lines.append(text)
-        session.unreadable = is_unreadable
-        status = None if is_unreadable else pytest.ExitCode.USAGE_ERROR
+        text, status = refused
+        node.config.stash[_SESSION].lines.append(text)
         pytest.exit("a worker refused to begin, see below", returncode=status)
 
 
-def _tell_controller(config: pytest.Config, text: str, *, is_unreadable: bool = False) -> None:
+def _tell_controller(config: pytest.Config, text: str, status: int) -> None:
     """Has the controller of pytest-xdist say why this worker refuses to begin."""
     if hasattr(config, "workeroutput"):
-        config.workeroutput[_REFUSED] = (text, is_unreadable)
+        config.workeroutput[_REFUSED] = (text, status)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -228,51 +218,36 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     items.sort(key=place)
     shards = _deal(config, suite, items)
-    ours = [item for item in items if place(item)[0] >= 0]
+    ours = [item for item in items if _params(item)]
     # Where a selection leaves nothing at all, it may have meant these.
     session.is_asked = bool(ours) or (session.is_asked and not items)
-    cases = {_params(item)["case"].id: _params(item)["case"] for item in ours}
     lists = config.getoption("collectonly")
-    unfetched = {} if lists else why_unfetched(suite, cases.values())
-    unfit = {**(unfetched if suite.skips_unfetched else {}), **why_unfit(suite)}
-    suite.unfetched = {} if suite.skips_unfetched else unfetched
-    asked: dict[str, set[str]] = {}
-    dark: dict[str, None] = {}
-    for item in ours:
-        params = _params(item)
-        case, what = params["case"], _what(params)
-        is_power = isinstance(what, Metric) and what.family is Family.POWER
-        if case.id in unfit:
-            item.add_marker(pytest.mark.skip(reason=unfit[case.id]))
-            suite.skipped[case.id] = unfit[case.id]
-        elif is_power and (why := suite.provision.why_no_power(case.server)):
+    tests = [(_params(item)["case"], _what(_params(item))) for item in ours]
+    for item, why in zip(ours, choose(suite, tests, lists=lists), strict=True):
+        if why:
             item.add_marker(pytest.mark.skip(reason=why))
-            dark.setdefault(why)
-        else:
-            asked.setdefault(case.id, set()).add(what.name)
-    suite.asked, suite.no_power = asked, "; ".join(dark)
     if not lists:
-        running = [case for case_id, case in cases.items() if case_id not in {*unfit, *unfetched}]
-        _prepare(config, running)
-        if ours:
-            with _as_usage_error(config):
-                given = getattr(config, "workerinput", {})
-                check_workers(suite, grouped=given.get(_GROUPED, False))
-                suite.journal.hold()  # no other run may go on with it meanwhile
-                record_document(suite.run_folder / PLAN, plan_of(suite, shards))
+        _prepare(config, {case.id: case for case, _ in tests}, shards)
 
 
-def _prepare(config: pytest.Config, running: Sequence[Case]) -> None:
+def _prepare(
+    config: pytest.Config, cases: Mapping[str, Case], shards: Sequence[Collection[str]]
+) -> None:
     """Ends the run before anything starts where a case that is to run can't be measured."""
-    suite, session = config.stash[SUITE], config.stash[_SESSION]
+    suite, lines = config.stash[SUITE], config.stash[_SESSION].lines
+    left_out = {*suite.skipped, *suite.unfetched}
+    running = [case for case in cases.values() if case.id not in left_out]
     with _as_usage_error(config):
         check_cases(suite, running)
         if wrong := read_baselines(suite.store.files(case.id for case in running))[1]:
-            session.lines.extend(wrong)
-            session.unreadable = True
-            _tell_controller(config, "\n".join(wrong), is_unreadable=True)
-            pytest.exit("baselines can't be read, see below; no server was started")
-        check_contexts(suite.root, running)
+            lines.extend(wrong)
+            _tell_controller(config, "\n".join(wrong), NO_BASELINE_STATUS)
+            why = "baselines can't be read, see below; no server was started"
+            pytest.exit(why, returncode=NO_BASELINE_STATUS)
+        if cases:
+            check_workers(suite, grouped=getattr(config, "workerinput", {}).get(_GROUPED, False))
+            suite.journal.hold()  # no other run may go on with it meanwhile
+            record_document(suite.run_folder / PLAN, plan_of(suite, shards))
 
 
 def _deal(
@@ -286,10 +261,10 @@ def _deal(
     if not suite.is_part:
         return ()
     session = config.stash[_SESSION]
-    cases = {_params(item)["case"].id: _params(item)["case"] for item in items if _params(item)}
-    groups = server_groups(cases.values(), suite.tier, suite.store.folder, launches=suite.launches)
-    order = {case: n for n, one in enumerate(longest_first(groups)) for case in one.cases}
-    items.sort(key=lambda item: order[_params(item)["case"].id] if _params(item) else -1)
+    cases = {_case_id(item): _params(item)["case"] for item in items if _params(item)}
+    groups = server_groups(cases.values(), suite)
+    order = {case: n for n, one in enumerate(groups) for case in one.cases}
+    items.sort(key=lambda item: order.get(_case_id(item), -1))
     if suite.options.shard is None:
         return ()
     choice = parse_choice(suite.options.shard)
@@ -299,16 +274,13 @@ def _deal(
         path = config.rootpath / ".specreg" / "shards.json"
         with _as_usage_error(config):
             record_document(path, shards)
-        session.shown = f"{render_shards(shards)}\nas JSON: {path}"
+        session.lines.append(f"{render_shards(shards)}\nas JSON: {path}")
     else:
-        mine = shards[choice.number - 1].case_ids
-    chosen: dict[bool, list[pytest.Item]] = {True: [], False: []}
-    for item in items:
-        is_ours = _params(item)["case"].id in mine if _params(item) else choice.number == 1
-        chosen[is_ours].append(item)
-    config.hook.pytest_deselected(items=chosen[False])
-    items[:] = chosen[True]
-    session.is_empty = not items and bool(chosen[False])
+        mine = {*shards[choice.number - 1].case_ids, *([""] if choice.number == 1 else [])}
+    left_out = [item for item in items if _case_id(item) not in mine]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if _case_id(item) in mine]
+    session.is_empty = not items and bool(left_out)
     return [shard.case_ids for shard in shards]
 
 
@@ -318,7 +290,7 @@ def _as_usage_error(config: pytest.Config) -> Iterator[None]:
     try:
         yield
     except SpecregError as error:
-        _tell_controller(config, str(error))
+        _tell_controller(config, str(error), int(pytest.ExitCode.USAGE_ERROR))
         raise pytest.UsageError(str(error)) from error
 
 
@@ -402,12 +374,15 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if len(SIGNALLED) > 1:
         kill_running()
         raise KeyboardInterrupt
-    cut_short = bool(session.shouldstop or session.shouldfail) or exitstatus in {
-        pytest.ExitCode.INTERRUPTED,
-        pytest.ExitCode.INTERNAL_ERROR,
+    cut_short = bool(session.shouldstop or session.shouldfail) or exitstatus not in {
+        pytest.ExitCode.OK,
+        pytest.ExitCode.TESTS_FAILED,
+        pytest.ExitCode.NO_TESTS_COLLECTED,
     }
-    with _kept(lines):  # first of all: a report takes its time, and a second Ctrl-C must find none
+    try:  # first of all: a report takes its time, and a second Ctrl-C must find none
         suite.servers.stop()
+    except SpecregError as error:
+        lines.append(str(error))
     if cut_short:  # in the middle of an answer, of whose end nothing is left to tell
         with warnings.catch_warnings(action="ignore", category=ResourceWarning):
             gc.collect()
@@ -421,8 +396,6 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     only_ours = exitstatus == pytest.ExitCode.TESTS_FAILED and not kept.others_failed
     if exitstatus == pytest.ExitCode.OK or only_ours:
         session.exitstatus = exit_status(suite.verdicts) or session.exitstatus
-    if kept.unreadable:
-        session.exitstatus = NO_BASELINE_STATUS
     if suite.verdicts or _ended_without(session, suite):
         kept.run = run_verdict(suite, int(session.exitstatus), cut_short=cut_short)
         added = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
@@ -486,15 +459,6 @@ def _ended_without(session: pytest.Session, suite: Suite) -> bool:
     )
 
 
-@contextlib.contextmanager
-def _kept(said: list[str]) -> Iterator[None]:
-    """What a disk says that refuses is kept, and takes no verdict with it."""
-    try:
-        yield
-    except SpecregError as error:
-        said.append(str(error))
-
-
 def _put_into_blocks(config: pytest.Config) -> None:
     """Has a block for each case in place of one for each test, unless other tests failed too."""
     reporter = config.pluginmanager.getplugin("terminalreporter")
@@ -511,8 +475,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """What failed, the table of the verdicts, what was recorded, and what to type next."""
     config = terminalreporter.config
     suite, session = config.stash[SUITE], config.stash[_SESSION]
-    if session.shown:
-        terminalreporter.write_line(session.shown)
     if not suite.verdicts and not session.lines:
         return
     if session.blocks:
@@ -555,6 +517,11 @@ def _params(item: pytest.Item) -> Mapping[str, Any]:
     """The parameters of a test of the suite, none of any other."""
     callspec = getattr(item, "callspec", None)
     return callspec.params if callspec and _marker(item) else {}
+
+
+def _case_id(item: pytest.Item) -> str:
+    """The case of a test of the suite, empty of any other."""
+    return str(_params(item)["case"].id) if _params(item) else ""
 
 
 def _what(params: Mapping[str, Any]) -> Metric | CorrectnessCheck:

@@ -2,19 +2,21 @@
 
 import datetime as dt
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from specreg.core.commands import run_command
 from specreg.core.errors import SpecregError, UnknownNameError
 from specreg.core.timeline import Timeline
+from specreg.correctness.checks import CorrectnessCheck
 from specreg.datasets.hub import is_offline
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import why_no_models
+from specreg.matrix.prompts import check_contexts
 from specreg.matrix.tier import load_tier, with_prompts
 from specreg.measurement.journal import Journal, last_run, load_checks, load_journal
-from specreg.measurement.metrics import check_allowed
+from specreg.measurement.metrics import Family, Metric, check_allowed
 from specreg.report.progress import Progress
 from specreg.servers.attach import alone, check_attached
 from specreg.suite.options import Options
@@ -180,13 +182,40 @@ def why_unfit(suite: Suite) -> Mapping[str, str]:
     return suite.tier.unmet(find_gpus().memory_gib)
 
 
-def why_unfetched(suite: Suite, cases: Collection[Case]) -> Mapping[str, str]:
-    """By case why its models can't be fetched, as far as the hub tells before a server starts."""
-    provision = suite.provision
-    if provision.url is not None:
-        return {}
-    found = {case.id: why_no_models(case.server) for case in cases}
-    return {case_id: why for case_id, why in found.items() if why}
+def choose(
+    suite: Suite, tests: Sequence[tuple[Case, Metric | CorrectnessCheck]], *, lists: bool
+) -> list[str]:
+    """Have a run ask what its tests ask, but for what can't be measured here.
+
+    Args:
+        suite: the run.
+        tests: the case of each, and what it asks of it.
+        lists: whether nothing is run, so that the hub isn't asked for models.
+
+    Returns:
+        Why each is skipped, empty of one that isn't.
+    """
+    cases = {case.id: case for case, _ in tests}
+    unfetched: dict[str, str] = {}
+    if suite.provision.url is None and not lists:
+        found = {case_id: why_no_models(case.server) for case_id, case in cases.items()}
+        unfetched = {case_id: why for case_id, why in found.items() if why}
+    unfit = {**(unfetched if suite.skips_unfetched else {}), **why_unfit(suite)}
+    suite.unfetched = {} if suite.skips_unfetched else unfetched
+    suite.skipped = {case_id: why for case_id, why in unfit.items() if case_id in cases}
+    asked: dict[str, set[str]] = {}
+    dark: dict[str, None] = {}
+    reasons: list[str] = []
+    for case, what in tests:
+        why = unfit.get(case.id, "")
+        if not why and isinstance(what, Metric) and what.family is Family.POWER:
+            why = suite.provision.why_no_power(case.server)
+            dark |= {why: None} if why else {}
+        if not why:
+            asked.setdefault(case.id, set()).add(what.name)
+        reasons.append(why)
+    suite.asked, suite.no_power = asked, "; ".join(dark)
+    return reasons
 
 
 def check_cases(suite: Suite, cases: Collection[Case]) -> None:
@@ -197,5 +226,6 @@ def check_cases(suite: Suite, cases: Collection[Case]) -> None:
     """
     if suite.provision.url is not None:
         check_attached(cases, suite.provision.url, root=suite.root)
-        return
-    suite.provision.check(cases)
+    else:
+        suite.provision.check(cases)
+    check_contexts(suite.root, cases)

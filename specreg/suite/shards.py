@@ -6,7 +6,7 @@ files alone, so it is the same on every machine at the same commit.
 
 import re
 import subprocess
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import msgspec
 from specreg.baselines.estimate import START_S, estimate_of
 from specreg.baselines.store import BaselineStore
 from specreg.core.errors import SpecregError
-from specreg.matrix.case import Case, Tier
+from specreg.matrix.case import Case
 from specreg.measurement.metrics import METRICS
 from specreg.servers.launch import Launch, launches_of
 from specreg.suite.scope import Scope
@@ -110,59 +110,45 @@ def parse_choice(text: str) -> ShardChoice:
     return ShardChoice(number, of)
 
 
-def group_key(case: Case) -> tuple[Launch, Launch]:
-    """What cases of one server group have in common: the launches of control and server."""
-    return launches_of(case, 1)
+def server_groups(cases: Iterable[Case], scope: Scope) -> list[ServerGroup]:
+    """The server groups of some cases, in the order in which to begin them.
 
-
-def server_groups(
-    cases: Collection[Case], tier: Tier, baselines: Path, *, launches: int = 1
-) -> tuple[ServerGroup, ...]:
-    """The server groups of some cases, in their order.
-
-    Args:
-        cases: that are run.
-        tier: of which they are.
-        baselines: the folder of all baselines; of a repository those that are committed.
-        launches: of each server.
+    That is the widest, then the longest first, by the baselines that are committed.
     """
-    store = BaselineStore(folder=baselines, environment=UNKNOWN_ENVIRONMENT)
-    kind, committed = "gpu" if tier.needs_gpus else "cpu", committed_in(baselines)
+    folder, needs_gpus = scope.store.folder, scope.tier.needs_gpus > 0
+    store = BaselineStore(folder=folder, environment=UNKNOWN_ENVIRONMENT)
+    kind, committed = "gpu" if needs_gpus else "cpu", committed_in(folder)
     together: dict[tuple[Launch, Launch], list[Case]] = {}
     for case in cases:
-        together.setdefault(group_key(case), []).append(case)
-    seconds = {case.id: estimate_of(case, store, kind, committed).case_s for case in cases}
-    return tuple(
-        ServerGroup(
+        together.setdefault(launches_of(case, 1), []).append(case)
+    groups = []
+    for (_, server), ours in together.items():
+        measured_s = sum(estimate_of(case, store, kind, committed).case_s for case in ours)
+        group = ServerGroup(
             id=server.id,
             cases=tuple(case.id for case in ours),
-            gpus=max(case.needs.gpus for case in ours) if tier.needs_gpus else 0,
-            memory_gib=max((case.needs.memory_gib or 0.0 for case in ours), default=0.0) or None,
-            expected_s=launches * (START_S[kind] + sum(seconds[case.id] for case in ours)),
+            gpus=max(case.needs.gpus for case in ours) if needs_gpus else 0,
+            memory_gib=max(case.needs.memory_gib or 0.0 for case in ours) or None,
+            expected_s=scope.launches * (START_S[kind] + measured_s),
         )
-        for (_, server), ours in together.items()
-    )
+        groups.append(group)
+    return sorted(groups, key=lambda one: (-one.gpus, -one.expected_s, one.id))
 
 
 def cut(groups: Sequence[ServerGroup], of: int) -> tuple[Shard, ...]:
-    """Deal server groups out to shards, the longest first, each to the shard with the least so far.
+    """Deal server groups out to shards, each to the one with the least so far.
 
     Args:
-        groups: all of a run.
+        groups: all of a run, in the order in which to begin them.
         of: how many shards, 1 or more; 0 for one for each group. Some may get none.
     """
     dealt: list[list[ServerGroup]] = [[] for _ in range(of or len(groups))]
-    for group in longest_first(groups):
+    for group in groups:
         least = min(dealt, key=lambda shard: sum(one.expected_s for one in shard))
         least.append(group)
     return tuple(
         Shard(number=number, groups=tuple(mine)) for number, mine in enumerate(dealt, start=1)
     )
-
-
-def longest_first(groups: Sequence[ServerGroup]) -> list[ServerGroup]:
-    """Server groups in the order in which to begin them: the widest, then the longest first."""
-    return sorted(groups, key=lambda one: (-one.gpus, -one.expected_s, one.id))
 
 
 def render_shards(shards: Sequence[Shard]) -> str:
@@ -188,14 +174,14 @@ def committed_in(folder: Path) -> frozenset[Path] | None:
     return frozenset(folder / name for name in filter(None, done.stdout.split("\0")))
 
 
-def make_scheduler(suite: Scope, config: Any, log: Any) -> Any:  # noqa: ANN401 - xdist's
+def make_scheduler(scope: Scope, config: Any, log: Any) -> Any:  # noqa: ANN401 - xdist's
     """What hands a worker the tests of a server group together, in our order.
 
     The group that a mark names doesn't reach pytest-xdist 3.8 with pytest 9.
     """
     from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - an extra
 
-    groups = {case.id: group_key(case)[1].id for case in suite.tier.cases}
+    groups = {case.id: launches_of(case, 1)[1].id for case in scope.tier.cases}
 
     class ServerGroupScheduling(LoadScopeScheduling):  # type: ignore[misc] # Any without its types
         """Deals out server groups, and any other test alone."""
@@ -215,16 +201,16 @@ def make_scheduler(suite: Scope, config: Any, log: Any) -> Any:  # noqa: ANN401 
     return ServerGroupScheduling(config, log)
 
 
-def check_workers(suite: Scope, *, grouped: bool) -> None:
+def check_workers(scope: Scope, *, grouped: bool) -> None:
     """Check that workers keep server groups together, and disturb no speed.
 
     Raises:
         SpecregError: they don't.
     """
-    if not suite.shares_machine:
+    if not scope.shares_machine:
         return
     if not grouped:
         raise SpecregError(_NOT_GROUPED)
-    names = {name for asked in suite.asked.values() for name in asked if name in METRICS}
-    if not suite.tier.needs_gpus and any(METRICS[name].by_launch for name in names):
+    names = {name for asked in scope.asked.values() for name in asked if name in METRICS}
+    if not scope.tier.needs_gpus and any(METRICS[name].by_launch for name in names):
         raise SpecregError(_TIMED)

