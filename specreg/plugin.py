@@ -46,7 +46,7 @@ from specreg.suite.configure import (
 from specreg.suite.finish import record_run, render_end, run_verdict
 from specreg.suite.merge import WORKERS_FOLDER, plan_of, take_workers
 from specreg.suite.plan import PLAN
-from specreg.suite.recording import record_baselines, render_recording
+from specreg.suite.recording import record_baselines
 from specreg.suite.run import Suite
 from specreg.suite.shards import (
     check_workers,
@@ -392,7 +392,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if suite.measurements and cut_short:
         lines.append("to go on from here, type the same again with --specreg-resume")
     if suite.records and suite.measurements and not suite.is_part:
-        _update_baselines(session, cut_short=cut_short)
+        lines.extend(_update_baselines(session, cut_short=cut_short))
     only_ours = exitstatus == pytest.ExitCode.TESTS_FAILED and not kept.others_failed
     if exitstatus == pytest.ExitCode.OK or only_ours:
         session.exitstatus = exit_status(suite.verdicts) or session.exitstatus
@@ -404,21 +404,17 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     _put_into_blocks(config)
 
 
-def _update_baselines(session: pytest.Session, *, cut_short: bool) -> None:
-    """Writes them unless the run was cut short, and says so."""
-    config, suite = session.config, session.config.stash[SUITE]
-    lines = config.stash[_SESSION].lines
-    refused: Mapping[str, str] = {}
+def _update_baselines(session: pytest.Session, *, cut_short: bool) -> list[str]:
+    """Writes them unless the run was cut short; what to say of it."""
     if cut_short:
         stopped = "-x or --maxfail stopped the run"
         why = stopped if session.shouldfail else "the run was interrupted"
-        lines.append(f"no baseline was written: {why}")
-    else:
-        written, refused = record_baselines(suite)
-        color = _color(config)
-        lines.extend(render_recording(suite, written, refused, width=_WIDTH, color=color))
-    if refused and session.exitstatus == pytest.ExitCode.OK:
+        return [f"no baseline was written: {why}"]
+    suite, color = session.config.stash[SUITE], _color(session.config)
+    said, all_written = record_baselines(suite, width=_WIDTH, color=color)
+    if not all_written and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    return said
 
 
 def _take_workers(session: pytest.Session, *, cut_short: bool) -> Iterator[str]:

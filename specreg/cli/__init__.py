@@ -17,14 +17,14 @@ _COMMANDS: Mapping[str, str] = {
     "gate": "gate",
     "bisect": "gate",
     "soak": "gate",
-    "prepare": "datasets",
+    "prepare": "cases",
     "matrix": "cases",
     "doctor": "machine",
     "report": "report",
     "merge": "merge",
     "ray": "ray",
     "selftest": "cases",
-    "baselines": "baselines",
+    "baselines": "cases",
 }
 """By command the file that it is in, which is imported once the command is typed."""
 
@@ -46,11 +46,9 @@ class Commands(typer.core.TyperGroup):
             return None
         if self._lists:
             return typer.core.TyperCommand(name, help=_first_line(name))
-        found = getattr(importlib.import_module(f"specreg.cli.{_COMMANDS[name]}"), name)
-        if isinstance(found, typer.Typer):
-            return typer.main.get_group(found)  # type: ignore[return-value]
+        file = importlib.import_module(f"specreg.cli.{_COMMANDS[name]}")
         alone = typer.Typer(add_completion=False)
-        alone.command(name)(found)
+        alone.command(name)(getattr(file, name))
         return typer.main.get_command(alone)  # type: ignore[return-value]
 
     def format_help(self, ctx: typer.Context, formatter: object) -> None:  # type: ignore[override]
@@ -61,8 +59,8 @@ class Commands(typer.core.TyperGroup):
 
 def _first_line(name: str) -> str:
     tree = ast.parse(Path(__file__).with_name(f"{_COMMANDS[name]}.py").read_bytes())
-    functions = [one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == name]
-    return (ast.get_docstring(functions[0] if functions else tree) or "").partition("\n")[0]
+    functions = (one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == name)
+    return (ast.get_docstring(next(functions)) or "").partition("\n")[0]
 
 
 app = typer.Typer(

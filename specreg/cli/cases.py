@@ -1,12 +1,15 @@
-"""What is known of cases: `specreg matrix` and `selftest`."""
+"""What is known before a run: `specreg matrix`, `baselines`, `prepare` and `selftest`."""
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 
 from specreg.baselines.estimate import READ_GIB_PER_S, START_S, Estimate, estimate_of, run_s
+from specreg.baselines.schema import baseline_files, read_baselines, render_schema
+from specreg.baselines.store import BaselineStore
 from specreg.cli.options import (
     BASELINES,
     HERE,
@@ -16,17 +19,52 @@ from specreg.cli.options import (
     MatrixOption,
     RootOption,
     TierOption,
-    fitting_tier_of,
-    store_of,
+    tier_of,
 )
 from specreg.core.commands import specreg_command
+from specreg.core.files import data_dir
+from specreg.core.redaction import hide
+from specreg.datasets.prepare import prepare as prepare_set
+from specreg.datasets.table import dataset_named
 from specreg.matrix.case import Tier
 from specreg.matrix.tier import tier_names
 from specreg.measurement.metrics import check_allowed
 from specreg.report.tables import NOTHING, render_rows
-from specreg.telemetry.identity import Gpus, find_gpus
+from specreg.report.terminal import render_baselines
+from specreg.telemetry.identity import Gpus, current_environment, find_gpus
 
 _S_PER_MIN = 60.0
+
+
+def baselines(
+    what: Annotated[Literal["list", "schema"], typer.Argument(help="all, or a file's JSON Schema")],
+    root: RootOption = HERE,
+    folder: FolderOption = BASELINES,
+) -> None:
+    """List what was recorded where, when and why; status 1 if one can't be read."""
+    if what == "schema":
+        typer.echo(render_schema(), nl=False)
+        return
+    found, unreadable = read_baselines(baseline_files(root / folder))
+    typer.echo("\n".join((render_baselines(found.items(), width=WIDTH), *unreadable)))
+    raise typer.Exit(1 if unreadable else 0)
+
+
+def prepare(
+    name: Annotated[str, typer.Argument(help="of a dataset: gsm8k, speed-bench-qualitative")],
+    given: Annotated[Path | None, typer.Option("--from", help="a file that you have")] = None,
+) -> None:
+    """Fetch a dataset, or read your copy, check it, and write it as cases replay it.
+
+    No dataset is part of specreg: each has a licence of its own, which is shown first. It is
+    written to SPECREG_DATA, else to specreg's cache.
+    """
+    prepare_set(
+        dataset_named(name),
+        data_dir=data_dir(),
+        given=given,
+        show=lambda text: typer.echo(hide(text), err=True),
+    )
 
 
 def selftest(
@@ -47,11 +85,13 @@ def matrix(
     files: MatrixOption = MATRIX,
 ) -> None:
     """Print a tier's cases, what each needs, and about how long it takes."""
-    found = fitting_tier_of(root / files, tier)
+    found = tier_of(root / files, tier)
     for case in found.cases:
         check_allowed(case, found.places[case.id])
     gpus = find_gpus()
-    store, kind = store_of(root / folder, found), "gpu" if found.needs_gpus else "cpu"
+    environment = current_environment(needs_gpus=found.gpus_used(gpus.memory_gib))
+    store = BaselineStore(folder=root / folder, environment=environment)
+    kind = "gpu" if found.needs_gpus else "cpu"
     estimates = {case.id: estimate_of(case, store, kind) for case in found.cases}
     typer.echo(render_matrix(found, estimates, gpus, width=WIDTH))
     typer.echo(f"tiers: {', '.join(tier_names(root / files))}")

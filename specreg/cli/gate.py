@@ -72,7 +72,7 @@ def _command(
 
 
 def _tier_of(options: ServerOptions) -> Tier:
-    return of.fitting_tier_of(options.root / options.matrix, options.tier)
+    return of.tier_of(options.root / options.matrix, options.tier)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from specreg.report.terminal import render_report
 from specreg.suite.finish import record_run, run_verdict
 from specreg.suite.merge import open_merged, take_shards
 from specreg.suite.plan import PLAN, MergedShards, load_shard
-from specreg.suite.recording import record_baselines, render_recording
+from specreg.suite.recording import record_baselines
 
 
 def merge(
@@ -32,9 +32,8 @@ def merge(
     status = exit_status(suite.verdicts) or int(any(one.failed_otherwise for one in shards))
     color = sys.stdout.isatty()
     if suite.records:
-        written, refused = record_baselines(suite)
-        status = status or int(bool(refused or said))
-        recorded = render_recording(suite, written, refused, width=WIDTH, color=color)
+        recorded, all_written = record_baselines(suite, width=WIDTH, color=color)
+        status = status or int(bool(said) or not all_written)
         typer.echo("\n\n".join(recorded))
     run = run_verdict(suite, status, cut_short=not MergedShards(shards).is_whole)
     command = shlex.join(("specreg", "merge", *map(str, runs), "--into", str(into)))

@@ -1,15 +1,14 @@
-"""What the commands have in common: their options, and the tier and store that those name."""
+"""What the commands have in common: their options, and the tier that those name."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from specreg.baselines.store import BaselineStore
 from specreg.core.errors import MatrixError
 from specreg.matrix.case import Tier
 from specreg.matrix.tier import load_tier
-from specreg.telemetry.identity import current_environment, find_gpus
+from specreg.telemetry.identity import find_gpus
 
 WIDTH = 110
 """Columns of what is printed."""
@@ -42,25 +41,11 @@ def check_matrix(matrix: Path) -> None:
 
 
 def tier_of(matrix: Path, name: str | None) -> Tier:
-    """The tier of a name, else that of this machine.
+    """The tier of a name, else that of this machine, with the model pairs that its GPUs hold.
 
     Raises:
         SpecregError: there is none, or it can't be read.
     """
     check_matrix(matrix)
-    return load_tier(matrix, name or ("gpu" if find_gpus().names else "cpu"))
-
-
-def fitting_tier_of(matrix: Path, name: str | None) -> Tier:
-    """The same with those of several model pairs that this machine's GPUs hold."""
-    return tier_of(matrix, name).chosen(find_gpus().memory_gib)
-
-
-def store_of(folder: Path, tier: Tier) -> BaselineStore:
-    """The baselines that apply to a tier on this machine."""
-    used = tier.gpus_used(find_gpus().memory_gib)
-    return BaselineStore(
-        folder=folder,
-        environment=current_environment(needs_gpus=used),
-        options=(f"--specreg-tier={tier.name}",),
-    )
+    gpus = find_gpus()
+    return load_tier(matrix, name or ("gpu" if gpus.names else "cpu")).chosen(gpus.memory_gib)

@@ -15,7 +15,6 @@ from specreg.core.commands import record_command
 from specreg.core.errors import BaselineError, SpecregError
 from specreg.matrix.case import Case
 from specreg.matrix.models import model_sha256
-from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS
 from specreg.report.terminal import render_recorded, render_undecidable, render_written
 from specreg.servers.launch import Launch, launches_of
@@ -100,34 +99,22 @@ def _spreads(suite: Suite) -> Mapping[str, Spread]:
     return pooled_spreads(launches, [one.noise for one in others])
 
 
-def record_baselines(suite: Suite) -> tuple[tuple[RecordedBaseline, ...], Mapping[str, str]]:
+def record_baselines(suite: Suite, *, width: int, color: bool) -> tuple[list[str], bool]:
     """Write the baselines of the cases whose launches were all measured.
 
     Returns:
-        What was written, and by case in words what was not, or not as a whole, and why.
+        What to say of those that were written and of those that weren't, and whether all were, each
+        as a whole.
     """
     written: list[RecordedBaseline] = []
     refused: dict[str, str] = {}
     for case in measured_cases(suite):
-        measurements = [one for one in suite.measurements if one.case == case]
         try:
-            written.append(recorded := _record(suite, case, measurements))
+            written.append(recorded := _record(suite, case))
             if recorded.left_out:
                 refused[case.id] = recorded.left_out
         except SpecregError as error:
             refused[case.id] = str(error)
-    return tuple(written), refused
-
-
-def render_recording(
-    suite: Suite,
-    written: Sequence[RecordedBaseline],
-    refused: Mapping[str, str],
-    *,
-    width: int,
-    color: bool,
-) -> list[str]:
-    """What to say of the baselines that were written and of those that weren't."""
     said = list(refused.values())
     if written:
         everything = {case.id for case in suite.tier.cases}
@@ -138,10 +125,11 @@ def render_recording(
     if again := tuple(case_id for case_id in refused if case_id not in failed):
         typed = record_command(again, suite.store.options)
         said.append(f"record again what wasn't written:\n  {typed}")
-    return list(filter(None, said))
+    return list(filter(None, said)), not refused
 
 
-def _record(suite: Suite, case: Case, measurements: list[Measurement]) -> RecordedBaseline:
+def _record(suite: Suite, case: Case) -> RecordedBaseline:
+    measurements = [one for one in suite.measurements if one.case == case]
     for one in suite.verdicts:
         if one.case_id == case.id and one.outcome is Outcome.WRONG:
             raise BaselineError(f"baseline of '{case.id}': not written, WRONG: {one.reason}")

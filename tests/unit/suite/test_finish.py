@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from specreg.baselines.record import record_measurements
+from specreg.baselines.schema import load_baseline
 from specreg.baselines.store import settings_in
 from specreg.measurement.metrics import METRICS
 from specreg.suite.finish import remarks, run_verdict
@@ -107,14 +108,13 @@ def test_a_case_that_is_wrong_is_not_recorded_and_one_that_holds_is(
     one = measured(suite(tmp_path, update_baselines=True, launches=2), launch, launch)
     proven = Verdict(case_id=builders.CASE.id, metric="lossless_frac", outcome=Outcome.WRONG)
     one.confirmation.add(dataclasses.replace(proven, reason="token 3 differs"))
-    written, refused = record_baselines(one)
-    assert written == ()
-    assert refused == {
-        builders.CASE.id: f"baseline of '{builders.CASE.id}': not written, WRONG: token 3 differs"
-    }
+    (said,), all_written = record_baselines(one, width=100, color=False)
+    assert said == f"baseline of '{builders.CASE.id}': not written, WRONG: token 3 differs"
+    assert not all_written
     assert not one.store.path(builders.CASE.id).exists()
 
     one.confirmation.verdicts[:] = [dataclasses.replace(proven, outcome=Outcome.PASS)]
-    (recorded,), refused = record_baselines(one)
-    assert recorded.new.provenance.reason == "vllm 0.32.0"
-    assert refused == {}
+    assert record_baselines(one, width=100, color=False)[1]
+    recorded = load_baseline(one.store.path(builders.CASE.id))
+    assert recorded
+    assert recorded.provenance.reason == "vllm 0.32.0"
