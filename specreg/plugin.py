@@ -49,6 +49,7 @@ from specreg.suite.plan import PLAN
 from specreg.suite.recording import record_baselines
 from specreg.suite.run import Suite
 from specreg.suite.shards import (
+    SHARDS,
     check_workers,
     cut,
     make_scheduler,
@@ -271,7 +272,7 @@ def _deal(
     shards = cut(groups, choice.of)
     mine: Collection[str] = ()
     if choice.lists:
-        path = config.rootpath / ".specreg" / "shards.json"
+        path = config.rootpath / SHARDS
         with _as_usage_error(config):
             record_document(path, shards)
         session.lines.append(f"{render_shards(shards)}\nas JSON: {path}")

@@ -21,8 +21,8 @@ _COMMANDS: Mapping[str, str] = {
     "matrix": "cases",
     "doctor": "machine",
     "report": "report",
-    "merge": "merge",
-    "ray": "ray",
+    "merge": "shards",
+    "ray": "shards",
     "selftest": "cases",
     "baselines": "cases",
 }

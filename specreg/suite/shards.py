@@ -24,6 +24,8 @@ from specreg.telemetry.identity import UNKNOWN_ENVIRONMENT
 
 OPTION = "--specreg-shard"
 LIST = "list"
+SHARDS = Path(".specreg/shards.json")
+"""In the repository, where the shards are written that are listed."""
 _NOT_GROUPED = (
     "pytest-xdist: cases that share a server stay together; leave out --dist, or give"
     " --dist=loadgroup"

@@ -1,8 +1,8 @@
-"""`specreg ray`: the shards of a run as tasks of a Ray cluster, merged."""
+"""`specreg merge` and `ray`: the shards of a run as one run, also as tasks of a Ray cluster."""
 
 import io
-import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -11,19 +11,54 @@ import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from specreg.baselines.record import COMMIT, commit_of
-from specreg.cli.merge import merge
-from specreg.cli.options import HERE, RootOption
+from specreg.cli.options import HERE, WIDTH, RootOption
 from specreg.core.commands import install_command
 from specreg.core.errors import SpecregError
 from specreg.core.processes import start_process, stop_process
+from specreg.report.document import FILE_NAME, exit_status, load_report
+from specreg.report.terminal import render_report
+from specreg.suite.finish import record_run, run_verdict
+from specreg.suite.merge import open_merged, take_shards
+from specreg.suite.plan import PLAN, MergedShards, load_shard
+from specreg.suite.recording import record_baselines
+from specreg.suite.shards import SHARDS, Shard
 
 _BYTES_PER_GIB = 2**30
 _ANSWERS_WITHIN_S = 10.0
 _LEFT_OUT = (".git", ".specreg", ".nox", ".venv", "**/__pycache__", "**/.mypy_cache")
 """Of the repository, what no node needs."""
+
+
+def merge(
+    runs: Annotated[list[Path], typer.Argument(help="the folders of the shards")],
+    into: Annotated[Path, typer.Option(help="the folder of the merged run")],
+    root: RootOption = HERE,
+) -> None:
+    """Join the shards of a run: one report, one verdict, and the baselines if it records."""
+    into.mkdir(parents=True, exist_ok=True)
+    begun = [run for run in runs if (run / PLAN).exists()] or runs
+    said = [f"'{run}': no {PLAN}, so it ended before it began" for run in runs if run not in begun]
+    shards = sorted(map(load_shard, begun), key=lambda one: one.plan.number)
+    suite = open_merged(root.resolve(), shards, into.resolve())
+    said += take_shards(suite, shards, whole=True)
+    suite.conclude()
+    status = exit_status(suite.verdicts) or int(any(one.failed_otherwise for one in shards))
+    color = sys.stdout.isatty()
+    if suite.records:
+        recorded, all_written = record_baselines(suite, width=WIDTH, color=color)
+        status = status or int(bool(said) or not all_written)
+        typer.echo("\n\n".join(recorded))
+    run = run_verdict(suite, status, cut_short=not MergedShards(shards).is_whole)
+    command = shlex.join(("specreg", "merge", *map(str, runs), "--into", str(into)))
+    wrong = record_run(suite, run, command=command, said=said)
+    path = suite.run_folder / FILE_NAME
+    typer.echo("\n".join((render_report(load_report(path), width=WIDTH, color=color), *wrong)))
+    typer.echo(path.with_suffix(".html"))
+    raise typer.Exit(status)
 
 
 def ray(  # noqa: PLR0913 - the options of a command
@@ -53,7 +88,7 @@ def ray(  # noqa: PLR0913 - the options of a command
         raise SpecregError(message) from error
     _check_answers(address)
     root, given = root.resolve(), tuple(arguments or ())
-    cut = [shard for shard in _shards(root, shards, given) if shard["groups"]]
+    cut = [shard for shard in _shards(root, shards, given) if shard.groups]
     environment: dict[str, Any] = {"env_vars": {COMMIT: commit_of(root)}}
     if not shared:
         environment |= {"working_dir": str(root), "excludes": list(_LEFT_OUT)}
@@ -66,12 +101,12 @@ def ray(  # noqa: PLR0913 - the options of a command
     folder = str(root) if shared else ""
     waiting = {
         task.options(
-            name=f"shard {shard['number']}/{shards}",
-            num_gpus=max(group["gpus"] for group in shard["groups"]),
+            name=f"shard {shard.number}/{shards}",
+            num_gpus=max(group.gpus for group in shard.groups),
             memory=round(memory_gib * _BYTES_PER_GIB),
             resources={f"accelerator_type:{gpu_kind}": 0.001} if gpu_kind else None,
             max_retries=1,  # where its node is lost; a shard that fails has its report
-        ).remote(shard["number"], shards, given, folder): shard["number"]
+        ).remote(shard.number, shards, given, folder): shard.number
         for shard in cut
     }
     home = Path(tempfile.mkdtemp(prefix="shards-", dir=root / ".specreg"))
@@ -141,7 +176,7 @@ def _check_answers(address: str) -> None:
             raise SpecregError(message) from error
 
 
-def _shards(root: Path, of: int, arguments: tuple[str, ...]) -> list[dict[str, Any]]:
+def _shards(root: Path, of: int, arguments: tuple[str, ...]) -> list[Shard]:
     """The shards of a run, as pytest lists them."""
     command = (sys.executable, "-m", "pytest", "tests/perf", "-q", f"--specreg-shard=list/{of}")
     done = subprocess.run(  # noqa: S603 - what the user typed
@@ -151,5 +186,4 @@ def _shards(root: Path, of: int, arguments: tuple[str, ...]) -> list[dict[str, A
         raise SpecregError(
             f"specreg ray: the run can't be cut:\n{done.stdout[-2000:]}{done.stderr}"
         )
-    found: list[dict[str, Any]] = json.loads((root / ".specreg" / "shards.json").read_text())
-    return found
+    return msgspec.json.decode((root / SHARDS).read_bytes(), type=list[Shard])
