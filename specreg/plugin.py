@@ -74,7 +74,7 @@ class _Session:
             of pytest's own sections.
         is_asked: whether tests of the suite were chosen, or would have been if anything had.
         others_failed: whether a test failed otherwise than by its verdict.
-        run: what it decided.
+        run: what it decided; refused: the status of one that ends before it begins.
         is_empty: whether the shard that is asked for has no server group.
     """
 
@@ -84,6 +84,7 @@ class _Session:
     is_asked: bool = False
     others_failed: bool = False
     run: RunVerdict | None = None
+    refused: int | None = None
     is_empty: bool = False
 
 
@@ -156,12 +157,15 @@ def pytest_testnodedown(node: Any) -> None:  # noqa: ANN401 - its type is xdist'
     """Ends the run where a worker of pytest-xdist refused to begin."""
     if refused := getattr(node, "workeroutput", {}).get(_REFUSED):
         text, status = refused
-        node.config.stash[_SESSION].lines.append(text)
-        pytest.exit("a worker refused to begin, see below", returncode=status)
+        _refuse(node.config, text, status)
+        pytest.exit("a worker refused to begin, see below")
 
 
-def _tell_controller(config: pytest.Config, text: str, status: int) -> None:
-    """Has the controller of pytest-xdist say why this worker refuses to begin."""
+def _refuse(config: pytest.Config, text: str, status: int) -> None:
+    """Keeps why the run ends before it begins; a worker of pytest-xdist tells its controller."""
+    session = config.stash[_SESSION]
+    session.lines.append(text)
+    session.refused = status
     if hasattr(config, "workeroutput"):
         config.workeroutput[_REFUSED] = (text, status)
 
@@ -235,16 +239,14 @@ def _prepare(
     config: pytest.Config, cases: Mapping[str, Case], shards: Sequence[Collection[str]]
 ) -> None:
     """Ends the run before anything starts where a case that is to run can't be measured."""
-    suite, lines = config.stash[SUITE], config.stash[_SESSION].lines
+    suite = config.stash[SUITE]
     left_out = {*suite.skipped, *suite.unfetched}
     running = [case for case in cases.values() if case.id not in left_out]
     with _as_usage_error(config):
         check_cases(suite, running)
         if wrong := read_baselines(suite.store.files(case.id for case in running))[1]:
-            lines.extend(wrong)
-            _tell_controller(config, "\n".join(wrong), NO_BASELINE_STATUS)
-            why = "baselines can't be read, see below; no server was started"
-            pytest.exit(why, returncode=NO_BASELINE_STATUS)
+            _refuse(config, "\n\n".join(wrong), NO_BASELINE_STATUS)
+            pytest.exit("baselines can't be read, see below; no server was started")
         if cases:
             check_workers(suite, grouped=getattr(config, "workerinput", {}).get(_GROUPED, False))
             suite.journal.hold()  # no other run may go on with it meanwhile
@@ -291,7 +293,8 @@ def _as_usage_error(config: pytest.Config) -> Iterator[None]:
     try:
         yield
     except SpecregError as error:
-        _tell_controller(config, str(error), int(pytest.ExitCode.USAGE_ERROR))
+        if hasattr(config, "workeroutput"):
+            _refuse(config, str(error), int(pytest.ExitCode.USAGE_ERROR))
         raise pytest.UsageError(str(error)) from error
 
 
@@ -375,18 +378,12 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if len(SIGNALLED) > 1:
         kill_running()
         raise KeyboardInterrupt
-    cut_short = bool(session.shouldstop or session.shouldfail) or exitstatus not in {
-        pytest.ExitCode.OK,
-        pytest.ExitCode.TESTS_FAILED,
-        pytest.ExitCode.NO_TESTS_COLLECTED,
+    cut_short = bool(session.shouldstop or session.shouldfail) or exitstatus in {
+        pytest.ExitCode.INTERRUPTED,
+        pytest.ExitCode.INTERNAL_ERROR,
     }
-    try:  # first of all: a report takes its time, and a second Ctrl-C must find none
-        suite.servers.stop()
-    except SpecregError as error:
-        lines.append(str(error))
-    if cut_short:  # in the middle of an answer, of whose end nothing is left to tell
-        with warnings.catch_warnings(action="ignore", category=ResourceWarning):
-            gc.collect()
+    # First of all: a report takes its time, and a second Ctrl-C must find no server.
+    lines.extend(_stop_servers(suite, cut_short=cut_short))
     if config.pluginmanager.hasplugin("dsession"):
         lines.extend(_take_workers(session, cut_short=cut_short))
     _conclude(config, suite)
@@ -397,12 +394,25 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     only_ours = exitstatus == pytest.ExitCode.TESTS_FAILED and not kept.others_failed
     if exitstatus == pytest.ExitCode.OK or only_ours:
         session.exitstatus = exit_status(suite.verdicts) or session.exitstatus
+    if kept.refused is not None:
+        session.exitstatus = kept.refused
     if suite.verdicts or _ended_without(session, suite):
         kept.run = run_verdict(suite, int(session.exitstatus), cut_short=cut_short)
         added = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
         command = shlex.join(("pytest", *added, *map(str, config.invocation_params.args)))
         lines.extend(record_run(suite, kept.run, command=command))
     _put_into_blocks(config)
+
+
+def _stop_servers(suite: Suite, *, cut_short: bool) -> Iterator[str]:
+    """Ends all of them; yields what is wrong."""
+    try:
+        suite.servers.stop()
+    except SpecregError as error:
+        yield str(error)
+    if cut_short:  # in the middle of an answer, of whose end nothing is left to tell
+        with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+            gc.collect()
 
 
 def _update_baselines(session: pytest.Session, *, cut_short: bool) -> list[str]:
