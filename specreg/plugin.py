@@ -23,9 +23,9 @@ from specreg.core.errors import (
 from specreg.core.processes import kill_running
 from specreg.core.redaction import hide_known, learn
 from specreg.core.signals import SIGNALLED, check_signalled, interrupt_on_signals
-from specreg.correctness.checks import CHECKS, CorrectnessCheck, checks_of
+from specreg.correctness.checks import CHECKS, CorrectnessCheck
 from specreg.matrix.case import Case
-from specreg.measurement.metrics import METRICS, Family, Metric, metrics_of
+from specreg.measurement.metrics import METRICS, Metric
 from specreg.options import add_options, read_options
 from specreg.report.document import (
     NO_BASELINE_STATUS,
@@ -35,7 +35,6 @@ from specreg.report.document import (
 )
 from specreg.report.failures import Failure, failure_of, properties, render_blocks
 from specreg.report.progress import Progress
-from specreg.servers.launch import Launch
 from specreg.servers.server import NOT_FETCHED
 from specreg.suite.configure import (
     check_cases,
@@ -49,12 +48,11 @@ from specreg.suite.plan import PLAN
 from specreg.suite.recording import record_baselines
 from specreg.suite.run import Suite
 from specreg.suite.shards import (
-    SHARDS,
     check_workers,
     cut,
+    list_shards,
     make_scheduler,
     parse_choice,
-    render_shards,
     server_groups,
 )
 from specreg.telemetry.identity import find_gpus
@@ -190,9 +188,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     suite = metafunc.config.stash[SUITE]
     metafunc.config.stash[_SESSION].is_asked = True
     rows = [
-        pytest.param(control, server, case, what, id=_item_id(case, what, server))
+        pytest.param(control, server, case, what, id=f"{case.id}-{what.name}{server.suffix}")
         for control, server, case in suite.setups()
-        for what in _asked(suite, marker, case, server)
+        for what in suite.asked_by(marker.name, marker.args[0], case, server)
     ]
     names = ("control", "server", "case", "check" if marker.name == "correctness" else "metric")
     # The scope must be said: with one argument that is no fixture pytest assumes "function",
@@ -272,14 +270,11 @@ def _deal(
         return ()
     choice = parse_choice(suite.options.shard)
     shards = cut(groups, choice.of)
-    mine: Collection[str] = ()
     if choice.lists:
-        path = config.rootpath / SHARDS
         with _as_usage_error(config):
-            record_document(path, shards)
-        session.lines.append(f"{render_shards(shards)}\nas JSON: {path}")
-    else:
-        mine = {*shards[choice.number - 1].case_ids, *([""] if choice.number == 1 else [])}
+            session.lines.append(list_shards(suite.root, shards))
+    mine = {case for one in shards if one.number == choice.number for case in one.case_ids}
+    mine |= {""} if choice.number == 1 else set()
     left_out = [item for item in items if _case_id(item) not in mine]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if _case_id(item) in mine]
@@ -324,19 +319,20 @@ def pytest_runtest_makereport(
     errors = _leaves(call.excinfo.value) if call.excinfo is not None else ()
     held = next((error for error in errors if isinstance(error, MemoryHeldError)), None)
     if held is not None:
-        item.session.shouldstop = _head(held)
+        item.session.shouldstop = held.head
     suite, params = item.config.stash[SUITE], _params(item)
     given = getattr(item, "funcargs", {})
     verdict = given.get("verdict", given.get("correctness")) if params else None
     if report.failed and call.when == "call" and verdict is not None and verdict.fails:
         report.longrepr = cast("Any", failure_of(verdict))
-    if not errors or not all(isinstance(error, SpecregError) for error in errors):
+    ours = [error for error in errors if isinstance(error, SpecregError)]
+    if not ours or len(ours) < len(errors):
         judged = bool(report.user_properties) and call.when != "teardown"
         item.config.stash[_SESSION].others_failed |= report.failed and not judged
         return report
-    message = "\n".join(dict.fromkeys(map(str, errors)))
-    head = _head(held or errors[0])
-    if params and suite.skips_unfetched and all(map(_is_unfetched, errors)):
+    message = "\n".join(dict.fromkeys(map(str, ours)))
+    head = (held or ours[0]).head
+    if params and suite.skips_unfetched and all(map(_is_unfetched, ours)):
         report.outcome = "skipped"
         report.longrepr = (str(item.path), item.location[1] or 0, f"Skipped: {head}")
         suite.skipped[params["case"].id] = head
@@ -496,25 +492,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(hide_known(text))
 
 
-def _asked(
-    suite: Suite, marker: pytest.Mark, case: Case, server: Launch
-) -> Sequence[Metric | CorrectnessCheck]:
-    """What a test of the suite asks of a case on a launch; checks are made on the first alone."""
-    (name,) = marker.args
-    if marker.name == "family":
-        return metrics_of(case, Family(name))
-    if server.number > 1:
-        return ()
-    return [
-        check for check in checks_of(case, with_torch=suite.options.oracle) if check.name == name
-    ]
-
-
-def _item_id(case: Case, what: Metric | CorrectnessCheck, server: Launch) -> str:
-    launch = f"-launch{server.number}" if server.number > 1 else ""
-    return f"{case.id}-{what.name}{launch}"
-
-
 def _marker(item: pytest.Item | pytest.Function) -> pytest.Mark | None:
     """What makes a test one of the suite's."""
     return item.get_closest_marker("family") or item.get_closest_marker("correctness")
@@ -547,10 +524,6 @@ def _leaves(error: BaseException) -> tuple[BaseException, ...]:
 def _is_unfetched(error: BaseException) -> bool:
     """Whether a server didn't start because the hub didn't give its model."""
     return isinstance(error, ServerStartError) and error.failure.endswith(NOT_FETCHED)
-
-
-def _head(error: BaseException) -> str:
-    return str(error).splitlines()[0]
 
 
 def _color(config: pytest.Config) -> bool:

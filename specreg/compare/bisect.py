@@ -142,7 +142,7 @@ class _Search:
         except SideError as error:
             if error.side is not Side.B:
                 raise
-            step, why = Step.UNKNOWN, str(error).splitlines()[0]
+            step, why = Step.UNKNOWN, error.head
         else:
             step = step_of(decision, self.lost)
             unclear = (one for one in self._wanted(decision) if one.outcome in _UNCLEAR)

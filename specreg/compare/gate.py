@@ -325,5 +325,5 @@ def _naming(servers: Mapping[Side, StartedServer]) -> Iterator[None]:
             try:
                 server.check_alive()
             except ServerDiedError as error:
-                raise SideError(side, str(error).splitlines()[0]) from error
+                raise SideError(side, error.head) from error
         raise

@@ -19,6 +19,11 @@ class SpecregError(Exception):
     def __init__(self, message: str) -> None:
         super().__init__("\n".join(map(_readable, hide(message).split("\n"))))
 
+    @property
+    def head(self) -> str:
+        """The first line, without the log that may follow it."""
+        return str(self).partition("\n")[0]
+
 
 class UnknownNameError(SpecregError):
     """An engine, method, dataset, tier or model pair that isn't declared."""

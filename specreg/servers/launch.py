@@ -36,14 +36,15 @@ class Launch:
     @property
     def id(self) -> str:
         """`vllm-eagle3-tiny`, or the case that it is for; from the second on with `-launch2`."""
-        return (self.only_for or self.spec.id) + self._suffix
+        return (self.only_for or self.spec.id) + self.suffix
 
     def case_id(self, case: Case) -> str:
         """The id of a case on this launch, from the second on with `-launch2`."""
-        return case.id + self._suffix
+        return case.id + self.suffix
 
     @property
-    def _suffix(self) -> str:
+    def suffix(self) -> str:
+        """What names end with from the second launch on."""
         return f"-launch{self.number}" if self.number > 1 else ""
 
 

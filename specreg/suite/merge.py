@@ -14,7 +14,6 @@ from typing import Never
 
 from specreg.baselines.record import commit_of
 from specreg.core.errors import SpecregError
-from specreg.correctness.checks import checks_of
 from specreg.matrix.case import Case, Tier
 from specreg.measurement.journal import Journal
 from specreg.servers.launch import Launch, Starting
@@ -191,13 +190,12 @@ def _judge(suite: Suite, case: Case, control: Launch, server: Launch, *, whole: 
     ours = Starting(launch=server, start=never)
     beside = Starting(launch=control, start=never) if case.control else None
     metrics = suite.asked_of(case)
-    made = checks_of(case, with_torch=True) if server.number == 1 else ()
     with _noting(suite, case, [metric.name for metric in metrics], whole=whole):
         if metrics:
             suite.measure(case, ours, beside)
         for metric in metrics:
             suite.judge(metric, case, ours, beside)
-    for check in made:
+    for check in suite.checks_of(case, server.number):
         if check.name in suite.asked[case.id]:
             with _noting(suite, case, [check.name], whole=whole):
                 suite.check(check, case, ours, beside)
@@ -210,4 +208,4 @@ def _noting(suite: Suite, case: Case, names: Sequence[str], *, whole: bool) -> I
         yield
     except SpecregError as error:
         for name in names if whole else ():
-            suite.note_failure(case, name, str(error).splitlines()[0])
+            suite.note_failure(case, name, error.head)

@@ -22,7 +22,7 @@ from specreg.core.errors import (
 )
 from specreg.core.signals import check_signalled
 from specreg.core.timeline import Phase, Timeline
-from specreg.correctness.checks import ControlAnswers, CorrectnessCheck, RunningCase, checks_of
+from specreg.correctness.checks import ControlAnswers, CorrectnessCheck, RunningCase
 from specreg.correctness.oracle_client import predict_drafts
 from specreg.matrix.case import Case
 from specreg.matrix.models import resolve_model
@@ -178,7 +178,7 @@ class Suite(Scope):
                     starting.stop_if_dead()
                 if not attempts:
                     raise
-                self.retried.append(f"{again}, {str(error).splitlines()[0]}")
+                self.retried.append(f"{again}, {error.head}")
             except HungError:
                 for starting in filter(None, pair):
                     starting.stop()
@@ -298,7 +298,7 @@ class Suite(Scope):
                     except MemoryHeldError:
                         raise
                     except SpecregError as error:
-                        found[case.id] = str(error).splitlines()[0]
+                        found[case.id] = error.head
         return found
 
     def judge(
@@ -321,7 +321,6 @@ class Suite(Scope):
         number = server.launch.number
         for case in self.group(server.launch):
             beside = control if case.control else None
-            checks = checks_of(case, with_torch=self.options.oracle) if number == 1 else ()
             try:
                 metrics = self.asked_of(case)
                 if metrics:
@@ -330,7 +329,7 @@ class Suite(Scope):
                     for metric in metrics:
                         self._verdict_rows[case.id, metric.name, number] = len(self.verdicts)
                         self._judge(metric, case, number)
-                for check in checks:
+                for check in self.checks_of(case, number):
                     if check.name in self.asked[case.id]:
                         self.check(check, case, server, beside)
             except MemoryHeldError:

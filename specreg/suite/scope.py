@@ -2,20 +2,21 @@
 
 import datetime as dt
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from specreg.baselines.comparison import CaseBaselines
 from specreg.baselines.store import BaselineStore, settings_in
+from specreg.correctness.checks import CorrectnessCheck, checks_of
 from specreg.datasets.prompts import prompts_sha256
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import model_sha256, resolve_model
 from specreg.matrix.prompts import load_case_prompts
 from specreg.matrix.schema import CaseSettings
 from specreg.measurement.journal import Key
-from specreg.measurement.metrics import METRICS, Family, Metric
+from specreg.measurement.metrics import METRICS, Family, Metric, metrics_of
 from specreg.servers.launch import Launch, launches_of
 from specreg.servers.provision import Provision
 from specreg.suite.options import Options, options_to_repeat
@@ -135,6 +136,18 @@ class Scope:
             for case in in_order:
                 if self.options.engine in {None, case.server.engine}:
                     yield *launches_of(case, number), case
+
+    def asked_by(
+        self, marker: str, name: str, case: Case, server: Launch
+    ) -> Sequence[Metric | CorrectnessCheck]:
+        """What the tests of a family, or of a correctness check, ask of a case on a launch."""
+        if marker == "family":
+            return metrics_of(case, Family(name))
+        return [check for check in self.checks_of(case, server.number) if check.name == name]
+
+    def checks_of(self, case: Case, launch: int) -> tuple[CorrectnessCheck, ...]:
+        """The correctness checks that can be made of a case, on the first launch alone."""
+        return checks_of(case, with_torch=self.options.oracle) if launch == 1 else ()
 
     def asked_of(self, case: Case) -> tuple[Metric, ...]:
         """The metrics that this run judges of a case."""

@@ -18,6 +18,7 @@ from specreg.baselines.store import BaselineStore
 from specreg.core.errors import SpecregError
 from specreg.matrix.case import Case
 from specreg.measurement.metrics import METRICS
+from specreg.report.document import record_document
 from specreg.servers.launch import Launch, launches_of
 from specreg.suite.scope import Scope
 from specreg.telemetry.identity import UNKNOWN_ENVIRONMENT
@@ -164,6 +165,17 @@ def render_shards(shards: Sequence[Shard]) -> str:
         cases = " ".join(shard.case_ids) or "none"
         lines.append(f"{shard.number:>5}  {gpus:>4}  {held:>11}  {minutes:>7.1f}  {cases}")
     return "\n".join(lines)
+
+
+def list_shards(root: Path, shards: Sequence[Shard]) -> str:
+    """The table of the shards, which are written as JSON too.
+
+    Raises:
+        ReportError: the disk refuses.
+    """
+    path = root / SHARDS
+    record_document(path, shards)
+    return f"{render_shards(shards)}\nas JSON: {path}"
 
 
 def committed_in(folder: Path) -> frozenset[Path] | None:
