@@ -220,6 +220,20 @@ def count_outcomes(verdicts: Sequence[Verdict]) -> dict[str, int]:
     return {str(one): counted[one] for one in Outcome if counted[one]}
 
 
+def last_words(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
+    """A verdict for each figure and outcome, the last one.
+
+    What was measured with more launches to come is left out where it was judged then.
+    """
+    last = {((one.case_id, one.metric), one.outcome): one for one in verdicts}
+    judged = {figure for figure, outcome in last if outcome is not Outcome.MEASURED}
+    return tuple(
+        one
+        for (figure, outcome), one in last.items()
+        if outcome is not Outcome.MEASURED or figure not in judged
+    )
+
+
 def record_document(path: Path, content: object) -> None:
     """Write what programs read of a run as JSON: `report.json`, `verdict.json`, its plan.
 

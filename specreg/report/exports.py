@@ -21,7 +21,7 @@ from specreg.core.redaction import hide_known
 from specreg.measurement.journal import load_journal
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import e2e_ms, tpot_ms, ttft_ms
-from specreg.report.document import CaseReport, Report, began_at, write_whole
+from specreg.report.document import CaseReport, Report, began_at, last_words, write_whole
 from specreg.report.failures import properties, render_skip, sentence_of
 from specreg.report.page import render_markdown, render_page
 from specreg.verdicts.judge import Verdict
@@ -109,7 +109,7 @@ def render_metrics(report: Report) -> str:
         gauge("change_ratio", "Change against the baseline; better is positive.", *_LABELS),
     )
     verdict = gauge("verdict", "1 for the outcome of a verdict.", *_LABELS, "outcome")
-    for one in report.run.verdicts:
+    for one in last_words(report.run.verdicts):
         case = cases.get(one.case_id)
         made_of = {name: getattr(case, name, "") for name in _LABELS[3:-1]}
         labels = {**run, "case_id": one.case_id, **made_of, "metric": one.metric}

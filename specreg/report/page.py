@@ -10,7 +10,7 @@ from markupsafe import Markup
 from specreg.core.commands import install_command, run_command
 from specreg.measurement.validity import render_invalid
 from specreg.report.charts import can_draw, charts_of, speed_over_load
-from specreg.report.document import Report, Tone
+from specreg.report.document import Report, Tone, last_words
 from specreg.report.failures import failing_by_case, sentence_of, since_when
 from specreg.report.summary import MARKS, OUTCOMES, answers_of, notes_of, title_of, tone_of
 from specreg.report.tables import (
@@ -36,15 +36,15 @@ _MARKUP = re.compile(r"[\\`*{}\[\]()#!~$^:@|<>&]|(?<![^\W_])_|_(?![^\W_])|(?<=ww
 
 def render_page(report: Report) -> str:
     """The page: what fails comes first."""
-    run, is_run = report.run, not report.arms
+    run, is_run, verdicts = report.run, not report.arms, last_words(report.run.verdicts)
     by_case: dict[str, list[Verdict]] = {}
-    for verdict in run.verdicts:
+    for verdict in verdicts:
         by_case.setdefault(verdict.case_id, []).append(verdict)
     known = {case.case_id: case for case in report.cases}
-    red = failing_by_case(run.verdicts)
-    columns = list(dict.fromkeys(_column(verdict.metric) for verdict in run.verdicts))
+    red = failing_by_case(verdicts)
+    columns = list(dict.fromkeys(_column(verdict.metric) for verdict in verdicts))
     again = run_command((), report.origin.options) if is_run else report.origin.command
-    held = (one for one in run.verdicts if not one.fails)
+    held = (one for one in verdicts if not one.fails)
     return _TEMPLATES.get_template("page.html.jinja").render(
         report=report,
         run=run,
@@ -55,6 +55,7 @@ def render_page(report: Report) -> str:
         open=list(notes_of(report)),
         red=dict(sorted(red.items(), key=lambda item: tone_of(item[1]) is not Tone.BAD)),
         by_case=by_case,
+        found={one.outcome for one in verdicts},
         known=known,
         columns=columns,
         rows=[(case_id, _worst(found, columns)) for case_id, found in by_case.items()],
@@ -68,7 +69,7 @@ def render_page(report: Report) -> str:
 
 def render_markdown(report: Report) -> str:
     """The summary for a pull request or a job, as much as GitHub takes; failures first."""
-    run, origin = report.run, report.origin
+    run, origin, verdicts = report.run, report.origin, last_words(report.run.verdicts)
     engines = (
         f"{case.engine} {case.figures.engine_version}" for case in report.cases if case.figures
     )
@@ -87,8 +88,8 @@ def render_markdown(report: Report) -> str:
         answers=answers_of(report),
         notes=[*notes_of(report), *run.skipped.values(), *report.remarks],
         next_steps=Markup(next_steps.replace("```", "'''")),  # noqa: S704 - ours, in a block
-        failing=[one for one in run.verdicts if one.fails],
-        verdicts=run.verdicts,
+        failing=[one for one in verdicts if one.fails],
+        verdicts=verdicts,
         why=lambda one: _joined(one.cause, one.reason),
         interval=lambda one: (
             "" if one.low_frac is None else _joined(_interval_of(one), one.tolerated)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rich.style import Style
 
 from specreg.measurement.metrics import METRICS, Family
-from specreg.report.document import Answer, Report, RunVerdict, Tone
+from specreg.report.document import Answer, Report, RunVerdict, Tone, last_words
 from specreg.report.tables import label_of
 from specreg.verdicts.judge import GOOD, Outcome, Verdict
 
@@ -83,7 +83,7 @@ def answers_of_run(run: RunVerdict) -> Sequence[Answer]:
     Green is a whole run that ended well, and in it each verdict of the subject PASS or IMPROVED.
     """
     by_subject: dict[str, list[Verdict]] = {subject: [] for subject in _SUBJECTS}
-    for verdict in run.verdicts:
+    for verdict in last_words(run.verdicts):
         metric = METRICS.get(verdict.metric)
         family = metric.family if metric else Family.ACCEPTANCE  # a correctness check
         by_subject[next(name for name, has in _SUBJECTS.items() if family in has)].append(verdict)

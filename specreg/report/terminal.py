@@ -13,7 +13,7 @@ from specreg.baselines.record import RecordedBaseline, commit_of
 from specreg.baselines.schema import Baseline
 from specreg.core.commands import is_attached, record_command, run_command
 from specreg.measurement.metrics import METRICS, better_frac
-from specreg.report.document import Report
+from specreg.report.document import Report, last_words
 from specreg.report.summary import STYLES, answers_of, notes_of, render_answers, title_of, tone_of
 from specreg.report.tables import (
     NOTHING,
@@ -69,16 +69,9 @@ def render_verdicts(
     color: bool,
     columns: tuple[str, str] = ("value", "baseline"),
 ) -> str:
-    """A row for each verdict, in the order of the run, grouped by case.
-
-    What was measured with more launches to come is left out where it was judged.
-    """
-    judged = {(one.case_id, one.metric) for one in verdicts if one.outcome is not Outcome.MEASURED}
-    rows: dict[str, list[Sequence[str | Text]]] = {}
-    for one in {(each.case_id, each.metric, each.outcome): each for each in verdicts}.values():
-        found = rows.setdefault(one.case_id, [[one.case_id]])
-        if one.outcome is Outcome.MEASURED and (one.case_id, one.metric) in judged:
-            continue
+    """A row for the last word on each figure, in the order of the run, grouped by case."""
+    rows: dict[str, list[Sequence[str | Text]]] = {one.case_id: [[one.case_id]] for one in verdicts}
+    for one in last_words(verdicts):
         cells = (
             f"  {one.metric}",
             format_number(one.value),
@@ -88,7 +81,7 @@ def render_verdicts(
             one.tolerated or NOTHING,
         )
         style = STYLES[tone_of([one])] if color else ""
-        found.append([*cells, Text(one.outcome, style)])
+        rows[one.case_id].append([*cells, Text(one.outcome, style)])
     head = ("case and metric", *columns, "change", "interval", "tolerated", "outcome")
     every = itertools.chain.from_iterable(rows.values())
     return render_rows(head, every, width=width, color=color, left=("outcome",))

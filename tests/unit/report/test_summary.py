@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from specreg.report.document import Report, Tone
+from specreg.report.exports import render_metrics
 from specreg.report.page import render_markdown, render_page
 from specreg.report.summary import answers_of, render_answers
 from specreg.telemetry.identity import ProcessorLoad
@@ -23,7 +24,10 @@ TONES = {
 
 def run_with(*outcomes: Outcome, **changes: object) -> Report:
     """A run whose verdicts on acceptance are these; what can't be told passes in it."""
-    verdicts = [dataclasses.replace(reports.HELD, outcome=one, softened=True) for one in outcomes]
+    verdicts = [
+        dataclasses.replace(reports.HELD, metric=f"position_{n}", outcome=one, softened=True)
+        for n, one in enumerate(outcomes)
+    ]
     return judged(*verdicts, **changes)
 
 
@@ -96,6 +100,16 @@ def test_what_was_not_compared_says_why(outcome: Outcome, reason: str, said: str
     one = speed(outcome, change_frac=None, reason=reason)
     report = judged(*(dataclasses.replace(one, case_id=str(n)) for n in range(2)))
     assert texts(report)["speed"] == f"2 of 2 figures {said}"
+
+
+def test_a_speed_of_several_launches_is_one_figure_and_has_the_last_word_in_every_form() -> None:
+    """With --specreg-launches=3 two of them are measured before the third is judged."""
+    measured = speed(Outcome.MEASURED, change_frac=None)
+    report = judged(reports.HELD, measured, measured, speed(Outcome.PASS))
+    assert tones(report)[:2] == (Tone.GOOD, Tone.GOOD)
+    assert texts(report)["speed"] == "holds in the one case"
+    for form in (render_page(report), render_markdown(report), render_metrics(report)):
+        assert "MEASURED" not in form
 
 
 def test_speculation_that_slows_a_case_down_is_said_though_it_equals_its_baseline() -> None:
