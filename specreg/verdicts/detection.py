@@ -28,13 +28,12 @@ def detectable(metric: Metric, tolerance_frac: float, recorded: int, spread: Spr
         recorded: how many launches its baseline has, 1 or more.
         spread: how launches differ.
     """
-    seen = (mde_of_launches(metric, k, recorded, spread) for k in range(1, MOST_LAUNCHES + 1))
-    found = tuple(seen)
-    enough = (k for k, mde in enumerate(found, start=1) if mde <= tolerance_frac)
-    launches = next(enough, 0)
+    numbers = range(1, MOST_LAUNCHES + 1)
+    mdes = {launches: mde_of_launches(metric, launches, recorded, spread) for launches in numbers}
+    launches = next((one for one, mde in mdes.items() if mde <= tolerance_frac), 0)
     return Detectable(
         decides=1 <= launches <= RUN_LAUNCHES,
-        mde_frac=found[RUN_LAUNCHES - 1],
+        mde_frac=mdes[RUN_LAUNCHES],
         tolerance_frac=tolerance_frac,
         launches=launches,
     )

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import math
 import statistics
 from collections.abc import Iterator
@@ -36,9 +35,6 @@ from specreg.verdicts.detection import (
 _OTHER_CARD_FRAC = 0.1
 """What cards of one kind differ by in what their sensors say: ±5 % each."""
 
-Refusals = Iterator[tuple["Outcome", str]]
-"""Why a figure isn't compared, in a word and in a sentence, what weighs most first."""
-
 
 class Outcome(StrEnum):
     """What a verdict says."""
@@ -66,6 +62,8 @@ JUDGED = GOOD | {
 """Compared with a baseline."""
 SKIPPED = frozenset({Outcome.NOT_COMPARABLE, Outcome.UNDECIDABLE})
 """Neither good nor bad: the test of such a verdict is skipped, and says why."""
+Refusals = Iterator[tuple[Outcome, str]]
+"""Why a figure isn't compared, in a word and in a sentence, what weighs most first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,9 +137,7 @@ def judge(metric: Metric, comparison: Comparison, look: Look) -> Verdict:
         value=measurement.values.get(metric.name),
         launches=len(comparison.launches) if metric.by_launch else 1,
     )
-    kind = _refused_speed if metric.by_launch else _refused_acceptance
-    checks = (_refused_figure, _refused_baseline, kind)
-    for outcome, reason in itertools.chain.from_iterable(one(metric, comparison) for one in checks):
+    for outcome, reason in _refusals(metric, comparison):
         return dataclasses.replace(verdict, outcome=outcome, reason=reason)
     verdict = dataclasses.replace(
         verdict,
@@ -236,6 +232,14 @@ def allowed_frac(metric: Metric, case: Case, known: CaseBaselines) -> float:
     return wider
 
 
+def _refusals(metric: Metric, comparison: Comparison) -> Refusals:
+    hint = record_hint(comparison.measurement.case.id, comparison.known)
+    yield from _refused_figure(metric, comparison)
+    yield from _refused_baseline(metric, comparison, hint)
+    of_kind = _refused_speed if metric.by_launch else _refused_acceptance
+    yield from of_kind(metric, comparison, hint)
+
+
 def _refused_figure(metric: Metric, comparison: Comparison) -> Refusals:
     """Why what was measured is no figure to be compared."""
     measurement = comparison.measurement
@@ -256,10 +260,9 @@ def _refused_figure(metric: Metric, comparison: Comparison) -> Refusals:
         yield Outcome.INVALID, "METRIC_ABSENT: it has no value, though the case should have one"
 
 
-def _refused_baseline(metric: Metric, comparison: Comparison) -> Refusals:
+def _refused_baseline(metric: Metric, comparison: Comparison, hint: str) -> Refusals:
     """Why what is known is nothing to compare the case with."""
-    case, known = comparison.measurement.case, comparison.known
-    baseline, hint = known.baseline, record_hint(case.id, known)
+    case, known, baseline = comparison.measurement.case, comparison.known, comparison.known.baseline
     if baseline is None and known.published is None:
         yield Outcome.NO_BASELINE, f"nothing recorded in '{known.environment.name}'; {hint}"
     settings = of_any_number(known.settings)
@@ -271,12 +274,11 @@ def _refused_baseline(metric: Metric, comparison: Comparison) -> Refusals:
         yield Outcome.NOT_COMPARABLE, f"{reason}; leave out --num-prompts to judge it"
 
 
-def _refused_acceptance(metric: Metric, comparison: Comparison) -> Refusals:
+def _refused_acceptance(metric: Metric, comparison: Comparison, hint: str) -> Refusals:
     """Why two acceptances are not of the same kind."""
-    known, ours = comparison.known, comparison.measurement.acceptance
-    hint = record_hint(comparison.measurement.case.id, known)
-    theirs = known.baseline.acceptance if known.baseline else None
-    lacks_one = known.baseline is not None and (ours is None or theirs is None)
+    baseline, ours = comparison.known.baseline, comparison.measurement.acceptance
+    theirs = baseline.acceptance if baseline else None
+    lacks_one = baseline is not None and (ours is None or theirs is None)
     if lacks_one or not comparison.expects(metric):
         yield Outcome.NO_BASELINE, f"the baseline holds no {metric.name}; {hint}"
     if ours is not None and theirs is not None:
@@ -286,19 +288,17 @@ def _refused_acceptance(metric: Metric, comparison: Comparison) -> Refusals:
             yield Outcome.NOT_COMPARABLE, reason
 
 
-def _refused_speed(metric: Metric, comparison: Comparison) -> Refusals:
+def _refused_speed(metric: Metric, comparison: Comparison, hint: str) -> Refusals:
     """Why two speeds are not of the same kind."""
-    known, hint = comparison.known, record_hint(comparison.measurement.case.id, comparison.known)
-    if known.exact is None:
+    known, exact = comparison.known, comparison.known.exact
+    if exact is None:
         where = known.baseline.environment.name if known.baseline else "a published figure"
         reason = f"nothing recorded in '{known.environment.name}', and speed doesn't carry over"
         yield Outcome.NOT_COMPARABLE, f"{reason} from '{where}'; {hint}"
-    elif not known.exact.launches:
-        yield (
-            Outcome.NOT_COMPARABLE,
-            f"the baseline is of an earlier form, whose speeds differ; {hint}",
-        )
-    elif not known.exact.launch_values(metric):
+    elif not exact.launches:
+        reason = "the baseline is of an earlier form, whose speeds differ"
+        yield Outcome.NOT_COMPARABLE, f"{reason}; {hint}"
+    elif not exact.launch_values(metric):
         yield Outcome.NO_BASELINE, f"the baseline holds none; {hint}"
     if metric.name not in known.spreads:
         yield Outcome.NO_BASELINE, f"its spread takes two launches or more; {hint}"
@@ -370,7 +370,7 @@ def _undecided_speed(
 ) -> Verdict:
     """UNDECIDABLE where the baseline said beforehand that as many launches wouldn't tell.
 
-    Not where more is tolerated now than was then; by how much more it would tell nobody has said.
+    Not where more is tolerated now than was then: how many launches tell that wasn't said.
     """
     tolerance_frac, spread = verdict.tolerance_frac or 0.0, known.spreads[metric.name]
     told = known.exact.detects.get(metric.name) if known.exact else None
