@@ -62,6 +62,12 @@ def measured(
     )
 
 
+def verdict(outcome: Outcome, **others: object) -> Verdict:
+    """A verdict without figures."""
+    made = Verdict(case_id="case", metric="m", outcome=outcome)
+    return dataclasses.replace(made, **others)  # type: ignore[arg-type]
+
+
 HELD = Verdict(
     case_id=CASE.id,
     metric="acceptance_length_tokens",

@@ -29,9 +29,9 @@ from specreg.report.failures import properties
 from specreg.stats.percentiles import summarize
 from specreg.suite.finish import report_of, run_verdict
 from specreg.telemetry.identity import Environment
-from specreg.verdicts.judge import Outcome, Verdict
+from specreg.verdicts.judge import Outcome
 from tests.unit import builders, reports
-from tests.unit.reports import CASE, measured
+from tests.unit.reports import CASE, measured, verdict
 from tests.unit.suite.test_run import COUNTS, LENGTH, SPEED, suite
 from tests.unit.suite.test_run import measured as with_measurement
 
@@ -148,11 +148,6 @@ def test_a_case_is_slowed_down_where_nearly_each_round_of_each_launch_says_so() 
     assert slowed_of([raced((50.0, 130.0), (98.0, 100.0))]) == {}
     assert slowed_of([raced((50.0,), (100.0,))]) == {}
     assert slowed_of([msgspec.structs.replace(halved, speedup=None)]) == {}  # INVALID
-
-
-def verdict(outcome: Outcome, *, softened: bool = False) -> Verdict:
-    """A verdict without figures."""
-    return Verdict(case_id="case", metric="m", outcome=outcome, softened=softened)
 
 
 @pytest.mark.parametrize(

@@ -22,15 +22,6 @@ TONES = {
 }
 
 
-def run_with(*outcomes: Outcome, **changes: object) -> Report:
-    """A run whose verdicts on acceptance are these; what can't be told passes in it."""
-    verdicts = [
-        dataclasses.replace(reports.HELD, metric=f"position_{n}", outcome=one, softened=True)
-        for n, one in enumerate(outcomes)
-    ]
-    return judged(*verdicts, **changes)
-
-
 def judged(*verdicts: Verdict, **changes: object) -> Report:
     """A run with these verdicts."""
     run = msgspec.structs.replace(reports.run_of(*verdicts), **changes)
@@ -54,8 +45,9 @@ def tones(report: Report) -> tuple[Tone, ...]:
 
 
 def test_each_outcome_has_its_colour_and_a_subject_without_a_verdict_is_not_green() -> None:
+    other = dataclasses.replace(reports.HELD, metric="acceptance_rate_frac", softened=True)
     for outcome, tone in TONES.items():
-        report = run_with(Outcome.PASS, outcome)
+        report = judged(reports.HELD, dataclasses.replace(other, outcome=outcome))
         assert tones(report) == (tone, Tone.DOUBT, Tone.DOUBT), outcome
         assert ("holds in" in texts(report)["acceptance"]) == (tone is Tone.GOOD)
 
@@ -141,7 +133,7 @@ def test_a_load_that_others_make_stands_beside_the_speed() -> None:
 def test_a_run_that_is_not_whole_is_not_green_and_both_forms_say_why(
     changes: dict[str, object], said: str
 ) -> None:
-    report = run_with(Outcome.PASS, Outcome.PASS, **changes)
+    report = judged(reports.HELD, speed(Outcome.PASS), **changes)
     page, markdown = render_page(report), render_markdown(report)
     assert set(tones(report)) == {Tone.DOUBT}
     assert 'class="banner good"' not in page

@@ -18,20 +18,16 @@ from specreg.report.terminal import (
 )
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import builders, reports
+from tests.unit.reports import verdict
 
 HERE = builders.ENVIRONMENT.name
 ELSEWHERE = builders.OTHER_ENVIRONMENT.name
 
 
-def verdict(outcome: Outcome, **others: object) -> Verdict:
-    """A verdict without figures."""
-    made = Verdict(case_id="case", metric="m", outcome=outcome)
-    return dataclasses.replace(made, **others)  # type: ignore[arg-type]
-
-
 def test_a_case_stands_above_its_metrics_and_what_is_unknown_is_a_dash() -> None:
-    held = dataclasses.replace(
-        verdict(Outcome.PASS, metric="tpot_p50_ms"),
+    held = verdict(
+        Outcome.PASS,
+        metric="tpot_p50_ms",
         value=9.876543,
         expected=10.0,
         change_frac=0.0123,

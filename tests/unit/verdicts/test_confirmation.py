@@ -1,6 +1,7 @@
 """When a case is measured enough, and what is final at once or after a fresh launch."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -48,40 +49,29 @@ def known(within_frac: float = 0.001) -> CaseBaselines:
     return builders.known(usual, within_frac=within_frac, freedom=20)
 
 
-class Run:
-    """A confirmation, and what it asked to be measured afresh."""
+Asked = list[tuple[list[Case], int]]
 
-    def __init__(
-        self, fresh: Fresh | None = None, of: CaseBaselines | None = None, *, softened: bool = False
-    ) -> None:
-        self.asked: list[tuple[list[Case], int]] = []
-        self.fresh = fresh or {}
-        of = of or known()
-        self.confirmation = Confirmation(
-            known_of=lambda _: of,
-            measure_afresh=self.measure,
-            softened=frozenset(METRICS) if softened else frozenset(),
-        )
 
-    def measure(self, cases: Sequence[Case], further: int) -> Mapping[str, Measurement | str]:
-        """Hands out what is prepared, and no launch more than that."""
-        self.asked.append((list(cases), further))
-        return {case.id: self.fresh[case][further - 1] for case in cases}
+def begin(
+    fresh: Fresh | None = None, of: CaseBaselines | None = None, *, softened: bool = False
+) -> tuple[Confirmation, Asked]:
+    """A confirmation, and what it asks to be measured afresh: what is prepared, and no more."""
+    asked: Asked = []
 
-    def look(self, metric: Metric, *launches: Measurement) -> None:
-        """Judges as it looks at first."""
-        self.confirmation.judge(metric, launches)
+    def measure(cases: Sequence[Case], further: int) -> Mapping[str, Measurement | str]:
+        asked.append((list(cases), further))
+        return {case.id: (fresh or {})[case][further - 1] for case in cases}
 
-    def conclude(self) -> list[Verdict]:
-        """All verdicts, after fresh launches and the look at the whole run."""
-        self.confirmation.confirm()
-        self.confirmation.conclude()
-        return self.confirmation.verdicts
+    baselines, soft = of or known(), frozenset(METRICS) if softened else frozenset[str]()
+    run = Confirmation(known_of=lambda _: baselines, measure_afresh=measure, softened=soft)
+    return run, asked
 
-    def judge(self, metric: Metric, *launches: Measurement) -> Verdict:
-        """The last word on what is judged after all else."""
-        self.confirmation.judge(metric, launches)
-        return self.conclude()[-1]
+
+def concluded(run: Confirmation) -> list[Verdict]:
+    """All verdicts, after fresh launches and the look at the whole run."""
+    run.confirm()
+    run.conclude()
+    return run.verdicts
 
 
 USUALLY, FASTER, SLOWER, STALLED, OPEN = (launch(speed=one) for one in (100, 130, 80, 70, 96))
@@ -140,23 +130,22 @@ def test_a_figure_has_the_last_word_of_as_many_launches_as_it_needs(
     words: str,
 ) -> None:
     """What looks worse must do so again, alone; an open speed has further launches pooled."""
-    run = Run({ONE: fresh}, known(within_frac))
-    verdict = run.judge(metric, first)
+    run, asked = begin({ONE: fresh}, known(within_frac))
+    run.judge(metric, [first])
+    (verdict,) = concluded(run)
     assert verdict.outcome is outcome
     assert words in verdict.reason
-    assert run.confirmation.verdicts == [verdict]
-    assert run.asked == [([ONE], number) for number in range(1, len(fresh) + 1)]
+    assert asked == [([ONE], number) for number in range(1, len(fresh) + 1)]
 
 
 def test_all_that_looked_worse_is_measured_afresh_once_and_each_case_once() -> None:
     worse = {case: launch(case, speed=80.0, time_ms=12.0, of=BAD) for case in (ONE, TWO)}
-    run = Run({ONE: [launch(ONE, speed=80.0, time_ms=12.0)], TWO: [launch(TWO)]})
-    judged = [(metric, case) for case in (ONE, TWO) for metric in (SPEED, TIME, LENGTH)]
-    for metric, case in judged:
-        run.look(metric, worse[case])
-    assert run.asked == []
-    found = run.conclude()
-    assert run.asked == [([ONE, TWO], 1)]
+    run, asked = begin({ONE: [launch(ONE, speed=80.0, time_ms=12.0)], TWO: [launch(TWO)]})
+    for case, metric in itertools.product((ONE, TWO), (SPEED, TIME, LENGTH)):
+        run.judge(metric, [worse[case]])
+    assert asked == []
+    found = concluded(run)
+    assert asked == [([ONE, TWO], 1)]
     assert [one.outcome for one in found] == [
         *(REGRESSED, REGRESSED, INCONCLUSIVE),
         *(PASS, PASS, INCONCLUSIVE),
@@ -165,8 +154,9 @@ def test_all_that_looked_worse_is_measured_afresh_once_and_each_case_once() -> N
 
 def test_each_launch_more_has_its_share_of_the_level() -> None:
     """At that of the first look two would pass; it takes a third."""
-    run = Run({ONE: [launch(speed=99.5), launch(speed=98.0)]}, known(0.01))
-    verdict = run.judge(SPEED, launch(speed=96.0))
+    run, asked = begin({ONE: [launch(speed=99.5), launch(speed=98.0)]}, known(0.01))
+    run.judge(SPEED, [launch(speed=96.0)])
+    (verdict,) = concluded(run)
     estimate, error = math.log(0.96 * 0.995) / 2, 0.01 * math.sqrt(1 / 2 + 1 / 3)
     first, further = (
         math.expm1(estimate - t_quantile(look.value, 20) * error)
@@ -177,28 +167,26 @@ def test_each_launch_more_has_its_share_of_the_level() -> None:
     low = math.expm1(estimate - t_quantile(Look.FURTHER_LAUNCH.value, 20) * error)
     assert (verdict.outcome, verdict.launches) == (PASS, 3)
     assert verdict.low_frac == pytest.approx(low)
-    assert run.asked == [([ONE], 1), ([ONE], 2)]
+    assert asked == [([ONE], 1), ([ONE], 2)]
 
 
 def test_what_chance_confirms_among_many_is_no_loss() -> None:
     """Of five that looked worse one did so twice, at p = 0.28 %: a fifth of 1 % is needed."""
     fresh = {case: [launch(case, speed=110.0)] for case in CASES} | {ONE: [launch(ONE, speed=93.1)]}
-    alone, among = Run(fresh, known(0.02)), Run(fresh, known(0.02))
-    for case in CASES[1:]:
-        among.look(SPEED, launch(case, speed=80.0))
-    first = launch(ONE, speed=80.0)
-    assert alone.judge(SPEED, first).outcome is REGRESSED
-    assert among.judge(SPEED, first).outcome is INCONCLUSIVE
+    for others, outcome in (((), REGRESSED), (CASES[1:], INCONCLUSIVE)):
+        run, _ = begin(fresh, known(0.02))
+        for case in (*others, ONE):
+            run.judge(SPEED, [launch(case, speed=80.0)])
+        assert concluded(run)[-1].outcome is outcome
 
 
 def test_cases_that_all_became_slower_had_a_slow_machine() -> None:
     slow = {case: launch(case, speed=80.0, of=BAD) for case in CASES}
-    run = Run({case: [again] for case, again in slow.items()})
-    for metric in (SPEED, LENGTH):
-        for case in CASES[:4]:
-            run.look(metric, slow[case])
-    run.look(SPEED, launch(CASES[4]))
-    outcomes = [(one.metric, one.outcome) for one in run.conclude()]
+    run, _ = begin({case: [again] for case, again in slow.items()})
+    for metric, case in itertools.product((SPEED, LENGTH), CASES[:4]):
+        run.judge(metric, [slow[case]])
+    run.judge(SPEED, [launch(CASES[4])])
+    outcomes = [(one.metric, one.outcome) for one in concluded(run)]
     assert outcomes == [
         *[(SPEED.name, INVALID)] * 4,
         *[(LENGTH.name, REGRESSED)] * 4,
@@ -220,19 +208,20 @@ def test_a_baseline_that_can_not_be_read_is_none(
     def unreadable(_: Case) -> CaseBaselines:
         raise BaselineError("baseline 'a.json': not JSON; restore it with git")
 
-    confirmation = Confirmation(known_of=unreadable, measure_afresh=Run().measure)
-    confirmation.judge(SPEED, [measured])
-    (verdict,) = confirmation.verdicts
+    run, _ = begin()
+    run.known_of = unreadable
+    run.judge(SPEED, [measured])
+    (verdict,) = run.verdicts
     assert (verdict.outcome, verdict.reason) == (outcome, reason)
 
 
 @pytest.mark.parametrize("softened", [False, True], ids=["strict", "softened"])
 def test_where_there_is_no_telling_a_test_passes_only_if_told_so(*, softened: bool) -> None:
     fresh = {ONE: [launch(ONE, speed=96.0)] * 3, TWO: [launch(TWO, speed=80.0)]}
-    run = Run(fresh, known(0.01), softened=softened)
-    run.look(SPEED, launch(TWO, speed=80.0))
-    run.look(SPEED, launch(speed=96.0))
-    loss, undecided = run.conclude()
+    run, _ = begin(fresh, known(0.01), softened=softened)
+    run.judge(SPEED, [launch(TWO, speed=80.0)])
+    run.judge(SPEED, [launch(speed=96.0)])
+    loss, undecided = concluded(run)
     assert (loss.outcome, loss.holds) == (REGRESSED, False)
     assert (undecided.outcome, undecided.holds) == (INCONCLUSIVE, softened)
 
@@ -242,12 +231,13 @@ def test_a_run_that_is_cut_off_in_its_second_looks_leaves_nothing_unconfirmed() 
         del cases, further
         raise KeyboardInterrupt
 
-    confirmation = Confirmation(known_of=lambda _: known(), measure_afresh=interrupted)
-    confirmation.judge(SPEED, [launch(speed=80.0)])
+    run, _ = begin()
+    run.measure_afresh = interrupted
+    run.judge(SPEED, [launch(speed=80.0)])
     with pytest.raises(KeyboardInterrupt):
-        confirmation.confirm()
-    confirmation.conclude()
-    (verdict,) = confirmation.verdicts
+        run.confirm()
+    run.conclude()
+    (verdict,) = run.verdicts
     assert (verdict.outcome, verdict.value) == (INCONCLUSIVE, 80.0)
     assert verdict.reason == "REGRESSED at a look, and the run ended before another"
 
