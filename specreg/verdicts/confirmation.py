@@ -167,14 +167,18 @@ def enough_for(
             return not is_early  # of a sum alone, more prompts tell nothing more
         if is_early and not may_stop_early:
             return False
-        replay = Replay(rounds=(), control_rounds=(), acceptance=acceptance, limits=case.limits)
-        values = values_of(case, replay)
-        so_far = Measurement(
-            case=case, engine_version="", target="", draft=None, replay=replay, values=values
-        )
-        comparison = compare((so_far,), known)
+        comparison = compare((measured_prompts(case, acceptance),), known)
         asked = metrics[:1] if is_early else metrics
         found = {judge(metric, comparison, look).outcome for metric in asked}
         return found == {Outcome.REGRESSED} if is_early else Outcome.INCONCLUSIVE not in found
 
     return enough
+
+
+def measured_prompts(case: Case, acceptance: AcceptanceRecord) -> Measurement:
+    """A measurement of acceptance alone."""
+    replay = Replay(acceptance=acceptance, limits=case.limits)
+    values = values_of(case, replay)
+    return Measurement(
+        case=case, engine_version="", target="", draft=None, replay=replay, values=values
+    )

@@ -37,11 +37,11 @@ from specreg.baselines.schema import (
 from specreg.baselines.store import settings_of
 from specreg.matrix.case import Case, ServerSpec
 from specreg.matrix.schema import Load
-from specreg.measurement.measure import Measurement, all_prompts, values_of
-from specreg.measurement.metrics import METRICS, Direction, Metric, Replay
+from specreg.measurement.measure import Measurement, all_prompts
+from specreg.measurement.metrics import METRICS, Direction, Metric
 from specreg.stats.alpha_spending import PARTS, Look
 from specreg.telemetry.identity import Environment
-from specreg.verdicts.confirmation import Confirmation, enough_for
+from specreg.verdicts.confirmation import Confirmation, enough_for, measured_prompts
 from specreg.verdicts.detection import detects_against
 from specreg.verdicts.judge import GOOD, Outcome, Verdict
 
@@ -161,10 +161,8 @@ def most_by_chance(trials: int, frac: float) -> int:
 
 def _counts(outcomes: Mapping[Outcome, int]) -> tuple[int, int, int]:
     """How many passed, were inconclusive, and regressed."""
-    passed, undecided = (
-        sum(outcomes.get(outcome, 0) for outcome in several)
-        for several in (GOOD, (Outcome.INCONCLUSIVE, Outcome.UNDECIDABLE))
-    )
+    passed = sum(outcomes.get(one, 0) for one in GOOD)
+    undecided = sum(outcomes.get(one, 0) for one in (Outcome.INCONCLUSIVE, Outcome.UNDECIDABLE))
     return passed, undecided, outcomes.get(Outcome.REGRESSED, 0)
 
 
@@ -173,8 +171,7 @@ def try_plant(plant: Plant, trials: int, world: "World") -> tuple[Counter[Outcom
 
     Each is judged among the other figures of a night, among which it must stand out.
     """
-    outcomes: Counter[Outcome] = Counter()
-    used_frac = 0.0
+    outcomes, used_frac = Counter[Outcome](), 0.0
     night = [
         Verdict(case_id=f"other-{number}", metric=metric.name, outcome=Outcome.PASS, p_worse=0.5)
         for number in range(_CASES - 1)
@@ -270,12 +267,8 @@ class World:
             if enough(_record(so_far), now):
                 look, taken = now, so_far
                 break
-        replay = Replay(rounds=(), control_rounds=(), acceptance=_record(taken))
-        values = values_of(case, replay)
-        measurement = Measurement(
-            case=case, engine_version="", target="", draft=None, replay=replay, values=values
-        )
-        return self.again(dataclasses.replace(measurement, look=look), plant)
+        measurement = dataclasses.replace(measured_prompts(case, _record(taken)), look=look)
+        return self.again(measurement, plant)
 
     def again(self, first: Measurement, plant: Plant) -> Measurement:
         """A fresh launch: other speeds, and the same text, as greedy answers have."""
