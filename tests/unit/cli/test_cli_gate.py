@@ -20,6 +20,8 @@ BISECT = ("bisect", CASE, "--good", "vllm==0.31.0", "--bad", "vllm==0.32.0")
     ("arguments", "said"),
     [
         (("gate", "vllm==0.31.0", "vlm==0.32.0"), "unknown engine 'vlm'; did you mean 'vllm'"),
+        (("soak", "nope"), "tier 'cpu': unknown case 'nope'"),
+        (("soak", CASE, "--engine", "sglang"), f"'{CASE}' is of engine 'vllm'"),
         (("gate", "vllm", "vllm", "--resume"), "nothing to go on with without a folder; name its"),
         (("gate", "vllm", "vllm", "--tier", "nope"), "unknown tier 'nope'"),
         (("gate", "vllm", "vllm@~nobody-of-this-name/x"), "~nobody-of-this-name/x"),
@@ -27,7 +29,6 @@ BISECT = ("bisect", CASE, "--good", "vllm==0.31.0", "--bad", "vllm==0.32.0")
             ("gate", "vllm", "vllm", "--case", PLAIN, "--b", "draft_tokens=5"),
             "--b draft_tokens: changes none of 1 cases",
         ),
-        (("gate", "vllm", "vllm", "--case", CASE, "--pin", "nan"), "--pin nan: with 3 draft"),
         (
             ("bisect", CASE, "--good", "vllm==0.31.0", "--bad", "sglang==0.5.23"),
             "of two engines; give two versions of one",

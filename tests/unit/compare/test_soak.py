@@ -1,4 +1,4 @@
-"""A soak: what is said of blocks whose drift is known, and what the command says of itself."""
+"""A soak: what is said of blocks whose drift is known."""
 
 import dataclasses
 from collections.abc import Callable
@@ -7,9 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from typer.testing import CliRunner
 
-from specreg.cli import app
 from specreg.compare.options import SoakOptions
 from specreg.compare.soak import (
     EARLY_LEVEL,
@@ -20,7 +18,9 @@ from specreg.compare.soak import (
     Soak,
     figures_of_soak,
     judge_figure,
+    open_soak,
 )
+from specreg.core.errors import UnsupportedError
 from specreg.matrix.tier import load_tier
 from specreg.stats.intervals import BLOCK_PARTS
 from specreg.verdicts.judge import Outcome, Verdict
@@ -202,32 +202,8 @@ def test_an_alarm_stays_whatever_comes_after_it(tmp_path: Path) -> None:
     assert found["step_ms"] is not Outcome.REGRESSED
 
 
-IN_ROOT = ("--root", str(builders.ROOT), "--tier", "cpu", "--matrix", "fixtures/matrix")
-CASE = "vllm-eagle3-tiny-toy-c1"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("nope",), "tier 'cpu': unknown case 'nope'"),
-        ((CASE, "--engine", "vlm"), "unknown engine 'vlm'; did you mean 'vllm'"),
-        ((CASE, "--engine", "sglang"), "'vllm-eagle3-tiny-toy-c1' is of engine 'vllm'"),
-        ((CASE, "--engine", "/nowhere/python"), "nothing that can be installed or run is at"),
-        ((CASE, "--tier", "nope"), "unknown tier 'nope'"),
-    ],
-    ids=["case", "engine", "another engine", "place", "tier"],
-)
-def test_what_cannot_be_soaked_is_said_with_status_10(
-    arguments: tuple[str, ...], said: str
-) -> None:
-    done = CliRunner().invoke(app, ("soak", *IN_ROOT, *arguments))
-    assert done.exit_code == 10, done.output
-    assert said in done.output
-
-
 def test_a_folder_that_holds_a_soak_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "soak.jsonl").write_text("kept")
-    done = CliRunner().invoke(app, ("soak", *IN_ROOT, CASE, "--out", str(tmp_path)))
-    assert done.exit_code == 10
-    assert "holds a soak already; name another folder" in done.output
+    with pytest.raises(UnsupportedError, match="holds a soak already; name another folder"):
+        open_soak(SoakOptions(out=tmp_path), TIER)
     assert (tmp_path / "soak.jsonl").read_text() == "kept"
