@@ -7,7 +7,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, get_type_hints
 
 import typer
 
@@ -33,16 +33,13 @@ from specreg.report.terminal import render_report, render_verdicts
 
 FAILED_STATUS, INTERRUPTED_STATUS = 10, 130
 
-_OptionsT = TypeVar("_OptionsT", bound=ServerOptions)
 
-
-def _command(
-    kind: type[_OptionsT],
-) -> Callable[[Callable[[_OptionsT], int]], Callable[..., None]]:
+def _command(function: Callable[[Any], int]) -> Callable[..., None]:
     """Makes a command of a function that takes options and returns its status.
 
-    What may be typed are the fields that Typer describes.
+    What may be typed are the fields of its options that Typer describes.
     """
+    kind = get_type_hints(function)["options"]
     described = get_type_hints(kind, include_extras=True)
     hints = {name: hint for name, hint in described.items() if hasattr(hint, "__metadata__")}
     # A dataclass has a signature already, but for the defaults that are made for each.
@@ -57,18 +54,15 @@ def _command(
         if name in hints
     ]
 
-    def decorated(function: Callable[[_OptionsT], int]) -> Callable[..., None]:
-        @functools.wraps(function)
-        def command(**given: Any) -> None:  # noqa: ANN401 - of each its own
-            with _ending():
-                given["root"] = given["root"].resolve()
-                raise typer.Exit(function(kind(**given)))
+    @functools.wraps(function)
+    def command(**given: Any) -> None:  # noqa: ANN401 - of each its own
+        with _ending():
+            given["root"] = given["root"].resolve()
+            raise typer.Exit(function(kind(**given)))
 
-        command.__annotations__ = hints
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        return command
-
-    return decorated
+    command.__annotations__ = hints
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return command
 
 
 def _tier_of(options: ServerOptions) -> Tier:
@@ -94,7 +88,7 @@ def _ending() -> Iterator[None]:
         raise typer.Exit(FAILED_STATUS) from None
 
 
-@_command(GateOptions)
+@_command
 def gate(options: GateOptions) -> int:
     """Compare two engines, or two configurations, side by side; say whether to upgrade.
 
@@ -122,7 +116,7 @@ def gate(options: GateOptions) -> int:
     return report.run.exit_status
 
 
-@_command(BisectOptions)
+@_command
 def bisect(options: BisectOptions) -> int:
     """Find the release in which a case became worse, by gates against the good one.
 
@@ -141,7 +135,7 @@ def bisect(options: BisectOptions) -> int:
     return 0
 
 
-@_command(SoakOptions)
+@_command
 def soak(options: SoakOptions) -> int:
     """Keep one server under a case's load, and say whether acceptance, step time or memory drift.
 

@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+from typing import Annotated
 
 import typer
 
@@ -12,7 +13,6 @@ from specreg.cli.options import (
     MATRIX,
     RUNS,
     WIDTH,
-    EnginePythonOption,
     FolderOption,
     MatrixOption,
     RootOption,
@@ -32,7 +32,9 @@ def doctor(
     matrix: MatrixOption = MATRIX,
     folder: FolderOption = BASELINES,
     runs: RunsOption = RUNS,
-    engine_python: EnginePythonOption = None,
+    engine_python: Annotated[
+        str | None, typer.Option(help="an interpreter that has the engine already")
+    ] = None,
 ) -> None:
     """Print what this machine is, what can be measured on it, and what is in the way of a tier.
 
