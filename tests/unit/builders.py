@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -174,6 +175,11 @@ def trace(*chunks: Chunk, sent_ns: int = 0) -> RequestTrace:
         acceptance=None,
         error=None,
     )
+
+
+def on_server(**changes: Any) -> Case:  # noqa: ANN401 - of any field
+    """The case on another server."""
+    return dataclasses.replace(CASE, server=dataclasses.replace(SPEC, **changes))
 
 
 def with_concurrency(requests: int, case: Case = CASE) -> Case:

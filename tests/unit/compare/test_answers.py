@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Never
+from typing import Never
 
 import msgspec
 import pytest
@@ -155,19 +155,18 @@ def test_what_b_calls_rounding_a_is_asked_of(
     assert [one.prompt_id for one in found.failures] == ["y"] * (gaps_nats[1] > 0.25)
 
 
-def of_server(**changes: Any) -> Case:  # noqa: ANN401 - of any field
-    """The case on another server."""
-    return dataclasses.replace(builders.CASE, server=dataclasses.replace(builders.SPEC, **changes))
-
-
 @pytest.mark.parametrize(
     ("a", "b", "said"),
     [
         (builders.CASE, builders.CASE, ""),
         (builders.CASE, dataclasses.replace(builders.CASE, temperature=0.7), "drawn at a temper"),
-        (builders.CASE, of_server(dtype="bfloat16"), "the targets of both sides differ"),
+        (builders.CASE, builders.on_server(dtype="bfloat16"), "the targets of both sides differ"),
         (builders.CASE, dataclasses.replace(builders.CASE, prompts=3), "asked otherwise"),
-        (of_server(engine="tensorrt_llm"), of_server(engine="tensorrt_llm"), "tells no token ids"),
+        (
+            builders.on_server(engine="tensorrt_llm"),
+            builders.on_server(engine="tensorrt_llm"),
+            "tells no token ids",
+        ),
     ],
     ids=["alike", "drawn", "of another format", "other prompts", "no ids"],
 )

@@ -175,8 +175,7 @@ def test_a_tolerance_may_be_another() -> None:
 
 
 def test_what_does_not_decide_is_measured_only() -> None:
-    drafts_more = dataclasses.replace(PAIR.b.server, draft_tokens=5)
-    pair = Pair(a=PAIR.a, b=dataclasses.replace(PAIR.b, server=drafts_more))
+    pair = Pair(a=PAIR.a, b=builders.on_server(draft_tokens=5))
     some = [dataclasses.replace(one, pair_id=pair.id) for one in launches(-0.1)]
     found = {one.metric: one for one in judge_pair(pair, some, RULES)}
     assert found[OUTPUT].outcome is Outcome.REGRESSED

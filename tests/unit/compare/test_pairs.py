@@ -4,7 +4,6 @@ import pytest
 
 from specreg.compare.pairs import COMPARED, CONTROL, Pair, Side, groups_of, pairs_of
 from specreg.core.errors import UnsupportedError
-from specreg.matrix.case import Case
 from specreg.matrix.overrides import Override, parse_override
 from specreg.matrix.tier import load_tier
 from tests.unit import builders
@@ -18,11 +17,6 @@ def pairs(*case_ids: str, b: str = "", prompts: int | None = None) -> tuple[Pair
     said: list[str] = []
     chosen = [case for case in TIER.cases if not case_ids or case.id in case_ids]
     return pairs_of(TIER, chosen, ((), overrides), prompts=prompts, show=said.append)
-
-
-def with_server(**changes: object) -> Case:
-    server = dataclasses.replace(builders.SPEC, **changes)  # type: ignore[arg-type]
-    return dataclasses.replace(builders.CASE, server=server)
 
 
 def test_cases_are_compared_as_each_side_is_asked() -> None:
@@ -50,7 +44,8 @@ def test_sides_are_held_to_what_they_share(
     deciding: set[str],
 ) -> None:
     a, b = (
-        dataclasses.replace(one, speed=speed) for one in (builders.CASE, with_server(**changes))
+        dataclasses.replace(one, speed=speed)
+        for one in (builders.CASE, builders.on_server(**changes))
     )
     pair = Pair(a=a, b=b)
     assert pair.deciding == deciding
@@ -72,15 +67,9 @@ def test_loads_of_a_server_share_its_launches() -> None:
 
 
 def test_a_drafter_that_learns_has_its_launches_alone() -> None:
-    learning = [
-        dataclasses.replace(
-            with_server(method="suffix", draft=None),
-            load=dataclasses.replace(builders.CASE.load, concurrency=n),
-        )
-        for n in (1, 2)
-    ]
-    pairs_ = [Pair(a=one, b=one) for one in learning]
-    found = groups_of(pairs_, together=False)
+    suffix = builders.on_server(method="suffix", draft=None)
+    learning = [builders.with_concurrency(n, suffix) for n in (1, 2)]
+    found = groups_of([Pair(a=one, b=one) for one in learning], together=False)
     assert [len(group.pairs) for group in found] == [1, 1]
 
 

@@ -106,8 +106,7 @@ def test_a_case_keeps_its_own_variables_and_its_recording_is_made_without_a_draf
     assert dict(plain.engine_env).keys() == {"PYTHONPATH"}
     assert dataclasses.replace(plain, engine_env=()) == builders.PLAIN_SPEC
     own = (("PYTHONPATH", "/planted"), ("SCHEDULED_ACCEPTED", "1"))
-    server = dataclasses.replace(builders.SPEC, engine_env=own)
-    case = dataclasses.replace(builders.CASE, server=server)
+    case = builders.on_server(engine_env=own)
     variables = dict(pinned_case(case, 2.5, tmp_path / "a.json").server.engine_env)
     assert variables["SCHEDULED_ACCEPTED"] == "1"
     assert variables["PYTHONPATH"].endswith(":/planted")
@@ -117,11 +116,8 @@ def test_nothing_to_pin_and_an_engine_that_takes_no_drafter_are_said(tmp_path: P
     plain = Pair(a=builders.PLAIN_CASE, b=builders.PLAIN_CASE)
     with pytest.raises(UnsupportedError, match="no case speculates"):
         pinned_pairs([plain], 2.5, builders.ROOT, tmp_path, print)
-    of_sglang = dataclasses.replace(
-        builders.CASE, server=dataclasses.replace(builders.SPEC, engine="sglang")
-    )
     with pytest.raises(UnknownNameError, match="--pin"):
-        pinned_case(of_sglang, 2.5, tmp_path / "a.json")
+        pinned_case(builders.on_server(engine="sglang"), 2.5, tmp_path / "a.json")
 
 
 def test_what_a_recording_cant_know_isnt_pinned(

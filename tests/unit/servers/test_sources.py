@@ -1,6 +1,5 @@
 """A side is what was typed, and what is built is told from other builds."""
 
-import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -68,10 +67,7 @@ def test_what_is_nothing_to_measure_is_said(text: str, words: str) -> None:
 def test_a_side_of_another_engine_than_the_cases_is_said(
     text: str, engines: list[str], words: str
 ) -> None:
-    cases = [
-        dataclasses.replace(builders.CASE, server=dataclasses.replace(builders.SPEC, engine=engine))
-        for engine in engines
-    ]
+    cases = [builders.on_server(engine=engine) for engine in engines]
     with pytest.raises(UnsupportedError, match=words):
         provision_side(parse_origin(text), cases, on_gpu=False, show=silent)
 

@@ -85,8 +85,7 @@ LAUNCH = Launch(spec=builders.SPEC, number=1)
 
 def spoken_for(engine: str, method: str, load: int) -> Case:
     """A case of an engine and a method under a load."""
-    server = dataclasses.replace(builders.SPEC, engine=engine, method=method)
-    return builders.with_concurrency(load, dataclasses.replace(builders.CASE, server=server))
+    return builders.with_concurrency(load, builders.on_server(engine=engine, method=method))
 
 
 @pytest.mark.parametrize(

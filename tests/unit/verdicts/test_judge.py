@@ -269,8 +269,7 @@ def test_a_change_of_speed_says_what_it_comes_from() -> None:
         (THROUGHPUT.name, "ngram", ""),  # it doesn't draft in every step
         ("ttft_p50_ms", "eagle3", ""),
     ):
-        server = dataclasses.replace(builders.SPEC, method=method)
-        case = dataclasses.replace(builders.CASE, server=server, prompts=6)
+        case = dataclasses.replace(builders.on_server(method=method), prompts=6)
         sign = METRICS[name].direction.value
         baseline = builders.baseline({name: 100.0}, {name: 100.0}, of=of_length(2.0))
         values = {name: 100.0 * 0.81**sign}
@@ -341,9 +340,7 @@ FEWER = dataclasses.replace(
 )
 LEARNS = dataclasses.replace(
     MEASURED,
-    case=dataclasses.replace(
-        builders.CASE, server=dataclasses.replace(builders.SPEC, method="suffix")
-    ),
+    case=builders.on_server(method="suffix"),
 )
 BROKEN = dataclasses.replace(MEASURED, invalid=all_invalid("SPEC_DISABLED: nothing was drafted"))
 
