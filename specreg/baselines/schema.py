@@ -125,7 +125,9 @@ class RecordedDevice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     sm_clock_mhz: float | None
 
 
-class Baseline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Baseline(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """One file.
 
     Attributes:
@@ -244,9 +246,6 @@ def render_baseline(baseline: Baseline) -> str:
     Settings are written with their defaults, which may change.
     """
     content = msgspec.to_builtins(baseline)
-    for name in ("noise", "detects", "devices"):
-        if not content[name]:
-            del content[name]
     if not baseline.environment.power_limit_w:
         del content["environment"]["power_limit_w"]
     return _render(content, "") + "\n"
