@@ -128,14 +128,14 @@ class Clients:
         case = dataclasses.replace(self.case, load=load)
         return await dataclasses.replace(self, case=case).replay(prompts)
 
-    async def scrape(self, path: str, *, within_s: float = _SCRAPE_S) -> str:
+    async def scrape(self, path: str) -> str:
         """The page of the server at a path.
 
         Raises:
             InvalidMeasurementError: `METRICS_MISSING`.
         """
         try:
-            page = await read(self.client, "GET", path, within_s=within_s)
+            page = await read(self.client, "GET", path, within_s=_SCRAPE_S)
             page.good()
         except AnswerError as error:
             message = f"looked for counters, {error}; look at the server's log"

@@ -312,18 +312,7 @@ def test_a_disk_that_was_full_for_a_while_costs_no_other_measurement(path: Path)
     record = journal.record_round(arm=0, number=0)
     with full_after(path, 100), pytest.raises(SpecregError, match="File too large; make room"):
         record(finished("one"))
-    journal.begin(KEY)
-    two, tally = finished("two"), RoundBuilder()
-    record(two)
-    tally.take(two)
-    tally.lags.add_all((3,))
-    concurrency = CASE.load.concurrency
-    replay = Replay(rounds=(tally.as_round(),), concurrency=concurrency, acceptance=ACCEPTANCE)
-    measured = dataclasses.replace(
-        builders.measurement(values_of(CASE, replay), case=CASE), replay=replay
-    )
-    journal.end(measured)
-    journal.close()
+    measured = journaled(path)
     assert dict(load_journal(path)) == {KEY: measured}
 
 

@@ -16,7 +16,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import ClassVar, NamedTuple, cast
 
-import httpx
 import msgspec
 import numpy as np
 import pytest
@@ -79,6 +78,11 @@ def start(
 QUIET = Plan(show=lambda _: None)
 
 
+def hurt(fault: Fault, after: int) -> Script:
+    """A server with a fault after so many requests, whose warm-up is as short as can be."""
+    return Script(fault=fault, fault_after_requests=after, step_ms=4.0, stretches=SLOWING)
+
+
 def true_counts(prompts: Sequence[Prompt] = PROMPTS) -> StepCounts:
     """What a server without a fault does for some prompts."""
     return builders.counts_of([builders.truth(prompt, DEFAULTS) for prompt in prompts])
@@ -118,11 +122,7 @@ def test_the_warm_up_asks_what_is_not_measured_where_there_is_something(
     ("fault", "after", "words"),
     [
         (Fault.SPEC_DISABLED, 0, "SPEC_DISABLED: speculation is configured, yet S, A, D = 0, 0, 0"),
-        (
-            Fault.COUNTERS_RENAMED,
-            0,
-            "SPEC_DISABLED: the server counts tokens, and has no speculation",
-        ),
+        (Fault.COUNTERS_RENAMED, 0, "SPEC_DISABLED: the server counts tokens, and has no spec"),
         (Fault.COUNTERS_RESET, BEFORE_ROUNDS + 3, "COUNTERS_FELL: "),
         (Fault.COUNTERS_TOO_HIGH, 0, "FOREIGN_TRAFFIC: "),
         (
@@ -136,8 +136,7 @@ def test_the_warm_up_asks_what_is_not_measured_where_there_is_something(
 def test_a_broken_meter_makes_the_measurement_invalid(
     tmp_path: Path, fault: Fault, after: int, words: str
 ) -> None:
-    script = Script(fault=fault, fault_after_requests=after, step_ms=4.0, stretches=SLOWING)
-    with start(tmp_path, script) as server:
+    with start(tmp_path, hurt(fault, after)) as server:
         found = measured(server, None, ONE_AT_A_TIME)
     assert found.invalid.keys() == set(Family)
     assert all(why.startswith(words) for why in found.invalid.values())
@@ -151,13 +150,7 @@ def test_a_broken_meter_makes_the_measurement_invalid(
     ids=["warming-up", "in-a-round", "in-its-last-request"],
 )
 def test_a_server_that_dies_is_no_measurement(tmp_path: Path, after: int) -> None:
-    script = Script(
-        fault=Fault.CRASH_MID_RUN,
-        fault_after_requests=after,
-        exit_status=9,
-        step_ms=4.0,
-        stretches=SLOWING,
-    )
+    script = msgspec.structs.replace(hurt(Fault.CRASH_MID_RUN, after), exit_status=9)
     with (
         start(tmp_path, script) as server,
         pytest.raises(ServerDiedError, match="ended with status 9 while it was measured"),
@@ -282,10 +275,7 @@ def test_a_control_that_fails_spoils_the_speedup_alone_and_is_asked_no_more(
     tmp_path: Path, servers: tuple[Server, Server], after: int
 ) -> None:
     case = dataclasses.replace(ONE_AT_A_TIME, control=builders.PLAIN_SPEC)
-    script = Script(
-        fault=Fault.HTTP_500, fault_after_requests=after, step_ms=4.0, stretches=SLOWING
-    )
-    with start(tmp_path, script, builders.PLAIN_SPEC) as control:
+    with start(tmp_path, hurt(Fault.HTTP_500, after), builders.PLAIN_SPEC) as control:
         found = measured(servers[0], control, case)
     assert found.invalid.keys() == {Family.SPEEDUP}
     assert found.invalid[Family.SPEEDUP].startswith("REQUEST_FAILED: 1 of ")
@@ -298,9 +288,8 @@ def test_a_control_that_fails_spoils_the_speedup_alone_and_is_asked_no_more(
 def test_a_control_that_dies_is_no_measurement(
     tmp_path: Path, servers: tuple[Server, Server]
 ) -> None:
-    script = Script(fault=Fault.CRASH_MID_RUN, fault_after_requests=1)
     with (
-        start(tmp_path, script, builders.PLAIN_SPEC) as control,
+        start(tmp_path, hurt(Fault.CRASH_MID_RUN, 1), builders.PLAIN_SPEC) as control,
         pytest.raises(ServerDiedError, match="while it was measured"),
     ):
         measured(servers[0], control, BESIDE_CONTROL)
@@ -434,28 +423,6 @@ def test_several_client_processes_measure_what_one_does(
     assert sorted(recorded) == sorted(prompt.id for prompt in PROMPTS)
     assert found.replay is not None
     assert all(part.gaps.counts for part in found.replay.rounds)
-
-
-def test_a_page_is_not_waited_for_without_end() -> None:
-    class Page(httpx.AsyncBaseTransport):
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            assert request.url.path == "/metrics"
-            await asyncio.Event().wait()
-            raise AssertionError
-
-    async def run() -> None:
-        async with httpx.AsyncClient(transport=Page(), base_url="http://scripted") as client:
-            crew = Clients(
-                case=builders.CASE,
-                endpoint=builders.server().endpoint,
-                clock=time.monotonic_ns,
-                client=client,
-                workers=(),
-            )
-            with pytest.raises(InvalidMeasurementError, match=r"METRICS_MISSING: .* 0\.05 s;"):
-                await crew.scrape("/metrics", within_s=0.05)
-
-    asyncio.run(run())
 
 
 def test_a_client_process_that_dies_is_named_and_leaves_nothing() -> None:
