@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import tomllib
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -72,14 +72,7 @@ def load_tier(folder: Path, name: str) -> Tier:
                 places[case.id] = place
                 found.append(case)
                 choices[case.id] = _each(table.models)
-    cases = _with_controls(found)
-    for case in cases if on_gpu else ():
-        if case.control is not None and case.server.gpu_memory_frac > _MOST_BESIDE_FRAC:
-            message = (
-                f"{places[case.id]}: gpu_memory_frac = {case.server.gpu_memory_frac}, needed at"
-                f" most {_MOST_BESIDE_FRAC}: case and control stand beside one another; lower it"
-            )
-            raise MatrixError(message)
+    cases = tuple(_with_controls(found, places, on_gpu=on_gpu))
     return Tier(name=name, needs_gpus=head.needs_gpus, cases=cases, places=places, choices=choices)
 
 
@@ -150,11 +143,7 @@ def with_prompts(tier: Tier, prompts: int) -> Tier:
 
 
 def all_case_ids(folder: Path) -> frozenset[str]:
-    """The ids of the cases of all tiers.
-
-    Raises:
-        SpecregError: see `load_tier`.
-    """
+    """The ids of the cases of all tiers; raises what `load_tier` does."""
     tiers = (load_tier(folder, name) for name in tier_names(folder))
     return frozenset(case.id for tier in tiers for case in tier.cases)
 
@@ -285,13 +274,20 @@ def check_tree(tree: Tree | None, method: str, depth: int) -> None:
         raise MatrixError(message)
 
 
-def _with_controls(cases: Iterable[Case]) -> tuple[Case, ...]:
-    """Each speculating case gets its server without speculation, if the tier has that."""
-    cases = tuple(cases)
+def _with_controls(
+    cases: Sequence[Case], places: Mapping[str, str], *, on_gpu: bool
+) -> Iterator[Case]:
+    """Each case, speculating ones with the server without speculation, if the tier has that."""
     plain = {case.server for case in cases if not case.speculates}
-
-    def control(case: Case) -> ServerSpec | None:
-        alike = case.server.without_speculation
-        return alike if case.speculates and alike in plain else None
-
-    return tuple(dataclasses.replace(case, control=control(case)) for case in cases)
+    for case in cases:
+        alike, share_frac = case.server.without_speculation, case.server.gpu_memory_frac
+        if not case.speculates or alike not in plain:
+            yield case
+            continue
+        if on_gpu and share_frac > _MOST_BESIDE_FRAC:
+            message = (
+                f"{places[case.id]}: gpu_memory_frac = {share_frac}, needed at most"
+                f" {_MOST_BESIDE_FRAC}: case and control stand beside one another; lower it"
+            )
+            raise MatrixError(message)
+        yield dataclasses.replace(case, control=alike)
