@@ -102,7 +102,6 @@ def model_sha256(reference: str) -> str:
     if not folder.is_dir():
         return ""
     digest = hashlib.sha256()
-    digest.update(hashlib.sha256((folder / CONFIG).read_bytes()).digest())
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in (folder / CONFIG, *sorted(folder.glob("*.safetensors"))):
         digest.update(bytes.fromhex(file_sha256(path)))
     return digest.hexdigest()

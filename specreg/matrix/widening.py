@@ -100,7 +100,7 @@ def served_models(root: Path, spec: ServerSpec) -> tuple[str, str | None]:
         ModelError: a folder is missing or incomplete, or isn't one that can be made larger.
     """
     if spec.widen is not None:
-        target, *drafts = (str(one.folder) for one in _widened(root, spec))
+        target, *drafts = (str(folder) for _, _, folder in _widened(root, spec))
         return target, next(iter(drafts), None)
     target = resolve_model(root, spec.target)
     if layers := spec.padding_layers:
@@ -120,10 +120,10 @@ def widen_models(root: Path, spec: ServerSpec, *, show: Callable[[str], None]) -
     Raises:
         ModelError: see `served_models`; or the disk is full.
     """
-    for one in _widened(root, spec):
-        if not one.folder.is_dir():
-            show(f"widening {one.source.name} to {spec.widen}, once")
-        _make_folder(one.folder, one.write)
+    for source, shape, folder in _widened(root, spec):
+        if not folder.is_dir():
+            show(f"widening {source.name} to {spec.widen}, once")
+        _make_folder(folder, functools.partial(_write_widened_model, source, shape))
 
 
 def write_padded_model(source: Path, target: Path, layers: int) -> None:
@@ -350,54 +350,45 @@ def _tensor(kind: str, like: Bits, narrow: Bits | None, axes: Mapping[str, _Axis
     return bits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Widened:
-    """A model of the cache, made or yet to be made."""
-
-    source: Path
-    shape: Shape
-    folder: Path
-
-    def write(self, folder: Path) -> None:
-        """Write it: a file for each layer, so that no more than one is in memory."""
-        config, narrow = _read_model(self.source)
-        named = {name: found for name in narrow if (found := _LAYER.fullmatch(name))}
-        try:
-            axes = _axes_of(config, narrow, self.shape)
-            first = min(found["layer"] for found in named.values())
-        except (*UNFIT, ZeroDivisionError) as error:
-            raise _unfit(self.source, f"{type(error).__name__}: {error}") from error
-        layers = self.shape.num_hidden_layers if first.startswith("model.") else 1
-        # By file, the names of its tensors, and of the narrow tensors that these are like.
-        files = [
-            {
-                re.sub(r"\d+", str(layer), first) + found["rest"]: like
-                for like, found in named.items()
-                if found["layer"] == first
-            }
-            for layer in range(layers)
-        ]
-        files.append({name: name for name in narrow if name not in named})
-        weight_map: dict[str, str] = {}
-        size_bytes = 0
-        for number, names in enumerate(files, 1):
-            file = f"model-{number:05}-of-{len(files):05}.safetensors"
-            tensors = {
-                name: _tensor(name.split(".")[-2], narrow[like], narrow.get(name), axes)
-                for name, like in names.items()
-            }
-            write_tensors(tensors, folder / file)
-            weight_map |= dict.fromkeys(tensors, file)
-            size_bytes += sum(tensor.nbytes for tensor in tensors.values())
-        index = {"metadata": {"total_size": size_bytes}, "weight_map": weight_map}
-        (folder / f"{_WEIGHTS}.index.json").write_text(json.dumps(index, indent=1))
-        epsilon = config["rms_norm_eps"] * config["hidden_size"] / self.shape.hidden_size
-        shape = dataclasses.asdict(self.shape)
-        _write_config(self.source, folder, config | shape | {"rms_norm_eps": epsilon})
+def _write_widened_model(source: Path, shape: Shape, folder: Path) -> None:
+    """Write the model of `source` in a shape: a file a layer, so that one alone is in memory."""
+    config, narrow = _read_model(source)
+    named = {name: found for name in narrow if (found := _LAYER.fullmatch(name))}
+    try:
+        axes = _axes_of(config, narrow, shape)
+        first = min(found["layer"] for found in named.values())
+    except (*UNFIT, ZeroDivisionError) as error:
+        raise _unfit(source, f"{type(error).__name__}: {error}") from error
+    layers = shape.num_hidden_layers if first.startswith("model.") else 1
+    # By file, the names of its tensors, and of the narrow tensors that these are like.
+    files = [
+        {
+            re.sub(r"\d+", str(layer), first) + found["rest"]: like
+            for like, found in named.items()
+            if found["layer"] == first
+        }
+        for layer in range(layers)
+    ]
+    files.append({name: name for name in narrow if name not in named})
+    weight_map: dict[str, str] = {}
+    size_bytes = 0
+    for number, names in enumerate(files, 1):
+        file = f"model-{number:05}-of-{len(files):05}.safetensors"
+        tensors = {
+            name: _tensor(name.split(".")[-2], narrow[like], narrow.get(name), axes)
+            for name, like in names.items()
+        }
+        write_tensors(tensors, folder / file)
+        weight_map |= dict.fromkeys(tensors, file)
+        size_bytes += sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": size_bytes}, "weight_map": weight_map}
+    (folder / f"{_WEIGHTS}.index.json").write_text(json.dumps(index, indent=1))
+    epsilon = config["rms_norm_eps"] * config["hidden_size"] / shape.hidden_size
+    _write_config(source, folder, config | dataclasses.asdict(shape) | {"rms_norm_eps": epsilon})
 
 
-def _widened(root: Path, spec: ServerSpec) -> Iterator[_Widened]:
-    """The target of a server whose models are widened, and its draft if it has one."""
+def _widened(root: Path, spec: ServerSpec) -> Iterator[tuple[Path, Shape, Path]]:
+    """Source, shape and folder of a server's widened target, and of its draft if it has one."""
     if spec.widen is None:
         return
     shapes = SHAPES[spec.widen]
@@ -413,7 +404,7 @@ def _widened(root: Path, spec: ServerSpec) -> Iterator[_Widened]:
             raise ModelError(message)
         made_of = _content_sha256(source, shape, _RECIPE)
         folder = cache_dir() / "models" / f"{source.name}-wide-{spec.widen}-{made_of}"
-        yield _Widened(source=source, shape=shape, folder=folder)
+        yield source, shape, folder
 
 
 @functools.cache
