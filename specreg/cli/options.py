@@ -18,10 +18,6 @@ FolderOption = Annotated[Path, typer.Option("--baselines", help="their folder, f
 MatrixOption = Annotated[Path, typer.Option("--matrix", help="the tiers' folder, from the root")]
 RunsOption = Annotated[Path, typer.Option("--runs", help="the runs' folder, from the root")]
 TierOption = Annotated[str | None, typer.Option("--tier", help="gpu where there is one, else cpu")]
-EnginePythonOption = Annotated[
-    str | None,
-    typer.Option("--engine-python", help="an interpreter that has the engine already"),
-]
 
 HERE = Path()
 BASELINES = Path("baselines")

@@ -173,11 +173,10 @@ class _Search:
             resume=(folder / JOURNAL).exists(),
         )
         gate = open_gate(asked, self.tier)
-        status: int | None = _CUT_SHORT_STATUS
         try:
             decision = gate.measure(functools.partial(self._is_told, gate))
-            status = None
         finally:
+            status = None if gate.finished else _CUT_SHORT_STATUS
             record_gate(gate, command=specreg_command("bisect", self.case.id), status=status)
             gate.journal.close()
         why = why_broken(gate.launches, Side.A)

@@ -68,14 +68,14 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
     if journal.path.exists() and not options.resume:
         message = f"'{journal.path}': holds a gate already; say --resume to go on, or another --out"
         raise SpecregError(message)
-    together = not on_gpu if options.together is None else options.together
     gate = Gate(
         options=options,
         tier=tier,
         folder=folder,
         sources=sources,
         installed=installed,
-        groups=groups_of(pairs, together=together),
+        groups=groups_of(pairs),
+        together=not on_gpu if options.together is None else options.together,
         environment=current_environment(needs_gpus=tier.gpus_used(find_gpus().memory_gib)),
         rules=Rules(
             launches=options.launches,

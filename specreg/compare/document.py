@@ -121,7 +121,7 @@ def _case_report(gate: Gate, pair: Pair, decision: Decision, command: str) -> Ca
 def _remarks(gate: Gate) -> Iterator[str]:
     """How it measured and judged, and what couldn't be measured."""
     options, rules = gate.options, gate.rules
-    up = "at the same time" if gate.groups[0].together else "one at a time"
+    up = "at the same time" if gate.together else "one at a time"
     yield (
         f"the servers of both sides were up {up},"
         f" up to {rules.launches} times each, each asked for {options.least_s:g} s at least; looks"

@@ -23,7 +23,7 @@ from specreg.compare.judging import (
     launches_of,
 )
 from specreg.compare.options import GateOptions, ServerOptions
-from specreg.compare.pairs import COMPARED, Group, Pair, Side
+from specreg.compare.pairs import COMPARED, Group, Pair, Side, slots_of
 from specreg.compare.pinning import plain_case, record_answers, recording_of, why_not_pinned
 from specreg.core.errors import (
     HungError,
@@ -63,6 +63,7 @@ class Gate:
 
     Attributes:
         sources: where the servers of A and of B come from; installed: what they are.
+        together: whether those of a launch are up at the same time.
         finished: whether it ended by itself.
     """
 
@@ -72,6 +73,7 @@ class Gate:
     sources: Sequence[Provision]
     installed: Sequence[str]
     groups: Sequence[Group]
+    together: bool
     environment: Environment
     rules: Rules
     journal: Journal
@@ -84,7 +86,7 @@ class Gate:
     @property
     def pairs(self) -> tuple[Pair, ...]:
         """What is compared."""
-        return tuple(pair for group in self.groups for pair in group.pairs)
+        return tuple(itertools.chain.from_iterable(self.groups))
 
     def take_over(self) -> None:
         """Go on with what a gate that was cut off had measured.
@@ -134,7 +136,7 @@ class Gate:
 
     def _launch_sides(self, group: Group, number: int, sides: tuple[Side, Side]) -> bool:
         """Launch both sides, where that is still to be done; False where no time is left."""
-        for slot in group.slots(number, sides):
+        for slot in slots_of(number, sides, together=self.together):
             if self._is_known(group, number, slot):
                 continue
             began_s = time.monotonic()
@@ -156,16 +158,16 @@ class Gate:
     def _is_settled(self, group: Group) -> bool:
         """Whether no further launch would change what is known of a group."""
         wrong = {one.case_id for one in self.answers.verdicts if one.outcome is Outcome.WRONG}
-        return not self.answers.wants(group.pairs) and all(
+        return not self.answers.wants(group) and all(
             is_settled(judge_pair(pair, self.launches, self.rules), lost=pair.id in wrong)
-            for pair in group.pairs
+            for pair in group
         )
 
     def _is_known(self, group: Group, number: int, sides: tuple[Side, ...]) -> bool:
         """Whether sides were launched by that number and all pairs of the group measured."""
         launched = [one for one in self.launches if one.number == number and not one.failed]
         known = {(one.pair_id, one.side) for one in launched}
-        return {(pair.id, side) for pair in group.pairs for side in sides} <= known
+        return {(pair.id, side) for pair in group for side in sides} <= known
 
     def _launch(self, group: Group, number: int, sides: tuple[Side, ...]) -> None:
         """Start servers and measure all pairs that share them; what fails is noted, not raised.
@@ -174,21 +176,22 @@ class Gate:
             SideError: a side's server never started.
         """
         named = f"side {sides[0]}" if len(sides) == 1 else f"sides {', '.join(sides)}"
-        self.options.show(f"launch {number}, {named}: {group.name}")
+        servers_of = dict.fromkeys((group[0].a.server.id, group[0].b.server.id))
+        self.options.show(f"launch {number}, {named}: {' > '.join(servers_of)}")
         starts: dict[Side, ServerStart] = {}
         with contextlib.ExitStack() as stack:
             try:
                 for side in sides:
-                    case = group.pairs[0].of(side)
+                    case = group[0].of(side)
                     name = f"{number:03}-{side}-{case.server.id}"
                     starts[side] = self._begin(stack, case, side, name)
                 servers = {side: self._ready(start, side) for side, start in starts.items()}
                 with _naming(servers):
-                    for pair in group.pairs:
+                    for pair in group:
                         self._measure(pair, number, servers)
             except SideError as error:
                 ours = [one for one in self.launches if one.side.is_b == error.side.is_b]
-                ids = {pair.id for pair in group.pairs}
+                ids = {pair.id for pair in group}
                 measured = any(one.pair_id in ids and not one.failed for one in ours)
                 if not error.started and not measured:
                     raise
@@ -198,7 +201,7 @@ class Gate:
         """Keep why a side wasn't measured on a launch, or not all pairs of it."""
         self.options.show(f"launch {number}, side {error.side}: {error}")
         mine = [one for one in self.launches if (one.side, one.number) == (error.side, number)]
-        for pair in group.pairs:
+        for pair in group:
             if pair.id not in {one.pair_id for one in mine}:
                 self.launches.append(SideLaunch(pair.id, error.side, number, failed=str(error)))
 
@@ -247,7 +250,7 @@ class Gate:
         draft = None if recording_of(case) is not None else spec.draft
         models = [resolve_model(root, name) for name in (spec.target, draft) if name]
         files = [prompts_sha256(load_case_prompts(root, case)), *map(model_sha256, models)]
-        how = "together" if self.groups[0].together else "in turn"
+        how = "together" if self.together else "in turn"
         return Key(
             case=case.key,
             case_id=pair.id,

@@ -168,9 +168,8 @@ def launches_of(
                 return
             for again, group in itertools.product(range(1, number + 1), left):
                 doubtful = {one.case_id for one in look().verdicts if _may_be_the_machine(one)}
-                pairs = tuple(pair for pair in group.pairs if pair.id in doubtful)
-                if pairs:
-                    yield dataclasses.replace(group, pairs=pairs), again, CONTROL
+                if pairs := tuple(pair for pair in group if pair.id in doubtful):
+                    yield pairs, again, CONTROL
             if done(look()):
                 return
             left = [group for group in left if not settled(group)]

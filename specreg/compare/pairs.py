@@ -73,25 +73,19 @@ def _drafting(spec: ServerSpec) -> tuple[object, ...]:
     return spec.method, spec.draft, spec.draft_tokens, spec.tree
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """Pairs that share their servers, which are up `together` or one after another."""
+Group = tuple[Pair, ...]
+"""Pairs that share their servers."""
 
-    pairs: tuple[Pair, ...]
-    together: bool
 
-    @property
-    def name(self) -> str:
-        """The server's on both sides."""
-        return " > ".join(dict.fromkeys((self.pairs[0].a.server.id, self.pairs[0].b.server.id)))
+def slots_of(
+    launch: int, sides: tuple[Side, Side], *, together: bool
+) -> tuple[tuple[Side, ...], ...]:
+    """Which sides are started for a launch (from 1), in order; in brackets those up together.
 
-    def slots(self, launch: int, sides: tuple[Side, Side]) -> tuple[tuple[Side, ...], ...]:
-        """Which sides are started for a launch (from 1), in order; in brackets those together.
-
-        Every other launch goes the other way round, so that no side has the better half of two.
-        """
-        order = sides if launch % 2 else sides[::-1]
-        return (order,) if self.together else tuple((side,) for side in order)
+    Every other launch goes the other way round, so that no side has the better half of two.
+    """
+    order = sides if launch % 2 else sides[::-1]
+    return (order,) if together else tuple((side,) for side in order)
 
 
 def pairs_of(
@@ -141,10 +135,10 @@ def pairs_of(
     return tuple(found)
 
 
-def groups_of(pairs: Iterable[Pair], *, together: bool) -> tuple[Group, ...]:
+def groups_of(pairs: Iterable[Pair]) -> tuple[Group, ...]:
     """The pairs by what they need to start."""
     sharing: dict[tuple[object, ...], list[Pair]] = {}
     for pair in pairs:
         alone = pair.id if pair.a.needs_fresh_server or pair.b.needs_fresh_server else ""
         sharing.setdefault((pair.a.server, pair.b.server, alone), []).append(pair)
-    return tuple(Group(pairs=tuple(group), together=together) for group in sharing.values())
+    return tuple(map(tuple, sharing.values()))

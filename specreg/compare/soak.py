@@ -247,9 +247,8 @@ def open_soak(options: SoakOptions, tier: Tier) -> Soak:
         message = f"--out '{path.parent}': holds a soak already; name another folder"
         raise UnsupportedError(message)
     unmet = tier.unmet(find_gpus().memory_gib)
-    asked = [case for case in tier.cases if case.speculates]
-    if options.case:
-        asked = [tier.named(options.case)]
+    named = [tier.named(options.case)] if options.case else []
+    asked = named or [case for case in tier.cases if case.speculates]
     case = next((case for case in asked if case.id not in unmet), None)
     if case is None:
         why = unmet.get(options.case, "no case that speculates fits this machine")

@@ -4,6 +4,7 @@ Accepted drafts are drawn as those of the suite's own simulation; the times of a
 around what was planted.
 """
 
+import functools
 import math
 import sys
 from collections import Counter
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from specreg.acceptance.record import AcceptanceRecord, StepCounts
 from specreg.compare.judging import Decision, Rules, SideLaunch
-from specreg.compare.pairs import Group, Pair, Side
+from specreg.compare.pairs import Group, Pair, Side, slots_of
 from specreg.verdicts.selftest import (
     LAUNCH_SPREAD_FRAC,
     PROMPT_SPREAD,
@@ -67,13 +68,15 @@ class World:
         default_factory=dict, init=False
     )
 
-    def launches(self, group: Group, number: int, sides: tuple[Side, Side]) -> list[SideLaunch]:
+    def launches(
+        self, group: Group, number: int, sides: tuple[Side, Side], *, together: bool
+    ) -> list[SideLaunch]:
         """What a launch of both sides does."""
         found = []
-        for slot in group.slots(number, sides):
+        for slot in slots_of(number, sides, together=together):
             self._times += 1
             slow = self._noise(self.machine_spread_frac) * math.exp(self.drift_frac * self._times)
-            found += [self._of(pair, side, number, slow) for pair in group.pairs for side in slot]
+            found += [self._of(pair, side, number, slow) for pair in group for side in slot]
         return found
 
     def _of(self, pair: Pair, side: Side, number: int, slow: float) -> SideLaunch:
@@ -126,9 +129,10 @@ class World:
 def simulated_decision(world: World, *, together: bool = False) -> Decision:
     """A whole gate of three cases on a server each."""
     cases = [builders.with_concurrency(number + 1) for number in range(CASES)]
-    groups = [Group(pairs=(Pair(a=case, b=case),), together=together) for case in cases]
-    figures = sum(len(group.pairs[0].deciding) for group in groups)
-    return decision_of(groups, Rules(launches=LAUNCHES, figures=figures), world.launches)
+    pairs = [Pair(a=case, b=case) for case in cases]
+    rules = Rules(launches=LAUNCHES, figures=sum(len(pair.deciding) for pair in pairs))
+    launched = functools.partial(world.launches, together=together)
+    return decision_of([(pair,) for pair in pairs], rules, launched)
 
 
 ROWS: Sequence[tuple[str, int, Mapping[str, float], bool]] = (

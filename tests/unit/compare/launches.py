@@ -122,11 +122,11 @@ def decision_of(
     launched: Callable[[Group, int, tuple[Side, Side]], Sequence[SideLaunch]],
 ) -> Decision:
     """A whole gate, stopped as a real one is, of launches that a function makes."""
-    pairs = [pair for group in groups for pair in group.pairs]
+    pairs = [pair for group in groups for pair in group]
     done: list[SideLaunch] = []
 
     def settled(group: Group) -> bool:
-        return all(is_settled(judge_pair(one, done, rules)) for one in group.pairs)
+        return all(is_settled(judge_pair(one, done, rules)) for one in group)
 
     def look() -> Decision:
         return decide(pairs, done, rules)

@@ -207,7 +207,7 @@ def test_where_b_is_slower_a_is_measured_against_itself_while_there_is_time(
     """A launch of A1 and A2 is enough for the loss to stand; without time there is one launch."""
 
     def slower(gate: Gate, group: Group, number: int, sides: tuple[Side, ...]) -> None:
-        [pair] = group.pairs
+        [pair] = group
         both = CONTROL if Side.A1 in sides else COMPARED
         every = launches(-0.1 if both is COMPARED else 0.0, sides=both, pair=pair)
         gate.launches += [one for one in every if one.number == number]

@@ -256,7 +256,7 @@ def launched(change_frac: float, moved_frac: float = 0.0) -> list[str]:
         every = launches(slower, noise=0.5, sides=sides)
         return [one for one in every if one.number == number]
 
-    decision_of([Group(pairs=(PAIR,), together=True)], RULES, launch_sides)
+    decision_of([(PAIR,)], RULES, launch_sides)
     return said
 
 

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from specreg.compare.pairs import COMPARED, CONTROL, Pair, Side, groups_of, pairs_of
+from specreg.compare.pairs import COMPARED, CONTROL, Pair, Side, groups_of, pairs_of, slots_of
 from specreg.core.errors import UnsupportedError
 from specreg.matrix.overrides import Override, parse_override
 from specreg.matrix.tier import load_tier
@@ -61,16 +61,18 @@ def test_nothing_to_compare_is_said() -> None:
 
 
 def test_loads_of_a_server_share_its_launches() -> None:
-    found = groups_of(pairs(), together=False)
-    named = {group.name: [pair.a.load.concurrency for pair in group.pairs] for group in found}
-    assert named["vllm-none-tiny"] == [1, 4]
+    loads = {
+        group[0].a.server.id: [pair.a.load.concurrency for pair in group]
+        for group in groups_of(pairs())
+    }
+    assert loads["vllm-none-tiny"] == [1, 4]
 
 
 def test_a_drafter_that_learns_has_its_launches_alone() -> None:
     suffix = builders.on_server(method="suffix", draft=None)
     learning = [builders.with_concurrency(n, suffix) for n in (1, 2)]
-    found = groups_of([Pair(a=one, b=one) for one in learning], together=False)
-    assert [len(group.pairs) for group in found] == [1, 1]
+    found = groups_of([Pair(a=one, b=one) for one in learning])
+    assert [len(group) for group in found] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,5 @@ def test_the_sides_take_turns_at_being_first(
     together: bool,  # noqa: FBT001 - a parameter
     order: list[str],
 ) -> None:
-    pair = Pair(a=builders.CASE, b=builders.CASE)
-    [group] = groups_of([pair], together=together)
-    slots = [slot for launch in range(1, 5) for slot in group.slots(launch, sides)]
+    slots = [slot for n in range(1, 5) for slot in slots_of(n, sides, together=together)]
     assert [" ".join(slot) for slot in slots] == order
