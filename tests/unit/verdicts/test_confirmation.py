@@ -76,9 +76,7 @@ def concluded(run: Confirmation) -> list[Verdict]:
 
 USUALLY, FASTER, SLOWER, STALLED, OPEN = (launch(speed=one) for one in (100, 130, 80, 70, 96))
 LOST = launch(of=BAD)
-FEW = dataclasses.replace(
-    launch(), replay=Replay(rounds=(), control_rounds=(), acceptance=builders.acceptance(BAD))
-)
+FEW = dataclasses.replace(launch(), replay=Replay(acceptance=builders.acceptance(BAD)))
 BROKEN = dataclasses.replace(
     launch(), replay=None, values={}, invalid=all_invalid("REQUEST_FAILED: prompt 'a'")
 )
