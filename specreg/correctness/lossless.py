@@ -44,7 +44,7 @@ class Parting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losslessness:
-    """What became of a case's answers.
+    """A case's answers beside the plain ones.
 
     Attributes:
         prompts: how many were compared, one at least; asked: how many of them token by token, the

@@ -134,7 +134,7 @@ def run_selftest(nights: int, trials: int = 300) -> tuple[str, bool]:
 
 
 def is_kept(plant: Plant, outcomes: Mapping[Outcome, int], used_frac: float) -> bool:
-    """Whether what came of a plant is what must, allowing for chance in so many trials."""
+    """Whether the outcomes of a plant are within its limits, allowing for chance."""
     trials = sum(outcomes.values())
     passed, undecided, regressed = _counts(outcomes)
     chances = (

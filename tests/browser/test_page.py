@@ -136,7 +136,7 @@ def test_no_column_is_cut_off(
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("viewport", [PHONE, DESK], ids=["phone", "desk"])
 @pytest.mark.parametrize("name", ["small", "many", "empty"])
-def test_nobody_is_left_out(
+def test_axe_finds_nothing_by_day_or_night(
     page: Page, files: dict[str, Path], name: str, viewport: ViewportSize, scheme: Scheme
 ) -> None:
     page.emulate_media(color_scheme=scheme)

@@ -104,7 +104,7 @@ EXPECTED = Expected(
 
 
 def past_run(number: int, **values: float) -> RunRecord:
-    """A run of the case, the how-manieth."""
+    """A run of the case on a day of the month."""
     return RunRecord(
         run=f"202611{number:02d}T020000-1",
         case_id=CASE.id,

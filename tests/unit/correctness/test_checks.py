@@ -64,7 +64,7 @@ def predicts(*, accepted: int = 1, gap_nats: float = 0.0) -> PredictDrafts:
 
 
 def says(output: Sequence[int], meta: Json | None = None) -> Answer:
-    """The same to everybody."""
+    """The same to each request."""
     return lambda _, __: {"output_ids": output, "meta_info": meta or {}}
 
 
@@ -99,7 +99,7 @@ def judged(
 
 
 def never(_: str, __: Json) -> Json:
-    """Nobody should ask."""
+    """For a server that must not be asked."""
     raise AssertionError
 
 
