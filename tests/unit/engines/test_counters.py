@@ -38,38 +38,19 @@ def read(engine: str, page: str) -> Counters:
     return ENGINES[engine].wire_format.parse_counters(page)
 
 
+VLLM_COUNTERS = Counters(steps=88, counts=VLLM_COUNTS, requests=7, running_requests=0)
+TRTLLM_COUNTS = StepCounts(steps=30, accepted=60, proposed=90, position_counts=(30, 20, 10))
+
+
 @pytest.mark.parametrize(
     ("engine", "page", "counters"),
     [
-        pytest.param(
-            "vllm",
-            VLLM_PAGE,
-            Counters(steps=88, counts=VLLM_COUNTS, requests=7, running_requests=0),
-            id="vllm",
-        ),
-        pytest.param(
-            "sglang",
-            SGLANG_PAGE,
-            Counters(steps=96),
-            id="sglang",
-        ),
-        pytest.param(
-            "tensorrt_llm",
-            TRTLLM_PAGE,
-            Counters(
-                steps=30,
-                counts=StepCounts(steps=30, accepted=60, proposed=90, position_counts=(30, 20, 10)),
-                requests=2,
-            ),
-            id="tensorrt_llm",
-        ),
-        pytest.param(
-            "tensorrt_llm",
-            TRTLLM_ENDED,
-            Counters(steps=0, counts=NO_STEPS, requests=7),
-            id="tensorrt_llm-without-drafts",
-        ),
+        ("vllm", VLLM_PAGE, VLLM_COUNTERS),
+        ("sglang", SGLANG_PAGE, Counters(steps=96)),
+        ("tensorrt_llm", TRTLLM_PAGE, Counters(steps=30, counts=TRTLLM_COUNTS, requests=2)),
+        ("tensorrt_llm", TRTLLM_ENDED, Counters(steps=0, counts=NO_STEPS, requests=7)),
     ],
+    ids=["vllm", "sglang", "tensorrt_llm", "tensorrt_llm-without-drafts"],
 )
 def test_a_page_says_what_its_server_did(engine: str, page: str, counters: Counters) -> None:
     assert read(engine, page) == counters

@@ -148,7 +148,7 @@ def test_a_name_of_sglang_that_means_something_else_is_refused(other: dict[str, 
         event = json.dumps({"text": "a", "meta_info": {"completion_tokens": 9, **meta}})
         return parsed("sglang", event.encode(), ask=TEXT)[0].acceptance
 
-    meta = {"spec_num_correct_drafts": 4, "spec_num_proposed_drafts": 8}
+    meta: dict[str, Any] = {"spec_num_correct_drafts": 4, "spec_num_proposed_drafts": 8}
     assert counts_of(meta | {"spec_correct_drafts_histogram": []}) is None
     meta |= {"spec_correct_drafts_histogram": [1, 2, 1]}
     assert counts_of(meta) == builders.counts(1, 2, 1)
