@@ -85,7 +85,7 @@ class SglangChatWire(ChatWire):
         return [ended, *recorded, head | self._usage_of(steps.completion_tokens)]
 
     def _chunk(self, delta: Json, finish_reason: str | None = None) -> Json:
-        ends = {"logprobs": None, "finish_reason": finish_reason, "matched_stop": None}
+        ends = {"finish_reason": finish_reason}
         choice = {"index": 0, "delta": {"reasoning_content": None} | delta} | ends
         return self.head(self.event_object) | {"choices": [choice]}
 
@@ -108,13 +108,7 @@ class GenerateWire(Wire):
         self.said.extend(chunk.token_ids)
         self.texts.append(chunk.text)
         ended = {"type": steps.finish_reason, "length": len(self.said)} if last else None
-        meta: Json = {
-            "id": self.key,
-            "finish_reason": ended,
-            "prompt_tokens": len(self.prompt_ids),
-            "completion_tokens": len(self.said),
-            "cached_tokens": 0,
-        }
+        meta: Json = {"finish_reason": ended, "completion_tokens": len(self.said)}
         record = speculation_of(steps) if last and steps.accepted else {}
         text = "".join(self.texts)
         return {"text": text, "output_ids": list(self.said), "meta_info": meta | record}
@@ -126,12 +120,8 @@ class GenerateWire(Wire):
 
 
 def speculation_of(steps: Steps) -> Json:
-    """The counts of the speculation; its rate and length are of the delivered tokens."""
     return {
-        "spec_accept_rate": steps.accepted_tokens / max(steps.drafted_tokens, 1),
-        "spec_accept_length": steps.completion_tokens / max(steps.verify_steps, 1),
         "spec_num_correct_drafts": steps.accepted_tokens,
         "spec_num_proposed_drafts": steps.drafted_tokens,
-        "spec_verify_ct": steps.verify_steps,
         "spec_correct_drafts_histogram": steps.histogram,
     }

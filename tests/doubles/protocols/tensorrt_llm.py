@@ -51,16 +51,11 @@ class _Continuous(Wire):
     said: list[int] = field(default_factory=list)
 
     def event(self, chunk: Chunk, steps: Steps, *, last: bool) -> Json:
-        """A piece of text, and the tokens decoded per iteration so far."""
         # dataclass(slots=True) makes another class, of which super() without names knows nothing.
         body = super(_Continuous, self).event(chunk, steps, last=last)
         self.said.extend(chunk.token_ids)
-        iterations = max(len(self.said) - 1, 1) / max(steps.verify_steps, 1)
-        spoken: Json = {"avg_decoded_tokens_per_iter": iterations}
         (choice,) = body["choices"] if isinstance(body["choices"], list) else ({},)
-        return without_none(
-            body | {"choices": [without_none(choice | spoken)]} | self._usage_so_far()
-        )
+        return without_none(body | {"choices": [without_none(choice)]} | self._usage_so_far())
 
     def closing(self, steps: Steps, metrics: Json | None) -> list[Json]:
         """The usage."""

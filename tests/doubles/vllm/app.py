@@ -85,13 +85,9 @@ class ScriptedServer:
     async def _models(self, _: web.Request) -> web.Response:
         card: Json = {
             "id": self._launch.name,
-            "object": "model",
-            "created": int(time.time()),
             "owned_by": "vllm",
             "root": self._launch.model,
-            "parent": None,
             "max_model_len": MAX_MODEL_TOKENS,
-            "permission": [],
         }
         return _json({"object": "list", "data": [card]})
 

@@ -95,11 +95,6 @@ class Steps:
         return 1 + self.accepted_tokens / self.verify_steps
 
     @property
-    def acceptance_rate(self) -> float:
-        """AR = A / D; only where D > 0."""
-        return self.accepted_tokens / self.drafted_tokens
-
-    @property
     def histogram(self) -> tuple[int, ...]:
         """h_j, the steps with a_s = j, for j in 0..k."""
         return tuple(self.accepted.count(j) for j in range(self.draft_tokens + 1))

@@ -1,6 +1,5 @@
 """The JSON of the answers: of what vLLM 0.32 said when recorded, all that is read. In: Steps."""
 
-import itertools
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -89,7 +88,6 @@ class Wire:
             return None
         names = [self._name(token) for token in token_ids]
         return {
-            "text_offset": list(itertools.accumulate(map(len, names[:-1]), initial=0)),
             "token_logprobs": [logprob(0)] * len(names),
             "tokens": names,
             "top_logprobs": [self._likeliest(token, self.scored) for token in token_ids],
@@ -146,17 +144,12 @@ class CompletionWire(Wire):
 
 
 def metrics_of(steps: Steps, launch: Launch) -> Json | None:
-    """The object `metrics` of an answer; as in vLLM, 0 steps give 1.0 and 0.0."""
+    """The object `metrics` of an answer."""
     if not launch.counts:
         return None
     unused = (0,) * (launch.draft_tokens - steps.draft_tokens)
     record = {
-        "mean_acceptance_length": steps.acceptance_length if steps.accepted else 1.0,
-        "draft_acceptance_rate": steps.acceptance_rate if steps.accepted else 0.0,
         "acceptance_histogram": steps.histogram + unused,
-        "num_spec_steps": steps.verify_steps,
-        "num_accepted_draft_tokens": steps.accepted_tokens,
         "num_draft_tokens": steps.drafted_tokens,
-        "num_spec_tokens": launch.draft_tokens,
     }
     return {"speculative_decoding": record}

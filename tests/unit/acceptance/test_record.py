@@ -103,28 +103,19 @@ RECORD = of_requests(("math", 1, LONG), ("math", 2, SHORT), ("chat", 1, SHORT))
 
 def test_a_short_answer_weighs_as_much_as_a_long_one_in_the_macro_length_alone() -> None:
     assert RECORD.total.acceptance_length == 1 + 120 / 120
-    parts = RECORD.by_category
-    assert {name: part.total for name, part in parts.items()} == {
-        "math": LONG + SHORT,
-        "chat": SHORT,
-    }
-    assert {turn: part.total for turn, part in RECORD.by_turn.items()} == {
-        1: LONG + SHORT,
-        2: SHORT,
-    }
+    by_category = {name: part.total for name, part in RECORD.by_category.items()}
+    assert by_category == {"math": LONG + SHORT, "chat": SHORT}
+    by_turn = {turn: part.total for turn, part in RECORD.by_turn.items()}
+    assert by_turn == {1: LONG + SHORT, 2: SHORT}
     assert RECORD.macro_acceptance_length == pytest.approx((1.6 + 4 + 4) / 3)
     assert RECORD.category_acceptance_length == pytest.approx((1 + 90 / 110 + 4) / 2)
 
 
 def test_without_steps_or_requests_there_is_nothing_to_average() -> None:
-    nothing = of_requests(("math", 1, NO_STEPS))
-    assert nothing.macro_acceptance_length is None
-    assert nothing.category_acceptance_length is None
-    assert nothing.tokens_per_step is None
-    sum_alone = dataclasses.replace(RECORD, prompts=())
-    assert sum_alone.macro_acceptance_length is None
-    assert sum_alone.category_acceptance_length is None
-    assert sum_alone.tokens_per_step is None
+    for record in (of_requests(("math", 1, NO_STEPS)), dataclasses.replace(RECORD, prompts=())):
+        assert record.macro_acceptance_length is None
+        assert record.category_acceptance_length is None
+        assert record.tokens_per_step is None
 
 
 PROMPTS = st.builds(
