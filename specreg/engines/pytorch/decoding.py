@@ -96,7 +96,7 @@ class Reader:
 class Row:
     """A job, by its place in the batch, and what was decoded of it so far.
 
-    `context` are the ids of prompt and answer; `unread` the last of them, new to the target.
+    `context` are the ids of prompt and answer.
     """
 
     index: int
@@ -104,7 +104,6 @@ class Row:
     models: "Models"
     context: list[int]
     random: np.random.Generator
-    unread: Sequence[int]
     finished: bool = False
 
     @property
@@ -123,7 +122,6 @@ class Row:
                 delivered, finish_reason = new[:count], "stop"
                 break
         top = self.job.top
-        self.unread = (verified.next_id,)
         self.context.extend(new)
         self.finished = finish_reason is not None
         return Step(
@@ -241,7 +239,6 @@ def decode(models: Models, jobs: Sequence[Job]) -> Iterator[Mapping[int, Step]]:
             models=models,
             context=list(job.prompt),
             random=np.random.default_rng(job.seed),
-            unread=job.prompt,
         )
         for index, job in enumerate(jobs)
     ]
@@ -259,8 +256,9 @@ def decode(models: Models, jobs: Sequence[Job]) -> Iterator[Mapping[int, Step]]:
 
 
 def _step(reader: Reader, rows: Sequence[Row], drafts: Sequence[Draft]) -> dict[int, Step]:
+    unread = [row.context[read:] for row, read in zip(rows, reader.lengths, strict=True)]
     logits = reader.read(
-        [(*row.unread, *draft.token_ids) for row, draft in zip(rows, drafts, strict=True)],
+        [(*ids, *draft.token_ids) for ids, draft in zip(unread, drafts, strict=True)],
         [len(draft.token_ids) + 1 for draft in drafts],
     )
     verified = [
@@ -279,10 +277,7 @@ def _step(reader: Reader, rows: Sequence[Row], drafts: Sequence[Draft]) -> dict[
 
 def _likeliest(logits: Floats, top: int) -> tuple[Mapping[int, float], ...]:
     """By row of the logits, the log-probabilities of the likeliest tokens, likeliest first."""
-    scaled = logits.astype(np.float64)
-    scaled -= scaled.max(axis=-1, keepdims=True)
-    logprobs = scaled - np.log(np.exp(scaled).sum(axis=-1, keepdims=True))
-    return tuple(
-        {int(token_id): float(row[token_id]) for token_id in row.argsort()[::-1][:top]}
-        for row in logprobs
-    )
+    logprobs = torch.from_numpy(logits).double().log_softmax(-1)
+    values, ids = logprobs.topk(min(top, logprobs.shape[-1]))
+    rows = zip(ids.tolist(), values.tolist(), strict=True)
+    return tuple(dict(zip(*row, strict=True)) for row in rows)
