@@ -215,36 +215,31 @@ def own_cores(
     All GPUs on one side of the machine divide its cores alike, those that others use too. The
     threads of a core stay together, though their numbers are far apart.
     """
+    near = {
+        one.id: _listed_cores(sysfs / "bus/pci/devices" / one.bus_id / "local_cpulist") & cores
+        for one in everything
+    }
+    topology = "devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    threads = {core: _listed_cores(sysfs / topology.format(core)) or {core} for core in cores}
+    by_core = sorted(cores, key=lambda core: (min(threads[core]), core))
     own: set[int] = set()
     for device in ours:
-        near = _near(device, sysfs) & cores
-        beside = [one.id for one in everything if _near(one, sysfs) & cores == near]
-        size = len(near) // len(beside)
+        there = [core for core in by_core if core in near[device.id]]
+        beside = [name for name, others in near.items() if others == near[device.id]]
+        size = len(there) // len(beside)
         first = beside.index(device.id) * size
-        own.update(sorted(near, key=lambda core: _threads_of(core, sysfs))[first : first + size])
+        own.update(there[first : first + size])
     return own
 
 
-def _threads_of(core: int, sysfs: Path) -> tuple[int, int]:
-    """The first of the threads that share what computes with one, and itself."""
-    path = sysfs / f"devices/system/cpu/cpu{core}/topology/thread_siblings_list"
+def _listed_cores(path: Path) -> AbstractSet[int]:
+    """The cores that a file of Linux lists, `0-3,8` for instance; none where there is no such."""
+    cores: set[int] = set()
     with contextlib.suppress(OSError, ValueError):
-        return min(_parse_cores(path.read_text()), default=core), core
-    return core, core
-
-
-def _near(device: Device, sysfs: Path) -> AbstractSet[int]:
-    path = sysfs / "bus/pci/devices" / device.bus_id / "local_cpulist"
-    with contextlib.suppress(OSError, ValueError):
-        return frozenset(_parse_cores(path.read_text())) if device.bus_id else frozenset()
-    return frozenset()
-
-
-def _parse_cores(text: str) -> Iterator[int]:
-    """The cores of Linux's lists, `0-3,8` for instance."""
-    for part in filter(None, text.strip().split(",")):
-        first, _, last = part.partition("-")
-        yield from range(int(first), int(last or first) + 1)
+        for part in filter(None, path.read_text().strip().split(",")):
+            first, _, last = part.partition("-")
+            cores.update(range(int(first), int(last or first) + 1))
+    return cores
 
 
 def _show(devices: str | None) -> None:

@@ -154,7 +154,7 @@ class Provision:
         return "; ".join(dict.fromkeys(whys))
 
     def requirement(self, spec: ServerSpec) -> Requirement:
-        """What to install for a server, or what is there; its version is "" where nobody knows."""
+        """What to install for a server, or what is there; its version is "" if unknown."""
         engine = engine_named(spec.engine)
         if self.url is not None:
             return Requirement(package=self.url, version="")

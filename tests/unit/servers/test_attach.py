@@ -1,4 +1,4 @@
-"""A server that somebody else runs: what it says of itself is held against what is asked for."""
+"""A server that others run: what it says of itself is held against what is asked for."""
 
 import dataclasses
 import http.server
@@ -117,7 +117,7 @@ def answers(of: dict[str, bytes], engine: str) -> Identity:
 
 
 def test_vllm_says_it_in_its_models_and_counters() -> None:
-    """As recorded of 0.32.0. Without statistics nobody knows whether it speculates."""
+    """As recorded of 0.32.0. Without statistics it isn't known whether it speculates."""
     pages = {
         "/v1/models": (builders.RECORDINGS / "models.json").read_bytes(),
         "/version": b'{"version": "0.32.0"}',

@@ -27,10 +27,11 @@ PLAIN = dataclasses.replace(builders.PLAIN_SPEC, sizes=dataclasses.replace(SIZES
 
 
 def servers(folder: Path) -> Servers:
+    """Those of a run on the scripted engine."""
     return Servers(
         root=builders.ROOT,
-        provision=Provision(on_gpu=False, show=lambda _: None),
-        ready_within_s=1.0,
+        provision=Provision(on_gpu=False, show=lambda _: None, python=sys.executable),
+        ready_within_s=30.0,
         logs=folder / "logs",
         show=lambda _: None,
     )
@@ -48,19 +49,10 @@ def test_the_same_server_beside_it_is_taken(tmp_path: Path) -> None:
         assert started is not beside
 
 
-def test_a_server_that_nobody_asks_for_does_not_start(tmp_path: Path) -> None:
+def test_a_server_that_is_not_asked_for_does_not_start(tmp_path: Path) -> None:
     with servers(tmp_path).start(LAUNCH) as started:
         assert started.launch == LAUNCH
     assert list(tmp_path.iterdir()) == []
-
-
-def scripted_servers(folder: Path) -> Servers:
-    one = servers(folder)
-    return dataclasses.replace(
-        one,
-        provision=dataclasses.replace(one.provision, python=sys.executable),
-        ready_within_s=30.0,
-    )
 
 
 def launch(folder: Path, method: str, script: Script) -> Launch:
@@ -79,7 +71,7 @@ def launch(folder: Path, method: str, script: Script) -> Launch:
 
 
 def test_a_pair_starts_at_once_and_each_says_how_long_it_took(tmp_path: Path) -> None:
-    run, slow = scripted_servers(tmp_path), Script(ready_after_s=1.0)
+    run, slow = servers(tmp_path), Script(ready_after_s=1.0)
     plain, drafting = (launch(tmp_path, method, slow) for method in ("none", "draft_model"))
     began_ns = time.monotonic_ns()
     with run.start(plain) as control, run.start(drafting) as server:
@@ -110,7 +102,7 @@ def test_what_starts_beside_one_that_fails_goes_on_and_ends_with_its_context(
     tmp_path: Path,
 ) -> None:
     claim = CountedClaim()
-    run = dataclasses.replace(scripted_servers(tmp_path), claim=claim)
+    run = dataclasses.replace(servers(tmp_path), claim=claim)
     plain = launch(tmp_path, "none", Script(ready_after_s=1.0))
     broken = launch(tmp_path, "draft_model", Script(fault=Fault.EXIT_AT_START))
     with run.start(plain) as control, run.start(broken) as server:

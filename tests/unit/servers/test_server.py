@@ -266,7 +266,6 @@ import sys
 sys.path.insert(0, {root!r})
 from tests.doubles.protocols.triton import ScriptedTriton
 from tests.doubles.vllm.launch import Launch
-from tests.doubles.protocols.triton import ScriptedTriton
 from tests.doubles.vllm.script import Script
 after = dict(zip(sys.argv, sys.argv[1:]))
 launch = Launch(model="folder", name=after["--load-model"], port=int(after["--http-port"]))
