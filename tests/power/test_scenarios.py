@@ -18,19 +18,15 @@ from specreg.telemetry.record import PowerRecord, record_power
 from specreg.telemetry.sampler import PowerTrace, Span, watch
 from specreg.telemetry.sensor import Device, Scope
 from tests.doubles.nvml import device as scripted
-from tests.doubles.nvml.device import Load, Process, ScriptedGpu, Throttle, constant
+from tests.doubles.nvml.device import Process, ScriptedGpu, Throttle, constant
+from tests.unit.telemetry.test_power_sampling import BOUNDS, SLOW, SQUARE, UNEVEN
 
 NS_PER_S = 10**9
 RECORDED_S = 36.0
 BLOCKS = 50
-BOUNDS = ((10.0, 0.02), (30.0, 0.01))
-"""How long one uninterrupted block is in seconds, and how far off its energy may be."""
 TOGETHER = 8
 """As many GPUs as one sampler watches on the largest machines."""
 STRANGER = 4_000_000  # more than a process can be called on Linux
-SQUARE = Load(low_w=100.0, high_w=700.0, period_ms=100.0)
-UNEVEN = Load(low_w=100.0, high_w=700.0, period_ms=130.0, duty_frac=0.3)
-SLOW = Load(low_w=100.0, high_w=700.0, period_ms=1_700.0)
 
 SCENARIOS: Mapping[str, ScriptedGpu] = {
     "constant": ScriptedGpu(load=constant(400.0), throttle=(Throttle(0x4),)),
@@ -167,14 +163,11 @@ def whole(traces: Mapping[str, PowerTrace]) -> Span:
     return next(blocks(traces["constant"], 30.0))
 
 
-def blocked(trace: PowerTrace, span: Span, idle: Span) -> PowerRecord:
-    return record_power([trace], span, tokens=1_000, accepted_frac=0.5, idle=idle)
-
-
 def recorded(traces: Mapping[str, PowerTrace], name: str) -> PowerRecord:
     """The record of one device, as a measurement makes it."""
     span = whole(traces)
-    return blocked(traces[name], span, idle=(span[0] - NS_PER_S // 2, span[0]))
+    idle = span[0] - NS_PER_S // 2, span[0]
+    return record_power([traces[name]], span, tokens=1_000, accepted_frac=0.5, idle=idle)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +215,8 @@ def test_a_record_says_what_a_device_did(
 
 def test_a_short_block_is_shown_and_not_judged(traces: Mapping[str, PowerTrace]) -> None:
     trace = traces["constant"]
-    found = blocked(trace, next(blocks(trace, 9.0)), idle=(0, 0))
+    span = next(blocks(trace, 9.0))
+    found = record_power([trace], span, tokens=1_000, accepted_frac=0.5, idle=(0, 0))
     assert "9.0 s without a pause, and 10 s are needed" in found.too_short
     assert found.case is not None
     assert found.case.idle_w is None
@@ -237,12 +231,9 @@ def test_a_stranger_is_named(traces: Mapping[str, PowerTrace]) -> None:
     check_alone([trace], [before], ours={1})
 
 
-def test_a_gpu_that_is_held_back_is_refused(traces: Mapping[str, PowerTrace]) -> None:
-    trace = traces["hot"]
+def test_a_gpu_that_is_held_back_is_refused_and_a_power_cap_is_normal(
+    traces: Mapping[str, PowerTrace],
+) -> None:
     with pytest.raises(InvalidMeasurementError, match=r"THROTTLED: .*hardware thermal.* 91 °C"):
-        check_held_back([trace], [whole(traces)])
-
-
-def test_a_power_cap_is_normal(traces: Mapping[str, PowerTrace]) -> None:
-    trace = traces["constant"]
-    check_held_back([trace], [whole(traces)])
+        check_held_back([traces["hot"]], [whole(traces)])
+    check_held_back([traces["constant"]], [whole(traces)])
