@@ -2,15 +2,12 @@
 
 import contextlib
 import dataclasses
-import sys
 from collections.abc import Iterator
 
 from specreg.matrix.tier import load_tier
-from specreg.servers.environments import EngineEnvironment
-from specreg.servers.start import ServerStart
 from tests.doubles.vllm.script import Script
 from tests.plugin.conftest import ROOT, Suite
-from tests.unit import builders
+from tests.unit.servers.test_server import start
 
 EAGLE3 = ("tests/perf", "-q", "-k", "eagle3")
 
@@ -23,15 +20,7 @@ def running(
     cases = load_tier(suite.folder, "cpu").cases
     spec = next(case.server for case in cases if case.server.method == method)
     spec = dataclasses.replace(spec, engine_args=own_arguments)
-    with ServerStart(
-        spec=builders.scripted(spec, script, suite.folder),
-        environment=EngineEnvironment(python=sys.executable, package="", version=""),
-        root=ROOT,
-        log_path=suite.folder / "theirs.log",
-        on_gpu=False,
-        ready_within_s=30.0,
-        show=lambda _: None,
-    ).running() as server:
+    with start(suite.folder, script, spec=spec, root=ROOT) as server:
         yield server.base_url
 
 

