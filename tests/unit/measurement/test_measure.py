@@ -408,12 +408,12 @@ def test_a_client_process_that_dies_is_named_and_leaves_nothing() -> None:
     async def run() -> list[int | None]:
         case = dataclasses.replace(builders.CASE, client_processes=2)
         endpoint = dataclasses.replace(builders.server().endpoint, base_url="http://127.0.0.1:9")
-        async with open_clients(case, endpoint, clock=time.monotonic_ns) as crew:
-            crew.workers[1].child.popen.kill()
+        async with open_clients(case, endpoint, clock=time.monotonic_ns) as clients:
+            clients.workers[1].child.popen.kill()
             with pytest.raises(InvalidMeasurementError, match="ended with status -9") as error:
-                await crew.replay(PROMPTS)
+                await clients.replay(PROMPTS)
             assert error.value.reason == "CLIENT_DIED"
-        return [worker.child.popen.returncode for worker in crew.workers]
+        return [worker.child.popen.returncode for worker in clients.workers]
 
     killed, stopped = asyncio.run(run())
     assert (killed, stopped) == (-15, -9)
@@ -430,9 +430,9 @@ case = dataclasses.replace(
 )
 endpoint = dataclasses.replace(builders.server().endpoint, base_url="http://127.0.0.1:9")
 async def run():
-    async with open_clients(case, endpoint, clock=time.monotonic_ns) as crew:
-        print(*(worker.child.popen.pid for worker in crew.workers), flush=True)
-        await crew.replay(builders.PROMPTS, lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    async with open_clients(case, endpoint, clock=time.monotonic_ns) as clients:
+        print(*(worker.child.popen.pid for worker in clients.workers), flush=True)
+        await clients.replay(builders.PROMPTS, lambda _: os.kill(os.getpid(), signal.SIGKILL))
 asyncio.run(run())
 """
 
