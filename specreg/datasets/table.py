@@ -115,7 +115,7 @@ _TABLE = (
         dataset="sharegpt",
         category="chat",
         licence=(
-            "Apache-2.0, by whoever uploaded it. People's own conversations, unfiltered, collected"
+            "Apache-2.0, as its uploader says. People's own conversations, unfiltered, collected"
             " from a site that they had shared them on: whether you may use them is for you to"
             " judge. 0.7 GB."
         ),
@@ -128,7 +128,7 @@ _TABLE = (
             config=config,
             category="chat",
             licence=(
-                "CC-BY-4.0, by whoever uploaded it. People's own conversations, as in sharegpt:"
+                "CC-BY-4.0, as its uploader says. People's own conversations, as in sharegpt:"
                 " whether you may use them is for you to judge."
             ),
             repo="shibing624/sharegpt_gpt4",

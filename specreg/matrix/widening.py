@@ -115,7 +115,7 @@ def served_models(root: Path, spec: ServerSpec) -> tuple[str, str | None]:
 
 
 def widen_models(root: Path, spec: ServerSpec, *, show: Callable[[str], None]) -> None:
-    """Make a server's widened models where the cache hasn't got them.
+    """Make a server's widened models that aren't in the cache yet.
 
     Raises:
         ModelError: see `served_models`; or the disk is full.

@@ -112,7 +112,7 @@ def test_the_engine_takes_each_command_line(engine: str, version: str) -> None:
         what: engine_named(engine).command(Path("python"), options)[3:]  # after "-m", a module
         for what, options in asked.items()
     }
-    # A check that takes everything would be none: a flag and a method that nobody has.
+    # A check that takes everything would be none: a flag and a method that don't exist.
     other = [
         word.replace("eagle3", "no-such").replace("EAGLE3", "NONE_SUCH")
         for word in commands["eagle3"]

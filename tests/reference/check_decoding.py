@@ -210,7 +210,7 @@ class Ends(unittest.TestCase):
 
 
 class Sampling(unittest.TestCase):
-    def test_a_seed_decides_whoever_else_is_in_the_batch(self) -> None:
+    def test_a_seed_decides_alone_and_in_a_batch(self) -> None:
         for method in ("none", *METHODS):
             models = loaded(method)
             jobs = [

@@ -81,7 +81,7 @@ class NumberFormats(unittest.TestCase):
             assert max(rounded.gaps_nats) < 0.25
 
     def test_the_gap_is_of_the_answer_and_not_of_what_follows_it(self) -> None:
-        """The last token is one that the target wouldn't say, as its own or as somebody else's."""
+        """The last token is one that the target wouldn't say, in the answer or behind it."""
         text, gaps = texts()[0], []
         for tokens in (text.output_tokens, text.output_tokens - 1):
             ids = (*text.ids[:-1], 0)

@@ -150,7 +150,7 @@ def fill_bonus_tokens_cpu(
 
 
 def _node(candidate: int, chosen: Sequence[int]) -> int:
-    """The node of a candidate; −1 for one that ties pushed out, whose children nobody reaches."""
+    """The node of a candidate; −1 for one that ties pushed out, and with it all its children."""
     return chosen.index(candidate) + 1 if candidate in chosen else -1
 
 

@@ -30,7 +30,7 @@ def test_the_checksum_depends_on_texts_and_order() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, one in SETS.items() if one.licence])
-def test_a_set_that_nobody_prepared_says_how_to(name: str, tmp_path: Path) -> None:
+def test_a_set_that_is_not_prepared_says_how_to(name: str, tmp_path: Path) -> None:
     words = f"dataset '{name}': not prepared on this machine; run specreg prepare {name}"
     with pytest.raises(DatasetError, match=words):
         load(name, tmp_path)

@@ -49,7 +49,7 @@ class Hub:
 
 
 class Answers(BaseHTTPRequestHandler):
-    """Answers as the hub does to whoever downloads a file of a dataset."""
+    """Answers as the hub does when a file of a dataset is downloaded."""
 
     hub: Hub
     protocol_version = "HTTP/1.1"

@@ -154,7 +154,7 @@ def test_what_the_hub_does_not_have_says_where_it_is(folder: Folder, name: str, 
         folder.prepare(name)
 
 
-def test_prompts_that_somebody_changed_are_refused(folder: Folder) -> None:
+def test_prompts_that_were_changed_are_refused(folder: Folder) -> None:
     folder.prepare("mt-bench", folder.file)
     with (folder.data_dir / "mt-bench.jsonl").open("a") as file:
         file.write('{"id": "x", "category": "c", "turns": ["x"]}\n')
