@@ -12,7 +12,7 @@ import pytest
 
 from specreg.correctness.checks import LOSSLESS
 from specreg.report.document import Report, load_report
-from specreg.verdicts.judge import Outcome, Verdict
+from specreg.verdicts.judge import Outcome
 from tests.doubles.vllm.script import BEFORE_ROUNDS, Fault, Script, record_script
 
 ROOT = Path(__file__).parents[2]
@@ -111,31 +111,10 @@ class Gate:
         lines = (self.out / "journal.jsonl").read_bytes().splitlines()
         return sum(b'"Ended"' in line for line in lines)
 
-    def figures(self) -> list[Verdict]:
-        """The verdicts that the answer rests on, but for that on the answers."""
-        return [one for one in self.report().run.verdicts if one.metric != LOSSLESS]
-
-    def answers(self) -> list[Verdict]:
-        return [one for one in self.report().run.verdicts if one.metric == LOSSLESS]
-
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Gate:
     return Gate(tmp_path)
-
-
-def test_identical_sides_may_be_exchanged(gate: Gate) -> None:
-    gate.write_tier(speed=False)
-    done = gate.run("--launches", "2")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert gate.answer() == "UPGRADE"
-    assert {one.outcome for one in gate.figures()} == {Outcome.PASS}
-    assert [one.outcome for one in gate.answers()] == [Outcome.PASS]
-    assert gate.report().control == ()
-    assert gate.report().run.complete
-    assert "UPGRADE: B is as good as A" in done.stdout
-    for name in ("report.json", "report.md", "report.html"):
-        assert (gate.out / name).exists()
 
 
 def test_what_accepts_less_is_refused_for_its_acceptance(gate: Gate) -> None:
@@ -173,17 +152,29 @@ def test_a_signal_ends_it_with_its_servers_and_what_it_had_is_told(
     assert gate.servers() == []
 
 
-def test_in_turn_one_server_is_up_at_a_time(gate: Gate) -> None:
+def test_identical_sides_may_be_exchanged_and_in_turn_one_server_is_up_at_a_time(
+    gate: Gate,
+) -> None:
     gate.write_tier(speed=False)
     said = []
     with gate.start("--launches", "2", "--in-turn") as started:
         assert started.stderr is not None
+        assert started.stdout is not None
         for line in started.stderr:
             said += [line.split(":")[0]] if line.startswith("launch") else []
             assert len(gate.servers()) <= 1
+        assert "UPGRADE: B is as good as A" in started.stdout.read()
     assert started.returncode == 0
     assert said == [f"launch 1, side {side}" for side in ("A", "B")]
     assert gate.launches() == 2
+    report = gate.report()
+    assert (gate.answer(), report.control, report.run.complete) == ("UPGRADE", (), True)
+    assert {one.metric: one.outcome for one in report.run.verdicts} == {
+        "acceptance_length_tokens": Outcome.PASS,
+        LOSSLESS: Outcome.PASS,
+    }
+    for name in ("report.json", "report.md", "report.html"):
+        assert (gate.out / name).exists()
 
 
 def test_a_disk_that_refuses_ends_it_with_no_answer(gate: Gate) -> None:
@@ -213,7 +204,7 @@ def test_a_step_that_takes_longer_is_found_and_called_so(gate: Gate) -> None:
     done = gate.run("--case", EAGLE3, "--launches", "8", b=slow)
     assert done.returncode == 1, done.stdout + done.stderr
     assert f"{EAGLE3} is worse by the cost of a step" in done.stdout
-    judged = {one.metric: one for one in gate.figures()}
+    judged = {one.metric: one for one in gate.report().run.verdicts}
     assert judged["acceptance_length_tokens"].outcome is Outcome.PASS
     assert judged["step_p50_ms"].outcome is Outcome.REGRESSED
     cause = judged["throughput_tokens_per_s"].cause
