@@ -23,7 +23,7 @@ from specreg.report.tables import (
     render_interval,
     render_rows,
 )
-from specreg.verdicts.detection import log_to_frac
+from specreg.verdicts.detection import to_frac
 from specreg.verdicts.judge import Outcome, Verdict, first_look
 
 _WORSE = {Outcome.WRONG, Outcome.REGRESSED}
@@ -210,15 +210,13 @@ def _recorded_rows(record: RecordedBaseline) -> Iterator[tuple[str, ...]]:
             continue
         old = record.old.expected_value(metric) if record.old else None
         change = change_of_baseline(metric, record.old, record.new) if record.old else None
-        bounds = change.bounds(first_look(metric).value) if change else None
-        if bounds and metric.by_launch:
-            bounds = log_to_frac(metric, bounds[0]), log_to_frac(metric, bounds[1])
+        bounds = change.bounds(first_look(metric).value) if change else ()
         yield (
             f"  {metric.name}",
             format_number(old),
             format_number(new),
             render_change(None if old is None else better_frac(metric, new, old)),
-            render_interval(*bounds) if bounds else NOTHING,
+            render_interval(*(to_frac(metric, end) for end in bounds)) if bounds else NOTHING,
             f"{spreads[metric.name].within_frac:.1%}" if metric.name in spreads else NOTHING,
             str(len(record.new.launches)),
         )

@@ -55,17 +55,21 @@ def detects_against(
 def mde_of_launches(metric: Metric, launches: int, recorded: int, spread: Spread) -> float:
     """The minimum detectable effect of so many launches against so many recorded, 0 or more."""
     change = change_of_launches((1.0,) * launches, (1.0,) * recorded, spread, 1)
-    look = Look.LAUNCH if launches == 1 else Look.FURTHER_LAUNCH
-    return -log_to_frac(metric, -mde_frac(change, look))
+    return mde_frac(metric, change, Look.LAUNCH if launches == 1 else Look.FURTHER_LAUNCH)
 
 
-def mde_frac(change: Change, look: Look) -> float:
-    """The loss that would be proven nine times out of ten, on the change's own scale."""
+def mde_frac(metric: Metric, change: Change, look: Look) -> float:
+    """The loss that would be proven nine times out of ten, 0 or more."""
     reach = t_quantile(look.value, change.freedom) + t_quantile(_POWER_LEVEL, change.freedom)
-    return reach * change.error_frac
+    return -to_frac(metric, -reach * change.error_frac)
 
 
-def log_to_frac(metric: Metric, change: float) -> float:
-    """A difference of logarithms, better being positive, as a relative change of the value."""
+def to_frac(metric: Metric, change: float) -> float:
+    """A change as a relative one of the value; that of launches is a difference of logarithms.
+
+    Better is positive of such a difference.
+    """
+    if not metric.by_launch:
+        return change
     change = min(max(change, -_FURTHEST), _FURTHEST)
     return math.expm1(change) if metric.direction is Direction.UP else -math.expm1(-change)

@@ -1,7 +1,6 @@
 """Judge a metric of a case: its launches against what is known of it."""
 
 import dataclasses
-import functools
 import math
 import statistics
 from collections.abc import Iterator
@@ -27,9 +26,9 @@ from specreg.stats.intervals import Change
 from specreg.verdicts.detection import (
     MOST_LAUNCHES,
     RUN_LAUNCHES,
-    log_to_frac,
     mde_frac,
     mde_of_launches,
+    to_frac,
 )
 
 _OTHER_CARD_FRAC = 0.1
@@ -194,10 +193,9 @@ def decided(
 
     `loss_level` is that at which a loss must be proven, None for the same.
     """
-    to_frac = functools.partial(log_to_frac, metric) if metric.by_launch else float
-    low, high = map(to_frac, change.bounds(level))
-    certain_high = high if loss_level is None else to_frac(change.bounds(loss_level)[1])
-    estimate, worse = to_frac(change.estimate_frac), change.p_worse
+    low, high = (to_frac(metric, end) for end in change.bounds(level))
+    certain_high = to_frac(metric, change.bounds(loss_level or level)[1])
+    estimate, worse = to_frac(metric, change.estimate_frac), change.p_worse
     allowed = verdict.tolerance_frac or 0.0
     return dataclasses.replace(
         verdict,
@@ -360,9 +358,8 @@ def _judge_speed(metric: Metric, comparison: Comparison, look: Look, verdict: Ve
 
 
 def _decided(verdict: Verdict, metric: Metric, change: Change, look: Look) -> Verdict:
-    mde = -mde_frac(change, look)
-    mde = log_to_frac(metric, mde) if metric.by_launch else mde
-    return dataclasses.replace(decided(verdict, metric, change, look.value), mde_frac=-mde)
+    verdict = decided(verdict, metric, change, look.value)
+    return dataclasses.replace(verdict, mde_frac=mde_frac(metric, change, look))
 
 
 def _undecided_speed(

@@ -11,7 +11,7 @@ from specreg.baselines.comparison import Comparison
 from specreg.measurement.metrics import METRICS, Family
 from specreg.stats.alpha_spending import LEVEL, Look
 from specreg.stats.intervals import Change
-from specreg.verdicts.detection import log_to_frac
+from specreg.verdicts.detection import to_frac
 from specreg.verdicts.judge import Outcome, Verdict
 
 _FEWEST_CASES = 4
@@ -148,7 +148,7 @@ def _control_moved(comparison: Comparison, verdict: Verdict, change: Change) -> 
     """In words, that the server beside it became worse than tolerated too; empty if it didn't."""
     metric = METRICS[verdict.metric]
     allowed_frac = metric.allowed_frac(comparison.measurement.case)
-    moved, (low, high) = log_to_frac(metric, change.estimate_frac), change.bounds(Look.LAUNCH.value)
+    moved, (low, high) = to_frac(metric, change.estimate_frac), change.bounds(Look.LAUNCH.value)
     if metric.two_sided and (verdict.change_frac or 0) > 0:  # more is what both became
         moved, high = -moved, -low
     if high >= 0 or moved >= -allowed_frac:
