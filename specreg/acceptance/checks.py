@@ -44,7 +44,7 @@ def check_acceptance(
         InvalidMeasurementError: `SPEC_DISABLED`, `SETTINGS_DIFFER`; or as `check_counts` says.
     """
     total = record.total
-    # From chunks alone nobody can tell a drafter that is off from one that is never right: their
+    # Chunks alone don't tell a drafter that is off from one that is never right: their
     # D is k for each.
     unseen = record.source is Source.STREAM_CHUNKS
     told = dataclasses.replace(total, proposed=None) if unseen else total

@@ -118,7 +118,7 @@ class StepCounts(Counts[int]):
 
     @property
     def acceptance_rate(self) -> float | None:
-        """AR = A / D, 0..1; None when nothing was drafted, or nobody knows."""
+        """AR = A / D, 0..1; None when nothing was drafted, or D is unknown."""
         return self.accepted / self.proposed if self.proposed else None
 
     @property

@@ -148,7 +148,7 @@ class Triton(Engine):
         }
 
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
-        """HTTP alone; gRPC and metrics would take ports that nobody asks."""
+        """HTTP alone; gRPC and metrics would take ports that no client asks."""
         del python
         return (
             *("tritonserver", "--model-repository", str(options.folder)),

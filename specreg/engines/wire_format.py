@@ -87,7 +87,7 @@ It raises an `InvalidMeasurementError`, `EVENT_UNREADABLE` or `SERVER_ERROR`.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Whom to ask: all that a client, in whichever process, needs of a server.
+    """All that a client needs of a server, in whichever process it runs.
 
     `base_url` is `http://127.0.0.1:PORT`, `engine` a name of `ENGINES`.
     """

@@ -51,14 +51,10 @@ class Drafter:
                 done = len(context) - length
                 drafts = output[done : done + self._draft_tokens]
                 step = step_after(done, self._schedule)
-                return self._spoiled(drafts, self._schedule[step % len(self._schedule)])
+                right = self._schedule[step % len(self._schedule)]
+                spoiled = [(token + 1) % self._vocabulary for token in drafts[right:]]
+                return [*drafts[:right], *spoiled]
         return []
-
-    def _spoiled(self, drafts: list[int], right: int) -> list[int]:
-        return [
-            token if position < right else (token + 1) % self._vocabulary
-            for position, token in enumerate(drafts)
-        ]
 
 
 def step_after(emitted_tokens: int, schedule: Sequence[int] = SCHEDULE) -> int:

@@ -15,15 +15,9 @@ from specreg.core.errors import ServerRefusedError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What to answer, and how.
+    """What to answer, and how: as in the body of a request, with the prompt's ids.
 
-    Attributes:
-        prompt: its ids, one at least; with the answer no more than the context.
-        output_cap_tokens: the most tokens of the answer, 1 or more.
-        temperature: 0 is greedy.
-        seed: of its own random numbers; None for another each time.
-        ignore_eos: whether the answer goes on to the cap.
-        top: how many log-probabilities to tell of each token; None for none.
+    Prompt and answer fit into the context; `top` log-probabilities are told of each token.
     """
 
     prompt: Sequence[int]

@@ -28,7 +28,7 @@ _REFUSALS = {
 _SILENCES = (Fault.HEALTHY_BUT_MUTE, Fault.NEVER_READY)
 _SLOW_S = 60.0
 _LINE = b"x" * 2**16
-_FOREIGN = Body(prompt="a prompt of somebody else")
+_FOREIGN = Body(prompt="a prompt of another client")
 
 
 class EndlessLineError(Exception):

@@ -53,7 +53,7 @@ class Fault(StrEnum):
     COUNTERS_RESET = "counters_reset"
     """All counters begin again at 0, once, when a request arrives."""
     COUNTERS_TOO_HIGH = "counters_too_high"
-    """Somebody else's request is counted with each request."""
+    """Another client's request is counted with each request."""
     HTTP_500 = "http_500"
     """One request is refused with 500."""
     HTTP_429 = "http_429"
@@ -115,7 +115,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         fault_after_requests: the generation requests, warm-up too, that come before the fault.
         exit_status: for `exit_at_start` and `crash_mid_run`.
         exit_log: printed by `exit_at_start`.
-        survivor_s: how long the child of `survivor` lives when nobody ends it.
+        survivor_s: how long the child of `survivor` lives when nothing ends it.
         ignore_sigterm: whether only SIGKILL ends the server.
         flood_bytes: of noise, which it prints before it listens.
         says_secrets: whether it prints its variables and arguments, as a debugger would.

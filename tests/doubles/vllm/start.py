@@ -78,7 +78,7 @@ def _flood(flood_bytes: int) -> None:
 
 
 def _share_memory() -> tuple[mmap.mmap, ...]:
-    """A block and a semaphore, named as Python and glibc name theirs; nobody ever removes them.
+    """A block and a semaphore, named as Python and glibc name theirs; nothing ever removes them.
 
     glibc maps a semaphore before it has its name: what the system tells of that is another one.
     """

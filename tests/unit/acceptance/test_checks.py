@@ -58,7 +58,7 @@ def test_one_broken_request_breaks_the_measurement(
         (StepCounts.from_histogram((5, 0, 0, 0), proposed=0), "5, 0, 0"),
         (StepCounts.from_histogram((9, 0, 0, 0), proposed=None), "9, 0, unknown"),
     ],
-    ids=["no-steps", "no-drafts", "nobody-says-what-was-drafted"],
+    ids=["no-steps", "no-drafts", "unknown-drafts"],
 )
 def test_a_drafter_that_is_off_is_no_low_acceptance(idle: StepCounts, told: str) -> None:
     words = f"SPEC_DISABLED: speculation is configured, yet S, A, D = {told};"

@@ -159,7 +159,7 @@ def test_what_was_cut_off_is_counted_where_every_step_is_known() -> None:
     assert dataclasses.replace(RECORD, prompts=()).truncated_tokens is None
 
 
-def test_drafts_that_nobody_counted_stay_unknown() -> None:
+def test_drafts_that_were_not_counted_stay_unknown() -> None:
     unknown = dataclasses.replace(LONG, proposed=None)
     assert (unknown + SHORT).proposed is None
     assert (SHORT - unknown).proposed is None

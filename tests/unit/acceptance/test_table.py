@@ -51,7 +51,7 @@ def test_a_row_is_what_its_prompt_did(requests: list[PromptAcceptance]) -> None:
         assert not any(reached[len(own.position_counts) :])
 
 
-def test_one_request_whose_drafts_nobody_knows_hides_them_all() -> None:
+def test_one_request_whose_drafts_are_unknown_hides_them_all() -> None:
     known = builders.counts(2, 1)
     unknown = StepCounts.from_histogram((2, 1), proposed=None)
     assert counts_table([prompt("a", known), prompt("b", unknown)]).proposed is None

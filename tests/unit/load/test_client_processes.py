@@ -65,7 +65,7 @@ def test_a_request_whose_time_is_up_is_no_server_that_hangs(prompts: int) -> Non
     errors = [trace.error for trace in done.traces]
     assert errors == ["no end within request_timeout_s = 0.2", *[None] * (prompts - 1)]
     assert len(wire.asked) == prompts + 1
-    assert len(recorded) == prompts, "the token more is nobody's"
+    assert len(recorded) == prompts, "the token more isn't"
 
 
 def test_a_server_that_refuses_a_token_does_not_hang() -> None:

@@ -30,7 +30,7 @@ ONE_AT_A_TIME = builders.with_concurrency(1)
 
 
 class Clock:
-    """A clock that stands still until somebody moves it."""
+    """A clock that stands still until a test moves it."""
 
     def __init__(self) -> None:
         self.now_ns = MS
