@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,28 @@ MATRIX = """
 _TIMES = 3
 _SAYS_BUSY = ("quieten the machine", "could never be missed")
 _SAYS_CI = ("CI", "BUILD_NUMBER", "GITHUB_STEP_SUMMARY")
+
+
+def run_here(
+    *command: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT, timeout_s: float = 300.0
+) -> subprocess.CompletedProcess[str]:
+    """A command of the repository, done; what it says is plain text without a terminal."""
+    return subprocess.run(
+        command,
+        check=False,
+        cwd=cwd,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+
+
+def decided(folder: Path) -> RunVerdict:
+    """What the run of a folder decided."""
+    found = load_verdict(folder / "verdict.json")
+    assert found is not None
+    return found
 
 
 class Suite:
@@ -101,16 +124,14 @@ class Suite:
         return outer | scripted
 
     def run(self, *arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-        """The command, done; its output is plain text without a terminal."""
-        return subprocess.run(
-            self.command(*arguments),
-            check=False,
-            cwd=cwd,
-            env=self.environment(),
-            capture_output=True,
-            text=True,
-            timeout=self.patience_s,
-        )
+        """The command, done."""
+        command, environment = self.command(*arguments), self.environment()
+        return run_here(*command, env=environment, cwd=cwd, timeout_s=self.patience_s)
+
+    def specreg(self, *arguments: object) -> subprocess.CompletedProcess[str]:
+        """`specreg` with the arguments, done."""
+        command = (sys.executable, "-m", "specreg", *map(str, arguments))
+        return run_here(*command, env=self.environment(), timeout_s=self.patience_s)
 
     def record(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Records baselines from two launches and insists that it worked.
@@ -129,9 +150,7 @@ class Suite:
 
     def verdict(self) -> RunVerdict:
         """What the last run decided, as it lies on disk."""
-        found = load_verdict(max(self.runs.iterdir()) / "verdict.json")
-        assert found is not None
-        return found
+        return decided(max(self.runs.iterdir()))
 
     def replayed_requests(self) -> list[int]:
         """How many requests each case of the last run was timed over."""

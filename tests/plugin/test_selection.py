@@ -35,19 +35,3 @@ def test_each_server_starts_once_for_all_its_cases(recorded_suite: Suite) -> Non
     assert started.count("control") == 1
     assert started.count("server") == 1
     assert started.count("measurement") == 2
-
-
-def test_a_drafter_that_learns_gets_a_server_for_each_case_and_launch(suite: Suite) -> None:
-    text = (suite.folder / "cpu.toml").read_text()
-    suite.write_tier(text.replace('"eagle3"]', '"suffix"]'))
-
-    suite.run("tests/perf", "-q", "-k", "acceptance_length", "--specreg-launches=2")
-
-    (logs,) = suite.runs.glob("*/logs")
-    started = {path.stem for path in logs.glob("*.log")}
-    assert {name for name in started if "suffix" in name} == {
-        "vllm-suffix-tiny-toy-c1",
-        "vllm-suffix-tiny-toy-c4",
-        "vllm-suffix-tiny-toy-c1-launch2",
-        "vllm-suffix-tiny-toy-c4-launch2",
-    }

@@ -3,15 +3,14 @@
 import hashlib
 import json
 import subprocess
-import sys
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from specreg.report.document import FILE_NAME, RunVerdict, load_report, load_verdict
-from tests.plugin.conftest import ROOT, Suite
+from specreg.report.document import FILE_NAME, RunVerdict, load_report
+from tests.plugin.conftest import Suite, decided
 
 TIER = textwrap.dedent("""
     needs_gpus = 0
@@ -27,6 +26,7 @@ TIER = textwrap.dedent("""
     prompts = 10
     output_cap_tokens = 32
 """)
+CASES = {f"vllm-{method}-tiny-toy-c{load}" for method in ("eagle3", "ngram") for load in (1, 4)}
 CHOSEN = ("tests/perf", "-q", "-k", "acceptance or lossless")
 
 
@@ -42,33 +42,18 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Suite:
         assert suite.recorded() == {}, "a shard writes none"
     done = merge(suite, *suite.runs.iterdir(), into=suite.folder / "recording")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert set(suite.recorded()) == {
-        f"vllm-{m}-tiny-toy-c{c}" for m in ("eagle3", "ngram") for c in (1, 4)
-    }
+    assert set(suite.recorded()) == CASES
     return suite
 
 
 def merge(suite: Suite, *runs: Path, into: Path) -> subprocess.CompletedProcess[str]:
     """`specreg merge`, done."""
-    return subprocess.run(
-        (sys.executable, "-m", "specreg", "merge", *map(str, runs), f"--into={into}"),
-        check=False,
-        cwd=ROOT,
-        env=suite.environment(),
-        capture_output=True,
-        text=True,
-    )
+    return suite.specreg("merge", *runs, f"--into={into}")
 
 
 def words(verdict: RunVerdict) -> Mapping[tuple[str, str], tuple[str, float | None]]:
     """By case and metric, the outcome and the value."""
     return {(one.case_id, one.metric): (one.outcome, one.value) for one in verdict.verdicts}
-
-
-def decided(folder: Path) -> RunVerdict:
-    found = load_verdict(folder / "verdict.json")
-    assert found is not None
-    return found
 
 
 def beside(recorded: Suite, name: str) -> Suite:

@@ -1,6 +1,5 @@
 """Each tier of the repository collects, on a machine with a GPU or without."""
 
-import subprocess
 import sys
 
 import pytest
@@ -9,31 +8,16 @@ from specreg.correctness.checks import CHECKS
 from specreg.matrix.tier import load_tier, tier_names
 from specreg.measurement.metrics import METRICS
 from specreg.telemetry.identity import find_gpus
-from tests.plugin.conftest import ROOT
+from tests.plugin.conftest import ROOT, run_here
 
 FOLDER = ROOT / "fixtures/matrix"
 
 
 @pytest.mark.parametrize("name", tier_names(FOLDER))
 def test_a_tier_collects_a_test_of_each_case_and_metric(name: str) -> None:
-    done = subprocess.run(
-        (
-            *(
-                sys.executable,
-                "-m",
-                "pytest",
-                "-p",
-                "no:cacheprovider",
-                "-p",
-                "no:hypothesispytest",
-            ),
-            *("tests/perf", "--collect-only", "-q", f"--specreg-tier={name}"),
-        ),
-        check=False,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
+    done = run_here(
+        *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"),
+        *("tests/perf", "--collect-only", "-q", f"--specreg-tier={name}"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     collected = {

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from specreg.report.document import load_verdict
 from specreg.verdicts.judge import Verdict
-from tests.plugin.conftest import ROOT, Suite
+from tests.plugin.conftest import ROOT, Suite, decided
 from tests.plugin.test_shards import merge
 
 pytestmark = pytest.mark.vllm
@@ -63,13 +62,7 @@ def end(shard: subprocess.Popen[str], *statuses: int) -> None:
 
 def verdicts_of(runs: Sequence[Path]) -> Mapping[tuple[str, str], Verdict]:
     """By case and metric."""
-    verdicts = [load_verdict(run / "verdict.json") for run in runs]
-    return {
-        (one.case_id, one.metric): one
-        for verdict in verdicts
-        if verdict is not None
-        for one in verdict.verdicts
-    }
+    return {(one.case_id, one.metric): one for run in runs for one in decided(run).verdicts}
 
 
 def test_two_shards_at_once_measure_what_each_does_alone(tmp_path: Path) -> None:

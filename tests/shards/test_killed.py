@@ -15,14 +15,12 @@ import psutil
 import pytest
 
 from specreg.measurement.journal import load_journal
-from specreg.report.document import RunVerdict, load_verdict
 from tests.doubles.vllm.script import Script
 from tests.faults.running import MARK, lives, marked
-from tests.plugin.conftest import ROOT, Suite
-from tests.plugin.test_shards import CHOSEN, TIER, merge
+from tests.plugin.conftest import ROOT, Suite, decided
+from tests.plugin.test_shards import CASES, CHOSEN, TIER, merge
 
 KILLS = int(os.environ.get("SPECREG_KILLS", "10"))
-CASES = {f"vllm-{method}-tiny-toy-c{load}" for method in ("eagle3", "ngram") for load in (1, 4)}
 
 
 @pytest.fixture
@@ -59,12 +57,6 @@ def check_nothing_is_left(suite: Suite) -> None:
     while (left := marked(suite.folder)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not left, [" ".join(one.cmdline()) for one in left]
-
-
-def decided(folder: Path) -> RunVerdict:
-    found = load_verdict(folder / "verdict.json")
-    assert found is not None
-    return found
 
 
 @pytest.mark.parametrize("seed", range(KILLS))

@@ -10,11 +10,10 @@ from typing import Any, Protocol
 import psutil
 import pytest
 
-from specreg.report.document import load_verdict
 from tests.doubles.vllm.script import Script
 from tests.faults.running import MARK, marked, wait_until
-from tests.plugin.conftest import ROOT, Suite
-from tests.plugin.test_shards import CHOSEN, TIER
+from tests.plugin.conftest import ROOT, Suite, decided, run_here
+from tests.plugin.test_shards import CASES, CHOSEN, TIER
 
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 
@@ -89,42 +88,16 @@ def test_all_shards_come_home_and_are_merged(
     suite: Suite, cluster: Cluster, carried: tuple[str, ...]
 ) -> None:
     into = suite.folder / "merged"
-    done = subprocess.run(
-        command_of(cluster, into, *carried, "--", *CHOSEN[2:], *own_options(suite)),
-        check=False,
-        cwd=ROOT,
-        env=suite.environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    command = command_of(cluster, into, *carried, "--", *CHOSEN[2:], *own_options(suite))
+    done = run_here(*command, env=suite.environment())
     assert done.returncode == 11, done.stdout + done.stderr
-    verdict = load_verdict(into / "verdict.json")
-    assert verdict is not None
-    assert {one.case_id for one in verdict.verdicts} == {
-        f"vllm-{method}-tiny-toy-c{load}" for method in ("eagle3", "ngram") for load in (1, 4)
-    }
+    verdict = decided(into)
+    assert {one.case_id for one in verdict.verdicts} == CASES
     assert {str(one.outcome) for one in verdict.verdicts} == {"NO_BASELINE", "PASS"}
 
 
 def test_an_address_that_nothing_answers_is_named(suite: Suite) -> None:
-    done = subprocess.run(
-        (
-            sys.executable,
-            "-m",
-            "specreg",
-            "ray",
-            "--address=127.0.0.1:9",
-            "--",
-            *own_options(suite),
-        ),
-        check=False,
-        cwd=ROOT,
-        env=suite.environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = suite.specreg("ray", "--address=127.0.0.1:9", "--", *own_options(suite))
     assert done.returncode == 1, done.stdout + done.stderr
     assert "specreg ray --address 127.0.0.1:9: no cluster answers" in done.stderr
     assert "Traceback" not in done.stderr
@@ -160,12 +133,9 @@ def test_a_shard_whose_node_dies_is_run_on_another(suite: Suite, cluster: Cluste
     wait_until(lambda: len(before & shards_of(suite.folder)) <= 1, 60)
     output, _ = run.communicate(timeout=300)
     assert run.returncode == 11, output
-    verdict = load_verdict(into / "verdict.json")
-    assert verdict is not None
+    verdict = decided(into)
     assert {str(one.outcome) for one in verdict.verdicts} == {"NO_BASELINE", "PASS"}, output
-    assert {one.case_id for one in verdict.verdicts} == {
-        f"vllm-{method}-tiny-toy-c{load}" for method in ("eagle3", "ngram") for load in (1, 4)
-    }
+    assert {one.case_id for one in verdict.verdicts} == CASES
     assert not shards_of(suite.folder)
 
 
@@ -179,16 +149,10 @@ def test_real_vllm_runs_in_the_shards(tmp_path: Path) -> None:
     into = tmp_path / "merged"
     chosen = "(ngram or eagle3) and c1 and acceptance"
     with cluster_of(2) as cluster:
-        done = subprocess.run(
-            command_of(cluster, into, "--", "--specreg-tier=cpu", "-k", chosen),
-            check=False,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=900,
-        )
-    verdict = load_verdict(into / "verdict.json")
-    assert verdict is not None, done.stdout + done.stderr
+        command = command_of(cluster, into, "--", "--specreg-tier=cpu", "-k", chosen)
+        done = run_here(*command, timeout_s=900.0)
+    assert (into / "verdict.json").exists(), done.stdout + done.stderr
+    verdict = decided(into)
     cases = {f"vllm-{method}-tiny-toy-c1" for method in ("eagle3", "ngram")}
     assert {one.case_id for one in verdict.verdicts} == cases
     assert {str(one.outcome) for one in verdict.verdicts} <= {"PASS", "NO_BASELINE"}

@@ -3,14 +3,17 @@
 import dataclasses
 import io
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 import pytest
 from huggingface_hub import constants
+from typer.testing import CliRunner, Result
 
 from specreg.baselines.schema import baseline_path, record_baseline
+from specreg.cli import app
 from specreg.core.errors import SensorError
 from specreg.engines.registry import engine_named
 from specreg.report.progress import Progress
@@ -339,3 +342,52 @@ def test_findings_are_shown_a_row_each_with_their_advice_below() -> None:
         "1 thing(s) in the way, 1 note(s)",
     ]
     assert render_findings(found[:1], width=80, color=False).endswith("\nnothing is in the way")
+
+
+def doctor(root: Path, *options: str) -> Result:
+    """What is typed where the tier has a case without speculation."""
+    write_tier(root, methods='["none"]')
+    return CliRunner().invoke(app, ["doctor", f"--root={root}", "--tier=here", *options])
+
+
+def test_status_0_where_the_tier_can_run_and_1_where_something_stands_in_its_way(
+    root: Path,
+) -> None:
+    builders.seem_installed(engine_named("vllm").requirement(on_gpu=False))
+    done = doctor(root)
+    assert done.exit_code == 0, done.output
+    assert "1 of 1 cases of tier 'here' run here" in done.output
+    assert "nothing is in the way" in done.output
+    (root / "target/config.json").unlink()
+    done = doctor(root)
+    assert done.exit_code == 1
+    assert "config.jsonismissing" in "".join(done.output.split())
+    assert "→ check the path in the matrix" in done.output
+    assert "1 thing(s) in the way" in done.output
+
+
+def test_an_interpreter_that_is_named_is_said_to_have_what_it_has(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without = doctor(root, "--engine-python", sys.executable)
+    assert without.exit_code == 1
+    assert "has no module 'vllm'" in " ".join(without.output.split())
+    assert "isn't installed yet" not in without.output
+
+    metadata = root / "site/vllm-0.26.0.dist-info/METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.26.0\n")
+    (root / "site/vllm").mkdir()
+    (root / "site/vllm/__init__.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(root / "site"))
+    python = root / "python"  # another name: what an interpreter has is asked once
+    python.symlink_to(sys.executable)
+    found = doctor(root, "--engine-python", str(python))
+    assert found.exit_code == 0, found.output
+    assert "1 of 1 cases of tier 'here' run here" in found.output
+
+
+def test_a_folder_that_is_no_repository_is_named(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["doctor", f"--root={tmp_path / 'nowhere'}"])
+    assert done.exit_code == 1
+    assert "no such folder; run this in the repository, or give --root" in str(done.exception)
