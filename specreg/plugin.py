@@ -6,7 +6,7 @@ import gc
 import os
 import shlex
 import warnings
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -14,12 +14,7 @@ from typing import Any, cast
 import pytest
 
 from specreg.baselines.schema import read_baselines
-from specreg.core.errors import (
-    MemoryHeldError,
-    ModelError,
-    ServerStartError,
-    SpecregError,
-)
+from specreg.core.errors import MemoryHeldError, ModelError, ServerStartError, SpecregError, leaves
 from specreg.core.processes import kill_running
 from specreg.core.redaction import hide_known, learn
 from specreg.core.signals import SIGNALLED, check_signalled, interrupt_on_signals
@@ -27,21 +22,11 @@ from specreg.correctness.checks import CHECKS, CorrectnessCheck
 from specreg.matrix.case import Case
 from specreg.measurement.metrics import METRICS, Metric
 from specreg.options import add_options, read_options
-from specreg.report.document import (
-    NO_BASELINE_STATUS,
-    RunVerdict,
-    exit_status,
-    record_document,
-)
+from specreg.report.document import NO_BASELINE_STATUS, RunVerdict, exit_status, record_document
 from specreg.report.failures import Failure, failure_of, properties, render_blocks
 from specreg.report.progress import Progress
 from specreg.servers.server import NOT_FETCHED
-from specreg.suite.configure import (
-    check_cases,
-    check_options,
-    choose,
-    open_suite,
-)
+from specreg.suite.configure import check_cases, check_options, choose, open_suite
 from specreg.suite.finish import record_run, render_end, run_verdict
 from specreg.suite.merge import WORKERS_FOLDER, plan_of, take_workers
 from specreg.suite.plan import PLAN
@@ -58,8 +43,6 @@ from specreg.suite.shards import (
 from specreg.telemetry.identity import find_gpus
 
 SUITE = pytest.StashKey[Suite]()
-RECORD_PROPERTY = pytest.StashKey[Callable[[str, object], None]]()
-"""Takes a property of the whole run for JUnit's file."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -316,7 +299,7 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Shows a verdict or an error of specreg in words alone, and keeps it for the table."""
     report = yield
-    errors = _leaves(call.excinfo.value) if call.excinfo is not None else ()
+    errors = leaves(call.excinfo.value) if call.excinfo is not None else ()
     held = next((error for error in errors if isinstance(error, MemoryHeldError)), None)
     if held is not None:
         item.session.shouldstop = held.head
@@ -342,8 +325,7 @@ def pytest_runtest_makereport(
     text = f"{head}\n(as above)" if is_told else message
     report.longrepr = cast("Any", Failure(message=head, text=text, case_id=case_id))
     if case_id:
-        suite.errors.setdefault(params["case"].id, message)
-        verdict = suite.note_failure(params["case"], _what(params).name, head)
+        verdict = suite.note_failure(params["case"], _what(params).name, head, message)
         report.user_properties.extend(properties(verdict))
     else:
         item.config.stash[_SESSION].others_failed = True
@@ -382,7 +364,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     lines.extend(_stop_servers(suite, cut_short=cut_short))
     if config.pluginmanager.hasplugin("dsession"):
         lines.extend(_take_workers(session, cut_short=cut_short))
-    _conclude(config, suite)
+    lines.extend(suite.conclude())
     if suite.measurements and cut_short:
         lines.append("to go on from here, type the same again with --specreg-resume")
     if suite.records and suite.measurements and not suite.is_part:
@@ -433,21 +415,6 @@ def _take_workers(session: pytest.Session, *, cut_short: bool) -> Iterator[str]:
     except SpecregError as error:
         yield str(error)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-def _conclude(config: pytest.Config, suite: Suite) -> None:
-    """Looks at all verdicts together; JUnit's tests are told by then, so its file is told here."""
-    changes = []
-    for before, after in suite.conclude():
-        name = f"specreg.final.{after.case_id}.{after.metric}"
-        if RECORD_PROPERTY in config.stash:
-            config.stash[RECORD_PROPERTY](name, f"{after.outcome}: {after.reason}")
-        changes.append(f"{after.case_id} {after.metric}: {before.outcome} -> {after.outcome}")
-    if changes:
-        config.stash[_SESSION].lines.append(
-            f"{len(changes)} verdict{'s' * (len(changes) > 1)} changed when the whole run was"
-            f" looked at: {', '.join(changes)}"
-        )
 
 
 def _ended_without(session: pytest.Session, suite: Suite) -> bool:
@@ -512,13 +479,6 @@ def _what(params: Mapping[str, Any]) -> Metric | CorrectnessCheck:
     """The metric that a test judges, or the check that it makes."""
     found: Metric | CorrectnessCheck = params["check"] if "check" in params else params["metric"]
     return found
-
-
-def _leaves(error: BaseException) -> tuple[BaseException, ...]:
-    """What was raised: of several servers that couldn't be ended well pytest makes a group."""
-    if not isinstance(error, BaseExceptionGroup):
-        return (error,)
-    return tuple(leaf for one in error.exceptions for leaf in _leaves(one))
 
 
 def _is_unfetched(error: BaseException) -> bool:

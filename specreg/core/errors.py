@@ -25,6 +25,13 @@ class SpecregError(Exception):
         return str(self).partition("\n")[0]
 
 
+def leaves(error: BaseException) -> tuple[BaseException, ...]:
+    """The errors of a group, and of those in it; an error alone is itself."""
+    if not isinstance(error, BaseExceptionGroup):
+        return (error,)
+    return tuple(leaf for one in error.exceptions for leaf in leaves(one))
+
+
 class UnknownNameError(SpecregError):
     """An engine, method, dataset, tier or model pair that isn't declared."""
 

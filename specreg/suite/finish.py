@@ -32,11 +32,7 @@ from specreg.report.exports import ALWAYS, append_job_summary, write_outputs
 from specreg.report.page import render_markdown
 from specreg.report.summary import answers_of_run, render_answers
 from specreg.report.tables import render_figures, render_times
-from specreg.report.terminal import (
-    render_next,
-    render_notes,
-    render_verdicts,
-)
+from specreg.report.terminal import render_next, render_notes, render_verdicts
 from specreg.servers.launch import launches_of
 from specreg.suite.run import Suite
 from specreg.telemetry.identity import find_gpus

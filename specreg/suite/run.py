@@ -57,6 +57,7 @@ class Suite(Scope):
         journal: of this run; earlier, earlier_checks: what the run that is resumed had measured
             and checked.
         measure_further: measures more launches of a server that is recorded.
+        record_property: takes a property of the whole run for JUnit's file.
         timeline: which phase goes on, for which server pair.
         taken_over: what an earlier run had measured; retried: what was measured a second time, as
             its server had gone away.
@@ -68,6 +69,7 @@ class Suite(Scope):
     earlier: Mapping[Key, Measurement]
     earlier_checks: Mapping[tuple[Key, str], Mapping[str, Any]] = field(default_factory=dict)
     measure_further: MeasureFurther = lambda *_: None
+    record_property: Callable[[str, object], None] = lambda *_: None
     timeline: Timeline = field(default_factory=Timeline)
     taken_over: list[str] = field(default_factory=list)
     retried: list[str] = field(default_factory=list)
@@ -424,15 +426,31 @@ class Suite(Scope):
                 one.check_alive()
             raise
 
-    def conclude(self) -> list[tuple[Verdict, Verdict]]:
-        """Look at all verdicts together; those whose word changes, before and after."""
+    def conclude(self) -> list[str]:
+        """Look at all verdicts together; what to say where words change.
+
+        JUnit's tests are told by then, so its file is told here.
+        """
         before = tuple(self.verdicts)
         self.confirmation.conclude(self.merged.hosts if self.merged else {})
-        pairs = zip(before, self.verdicts, strict=True)
-        return [(one, now) for one, now in pairs if one.outcome is not now.outcome]
+        changes = []
+        for one, now in zip(before, self.verdicts, strict=True):
+            if one.outcome is not now.outcome:
+                name = f"specreg.final.{now.case_id}.{now.metric}"
+                self.record_property(name, f"{now.outcome}: {now.reason}")
+                changes.append(f"{now.case_id} {now.metric}: {one.outcome} -> {now.outcome}")
+        if not changes:
+            return []
+        many = f"{len(changes)} verdict{'s' * (len(changes) > 1)}"
+        return [f"{many} changed when the whole run was looked at: {', '.join(changes)}"]
 
-    def note_failure(self, case: Case, metric: str, reason: str) -> Verdict:
-        """Remember that a metric could not be judged, so that no table leaves it out."""
+    def note_failure(self, case: Case, metric: str, reason: str, told: str = "") -> Verdict:
+        """Remember that a metric could not be judged, so that no table leaves it out.
+
+        `told` is what was said, in full; of a case the first counts.
+        """
+        if told:
+            self.errors.setdefault(case.id, told)
         verdict = Verdict(case_id=case.id, metric=metric, outcome=Outcome.INVALID, reason=reason)
         self.confirmation.add(verdict)
         return verdict

@@ -9,14 +9,7 @@ from collections import Counter
 from xml.etree import ElementTree as ET
 
 from specreg.verdicts.judge import Outcome
-from tests.doubles.vllm.script import (
-    BEFORE_ROUNDS,
-    SLOWING,
-    VARIABLE,
-    Fault,
-    Script,
-    record_script,
-)
+from tests.doubles.vllm.script import BEFORE_ROUNDS, SLOWING, VARIABLE, Fault, Script, record_script
 from tests.plugin.conftest import Suite
 
 # The scripted server's steps are seeded, so acceptance repeats exactly; its times don't.

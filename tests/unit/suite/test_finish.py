@@ -13,12 +13,7 @@ from specreg.measurement.metrics import METRICS
 from specreg.suite.finish import remarks, run_verdict
 from specreg.suite.recording import record_baselines
 from specreg.suite.run import Suite
-from specreg.verdicts.history import (
-    RunRecord,
-    baseline_sha256,
-    record_history,
-    settings_sha256,
-)
+from specreg.verdicts.history import RunRecord, baseline_sha256, record_history, settings_sha256
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import builders
 from tests.unit.suite.test_run import COUNTS, LENGTH, SPEED, measured, suite

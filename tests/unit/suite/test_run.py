@@ -368,9 +368,15 @@ def test_a_verdict_that_the_whole_run_changes_is_told_apart(tmp_path: Path) -> N
         one.confirmation.add(
             Verdict(case_id=builders.CASE.id, metric=metric.name, outcome=outcome, p_worse=0.5)
         )
-    ((before, after),) = one.conclude()
-    assert (before.outcome, after.outcome) == (Outcome.REGRESSED, Outcome.INCONCLUSIVE)
-    assert [verdict.outcome for verdict in one.verdicts] == [after.outcome, Outcome.PASS]
+    properties: dict[str, object] = {}
+    one.record_property = properties.__setitem__
+    place = f"{builders.CASE.id} {LENGTH.name}"
+    assert one.conclude() == [
+        f"1 verdict changed when the whole run was looked at: {place}: REGRESSED -> INCONCLUSIVE"
+    ]
+    assert [*properties] == [f"specreg.final.{place.replace(' ', '.')}"]
+    outcomes = [verdict.outcome for verdict in one.verdicts]
+    assert outcomes == [Outcome.INCONCLUSIVE, Outcome.PASS]
 
 
 def test_a_measurement_whose_server_dies_is_tried_twice_and_not_again(tmp_path: Path) -> None:
