@@ -133,7 +133,10 @@ class Suite(Scope):
             raise
 
     def _measure(self, case: Case, server: Starting, control: Starting | None) -> None:
-        """Measure a case, or take it over, and keep its figures."""
+        """Measure a case, or take it over, and keep its figures.
+
+        A server that hangs isn't used again.
+        """
         number, name = server.launch.number, server.launch.case_id(case)
         if self.merged is not None:
             measurement = self.merged.measurement(case, number)
@@ -141,30 +144,14 @@ class Suite(Scope):
             measurement = found
             self.taken_over.append(name)
         else:
-            measurement = self.measure_twice(case, key, server, control)
+            pair = (server, control if self.asks_speed(case) else None)
+            once = functools.partial(self._measure_once, case, key, *pair)
+            measurement = self._twice(once, pair, again=f"{name}: measured again")
+            if any(reason.startswith(HungError.name) for reason in measurement.invalid.values()):
+                for starting in filter(None, pair):
+                    starting.stop()
         self._measured[case.id, number] = measurement  # at once: its figures take a moment
         self.figures.append(figures_of(measurement, number))
-
-    def measure_twice(
-        self, case: Case, key: Key, server: Starting, control: Starting | None
-    ) -> Measurement:
-        """Measure a case; once more, on a fresh server, where one went away meanwhile.
-
-        A server that is gone or hangs isn't used again, whatever comes of it.
-
-        Raises:
-            SpecregError: a server didn't start, or went away twice.
-        """
-        pair = (server, control if self.asks_speed(case) else None)
-        measurement = self._twice(
-            lambda: self._measure_once(case, key, *pair),
-            pair,
-            again=f"{server.launch.case_id(case)}: measured again",
-        )
-        if any(reason.startswith(HungError.name) for reason in measurement.invalid.values()):
-            for starting in filter(None, pair):
-                starting.stop()
-        return measurement
 
     def _twice(
         self, attempt: Callable[[], _DoneT], pair: Sequence[Starting | None], *, again: str
@@ -189,10 +176,10 @@ class Suite(Scope):
     def _measure_once(
         self, case: Case, key: Key, server: Starting, control: Starting | None
     ) -> Measurement:
-        arms = [Arm(case=case, server=one) for one in self._started(server, control)]
-        arms[1:] = [
-            dataclasses.replace(arm, case=control_of(case), required=False) for arm in arms[1:]
-        ]
+        own, *others = self._started(server, control)
+        alone = control_of(case)
+        arms = [Arm(case=case, server=own)]
+        arms += [Arm(case=alone, server=other, required=False) for other in others]
         name = server.launch.case_id(case)
         self.journal.begin(key)
         with (

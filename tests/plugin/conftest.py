@@ -128,6 +128,17 @@ class Suite:
         command, environment = self.command(*arguments), self.environment()
         return run_here(*command, env=environment, cwd=cwd, timeout_s=self.patience_s)
 
+    def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        """The command in a process of its own, whose output is to be read."""
+        return subprocess.Popen(
+            self.command(*arguments),
+            cwd=ROOT,
+            env=self.environment() | variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
     def specreg(self, *arguments: object) -> subprocess.CompletedProcess[str]:
         """`specreg` with the arguments, done."""
         command = (sys.executable, "-m", "specreg", *map(str, arguments))

@@ -19,13 +19,7 @@ SLOW = Script(step_ms=20.0)
 
 def start(suite: Suite, *arguments: str) -> subprocess.Popen[str]:
     """The suite in a process of its own; it and its servers carry the suite's folder as a mark."""
-    return subprocess.Popen(
-        suite.command("-q", "tests/perf", *arguments),
-        cwd=ROOT,
-        env=suite.environment() | {MARK: str(suite.folder)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    return suite.start("-q", "tests/perf", *arguments, **{MARK: str(suite.folder)})
 
 
 def servers(suite: Suite) -> int:

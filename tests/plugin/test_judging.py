@@ -75,14 +75,18 @@ def test_what_nobody_can_tell_is_red(recorded_suite: Suite) -> None:
     assert (recorded_suite.verdict().exit_status, recorded_suite.verdict().complete) == (10, False)
 
 
-def test_a_speed_that_nobody_can_tell_takes_more_launches(recorded_suite: Suite) -> None:
-    """The launches of the baseline lie tenfold apart, so that no later one can tell."""
-    (path,) = recorded_suite.baselines.glob("*/vllm-eagle3-tiny-toy-c1.json")
+def part_launches(suite: Suite, **detects: object) -> None:
+    """Has the launches of a baseline lie tenfold apart, so that no later one can tell."""
+    (path,) = suite.baselines.glob("*/vllm-eagle3-tiny-toy-c1.json")
     content = json.loads(path.read_text())
     for launch, factor in zip(content["launches"], (0.3, 3.0), strict=True):
         launch["speedup_ratio"] *= factor
+    content["detects"]["speedup_ratio"] |= detects
     path.write_text(json.dumps(content))
 
+
+def test_a_speed_that_nobody_can_tell_takes_more_launches(recorded_suite: Suite) -> None:
+    part_launches(recorded_suite)
     done = recorded_suite.run("tests/perf", "-q", "-k", "speedup and c1")
 
     assert done.returncode == 10
@@ -94,13 +98,7 @@ def test_a_speed_that_nobody_can_tell_takes_more_launches(recorded_suite: Suite)
 
 def test_a_speed_that_the_baseline_says_cannot_be_told_is_skipped(recorded_suite: Suite) -> None:
     """No further launch is spent on it."""
-    (path,) = recorded_suite.baselines.glob("*/vllm-eagle3-tiny-toy-c1.json")
-    content = json.loads(path.read_text())
-    for launch, factor in zip(content["launches"], (0.3, 3.0), strict=True):
-        launch["speedup_ratio"] *= factor
-    content["detects"]["speedup_ratio"] |= {"decides": False, "launches": 0}
-    path.write_text(json.dumps(content))
-
+    part_launches(recorded_suite, decides=False, launches=0)
     done = recorded_suite.run("tests/perf", "-q", "-rs", "-k", "speedup and c1")
 
     assert done.returncode == 0, done.stdout

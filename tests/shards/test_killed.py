@@ -17,7 +17,7 @@ import pytest
 from specreg.measurement.journal import load_journal
 from tests.doubles.vllm.script import Script
 from tests.faults.running import MARK, lives, marked
-from tests.plugin.conftest import ROOT, Suite, decided
+from tests.plugin.conftest import Suite, decided
 from tests.plugin.test_shards import CASES, CHOSEN, TIER, merge
 
 KILLS = int(os.environ.get("SPECREG_KILLS", "10"))
@@ -31,17 +31,6 @@ def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Suite:
     made.script = Script(step_ms=5.0)
     monkeypatch.setenv(MARK, str(tmp_path))
     return made
-
-
-def start(suite: Suite, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        suite.command(*CHOSEN, *arguments),
-        cwd=ROOT,
-        env=suite.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
 
 
 def finished(folder: Path) -> set[str]:
@@ -62,7 +51,7 @@ def check_nothing_is_left(suite: Suite) -> None:
 @pytest.mark.parametrize("seed", range(KILLS))
 def test_a_worker_that_is_killed_loses_no_finished_case(suite: Suite, seed: int) -> None:
     random_s = random.Random(seed).uniform(0.0, 12.0)  # noqa: S311 - a moment, no secret
-    run = start(suite, "-n", "2")
+    run = suite.start(*CHOSEN, "-n", "2")
     folder = wait_for_workers(suite)
     time.sleep(random_s)
     workers = [one for one in psutil.Process(run.pid).children() if lives(one)]
@@ -83,7 +72,7 @@ def test_a_worker_that_is_killed_loses_no_finished_case(suite: Suite, seed: int)
 def test_a_shard_that_is_killed_loses_no_finished_case(suite: Suite, seed: int) -> None:
     random_s = random.Random(seed).uniform(0.0, 12.0)  # noqa: S311 - a moment, no secret
     assert suite.run(*CHOSEN, "--specreg-shard=1/2").returncode == 11
-    run = start(suite, "--specreg-shard=2/2")
+    run = suite.start(*CHOSEN, "--specreg-shard=2/2")
     with contextlib.suppress(subprocess.TimeoutExpired):
         run.communicate(timeout=2.0 + random_s)
     run.kill()
