@@ -26,7 +26,7 @@ from specreg.report.document import NO_BASELINE_STATUS, RunVerdict, exit_status,
 from specreg.report.failures import Failure, failure_of, properties, render_blocks
 from specreg.report.progress import Progress
 from specreg.servers.server import NOT_FETCHED
-from specreg.suite.configure import check_cases, check_options, choose, open_suite
+from specreg.suite.configure import check_cases, choose, open_suite
 from specreg.suite.finish import record_run, render_end, run_verdict
 from specreg.suite.merge import WORKERS_FOLDER, plan_of, take_workers
 from specreg.suite.plan import PLAN
@@ -92,7 +92,6 @@ def pytest_configure(config: pytest.Config) -> None:
         progress, options = Progress(), read_options(config)
         if hasattr(config, "workerinput"):  # what it goes on with is the controller's to choose
             options = dataclasses.replace(options, resume=False)
-        check_options(config.rootpath, options)
         if _has_workers(config) and options.shard:
             raise SpecregError(
                 "--specreg-shard with -n: a shard is one process's; leave one of the two out"

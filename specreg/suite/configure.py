@@ -2,9 +2,9 @@
 
 import datetime as dt
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from specreg.core.commands import run_command
 from specreg.core.errors import SpecregError, UnknownNameError
@@ -15,7 +15,8 @@ from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import why_no_models
 from specreg.matrix.prompts import check_contexts
 from specreg.matrix.tier import load_tier, with_prompts
-from specreg.measurement.journal import Journal, last_run, load_checks, load_journal
+from specreg.measurement.journal import Journal, Key, last_run, load_checks, load_journal
+from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Family, Metric, check_allowed
 from specreg.report.progress import Progress
 from specreg.servers.attach import alone, check_attached
@@ -30,17 +31,9 @@ from specreg.telemetry.identity import (
     processor_load,
 )
 
-_LAUNCHES_TO_RECORD = 3
-_KeyT = TypeVar("_KeyT")
-_FoundT = TypeVar("_FoundT")
 
-
-def check_options(root: Path, options: Options) -> None:
-    """Check what was typed, as far as that is known before anything is waited for.
-
-    Raises:
-        SpecregError: it can't be.
-    """
+def _check_options(options: Options) -> None:
+    """Check that the options go together; else a SpecregError."""
     fewer = {"--num-prompts": options.num_prompts is not None}
     attached = {
         "--update-baselines": options.update_baselines,
@@ -62,11 +55,6 @@ def check_options(root: Path, options: Options) -> None:
     if options.launches is not None and options.launches < 1:
         message = f"--specreg-launches: got {options.launches}, needed 1 or more; leave it out"
         raise SpecregError(message)
-    if options.tier is not None:
-        load_cases(root, options, options.tier)
-    part = _part(options)
-    if options.resume:
-        last_run(root / options.runs, part)
 
 
 def load_cases(root: Path, options: Options, name: str) -> Tier:
@@ -98,15 +86,15 @@ def open_suite(
     Raises:
         SpecregError: an option, the tier or the machine doesn't fit; the message names it.
     """
-    gpus = find_gpus()
+    _check_options(options)
+    gpus, environment = find_gpus(), UNKNOWN_ENVIRONMENT
     tier = load_cases(root, options, options.tier or ("gpu" if gpus.names else "cpu"))
     if options.attach is None:
         tier = tier.chosen(gpus.memory_gib)
-    runs = root / options.runs
+        environment = current_environment(needs_gpus=tier.gpus_used(gpus.memory_gib))
+    runs, part = root / options.runs, _part(options)
     began_at = dt.datetime.now(tz=dt.UTC)
-    started = began_at.strftime("%Y%m%dT%H%M%S")
-    part = _part(options)
-    run_folder = runs / f"{started}-{os.getpid()}{part}"
+    run_folder = runs / f"{began_at:%Y%m%dT%H%M%S}-{os.getpid()}{part}"
     if within is not None:
         run_folder = within
     elif options.resume:
@@ -117,19 +105,18 @@ def open_suite(
         sources = [within.parents[1] / "journal.jsonl", *within.parent.glob("*/journal.jsonl")]
     if options.resume and within is None:
         journal.hold()  # before anything of it is taken
+    earlier, earlier_checks = _earlier(sources)
     suite = Suite(
         options=options,
         root=root,
         tier=tier,
-        environment=current_environment(needs_gpus=tier.gpus_used(gpus.memory_gib))
-        if options.attach is None
-        else UNKNOWN_ENVIRONMENT,
+        environment=environment,
         began_at=began_at,
         load=processor_load(),
         run_folder=run_folder,
         journal=journal,
-        earlier=_earlier(sources, load_journal),
-        earlier_checks=_earlier(sources, load_checks),
+        earlier=earlier,
+        earlier_checks=earlier_checks,
         show=progress.show,
         tell=progress.tell,
         measure_further=further_launches(options),
@@ -151,14 +138,15 @@ def _part(options: Options) -> str:
 
 
 def _earlier(
-    journals: Iterable[Path], load: Callable[[Path], Mapping[_KeyT, _FoundT]]
-) -> Mapping[_KeyT, _FoundT]:
-    """What several journals hold; the first one that has something counts."""
-    found: dict[_KeyT, _FoundT] = {}
-    for path in journals:
-        if path.exists():
-            found = {**load(path), **found}
-    return found
+    journals: Sequence[Path],
+) -> tuple[dict[Key, Measurement], dict[tuple[Key, str], Mapping[str, Any]]]:
+    """The measurements and checks of several journals; the first that has one counts."""
+    measured: dict[Key, Measurement] = {}
+    checked: dict[tuple[Key, str], Mapping[str, Any]] = {}
+    for path in filter(Path.exists, reversed(journals)):
+        measured |= load_journal(path)
+        checked |= load_checks(path)
+    return measured, checked
 
 
 def unmet_need(suite: Suite) -> str:

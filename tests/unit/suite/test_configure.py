@@ -11,7 +11,7 @@ import pytest
 from specreg.core.errors import SpecregError
 from specreg.measurement.metrics import METRICS
 from specreg.report.progress import Progress
-from specreg.suite.configure import check_options, open_suite, unmet_need, why_unfit
+from specreg.suite.configure import open_suite, unmet_need, why_unfit
 from specreg.suite.options import Options
 from tests.unit import builders
 
@@ -72,10 +72,10 @@ def options(folder: Path, *, gpus: int = 0, method: str = "eagle3", **given: Any
     ],
 )
 def test_what_cannot_be_is_refused_by_name(
-    tmp_path: Path, given: dict[str, Any], words: str
+    tmp_path: Path, progress: Progress, given: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(SpecregError) as caught:
-        check_options(builders.ROOT, options(tmp_path, **given))
+        open_suite(builders.ROOT, options(tmp_path, **given), progress)
     assert words in str(caught.value)
     assert not (tmp_path / "runs").exists()
 

@@ -4,16 +4,20 @@ import dataclasses
 import json
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from specreg.baselines.schema import baseline_path, record_baseline
 from specreg.core.errors import SpecregError
 from specreg.report.document import record_document
+from specreg.suite.run import Suite
 from specreg.suite.shards import (
     ServerGroup,
     ShardChoice,
     cut,
+    make_scheduler,
     parse_choice,
     render_shards,
     server_groups,
@@ -112,3 +116,44 @@ def test_shards_are_shown_and_written_for_what_starts_them(tmp_path: Path) -> No
     written = json.loads((tmp_path / "shards.json").read_text())
     assert [one["number"] for one in written] == [1, 2, 3]
     assert written[0]["groups"][0]["cases"] == ["a-c1"]
+
+
+class Worker:
+    """A worker of pytest-xdist, as far as its scheduler asks; notes the tests that it is sent."""
+
+    def __init__(self, name: str) -> None:
+        self.gateway = SimpleNamespace(id=name)
+        self.shutting_down = False
+        self.sent: list[int] = []
+
+    def send_runtest_some(self, indices: list[int]) -> None:
+        self.sent += indices
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+
+def test_a_worker_gets_a_group_more_only_once_its_last_test_is_left() -> None:
+    """A group of one case may have two tests, and its worker would hold back another group."""
+    pytest.importorskip("xdist")
+    cases = tuple(
+        dataclasses.replace(
+            builders.CASE, server=dataclasses.replace(builders.SPEC, draft_tokens=tokens)
+        )
+        for tokens in (2, 3, 4)
+    )
+    tests = [f"test_{name}[{case.id}-1]" for case in cases for name in ("acceptance", "speed")]
+    option = SimpleNamespace(loadscopereorder=False, tx=["popen"])
+    config = SimpleNamespace(option=option, getvalue=lambda name: getattr(option, name))
+    suite = cast("Suite", SimpleNamespace(tier=SimpleNamespace(cases=cases)))
+    scheduling: Any = make_scheduler(suite, config, None)
+    worker = Worker("gw0")
+    scheduling.add_node(worker)
+    scheduling.add_node_collection(worker, tests)
+    scheduling.schedule()
+    assert worker.sent == [0, 1]
+    scheduling.mark_test_complete(worker, 0)
+    assert worker.sent == [0, 1, 2, 3]
+    scheduling.mark_test_complete(worker, 1)
+    assert worker.sent == [0, 1, 2, 3]
+    assert not worker.shutting_down
