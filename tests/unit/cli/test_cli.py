@@ -10,62 +10,20 @@ from typer.testing import CliRunner, Result
 
 from specreg import __version__ as specreg_version
 from specreg.baselines.schema import baseline_path, record_baseline
-from specreg.baselines.store import settings_in
 from specreg.cli import app, main
 from specreg.core.errors import SpecregError
-from specreg.matrix.case import Case
-from specreg.matrix.tier import load_tier
-from specreg.telemetry.identity import current_environment
 from tests.unit import builders
 
-HERE = current_environment(needs_gpus=0)
-MATRIX = """
-needs_gpus = 0
-[models.tiny]
-target = "some/target"
-drafts = { eagle3 = "some/draft" }
-[[cases]]
-engine = "vllm"
-methods = ["none", "eagle3"]
-models = "tiny"
-dataset = "toy"
-concurrency = [4]
-prompts = 10
-output_cap_tokens = 64
-"""
-CASE_ID = "vllm-eagle3-tiny-toy-c4"
-COUNTS = builders.counts(8, 0, 6, 6)
+CASE_ID = "a-case"
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A repository with a tier, the toy prompts and nothing recorded."""
+    """A repository with a tier and nothing recorded."""
     matrix = tmp_path / "fixtures/matrix/cpu.toml"
     matrix.parent.mkdir(parents=True)
-    matrix.write_text(MATRIX)
-    prompts = tmp_path / "fixtures/prompts"
-    prompts.mkdir()
-    (prompts / "toy.jsonl").symlink_to(builders.ROOT / "fixtures/prompts/toy.jsonl")
+    matrix.touch()
     return tmp_path
-
-
-def case(root: Path, case_id: str = CASE_ID) -> Case:
-    """A case of the tier."""
-    cases = load_tier(root / "fixtures/matrix", "cpu").cases
-    return next(one for one in cases if one.id == case_id)
-
-
-def recorded(root: Path, *, case_id: str = CASE_ID, tokens_per_s: float = 100.0) -> Path:
-    """Records a baseline of a case for this machine."""
-    baseline = builders.baseline(
-        *({"throughput_tokens_per_s": tokens_per_s * ratio} for ratio in (1.0, 1.01, 0.99)),
-        of=COUNTS,
-        environment=HERE,
-        settings=settings_in(root, case(root)),
-    )
-    path = baseline_path(root / "baselines", HERE.name, case_id)
-    record_baseline(path, baseline)
-    return path
 
 
 def specreg(root: Path, *arguments: str) -> Result:
@@ -87,22 +45,18 @@ def test_an_unknown_name_is_answered_with_those_there_are(
     assert "Traceback" not in said
 
 
-def test_all_baselines_are_listed_and_one_that_cannot_be_read_says_why(root: Path) -> None:
-    recorded(root)
-    torn = baseline_path(root / "baselines", HERE.name, "torn")
+def test_all_baselines_are_listed_and_one_that_cannot_be_read_says_why(tmp_path: Path) -> None:
+    launches = [{"throughput_tokens_per_s": value} for value in (100.0, 101.0, 99.0)]
+    baseline = builders.baseline(*launches, of=builders.counts(8, 0, 6, 6))
+    environment = baseline.environment.name
+    record_baseline(baseline_path(tmp_path / "baselines", environment, CASE_ID), baseline)
+    torn = baseline_path(tmp_path / "baselines", environment, "torn")
     torn.write_text("{")
-    done = specreg(root, "baselines", "list")
+    done = specreg(tmp_path, "baselines", "list")
     assert done.exit_code == 1
     (row,) = (line.split() for line in done.output.splitlines() if CASE_ID in line)
-    assert row == [
-        f"{HERE.name}/{CASE_ID}",
-        "2026-11-21",
-        "vllm==0.32.0",
-        "3",
-        "2.5",
-        "100",
-        *["first", "run"],
-    ]
+    assert row[0] == f"{environment}/{CASE_ID}"
+    assert row[1:] == ["2026-11-21", "vllm==0.32.0", "3", "2.5", "100", "first", "run"]
     assert f"baseline '{torn}': " in done.output
 
 
