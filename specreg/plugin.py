@@ -252,7 +252,7 @@ def _deal(
         return ()
     choice = parse_choice(suite.options.shard)
     shards = cut(groups, choice.of)
-    if choice.lists:
+    if not choice.number:
         with _as_usage_error(config):
             session.lines.append(list_shards(suite.root, shards))
     mine = {case for one in shards if one.number == choice.number for case in one.case_ids}

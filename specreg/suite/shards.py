@@ -7,9 +7,8 @@ files alone, so it is the same on every machine at the same commit.
 import re
 import subprocess
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -23,8 +22,6 @@ from specreg.servers.launch import Launch, launches_of
 from specreg.suite.scope import Scope
 from specreg.telemetry.identity import UNKNOWN_ENVIRONMENT
 
-OPTION = "--specreg-shard"
-LIST = "list"
 SHARDS = Path(".specreg/shards.json")
 """In the repository, where the shards are written that are listed."""
 _NOT_GROUPED = (
@@ -76,8 +73,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(case for group in self.groups for case in group.cases)
 
 
-@dataclass(frozen=True, slots=True)
-class ShardChoice:
+class ShardChoice(NamedTuple):
     """What `--specreg-shard` asks for.
 
     Attributes:
@@ -88,11 +84,6 @@ class ShardChoice:
     number: int
     of: int
 
-    @property
-    def lists(self) -> bool:
-        """Whether the shards are only listed."""
-        return not self.number
-
 
 def parse_choice(text: str) -> ShardChoice:
     """The choice that `I/N`, `list` or `list/N` says.
@@ -100,14 +91,14 @@ def parse_choice(text: str) -> ShardChoice:
     Raises:
         SpecregError: it says something else, or there is no such shard.
     """
-    found = re.fullmatch(rf"(?:({LIST})|(\d+))(?:/(\d+))?", text)
+    found = re.fullmatch(r"(?:(list)|(\d+))(?:/(\d+))?", text)
     if found and found[1]:
         return ShardChoice(0, int(found[3] or 0))
     number, of = (int(found[2]), int(found[3] or 0)) if found else (0, 0)
     if not 1 <= number <= of:
         message = (
-            f"{OPTION} '{text}': got no shard, needed I/N with I from 1 to N; give 1/4 for the"
-            f" first of four, or {LIST}/4 to see all of them"
+            f"--specreg-shard '{text}': got no shard, needed I/N with I from 1 to N; give 1/4 for"
+            " the first of four, or list/4 to see all of them"
         )
         raise SpecregError(message)
     return ShardChoice(number, of)

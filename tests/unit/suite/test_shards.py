@@ -57,7 +57,6 @@ def groups_of(folder: Path, **options: int) -> list[ServerGroup]:
 )
 def test_a_choice_is_a_shard_or_a_list(text: str, choice: ShardChoice) -> None:
     assert parse_choice(text) == choice
-    assert choice.lists == text.startswith("list")
 
 
 @pytest.mark.parametrize("text", ["0/4", "5/4", "2", "a/b", "list/x", "", "1/0"])
