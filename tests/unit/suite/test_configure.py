@@ -1,8 +1,8 @@
 """What a user may ask for, and what is refused before anything starts."""
 
 import dataclasses
+import io
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from specreg.measurement.metrics import METRICS
 from specreg.report.progress import Progress
 from specreg.suite.configure import open_suite, unmet_need, why_unfit
 from specreg.suite.options import Options
+from specreg.suite.run import Suite
 from tests.unit import builders
 
 TIER = """
@@ -38,18 +39,12 @@ NOT_ATTACHED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture
-def progress() -> Iterator[Progress]:
-    progress = Progress()
-    yield progress
-    progress.close()
-
-
-def options(folder: Path, *, gpus: int = 0, method: str = "eagle3", **given: Any) -> Options:  # noqa: ANN401 - any option
-    """Options with a tier of their own."""
+def opened(folder: Path, *, gpus: int = 0, method: str = "eagle3", **given: Any) -> Suite:  # noqa: ANN401 - any option
+    """A run of a tier of its own with such options."""
     (folder / "cpu.toml").write_text(textwrap.dedent(TIER.format(gpus=gpus, method=method)))
     usual = Options(tier="cpu", matrix=str(folder), runs=str(folder / "runs"))
-    return dataclasses.replace(usual, **given)
+    options = dataclasses.replace(usual, **given)
+    return open_suite(builders.ROOT, options, Progress(io.StringIO()))
 
 
 @pytest.mark.parametrize(
@@ -72,23 +67,20 @@ def options(folder: Path, *, gpus: int = 0, method: str = "eagle3", **given: Any
     ],
 )
 def test_what_cannot_be_is_refused_by_name(
-    tmp_path: Path, progress: Progress, given: dict[str, Any], words: str
+    tmp_path: Path, given: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(SpecregError) as caught:
-        open_suite(builders.ROOT, options(tmp_path, **given), progress)
+        opened(tmp_path, **given)
     assert words in str(caught.value)
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_tier_that_lacks_gpus_is_skipped_unless_it_is_required(
-    tmp_path: Path, progress: Progress
-) -> None:
-    suite = open_suite(builders.ROOT, options(tmp_path, gpus=64), progress, None)
-    suite.journal.close()
+def test_a_tier_that_lacks_gpus_is_skipped_unless_it_is_required(tmp_path: Path) -> None:
+    suite = opened(tmp_path, gpus=64)
     assert unmet_need(suite).startswith("tier 'cpu' needs 64 GPU(s), this machine has")
     assert len(why_unfit(suite)) == 2
     with pytest.raises(SpecregError, match="needs 64 GPU"):
-        open_suite(builders.ROOT, options(tmp_path, gpus=64, require_tier=True), progress, None)
+        opened(tmp_path, gpus=64, require_tier=True)
 
 
 @pytest.mark.parametrize(
@@ -100,15 +92,12 @@ def test_a_tier_that_lacks_gpus_is_skipped_unless_it_is_required(
     ],
 )
 def test_metrics_are_softened_as_asked(
-    tmp_path: Path, progress: Progress, inconclusive: str, softened: set[str]
+    tmp_path: Path, inconclusive: str, softened: set[str]
 ) -> None:
-    suite = open_suite(builders.ROOT, options(tmp_path, inconclusive=inconclusive), progress, None)
-    suite.journal.close()
-    assert suite.softened == softened
+    assert opened(tmp_path, inconclusive=inconclusive).softened == softened
 
 
-def test_an_attached_server_has_no_control_beside_it(tmp_path: Path, progress: Progress) -> None:
-    suite = open_suite(builders.ROOT, options(tmp_path, attach=ATTACH), progress, None)
-    suite.journal.close()
+def test_an_attached_server_has_no_control_beside_it(tmp_path: Path) -> None:
+    suite = opened(tmp_path, attach=ATTACH)
     assert {case.control for case in suite.tier.cases} == {None}
     assert suite.environment.name == "unknown"
