@@ -1,6 +1,5 @@
 """Join what shards or workers measured: it is judged once more, all of it together."""
 
-import contextlib
 import dataclasses
 import datetime as dt
 import hashlib
@@ -92,7 +91,9 @@ def take_shards(suite: Suite, shards: Sequence[ShardRun], *, whole: bool) -> tup
     suite.asked, suite.no_power = asked, merged.plan.no_power
     for control, server, case in suite.setups():
         if case.id in asked and case.id not in suite.skipped:
-            _judge(suite, case, control, server, whole=whole)
+            for name, error in _judge(suite, case, control, server):
+                if whole:
+                    suite.note_failure(case, name, error.head)
     _copy_files(shards, suite.run_folder)
     for shard in shards:
         if shard.folder != suite.run_folder:
@@ -181,8 +182,10 @@ def open_merged(root: Path, shards: Sequence[ShardRun], into: Path) -> Suite:
     )
 
 
-def _judge(suite: Suite, case: Case, control: Launch, server: Launch, *, whole: bool) -> None:
-    """Judge what was measured of a case on a launch; say why of what wasn't."""
+def _judge(
+    suite: Suite, case: Case, control: Launch, server: Launch
+) -> Iterator[tuple[str, SpecregError]]:
+    """Judge what was measured of a case on a launch; yields by name why what wasn't wasn't."""
 
     def never() -> Never:
         raise SpecregError(f"{case.id}: a merge starts no server")
@@ -190,22 +193,16 @@ def _judge(suite: Suite, case: Case, control: Launch, server: Launch, *, whole: 
     ours = Starting(launch=server, start=never)
     beside = Starting(launch=control, start=never) if case.control else None
     metrics = suite.asked_of(case)
-    with _noting(suite, case, [metric.name for metric in metrics], whole=whole):
+    try:
         if metrics:
             suite.measure(case, ours, beside)
         for metric in metrics:
             suite.judge(metric, case, ours, beside)
+    except SpecregError as error:
+        yield from ((metric.name, error) for metric in metrics)
     for check in suite.checks_of(case, server.number):
         if check.name in suite.asked[case.id]:
-            with _noting(suite, case, [check.name], whole=whole):
+            try:
                 suite.check(check, case, ours, beside)
-
-
-@contextlib.contextmanager
-def _noting(suite: Suite, case: Case, names: Sequence[str], *, whole: bool) -> Iterator[None]:
-    """Note of what wasn't measured why, where the run is to be whole."""
-    try:
-        yield
-    except SpecregError as error:
-        for name in names if whole else ():
-            suite.note_failure(case, name, error.head)
+            except SpecregError as error:
+                yield check.name, error
