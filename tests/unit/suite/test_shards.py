@@ -135,12 +135,7 @@ class Worker:
 def test_a_worker_gets_a_group_more_only_once_its_last_test_is_left() -> None:
     """A group of one case may have two tests, and its worker would hold back another group."""
     pytest.importorskip("xdist")
-    cases = tuple(
-        dataclasses.replace(
-            builders.CASE, server=dataclasses.replace(builders.SPEC, draft_tokens=tokens)
-        )
-        for tokens in (2, 3, 4)
-    )
+    cases = tuple(builders.on_server(draft_tokens=tokens) for tokens in (2, 3, 4))
     tests = [f"test_{name}[{case.id}-1]" for case in cases for name in ("acceptance", "speed")]
     option = SimpleNamespace(loadscopereorder=False, tx=["popen"])
     config = SimpleNamespace(option=option, getvalue=lambda name: getattr(option, name))
