@@ -15,12 +15,7 @@ from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requi
 from specreg.engines.methods import DRAFT, DRAFT_TOKENS, Setting, Spelling, is_older
 from specreg.engines.settings import Parallel
 from specreg.engines.token_api import Call, TokenApi, Transcript, Wanted, decode_answer, unreadable
-from specreg.engines.wire_format import (
-    Ask,
-    MetricsPage,
-    RequestMetrics,
-    WireFormat,
-)
+from specreg.engines.wire_format import Ask, MetricsPage, RequestMetrics, WireFormat
 
 _FAMILY = "vllm:spec_decode_num_"
 _COUNTERS = tuple(

@@ -15,14 +15,7 @@ from specreg.core.errors import HungError, InvalidMeasurementError
 from specreg.core.http import HEADERS, shortly
 from specreg.datasets.prompts import REPLIES, Prompt
 from specreg.engines.registry import ENGINES
-from specreg.engines.wire_format import (
-    DONE,
-    Ask,
-    Endpoint,
-    EventSplitter,
-    Message,
-    ParseEvent,
-)
+from specreg.engines.wire_format import DONE, Ask, Endpoint, EventSplitter, Message, ParseEvent
 from specreg.matrix.case import Case
 
 if TYPE_CHECKING:

@@ -12,11 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from specreg.baselines.published import load_published
-from specreg.baselines.schema import (
-    load_acceptance,
-    load_baseline,
-    render_baseline,
-)
+from specreg.baselines.schema import load_acceptance, load_baseline, render_baseline
 from specreg.datasets.formats import load_prompt_file, load_published_rows
 from specreg.datasets.prepare import load_prompts, paths_of, prepare
 from specreg.datasets.prompts import Prompt, interleaved, prompts_sha256

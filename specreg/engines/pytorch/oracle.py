@@ -20,12 +20,7 @@ from safetensors.torch import load_file
 
 from specreg.core.errors import ModelError, SpecregError
 from specreg.engines.pytorch.eagle3 import Eagle3Head, HeadConfig, Model, ObservedTarget
-from specreg.engines.pytorch.models import (
-    check_context,
-    check_models,
-    default_device,
-    load_model,
-)
+from specreg.engines.pytorch.models import check_context, check_models, default_device, load_model
 from specreg.engines.pytorch.requests import OracleAnswer, Question, Text
 
 Rights = Sequence[Sequence[bool]]

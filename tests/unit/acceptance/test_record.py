@@ -6,13 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specreg.acceptance.record import (
-    NO_STEPS,
-    AcceptanceRecord,
-    PromptAcceptance,
-    StepCounts,
-    View,
-)
+from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, PromptAcceptance, StepCounts, View
 from tests.unit import builders
 
 HISTOGRAMS = st.lists(st.integers(0, 50), min_size=4, max_size=4).filter(any)

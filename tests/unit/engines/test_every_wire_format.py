@@ -14,13 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specreg.acceptance.checks import check_requests
-from specreg.acceptance.record import (
-    NO_STEPS,
-    Counters,
-    Source,
-    StepCounts,
-    View,
-)
+from specreg.acceptance.record import NO_STEPS, Counters, Source, StepCounts, View
 from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import ENGINES
 from specreg.engines.wire_format import Endpoint, Form

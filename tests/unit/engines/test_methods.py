@@ -6,14 +6,7 @@ from pathlib import Path
 import pytest
 
 from specreg.core.errors import UnknownNameError
-from specreg.engines.methods import (
-    BRANCHES,
-    DRAFT,
-    DRAFT_TOKENS,
-    METHODS,
-    VERIFIED_TOKENS,
-    Tree,
-)
+from specreg.engines.methods import BRANCHES, DRAFT, DRAFT_TOKENS, METHODS, VERIFIED_TOKENS, Tree
 from specreg.engines.registry import ENGINES
 from tests.unit import builders
 
