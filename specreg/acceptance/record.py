@@ -186,7 +186,7 @@ class AcceptanceRecord:
 
     source: Source
     view: View
-    weighting: Weighting
+    weighting: Weighting = Weighting.STEP
     total: StepCounts
     prompts: tuple[PromptAcceptance, ...]
 

@@ -23,7 +23,6 @@ from specreg.acceptance.record import (
     Source,
     StepCounts,
     View,
-    Weighting,
 )
 from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import InvalidMeasurementError
@@ -144,7 +143,6 @@ def read_acceptance(
         record = AcceptanceRecord(
             source=wire_format.counters_source,
             view=View.VERIFIER,
-            weighting=Weighting.STEP,
             total=moved.counts,
             prompts=(),
         )
@@ -185,7 +183,6 @@ def _record(
     return AcceptanceRecord(
         source=source,
         view=view,
-        weighting=Weighting.STEP,
         total=sum(counts, NO_STEPS),
         prompts=tuple(
             PromptAcceptance(

@@ -23,7 +23,6 @@ from specreg.acceptance.record import (
     Source,
     StepCounts,
     View,
-    Weighting,
 )
 from specreg.acceptance.table import Column
 from specreg.baselines.comparison import CaseBaselines, spreads_of
@@ -332,7 +331,6 @@ def _record(prompts: Sequence[PromptAcceptance]) -> AcceptanceRecord:
     return AcceptanceRecord(
         source=Source.VLLM_REQUEST,
         view=View.VERIFIER,
-        weighting=Weighting.STEP,
         total=_step_counts(tuple(map(sum, columns)), prompts=len(prompts)),
         prompts=tuple(prompts),
     )

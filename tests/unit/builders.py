@@ -17,7 +17,6 @@ from specreg.acceptance.record import (
     Source,
     StepCounts,
     View,
-    Weighting,
 )
 from specreg.acceptance.trace import Chunk, RequestTrace, chunk_sizes
 from specreg.baselines.comparison import CaseBaselines
@@ -226,7 +225,6 @@ def acceptance_of(
     return AcceptanceRecord(
         source=source,
         view=View.VERIFIER,
-        weighting=Weighting.STEP,
         total=sum((one.counts for one in prompts), NO_STEPS),
         prompts=tuple(prompts),
     )
