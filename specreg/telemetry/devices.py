@@ -38,14 +38,9 @@ def open_probe(device: Device) -> Probe:
 
 
 def devices_of(gpus: int, variables: Mapping[str, str]) -> tuple[Device, ...]:
-    """Return the devices that a server runs on: the first GPUs that it sees, or the processors.
+    """Return the first GPUs that a server with these environment variables sees, or processors.
 
-    Args:
-        gpus: how many it takes, 0 for one that runs on processors.
-        variables: the environment that it is started with.
-
-    Raises:
-        SensorError: there are fewer, or none.
+    `gpus` is 0 for one that runs on processors. SensorError where there are fewer, or none.
     """
     found = nvml.find(variables) if gpus else rapl.find()
     if len(found) < gpus:

@@ -124,22 +124,24 @@ def test_what_is_needed_beside_an_engine_is_installed(asked: Case, extra: tuple[
     assert "torch==2.13.0" in INSTALLED.requirement(case("reference").server).extras
 
 
-@pytest.fixture
-def triton_on_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_program_on_path_is_taken_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "tritonserver").touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-
-
-def test_a_program_on_path_is_taken_as_it_is(triton_on_path: None) -> None:
-    del triton_on_path
     triton = case("triton", form=Form.COMPLETIONS)
     INSTALLED.check([triton])
     assert INSTALLED.environment(triton.server).python == ""
-    with pytest.raises(UnsupportedError, match="takes a text, neither a chat nor token ids"):
-        INSTALLED.check([case("triton")])
     unnamed = dataclasses.replace(triton.server, engine_args=("seed=7", "--log-verbose"))
-    with pytest.raises(UnsupportedError, match="engine_args '--log-verbose': of a Triton case"):
-        INSTALLED.check([dataclasses.replace(triton, server=unnamed)])
+    on_path = "engine 'triton' is the program 'tritonserver' on PATH; leave it out"
+    for provision, asked, words in (
+        (INSTALLED, case("triton"), "takes a text, neither a chat nor token ids"),
+        (INSTALLED, dataclasses.replace(triton, server=unnamed), "'--log-verbose': of a Triton"),
+        (of_version("2.60.0"), triton, f"'2.60.0': {on_path}"),
+        (dataclasses.replace(INSTALLED, python="/python"), triton, f"'/python': {on_path}"),
+    ):
+        with pytest.raises(UnsupportedError, match=re.escape(words)):
+            provision.check([asked])
 
 
 def test_an_interpreter_without_the_engine_is_named(tmp_path: Path) -> None:
@@ -159,23 +161,6 @@ def test_an_interpreter_without_the_engine_is_named(tmp_path: Path) -> None:
         own.check([found])
     (tmp_path / "sglang" / "__init__.py").touch()
     own.check([found])
-
-
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        (dataclasses.replace(INSTALLED, version="2.60.0"), "'2.60.0'"),
-        (dataclasses.replace(INSTALLED, python="/some/python"), "'/some/python'"),
-    ],
-    ids=["version", "python"],
-)
-def test_a_program_on_path_is_no_choice_of_a_version(
-    triton_on_path: None, asked: Provision, words: str
-) -> None:
-    del triton_on_path
-    message = f"{words}: engine 'triton' is the program 'tritonserver' on PATH; leave it out"
-    with pytest.raises(UnsupportedError, match=re.escape(message)):
-        asked.check([case("triton", form=Form.COMPLETIONS)])
 
 
 def test_a_program_that_is_not_on_path_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
