@@ -10,17 +10,7 @@ import typer
 from specreg.baselines.estimate import READ_GIB_PER_S, START_S, Estimate, estimate_of, run_s
 from specreg.baselines.schema import baseline_files, read_baselines, render_schema
 from specreg.baselines.store import BaselineStore
-from specreg.cli.options import (
-    BASELINES,
-    HERE,
-    MATRIX,
-    WIDTH,
-    FolderOption,
-    MatrixOption,
-    RootOption,
-    TierOption,
-    tier_of,
-)
+from specreg.cli.options import HERE, USUAL, WIDTH, RootOption, TierOption, tier_of
 from specreg.core.commands import specreg_command
 from specreg.core.files import data_dir
 from specreg.core.redaction import hide
@@ -39,13 +29,12 @@ _S_PER_MIN = 60.0
 def baselines(
     what: Annotated[Literal["list", "schema"], typer.Argument(help="all, or a file's JSON Schema")],
     root: RootOption = HERE,
-    folder: FolderOption = BASELINES,
 ) -> None:
     """List what was recorded where, when and why; status 1 if one can't be read."""
     if what == "schema":
         typer.echo(render_schema(), nl=False)
         return
-    found, unreadable = read_baselines(baseline_files(root / folder))
+    found, unreadable = read_baselines(baseline_files(root / USUAL.baselines))
     typer.echo("\n".join((render_baselines(found.items(), width=WIDTH), *unreadable)))
     raise typer.Exit(1 if unreadable else 0)
 
@@ -78,23 +67,19 @@ def selftest(
     raise typer.Exit(0 if holds else 1)
 
 
-def matrix(
-    tier: TierOption = None,
-    root: RootOption = HERE,
-    folder: FolderOption = BASELINES,
-    files: MatrixOption = MATRIX,
-) -> None:
+def matrix(tier: TierOption = None, root: RootOption = HERE) -> None:
     """Print a tier's cases, what each needs, and about how long it takes."""
-    found = tier_of(root / files, tier)
+    files = root / USUAL.matrix
+    found = tier_of(files, tier)
     for case in found.cases:
         check_allowed(case, found.places[case.id])
     gpus = find_gpus()
     environment = current_environment(needs_gpus=found.gpus_used(gpus.memory_gib))
-    store = BaselineStore(folder=root / folder, environment=environment)
+    store = BaselineStore(folder=root / USUAL.baselines, environment=environment)
     kind = "gpu" if found.needs_gpus else "cpu"
     estimates = {case.id: estimate_of(case, store, kind) for case in found.cases}
     typer.echo(render_matrix(found, estimates, gpus, width=WIDTH))
-    typer.echo(f"tiers: {', '.join(tier_names(root / files))}")
+    typer.echo(f"tiers: {', '.join(tier_names(files))}")
 
 
 def render_matrix(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus, *, width: int) -> str:

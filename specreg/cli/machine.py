@@ -7,19 +7,7 @@ from typing import Annotated
 
 import typer
 
-from specreg.cli.options import (
-    BASELINES,
-    HERE,
-    MATRIX,
-    RUNS,
-    WIDTH,
-    FolderOption,
-    MatrixOption,
-    RootOption,
-    RunsOption,
-    TierOption,
-    check_matrix,
-)
+from specreg.cli.options import HERE, WIDTH, RootOption, TierOption, check_matrix
 from specreg.report.progress import Progress
 from specreg.suite.configure import open_suite
 from specreg.suite.options import Options
@@ -29,9 +17,6 @@ from specreg.suite.preflight import State, examine, render_findings
 def doctor(
     tier: TierOption = None,
     root: RootOption = HERE,
-    matrix: MatrixOption = MATRIX,
-    folder: FolderOption = BASELINES,
-    runs: RunsOption = RUNS,
     engine_python: Annotated[
         str | None, typer.Option(help="an interpreter that has the engine already")
     ] = None,
@@ -40,14 +25,8 @@ def doctor(
 
     Status 1 where something is. Nothing is started, fetched or changed.
     """
-    check_matrix(root / matrix)
-    options = Options(
-        tier=tier,
-        matrix=str(matrix),
-        baselines=str(folder),
-        runs=str(runs),
-        engine_python=engine_python,
-    )
+    options = Options(tier=tier, engine_python=engine_python)
+    check_matrix(root / options.matrix)
     found = tuple(examine(open_suite(root, options, Progress(io.StringIO()))))
     color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     typer.echo(render_findings(found, width=WIDTH, color=color))

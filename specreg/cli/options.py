@@ -8,21 +8,17 @@ import typer
 from specreg.core.errors import MatrixError
 from specreg.matrix.case import Tier
 from specreg.matrix.tier import load_tier
+from specreg.suite.options import Options
 from specreg.telemetry.identity import find_gpus
 
 WIDTH = 110
 """Columns of what is printed."""
 
 RootOption = Annotated[Path, typer.Option("--root", help="the repository's root")]
-FolderOption = Annotated[Path, typer.Option("--baselines", help="their folder, from the root")]
-MatrixOption = Annotated[Path, typer.Option("--matrix", help="the tiers' folder, from the root")]
-RunsOption = Annotated[Path, typer.Option("--runs", help="the runs' folder, from the root")]
 TierOption = Annotated[str | None, typer.Option("--tier", help="gpu where there is one, else cpu")]
-
 HERE = Path()
-BASELINES = Path("baselines")
-MATRIX = Path("fixtures/matrix")
-RUNS = Path(".specreg/runs")
+USUAL = Options()
+"""The folders of a repository, unless pytest is told others."""
 
 
 def check_matrix(matrix: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from specreg.cli.options import HERE, RUNS, RootOption, RunsOption
+from specreg.cli.options import HERE, USUAL, RootOption
 from specreg.core.errors import ReportError, UnknownNameError
 from specreg.report.document import FILE_NAME, load_report, load_verdict, render_schema
 from specreg.report.exports import ALWAYS, FORMS, write_outputs
@@ -22,7 +22,6 @@ def report(
     to: Annotated[list[str] | None, typer.Option(help=f"once for each form; {_FORMS}")] = None,
     folder: Annotated[Path | None, typer.Option(help="where to write; else the run's own")] = None,
     root: RootOption = HERE,
-    runs: RunsOption = RUNS,
     *,
     schema: Annotated[
         bool, typer.Option("--schema", help="print the JSON Schema of report.json instead")
@@ -35,7 +34,7 @@ def report(
     for name in to or ():
         if name not in FORMS:
             raise UnknownNameError("form", name, FORMS, "specreg report --to")
-    found = _folder_of(root / runs, run)
+    found = _folder_of(root / USUAL.runs, run)
     for path in write_outputs(to or ALWAYS, load_report(found / FILE_NAME), found, folder or found):
         typer.echo(path)
 
