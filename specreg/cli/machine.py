@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from specreg.cli.options import HERE, WIDTH, RootOption, TierOption, check_matrix
+from specreg.cli.options import HERE, WIDTH, RootOption, TierOption
 from specreg.report.progress import Progress
 from specreg.suite.configure import open_suite
 from specreg.suite.options import Options
@@ -26,7 +26,6 @@ def doctor(
     Status 1 where something is. Nothing is started, fetched or changed.
     """
     options = Options(tier=tier, engine_python=engine_python)
-    check_matrix(root / options.matrix)
     found = tuple(examine(open_suite(root, options, Progress(io.StringIO()))))
     color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     typer.echo(render_findings(found, width=WIDTH, color=color))

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from specreg.core.errors import MatrixError
 from specreg.matrix.case import Tier
 from specreg.matrix.tier import load_tier
 from specreg.suite.options import Options
@@ -21,23 +20,11 @@ USUAL = Options()
 """The folders of a repository, unless pytest is told others."""
 
 
-def check_matrix(matrix: Path) -> None:
-    """Check that there is a folder of tiers.
-
-    Raises:
-        MatrixError: there is none.
-    """
-    if not matrix.is_dir():
-        message = f"tiers '{matrix}': no such folder; run this in the repository, or give --root"
-        raise MatrixError(message)
-
-
 def tier_of(matrix: Path, name: str | None) -> Tier:
     """The tier of a name, else that of this machine, with the model pairs that its GPUs hold.
 
     Raises:
         SpecregError: there is none, or it can't be read.
     """
-    check_matrix(matrix)
     gpus = find_gpus()
     return load_tier(matrix, name or ("gpu" if gpus.names else "cpu")).chosen(gpus.memory_gib)

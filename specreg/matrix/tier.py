@@ -47,9 +47,12 @@ def load_tier(folder: Path, name: str) -> Tier:
     Raises:
         UnknownNameError: no such tier; or a table has a key, or names an engine, method, dataset or
             model pair that doesn't exist. The message lists what does.
-        MatrixError: a file doesn't decode, or asks for what can't be.
+        MatrixError: there is no folder, or a file doesn't decode, or asks for what can't be.
     """
     path = folder / f"{name}.toml"
+    if not folder.is_dir():
+        message = f"tiers '{folder}': no such folder; run this in the repository, or name its root"
+        raise MatrixError(message)
     if not path.is_file():
         raise UnknownNameError("tier", name, tier_names(folder))
     head = _load_file(path, TierFile)

@@ -390,4 +390,4 @@ def test_an_interpreter_that_is_named_is_said_to_have_what_it_has(
 def test_a_folder_that_is_no_repository_is_named(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["doctor", f"--root={tmp_path / 'nowhere'}"])
     assert done.exit_code == 1
-    assert "no such folder; run this in the repository, or give --root" in str(done.exception)
+    assert "no such folder; run this in the repository, or name its root" in str(done.exception)
