@@ -1,4 +1,4 @@
-"""The command: what is done with baselines besides running the suite."""
+"""The command: what it lists and prepares, and what it answers to a wrong name."""
 
 import json
 import subprocess
@@ -11,7 +11,8 @@ from typer.testing import CliRunner, Result
 from specreg import __version__ as specreg_version
 from specreg.baselines.schema import baseline_path, record_baseline
 from specreg.cli import app, main
-from specreg.core.errors import SpecregError
+from specreg.core.errors import DatasetError, SpecregError, UnknownNameError
+from specreg.core.files import data_dir
 from tests.unit import builders
 
 CASE_ID = "a-case"
@@ -120,3 +121,40 @@ def test_what_is_misspelled_is_answered_with_what_is_meant(
     done = CliRunner().invoke(app, [*arguments], env={"COLUMNS": "200"})
     assert done.exit_code == 2
     assert meant in done.output
+
+
+def prepare(data: Path, *arguments: str) -> Result:
+    """`specreg prepare`, which writes into a folder."""
+    return CliRunner().invoke(app, ["prepare", *arguments], env={"SPECREG_DATA": str(data)})
+
+
+def test_a_set_is_prepared_from_a_file_that_the_user_has(tmp_path: Path) -> None:
+    rows = [{"question_id": row, "category": "qa", "turns": [f"Who {row}?"]} for row in range(80)]
+    given = builders.write_lines(tmp_path / "question.jsonl", rows)
+    done = prepare(tmp_path / "data", "eagle-qa", "--from", str(given))
+    assert done.exit_code == 0, done.output
+    assert [path.name for path in (tmp_path / "data").glob("*.jsonl")] == ["eagle-qa.jsonl"]
+    assert len((tmp_path / "data/eagle-qa.jsonl").read_text().splitlines()) == 80
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("gsm9k", "unknown dataset 'gsm9k'; did you mean 'gsm8k'"),
+        ("random-77", "dataset 'random-77': nothing to prepare"),
+    ],
+)
+def test_a_name_that_means_no_set_is_answered(name: str, words: str, tmp_path: Path) -> None:
+    error = prepare(tmp_path, name).exception
+    assert isinstance(error, DatasetError | UnknownNameError)
+    assert words in str(error)
+
+
+def test_the_folder_of_sets_is_the_users_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SPECREG_DATA", raising=False)
+    monkeypatch.setenv("SPECREG_CACHE", str(tmp_path))
+    assert data_dir() == tmp_path / "datasets"
+    monkeypatch.setenv("SPECREG_DATA", str(tmp_path / "sets"))
+    assert data_dir() == tmp_path / "sets"
