@@ -61,7 +61,9 @@ def record_run(
         What could not be left, in words; the verdicts stand.
     """
     folder = suite.run_folder
-    wrong = [] if suite.verdicts else [_why_nothing(suite)]
+    reasons = "; ".join(dict.fromkeys(suite.skipped.values()))
+    why = f"nothing was judged: {reasons or 'no test of a case came to a verdict'}"
+    wrong = [] if suite.verdicts else [why]
     for record in (
         functools.partial(record_runs, suite),
         functools.partial(record_document, folder / "verdict.json", run),
@@ -103,12 +105,6 @@ def record_runs(suite: Suite) -> None:
             exact, settings = _exact(suite, case), suite.settings(case)
             records.append(run_record(suite.name, launches, verdicts, settings, exact))
     record_history(suite.history, records)
-
-
-def _why_nothing(suite: Suite) -> str:
-    """Why a run judged nothing, in words."""
-    reasons = dict.fromkeys(suite.skipped.values())
-    return f"nothing was judged: {'; '.join(reasons) or 'no test of a case came to a verdict'}"
 
 
 def run_verdict(suite: Suite, status: int, *, cut_short: bool) -> RunVerdict:

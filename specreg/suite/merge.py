@@ -104,12 +104,7 @@ def take_shards(suite: Suite, shards: Sequence[ShardRun], *, whole: bool) -> tup
 def take_workers(suite: Suite, *, whole: bool) -> tuple[str, ...]:
     """Judge what the workers of a run measured, and have all that they left in its own folder.
 
-    Args:
-        suite: the run.
-        whole: as of `take_shards`.
-
-    Returns:
-        What is to be said of the workers; nothing without any.
+    It is `take_shards` of them; without any nothing is said.
     """
     folder = suite.run_folder / WORKERS_FOLDER
     shards = [load_shard(path) for path in sorted(folder.glob("*")) if (path / PLAN).exists()]

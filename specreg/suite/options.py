@@ -13,14 +13,9 @@ def _option(
     is_repeated: bool = True,
     **argparse: object,
 ) -> Any:  # noqa: ANN401 - like dataclasses.field
-    """A field of `Options`.
+    """A field of `Options`: its help, and how it is typed if not as `--specreg-` and its name.
 
-    Args:
-        text: its help.
-        default: False of one that takes no value.
-        flag: as it is typed, else `--specreg-` and the field's name.
-        is_repeated: whether it is typed again to run the same cases again.
-        argparse: what else argparse is told.
+    `is_repeated` says whether it is typed again to run the same cases again.
     """
     if default is False:
         argparse["action"] = "store_true"

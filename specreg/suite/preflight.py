@@ -144,7 +144,8 @@ def _examine_gpus(suite: Suite) -> Iterator[Finding]:
     for device in gpus.devices:
         subject = f"GPU {device.number}"
         try:
-            yield Finding(subject, _facts_of(device))
+            facts = f"{device.name}, {device.id}, {device.memory_bytes / _GIB:.1f} GiB"
+            yield Finding(subject, f"{facts}, driver {device.driver_version}")
             if device.id in used:
                 check_free([device], frozenset())
                 check_cool([device])
@@ -152,11 +153,6 @@ def _examine_gpus(suite: Suite) -> Iterator[Finding]:
                 yield from notes or [Finding(subject, "free, no process computes on it")]
         except SensorError as error:
             yield _of_error(subject, error)
-
-
-def _facts_of(device: Device) -> str:
-    memory_gib = device.memory_bytes / _GIB
-    return f"{device.name}, {device.id}, {memory_gib:.1f} GiB, driver {device.driver_version}"
 
 
 def _oddities_of(device: Device) -> Iterator[tuple[str, str]]:

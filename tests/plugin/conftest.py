@@ -10,20 +10,20 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from specreg.report.document import FILE_NAME, RunVerdict, load_report, load_verdict
+from specreg.report.document import RunVerdict, load_verdict
 from tests.doubles.nvml.device import ScriptedGpu, build, environment, write_script
 from tests.doubles.vllm.script import Script, record_script
 
 ROOT = Path(__file__).parents[2]
 
 MATRIX = """
-    needs_gpus = {needs_gpus}
+    needs_gpus = 0
 
     [models.tiny]
     target = "fixtures/models/tiny/target"
-    drafts = {{ eagle3 = "fixtures/models/tiny/eagle3" }}
+    drafts = { eagle3 = "fixtures/models/tiny/eagle3" }
     target_gib = 0.1 # with its size a pair of servers starts at once
-    drafts_gib = {{ eagle3 = 0.1 }}
+    drafts_gib = { eagle3 = 0.1 }
 
     [[cases]]
     engine = "vllm"
@@ -32,7 +32,7 @@ MATRIX = """
     dataset = "toy"
     concurrency = [1, 4]
     prompts = 10
-    output_cap_tokens = {output_cap_tokens}
+    output_cap_tokens = 32
     [cases.tolerances]
     throughput_tokens_per_s = 0.5
     ttft_p50_ms = 4.0
@@ -81,16 +81,11 @@ class Suite:
         self.job_summary: Path | None = None
         self.gpus: tuple[ScriptedGpu, ...] = ()
         self.patience_s = 120.0
-        self.write_matrix()
-
-    def write_matrix(self, *, needs_gpus: int = 0, output_cap_tokens: int = 32) -> None:
-        """Writes the tier `cpu` of this suite."""
-        text = MATRIX.format(needs_gpus=needs_gpus, output_cap_tokens=output_cap_tokens)
-        self.write_tier(textwrap.dedent(text))
+        self.write_tier(MATRIX)
 
     def write_tier(self, text: str) -> None:
         """Writes the tier `cpu` as given."""
-        (self.folder / "cpu.toml").write_text(text)
+        (self.folder / "cpu.toml").write_text(textwrap.dedent(text))
 
     def command(self, *arguments: str) -> tuple[str, ...]:
         """`pytest` with the arguments."""
@@ -162,12 +157,6 @@ class Suite:
     def verdict(self) -> RunVerdict:
         """What the last run decided, as it lies on disk."""
         return decided(max(self.runs.iterdir()))
-
-    def replayed_requests(self) -> list[int]:
-        """How many requests each case of the last run was timed over."""
-        path = max(self.runs.iterdir()) / FILE_NAME
-        figures = [one.figures for one in load_report(path).cases if one.figures]
-        return [one.timing.requests for one in figures if one.timing]
 
     def recorded(self) -> dict[str, str]:
         """The baselines by their case's id."""

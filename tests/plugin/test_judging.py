@@ -8,6 +8,7 @@ import textwrap
 from collections import Counter
 from xml.etree import ElementTree as ET
 
+from specreg.report.document import FILE_NAME, load_report
 from specreg.verdicts.judge import Outcome
 from tests.doubles.vllm.script import BEFORE_ROUNDS, SLOWING, VARIABLE, Fault, Script, record_script
 from tests.plugin.conftest import Suite
@@ -249,4 +250,8 @@ def test_a_run_of_fewer_prompts_is_compared_prompt_by_prompt(recorded_suite: Sui
         "--num-prompts left 6 prompts of a case: acceptance was compared over those" in done.stdout
     )
     assert "--update-baselines" not in done.stdout
-    assert recorded_suite.replayed_requests() == [6]
+    (run,) = recorded_suite.runs.iterdir()
+    (case,) = load_report(run / FILE_NAME).cases
+    assert case.figures
+    assert case.figures.timing
+    assert case.figures.timing.requests == 6

@@ -8,7 +8,7 @@ import pytest
 from specreg.verdicts.judge import Outcome
 from tests.doubles.nvml.device import ScriptedGpu
 from tests.doubles.vllm.script import Fault, Script
-from tests.plugin.conftest import Suite
+from tests.plugin.conftest import MATRIX, Suite
 
 HERE = '"fixtures/models/tiny/target"'
 CASE = """
@@ -81,7 +81,7 @@ def test_a_model_that_the_server_cannot_fetch_is_known_by_its_log(
 
 
 def test_a_machine_that_nothing_fits_leaves_the_reasons(suite: Suite) -> None:
-    suite.write_matrix(needs_gpus=1)
+    suite.write_tier(MATRIX.replace("needs_gpus = 0", "needs_gpus = 1"))
     done = suite.run("tests/perf", "-q")
 
     assert done.returncode == 0

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import subprocess
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 from specreg.report.document import FILE_NAME, RunVerdict, load_report
 from tests.plugin.conftest import Suite, decided
 
-TIER = textwrap.dedent("""
+TIER = """
     needs_gpus = 0
     [models.tiny]
     target = "fixtures/models/tiny/target"
@@ -25,7 +24,7 @@ TIER = textwrap.dedent("""
     concurrency = [1, 4]
     prompts = 10
     output_cap_tokens = 32
-""")
+"""
 CASES = {f"vllm-{method}-tiny-toy-c{load}" for method in ("eagle3", "ngram") for load in (1, 4)}
 CHOSEN = ("tests/perf", "-q", "-k", "acceptance or lossless")
 

@@ -4,7 +4,6 @@
 """
 
 import subprocess
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -68,7 +67,7 @@ def verdicts_of(runs: Sequence[Path]) -> Mapping[tuple[str, str], Verdict]:
 def test_two_shards_at_once_measure_what_each_does_alone(tmp_path: Path) -> None:
     suite = Suite(tmp_path)
     suite.draws = True  # what keeps it from that comes with the scripted engine
-    suite.write_tier(textwrap.dedent(TIER))
+    suite.write_tier(TIER)
     for number in SHARDS:
         end(start(suite, number, "--update-baselines", "--reason=alone"), 0)
     recording = merge(suite, *suite.runs.iterdir(), into=tmp_path / "recording")
