@@ -256,7 +256,8 @@ def _deal(
         with _as_usage_error(config):
             session.lines.append(list_shards(suite.root, shards))
     mine = {case for one in shards if one.number == choice.number for case in one.case_ids}
-    mine |= {""} if choice.number == 1 else set()
+    if choice.number == 1:
+        mine.add("")  # the tests that aren't the suite's
     left_out = [item for item in items if _case_id(item) not in mine]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if _case_id(item) in mine]
@@ -282,9 +283,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """
     item.config.stash[_SESSION].progress.leave_line()
     check_signalled()
-    params, unfetched = _params(item), item.config.stash[SUITE].unfetched
-    if params and params["case"].id in unfetched:
-        raise ModelError(unfetched[params["case"].id])
+    if why := item.config.stash[SUITE].unfetched.get(_case_id(item)):
+        raise ModelError(why)
 
 
 def pytest_report_teststatus(config: pytest.Config) -> None:
@@ -317,9 +317,9 @@ def pytest_runtest_makereport(
     if params and suite.skips_unfetched and all(map(_is_unfetched, ours)):
         report.outcome = "skipped"
         report.longrepr = (str(item.path), item.location[1] or 0, f"Skipped: {head}")
-        suite.skipped[params["case"].id] = head
+        suite.skipped[_case_id(item)] = head
         return report
-    case_id = params["case"].id if params and call.when != "teardown" else ""
+    case_id = _case_id(item) if call.when != "teardown" else ""
     is_told = any(verdict.reason == head for verdict in suite.verdicts)
     text = f"{head}\n(as above)" if is_told else message
     report.longrepr = cast("Any", Failure(message=head, text=text, case_id=case_id))

@@ -17,7 +17,7 @@ from specreg.matrix.prompts import check_contexts
 from specreg.matrix.tier import load_tier, with_prompts
 from specreg.measurement.journal import Journal, Key, last_run, load_checks, load_journal
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import Family, Metric, check_allowed
+from specreg.measurement.metrics import Metric, check_allowed
 from specreg.report.progress import Progress
 from specreg.servers.attach import alone, check_attached
 from specreg.suite.options import Options
@@ -196,9 +196,8 @@ def choose(
     reasons: list[str] = []
     for case, what in tests:
         why = unfit.get(case.id, "")
-        if not why and isinstance(what, Metric) and what.family is Family.POWER:
-            why = suite.provision.why_no_power(case.server)
-            dark |= {why: None} if why else {}
+        if not why and (why := suite.why_dark(case, what)):
+            dark.setdefault(why)
         if not why:
             asked.setdefault(case.id, set()).add(what.name)
         reasons.append(why)

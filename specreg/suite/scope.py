@@ -162,16 +162,16 @@ class Scope:
     def asks_for_all(self) -> bool:
         """Whether the run judges everything that the tier has, on all its prompts."""
         for case in self.tier.cases:
-            dark = bool(self.provision.why_no_power(case.server))
-            measurable = {
-                metric.name
-                for metric in METRICS.values()
-                if metric.is_judged(case) and not (dark and metric.family is Family.POWER)
-            }
-            asked = self.asked.get(case.id, frozenset())
-            if case.matrix_prompts or not asked >= measurable:
+            metrics = (metric for metric in METRICS.values() if metric.is_judged(case))
+            measurable = {one.name for one in metrics if not self.why_dark(case, one)}
+            if case.matrix_prompts or not self.asked.get(case.id, frozenset()) >= measurable:
                 return False
         return True
+
+    def why_dark(self, case: Case, what: Metric | CorrectnessCheck) -> str:
+        """Why a metric of power can't be measured; empty of any other."""
+        is_power = isinstance(what, Metric) and what.family is Family.POWER
+        return self.provision.why_no_power(case.server) if is_power else ""
 
     def settings(self, case: Case) -> CaseSettings:
         """What must be equal for another measurement of the case to be compared."""
