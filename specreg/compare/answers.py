@@ -165,7 +165,7 @@ def compare_answers(
     B's is asked how likely both were, and then A's, `other`, where it is up and can say.
 
     Raises:
-        InvalidMeasurementError: it doesn't answer in ids, or parts from itself.
+        InvalidMeasurementError: it doesn't answer in ids, or differently at another batch size.
     """
     texts = encode_prompts(server.endpoint, case, prompts)
     each = zip(prompts, texts, theirs, strict=True)

@@ -86,7 +86,7 @@ def check_answers(running: RunningCase) -> Verdict:
 
     Raises:
         InvalidMeasurementError: a server didn't answer in ids, or the one without speculation
-            parts from itself.
+            answers differently at another batch size.
     """
     case, control = running.case, _control(running)
     prompts = [one for one in running.prompts if not were_equal(running.replay, one)]
@@ -261,8 +261,7 @@ def _change_frac(ours: StepCounts, must: StepCounts) -> float:
 
 def _control(running: RunningCase) -> Server:
     if running.control is None:
-        message = f"'{running.case.id}' has no server without speculation beside it"
-        raise InvalidMeasurementError("CONTROL_MISSING", message)
+        raise TypeError(f"'{running.case.id}' is checked without a control")
     return running.control
 
 

@@ -16,7 +16,7 @@ from specreg.engines.token_api import Transcript
 from specreg.matrix.schema import ROUNDING_NATS
 
 MOST_NOISE_NATS = 1.0
-"""A server that parts from itself by more isn't rounding: nothing can be held against it."""
+"""What differs by more isn't rounding, so nothing can be held against such a server."""
 _MOST_NAMED = 3
 
 Score = Callable[[Sequence[tuple[Sequence[int], Sequence[int]]]], Sequence[Sequence[float]]]
@@ -133,12 +133,9 @@ def check_lossless(
         known_equal: how many further answers are.
 
     Raises:
-        InvalidMeasurementError: `NOTHING_COMPARED`, there are no prompts; `CONTROL_UNSTEADY`, the
-            plain answers part from themselves by more than rounding.
+        InvalidMeasurementError: `CONTROL_UNSTEADY`, the plain answers are others at another batch
+            size, by more than rounding.
     """
-    if not prompt_ids:
-        message = "there are no answers; give the case a prompt at least"
-        raise InvalidMeasurementError("NOTHING_COMPARED", message)
     partings = _partings(prompt_ids, plain, other, score)
     noise = _partings(prompt_ids, plain, again(), score) if partings and again else None
     found = Losslessness(
@@ -150,9 +147,9 @@ def check_lossless(
     )
     if found.bound_nats > max(MOST_NOISE_NATS, rounding_nats):
         message = (
-            f"the server that answers are held against parts from itself by"
-            f" {found.bound_nats:.2f} nats at another batch size, rounding by {MOST_NOISE_NATS:g}"
-            " at most; look at its kernels first, compare it with itself"
+            "the server that answers are held against answers differently at another batch size, by"
+            f" {found.bound_nats:.2f} nats; rounding is {MOST_NOISE_NATS:g} at most: take another"
+            " version, or vLLM's engine_env VLLM_BATCH_INVARIANT on a GPU"
         )
         raise InvalidMeasurementError("CONTROL_UNSTEADY", message)
     return found

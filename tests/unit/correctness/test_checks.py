@@ -249,14 +249,6 @@ def test_the_control_answers_once_for_all_cases_that_ask_alike() -> None:
     assert asked == [20, 21]
 
 
-@pytest.mark.parametrize("check", [check_answers, check_sampling])
-def test_without_a_server_beside_it_there_is_nothing_to_hold_it_against(
-    check: Callable[[RunningCase], Verdict],
-) -> None:
-    with pytest.raises(InvalidMeasurementError, match=r"^CONTROL_MISSING: '.*' has no server"):
-        judged(check, says([4]))
-
-
 def draws(chances: Sequence[float], seeds: list[int]) -> Answer:
     """Three tokens, drawn by the request's own seed."""
 
