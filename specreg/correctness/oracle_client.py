@@ -32,7 +32,10 @@ _UNSEEN_TOKENS: Mapping[tuple[str, str], int] = {
     ("sglang", "draft_model"): 1,
     ("sglang", "eagle3"): 0,
     ("vllm", "draft_model"): 0,
+    ("vllm", "eagle"): 0,
     ("vllm", "eagle3"): 0,
+    ("vllm", "medusa"): 0,
+    ("vllm", "mtp"): 0,
     ("vllm", "ngram"): 0,
 }
 """By engine, as methods are spelt, and method: how many of a text's first tokens the drafter isn't

@@ -18,14 +18,17 @@ from specreg.core.errors import ModelError
 from specreg.engines.pytorch.__main__ import parse_options
 from specreg.engines.pytorch.decoding import Models, decode
 from specreg.engines.pytorch.eagle3 import Eagle3Head, HeadConfig, ObservedTarget, Rope
-from specreg.engines.pytorch.models import load_models
-from specreg.engines.pytorch.oracle import answer_question, load_head
+from specreg.engines.pytorch.models import load_model, load_models
+from specreg.engines.pytorch.oracle import answer_question, load_eagle3, load_head
 from specreg.engines.pytorch.requests import Job, OracleAnswer, Question, Text
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "fixtures/models/tiny"
 TARGET = str(TINY / "target")
 DRAFTS = {"draft_model": str(TINY / "draft"), "eagle3": str(TINY / "eagle3")}
+HEADS = {"eagle": str(TINY / "eagle"), "medusa": str(TINY / "medusa"), "mtp": ""}
+MTP_TARGET = str(TINY / "mtp")
+TARGETS = (TARGET, MTP_TARGET)
 DRAFT_TOKENS = 3
 ANSWER_TOKENS = 48
 
@@ -140,7 +143,7 @@ class Alone:
 class Heads(unittest.TestCase):
     def test_unrolled_at_once_a_head_gets_right_what_it_drafts_step_by_step(self) -> None:
         model = target().target
-        head, layers = load_head(DRAFTS["eagle3"], model, 1)
+        head, layers = load_eagle3(DRAFTS["eagle3"], model, 1)
         observed = ObservedTarget(model, layers)
         embed = model.model.embed_tokens
         seen: set[int] = set()
@@ -158,6 +161,36 @@ class Heads(unittest.TestCase):
                     assert accepted[place] == right, place
                     seen.add(right)
         assert seen == set(range(DRAFT_TOKENS + 1))
+
+    def test_heads_that_read_the_last_state_get_right_what_they_draft_one_by_one(self) -> None:
+        """Drafted anew at each place: what a head has said is then what it reads."""
+        for method, draft in HEADS.items():
+            asked = ask(method, "float32", draft, MTP_TARGET if method == "mtp" else TARGET)
+            model = load_model(asked.target, "float32", "cpu")
+            head, norm = load_head(asked, model), model.model.norm
+            observed = ObservedTarget(model, (model.config.num_hidden_layers,))
+            accepted, seen = answer_question(asked, "cpu").accepted[0], set()
+            ids = torch.tensor([texts()[0].ids])
+            for place in range(2, ids.shape[1] - DRAFT_TOKENS + 1):
+                with torch.inference_mode():
+                    hidden = observed.observe(ids)[-1][:, : place - 1]
+                    text = ids[:, :place]
+                    for step in range(DRAFT_TOKENS):
+                        states = head.unroll(
+                            norm(hidden) if head.normed else hidden,
+                            model.model.embed_tokens(text[:, 1:]),
+                            step + 1,
+                        )
+                        said = model.lm_head(states[step][:, -1:]).argmax(-1)
+                        text = torch.cat([text, said], 1)
+                same = (text[0, place:] == ids[0, place : place + DRAFT_TOKENS]).tolist()
+                assert accepted[place] == [*same, False].index(False), (method, place)
+                seen.add(accepted[place])
+            assert seen == set(range(DRAFT_TOKENS + 1)), method
+
+    def test_a_target_with_a_layer_to_draft_with_says_what_it_says_without(self) -> None:
+        plain, own = (answer_question(ask("none", "float32", target=one), "cpu") for one in TARGETS)
+        assert plain.gaps_nats == own.gaps_nats
 
     def test_a_head_computes_where_its_target_is(self) -> None:
         """On torch's device without memory, which no other device's tensors can be mixed with."""
@@ -222,16 +255,23 @@ class Refusals(unittest.TestCase):
     def test_a_head_that_does_not_fit_is_refused(self) -> None:
         rope = {"rope_theta": 10000.0, "rope_type": "llama3"}
         for words, settings in (
-            ("its sizes or layers aren't the target's", {"hidden_size": 64}),
-            ("its sizes or layers aren't", {"eagle_aux_hidden_state_layer_ids": [1, 2, 40]}),
+            (
+                "its hidden and vocabulary sizes, (64, 768), aren't the target's",
+                {"hidden_size": 64},
+            ),
+            ("its layers aren't the target's", {"eagle_aux_hidden_state_layer_ids": [1, 2, 40]}),
             ("Expected `array` of length 3", {"eagle_aux_hidden_state_layer_ids": [1, 2]}),
             ("Invalid enum value 'llama3'", {"rope_parameters": rope}),
             ("Invalid enum value 'gelu'", {"hidden_act": "gelu"}),
             ("adds what is normed", {"norm_before_residual": True}),
-            ("has other tensors than a Llama head", {"num_attention_heads": 2}),
+            ("has other tensors than one of this target", {"num_attention_heads": 2}),
         ):
             self.refused("eagle3", words, self.configured(DRAFTS["eagle3"], **settings))
         self.refused("eagle3", "can't be replayed, ", "/nowhere")
+        other = self.configured(HEADS["medusa"], num_heads=2)
+        self.refused("medusa", "has other tensors than one of this target", other)
+        own = {"original_lm_head": False}
+        self.refused("medusa", "Invalid", self.configured(HEADS["medusa"], **own))
 
     def test_weights_that_are_not_those_of_the_configuration_are_refused(self) -> None:
         for words, settings in (

@@ -12,17 +12,36 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import nn
 
 from specreg.core.errors import ModelError, SpecregError
-from specreg.engines.pytorch.eagle3 import Eagle3Head, HeadConfig, Model, ObservedTarget
+from specreg.engines.pytorch.eagle3 import (
+    Eagle3Head,
+    HeadConfig,
+    LayerConfig,
+    Model,
+    ObservedTarget,
+)
+from specreg.engines.pytorch.heads import (
+    MEDUSA_OUTPUT,
+    MTP_LAYER,
+    EagleHead,
+    Head,
+    MedusaConfig,
+    MedusaHead,
+    MtpHead,
+)
 from specreg.engines.pytorch.models import check_context, check_models, default_device, load_model
 from specreg.engines.pytorch.requests import OracleAnswer, Question, Text
 
+_ConfigT = TypeVar("_ConfigT", LayerConfig, HeadConfig, MedusaConfig)
+_HeadT = TypeVar("_HeadT", bound=nn.Module)
 Rights = Sequence[Sequence[bool]]
 """By place in a text, whether each draft of a step that begins there is the text."""
 Read = Callable[[torch.Tensor], tuple[torch.Tensor, Rights]]
@@ -40,7 +59,11 @@ def answer_question(question: Question, device: str) -> OracleAnswer:
     has_tokens = question.method == "draft_model"  # an EAGLE-3 head has the target's
     check_models(question.target, question.draft if has_tokens else None, longest)
     target = load_model(question.target, question.dtype, device)
-    readers = {"draft_model": _read_draft_model, "eagle3": _read_head}
+    readers = {
+        "draft_model": _read_draft_model,
+        "eagle3": _read_eagle3,
+        **dict.fromkeys(("eagle", "medusa", "mtp"), _read_head),
+    }
     read = readers.get(question.method, _read_target)(question, target)
     accepted, gaps_nats = [], []
     for text in question.texts:
@@ -80,28 +103,51 @@ def _read_draft_model(question: Question, target: Model) -> Read:
     return read
 
 
-def _read_head(question: Question, target: Model) -> Read:
+def _read_eagle3(question: Question, target: Model) -> Read:
     longest = max(len(text.ids) for text in question.texts)
-    head, layers = load_head(question.draft, target, longest)
+    head, layers = load_eagle3(question.draft, target, longest)
     observed = ObservedTarget(target, layers)
 
     def read(ids: torch.Tensor) -> tuple[torch.Tensor, Rights]:
         logits, embeddings, streams = observed.observe(ids)
-        # A step at a place hangs on the token two before it: its state and the token after it
-        # make the first draft.
         anchors = ids.shape[1] - question.draft_tokens - 1
         drafts = head.unroll(streams[:, :anchors], embeddings[:, 1:], question.draft_tokens)
-        by_step = [
-            (drafted[0].argmax(-1) == ids[0, 2 + step : 2 + step + anchors]).tolist()
-            for step, drafted in enumerate(drafts)
-        ]
-        return logits, [[], [], *zip(*by_step, strict=True)]
+        return logits, _rights(drafts, ids)
 
     return read
 
 
-def load_head(name: str, target: Model, needed_tokens: int) -> tuple[Eagle3Head, tuple[int, ...]]:
-    """Load a target's head from its folder, where the target is and in its number format.
+def _read_head(question: Question, target: Model) -> Read:
+    head = load_head(question, target)
+    observed = ObservedTarget(target, (target.config.num_hidden_layers,))
+
+    def read(ids: torch.Tensor) -> tuple[torch.Tensor, Rights]:
+        logits, embeddings, hidden = observed.observe(ids)
+        if head.normed:
+            hidden = target.model.norm(hidden)
+        anchors = ids.shape[1] - question.draft_tokens - 1
+        states = head.unroll(hidden[:, :anchors], embeddings[:, 1:], question.draft_tokens)
+        return logits, _rights([target.lm_head(one) for one in states], ids)
+
+    return read
+
+
+def _rights(drafts: Sequence[torch.Tensor], ids: torch.Tensor) -> Rights:
+    """Hold a head's drafts, logits by step and anchor, against the text.
+
+    A step at a place hangs on the token two before it: its state and the token after it make the
+    first draft.
+    """
+    anchors = drafts[0].shape[1]
+    by_step = [
+        (drafted[0].argmax(-1) == ids[0, 2 + step : 2 + step + anchors]).tolist()
+        for step, drafted in enumerate(drafts)
+    ]
+    return [[], [], *zip(*by_step, strict=True)]
+
+
+def load_eagle3(name: str, target: Model, needed_tokens: int) -> tuple[Eagle3Head, tuple[int, ...]]:
+    """Load a target's EAGLE-3 head from its folder, where the target is and in its number format.
 
     Returns:
         The head, and the layers of the target after which it listens, as vLLM counts them.
@@ -109,36 +155,74 @@ def load_head(name: str, target: Model, needed_tokens: int) -> tuple[Eagle3Head,
     Raises:
         ModelError: it isn't there, is built otherwise than `Eagle3Head`, or isn't this target's.
     """
+    config, weights = _load_checkpoint(name, HeadConfig, target)
+    layers = config.eagle_aux_hidden_state_layer_ids
+    if max(layers) > target.config.num_hidden_layers or config.norm_before_residual:
+        message = f"head '{name}': its layers aren't the target's, or it adds what is"
+        raise ModelError(f"{message} normed (norm_before_residual); choose another, or no oracle")
+    check_context(name, config, needed_tokens)
+    return _filled(Eagle3Head(config), weights, name, target), layers
+
+
+def load_head(question: Question, target: Model) -> Head:
+    """Load a head that reads the target's last state: EAGLE's, Medusa's, or the target's MTP layer.
+
+    Raises:
+        ModelError: it isn't there, is built otherwise than in `heads.py`, or isn't this target's.
+    """
+    name = question.draft or question.target
+    head: Head
+    if question.method == "medusa":
+        medusa, weights = _load_checkpoint(name, MedusaConfig, target)
+        head = MedusaHead(medusa.hidden_size, medusa.num_heads)
+        output, own = weights.pop(MEDUSA_OUTPUT, None), target.lm_head.weight.cpu()
+        if output is None or not torch.equal(output.to(own.dtype), own):
+            message = f"head '{name}': its output matrix isn't the target's; choose one of this"
+            raise ModelError(f"{message} target, or no oracle")
+    else:
+        config, weights = _load_checkpoint(name, LayerConfig, target)
+        check_context(name, config, max(len(text.ids) for text in question.texts))
+        head = EagleHead(config)
+        if question.method == "mtp":
+            head = MtpHead(config)
+            weights = {key: one for key, one in weights.items() if key.startswith(MTP_LAYER)}
+    ours = {head.checkpoint_name(key): key for key in head.state_dict()}
+    return _filled(head, {ours.get(key, key): one for key, one in weights.items()}, name, target)
+
+
+def _load_checkpoint(
+    name: str, kind: type[_ConfigT], target: Model
+) -> tuple[_ConfigT, dict[str, torch.Tensor]]:
+    """Load the configuration and the tensors of a head's folder, which must be of the target."""
     try:
-        config = msgspec.json.decode((Path(name) / "config.json").read_bytes(), type=HeadConfig)
+        config = msgspec.json.decode((Path(name) / "config.json").read_bytes(), type=kind)
         weights = load_file(Path(name) / "model.safetensors")
     except (OSError, msgspec.DecodeError, SafetensorError) as error:
         message = (
-            f"head '{name}': can't be replayed, {error}; choose a folder like that of"
-            " fixtures/models/tiny/eagle3, or no oracle"
+            f"head '{name}': can't be replayed, {error}; choose a folder like those of"
+            " fixtures/models/tiny, or no oracle"
         )
         raise ModelError(message) from error
     own = target.config.get_text_config(decoder=True)
-    layers = config.eagle_aux_hidden_state_layer_ids
-    sizes = (config.hidden_size, config.vocab_size)
-    if (
-        sizes != (own.hidden_size, own.vocab_size)
-        or max(layers) > own.num_hidden_layers
-        or config.norm_before_residual
-    ):
-        message = f"head '{name}': its sizes or layers aren't the target's, or it adds what is"
-        raise ModelError(f"{message} normed (norm_before_residual); choose another, or no oracle")
-    check_context(name, config, needed_tokens)
-    head = Eagle3Head(config)
+    sizes = config.hidden_size, config.vocab_size
+    if sizes != (own.hidden_size, own.vocab_size):
+        message = f"head '{name}': its hidden and vocabulary sizes, {sizes}, aren't the target's,"
+        raise ModelError(f"{message} {own.hidden_size, own.vocab_size}; choose another")
+    return config, weights
+
+
+def _filled(head: _HeadT, weights: dict[str, torch.Tensor], name: str, target: Model) -> _HeadT:
+    """Give a head its tensors, where the target is and in its number format."""
     try:
         head.load_state_dict(weights)
     except RuntimeError as error:
         message = (
-            f"head '{name}': has other tensors than a Llama head with as many keys as queries,"
-            f" {' '.join(str(error).split())[:200]}; choose another, or no oracle"
+            f"head '{name}': has other tensors than one of this target with as many keys as"
+            f" queries, {' '.join(str(error).split())[:200]}; choose another, or no oracle"
         )
         raise ModelError(message) from error
-    return head.to(target.device, target.dtype).eval(), layers
+    head.to(target.device, target.dtype).eval()
+    return head
 
 
 def main() -> None:

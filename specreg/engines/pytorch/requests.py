@@ -155,7 +155,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """What would the target have said, and a greedy drafter have got right?
 
     Attributes:
-        method: "draft_model" or "eagle3"; of any other, the target alone is asked.
+        method: "draft_model", "eagle", "eagle3", "medusa" or "mtp"; of any other, the
+            target alone is asked.
         target, draft: folders or hub ids; an empty one where the method has no draft.
         draft_tokens: how many tokens a step drafts.
         dtype: the weights' number format.

@@ -394,7 +394,7 @@ def case_of(engine: str, method: str, *, temperature: float = 0.0, control: bool
         pytest.param(case_of("vllm", "eagle3", temperature=1), {SAMPLING}, id="drawn"),
         pytest.param(case_of("vllm", "eagle3", temperature=1, control=False), set(), id="neither"),
         pytest.param(case_of("vllm", "none"), set(), id="no speculation"),
-        pytest.param(case_of("vllm", "medusa"), {LOSSLESS}, id="a method without an oracle"),
+        pytest.param(case_of("vllm", "suffix"), {LOSSLESS}, id="a method without an oracle"),
         pytest.param(case_of("sglang", "ngram"), {LOSSLESS}, id="a drafter that learns"),
         pytest.param(case_of("sglang", "eagle3_tree"), {LOSSLESS}, id="a tree"),
         pytest.param(case_of("reference", "ngram"), {LOSSLESS, ORACLE}, id="reference"),

@@ -119,7 +119,9 @@ def test_it_knows_the_pairs_that_were_held_against_an_engine_and_no_others() -> 
         if has_oracle(dataclasses.replace(builders.CASE, server=spec)):
             known.add((engine, method))
     assert known == {
-        *itertools.product(("vllm", "triton"), ("draft_model", "eagle3", "ngram")),
+        *itertools.product(
+            ("vllm", "triton"), ("draft_model", "eagle", "eagle3", "medusa", "mtp", "ngram")
+        ),
         *itertools.product(["sglang"], ("draft_model", "eagle3")),
         *itertools.product(["reference"], ("draft_model", "ngram")),
     }

@@ -1,0 +1,155 @@
+"""Draft heads that read the target's last hidden state, with the tensor names that vLLM loads.
+
+    EAGLE   (https://arxiv.org/abs/2401.15077, `EagleLlamaForCausalLM`) reads the normed state
+            beside the next token
+    MTP     (`MiMoMTP`) reads the state before its norm beside the next token, in a layer of the
+            target's own file
+    Medusa  (https://arxiv.org/abs/2401.10774, `Medusa`) reads the normed state alone, with a block
+            for each drafted token
+
+All use the target's output matrix, and the first two its embeddings.
+"""
+
+from typing import ClassVar, Literal
+
+import msgspec
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers.models.llama.modeling_llama import LlamaMLP
+
+from specreg.engines.pytorch.eagle3 import Attention, LayerConfig, Unrolled
+
+MTP_LAYER = "model.mtp_layers.0."
+"""What begins the names of a target's layer for multi-token prediction."""
+MEDUSA_OUTPUT = "lm_heads.0.weight"
+"""Medusa's output matrix, which must be the target's."""
+
+
+class MedusaConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What of the `config.json` of Medusa heads says how they are built."""
+
+    model_type: Literal["medusa"]
+    hidden_size: int
+    vocab_size: int
+    num_heads: int
+    num_hidden_layers: Literal[1]
+    original_lm_head: Literal[True]
+
+
+class DecoderLayer(nn.Module):
+    """A layer of the target's kind; EAGLE's has no norm before its attention."""
+
+    def __init__(self, config: LayerConfig, *, norms_first: bool, bias: bool) -> None:
+        super().__init__()
+        self.self_attn = Attention(config, 1, bias=bias)
+        self.mlp = LlamaMLP(config)
+        norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = norm if norms_first else nn.Identity()
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, hidden: torch.Tensor, start: int, unrolled: Unrolled) -> torch.Tensor:
+        """Return the next hidden states, `[rows, anchors, hidden]`, from a first position on."""
+        positions = torch.arange(hidden.shape[1], device=hidden.device) + start
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), positions, unrolled)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+
+class Head(nn.Module):
+    """A head that drafts one token after another, or all at once."""
+
+    normed: ClassVar = True
+    """Whether it reads the target's last state after its norm."""
+
+    @staticmethod
+    def checkpoint_name(name: str) -> str:
+        """Return what a checkpoint calls a tensor of the head."""
+        return name
+
+    def unroll(
+        self, hidden: torch.Tensor, embeddings: torch.Tensor, drafted: int
+    ) -> list[torch.Tensor]:
+        """Return the states of each drafted token, which the target's output matrix reads.
+
+        Args:
+            hidden: the target's states, `[rows, anchors, hidden]`.
+            embeddings: of the tokens after each anchor, `[rows, anchors + drafted - 1, hidden]`.
+            drafted: how many tokens a step drafts, 1 or more.
+        """
+        raise NotImplementedError
+
+
+class EagleHead(Head):
+    """EAGLE: fuses an embedding and a state, one layer for each drafted token."""
+
+    def __init__(self, config: LayerConfig) -> None:
+        super().__init__()
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+        self.layers = nn.ModuleList([DecoderLayer(config, norms_first=False, bias=False)])
+
+    def unroll(
+        self, hidden: torch.Tensor, embeddings: torch.Tensor, drafted: int
+    ) -> list[torch.Tensor]:
+        """Return each step's states: what a step makes is what the next one reads."""
+        unrolled: Unrolled = []
+        states = []
+        for step in range(drafted):
+            after = embeddings[:, step : step + hidden.shape[1]]
+            hidden = self.layers[0](self.fc(torch.cat([after, hidden], -1)), step, unrolled)
+            states.append(hidden)
+        return states
+
+
+class MtpHead(Head):
+    """MiMo's layer for multi-token prediction, run again for each drafted token."""
+
+    normed: ClassVar = False
+
+    def __init__(self, config: LayerConfig) -> None:
+        super().__init__()
+        norms = [nn.RMSNorm(config.hidden_size, config.rms_norm_eps) for _ in range(3)]
+        self.token_layernorm, self.hidden_layernorm, self.final_layernorm = norms
+        self.input_proj = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+        self.block = DecoderLayer(config, norms_first=True, bias=True)
+
+    @staticmethod
+    def checkpoint_name(name: str) -> str:
+        """Return the name in the target's own file."""
+        return f"{MTP_LAYER}{name.removeprefix('block.')}"
+
+    def unroll(
+        self, hidden: torch.Tensor, embeddings: torch.Tensor, drafted: int
+    ) -> list[torch.Tensor]:
+        """Return each step's normed states; the text's first position has no embedding."""
+        unrolled: Unrolled = []
+        states = []
+        for step in range(drafted):
+            after = embeddings[:, step : step + hidden.shape[1]]
+            if step == 0:
+                after = functional.pad(after[:, 1:], (0, 0, 1, 0))
+            both = torch.cat([self.hidden_layernorm(hidden), self.token_layernorm(after)], -1)
+            hidden = self.final_layernorm(self.block(self.input_proj(both), step, unrolled))
+            states.append(hidden)
+        return states
+
+
+class MedusaHead(Head):
+    """Medusa: a residual block for each drafted token."""
+
+    def __init__(self, hidden_size: int, drafted: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Linear(hidden_size, hidden_size, bias=False) for _ in range(drafted)
+        )
+
+    @staticmethod
+    def checkpoint_name(name: str) -> str:
+        """Return the name of a block's only layer."""
+        return name.replace(".weight", ".layers.0.weight")
+
+    def unroll(
+        self, hidden: torch.Tensor, embeddings: torch.Tensor, drafted: int
+    ) -> list[torch.Tensor]:
+        """Return what each block makes of the same states."""
+        del embeddings
+        return [hidden + functional.silu(block(hidden)) for block in self.blocks[:drafted]]
