@@ -25,6 +25,7 @@ _COMMANDS: Mapping[str, str] = {
     "ray": "shards",
     "selftest": "cases",
     "baselines": "cases",
+    "engines": "cases",
 }
 """By command the file that it is in, which is imported once the command is typed."""
 

@@ -16,6 +16,7 @@ from specreg.core.files import data_dir
 from specreg.core.redaction import hide
 from specreg.datasets.prepare import prepare as prepare_set
 from specreg.datasets.table import dataset_named
+from specreg.engines.registry import render_methods
 from specreg.matrix.case import Tier
 from specreg.matrix.tier import tier_names
 from specreg.measurement.metrics import check_allowed
@@ -37,6 +38,11 @@ def baselines(
     found, unreadable = read_baselines(baseline_files(root / USUAL.baselines))
     typer.echo("\n".join((render_baselines(found.items(), width=WIDTH), *unreadable)))
     raise typer.Exit(1 if unreadable else 0)
+
+
+def engines() -> None:
+    """Print which engine has which method, and which of them were seen running."""
+    typer.echo(render_methods())
 
 
 def prepare(

@@ -119,6 +119,8 @@ class Engine(ABC):
     Attributes:
         name: what users write, and part of a case's id.
         methods: how it spells those that it has.
+        seen: by method, that it was seen running: "measured" or "started", the engine's version and
+            the date; a method that isn't here is only spelt.
         backend: the engine that it runs, empty where that is itself.
         oldest: the oldest version that specreg takes.
         program: the program that must be on PATH, None for an engine that specreg installs.
@@ -133,6 +135,7 @@ class Engine(ABC):
 
     name: ClassVar[str]
     methods: ClassVar[Mapping[str, Spelling]]
+    seen: ClassVar[Mapping[str, str]] = {}
     backend: ClassVar[str] = ""
     oldest: ClassVar[str]
     program: ClassVar[str | None] = None

@@ -45,6 +45,7 @@ class Reference(Engine):
 
     name: ClassVar = "reference"
     methods: ClassVar = _METHODS
+    seen: ClassVar = dict.fromkeys(_METHODS, "measured 5.19.0, 2026-11-24")
     oldest: ClassVar = "5.19"
     module: ClassVar = "transformers"
     spreads: ClassVar = frozenset()

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from specreg.core.errors import UnknownNameError
 from specreg.engines import reference, sglang, tensorrt_llm, triton, vllm
 from specreg.engines.engine import Engine
+from specreg.engines.methods import METHODS
 
 _MODULES = (reference, sglang, tensorrt_llm, triton, vllm)
 ENGINES: Mapping[str, Engine] = MappingProxyType({one.ENGINE.name: one.ENGINE for one in _MODULES})
@@ -16,3 +17,15 @@ def engine_named(name: str, where: str = "") -> Engine:
     if name not in ENGINES:
         raise UnknownNameError("engine", name, ENGINES, where)
     return ENGINES[name]
+
+
+def render_methods() -> str:
+    """Render which engine has which method, and whether it was seen running, as Markdown."""
+    rows = [("method", *ENGINES), ("---",) * (len(ENGINES) + 1)]
+    for name in METHODS:
+        has = (
+            engine.seen.get(name, "spelt") if name in engine.methods else "–"
+            for engine in ENGINES.values()
+        )
+        rows.append((f"`{name}`", *has))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -119,6 +119,7 @@ class Triton(Engine):
 
     name: ClassVar = "triton"
     methods: ClassVar = vllm.Vllm.methods
+    seen: ClassVar = {"eagle3": "measured 2.51, 2026-11-24"}
     backend: ClassVar = "vllm"
     oldest: ClassVar = "2.51"
     program: ClassVar = "tritonserver"

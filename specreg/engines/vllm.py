@@ -176,11 +176,16 @@ _METHODS = {
 }
 
 
+_SEEN = "measured 0.32.0, 2026-11-24"
+"""On a CPU; docs/engines.md says by which session."""
+
+
 class Vllm(Engine):
     """vLLM; from 0.29 on it counts acceptance per request."""
 
     name: ClassVar = "vllm"
     methods: ClassVar = _METHODS
+    seen: ClassVar = dict.fromkeys(set(_METHODS) - {"dflash"}, _SEEN)
     oldest: ClassVar = "0.26"
     module: ClassVar = "vllm"
     spreads: ClassVar = frozenset(Parallel.__struct_fields__)

@@ -1,13 +1,14 @@
 """The rows of the methods, in the words of the engines."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 
 from specreg.core.errors import UnknownNameError
 from specreg.engines.methods import BRANCHES, DRAFT, DRAFT_TOKENS, METHODS, VERIFIED_TOKENS, Tree
-from specreg.engines.registry import ENGINES
+from specreg.engines.registry import ENGINES, render_methods
 from tests.unit import builders
 
 ROWS = [
@@ -30,12 +31,15 @@ def test_engines_have_methods_that_are_known() -> None:
     assert {name for engine in ENGINES.values() for name in engine.methods} == set(METHODS)
 
 
-def test_the_page_has_the_row_of_each_method() -> None:
-    page = (builders.ROOT / "docs/engines.md").read_text().splitlines()
-    assert f"| method | {' | '.join(ENGINES)} |" in page
-    for name in METHODS:
-        has = ("yes" if name in engine.methods else "–" for engine in ENGINES.values())
-        assert f"| `{name}` | {' | '.join(has)} |" in page
+def test_the_page_has_the_table_that_the_command_prints() -> None:
+    assert render_methods() in (builders.ROOT / "docs/engines.md").read_text()
+
+
+def test_what_was_seen_running_is_a_method_with_version_and_date() -> None:
+    for engine in ENGINES.values():
+        assert set(engine.seen) <= set(engine.methods)
+        for words in engine.seen.values():
+            assert re.fullmatch(r"(measured|started) [\w.]+, \d{4}-\d\d-\d\d", words)
 
 
 def test_an_engine_that_lacks_the_method_is_refused() -> None:
