@@ -195,6 +195,13 @@ def sglang_cpu(session: nox.Session) -> None:
 
 
 @nox.session
+def cpu_methods(session: nox.Session) -> None:
+    """Every further method that vLLM has on a CPU, held against the oracle: about six minutes."""
+    _install(session)
+    _suite(session, "tests/perf", "--specreg-tier=cpu_methods", "--specreg-oracle")
+
+
+@nox.session
 def reference(session: nox.Session) -> None:
     """The reference engine, the lightest real one, and its own tests: acceptance alone."""
     _install(session, "tests")
