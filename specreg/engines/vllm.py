@@ -233,7 +233,9 @@ class Vllm(Engine):
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """Quiet, offline where nothing needs to be fetched, and small on a CPU."""
         quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-        on_cpu = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+        # The n-gram proposer computes on one thread and waits for Numba's others, which on shared
+        # cores takes up to twenty times as long as a step.
+        on_cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "NUMBA_NUM_THREADS": "1"}
         if options.parallel.gpus == 1:
             on_cpu["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         return {**super().environment(options), **quiet, **({} if options.on_gpu else on_cpu)}

@@ -126,6 +126,11 @@ def test_vllm_tells_nothing_of_its_usage() -> None:
     assert ENGINES["vllm"].environment(options_of("vllm"))["DO_NOT_TRACK"] == "1"
 
 
+def test_without_a_gpu_no_thread_waits_for_another_to_look_n_grams_up() -> None:
+    assert ENGINES["vllm"].environment(options_of("vllm"))["NUMBA_NUM_THREADS"] == "1"
+    assert "NUMBA_NUM_THREADS" not in ENGINES["vllm"].environment(options_of("vllm", on_gpu=True))
+
+
 @pytest.mark.parametrize(
     ("engine", "on_gpu", "package", "without"),
     [
