@@ -271,7 +271,7 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def gate(session: nox.Session) -> None:
-    """May we upgrade? `nox -s gate -- vllm==0.31.0 vllm==0.32.0`; docs/gate.md says more."""
+    """May we upgrade? `nox -s gate -- vllm==0.31.0 vllm==0.32.0`; `-- --help` says more."""
     _install(session)
     _specreg(session, "gate", *session.posargs)
 

@@ -1,8 +1,9 @@
 """Types what README.md and docs/commands.md say, word for word, in a fresh clone.
 
-Without an option: the installation, and whether each command is understood (`--co`, `--help`).
-With `--real` the five lines are run, which takes an hour; of the gate, which takes hours on all
-cases of a tier, half of one, and any of its answers will do. Status 1 where one fails.
+Without an option: the installation, and whether each command is understood (`--co`, `--help`);
+then what `specreg init` makes of an empty folder, with the wheel alone. With `--real` the five
+lines are run, and a case there, which takes an hour; of the gate, which takes hours on all cases
+of a tier, half of one, and any of its answers will do. Status 1 where one fails.
 """
 
 import argparse
@@ -30,6 +31,16 @@ REAL = (
 """The lines that people type; the README must hold each of them."""
 WITHOUT_GPU = {"nox -s gpu_perf": "tier 'gpu' needs 1 GPU(s), this machine has 0"}
 """What fails where there is no GPU, and how it says so."""
+ELSEWHERE = (
+    "python -m venv .venv && .venv/bin/pip install ../dist/*.whl 'nox[uv]'",
+    "! pytest --help | grep specreg",
+    "specreg init",
+    "specreg matrix --tier cpu",
+    "pytest -k eagle3 --specreg-tier=cpu --co -q",
+    "nox --list",
+)
+"""What is typed in another repository; `--real` runs a case there."""
+ELSEWHERE_REAL = 'pytest -k "ngram and c1" --specreg-tier=cpu --update-baselines'
 STAND_INS = {"HOST:PORT": "127.0.0.1:1", "FROM.jsonl TO.jsonl": "a.jsonl b.jsonl"}
 _OURS = ("VIRTUAL_ENV", "NOX_CURRENT_SESSION", "SPECREG_LAUNCHER", "PYTHONPATH", "PYTHONHOME")
 
@@ -95,6 +106,9 @@ def steps(text: str, *, real: bool) -> Iterator[tuple[str, str]]:
     for line in commands:
         if not (real and line in REAL):
             yield question(line), line
+    yield "mkdir ../elsewhere && uv build --wheel --out-dir ../dist", "uv build"
+    for line in (*ELSEWHERE, *((ELSEWHERE_REAL,) if real else ())):
+        yield f"cd ../elsewhere && export PATH=$PWD/.venv/bin:$PATH && {line}", line
 
 
 def limited(command: str) -> str:

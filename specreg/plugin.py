@@ -71,6 +71,10 @@ class _Session:
 
 _SESSION = pytest.StashKey[_Session]()
 
+_MARKERS = (
+    "family(name): the family of metrics that a test of the suite judges",
+    "correctness(name): what a test of the suite checks, whatever the baseline says",
+)
 _RUN_FOLDER = "specreg_run_folder"
 _GROUPED, _REFUSED = "specreg_grouped", "specreg_refused"
 """Under which a worker of pytest-xdist is told the folder of the run, and whether it gets server
@@ -86,6 +90,8 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 def pytest_configure(config: pytest.Config) -> None:
     """Loads the tier, so that a wrong name or file ends the run before anything starts."""
+    for marker in _MARKERS:
+        config.addinivalue_line("markers", marker)
     interrupt_on_signals()
     with _as_usage_error(config):
         learn({}, config.invocation_params.args)

@@ -14,6 +14,7 @@ from specreg.core.errors import SpecregError
 from specreg.core.redaction import learn
 
 _COMMANDS: Mapping[str, str] = {
+    "init": "init",
     "gate": "gate",
     "bisect": "gate",
     "soak": "gate",

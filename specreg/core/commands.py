@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from specreg.core.files import OWN_REPOSITORY
+
 LAUNCHER = "SPECREG_LAUNCHER"
 """The variable in which a session of nox says how it was started: `nox -s cpu_perf --`."""
 
@@ -43,7 +45,8 @@ def specreg_command(*arguments: str) -> str:
 def install_command(extra: str) -> str:
     """What installs one of the extras, into the environment that lacks it."""
     where = f" --python {shlex.quote(_python())}" if os.environ.get(LAUNCHER) else ""
-    return f'uv pip install{where} -e ".[{extra}]"'
+    what = '-e ".' if (OWN_REPOSITORY / "pyproject.toml").is_file() else '"specreg'
+    return f'uv pip install{where} {what}[{extra}]"'
 
 
 def is_attached(options: Sequence[str]) -> bool:

@@ -20,6 +20,17 @@ from specreg.core.redaction import hide_bytes
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What a decoder raises of bytes that it can't read; the last of what is nested too deeply."""
+_PACKAGE = Path(__file__).parents[1]
+_IN_WHEEL = _PACKAGE / "repository"
+OWN_REPOSITORY = _IN_WHEEL if _IN_WHEEL.is_dir() else _PACKAGE.parent
+"""The repository of specreg that this is a checkout of, or what the wheel has of it."""
+
+
+def repository_path(root: Path, path: str) -> Path:
+    """A path in a repository; in specreg's own where that alone has it, below `fixtures/` only."""
+    own = OWN_REPOSITORY / path
+    is_own = path.startswith("fixtures/") and not (root / path).exists() and own.exists()
+    return own if is_own else root / path
 
 
 def cache_dir() -> Path:

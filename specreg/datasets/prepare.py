@@ -13,7 +13,7 @@ import numpy as np
 
 from specreg.core.commands import specreg_command
 from specreg.core.errors import DatasetError
-from specreg.core.files import UNREADABLE, file_sha256, replace_file
+from specreg.core.files import UNREADABLE, file_sha256, replace_file, repository_path
 from specreg.core.files import data_dir as usual_data_dir
 from specreg.datasets.formats import load_prompt_file, load_published_rows
 from specreg.datasets.hub import fetch_dataset_file
@@ -67,7 +67,7 @@ def load_prompts(
     if one.tokens is not None:
         return _random_prompts(one.tokens, vocabulary())
     if not one.licence:
-        return load_prompt_file(root / _TOY)
+        return load_prompt_file(repository_path(root, _TOY))
     folder = data_dir or usual_data_dir()
     record = load_record(folder, one.name)
     if record is None:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from specreg.core.errors import ModelError
-from specreg.core.files import cache_dir, file_sha256
+from specreg.core.files import cache_dir, file_sha256, repository_path
 from specreg.datasets.hub import fetch_model_file, why_unfetchable
 from specreg.matrix.case import ServerSpec
 
@@ -28,12 +28,14 @@ _WIDENED = re.compile(r".+-wide-\w+-([0-9a-f]{64})")
 def resolve_model(root: Path, reference: str) -> str:
     """A model's folder, or a hub id as it is; a relative one is looked up in the repository's root.
 
+    One of `fixtures/` that isn't there is specreg's own: the tiny models of its wheel.
+
     Raises:
         ModelError: the folder is missing or incomplete.
     """
     if is_hub_id(reference):
         return reference
-    folder = (root / reference).resolve()
+    folder = repository_path(root, reference).resolve()
     for pattern in (CONFIG, "*.safetensors"):
         if not any(folder.glob(pattern)):
             message = f"model folder '{folder}': {pattern} is missing; check the path in the matrix"

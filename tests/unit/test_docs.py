@@ -11,7 +11,7 @@ from specreg.verdicts.judge import GOOD, Outcome
 from tests.unit import builders
 
 PAGE = (builders.ROOT / "docs/red.md").read_text()
-OF_OTHERS = {"--group", "--pid"}
+OF_OTHERS = {"--group", "--pid", "--wheel"}
 WORDS = "\n".join(
     node.value
     for path in (builders.ROOT / "specreg").rglob("*.py")

@@ -47,6 +47,16 @@ def model(tmp_path: Path) -> Path:
     return write_model(tmp_path / "model", {"model.embed_tokens.weight": bf16(3, 2), **layer})
 
 
+def test_a_model_that_a_repository_lacks_is_specregs_own_below_fixtures_alone(model: Path) -> None:
+    tiny = "fixtures/models/tiny/target"
+    assert resolve_model(model.parent, tiny) == str(builders.ROOT / tiny)
+    with pytest.raises(ModelError, match=re.escape(str(model.parent / tiny))):
+        resolve_model(model.parent, f"./{tiny}")
+    (model.parent / tiny).parent.mkdir(parents=True)
+    model.rename(model.parent / tiny)
+    assert resolve_model(model.parent, tiny) == str(model.parent / tiny)
+
+
 @pytest.mark.parametrize(
     ("name", "missing"), [("config.json", "config.json"), ("model.safetensors", "*.safetensors")]
 )

@@ -1,0 +1,123 @@
+"""Make a folder a repository that measures with specreg: `specreg init`."""
+
+import importlib.metadata
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer
+
+from specreg import __version__
+from specreg.cli.options import HERE, USUAL, RootOption
+from specreg.core.errors import SpecregError
+from specreg.core.files import OWN_REPOSITORY, replace_file
+
+_COPIED = (
+    "conftest.py",
+    "tests/perf/*.py",
+    "fixtures/*.py",
+    "fixtures/matrix/cpu.toml",
+    "fixtures/models/pairs.toml",
+    ".github/workflows/gpu_perf.yml",
+)
+"""The files of specreg's own repository that are written as they are there."""
+_TO_FILL_IN = "docs/examples/init/gpu.toml"
+_KEPT = re.compile(r"(@nox\.session\n)?def (_pytest|_suite|_specreg|cpu_perf|gpu_perf|gate)\(")
+"""The functions of its noxfile.py that are written too."""
+_NOXFILE = '''"""The sessions of specreg; each does its own set-up, once."""
+
+from collections.abc import Sequence
+
+import nox
+
+nox.needs_version = ">=2025.5"
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.reuse_venv = "yes"
+nox.options.sessions = ["cpu_perf"]
+
+SPECREG = "specreg[{{}}]{origin}"
+"""Where `specreg init` found it installed from; say one that every machine reaches."""
+
+
+def _install(session: nox.Session, *, extras: Sequence[str] = ()) -> None:
+    """Specreg with some of its extras."""
+    session.install(SPECREG.format(",".join(extras)))'''
+_PYTEST = """# The root is where this lies: pytest knows specreg's options in all folders below.
+[pytest]
+pythonpath = ["."]
+"""
+_SETTINGS = re.compile(r"^\[(tool[.:])?pytest\b", re.MULTILINE)
+_IGNORED = ".nox/\n__pycache__/\n.specreg/\n"
+_LAST_LINE_NEEDED = ("conftest.py", "pytest.toml", ".gitignore")
+"""The files whose last line belongs into the one that is there instead."""
+_NEXT = """
+what next:
+  pytest -k eagle3 --specreg-tier=cpu
+      real vLLM without a GPU, on specreg's tiny models
+  pytest -k eagle3 --specreg-tier=cpu --update-baselines
+      records what it does here; commit baselines/
+  nox -s gpu_perf
+      on a machine with a GPU: what fixtures/matrix/gpu.toml says, where you fill in what you serve
+nox comes with: pip install "nox[uv]\""""
+
+
+def init(root: RootOption = HERE) -> None:
+    """Write what a repository needs to measure with specreg; what is there is left alone.
+
+    The suite's tests and fixtures, a tier without a GPU and one to fill in, sessions of nox, and a
+    workflow that runs each night. The tiny models and their prompts stay in specreg.
+    """
+    for name, content in _files():
+        path, there = root / name, _there(root, name)
+        needed = content.splitlines()[-1] if name in _LAST_LINE_NEEDED else ""
+        try:
+            if there is None:
+                replace_file(path, content.encode())
+            elif needed and needed in there.read_text():
+                needed = ""
+        except (OSError, UnicodeDecodeError) as error:
+            message = f"file '{path}': {error}; name a folder that can be written: --root"
+            raise SpecregError(message) from error
+        kept = "" if there is None else f"left {there.relative_to(root)} as it was"
+        typer.echo(f"{kept}; it needs {needed}" if kept and needed else kept or f"wrote {name}")
+    typer.echo(_NEXT)
+
+
+def _there(root: Path, name: str) -> Path | None:
+    """What stands in the place of a file; None where nothing does."""
+    path = root / name
+    if name == "pytest.toml" and not path.exists():
+        for other in ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg"):
+            path = root / other
+            if path.is_file() and _SETTINGS.search(path.read_text()):
+                return path
+    if path.name == ".gitkeep":  # what git keeps of a folder in which there is nothing else
+        path = path.parent
+    return path if path.exists() else None
+
+
+def _files() -> Iterator[tuple[str, str]]:
+    """List what is to be written: its path and its text."""
+    for path in (one for pattern in _COPIED for one in sorted(OWN_REPOSITORY.glob(pattern))):
+        yield str(path.relative_to(OWN_REPOSITORY)), path.read_text()
+    yield f"{USUAL.matrix}/gpu.toml", (OWN_REPOSITORY / _TO_FILL_IN).read_text()
+    yield f"{USUAL.baselines}/.gitkeep", ""
+    yield "pytest.toml", _PYTEST
+    yield ".gitignore", _IGNORED
+    parts = (OWN_REPOSITORY / "noxfile.py").read_text().split("\n\n\n")
+    head = _NOXFILE.format(origin=_origin())
+    yield "noxfile.py", "\n\n\n".join((head, *filter(_KEPT.match, parts))) + "\n"
+
+
+def _origin() -> str:
+    """What follows specreg's name where it is required as it was installed: a URL, or a version."""
+    try:
+        told = importlib.metadata.distribution("specreg").read_text("direct_url.json")
+    except importlib.metadata.PackageNotFoundError:
+        told = None
+    if told is None:
+        return f"=={__version__}"
+    url = json.loads(told)
+    vcs = url.get("vcs_info")
+    return f" @ {vcs['vcs']}+{url['url']}@{vcs['commit_id']}" if vcs else f" @ {url['url']}"
