@@ -30,7 +30,6 @@ from specreg.suite.configure import check_cases, choose, open_suite
 from specreg.suite.finish import record_run, render_end, run_verdict
 from specreg.suite.merge import WORKERS_FOLDER, plan_of, take_workers
 from specreg.suite.plan import PLAN
-from specreg.suite.recording import record_baselines
 from specreg.suite.run import Suite
 from specreg.suite.shards import (
     check_workers,
@@ -40,6 +39,7 @@ from specreg.suite.shards import (
     parse_choice,
     server_groups,
 )
+from specreg.suite.update_baselines import record_baselines
 from specreg.telemetry.identity import find_gpus
 
 SUITE = pytest.StashKey[Suite]()

@@ -17,13 +17,13 @@ from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Family, Metric, ratio_parts
 from specreg.stats.intervals import (
     FEWEST_PROMPTS,
-    Change,
+    Effect,
     Spread,
     change_of_launches,
     change_of_ratio,
 )
 from specreg.telemetry.identity import Environment
-from specreg.telemetry.record import DeviceRecord
+from specreg.telemetry.power_record import DeviceRecord
 
 _LEAST_CLOCK_FRAC = 0.95
 
@@ -115,7 +115,7 @@ class Comparison:
         """Whether what is known holds an acceptance metric at all."""
         return self._expected(metric) is not None
 
-    def ratio_change(self, metric: Metric) -> tuple[float, float, Change] | str:
+    def ratio_change(self, metric: Metric) -> tuple[float, float, Effect] | str:
         """Value, expected value and change of an acceptance metric, or why there is no telling."""
         if self.ours is None:
             return (
@@ -135,10 +135,10 @@ class Comparison:
             theirs = ratio_parts(metric, self.theirs) if self.theirs is not None else None
             change = change_of_ratio(ours, theirs, expected)
         else:  # a baseline of nothing (no draft ever accepted) can only be kept or improved
-            change = Change(estimate_frac=float(value > 0), error_frac=0.0, freedom=1)
+            change = Effect(estimate_frac=float(value > 0), error_frac=0.0, freedom=1)
         return metric.origin + value, metric.origin + expected, change
 
-    def speed_change(self, metric: Metric) -> Change | None:
+    def speed_change(self, metric: Metric) -> Effect | None:
         """The change of a speed, better being positive.
 
         None without a spread or a baseline, and of a speed that is 0 in a launch.
@@ -146,7 +146,7 @@ class Comparison:
         ours = self.launch_values(metric)
         return _change_of_speed(metric, ours, self.known.exact, self.known.spreads)
 
-    def control_change(self, metric: Metric) -> Change | None:
+    def control_change(self, metric: Metric) -> Effect | None:
         """The same of the server without speculation that ran beside the last launch.
 
         Held against its own case's baseline: whatever moved it didn't come from speculation.
@@ -185,7 +185,7 @@ def compare(launches: Sequence[Measurement], known: CaseBaselines) -> Comparison
 
 def paired_ratio_change(
     metric: Metric, measured: Sequence[Measurement], before: Sequence[Measurement]
-) -> Change | str:
+) -> Effect | str:
     """The change of an acceptance metric between the launches of two arms, prompt by prompt.
 
     A prompt's launches are added up: where greedy answers repeat they tell nothing new, and where
@@ -208,7 +208,7 @@ def paired_ratio_change(
     return change or "side A accepted nothing, or B took no step: there is no ratio to compare"
 
 
-def _change_of_tables(metric: Metric, ours: CountsTable, theirs: CountsTable) -> Change | None:
+def _change_of_tables(metric: Metric, ours: CountsTable, theirs: CountsTable) -> Effect | None:
     """The change of a ratio between tables of the same prompts; None where one of them has none."""
     now, before = ratio_parts(metric, ours), ratio_parts(metric, theirs)
     expected = _quotient(before)
@@ -222,7 +222,7 @@ def _change_of_speed(
     ours: Sequence[float],
     recorded: Baseline | None,
     spreads: Mapping[str, Spread],
-) -> Change | None:
+) -> Effect | None:
     spread, theirs = spreads.get(metric.name), recorded.launch_values(metric) if recorded else ()
     if spread is None or not theirs or min(ours, default=0.0) <= 0:
         return None
@@ -236,7 +236,7 @@ def common_prompts(one: CountsTable, other: CountsTable) -> tuple[CountsTable, C
     return one.only(common), other.only(common)
 
 
-def change_of_baseline(metric: Metric, old: Baseline, new: Baseline) -> Change | None:
+def change_of_baseline(metric: Metric, old: Baseline, new: Baseline) -> Effect | None:
     """What a new baseline changes; None where there is nothing to compare or no spread."""
     if metric.by_launch:
         return _change_of_speed(metric, new.launch_values(metric), old, spreads_of((new,)))
@@ -246,7 +246,7 @@ def change_of_baseline(metric: Metric, old: Baseline, new: Baseline) -> Change |
 
 def change_of_acceptance(
     metric: Metric, old: AcceptanceRecord, new: AcceptanceRecord
-) -> Change | None:
+) -> Effect | None:
     """The change over the prompts that both have; None where they are too few, or have no ratio."""
     ours, theirs = common_prompts(counts_table(new.prompts), counts_table(old.prompts))
     few = len(ours.prompt_ids) < FEWEST_PROMPTS

@@ -15,12 +15,15 @@ from specreg.baselines.schema import (
     SCHEMA_VERSION,
     Baseline,
     Provenance,
+    check_figures,
     load_baseline,
-    record_baseline,
+    render_baseline,
     stored_acceptance,
+    why_unusable,
 )
 from specreg.baselines.store import BaselineStore
-from specreg.core.errors import BaselineError
+from specreg.core.errors import BaselineError, InvalidMeasurementError
+from specreg.core.files import replace_file
 from specreg.matrix.case import Case
 from specreg.matrix.models import model_sha256
 from specreg.matrix.schema import CaseSettings
@@ -108,6 +111,25 @@ def record_measurements(
     why = render_invalid(invalid)
     left_out = f"baseline of '{first.case.id}': written without {why}" if why else ""
     return RecordedBaseline(path=path, old=old, new=baseline, left_out=left_out)
+
+
+def record_baseline(path: Path, baseline: Baseline) -> None:
+    """Write a baseline; the file is the old or the new one at any moment, never a torn one.
+
+    Raises:
+        BaselineError: the file that is there can't be read, so it isn't overwritten; this one
+            couldn't be read either; or the disk refuses.
+    """
+    load_baseline(path)
+    try:
+        check_figures(baseline)
+        replace_file(path, render_baseline(baseline).encode())
+    except (InvalidMeasurementError, OSError) as error:
+        advice = "raise the limits, or look at the figures of the run"
+        if isinstance(error, OSError):
+            advice = "make room or mend its rights"
+        message = f"baseline '{path}': not written, {why_unusable(b'', error)}; {advice}"
+        raise BaselineError(message) from error
 
 
 def _invalid_of(measurements: Sequence[Measurement], old: Baseline | None) -> Invalid:

@@ -23,7 +23,7 @@ from specreg.acceptance.record import (
     Weighting,
 )
 from specreg.core.errors import BaselineError, InvalidMeasurementError
-from specreg.core.files import UNREADABLE, replace_file
+from specreg.core.files import UNREADABLE
 from specreg.matrix.schema import CaseSettings
 from specreg.measurement.metrics import Metric, acceptance_value
 from specreg.telemetry.identity import Environment
@@ -192,11 +192,13 @@ def load_baseline(path: Path) -> Baseline | None:
         if unknown := head.case.keys() - known:  # which msgspec passes over in a dataclass
             name = min(unknown)
             raise msgspec.ValidationError(f"Object contains unknown field `{name}` - at `$.case`")
-        _check_figures(baseline)
+        check_figures(baseline)
     except FileNotFoundError:
         return None
     except (OSError, InvalidMeasurementError, *UNREADABLE) as error:
-        raise BaselineError(f"baseline '{path}': {_reason(content, error)}; {_ADVICE}") from error
+        raise BaselineError(
+            f"baseline '{path}': {why_unusable(content, error)}; {_ADVICE}"
+        ) from error
     if version < _SHORT_TURNS:
         baseline = msgspec.structs.replace(baseline, launches=())
     return msgspec.structs.replace(baseline, schema_version=SCHEMA_VERSION)
@@ -219,25 +221,6 @@ def read_baselines(paths: Iterable[Path]) -> tuple[dict[Path, Baseline], list[st
         else:
             found |= {path: baseline} if baseline is not None else {}
     return found, unreadable
-
-
-def record_baseline(path: Path, baseline: Baseline) -> None:
-    """Write a baseline; the file is the old or the new one at any moment, never a torn one.
-
-    Raises:
-        BaselineError: the file that is there can't be read, so it isn't overwritten; this one
-            couldn't be read either; or the disk refuses.
-    """
-    load_baseline(path)
-    try:
-        _check_figures(baseline)
-        replace_file(path, render_baseline(baseline).encode())
-    except (InvalidMeasurementError, OSError) as error:
-        advice = "raise the limits, or look at the figures of the run"
-        if isinstance(error, OSError):
-            advice = "make room or mend its rights"
-        message = f"baseline '{path}': not written, {_reason(b'', error)}; {advice}"
-        raise BaselineError(message) from error
 
 
 def render_baseline(baseline: Baseline) -> str:
@@ -305,7 +288,8 @@ def load_acceptance(stored: StoredAcceptance | None) -> AcceptanceRecord | None:
     )
 
 
-def _check_figures(baseline: Baseline) -> None:
+def check_figures(baseline: Baseline) -> None:
+    """Raise an InvalidMeasurementError where a figure could never be missed or counts disagree."""
     for launch in baseline.launches:
         for name, value in launch.items():
             if not 0 < value < math.inf:
@@ -326,7 +310,7 @@ class _Head(msgspec.Struct, frozen=True):
     case: dict[str, msgspec.Raw] = {}
 
 
-def _reason(content: bytes, error: Exception) -> str:
+def why_unusable(content: bytes, error: Exception) -> str:
     """What is wrong with a file: what a merge left in it, else what the error says."""
     for number, line in enumerate(content.splitlines(), start=1):
         if line.startswith(b"<<<<<<< "):

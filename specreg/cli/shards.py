@@ -24,8 +24,8 @@ from specreg.report.terminal import render_report
 from specreg.suite.finish import record_run, run_verdict
 from specreg.suite.merge import open_merged, take_shards
 from specreg.suite.plan import PLAN, MergedShards, load_shard
-from specreg.suite.recording import record_baselines
 from specreg.suite.shards import SHARDS, Shard
+from specreg.suite.update_baselines import record_baselines
 
 _BYTES_PER_GIB = 2**30
 _ANSWERS_WITHIN_S = 10.0

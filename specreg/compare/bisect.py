@@ -138,7 +138,7 @@ class _Search:
     def compare(self, version: str) -> tuple[Step, str]:
         """What a version is, and why; of an unknown one what it would take to tell."""
         try:
-            decision = self._decide(version)
+            decision = self._gate_against(version)
         except SideError as error:
             if error.side is not Side.B:
                 raise
@@ -156,7 +156,7 @@ class _Search:
         self.options.show(f"{version}: {step}{f', {why}' if why else ''}")
         return step, why
 
-    def _decide(self, version: str) -> Decision:
+    def _gate_against(self, version: str) -> Decision:
         """What a gate of the good version against another says."""
         options = self.options
         made_of = repr((self.case, options.prompts, options.least_s))

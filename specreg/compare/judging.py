@@ -23,8 +23,8 @@ from specreg.measurement.metrics import GATE_METRICS, Metric, Replay, tokens_per
 from specreg.report.document import REGRESSED_STATUS, UNDECIDED_STATUS, exit_status
 from specreg.report.tables import label_of
 from specreg.stats.alpha_spending import LEVEL
-from specreg.stats.intervals import Change, change_of_pairs, t_quantile
-from specreg.verdicts.judge import Outcome, Verdict, decided
+from specreg.stats.intervals import Effect, change_of_pairs, t_quantile
+from specreg.verdicts.judge import Outcome, Verdict, with_effect
 from specreg.verdicts.multiple_testing import MACHINE_MOVED
 
 UNCHECKED = "side A is still to be measured against itself"
@@ -207,7 +207,7 @@ def _beside_itself(verdict: Verdict, launches: Sequence[SideLaunch], *, is_worse
     if change is None or itself is None:
         outcome = Outcome.REGRESSED if is_worse else Outcome.INCONCLUSIVE
         return dataclasses.replace(verdict, outcome=outcome, reason=UNCHECKED)
-    beyond = Change(
+    beyond = Effect(
         estimate_frac=change.estimate_frac - itself.estimate_frac,
         error_frac=math.hypot(change.error_frac, itself.error_frac),
         freedom=min(change.freedom, itself.freedom),
@@ -335,14 +335,14 @@ def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules) -> Verd
         moved = paired_ratio_change(metric, ours, theirs)
         if isinstance(moved, str):  # no launch more would tell
             return say(outcome=Outcome.INVALID, reason=moved)
-        return _decided(verdict, metric, moved, rules)
+        return _with_needed(verdict, metric, moved, rules)
     change = _change(figure, launches)
     if change is None:
         more = 2 * (verdict.launches + 1)
         return say(reason="too few launches to tell how they spread", needed_launches=more)
     if metric.name == OUTPUT:
         verdict = say(cause=_parts_of_output(ours, theirs))
-    return _decided(verdict, metric, change, rules)
+    return _with_needed(verdict, metric, change, rules)
 
 
 def _measured(metric: Metric, side: Side, launches: Iterable[SideLaunch]) -> list[Measurement]:
@@ -355,7 +355,7 @@ def _measured(metric: Metric, side: Side, launches: Iterable[SideLaunch]) -> lis
     return [*found.values()]
 
 
-def _change(figure: _Figure, launches: Sequence[SideLaunch]) -> Change | None:
+def _change(figure: _Figure, launches: Sequence[SideLaunch]) -> Effect | None:
     """The change of a speed of a pair, with the spread of all pairs; None without a spread."""
     # What A does beside itself, which is measured later, changes no verdict on B.
     others = [
@@ -392,10 +392,10 @@ def _log(name: str, launch: SideLaunch) -> float | None:
     return math.log(value) if value else None
 
 
-def _decided(verdict: Verdict, metric: Metric, change: Change, rules: Rules) -> Verdict:
+def _with_needed(verdict: Verdict, metric: Metric, change: Effect, rules: Rules) -> Verdict:
     """The verdict with its change, by the whole interval."""
     # A loss must be certain among all figures; that there is none only at this look.
-    verdict = decided(verdict, metric, change, rules.level, loss_level=rules.loss_level)
+    verdict = with_effect(verdict, metric, change, rules.level, loss_level=rules.loss_level)
     if verdict.outcome is not Outcome.INCONCLUSIVE:
         return verdict
     needed = _needed(verdict, metric, change, rules)
@@ -410,7 +410,7 @@ def _decided(verdict: Verdict, metric: Metric, change: Change, rules: Rules) -> 
     )
 
 
-def _needed(verdict: Verdict, metric: Metric, change: Change, rules: Rules) -> int | None:
+def _needed(verdict: Verdict, metric: Metric, change: Effect, rules: Rules) -> int | None:
     """About how many launches, or prompts, decide if estimate and spread stay what they are."""
     estimate, tolerance = verdict.change_frac or 0.0, verdict.tolerance_frac or 0.0
     within = estimate > -tolerance

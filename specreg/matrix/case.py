@@ -11,7 +11,14 @@ from specreg.core.errors import UnknownNameError
 from specreg.core.redaction import hide_known, learn
 from specreg.engines.registry import engine_named
 from specreg.engines.settings import LaunchSettings, Parallel
-from specreg.matrix.schema import NO_LIMITS, USUAL_DRAFT_TOKENS, Limits, Load, Width, Workload
+from specreg.matrix.schema import (
+    NO_LIMITS,
+    USUAL_DRAFT_TOKENS,
+    Limits,
+    Load,
+    Width,
+    WorkloadSettings,
+)
 
 _RESERVE_GIB = 4.0
 """Of each server on each GPU, beside weights and KV cache: the CUDA context, activations, captured
@@ -124,7 +131,7 @@ class ServerSpec(LaunchSettings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case(Workload):
+class Case(WorkloadSettings):
     """One measurement of the matrix.
 
     Attributes:

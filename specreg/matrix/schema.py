@@ -109,7 +109,7 @@ class RequestSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload(RequestSettings):
+class WorkloadSettings(RequestSettings):
     """What is asked of a server, and how it is measured.
 
     Attributes:
@@ -189,7 +189,7 @@ class ModelsTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CasesTable(LaunchSettings, Workload, Load):
+class CasesTable(LaunchSettings, WorkloadSettings, Load):
     """`[[cases]]`: one case for each of `methods` × `draft_tokens` × the loads.
 
     The loads are `concurrency` or `requests_per_s`. Of several `models` a machine runs the first

@@ -26,7 +26,7 @@ from specreg.matrix.schema import (
     ModelsTable,
     PairsFile,
     TierFile,
-    Workload,
+    WorkloadSettings,
 )
 
 PAIRS = Path("models/pairs.toml")
@@ -167,7 +167,7 @@ def _cases_of(
         )
         for server, load in itertools.product(servers, _loads_of(table)):
             yield Case(
-                **_taken(Workload, table),
+                **_taken(WorkloadSettings, table),
                 server=server,
                 control=None,
                 load=load,

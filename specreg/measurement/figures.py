@@ -25,7 +25,7 @@ from specreg.measurement.metrics import (
     ttft_ms,
 )
 from specreg.stats.percentiles import Histogram, Summary, summarize
-from specreg.telemetry.record import PowerRecord
+from specreg.telemetry.power_record import PowerRecord
 
 _NS_PER_MS = 10**6
 

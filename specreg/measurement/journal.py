@@ -25,7 +25,7 @@ from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Family, Replay
 from specreg.stats.alpha_spending import Look
 from specreg.stats.percentiles import Histogram
-from specreg.telemetry.record import PowerRecord
+from specreg.telemetry.power_record import PowerRecord
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):

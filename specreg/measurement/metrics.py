@@ -21,7 +21,7 @@ from specreg.load.rounds import Round
 from specreg.matrix.case import Case
 from specreg.matrix.schema import MOST_DRAFT_TOKENS, NO_LIMITS, Limits
 from specreg.stats.percentiles import Histogram
-from specreg.telemetry.record import PowerRecord
+from specreg.telemetry.power_record import PowerRecord
 
 _CountT = TypeVar("_CountT")
 

@@ -12,7 +12,7 @@ from specreg.load.rounds import Round
 from specreg.measurement.metrics import Family, Replay
 from specreg.measurement.validity import ALL, noting
 from specreg.telemetry.energy import check_alone, check_held_back
-from specreg.telemetry.record import PowerRecord, record_power
+from specreg.telemetry.power_record import PowerRecord, record_power
 from specreg.telemetry.sampler import Span, Watch
 
 _SETTLE_S, _IDLE_S = 1.0, 4.0

@@ -10,7 +10,7 @@ from rich.text import Text
 from specreg.core.timeline import Phase, RunTime
 from specreg.measurement.figures import Figures
 from specreg.stats.percentiles import Summary
-from specreg.telemetry.record import PowerRecord
+from specreg.telemetry.power_record import PowerRecord
 
 NOTHING = "–"
 SPREADS = {

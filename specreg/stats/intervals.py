@@ -21,7 +21,7 @@ _TINY = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Effect:
     """An estimated change and its error; better is positive.
 
     Attributes:
@@ -49,7 +49,7 @@ class Change:
 
 def change_of_ratio(
     ours: tuple[Column, Column], theirs: tuple[Column, Column] | None, expected: float
-) -> Change:
+) -> Effect:
     """The relative change of a ratio of sums, Σx/Σy, prompt by prompt.
 
     r = R'/R - 1 with R = Σx/Σy. Linearised, prompt i contributes
@@ -71,7 +71,7 @@ def change_of_ratio(
     error = math.sqrt(size / (size - 1) * float(np.dot(deviations, deviations)))
     # 0 for what rounding leaves of two equal runs, 1e-17.
     change, error = (value if abs(value) > _TINY else 0.0 for value in (change, error))
-    return Change(estimate_frac=change, error_frac=error, freedom=size - 1)
+    return Effect(estimate_frac=change, error_frac=error, freedom=size - 1)
 
 
 def _deviations(numerators: Column, denominators: Column) -> tuple[Column, float]:
@@ -97,7 +97,7 @@ class Spread:
 
 def change_of_launches(
     ours: Sequence[float], theirs: Sequence[float], spread: Spread, sign: int
-) -> Change:
+) -> Effect:
     """The change of a speed: the difference of the launches' mean logarithms.
 
     Its error is √(s_w² (1/k + 1/n) + 2 s_b²), with k launches of ours and n of theirs; run and
@@ -107,7 +107,7 @@ def change_of_launches(
     """
     ours_log, theirs_log = (math.fsum(map(math.log, one)) / len(one) for one in (ours, theirs))
     within = spread.within_frac**2 * (1 / len(ours) + 1 / len(theirs))
-    return Change(
+    return Effect(
         estimate_frac=sign * (ours_log - theirs_log),
         error_frac=math.sqrt(within + 2 * spread.between_frac**2),
         freedom=spread.freedom,
@@ -116,7 +116,7 @@ def change_of_launches(
 
 def change_of_pairs(
     differences: Sequence[float], others: Sequence[Sequence[float]] = ()
-) -> Change | None:
+) -> Effect | None:
     """The change from one arm to another that was up beside it, by launches of both.
 
     The mean of n differences, its error s/√n; s is their spread pooled with that of `others`, the
@@ -134,14 +134,14 @@ def change_of_pairs(
     mean = math.fsum(differences) / len(differences)
     squares = sum((len(one) - 1) * statistics.variance(one) for one in spread)
     variance = squares / freedom + 2 / (12 * PER_E**2)
-    return Change(
+    return Effect(
         estimate_frac=mean if abs(mean) > _TINY else 0.0,
         error_frac=math.sqrt(variance / len(differences)),
         freedom=freedom,
     )
 
 
-def change_of_blocks(values: Sequence[float], hours: Sequence[float], scale: float) -> Change:
+def change_of_blocks(values: Sequence[float], hours: Sequence[float], scale: float) -> Effect:
     """The change in an hour from the first blocks to the last, of one arm that was measured long.
 
     Blocks hang together, so no line is fitted, whose error would take each for a draw of its own.
@@ -153,7 +153,7 @@ def change_of_blocks(values: Sequence[float], hours: Sequence[float], scale: flo
     """
     means, times = part_means(values), part_means(hours)
     moves, span_h = np.diff(means) * scale, float(times[-1] - times[0])
-    return Change(
+    return Effect(
         estimate_frac=float(moves.sum()) / span_h,
         error_frac=float(moves.std(ddof=1)) * math.sqrt(len(moves)) / span_h,
         freedom=len(moves) - 1,

@@ -21,9 +21,9 @@ from specreg.measurement.metrics import Metric, check_allowed
 from specreg.report.progress import Progress
 from specreg.servers.attach import alone, check_attached
 from specreg.suite.options import Options
-from specreg.suite.recording import further_launches
 from specreg.suite.run import Suite
 from specreg.suite.shards import parse_choice
+from specreg.suite.update_baselines import further_launches
 from specreg.telemetry.identity import (
     UNKNOWN_ENVIRONMENT,
     current_environment,

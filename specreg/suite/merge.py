@@ -28,9 +28,9 @@ from specreg.suite.plan import (
     journalled,
     load_shard,
 )
-from specreg.suite.recording import take_further
 from specreg.suite.run import Suite
 from specreg.suite.shards import parse_choice
+from specreg.suite.update_baselines import take_further
 from specreg.telemetry.identity import find_gpus
 
 WORKERS_FOLDER = "shards"

@@ -7,7 +7,7 @@ from specreg.baselines.schema import Baseline, Detectable
 from specreg.matrix.case import Case
 from specreg.measurement.metrics import METRICS, Direction, Metric
 from specreg.stats.alpha_spending import MORE_LAUNCHES, Look
-from specreg.stats.intervals import Change, Spread, change_of_launches, t_quantile
+from specreg.stats.intervals import Effect, Spread, change_of_launches, t_quantile
 
 RUN_LAUNCHES = 1 + MORE_LAUNCHES
 """The most that a run takes of a case that is undecided."""
@@ -58,7 +58,7 @@ def mde_of_launches(metric: Metric, launches: int, recorded: int, spread: Spread
     return mde_frac(metric, change, Look.LAUNCH if launches == 1 else Look.FURTHER_LAUNCH)
 
 
-def mde_frac(metric: Metric, change: Change, look: Look) -> float:
+def mde_frac(metric: Metric, change: Effect, look: Look) -> float:
     """The loss that would be proven nine times out of ten, 0 or more."""
     reach = t_quantile(look.value, change.freedom) + t_quantile(_POWER_LEVEL, change.freedom)
     return -to_frac(metric, -reach * change.error_frac)

@@ -22,7 +22,7 @@ from specreg.matrix.case import Case
 from specreg.measurement.metrics import METRICS, Family, Metric, acceptance_value
 from specreg.measurement.validity import spoiled_by
 from specreg.stats.alpha_spending import Look
-from specreg.stats.intervals import Change
+from specreg.stats.intervals import Effect
 from specreg.verdicts.detection import (
     MOST_LAUNCHES,
     RUN_LAUNCHES,
@@ -181,10 +181,10 @@ def outcome_of(
     return Outcome.REGRESSED if lost or gained else Outcome.INCONCLUSIVE
 
 
-def decided(
+def with_effect(
     verdict: Verdict,
     metric: Metric,
-    change: Change,
+    change: Effect,
     level: float,
     *,
     loss_level: float | None = None,
@@ -312,7 +312,7 @@ def _judge_acceptance(
     if isinstance(found, str):
         return dataclasses.replace(verdict, reason=found, needed_launches=0)
     verdict = dataclasses.replace(verdict, value=found[0], expected=found[1])
-    verdict = _decided(verdict, metric, found[2], look)
+    verdict = _with_mde(verdict, metric, found[2], look)
     prompts = ours.prompt_ids if ours is not None else ()
     if verdict.outcome is Outcome.INCONCLUSIVE:
         finer = (verdict.mde_frac or 0.0) / (verdict.tolerance_frac or 1.0)
@@ -348,7 +348,7 @@ def _judge_speed(metric: Metric, comparison: Comparison, look: Look, verdict: Ve
         )
     cause = _cause(metric, comparison, change)
     verdict = dataclasses.replace(verdict, value=_geometric_mean(ours), cause=cause)
-    verdict = _decided(verdict, metric, change, look)
+    verdict = _with_mde(verdict, metric, change, look)
     if other_card and verdict.outcome is not Outcome.PASS:
         reason = f"{other_card}, and cards of one kind differ by {_OTHER_CARD_FRAC:.0%}"
         return dataclasses.replace(verdict, outcome=Outcome.NOT_COMPARABLE, reason=reason)
@@ -357,8 +357,8 @@ def _judge_speed(metric: Metric, comparison: Comparison, look: Look, verdict: Ve
     return verdict
 
 
-def _decided(verdict: Verdict, metric: Metric, change: Change, look: Look) -> Verdict:
-    verdict = decided(verdict, metric, change, look.value)
+def _with_mde(verdict: Verdict, metric: Metric, change: Effect, look: Look) -> Verdict:
+    verdict = with_effect(verdict, metric, change, look.value)
     return dataclasses.replace(verdict, mde_frac=mde_frac(metric, change, look))
 
 
@@ -408,7 +408,7 @@ def _undecided(verdict: Verdict, by_what: str, remedy: str, *, needed_launches: 
     return dataclasses.replace(verdict, reason=reason, needed_launches=needed_launches)
 
 
-def _cause(metric: Metric, comparison: Comparison, change: Change) -> str:
+def _cause(metric: Metric, comparison: Comparison, change: Effect) -> str:
     """Δ log(output speed) = Δ log(tokens per step) - Δ log(step time), in words.
 
     Empty for what isn't a speed of output, without an acceptance to compare, and for a method that

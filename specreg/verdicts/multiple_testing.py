@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from specreg.baselines.comparison import Comparison
 from specreg.measurement.metrics import METRICS, Family
 from specreg.stats.alpha_spending import LEVEL, Look
-from specreg.stats.intervals import Change
+from specreg.stats.intervals import Effect
 from specreg.verdicts.detection import to_frac
 from specreg.verdicts.judge import Outcome, Verdict
 
@@ -144,7 +144,7 @@ def _blamed(verdict: Verdict, alike: str, comparison: Comparison | None) -> Verd
     return dataclasses.replace(verdict, outcome=Outcome.INVALID, reason=reason)
 
 
-def _control_moved(comparison: Comparison, verdict: Verdict, change: Change) -> str:
+def _control_moved(comparison: Comparison, verdict: Verdict, change: Effect) -> str:
     """In words, that the server beside it became worse than tolerated too; empty if it didn't."""
     metric = METRICS[verdict.metric]
     allowed_frac = metric.allowed_frac(comparison.measurement.case)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from specreg.baselines.schema import record_baseline
+from specreg.baselines.record import record_baseline
 from specreg.core.errors import ServerDiedError, SpecregError
 from specreg.core.files import replace_file
 from specreg.core.logs import KEPT_BYTES

@@ -14,7 +14,7 @@ import pytest
 
 from specreg.core.errors import InvalidMeasurementError, SensorError
 from specreg.telemetry.energy import check_alone, check_counter, check_held_back, energy_of
-from specreg.telemetry.record import PowerRecord, record_power
+from specreg.telemetry.power_record import PowerRecord, record_power
 from specreg.telemetry.sampler import PowerTrace, Span, watch
 from specreg.telemetry.sensor import Device, Scope
 from tests.doubles.nvml import device as scripted

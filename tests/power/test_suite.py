@@ -9,7 +9,7 @@ import pytest
 
 from specreg.matrix.tier import load_tier
 from specreg.report.document import FILE_NAME, load_report
-from specreg.telemetry.record import PowerRecord
+from specreg.telemetry.power_record import PowerRecord
 from specreg.verdicts.judge import Outcome
 from tests.doubles.nvml.device import Load, ScriptedGpu
 from tests.plugin.conftest import Suite

@@ -21,6 +21,7 @@ from specreg.acceptance.record import (
 from specreg.acceptance.trace import Chunk, RequestTrace, chunk_sizes
 from specreg.baselines.comparison import CaseBaselines
 from specreg.baselines.published import PublishedFigure
+from specreg.baselines.record import record_baseline
 from specreg.baselines.schema import (
     SCHEMA_VERSION,
     Baseline,
@@ -28,7 +29,6 @@ from specreg.baselines.schema import (
     RecordedDevice,
     StoredAcceptance,
     baseline_path,
-    record_baseline,
     stored_acceptance,
 )
 from specreg.baselines.store import settings_in
@@ -49,7 +49,7 @@ from specreg.servers.environments import MARKER, EngineEnvironment, environment_
 from specreg.servers.server import Server, StartedServer
 from specreg.stats.intervals import Spread
 from specreg.telemetry.identity import Environment, Gpus
-from specreg.telemetry.record import DeviceRecord, PowerRecord, arm_power
+from specreg.telemetry.power_record import DeviceRecord, PowerRecord, arm_power
 from specreg.telemetry.sensor import Device, Scope
 from tests.doubles.nvml.device import ScriptedGpu
 from tests.doubles.vllm.script import Script, chat_prompt, record_script, steps_of

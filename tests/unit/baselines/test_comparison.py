@@ -18,7 +18,7 @@ from specreg.baselines.comparison import (
 from specreg.baselines.schema import Baseline, Noise, stored_acceptance
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Family, Metric, Replay
-from specreg.stats.intervals import Change
+from specreg.stats.intervals import Effect
 from tests.unit import builders
 
 LENGTH = METRICS["acceptance_length_tokens"]
@@ -67,7 +67,7 @@ def by_prompt(ours: Mapping[str, StepCounts], theirs: Mapping[str, StepCounts]) 
     return compare([measured(record(ours))], known(recorded(record(theirs))))
 
 
-def ratio_change(comparison: Comparison, metric: Metric) -> tuple[float, float, Change]:
+def ratio_change(comparison: Comparison, metric: Metric) -> tuple[float, float, Effect]:
     """Value, expected value and change of a metric, where it can be told."""
     found = comparison.ratio_change(metric)
     assert not isinstance(found, str)
@@ -81,7 +81,7 @@ def test_prompts_are_paired_by_what_they_are_not_by_where_they_stand() -> None:
     assert comparison.theirs is not None
     assert comparison.ours.prompt_ids == comparison.theirs.prompt_ids == tuple(backwards)
     change = ratio_change(comparison, LENGTH)[2]
-    assert change == Change(estimate_frac=0.0, error_frac=0.0, freedom=5)
+    assert change == Effect(estimate_frac=0.0, error_frac=0.0, freedom=5)
 
 
 def test_each_ratio_divides_what_it_is_of() -> None:
@@ -145,7 +145,7 @@ def test_a_baseline_of_nothing_is_kept_or_improved(ours: StepCounts, gain: float
     comparison = by_prompt(dict.fromkeys(RECORDED, ours), dict.fromkeys(RECORDED, NONE))
     _, expected, change = ratio_change(comparison, LENGTH)
     assert expected == 1.0
-    assert change == Change(estimate_frac=gain, error_frac=0.0, freedom=1)
+    assert change == Effect(estimate_frac=gain, error_frac=0.0, freedom=1)
 
 
 def test_without_its_extension_a_run_has_the_prompts_of_its_case() -> None:

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from specreg.baselines.estimate import START_S, Estimate, estimate_of, run_s
-from specreg.baselines.schema import Baseline, baseline_path, record_baseline
+from specreg.baselines.record import record_baseline
+from specreg.baselines.schema import Baseline, baseline_path
 from specreg.baselines.store import BaselineStore
 from specreg.engines.settings import Parallel
 from specreg.matrix.case import Case, Sizes

@@ -10,6 +10,7 @@ import pytest
 
 from specreg.acceptance.record import Source, StepCounts
 from specreg.baselines.comparison import differing_settings, of_any_number
+from specreg.baselines.record import record_baseline
 from specreg.baselines.schema import (
     SCHEMA_VERSION,
     Baseline,
@@ -21,7 +22,6 @@ from specreg.baselines.schema import (
     load_acceptance,
     load_baseline,
     read_baselines,
-    record_baseline,
     render_baseline,
     render_schema,
     stored_acceptance,

@@ -20,7 +20,7 @@ from specreg.matrix.schema import (
     CasesTable,
     Limits,
     Load,
-    Workload,
+    WorkloadSettings,
 )
 from specreg.matrix.tier import load_tier
 from tests.unit import builders
@@ -179,6 +179,6 @@ def test_each_key_of_a_table_arrives_in_the_case(name: str, tmp_path: Path) -> N
         + "\n".join(f"{key} = {value}" for key, value in table.items())
     )
     (case,) = load_tier(folder, "here").cases
-    kinds = {ServerSpec: case.server, Workload: case, Load: case.load, Case: case}
+    kinds = {ServerSpec: case.server, WorkloadSettings: case, Load: case.load, Case: case}
     ours = next(one for kind, one in kinds.items() if name in typing.get_type_hints(kind))
     assert getattr(ours, name) != default

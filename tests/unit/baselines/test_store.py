@@ -10,8 +10,8 @@ import pytest
 
 from specreg.acceptance.record import AcceptanceRecord, StepCounts
 from specreg.baselines.comparison import CaseBaselines, differing_settings
-from specreg.baselines.record import RecordedBaseline, record_measurements
-from specreg.baselines.schema import Baseline, Noise, baseline_path, load_baseline, record_baseline
+from specreg.baselines.record import RecordedBaseline, record_baseline, record_measurements
+from specreg.baselines.schema import Baseline, Noise, baseline_path, load_baseline
 from specreg.baselines.store import BaselineStore, settings_of
 from specreg.core.errors import BaselineError, DatasetError
 from specreg.datasets.prompts import Prompt
@@ -23,7 +23,7 @@ from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Family, Replay
 from specreg.measurement.validity import Invalid, all_invalid, spoiled_by
 from specreg.telemetry.identity import Environment
-from specreg.telemetry.record import PowerRecord
+from specreg.telemetry.power_record import PowerRecord
 from tests.unit import builders
 
 COUNTS = builders.counts(8, 0, 6, 6)

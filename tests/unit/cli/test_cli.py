@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from specreg import __version__ as specreg_version
-from specreg.baselines.schema import baseline_path, record_baseline
+from specreg.baselines.record import record_baseline
+from specreg.baselines.schema import baseline_path
 from specreg.cli import app, main
 from specreg.core.errors import DatasetError, SpecregError, UnknownNameError
 from specreg.core.files import data_dir

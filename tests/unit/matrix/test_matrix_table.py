@@ -6,7 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from specreg.baselines.estimate import Estimate
-from specreg.baselines.schema import baseline_path, record_baseline
+from specreg.baselines.record import record_baseline
+from specreg.baselines.schema import baseline_path
 from specreg.cli import app
 from specreg.cli.cases import render_matrix
 from specreg.core.errors import UnknownNameError

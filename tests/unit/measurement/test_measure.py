@@ -43,7 +43,7 @@ from specreg.measurement.metrics import Family, metrics_of
 from specreg.servers.server import Server
 from specreg.stats.alpha_spending import Look
 from specreg.stats.percentiles import Histogram
-from specreg.telemetry.record import PowerRecord
+from specreg.telemetry.power_record import PowerRecord
 from specreg.telemetry.sampler import PowerTrace, Sample, Watch
 from tests.doubles.vllm.script import BEFORE_ROUNDS, DEFAULTS, SLOWING, Fault, Script
 from tests.unit import builders

@@ -12,7 +12,7 @@ from scipy import stats
 from specreg.acceptance.table import Column
 from specreg.stats.alpha_spending import LEVEL, MORE_LAUNCHES, PARTS, Look
 from specreg.stats.intervals import (
-    Change,
+    Effect,
     Spread,
     change_of_launches,
     change_of_ratio,
@@ -51,7 +51,7 @@ def per_step(shift: float = 0.0) -> float:
 
 def ratio_change(
     ours: tuple[Column, Column], theirs: tuple[Column, Column], *, exact: bool = False
-) -> Change:
+) -> Effect:
     """The change from theirs to ours, where `exact` as if of theirs only the ratio were known."""
     expected = float(theirs[0].sum() / theirs[1].sum())
     return change_of_ratio(ours, None if exact else theirs, expected)
@@ -90,13 +90,13 @@ def test_the_quantile_is_students(freedom: int) -> None:
 def test_chance_is_what_the_interval_just_reaches_nothing_at(
     estimate: float, error: float, freedom: int
 ) -> None:
-    change = Change(estimate_frac=estimate, error_frac=error, freedom=freedom)
+    change = Effect(estimate_frac=estimate, error_frac=error, freedom=freedom)
     assert change.bounds(change.p_worse)[1] == pytest.approx(0, abs=1e-9)
 
 
 @pytest.mark.parametrize(("estimate", "p"), [(-0.01, 0.0), (0.0, 1.0), (0.01, 1.0)])
 def test_without_an_error_chance_explains_no_loss(estimate: float, p: float) -> None:
-    change = Change(estimate_frac=estimate, error_frac=0.0, freedom=1)
+    change = Effect(estimate_frac=estimate, error_frac=0.0, freedom=1)
     assert change.bounds(LEVEL) == (estimate, estimate)
     assert change.p_worse == p
 
@@ -114,7 +114,7 @@ def test_a_ratio_changes_prompt_by_prompt() -> None:
 def test_equal_runs_have_no_error_and_no_change() -> None:
     run, _ = realistic(np.random.default_rng(1), 80)
     change = ratio_change(run, run)
-    assert change == Change(estimate_frac=0.0, error_frac=0.0, freedom=79)
+    assert change == Effect(estimate_frac=0.0, error_frac=0.0, freedom=79)
 
 
 @pytest.mark.parametrize("prompts", [20, 80])

@@ -11,8 +11,8 @@ from specreg.baselines.schema import load_baseline
 from specreg.baselines.store import settings_in
 from specreg.measurement.metrics import METRICS
 from specreg.suite.finish import remarks, run_verdict
-from specreg.suite.recording import record_baselines
 from specreg.suite.run import Suite
+from specreg.suite.update_baselines import record_baselines
 from specreg.verdicts.history import RunRecord, baseline_sha256, record_history, settings_sha256
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import builders

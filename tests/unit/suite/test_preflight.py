@@ -12,7 +12,8 @@ import pytest
 from huggingface_hub import constants
 from typer.testing import CliRunner, Result
 
-from specreg.baselines.schema import baseline_path, record_baseline
+from specreg.baselines.record import record_baseline
+from specreg.baselines.schema import baseline_path
 from specreg.cli import app
 from specreg.core.errors import SensorError
 from specreg.engines.registry import engine_named

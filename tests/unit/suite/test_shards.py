@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from specreg.baselines.schema import baseline_path, record_baseline
+from specreg.baselines.record import record_baseline
+from specreg.baselines.schema import baseline_path
 from specreg.core.errors import SpecregError
 from specreg.report.document import record_document
 from specreg.suite.run import Suite

@@ -9,7 +9,7 @@ import pytest
 
 from specreg.core.errors import InvalidMeasurementError
 from specreg.telemetry.energy import check_alone
-from specreg.telemetry.record import arm_power, record_power
+from specreg.telemetry.power_record import arm_power, record_power
 from specreg.telemetry.sampler import PowerTrace, Sample
 from specreg.telemetry.sensor import State
 from tests.doubles.nvml.device import Process, ScriptedGpu, Throttle

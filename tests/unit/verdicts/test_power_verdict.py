@@ -16,7 +16,7 @@ from specreg.measurement.metrics import METRICS, Family
 from specreg.measurement.power import power_of
 from specreg.report.failures import sentence_of
 from specreg.report.tables import render_figures
-from specreg.telemetry.record import PowerRecord
+from specreg.telemetry.power_record import PowerRecord
 from specreg.telemetry.sampler import PowerTrace, Sample, Watch
 from specreg.telemetry.sensor import Scope, State
 from specreg.verdicts.judge import Outcome, Verdict, first_look, judge

@@ -10,8 +10,8 @@ from specreg.matrix.case import Case, Tier
 from specreg.measurement.measure import Measurement
 from specreg.servers.launch import Launch, launches_of
 from specreg.suite.options import Options
-from specreg.suite.recording import FurtherLaunches, further_launches
 from specreg.suite.run import Suite
+from specreg.suite.update_baselines import FurtherLaunches, further_launches
 from tests.unit import builders
 from tests.unit.suite.test_run import SPEED, parts
 
