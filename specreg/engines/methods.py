@@ -96,6 +96,7 @@ def is_older(version: str, than: str) -> bool:
 _ROWS = (
     Method(name="none"),
     Method(name="ngram", drafts_every_step=False),
+    Method(name="ngram_adaptive", drafts_every_step=False),
     Method(name="suffix", drafts_every_step=False),
     Method(name="draft_model", needs_draft=True),
     Method(name="eagle", needs_draft=True),

@@ -34,6 +34,10 @@ _FOLDER = str(Path(__file__).parents[2])
 _METHODS = {
     "none": Spelling(settings={}),
     "ngram": Spelling(settings={"method": "ngram", "draft-tokens": DRAFT_TOKENS}),
+    "ngram_adaptive": Spelling(
+        settings={"method": "ngram_adaptive", "draft-tokens": DRAFT_TOKENS},
+        learns=True,  # its store takes in every text
+    ),
     "draft_model": Spelling(
         settings={"method": "draft_model", "draft-model": DRAFT, "draft-tokens": DRAFT_TOKENS}
     ),

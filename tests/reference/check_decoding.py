@@ -32,6 +32,8 @@ PROMPTS = [
 ]
 CAP_TOKENS = 64
 METHODS = ("ngram", "draft_model")
+LEARNING = "ngram_adaptive"
+"""What it drafts depends on all that its server has answered."""
 
 
 def drafting(draft: str) -> tuple[str, ...]:
@@ -140,7 +142,7 @@ class Greedy(unittest.TestCase):
             assert {step.drafted for step in answer} == {0}
 
     def test_with_drafts_it_is_the_same_text(self) -> None:
-        for method in METHODS:
+        for method in (*METHODS, LEARNING):
             for alone, speculative in zip(greedy("none", 1), greedy(method, 1), strict=True):
                 assert ids_of(speculative) == ids_of(alone)
             accepted = sum(accepted for accepted, _ in counts_of(greedy(method, 1)))
@@ -149,6 +151,8 @@ class Greedy(unittest.TestCase):
     def test_in_a_batch_it_is_the_same_text_and_the_same_steps(self) -> None:
         for method in ("none", *METHODS):
             assert greedy(method, 7) == greedy(method, 1)
+        one, other = (list(map(ids_of, greedy(LEARNING, at_once))) for at_once in (7, 1))
+        assert one == other
 
     def test_its_steps_are_those_of_vllm_within_1_percent(self) -> None:
         """By prompt: the drafts accepted, the steps and the drafts that a baseline holds."""
@@ -160,6 +164,63 @@ class Greedy(unittest.TestCase):
             ours = [sum(accepted for accepted, _ in counts), len(counts)]
             assert len(recorded) == len(JOBS)
             assert abs((1 + ours[0] / ours[1]) / (1 + theirs[0] / theirs[1]) - 1) < 0.01
+
+
+class Learning(unittest.TestCase):
+    def test_its_drafts_are_what_most_often_followed_in_all_that_it_read(self) -> None:
+        """By a list of all that it read, in its order, which is counted anew for each draft."""
+        given = answers(load("--method", LEARNING), JOBS[:6])
+        # A last step is read beyond the answer's end.
+        jobs = [
+            dataclasses.replace(job, output_cap_tokens=CAP_TOKENS + 4, ignore_eos=True)
+            for job in JOBS[:6]
+        ]
+        longer = answers(loaded("none"), jobs)
+        read: list[tuple[tuple[int, ...], int]] = []
+
+        def said_after(context: list[int]) -> int:
+            """What most often followed the longest run, of equals the last; -1 for none."""
+            for tokens in range(min(4, len(context)), 0, -1):
+                run = tuple(context[-tokens:])
+                said = [one for earlier, one in read if earlier[-tokens:] == run]
+                if said:
+                    last = {one: index for index, one in enumerate(said)}
+                    return max(last, key=lambda one: (said.count(one), last[one]))
+            return -1
+
+        for answer, job, on in zip(given, jobs, longer, strict=True):
+            text, prompt_tokens = [*job.prompt, *ids_of(on)], len(job.prompt)
+            logits = torch.tensor(whole_logits(text))
+            read += [(tuple(text[:place][-4:]), text[place]) for place in range(1, prompt_tokens)]
+            place = prompt_tokens
+            for step in answer:
+                drafts: list[int] = []
+                while place > prompt_tokens and len(drafts) < 3:
+                    drafts.append(said_after([*text[:place], *drafts]))
+                drafts = list(itertools.takewhile(lambda one: one >= 0, drafts))
+                pairs = zip(drafts, text[place:], strict=False)
+                accepted = len([*itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)])
+                assert (step.drafted, step.accepted) == (len(drafts), accepted)
+                for end in range(place, place + accepted + 1):
+                    said = (*logits[end - 1].topk(3).indices.tolist()[::-1], text[end])
+                    read += [(tuple(text[:end][-4:]), one) for one in said]
+                place += accepted + 1
+        counts = counts_of(given)
+        assert sum(accepted for accepted, _ in counts) > 50
+        assert len(counts) < sum(map(len, given)) - len(given), "each later step had a draft"
+
+    def test_it_drafts_better_what_it_has_answered_before(self) -> None:
+        models = load("--method", LEARNING)
+        first, again = (answers(models, JOBS[:6]) for _ in range(2))
+        assert sum(map(len, again)) < 0.8 * sum(map(len, first))
+
+
+class Times(unittest.TestCase):
+    def test_a_step_says_how_long_its_draft_and_the_target_took(self) -> None:
+        """By a clock that moves on by one each time it is read, and by itself alone."""
+        steps = [one[0] for one in decode(loaded("ngram"), JOBS[:1], itertools.count().__next__)]
+        assert [step.target_ns for step in steps] == [1] * len(steps)
+        assert [step.draft_ns for step in steps] == [0, *[1] * (len(steps) - 1)]
 
 
 class Ends(unittest.TestCase):
@@ -197,7 +258,7 @@ class Ends(unittest.TestCase):
         assert cut[-1].accepted == answer[index].accepted
 
     def test_nothing_is_drafted_beyond_the_context(self) -> None:
-        for method, job in itertools.product(("none", *METHODS), JOBS[:6]):
+        for method, job in itertools.product(("none", *METHODS, LEARNING), JOBS[:6]):
             on = dataclasses.replace(job, ignore_eos=True)
             context_tokens = len(job.prompt) + CAP_TOKENS
             models = dataclasses.replace(loaded(method), context_tokens=context_tokens)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from specreg.core.errors import SpecregError
 
+METHODS = ("none", "ngram", "ngram_adaptive", "draft_model")
+
 
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse a command line: what to serve, and how; exits as argparse does where it can't."""
@@ -17,7 +19,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     add("--dtype", default="auto", help="float32, bfloat16, …, or the weights' own")
     add("--context-tokens", type=int, default=1024, help="the most of prompt and answer")
     add("--max-sequences", type=int, default=8, help="the most requests of a batch")
-    add("--method", choices=("none", "ngram", "draft_model"), default="none", help="what drafts")
+    add("--method", choices=METHODS, default="none", help="what drafts")
     add("--draft-model", help="the draft, a folder or hub id")
     add("--draft-tokens", type=int, default=3, help="tokens drafted per step")
     add("--device", default="", help="cpu or cuda:1 for instance; the first GPU, else the CPU")

@@ -5,7 +5,9 @@ before it and what was drafted after that, verifies, and rolls back what wasn't 
 follows the rows of one batch from its start to its end.
 """
 
+import dataclasses
 import itertools
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +19,14 @@ from transformers import DynamicCache
 from specreg.engines.pytorch import speculation
 from specreg.engines.pytorch.requests import Job, Step, Tokenizer
 from specreg.engines.pytorch.speculation import (
+    LONGEST_TOKENS,
     NO_DRAFT,
     Draft,
     Floats,
+    NGramStore,
     Verified,
     distributions,
+    likeliest,
     propose,
     sample,
 )
@@ -140,13 +145,19 @@ class Drafter:
         """Draft for each row; the same rows in the same order as ever."""
         return [NO_DRAFT] * len(rows)
 
+    def learn(self, rows: Sequence[Row], logits: Sequence[Floats]) -> None:
+        """Take in what a step of each row added, and the target's logits before each token of it.
+
+        Logits by row, of shape [k + 1, V]; those after a rejected draft are among them.
+        """
+
     def keep(self, rows: Sequence[int]) -> None:
         """Go on with some of the rows, in the order they have."""
 
 
 @dataclass(slots=True)
 class LookupDrafter(Drafter):
-    """N-gram lookup in the text so far, without a model (Ou et al. 2024)."""
+    """Prompt lookup: an n-gram of the text so far, without a model."""
 
     draft_tokens: int
 
@@ -156,6 +167,47 @@ class LookupDrafter(Drafter):
             Draft(token_ids=propose(row.context, min(self.draft_tokens, row.room_tokens)))
             for row in rows
         ]
+
+
+_CANDIDATES = 3
+"""How many of the target's likeliest tokens are learnt at each place beside the text's own."""
+
+
+class AdaptiveDrafter(Drafter):
+    """An n-gram store that learns from each text and from the target's candidates along it.
+
+    (Ou et al. 2024, who learn the text alone.) The store outlives the batch: what a request is
+    drafted depends on those that were answered before it and beside it.
+    """
+
+    def __init__(self, store: NGramStore, draft_tokens: int, rows: int) -> None:
+        self._store, self._draft_tokens = store, draft_tokens
+        self._learnt = [0] * rows
+
+    def draft(self, rows: Sequence[Row]) -> list[Draft]:
+        """Draft what the store knows to follow."""
+        return [
+            Draft(
+                token_ids=self._store.propose(
+                    row.context[-LONGEST_TOKENS:], min(self._draft_tokens, row.room_tokens)
+                )
+            )
+            for row in rows
+        ]
+
+    def learn(self, rows: Sequence[Row], logits: Sequence[Floats]) -> None:
+        """Learn the prompt with the first step, and what each step adds."""
+        for index, (row, own) in enumerate(zip(rows, logits, strict=True)):
+            text, start = row.context, max(self._learnt[index], len(row.job.prompt))
+            for place in range(max(1, self._learnt[index]), len(text)):
+                candidates = likeliest(own[place - start], _CANDIDATES) if place >= start else ()
+                run = text[max(0, place - LONGEST_TOKENS) : place]
+                self._store.learn(run, (*candidates, text[place]))
+            self._learnt[index] = len(text)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Forget how far the others were learnt."""
+        self._learnt = [self._learnt[row] for row in rows]
 
 
 class ModelDrafter(Drafter):
@@ -230,7 +282,9 @@ class Models:
     context_tokens: int
 
 
-def decode(models: Models, jobs: Sequence[Job]) -> Iterator[Mapping[int, Step]]:
+def decode(
+    models: Models, jobs: Sequence[Job], clock: Callable[[], int] = time.monotonic_ns
+) -> Iterator[Mapping[int, Step]]:
     """Answer jobs, one at least, as one batch: a step of each that goes on, by its place."""
     rows = [
         Row(
@@ -243,9 +297,19 @@ def decode(models: Models, jobs: Sequence[Job]) -> Iterator[Mapping[int, Step]]:
         for index, job in enumerate(jobs)
     ]
     reader, drafter = Reader(models.target, len(rows)), models.new_drafter(len(rows))
-    drafts = [NO_DRAFT] * len(rows)
+    drafts, draft_ns = [NO_DRAFT] * len(rows), 0
     while True:
-        yield _step(reader, rows, drafts)
+        begun_ns = clock()
+        logits, verified = _verify(reader, rows, drafts)
+        target_ns = clock() - begun_ns
+        yield {
+            row.index: dataclasses.replace(
+                row.take(draft, one, own), draft_ns=draft_ns, target_ns=target_ns
+            )
+            for row, draft, one, own in zip(rows, drafts, verified, logits, strict=True)
+        }
+        begun_ns = clock()
+        drafter.learn(rows, logits)
         kept = [place for place, row in enumerate(rows) if not row.finished]
         rows = [rows[place] for place in kept]
         if not rows:
@@ -253,9 +317,13 @@ def decode(models: Models, jobs: Sequence[Job]) -> Iterator[Mapping[int, Step]]:
         reader.keep(kept)
         drafter.keep(kept)
         drafts = drafter.draft(rows)
+        draft_ns = clock() - begun_ns
 
 
-def _step(reader: Reader, rows: Sequence[Row], drafts: Sequence[Draft]) -> dict[int, Step]:
+def _verify(
+    reader: Reader, rows: Sequence[Row], drafts: Sequence[Draft]
+) -> tuple[list[Floats], list[Verified]]:
+    """By row, the target's logits before each draft and after the last, and what it accepts."""
     unread = [row.context[read:] for row, read in zip(rows, reader.lengths, strict=True)]
     logits = reader.read(
         [(*ids, *draft.token_ids) for ids, draft in zip(unread, drafts, strict=True)],
@@ -269,10 +337,7 @@ def _step(reader: Reader, rows: Sequence[Row], drafts: Sequence[Draft]) -> dict[
     reader.forget(
         [len(draft.token_ids) - one.accepted for draft, one in zip(drafts, verified, strict=True)]
     )
-    return {
-        row.index: row.take(draft, one, own)
-        for row, draft, one, own in zip(rows, drafts, verified, logits, strict=True)
-    }
+    return logits, verified
 
 
 def _likeliest(logits: Floats, top: int) -> tuple[Mapping[int, float], ...]:

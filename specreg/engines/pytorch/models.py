@@ -1,7 +1,7 @@
 """Load the target, the draft and the tokenizer, and refuse those that don't fit together."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,8 +11,16 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Dynami
 from transformers.cache_utils import DynamicLayer
 
 from specreg.core.errors import ModelError, UnsupportedError
-from specreg.engines.pytorch.decoding import Drafter, LookupDrafter, Model, ModelDrafter, Models
+from specreg.engines.pytorch.decoding import (
+    AdaptiveDrafter,
+    Drafter,
+    LookupDrafter,
+    Model,
+    ModelDrafter,
+    Models,
+)
 from specreg.engines.pytorch.requests import Tokenizer
+from specreg.engines.pytorch.speculation import NGramStore
 
 _MOST_CHARACTERS = 200
 _UNREADABLE = (OSError, ValueError, AttributeError, SafetensorError, StrictDataclassError)
@@ -28,18 +36,19 @@ def load_models(options: argparse.Namespace) -> Models:
     # The generation config may name several.
     named = target.generation_config.eos_token_id
     stop_ids: Sequence[int | None] = named if isinstance(named, list) else (named,)
-    name = options.draft_model
+    name, draft_tokens = options.draft_model, options.draft_tokens
     draft = None if name is None else load_model(name, options.dtype, device)
-
-    def new_drafter(rows: int) -> Drafter:
-        if draft is not None:
-            return ModelDrafter(draft, options.draft_tokens, rows)
-        return LookupDrafter(options.draft_tokens) if options.method == "ngram" else Drafter()
-
+    store = NGramStore()  # of the server: each batch adds to it
+    drafters: Mapping[str, Callable[[int], Drafter]] = {
+        "none": lambda _: Drafter(),
+        "ngram": lambda _: LookupDrafter(draft_tokens),
+        "ngram_adaptive": lambda rows: AdaptiveDrafter(store, draft_tokens, rows),
+        "draft_model": lambda rows: ModelDrafter(draft, draft_tokens, rows),
+    }
     return Models(
         target=target,
         tokenizer=tokenizer,
-        new_drafter=new_drafter,
+        new_drafter=drafters[options.method],
         stop_ids=frozenset(one for one in (tokenizer.eos_token_id, *stop_ids) if one is not None),
         context_tokens=options.context_tokens,
     )

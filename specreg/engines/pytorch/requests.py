@@ -5,7 +5,7 @@ The body of a request becomes a job, which is answered in steps. A question goes
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -38,6 +38,8 @@ class Step:
         finish_reason: "stop" or "length" of the last step.
         logprobs: at each delivered token, where asked for, those of the likeliest by id, in nats,
             at temperature 1 whatever the job's.
+        draft_ns, target_ns: how long drafting took, learning included, and the target's reading and
+            verifying; of the whole batch.
     """
 
     token_ids: tuple[int, ...]
@@ -45,6 +47,8 @@ class Step:
     accepted: int
     finish_reason: str | None
     logprobs: tuple[Mapping[int, float], ...] = ()
+    draft_ns: int = field(default=0, compare=False)
+    target_ns: int = field(default=0, compare=False)
 
 
 _COMPLETION_CAP_TOKENS = 16

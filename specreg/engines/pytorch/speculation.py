@@ -1,8 +1,9 @@
-"""One step of speculative decoding: n-gram lookup, and the verification of a draft.
+"""One step of speculative decoding: n-grams that draft, and the verification of a draft.
 
 Pure Python and numpy, without a model. V is the size of the vocabulary, k the number of drafts.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,53 @@ def propose(context: Sequence[int], draft_tokens: int) -> tuple[int, ...]:
             start = place + tokens
             return tuple(context[start : start + draft_tokens])
     return ()
+
+
+class NGramStore:
+    """What followed each run of 1 to `LONGEST_TOKENS` tokens, and how often (Ou et al. 2024).
+
+    Holds the `most_contexts` runs that it read last: about 0.5 kB each.
+    """
+
+    def __init__(self, most_contexts: int = 2**20) -> None:
+        self._most_contexts = most_contexts
+        self._counts = OrderedDict[tuple[int, ...], dict[int, int]]()
+
+    def learn(self, context: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Count each of some tokens once as what follows a text, the best of them last."""
+        for tokens in range(1, min(LONGEST_TOKENS, len(context)) + 1):
+            run = tuple(context[-tokens:])
+            counts = self._counts.setdefault(run, {})
+            for token_id in token_ids:
+                counts[token_id] = counts.pop(token_id, 0) + 1
+            self._counts.move_to_end(run)
+        while len(self._counts) > self._most_contexts:
+            self._counts.popitem(last=False)
+
+    def propose(self, context: Sequence[int], draft_tokens: int) -> tuple[int, ...]:
+        """Draft, token by token, what most often followed the longest run of last tokens known.
+
+        Of equals, what was learnt last.
+
+        Returns:
+            At most `draft_tokens` ids: fewer where nothing is known of the last one, or none.
+        """
+        text, drafted = list(context[-LONGEST_TOKENS:]), list[int]()
+        while len(drafted) < draft_tokens:
+            runs = (tuple(text[start:]) for start in range(-min(LONGEST_TOKENS, len(text)), 0))
+            counts = next((self._counts[run] for run in runs if run in self._counts), None)
+            if counts is None:
+                break
+            drafted.append(max(reversed(counts), key=counts.__getitem__))
+            text.append(drafted[-1])
+        return tuple(drafted)
+
+
+def likeliest(logits: Floats, count: int) -> list[int]:
+    """The ids of the likeliest tokens, the likeliest last; logits of shape [V], count <= V."""
+    ids = np.argpartition(logits, -count)[-count:]
+    ordered: list[int] = ids[np.argsort(logits[ids])].tolist()
+    return ordered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ PYTHON = Path("/envs/reference/bin/python")
 PLAIN = dataclasses.replace(builders.LAUNCH_OPTIONS, engine_args=())
 
 
-@pytest.mark.parametrize("method", ["none", "ngram", "draft_model"])
+@pytest.mark.parametrize("method", REFERENCE.methods)
 def test_its_own_parser_reads_the_command_line(method: str) -> None:
     settings = REFERENCE.methods[method].render("/models/draft", 5)
     options = dataclasses.replace(PLAIN, speculation=settings)
@@ -29,6 +29,7 @@ def test_its_own_parser_reads_the_command_line(method: str) -> None:
     assert read.method == method
     assert read.draft_tokens == (5 if method != "none" else 3)
     assert read.draft_model == ("/models/draft" if method == "draft_model" else None)
+    assert REFERENCE.methods[method].learns == (method == "ngram_adaptive")
 
 
 def test_on_a_gpu_it_takes_what_is_there_and_the_cases_own_words_come_last() -> None:

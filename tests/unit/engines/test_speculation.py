@@ -1,6 +1,7 @@
 """N-gram lookup by its rule; verification by hand, and by the distributions it must have."""
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from specreg.engines.pytorch.speculation import (
     SHORTEST_TOKENS,
     Draft,
     Floats,
+    NGramStore,
     Verified,
     distributions,
     propose,
@@ -200,3 +202,46 @@ def test_the_rule_is_what_vllm_is_told() -> None:
 @given(context=st.lists(st.integers(0, 3), max_size=40), draft_tokens=st.integers(1, 5))
 def test_is_the_rule_as_one_says_it(context: list[int], draft_tokens: int) -> None:
     assert propose(context, draft_tokens) == slow_propose(context, draft_tokens)
+
+
+def learnt(*texts: Sequence[int]) -> NGramStore:
+    """A store that has read texts."""
+    store = NGramStore()
+    for text in texts:
+        for place in range(1, len(text)):
+            store.learn(text[:place], [text[place]])
+    return store
+
+
+@pytest.mark.parametrize(
+    ("texts", "context", "drafted"),
+    [
+        pytest.param([[1, 2, 3, 4]], [9, 2], (3, 4), id="one token is enough, and the text's end"),
+        pytest.param([[1, 2, 3, 1, 2, 4, 1, 2, 3]], [1, 2], (3, 1, 2), id="what came most often"),
+        pytest.param([[1, 2, 3, 1, 2, 4, 7]], [1, 2], (4, 7), id="of equals the last"),
+        pytest.param([[5, 1, 2, 3], [6, 2, 4], [6, 2, 4]], [1, 2], (3,), id="longest first"),
+        pytest.param([[1, 2, 1]], [1], (2, 1, 2), id="its own drafts are looked up in turn"),
+        pytest.param([[1, 2]], [3], (), id="nothing known"),
+        pytest.param([], [], (), id="no text"),
+    ],
+)
+def test_an_adaptive_store_drafts_what_most_often_followed_the_longest_run_it_knows(
+    texts: list[list[int]], context: list[int], drafted: tuple[int, ...]
+) -> None:
+    assert learnt(*texts).propose(context, 3) == drafted
+
+
+def test_a_store_learns_candidates_that_no_text_has() -> None:
+    store = learnt([1, 2, 3])
+    store.learn([8], [6, 5])
+    store.learn([1, 2], [4])
+    store.learn([2], [4])
+    assert store.propose([8], 1) == (5,)  # as often as 6, and learnt after it
+    assert store.propose([1, 2], 1) == (4,)
+
+
+def test_a_store_forgets_what_it_read_least_lately() -> None:
+    store = NGramStore(most_contexts=2)
+    for context in ([1], [2], [1], [3]):
+        store.learn(context, [7])
+    assert [store.propose([one], 1) for one in (1, 2, 3)] == [(7,), (), (7,)]
