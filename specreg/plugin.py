@@ -388,7 +388,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def _stop_servers(suite: Suite, *, cut_short: bool) -> Iterator[str]:
-    """Ends all of them; yields what is wrong."""
+    """Stops all servers; yields what went wrong."""
     try:
         suite.servers.stop()
     except SpecregError as error:
@@ -399,7 +399,7 @@ def _stop_servers(suite: Suite, *, cut_short: bool) -> Iterator[str]:
 
 
 def _update_baselines(session: pytest.Session, *, cut_short: bool) -> list[str]:
-    """Writes them unless the run was cut short; what to say of it."""
+    """Writes them unless the run was cut short; returns what to say of it."""
     if cut_short:
         stopped = "-x or --maxfail stopped the run"
         why = stopped if session.shouldfail else "the run was interrupted"

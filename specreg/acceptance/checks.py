@@ -1,4 +1,4 @@
-"""The checks of a measurement's counts: silent, or an error with the reason it is INVALID."""
+"""Check a measurement's counts: return, or raise the reason why it is INVALID."""
 
 import dataclasses
 import itertools
@@ -10,7 +10,7 @@ from specreg.core.errors import InvalidMeasurementError
 
 
 def check_requests(traces: Sequence[RequestTrace]) -> None:
-    """Every request finished, with a usage that its chunks don't contradict.
+    """Check that every request finished, and that its chunks fit its usage.
 
     Raises:
         InvalidMeasurementError: `REQUEST_FAILED`, `USAGE_MISSING`, `TOKENS_DISAGREE`.
@@ -35,7 +35,7 @@ def check_requests(traces: Sequence[RequestTrace]) -> None:
 def check_acceptance(
     record: AcceptanceRecord, *, draft_tokens: int, drafted_tokens: int | None = None
 ) -> None:
-    """The counts of a case that speculates hang together.
+    """Check that a speculating case's counts agree with its settings.
 
     `draft_tokens` are the most drafts of the case that a step can accept (k), `drafted_tokens` all
     that a step drafts; None for k, more where they branch.
@@ -44,7 +44,7 @@ def check_acceptance(
         InvalidMeasurementError: `SPEC_DISABLED`, `SETTINGS_DIFFER`; or as `check_counts` says.
     """
     total = record.total
-    # Chunks alone don't tell a drafter that is off from one that is never right: their
+    # By chunks alone a drafter that is off looks like one that is never right: their
     # D is k for each.
     unseen = record.source is Source.STREAM_CHUNKS
     told = dataclasses.replace(total, proposed=None) if unseen else total
@@ -71,7 +71,7 @@ def check_acceptance(
 
 
 def check_emitted(record: AcceptanceRecord, traces: Sequence[RequestTrace]) -> None:
-    """Nothing was delivered beyond what the steps emitted: N ≤ R + Σ (a + 1).
+    """Check that no more was delivered than the steps emitted: N ≤ R + Σ (a + 1).
 
     Less is fine: the end of text or the output cap cuts the last step. Only for methods that draft
     in every step: S leaves out the steps without a draft, and such a step emits a token too.
@@ -92,7 +92,7 @@ def check_emitted(record: AcceptanceRecord, traces: Sequence[RequestTrace]) -> N
 
 
 def check_counters(before: Counters, after: Counters) -> Counters:
-    """What the server's counters moved by in the window.
+    """Return what the server's counters rose by in the window.
 
     Raises:
         InvalidMeasurementError: `COUNTERS_FELL`, the server restarted inside the window.
@@ -116,7 +116,7 @@ def check_counters(before: Counters, after: Counters) -> Counters:
 
 
 def check_reconciled(requests: StepCounts, moved: Counters) -> None:
-    """The sum over the requests is what the server's counters moved by, as far as they tell.
+    """Check that the requests add up to what the server's counters rose by, as far as they tell.
 
     Raises:
         InvalidMeasurementError: `FOREIGN_TRAFFIC` when the counters moved more, else
@@ -129,7 +129,7 @@ def check_reconciled(requests: StepCounts, moved: Counters) -> None:
 
 
 def check_ended(requests: int, moved: Counters) -> None:
-    """The requests that ended in the window are ours, and none runs before or after it.
+    """Check that the requests that ended in the window are ours, and none ran before or after.
 
     Raises:
         InvalidMeasurementError: `FOREIGN_TRAFFIC` when more ended or one runs, else
@@ -150,7 +150,7 @@ def _disagreement(message: str, *, foreign: bool) -> InvalidMeasurementError:
 
 
 def check_counts(counts: StepCounts, whose: str, *, drafted_tokens: int | None = None) -> None:
-    """AL ≤ k + 1, Σ P_i = A, P_i never rises with i and A ≤ D ≤ n·S; so Σ h_j = S.
+    """Check AL ≤ k + 1, Σ P_i = A, P_i never rising with i and A ≤ D ≤ n·S; so Σ h_j = S.
 
     `drafted_tokens` are n, all that a step drafts; None for k, more where they branch.
 

@@ -192,7 +192,7 @@ class AcceptanceRecord:
 
     @property
     def by_category(self) -> "Mapping[str, AcceptanceRecord]":
-        """The part of each category, in the order in which the prompts bring them up."""
+        """The record of each category alone, in the order of the prompts."""
         names = dict.fromkeys(one.category for one in self.prompts)
         return {
             name: self._part(one for one in self.prompts if one.category == name) for name in names
@@ -200,7 +200,7 @@ class AcceptanceRecord:
 
     @property
     def by_turn(self) -> "Mapping[int, AcceptanceRecord]":
-        """The part of each turn, from the first."""
+        """The record of each turn alone, from the first."""
         every = self.prompts
         turns = dict.fromkeys(one.turn for one in every)
         return {turn: self._part(one for one in every if one.turn == turn) for turn in turns}
@@ -248,7 +248,7 @@ class AcceptanceRecord:
         return dataclasses.replace(self, total=self.total.to_depth(draft_tokens), prompts=prompts)
 
     def only(self, prompt_ids: Container[str]) -> "AcceptanceRecord":
-        """The part of some prompts."""
+        """The record of some prompts alone."""
         return self._part(prompt for prompt in self.prompts if prompt.prompt_id in prompt_ids)
 
     def _part(self, prompts: Iterable[PromptAcceptance]) -> "AcceptanceRecord":

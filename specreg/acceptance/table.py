@@ -1,4 +1,4 @@
-"""Counts by prompt as arrays: what each prompt did in, columns to calculate with out."""
+"""Turn the counts of prompts into arrays to calculate with."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ Column = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountsTable(Counts[Column]):
-    """What each prompt did, its turns added up: a prompt is what is drawn anew, a turn isn't.
+    """The counts of each prompt, turns added up: prompts are independent draws, turns aren't.
 
     Attributes:
         prompt_ids: n of them, each once; the columns are of shape (n,).

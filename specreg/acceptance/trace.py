@@ -97,7 +97,7 @@ def chunk_sizes(chunks: Iterable[Chunk]) -> tuple[int, ...]:
 
 
 class StreamEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One decoded event of a stream; most have one of the parts only.
+    """One decoded event of a stream; most have only one of the fields.
 
     Attributes:
         tokens, text: what was generated; 0 and empty for an event without tokens.

@@ -72,7 +72,7 @@ class Comparison:
 
     @property
     def without_extension(self) -> "Comparison":
-        """The same by the prompts of the case alone."""
+        """The comparison without the extension's prompts."""
         if self.ours is None:
             return self
         kept = [one for one in self.ours.prompt_ids if one in self.run_ids]
@@ -87,7 +87,7 @@ class Comparison:
 
     @property
     def unlike_devices(self) -> str:
-        """Why the power of the baseline's devices is another thing than ours; empty if it isn't."""
+        """Why the power of the baseline's devices can't be compared with ours; empty if it can."""
         ours = [_kind(one) for one in devices_of([self.measurement])]
         theirs = [_kind(one) for one in self._recorded_devices]
         if not theirs or ours == theirs:
@@ -96,7 +96,7 @@ class Comparison:
 
     @property
     def other_card(self) -> str:
-        """That the last launch ran on another card than the baseline's; empty if it didn't."""
+        """A sentence if the last launch ran on another card than the baseline's, else empty."""
         ours = [one.id for one in devices_of([self.measurement])]
         theirs = [one.id for one in self._recorded_devices]
         if not theirs or sorted(ours) == sorted(theirs):
@@ -112,11 +112,11 @@ class Comparison:
         return tuple(m.values[metric.name] for m in self.launches if metric.name in m.values)
 
     def expects(self, metric: Metric) -> bool:
-        """Whether what is known holds an acceptance metric at all."""
+        """Whether an acceptance metric has an expected value at all."""
         return self._expected(metric) is not None
 
     def ratio_change(self, metric: Metric) -> tuple[float, float, Effect] | str:
-        """Value, expected value and change of an acceptance metric, or why there is no telling."""
+        """Value, expected value and change of an acceptance metric, or why it can't be told."""
         if self.ours is None:
             return (
                 "the source knows the sum of all requests only, so there is no telling how they"
@@ -230,7 +230,7 @@ def _change_of_speed(
 
 
 def common_prompts(one: CountsTable, other: CountsTable) -> tuple[CountsTable, CountsTable]:
-    """Both tables with the prompts alone that both have, in the order of the first."""
+    """Return both tables with only the prompts that both have, in the order of the first."""
     there = set(other.prompt_ids)
     common = [prompt_id for prompt_id in one.prompt_ids if prompt_id in there]
     return one.only(common), other.only(common)
@@ -269,7 +269,7 @@ def spreads_of(baselines: Iterable[Baseline]) -> Mapping[str, Spread]:
 def pooled_spreads(
     cases: Sequence[Sequence[Mapping[str, float]]], noise: Sequence[Mapping[str, Noise]] = ()
 ) -> Mapping[str, Spread]:
-    """The same of the launches of some cases, and of what is known of how their runs differ."""
+    """Pool by metric how the launches of some cases differ, and the noise known of their runs."""
     found = {}
     for name in dict.fromkeys(name for launches in cases for row in launches for name in row):
         squares, freedom = 0.0, 0
@@ -300,7 +300,7 @@ def differing_settings(recorded: CaseSettings, current: CaseSettings) -> str:
 
 
 def of_any_number(settings: CaseSettings) -> CaseSettings:
-    """The settings without how many prompts a run replays instead of those that the matrix says.
+    """Return the settings without `num_prompts`, by which a run overrides the matrix.
 
     Acceptance is compared prompt by prompt, so that it bears another number of them.
     """
@@ -341,7 +341,7 @@ def _kind(device: RecordedDevice) -> str:
 
 
 def _recorded(same: Sequence[DeviceRecord]) -> RecordedDevice:
-    """A device by what several launches say of it."""
+    """Merge what several launches say of a device."""
     last = same[-1]
     clocks = [one.sm_clock_mhz for one in same if one.sm_clock_mhz is not None]
     return RecordedDevice(

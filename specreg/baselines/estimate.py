@@ -17,19 +17,19 @@ from specreg.matrix.case import Case
 from specreg.measurement.metrics import METRICS
 
 START_S = {"cpu": 30.0, "gpu": 120.0}
-"""Of a server, by the kind of machine. Seen on a CPU; a guess on a GPU, where kernels are compiled
-and graphs captured."""
+"""How long a server takes to start, by machine. Seen on a CPU; a guess on a GPU, where kernels are
+compiled and graphs captured."""
 READ_GIB_PER_S = 1560.0
-"""What a step is guessed to read of its weights: half of an H100's 3.35 TB/s."""
+"""How fast a step is guessed to read its weights: half of an H100's 3.35 TB/s."""
 _LEAST_STEP_S = {"cpu": 0.02, "gpu": 0.003}
-"""Of a step, however small the model: what surrounds it."""
+"""The least time of a step, however small the model: the engine's own work."""
 _WARM_UP_BATCHES = 7
-"""Of as many requests as are in flight; that is the fewest that a measurement takes."""
+"""The fewest batches of a warm-up, each of as many requests as are in flight."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """About how long one launch of a case takes, without its start; `source` says by what."""
+    """About how long one launch of a case takes, without its start; `source`: known from what."""
 
     case_s: float
     source: str
@@ -62,7 +62,7 @@ def estimate_of(
 def _pace(
     case: Case, store: BaselineStore, kind: str, among: Collection[Path] | None
 ) -> tuple[float, str]:
-    """What a prompt takes, in seconds, and what says so: a baseline, else `guess`."""
+    """Return the seconds that a prompt takes, and their source: a baseline, else `guess`."""
     tokens = case.output_cap_tokens * min(dataset_named(case.dataset).turns, case.turns or math.inf)
     paths = sorted(store.folder.glob(f"*/{case.id}.json"))
     found, _ = read_baselines(path for path in paths if among is None or path in among)

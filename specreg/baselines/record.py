@@ -133,7 +133,7 @@ def record_baseline(path: Path, baseline: Baseline) -> None:
 
 
 def _invalid_of(measurements: Sequence[Measurement], old: Baseline | None) -> Invalid:
-    """By family why nothing of it is recorded: one launch in which it means nothing is enough."""
+    """Say by family why nothing of it is recorded: it is invalid in one launch or more."""
     powers = [one.replay.power for one in measurements if one.replay and one.replay.power]
     broken = [(Family.POWER, power.invalid) for power in powers if power.invalid]
     found = dict(broken) | {
@@ -149,7 +149,7 @@ def _invalid_of(measurements: Sequence[Measurement], old: Baseline | None) -> In
 def _speeds_of(
     measurements: Sequence[Measurement], invalid: Invalid
 ) -> tuple[dict[str, float], ...]:
-    """The speeds of the launches; none where one of them has none that means anything.
+    """Return the speeds of the launches; none where one launch has no valid speed.
 
     One launch alone tells none: acceptance is recorded then.
     """
@@ -174,7 +174,7 @@ def _beside_kept(
     kept: Sequence[Mapping[str, float]],
     invalid: Invalid,
 ) -> tuple[dict[str, float], ...]:
-    """The launches, with those recorded before in the metrics of which nothing is recorded now."""
+    """Return the launches; metrics that aren't recorded now keep their earlier values."""
     if not speeds:
         return tuple(map(dict, kept))
     left = [
@@ -187,7 +187,7 @@ def _beside_kept(
 
 
 def _check_real(measurements: Sequence[Measurement], store: BaselineStore) -> None:
-    """No device was one that a test made up."""
+    """Check that no device was made up by a test."""
     names = [one.name for one in devices_of(measurements)]
     for name in (*store.environment.gpus, *names):
         if name.startswith(SCRIPTED):
@@ -196,7 +196,7 @@ def _check_real(measurements: Sequence[Measurement], store: BaselineStore) -> No
 
 
 def _check_acceptance_agrees(measurements: Sequence[Measurement]) -> None:
-    """No launch's AL differs from the first's by more than 0.5 % and than chance allows.
+    """Check that no launch's AL differs from the first's by more than 0.5 % and chance allows.
 
     Over the prompts that both replayed; of a source that knows the sum only, by more than 0.5 %.
     """
@@ -212,7 +212,7 @@ def _check_acceptance_agrees(measurements: Sequence[Measurement]) -> None:
 
 
 def _common(*records: AcceptanceRecord) -> Sequence[AcceptanceRecord]:
-    """Records with the prompts alone that all have; as they are where they have none in common."""
+    """Return records with only the prompts that all have; unchanged where they share none."""
     ids = set.intersection(*({prompt.prompt_id for prompt in one.prompts} for one in records))
     return [one.only(ids) for one in records] if ids else records
 

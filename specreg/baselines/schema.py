@@ -169,7 +169,7 @@ def baseline_path(folder: Path, environment: str, case_id: str) -> Path:
 
 
 def load_baseline(path: Path) -> Baseline | None:
-    """The baseline in a file, of an earlier form in this one; None if there is no file.
+    """Load a baseline, an earlier form converted to this one; None if there is no file.
 
     Raises:
         BaselineError: the file can't be read, or is of a newer form. It is left as it is.
@@ -205,12 +205,12 @@ def load_baseline(path: Path) -> Baseline | None:
 
 
 def baseline_files(folder: Path) -> Iterator[Path]:
-    """The files of baselines, of all machines; published figures are none."""
+    """Yield the files of all machines' baselines, without published figures."""
     yield from (path for path in sorted(folder.glob("*/*.json")) if path.parent.name != "published")
 
 
 def read_baselines(paths: Iterable[Path]) -> tuple[dict[Path, Baseline], list[str]]:
-    """The baselines in some files by their paths, and in words why others can't be read."""
+    """Load baselines by their paths, and say why others can't be read."""
     found: dict[Path, Baseline] = {}
     unreadable: list[str] = []
     for path in paths:
@@ -243,7 +243,7 @@ def render_schema() -> str:
 
 
 def stored_acceptance(record: AcceptanceRecord | None) -> StoredAcceptance | None:
-    """A record in the form for disk."""
+    """Convert a record to the form on disk."""
     if record is None:
         return None
     prompts = tuple(
@@ -266,7 +266,7 @@ def stored_acceptance(record: AcceptanceRecord | None) -> StoredAcceptance | Non
 
 
 def load_acceptance(stored: StoredAcceptance | None) -> AcceptanceRecord | None:
-    """The record that was stored."""
+    """Convert a stored record back."""
     if stored is None:
         return None
     prompts = tuple(

@@ -30,7 +30,7 @@ def settings_in(root: Path, case: Case) -> CaseSettings:
 
 
 def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSettings:
-    """What must be equal for another measurement of a case to be compared with one of this.
+    """Return what must be equal for two measurements of a case to be compared.
 
     Of the dataset's prompts those of a run by the matrix and of its extension count.
     """
@@ -122,7 +122,7 @@ class BaselineStore:
         return found if found is not None and found.environment == self.environment else None
 
     def _nearest(self, case: Case, settings: CaseSettings) -> Baseline | None:
-        """Of the other machines' baselines with the same settings, that which shares most facts."""
+        """Return the baseline of the most similar other machine with the same settings."""
 
         def shared_facts(other: Baseline) -> int:
             here, there = self.environment, other.environment
@@ -134,7 +134,7 @@ class BaselineStore:
         return max(alike, key=shared_facts, default=None)
 
     def _control(self, case: Case, settings: CaseSettings) -> Baseline | None:
-        """The baseline of the same load without speculation, with the same settings else."""
+        """Return the baseline of the same settings without speculation."""
         if case.control is None:
             return None
         wanted = dataclasses.replace(

@@ -1,4 +1,4 @@
-"""The command `specreg`: what is typed comes in, a command of a module for each group runs."""
+"""The command `specreg`; each group of its commands is a module, imported when typed."""
 
 import ast
 import importlib

@@ -71,7 +71,7 @@ def _tier_of(options: ServerOptions) -> Tier:
 
 @contextlib.contextmanager
 def _ending() -> Iterator[None]:
-    """Ends a command that can't go on with a status of its own: 1 is an answer."""
+    """End a command that can't go on with a status other than 1, which is an answer."""
     interrupt_on_signals()
     try:
         yield
@@ -107,7 +107,7 @@ def gate(options: GateOptions) -> int:
             opened.measure()
     except typer.Exit as ended:
         cut_short = ended.exit_code
-    # First: a terminal that was closed takes nothing any more.
+    # Write the report first: printing fails on a terminal that was closed.
     report = record_gate(opened, command=specreg_command(*sys.argv[1:]), status=cut_short)
     typer.echo(hide_known(render_report(report, width=of.WIDTH, color=sys.stdout.isatty())))
     typer.echo(f"report: {opened.folder / 'report.html'}")
@@ -151,7 +151,7 @@ def soak(options: SoakOptions) -> int:
 
 
 def _conclude(soak: Soak) -> int:
-    """Print what a soak found; its status."""
+    """Print what a soak found; return its status."""
     verdicts = soak.look(LAST_LEVEL)
     typer.echo(render_verdicts(verdicts, width=of.WIDTH, color=sys.stdout.isatty()))
     for one in verdicts:

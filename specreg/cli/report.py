@@ -40,7 +40,7 @@ def report(
 
 
 def _folder_of(runs: Path, run: str | None) -> Path:
-    """The folder of a run: itself, by its name, or the last one that came to a verdict."""
+    """Find the folder of a run: by path, by name, or the last that reached a verdict."""
     if run is not None and Path(run).is_dir():
         return Path(run)
     names = sorted((path.parent.name for path in runs.glob("*/verdict.json")), reverse=True)

@@ -57,7 +57,7 @@ class AnswerComparison:
     _launches: dict[str, set[int]] = field(default_factory=dict)  # by pair, those that were tried
 
     def take_over(self) -> None:
-        """Go on with what the folder has, if it can be read."""
+        """Load the answers that the folder has, if they can be read."""
         try:
             self._known = msgspec.json.decode(self.path.read_bytes(), type=_Known)
         except (OSError, *UNREADABLE):
@@ -77,7 +77,7 @@ class AnswerComparison:
         return verdict_on_answers(pair.id, Outcome.INVALID, unknown)
 
     def wants(self, pairs: Collection[Pair]) -> bool:
-        """Whether a further launch may tell of answers what those before couldn't."""
+        """Whether a further launch may decide on answers where earlier ones couldn't."""
         return any(
             self._verdict(pair).outcome is Outcome.INVALID
             and len(self._launches.get(pair.id, ())) < _MOST_LAUNCHES
@@ -194,7 +194,7 @@ def compare_answers(
 
 
 def judged_by_a(found: Losslessness, ask_a: Score) -> Losslessness:
-    """What B found, with A's word on how much likelier A's own tokens are.
+    """Return what B found, the gaps measured by A: how much likelier A's own tokens are.
 
     Where A finds B's token likelier than its own, B does no worse: the gap is 0. `found` has no
     failures by B's word, `ask_a` asks A's server.

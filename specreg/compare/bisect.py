@@ -41,7 +41,7 @@ class Step(StrEnum):
 
 
 def find_change(options: BisectOptions, tier: Tier, case: Case) -> tuple[str, ...]:
-    """The last good release of a case, those of which there is no telling, and the first bad one.
+    """Find the last good release of a case, the undecided ones, and the first bad one.
 
     Raises:
         SideError: the good release can't be measured.
@@ -68,7 +68,7 @@ def find_change(options: BisectOptions, tier: Tier, case: Case) -> tuple[str, ..
 def bisect_versions(
     versions: Sequence[str], compare: Callable[[str], tuple[Step, str]]
 ) -> tuple[str, ...]:
-    """The step of some versions in which the first one became the last one, see `find_change`."""
+    """Bisect versions, the first of them good and the last bad; see `find_change`."""
     good, last = versions[0], versions[-1]
     step, why = compare(last)
     if step is Step.UNKNOWN:
@@ -112,7 +112,7 @@ def versions_between(good: str, bad: str, released: Sequence[str]) -> tuple[str,
 
 
 def step_of(decision: Decision, lost: frozenset[str] | None) -> Step:
-    """What a version is by the metrics that the last one lost; what else it lost doesn't count.
+    """Tell whether a version is good or bad by only the metrics that the last one lost.
 
     The last one, of which `lost` is None, is bad whatever it lost.
     """
@@ -157,7 +157,7 @@ class _Search:
         return step, why
 
     def _gate_against(self, version: str) -> Decision:
-        """What a gate of the good version against another says."""
+        """Run a gate of the good version against another."""
         options = self.options
         made_of = repr((self.case, options.prompts, options.least_s))
         fingerprint = hashlib.sha256(made_of.encode()).hexdigest()[:8]

@@ -1,4 +1,4 @@
-"""A gate that may start: all that can be checked before anything is measured is checked."""
+"""Check all that can be checked of a gate before anything is measured."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated
@@ -33,7 +33,7 @@ JOURNAL = "journal.jsonl"
 
 
 def open_gate(options: GateOptions, tier: Tier) -> Gate:
-    """A gate that may start, or go on.
+    """Return a gate that is ready to start, or to go on.
 
     Raises:
         SideError: a side can't be had.
@@ -116,7 +116,7 @@ def _sides(
 
 
 def _tolerances(texts: Sequence[str]) -> Mapping[str, float]:
-    """By metric the loss that is fine, of `METRIC=FRACTION`."""
+    """Parse `METRIC=FRACTION`: by metric the tolerated loss."""
     found = {}
     for text in texts:
         name, _, frac = text.partition("=")

@@ -39,7 +39,7 @@ def set_aside(folder: Path) -> None:
 
 
 def record_gate(gate: Gate, *, command: str, status: int | None = None) -> Report:
-    """What a gate says so far, written with its pages; `status` is of what cut it short."""
+    """Write what a gate says so far, with its pages; `status`: the exit status if cut short."""
     report = _report(gate, gate.decide(), command, status)
     try:
         record_document(gate.folder / FILE_NAME, report)
@@ -90,7 +90,7 @@ def _report(gate: Gate, decision: Decision, command: str, status: int | None) ->
 
 
 def _case_report(gate: Gate, pair: Pair, decision: Decision, command: str) -> CaseReport:
-    """B's figures in the place of a run's, and what A did in that of a baseline."""
+    """Report a case with B's figures as the run's and A's as the baseline's."""
     case = pair.b
     of_b = [one for one in gate.launches if (one.pair_id, one.side) == (pair.id, Side.B)]
     measured = [(one.measurement, one.number) for one in of_b if one.measurement is not None]

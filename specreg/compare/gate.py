@@ -289,7 +289,7 @@ class Gate:
 
     @contextlib.contextmanager
     def _blaming(self, side: Side) -> Iterator[None]:
-        """Say of a start that failed whose it was."""
+        """Say which side's start failed."""
         try:
             yield
         except MemoryHeldError:  # of the machine, not of a side
@@ -320,7 +320,7 @@ def begun_server(
 
 @contextlib.contextmanager
 def _naming(servers: Mapping[Side, StartedServer]) -> Iterator[None]:
-    """Say of a server that went away whose it is."""
+    """Say which side's server went away."""
     try:
         yield
     except ServerDiedError:

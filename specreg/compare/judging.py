@@ -43,7 +43,7 @@ class SideLaunch:
     failed: str = ""
 
     def why_invalid(self, metric: Metric) -> str:
-        """Why a metric's value means nothing, empty where it does."""
+        """Why a metric's value is invalid, empty where it isn't."""
         invalid = self.measurement.invalid if self.measurement is not None else {}
         return self.failed or invalid.get(metric.family, "")
 
@@ -65,22 +65,22 @@ class Rules:
 
     @property
     def looks(self) -> tuple[int, ...]:
-        """After how many launches of a side it looks; starts of servers are what costs."""
+        """The numbers of launches after which it looks; few, as starting servers costs most."""
         return (*(2**n for n in range((self.launches - 1).bit_length())), self.launches)
 
     @property
     def level(self) -> float:
-        """How often a look may call something proven that isn't."""
+        """How often a look may wrongly call something proven."""
         return LEVEL / len(self.looks)
 
     @property
     def loss_level(self) -> float:
-        """The same of a loss, among all figures."""
+        """The level of a loss, shared by all figures."""
         return self.level / self.figures
 
 
 class _Figure(NamedTuple):
-    """A metric of a pair, of which the second of two sides is compared with the first."""
+    """A metric of a pair: the second of two sides compared with the first."""
 
     metric: Metric
     pair_id: str
@@ -123,7 +123,7 @@ def decide(
     rules: Rules,
     answers: Sequence[Verdict] = (),
 ) -> Decision:
-    """The answer that launches, as they came, and verdicts on each pair's answers give."""
+    """Decide by the launches, in their order, and the verdicts on each pair's answers."""
     verdicts = [one for pair in pairs for one in judge_pair(pair, launches, rules)]
     wrong = any(one.outcome is Outcome.WRONG for one in answers)
     worse = wrong or any(_is_lost(one) and not _is_speed(one) for one in verdicts)
@@ -155,7 +155,7 @@ def launches_of(
     settled: Callable[[Group], bool],
     done: Callable[[Decision], bool],
 ) -> Iterator[tuple[Group, int, tuple[Side, Side]]]:
-    """What to launch, until the answer is there: a group, the number, and which sides of it.
+    """Yield what to launch until the answer is there: a group, the number, and which sides.
 
     After each look at which B seems slower side A is launched beside itself, on no more launches
     than B had. `look` is asked for what is known by then, with all that was launched so far.
@@ -176,7 +176,7 @@ def launches_of(
 
 
 def is_lost(decision: Decision) -> bool:
-    """Whether no launch more would make an upgrade of it."""
+    """Whether no further launch would turn it into an upgrade."""
     return decision.answer is Answer.DONT
 
 
@@ -194,7 +194,7 @@ def _is_speed(verdict: Verdict) -> bool:
 
 
 def _beside_itself(verdict: Verdict, launches: Sequence[SideLaunch], *, is_worse: bool) -> Verdict:
-    """A verdict on a lost speed by how side A differs from itself.
+    """Judge a lost speed again, by how much side A differs from itself.
 
     A loss that isn't beyond that, 1 % being chance, is the machine's. Until that is measured there
     is no loss, unless B `is_worse` in another way.
@@ -222,7 +222,7 @@ def _beside_itself(verdict: Verdict, launches: Sequence[SideLaunch], *, is_worse
 
 
 def _reasons(answers: Iterable[Verdict], lost: Sequence[Verdict]) -> Iterator[str]:
-    """Answers that differ, can't be told or mostly round; then what was lost."""
+    """Yield which answers differ, can't be told or mostly round; then what was lost."""
     for one in answers:
         few = one.value is not None and one.value < _FEW_EQUAL_FRAC
         if few or one.outcome in {Outcome.WRONG, Outcome.INVALID}:
@@ -234,7 +234,7 @@ def _reasons(answers: Iterable[Verdict], lost: Sequence[Verdict]) -> Iterator[st
 
 
 def _bounds(unclear: Iterable[Verdict]) -> Iterator[str]:
-    """By figure that isn't decided, what is proven of it: the largest loss of any case."""
+    """Yield by undecided figure what is proven of it: the largest loss of any case."""
     worst: dict[str, tuple[float, str]] = {}
     for one in unclear:
         if one.outcome is Outcome.INCONCLUSIVE and one.low_frac is not None:
@@ -302,7 +302,7 @@ def _judge(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules) -> Ver
     for look in [*(one for one in rules.looks if one < max(told_at, default=0)), math.inf]:
         some = [one for one, at in zip(launches, told_at, strict=True) if at <= look]
         verdict = _look(figure, some, rules)
-        # Proven within the tolerance is soon proven; that it is better by more may show later.
+        # That it holds is soon proven; that it is better by more may show later.
         if found.outcome is Outcome.INCONCLUSIVE or verdict.outcome is Outcome.IMPROVED:
             found = verdict
         if found.outcome not in {Outcome.PASS, Outcome.INCONCLUSIVE}:
@@ -346,7 +346,7 @@ def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules) -> Verd
 
 
 def _measured(metric: Metric, side: Side, launches: Iterable[SideLaunch]) -> list[Measurement]:
-    """A pair's launches of a side on which a metric means something; of a number the last one."""
+    """Return a side's launches with a valid metric; of each number the last one."""
     found = {
         one.number: one.measurement
         for one in launches
@@ -384,7 +384,7 @@ def _differences(figure: _Figure, launches: Sequence[SideLaunch]) -> list[float]
 
 @functools.lru_cache(maxsize=4096)
 def _log(name: str, launch: SideLaunch) -> float | None:
-    """The logarithm of a speed on a launch, None where it means nothing or is nothing."""
+    """Return the logarithm of a speed on a launch, None where it is invalid or 0."""
     metric, measured = GATE_METRICS[name], launch.measurement
     if measured is None or measured.replay is None or launch.why_invalid(metric):
         return None
@@ -393,7 +393,7 @@ def _log(name: str, launch: SideLaunch) -> float | None:
 
 
 def _with_needed(verdict: Verdict, metric: Metric, change: Effect, rules: Rules) -> Verdict:
-    """The verdict with its change, by the whole interval."""
+    """Return the verdict with its change and, if undecided, what would decide it."""
     # A loss must be certain among all figures; that there is none only at this look.
     verdict = with_effect(verdict, metric, change, rules.level, loss_level=rules.loss_level)
     if verdict.outcome is not Outcome.INCONCLUSIVE:
@@ -438,7 +438,7 @@ def why_broken(launches: Iterable[SideLaunch], side: Side, metric: Metric | None
 
 
 def _value(metric: Metric, measured: Iterable[Measurement]) -> float | None:
-    """Of acceptance that of all launches together; else the geometric mean."""
+    """Return acceptance over all launches together; of a speed the geometric mean."""
     if metric.by_launch:
         return _mean_of(metric.function, measured)
     total = sum((one.acceptance.total for one in measured if one.acceptance), NO_STEPS)

@@ -16,13 +16,13 @@ from specreg.core.redaction import hide
 
 
 def show_status(text: str) -> None:
-    """Say what goes on, without what is secret."""
+    """Print what goes on, without secrets."""
     typer.echo(hide(text), err=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """What all three are asked; `show` is told what goes on."""
+    """The options of all three; `show` is told what goes on."""
 
     tier: Annotated[str | None, Option(help="gpu where there is one, else cpu")] = None
     ready_within_s: Annotated[float, Option(help="how long a start may take", min=0.01)] = 600.0
@@ -41,7 +41,7 @@ class ServerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOptions(ServerOptions):
-    """What a gate is asked, and a bisect, which is several."""
+    """The options of a gate, and of a bisect, which is several."""
 
     launches: Annotated[int, Option(help="the most of each side", min=1)] = 16
     prompts: Annotated[int | None, Option(help="how many each case replays", min=1)] = None
@@ -55,7 +55,7 @@ class LaunchOptions(ServerOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateOptions(LaunchOptions):
-    """What a gate is asked; `together` is None for where no GPU has to hold all servers."""
+    """The options of a gate; `together` is None where no GPU has to hold all servers."""
 
     a: Annotated[str, Argument(help="what is there: vllm==0.31.0, a wheel, a git checkout, …")]
     b: Annotated[str, Argument(help="what would take its place")]
@@ -82,7 +82,7 @@ class GateOptions(LaunchOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BisectOptions(LaunchOptions):
-    """What a bisect is asked; `out` has a folder for each case, which a search goes on with."""
+    """The options of a bisect; `out` has a folder for each case, which a search goes on with."""
 
     case: Annotated[str, Argument(help="the case that became worse")]
     good: Annotated[str, Option(help="the release that was well: vllm==0.29.0")]
@@ -97,7 +97,7 @@ class BisectOptions(LaunchOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoakOptions(ServerOptions):
-    """What a soak is asked."""
+    """The options of a soak."""
 
     case: Annotated[str, Argument(help="its id; else the tier's first that speculates")] = ""
     minutes: Annotated[float, Option(help="how long to keep it under load", min=0.1)] = 10.0

@@ -29,7 +29,7 @@ class Side(StrEnum):
 
 COMPARED = (Side.A, Side.B)
 CONTROL = (Side.A1, Side.A2)
-"""From one another these differ by the machine alone."""
+"""Both are side A: they differ by the machine's noise alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Pair:
 
     @property
     def id(self) -> str:
-        """The case's; of two that are called differently both."""
+        """The case's id; both where the sides' differ."""
         return self.a.id if self.a.id == self.b.id else f"{self.a.id} > {self.b.id}"
 
     def of(self, side: Side) -> Case:
@@ -56,10 +56,10 @@ class Pair:
 
     @property
     def deciding(self) -> frozenset[str]:
-        """The metrics that the answer rests on; the others say what output came from.
+        """The metrics that decide the answer; the others explain the output.
 
-        Sides that draft alike are held to all that they do. Of others output and prefill decide:
-        more drafts accepted may well cost longer steps.
+        Sides that draft alike are judged by all metrics. For others output and prefill decide:
+        accepting more drafts may cost longer steps.
         """
         ours, theirs = self.a.server, self.b.server
         names = {one.name for one in self.metrics}

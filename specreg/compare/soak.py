@@ -37,7 +37,7 @@ EARLY_LEVEL, LAST_LEVEL = LEVEL / 2 / len(LOOKS), LEVEL / 2
 """The share of a look; all of them together use the level up."""
 _MEMORY_TOLERANCE_FRAC = 0.05
 _BATCHES = 4
-"""Of a block: so many times the prompts that are in flight at once."""
+"""How many times the prompts in flight a block has."""
 _NS_PER_S = 10**9
 _S_PER_H = 3600.0
 
@@ -64,7 +64,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Figure(NamedTuple):
-    """A field of each block that should stay as it is; of it counts what is beyond `origin`.
+    """A field of each block that should stay as it is, counted from `origin`.
 
     Attributes:
         tolerance_frac: the loss in an hour that is still fine.
@@ -80,7 +80,7 @@ class Figure(NamedTuple):
 def figures_of_soak(
     case: Case, *, on_gpu: bool, tolerance_frac: float | None = None
 ) -> tuple[Figure, ...]:
-    """What is watched of a case; `tolerance_frac`: of all figures, None for each one's own."""
+    """Return what is watched; `tolerance_frac`: of all figures, None for each one's own."""
     length, step = METRICS["acceptance_length_tokens"], METRICS["tpot_p50_ms"]
     watched = {
         Figure(length.name, length.allowed_frac(case), 1, length.origin): case.speculates,

@@ -20,7 +20,7 @@ _FEWER = "--num-prompts"
 
 
 def run_command(case_ids: Sequence[str], options: Sequence[str]) -> str:
-    """What runs exactly these cases of a tier, all of it where none is named.
+    """Return the command that runs exactly these cases of a tier, or all of it.
 
     A dash behind each keeps `…-c1` from meaning `…-c16` too. The options name the tier.
     """
@@ -31,7 +31,7 @@ def run_command(case_ids: Sequence[str], options: Sequence[str]) -> str:
 
 
 def record_command(case_ids: Sequence[str], options: Sequence[str]) -> str:
-    """What records the baselines of these cases, all of the tier where none is named."""
+    """Return the command that records these cases' baselines, or all of the tier."""
     whole = [option for option in options if not option.startswith(_FEWER)]
     return f"{run_command(case_ids, whole)} --update-baselines"
 
@@ -43,7 +43,7 @@ def specreg_command(*arguments: str) -> str:
 
 
 def install_command(extra: str) -> str:
-    """What installs one of the extras, into the environment that lacks it."""
+    """Return the command that installs an extra into the environment that lacks it."""
     where = f" --python {shlex.quote(_python())}" if os.environ.get(LAUNCHER) else ""
     what = '-e ".' if (OWN_REPOSITORY / "pyproject.toml").is_file() else '"specreg'
     return f'uv pip install{where} {what}[{extra}]"'

@@ -26,7 +26,7 @@ class SpecregError(Exception):
 
 
 def leaves(error: BaseException) -> tuple[BaseException, ...]:
-    """The errors of a group, and of those in it; an error alone is itself."""
+    """Return the errors of a group and its subgroups; of a single error itself."""
     if not isinstance(error, BaseExceptionGroup):
         return (error,)
     return tuple(leaf for one in error.exceptions for leaf in leaves(one))
@@ -141,6 +141,6 @@ class ReportError(SpecregError):
 
 
 def _readable(line: str) -> str:
-    """Its beginning and its end where it has no end to speak of."""
+    """Cut the middle out of a line that is too long."""
     half = _MOST_CHARACTERS // 2
     return line if len(line) <= _MOST_CHARACTERS else f"{line[:half]} … {line[-half:]}"

@@ -58,7 +58,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def passing_folder(path: Path) -> Iterator[Path]:
-    """A folder beside a path while the context lasts: to make in it what is moved there."""
+    """Yield a temporary folder beside a path, to make in it what is moved there."""
     part = _new_part(path)
     part.mkdir()
     try:
@@ -89,7 +89,7 @@ def append_lines(path: Path, content: bytes) -> None:
 
 
 def _new_part(path: Path) -> Path:
-    """Where to make what is to be at a path; what others left there who were killed goes.
+    """Return a name to make a path under first; remove what killed processes left there.
 
     Of this machine, that is: a number says nothing of the processes of another that shares a disk.
     """
@@ -106,7 +106,7 @@ def _new_part(path: Path) -> Path:
 
 
 def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file, in hex; from the cache where the file is as it was then.
+    """Return the SHA-256 of a file, in hex; from the cache while the file is unchanged.
 
     A sum is kept under a name made of what the file system says of the file; ctime, which can't be
     set back, is among it.

@@ -40,11 +40,11 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The content as UTF-8, whatever it says of itself; what isn't has marks in its place."""
+        """The content as UTF-8, whatever it claims to be; invalid bytes become `�`."""
         return self.content.decode(errors="replace")
 
     def good(self) -> bytes:
-        """The content, where the status is none of an error, else an `AnswerError`."""
+        """The content where the status is 2xx, else an `AnswerError`."""
         if not HTTPStatus.OK <= self.status < HTTPStatus.MULTIPLE_CHOICES:
             raise AnswerError(f"HTTP {self.status} from {self.path}", status=self.status)
         return self.content
@@ -99,7 +99,7 @@ def ask(
 
 
 def _why(error: BaseException) -> str:
-    """What the system said first, where it did: the libraries' own words hide it. A line."""
+    """Return the system's own error, if any, as a line: the libraries' errors hide it."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno:
@@ -109,5 +109,5 @@ def _why(error: BaseException) -> str:
 
 
 def shortly(error: BaseException) -> str:
-    """What an error says, in a line of 300 characters at most: some quote a whole answer."""
+    """Return an error's message as a line of 300 characters at most: some quote a whole answer."""
     return " ".join(str(error).split())[:_WORDS_CHARACTERS]

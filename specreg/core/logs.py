@@ -85,7 +85,7 @@ class BoundedLog:
         return lines
 
     def _append(self, content: bytes | bytearray) -> None:
-        """Write after the beginning, and nothing behind it."""
+        """Replace all that follows the file's beginning."""
         self._file.truncate(self._head_bytes)
         self._file.seek(self._head_bytes)
         left = memoryview(bytes(content))

@@ -69,7 +69,7 @@ class SupervisedProcess:
     log_path: Path
 
     def send(self, message: object) -> None:
-        """Hand it a message; one that ended takes none."""
+        """Send it a message; do nothing if it has ended."""
         _write(self.popen.stdin, msgspec.json.encode(message) + b"\n")
 
     def receive(self, kind: type[_MessageT]) -> _MessageT | None:
@@ -223,7 +223,7 @@ def stop_process(process: SupervisedProcess) -> None:
 
 @atexit.register
 def kill_running() -> None:
-    """Kill at once all that was started and not stopped; at our own end, too."""
+    """Kill at once all that was started and not stopped; runs at our own exit too."""
     for process in tuple(_RUNNING.values()):
         _kill(process)
 
@@ -240,7 +240,7 @@ def settle_log(process: SupervisedProcess) -> None:
 
 
 def _kill(process: SupervisedProcess) -> list[int]:
-    """Kill what is left; what lives all the same."""
+    """Kill what is left; return the survivors."""
     settle_log(process)
     return end_all(process.session, signal.SIGKILL, _KILL_S)
 
@@ -303,7 +303,7 @@ def _tell(guard: subprocess.Popen[bytes], line: str) -> None:
 
 
 def _write(pipe: IO[bytes] | None, content: bytes) -> None:
-    """To a process, if it is there; of a supervisor that was killed we go on without one."""
+    """Write to a process; ignore one that is gone, such as a killed supervisor."""
     with contextlib.suppress(BrokenPipeError):
         if pipe is not None:
             pipe.write(content)
@@ -311,7 +311,7 @@ def _write(pipe: IO[bytes] | None, content: bytes) -> None:
 
 
 def _dismiss(guard: subprocess.Popen[bytes]) -> None:
-    """End a supervisor that has nothing to do any more but to write what it has read."""
+    """Let a supervisor write what it has read, and end."""
     _tell(guard, supervisor.DONE)
     _close(guard)
     guard.wait()

@@ -28,7 +28,7 @@ _TOLD: set[str] = set()
 
 
 def learn(environment: Mapping[str, str], arguments: Sequence[str] = ()) -> None:
-    """Have the secrets in variables and arguments hidden from now on; our own variables' are."""
+    """Hide the secrets in variables and arguments from now on; our own variables' already are."""
     _TOLD.update(secrets_in(environment, arguments))
 
 
@@ -85,7 +85,7 @@ def _is_secret(value: str) -> bool:
 
 
 def hide(text: str, secrets: Iterable[str] | None = None) -> str:
-    """A text without the secrets, None for the known ones, and without passwords in its URLs."""
+    """Return a text without secrets (None: the known ones) and without passwords in its URLs."""
     text = hide_known(text, secrets)
     if "://" not in text:  # a hundred times faster than the expression
         return text
@@ -93,7 +93,7 @@ def hide(text: str, secrets: Iterable[str] | None = None) -> str:
 
 
 def hide_known(text: str, secrets: Iterable[str] | None = None) -> str:
-    """A text without the known secrets alone: for what is ours, where all others are values."""
+    """Return a text without the known secrets, and else unchanged: for files of our own."""
     for secret in known_secrets() if secrets is None else secrets:
         text = text.replace(secret, HIDDEN)
     return text
@@ -107,6 +107,6 @@ def hide_bytes(content: bytes) -> bytes:
 
 
 def hide_said(content: bytes, secrets: Iterable[str]) -> bytes:
-    """What `hide` does, of any bytes, with the secrets to hide."""
+    """Do what `hide` does with any bytes, and with the secrets given."""
     text = content.decode(errors="surrogateescape")
     return hide(text, secrets).encode(errors="surrogateescape")

@@ -14,7 +14,7 @@ _MOMENT_S = 0.01
 
 
 def interrupt_on_signals() -> None:
-    """Have a cancelled job or a closed terminal end what runs like Ctrl-C: with its servers.
+    """Let a cancelled job or a closed terminal end a run as Ctrl-C does, with its servers.
 
     Not under nohup, which has the signal ignored. Of two in a row asyncio, which takes Ctrl-C for
     itself where no other handler was set, made one: the second must find the first's cleaning up.

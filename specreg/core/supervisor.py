@@ -76,7 +76,7 @@ def living(session: Session) -> list[int]:
 
 
 def end_all(session: Session, number: signal.Signals, within_s: float) -> list[int]:
-    """Signal each that is left, or is born meanwhile, and wait; what lives all the same."""
+    """Signal all processes, new ones too, until none is left or time is up; return survivors."""
     deadline, signalled = time.monotonic() + within_s, set[int]()
     while (pids := living(session)) and time.monotonic() < deadline:
         for pid in set(pids) - signalled:
@@ -110,19 +110,19 @@ def _stat(pid: int) -> list[bytes]:
 
 
 def shared_files() -> frozenset[str]:
-    """The names of all that lies in /dev/shm; nothing where there is no such folder."""
+    """Return the names of all files in /dev/shm; none where there is no such folder."""
     with contextlib.suppress(OSError):
         return frozenset(path.name for path in FOLDER.iterdir())
     return frozenset()
 
 
 def shared_by(session: Session, before: Collection[str]) -> set[str]:
-    """The names of what the processes have in /dev/shm now and wasn't there before."""
+    """Return the names of the processes' files in /dev/shm that weren't there before."""
     return set(used_by(living(session)).difference(before))
 
 
 def used_by(pids: Iterable[int] | None = None) -> frozenset[str]:
-    """The names of what processes, or any, have open or mapped there, as far as one may look.
+    """Return the names of files there that processes (None: any we may see) have open or mapped.
 
     By their numbers: glibc maps a semaphore under a name that it then changes for its own.
     """
@@ -136,7 +136,7 @@ def used_by(pids: Iterable[int] | None = None) -> frozenset[str]:
 
 
 def _numbers(pid: int) -> Iterator[tuple[int, int]]:
-    """The device and the inode of what a process has open or mapped there."""
+    """Yield device and inode of each file that a process has open or mapped there."""
     with contextlib.suppress(OSError):
         for link in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
@@ -169,11 +169,11 @@ class _LogPipe:
         self._due_s = 0.0
 
     def read(self, besides: Sequence[int] = (), within_s: float | None = None) -> list[int]:
-        """Take what is there; which of the other descriptors can be read."""
+        """Read what the processes printed; return which of `besides` can be read."""
         wait_s = _IDLE_S if self._log.waits else within_s
         ready, _, _ = select.select([*self._sources, *besides], [], [], wait_s)
         if self._log.waits and (not ready or time.monotonic() >= self._due_s):
-            # In a flood that seldom that most of it is dropped unseen, and its writer not held up.
+            # Under heavy output write rarely: most is dropped, and the writer isn't blocked.
             began_s = time.monotonic()
             self._log.write()
             ended_s = time.monotonic()
@@ -183,7 +183,7 @@ class _LogPipe:
         return [one for one in ready if one != self._descriptor]
 
     def settle(self) -> None:
-        """Put on disk all that was printed so far, and nothing that is printed from now on."""
+        """Write to disk all that was printed so far, and nothing printed later."""
         size = fcntl.ioctl(self._descriptor, termios.FIONREAD, bytes(4))
         left_bytes = int(struct.unpack("i", size)[0])
         while left_bytes > 0 and self._sources:
@@ -222,7 +222,7 @@ def main() -> None:
             session = Session(mark, *map(int, order.split()))
         else:
             break
-    if not order:  # none of them could end that waits for us: what they print is read meanwhile
+    if not order:  # a process blocked on a full pipe can't exit: keep reading while ending them
         end = threading.Thread(target=_end, args=(session, shared, given["shared"]))
         end.start()
         while end.is_alive():

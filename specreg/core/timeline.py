@@ -143,7 +143,7 @@ class Timeline:
         )
 
     def _book(self) -> int:
-        """Book the time since the last change on the innermost phase; the moment."""
+        """Add the time since the last change to the innermost phase; return the moment."""
         now = self.clock()
         if self._steps:
             step = self._steps[-1]

@@ -66,14 +66,14 @@ class RunningCase:
 def ask_greedy(
     case: Case, server: Server, texts: Sequence[Sequence[int]], at_once: int = 0
 ) -> tuple[Transcript, ...]:
-    """What a server answers to texts in ids, as many at once as the case has, or as is said."""
+    """Return a server's greedy answers to texts in ids, `at_once` (0: the case's) in flight."""
     one = Wanted(output_cap_tokens=case.output_cap_tokens, ignore_eos=case.ignore_eos)
     wanted = [one] * len(texts)
     return complete(server.endpoint, texts, wanted, in_flight=at_once or in_flight(case))
 
 
 def other_batch(case: Case) -> int:
-    """Another number of requests at once than the case has; 0 where there is none."""
+    """Return another number of requests at once than the case's; 0 where there is none."""
     if in_flight(case) > 1:
         return 1
     return case.server.max_sequences if case.server.max_sequences > 1 else 0
@@ -82,7 +82,7 @@ def other_batch(case: Case) -> int:
 def check_answers(running: RunningCase) -> Verdict:
     """Compare greedy answers with speculation to those without, token by token.
 
-    Those that were the same text when they were timed are; the others are asked for again.
+    Answers whose text was equal when timed count as equal; the others are asked for again.
 
     Raises:
         InvalidMeasurementError: a server didn't answer in ids, or the one without speculation
@@ -95,7 +95,7 @@ def check_answers(running: RunningCase) -> Verdict:
     texts = encode_prompts(control.endpoint, case, prompts)
 
     def ask_control(at_once: int) -> tuple[Transcript, ...]:
-        """Once for all cases that ask alike."""
+        """Ask the control once for all cases that ask alike."""
         asked = (tuple(texts), case.output_cap_tokens, case.ignore_eos, at_once)
         key = (control.spec, control.base_url, *asked)
         if key not in running.control_answers:
@@ -225,7 +225,7 @@ def check_steps(running: RunningCase) -> Verdict:
         if ones
     ]
     change_frac = _change_frac(ours, must)
-    # All three: an engine that drafts in half its steps accepts as many in each.
+    # Steps and drafts too: drafting in half the steps leaves the acceptance of a step as it is.
     differs = abs(change_frac) > _ORACLE_FRAC or any(
         abs(one - other) > _ORACLE_FRAC * other
         for one, other in ((ours.steps, must.steps), (ours.proposed, must.proposed))
@@ -254,7 +254,7 @@ def _said(counts: StepCounts) -> str:
 
 
 def _change_frac(ours: StepCounts, must: StepCounts) -> float:
-    """Relative, of the drafts accepted per step; as much as there is where none should be."""
+    """Return the relative change of drafts accepted per step; of 0 expected, what there is."""
     per_step = [one.accepted / one.steps if one.steps else 0.0 for one in (ours, must)]
     return per_step[0] / per_step[1] - 1 if per_step[1] else per_step[0]
 
@@ -266,7 +266,7 @@ def _control(running: RunningCase) -> Server:
 
 
 class CorrectnessCheck(NamedTuple):
-    """Something that must hold of a case: the verdict's metric, and what gives the verdict."""
+    """A check of a case: the verdict's metric, and the function that gives the verdict."""
 
     name: str
     check: Callable[[RunningCase], Verdict]
@@ -282,7 +282,7 @@ CHECKS: Mapping[str, CorrectnessCheck] = MappingProxyType(
 
 
 def checks_of(case: Case, *, with_torch: bool) -> tuple[CorrectnessCheck, ...]:
-    """The checks that say something of a case; torch is what the oracle takes."""
+    """Return the checks that apply to a case; the oracle takes torch."""
     if not case.speculates or engine_named(case.server.engine).token_api is None:
         return ()
     greedy, beside = case.temperature == 0, case.control is not None

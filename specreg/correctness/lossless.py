@@ -16,7 +16,7 @@ from specreg.engines.token_api import Transcript
 from specreg.matrix.schema import ROUNDING_NATS
 
 MOST_NOISE_NATS = 1.0
-"""What differs by more isn't rounding, so nothing can be held against such a server."""
+"""A server that differs from itself by more can't be judged: that is no rounding."""
 _MOST_NAMED = 3
 
 Score = Callable[[Sequence[tuple[Sequence[int], Sequence[int]]]], Sequence[Sequence[float]]]
@@ -25,7 +25,7 @@ Score = Callable[[Sequence[tuple[Sequence[int], Sequence[int]]]], Sequence[Seque
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parting:
-    """Where an answer leaves the plain one.
+    """Where an answer first differs from the one without speculation.
 
     Attributes:
         prompt_id: of which prompt; position: the first differing token of the answer, from 0.

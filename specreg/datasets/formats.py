@@ -59,7 +59,7 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
     conversations: tuple[Message, ...] | None = None
 
     def prompt_of(self, number: int, one: PromptSet) -> Prompt | None:
-        """What the row asks, None where its conversation asks nothing; `number` is from 0."""
+        """Convert the row to a prompt, None where it holds none; `number` is from 0."""
         names = (self.question_id, self.prompt_id, self.task_id, f"{one.dataset}-{number}")
         name = str(next(each for each in names if each is not None))
         category = self.category or one.category
@@ -92,7 +92,7 @@ def load_prompt_file(path: Path) -> tuple[Prompt, ...]:
 
 
 def load_published_rows(path: Path, one: PromptSet) -> tuple[tuple[Prompt, ...], int]:
-    """The prompts of a set's file in the order of its rows, and how many rows ask nothing.
+    """Load the prompts of a set's file in the order of its rows; count the rows without one.
 
     Raises:
         DatasetError: the file can't be read, is empty, or a row is wrong; names file, row and
@@ -116,7 +116,7 @@ def _load(
             raise DatasetError(f"{place}: {error}") from error
         prompts.append(prompt)
     if not prompts:
-        raise DatasetError(f"prompt file '{path}': asks nothing; {_ADVICE}")
+        raise DatasetError(f"prompt file '{path}': holds no prompts; {_ADVICE}")
     ((name, times),) = collections.Counter(prompt.id for prompt in prompts).most_common(1)
     if times > 1:
         message = f"prompt file '{path}': {times} prompts have the id '{name}'; give each its own"

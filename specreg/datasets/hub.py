@@ -92,7 +92,7 @@ def is_offline() -> bool:
 
 @contextlib.contextmanager
 def _hub(kind: type[SpecregError], subject: str, otherwise: str) -> Iterator[Any]:
-    """`huggingface_hub`, whose errors become those of a kind."""
+    """Yield `huggingface_hub`, and raise its errors as those of a kind."""
     try:
         hub = importlib.import_module("huggingface_hub")
         errors = importlib.import_module("huggingface_hub.errors")

@@ -32,7 +32,7 @@ class PreparedSet(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         source: the dataset of the hub, or the name of the user's file.
         revision: the hub's commit; empty for a user's file.
-        rows: how many the source has; left_out: those of them that ask nothing.
+        rows: how many the source has; left_out: those of them without a prompt.
         prompts: how many were written; categories: how many of each.
         source_sha256, sha256: of the source's file, and of the prompts as they were written.
     """
@@ -86,7 +86,7 @@ def prepare(
     given: Path | None = None,
     show: Callable[[str], None] = lambda _: None,
 ) -> PreparedSet:
-    """Write a set's prompts and its record, fetched or of the user's file that is given.
+    """Write a set's prompts and its record, from the hub or from the user's file.
 
     What is there already is kept, unless a file is given. `show` takes each line of progress.
 
@@ -119,7 +119,7 @@ def prepare(
     show(f"reading {path}")
     loaded, left_out_rows = load_published_rows(path, one)
     if left_out_rows:
-        show(f"{left_out_rows} rows left out: they ask nothing")
+        show(f"{left_out_rows} rows left out: they hold no prompt")
     if one.rows not in {None, len(loaded)}:
         show(f"{len(loaded)} prompts, published are {one.rows}: a part is what will be replayed")
     prompts = interleaved(loaded)

@@ -29,7 +29,7 @@ class Prompt(
 
 
 def interleaved(prompts: Iterable[Prompt]) -> tuple[Prompt, ...]:
-    """The prompts with one of each category after another, for as long as it has any.
+    """Return the prompts with their categories taken in turn, as long as each has any.
 
     Categories come as they first appear, and prompts of one keep their order: any first n are
     spread evenly.

@@ -83,7 +83,7 @@ class Method:
 
 
 def is_older(version: str, than: str) -> bool:
-    """Whether a version comes before another; one that can't be told is taken for a new one.
+    """Whether a version comes before another; one that can't be read is taken for a new one.
 
     So is `0.1.dev…`, as a checkout without tags calls itself.
     """

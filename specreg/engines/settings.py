@@ -65,8 +65,8 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 ALONE = Parallel()
 
 
-# No slots here: of two bases with slots no class can be made. What is derived has them, because
-# msgspec gives a decoded object without slots no attributes for what was left out.
+# No slots here: Python allows only one base with slots. Derived classes have them: without, msgspec
+# doesn't set the attributes that the decoded text leaves out.
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
     """The settings of a server that must be equal for two measurements to be compared.

@@ -31,7 +31,7 @@ class Call(Generic[AnswerT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What an answer is to be, as in `Ask`; `seed` is of what is drawn, None the server's own."""
+    """How to answer, as in `Ask`; `seed` is for sampling, None for the server's own."""
 
     output_cap_tokens: int
     temperature: float = 0.0

@@ -87,7 +87,7 @@ class VllmTokenApi(TokenApi):
     """vLLM, from 0.26 on."""
 
     def encode(self, ask: Ask) -> Call[tuple[int, ...]]:
-        """Asks for a token and looks at what was asked: the reference engine has no more."""
+        """Ask for one token and read the prompt's ids; the reference engine tells them too."""
         wanted = {"model": ask.model, "max_tokens": 1, "return_token_ids": True}
         return Call(path=ask.openai_path, body=wanted | ask.openai_prompt, parse=_parse_ids)
 

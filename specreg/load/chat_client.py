@@ -84,7 +84,7 @@ def new_client(endpoint: Endpoint, *, connections: int | None) -> "httpx.AsyncCl
 
 @dataclass(slots=True, eq=False)
 class _StreamState:
-    """What has come of one stream so far, which is no more than can have been asked for.
+    """What has come of one stream so far, no more than was asked for.
 
     Attributes:
         heard_ns: when anything last came.
@@ -135,7 +135,7 @@ class _StreamState:
 
 @dataclass(slots=True, kw_only=True)
 class ChatClient:
-    """One endpoint asked as one case says.
+    """Asks one endpoint as one case says.
 
     Attributes:
         end: is told of each request that ends.

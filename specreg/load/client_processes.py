@@ -79,7 +79,7 @@ class _Worker(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clients:
-    """The processes that ask one endpoint as one case says.
+    """The processes that send one case's requests to an endpoint.
 
     Attributes:
         client: of this process.

@@ -220,7 +220,7 @@ async def _replay_closed(asked: ChatClient, prompts: Sequence[Prompt], part: Rou
 
 
 async def _replay_open(asked: ChatClient, prompts: Sequence[Prompt], part: RoundSlice) -> None:
-    """Each conversation begins when it is due, whatever became of those before it."""
+    """Begin each conversation when it is due, whatever became of those before it."""
     load = asked.case.load
     due = itertools.islice(due_after_ns(load), part.number, None, part.of)
     async with asyncio.TaskGroup() as group:

@@ -30,7 +30,7 @@ _PROMPTS_PER_PLACE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What the models of a server take.
+    """How much memory the models of a server take.
 
     Attributes:
         target_gib: the target's weights.
@@ -50,7 +50,7 @@ class Sizes:
         return self.target_gib / (parallel.tensor * parallel.pipeline) + draft_gib
 
     def cache_gib(self, parallel: Parallel, tokens: int) -> float:
-        """So many tokens in the KV caches of all copies, on each GPU: copies share them."""
+        """The KV cache of so many tokens on each GPU; all copies together hold them."""
         split = parallel.tensor * parallel.pipeline * parallel.data
         return self.token_kib * tokens / split / _KIB_PER_GIB
 
@@ -63,7 +63,7 @@ class Needs:
     memory_gib: float | None
 
     def unmet(self, gpus_gib: Sequence[float]) -> str:
-        """What of it a machine of such GPUs lacks, empty when nothing."""
+        """What a machine with such GPUs lacks of it, empty when nothing."""
         taken = gpus_gib[: self.gpus]
         if len(taken) == self.gpus and min(taken) >= (self.memory_gib or 0.0):
             return ""
@@ -158,12 +158,12 @@ class Case(WorkloadSettings):
 
     @property
     def key(self) -> str:
-        """All of it as JSON without secrets: of two cases, whether they are measured alike."""
+        """All of it as JSON without secrets; equal where two cases are measured alike."""
         return hide_known(msgspec.json.encode(self).decode())
 
     @property
     def rounds(self) -> int:
-        """Into how many parts its prompts are dealt; case and control take turns by the round.
+        """How many rounds its prompts are dealt into; case and control take turns by the round.
 
         As many as can be, for neighbours slow a machine for seconds: a prompt each where one is in
         flight; four for each place of a closed loop, whose ramp and drain would be most of a
@@ -204,7 +204,7 @@ class Case(WorkloadSettings):
 
     @property
     def needs_fresh_server(self) -> bool:
-        """Whether what another case asked the server would change what this one measures."""
+        """Whether another case's requests to the server would change what this one measures."""
         return engine_named(self.server.engine).spelling_of(self.server.method).learns
 
 

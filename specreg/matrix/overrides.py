@@ -1,4 +1,4 @@
-"""`draft_tokens=5` as it was typed, and a case with it: what one side of a comparison does else."""
+"""Parse settings such as `draft_tokens=5` by which one side of a comparison differs."""
 
 import dataclasses
 import operator
@@ -29,7 +29,7 @@ _TYPES: Mapping[str, object] = MappingProxyType(
     }
 )
 _OF_SPECULATION = frozenset({"method", "draft", "draft_tokens"})
-"""Say nothing of a server without a drafter."""
+"""A server without a drafter has none of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,7 +81,7 @@ def load_tier(folder: Path, name: str) -> Tier:
 
 @contextlib.contextmanager
 def within(place: str) -> Iterator[None]:
-    """Has an error begin with where it is."""
+    """Begin an error's message with where it is."""
     try:
         yield
     except SpecregError as error:
@@ -177,12 +177,12 @@ def _cases_of(
 
 
 def _each(written: _TableT | list[_TableT]) -> tuple[_TableT, ...]:
-    """What a table lists, where it may also name one alone."""
+    """Return a table's list, where it may also name one alone."""
     return tuple(written) if isinstance(written, list) else (written,)
 
 
 def _contradictions(table: CasesTable) -> Iterator[str]:
-    """What keys of a table can't be at once, and what to do."""
+    """Say which keys of a table exclude each other, and what to do."""
     closed = bool(table.concurrency)
     fits = table.arrivals is None or (table.arrivals is Arrivals.CLOSED) == closed
     if closed == bool(table.requests_per_s) or not fits:
@@ -259,7 +259,7 @@ def _server_of(
 
 
 def check_tree(tree: Tree | None, method: str, depth: int) -> None:
-    """Raise a MatrixError unless a method that drafts trees has one that can be, and no other."""
+    """Raise a MatrixError unless a method that drafts trees has a valid one, and others none."""
     if METHODS[method].drafts_trees != (tree is not None):
         trees = ", ".join(name for name, one in METHODS.items() if one.drafts_trees)
         message = (

@@ -55,7 +55,7 @@ _ONE = 0x3F80
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a model is made to; each number by the name that `config.json` has for it."""
+    """The size that a model is widened to, by the names of `config.json`."""
 
     hidden_size: int
     intermediate_size: int

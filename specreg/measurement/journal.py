@@ -96,7 +96,7 @@ _LOCK = "journal.lock"
 
 @contextlib.contextmanager
 def _named(path: Path, cure: str) -> Iterator[None]:
-    """Raise what the disk refuses as SpecregError."""
+    """Raise an error of the disk as a SpecregError."""
     try:
         yield
     except OSError as error:
@@ -131,17 +131,17 @@ class Journal:
         self._lock = lock
 
     def begin(self, key: Key) -> None:
-        """A measurement begins."""
+        """Record that a measurement begins."""
         self._write(Attempt(key=key, at_s=time.time()))
 
     def record_round(self, arm: int, number: int) -> Record:
-        """What takes the requests of a round; arm 0 is the case's, 1 its control's."""
+        """Return what records a round's requests; arm 0 is the case's, 1 its control's."""
         return lambda finished: self._write(
             Replayed(control=arm > 0, round=number, finished=finished)
         )
 
     def end(self, measurement: Measurement) -> None:
-        """The measurement is complete; one of which nothing is valid never is."""
+        """Record that it is complete, unless nothing of it is valid."""
         replay = measurement.replay
         if replay is None:
             return
@@ -162,7 +162,7 @@ class Journal:
         )
 
     def note_check(self, key: Key, check: str, verdict: object) -> None:
-        """A correctness check is made."""
+        """Record a correctness check's verdict."""
         self._write(Checked(key=key, check=check, verdict=msgspec.to_builtins(verdict)))
 
     def take(self, part: Path) -> None:

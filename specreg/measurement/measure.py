@@ -49,7 +49,7 @@ Enough = Callable[[AcceptanceRecord | None, Look], bool]
 
 
 def all_prompts(acceptance: AcceptanceRecord | None, look: Look) -> bool:
-    """Be content with all prompts of the workload, and with no fewer."""
+    """Say that all prompts of the workload are enough, and no fewer."""
     del acceptance
     return look is not Look.EARLY
 
@@ -172,7 +172,7 @@ def measure(arms: Sequence[Arm], workload: Workload, plan: Plan) -> tuple[Measur
 
 
 def beside(case: Measurement, control: Measurement) -> Measurement:
-    """The measurement of a case with that of its control, so that it has a speedup."""
+    """Combine the measurements of a case and its control, so that it has a speedup."""
     invalid = dict(case.invalid)
     if Family.SPEEDUP in control.invalid:
         invalid.setdefault(Family.SPEEDUP, control.invalid[Family.SPEEDUP])
@@ -188,7 +188,7 @@ def beside(case: Measurement, control: Measurement) -> Measurement:
 def values_of(
     case: Case, replay: Replay, invalid: Invalid = MappingProxyType({})
 ) -> Mapping[str, float]:
-    """The metrics that have a value that means something, by name."""
+    """Return the valid metrics that have a value, by name."""
     values = {
         name: metric.function(replay)
         for name, metric in METRICS.items()
@@ -214,7 +214,7 @@ def _pids(arms: Sequence[Arm]) -> AbstractSet[int]:
 def _measured(
     one: ArmReplay, look: Look | None, plan: Plan, idle: Span, pids: AbstractSet[int]
 ) -> Measurement:
-    """What an arm's rounds make; `look`: None where a required arm failed."""
+    """Return the measurement of an arm; `look`: None where a required arm failed."""
     case, invalid = one.arm.case, one.invalid
     unmeasured = _unmeasured(one.arm, invalid)
     if look is None or invalid.keys() == ALL:
@@ -348,23 +348,23 @@ class _Measuring:
             self.going.remove(one)
 
     def _show_round(self, index: int) -> None:
-        """Say which round begins, but not of short ones each."""
+        """Say which round begins, though not for each short one."""
         if self.plan.clock() - self.shown_ns >= _SHOWN_EACH_NS:
             self.shown_ns = self.plan.clock()
             self.plan.show(f"{self.case.id}: round {index} of {len(self.parts)}")
 
     def _took_no_turns(self) -> bool:
-        """Whether arms that tell of speed were asked once each, so that one was always first."""
+        """Whether timed arms were asked only once each, so that one was always first."""
         judged = not self.case.matrix_prompts  # no speed is, of another number of prompts
         return self.round == 1 and len(self.going) > 1 and self._repeats and judged
 
     @property
     def _repeats(self) -> bool:
-        """Whether the same prompts once more tell of speed, and change nothing else."""
+        """Whether replaying the same prompts tells more of speed, and changes nothing else."""
         return self.case.speed and not self.case.needs_fresh_server
 
     def _asked_s(self) -> float:
-        """How long each arm was asked, at least; without end where more would tell nothing."""
+        """The least time that an arm was asked; infinite where more would tell nothing."""
         if not self._repeats:
             return math.inf
         return min(
@@ -443,7 +443,7 @@ def deal(prompts: Sequence[Prompt], rounds: int) -> tuple[Sequence[Prompt], ...]
 
 
 def check_client(rounds: Sequence[Round]) -> None:
-    """The client kept up: it sent when it should have, and read when something came.
+    """Check that the client kept up: it sent when due, and read when something came.
 
     In half of all cases at least: what is judged are medians, which the hiccups of a shared machine
     don't move, and a client that can't keep up is late all the time. Late is 5 ms and 5 % of the

@@ -49,7 +49,7 @@ class Direction(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """What was seen of a case.
+    """What was measured of a case, to calculate metrics from.
 
     Attributes:
         rounds: of the case's server.
@@ -74,7 +74,7 @@ class Replay:
 
     @property
     def of_control(self) -> "Replay":
-        """What was seen of the control, as if it were the case."""
+        """The replay of the control, as if it were the case."""
         power = self.power
         return Replay(
             rounds=self.control_rounds,
@@ -140,7 +140,7 @@ class Metric:
         return self.origin + parts[0] / parts[1] if parts and parts[1] else None
 
     def allowed_frac(self, case: Case) -> float:
-        """The relative change of a case that is still fine on the same kind of machine."""
+        """The case's tolerance: the relative change that is fine on the same kind of machine."""
         return dict(case.tolerances).get(self.name, self.tolerance_frac)
 
     def applies_to(self, case: Case) -> bool:
@@ -396,7 +396,7 @@ GATE_METRICS: Mapping[str, Metric] = MappingProxyType(
 
 
 def check_allowed(case: Case, where: str) -> None:
-    """Every tolerance of the case, declared `where`, is one of a metric that can be overstepped.
+    """Check that every tolerance of the case, declared `where`, is of a metric that takes one.
 
     Raises:
         UnknownNameError: one isn't, or what is only shown is none; the message lists the metrics.

@@ -17,11 +17,11 @@ from specreg.telemetry.sampler import Span, Watch
 
 _SETTLE_S, _IDLE_S = 1.0, 4.0
 _OF_POWER = frozenset({Family.POWER})
-"""What a block says something of."""
+"""The families of metrics that are read from a block."""
 
 
 def rest(watching: Watch | None, show: Callable[[str], None]) -> Span:
-    """Let the devices of a watch be idle for a while; the span of time in which they were."""
+    """Let the devices of a watch be idle for a while, and return that span."""
     if watching is None:
         return 0, 0
     show("watching the idle power")

@@ -47,7 +47,7 @@ def spoiled_by(reason: str) -> AbstractSet[Family]:
 
 
 def all_invalid(why: str) -> Invalid:
-    """A measurement of which nothing means anything."""
+    """Return all families as invalid, for one reason."""
     return dict.fromkeys(Family, why)
 
 
@@ -55,7 +55,7 @@ def all_invalid(why: str) -> Invalid:
 def noting(
     invalid: MutableMapping[Family, str], within: AbstractSet[Family] = ALL
 ) -> Iterator[None]:
-    """Note what a check that breaks spoils, and go on; the first reason of a family stays.
+    """Note what a failed check makes invalid, and go on; the first reason of a family stays.
 
     `within` are the families that what is checked says something of.
 

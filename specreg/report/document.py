@@ -201,7 +201,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def exit_status(verdicts: Sequence[Verdict]) -> int:
-    """What verdicts that failed say in a number.
+    """Return the exit status for verdicts that failed.
 
     1: something REGRESSED or is WRONG. 10: nothing did, but something is INVALID or INCONCLUSIVE.
     11: only baselines are missing or unreadable. 0: all hold.

@@ -124,8 +124,8 @@ def render_figures(figures: Sequence[Figures], *, width: int, color: bool) -> st
 
     TPOT is the median over requests, throughput all tokens over all time. `A/D` is the draft
     efficiency, and the positions are marginal: how often a step accepted so many drafts or more.
-    J/token: all energy over all tokens, and alone: without speculation; saved: the share of it that
-    speculation saves; the remark says how far off the ends of the block may make these.
+    J/token is all energy over all tokens, `alone` that without speculation, `saved` the share of it
+    that speculation saves; the remark says by how much the block's ends may falsify these.
     """
     tables = (
         (_SPEEDUP, [_speedup_row(one) for one in figures if one.speedup and one.control]),

@@ -1,4 +1,4 @@
-"""Servers: a server's settings in, one that has generated a token out; nothing of it is left.
+"""Start servers from their settings, wait for the first token, and stop all of their processes.
 
 Engines are installed, GPUs leased and failed starts explained here. Nothing is measured.
 """

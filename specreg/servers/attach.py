@@ -28,7 +28,7 @@ _STEP_TOKENS = 2
 
 
 def alone(tier: Tier, url: str) -> Tier:
-    """A tier as one server of it can be measured: alone. AttachError where the URL can't be one."""
+    """Return the tier without controls: one server is there. AttachError of a malformed URL."""
     try:
         parts = urlsplit(url)
         beyond = parts.path.strip("/") or parts.query or parts.fragment

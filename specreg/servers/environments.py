@@ -98,7 +98,7 @@ def installed_environment(requirement: Requirement) -> EngineEnvironment | None:
 
 
 def environment_folder(requirement: Requirement) -> Path:
-    """Another one for another recipe, or another Python that the environment is made with."""
+    """Return an environment's folder: its own for each recipe and each Python."""
     made_of = f"{requirement!r} {sys.version_info[:2]}"
     fingerprint = hashlib.sha256(made_of.encode()).hexdigest()[:8]
     name = f"{requirement.package}-{requirement.version}-{fingerprint}"

@@ -68,7 +68,7 @@ def lease_gpus(
         is_judged = True
         try:
             yield
-        except (KeyboardInterrupt, UnkillableError):  # whose memory it is is said already
+        except (KeyboardInterrupt, UnkillableError):  # what still holds memory is already told
             is_judged = False
             raise
         finally:
@@ -184,7 +184,7 @@ class GpuClaim:
             os.sched_setaffinity(0, own)
 
     def give_back(self) -> None:
-        """Let others have them."""
+        """Release them to other processes."""
         self.devices = ()
         self._held.close()
 

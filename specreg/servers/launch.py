@@ -201,7 +201,7 @@ class Servers:
             self.claim.give_back()
 
     def log_paths(self, launch: Launch) -> Sequence[Path]:
-        """What was said there, in further attempts and other processes too."""
+        """The logs of a launch, those of further attempts and other processes too."""
         paths = (self.logs / f"{launch.id}.log", *sorted(self.logs.glob(f"{launch.id}-[0-9]*.log")))
         return [path for path in paths if path.is_file()]
 

@@ -37,7 +37,7 @@ _LIMITS = (
 
 
 def gpu_memory(spec: ServerSpec, gpus_gib: Sequence[float]) -> Memory | None:
-    """What a server is given of each of its GPUs, the first of `gpus_gib`; None where it must see.
+    """What a server gets of each of its GPUs, the first of `gpus_gib`; None to let it decide.
 
     Never more than its `gpu_memory_frac`: the cache is smaller then, but holds one request.
     """

@@ -78,7 +78,7 @@ class Provision:
 
     @property
     def _asked(self) -> str:
-        """What the engine is asked to be, empty for its own choice."""
+        """The version that the engine is asked for, empty for its own choice."""
         return self.version or self.python or (self.build.source if self.build else "")
 
     def _check_installed(self, engine: Engine, variables: Mapping[str, str]) -> None:
@@ -126,18 +126,18 @@ class Provision:
         return " ".join(filter(None, where))
 
     def torch_version(self, spec: ServerSpec) -> str:
-        """What a server runs with."""
+        """The version of torch that a server runs with."""
         return installed_version(self.environment(spec).python, "torch")
 
     def devices(self, spec: ServerSpec) -> tuple[Device, ...]:
-        """What a server runs on; a SensorError where nothing shows it."""
+        """The devices that a server runs on; a SensorError where none can be read."""
         if self.url is not None:
             raise SensorError("power: what the attached server runs on isn't known here")
         gpus = spec.parallel.gpus if self.on_gpu else 0
         return devices_of(gpus, {**os.environ, **dict(spec.engine_env)})
 
     def leased(self, spec: ServerSpec) -> contextlib.AbstractContextManager[None]:
-        """The GPUs of a server, if it has some of ours, for as long as the context lasts."""
+        """Lease a server's GPUs, if it runs on ours, for as long as the context lasts."""
         return lease_gpus(
             spec.parallel.gpus if self.on_gpu and self.url is None else 0,
             {**os.environ, **dict(spec.engine_env)},

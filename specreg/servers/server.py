@@ -143,7 +143,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedServer(Server):
-    """One of our own: what runs."""
+    """A server that we started."""
 
     process: SupervisedProcess
 

@@ -79,7 +79,7 @@ def parse_origin(text: str) -> Origin:
 
 
 def build_of(source: str) -> Requirement:
-    """What is built of a wheel or a checkout; its version tells it from other builds."""
+    """Return what to build of a wheel or a checkout; its version tells it from other builds."""
     path = Path(source)
     if path.suffix == ".whl":
         try:

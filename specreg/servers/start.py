@@ -183,7 +183,7 @@ class ServerStart:
         return process
 
     def _own_folders(self) -> Mapping[str, str]:
-        """A server that is killed leaves sockets in its folder for temporary files: one that goes.
+        """Give a server a temporary folder that is removed: a killed one leaves sockets there.
 
         What PyTorch compiles would lie there too; that stays, for the next start.
         """

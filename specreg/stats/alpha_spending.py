@@ -2,7 +2,7 @@
 
 Five looks at the level of one would raise three times its alarms, so they share it: a little for
 each early look, the rest for the last (Haybittle 1971, Peto 1976). The levels add up, so no more
-than their sum is ever wrong, however the looks hang together.
+than their sum is ever wrong, whatever the correlation between looks.
 """
 
 from enum import Enum

@@ -144,7 +144,7 @@ def change_of_pairs(
 def change_of_blocks(values: Sequence[float], hours: Sequence[float], scale: float) -> Effect:
     """The change in an hour from the first blocks to the last, of one arm that was measured long.
 
-    Blocks hang together, so no line is fitted, whose error would take each for a draw of its own.
+    Blocks are correlated, so no line is fitted: its error would take each for a draw of its own.
     They are cut into eight parts; the change from the mean of the first to that of the last is the
     sum of seven moves, and their spread is its error, which noise and single jumps only widen.
 

@@ -58,7 +58,7 @@ def _check_options(options: Options) -> None:
 
 
 def load_cases(root: Path, options: Options, name: str) -> Tier:
-    """What is to be measured."""
+    """Load the tier that is to be measured, as the options change it."""
     tier = load_tier(root / options.matrix, name)
     engines = {case.server.engine for case in tier.cases}
     if options.engine is not None and options.engine not in engines:
@@ -75,7 +75,7 @@ def load_cases(root: Path, options: Options, name: str) -> Tier:
 def open_suite(
     root: Path, options: Options, progress: Progress, within: Path | None = None
 ) -> Suite:
-    """A run in which nothing was measured yet, but for what it goes on with.
+    """Open a run in which nothing is measured yet, but for what it resumes.
 
     Args:
         root: the repository's root.
@@ -130,7 +130,7 @@ def open_suite(
 
 
 def _part(options: Options) -> str:
-    """What the names of the folders of a shard's runs end with; empty of whole runs."""
+    """The suffix of the folders of a shard's runs; empty of whole runs."""
     if options.shard is None:
         return ""
     choice = parse_choice(options.shard)
@@ -173,7 +173,7 @@ def why_unfit(suite: Suite) -> Mapping[str, str]:
 def choose(
     suite: Suite, tests: Sequence[tuple[Case, Metric | CorrectnessCheck]], *, lists: bool
 ) -> list[str]:
-    """Have a run ask what its tests ask, but for what can't be measured here.
+    """Let a run ask what its tests ask, without what can't be measured here.
 
     Args:
         suite: the run.
@@ -206,7 +206,7 @@ def choose(
 
 
 def check_cases(suite: Suite, cases: Collection[Case]) -> None:
-    """Silent where every case can be measured, as far as that is known before a server starts.
+    """Check that every case can be measured, as far as is known before a server starts.
 
     Raises:
         SpecregError: one can't.

@@ -49,7 +49,7 @@ from specreg.verdicts.judge import Outcome
 def record_run(
     suite: Suite, run: RunVerdict, *, command: str, said: Sequence[str] = ()
 ) -> list[str]:
-    """Leave the whole of a run in its folder, and tell a job of it.
+    """Write all documents of a run to its folder, and a CI job's summary.
 
     Args:
         suite: what it held.
@@ -77,9 +77,9 @@ def record_run(
         record_document(folder / FILE_NAME, report)
         if not suite.shares_machine:
             append_job_summary(render_markdown(report))
-            forms = (*ALWAYS, "junit") if suite.merged else ALWAYS  # pytest's has no last word
+            forms = (*ALWAYS, "junit") if suite.merged else ALWAYS  # pytest's lacks final verdicts
             write_outputs(forms, report, folder, folder)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it must take no verdict with it
+    except Exception as error:  # noqa: BLE001 - a failed report must lose no verdict
         wrong.append(
             f"report of '{folder}': not whole, {type(error).__name__}: {error}; the verdicts stand,"
             f" and {specreg_command('report')} makes it again"

@@ -39,7 +39,7 @@ _COPIED = ("logs", "power")
 
 
 def matrix_sha256(tier: Tier) -> str:
-    """The checksum of all that the cases of a tier are."""
+    """A checksum of all settings of a tier's cases."""
     return hashlib.sha256("\n".join(case.key for case in tier.cases).encode()).hexdigest()
 
 
@@ -135,7 +135,7 @@ def _copy_files(shards: Sequence[ShardRun], into: Path) -> None:
 
 
 def open_merged(root: Path, shards: Sequence[ShardRun], into: Path) -> Suite:
-    """The run that shards are of, in a folder of its own.
+    """Open the run that shards are parts of, in a folder of its own.
 
     Raises:
         SpecregError: the repository isn't at the commit, or hasn't the cases, that they are of.
@@ -180,7 +180,7 @@ def open_merged(root: Path, shards: Sequence[ShardRun], into: Path) -> Suite:
 def _judge(
     suite: Suite, case: Case, control: Launch, server: Launch
 ) -> Iterator[tuple[str, SpecregError]]:
-    """Judge what was measured of a case on a launch; yields by name why what wasn't wasn't."""
+    """Judge what was measured of a case on a launch; yield by name why the rest wasn't."""
 
     def never() -> Never:
         raise SpecregError(f"{case.id}: a merge starts no server")

@@ -117,7 +117,7 @@ class Options:
 
 
 def flag_of(field: dataclasses.Field[Any]) -> str:
-    """What is typed for an option."""
+    """The flag that is typed for an option."""
     return field.metadata["flag"] or f"--specreg-{field.name.replace('_', '-')}"
 
 

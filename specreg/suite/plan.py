@@ -103,7 +103,7 @@ class ShardRun:
 
 
 def load_shard(folder: Path) -> ShardRun:
-    """What lies in a folder.
+    """Load what lies in a shard's folder.
 
     Raises:
         SpecregError: there is no plan, or it can't be read.
@@ -162,7 +162,7 @@ class MergedShards:
 
     @property
     def plan(self) -> RunPlan:
-        """The plan of one of them, of which all that is said of the run holds for each."""
+        """The plan of one shard; what it says of the run holds for each."""
         return self.shards[0].plan
 
     def measurement(self, case: Case, launch: int) -> Measurement:

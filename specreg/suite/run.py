@@ -123,7 +123,7 @@ class Suite(Scope):
         return self._measured[case.id, number]
 
     def _at_most_once(self, name: str, attempt: Callable[[], _DoneT]) -> _DoneT:
-        """What an attempt gives; one that failed isn't made again, and fails as it did."""
+        """Make an attempt; one that failed isn't made again, and raises its error again."""
         if name in self._failed:
             raise self._failed[name]
         try:
@@ -156,7 +156,7 @@ class Suite(Scope):
     def _twice(
         self, attempt: Callable[[], _DoneT], pair: Sequence[Starting | None], *, again: str
     ) -> _DoneT:
-        """What an attempt gives; once more, on a fresh server, where one went away meanwhile."""
+        """Make an attempt; once more, on a fresh server, where one went away meanwhile."""
         attempts = 1 if self.provision.url is not None else _ATTEMPTS
         while True:
             try:
@@ -414,7 +414,7 @@ class Suite(Scope):
             raise
 
     def conclude(self) -> list[str]:
-        """Look at all verdicts together; what to say where words change.
+        """Look at all verdicts together; return what to say where words change.
 
         JUnit's tests are told by then, so its file is told here.
         """

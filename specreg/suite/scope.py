@@ -114,7 +114,7 @@ class Scope:
 
     @property
     def now(self) -> dt.datetime:
-        """The moment, as far from the beginning as it took, whatever became of the wall clock."""
+        """The run's start plus the time since, whatever became of the wall clock."""
         passed_us = (time.monotonic_ns() - self.began_ns) // 1000
         return self.began_at + dt.timedelta(microseconds=passed_us)
 

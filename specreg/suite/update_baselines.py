@@ -42,7 +42,7 @@ class FurtherLaunches:
     _begun: set[str] = field(default_factory=set)
 
     def __call__(self, suite: Suite, launch: Launch) -> None:
-        """Measure them of a server, whose cases have their share of the time that is left."""
+        """Measure further launches of a server, in its share of the time that is left."""
         asked = [case for case in suite.tier.cases if case.id in suite.asked]
         servers = {launches_of(case, launch.number)[1].id for case in asked}
         share_s = self.left_s / max(len(servers - self._begun), 1)
@@ -62,7 +62,7 @@ class FurtherLaunches:
 
 
 def further_launches(options: Options) -> FurtherLaunches:
-    """As long as the options allow; none where they say how many launches there are."""
+    """Return the further launches that the options allow; none where they say how many."""
     given = options.launches is not None
     return FurtherLaunches(0.0 if given else _S_PER_MIN * options.record_minutes)
 

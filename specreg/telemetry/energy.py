@@ -57,7 +57,7 @@ def energy_of(trace: PowerTrace, span: Span) -> Energy:
             f"{missing:.0%} of the samples of {name} are missing, more than 10 %; the sampler was"
             " kept from running, or ended"
         )
-    # Ten samples a second see the power of the moment too seldom where it swings.
+    # The average first: where power swings, ten samples of the moment a second are too few.
     summed_j = integral_j(trace.samples, span, "average_mw")
     if summed_j is None:
         summed_j = integral_j(trace.samples, span, "instant_mw")
@@ -109,7 +109,7 @@ def check_counter(energy: Energy) -> None:
     if ratio is not None and abs(ratio - 1) > max(_MOST_APART_FRAC, energy.error_frac):
         raise SensorError(
             f"its energy counter says {ratio:.2f} times what its power says over the same time,"
-            " and they may lie 3 % apart; its sensor looks away for a part of the time, or is off"
+            " and they may lie 3 % apart; its sensor reads only a part of the time, or is wrong"
         )
 
 

@@ -180,7 +180,7 @@ def sample(
 
 
 def _wait_until(moment_ns: int) -> bool:
-    """Wait for a moment, or until the input ends; whether it did."""
+    """Wait for a moment, or until the input ends; return whether it did."""
     left_s = max(0, moment_ns - time.monotonic_ns()) / _NS_PER_S
     readable, _, _ = select.select([sys.stdin], [], [], left_s)
     return bool(readable) and not os.read(sys.stdin.fileno(), 1)

@@ -101,7 +101,7 @@ class Confirmation:
         self.verdicts[row] = dataclasses.replace(left, outcome=Outcome.INCONCLUSIVE, reason=reason)
 
     def _look(self, metric: Metric, launches: Sequence[Measurement], look: Look) -> Verdict:
-        """The verdict at one look; that of acceptance is the one that its measurement had."""
+        """Return the verdict at one look; for acceptance at the look its measurement had."""
         try:
             if self._last is None or self._last.launches != tuple(launches):
                 self._last = compare(launches, self.known_of(launches[-1].case))
@@ -155,7 +155,7 @@ def _is_undecided(metric: Metric, verdict: Verdict) -> bool:
 def enough_for(
     case: Case, metrics: Sequence[Metric], known: CaseBaselines, *, may_stop_early: bool
 ) -> Enough:
-    """Enough is what decides all of some acceptance metrics, or shows a loss in the first early.
+    """Return an Enough: some acceptance metrics are decided, or the first shows a loss early.
 
     Few prompts may show a loss; that there is none takes all of them. `metrics` are of acceptance,
     one at least; `may_stop_early` says that nothing else is judged that takes all prompts.

@@ -16,7 +16,7 @@ MOST_LAUNCHES = 12
 _POWER_LEVEL = 0.1
 """The minimum detectable effect is proven nine times out of ten."""
 _FURTHEST = 50.0
-"""A difference of logarithms beyond it isn't told: a float holds no more."""
+"""Differences of logarithms are clipped to ± this."""
 
 
 def detectable(metric: Metric, tolerance_frac: float, recorded: int, spread: Spread) -> Detectable:
@@ -65,7 +65,7 @@ def mde_frac(metric: Metric, change: Effect, look: Look) -> float:
 
 
 def to_frac(metric: Metric, change: float) -> float:
-    """A change as a relative one of the value; that of launches is a difference of logarithms.
+    """Convert a change to a relative one; that of launches is a difference of logarithms.
 
     Better is positive of such a difference.
     """

@@ -58,7 +58,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.outcomes.get(metric) in JUDGED
 
     def fine(self, metric: str) -> bool:
-        """Whether it did, and the metric held."""
+        """Whether the run judged a valid metric, and it held."""
         return self.outcomes.get(metric) in GOOD
 
 

@@ -117,7 +117,7 @@ class Verdict:
 
     @property
     def fails(self) -> bool:
-        """Whether it does; what can't be compared, or not be decided here, is skipped."""
+        """Whether the test fails; what can't be compared or decided here is skipped."""
         return not self.holds and self.outcome not in SKIPPED
 
 
@@ -189,7 +189,7 @@ def with_effect(
     *,
     loss_level: float | None = None,
 ) -> Verdict:
-    """The verdict with its change, by the whole interval at a level (0..0.5).
+    """Return the verdict with a change, judged by its whole interval at a level (0..0.5).
 
     `loss_level` is that at which a loss must be proven, None for the same.
     """
@@ -225,7 +225,7 @@ def allowed_frac(metric: Metric, case: Case, known: CaseBaselines) -> float:
     value = told.value(metric.name) if told and not known.baseline else None
     if told and told.tolerance_frac is not None and value is not None and value > metric.origin:
         theirs = told.tolerance_frac * value / (value - metric.origin)
-        # Of a length near 1 their percentage is all there is to lose: it would never fail.
+        # Near AL = 1 their percentage exceeds all there is to lose: it would never fail.
         return max(wider, theirs) if theirs < 1 else wider
     return wider
 
@@ -239,7 +239,7 @@ def _refusals(metric: Metric, comparison: Comparison) -> Refusals:
 
 
 def _refused_figure(metric: Metric, comparison: Comparison) -> Refusals:
-    """Why what was measured is no figure to be compared."""
+    """Yield why what was measured can't be compared."""
     measurement = comparison.measurement
     if invalid := measurement.invalid.get(metric.family):
         yield Outcome.INVALID, invalid
@@ -259,7 +259,7 @@ def _refused_figure(metric: Metric, comparison: Comparison) -> Refusals:
 
 
 def _refused_baseline(metric: Metric, comparison: Comparison, hint: str) -> Refusals:
-    """Why what is known is nothing to compare the case with."""
+    """Yield why the baseline can't be compared with."""
     case, known, baseline = comparison.measurement.case, comparison.known, comparison.known.baseline
     if baseline is None and known.published is None:
         yield Outcome.NO_BASELINE, f"nothing recorded in '{known.environment.name}'; {hint}"
@@ -273,7 +273,7 @@ def _refused_baseline(metric: Metric, comparison: Comparison, hint: str) -> Refu
 
 
 def _refused_acceptance(metric: Metric, comparison: Comparison, hint: str) -> Refusals:
-    """Why two acceptances are not of the same kind."""
+    """Yield why two acceptances are not of the same kind."""
     baseline, ours = comparison.known.baseline, comparison.measurement.acceptance
     theirs = baseline.acceptance if baseline else None
     lacks_one = baseline is not None and (ours is None or theirs is None)
@@ -287,7 +287,7 @@ def _refused_acceptance(metric: Metric, comparison: Comparison, hint: str) -> Re
 
 
 def _refused_speed(metric: Metric, comparison: Comparison, hint: str) -> Refusals:
-    """Why two speeds are not of the same kind."""
+    """Yield why two speeds are not of the same kind."""
     known, exact = comparison.known, comparison.known.exact
     if exact is None:
         where = known.baseline.environment.name if known.baseline else "a published figure"

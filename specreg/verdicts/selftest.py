@@ -149,7 +149,7 @@ def is_kept(plant: Plant, outcomes: Mapping[Outcome, int], used_frac: float) -> 
 
 
 def most_by_chance(trials: int, frac: float) -> int:
-    """How many of some trials chance takes, but once in a thousand times, at a rate of `frac`."""
+    """How many of some trials chance exceeds once in a thousand times, at a rate of `frac`."""
     chances = (
         math.comb(trials, hits) * frac**hits * (1 - frac) ** (trials - hits)
         for hits in range(trials + 1)

@@ -176,9 +176,9 @@ def test_a_wrong_row_of_parquet_is_refused_with_its_place(
     [
         pytest.param("a.jsonl", None, "No such file", id="missing"),
         pytest.param("a.parquet", None, "No such file", id="missing Parquet"),
-        pytest.param("a.jsonl", b"", "asks nothing; docs/datasets", id="empty"),
-        pytest.param("a.jsonl", b"\xef\xbb\xbf\n", "asks nothing; docs/datasets", id="a mark"),
-        pytest.param("a.jsonl", b"[]", "asks nothing; docs/datasets", id="no rows"),
+        pytest.param("a.jsonl", b"", "holds no prompts; docs/datasets", id="empty"),
+        pytest.param("a.jsonl", b"\xef\xbb\xbf\n", "holds no prompts; docs/datasets", id="a mark"),
+        pytest.param("a.jsonl", b"[]", "holds no prompts; docs/datasets", id="no rows"),
         pytest.param("a.jsonl", b"[1", "truncated; docs/datasets", id="cut off"),
         pytest.param("a.parquet", b"PAR1 but not really", "fetch it again", id="no Parquet"),
         pytest.param("a.jsonl", b'{"text": "a"}\n{"text', "a.jsonl:2: ", id="a torn row"),

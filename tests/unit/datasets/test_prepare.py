@@ -115,7 +115,7 @@ def test_what_is_there_is_kept_and_said_so_unless_a_file_is_given(folder: Folder
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        pytest.param("", "asks nothing; docs/datasets.md", id="empty"),
+        pytest.param("", "holds no prompts; docs/datasets.md", id="empty"),
         pytest.param("<html>not found</html>", "question.jsonl:1: JSON is malformed", id="page"),
         pytest.param(mt_bench() + mt_bench(1), "2 prompts have the id '81'", id="twice"),
     ],
@@ -192,4 +192,4 @@ def test_rows_left_out_are_counted_aloud(folder: Folder) -> None:
     folder.file.write_text(json.dumps([said, silent, silent]))
     record = folder.prepare("sharegpt", folder.file)
     assert (record.rows, record.left_out, record.prompts) == (3, 2, 1)
-    assert "2 rows left out: they ask nothing" in folder.said
+    assert "2 rows left out: they hold no prompt" in folder.said
