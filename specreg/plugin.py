@@ -77,7 +77,7 @@ _MARKERS = (
 )
 _RUN_FOLDER = "specreg_run_folder"
 _GROUPED, _REFUSED = "specreg_grouped", "specreg_refused"
-"""Under which a worker of pytest-xdist is told the folder of the run, and whether it gets server
+"""The keys by which a worker of pytest-xdist is told the run's folder, and whether it gets server
 groups; and tells why it refuses to begin."""
 _WIDTH = 110
 
@@ -365,7 +365,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         pytest.ExitCode.INTERRUPTED,
         pytest.ExitCode.INTERNAL_ERROR,
     }
-    # First of all: a report takes its time, and a second Ctrl-C must find no server.
+    # Servers first: a report takes a while, and a second Ctrl-C must leave no server.
     lines.extend(_stop_servers(suite, cut_short=cut_short))
     if config.pluginmanager.hasplugin("dsession"):
         lines.extend(_take_workers(session, cut_short=cut_short))

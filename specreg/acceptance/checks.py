@@ -57,7 +57,7 @@ def check_acceptance(
         raise InvalidMeasurementError("SPEC_DISABLED", message)
     asked = drafted_tokens or draft_tokens
     depth = len(total.position_counts)
-    # A histogram may end at the most that was accepted; how much was drafted then tells.
+    # A histogram may end at the most that was accepted; then what was drafted tells the depth.
     drafts = max(depth, (total.proposed or 0) // total.steps)
     if drafts != asked or depth > draft_tokens:
         message = (

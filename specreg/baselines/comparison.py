@@ -134,7 +134,7 @@ class Comparison:
         if expected:
             theirs = ratio_parts(metric, self.theirs) if self.theirs is not None else None
             change = change_of_ratio(ours, theirs, expected)
-        else:  # a baseline of nothing (no draft ever accepted) can only be kept or improved
+        else:  # a baseline of 0 (no draft ever accepted) can only be kept or improved
             change = Effect(estimate_frac=float(value > 0), error_frac=0.0, freedom=1)
         return metric.origin + value, metric.origin + expected, change
 
@@ -152,7 +152,7 @@ class Comparison:
         Held against its own case's baseline: whatever moved it didn't come from speculation.
         """
         replay = self.measurement.replay
-        # Where the speedup is invalid it may be the control's rounds that are.
+        # An invalid speedup may mean that the control's rounds are invalid.
         if Family.SPEEDUP in self.measurement.invalid or not replay or not replay.control_rounds:
             return None
         ours = (metric.function(replay.of_control) or 0.0,)

@@ -31,9 +31,9 @@ from specreg.telemetry.sensor import Scope
 
 SCHEMA_VERSION = 4
 _SHORT_TURNS = 4
-"""Before it, speeds were medians of long rounds, which differ from those of all that was said."""
+"""Before this version, speeds were medians of long rounds, which can't be compared with today's."""
 _GONE = frozenset({"rounds", "stream"})
-"""Settings that earlier versions compared by; of all that streamed, which is all that is left."""
+"""Settings of earlier versions that are gone; only baselines of streamed answers are still read."""
 _FEWEST_RUNS = 2
 _ADVICE = "restore it with git, or remove it and record it anew"
 
@@ -184,7 +184,7 @@ def load_baseline(path: Path) -> Baseline | None:
                 f"baseline '{path}': schema version {version}, this specreg reads {SCHEMA_VERSION};"
                 " use a newer specreg"
             )
-        # What version 2 and 4 have more than those before may be left out; 3 has fewer settings.
+        # Versions 2 and 4 added optional fields; 3 took settings away.
         baseline = msgspec.json.decode(content, type=Baseline)
         known = {field.name for field in dataclasses.fields(CaseSettings)} | _GONE
         if bytes(head.case.get("stream", b"")) == b"false":

@@ -48,7 +48,7 @@ def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSetti
         method=server.method,
         draft_tokens=server.draft_tokens,
         target_sha256=target_sha256,
-        # A folder's place on the disk says nothing; a hub id is all there is.
+        # A folder is told by its files, wherever it lies; a hub id by its name alone.
         target="" if target_sha256 else server.target,
         prompts_sha256=prompts_sha256(prompts[: 2 * (case.matrix_prompts or case.prompts)]),
         limits=case.limits,
@@ -144,7 +144,7 @@ class BaselineStore:
             tree=None,
             parallel=settings.parallel.without_draft,
         )
-        with contextlib.suppress(BaselineError):  # it turns its own case red
+        with contextlib.suppress(BaselineError):  # its own case reports it
             found = self._exact(dataclasses.replace(case, server=case.control, control=None))
             return found if found is not None and found.case == wanted else None
         return None

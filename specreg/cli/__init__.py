@@ -28,7 +28,7 @@ _COMMANDS: Mapping[str, str] = {
     "baselines": "cases",
     "engines": "cases",
 }
-"""By command the file that it is in, which is imported once the command is typed."""
+"""By command the module that it is in, which is imported once the command is typed."""
 
 
 class Commands(typer.core.TyperGroup):

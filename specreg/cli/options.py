@@ -11,7 +11,7 @@ from specreg.suite.options import Options
 from specreg.telemetry.identity import find_gpus
 
 WIDTH = 110
-"""Columns of what is printed."""
+"""The width of what is printed, in columns."""
 
 RootOption = Annotated[Path, typer.Option("--root", help="the repository's root")]
 TierOption = Annotated[str | None, typer.Option("--tier", help="gpu where there is one, else cpu")]

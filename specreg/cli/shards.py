@@ -30,7 +30,7 @@ from specreg.suite.update_baselines import record_baselines
 _BYTES_PER_GIB = 2**30
 _ANSWERS_WITHIN_S = 10.0
 _LEFT_OUT = (".git", ".specreg", ".nox", ".venv", "**/__pycache__", "**/.mypy_cache")
-"""Of the repository, what no node needs."""
+"""What of the repository no node needs."""
 
 
 def merge(

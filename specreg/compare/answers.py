@@ -33,7 +33,7 @@ from specreg.servers.server import Server
 from specreg.verdicts.judge import Outcome, Verdict
 
 _MOST_LAUNCHES = 2
-"""Answers that couldn't be compared on as many aren't asked for any more."""
+"""After so many launches without a comparison, answers aren't asked for any more."""
 _MOST_NAMED = 3
 
 

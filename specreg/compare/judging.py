@@ -100,7 +100,7 @@ _ANSWERS = {
     REGRESSED_STATUS: Answer.DONT,
     UNDECIDED_STATUS: Answer.UNDECIDED,
 }
-"""By the exit status of all verdicts."""
+"""The answer, by the exit status of all verdicts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,8 +296,8 @@ def judge_pair(
 
 def _judge(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules) -> Verdict:
     found = _look(figure, (), rules)
-    # What was launched once more after it had failed changes no look before: it counts from the
-    # number on that there was by then.
+    # A launch repeated after it had failed changes no earlier look: it counts from the number of
+    # launches on that there were by then.
     told_at = list(itertools.accumulate((one.number for one in launches), max))
     for look in [*(one for one in rules.looks if one < max(told_at, default=0)), math.inf]:
         some = [one for one, at in zip(launches, told_at, strict=True) if at <= look]
@@ -333,7 +333,7 @@ def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules) -> Verd
         return say(reason=f"side {missing} has no launch yet", needed_launches=1)
     if not metric.by_launch:
         moved = paired_ratio_change(metric, ours, theirs)
-        if isinstance(moved, str):  # no launch more would tell
+        if isinstance(moved, str):  # no further launch would tell
             return say(outcome=Outcome.INVALID, reason=moved)
         return _with_needed(verdict, metric, moved, rules)
     change = _change(figure, launches)

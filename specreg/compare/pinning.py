@@ -30,7 +30,7 @@ _RECORDING = "SCHEDULED_RECORDING"
 _SCHEDULE = "SCHEDULED_ACCEPTED"
 _LONGEST_CYCLE = 20
 _OFF_FRAC = 0.01
-"""So far the steps may be off; without anything else at work they are exact."""
+"""How far the number of steps may be off; undisturbed it is exact."""
 
 
 def schedule_of(length_tokens: float, draft_tokens: int) -> tuple[int, ...]:

@@ -28,13 +28,13 @@ from specreg.telemetry.identity import find_gpus
 from specreg.verdicts.judge import Outcome, Verdict, outcome_of
 
 LEAD_IN_FRAC = 0.1
-"""Of a soak's time; buffers fill and caches warm then, and nothing is judged."""
+"""The share of a soak's time in which buffers fill and caches warm: nothing is judged."""
 LOOKS = (0.2, 0.4, 0.6, 0.8)
 """The fractions of a soak's time at which it is looked at before its end."""
 LEVEL = 0.01
 """In how many soaks of a steady server an alarm is raised, at most."""
 EARLY_LEVEL, LAST_LEVEL = LEVEL / 2 / len(LOOKS), LEVEL / 2
-"""The share of a look; all of them together use the level up."""
+"""The level of each look; all of them add up to the whole."""
 _MEMORY_TOLERANCE_FRAC = 0.05
 _BATCHES = 4
 """How many times the prompts in flight a block has."""

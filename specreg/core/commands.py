@@ -16,7 +16,7 @@ LAUNCHER = "SPECREG_LAUNCHER"
 
 ATTACH_OPTION = "--specreg-attach"
 _FEWER = "--num-prompts"
-"""A baseline is of all prompts."""
+"""An option that no recording takes: a baseline is of all prompts."""
 
 
 def run_command(case_ids: Sequence[str], options: Sequence[str]) -> str:

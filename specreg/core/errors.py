@@ -10,7 +10,7 @@ from pathlib import Path
 from specreg.core.redaction import hide
 
 _MOST_CHARACTERS = 4_000
-"""Of a line: some quote what others wrote, and what to do stands at its end."""
+"""The longest line: some quote a whole log, and what to do stands at the end."""
 
 
 class SpecregError(Exception):

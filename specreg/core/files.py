@@ -19,7 +19,7 @@ import platformdirs
 from specreg.core.redaction import hide_bytes
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What a decoder raises of bytes that it can't read; the last of what is nested too deeply."""
+"""What a decoder raises of bytes that it can't read; the last for too deep a nesting."""
 _PACKAGE = Path(__file__).parents[1]
 _IN_WHEEL = _PACKAGE / "repository"
 OWN_REPOSITORY = _IN_WHEEL if _IN_WHEEL.is_dir() else _PACKAGE.parent

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     import httpx
 
 MOST_BYTES = 16 * 2**20
-"""Of an answer, or of one line of a stream. Pages of metrics are the longest, some hundred KiB."""
+"""The most bytes of an answer or a line of a stream. Pages of metrics are longest: some 100 KiB."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**48)]
 """Tokens or steps, as a server counts them."""
 Histogram = Annotated[tuple[Count, ...], msgspec.Meta(max_length=1024)]
-"""Steps by accepted drafts; no drafter drafts so many."""
+"""Steps by accepted drafts, more than any drafter drafts."""
 Name = Annotated[str, msgspec.Meta(max_length=1024)]
-"""Of a model, a version, an answer."""
+"""The name of a model, a version, an answer."""
 
 _WORDS_CHARACTERS = 300
 HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
@@ -76,7 +76,7 @@ async def read(
     except TimeoutError as error:
         message = f"{path}: no whole answer within {within_s:g} s"
         raise AnswerError(message, late=True) from error
-    # The aiohttp transport leaves some of its own as they are, of what is no HTTP for instance.
+    # The transport passes on some errors of aiohttp, as for an answer that isn't HTTP.
     except (httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError) as error:
         message = f"{path}: {type(error).__name__}, {_why(error)}"
         raise AnswerError(message) from error

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 KEPT_BYTES = 8 * 2**20
-"""Of the beginning, and of the end."""
+"""How much of the beginning is kept, and of the end."""
 _LONG_LINE_BYTES = 2**20
 _LEFT_OUT = b"\n[specreg: %d bytes are left out here]\n"
 _TAIL_BYTES = 64 * 1024
@@ -42,7 +42,7 @@ class BoundedLog:
         surplus = len(self._waiting) - 2 * self._kept_bytes
         if surplus > 0 and self._head_bytes < self._kept_bytes:
             self.write()
-        elif surplus > 0:  # half a line may hold half a secret, which isn't known as one
+        elif surplus > 0:  # half a line may hold half a secret, which wouldn't be recognised
             most = len(self._waiting) - self._kept_bytes
             end = 1 + self._waiting.rfind(b"\n", 0, most) or most
             self._left_out_bytes += len(self._tail) + end
@@ -78,7 +78,7 @@ class BoundedLog:
 
     def _take_lines(self) -> bytes:
         end = 1 + max(self._waiting.rfind(b"\n"), self._waiting.rfind(b"\r"))
-        if len(self._waiting) - end > _LONG_LINE_BYTES:  # nor is it a line
+        if len(self._waiting) - end > _LONG_LINE_BYTES:  # too long to wait for its end
             end = len(self._waiting)
         lines = bytes(self._waiting[:end])
         del self._waiting[:end]

@@ -42,7 +42,7 @@ from specreg.core.supervisor import (
 _TERM_S = 5.0
 _KILL_S = 5.0
 _GONE_S = 25.0
-"""What was killed may yet have much memory to give back; only then is it beyond us."""
+"""How long a killed process may take to give back its memory before it counts as unkillable."""
 _REAPED_S = 5.0
 _EXEC_S = 0.2
 _MESSAGE_BYTES = 256 * 2**20
@@ -97,7 +97,7 @@ class SupervisedProcess:
 
 
 _RUNNING: dict[str, SupervisedProcess] = {}
-"""By their marks, what was started and not stopped."""
+"""The processes that were started and not stopped, by their marks."""
 
 
 def start_process(
@@ -144,7 +144,7 @@ def start_process(
             _tell(guard, f"{session.leader} {session.started}")
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
-                # Between the fork and us: only its mark is known of the child, once it runs.
+                # Interrupted after the fork: the child can be found by its mark alone.
                 time.sleep(_EXEC_S)
                 end_all(Session(mark), signal.SIGKILL, _KILL_S)
             _dismiss(guard)
@@ -199,19 +199,19 @@ def stop_process(process: SupervisedProcess) -> None:
     try:
         settle_log(process)
         end_all(process.session, signal.SIGTERM, _TERM_S)
-    except KeyboardInterrupt:  # once more, as a rule: then the others aren't asked either
+    except KeyboardInterrupt:  # a second Ctrl-C, as a rule: then kill at once
         kill_running()
         raise
     finally:
         left = _kill(process)
-        # One that waits in the kernel, or that a debugger holds, can't be waited for.
+        # A process stuck in the kernel, or held by a debugger, never ends.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.popen.wait(_REAPED_S)
         _RUNNING.pop(process.session.mark, None)
         _dismiss(process.supervisor)
     if left:
         left = end_all(process.session, signal.SIGKILL, _GONE_S)
-        process.popen.poll()  # so that it is no zombie
+        process.popen.poll()  # reaps it
     if left:
         message = (
             f"{', '.join(map(describe, left))}: still there {_KILL_S + _GONE_S:g} s after it was"

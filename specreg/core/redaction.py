@@ -15,14 +15,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import quote, unquote
 
 HIDDEN = "HIDDEN"
-"""What stands where a secret stood."""
+"""What replaces a secret."""
 
 _LEAST_CHARACTERS = 8
 _NAME = re.compile(r"[\w.-]*(?:token|key|secret|password)", re.IGNORECASE)
 _ORDINARY = re.compile(r"[\d.,:+-]*|true|false|none|null", re.IGNORECASE)
 """Numbers are never hidden: a file of ours couldn't be read without them."""
 _PASSWORD = re.compile(r"(://[^\s/:@'\"]*:)[^\s/@'\"]+(?=@)|(://)[^\s/:@'\"]{16,}(?=@)")
-"""In a URL, after a group that stays: behind a user's name, or a long one in its place."""
+"""A password in a URL, after a group that stays: behind a user's name, or a long token alone."""
 
 _TOLD: set[str] = set()
 

@@ -9,7 +9,7 @@ from types import FrameType
 SIGNALLED: list[int] = []
 """The signals that came, by number."""
 _OPENS_MODULES = "<frozen importlib._bootstrap_external>"
-"""An exception between its opening of a module's file and the `with` that closes it loses it."""
+"""An exception between its opening of a module's file and its `with` would leave the file open."""
 _MOMENT_S = 0.01
 
 

@@ -33,7 +33,7 @@ from specreg.core.logs import BoundedLog
 from specreg.core.redaction import hide_said
 
 VARIABLE = "SPECREG_PROCESS_MARK"
-"""The environment variable by whose value the descendants of a server are known."""
+"""The environment variable whose value marks the descendants of a server."""
 DONE, SETTLE = "done", "settle"
 _ASKED_S, _KILLED_S, _POLL_S = 2.0, 30.0, 0.05
 _PIECE_BYTES = 2**20
@@ -95,7 +95,7 @@ def _is_ours(pid: int, marked: bytes, leader: int) -> bool:
     try:
         fields = _stat(pid)
         state, session, threads = fields[0], int(fields[3]), int(fields[17])
-        # Its first thread may have ended: the others go on, and hold what they hold.
+        # Its first thread may have ended while others go on, and hold files and memory.
         if state in {b"Z", b"X"} and threads <= 1:
             return False
         environment = Path(f"/proc/{pid}/environ")
@@ -244,4 +244,4 @@ def _end(session: Session, shared: set[str], shared_before: Collection[str]) -> 
 MAIN = (
     "import sys; sys.path.append(sys.argv.pop(1)); from specreg.core.supervisor import main; main()"
 )
-"""For `python -I -S -c`, before all else the folder that holds specreg."""
+"""For `python -I -S -c`, with the folder that holds specreg as its first argument."""

@@ -32,8 +32,8 @@ SAMPLING = "sampling_frac"
 ORACLE = "oracle_length_tokens"
 
 _ORACLE_FRAC = 0.01
-"""Seen: 0, of vLLM's and SGLang's methods in float32. Rounding may choose another draft now and
-then, where two are as good as equally likely."""
+"""0 was seen of vLLM's and SGLang's methods in float32. Rounding may choose another draft where
+two are almost equally likely."""
 _DRAWN_PROMPTS = 4
 _DRAWS = 250
 _MOST_NAMED = 3
@@ -197,7 +197,7 @@ def check_steps(running: RunningCase) -> Verdict:
     if not any(answer.counts for answer in answers):
         message = "no answer tells its steps, so there is nothing to hold against the oracle"
         raise InvalidMeasurementError("ACCEPTANCE_MISSING", message)
-    # Those of SGLang end at the most that a step accepted; the expected ones don't.
+    # SGLang's histograms end at the most that a step accepted; the expected ones don't.
     depth = case.server.draft_tokens
     counted = [(answer.counts or NO_STEPS).to_depth(depth) for answer in answers]
     ours, must = sum(counted, NO_STEPS), sum(expected, NO_STEPS)

@@ -96,7 +96,7 @@ class Identity:
 
 
 Fetch = Callable[[str, str], bytes]
-"""Asks a running server by method and path for a body; raises `AnswerError`."""
+"""Fetches a body from a running server by HTTP method and path; raises `AnswerError`."""
 
 
 class _Version(msgspec.Struct, frozen=True):

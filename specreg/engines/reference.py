@@ -30,7 +30,7 @@ _PACKAGES = (
     "numpy==2.4.6",
 )
 _FOLDER = str(Path(__file__).parents[2])
-"""That holds specreg, which isn't installed in the engine's environment."""
+"""The folder of specreg, which isn't installed in the engine's environment."""
 _METHODS = {
     "none": Spelling(settings={}),
     "ngram": Spelling(settings={"method": "ngram", "draft-tokens": DRAFT_TOKENS}),

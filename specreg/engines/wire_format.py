@@ -358,7 +358,7 @@ class EventSplitter:
             InvalidMeasurementError: `EVENT_UNREADABLE`, a line doesn't end within `MOST_BYTES`.
         """
         begun = self._begun
-        # To join the pieces of a long line again and again would take the square of its length.
+        # Joining a long line's pieces one by one would take time quadratic in its length.
         begun.append(piece)
         lines: list[bytes] = []
         if b"\n" in piece:

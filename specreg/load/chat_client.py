@@ -27,9 +27,9 @@ counts as hung."""
 _WATCH_S = 1.0
 _ERROR_BYTES = 300
 _MORE_TOKENS = 1024
-"""Than were asked for, an answer may have: its last step may go beyond the cap."""
+"""How many tokens beyond the cap an answer may have: its last step may exceed it."""
 _TOKEN_CHARACTERS = 1024
-"""The most that a token stands for."""
+"""The most characters that a token stands for."""
 _DIGITS = 16
 _NS_PER_S = 10**9
 
@@ -226,7 +226,7 @@ class ChatClient:
             async with asyncio.timeout(case.request_timeout_s) as timeout:
                 self._begin(gathered, timeout)
                 await self._stream(path, body, gathered, wire_format.new_parser(ask))
-        # The transport leaves some of aiohttp's as they are, of what is no HTTP for instance.
+        # The transport passes on some errors of aiohttp, as for an answer that isn't HTTP.
         except (httpx.HTTPError, aiohttp.ClientError) as failure:
             gathered.error = ": ".join(filter(None, (type(failure).__name__, shortly(failure))))
             gathered.late = isinstance(failure, httpx.TimeoutException | TimeoutError)

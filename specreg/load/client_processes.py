@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import httpx
 
 _HEAD_START_NS = 50 * 10**6
-"""What an order takes to reach all processes; then they begin together."""
+"""How long an order may take to reach all processes, so that they begin together."""
 _SCRAPE_S = 30.0
 _TOKEN_S = 60.0
 

@@ -128,7 +128,7 @@ async def replay_round(
     ended: asyncio.Queue[FinishedRequest] = asyncio.Queue()
 
     async def keep_finishing() -> None:
-        # A millisecond's worth at a time, then the sockets: streams that end together must not keep
+        # Finish for a millisecond, then read the sockets: streams that end together must not keep
         # the others waiting.
         while True:
             builder.take(await ended.get())
@@ -148,10 +148,10 @@ async def replay_round(
             _measure_lag(builder.lags, clock),
         )
     ]
-    # A full collection of what is there already would take a tenth of a second.
+    # A full garbage collection of all older objects would take a tenth of a second.
     gc.freeze()
     try:
-        # Watching and finishing are done by an error alone, as of a disk that is full.
+        # Watching and finishing end only by an error, such as a full disk.
         working = (asking, watching, finishing)
         done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
         for task in (asking,) if asking in done else done:

@@ -17,7 +17,7 @@ from specreg.engines.wire_format import Ask, Endpoint, Message
 from specreg.matrix.case import Case
 
 _TIMEOUT_S = 600.0
-"""How long an answer may take. It comes whole, and may wait until others are there."""
+"""How long an answer may take: it comes whole, and may wait for others."""
 _ANSWER_CHARACTERS = 300
 AnswerT = TypeVar("AnswerT")
 

@@ -21,7 +21,7 @@ from specreg.matrix.schema import (
 )
 
 _RESERVE_GIB = 4.0
-"""Of each server on each GPU, beside weights and KV cache: the CUDA context, activations, captured
+"""What a server takes of each GPU beside weights and KV cache: CUDA context, activations, captured
 graphs, the draft's own cache. Estimated, not measured."""
 _KIB_PER_GIB = 2**20
 _OPEN_ROUNDS = 4

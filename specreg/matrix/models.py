@@ -19,7 +19,7 @@ TOKENIZER_FILES = (
     "generation_config.json",
 )
 UNFIT = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
-"""What is raised of JSON that is none, or not of the form that it should have."""
+"""What is raised for a file that isn't JSON, or not of the expected form."""
 _HUB_SETTING = re.compile(r"-*download[-_]dir|HF_|HUGGING_?FACE_|.*_USE_MODELSCOPE")
 _WIDENED = re.compile(r".+-wide-\w+-([0-9a-f]{64})")
 """The folder of a widened model, by its name: it ends with what it is made from."""

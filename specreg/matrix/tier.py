@@ -32,7 +32,7 @@ from specreg.matrix.schema import (
 PAIRS = Path("models/pairs.toml")
 """The model pairs that all tiers share, from the folder that holds the tiers' own."""
 _MOST_BESIDE_FRAC = 0.5
-"""Of a GPU's memory, what a server may take beside which another stands."""
+"""The share of a GPU's memory that a server may take beside another."""
 _POWER_S = 30.0
 _ADVICE = "docs/matrix.md shows the tables and keys"
 _TableT = TypeVar("_TableT")

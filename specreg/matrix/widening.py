@@ -41,10 +41,10 @@ from specreg.matrix.schema import Width
 
 _WEIGHTS = "model.safetensors"
 _RECIPE = 1
-"""What is written; another number makes all widened models anew."""
+"""The version of what is written; another number makes all widened models anew."""
 _TARGET = "target"
 _NOISE_NUMBERS, _NOISE_SIGMA = 2**24, 0.02
-"""Of the random weights: so many, over and over; and how far they lie from 0."""
+"""How many random weights there are, used over and over, and their standard deviation."""
 _FIRST_LAYER = "model.layers.0."
 _LAYER = re.compile(r"(?P<layer>model\.layers\.\d+\.|midlayer\.)(?P<rest>.+)")
 

@@ -208,7 +208,7 @@ def load_journal(path: Path) -> Mapping[Key, Measurement]:
         elif isinstance(line, Replayed) and key is not None:
             builders.setdefault((line.control, line.round), RoundBuilder()).take(line.finished)
         elif isinstance(line, Ended) and key is not None:
-            # A case that another version wrote may have another form, and is of no use then.
+            # A case that another version wrote may have another form: it can't be taken over.
             # Nor for one with a look that this version doesn't know.
             with contextlib.suppress(msgspec.ValidationError, KeyError):
                 found.setdefault(key, _measurement(key, line, builders))

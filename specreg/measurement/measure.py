@@ -32,10 +32,10 @@ from specreg.telemetry.sampler import Span, Watch
 
 _WARM_UP_NS = 10 * 10**9
 _COMPARED = 3
-"""Batches that are held against as many before them."""
+"""How many batches are compared with as many before them."""
 _SILENT_BATCHES = 3
 _CLEAR = 2.5
-"""Errors by which the earlier batches are slower than the later ones where a trend is left."""
+"""By how many standard errors earlier batches must be slower for a trend to be left."""
 _LATE_NS = 5 * 10**6
 _LATE_FRAC = 0.05
 _ENOUGH_BEATS = 20
@@ -244,7 +244,7 @@ async def _measure(
         ]
         try:
             return replays, await _Measuring(replays, workload, plan).run()
-        except InvalidMeasurementError:  # stands in its arm
+        except InvalidMeasurementError:  # its arm holds the reason
             return replays, None
 
 
@@ -355,7 +355,7 @@ class _Measuring:
 
     def _took_no_turns(self) -> bool:
         """Whether timed arms were asked only once each, so that one was always first."""
-        judged = not self.case.matrix_prompts  # no speed is, of another number of prompts
+        judged = not self.case.matrix_prompts  # another number of prompts has no speed to judge
         return self.round == 1 and len(self.going) > 1 and self._repeats and judged
 
     @property

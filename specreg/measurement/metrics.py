@@ -427,7 +427,7 @@ def acceptance_value(metric: Metric, record: AcceptanceRecord | None) -> float |
 def better_frac(metric: Metric, value: float, expected: float) -> float:
     """The relative change, positive when better: ±(value - expected) / (expected - origin)."""
     base = expected - metric.origin
-    # A baseline of nothing (no draft ever accepted) can only be kept or improved.
+    # A baseline of 0 (no draft ever accepted) can only be kept or improved.
     relative = (value - expected) / base if base else float(value != expected)
     return metric.direction.value * relative
 

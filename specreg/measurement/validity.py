@@ -13,7 +13,7 @@ from specreg.core.errors import InvalidMeasurementError
 from specreg.measurement.metrics import Family
 
 Invalid = Mapping[Family, str]
-"""By family why its figures mean nothing; one whose figures mean something isn't there."""
+"""Why a family's figures are invalid, by family; valid families are left out."""
 
 ALL: AbstractSet[Family] = frozenset(Family)
 _COUNTED: AbstractSet[Family] = frozenset({Family.ACCEPTANCE})

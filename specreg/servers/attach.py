@@ -24,7 +24,7 @@ from specreg.servers.server import Server, generates
 _TIMEOUT_S = 10.0
 _KEYLESS = {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}
 _STEP_TOKENS = 2
-"""The prefill's and one of a verify step, without which some servers have no counters yet."""
+"""One of the prefill and one of a verify step: before it some servers have no counters."""
 
 
 def alone(tier: Tier, url: str) -> Tier:
@@ -32,7 +32,7 @@ def alone(tier: Tier, url: str) -> Tier:
     try:
         parts = urlsplit(url)
         beyond = parts.path.strip("/") or parts.query or parts.fragment
-        # Asked for, a port that is none is an error too.
+        # Reading a malformed port raises too.
         fits = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
     except ValueError:
         fits = beyond = ""

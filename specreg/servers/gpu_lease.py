@@ -30,14 +30,14 @@ _BYTES_PER_GIB = 2**30
 _SYSFS = Path("/sys")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _SLACK_BYTES = 2**30
-"""What the driver may have come to hold meanwhile."""
+"""How much more the driver itself may hold than before."""
 
 _LOCKS: dict[str, filelock.BaseFileLock] = {}
-"""Of the GPUs that this process held, by UUID."""
+"""The locks of the GPUs that this process held, by UUID."""
 _SERVERS: Counter[str] = Counter()
-"""How many of ours are on each GPU."""
+"""How many of our servers are on each GPU."""
 _BEFORE_BYTES: dict[str, int | None] = {}
-"""What was taken of a GPU before the first of them; None where that can't be told."""
+"""The memory in use before the first of them, by GPU; None where it can't be read."""
 
 
 @contextlib.contextmanager

@@ -17,14 +17,14 @@ from specreg.matrix.case import ServerSpec
 
 _GIB = 2**30
 _BESIDE_GIB = 2.0
-"""Of a server on each GPU beside weights and cache: context, activations, captured graphs."""
+"""What a server takes of each GPU beside weights and cache: context, activations, graphs."""
 _BLOCK_TOKENS = 128
-"""Of each sequence for its last block and its drafts; vLLM's blocks have 16 as a rule."""
+"""Room of each sequence for its last block and drafts; vLLM's blocks usually have 16."""
 _ON_CPU_GIB = 3.0
-"""Of a server without a GPU beside its weights; of vLLM's 1.9 were seen, 1 of them its cache."""
+"""What a server without a GPU takes beside its weights; vLLM took 1.9, 1 of them its cache."""
 _MOST_OF_GPU_FRAC = 0.97
-"""Of all servers together: the driver keeps part of a GPU for itself, and vLLM doesn't start where
-less is free than its share."""
+"""The most that all servers together take: the driver keeps part of a GPU, and vLLM doesn't start
+where less is free than its share."""
 _CGROUPS = Path("/sys/fs/cgroup")
 _LIMITS = (
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),

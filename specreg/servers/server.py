@@ -26,11 +26,11 @@ from specreg.engines.wire_format import DONE, Ask, Endpoint, EventSplitter, Form
 from specreg.matrix.case import ServerSpec
 
 POLL_S = 0.2
-"""How long to wait between two looks at a server that isn't ready."""
+"""How long to wait before asking a server again that isn't ready."""
 _PROBE_TIMEOUT_S = 60.0
 _IDENTITY_TIMEOUT_S, _VERSION_TIMEOUT_S = 1.0, 5.0
 _HEALTH_TIMEOUT_S = 10.0
-"""SGLang generates a token for it, and looks whether that came after a second, or another."""
+"""SGLang generates a token for this, and looks once a second whether it came."""
 _ANSWER_BYTES = 300
 PORT_IN_USE = "port in use"
 NOT_FETCHED = "model can't be fetched"
@@ -270,7 +270,7 @@ def start_error(server: StartedServer, what: str) -> ServerStartError:
         for failure, pattern, advice in _FAILURES
         for match in [*re.finditer(pattern, text)][-1:]  # above it stands what it did without
     )
-    # SGLang kills itself so too when a part of it fails.
+    # SGLang also kills itself like this when a part of it fails.
     killed = ("killed", "free memory if the log says nothing else")
     unknown = killed if "status -9" in what else ("unknown cause", "read the log")
     failure, advice = next(known, unknown)

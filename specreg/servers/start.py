@@ -29,7 +29,7 @@ from specreg.telemetry.identity import find_gpus
 _PORTS = 3
 _NONCE_DIGITS = 8
 _SOCKET_FOLDER_BYTES = 64
-"""Of 107 that the path of a Unix socket may have; vLLM's names take 37 and more."""
+"""How long its folder may be: a Unix socket's path may have 107, vLLM's names take 37 and more."""
 
 
 def free_port() -> int:
@@ -115,7 +115,7 @@ class ServerStart:
         target, draft = served_models(self.root, self.spec)
         options = self._options(target, draft)
         log_path, further = self.log_path, itertools.count(2)
-        while log_path.exists():  # what an earlier attempt said is kept
+        while log_path.exists():  # an earlier attempt's log is kept
             log_path = self.log_path.with_stem(f"{self.log_path.stem}-{next(further)}")
         self._deadline_s = time.monotonic() + self.ready_within_s
         self._server = StartedServer(
@@ -136,7 +136,7 @@ class ServerStart:
         return LaunchOptions(
             **taken(LaunchSettings, spec),
             target=target,
-            # No other is called so: a request that reaches another server fails there.
+            # A unique name: a request that reaches another server fails there.
             served_name=f"{spec.id}-{uuid.uuid4().hex[:_NONCE_DIGITS]}",
             port=port,
             speculation=spelling.render(draft, spec.draft_tokens, spec.tree),

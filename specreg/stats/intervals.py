@@ -13,9 +13,9 @@ from specreg.acceptance.table import Column
 from specreg.stats.percentiles import PER_E
 
 FEWEST_PROMPTS = 5
-"""With fewer prompts in common there is no telling how they spread."""
+"""With fewer common prompts their spread can't be estimated."""
 BLOCK_PARTS = 8
-"""What blocks are cut into; with fewer blocks there is no telling how they drift."""
+"""How many parts blocks are cut into; fewer blocks can't show a drift."""
 _LEAST_FREEDOM = 3
 _TINY = 1e-12
 

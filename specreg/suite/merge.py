@@ -34,7 +34,7 @@ from specreg.suite.update_baselines import take_further
 from specreg.telemetry.identity import find_gpus
 
 WORKERS_FOLDER = "shards"
-"""In a run's folder, those of its workers."""
+"""The folder in a run's own that holds its workers' folders."""
 _COPIED = ("logs", "power")
 
 

@@ -36,7 +36,7 @@ _CLOCKS_SET_BY_APPLICATION = 0x2
 _ENVIRONMENT_GIB = 7.0
 """The most that an engine's environment was seen to take."""
 _RUN_GIB = 0.5
-"""Of a run's logs, journal and samples; 1.5 MB were seen on a CPU."""
+"""Room for a run's logs, journal and samples; 1.5 MB were seen on a CPU."""
 
 
 class State(enum.StrEnum):

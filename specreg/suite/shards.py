@@ -23,7 +23,7 @@ from specreg.suite.scope import Scope
 from specreg.telemetry.identity import UNKNOWN_ENVIRONMENT
 
 SHARDS = Path(".specreg/shards.json")
-"""In the repository, where the shards are written that are listed."""
+"""Where in the repository the listed shards are written."""
 _NOT_GROUPED = (
     "pytest-xdist: cases that share a server stay together; leave out --dist, or give"
     " --dist=loadgroup"

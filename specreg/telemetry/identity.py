@@ -81,7 +81,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 UNKNOWN_ENVIRONMENT = Environment(kind="unknown")
-"""Of a server that runs elsewhere: no speed is comparable with it."""
+"""The environment of a server elsewhere, whose speeds can't be compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

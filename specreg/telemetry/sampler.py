@@ -38,7 +38,7 @@ _PROCESSES_EVERY = 5
 _START_S = 10.0
 _POLL_S = 0.02
 _AFTER_S = 0.6
-"""So long after a window there is a sample behind its end, of a busy machine too."""
+"""How long after a window's end a later sample is there, on a busy machine too."""
 _NS_PER_S = 10**9
 _EARLIER = -10
 
@@ -174,7 +174,7 @@ def sample(
                 continue
             pids = None if listed is None else tuple(listed)
             write(Sample(device=place, at_ns=at_ns, energy_mj=energy_mj, state=state, pids=pids))
-        # One that is late is followed at once; by whole times too late, those are left out.
+        # A late sample is followed at once; whole periods that were missed are left out.
         due_ns += max(1, (clock() - due_ns) // EVERY_NS) * EVERY_NS
         number += 1
 

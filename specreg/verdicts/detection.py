@@ -10,9 +10,9 @@ from specreg.stats.alpha_spending import MORE_LAUNCHES, Look
 from specreg.stats.intervals import Effect, Spread, change_of_launches, t_quantile
 
 RUN_LAUNCHES = 1 + MORE_LAUNCHES
-"""The most that a run takes of a case that is undecided."""
+"""The most launches that a run takes of an undecided case."""
 MOST_LAUNCHES = 12
-"""Of a case; each takes minutes."""
+"""The most launches of a case to record; each takes minutes."""
 _POWER_LEVEL = 0.1
 """The minimum detectable effect is proven nine times out of ten."""
 _FURTHEST = 50.0

@@ -32,7 +32,7 @@ from specreg.verdicts.detection import (
 )
 
 _OTHER_CARD_FRAC = 0.1
-"""What cards of one kind differ by in what their sensors say: ±5 % each."""
+"""How much the sensors of cards of one kind may differ: ±5 % each."""
 
 
 class Outcome(StrEnum):
@@ -62,7 +62,7 @@ JUDGED = GOOD | {
 SKIPPED = frozenset({Outcome.NOT_COMPARABLE, Outcome.UNDECIDABLE})
 """Neither good nor bad: the test of such a verdict is skipped, and says why."""
 Refusals = Iterator[tuple[Outcome, str]]
-"""Why a figure isn't compared, in a word and in a sentence, what weighs most first."""
+"""Why a figure isn't compared, in a word and a sentence, the weightiest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,7 +335,7 @@ def _judge_speed(metric: Metric, comparison: Comparison, look: Look, verdict: Ve
         verdict = dataclasses.replace(verdict, tolerance_frac=wider)
     verdict = dataclasses.replace(verdict, expected=_geometric_mean(recorded))
     change = comparison.speed_change(metric)
-    if change is None:  # a goodput of nothing has no logarithm, and is no doubt worse
+    if change is None:  # a goodput of 0 has no logarithm, and is surely worse
         always = max(ours) <= 0
         return dataclasses.replace(
             verdict,

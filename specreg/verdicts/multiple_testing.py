@@ -15,7 +15,7 @@ from specreg.verdicts.detection import to_frac
 from specreg.verdicts.judge import Outcome, Verdict
 
 _FEWEST_CASES = 4
-"""With fewer there is no telling what most of them do."""
+"""With fewer cases it can't be told what most of them do."""
 MACHINE_MOVED = "MACHINE_MOVED"
 
 

@@ -50,7 +50,7 @@ PROMPT_SPREAD = 0.55
 STEPS = 98
 LAUNCH_SPREAD_FRAC = 0.01
 _CASES = 72
-"""Cases of a night, and of the machine whose launches tell its spread."""
+"""How many cases a night has, and the machine whose launches give the spread."""
 _MOST_ALARMS_FRAC = 0.02
 """How many identical nights may raise an alarm."""
 _NIGHTS_PER_BASELINE = 10
@@ -141,7 +141,7 @@ def is_kept(plant: Plant, outcomes: Mapping[Outcome, int], used_frac: float) -> 
         (undecided, plant.most_undecided_frac),
         (regressed, plant.most_regressed_frac),
         (trials - regressed, 1 - plant.least_regressed_frac),
-        # Each that was extended took as many prompts more.
+        # An extended case took as many prompts again.
         (round((used_frac - 1) * trials), max(plant.most_used_frac - 1, 0.0)),
     )
     within = all(seen <= most_by_chance(trials, frac) for seen, frac in chances)
