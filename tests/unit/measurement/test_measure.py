@@ -599,6 +599,15 @@ def test_warm_up_waits_for_a_server_that_gets_faster_for_its_first_seconds(settl
     assert settles_s - 0.3 <= lasted_s < 10
 
 
+def test_a_drafter_that_learns_is_shown_as_many_answers_whatever_time_they_take() -> None:
+    """Else what it accepts depends on how fast the machine is."""
+    spec = dataclasses.replace(builders.CASE.server, method="suffix")
+    case = dataclasses.replace(builders.CASE, server=spec)
+    for lasts_s, slower in ((0.1, 1.0), (0.1, 0.9), (30.0, 1.0)):
+        batches = [Batch(10 * slower**number, lasts_s) for number in range(30)]
+        assert len(warmed_up(batches, case)[0]) == 7
+
+
 def test_a_server_that_never_gets_warm_is_measured_after_ten_seconds() -> None:
     loads, lasted_s = warmed_up(Batch(100 * 0.98**number, 0.4) for number in range(1000))
     assert (len(loads), lasted_s) == (26, 10.4)
