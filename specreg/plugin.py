@@ -435,7 +435,7 @@ def _ended_without(session: pytest.Session, suite: Suite) -> bool:
 
 
 def _put_into_blocks(config: pytest.Config) -> None:
-    """Has a block for each case in place of one for each test, unless other tests failed too."""
+    """Prints a block for each case instead of each test, unless other tests failed too."""
     reporter = config.pluginmanager.getplugin("terminalreporter")
     if reporter is None or config.option.tbstyle == "no":
         return

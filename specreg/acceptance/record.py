@@ -31,7 +31,7 @@ class View(StrEnum):
 
 
 class Weighting(StrEnum):
-    """What weighs the same in a mean: each step, each request or each category."""
+    """Which units weigh the same in a mean: steps, requests or categories."""
 
     STEP = "step"
     REQUEST = "request"
@@ -40,7 +40,7 @@ class Weighting(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts(Generic[_CountT]):
-    """What `StepCounts` has, as integers or as columns of prompts."""
+    """The fields of `StepCounts`, as integers or as columns of prompts."""
 
     steps: _CountT
     accepted: _CountT
@@ -101,7 +101,7 @@ class StepCounts(Counts[int]):
         )
 
     def to_depth(self, draft_tokens: int) -> "StepCounts":
-        """The same with zeros up to the most drafts that a step can accept; no steps have none."""
+        """Pad with zeros up to the most drafts that a step can accept; not without steps."""
         missing = draft_tokens - len(self.position_counts) if self.steps else 0
         return dataclasses.replace(self, position_counts=(*self.position_counts, *[0] * missing))
 
@@ -240,7 +240,7 @@ class AcceptanceRecord:
         return delivered / self.total.steps if self.prompts and self.total.steps else None
 
     def to_depth(self, draft_tokens: int) -> "AcceptanceRecord":
-        """The same with all counts up to the most drafts that a step can accept."""
+        """Pad all counts with zeros up to the most drafts that a step can accept."""
         prompts = tuple(
             dataclasses.replace(prompt, counts=prompt.counts.to_depth(draft_tokens))
             for prompt in self.prompts

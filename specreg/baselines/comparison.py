@@ -147,7 +147,7 @@ class Comparison:
         return _change_of_speed(metric, ours, self.known.exact, self.known.spreads)
 
     def control_change(self, metric: Metric) -> Effect | None:
-        """The same of the server without speculation that ran beside the last launch.
+        """`speed_change` of the server without speculation beside the last launch.
 
         Held against its own case's baseline: whatever moved it didn't come from speculation.
         """
@@ -159,7 +159,7 @@ class Comparison:
         return _change_of_speed(metric, ours, self.known.control, self.known.spreads)
 
     def _expected(self, metric: Metric) -> float | None:
-        """What is expected of a ratio: of the prompts that both have, else of the sum of all."""
+        """The expected ratio: of the prompts that both have, else of the sum of all."""
         if self.theirs is not None:
             return _quotient(ratio_parts(metric, self.theirs))
         if self.known.baseline is not None:
@@ -170,7 +170,7 @@ class Comparison:
 
 
 def compare(launches: Sequence[Measurement], known: CaseBaselines) -> Comparison:
-    """Put a case's launches beside what is known of it; one launch at least."""
+    """Compare a case's launches, one at least, with what the baselines know of it."""
     acceptance = launches[-1].acceptance
     ours = counts_table(acceptance.prompts) if acceptance and acceptance.prompts else None
     run_ids = frozenset(ours.prompt_ids[: launches[-1].case.prompts] if ours else ())

@@ -92,7 +92,7 @@ def _is_of(one: PublishedFigure, case: Case) -> bool:
 
 
 def _contradictions(published: PublishedFigure) -> Iterator[str]:
-    """What can't be true of a figure, got and needed."""
+    """Say what can't be true of a figure, got and needed."""
     length, positions = published.acceptance_length_tokens, published.position_frac
     most = published.draft_tokens
     if length is None and published.acceptance_rate_frac is None and not positions:

@@ -65,7 +65,7 @@ class AnswerComparison:
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """What is known of each pair's answers, or why nothing is."""
+        """The verdicts on each pair's answers, or why there are none."""
         return tuple(map(self._verdict, self.pairs))
 
     def _verdict(self, pair: Pair) -> Verdict:
@@ -148,7 +148,7 @@ def why_not_compared(a: Case, b: Case) -> str:
 
 
 def answers_of(case: Case, server: Server, prompts: Sequence[Prompt]) -> tuple[Transcript, ...]:
-    """What a server answers; InvalidMeasurementError where that isn't in ids."""
+    """Ask a server for its answers; InvalidMeasurementError where they aren't in ids."""
     return ask_greedy(case, server, encode_prompts(server.endpoint, case, prompts))
 
 

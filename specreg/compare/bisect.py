@@ -136,7 +136,7 @@ class _Search:
     lost: frozenset[str] | None = None
 
     def compare(self, version: str) -> tuple[Step, str]:
-        """What a version is, and why; of an unknown one what it would take to tell."""
+        """Compare a version with the good one, and say why, or what it would take to tell."""
         try:
             decision = self._gate_against(version)
         except SideError as error:

@@ -85,7 +85,7 @@ class Gate:
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
-        """What is compared."""
+        """The cases that are compared, as both sides run them."""
         return tuple(itertools.chain.from_iterable(self.groups))
 
     def take_over(self) -> None:
@@ -147,11 +147,11 @@ class Gate:
         return True
 
     def decide(self) -> Decision:
-        """What the launches so far say."""
+        """Decide by the launches so far."""
         return decide(self.pairs, self.launches, self.rules, self.answers.verdicts)
 
     def versions(self, side: Side) -> tuple[str, ...]:
-        """What the servers of a side said that they are, each once."""
+        """The versions that the servers of a side told, each once."""
         ours = (one.measurement for one in self.launches if one.side.is_b == side.is_b)
         return tuple(sorted({one.engine_version for one in ours if one is not None} - {""}))
 

@@ -245,7 +245,7 @@ def _bounds(unclear: Iterable[Verdict]) -> Iterator[str]:
 
 
 def _takes(unclear: Sequence[Verdict], rules: Rules) -> Iterator[str]:
-    """What it would take to decide: first what to type, then why, figure by figure."""
+    """Yield what it would take to decide: first what to type, then why, figure by figure."""
     undecided = [one for one in unclear if one.outcome is Outcome.INCONCLUSIVE]
     if most := max((one.needed_launches or 0 for one in undecided), default=0):
         more = f" --launches {most}" if most > rules.launches else ""
@@ -258,7 +258,7 @@ def _takes(unclear: Sequence[Verdict], rules: Rules) -> Iterator[str]:
 
 
 def causes_of(verdicts: Sequence[Verdict]) -> str:
-    """What the loss of a pair comes from, in words: output's own where no other is proven."""
+    """Say what the loss of a pair comes from: output itself where no other cause is proven."""
     lost = list(filter(_is_lost, verdicts))
     own = [GATE_METRICS[one.metric].cause for one in lost if one.metric != OUTPUT]
     told = [one.cause.partition(" by ")[2].partition(",")[0] for one in lost]

@@ -1,4 +1,4 @@
-"""What is asked of a gate, a bisect and a soak: the options of their commands, each declared once.
+"""The options of gate, bisect and soak, each declared once.
 
 A field that Typer describes is an option or an argument of the command, see `cli.gate`.
 """
@@ -34,7 +34,7 @@ class ServerOptions:
     show: Callable[[str], None] = show_status
 
     def folder_in(self, kind: str) -> Path:
-        """Where all is written: `--out`, else a folder that is named by the time."""
+        """Return the folder to write to: `--out`, else one that is named by the time."""
         named = self.root / ".specreg" / kind / time.strftime("%Y-%m-%dT%H-%M-%S")
         return (self.out or named).resolve()
 
@@ -91,7 +91,7 @@ class BisectOptions(LaunchOptions):
 
     @property
     def folder(self) -> Path:
-        """Where the gates are."""
+        """The folder of the gates."""
         return (self.out or self.root / ".specreg" / "bisect").resolve() / self.case
 
 

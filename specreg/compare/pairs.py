@@ -14,7 +14,7 @@ ACCEPTANCE, OUTPUT, STEP = "acceptance_length_tokens", "throughput_tokens_per_s"
 
 
 class Side(StrEnum):
-    """Which side an arm is of; A1 and A2 are side A twice more, held against one another."""
+    """The side of an arm; A1 and A2 are side A twice more, compared with one another."""
 
     A = "A"
     B = "B"
@@ -80,7 +80,7 @@ Group = tuple[Pair, ...]
 def slots_of(
     launch: int, sides: tuple[Side, Side], *, together: bool
 ) -> tuple[tuple[Side, ...], ...]:
-    """Which sides are started for a launch (from 1), in order; in brackets those up together.
+    """Return the sides to start for a launch (from 1), in order; each tuple runs together.
 
     Every other launch goes the other way round, so that no side has the better half of two.
     """

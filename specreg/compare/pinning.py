@@ -94,7 +94,7 @@ def pinned_pairs(
 
 
 def _name(case: Case) -> str:
-    """Another one for each server, set of prompts and length of answers."""
+    """Name a recording by its server, its prompts and the length of their answers."""
     made_of = repr((case.server, case.dataset, case.prompts, case.output_cap_tokens))
     digest = hashlib.sha256(made_of.encode()).hexdigest()[:8]
     return f"{case.server.engine}-{case.server.models}-{case.dataset}-{digest}"

@@ -32,7 +32,7 @@ HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came back from a path: HTTP's status, and `MOST_BYTES` or less."""
+    """The answer of a path: HTTP's status, and a content of `MOST_BYTES` or less."""
 
     path: str
     status: int

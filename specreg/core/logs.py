@@ -50,7 +50,7 @@ class BoundedLog:
             del self._waiting[:end]
 
     def write(self, *, unfinished: bool = False) -> None:
-        """Put on disk what came; what a full disk refuses is written once there is room.
+        """Write what came to disk; what a full disk refuses is written once there is room.
 
         An unfinished last line too, if asked for, which is written anew once it is whole.
         """
@@ -72,7 +72,7 @@ class BoundedLog:
             return
 
     def close(self) -> None:
-        """Put all that came on disk, and close the file."""
+        """Write all that came to disk, and close the file."""
         self.write(unfinished=True)
         self._file.close()
 

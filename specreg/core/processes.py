@@ -80,7 +80,7 @@ class SupervisedProcess:
 
     @contextlib.asynccontextmanager
     async def reader(self) -> AsyncIterator[asyncio.StreamReader]:
-        """Its messages, a line each, for the event loop that runs."""
+        """Return its messages, a line each, for the running event loop."""
         reader = asyncio.StreamReader(limit=_MESSAGE_BYTES)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), self.popen.stdout
@@ -285,7 +285,7 @@ def our_ids() -> frozenset[int]:
 def _start_supervisor(
     mark: str, hears: int, log_path: Path, temporary: Sequence[Path]
 ) -> subprocess.Popen[bytes]:
-    """In a session of its own, and on none of our streams: a pipe of pytest's would stay open."""
+    """Start it in a session of its own, without our streams: it would keep pytest's pipes open."""
     arguments = (_HERE, mark, str(hears), str(log_path.absolute()), *map(str, temporary))
     return subprocess.Popen(  # noqa: S603 - our own arguments, no shell
         (sys.executable, "-I", "-S", "-c", supervisor.MAIN, *arguments),

@@ -105,7 +105,7 @@ def _is_ours(pid: int, marked: bytes, leader: int) -> bool:
 
 
 def _stat(pid: int) -> list[bytes]:
-    """As proc_pid_stat(5) numbers them from the state on; the name may hold any character."""
+    """Return a process's fields as of proc_pid_stat(5), from the state on, without its name."""
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
 
 

@@ -62,13 +62,13 @@ class Losslessness:
 
     @property
     def bound_nats(self) -> float:
-        """What counts as rounding: the case's own noise where that is more."""
+        """The gap that counts as rounding: the control's own noise where that is more."""
         floor = (abs(one.gap_nats) for one in self.noise or () if one.gap_nats is not None)
         return max(self.rounding_nats, *floor, 0.0)
 
     @property
     def failures(self) -> tuple[Parting, ...]:
-        """What rounding doesn't explain."""
+        """The differences that rounding doesn't explain."""
         bound = self.bound_nats if self.rounding_nats else -1.0
         return tuple(
             one for one in self.partings if one.gap_nats is None or abs(one.gap_nats) > bound
@@ -81,7 +81,7 @@ class Losslessness:
 
     @property
     def control_equal_frac(self) -> float | None:
-        """The same of the plain answers at another batch size: the honest match rate.
+        """The same of the control's own answers at another batch size: the honest match rate.
 
         Of those that were compared token by token.
         """

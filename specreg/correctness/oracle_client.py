@@ -70,7 +70,7 @@ def walk(drafts_at: DraftsAt, text: Text, width: int) -> StepCounts:
 
 
 def drafts_of_lookup(text: Sequence[int], draft_tokens: int) -> DraftsAt:
-    """What n-gram lookup drafts along prompt, answer and as many tokens more as a step drafts."""
+    """Return what n-gram lookup drafts along prompt, answer and a further step's tokens."""
 
     def drafts_at(place: int) -> tuple[int, int]:
         drafts = propose(text[:place], draft_tokens)

@@ -148,7 +148,7 @@ def prepare(
 
 
 def paths_of(folder: Path, name: str) -> tuple[Path, Path]:
-    """Where the prompts of a set lie, and its record."""
+    """Return the paths of a set's prompts and of its record."""
     return folder / f"{name}.jsonl", folder / f"{name}.json"
 
 

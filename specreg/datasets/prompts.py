@@ -47,7 +47,7 @@ def prompts_sha256(prompts: Sequence[Prompt]) -> str:
 
 
 def _without_thinking(reply: str) -> str:
-    """What comes after the last thought; of a thought that the output cap cut off, nothing.
+    """Return what comes after the last thought; nothing if the output cap cut a thought off.
 
     Templates that put `<think>` before the reply leave no mark of a thought that was cut off: such
     a reply is taken for an answer.

@@ -45,7 +45,7 @@ class PromptSet:
 
     @property
     def url(self) -> str:
-        """Where a user gets it, or reads about it."""
+        """The page where a user gets it, or reads about it."""
         return self.page or f"https://huggingface.co/datasets/{self.repo}"
 
     @property

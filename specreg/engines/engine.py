@@ -19,7 +19,7 @@ from specreg.engines.wire_format import WireFormat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What a server is given of each GPU: for its KV cache (one copy's tokens); in all, 0..1."""
+    """The share of each GPU that a server gets, 0..1, and its KV cache (tokens of one copy)."""
 
     cache_bytes: int
     cache_tokens: int
@@ -202,7 +202,7 @@ class Engine(ABC):
             return "unknown"
 
     def identify(self, fetch: Fetch) -> Identity:
-        """What is behind a URL, as servers of OpenAI's kind say it: the first model they list.
+        """Identify the server behind a URL, as OpenAI-like ones tell it: by the first model listed.
 
         Raises:
             Whatever `fetch` raises.

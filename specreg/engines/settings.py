@@ -38,7 +38,7 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def without_draft(self) -> "Parallel":
-        """The same for a server that has none."""
+        """The same without a draft, for a server that has none."""
         return msgspec.structs.replace(self, draft_tensor=None)
 
     @property

@@ -146,7 +146,7 @@ class SglangTokenApi(TokenApi):
         )
 
     def complete(self, model: str, ids: Sequence[int], wanted: Wanted) -> Call[Transcript]:
-        """Its own endpoint, which knows one model."""
+        """A continuation by its own endpoint, which knows one model."""
         del model
         sampling = {
             "max_new_tokens": wanted.output_cap_tokens,

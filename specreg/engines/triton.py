@@ -159,7 +159,7 @@ class Triton(Engine):
         )
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
-        """As vLLM's own, which reads it."""
+        """The variables of vLLM, which runs inside."""
         return vllm.ENGINE.environment(options)
 
     def identify(self, fetch: Fetch) -> Identity:

@@ -257,7 +257,7 @@ def _flag(name: str, value: object) -> tuple[str, ...]:
 
 
 def engine_arguments(options: LaunchOptions) -> dict[str, object]:
-    """What vLLM's engine is told, by the names in Python, which are those of its flags too."""
+    """The arguments of vLLM's engine, by their names in Python, which its flags share."""
     parallel, memory = options.parallel, options.memory
     backend = "uni" if parallel.gpus == 1 else "mp"
     speculation = dict(options.speculation)

@@ -63,7 +63,7 @@ class Ask:
 
     @property
     def openai_path(self) -> str:
-        """Where OpenAI-like servers are asked, by the form of the prompt."""
+        """The path of OpenAI-like servers for the form of the prompt."""
         return "/v1/chat/completions" if self.form is Form.CHAT else "/v1/completions"
 
     @property
@@ -271,7 +271,7 @@ class MetricsPage:
             raise InvalidMeasurementError("METRICS_MISSING", message)
 
     def total(self, name: str) -> int:
-        """What all samples of a name count together, 0 where there are none."""
+        """Sum up all samples of a name, 0 where there are none."""
         return sum(self._count(sample) for sample in self.samples if sample.name == name)
 
     def by_position(self, name: str, label: str) -> Counter[int]:
@@ -312,7 +312,7 @@ class WireFormat:
     tells_ids: ClassVar[bool] = False
 
     def path(self, ask: Ask) -> str:
-        """Where to POST it."""
+        """The path to POST a request to."""
         return ask.openai_path
 
     def body(self, ask: Ask) -> Body:
@@ -330,7 +330,7 @@ class WireFormat:
         }
 
     def new_parser(self, ask: Ask) -> ParseEvent:
-        """What reads the answer to it."""
+        """Return a parser of the answer to a request."""
         del ask
         return _OpenAiAnswer(self.tells_ids).parse_event
 

@@ -50,7 +50,7 @@ class Round:
 
 @dataclass(slots=True)
 class RoundBuilder:
-    """What has come of a round so far; `late` are the requests whose time was up.
+    """Collects a round's requests; `late` are those whose time was up.
 
     `record` is told of each request, None for a round that isn't recorded.
     """

@@ -98,7 +98,7 @@ class ServerSpec(LaunchSettings):
     widen: Width | None = None
 
     def __post_init__(self) -> None:
-        """Have the secrets among arguments and variables hidden in all that is written or said."""
+        """Hide the secrets among arguments and variables in all that is written or said."""
         learn(dict(self.engine_env), self.engine_args)
 
     @property
@@ -177,7 +177,7 @@ class Case(WorkloadSettings):
 
     @property
     def needs(self) -> Needs:
-        """What it needs of a machine's GPUs, where it spans several of each.
+        """How many GPUs it needs, and how much memory of each.
 
         Case and control share the GPUs; into a server's share of the memory must go the weights,
         the KV cache of all that is in flight, and a reserve.

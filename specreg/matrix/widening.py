@@ -92,7 +92,7 @@ cache as its target, whose blocks it shares.
 
 
 def served_models(root: Path, spec: ServerSpec) -> tuple[str, str | None]:
-    """What a server is handed as target and draft: folders, or hub ids as they are.
+    """Return a server's target and draft as it gets them: folders, or hub ids as they are.
 
     A padded target is made; a widened model needn't be there yet, see `widen_models`.
 

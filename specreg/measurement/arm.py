@@ -167,7 +167,7 @@ def read_acceptance(
 
 
 def _own_counts(traces: Sequence[RequestTrace]) -> list[StepCounts]:
-    """What each answer says of itself; an answer of one token had no step to speak of."""
+    """Return the counts that each answer tells; an answer of one token had no steps."""
     counts = []
     for trace in traces:
         if trace.acceptance is None and trace.tokens > 1:

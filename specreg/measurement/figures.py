@@ -258,5 +258,5 @@ def _speedup(
 
 
 def _ratio(theirs: Summary | None, ours: Summary | None) -> float | None:
-    """Of medians: a stalled request moves none."""
+    """Divide medians, which a stalled request doesn't move."""
     return theirs.p50 / ours.p50 if theirs and ours and ours.p50 else None

@@ -292,7 +292,7 @@ def _written_ns(folder: Path) -> int:
 
 
 def _lines(path: Path) -> Iterator[Line | None]:
-    """Each line; None for one that can't be read."""
+    """Yield each line decoded; None for one that can't be read."""
     decoder = msgspec.json.Decoder(Line)
     with _named(path, "name a run that has one, or measure anew"), path.open("rb") as file:
         for line in file:

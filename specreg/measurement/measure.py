@@ -235,7 +235,7 @@ def _measured(
 async def _measure(
     arms: Sequence[Arm], workload: Workload, plan: Plan
 ) -> tuple[list[ArmReplay], Look | None]:
-    """What each arm replayed, and the look at which it was enough; None where one failed."""
+    """Return what each arm replayed, and the look at which it was enough; None where one failed."""
     async with contextlib.AsyncExitStack() as stack:
         replays = [
             ArmReplay(arm=arm, clients=await stack.enter_async_context(opened))

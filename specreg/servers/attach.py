@@ -105,7 +105,7 @@ def _check_counters(server: Server) -> None:
 
 
 def _identified(spec: ServerSpec, url: str, root: Path) -> Identity:
-    """What is at a URL, where that is what is asked for."""
+    """Identify the server at a URL; an AttachError where it isn't what is asked for."""
     engine = engine_named(spec.engine)
     try:
         found = engine.identify(
@@ -131,7 +131,7 @@ def _identified(spec: ServerSpec, url: str, root: Path) -> Identity:
 def _facts(
     spec: ServerSpec, models: tuple[str, str | None], found: Identity
 ) -> Iterator[tuple[str, str, str]]:
-    """What the server says of itself, by name, and what it should say. Of paths the last part."""
+    """Yield, by name, what the server says and what it should say; of paths the last part."""
     target, draft = models
     yield "its engine", found.engine or "unknown", spec.engine
     if found.target:

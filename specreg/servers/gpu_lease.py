@@ -243,7 +243,7 @@ def _listed_cores(path: Path) -> AbstractSet[int]:
 
 
 def _show(devices: str | None) -> None:
-    """Have this process, and all that it starts, see some GPUs alone; None for all."""
+    """Let this process, and all that it starts, see only some GPUs; None for all."""
     if devices is None:
         os.environ.pop(_VISIBLE, None)
     else:

@@ -44,7 +44,7 @@ class Launch:
 
     @property
     def suffix(self) -> str:
-        """What names end with from the second launch on."""
+        """The suffix of names from the second launch on."""
         return f"-launch{self.number}" if self.number > 1 else ""
 
 
@@ -183,7 +183,7 @@ class Servers:
             _ = one.server
 
     def _environment(self, spec: ServerSpec) -> EngineEnvironment:
-        """What a server's engine runs in, installed where it isn't yet."""
+        """Return the environment of a server's engine, installed where it isn't yet."""
         with self.timeline.during(Phase.INSTALLING, of=spec.engine):
             return self.provision.environment(spec)
 

@@ -101,7 +101,7 @@ class Provision:
             raise UnsupportedError(why)
 
     def environment(self, spec: ServerSpec) -> EngineEnvironment:
-        """What a server runs in; made if it isn't there, or as `engine_environment` says."""
+        """Return the environment of a server; made, if missing, as `engine_environment` says."""
         requirement = self.requirement(spec)
         starts = self.url is None and engine_named(spec.engine).program is None
         if starts and self.python is None:

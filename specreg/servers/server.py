@@ -125,7 +125,7 @@ class Server:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where to ask it, for which model and in which engine's wire format."""
+        """The URL to ask it at, for which model and in which engine's wire format."""
         return Endpoint(base_url=self.base_url, model=self.model, engine=self.engine.name)
 
     def pids(self) -> frozenset[int]:
@@ -177,7 +177,7 @@ class StartedServer(Server):
         return ""
 
     def _broken_answer(self) -> str:
-        """What it says of its health; empty where it is well, or hangs and says nothing."""
+        """Return its error about its health; empty where it is well, or hangs and says nothing."""
         path = self.engine.health_path
         try:
             answer = ask(self.base_url, "GET", path, within_s=_DYING_S)

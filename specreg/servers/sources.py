@@ -106,7 +106,7 @@ def build_of(source: str) -> Requirement:
 def provision_side(
     origin: Origin, cases: Collection[Case], *, on_gpu: bool, show: Callable[[str], None]
 ) -> Provision:
-    """Where a side's servers come from; what is built is looked at once.
+    """Return where a side's servers come from; a checkout or wheel is read only once.
 
     UnsupportedError where a case can't be measured, as far as that is known before installing.
     """

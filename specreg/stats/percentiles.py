@@ -16,7 +16,7 @@ _NS_PER_MS = 10**6
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """What is shown of many values, in their own unit.
+    """The mean, percentiles and extremes of many values, in their unit.
 
     Attributes:
         count: how many; 1 or more.

@@ -147,7 +147,7 @@ def report_of(suite: Suite, run: RunVerdict, *, command: str, said: tuple[str, .
 
 
 def remarks(suite: Suite) -> Iterator[str]:
-    """What a reader should know besides: a torn history, headroom, and baselines of no use.
+    """Say what else a reader should know: a torn history, headroom, unused baselines.
 
     Of a recording only what was measured twice.
     """
@@ -183,7 +183,7 @@ def render_end(
     width: int,
     color: bool,
 ) -> str:
-    """What a terminal shows of a run that ends: verdicts, figures, what was said, what to type.
+    """Render the end of a run: verdicts, figures, what was said, what to type.
 
     Args:
         suite: what it held.
@@ -301,7 +301,7 @@ def _with_version(options: tuple[str, ...], figures: Figures | None) -> tuple[st
 
 
 def _logs(suite: Suite, case: Case) -> Iterator[str]:
-    """What its servers said on each launch, those of further looks too; its own first."""
+    """The logs of its servers on each launch, those of further looks too; its own first."""
     for number in itertools.count(1):
         control, server = launches_of(case, number)
         launches = dict.fromkeys((server, control))

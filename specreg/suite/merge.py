@@ -118,7 +118,7 @@ def take_workers(suite: Suite, *, whole: bool) -> tuple[str, ...]:
 
 
 def _copy_files(shards: Sequence[ShardRun], into: Path) -> None:
-    """Have what servers and devices said of all shards in one folder; equal names get a number."""
+    """Copy the logs of all shards' servers and devices to one folder; equal names get a number."""
     found = [
         (number, path, path.relative_to(shard.folder))
         for number, shard in enumerate(shards, start=1)

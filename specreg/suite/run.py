@@ -243,7 +243,7 @@ class Suite(Scope):
         self.show(what)
 
     def _watching(self, case: Case, name: str) -> contextlib.AbstractContextManager[Watch | None]:
-        """What samples the power of a case that is timed, if anything can."""
+        """Sample the power of a case that is timed, if anything can."""
         if not case.speed or not self.asks_speed(case) or self.provision.why_no_power(case.server):
             return contextlib.nullcontext()
         return watch(

@@ -64,7 +64,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def expected_s(self) -> float:
-        """Of all its groups, one after another."""
+        """The time of all its groups, one after another."""
         return sum(group.expected_s for group in self.groups)
 
     @property

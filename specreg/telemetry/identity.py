@@ -98,7 +98,7 @@ class Gpus:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the vendor calls each."""
+        """The vendor's name of each."""
         return tuple(device.name for device in self.devices)
 
     @property
@@ -108,7 +108,7 @@ class Gpus:
 
     @property
     def driver_version(self) -> str:
-        """Of all; empty without one."""
+        """The version of all of them; empty without a GPU."""
         return self.devices[0].driver_version if self.devices else ""
 
 

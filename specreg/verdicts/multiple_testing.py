@@ -145,7 +145,7 @@ def _blamed(verdict: Verdict, alike: str, comparison: Comparison | None) -> Verd
 
 
 def _control_moved(comparison: Comparison, verdict: Verdict, change: Effect) -> str:
-    """In words, that the server beside it became worse than tolerated too; empty if it didn't."""
+    """Say that the server beside it became worse than tolerated too; empty if it didn't."""
     metric = METRICS[verdict.metric]
     allowed_frac = metric.allowed_frac(comparison.measurement.case)
     moved, (low, high) = to_frac(metric, change.estimate_frac), change.bounds(Look.LAUNCH.value)

@@ -299,7 +299,7 @@ class World:
         return confirmation.verdicts
 
     def _acceptance(self, hardness: Column, shift: float) -> AcceptanceRecord:
-        """What prompts of some hardness do, in logits; no two draws share a word."""
+        """Draw what prompts of some hardness (in logits) do; no two draws share a word."""
         columns = []
         alive = np.full(len(hardness), STEPS)
         for rate in RATES:

@@ -28,7 +28,7 @@ class Drafter:
         self._schedule = tuple(map(int, said.split(","))) if said else SCHEDULE
 
     def load_model(self, *_: object, **__: object) -> None:
-        """There is none."""
+        """Load nothing: there is no model."""
 
     def propose(
         self,
