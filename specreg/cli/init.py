@@ -69,18 +69,20 @@ def init(root: RootOption = HERE) -> None:
     workflow that runs each night. The tiny models and their prompts stay in specreg.
     """
     for name, content in _files():
-        path, there = root / name, _there(root, name)
+        there = _there(root, name)
         needed = content.splitlines()[-1] if name in _LAST_LINE_NEEDED else ""
         try:
             if there is None:
-                replace_file(path, content.encode())
-            elif needed and needed in there.read_text():
-                needed = ""
+                replace_file(root / name, content.encode())
+                done = f"wrote {name}"
+            else:
+                lacks = needed and needed not in there.read_text()
+                left = f"left {there.relative_to(root)} as it was"
+                done = f"{left}; it needs {needed}" if lacks else left
         except (OSError, UnicodeDecodeError) as error:
-            message = f"file '{path}': {error}; name a folder that can be written: --root"
+            message = f"repository '{root}': {name}: {error}; give --root a folder to write into"
             raise SpecregError(message) from error
-        kept = "" if there is None else f"left {there.relative_to(root)} as it was"
-        typer.echo(f"{kept}; it needs {needed}" if kept and needed else kept or f"wrote {name}")
+        typer.echo(done)
     typer.echo(_NEXT)
 
 
