@@ -5,20 +5,24 @@ reader is told each mark. Colours are variables of the page's style, which knows
 """
 
 import importlib.util
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from specreg.report.document import CaseReport, began_at
+from specreg.measurement.figures import Figures
+from specreg.measurement.metrics import METRICS
+from specreg.report.document import CaseReport
+from specreg.report.failures import first_bad, moment_of
 from specreg.report.tables import axis_of, label_of
 from specreg.verdicts.history import comparable
 
 Layer = Mapping[str, object]
 
-_NOW, _BASE, _INK = (f"var(--{name})" for name in ("now", "base", "ink"))
+_NOW, _BASE, _INK, _BAD = (f"var(--{name})" for name in ("now", "base", "ink", "bad"))
 _LINES = tuple(f"var(--line{number})" for number in range(1, 7))
-_HISTORY = ("acceptance_length_tokens", "throughput_tokens_per_s", "speedup_ratio")
-_FEWEST = 2
-"""Runs, loads: one alone shows nothing."""
+_FEWEST_RUNS, _FEWEST_LOADS = 2, 3
 _DASHED = {"type": "rule", "color": _INK, "strokeDash": [5, 4]}
 _SIZE = {
     "width": 250,
@@ -49,13 +53,42 @@ class Chart:
     Attributes:
         title: what is drawn; note: how to read it.
         svg: the markup, which Vega escaped.
-        has_base: whether the baseline is drawn behind, in a colour that needs a legend.
+        legend: by colour of the page's style, what has it; empty where the drawing says it.
     """
 
     title: str
     note: str
     svg: str
-    has_base: bool = False
+    legend: Mapping[str, str] = field(default_factory=dict)
+
+
+class _Gain(NamedTuple):
+    """What speculation gains, 1 being nothing, and how a chart of it reads."""
+
+    title: str
+    axis: str
+    formula: str
+    of: Callable[[Figures], float | None]
+
+
+_GAINS = (
+    _Gain(
+        "Speedup",
+        "speedup, times",
+        "Throughput with speculation over throughput without it",
+        lambda figures: figures.judged.get("speedup_ratio"),
+    ),
+    _Gain(
+        "Energy saved",
+        "energy per token, times less",
+        "Energy per token without speculation over that with it",
+        lambda figures: (
+            None
+            if figures.power is None or figures.power.invalid or figures.power.too_short
+            else figures.power.energy_ratio
+        ),
+    ),
+)
 
 
 def can_draw() -> bool:
@@ -69,58 +102,85 @@ def charts_of(case: CaseReport) -> Iterator[Chart]:
     yield from _history(case)
 
 
-def break_even(loads: Sequence[tuple[int, float]]) -> str:
-    """Where speculation stops to pay: its gain crosses 1, on a straight line over log load.
+def crossings(loads: Sequence[tuple[int, float]]) -> list[float]:
+    """The loads at which a gain crosses 1, on straight lines over log load.
 
     One load or more: requests in flight and the gain there, the lightest first.
     """
-    pays = [gain >= 1 for _, gain in loads]
-    if all(pays):
-        return "never fell below 1"
-    if not any(pays):
-        return "never reached 1"
-    place = next(n for n in range(1, len(pays)) if pays[n] != pays[n - 1])
-    (light, high), (heavy, low) = loads[place - 1 : place + 1]
-    crossing = light * (heavy / light) ** ((high - 1) / (high - low))
-    way = "pays up to about" if pays[0] else "pays from about"
-    return f"{way} {crossing:.2g} in flight"
+    return [
+        light * (heavy / light) ** ((gain - 1) / (gain - other))
+        for (light, gain), (heavy, other) in itertools.pairwise(loads)
+        if (gain >= 1) != (other >= 1)
+    ]
 
 
-def speed_over_load(cases: Iterable[CaseReport]) -> Iterator[Chart]:
-    """A chart for each engine, model pair and prompt set: what speculation gains at each load."""
-    groups: dict[str, dict[str, dict[int, float]]] = {}
-    for case in cases:
-        gain = case.figures.judged.get("speedup_ratio") if case.figures else None
-        if gain is not None and case.settings is not None and case.settings.concurrency:
-            lines = groups.setdefault(f"{case.engine}, {case.models}, {case.dataset}", {})
-            line = lines.setdefault(f"{case.method}-k{case.settings.draft_tokens}", {})
-            line[case.settings.concurrency] = gain
-    for what, found in groups.items():
-        if len({load for line in found.values() for load in line}) >= _FEWEST:
-            yield _load_chart(what, {name: sorted(found[name].items()) for name in sorted(found)})
+def break_even(loads: Sequence[tuple[int, float]]) -> str:
+    """Where speculation stops to pay, of the loads and gains that `crossings` takes."""
+    found = crossings(loads)
+    pays, costs = ([load for load, gain in loads if (gain >= 1) is one] for one in (True, False))
+    if len(found) == 1:
+        way = "pays up to about" if pays[0] < costs[0] else "pays from about"
+        return f"{way} {found[0]:.2g} in flight"
+    if found:
+        return f"pays at {', '.join(map(str, pays))} in flight, not at {', '.join(map(str, costs))}"
+    told = "pays" if pays else "never pays"
+    return f"{told} at {loads[0][0]} to {loads[-1][0]} in flight"
 
 
-def _load_chart(what: str, lines: Mapping[str, Sequence[tuple[int, float]]]) -> Chart:
+def gains_over_load(cases: Sequence[CaseReport]) -> Iterator[Chart]:
+    """Charts for each engine, model pair and prompt set: what speculation gains at each load.
+
+    Of three loads or more: a line through two has no bend, so it shows no place where it crosses 1.
+    """
+    for gained in _GAINS:
+        groups: dict[str, dict[str, dict[int, float]]] = {}
+        for case in cases:
+            gain = gained.of(case.figures) if case.figures else None
+            if gain is not None and case.settings is not None and case.settings.concurrency:
+                lines = groups.setdefault(f"{case.engine}, {case.models}, {case.dataset}", {})
+                line = lines.setdefault(f"{case.method}-k{case.settings.draft_tokens}", {})
+                line[case.settings.concurrency] = gain
+        for what, found in groups.items():
+            if len({load for line in found.values() for load in line}) >= _FEWEST_LOADS:
+                sloped = {name: sorted(found[name].items()) for name in sorted(found)}
+                yield _load_chart(gained, what, sloped)
+
+
+def _load_chart(
+    gained: _Gain, what: str, lines: Mapping[str, Sequence[tuple[int, float]]]
+) -> Chart:
     rows = [{"n": n, "gain": gain, "method": name} for name in lines for n, gain in lines[name]]
-    crossings = "; ".join(
-        f"{name} {break_even(line)}" for name, line in lines.items() if len(line) >= _FEWEST
-    )
+    bent = {name: line for name, line in lines.items() if len(line) >= _FEWEST_LOADS}
+    even = [{"n": n, "gain": 1, "method": name} for name in bent for n in crossings(bent[name])]
     x = {
         **_channel("n", "requests in flight"),
         "scale": {"type": "log", "base": 2, "nice": False},
-        "axis": {"values": sorted({load for line in lines.values() for load, _ in line})},
+        "axis": {
+            **_every(sorted({load for line in lines.values() for load, _ in line})),
+            "labelFlush": False,
+        },
     }
-    y = _channel("gain", "speedup, times")
-    legend = {"title": None, "labelColor": _INK, "labelFontSize": 12, "orient": "top", "columns": 2}
+    y = _channel("gain", gained.axis)
+    legend = {
+        "title": None,
+        "labelColor": _INK,
+        "labelFontSize": 12,
+        "orient": "top",
+        "columns": 2,
+        "columnPadding": 20,
+    }
     color = {"field": "method", "type": "nominal", "scale": {"range": _LINES}, "legend": legend}
     mark = {"type": "line", "point": {"filled": True, "size": 55}}
+    crossing = {"type": "point", "shape": "diamond", "filled": False, "size": 160}
+    said = "; ".join(f"{name} {break_even(line)}" for name, line in bent.items())
     return Chart(
-        title=f"Speedup over load: {what}",
-        note="Throughput with speculation over throughput without it, by requests in flight."
-        f" Below the dashed line, at 1, speculation costs more than it gains. {crossings}.",
+        title=f"{gained.title} over load: {what}",
+        note=f"{gained.formula}, by requests in flight. Below the dashed line, at 1, speculation"
+        f" costs more than it gains; a diamond is where it crosses.{said and f' {said}.'}",
         svg=_svg(
             _layer([{"gain": 1}], _DASHED, y=y),
             _layer(rows, mark, x=x, y=y, color=color),
+            *([_layer(even, crossing, x=x, y=y, color=color)] if even else ()),
             width=270,
             height=190,
         ),
@@ -150,35 +210,56 @@ def _positions(case: CaseReport) -> Iterator[Chart]:
         title="Accepted, by position of the draft",
         note="How often a step accepted so many drafts or more.",
         svg=_svg(*layers),
-        has_base=bool(expected),
+        legend={"now": "this run", "base": "the baseline"} if expected else {},
     )
 
 
 def _history(case: CaseReport) -> Iterator[Chart]:
-    for metric in _HISTORY:
+    """A chart for each metric that several runs judged; those by position follow the others."""
+    for metric in (name for name in METRICS if not name.startswith("acceptance_pos")):
         runs = comparable(case.history, metric)
-        if len(runs) < _FEWEST:
+        if len(runs) < _FEWEST_RUNS:
             continue
         rows = [
-            {
-                "at": moment.isoformat() if (moment := began_at(run.run)) else None,
-                "value": run.values.get(metric),
-                "fine": run.fine(metric),
-            }
-            for run in runs
+            {"at": at, "value": run.values.get(metric), "fine": run.fine(metric)}
+            for at, run in enumerate(runs)
         ]
-        x = {"field": "at", "type": "temporal", "title": None}
+        versions = [run.engine_version for run in runs]
+        begins = {
+            at: one for at, one in enumerate(versions) if one not in versions[max(at - 1, 0) : at]
+        }
+        x = {
+            **_channel("at", "engine, from the first run with it"),
+            "scale": {"nice": False, "zero": False},
+            "axis": {
+                **_every(begins),
+                "labelExpr": f"{json.dumps(begins)}[datum.value]",
+                "labelAngle": -45,
+                "grid": True,
+                "gridColor": _BASE,
+            },
+        }
         y = _channel("value", axis_of(metric).rpartition(", ")[2])
-        color = {"condition": {"test": "datum.fine", "value": _NOW}, "value": "var(--bad)"}
+        color = {"condition": {"test": "datum.fine", "value": _NOW}, "value": _BAD}
         points = {"type": "point", "filled": True, "size": 45}
         expected = case.expected.values.get(metric) if case.expected else None
         base = () if expected is None else (_layer([{"value": expected}], _DASHED, y=y),)
+        bad = first_bad(runs, metric)
+        since: tuple[Layer, ...] = ()
+        note = (
+            f"The last {len(runs)} runs that judged it on this machine; red is what was not fine."
+        )
+        if base:
+            note += " The dashed line is the baseline."
+        if bad < len(runs):
+            since = (_layer([rows[bad]], {"type": "rule", "color": _BAD}, x=x),)
+            note += f" Not fine since {moment_of(runs[bad])}, at the red line."
         yield Chart(
             title=f"History of {label_of(metric)}",
-            note=f"The last {len(runs)} runs that judged it on this machine; red is what was"
-            f" not fine.{' The dashed line is the baseline.' if base else ''}",
+            note=note,
             svg=_svg(
                 *base,
+                *since,
                 _layer(rows, {"type": "line", "color": _NOW}, x=x, y=y),
                 _layer(rows, points, x=x, y=y, color=color),
             ),
@@ -189,6 +270,12 @@ def _channel(field: str, title: str, **others: object) -> dict[str, object]:
     """Numbers with a title on their axis, which need not begin at 0."""
     scale = {"zero": False}
     return {"field": field, "type": "quantitative", "title": title, "scale": scale, **others}
+
+
+def _every(values: Iterable[float]) -> dict[str, object]:
+    """An axis with a label at each of these values, where Vega would leave some out."""
+    ticks = list(values)
+    return {"values": ticks, "tickCount": len(ticks), "labelOverlap": False}
 
 
 def _layer(rows: Sequence[Mapping[str, object]], mark: Layer, **encoding: Layer) -> Layer:

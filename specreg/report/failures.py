@@ -8,7 +8,7 @@ import msgspec
 
 from specreg.report.document import CaseReport, began_at
 from specreg.report.tables import label_of, render_value
-from specreg.verdicts.history import comparable
+from specreg.verdicts.history import RunRecord, comparable
 from specreg.verdicts.judge import Outcome, Verdict
 
 _LASTING = {Outcome.REGRESSED, Outcome.WRONG, Outcome.INCONCLUSIVE}
@@ -136,19 +136,27 @@ def since_when(case: CaseReport, failing: Iterable[Verdict]) -> Iterator[str]:
     """`tpot p50: not fine since …`, of the metrics that earlier runs judged too."""
     for metric in (one.metric for one in failing if one.outcome in _LASTING):
         runs = comparable(case.history, metric)
-        fine = [number for number, one in enumerate(runs, start=1) if one.fine(metric)]
-        streak = runs[fine[-1] if fine else 0 :]
+        bad = first_bad(runs, metric)
+        streak = runs[bad:]
         if not streak or len(runs) == 1:
             continue
         many = f", {len(streak)} judged runs in a row" if len(streak) > 1 else ""
         last = ", and never before"
-        if fine:
-            before = runs[fine[-1] - 1]
-            last = f"; last fine {_moment_of(before.run)} with {before.engine_version}"
-        yield f"{label_of(metric)}: not fine since {_moment_of(streak[0].run)}{many}{last}"
+        if bad:
+            last = f"; last fine {moment_of(runs[bad - 1])}"
+        yield f"{label_of(metric)}: not fine since {moment_of(streak[0])}{many}{last}"
 
 
-def _moment_of(run: str) -> str:
-    """`2026-11-21 02:00 UTC`, or the run's name where that says no time."""
-    moment = began_at(run)
-    return f"{moment:%Y-%m-%d %H:%M} UTC" if moment else f"run {run}"
+def first_bad(runs: Sequence[RunRecord], metric: str) -> int:
+    """The place of the first run that was not fine, with none that was after it, from 0.
+
+    That behind the last one where that was fine.
+    """
+    return max((place for place, one in enumerate(runs, start=1) if one.fine(metric)), default=0)
+
+
+def moment_of(run: RunRecord) -> str:
+    """`2026-11-21 02:00 UTC with 0.32.0`; the run's name where that says no time."""
+    moment = began_at(run.run)
+    when = f"{moment:%Y-%m-%d %H:%M} UTC" if moment else f"run {run.run}"
+    return f"{when} with {run.engine_version}"

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from specreg.core.commands import install_command, run_command
 from specreg.measurement.validity import render_invalid
-from specreg.report.charts import can_draw, charts_of, speed_over_load
+from specreg.report.charts import can_draw, charts_of, gains_over_load
 from specreg.report.document import Report, Tone, last_words
 from specreg.report.failures import failing_by_case, sentence_of, since_when
 from specreg.report.summary import MARKS, OUTCOMES, answers_of, notes_of, title_of, tone_of
@@ -59,7 +59,7 @@ def render_page(report: Report) -> str:
         known=known,
         columns=columns,
         rows=[(case_id, _worst(found, columns)) for case_id, found in by_case.items()],
-        loads=list(speed_over_load(report.cases)) if can_draw() else [],
+        loads=list(gains_over_load(report.cases)) if can_draw() else [],
         lacking="" if can_draw() else install_command("report"),
         notes=render_notes(held, run.environment if is_run else None),
         next_steps=next_of(report) or f"nothing needs to be done; the same again:\n  {again}",

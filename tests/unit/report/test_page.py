@@ -1,20 +1,23 @@
 """The page of a run, read by a parser: what it holds, and that data in it stays data."""
 
 import dataclasses
+import re
 from html.parser import HTMLParser
 
 import msgspec
 import pytest
 
 from specreg.measurement.figures import Figures
-from specreg.report.charts import break_even, charts_of, speed_over_load
+from specreg.report.charts import Chart, break_even, charts_of, gains_over_load
 from specreg.report.document import CaseReport, Report
 from specreg.report.page import render_page
+from specreg.verdicts.history import RunRecord
 from specreg.verdicts.judge import Outcome
 from tests.unit import reports
 from tests.unit.reports import CASE
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'"
+VERSIONS = ("0.31.0", "0.32.0", "0.31.0", "0.32.1", "0.33.0", "0.34.0")
 VOID = {"meta", "br", "img", "input", "link", "hr"}
 
 
@@ -94,7 +97,10 @@ def test_a_card_says_since_when_with_what_and_where_to_look() -> None:
     )
     text = Page(render_page(report)).text.partition("Overview")[0]
     assert "vllm 0.31.0 → 0.32.0" in text
-    assert "throughput: not fine since 2026-11-13 02:00 UTC, 2 judged runs in a row" in text
+    assert (
+        "throughput: not fine since 2026-11-13 02:00 UTC with 0.32.0, 2 judged runs in a row"
+        in text
+    )
     assert "last fine 2026-11-12 02:00 UTC with 0.32.0" in text
     assert "what the servers said: logs/a.log" in text
     assert "CUDA says no" in text
@@ -107,7 +113,7 @@ def test_a_run_that_did_not_judge_a_figure_says_nothing_of_since_when(outcome: s
     other = [msgspec.structs.replace(one, outcomes={name: outcome}) for one in days]
     lost = msgspec.structs.replace(days[-1], run="20261116T020000-1", outcomes={name: "REGRESSED"})
     report = reports.with_case(history=(*reports.CASE_REPORT.history, *other, lost))
-    told = "throughput: not fine since 2026-11-16 02:00 UTC; last fine 2026-11-12 02:00 UTC"
+    told = "throughput: not fine since 2026-11-16 02:00 UTC with 0.32.0; last fine 2026-11-12"
     assert told in Page(render_page(report)).text
     unjudged = dataclasses.replace(reports.LOST, outcome=Outcome.NO_BASELINE)
     silent = msgspec.structs.replace(report, run=reports.run_of(unjudged))
@@ -156,9 +162,7 @@ def test_only_runs_that_judged_the_figure_are_drawn() -> None:
         msgspec.structs.replace(reports.past_run(day, **{name: 2.0}), outcomes={name: word})
         for day, word in enumerate(words, start=1)
     ]
-    case = msgspec.structs.replace(reports.CASE_REPORT, history=tuple(runs))
-    (chart,) = [one for one in charts_of(case) if one.title == "History of acceptance length"]
-    assert "The last 2 runs that judged it" in chart.note
+    assert "The last 2 runs that judged it" in history_of("acceptance length", *runs).note
 
 
 def at_load(concurrency: int, drafts: int, ratio: float) -> CaseReport:
@@ -173,24 +177,72 @@ def at_load(concurrency: int, drafts: int, ratio: float) -> CaseReport:
 
 
 def test_each_number_of_drafts_is_a_line_of_its_own() -> None:
-    gains = {(1, 3): 2.0, (8, 3): 1.5, (1, 7): 2.4, (8, 7): 0.5}
-    (chart,) = speed_over_load([at_load(*key, ratio) for key, ratio in gains.items()])
+    gains = {(1, 3): 2.0, (4, 3): 1.8, (8, 3): 1.5, (1, 7): 2.4, (4, 7): 1.5, (8, 7): 0.5}
+    (chart,) = gains_over_load([at_load(*key, ratio) for key, ratio in gains.items()])
     assert "method: draft_model-k3" in chart.svg
     assert "method: draft_model-k7" in chart.svg
-    assert "draft_model-k3 never fell below 1; draft_model-k7 pays up to about" in chart.note
+    assert "draft_model-k3 pays at 1 to 8 in flight; draft_model-k7 pays up to about" in chart.note
+    marks = re.findall(r"requests in flight: ([\d.]+); [^\"]*method: draft_model-k7", chart.svg)
+    assert round(float(marks[-1]), 2) == 5.66
+    assert re.findall(r">(\d)<", chart.svg) == ["1", "4", "8"]
+
+
+def test_two_loads_show_no_place_where_it_stops_to_pay() -> None:
+    assert list(gains_over_load([at_load(load, 3, 1.5) for load in (1, 8)])) == []
+    fewer = [at_load(load, 3, 1.5) for load in (1, 4, 8)] + [at_load(1, 7, 2.0)]
+    (chart,) = gains_over_load(fewer)
+    assert "k7" in chart.svg
+    assert "k7" not in chart.note
 
 
 @pytest.mark.parametrize(
     ("loads", "said"),
     [
-        ([(1, 2.0), (4, 1.5)], "never fell below 1"),
-        ([(1, 0.9), (4, 0.5)], "never reached 1"),
+        ([(1, 2.0), (4, 1.5), (8, 1.2)], "pays at 1 to 8 in flight"),
+        ([(1, 0.9), (4, 0.5), (8, 0.4)], "never pays at 1 to 8 in flight"),
         ([(1, 2.0), (4, 1.5), (16, 0.5)], "pays up to about 8 in flight"),
-        ([(1, 0.5), (4, 1.5)], "pays from about 2 in flight"),
+        ([(1, 0.5), (4, 1.5), (8, 1.6)], "pays from about 2 in flight"),
+        ([(1, 1.5), (4, 0.5), (8, 1.6)], "pays at 1, 8 in flight, not at 4"),
     ],
 )
 def test_where_it_stops_to_pay_is_told(loads: list[tuple[int, float]], said: str) -> None:
     assert break_even(loads) == said
+
+
+def history_of(title: str, *runs: RunRecord) -> Chart:
+    """The chart of a metric of the case after such runs."""
+    case = msgspec.structs.replace(reports.CASE_REPORT, history=runs)
+    (found,) = [one for one in charts_of(case) if one.title == f"History of {title}"]
+    return found
+
+
+def test_each_metric_that_was_judged_has_a_history_with_the_engines_versions() -> None:
+    names = ("energy_j_per_token", "ttft_p50_ms", "acceptance_pos1_frac")
+    days = [
+        msgspec.structs.replace(
+            reports.past_run(day, **dict.fromkeys(names, 1.0)), engine_version=version
+        )
+        for day, version in enumerate(("0.31.0", *VERSIONS), start=1)
+    ]
+    case = msgspec.structs.replace(reports.CASE_REPORT, history=tuple(days))
+    assert titles(case)[1:] == ["History of ttft p50", "History of energy"]
+    svg = history_of("energy", *days).svg
+    assert re.findall(r">(0\.3\d\.\d)<", svg) == list(VERSIONS)
+
+
+def test_the_first_bad_run_of_those_that_still_are_is_marked() -> None:
+    name = "ttft_p50_ms"
+    words = ("REGRESSED", "PASS", "INCONCLUSIVE", "REGRESSED")
+    days = [
+        msgspec.structs.replace(reports.past_run(day, **{name: 1.0}), outcomes={name: word})
+        for day, word in enumerate(words, start=1)
+    ]
+    chart = history_of("ttft p50", *days)
+    assert "Not fine since 2026-11-03 02:00 UTC with 0.32.0, at the red line" in chart.note
+    assert chart.svg.count('stroke="var(--bad)"') == 1
+    fine = history_of("ttft p50", *days[:2])
+    assert "Not fine since" not in fine.note
+    assert 'stroke="var(--bad)"' not in fine.svg
 
 
 def hostile_reports() -> dict[str, Report]:
@@ -198,7 +250,7 @@ def hostile_reports() -> dict[str, Report]:
     report, replace = reports.REPORT, msgspec.structs.replace
     lost = dataclasses.replace(reports.LOST, reason=HOSTILE)
     other = dataclasses.replace(reports.LOST, case_id=HOSTILE)
-    loads = [replace(at_load(load, 3, 1.5), models=HOSTILE) for load in (1, 8)]
+    loads = [replace(at_load(load, 3, 1.5), models=HOSTILE) for load in (1, 4, 8)]
     return {
         "reason": replace(report, run=reports.run_of(lost)),
         "remark": replace(report, remarks=(HOSTILE,)),
