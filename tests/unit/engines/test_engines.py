@@ -170,6 +170,14 @@ def test_tensorrt_llms_options_are_spelt_as_its_argument_classes(method: str) ->
     }
 
 
+def test_tensorrt_llms_command_line_has_flags_that_it_takes() -> None:
+    read = json.loads((builders.ROOT / "fixtures/recordings/tensorrt_llm/serve.json").read_text())
+    spread = Parallel(tensor=2, pipeline=2, expert=True)
+    command = command_of("tensorrt_llm", on_gpu=True, trust_remote_code=True, parallel=spread)
+    words = command.removesuffix(" --seed 7").split()  # which is the case's own
+    assert {word for word in words if word.startswith("--")} <= set(read["flags"])
+
+
 def test_tensorrt_llm_needs_a_gpu() -> None:
     with pytest.raises(UnsupportedError, match="runs on a GPU alone; put it into a tier"):
         ENGINES["tensorrt_llm"].requirement(on_gpu=False)

@@ -270,16 +270,27 @@ OF_TRITON = {
         ),
         ("sglang", TEXT, "/generate", {"text": "Hello"} | GENERATE),
         ("sglang", IDS, "/generate", {"input_ids": (5, 6)} | GENERATE),
+        ("tensorrt_llm", CHAT, "/v1/chat/completions", OPENAI | OF_CHAT | WITH_USAGE),
         (
             *("tensorrt_llm", IDS, "/v1/completions"),
             OPENAI | {"prompt": (5, 6)} | TO_THE_CAP | WITH_USAGE,
         ),
         ("triton", TEXT, "/v2/models/toy/generate_stream", {"text_input": "Hello"} | OF_TRITON),
     ],
-    ids=["vllm-chat", "vllm-text", "sglang-chat", "sglang-text", "sglang-ids", "trtllm", "triton"],
+    ids=[
+        *("vllm-chat", "vllm-text", "sglang-chat", "sglang-text", "sglang-ids", "trtllm-chat"),
+        *("trtllm-ids", "triton"),
+    ],
 )
 def test_a_request_asks_for_tokens_usage_and_acceptance(
     engine: str, ask: Ask, path: str, body: dict[str, object]
 ) -> None:
     wire_format = ENGINES[engine].wire_format
     assert (wire_format.path(ask), wire_format.body(ask)) == (path, body)
+
+
+@pytest.mark.parametrize(("kind", "ask"), [("chat", CHAT), ("completions", IDS)])
+def test_tensorrt_llm_is_asked_for_what_it_takes(kind: str, ask: Ask) -> None:
+    """Its requests refuse a field that they don't know."""
+    read = json.loads(recording("tensorrt_llm", "serve.json").read_text())
+    assert set(ENGINES["tensorrt_llm"].wire_format.body(ask)) <= set(read[kind])
