@@ -87,9 +87,8 @@ class Provision:
         if program is not None and self._asked:
             is_one = f"engine '{engine.name}' is the program '{program}' on PATH"
             why = f"'{self._asked}': {is_one}; leave it out"
-        elif program is not None and shutil.which(program) is None:
-            advice = "run where it is installed, or leave the engine's cases out"
-            why = f"engine '{engine.name}': no program '{program}' on PATH; {advice}"
+        elif why_no_program(engine):
+            why = why_no_program(engine)
         elif python is not None and self.version is not None:
             why = (
                 f"version '{self.version}' with python '{python}': an interpreter has the version"
@@ -175,6 +174,14 @@ class Provision:
         return dataclasses.replace(
             wanted, package=package, version=version, source=source, extras=extras
         )
+
+
+def why_no_program(engine: Engine) -> str:
+    """Why the program that an engine is can't be run; empty where it can, or it is none."""
+    if engine.program is None or shutil.which(engine.program) is not None:
+        return ""
+    advice = "run where it is installed, or leave the engine's cases out"
+    return f"engine '{engine.name}': no program '{engine.program}' on PATH; {advice}"
 
 
 def check_version(case: Case, version: str) -> None:

@@ -11,6 +11,7 @@ from specreg.core.errors import SpecregError, UnknownNameError
 from specreg.core.timeline import Timeline
 from specreg.correctness.checks import CorrectnessCheck
 from specreg.datasets.hub import is_offline
+from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import why_no_models
 from specreg.matrix.prompts import check_contexts
@@ -20,6 +21,7 @@ from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Metric, check_allowed
 from specreg.report.progress import Progress
 from specreg.servers.attach import alone, check_attached
+from specreg.servers.provision import why_no_program
 from specreg.suite.options import Options
 from specreg.suite.run import Suite
 from specreg.suite.shards import parse_choice
@@ -162,12 +164,21 @@ def unmet_need(suite: Suite) -> str:
 
 
 def why_unfit(suite: Suite) -> Mapping[str, str]:
-    """By case what it needs and the machine lacks; what the tier needs, where that is missing."""
+    """By case what it needs and the machine lacks; what the tier needs, where that is missing.
+
+    A program that isn't there is named by `check_cases` where the tier is required.
+    """
     if suite.provision.url is not None:
         return {}
     if why := unmet_need(suite):
         return {case.id: why for case in suite.tier.cases}
-    return suite.tier.unmet(find_gpus().memory_gib)
+    programs = {
+        case.id: why_no_program(engine_named(case.server.engine))
+        for case in suite.tier.cases
+        if not suite.options.require_tier
+    }
+    missing = {case_id: why for case_id, why in programs.items() if why}
+    return {**suite.tier.unmet(find_gpus().memory_gib), **missing}
 
 
 def choose(

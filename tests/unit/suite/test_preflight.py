@@ -271,14 +271,18 @@ def test_an_engine_is_installed_or_will_be(root: Path) -> None:
 
 
 @pytest.mark.skipif(bool(shutil.which("tritonserver")), reason="it is installed here")
-def test_a_program_that_is_missing_refuses_its_cases(root: Path) -> None:
-    found = found_in(suite_of(root, engine="triton"))
+@pytest.mark.parametrize(("require_tier", "state"), [(False, State.NOTE), (True, State.IN_THE_WAY)])
+def test_a_program_that_is_missing_leaves_its_cases_out_or_refuses_them(
+    root: Path, *, require_tier: bool, state: State
+) -> None:
+    here = suite_of(root, engine="triton")
+    here.options = dataclasses.replace(here.options, require_tier=require_tier)
+    found = found_in(here)
     assert "engine" not in found
     first, one = found["cases"]
     assert seen(first) == (State.IN_THE_WAY, "0 of 2 cases of tier 'here' run here")
-    assert one.state == State.IN_THE_WAY
+    assert one.state == state
     assert one.says.startswith("2 cases, triton-none-pair-toy-c4 the first: engine 'triton': no")
-    assert one.advice.startswith("run where it is installed")
 
 
 def of_model(here: Suite, reference: str) -> Finding:
