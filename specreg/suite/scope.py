@@ -155,8 +155,13 @@ class Scope:
         return tuple(m for m in METRICS.values() if m.name in asked and m.is_judged(case))
 
     def asks_speed(self, case: Case) -> bool:
-        """Whether the run wants to know how fast a case is."""
-        return self.records or any(metric.by_launch for metric in self.asked_of(case))
+        """Whether the run wants to know how fast a case is.
+
+        A case whose speeds are all shown alone is timed whenever it is measured.
+        """
+        speeds = [one for one in METRICS.values() if one.by_launch and one.applies_to(case)]
+        only_shown = bool(speeds) and not any(one.is_judged(case) for one in speeds)
+        return self.records or only_shown or any(one.by_launch for one in self.asked_of(case))
 
     @property
     def asks_for_all(self) -> bool:

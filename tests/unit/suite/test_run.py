@@ -152,6 +152,15 @@ def test_a_file_that_cannot_be_read_does_not_hinder_its_replacement_being_measur
     assert verdict.outcome is Outcome.MEASURED
 
 
+def test_a_case_whose_speeds_are_all_shown_alone_is_timed(tmp_path: Path) -> None:
+    speeds = tuple(name for name, one in METRICS.items() if one.by_launch)
+    shown = dataclasses.replace(builders.CASE, shown=speeds)
+    one = suite(tmp_path)
+    one.asked = {builders.CASE.id: {LENGTH.name}}
+    cases = (builders.CASE, shown, dataclasses.replace(shown, speed=False))
+    assert [one.asks_speed(case) for case in cases] == [False, True, False]
+
+
 def test_a_speed_waits_for_all_launches_and_acceptance_does_not(tmp_path: Path) -> None:
     launches = [
         builders.measurement({LENGTH.name: 2.5, SPEED.name: value}, of=COUNTS)
