@@ -6,6 +6,7 @@ import itertools
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
+from specreg.acceptance.record import Source
 from specreg.baselines.comparison import differing_settings
 from specreg.baselines.schema import Baseline
 from specreg.core.commands import run_command, specreg_command
@@ -149,9 +150,15 @@ def report_of(suite: Suite, run: RunVerdict, *, command: str, said: tuple[str, .
 def remarks(suite: Suite) -> Iterator[str]:
     """Say what else a reader should know: a torn history, headroom, unused baselines.
 
-    Of a recording only what was measured twice.
+    Of a recording only what was measured twice, and whether acceptance is an estimate.
     """
     yield from suite.retried
+    records = [one.acceptance for one in suite.measurements if one.acceptance]
+    if any(record.source is Source.STREAM_CHUNKS for record in records):
+        yield (
+            "acceptance is an estimate from the chunks of the answers, each taken for a step:"
+            " their server counts no steps"
+        )
     if suite.records:
         return
     if fewer := [case.prompts for case in measured_cases(suite) if case.matrix_prompts]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from specreg.acceptance.record import Source
 from specreg.baselines.record import record_measurements
 from specreg.baselines.schema import load_baseline
 from specreg.baselines.store import settings_in
@@ -61,6 +62,19 @@ def test_a_torn_history_is_named(tmp_path: Path) -> None:
         file.write(b'{"run": "2026')
     (said,) = remarks(one)
     assert said.endswith("1 line(s) can't be read; the rest is shown")
+
+
+def test_an_acceptance_that_chunks_alone_tell_is_called_an_estimate(tmp_path: Path) -> None:
+    launch = builders.measurement({LENGTH.name: 2.5}, of=COUNTS)
+    assert launch.replay
+    assert launch.acceptance
+    chunks = dataclasses.replace(launch.acceptance, source=Source.STREAM_CHUNKS)
+    replay = dataclasses.replace(launch.replay, acceptance=chunks)
+    told = measured(suite(tmp_path), launch)
+    estimated = measured(suite(tmp_path), dataclasses.replace(launch, replay=replay))
+    assert list(remarks(told)) == []
+    (said,) = remarks(estimated)
+    assert said.startswith("acceptance is an estimate from the chunks of the answers")
 
 
 def test_a_run_is_complete_when_all_of_the_tier_was_judged_and_nothing_cut_it_short(
