@@ -7,18 +7,30 @@ import typer
 
 from specreg.cli.options import HERE, USUAL, RootOption
 from specreg.core.errors import ReportError, UnknownNameError
-from specreg.report.document import FILE_NAME, load_report, load_verdict, render_schema
+from specreg.report.document import (
+    FILE_NAME,
+    load_report,
+    load_verdict,
+    record_document,
+    render_schema,
+)
 from specreg.report.exports import ALWAYS, FORMS, write_outputs
+from specreg.report.side_by_side import side_by_side
 
 _FORMS = "; ".join(f"{name}: {text}" for name, (text, *_) in FORMS.items())
 RunArgument = Annotated[
     str | None,
     typer.Argument(help="its folder, or its name among the runs; else the last that judged"),
 ]
+OtherArgument = Annotated[
+    str | None,
+    typer.Argument(help="a second run, to show beside the first; in its folder, if none is named"),
+]
 
 
 def report(
     run: RunArgument = None,
+    other: OtherArgument = None,
     to: Annotated[list[str] | None, typer.Option(help=f"once for each form; {_FORMS}")] = None,
     folder: Annotated[Path | None, typer.Option(help="where to write; else the run's own")] = None,
     root: RootOption = HERE,
@@ -27,7 +39,7 @@ def report(
         bool, typer.Option("--schema", help="print the JSON Schema of report.json instead")
     ] = False,
 ) -> None:
-    """Render a finished run again: as a page and Markdown, or as what --to names."""
+    """Render a finished run, or two side by side: as a page and Markdown, or as what --to names."""
     if schema:
         typer.echo(render_schema(), nl=False)
         return
@@ -35,7 +47,13 @@ def report(
         if name not in FORMS:
             raise UnknownNameError("form", name, FORMS, "specreg report --to")
     found = _folder_of(root / USUAL.runs, run)
-    for path in write_outputs(to or ALWAYS, load_report(found / FILE_NAME), found, folder or found):
+    shown, into = load_report(found / FILE_NAME), folder or found
+    if other is not None:
+        first, found = shown, _folder_of(root / USUAL.runs, other)
+        shown = side_by_side(first, load_report(found / FILE_NAME))
+        into = folder or found / f"against-{first.run.run}"
+        record_document(into / FILE_NAME, shown)
+    for path in write_outputs(to or ALWAYS, shown, found, into):
         typer.echo(path)
 
 

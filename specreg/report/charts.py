@@ -96,9 +96,14 @@ def can_draw() -> bool:
     return importlib.util.find_spec("vl_convert") is not None
 
 
-def charts_of(case: CaseReport) -> Iterator[Chart]:
-    """All that can be drawn of a case; a part that isn't known has no chart."""
-    yield from _positions(case)
+def charts_of(
+    case: CaseReport, names: tuple[str, str] = ("this run", "the baseline")
+) -> Iterator[Chart]:
+    """All that can be drawn of a case, whose figures and expected ones are called by names.
+
+    A part that isn't known has no chart.
+    """
+    yield from _positions(case, names)
     yield from _history(case)
 
 
@@ -187,7 +192,7 @@ def _load_chart(
     )
 
 
-def _positions(case: CaseReport) -> Iterator[Chart]:
+def _positions(case: CaseReport, names: tuple[str, str]) -> Iterator[Chart]:
     acceptance = case.figures.acceptance if case.figures else None
     if acceptance is None or not acceptance.total.marginal_frac:
         return
@@ -210,7 +215,7 @@ def _positions(case: CaseReport) -> Iterator[Chart]:
         title="Accepted, by position of the draft",
         note="How often a step accepted so many drafts or more.",
         svg=_svg(*layers),
-        legend={"now": "this run", "base": "the baseline"} if expected else {},
+        legend=dict(zip(("now", "base"), names, strict=True)) if expected else {},
     )
 
 

@@ -19,8 +19,10 @@ from specreg.correctness.checks import CHECKS
 from specreg.measurement.metrics import METRICS
 from specreg.report.document import Report
 from specreg.report.page import render_page
+from specreg.report.side_by_side import side_by_side
 from tests.unit import builders, reports
 from tests.unit.report.test_page import many
+from tests.unit.report.test_side_by_side import another
 
 Scheme = Literal["light", "dark"]
 EXAMPLES = builders.ROOT / "docs/examples"
@@ -62,9 +64,10 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Pages to open: of a small run, of many cases, of none."""
+    """Pages to open: of a small run, of many cases, of none, of two runs side by side."""
     folder = tmp_path_factory.mktemp("pages")
     pages = {"small": reports.REPORT, "many": many(12), "wide": wide(), "empty": reports.EMPTY}
+    pages["beside"] = side_by_side(reports.REPORT, another())
     found = {}
     for name, report in pages.items():
         found[name] = folder / f"{name}.html"
@@ -126,7 +129,7 @@ def check_accessible(page: Page) -> None:
 
 
 @pytest.mark.parametrize("viewport", SIZES, ids=lambda size: str(size["width"]))
-@pytest.mark.parametrize("name", ["small", "wide"])
+@pytest.mark.parametrize("name", ["small", "wide", "beside"])
 def test_no_column_is_cut_off(
     page: Page, files: dict[str, Path], name: str, viewport: ViewportSize
 ) -> None:
@@ -135,7 +138,7 @@ def test_no_column_is_cut_off(
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("viewport", [PHONE, DESK], ids=["phone", "desk"])
-@pytest.mark.parametrize("name", ["small", "many", "empty"])
+@pytest.mark.parametrize("name", ["small", "many", "empty", "beside"])
 def test_axe_finds_nothing_by_day_or_night(
     page: Page, files: dict[str, Path], name: str, viewport: ViewportSize, scheme: Scheme
 ) -> None:

@@ -51,6 +51,17 @@ def test_a_run_is_named_or_pointed_at_and_goes_where_one_says(root: Path) -> Non
         assert (out / "specreg.prom").read_text().startswith("# HELP specreg_value")
 
 
+def test_a_second_run_is_shown_beside_the_first(root: Path) -> None:
+    done = specreg(root, "report", "20260101T000000-1", RUN)
+    folder = root / ".specreg/runs" / RUN / f"against-{RUN}"
+    assert done.stdout.split() == [str(folder / "report.html"), str(folder / "report.md")]
+    assert "Two runs side by side" in (folder / "report.html").read_text()
+    assert "Two runs side by side" not in (root / ".specreg/runs" / RUN / "report.json").read_text()
+    again = specreg(root, "report", str(folder), "--to", "csv")
+    assert (folder / "verdicts.csv").read_text().count("MEASURED") == 2
+    assert again.exit_code == 0
+
+
 def test_what_is_not_there_is_named_with_what_is(root: Path) -> None:
     for arguments, known in ((("x",), RUN), (("--to", "x"), "markdown")):
         error = specreg(root, "report", *arguments).exception
