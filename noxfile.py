@@ -15,7 +15,7 @@ nox.options.sessions = ["tests"]
 _PROJECT = nox.project.load_toml("pyproject.toml")
 _EXTRAS = _PROJECT["project"]["optional-dependencies"]
 _LOCK = "constraints.txt"
-_LOCKED_EXTRAS = ("datasets", "ray", "report", "xdist")
+_LOCKED_EXTRAS = ("benchmark", "datasets", "ray", "report", "xdist")
 """What it holds beside all groups; engines have environments of their own."""
 
 
@@ -175,14 +175,14 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def cpu_perf(session: nox.Session) -> None:
     """The suite on a real engine without a GPU, with tiny models: about four minutes."""
-    _install(session, extras=["report"])
+    _install(session, extras=["benchmark", "report"])
     _suite(session, "tests/perf", "--specreg-tier=cpu")
 
 
 @nox.session
 def gpu_perf(session: nox.Session) -> None:
     """The suite on a machine with a GPU; fails at once where there is none."""
-    _install(session, extras=["datasets", "report", "xdist"])
+    _install(session, extras=["benchmark", "datasets", "report", "xdist"])
     _suite(session, "tests/perf", "--specreg-tier=gpu", "--specreg-require-tier")
 
 
@@ -197,7 +197,7 @@ def sglang_cpu(session: nox.Session) -> None:
 @nox.session
 def cpu_methods(session: nox.Session) -> None:
     """Every further method that vLLM has on a CPU, held against the oracle: about six minutes."""
-    _install(session)
+    _install(session, extras=["benchmark"])
     _suite(session, "tests/perf", "--specreg-tier=cpu_methods", "--specreg-oracle")
 
 

@@ -9,25 +9,28 @@ import warnings
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FunctionType
 from typing import Any, cast
 
 import pytest
 
 from specreg.baselines.schema import read_baselines
+from specreg.core.commands import install_command
 from specreg.core.errors import MemoryHeldError, ModelError, ServerStartError, SpecregError, leaves
 from specreg.core.processes import kill_running
 from specreg.core.redaction import hide_known, learn
 from specreg.core.signals import SIGNALLED, check_signalled, interrupt_on_signals
 from specreg.correctness.checks import CHECKS, CorrectnessCheck
 from specreg.matrix.case import Case
-from specreg.measurement.metrics import METRICS, Metric
+from specreg.measurement.metrics import METRICS, RECORDED, Metric
 from specreg.options import add_options, read_options
+from specreg.report.benchmark import SAVING, SHOWING, is_given, machine_info_of
 from specreg.report.document import NO_BASELINE_STATUS, RunVerdict, exit_status, record_document
 from specreg.report.failures import Failure, failure_of, properties, render_blocks
 from specreg.report.progress import Progress
 from specreg.servers.server import NOT_FETCHED
 from specreg.suite.configure import check_cases, choose, open_suite
-from specreg.suite.finish import record_run, render_end, run_verdict
+from specreg.suite.finish import describe_benchmarks, record_run, render_end, run_verdict
 from specreg.suite.merge import WORKERS_FOLDER, plan_of, take_workers
 from specreg.suite.plan import PLAN
 from specreg.suite.run import Suite
@@ -74,6 +77,7 @@ _SESSION = pytest.StashKey[_Session]()
 _MARKERS = (
     "family(name): the family of metrics that a test of the suite judges",
     "correctness(name): what a test of the suite checks, whatever the baseline says",
+    "benchmark(timer): pytest-benchmark's, of the test that carries the cases' benchmarks",
 )
 _RUN_FOLDER = "specreg_run_folder"
 _GROUPED, _REFUSED = "specreg_grouped", "specreg_refused"
@@ -85,13 +89,18 @@ _WIDTH = 110
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Declares the options."""
     config = pluginmanager.get_plugin("pytestconfig")
-    add_options(parser, tuple(map(str, config.invocation_params.args)) if config else ())
+    typed = tuple(map(str, config.invocation_params.args)) if config else ()
+    add_options(parser, typed)
+    if "--benchmark-" in "".join(typed) and not pluginmanager.hasplugin("benchmark"):
+        parser.extra_info["pytest-benchmark isn't installed"] = install_command("benchmark")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Loads the tier, so that a wrong name or file ends the run before anything starts."""
     for marker in _MARKERS:
         config.addinivalue_line("markers", marker)
+    # Where warnings are errors, a first run that is to be compared with an earlier one is none.
+    warnings.filterwarnings("default", module="pytest_benchmark")
     interrupt_on_signals()
     with _as_usage_error(config):
         learn({}, config.invocation_params.args)
@@ -164,6 +173,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         config.stash[SUITE].journal.close()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[pytest.Item] | None:
+    """Leaves the test out that carries benchmarks where pytest-benchmark isn't asked for any."""
+    marks = getattr(obj, "pytestmark", ()) if isinstance(obj, FunctionType) else ()
+    is_left_out = any(mark.args == (RECORDED.name,) for mark in marks)
+    return [] if is_left_out and not _takes_benchmarks(collector.config) else None
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Gives a test of the suite its cases, launches and metrics.
 
@@ -191,6 +208,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Puts the suite's tests after all others, by server, case and metric; skips what can't run.
 
+    What carries benchmarks comes last, once each launch was measured.
+
     pytest's own order keeps a server's tests together, and scatters its cases and metrics.
     """
     suite, session = config.stash[SUITE], config.stash[_SESSION]
@@ -205,11 +224,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         params = _params(item)
         if not params:
             return (-1, 0)
+        if _what(params) is RECORDED:
+            return (len(setups), 0)
         return (setups[params["server"].id, params["case"].id], names[_what(params).name])
 
     items.sort(key=place)
     shards = _deal(config, suite, items)
-    ours = [item for item in items if _params(item)]
+    ours = [item for item in items if _params(item) and not item.get_closest_marker("skip")]
     # Where a selection leaves nothing at all, it may have meant these.
     session.is_asked = bool(ours) or (session.is_asked and not items)
     lists = config.getoption("collectonly")
@@ -349,9 +370,15 @@ def _case_of(report: pytest.TestReport | pytest.CollectReport) -> str:
     return str(dict(getattr(report, "user_properties", ())).get("specreg.case_id", ""))
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Records what the run did: its baselines where that was asked for, verdicts, history."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None, None, None]:
+    """Records what the run did, before pytest-benchmark writes what it has of it."""
+    _finish(session, exitstatus)
+    yield
+
+
+def _finish(session: pytest.Session, exitstatus: int) -> None:
+    """Record baselines where that was asked for, verdicts, history."""
     config = session.config
     suite, kept = config.stash[SUITE], config.stash[_SESSION]
     lines = kept.lines
@@ -385,6 +412,32 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         command = shlex.join(("pytest", *added, *map(str, config.invocation_params.args)))
         lines.extend(record_run(suite, kept.run, command=command))
     _put_into_blocks(config)
+
+
+def _takes_benchmarks(config: pytest.Config) -> bool:
+    """Whether pytest-benchmark is asked for something; under -n it records nothing."""
+    alone = not hasattr(config, "workerinput") and not _has_workers(config)
+    return alone and is_given(config.getoption, (*SHOWING, *SAVING))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
+    """Completes what pytest-benchmark is about to write."""
+    describe_benchmarks(config.stash[SUITE], output_json["benchmarks"])
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_benchmark_group_stats(config: pytest.Config, benchmarks: list[dict[str, Any]]) -> None:
+    """Completes pytest-benchmark's table, and leaves cases out that it isn't asked to show."""
+    ours = describe_benchmarks(config.stash[SUITE], benchmarks)
+    if not is_given(config.getoption, SHOWING):
+        benchmarks[:] = [one for one in benchmarks if one not in ours]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_benchmark_generate_machine_info(config: pytest.Config) -> Mapping[str, object]:
+    """The machine that baselines go by."""
+    return machine_info_of(config.stash[SUITE].environment)
 
 
 def _stop_servers(suite: Suite, *, cut_short: bool) -> Iterator[str]:

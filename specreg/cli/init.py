@@ -48,7 +48,7 @@ _PYTEST = """# The root is where this lies: pytest knows specreg's options in al
 pythonpath = ["."]
 """
 _SETTINGS = re.compile(r"^\[(tool[.:])?pytest\b", re.MULTILINE)
-_IGNORED = ".nox/\n__pycache__/\n.specreg/\n"
+_IGNORED = ".nox/\n__pycache__/\n.benchmarks/\n.specreg/\n"
 _LAST_LINE_NEEDED = ("conftest.py", "pytest.toml", ".gitignore")
 """The files whose last line belongs into the one that is there instead."""
 _NEXT = """

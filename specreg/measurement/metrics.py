@@ -275,6 +275,11 @@ def round_ratios(replay: Replay) -> tuple[float, ...]:
     return tuple(ratio for ratio in ratios if ratio is not None)
 
 
+def round_tpot_ms(part: Round) -> float | None:
+    """The median TPOT of a round's requests."""
+    return _median(map(tpot_ms, part.traces))
+
+
 def _power(replay: Replay, field: str) -> float | None:
     """What all devices did in one block under load; None where it can't be judged."""
     power = replay.power
@@ -387,6 +392,8 @@ _STEP = Metric(
     cause="the cost of a step",
 )
 
+RECORDED = Metric(name="tpot_s", family=Family.LATENCY)
+"""What a case's benchmark is of: the TPOT of each round, which isn't judged."""
 METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric in _SUITE})
 """What a run of the suite judges."""
 GATE_METRICS: Mapping[str, Metric] = MappingProxyType(

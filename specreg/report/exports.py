@@ -1,4 +1,4 @@
-"""The forms in which a run is handed on: page, Markdown, CSV, Prometheus and aiperf's.
+"""The forms in which a run is handed on: page, Markdown, CSV, Prometheus and other tools' own.
 
 aiperf's is its 0.13's file of a record for each request. The moments of requests are exact to one
 another; that the first was sent when the run began is an assumption.
@@ -21,6 +21,7 @@ from specreg.core.redaction import hide_known
 from specreg.measurement.journal import load_journal
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import e2e_ms, tpot_ms, ttft_ms
+from specreg.report.benchmark import BENCHMARKS, render_benchmarks
 from specreg.report.document import CaseReport, Report, began_at, last_words, write_whole
 from specreg.report.failures import properties, render_skip, sentence_of
 from specreg.report.page import render_markdown, render_page
@@ -46,7 +47,7 @@ def write_outputs(
     written: list[Path] = []
     for name in names:
         _, file, render = FORMS[name]
-        files = {file: render(report)} if render else _render_requests(report, run_folder)
+        files = {file: render(report)} if render else _render_journal(name, report, run_folder)
         for path, text in files.items():
             write_whole(folder / path, text.encode())  # the node exporter may be reading
             written.append(folder / path)
@@ -126,13 +127,21 @@ def render_metrics(report: Report) -> str:
     return generate_latest(registry).decode()
 
 
-def _render_requests(report: Report, run_folder: Path) -> Mapping[str, str]:
-    """The files of aiperf, by path, of the last launch of each case in the journal."""
+def _render_journal(name: str, report: Report, run_folder: Path) -> Mapping[str, str]:
+    """The files, by path, of a form that takes the journal: of each case the launch in the report.
+
+    Of a case without figures it is the last one.
+    """
+    shown = {case.case_id: case.figures.launch for case in report.cases if case.figures}
     launches = load_journal(run_folder / "journal.jsonl").items()
-    ordered = sorted(launches, key=lambda item: item[0].launch)
-    files = render_aiperf(report, {key.case_id: measured for key, measured in ordered})
+    measured = {
+        key.case_id: one
+        for key, one in sorted(launches, key=lambda item: item[0].launch)
+        if key.launch == shown.get(key.case_id, key.launch)
+    }
+    files = _OF_JOURNAL[name](report, measured)
     if not files:
-        message = f"report as aiperf: no case of run '{report.run.run}' holds what it takes"
+        message = f"report as {name}: no case of run '{report.run.run}' holds what it takes"
         raise ReportError(f"{message}; name a run that measured one")
     return files
 
@@ -207,6 +216,8 @@ FORMS: Mapping[str, tuple[str, str, Callable[[Report], str] | None]] = {
     "junit": ("JUnit's XML, a test for each verdict", "junit.xml", render_junit),
     "csv": ("verdicts, a row each", "verdicts.csv", render_verdict_rows),
     "prometheus": ("gauges for the node exporter's text files", "specreg.prom", render_metrics),
+    "benchmark": ("what pytest --benchmark-json writes", BENCHMARKS, None),
     "aiperf": ("aiperf's records of each request", "aiperf", None),
 }
-"""By name what it is, its file, and what renders that; aiperf's takes the journal."""
+"""By name what it is, its file, and what renders that; None of one that takes the journal."""
+_OF_JOURNAL = {"benchmark": render_benchmarks, "aiperf": render_aiperf}

@@ -5,6 +5,7 @@ import functools
 import itertools
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from specreg.acceptance.record import Source
 from specreg.baselines.comparison import differing_settings
@@ -16,6 +17,8 @@ from specreg.matrix.case import Case
 from specreg.matrix.schema import CaseSettings
 from specreg.matrix.tier import all_case_ids
 from specreg.measurement.figures import Figures
+from specreg.measurement.measure import Measurement
+from specreg.report.benchmark import describe, times_of
 from specreg.report.document import (
     FILE_NAME,
     CaseReport,
@@ -59,7 +62,7 @@ def record_run(
         said: what a reader should know besides.
 
     Returns:
-        What could not be left, in words; the verdicts stand.
+        What could not be left, in words; the verdicts stand. Where a merged run left benchmarks.
     """
     folder = suite.run_folder
     reasons = "; ".join(dict.fromkeys(suite.skipped.values()))
@@ -80,6 +83,10 @@ def record_run(
             append_job_summary(render_markdown(report))
             forms = (*ALWAYS, "junit") if suite.merged else ALWAYS  # pytest's lacks final verdicts
             write_outputs(forms, report, folder, folder)
+            shown = (last_measurement(suite, case) for case in measured_cases(suite))
+            if suite.merged and any(map(times_of, shown)):
+                (path,) = write_outputs(("benchmark",), report, folder, folder)
+                wrong.append(f"benchmarks of the run, as --benchmark-json writes them: {path}")
     except Exception as error:  # noqa: BLE001 - a failed report must lose no verdict
         wrong.append(
             f"report of '{folder}': not whole, {type(error).__name__}: {error}; the verdicts stand,"
@@ -277,8 +284,7 @@ def _case_report(
     with contextlib.suppress(SpecregError):  # the case is red for it, and says why
         settings = suite.settings(case)
         expected = expected_of(suite.known_of(case), (valid or measured)[-1:])
-    every = last_launches(suite.figures) + tuple(suite.figures[::-1])
-    figures = next((one for one in every if one.case_id == case.id), None)
+    figures = _last_figures(suite, case)
     return CaseReport(
         case_id=case.id,
         engine=case.server.engine,
@@ -296,6 +302,27 @@ def _case_report(
         torch_version=torch_version_of(suite, case) if measured and suite.records else "",
         error=suite.errors.get(case.id, ""),
     )
+
+
+def _last_figures(suite: Suite, case: Case) -> Figures | None:
+    """The figures of a case's last valid launch, else of its last one; None without any."""
+    every = last_launches(suite.figures) + tuple(suite.figures[::-1])
+    return next((one for one in every if one.case_id == case.id), None)
+
+
+def last_measurement(suite: Suite, case: Case) -> Measurement:
+    """What the figures in the report are of; of a case that was measured."""
+    figures, known = _last_figures(suite, case), zip(suite.figures, suite.measurements, strict=True)
+    return next(one for its_figures, one in known if its_figures is figures)
+
+
+def describe_benchmarks(suite: Suite, entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Have pytest-benchmark's entries of cases say what was measured; gives those of cases."""
+    ours = [one for one in entries if isinstance((one["params"] or {}).get("case"), Case)]
+    for entry in ours:
+        measurement = last_measurement(suite, entry["params"]["case"])
+        entry.update(describe(measurement, suite.verdicts))
+    return ours
 
 
 def _with_version(options: tuple[str, ...], figures: Figures | None) -> tuple[str, ...]:

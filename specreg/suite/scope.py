@@ -16,7 +16,7 @@ from specreg.matrix.models import model_sha256, resolve_model
 from specreg.matrix.prompts import load_case_prompts
 from specreg.matrix.schema import CaseSettings
 from specreg.measurement.journal import Key
-from specreg.measurement.metrics import METRICS, Family, Metric, metrics_of
+from specreg.measurement.metrics import METRICS, RECORDED, Family, Metric, metrics_of
 from specreg.servers.launch import Launch, launches_of
 from specreg.servers.provision import Provision
 from specreg.suite.options import Options, options_to_repeat
@@ -141,6 +141,9 @@ class Scope:
         self, marker: str, name: str, case: Case, server: Launch
     ) -> Sequence[Metric | CorrectnessCheck]:
         """What the tests of a family, or of a correctness check, ask of a case on a launch."""
+        if name == RECORDED.name:  # once, of what the run may measure and time
+            judged = any(metric.is_judged(case) for metric in METRICS.values())
+            return [RECORDED] if server.number == 1 and case.speed and judged else []
         if marker == "family":
             return metrics_of(case, Family(name))
         return [check for check in self.checks_of(case, server.number) if check.name == name]
@@ -161,7 +164,8 @@ class Scope:
         """
         speeds = [one for one in METRICS.values() if one.by_launch and one.applies_to(case)]
         only_shown = bool(speeds) and not any(one.is_judged(case) for one in speeds)
-        return self.records or only_shown or any(one.by_launch for one in self.asked_of(case))
+        timed = only_shown or RECORDED.name in self.asked.get(case.id, ())
+        return self.records or timed or any(one.by_launch for one in self.asked_of(case))
 
     @property
     def asks_for_all(self) -> bool:

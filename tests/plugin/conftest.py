@@ -78,6 +78,7 @@ class Suite:
         self.script = Script()
         self.python_path: Path | None = None
         self.draws = False  # a page takes a second
+        self.benchmarks = False  # whether pytest-benchmark is there
         self.job_summary: Path | None = None
         self.gpus: tuple[ScriptedGpu, ...] = ()
         self.patience_s = 120.0
@@ -92,6 +93,7 @@ class Suite:
         return (
             *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider"),
             *("-p", "no:hypothesispytest"),  # a second of importing, in each run
+            *(() if self.benchmarks else ("-p", "no:benchmark")),
             *("--specreg-tier=cpu", f"--specreg-matrix={self.folder}"),
             f"--specreg-baselines={self.baselines}",
             f"--specreg-engine-python={sys.executable}",

@@ -1,0 +1,143 @@
+"""Each measured case is a benchmark of pytest-benchmark, whose rounds are those of the journal."""
+
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specreg.measurement.journal import load_journal
+from specreg.measurement.metrics import METRICS, tpot_ms
+from tests.plugin.conftest import Suite, run_here
+
+SPEEDS = ["throughput_tokens_per_s", "ttft_p50_ms", "tpot_p50_ms", "energy_j_per_token", "power_w"]
+FIRST = ("--benchmark-autosave", "--benchmark-compare")
+BUSY = {0, 1, 10}
+"""What a run may end with whose speeds aren't looked at."""
+
+
+@pytest.fixture(scope="module")
+def benched(recorded_once: Suite, tmp_path_factory: pytest.TempPathFactory) -> Suite:
+    """A suite that was run once with pytest-benchmark, which wrote a file and saved another."""
+    suite = Suite(tmp_path_factory.mktemp("benched"))
+    suite.baselines, suite.benchmarks = recorded_once.baselines, True
+    assert "benchmark 'vllm" not in run(suite, "first.json"), "its table wasn't asked for"
+    return suite
+
+
+def run(suite: Suite, name: str, *arguments: str) -> str:
+    """What a run says that writes and saves its benchmarks."""
+    store = f"--benchmark-storage={suite.folder / 'saved'}"
+    saving = (f"--benchmark-json={suite.folder / name}", "--benchmark-autosave", store)
+    done = suite.run("tests/perf", "-q", *saving, *arguments)
+    assert done.returncode in BUSY, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def entries(path: Path) -> dict[str, dict[str, Any]]:
+    """The benchmarks of a file by the cases' ids."""
+    found = json.loads(path.read_text())["benchmarks"]
+    return {one["param"].removesuffix("-tpot_s"): one for one in found}
+
+
+def rounds_s(folder: Path) -> dict[str, list[float]]:
+    """By case the median TPOT of each round, as the journal of a run has its requests."""
+    return {
+        key.case_id: [
+            statistics.median(one for one in map(tpot_ms, part.traces) if one is not None) / 1000
+            for part in (measured.replay.rounds if measured.replay else ())
+        ]
+        for key, measured in load_journal(folder / "journal.jsonl").items()
+        if key.launch == 1
+    }
+
+
+def test_the_statistics_are_of_the_rounds_in_the_journal(benched: Suite) -> None:
+    (folder,) = benched.runs.iterdir()
+    found, times_s = entries(benched.folder / "first.json"), rounds_s(folder)
+    assert {name: one["stats"]["data"] for name, one in found.items()} == times_s
+    assert len(times_s) == 4
+    for name, one in found.items():  # what github-action-benchmark reads
+        stats, data = one["stats"], times_s[name]
+        assert f"test_throughput.py::test_throughput_is_recorded[{name}-" in one["fullname"]
+        assert stats["rounds"] == len(data)
+        assert stats["mean"] == pytest.approx(statistics.mean(data))
+        assert stats["ops"] == pytest.approx(1 / stats["mean"])
+        assert stats["stddev"] == (statistics.stdev(data) if len(data) > 1 else 0)
+
+    drafted = found["vllm-eagle3-tiny-toy-c4"]
+    assert drafted["group"] == "vllm tiny toy c4"
+    assert drafted["params"]["method"] == "eagle3"
+    verdicts = [v for v in benched.verdict().verdicts if v.case_id == "vllm-eagle3-tiny-toy-c4"]
+    values = {one.metric: one.value for one in verdicts if one.metric in METRICS}
+    assert drafted["extra_info"].pop("outcome") in {one.outcome for one in verdicts}
+    assert drafted["extra_info"] == {name: one for name, one in values.items() if one is not None}
+    assert {"acceptance_pos3_frac", "speedup_ratio", "ttft_p50_ms"} <= values.keys()
+
+
+def test_a_run_is_compared_with_one_that_was_saved(benched: Suite) -> None:
+    shown = ("--benchmark-compare", "--benchmark-group-by=param:load", "--benchmark-columns=ops")
+    said = run(benched, "second.json", "-k", "c4", *shown)
+    assert "benchmark 'load=c4': 4 tests" in said
+    assert "[vllm-eagle3-tiny-toy-c4-tpot_s] (NOW)" in said
+    assert "machine_info is different" not in said
+
+    tool = (sys.executable, "-m", "pytest_benchmark", "--storage", str(benched.folder / "saved"))
+    files = [str(benched.folder / name) for name in ("first.json", "second.json")]
+    compared = run_here(*tool, "compare", *files, "--columns=median,rounds")
+    assert "benchmark 'vllm tiny toy c4': 4 tests" in compared.stdout, compared.stderr
+    assert len(run_here(*tool, "list").stdout.splitlines()) == 2
+
+
+def test_shards_that_are_merged_have_the_same_file(benched: Suite) -> None:
+    benched.runs = benched.folder / "cut"
+    files = [benched.folder / f"{number}.json" for number in (1, 2)]
+    for number, file in enumerate(files, start=1):
+        run(benched, file.name, f"--specreg-shard={number}/2")
+    into = benched.folder / "merged"
+    done = benched.specreg("merge", *benched.runs.iterdir(), f"--into={into}")
+    path = into / "benchmark.json"
+    assert f"benchmarks of the run, as --benchmark-json writes them: {path}" in done.stdout
+    merged, alone = json.loads(path.read_text()), json.loads(files[0].read_text())
+    assert merged.keys() == alone.keys()
+    assert merged["machine_info"] == alone["machine_info"]
+    parts = [entries(file) for file in files]
+    assert all(parts)
+    expected = parts[0] | parts[1]
+    found = entries(path)
+    for name, one in found.items():
+        for entry in (one, expected[name]):
+            del entry["extra_info"]["outcome"]  # more verdicts were looked at
+        ours, theirs = one.pop("stats"), expected[name].pop("stats")
+        assert (ours.pop("data"), ours.pop("outliers")) == (theirs.pop("data"), theirs["outliers"])
+        del theirs["outliers"]
+        assert ours == pytest.approx(theirs, rel=1e-9)
+    assert found == expected
+
+
+def test_a_case_whose_speeds_are_only_shown_is_a_benchmark_too(suite: Suite) -> None:
+    tier = (suite.folder / "cpu.toml").read_text().partition("[cases.tolerances]")[0]
+    suite.write_tier(f"{tier}shown = {SPEEDS}\n")
+    suite.benchmarks = True
+    run(suite, "own.json", "-k", "recorded and c4")
+    found = set(entries(suite.folder / "own.json"))
+    assert found == {"vllm-eagle3-tiny-toy-c4"}, "nothing is judged of the other, nor measured"
+
+
+@pytest.mark.parametrize(
+    "options", [(), ("-n", "2", *FIRST), ("-k", "acceptance", *FIRST)], ids=str
+)
+def test_what_would_record_nothing_is_no_test(suite: Suite, options: tuple[str, ...]) -> None:
+    suite.benchmarks = True
+    storage = f"--benchmark-storage={suite.folder}"
+    done = suite.run("tests/perf", "--co", "-q", storage, *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "recorded" not in done.stdout
+
+
+def test_an_option_of_what_is_not_installed_says_what_to_type(suite: Suite) -> None:
+    done = suite.run("tests/perf", "--benchmark-autosave")
+    assert done.returncode == 4
+    assert "pytest-benchmark isn't installed: uv pip install" in done.stderr
