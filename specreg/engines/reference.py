@@ -52,7 +52,7 @@ class Reference(Engine):
     seen: ClassVar = dict.fromkeys(_METHODS, "measured 5.19.0, 2026-11-24")
     oldest: ClassVar = "5.19"
     module: ClassVar = "transformers"
-    spreads: ClassVar = frozenset()
+    spreads: ClassVar = frozenset({"pipeline"})
     wire_format: ClassVar = ReferenceWireFormat()
     token_api: ClassVar = VllmTokenApi()
 
@@ -67,6 +67,9 @@ class Reference(Engine):
 
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
         """The module, and the method's settings as flags."""
+        # One GPU is its own choice: the first that it sees.
+        gpus = options.parallel.pipeline if options.parallel.pipeline > 1 else 0
+        devices = ",".join(f"cuda:{index}" for index in range(gpus)) if options.on_gpu else "cpu"
         return (
             *(str(python), "-m", "specreg.engines.pytorch"),
             *("--model", options.target, "--served-model-name", options.served_name),
@@ -74,7 +77,7 @@ class Reference(Engine):
             *("--dtype", options.dtype),
             *("--context-tokens", str(options.max_model_len_tokens)),
             *("--max-sequences", str(options.max_sequences)),
-            *(() if options.on_gpu else ("--device", "cpu")),
+            *(("--device", devices) if devices else ()),
             *(f"--{key}={value}" for key, value in options.speculation.items()),
             *options.engine_args,
         )

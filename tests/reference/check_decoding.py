@@ -20,7 +20,7 @@ import torch
 
 from specreg.engines.pytorch.__main__ import parse_options
 from specreg.engines.pytorch.decoding import Models, Reader, decode
-from specreg.engines.pytorch.models import load_models
+from specreg.engines.pytorch.models import load_models, parameters
 from specreg.engines.pytorch.requests import ChatBody, Job, Step, job_of
 from specreg.engines.pytorch.speculation import Floats
 
@@ -294,6 +294,13 @@ class LogProbabilities(unittest.TestCase):
             best = exact.topk(3)
             assert [[*one] for one in told] == best.indices.tolist()
             np.testing.assert_allclose([[*one.values()] for one in told], best.values, atol=1e-3)
+
+
+class Devices(unittest.TestCase):
+    def test_models_are_as_large_as_their_weights(self) -> None:
+        for name in ("target", "draft"):
+            loaded = load("--model", str(TINY / name)).target
+            assert parameters(str(TINY / name)) == loaded.num_parameters() > 0
 
 
 class Templates(unittest.TestCase):

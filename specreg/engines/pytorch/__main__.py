@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from specreg.core.errors import SpecregError
+from specreg.engines.pytorch.devices import PLACEMENTS, parse_devices, parse_ratio
 
 METHODS = ("none", "ngram", "ngram_adaptive", "draft_model")
 
@@ -22,11 +23,28 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     add("--method", choices=METHODS, default="none", help="what drafts")
     add("--draft-model", help="the draft, a folder or hub id")
     add("--draft-tokens", type=int, default=3, help="tokens drafted per step")
-    add("--device", default="", help="cpu or cuda:1 for instance; the first GPU, else the CPU")
+    add(
+        "--device",
+        type=parse_devices,
+        default=(),
+        help="cpu, cuda:1, or GPUs for both models: cuda:0,cuda:1; the first GPU, else the CPU",
+    )
+    add("--placement", choices=PLACEMENTS, default="auto", help="how they share several GPUs")
+    add("--gpu-ratio", type=parse_ratio, help="3:1, the target's GPUs to the draft's")
     options = parser.parse_args(arguments)
+    if (options.gpu_ratio is not None) != (options.placement == "ratio"):
+        parser.error("--placement=ratio needs --gpu-ratio, and no other has one")
     if (options.draft_model is not None) != (options.method == "draft_model"):
         parser.error("--method=draft_model needs --draft-model, and no other method has one")
     return options
+
+
+def missing(error: ImportError) -> str:
+    """What to do where a package isn't there."""
+    return (
+        f"reference engine: needs {error.name!r}, which isn't here; install"
+        " specreg[reference], or let the suite make its environment"
+    )
 
 
 def main() -> None:
@@ -40,10 +58,7 @@ def main() -> None:
 
         app = App(load_models(options), options).application()
     except ImportError as error:
-        sys.exit(
-            f"reference engine: needs {error.name!r}, which isn't here; install"
-            " specreg[reference], or let the suite make its environment"
-        )
+        sys.exit(missing(error))
     except SpecregError as error:
         sys.exit(str(error))
     web.run_app(app, host="127.0.0.1", port=options.port, shutdown_timeout=0.5, access_log=None)

@@ -69,7 +69,7 @@ class Reader:
                 position_ids=torch.where(new, positions, 0).to(self._device),
                 past_key_values=self._cache,
                 use_cache=True,
-                logits_to_keep=torch.tensor(kept, device=self._device),
+                logits_to_keep=kept,  # a list fits whichever GPU the last layer is on
             )
         logits = output.logits.float().cpu().numpy()
         self.lengths = [

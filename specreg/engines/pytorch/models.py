@@ -19,6 +19,7 @@ from specreg.engines.pytorch.decoding import (
     ModelDrafter,
     Models,
 )
+from specreg.engines.pytorch.devices import place
 from specreg.engines.pytorch.requests import Tokenizer
 from specreg.engines.pytorch.speculation import NGramStore
 
@@ -30,14 +31,21 @@ Config = Any
 
 def load_models(options: argparse.Namespace) -> Models:
     """Load the models of a command line, ready to decode; errors as of what it calls."""
-    device = options.device or default_device()
-    tokenizer = check_models(options.model, options.draft_model, options.context_tokens)
-    target = load_model(options.model, options.dtype, device)
+    name, draft_tokens = options.draft_model, options.draft_tokens
+    tokenizer = check_models(options.model, name, options.context_tokens)
+    devices = draft_devices = options.device or (default_device(),)
+    if name is not None:
+        devices, draft_devices = place(
+            devices,
+            options.placement,
+            options.gpu_ratio,
+            lambda: (parameters(options.model), parameters(name)),
+        )
+    target = load_model(options.model, options.dtype, *devices)
     # The generation config may name several.
     named = target.generation_config.eos_token_id
     stop_ids: Sequence[int | None] = named if isinstance(named, list) else (named,)
-    name, draft_tokens = options.draft_model, options.draft_tokens
-    draft = None if name is None else load_model(name, options.dtype, device)
+    draft = None if name is None else load_model(name, options.dtype, *draft_devices)
     store = NGramStore()  # of the server: each batch adds to it
     drafters: Mapping[str, Callable[[int], Drafter]] = {
         "none": lambda _: Drafter(),
@@ -59,8 +67,17 @@ def default_device() -> str:
     return "cuda:0" if torch.cuda.is_available() else "cpu"
 
 
-def load_model(name: str, dtype: str, device: str) -> Model:
+def parameters(name: str) -> int:
+    """How many parameters a model has, by its configuration."""
+    config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    with torch.device("meta"):
+        return int(AutoModelForCausalLM.from_config(config).num_parameters())
+
+
+def load_model(name: str, dtype: str, *devices: str) -> Model:
     """Load a causal language model of transformers, in a number format or, by "auto", its own.
+
+    Its layers are spread over several GPUs as `accelerate` balances them.
 
     Raises:
         ModelError: it can't be loaded.
@@ -70,7 +87,10 @@ def load_model(name: str, dtype: str, device: str) -> Model:
         model, loading = AutoModelForCausalLM.from_pretrained(
             name,
             dtype=dtype,
-            device_map={"": device},
+            device_map="balanced" if len(devices) > 1 else {"": devices[0]},
+            max_memory={torch.device(one).index: torch.cuda.mem_get_info(one)[0] for one in devices}
+            if len(devices) > 1
+            else None,
             # Else it says in a RuntimeError that it has said elsewhere which.
             ignore_mismatched_sizes=True,
             output_loading_info=True,

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from specreg.core.errors import UnsupportedError
 from specreg.engines.pytorch.__main__ import parse_options
+from specreg.engines.pytorch.devices import place
 from specreg.engines.registry import engine_named
+from specreg.engines.settings import Parallel
 from tests.unit import builders
 
 REFERENCE = engine_named("reference")
@@ -24,7 +27,7 @@ def test_its_own_parser_reads_the_command_line(method: str) -> None:
     assert command[:3] == (str(PYTHON), "-m", "specreg.engines.pytorch")
     read = parse_options(command[3:])
     assert (read.model, read.served_model_name) == ("some/target", "toy")
-    assert (read.port, read.dtype, read.device) == (8123, "float32", "cpu")
+    assert (read.port, read.dtype, read.device) == (8123, "float32", ("cpu",))
     assert (read.context_tokens, read.max_sequences) == (1024, 8)
     assert read.method == method
     assert read.draft_tokens == (5 if method != "none" else 3)
@@ -34,9 +37,9 @@ def test_its_own_parser_reads_the_command_line(method: str) -> None:
 
 def test_on_a_gpu_it_takes_what_is_there_and_the_cases_own_words_come_last() -> None:
     options = dataclasses.replace(PLAIN, on_gpu=True)
-    assert parse_options(REFERENCE.command(PYTHON, options)[3:]).device == ""
+    assert parse_options(REFERENCE.command(PYTHON, options)[3:]).device == ()
     options = dataclasses.replace(options, engine_args=("--device=cuda:1",))
-    assert parse_options(REFERENCE.command(PYTHON, options)[3:]).device == "cuda:1"
+    assert parse_options(REFERENCE.command(PYTHON, options)[3:]).device == ("cuda:1",)
 
 
 def test_a_draft_without_its_method_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,3 +63,69 @@ def test_the_extra_is_what_the_suite_installs() -> None:
     assert sorted(extra) == sorted((requirement.pin, *requirement.extras))
     assert requirement.local_torch == "torch==2.13.0"
     assert REFERENCE.requirement(on_gpu=True).local_torch is None
+
+
+ONE, TWO, EIGHT = (tuple(f"cuda:{index}" for index in range(count)) for count in (1, 2, 8))
+
+
+@pytest.mark.parametrize(
+    ("devices", "placement", "ratio", "target_devices"),
+    [
+        pytest.param(ONE, "auto", None, None, id="one device is shared"),
+        pytest.param(EIGHT, "same", None, None, id="all are shared"),
+        pytest.param(TWO, "separate", None, 1, id="one each"),
+        pytest.param(EIGHT, "separate", None, 7, id="the last is the draft's"),
+        pytest.param(EIGHT, "ratio", (3, 1), 6, id="as 3 to 1"),
+        pytest.param(EIGHT, "ratio", (1, 1), 4, id="half and half"),
+        pytest.param(EIGHT, "ratio", (1, 99), 1, id="one at least is the target's"),
+        pytest.param(TWO, "ratio", (3, 1), 1, id="one at least is the draft's"),
+        pytest.param(EIGHT, "auto", None, 7, id="as parameters, 70 to 8"),
+    ],
+)
+def test_devices_are_divided_among_target_and_draft(
+    devices: tuple[str, ...],
+    placement: str,
+    ratio: tuple[int, int] | None,
+    target_devices: int | None,
+) -> None:
+    divided = place(devices, placement, ratio, lambda: (70, 8))
+    if target_devices is None:
+        assert divided == (devices, devices)
+    else:
+        assert divided == (devices[:target_devices], devices[target_devices:])
+
+
+@pytest.mark.parametrize("placement", ["separate", "ratio"])
+def test_one_device_cannot_be_divided(placement: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"placement '{placement}': needs two devices, got"):
+        place(("cpu",), placement, (1, 1), lambda: (1, 1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--placement=ratio",), "--placement=ratio needs --gpu-ratio, and no other has one"),
+        (("--gpu-ratio=3:1",), "--placement=ratio needs --gpu-ratio, and no other has one"),
+        (("--placement=ratio", "--gpu-ratio=3:0"), "'3:0' is no ratio of two numbers from 1 on"),
+        (("--placement=ratio", "--gpu-ratio=3"), "'3' is no ratio of two numbers from 1 on"),
+        (("--device=cuda:0,cpu",), "several devices are GPUs of their own, each once: cuda:0,cuda"),
+        (("--device=cuda:0,cuda:0",), "several devices are GPUs of their own, each once"),
+    ],
+)
+def test_a_placement_that_says_nothing_is_refused(
+    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse_options(("--model", "some/target", *arguments))
+    assert words in capsys.readouterr().err
+
+
+def test_a_case_over_several_gpus_names_them_all_and_divides_them() -> None:
+    words = ("--placement=ratio", "--gpu-ratio=3:1")
+    options = dataclasses.replace(
+        PLAIN, on_gpu=True, parallel=Parallel(pipeline=4), engine_args=words
+    )
+    read = parse_options(REFERENCE.command(PYTHON, options)[3:])
+    assert read.device == ("cuda:0", "cuda:1", "cuda:2", "cuda:3")
+    assert (read.placement, read.gpu_ratio) == ("ratio", (3, 1))
+    REFERENCE.check(options)
