@@ -25,6 +25,7 @@ from tests.unit import builders
 
 ROOT = builders.ROOT
 TINY = ROOT / "fixtures/models/tiny"
+DRAFT = f"--draft-model={TINY / 'draft'}"
 HERE = Path(__file__).parent
 TEXTS = [
     json.loads(line)["turns"][0]
@@ -54,7 +55,7 @@ def server() -> Iterator[httpx.Client]:
     command = (
         *(interpreter(), "-m", "specreg.engines.pytorch", "--model", str(TINY / "target")),
         *("--device=cpu", "--dtype=float32", f"--port={port}", "--method=draft_model"),
-        f"--draft-model={TINY / 'draft'}",
+        DRAFT,
     )
     with subprocess.Popen(command, env=variables()) as process:
         try:
@@ -180,15 +181,40 @@ def test_what_it_cannot_answer_is_refused_by_name(
     assert words in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("temperature", ["0", "0.7"])
+def test_its_table_has_each_method_alone_and_in_a_batch(tmp_path: Path, temperature: str) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"turns": [text]}) for text in TEXTS))
+    command = (
+        *(interpreter(), "-m", "specreg.engines.pytorch.benchmark"),
+        *("--model", str(TINY / "target"), "--draft-model", str(TINY / "draft"), "--device=cpu"),
+        *("--dtype=float32", "--prompts", str(prompts), "--temperature", temperature),
+    )
+    done = subprocess.run(
+        command, check=True, cwd=ROOT, env=variables(), stdout=subprocess.PIPE, text=True
+    )
+    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines()[2:]]
+    assert [row[:2] for row in rows] == [
+        [f"`{method}`", batch]
+        for method in ("none", "ngram", "ngram_adaptive", "draft_model")
+        for batch in ("1", "8")
+    ]
+    # What doesn't learn accepts the same in a batch as alone, by its seed.
+    for alone, batch in ((0, 1), (2, 3), (6, 7)):
+        assert rows[alone][5:7] == rows[batch][5:7]
+    assert all("–" not in row[2:5] + row[7:] for row in rows)
+
+
 @pytest.mark.parametrize(
     ("python", "arguments", "words"),
     [
         ("", ("--draft-model=x",), "needs --draft-model, and no other method has one"),
         ("", ("--method=draft_model", "--draft-model=/nowhere"), "model '/nowhere': has no config"),
+        ("", ("--placement=separate", "--method=draft_model", DRAFT), "needs two devices, got"),
         ("", ("--context-tokens=4096",), "its context is 2048 tokens, 4096 are to be read; lower"),
         (sys.executable, (), "install specreg[reference], or let the suite make its environment"),
     ],
-    ids=["no-method", "no-draft", "context", "no-packages"],
+    ids=["no-method", "no-draft", "one-device", "context", "no-packages"],
 )
 def test_what_it_cannot_serve_is_refused_by_name(
     python: str, arguments: Sequence[str], words: str

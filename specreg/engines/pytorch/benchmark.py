@@ -1,0 +1,156 @@
+"""`python -m specreg.engines.pytorch.benchmark`: decodes prompts with each method, prints a table.
+
+Without a server: the engine's own times, and what of a step is the draft's and what the target's.
+Options that `main` doesn't have are those of `python -m specreg.engines.pytorch`.
+"""
+
+import argparse
+import functools
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from specreg.core.errors import DatasetError, SpecregError
+from specreg.engines.pytorch.__main__ import METHODS, missing, parse_options
+from specreg.engines.pytorch.requests import ChatBody, Job, Step, job_of
+
+COLUMNS = {
+    "ttft_p50_ms": "TTFT p50, ms",
+    "itl_p50_ms": "ITL p50, ms",
+    "throughput_tokens_per_s": "tokens/s",
+    "acceptance_length_tokens": "AL",
+    "acceptance_rate_frac": "A/D",
+    "draft_ms": "draft, ms/step",
+    "target_ms": "target, ms/step",
+}
+Figures = Mapping[str, float | None]
+_NS_PER_S = 10**9
+
+
+def measure(
+    decoded: Callable[[Sequence[Job]], Iterator[Mapping[int, Step]]],
+    jobs: Sequence[Job],
+    batch_requests: int,
+    clock: Callable[[], int] = time.monotonic_ns,
+) -> Figures:
+    """Decode jobs, so many at once, and return by name of `COLUMNS` what was seen.
+
+    TTFT is a request's first step since its batch began; ITL (last - first) / (N - 1) of a request
+    of N tokens, whose first step has one; AL is 1 + A / S. Draft and target are the mean of the
+    steps of a batch after its first.
+    """
+    ttfts_ns, itls_ns, later, steps = list[int](), list[float](), list[Step](), list[Step]()
+    whole_ns = 0
+    for start in range(0, len(jobs), batch_requests):
+        begun_ns = ended_ns = clock()
+        first_ns, tokens = 0, dict[int, int]()
+        for number, added in enumerate(decoded(jobs[start : start + batch_requests])):
+            ended_ns = clock()
+            steps += added.values()
+            later += [*added.values()][: number > 0]  # all of a batch tell its time
+            first_ns = first_ns or ended_ns
+            for place, step in added.items():
+                tokens[place] = tokens.get(place, 0) + len(step.token_ids)
+                if step.finish_reason is not None and tokens[place] > 1:
+                    itls_ns.append((ended_ns - first_ns) / (tokens[place] - 1))
+        ttfts_ns += [first_ns - begun_ns] * len(tokens)
+        whole_ns += ended_ns - begun_ns
+    drafting = [step for step in steps if step.drafted]
+    accepted, drafted = sum(one.accepted for one in drafting), sum(one.drafted for one in drafting)
+    return {
+        "ttft_p50_ms": _over_ms(statistics.median, ttfts_ns),
+        "itl_p50_ms": _over_ms(statistics.median, itls_ns),
+        "throughput_tokens_per_s": sum(len(step.token_ids) for step in steps)
+        * _NS_PER_S
+        / whole_ns,
+        "acceptance_length_tokens": 1 + accepted / len(drafting) if drafting else None,
+        "acceptance_rate_frac": accepted / drafted if drafted else None,
+        "draft_ms": _over_ms(statistics.mean, [step.draft_ns for step in later]),
+        "target_ms": _over_ms(statistics.mean, [step.target_ns for step in later]),
+    }
+
+
+def _over_ms(
+    middle: Callable[[Sequence[float]], float], values_ns: Sequence[float]
+) -> float | None:
+    """The middle of some times in milliseconds, None where there are none."""
+    return middle(values_ns) / 10**6 if values_ns else None
+
+
+def render(rows: Iterable[tuple[str, int, Figures]]) -> str:
+    """Render a table in Markdown: by method and batch."""
+    lines = [f"| method | batch | {' | '.join(COLUMNS.values())} |", f"|{' --- |' * 9}"]
+    for method, batch_requests, figures in rows:
+        digits = {"acceptance_length_tokens": 3, "acceptance_rate_frac": 4, "draft_ms": 3}
+        cells = (
+            "–" if value is None else f"{value:.{digits.get(name, 1)}f}"
+            for name, value in figures.items()
+        )
+        lines.append(f"| `{method}` | {batch_requests} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+class _Prompt(msgspec.Struct):
+    turns: Annotated[list[str], msgspec.Meta(min_length=1)]
+
+
+def main() -> None:
+    """Print the table of what the command line asks for."""
+    parser = argparse.ArgumentParser(prog="python -m specreg.engines.pytorch.benchmark")
+    add = parser.add_argument
+    add("--prompts", type=Path, required=True, help="JSON lines; the first of each's `turns`")
+    add("--draft-model", help="for the method draft_model")
+    add("--batch", type=int, nargs="+", default=[1, 8], help="requests at once")
+    add("--output-tokens", type=int, default=64, help="the most of an answer")
+    add("--temperature", type=float, default=0.0, help="0 is greedy")
+    own, rest = parser.parse_known_args()
+    if min(own.batch) < 1:
+        parser.error("--batch is from 1 on")
+    rows = []
+    try:
+        for method in METHODS if own.draft_model else METHODS[:-1]:
+            drafting = ("--draft-model", own.draft_model) if method == "draft_model" else ()
+            options = parse_options((*rest, "--method", method, *drafting))
+            rows += [(method, batch, _measure(options, own, batch)) for batch in own.batch]
+    except ImportError as error:
+        sys.exit(missing(error))
+    except SpecregError as error:
+        sys.exit(str(error))
+    print(render(rows))  # noqa: T201 - what it is for
+
+
+def _measure(options: argparse.Namespace, own: argparse.Namespace, batch: int) -> Figures:
+    """The figures of a method and a batch, with models of their own: what learns begins anew."""
+    from specreg.engines.pytorch.decoding import decode  # noqa: PLC0415 - these need the extra
+    from specreg.engines.pytorch.models import load_models  # noqa: PLC0415
+
+    try:
+        lines = own.prompts.read_bytes().splitlines() or [b""]
+        texts = [msgspec.json.decode(line, type=_Prompt).turns[0] for line in lines]
+    except (OSError, msgspec.DecodeError) as error:
+        message = f"prompts '{own.prompts}': {error}; give JSON lines with `turns`"
+        raise DatasetError(message) from error
+    models = load_models(options)
+    chats = [
+        ChatBody(
+            messages=[{"role": "user", "content": text}],
+            max_tokens=own.output_tokens,
+            temperature=own.temperature,
+            seed=seed,
+        )
+        for seed, text in enumerate(texts)
+    ]
+    jobs = [job_of(chat, models.tokenizer, options.context_tokens) for chat in chats]
+    # The first passes are slow; a prompt of one token teaches a store next to nothing.
+    warm_up = [Job(prompt=jobs[0].prompt[:1], output_cap_tokens=8)] * batch
+    list(decode(models, warm_up))
+    return measure(functools.partial(decode, models), jobs, batch)
+
+
+if __name__ == "__main__":
+    main()
