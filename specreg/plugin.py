@@ -16,7 +16,13 @@ import pytest
 
 from specreg.baselines.schema import read_baselines
 from specreg.core.commands import install_command
-from specreg.core.errors import MemoryHeldError, ModelError, ServerStartError, SpecregError, leaves
+from specreg.core.errors import (
+    MemoryHeldError,
+    ModelError,
+    ModelNotFetchedError,
+    SpecregError,
+    leaves,
+)
 from specreg.core.processes import kill_running
 from specreg.core.redaction import hide_known, learn
 from specreg.core.signals import SIGNALLED, check_signalled, interrupt_on_signals
@@ -28,7 +34,6 @@ from specreg.report.benchmark import SAVING, SHOWING, is_given, machine_info_of
 from specreg.report.document import NO_BASELINE_STATUS, RunVerdict, exit_status, record_document
 from specreg.report.failures import Failure, failure_of, properties, render_blocks
 from specreg.report.progress import Progress
-from specreg.servers.server import NOT_FETCHED
 from specreg.suite.configure import check_cases, choose, open_suite
 from specreg.suite.finish import describe_benchmarks, record_run, render_end, run_verdict
 from specreg.suite.merge import WORKERS_FOLDER, plan_of, take_workers
@@ -341,7 +346,11 @@ def pytest_runtest_makereport(
         return report
     message = "\n".join(dict.fromkeys(map(str, ours)))
     head = (held or ours[0]).head
-    if params and suite.skips_unfetched and all(map(_is_unfetched, ours)):
+    if (
+        params
+        and suite.skips_unfetched
+        and all(isinstance(one, ModelNotFetchedError) for one in ours)
+    ):
         report.outcome = "skipped"
         report.longrepr = (str(item.path), item.location[1] or 0, f"Skipped: {head}")
         suite.skipped[_case_id(item)] = head
@@ -537,11 +546,6 @@ def _what(params: Mapping[str, Any]) -> Metric | CorrectnessCheck:
     """The metric that a test judges, or the check that it makes."""
     found: Metric | CorrectnessCheck = params["check"] if "check" in params else params["metric"]
     return found
-
-
-def _is_unfetched(error: BaseException) -> bool:
-    """Whether a server didn't start because the hub didn't give its model."""
-    return isinstance(error, ServerStartError) and error.failure.endswith(NOT_FETCHED)
 
 
 def _color(config: pytest.Config) -> bool:

@@ -82,6 +82,10 @@ class ServerStartError(ServerError):
         )
 
 
+class ModelNotFetchedError(ServerStartError):
+    """A server whose engine the hub didn't give a model."""
+
+
 class ServerRefusedError(ServerError):
     """A server that refused to generate a token; the message is its answer."""
 

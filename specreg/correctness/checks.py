@@ -245,6 +245,10 @@ def check_steps(running: RunningCase) -> Verdict:
         high_frac=change_frac,
         tolerance_frac=_ORACLE_FRAC,
         reason="; ".join(reasons),
+        by_position_frac=tuple(
+            # One that took no step has none.
+            zip(ours.marginal_acceptance, must.marginal_acceptance, strict=False)
+        ),
     )
 
 

@@ -33,7 +33,7 @@ def fetch_model_file(repo: str, file: str) -> Path:
     Raises:
         ModelError: huggingface_hub is missing, or the hub can't be reached or doesn't give it.
     """
-    with _hub(ModelError, f"hub model '{repo}': {file}", "name a folder") as hub:
+    with _hub(ModelError, f"MODEL_NOT_FETCHED: hub model '{repo}': {file}", "name a folder") as hub:
         cached = hub.try_to_load_from_cache(repo, file)
         return Path(cached if isinstance(cached, str) else hub.hf_hub_download(repo, file))
 
@@ -49,7 +49,7 @@ def why_unfetchable(repo: str) -> str:
         return ""
     try:
         with (
-            _hub(ModelError, f"hub model '{repo}'", "name a folder") as hub,
+            _hub(ModelError, f"MODEL_NOT_FETCHED: hub model '{repo}'", "name a folder") as hub,
             # A model in another form than transformers' has none, and its engine knows.
             contextlib.suppress(hub.errors.EntryNotFoundError),
         ):

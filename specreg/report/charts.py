@@ -9,19 +9,21 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from specreg.measurement.figures import Figures
 from specreg.measurement.metrics import METRICS
 from specreg.report.document import CaseReport
 from specreg.report.failures import first_bad, moment_of
 from specreg.report.tables import axis_of, label_of
+from specreg.telemetry.power_record import PowerRecord
 from specreg.verdicts.history import comparable
+from specreg.verdicts.judge import Verdict
 
 Layer = Mapping[str, object]
 
 _NOW, _BASE, _INK, _BAD = (f"var(--{name})" for name in ("now", "base", "ink", "bad"))
 _LINES = tuple(f"var(--line{number})" for number in range(1, 7))
+_ORACLE_NAMES = ("the engine", "its text and models")
 _FEWEST_RUNS, _FEWEST_LOADS = 2, 3
 _DASHED = {"type": "rule", "color": _INK, "strokeDash": [5, 4]}
 _SIZE = {
@@ -62,33 +64,25 @@ class Chart:
     legend: Mapping[str, str] = field(default_factory=dict)
 
 
-class _Gain(NamedTuple):
-    """What speculation gains, 1 being nothing, and how a chart of it reads."""
-
-    title: str
-    axis: str
-    formula: str
-    of: Callable[[Figures], float | None]
-
-
-_GAINS = (
-    _Gain(
-        "Speedup",
+_GAINS: Sequence[tuple[str, str, str, Callable[[Figures], float | None]]] = (
+    (
+        "Speedup over load",
         "speedup, times",
         "Throughput with speculation over throughput without it",
         lambda figures: figures.judged.get("speedup_ratio"),
     ),
-    _Gain(
-        "Energy saved",
+    (
+        "Energy saved over load",
         "energy per token, times less",
         "Energy per token without speculation over that with it",
         lambda figures: (
             None
-            if figures.power is None or figures.power.invalid or figures.power.too_short
-            else figures.power.energy_ratio
+            if (power := figures.power) is None or power.invalid or power.too_short
+            else power.energy_ratio
         ),
     ),
 )
+"""What speculation gains, 1 being nothing: title, axis and formula of its chart, and its value."""
 
 
 def can_draw() -> bool:
@@ -97,13 +91,24 @@ def can_draw() -> bool:
 
 
 def charts_of(
-    case: CaseReport, names: tuple[str, str] = ("this run", "the baseline")
+    case: CaseReport,
+    verdicts: Iterable[Verdict] = (),
+    names: tuple[str, str] = ("this run", "the baseline"),
 ) -> Iterator[Chart]:
     """All that can be drawn of a case, whose figures and expected ones are called by names.
 
     A part that isn't known has no chart.
     """
-    yield from _positions(case, names)
+    if case.figures and case.figures.acceptance:
+        shares = case.figures.acceptance.total.marginal_frac
+        yield from _positions(
+            "", shares, case.expected.marginal_frac if case.expected else (), names
+        )
+    for one in verdicts:
+        ours, must = ([pair[side] for pair in one.by_position_frac] for side in (0, 1))
+        yield from _positions(", against the oracle", ours, must, _ORACLE_NAMES)
+    if case.figures and case.figures.power:
+        yield from _energy(case.figures.power)
     yield from _history(case)
 
 
@@ -137,10 +142,10 @@ def gains_over_load(cases: Sequence[CaseReport]) -> Iterator[Chart]:
 
     Of three loads or more: a line through two has no bend, so it shows no place where it crosses 1.
     """
-    for gained in _GAINS:
+    for title, axis, formula, of in _GAINS:
         groups: dict[str, dict[str, dict[int, float]]] = {}
         for case in cases:
-            gain = gained.of(case.figures) if case.figures else None
+            gain = of(case.figures) if case.figures else None
             if gain is not None and case.settings is not None and case.settings.concurrency:
                 lines = groups.setdefault(f"{case.engine}, {case.models}, {case.dataset}", {})
                 line = lines.setdefault(f"{case.method}-k{case.settings.draft_tokens}", {})
@@ -148,11 +153,11 @@ def gains_over_load(cases: Sequence[CaseReport]) -> Iterator[Chart]:
         for what, found in groups.items():
             if len({load for line in found.values() for load in line}) >= _FEWEST_LOADS:
                 sloped = {name: sorted(found[name].items()) for name in sorted(found)}
-                yield _load_chart(gained, what, sloped)
+                yield _load_chart(f"{title}: {what}", axis, formula, sloped)
 
 
 def _load_chart(
-    gained: _Gain, what: str, lines: Mapping[str, Sequence[tuple[int, float]]]
+    title: str, axis: str, formula: str, lines: Mapping[str, Sequence[tuple[int, float]]]
 ) -> Chart:
     rows = [{"n": n, "gain": gain, "method": name} for name in lines for n, gain in lines[name]]
     bent = {name: line for name, line in lines.items() if len(line) >= _FEWEST_LOADS}
@@ -165,7 +170,7 @@ def _load_chart(
             "labelFlush": False,
         },
     }
-    y = _channel("gain", gained.axis)
+    y = _channel("gain", axis)
     legend = {
         "title": None,
         "labelColor": _INK,
@@ -179,8 +184,8 @@ def _load_chart(
     crossing = {"type": "point", "shape": "diamond", "filled": False, "size": 160}
     said = "; ".join(f"{name} {break_even(line)}" for name, line in bent.items())
     return Chart(
-        title=f"{gained.title} over load: {what}",
-        note=f"{gained.formula}, by requests in flight. Below the dashed line, at 1, speculation"
+        title=title,
+        note=f"{formula}, by requests in flight. Below the dashed line, at 1, speculation"
         f" costs more than it gains; a diamond is where it crosses.{said and f' {said}.'}",
         svg=_svg(
             _layer([{"gain": 1}], _DASHED, y=y),
@@ -192,30 +197,57 @@ def _load_chart(
     )
 
 
-def _positions(case: CaseReport, names: tuple[str, str]) -> Iterator[Chart]:
-    acceptance = case.figures.acceptance if case.figures else None
-    if acceptance is None or not acceptance.total.marginal_frac:
+def _positions(
+    against: str, shares: Sequence[float], expected: Sequence[float], names: tuple[str, str]
+) -> Iterator[Chart]:
+    if not shares:
         return
-    expected = case.expected.marginal_frac if case.expected else ()
     x = {"field": "place", "type": "ordinal", "title": "position in the draft"}
     y = _channel("share", "share of steps", axis={"format": ".0%", "tickCount": 4})
     y["scale"] = {"zero": True}
     # Narrow bars of now in front of wide ones of the baseline.
-    bars = ((expected, _BASE, 0.9), (acceptance.total.marginal_frac, _NOW, 0.5))
+    bars = ((expected, _BASE, 0.9), (shares, _NOW, 0.5))
     layers = (
         _layer(
-            [{"place": place, "share": share} for place, share in enumerate(shares, start=1)],
+            [{"place": place, "share": share} for place, share in enumerate(found, start=1)],
             {"type": "bar", "color": color, "width": {"band": band}},
             x=x,
             y=y,
         )
-        for shares, color, band in bars
+        for found, color, band in bars
     )
     yield Chart(
-        title="Accepted, by position of the draft",
+        title=f"Accepted, by position of the draft{against}",
         note="How often a step accepted so many drafts or more.",
         svg=_svg(*layers),
         legend=dict(zip(("now", "base"), names, strict=True)) if expected else {},
+    )
+
+
+def _energy(power: PowerRecord) -> Iterator[Chart]:
+    """Energy per token with and without speculation: what is drawn at rest, and what load adds."""
+    sides = {"with": power.case, "without": power.control}
+    arms = {name: arm for name, arm in sides.items() if arm and not power.invalid}
+    whole = [{"arm": name, "energy": one.energy_j_per_token} for name, one in arms.items()]
+    rest = [
+        {"arm": name, "energy": one.idle_w * one.window_s / one.tokens}
+        for name, one in arms.items()
+        if one.idle_w is not None and one.tokens
+    ]
+    if [row for row in whole if row["energy"] is None] or arms.keys() != sides.keys():
+        return
+    x = {**_channel("energy", "J per token"), "scale": {"zero": True}}
+    y = {"field": "arm", "type": "nominal", "title": None, "sort": None}
+    bar = {"type": "bar", "height": {"band": 0.6}}
+    yield Chart(
+        title="Energy per token, with speculation and without",
+        note="Of all devices together.",
+        svg=_svg(
+            _layer(whole, {**bar, "color": _NOW}, x=x, y=y),
+            _layer(rest, {**bar, "color": _BASE}, x=x, y=y),
+            height=80,
+        ),
+        legend={"now": "what load adds", "base": "what is drawn at rest"} if rest else {},
     )
 
 

@@ -91,7 +91,10 @@ def render_verdict_rows(report: Report) -> str:
     names = [field.name for field in dataclasses.fields(Verdict)]
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(map(dataclasses.asdict, report.run.verdicts))
+    writer.writerows(
+        {name: "" if value == () else value for name, value in dataclasses.asdict(one).items()}
+        for one in report.run.verdicts
+    )
     return text.getvalue()
 
 

@@ -82,7 +82,7 @@ def render_skip(verdict: Verdict) -> str:
 def properties(verdict: Verdict) -> Iterator[tuple[str, str]]:
     """A verdict as names and texts of JUnit properties; what is absent isn't there."""
     for name, value in msgspec.to_builtins(verdict).items():
-        if value not in (None, ""):
+        if value not in (None, "", ()):
             yield f"specreg.{name}", str(value)
 
 

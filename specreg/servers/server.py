@@ -14,6 +14,7 @@ from specreg.core.errors import (
     AnswerError,
     AttachError,
     InvalidMeasurementError,
+    ModelNotFetchedError,
     ServerDiedError,
     ServerRefusedError,
     ServerStartError,
@@ -33,7 +34,7 @@ _HEALTH_TIMEOUT_S = 10.0
 """SGLang generates a token for this, and looks once a second whether it came."""
 _ANSWER_BYTES = 300
 PORT_IN_USE = "port in use"
-NOT_FETCHED = "model can't be fetched"
+_NOT_FETCHED = "model can't be fetched"
 
 # Kind of failure, how to know it, what to do. The first that matches wins.
 _FAILURES = (
@@ -82,7 +83,7 @@ _FAILURES = (
         "delete its folder in the cache (docs/commands.md), or mend it if it is your own",
     ),
     (
-        NOT_FETCHED,
+        _NOT_FETCHED,
         # The words of huggingface_hub, transformers and, of any trouble with the hub, vLLM 0.32.0.
         (
             r"(Repository|Entry)NotFound|[Gg]ated ?[Rr]epo|offline mode|not a valid model"
@@ -137,7 +138,9 @@ class Server:
         try:
             ask(self.base_url, "GET", self.engine.health_path, within_s=_ENDING_S)
         except AnswerError as error:
-            message = f"server at {self.base_url}: answers no more, {error}; look at its log"
+            message = (
+                f"SERVER_DIED: server at {self.base_url}: answers no more, {error}; look at its log"
+            )
             raise ServerDiedError(message) from error
 
 
@@ -165,7 +168,7 @@ class StartedServer(Server):
             how = self.ended(_ENDING_S) or f"answers {answer}"
         if how:
             message = (
-                f"server '{self.spec.id}': {how} while it was measured;"
+                f"SERVER_DIED: server '{self.spec.id}': {how} while it was measured;"
                 f" last lines of {self.log_path}:\n{self.process.last_lines()}"
             )
             raise ServerDiedError(message)
@@ -274,6 +277,8 @@ def start_error(server: StartedServer, what: str) -> ServerStartError:
     killed = ("killed", "free memory if the log says nothing else")
     unknown = killed if "status -9" in what else ("unknown cause", "read the log")
     failure, advice = next(known, unknown)
-    return ServerStartError(
-        f"server '{server.spec.id}'", f"{what}: {failure}", advice, server.log_path, tail
-    )
+    kind, word = ServerStartError, "SERVER_NOT_STARTED"
+    if failure == _NOT_FETCHED:
+        kind, word = ModelNotFetchedError, "MODEL_NOT_FETCHED"
+    subject = f"{word}: server '{server.spec.id}'"
+    return kind(subject, f"{what}: {failure}", advice, server.log_path, tail)

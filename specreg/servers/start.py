@@ -177,7 +177,7 @@ class ServerStart:
             what = f"can't be started, {error.strerror}: '{error.filename}'"
             advice = "make room there, mend its rights, or delete the engine's folder in the cache"
             raise ServerStartError(
-                f"server '{self.spec.id}'", what, advice, log_path, ""
+                f"SERVER_NOT_STARTED: server '{self.spec.id}'", what, advice, log_path, ""
             ) from error
         self._processes.callback(stop_process, process)
         return process

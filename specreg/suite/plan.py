@@ -96,10 +96,10 @@ class ShardRun:
     def why_not(self, case_id: str, metric: str) -> str:
         """Why it hasn't measured a case that was its own."""
         if self.report is None:
-            return f"{self.plan.name} died before it was done, see '{self.folder}'"
+            return f"SHARD_MISSING: {self.plan.name} died before it was done, see '{self.folder}'"
         ours = [one for one in self.report.run.verdicts if one.case_id == case_id and one.reason]
         own = [one for one in ours if one.metric == metric] or ours
-        return own[0].reason if own else f"{self.plan.name} ended without it"
+        return own[0].reason if own else f"SHARD_MISSING: {self.plan.name} ended without it"
 
 
 def load_shard(folder: Path) -> ShardRun:
@@ -197,7 +197,8 @@ class MergedShards:
 
     def _why_missing(self, number: int) -> str:
         shard = f"{number}/{self.plan.of}"
-        return f"shard {shard} is missing: run it with --specreg-shard={shard}, merge again"
+        message = f"SHARD_MISSING: shard {shard} isn't there: run it"
+        return f"{message} with --specreg-shard={shard}, merge again"
 
     @property
     def time(self) -> RunTime:

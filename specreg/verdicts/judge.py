@@ -82,6 +82,8 @@ class Verdict:
         launches: how many were measured; needed_launches: how many would tell, where this is
             undecided; 0 where no number would, None where that isn't known.
         softened: whether the test passes where there is no telling.
+        by_position_frac: of the oracle, by position of the draft, how many steps accepted so many
+            drafts or more, 0..1, and how many must have; empty of others.
     """
 
     case_id: str
@@ -102,6 +104,7 @@ class Verdict:
     needed_launches: int | None = None
     softened: bool = False
     two_sided: bool = False
+    by_position_frac: tuple[tuple[float, float], ...] = ()
 
     @property
     def tolerated(self) -> str:

@@ -110,7 +110,10 @@ def test_row_04_a_server_that_crashes_in_the_run(run: Hurt) -> None:
         wait_until(lambda: run.attempts(CASES[0]) == 2)
         output, _ = pytest_run.communicate(timeout=120)
     assert run.finished(CASES[0], attempt=0) >= finished, "what was finished is on disk"
-    assert f"{CASES[0]}: measured again, server 'vllm-ngram-tiny': ended with status -9" in output
+    assert (
+        f"{CASES[0]}: measured again, SERVER_DIED: server 'vllm-ngram-tiny': ended with status -9"
+        in output
+    )
     assert run.logs() == ["vllm-ngram-tiny-2.log", "vllm-ngram-tiny.log"]
     (journal,) = run.runs.glob("*/journal.jsonl")
     counted = {key.case_id: one for key, one in load_journal(journal).items()}

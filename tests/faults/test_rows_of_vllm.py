@@ -185,7 +185,10 @@ def test_row_03_a_server_that_hangs_in_the_run(told: HurtRun) -> None:
 
 
 def test_row_04_a_worker_that_crashes_in_the_run(told: HurtRun) -> None:
-    assert f"{CASES[1]}: measured again, server 'vllm-ngram-tiny': ended with" in told.output
+    assert (
+        f"{CASES[1]}: measured again, SERVER_DIED: server 'vllm-ngram-tiny': ended with"
+        in told.output
+    )
     assert told.run.attempts(CASES[1]) == 2
     (journal,) = told.run.runs.glob("*/journal.jsonl")
     counted = {key.case_id: one for key, one in load_journal(journal).items()}

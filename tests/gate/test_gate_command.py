@@ -129,7 +129,9 @@ def test_a_side_that_cant_start_is_said_before_anything_is_measured(gate: Gate) 
     planted = Script(fault=Fault.EXIT_AT_START, exit_log="error: unrecognized arguments: --nope")
     done = gate.run(b=planted)
     assert done.returncode == 10
-    assert f"side B ('{sys.executable}'): server 'vllm-none-tiny'" in done.stderr
+    assert (
+        f"side B ('{sys.executable}'): SERVER_NOT_STARTED: server 'vllm-none-tiny'" in done.stderr
+    )
     assert "unknown or refused argument" in done.stderr
     assert not (gate.out / "journal.jsonl").exists()
 
@@ -193,7 +195,7 @@ def test_what_dies_on_one_side_is_told_and_tried_again_where_it_is_resumed(gate:
     planted = Script(fault=Fault.CRASH_MID_RUN, fault_after_requests=BEFORE_ROUNDS + PROMPTS // 2)
     failed = gate.run("--launches", "2", b=planted)
     assert failed.returncode == 10, failed.stdout + failed.stderr
-    assert "side B: server 'vllm-eagle3-tiny': ended with status 1" in failed.stdout
+    assert "side B: SERVER_DIED: server 'vllm-eagle3-tiny': ended with status 1" in failed.stdout
     again = gate.run("--launches", "2", "--resume", b=Script())
     assert again.returncode == 0, again.stdout + again.stderr
     assert gate.answer() == "UPGRADE"

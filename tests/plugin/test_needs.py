@@ -50,7 +50,7 @@ def test_a_case_that_cannot_run_here_is_skipped_before_a_server_starts(
 
     assert done.returncode == (10 if is_required else 11), done.stdout
     assert f"{LARGE} needs 1 GPU(s) of 160 GiB, this machine has 80" in done.stdout
-    assert "hub model 'org/target': " in done.stdout
+    assert "MODEL_NOT_FETCHED: hub model 'org/target': " in done.stdout
     assert "Connection refused" in done.stdout.replace("\n", "")
     verdict = suite.verdict()
     assert set(verdict.skipped) == ({LARGE} if is_required else {LARGE, FAR})
@@ -75,6 +75,7 @@ def test_a_model_that_the_server_cannot_fetch_is_known_by_its_log(
     done = suite.run("tests/perf", "-q", "-rs", "-k", "throughput and none and c1", *options)
 
     assert done.returncode == status, done.stdout
+    assert "MODEL_NOT_FETCHED: server 'vllm-none-tiny'" in done.stdout.replace("\n", "")
     assert "model can't be fetched; check the model's name" in done.stdout.replace("\n", "")
     assert suite.verdict().outcomes == outcomes
     assert set(suite.verdict().skipped) == (set() if status else {"vllm-none-tiny-toy-c1"})

@@ -84,7 +84,10 @@ def test_shards_that_are_merged_say_what_one_process_says(recorded: Suite) -> No
 
     one = merge(suite, shards[0], into=suite.folder / "half")
     assert one.returncode == 10, one.stdout
-    assert "shard 2/2 is missing: run it with --specreg-shard=2/2, merge again" in one.stdout
+    assert (
+        "SHARD_MISSING: shard 2/2 isn't there: run it with --specreg-shard=2/2, merge again"
+        in one.stdout
+    )
     half = words(decided(suite.folder / "half"))
     assert half.keys() == expected.keys()
     assert {half[place][0] for place in parts[1]} == {"INVALID"}

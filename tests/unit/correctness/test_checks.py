@@ -302,6 +302,7 @@ def test_other_steps_than_the_models_give_are_wrong_and_named() -> None:
         " 'one' S 2, A 2 (2, 0, 0), D 6 instead of S 1, A 3 (1, 1, 1), D 3;"
         " the engine's drafter or verifier is wrong, see docs/lossless.md"
     )
+    assert verdict.by_position_frac == ((1.0, 1.0), (0.0, 1.0), (0.0, 1.0))
     assert verdict.fails
 
 

@@ -138,7 +138,7 @@ def test_the_hub_is_asked_whether_it_would_give_a_model(
     said = why_no_models(spec)
     assert bool(said) == bool(words)
     assert words in said
-    assert said.startswith(f"hub model '{MODEL}': " if words else "")
+    assert said.startswith(f"MODEL_NOT_FETCHED: hub model '{MODEL}': " if words else "")
     assert hub.asked[0] == ("HEAD", f"/{MODEL}/resolve/main/config.json")
 
 

@@ -116,6 +116,7 @@ def test_prometheus_reads_values_verdicts_and_the_status() -> None:
 def test_each_verdict_is_a_row_whatever_its_reason_holds() -> None:
     held, lost = rows_of(render_verdict_rows(with_reason(HOSTILE)))
     assert (held["outcome"], held["value"], held["p_worse"]) == ("PASS", "2.64", "")
+    assert held["by_position_frac"] == ""
     assert (lost["outcome"], lost["reason"]) == ("REGRESSED", HOSTILE)
 
 

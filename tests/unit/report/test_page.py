@@ -11,9 +11,10 @@ from specreg.measurement.figures import Figures
 from specreg.report.charts import Chart, break_even, charts_of, gains_over_load
 from specreg.report.document import CaseReport, Report
 from specreg.report.page import render_page
+from specreg.telemetry.power_record import PowerRecord
 from specreg.verdicts.history import RunRecord
-from specreg.verdicts.judge import Outcome
-from tests.unit import reports
+from specreg.verdicts.judge import Outcome, Verdict
+from tests.unit import builders, reports
 from tests.unit.reports import CASE
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'"
@@ -207,6 +208,52 @@ def test_two_loads_show_no_place_where_it_stops_to_pay() -> None:
 )
 def test_where_it_stops_to_pay_is_told(loads: list[tuple[int, float]], said: str) -> None:
     assert break_even(loads) == said
+
+
+def shown(title: str, case: CaseReport, *verdicts: Verdict) -> str:
+    """The drawing of a case with such a title."""
+    return next(one.svg for one in charts_of(case, verdicts) if one.title == title)
+
+
+def test_acceptance_by_position_stands_against_the_oracle_where_it_was_asked() -> None:
+    oracle = reports.verdict(Outcome.WRONG, by_position_frac=((0.8, 0.9), (0.3, 0.7)))
+    report = msgspec.structs.replace(
+        reports.REPORT,
+        run=reports.run_of(reports.HELD, dataclasses.replace(oracle, case_id=CASE.id)),
+    )
+    page = Page(render_page(report))
+    assert "the engine its text and models" in page.text
+    title = "Accepted, by position of the draft, against the oracle"
+    svg = shown(title, reports.CASE_REPORT, oracle)
+    drawn = re.findall(r"position in the draft: (\d); share of steps: (\d+)%", svg)
+    assert drawn == [("1", "90"), ("2", "70"), ("1", "80"), ("2", "30")]
+
+
+def with_power(case: CaseReport, power: PowerRecord) -> CaseReport:
+    """The case with what its devices drew."""
+    assert case.figures is not None
+    return msgspec.structs.replace(case, figures=msgspec.structs.replace(case.figures, power=power))
+
+
+def test_energy_is_drawn_for_both_servers_where_both_are_known() -> None:
+    ours, alone = (builders.power(energy_j=e, window_s=10.0, tokens=1000) for e in (3000, 4000))
+    power = msgspec.structs.replace(ours, control=alone.case, energy_ratio=4 / 3)
+    case = msgspec.structs.replace(
+        reports.CASE_REPORT, figures=msgspec.structs.replace(figures(), power=power)
+    )
+    assert (
+        "3 J per token (±0.1 %), 300 W on average"
+        in Page(render_page(reports.with_case(figures=case.figures))).text
+    )
+    title = "Energy per token, with speculation and without"
+    drawn = re.findall(r"J per token: ([\d.]+); (?:arm: )?(\w+)\"", shown(title, case))
+    assert drawn == [("3", "with"), ("4", "without"), ("1", "with"), ("1", "without")]
+    at_loads = [at_load(load, 3, 1.5) for load in (1, 4, 8)]
+    for said, found in (({}, ["Speedup", "Energy"]), ({"too_short": "5 s"}, ["Speedup"])):
+        known = msgspec.structs.replace(power, **said)
+        loads = [with_power(one, known) for one in at_loads]
+        assert [one.title.split()[0] for one in gains_over_load(loads)] == found
+    assert title not in titles(with_power(case, ours))
 
 
 def history_of(title: str, *runs: RunRecord) -> Chart:

@@ -116,7 +116,7 @@ def test_a_start_that_fails_says_why_by_its_deadline(
     with (
         at_most(10),
         pytest.raises(
-            ServerStartError, match=f"^server 'vllm-draft_model-toy': {failure}"
+            ServerStartError, match=f"^SERVER_NOT_STARTED: server 'vllm-draft_model-toy': {failure}"
         ) as error,
         start(tmp_path, script, ready_within_s=within_s),
     ):
@@ -248,6 +248,8 @@ def test_a_failure_is_told_by_its_last_words(tmp_path: Path, line: str, failure:
     error = start_error(builders.server(log_path=log_path), "ended with status 1")
     assert error.failure == f"ended with status 1: {failure}"
     assert line in str(error)
+    reason = "MODEL_NOT_FETCHED" if "fetched" in failure else "SERVER_NOT_STARTED"
+    assert str(error).startswith(f"{reason}: server 'vllm-draft_model-toy': ended")
 
 
 def test_the_cause_may_stand_far_above_the_last_words(tmp_path: Path) -> None:

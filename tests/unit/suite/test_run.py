@@ -233,7 +233,7 @@ def test_what_was_asked_of_a_server_that_died_is_checked_once_more_on_a_fresh_on
     assert len(starts) == 2
     assert one.verdicts == [EQUAL]
     (said,) = one.retried
-    assert said.startswith(f"{builders.CASE.id}: lossless_frac checked again, server '")
+    assert said.startswith(f"{builders.CASE.id}: lossless_frac checked again, SERVER_DIED: ")
     assert "ended with status 1" in said
     one.journal.close()
     again = dataclasses.replace(suite(tmp_path), earlier_checks=load_checks(one.journal.path))
@@ -397,4 +397,4 @@ def test_a_measurement_whose_server_dies_is_tried_twice_and_not_again(tmp_path: 
     one.journal.close()
     assert len(starts) == 2
     (said,) = one.retried
-    assert said.startswith(f"{builders.CASE.id}: measured again, server '")
+    assert said.startswith(f"{builders.CASE.id}: measured again, SERVER_DIED: ")
