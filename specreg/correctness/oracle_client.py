@@ -30,6 +30,7 @@ _UNSEEN_TOKENS: Mapping[tuple[str, str], int] = {
     ("reference", "ngram"): 0,
     # It shifts the draft's input by one, as for EAGLE, so the first token is never shown.
     ("sglang", "draft_model"): 1,
+    ("sglang", "eagle"): 0,
     ("sglang", "eagle3"): 0,
     ("vllm", "draft_model"): 0,
     ("vllm", "eagle"): 0,

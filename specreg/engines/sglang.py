@@ -232,7 +232,8 @@ class Sglang(Engine):
     name: ClassVar = "sglang"
     methods: ClassVar = _METHODS
     seen: ClassVar = dict.fromkeys(
-        ("none", "ngram", "draft_model", "eagle3", "eagle3_tree"), "measured 0.5.23, 2026-11-21"
+        ("none", "ngram", "draft_model", "eagle", "eagle3", "eagle3_tree"),
+        "measured 0.5.23, 2026-11-24",
     )
     oldest: ClassVar = "0.5.21"
     module: ClassVar = "sglang"

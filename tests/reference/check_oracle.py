@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import torch
+from safetensors.torch import load_file, save_file
 
 from specreg.core.errors import ModelError
 from specreg.engines.pytorch.__main__ import parse_options
@@ -272,6 +273,10 @@ class Refusals(unittest.TestCase):
         self.refused("medusa", "has other tensors than one of this target", other)
         own = {"original_lm_head": False}
         self.refused("medusa", "Invalid", self.configured(HEADS["medusa"], **own))
+        path = Path(self.configured(HEADS["eagle"])) / "model.safetensors"
+        weights = load_file(path)
+        save_file(weights | {"fc.bias": weights["fc.bias"] + 1}, path)
+        self.refused("eagle", "has other tensors than one of this target", str(path.parent))
 
     def test_weights_that_are_not_those_of_the_configuration_are_refused(self) -> None:
         for words, settings in (

@@ -183,6 +183,8 @@ def load_head(question: Question, target: Model) -> Head:
         config, weights = _load_checkpoint(name, LayerConfig, target)
         check_context(name, config, max(len(text.ids) for text in question.texts))
         head = EagleHead(config)
+        if "fc.bias" in weights and not weights["fc.bias"].any():
+            del weights["fc.bias"]  # SGLang's class has one, random where a file has none
         if question.method == "mtp":
             head = MtpHead(config)
             weights = {key: one for key, one in weights.items() if key.startswith(MTP_LAYER)}
