@@ -219,9 +219,13 @@ def oracle(session: nox.Session) -> None:
 
 @nox.session
 def triton(session: nox.Session) -> None:
-    """A real tritonserver on the repository that specreg writes: about three minutes."""
+    """A real tritonserver around real vLLM, on its own and in its tier: about eight minutes."""
     _install(session, "tests")
-    _pytest(session, "tests/contract/test_triton.py")
+    session.run("python", "-m", "pytest", "tests/contract/test_triton.py")
+    install = ("python", "-m", "tests.doubles.triton_server.install")
+    folder = str(session.run(*install, silent=True)).splitlines()[-1]
+    session.env["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    _suite(session, "tests/perf", "--specreg-tier=triton", "--specreg-require-tier")
 
 
 @nox.session

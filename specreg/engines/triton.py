@@ -4,7 +4,8 @@ A case's `engine_args` are vLLM's arguments by their names in Python, `name=valu
 model.json; tritonserver itself is told nothing further.
 
 Read in the backend's documentation (docs/additional_outputs.md, r24.12 and newer) and seen on a
-real tritonserver 2.51: each response says how many tokens it holds. There are no counts of steps,
+real tritonserver 2.51: each response says how many tokens it holds. There are no counts of steps
+(src/utils/metrics.py passes on vLLM's counters of tokens and times, and none of drafts),
 so acceptance comes from the chunks; one at a time a chunk is a step, several at a time chunks merge
 now and then. `generate` has one response for all and tells no more than how long it took.
 """
@@ -119,7 +120,10 @@ class Triton(Engine):
 
     name: ClassVar = "triton"
     methods: ClassVar = vllm.Vllm.methods
-    seen: ClassVar = {"eagle3": "measured 2.51, 2026-11-24"}
+    seen: ClassVar = {
+        **dict.fromkeys(("none", "ngram", "draft_model"), "started 2.51, 2026-11-24"),
+        "eagle3": "measured 2.51, 2026-11-24",
+    }
     backend: ClassVar = "vllm"
     oldest: ClassVar = "2.51"
     program: ClassVar = "tritonserver"
