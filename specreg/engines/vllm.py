@@ -185,7 +185,20 @@ class Vllm(Engine):
 
     name: ClassVar = "vllm"
     methods: ClassVar = _METHODS
-    seen: ClassVar = dict.fromkeys(set(_METHODS) - {"dflash"}, _SEEN)
+    seen: ClassVar = dict.fromkeys(
+        (
+            "none",
+            "ngram",
+            "suffix",
+            "draft_model",
+            "eagle",
+            "eagle3",
+            "medusa",
+            "mtp",
+            "custom_class",
+        ),
+        _SEEN,
+    )
     oldest: ClassVar = "0.26"
     module: ClassVar = "vllm"
     spreads: ClassVar = frozenset(Parallel.__struct_fields__)
