@@ -87,8 +87,9 @@ def _verdicts(a: Report, b: Report, old: CaseReport, new: CaseReport) -> Iterato
             continue
         bound = metric is not None and metric.family is not Family.ACCEPTANCE
         why = differing or (elsewhere if bound else "")
+        said = f"{was.outcome} in A, {one.outcome} in B"
         if Outcome.INVALID in (was.outcome, one.outcome):
-            why = "INVALID in one of them"
+            why = said
         yield Verdict(
             case_id=one.case_id,
             metric=one.metric,
@@ -97,7 +98,7 @@ def _verdicts(a: Report, b: Report, old: CaseReport, new: CaseReport) -> Iterato
             value=one.value,
             expected=was.value,
             change_frac=better_frac(metric, one.value, was.value) if metric and not why else None,
-            cause="" if was.outcome is one.outcome else f"{was.outcome} in A, {one.outcome} in B",
+            cause="" if was.outcome is one.outcome or why == said else said,
         )
 
 

@@ -53,7 +53,7 @@ OUTCOMES: Mapping[Outcome, OutcomeText] = {
         "∅", Tone.DOUBT, "without a baseline", "nothing was recorded to compare with"
     ),
     Outcome.NOT_COMPARABLE: OutcomeText(
-        "≠", Tone.DOUBT, "not comparable", "recorded on another kind of machine"
+        "≠", Tone.DOUBT, "not comparable", "measured on another kind of machine, or in another way"
     ),
     Outcome.IMPROVED: OutcomeText("▲", Tone.GOOD, "", "better for sure, by more than is tolerated"),
     Outcome.MEASURED: OutcomeText("•", Tone.DOUBT, "measured, not judged", "measured, not judged"),

@@ -76,7 +76,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def wide() -> Report:
-    """A run in which a case with a long name has a verdict on each metric that there is."""
+    """A case with a long name has a verdict on each metric that there is; a remark a long path."""
     name = "tensorrt_llm-draft_model-llama-3.1-8b-instruct-speed-bench-throughput-1k-c16"
     verdicts = [
         dataclasses.replace(reports.LOST, metric=metric, case_id=name)
@@ -86,6 +86,7 @@ def wide() -> Report:
     return msgspec.structs.replace(
         reports.with_case(case_id=name),
         run=reports.run_of(*verdicts, *(dataclasses.replace(one, case_id="b") for one in bare)),
+        remarks=(f"history '/{'folder_' * 12}/a.jsonl': not written",),
     )
 
 

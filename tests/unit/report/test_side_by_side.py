@@ -68,7 +68,7 @@ def test_other_settings_machines_and_invalid_figures_have_no_change() -> None:
     bad = dataclasses.replace(reports.HELD, outcome=Outcome.INVALID)
     invalid = replace(another(), run=reports.run_of(bad))
     (one,) = side_by_side(reports.REPORT, invalid).run.verdicts
-    assert one.reason == "INVALID in one of them"
+    assert (one.reason, one.cause) == ("PASS in A, INVALID in B", "")
 
 
 def test_cases_that_one_run_alone_has_are_told() -> None:
