@@ -32,7 +32,8 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
             the first also where the answer came at once, which says nothing of its first token.
         first_chunk_tokens: tokens of the first chunk: the prefill's, and more where chunks merged.
         chunk_sizes: entry j counts the later chunks that carried j tokens.
-        usage_tokens: completion tokens by the server's own count, None if it didn't say.
+        usage_tokens, prompt_tokens: of the answer and of all that was said before, by the server's
+            own count; None if it didn't say.
         finish_reason: "stop" or "length", None if the stream ended without one.
         acceptance: the server's own counts for this request, None if it gave none.
         error: what went wrong, None for a request that finished.
@@ -53,6 +54,7 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
     acceptance: StepCounts | None = None
     error: str | None = None
     text_sha256: str = ""
+    prompt_tokens: int | None = None
 
     @property
     def later_tokens(self) -> int:
@@ -102,7 +104,8 @@ class StreamEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     Attributes:
         tokens, text: what was generated; 0 and empty for an event without tokens.
         finish_reason: on the last event with tokens, or after it.
-        usage_tokens: completion tokens of the whole request, on the final event.
+        usage_tokens, prompt_tokens: of the whole request's completion and prompt, on the final
+            event.
         acceptance: the request's own counts, on one of the last events of a server that gives them.
     """
 
@@ -111,6 +114,7 @@ class StreamEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     finish_reason: str | None = None
     usage_tokens: int | None = None
     acceptance: StepCounts | None = None
+    prompt_tokens: int | None = None
 
 
 Body = Mapping[str, object]

@@ -113,8 +113,8 @@ def _notes(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> Iterato
     kind, unit = ("gpu", "minutes of a GPU") if tier.needs_gpus else ("cpu", "minutes")
     total = run_s(tier.cases, estimates, kind) / _S_PER_MIN
     yield f"about {total:.0f} {unit} in all, {START_S[kind]:.0f} s for each server's start"
-    datasets = sorted({case.dataset for case in tier.cases} - {"toy"})
-    prepared = [name for name in datasets if not name.startswith("random-")]
+    datasets = sorted({case.dataset for case in tier.cases})
+    prepared = [name for name in datasets if dataset_named(name).licence]
     if prepared:
         yield "to prepare: " + "; ".join(specreg_command("prepare", name) for name in prepared)
     if any("guess" in estimate.source for estimate in estimates.values()):

@@ -20,8 +20,8 @@ from specreg.datasets.hub import fetch_dataset_file
 from specreg.datasets.prompts import Prompt, interleaved
 from specreg.datasets.table import PromptSet
 
-_TOY = "fixtures/prompts/toy.jsonl"
-"""Single turns of five categories, in the tiny models' own language."""
+_TOYS = "fixtures/prompts"
+"""Five categories in the tiny models' own language: single turns, and conversations of three."""
 _MOST_RANDOM_PROMPTS, _MOST_RANDOM_TOKENS = 1024, 2**22
 """Of a length; those longer than 4,096 tokens are fewer."""
 
@@ -67,7 +67,7 @@ def load_prompts(
     if one.tokens is not None:
         return _random_prompts(one.tokens, vocabulary())
     if not one.licence:
-        return load_prompt_file(repository_path(root, _TOY))
+        return load_prompt_file(repository_path(root, f"{_TOYS}/{one.name}.jsonl"))
     folder = data_dir or usual_data_dir()
     record = load_record(folder, one.name)
     if record is None:

@@ -163,6 +163,7 @@ _TABLE = (
         for config in ("qualitative", *(f"throughput_{size}k" for size in (1, 2, 8, 16, 32)))
     ),
     PromptSet(dataset="toy"),
+    PromptSet(dataset="toy", config="turns", turns=3.0),
 )
 
 SETS: Mapping[str, PromptSet] = MappingProxyType({one.name: one for one in _TABLE})

@@ -48,6 +48,7 @@ class _MetaInfo(SpecTokensDetails, frozen=True):
     """What `/generate` says of an answer."""
 
     completion_tokens: Count = 0
+    prompt_tokens: Count | None = None
     finish_reason: _FinishReason | None = None
 
 
@@ -78,6 +79,7 @@ class _GenerateAnswer:
             finish_reason=meta.finish_reason.type if meta.finish_reason else None,
             usage_tokens=meta.completion_tokens,
             acceptance=meta.counts,
+            prompt_tokens=meta.prompt_tokens,
         )
 
 
@@ -102,6 +104,7 @@ class SglangWireFormat(WireFormat):
                 "max_new_tokens": ask.output_cap_tokens,
                 "temperature": ask.temperature,
                 "ignore_eos": ask.ignore_eos,
+                **({} if ask.seed is None else {"sampling_seed": ask.seed}),
             },
             "stream": True,
         }

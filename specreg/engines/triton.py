@@ -80,6 +80,7 @@ class TritonWireFormat(WireFormat):
                 "max_tokens": ask.output_cap_tokens,
                 "temperature": ask.temperature,
                 "ignore_eos": ask.ignore_eos,
+                **({} if ask.seed is None else {"seed": ask.seed}),
             },
         }
 

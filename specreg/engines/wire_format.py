@@ -45,6 +45,7 @@ class Ask:
         temperature: 0 is greedy.
         ignore_eos: whether the reply goes on to the cap, whatever the model says.
         chat_template_args: arguments of the model's chat template, as pairs.
+        seed: of what is drawn, None for the server's own.
     """
 
     model: str
@@ -55,6 +56,7 @@ class Ask:
     temperature: float
     ignore_eos: bool = False
     chat_template_args: tuple[tuple[str, object], ...] = ()
+    seed: int | None = None
 
     @property
     def text(self) -> str:
@@ -138,6 +140,7 @@ class _Choice(msgspec.Struct, frozen=True):
 
 class _Usage(msgspec.Struct, frozen=True, gc=False):
     completion_tokens: Count
+    prompt_tokens: Count | None = None
 
 
 _NO_CHOICE = _Choice()
@@ -228,15 +231,16 @@ class _OpenAiAnswer:
         parsed = decode_event(_decoder, event)
         choice = parsed.choices[0] if parsed.choices else _NO_CHOICE
         record = parsed.metrics or parsed.sglext
-        before, usage_tokens = self.tokens, None
-        if parsed.usage is not None:
-            self.tokens = usage_tokens = parsed.usage.completion_tokens
+        before, usage_tokens, usage = self.tokens, None, parsed.usage
+        if usage is not None:
+            self.tokens = usage_tokens = usage.completion_tokens
         return StreamEvent(
             tokens=len(choice.token_ids or ()) if self.by_ids else self.tokens - before,
             text=(choice.delta.content if choice.delta else choice.text) or "",
             finish_reason=choice.finish_reason,
             usage_tokens=usage_tokens,
             acceptance=record.counts if record else None,
+            prompt_tokens=usage.prompt_tokens if usage else None,
         )
 
 
@@ -326,6 +330,7 @@ class WireFormat:
             "stream_options": {"include_usage": True, **each_chunk},
             **ask.openai_prompt,
             **({"ignore_eos": True} if ask.ignore_eos else {}),
+            **({} if ask.seed is None else {"seed": ask.seed}),
             **({"return_token_ids": True} if self.tells_ids else {}),
         }
 

@@ -102,6 +102,7 @@ class _StreamState:
     texts: list[str] = field(default_factory=list)
     finish_reason: str | None = None
     usage_tokens: int | None = None
+    prompt_tokens: int | None = None
     acceptance: StepCounts | None = None
 
     def take(self, event: StreamEvent, at_ns: int) -> None:
@@ -124,6 +125,8 @@ class _StreamState:
             self.finish_reason = event.finish_reason
         if event.usage_tokens is not None:
             self.usage_tokens = event.usage_tokens
+        if event.prompt_tokens is not None:
+            self.prompt_tokens = event.prompt_tokens
         if event.acceptance is not None:
             self.acceptance = event.acceptance
 
@@ -213,6 +216,7 @@ class ChatClient:
             temperature=case.temperature,
             ignore_eos=case.ignore_eos,
             chat_template_args=case.chat_template_args,
+            seed=_seed_of(prompt, turn) if case.paired_seeds else None,
         )
         import aiohttp  # noqa: PLC0415 - imported by then, see new_client
         import httpx  # noqa: PLC0415 - the same
@@ -254,6 +258,7 @@ class ChatClient:
             acceptance=gathered.acceptance,
             error=gathered.error,
             text_sha256=digest[:_DIGITS],
+            prompt_tokens=gathered.prompt_tokens,
         )
         return FinishedRequest(
             place=place,
@@ -279,6 +284,12 @@ class ChatClient:
                 for event in splitter.feed(piece):
                     if event != DONE:
                         gathered.take(parse_event(event), at_ns)
+
+
+def _seed_of(prompt: Prompt, turn: int) -> int:
+    """The seed of a turn, the same on every server and whenever it is asked: 0 to 2³¹ - 1."""
+    digest = hashlib.sha256(f"{prompt.id}/{turn}".encode()).digest()
+    return int.from_bytes(digest[:4]) >> 1
 
 
 async def _beginning(response: "httpx.Response") -> str:

@@ -92,6 +92,8 @@ class RequestSettings:
     Attributes:
         output_cap_tokens: the most tokens of a reply.
         temperature: 0 is greedy.
+        paired_seeds: whether each turn of a prompt has a seed of its own, the same on every server:
+            what one draws at a temperature another draws too, as far as speculation lets it.
         turns: the most turns of a conversation, None for all.
         history_reply: what of a reply enters the history of the next turn, a name of `REPLIES`.
         form: whether prompts go through the model's chat template.
@@ -101,6 +103,7 @@ class RequestSettings:
 
     output_cap_tokens: Positive
     temperature: _NotNegative = 0.0
+    paired_seeds: bool = False
     turns: Positive | None = None
     history_reply: str = AS_IS
     form: Form = Form.CHAT

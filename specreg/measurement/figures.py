@@ -95,6 +95,8 @@ class ArmFigures(PaceFigures, frozen=True, kw_only=True):
 
     Attributes:
         good_requests: how many kept the case's limits.
+        prompt_tokens: of each request, with what was said before; total_tokens_per_s: of prompts
+            and answers, over the windows of throughput. Null where the server doesn't say.
         tokens_per_chunk: of all chunks but each request's first; of any step, drafted or not.
         send_delay_ms: sent - planned; client_lag_ms: of the client's event loop.
         by_category: the pace of each category's requests.
@@ -106,8 +108,10 @@ class ArmFigures(PaceFigures, frozen=True, kw_only=True):
     ttft_ms: Summary | None
     e2e_ms: Summary | None
     step_ms: Summary | None
+    prompt_tokens: Summary | None
     completion_tokens: Summary | None
     throughput_tokens_per_s: float | None
+    total_tokens_per_s: float | None
     requests_per_s: float | None
     goodput_requests_per_s: float | None
     send_delay_ms: Summary | None
@@ -221,14 +225,21 @@ def _arm(replay: Replay) -> ArmFigures:
         ttft_ms=summarize(map(ttft_ms, traces)),
         e2e_ms=summarize(map(e2e_ms, traces)),
         step_ms=replay.gaps.summary_ms(),
+        prompt_tokens=summarize(trace.prompt_tokens for trace in traces),
         completion_tokens=summarize(trace.tokens for trace in traces),
         throughput_tokens_per_s=throughput_tokens_per_s(replay),
+        total_tokens_per_s=_total_tokens_per_s(replay),
         requests_per_s=per_s(replay, lambda _: 1.0),
         goodput_requests_per_s=goodput_requests_per_s(replay),
         send_delay_ms=summarize((one.sent_ns - one.planned_ns) / _NS_PER_MS for one in traces),
         client_lag_ms=Histogram.merged(part.lags for part in replay.rounds).summary_ms(),
         by_category={name: _pace(part) for name, part in by_category.items()},
     )
+
+
+def _total_tokens_per_s(replay: Replay) -> float | None:
+    told = all(trace.prompt_tokens is not None for trace in replay.traces)
+    return per_s(replay, lambda one: one.tokens + (one.prompt_tokens or 0)) if told else None
 
 
 def _pace(traces: Sequence[RequestTrace]) -> PaceFigures:

@@ -191,6 +191,7 @@ def _aiperf_records(
                     ("time_to_first_token", ttft_ms(trace), "ms"),
                     ("request_latency", e2e_ms(trace), "ms"),
                     ("inter_token_latency", tpot_ms(trace), "ms"),
+                    ("input_sequence_length", trace.prompt_tokens, "tokens"),
                     ("output_sequence_length", trace.tokens, "tokens"),
                 )
                 if value is not None

@@ -19,6 +19,7 @@ SPREADS = {
     "step_ms": "time of a step, ms",
     "e2e_ms": "whole answer, ms",
     "output_tokens_per_s": "output speed, tokens/s",
+    "prompt_tokens": "length of a prompt, tokens",
     "completion_tokens": "length of an answer, tokens",
 }
 PERCENTILES = ("mean", "min", "p50", "p75", "p90", "p95", "p99", "max")

@@ -45,6 +45,15 @@ def test_a_random_prompt_has_the_length_asked_for_and_stays_as_it_is() -> None:
     assert prompts[5].token_ids == (444, 676, 502, 576, 657, 83, 368)
 
 
+def test_toy_conversations_are_of_three_turns_of_the_toy_prompts() -> None:
+    single, talks = load("toy"), load("toy-turns")
+    known = {(one.category, one.turns[0]) for one in single}
+    asked = [(one.category, turn) for one in talks for turn in one.turns]
+    assert {len(one.turns) for one in talks} == {3}
+    assert len(set(asked)) == len(asked) == 120
+    assert known >= {*asked}
+
+
 @pytest.mark.parametrize("name", ["random", "random-0", "random-", "random-1k", "toy-128"])
 def test_a_length_is_a_number_of_a_set_that_takes_one(name: str) -> None:
     with pytest.raises(UnknownNameError, match="random-1024"):

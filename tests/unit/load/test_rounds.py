@@ -105,7 +105,8 @@ def event(ids: str, finish_reason: str = "null", text: str = "x") -> bytes:
     return f'data: {{"choices": [{delta}, "finish_reason": {finish_reason}}}]}}\n\n'.encode()
 
 
-USAGE = b'data: {"choices": [], "usage": {"completion_tokens": 7}}\n\ndata: [DONE]\n\n'
+TOKENS = b'{"prompt_tokens": 9, "completion_tokens": 7}'
+USAGE = b'data: {"choices": [], "usage": %b}\n\ndata: [DONE]\n\n' % TOKENS
 PIECES = (event("1"), event("2, 3, 4"), event("5, 6, 7", '"length"'), USAGE)
 
 
@@ -316,6 +317,18 @@ def test_prompts_are_asked_in_their_order_and_as_the_case_says() -> None:
     assert {request.headers["Accept-Encoding"] for request in wire.asked} == {"identity"}
 
 
+def test_a_turn_has_the_same_seed_wherever_it_is_asked_and_none_unless_the_case_says_so() -> None:
+    wires = [Wire(PIECES) for _ in range(3)]
+    paired = dataclasses.replace(ONE_AT_A_TIME, temperature=0.7, paired_seeds=True)
+    for wire, case in zip(wires, (paired, paired, ONE_AT_A_TIME), strict=True):
+        replay_wire(wire, case, [CONVERSATION, *builders.PROMPTS])
+    seeds = [[body.get("seed") for body in wire.bodies] for wire in wires]
+    assert seeds[0] == seeds[1]
+    assert len(set(seeds[0])) == 3 + len(builders.PROMPTS)
+    assert all(isinstance(seed, int) and 0 <= seed < 2**31 for seed in seeds[0])
+    assert set(seeds[2]) == {None}
+
+
 CONVERSATION = Prompt(id="talk", category="chat", turns=("One?", "Two?", "Three?"))
 
 
@@ -354,6 +367,7 @@ def test_times_are_exact() -> None:
     assert (trace.planned_ns, trace.sent_ns) == (MS, MS)
     assert (trace.first_ns, trace.last_ns) == (2 * MS, 4 * MS)
     assert (trace.first_chunk_tokens, trace.chunk_sizes) == (1, (0, 0, 0, 2))
+    assert (trace.usage_tokens, trace.prompt_tokens) == (7, 9)
     assert ttft_ms(trace) == 1.0
     assert tpot_ms(trace) == 2 / 6
     cut = only_trace(Wire((PIECES[0], PIECES[1][:30], PIECES[1][30:], PIECES[2], USAGE)))

@@ -147,6 +147,16 @@ def test_the_timing_is_summarized_over_requests_and_rates_are_all_over_all() -> 
     }
 
 
+def test_prompts_count_beside_answers_where_the_server_tells_of_all() -> None:
+    spoken = [msgspec.structs.replace(one, prompt_tokens=20) for one in (SWIFT, SLOW)]
+    part = dataclasses.replace(ROUNDS[0], traces=tuple(spoken))
+    timing = as_json(measured(record(), rounds=(part,)))["timing"]
+    assert (timing["prompt_tokens"]["count"], timing["prompt_tokens"]["mean"]) == (2, 20.0)
+    assert (timing["throughput_tokens_per_s"], timing["total_tokens_per_s"]) == (10.0, 50.0)
+    part = dataclasses.replace(part, traces=(spoken[0], SLOW))
+    assert as_json(measured(record(), rounds=(part,)))["timing"]["total_tokens_per_s"] is None
+
+
 def test_the_control_has_its_own_timing_and_the_judged_values_stand_apart() -> None:
     measurement = measured(record())
     figures = as_json(measurement)
@@ -232,7 +242,7 @@ def test_figures_of_nothing_are_null_and_neither_zero_nor_nan() -> None:
     assert spreads == {
         *("tokens_per_chunk", "ttft_ms", "e2e_ms", "tpot_ms", "step_ms", "output_tokens_per_s"),
         *("throughput_tokens_per_s", "requests_per_s", "goodput_requests_per_s", "client_lag_ms"),
-        "tokens_per_chunk",
+        *("tokens_per_chunk", "prompt_tokens", "total_tokens_per_s"),
     }
     assert figures["speedup"] == {
         "throughput_ratio": None,
