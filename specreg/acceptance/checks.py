@@ -8,6 +8,9 @@ from specreg.acceptance.record import AcceptanceRecord, Counters, Source, StepCo
 from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import InvalidMeasurementError
 
+_OR_VERSION = ", or try the version that specreg knows best (no --specreg-engine-version)"
+_VERSION = f";{_OR_VERSION.removeprefix(', or')}"
+
 
 def check_requests(traces: Sequence[RequestTrace]) -> None:
     """Check that every request finished, and that its chunks fit its usage.
@@ -26,10 +29,12 @@ def check_requests(traces: Sequence[RequestTrace]) -> None:
     for trace in traces:
         seen, whose = trace.tokens, f"prompt '{trace.prompt_id}'"
         if trace.usage_tokens is None:
-            raise InvalidMeasurementError("USAGE_MISSING", f"{whose}: the server sent no usage")
+            raise InvalidMeasurementError(
+                "USAGE_MISSING", f"{whose}: the server sent no usage{_VERSION}"
+            )
         if seen != trace.usage_tokens:
             counted = f"its chunks carried {seen} tokens, the server counted {trace.usage_tokens}"
-            raise InvalidMeasurementError("TOKENS_DISAGREE", f"{whose}: {counted}")
+            raise InvalidMeasurementError("TOKENS_DISAGREE", f"{whose}: {counted}{_VERSION}")
 
 
 def check_acceptance(
@@ -51,8 +56,8 @@ def check_acceptance(
     drafted = told.accepted if told.proposed is None else told.proposed
     if told.steps <= 0 or drafted <= 0:
         message = (
-            f"speculation is configured, yet S, A, D = {_sad(told)}; look at the server's log"
-            " for why the drafter is off"
+            f"speculation is configured, yet steps, accepted, drafted = {_sad(told)}; look at the"
+            " server's log for why the drafter is off"
         )
         raise InvalidMeasurementError("SPEC_DISABLED", message)
     asked = drafted_tokens or draft_tokens
@@ -87,7 +92,7 @@ def check_emitted(record: AcceptanceRecord, traces: Sequence[RequestTrace]) -> N
     for whose, requests, counts, tokens in (*rows, ("all", len(traces), record.total, delivered)):
         emitted = requests + counts.accepted + counts.steps
         if tokens > emitted:
-            message = f"{whose}: {tokens} tokens delivered, its steps emitted {emitted}"
+            message = f"{whose}: {tokens} tokens delivered, its steps emitted {emitted}{_VERSION}"
             raise InvalidMeasurementError("TOKENS_IMPOSSIBLE", message)
 
 
@@ -105,7 +110,8 @@ def check_counters(before: Counters, after: Counters) -> Counters:
     detail = (counts.accepted, counts.proposed or 0, *counts.position_counts) if counts else ()
     if min(steps, requests or 0, *detail) < 0:
         message = (
-            f"S moved by {steps}{f', S, A, D by {_sad(counts)}' if counts else ''};"
+            f"steps moved by {steps}"
+            f"{f', steps, accepted, drafted by {_sad(counts)}' if counts else ''};"
             " the server restarted inside the window, look at its log"
         )
         raise InvalidMeasurementError("COUNTERS_FELL", message)
@@ -123,8 +129,13 @@ def check_reconciled(requests: StepCounts, moved: Counters) -> None:
             `COUNTS_DISAGREE`.
     """
     if moved.steps != requests.steps or moved.counts not in {None, requests}:
-        theirs = f"S, A, D {_sad(moved.counts)}" if moved.counts else f"S {moved.steps}"
-        message = f"our requests: S, A, D {_sad(requests)}; the server's counters: {theirs}"
+        theirs = (
+            f"steps, accepted, drafted {_sad(moved.counts)}"
+            if moved.counts
+            else f"steps {moved.steps}"
+        )
+        ours = f"our requests: steps, accepted, drafted {_sad(requests)}"
+        message = f"{ours}; the server's counters: {theirs}"
         raise _disagreement(message, foreign=moved.steps > requests.steps)
 
 
@@ -146,6 +157,8 @@ def check_ended(requests: int, moved: Counters) -> None:
 def _disagreement(message: str, *, foreign: bool) -> InvalidMeasurementError:
     if foreign:
         message += "; something else asks the server, keep it to this run"
+    else:
+        message += f"; attach to one server, not to a balancer of several{_OR_VERSION}"
     return InvalidMeasurementError("FOREIGN_TRAFFIC" if foreign else "COUNTS_DISAGREE", message)
 
 
@@ -161,7 +174,7 @@ def check_counts(counts: StepCounts, whose: str, *, drafted_tokens: int | None =
     most = counts.steps * len(counts.position_counts)
     most_drafts = most if drafted_tokens is None else counts.steps * drafted_tokens
     if counts.accepted > most:
-        message = f"{_found(counts, whose)}; {counts.steps} steps accept {most} at most"
+        message = f"{_found(counts, whose)}; {counts.steps} steps accept {most} at most{_VERSION}"
         raise InvalidMeasurementError("LENGTH_IMPOSSIBLE", message)
     drafts = most_drafts if counts.proposed is None else counts.proposed
     if (
@@ -170,13 +183,15 @@ def check_counts(counts: StepCounts, whose: str, *, drafted_tokens: int | None =
         or any(later > earlier for earlier, later in itertools.pairwise(positions))
         or not counts.accepted <= drafts <= most_drafts
     ):
-        message = f"{_found(counts, whose)} contradict one another"
+        message = f"{_found(counts, whose)} contradict one another{_VERSION}"
         raise InvalidMeasurementError("COUNTS_INCONSISTENT", message)
 
 
 def _found(counts: StepCounts, whose: str) -> str:
     positions = list(counts.position_counts)
-    return f"{whose}: S, A, D = {_sad(counts)} and accepted by position {positions}"
+    return (
+        f"{whose}: steps, accepted, drafted = {_sad(counts)} and accepted by position {positions}"
+    )
 
 
 def _sad(counts: StepCounts) -> str:

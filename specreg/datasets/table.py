@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from specreg.core.errors import UnknownNameError
+from specreg.core.errors import DatasetError, UnknownNameError
 
 _RANDOM = "random"
+_MOST_RANDOM_DIGITS = 6
+"""Of the length of random prompts: more tokens are no context of any model."""
 _RAW = "https://raw.githubusercontent.com"
 _PARQUET = "test-00000-of-00001.parquet"
 
@@ -59,10 +61,17 @@ def dataset_named(name: str, where: str = "") -> PromptSet:
 
     Raises:
         UnknownNameError: there is none; the message lists what there is.
+        DatasetError: its random prompts would be too long.
     """
+    place = f"{where}: " if where else ""
     if name in SETS:
         return SETS[name]
     if found := re.fullmatch(rf"{_RANDOM}-([1-9]\d*)", name):
+        if len(found[1]) > _MOST_RANDOM_DIGITS:
+            message = f"dataset '{name}': prompts of {found[1]} random ids can't be drawn, those of"
+            raise DatasetError(
+                f"{place}{message} {_MOST_RANDOM_DIGITS} digits at most; ask for fewer"
+            )
         return PromptSet(dataset=_RANDOM, config=found[1])
     raise UnknownNameError("dataset", name, SETS, where)
 

@@ -2,11 +2,14 @@
 
 import contextlib
 import re
+import shlex
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
@@ -277,6 +280,9 @@ def start_error(server: StartedServer, what: str) -> ServerStartError:
     killed = ("killed", "free memory if the log says nothing else")
     unknown = killed if "status -9" in what else ("unknown cause", "read the log")
     failure, advice = next(known, unknown)
+    if failure == unknown[0]:
+        command = shlex.join(map(str, cast("Sequence[str]", server.process.popen.args)))
+        advice = f"{advice}, or run its command by hand:\n{command}"
     kind, word = ServerStartError, "SERVER_NOT_STARTED"
     if failure == _NOT_FETCHED:
         kind, word = ModelNotFetchedError, "MODEL_NOT_FETCHED"

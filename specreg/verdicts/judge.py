@@ -241,6 +241,16 @@ def _refusals(metric: Metric, comparison: Comparison) -> Refusals:
     yield from of_kind(metric, comparison, hint)
 
 
+_ABSENT = dict.fromkeys(
+    Family,
+    "no answer had two chunks or more, or the server beside it has none; raise output_cap_tokens",
+) | {
+    Family.ACCEPTANCE: "this source doesn't tell it; docs/engines.md says what each one tells",
+    Family.POWER: "no device's counter moved; look at power/ in the run's folder",
+}
+"""By family, why a metric that a case should have may have no value, and what to do."""
+
+
 def _refused_figure(metric: Metric, comparison: Comparison) -> Refusals:
     """Yield why what was measured can't be compared."""
     measurement = comparison.measurement
@@ -258,7 +268,7 @@ def _refused_figure(metric: Metric, comparison: Comparison) -> Refusals:
         elif power.too_short:
             yield Outcome.NOT_COMPARABLE, power.too_short
     if metric.name not in measurement.values:
-        yield Outcome.INVALID, "METRIC_ABSENT: it has no value, though the case should have one"
+        yield Outcome.INVALID, f"METRIC_ABSENT: no value, as {_ABSENT[metric.family]}"
 
 
 def _refused_baseline(metric: Metric, comparison: Comparison, hint: str) -> Refusals:
@@ -381,7 +391,11 @@ def _undecided_speed(
         and (not told.launches or verdict.launches < told.launches)
     ):
         bound = f"it is no more than {-(verdict.low_frac or 0.0):.1%} worse"
-        would = f"{told.launches} launches would" if told.launches else "nor do twelve launches"
+        would = (
+            f"{told.launches} launches would"
+            if told.launches
+            else f"{MOST_LAUNCHES} launches wouldn't be enough"
+        )
         reason = (
             f"this machine can't tell {tolerance_frac:.1%} with {RUN_LAUNCHES} launches, which"
             f" detect {told.mde_frac:.1%}, {would}; {bound}"

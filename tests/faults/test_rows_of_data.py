@@ -98,7 +98,7 @@ def test_row_11_counters_that_begin_again(run: Hurt) -> None:
     )
     done = run.run()
     found = reasons(run)
-    assert found[CASES[0]].startswith("INVALID: COUNTERS_FELL: S moved by -"), done.stdout
+    assert found[CASES[0]].startswith("INVALID: COUNTERS_FELL: steps moved by -"), done.stdout
     assert "the server restarted inside the window" in found[CASES[0]]
     assert [found[case].partition(":")[0] for case in CASES[1:]] == ["NO_BASELINE"] * 2
     assert run.left() == []

@@ -61,7 +61,7 @@ def test_one_broken_request_breaks_the_measurement(
     ids=["no-steps", "no-drafts", "unknown-drafts"],
 )
 def test_a_drafter_that_is_off_is_no_low_acceptance(idle: StepCounts, told: str) -> None:
-    words = f"SPEC_DISABLED: speculation is configured, yet S, A, D = {told};"
+    words = f"SPEC_DISABLED: speculation is configured, yet steps, accepted, drafted = {told};"
     with pytest.raises(InvalidMeasurementError, match=words):
         check_acceptance(builders.acceptance(idle), draft_tokens=3)
     unknown = dataclasses.replace(COUNTS, proposed=None)
@@ -90,7 +90,7 @@ def test_other_draft_lengths_than_asked_for_are_refused(draft_tokens: int) -> No
 )
 def test_counts_that_contradict_one_another_are_refused(changes: dict[str, Any]) -> None:
     broken = dataclasses.replace(COUNTS, **changes)
-    with builders.invalid("COUNTS_INCONSISTENT", "all requests: S, A, D = "):
+    with builders.invalid("COUNTS_INCONSISTENT", "all requests: steps, accepted, drafted = "):
         check_acceptance(builders.acceptance(broken), draft_tokens=3)
 
 
@@ -140,7 +140,9 @@ def test_a_step_drafts_no_more_than_its_tree() -> None:
 def test_a_contradiction_within_one_prompt_is_found() -> None:
     wrong = dataclasses.replace(COUNTS, accepted=29)
     record = dataclasses.replace(builders.acceptance(wrong), total=COUNTS)
-    with pytest.raises(InvalidMeasurementError, match="prompt 'chat-0': S, A, D = 20, 29, 60"):
+    with pytest.raises(
+        InvalidMeasurementError, match="prompt 'chat-0': steps, accepted, drafted = 20, 29, 60"
+    ):
         check_acceptance(record, draft_tokens=3)
 
 
@@ -236,7 +238,7 @@ def test_the_requests_that_ended_are_ours(moved: Counters, reason: str) -> None:
 def test_counters_that_moved_otherwise_are_refused(counters: Counters, reason: str) -> None:
     check_reconciled(COUNTS, page(COUNTS))
     check_reconciled(COUNTS, Counters(steps=COUNTS.steps))
-    with builders.invalid(reason, "our requests: S, A, D 20, 30, 60"):
+    with builders.invalid(reason, "our requests: steps, accepted, drafted 20, 30, 60"):
         check_reconciled(COUNTS, counters)
 
 

@@ -117,12 +117,12 @@ def edited(**changes: Any) -> str:  # noqa: ANN401 - JSON
         ),
         pytest.param(
             render_baseline(BASELINE).replace(" 30, 20, 60,", " 29, 20, 60,").encode(),
-            "COUNTS_INCONSISTENT: prompt 'chat-0': S, A, D = 20, 29, 60",
+            "COUNTS_INCONSISTENT: prompt 'chat-0': steps, accepted, drafted = 20, 29, 60",
             id="accepted-is-no-sum",
         ),
         pytest.param(
             render_baseline(BASELINE).replace(" 30, 20, 60,", " 30, 20, 61,").encode(),
-            "COUNTS_INCONSISTENT: prompt 'chat-0': S, A, D = 20, 30, 61",
+            "COUNTS_INCONSISTENT: prompt 'chat-0': steps, accepted, drafted = 20, 30, 61",
             id="drafted-too-much",
         ),
     ],

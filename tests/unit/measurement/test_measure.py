@@ -100,7 +100,11 @@ def test_the_warm_up_asks_what_is_not_measured_where_there_is_something(
 @pytest.mark.parametrize(
     ("fault", "after", "words"),
     [
-        (Fault.SPEC_DISABLED, 0, "SPEC_DISABLED: speculation is configured, yet S, A, D = 0, 0, 0"),
+        (
+            Fault.SPEC_DISABLED,
+            0,
+            "SPEC_DISABLED: speculation is configured, yet steps, accepted, drafted = 0, 0, 0",
+        ),
         (Fault.COUNTERS_RENAMED, 0, "SPEC_DISABLED: the server counts tokens, and has no spec"),
         (Fault.COUNTERS_RESET, BEFORE_ROUNDS + 3, "COUNTERS_FELL: "),
         (Fault.COUNTERS_TOO_HIGH, 0, "FOREIGN_TRAFFIC: "),

@@ -192,7 +192,9 @@ def test_a_drafter_that_is_off_is_none_that_is_never_right_where_chunks_are_all_
     """Nine chunks of one token: the 27 drafts that they would stand for, nobody has seen."""
     spec = dataclasses.replace(builders.SPEC, method="eagle3")
     traces = (request(None, *(1,) * 10),)
-    with pytest.raises(InvalidMeasurementError, match="S, A, D = 9, 0, unknown; look at") as error:
+    with pytest.raises(
+        InvalidMeasurementError, match="steps, accepted, drafted = 9, 0, unknown; look at"
+    ) as error:
         read_acceptance(spec, ENGINES[wire_format].wire_format, traces, None, None)
     assert error.value.reason == "SPEC_DISABLED"
 

@@ -250,6 +250,8 @@ def test_a_failure_is_told_by_its_last_words(tmp_path: Path, line: str, failure:
     assert line in str(error)
     reason = "MODEL_NOT_FETCHED" if "fetched" in failure else "SERVER_NOT_STARTED"
     assert str(error).startswith(f"{reason}: server 'vllm-draft_model-toy': ended")
+    by_hand = "or run its command by hand:\n/bin/false" in str(error)
+    assert by_hand == (failure == "unknown cause")
 
 
 def test_the_cause_may_stand_far_above_the_last_words(tmp_path: Path) -> None:
