@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 
 from specreg.acceptance.record import AcceptanceRecord, Counters, Source, StepCounts
@@ -10,6 +11,7 @@ from specreg.core.errors import InvalidMeasurementError
 
 _OR_VERSION = ", or try the version that specreg knows best (no --specreg-engine-version)"
 _VERSION = f";{_OR_VERSION.removeprefix(', or')}"
+_PINNED_OFF_TOKENS = 0.02
 
 
 def check_requests(traces: Sequence[RequestTrace]) -> None:
@@ -73,6 +75,27 @@ def check_acceptance(
     check_counts(total, "all requests", drafted_tokens=asked)
     for prompt in record.prompts:
         check_counts(prompt.counts, f"prompt '{prompt.prompt_id}'", drafted_tokens=asked)
+
+
+def check_pinned(record: AcceptanceRecord, length_tokens: float, in_flight: int) -> None:
+    """The acceptance length is the one that the engine was to keep to.
+
+    Engines draw for each step, or for all that is `in_flight` at once, whether it accepts one draft
+    more, so it may be off by three standard errors of that beside 0.02; whole lengths aren't drawn.
+
+    Raises:
+        InvalidMeasurementError: `NOT_PINNED`.
+    """
+    found_tokens, frac = record.total.acceptance_length or 0.0, length_tokens % 1
+    error_tokens = math.sqrt(frac * (1 - frac) * in_flight / max(record.total.steps, 1))
+    off_tokens = _PINNED_OFF_TOKENS + 3 * error_tokens
+    if abs(found_tokens - length_tokens) > off_tokens:
+        message = (
+            f"the acceptance length is {found_tokens:.3f}, asked for {length_tokens:g} ±"
+            f" {off_tokens:.2g}: the engine doesn't keep to it, or doesn't answer as it did before;"
+            ' take another version or case, or acceptance = "real"'
+        )
+        raise InvalidMeasurementError("NOT_PINNED", message)
 
 
 def check_emitted(record: AcceptanceRecord, traces: Sequence[RequestTrace]) -> None:

@@ -140,6 +140,8 @@ def why_not_compared(a: Case, b: Case) -> str:
         return f"engine '{a.server.engine}' tells no token ids"
     if not a.temperature == b.temperature == 0:
         return "the answers are drawn at a temperature"
+    if a.server.pinned_length_tokens or b.server.pinned_length_tokens:
+        return "their acceptance is pinned, whatever the targets say"
     of_target = operator.attrgetter("target", "padding_layers", "widen", "dtype")
     if of_target(a.server) != of_target(b.server):
         return "the targets of both sides differ, or their number formats"

@@ -10,7 +10,7 @@ from specreg.compare.gate import Gate, SideError
 from specreg.compare.judging import Rules
 from specreg.compare.options import GateOptions
 from specreg.compare.pairs import COMPARED, Pair, Side, groups_of, pairs_of
-from specreg.compare.pinning import pinned_pairs, recording_of
+from specreg.compare.pinning import pinned_pairs
 from specreg.core.errors import (
     DatasetError,
     EnvironmentSetupError,
@@ -51,11 +51,8 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
     )
     chosen = _chosen(options, tier, origins)
     pairs = pairs_of(tier, chosen, overrides, prompts=options.prompts, show=options.show)
-    pinned: tuple[Pair, ...] = ()
     if options.pin_length_tokens is not None:
-        recordings = folder / "recordings"
-        pinned = pinned_pairs(pairs, options.pin_length_tokens, root, recordings, options.show)
-        pairs += pinned
+        pairs += pinned_pairs(pairs, options.pin_length_tokens, on_gpu=on_gpu)
     for spec in {case.server for pair in pairs for case in (pair.a, pair.b)}:
         served_models(root, spec)
     for pair in pairs:
@@ -89,9 +86,6 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
     )
     if journal.path.exists():
         gate.take_over()
-    else:  # a gate that begins records the answers of its own sides and models
-        for path in filter(None, (recording_of(case) for one in pinned for case in (one.a, one.b))):
-            path.unlink(missing_ok=True)
     return gate
 
 

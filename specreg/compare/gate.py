@@ -24,7 +24,6 @@ from specreg.compare.judging import (
 )
 from specreg.compare.options import GateOptions, ServerOptions
 from specreg.compare.pairs import COMPARED, Group, Pair, Side, slots_of
-from specreg.compare.pinning import plain_case, record_answers, recording_of, why_not_pinned
 from specreg.core.errors import (
     HungError,
     MemoryHeldError,
@@ -122,7 +121,6 @@ class Gate:
         Raises:
             SpecregError: a side can't start at all, or the disk refuses.
         """
-        self._record_answers()
         usual = math.inf if self.sources[0].on_gpu else _MINUTES_WITHOUT_GPU
         minutes = usual if self.options.minutes is None else self.options.minutes
         self._deadline_s = time.monotonic() + 60 * minutes
@@ -223,9 +221,8 @@ class Gate:
         found = measure(arms, workload, plan)
         kept = []
         for side, measurement, replayed in zip(tuple(servers), found, requests, strict=True):
-            why = why_not_pinned(pair.of(side), measurement.acceptance)
-            if measurement.replay is None:
-                why = next(iter(measurement.invalid.values()), "nothing was measured")
+            invalid = iter(measurement.invalid.values())
+            why = "" if measurement.replay else next(invalid, "nothing was measured")
             if why:
                 options.show(f"launch {number}, side {side}, {pair.id}: {why}")
                 self.launches.append(SideLaunch(pair.id, side, number, failed=why))
@@ -247,8 +244,7 @@ class Gate:
         """What has to be equal for a launch to be taken over."""
         case, root = pair.of(side), self.options.root
         spec = case.server
-        draft = None if recording_of(case) is not None else spec.draft
-        models = [resolve_model(root, name) for name in (spec.target, draft) if name]
+        models = [resolve_model(root, name) for name in (spec.target, spec.draft) if name]
         files = [prompts_sha256(load_case_prompts(root, case)), *map(model_sha256, models)]
         how = "together" if self.together else "in turn"
         return Key(
@@ -260,20 +256,6 @@ class Gate:
             engine=self.installed[side.is_b],
             files_sha256=" ".join(files),
         )
-
-    def _record_answers(self) -> None:
-        """Record the answers that pinned drafters need, where they aren't there yet."""
-        for side, pair in itertools.product(COMPARED, self.pairs):
-            case = pair.of(side)
-            path = recording_of(case)
-            if path is None or path.exists():
-                continue
-            self.options.show(f"recording the answers of side {side} for {case.id}")
-            prompts = load_case_prompts(self.options.root, case)[: case.prompts]
-            with contextlib.ExitStack() as stack:
-                name = f"recording-{side}-{case.id}"
-                start = self._begin(stack, plain_case(case), side, name)
-                record_answers(case, self._ready(start, side), prompts, path)
 
     def _begin(self, stack: contextlib.ExitStack, case: Case, side: Side, name: str) -> ServerStart:
         """Begin to start a side's server, which a stack ends; SideError where it can't begin."""

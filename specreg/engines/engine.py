@@ -1,7 +1,7 @@
 """What an engine is: everything that specreg must know to install and to start one."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -167,6 +167,11 @@ class Engine(ABC):
         """Whether it can be told how large its KV cache is, and the case doesn't say."""
         own = any(argument.startswith(self.memory_flags) for argument in arguments)
         return bool(self.memory_flags) and not own
+
+    def pinned_methods(self, *, on_gpu: bool) -> Collection[str]:
+        """The methods whose acceptance it can pin to a length; here none."""
+        del on_gpu
+        return ()
 
     def check(self, settings: ServerSettings) -> None:
         """Raise an UnsupportedError where no server can be started with such settings."""

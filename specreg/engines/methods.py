@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 from packaging.version import InvalidVersion, Version
 
+SCHEDULED = "scheduled"
 Setting = str | int | float
 
 # They stand for the folder or hub id of the draft model or head, the number of tokens drafted per
@@ -110,6 +111,8 @@ _ROWS = (
     Method(name="dflash", needs_draft=True),
     # A drafter of one's own: `module.Class`, on the PYTHONPATH of the server.
     Method(name="custom_class", needs_draft=True, drafts_every_step=False),
+    # specreg's own of these, for an engine that can't pin the acceptance of others.
+    Method(name=SCHEDULED),
 )
 
 METHODS: Mapping[str, Method] = MappingProxyType({method.name: method for method in _ROWS})

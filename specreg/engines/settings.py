@@ -79,6 +79,8 @@ class ServerSettings:
         engine_args, engine_env: further arguments and environment variables, as pairs.
         trust_remote_code: whether the engine runs code that the models bring.
         tree: how the drafts branch, None for one continuation.
+        pinned_length_tokens: the acceptance length that the engine keeps to whatever is drafted, 1
+            to the most that a step can emit; None for what the drafts are worth.
     """
 
     dtype: str = "auto"
@@ -89,6 +91,7 @@ class ServerSettings:
     engine_env: tuple[tuple[str, str], ...] = ()
     trust_remote_code: bool = False
     tree: Tree | None = None
+    pinned_length_tokens: Annotated[float, msgspec.Meta(ge=1)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ Without a GPU the server itself runs, given a package that stands in for its ker
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -285,10 +285,25 @@ class Sglang(Engine):
             *options.engine_args,
         )
 
+    def pinned_methods(self, *, on_gpu: bool) -> Collection[str]:
+        """Those of models that draft one continuation; so many for all requests of a step."""
+        del on_gpu
+        return ("draft_model", "eagle", "eagle3", "mtp", "dflash")
+
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """Offline where nothing needs to be fetched, and nothing compiled on a CPU."""
         on_cpu = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
-        return {**super().environment(options), **({} if options.on_gpu else on_cpu)}
+        pinned = {
+            "SGLANG_SIMULATE_ACC_LEN": str(options.pinned_length_tokens),
+            "SGLANG_SIMULATE_ACC_METHOD": "match-expected",
+            # Else each accepted token is the same one, and none that was drafted.
+            "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token",
+        }
+        return {
+            **super().environment(options),
+            **({} if options.on_gpu else on_cpu),
+            **(pinned if options.pinned_length_tokens else {}),
+        }
 
     def identify(self, fetch: Fetch) -> Identity:
         """`/server_info` has all the server's settings."""

@@ -9,7 +9,7 @@ verified, so older versions aren't taken.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -90,6 +90,17 @@ class TensorrtLlm(Engine):
             )
             raise UnsupportedError(message)
         return Requirement(package="tensorrt-llm", version=_VERSION)
+
+    def pinned_methods(self, *, on_gpu: bool) -> Collection[str]:
+        """Those whose drafter is part of the target's engine."""
+        del on_gpu
+        return {"eagle3", "mtp"}
+
+    def environment(self, options: LaunchOptions) -> Mapping[str, str]:
+        """Offline where nothing needs to be fetched; its switch counts the drafts alone."""
+        length = options.pinned_length_tokens
+        pinned = {"TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS": f"{length - 1:g}"} if length else {}
+        return {**super().environment(options), **pinned}
 
     def files(self, options: LaunchOptions) -> Mapping[str, str]:
         """The file of options; JSON is YAML too."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -11,8 +11,10 @@ import msgspec
 from specreg.acceptance.record import Counters, Source, StepCounts
 from specreg.core.errors import InvalidMeasurementError
 from specreg.core.http import Count
+from specreg.engines.drafter import scheduled
+from specreg.engines.drafter.scheduled import schedule_of
 from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement
-from specreg.engines.methods import DRAFT, DRAFT_TOKENS, Setting, Spelling, is_older
+from specreg.engines.methods import DRAFT, DRAFT_TOKENS, SCHEDULED, Setting, Spelling, is_older
 from specreg.engines.settings import Parallel
 from specreg.engines.token_api import Call, TokenApi, Transcript, Wanted, decode_answer, unreadable
 from specreg.engines.wire_format import Ask, MetricsPage, RequestMetrics, WireFormat
@@ -169,6 +171,7 @@ _METHODS = {
         learns=True,  # its cache keeps the answers of requests that have ended
     ),
     "mtp": _drafter("mtp"),
+    SCHEDULED: _drafter("custom_class", model="scheduled.Drafter"),
     **{
         name: _drafter(name, model=DRAFT)
         for name in ("draft_model", "eagle", "eagle3", "medusa", "dflash", "custom_class")
@@ -196,6 +199,7 @@ class Vllm(Engine):
             "medusa",
             "mtp",
             "custom_class",
+            SCHEDULED,
         ),
         _SEEN,
     )
@@ -243,6 +247,10 @@ class Vllm(Engine):
             *options.engine_args,
         )
 
+    def pinned_methods(self, *, on_gpu: bool) -> Collection[str]:
+        """Any on a GPU, by its synthetic verifier, which the build for CPUs has not."""
+        return self.methods.keys() - {"none", SCHEDULED} if on_gpu else {SCHEDULED}
+
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """Quiet, offline where nothing needs to be fetched, and small on a CPU."""
         quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
@@ -251,6 +259,11 @@ class Vllm(Engine):
         on_cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "NUMBA_NUM_THREADS": "1"}
         if options.parallel.gpus == 1:
             on_cpu["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        if options.pinned_length_tokens and not options.on_gpu:
+            drafts = int(options.speculation["num_speculative_tokens"])
+            steps = schedule_of(options.pinned_length_tokens, drafts)
+            on_cpu["SCHEDULED_ACCEPTED"] = ",".join(map(str, steps))
+            on_cpu["PYTHONPATH"] = str(Path(scheduled.__file__).parent)
         return {**super().environment(options), **quiet, **({} if options.on_gpu else on_cpu)}
 
     def identify(self, fetch: Fetch) -> Identity:
@@ -276,6 +289,9 @@ def engine_arguments(options: LaunchOptions) -> dict[str, object]:
     speculation = dict(options.speculation)
     if speculation and parallel.draft_tensor:
         speculation["draft_tensor_parallel_size"] = parallel.draft_tensor
+    if options.pinned_length_tokens and options.on_gpu:
+        speculation["rejection_sample_method"] = "synthetic"
+        speculation["synthetic_acceptance_length"] = options.pinned_length_tokens
     unless_default = {
         "tensor_parallel_size": parallel.tensor,
         "pipeline_parallel_size": parallel.pipeline,

@@ -110,11 +110,13 @@ class ServerSpec(LaunchSettings):
     def id(self) -> str:
         """`vllm-eagle3-tiny`: what a server is called in ids, logs and errors.
 
-        With `-k5` where it drafts another number of tokens per step than the usual.
+        With `-k5` where it drafts another number of tokens per step than the usual, and `-al2.5`
+        where its acceptance length is pinned.
         """
         usual = self.draft_tokens in {0, USUAL_DRAFT_TOKENS}
         drafts = "" if usual else f"-k{self.draft_tokens}"
-        return f"{self.engine}-{self.method}-{self.models}{drafts}"
+        pinned = f"-al{self.pinned_length_tokens:g}" if self.pinned_length_tokens else ""
+        return f"{self.engine}-{self.method}-{self.models}{drafts}{pinned}"
 
     @property
     def without_speculation(self) -> "ServerSpec":
@@ -125,6 +127,7 @@ class ServerSpec(LaunchSettings):
             draft=None,
             draft_tokens=0,
             tree=None,
+            pinned_length_tokens=None,
             parallel=self.parallel.without_draft,
             sizes=self.sizes and dataclasses.replace(self.sizes, draft_gib=0.0),
         )

@@ -196,7 +196,8 @@ class CasesTable(LaunchSettings, WorkloadSettings, Load):
     """`[[cases]]`: one case for each of `methods` × `draft_tokens` × the loads.
 
     The loads are `concurrency` or `requests_per_s`. Of several `models` a machine runs the first
-    that its GPUs hold. Where a case has pairs, which can be hashed, a file has tables.
+    that its GPUs hold. Where a case has pairs, which can be hashed, a file has tables. Pinned
+    `acceptance` goes with a length to pin it to.
     """
 
     engine: str
@@ -205,6 +206,7 @@ class CasesTable(LaunchSettings, WorkloadSettings, Load):
     draft_tokens: DraftTokens | Annotated[list[DraftTokens], msgspec.Meta(min_length=1)] = (
         USUAL_DRAFT_TOKENS
     )
+    acceptance: Literal["real", "pinned"] = "real"
     concurrency: tuple[Positive, ...] = ()  # type: ignore[assignment]
     requests_per_s: tuple[_AboveZero, ...] = ()  # type: ignore[assignment]
     arrivals: Arrivals | None = None  # type: ignore[assignment]

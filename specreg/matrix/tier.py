@@ -14,7 +14,7 @@ import msgspec
 from specreg.core.errors import MatrixError, SpecregError, UnknownNameError
 from specreg.datasets.prompts import REPLIES
 from specreg.datasets.table import dataset_named
-from specreg.engines.methods import METHODS, Tree
+from specreg.engines.methods import METHODS, SCHEDULED, Tree
 from specreg.engines.registry import engine_named
 from specreg.engines.settings import LaunchSettings, taken
 from specreg.matrix.case import Case, ServerSpec, Sizes, Tier
@@ -166,7 +166,7 @@ def _cases_of(
             for method, draft_tokens in itertools.product(table.methods, _each(table.draft_tokens))
         )
         for server, load in itertools.product(servers, _loads_of(table)):
-            yield Case(
+            case = Case(
                 **_taken(WorkloadSettings, table),
                 server=server,
                 control=None,
@@ -174,6 +174,8 @@ def _cases_of(
                 limits=Limits(ttft_ms=table.ttft_limit_ms, tpot_ms=table.tpot_limit_ms),
                 power_s=power_s,
             )
+            check_pinned(case, on_gpu=on_gpu)
+            yield case
 
 
 def _each(written: _TableT | list[_TableT]) -> tuple[_TableT, ...]:
@@ -202,6 +204,12 @@ def _contradictions(table: CasesTable) -> Iterator[str]:
         yield (
             f"prompts = {table.prompts} with concurrency = {most}; needed one for each in flight:"
             " raise prompts, or lower concurrency"
+        )
+    if (table.acceptance == "pinned") != (table.pinned_length_tokens is not None):
+        yield (
+            f"acceptance = '{table.acceptance}', pinned_length_tokens ="
+            f' {table.pinned_length_tokens}; give acceptance = "pinned" and a length such as 2.5,'
+            " or neither"
         )
     if why := table.parallel.why_not():
         yield why
@@ -275,6 +283,28 @@ def check_tree(tree: Tree | None, method: str, depth: int) -> None:
             " deepest branch alone, to all there is to choose from"
         )
         raise MatrixError(message)
+
+
+def check_pinned(case: Case, *, on_gpu: bool) -> None:
+    """Raise a MatrixError unless the engine can keep to the acceptance that a case pins, if any."""
+    spec, length_tokens = case.server, case.server.pinned_length_tokens
+    if length_tokens is None and spec.method != SCHEDULED:
+        return
+    methods = engine_named(spec.engine).pinned_methods(on_gpu=on_gpu)
+    message = ""
+    if spec.method not in methods:
+        where = "on a GPU" if on_gpu else "without a GPU"
+        known = ", ".join(sorted(methods)) or "none"
+        message = f"engine '{spec.engine}' can't {where}; methods that it can: {known}"
+    elif length_tokens is None or not 1 <= length_tokens <= spec.draft_tokens + 1:
+        message = (
+            f"pinned_length_tokens = {length_tokens} with draft_tokens = {spec.draft_tokens};"
+            f" needed 1 to {spec.draft_tokens + 1}"
+        )
+    elif spec.method == SCHEDULED and (case.turns != 1 or case.temperature > 0):
+        message = "it knows greedy answers to first turns alone; set turns = 1 and no temperature"
+    if message:
+        raise MatrixError(f"acceptance = \"pinned\" of method '{spec.method}': {message}")
 
 
 def _with_controls(

@@ -12,6 +12,7 @@ from specreg.acceptance.checks import (
     check_counters,
     check_emitted,
     check_ended,
+    check_pinned,
     check_reconciled,
     check_requests,
 )
@@ -108,6 +109,9 @@ class ArmReplay:
             case, wire_format = self.arm.case, self.arm.server.engine.wire_format
             after = await self._counters()
             found = read_acceptance(case.server, wire_format, traces, self.before, after)
+            if found is not None and case.server.pinned_length_tokens:
+                in_flight = case.load.concurrency or case.server.max_sequences
+                check_pinned(found, case.server.pinned_length_tokens, in_flight)
             if Family.ACCEPTANCE not in self.invalid:
                 self.acceptance = found
 

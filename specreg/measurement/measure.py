@@ -17,6 +17,7 @@ from specreg.acceptance.record import AcceptanceRecord
 from specreg.core.errors import InvalidMeasurementError
 from specreg.core.timeline import Phase
 from specreg.datasets.prompts import Prompt
+from specreg.engines.methods import SCHEDULED
 from specreg.load.chat_client import Clock, Record
 from specreg.load.client_processes import open_clients
 from specreg.load.rounds import Round
@@ -276,9 +277,14 @@ class _Measuring:
     async def _warm_up(self) -> None:
         """Warm up each arm, and read the counters from which it counts."""
         self.plan.turn_to(Phase.WARMING_UP)
+        known = (*self.workload.prompts, *self.workload.extension)
+        scheduled = [one for one in self.going if one.arm.case.server.method == SCHEDULED]
+        for one in scheduled:
+            await self._ask(one, _teach(one, known))
         for one in tuple(self.going) if self.plan.warms_up else ():
+            prompts = known if one in scheduled else self.workload.warm_up
             replay_batch = one.clients.replay_under
-            await self._ask(one, warm_up(one.arm.case, self.workload.warm_up, replay_batch))
+            await self._ask(one, warm_up(one.arm.case, prompts, replay_batch))
         self.plan.turn_to(Phase.MEASURING)
         for one in tuple(self.going):
             await self._ask(one, one.begin())
@@ -380,6 +386,23 @@ async def _block(one: ArmReplay, prompts: Sequence[Prompt], least_s: float) -> R
         return longest
     load = dataclasses.replace(one.arm.case.load, duration_s=least_s)
     return await one.clients.replay_under(load, prompts)
+
+
+async def _teach(one: ArmReplay, prompts: Sequence[Prompt]) -> None:
+    """Have a scheduled drafter see the answers, and as much past their ends as is drafted there.
+
+    Raises:
+        InvalidMeasurementError: a request failed.
+    """
+    case = one.arm.case
+    longer = dataclasses.replace(
+        case,
+        load=Load(concurrency=batch_of(case)),
+        output_cap_tokens=case.output_cap_tokens + 2 * case.server.draft_tokens,
+        ignore_eos=True,
+    )
+    done = await dataclasses.replace(one.clients, case=longer).replay(prompts)
+    check_requests(done.traces)
 
 
 async def warm_up(

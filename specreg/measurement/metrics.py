@@ -155,7 +155,8 @@ class Metric:
 
     def is_judged(self, case: Case) -> bool:
         """Whether a value of the case is held against a baseline, and not shown alone."""
-        return self.applies_to(case) and self.name not in case.shown
+        pinned = self.family is Family.ACCEPTANCE and case.server.pinned_length_tokens
+        return self.applies_to(case) and not pinned and self.name not in case.shown
 
 
 def ttft_ms(trace: RequestTrace) -> float | None:

@@ -151,12 +151,15 @@ class ServerStart:
         engine, python = engine_named(self.spec.engine), self.environment.python
         # As if its environment were active: SGLang calls ninja.
         path = os.pathsep.join((str(Path(python).parent), os.environ.get("PATH", "")))
+        needed, own = engine.environment(options), dict(self.spec.engine_env)
+        modules = [one["PYTHONPATH"] for one in (needed, own) if "PYTHONPATH" in one]
         variables = {
             **os.environ,
             **self._own_folders(),
             **({"PATH": path} if python else {}),
-            **engine.environment(options),
-            **dict(self.spec.engine_env),
+            **needed,
+            **own,
+            **({"PYTHONPATH": os.pathsep.join(modules)} if modules else {}),
         }
         try:
             log_path.parent.mkdir(parents=True, exist_ok=True)

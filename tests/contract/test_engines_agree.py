@@ -3,6 +3,7 @@
 Both without a GPU, SGLang on the kernels of `tests/sglang_cpu`. `nox -s sglang_cpu` runs it.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -82,3 +83,16 @@ def test_a_tree_says_what_its_chain_says_in_no_more_steps(observed: Observed) ->
     assert len(tree.position_counts) == len(chain.position_counts) == 3
     for as_deep, in_chain in zip(tree.marginal_acceptance, chain.marginal_acceptance, strict=True):
         assert as_deep >= in_chain
+
+
+def test_sglang_keeps_to_a_pinned_acceptance(tmp_path: Path) -> None:
+    """It draws how many drafts a step accepts, so of 500 steps the length is off by 0.02 or so."""
+    case = builders.with_concurrency(1, case_of("sglang_cpu", "sglang-eagle3-plain-toy-c4"))
+    spec = dataclasses.replace(case.server, pinned_length_tokens=2.5)
+    case = dataclasses.replace(case, server=spec, ignore_eos=True)
+    prompts = load_case_prompts(ROOT, case)[: case.prompts]
+    with start(case, tmp_path) as server:
+        measurement = builders.measure_alone(case, server, prompts)
+    assert not measurement.invalid
+    assert measurement.acceptance is not None
+    assert measurement.acceptance.total.acceptance_length == pytest.approx(2.5, abs=0.06)

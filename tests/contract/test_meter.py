@@ -1,106 +1,67 @@
-"""The meter against real vLLM: an acceptance that is known beforehand is read back exactly.
+"""The meter against real vLLM: an acceptance that is pinned beforehand is read back exactly.
 
-Starts real servers, one after another: two to three minutes. `nox -s contract` runs it.
+Starts a real server: about a minute. `nox -s contract` runs it.
 """
 
 import dataclasses
-import json
-from pathlib import Path
 
-import httpx
 import pytest
 
-from specreg.datasets.prompts import Prompt
-from specreg.engines.drafter import scheduled
-from specreg.engines.drafter.scheduled import SCHEDULE
+from specreg.engines.drafter.scheduled import schedule_of
 from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts
-from specreg.matrix.schema import Load
 from specreg.measurement.measure import Measurement
-from specreg.servers.server import Server
 from tests.contract.engines import case_of, start
 from tests.unit import builders
 
-PLAIN = case_of("cpu", "vllm-none-tiny-toy-c1")
-PROMPTS = load_case_prompts(builders.ROOT, PLAIN)[: PLAIN.prompts]
-PAST_THE_END = 8
-
-Recording = dict[str, tuple[list[int], list[int], int]]
-"""By prompt: its tokens, those of the greedy answer and a few past its end, and its length."""
+LENGTHS_TOKENS = (2.5, 1.75)
 
 
-@pytest.fixture(scope="module")
-def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
-    with start(PLAIN, tmp_path_factory.mktemp("recording")) as server:
-        return {prompt.id: _record(server, prompt) for prompt in PROMPTS}
-
-
-def _record(server: Server, prompt: Prompt) -> tuple[list[int], list[int], int]:
-    body = {
-        "model": server.model,
-        "messages": [{"role": "user", "content": prompt.turns[0]}],
-        "temperature": 0.0,
-        "return_token_ids": True,
-        "max_tokens": PLAIN.output_cap_tokens,
-    }
-    longer = body | {"max_tokens": PLAIN.output_cap_tokens + PAST_THE_END, "ignore_eos": True}
-    with httpx.Client(base_url=server.base_url, timeout=60, trust_env=False) as client:
-        length = client.post("/v1/chat/completions", json=body).json()["usage"]
-        answer = client.post("/v1/chat/completions", json=longer).json()
-    output: list[int] = answer["choices"][0]["token_ids"]
-    return answer["prompt_token_ids"], output, length["completion_tokens"]
-
-
-def scheduled_case(recording: Recording, folder: Path, concurrency: int) -> Case:
-    path = folder / "recording.json"
-    pairs = [(ids, output) for ids, output, _ in recording.values()]
-    path.write_text(json.dumps(pairs))
-    server = dataclasses.replace(
-        PLAIN.server,
-        method="custom_class",
-        draft="scheduled.Drafter",
-        draft_tokens=3,
-        engine_env=(
-            *PLAIN.server.engine_env,
-            ("PYTHONPATH", str(Path(scheduled.__file__).parent)),
-            ("SCHEDULED_RECORDING", str(path)),
-        ),
+def pinned_case(length_tokens: float, concurrency: int) -> Case:
+    """A case of the tier `cpu_pinned`, with another length and load."""
+    case = case_of("cpu_pinned", "vllm-scheduled-tiny-al2.5-toy-c4")
+    server = dataclasses.replace(case.server, pinned_length_tokens=length_tokens)
+    return builders.with_concurrency(
+        concurrency, dataclasses.replace(case, server=server, control=None)
     )
-    return dataclasses.replace(PLAIN, server=server, load=Load(concurrency=concurrency))
 
 
-def scheduled_steps(completion_tokens: int) -> list[int]:
+@pytest.fixture(scope="module", params=LENGTHS_TOKENS)
+def measurements(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, Measurement]:
+    """By concurrency: the scheduled drafter as the suite measures it."""
+    cases = {concurrency: pinned_case(request.param, concurrency) for concurrency in (1, 4)}
+    prompts = load_case_prompts(builders.ROOT, cases[1])[: cases[1].prompts]
+    with start(cases[1], tmp_path_factory.mktemp("scheduled")) as server:
+        return {n: builders.measure_alone(case, server, prompts) for n, case in cases.items()}
+
+
+def scheduled_steps(completion_tokens: int, schedule: tuple[int, ...]) -> list[int]:
     """The drafts accepted in each step of a request that delivers so many tokens."""
     steps: list[int] = []
     emitted = 1
     while emitted < completion_tokens:
-        steps.append(SCHEDULE[len(steps) % len(SCHEDULE)])
+        steps.append(schedule[len(steps) % len(schedule)])
         emitted += steps[-1] + 1
     return steps
 
 
-@pytest.fixture(scope="module")
-def measurements(
-    recording: Recording, tmp_path_factory: pytest.TempPathFactory
-) -> dict[int, Measurement]:
-    """By concurrency: the scheduled drafter as the suite measures it."""
-    folder = tmp_path_factory.mktemp("scheduled")
-    cases = {n: scheduled_case(recording, folder, n) for n in (1, 4)}
-    with start(cases[1], folder) as server:
-        return {n: builders.measure_alone(case, server, PROMPTS) for n, case in cases.items()}
-
-
 @pytest.mark.parametrize("concurrency", [1, 4])
-def test_a_scheduled_acceptance_is_read_back_exactly(
-    concurrency: int, measurements: dict[int, Measurement], recording: Recording
+def test_a_pinned_acceptance_is_read_back_exactly(
+    concurrency: int, measurements: dict[int, Measurement]
 ) -> None:
     measurement = measurements[concurrency]
+    length_tokens = measurement.case.server.pinned_length_tokens
+    assert length_tokens is not None
     assert not measurement.invalid
     assert measurement.acceptance is not None
+    schedule = schedule_of(length_tokens, 3)
     for prompt in measurement.acceptance.prompts:
-        steps = scheduled_steps(recording[prompt.prompt_id][2])
-        assert prompt.completion_tokens == recording[prompt.prompt_id][2]
+        steps = scheduled_steps(prompt.completion_tokens, schedule)
         assert prompt.counts.steps == len(steps)
         assert prompt.counts.accepted == sum(steps)
         assert prompt.counts.proposed == 3 * len(steps)
         assert prompt.counts.histogram == tuple(steps.count(j) for j in range(4))
+    found_tokens = measurement.acceptance.total.acceptance_length
+    assert found_tokens == pytest.approx(length_tokens, abs=0.02)

@@ -11,6 +11,7 @@ from specreg.acceptance.checks import (
     check_counters,
     check_emitted,
     check_ended,
+    check_pinned,
     check_reconciled,
     check_requests,
 )
@@ -144,6 +145,22 @@ def test_a_contradiction_within_one_prompt_is_found() -> None:
         InvalidMeasurementError, match="prompt 'chat-0': steps, accepted, drafted = 20, 29, 60"
     ):
         check_acceptance(record, draft_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "steps", "length_tokens", "in_flight"),
+    [(1510, 1000, 2.5, 1), (1560, 1000, 2.5, 1), (1600, 1000, 2.5, 8), (2015, 1000, 3.0, 8)],
+)
+def test_a_pinned_length_may_be_off_by_what_is_drawn(
+    accepted: int, steps: int, length_tokens: float, in_flight: int
+) -> None:
+    counts = StepCounts(steps=steps, accepted=accepted, proposed=None, position_counts=())
+    record = builders.acceptance(counts)
+    check_pinned(record, length_tokens, in_flight)
+    with builders.invalid("NOT_PINNED", f"{1 + accepted / steps:.3f}, asked for 2 ± 0.02: the"):
+        check_pinned(record, 2.0, in_flight)
+    with builders.invalid("NOT_PINNED", f"asked for {length_tokens + 0.2:g} ±"):
+        check_pinned(record, length_tokens + 0.2, 1)
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,7 @@ SHARED = {
 WRITTEN = {
     "parallel": "{ tensor = 2 }",
     "tree": "{ branches = 2, drafted_tokens = 6 }",
+    "pinned_length_tokens": '2.5\nacceptance = "pinned"',
     "engine_args": '["--other"]',
     "history_reply": '"stripped"',
     "form": '"completions"',

@@ -13,7 +13,6 @@ from specreg.compare.gate import Gate
 from specreg.compare.judging import Answer
 from specreg.compare.options import GateOptions
 from specreg.compare.pairs import COMPARED, CONTROL, Group, Side
-from specreg.compare.pinning import recording_of
 from specreg.core.errors import SpecregError, UnsupportedError
 from specreg.matrix.tier import load_tier
 from specreg.report.terminal import render_report
@@ -60,7 +59,7 @@ def asked(tmp_path: Path) -> GateOptions:
         ({"b_overrides": ["draft=./nowhere"]}, "model folder '.*nowhere': config.json is missing"),
         ({"tolerances": ["speed=0.1"]}, "--tolerance speed=0.1: unknown metric 'speed'"),
         ({"tolerances": ["step_p50_ms=3%"]}, "'3%' is no fraction between 0 and 1"),
-        ({"pin_length_tokens": 9.0}, "--pin 9: with 3 draft tokens per step"),
+        ({"pin_length_tokens": 9.0}, "--pin 9: .* 9.0 with draft_tokens = 3; needed 1"),
         ({"prompts": 100_000}, "dataset 'toy': has .* prompts, .* asks for 100000"),
         (
             {"b": sys.executable},
@@ -131,25 +130,10 @@ def measured(gate: Gate, side: Side, number: int, version: str = "0.32.0") -> No
     gate.journal.close()
 
 
-def test_recordings_of_another_gate_are_forgotten_and_those_of_this_one_kept(
-    here: GateOptions,
-) -> None:
-    """They know the answers of their own versions and models alone."""
+def test_a_pinned_case_is_compared_beside_the_real_one(here: GateOptions) -> None:
     pinning = dataclasses.replace(here, matrix=MATRIX, case_ids=[CASE], pin_length_tokens=2.5)
-    gate = opened(pinning)
-    recordings = [recording_of(gate.pairs[-1].of(side)) for side in (Side.A, Side.B)]
-    other = gate.folder / "recordings" / "A-notes.json"
-    for path in (*recordings, other):
-        assert path is not None
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("[]")
-    gate = opened(pinning)
-    assert list(other.parent.iterdir()) == [other]
-    measured(gate, Side.A, 1)
-    assert recordings[0] is not None
-    recordings[0].write_text("[]")
-    opened(dataclasses.replace(pinning, resume=True, tolerances=["step_p50_ms=0.5"]))
-    assert recordings[0].exists()
+    real, pinned = opened(pinning).pairs
+    assert (real.id, pinned.id) == (CASE, CASE.replace("eagle3-tiny", "scheduled-tiny-al2.5"))
 
 
 def test_fewer_launches_than_there_are_make_no_look_cheaper(here: GateOptions) -> None:

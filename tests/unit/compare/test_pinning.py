@@ -1,32 +1,19 @@
+"""Pinned pairs, and the drafter that is right for as many tokens as a schedule says."""
+
 import dataclasses
-import errno
-import json
-import math
-import os
 from fractions import Fraction
-from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specreg.acceptance.record import AcceptanceRecord, StepCounts
-from specreg.compare import answers, pinning
+from specreg.compare.answers import why_not_compared
 from specreg.compare.pairs import Pair
-from specreg.compare.pinning import (
-    pinned_case,
-    pinned_pairs,
-    plain_case,
-    record_answers,
-    recording_of,
-    schedule_of,
-    why_not_pinned,
-)
-from specreg.core.errors import UnknownNameError, UnsupportedError
-from specreg.datasets.prompts import Prompt
-from specreg.engines.drafter.scheduled import Drafter
-from specreg.engines.token_api import Transcript
+from specreg.compare.pinning import pinned_case, pinned_pairs
+from specreg.core.errors import MatrixError, UnsupportedError
+from specreg.engines.drafter.scheduled import Drafter, schedule_of
 from tests.unit import builders
 
 
@@ -39,133 +26,69 @@ def test_a_schedule_accepts_as_many_as_it_is_asked_for(twentieths: int, draft_to
     assert max(steps) <= draft_tokens
 
 
-@pytest.mark.parametrize("length", [4.5, math.nan, math.inf, -math.inf])
-def test_what_is_no_length_is_said(length: float) -> None:
-    with pytest.raises(UnsupportedError, match="an acceptance length is from 1 to 4"):
-        schedule_of(length, 3)
+def pair_of(**changes: object) -> Pair:
+    """The usual case on both sides, with other settings of its requests."""
+    case = dataclasses.replace(builders.CASE, **changes)  # type: ignore[arg-type]
+    return Pair(a=case, b=case)
 
 
-def test_each_side_and_each_length_of_answers_has_a_recording_of_its_own(tmp_path: Path) -> None:
-    longer = dataclasses.replace(builders.CASE, output_cap_tokens=30)
-    paths = []
-    for case in (builders.CASE, longer):
-        pair = Pair(a=case, b=case)
-        [pinned] = pinned_pairs([pair, pair], 2.5, builders.ROOT, tmp_path, print)
-        assert pinned.a.server.method == "custom_class"
-        assert dict(pinned.a.server.engine_env)["SCHEDULED_ACCEPTED"] == "1,2"
-        paths += [recording_of(pinned.a), recording_of(pinned.b)]
-    assert None not in paths
-    assert len(set(paths)) == 4
-    assert recording_of(builders.CASE) is None
+def test_where_the_engine_cant_pin_a_method_the_scheduled_drafter_stands_in() -> None:
+    drawn = pair_of(temperature=0.7)
+    (pinned,) = pinned_pairs([pair_of(), drawn], 2.5, on_gpu=False)
+    assert pinned.id == "vllm-scheduled-toy-al2.5-toy-c2"
+    assert (pinned.a.server.draft, pinned.a.turns, pinned.a.temperature) == (None, 1, 0.0)
+    assert "pinned" in why_not_compared(pinned.a, pinned.b)
 
 
-def test_a_recording_that_was_cut_off_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "recordings" / "a.json"
-
-    def full(file: int) -> None:
-        del file
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(answers, "encode_prompts", lambda *_: ((1, 2),))
-    answer = Transcript(prompt=(1, 2), output=(3, 4))
-    monkeypatch.setattr(answers, "ask_greedy", lambda *_, **__: (answer,))
-    server = SimpleNamespace(endpoint=None)
-    with monkeypatch.context() as disk:
-        disk.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match="No space left"):
-            record_answers(builders.CASE, server, (), path)  # type: ignore[arg-type]
-    assert not path.exists()
-    record_answers(builders.CASE, server, (), path)  # type: ignore[arg-type]
-    assert json.loads(path.read_text()) == [[[1, 2], [3, 4]]]
+def test_where_it_can_the_case_keeps_its_drafter_and_what_it_asks() -> None:
+    (pinned,) = pinned_pairs([pair_of(temperature=0.7)], 2.5, on_gpu=True)
+    assert (pinned.a.server.draft, pinned.a.temperature) == (builders.SPEC.draft, 0.7)
+    assert pinned.a.server.method == builders.SPEC.method
+    on_sglang = builders.on_server(engine="sglang", method="eagle3")
+    assert pinned_case(on_sglang, 2.5, on_gpu=False).server.method == "eagle3"
 
 
-def accepted(steps: int, completion_tokens: int) -> AcceptanceRecord:
-    """Ten answers of so many steps and tokens."""
-    counts = StepCounts(steps=steps, accepted=0, proposed=None, position_counts=())
-    cut = 1 + steps - completion_tokens
-    return builders.acceptance_of([builders.prompt_acceptance(counts, cut_tokens=cut)] * 10)
+@pytest.mark.parametrize("length_tokens", [0.5, 4.5, float("nan"), float("inf")])
+def test_a_length_that_no_step_has_is_said(length_tokens: float) -> None:
+    with pytest.raises(MatrixError, match=r"^--pin .*: acceptance = .*; needed 1 to 4$"):
+        pinned_pairs([pair_of()], length_tokens, on_gpu=False)
 
 
-def test_a_drafter_that_wasnt_as_right_as_it_should_be_is_told(tmp_path: Path) -> None:
-    pinned = pinned_case(builders.CASE, 2.5, tmp_path / "a.json")
-    # 48 tokens at 1, 2, 1, 2, … accepted drafts: 1 of the prefill, and 19 steps.
-    assert why_not_pinned(pinned, accepted(19, 48)) == ""
-    said = why_not_pinned(pinned, accepted(20, 48))
-    assert said.startswith("NOT_PINNED: the answers took 200 steps, by their schedule it would be")
-    assert why_not_pinned(pinned, None).startswith("NOT_PINNED")
-    assert why_not_pinned(builders.CASE, accepted(20, 48)) == ""
-
-
-def test_a_case_keeps_its_own_variables_and_its_recording_is_made_without_a_drafter(
-    tmp_path: Path,
-) -> None:
-    pinned = pinned_case(builders.CASE, 2.5, tmp_path / "a.json")
-    plain = plain_case(pinned).server
-    assert dict(plain.engine_env).keys() == {"PYTHONPATH"}
-    assert dataclasses.replace(plain, engine_env=()) == builders.PLAIN_SPEC
-    own = (("PYTHONPATH", "/planted"), ("SCHEDULED_ACCEPTED", "1"))
-    case = builders.on_server(engine_env=own)
-    variables = dict(pinned_case(case, 2.5, tmp_path / "a.json").server.engine_env)
-    assert variables["SCHEDULED_ACCEPTED"] == "1"
-    assert variables["PYTHONPATH"].endswith(":/planted")
-
-
-def test_nothing_to_pin_and_an_engine_that_takes_no_drafter_are_said(tmp_path: Path) -> None:
+def test_nothing_to_pin_and_an_engine_that_cant_are_said() -> None:
     plain = Pair(a=builders.PLAIN_CASE, b=builders.PLAIN_CASE)
-    with pytest.raises(UnsupportedError, match="no case speculates"):
-        pinned_pairs([plain], 2.5, builders.ROOT, tmp_path, print)
-    with pytest.raises(UnknownNameError, match="--pin"):
-        pinned_case(builders.on_server(engine="sglang"), 2.5, tmp_path / "a.json")
+    with pytest.raises(UnsupportedError, match=r"--pin 2\.5: no case speculates"):
+        pinned_pairs([plain], 2.5, on_gpu=False)
+    reference = builders.on_server(engine="reference")
+    with pytest.raises(MatrixError, match=r"engine 'reference' can't on a GPU; .*: none"):
+        pinned_pairs([Pair(a=reference, b=reference)], 2.5, on_gpu=True)
 
 
-def test_what_a_recording_cant_know_isnt_pinned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_drafter_learns_an_answer_and_is_then_right_as_its_schedule_says(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It holds greedy answers to first turns; said before a server starts, not by its steps."""
-    prompts = [Prompt(id="a", category="c", turns=("Hi",))]
-    talks = [*prompts, Prompt(id="b", category="c", turns=("Hi", "And?"))]
-    monkeypatch.setattr(
-        pinning,
-        "load_case_prompts",
-        lambda _, case: talks if case.dataset == "talks" else prompts,
-    )
-    greedy = dataclasses.replace(builders.CASE, temperature=0.0, turns=None)
-    drawn = dataclasses.replace(greedy, temperature=0.7)
-    talking = dataclasses.replace(greedy, dataset="talks")
-    first = dataclasses.replace(talking, turns=1)
-    cases = (greedy, drawn, talking, first, builders.PLAIN_CASE)
-    pairs = tuple(Pair(a=one, b=one) for one in cases)
-    said: list[str] = []
-    found = pinned_pairs(pairs, 2.5, builders.ROOT, tmp_path, said.append)
-    assert [(one.a.dataset, one.a.turns) for one in found] == [(greedy.dataset, None), ("talks", 1)]
-    assert said == [
-        f"not pinned: {pairs[number].id}, {why}, and a recording is of first greedy answers"
-        for number, why in (
-            (1, "its answers are drawn at a temperature"),
-            (2, "its conversations go on"),
-        )
-    ]
-
-
-def test_the_drafter_is_right_for_as_many_tokens_as_its_schedule_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    output = list(range(100, 120))
-    path = tmp_path / "a.json"
-    path.write_text(json.dumps([([1, 2], output)]))
-    monkeypatch.setenv("SCHEDULED_RECORDING", str(path))
     monkeypatch.setenv("SCHEDULED_ACCEPTED", "1,2")
     config = SimpleNamespace(
         speculative_config=SimpleNamespace(num_speculative_tokens=3),
         model_config=SimpleNamespace(get_vocab_size=lambda: 1000),
     )
     drafter = Drafter(config)
-    accepted, done = [], 1
-    while done < 12:
-        drafts = drafter._drafts([1, 2, *output[:done]])  # noqa: SLF001 - as propose asks it
-        right = next((i for i, t in enumerate(drafts) if t != output[done + i]), len(drafts))
-        accepted.append(right)
-        done += right + 1
-    assert accepted == [1, 2, 1, 2, 1]
+    prompt, output = [1, 2], list(range(100, 120))
+
+    def accepted(requests: int, until: int) -> list[int]:
+        """The drafts that are right in each step of an answer of so many tokens."""
+        steps, done, new = [], 1, 1
+        while done < until:
+            row = [*prompt, *output[:done]]
+            tokens = np.array([row] * requests + [[0] * len(row)])
+            sampled = [output[done - new : done]] * requests + [[]]
+            *ours, unread = drafter.propose(sampled, [len(row)] * (requests + 1), tokens)
+            assert unread == []
+            assert ours == [ours[0]] * requests
+            wrong = (i for i, token in enumerate(ours[0]) if token != output[done + i])
+            steps.append(next(wrong, len(ours[0])))
+            new = steps[-1] + 1
+            done += new
+        return steps
+
+    assert accepted(1, until=16) == [0] * 15
+    assert accepted(2, until=12) == [1, 2, 1, 2, 1]

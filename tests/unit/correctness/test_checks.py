@@ -400,6 +400,7 @@ def case_of(engine: str, method: str, *, temperature: float = 0.0, control: bool
         pytest.param(case_of("sglang", "eagle3_tree"), {LOSSLESS}, id="a tree"),
         pytest.param(case_of("reference", "ngram"), {LOSSLESS, ORACLE}, id="reference"),
         pytest.param(case_of("triton", "eagle3"), set(), id="an engine without ids"),
+        pytest.param(builders.on_server(pinned_length_tokens=2.5), set(), id="pinned"),
     ],
 )
 def test_what_is_checked_depends_on_the_case(case: Case, checks: set[str]) -> None:

@@ -109,6 +109,33 @@ def test_on_a_gpu_a_server_takes_the_memory_that_it_is_given(
     assert [name for name in ENGINES[engine].environment(options_of(engine)) if "CPU" in name]
 
 
+def test_an_acceptance_is_pinned_by_the_engines_own_switch_or_by_our_drafter() -> None:
+    pinned: dict[str, Any] = {"pinned_length_tokens": 2.5}
+    config = engine_arguments(options_of("vllm", on_gpu=True, **pinned))["speculative_config"]
+    assert config == {
+        "method": "eagle3",
+        "model": "/models/head",
+        "num_speculative_tokens": 3,
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_length": 2.5,
+    }
+    on_cpu = ENGINES["vllm"].environment(options_of("vllm", "scheduled", **pinned))
+    assert on_cpu["SCHEDULED_ACCEPTED"] == "1,2"
+    assert (Path(on_cpu["PYTHONPATH"]) / "scheduled.py").is_file()
+    assert '"method": "custom_class", "model": "scheduled.Drafter"' in command_of(
+        "vllm", "scheduled", **pinned
+    )
+    sglang = ENGINES["sglang"].environment(options_of("sglang", **pinned))
+    assert sglang["SGLANG_SIMULATE_ACC_LEN"] == "2.5"
+    tensorrt = ENGINES["tensorrt_llm"].environment(options_of("tensorrt_llm", **pinned))
+    assert tensorrt["TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS"] == "1.5"  # without the bonus
+    for engine in ENGINES.values():
+        real = engine.environment(options_of(engine.name, "none"))
+        assert not [name for name in real if "ACC" in name]
+        assert {"none"}.isdisjoint(engine.pinned_methods(on_gpu=True))
+        assert engine.methods.keys() >= {*engine.pinned_methods(on_gpu=False)}
+
+
 def test_a_flag_that_a_version_lacks_is_not_given() -> None:
     for version in ("0.29.0", "0.33.0", "nightly", "0.1.dev1+g1", ""):
         assert COUNTS in command_of("vllm", version=version)

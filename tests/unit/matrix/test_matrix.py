@@ -267,6 +267,16 @@ def test_a_tree_is_of_the_case_and_not_of_its_control(tmp_path: Path) -> None:
     assert (case.control.tree, case.control.drafted_tokens) == (None, 0)
 
 
+def test_a_pinned_acceptance_is_of_the_case_and_not_of_its_control(tmp_path: Path) -> None:
+    for engine, needs_gpus in (("vllm", 1), ("sglang", 0), ("tensorrt_llm", 1)):
+        models = MODELS.replace("needs_gpus = 0", f"needs_gpus = {needs_gpus}")
+        text = models + with_key("engine", f'"{engine}"') + f"{PINNED}2.5"
+        case = case_of(load(tmp_path, text), f"{engine}-eagle3-tiny-al2.5-toy-c4")
+        assert case.server.pinned_length_tokens == 2.5
+        assert case.control is not None
+        assert case.control.pinned_length_tokens is None
+
+
 def said(folder: Path, text: str) -> str:
     """What loading the tier of a text says, from the file's name on."""
     with pytest.raises(SpecregError) as error:
@@ -275,6 +285,8 @@ def said(folder: Path, text: str) -> str:
     return str(error.value).removeprefix(f"matrix file '{folder / 'cpu.toml'}'")
 
 
+PINNED = 'acceptance = "pinned"\npinned_length_tokens = '
+UNPINNED = 'acceptance = "pinned" of method'
 CASE, PAIR = ", [[cases]] no. 1: ", ", [models.tiny]: "
 
 
@@ -316,6 +328,21 @@ CASE, PAIR = ", [[cases]] no. 1: ", ", [models.tiny]: "
         (
             "concurrency = []\nrequests_per_s = [2.5]\nburstiness = 0.5",
             'burstiness is of gamma alone; set arrivals = "gamma"',
+        ),
+        ('acceptance = "pinned"', "acceptance = 'pinned', pinned_length_tokens = None; give"),
+        ("pinned_length_tokens = 2.5", "acceptance = 'real', pinned_length_tokens = 2.5; give"),
+        (
+            f"{PINNED}2.5",
+            f"{UNPINNED} 'eagle3': engine 'vllm' can't without a GPU; methods that it",
+        ),
+        (
+            f'methods = ["scheduled"]\n{PINNED}4.5',
+            f"{UNPINNED} 'scheduled': pinned_length_tokens = 4",
+        ),
+        ('methods = ["scheduled"]', f"{UNPINNED} 'scheduled': pinned_length_tokens = None with"),
+        (
+            f'methods = ["scheduled"]\n{PINNED}2.5',
+            f"{UNPINNED} 'scheduled': it knows greedy answers",
         ),
         (TREE, "method 'eagle3' with tree = Tree(branches=2, drafted_tokens=6); needed tree = {"),
     ],

@@ -97,6 +97,14 @@ def test_the_warm_up_asks_what_is_not_measured_where_there_is_something(
     assert why.startswith(f"REQUEST_FAILED: 1 of 1 requests failed, first prompt '{first}'")
 
 
+def test_a_scheduled_drafter_sees_all_answers_before_any_is_measured(tmp_path: Path) -> None:
+    spec = dataclasses.replace(builders.SPEC, method="scheduled")
+    case = dataclasses.replace(ONE_AT_A_TIME, server=spec, prompts=3)
+    with start(tmp_path, Script(fault=Fault.HTTP_500, fault_after_requests=3)) as server:
+        found = measured(server, None, case)
+    assert "1 of 6 requests failed, first prompt 'chat-2'" in found.invalid[Family.ACCEPTANCE]
+
+
 @pytest.mark.parametrize(
     ("fault", "after", "words"),
     [
@@ -308,6 +316,12 @@ def test_a_client_that_is_behind_leaves_the_acceptance(servers: tuple[Server, Se
     assert found.acceptance is not None
     assert found.acceptance.total == true_counts()
     assert set(found.values) == metrics_in(Family.ACCEPTANCE)
+
+
+def test_another_acceptance_than_is_pinned_spoils_all(servers: tuple[Server, Server]) -> None:
+    found = measured(servers[0], None, builders.on_server(pinned_length_tokens=4.0))
+    assert found.invalid.keys() == {*Family}
+    assert {why.partition(":")[0] for why in found.invalid.values()} == {"NOT_PINNED"}
 
 
 def test_another_draft_length_than_the_servers_is_found(servers: tuple[Server, Server]) -> None:

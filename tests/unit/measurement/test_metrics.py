@@ -291,6 +291,13 @@ def test_a_tolerance_that_no_loss_could_overstep_is_refused() -> None:
     )
 
 
+def test_of_a_pinned_case_the_speeds_are_judged_and_the_acceptance_is_only_shown() -> None:
+    pinned = builders.on_server(pinned_length_tokens=2.5)
+    assert metrics_of(pinned, Family.ACCEPTANCE) == ()
+    assert METRICS["acceptance_length_tokens"].applies_to(pinned)
+    assert metrics_of(pinned, Family.LATENCY) == metrics_of(builders.CASE, Family.LATENCY)
+
+
 def test_what_is_only_shown_is_a_metric_that_is_not_judged_and_has_no_tolerance() -> None:
     shown = dataclasses.replace(builders.CASE, shown=("ttft_p50_ms",))
     check_allowed(shown, "")
