@@ -122,8 +122,8 @@ class Triton(Engine):
     name: ClassVar = "triton"
     methods: ClassVar = vllm.Vllm.methods
     seen: ClassVar = {
-        **dict.fromkeys(("none", "ngram", "draft_model"), "started 2.51, 2026-11-24"),
-        "eagle3": "measured 2.51, 2026-11-24",
+        **dict.fromkeys(("none", "ngram"), "started 2.51, 2026-11-24"),
+        **dict.fromkeys(("draft_model", "eagle3"), "measured 2.51, 2026-11-24"),
     }
     backend: ClassVar = "vllm"
     oldest: ClassVar = "2.51"

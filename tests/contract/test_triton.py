@@ -1,7 +1,7 @@
 """A real tritonserver, given the repository that specreg writes, with a real vLLM behind it.
 
 The backend is `tests/doubles/triton_server/model.py`; the vendor's comes in its container only.
-`nox -s triton` runs it: six servers, one after the other, in five minutes.
+`nox -s triton` runs it: four servers, one after the other, in four minutes, with cores to spare.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ def acceptance(
     return measurement.acceptance, tokens
 
 
-@pytest.mark.parametrize("method", ["ngram", "draft_model", "eagle3"])
+@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
 def test_triton_does_what_its_vllm_does(tmp_path: Path, provision: Provision, method: str) -> None:
     triton, vllm = case("triton", method), case("vllm", method)
     server = dataclasses.replace(triton.server, engine_args=("seed=7",))
@@ -60,9 +60,7 @@ def test_triton_does_what_its_vllm_does(tmp_path: Path, provision: Provision, me
 
     assert (seen.source, seen.view) == (Source.STREAM_CHUNKS, View.EMITTED)
     assert same_tokens == tokens
-    # A step that drafted nothing is a chunk too.
-    undrafted = seen.total.steps - counted.total.steps
-    assert undrafted > 0 if method == "ngram" else undrafted == 0
+    assert seen.total.steps == counted.total.steps
     # The verifier counts what the cap cut off, of one step per answer at most.
     cut = counted.total.accepted - seen.total.accepted
     assert 0 <= cut <= 3 * triton.prompts
