@@ -29,9 +29,8 @@ _UNSEEN_TOKENS: Mapping[tuple[str, str], int] = {
     ("reference", "draft_model"): 0,
     ("reference", "ngram"): 0,
     # It shifts the draft's input by one, as for EAGLE, so the first token is never shown.
-    ("sglang", "draft_model"): 1,
-    ("sglang", "eagle"): 0,
-    ("sglang", "eagle3"): 0,
+    **{("sglang", name): 1 for name in ("draft_model", "draft_model_tree")},
+    **{("sglang", name): 0 for name in ("eagle", "eagle3", "eagle_tree", "eagle3_tree")},
     ("vllm", "draft_model"): 0,
     ("vllm", "eagle"): 0,
     ("vllm", "eagle3"): 0,
@@ -136,6 +135,8 @@ def walk_answers(
             target=models[0],
             draft=models[1] or "",
             draft_tokens=spec.draft_tokens,
+            branches=spec.tree.branches if spec.tree else 0,
+            drafted_tokens=spec.drafted_tokens,
             dtype=spec.dtype,
             unseen_tokens=_UNSEEN_TOKENS[_drafter(case)],
             texts=texts,
@@ -145,7 +146,7 @@ def walk_answers(
     def steps_of(text: Text, accepted: Sequence[int]) -> StepCounts:
         if spec.method == "ngram":
             return walk(drafts_of_lookup(text.ids, spec.draft_tokens), text, spec.draft_tokens)
-        return walk(lambda place: (spec.draft_tokens, accepted[place]), text, spec.draft_tokens)
+        return walk(lambda place: (spec.drafted_tokens, accepted[place]), text, spec.draft_tokens)
 
     return tuple(map(steps_of, texts, predicted.accepted)), predicted.gaps_nats
 

@@ -234,10 +234,7 @@ class Sglang(Engine):
 
     name: ClassVar = "sglang"
     methods: ClassVar = _METHODS
-    seen: ClassVar = dict.fromkeys(
-        ("none", "ngram", "draft_model", "eagle", "eagle3", "eagle3_tree"),
-        "measured 0.5.23, 2026-11-24",
-    )
+    seen: ClassVar = dict.fromkeys(set(_METHODS) - {"mtp", "dflash"}, "measured 0.5.23, 2026-11-24")
     oldest: ClassVar = "0.5.21"
     module: ClassVar = "sglang"
     version_path: ClassVar = "/server_info"

@@ -73,13 +73,16 @@ def test_the_same_case_does_the_same_on_both(method: str, observed: Observed) ->
         assert sglang == vllm
 
 
-def test_a_tree_says_what_its_chain_says_in_no_more_steps(observed: Observed) -> None:
-    chain, chain_said = observed("sglang", "eagle3")
-    tree, tree_said = observed("sglang", "eagle3_tree")
+@pytest.mark.parametrize(("method", "drafted"), zip(METHODS, (6, 9, 6), strict=True))
+def test_a_tree_says_what_its_chain_says_in_no_more_steps(
+    method: str, drafted: int, observed: Observed
+) -> None:
+    chain, chain_said = observed("sglang", method)
+    tree, tree_said = observed("sglang", f"{method}_tree")
 
     assert tree_said == chain_said
     assert tree.steps <= chain.steps
-    assert (chain.proposed, tree.proposed) == (3 * chain.steps, 6 * tree.steps)
+    assert (chain.proposed, tree.proposed) == (3 * chain.steps, drafted * tree.steps)
     assert len(tree.position_counts) == len(chain.position_counts) == 3
     for as_deep, in_chain in zip(tree.marginal_acceptance, chain.marginal_acceptance, strict=True):
         assert as_deep >= in_chain

@@ -189,6 +189,22 @@ class Heads(unittest.TestCase):
                 seen.add(accepted[place])
             assert seen == set(range(DRAFT_TOKENS + 1)), method
 
+    def test_a_tree_of_one_branch_is_its_chain_and_one_of_more_holds_it(self) -> None:
+        few = texts()[:2]
+        for method, draft in (DRAFTS | {"eagle": HEADS["eagle"]}).items():
+            chain = msgspec.structs.replace(ask(method, "float32", draft), texts=few)
+            told = answer_question(chain, "cpu").accepted
+            for branches, drafted in ((1, DRAFT_TOKENS), (3, 12)):
+                sizes = {"branches": branches, "drafted_tokens": drafted}
+                tree = msgspec.structs.replace(chain, method=f"{method}_tree", **sizes)
+                walked = answer_question(tree, "cpu").accepted
+                for text, right, in_tree in zip(few, told, walked, strict=True):
+                    place, end = text.prompt_tokens + 1, text.prompt_tokens + text.output_tokens
+                    while place < end - DRAFT_TOKENS:
+                        same = in_tree[place] == right[place]
+                        assert same if branches == 1 else in_tree[place] >= right[place]
+                        place += in_tree[place] + 1
+
     def test_a_target_with_a_layer_to_draft_with_says_what_it_says_without(self) -> None:
         plain, own = (answer_question(ask("none", "float32", target=one), "cpu") for one in TARGETS)
         assert plain.gaps_nats == own.gaps_nats

@@ -44,8 +44,12 @@ _ConfigT = TypeVar("_ConfigT", LayerConfig, HeadConfig, MedusaConfig)
 _HeadT = TypeVar("_HeadT", bound=nn.Module)
 Rights = Sequence[Sequence[bool]]
 """By place in a text, whether each draft of a step that begins there is the text."""
-Read = Callable[[torch.Tensor], tuple[torch.Tensor, Rights]]
-"""A text's ids `[1, tokens]` in; the target's logits `[1, tokens, V]` and the rights out."""
+DraftOn = Callable[[torch.Tensor, int], torch.Tensor]
+"""Texts' ids `[rows, tokens]`, and how many of their last are drafts, in; the drafter's logits for
+the next token `[rows, V]` out."""
+Read = Callable[[torch.Tensor], tuple[torch.Tensor, Rights | DraftOn]]
+"""A text's ids `[1, tokens]` in; the target's logits `[1, tokens, V]` and the rights, or of a tree
+what drafts it, out."""
 
 
 def answer_question(question: Question, device: str) -> OracleAnswer:
@@ -56,7 +60,7 @@ def answer_question(question: Question, device: str) -> OracleAnswer:
             doesn't fit the texts or the target.
     """
     longest = max(len(text.ids) for text in question.texts)
-    has_tokens = question.method == "draft_model"  # an EAGLE-3 head has the target's
+    has_tokens = question.method.startswith("draft_model")  # an EAGLE-3 head has the target's
     check_models(question.target, question.draft if has_tokens else None, longest)
     target = load_model(question.target, question.dtype, device)
     readers = {
@@ -64,14 +68,17 @@ def answer_question(question: Question, device: str) -> OracleAnswer:
         "eagle3": _read_eagle3,
         **dict.fromkeys(("eagle", "medusa", "mtp"), _read_head),
     }
-    read = readers.get(question.method, _read_target)(question, target)
+    read = readers.get(question.method.removesuffix("_tree"), _read_target)(question, target)
     accepted, gaps_nats = [], []
     for text in question.texts:
         with torch.inference_mode():
-            logits, rights = read(torch.tensor([text.ids], device=device))
+            ids = torch.tensor([text.ids], device=device)
+            logits, drafts = read(ids)
             gaps_nats.append(_gap_nats(logits[0], text))
-        # How many drafts are right before the first that isn't.
-        accepted.append(tuple(sum(itertools.takewhile(bool, right)) for right in rights))
+            if callable(drafts):
+                accepted.append(_walk_trees(drafts, ids, text, question))
+            else:  # how many drafts are right before the first that isn't
+                accepted.append(tuple(sum(itertools.takewhile(bool, one)) for one in drafts))
     return OracleAnswer(accepted=tuple(accepted), gaps_nats=tuple(gaps_nats))
 
 
@@ -92,7 +99,10 @@ def _read_draft_model(question: Question, target: Model) -> Read:
     draft = load_model(question.draft, question.dtype, str(target.device))
     first = question.unseen_tokens
 
-    def read(ids: torch.Tensor) -> tuple[torch.Tensor, Rights]:
+    def read(ids: torch.Tensor) -> tuple[torch.Tensor, Rights | DraftOn]:
+        if question.branches:
+            logits = target(input_ids=ids).logits
+            return logits, lambda grown, _: draft(input_ids=grown[:, first:]).logits[:, -1]
         likeliest = draft(input_ids=ids[:, first:]).logits.argmax(-1)
         # What it says after a token is its draft for the next place, in whichever step that is.
         hits = [False] * (first + 1)
@@ -108,8 +118,10 @@ def _read_eagle3(question: Question, target: Model) -> Read:
     head, layers = load_eagle3(question.draft, target, longest)
     observed = ObservedTarget(target, layers)
 
-    def read(ids: torch.Tensor) -> tuple[torch.Tensor, Rights]:
+    def read(ids: torch.Tensor) -> tuple[torch.Tensor, Rights | DraftOn]:
         logits, embeddings, streams = observed.observe(ids)
+        if question.branches:
+            return logits, _branch_drafter(head, target, streams)
         anchors = ids.shape[1] - question.draft_tokens - 1
         drafts = head.unroll(streams[:, :anchors], embeddings[:, 1:], question.draft_tokens)
         return logits, _rights(drafts, ids)
@@ -121,15 +133,64 @@ def _read_head(question: Question, target: Model) -> Read:
     head = load_head(question, target)
     observed = ObservedTarget(target, (target.config.num_hidden_layers,))
 
-    def read(ids: torch.Tensor) -> tuple[torch.Tensor, Rights]:
+    def read(ids: torch.Tensor) -> tuple[torch.Tensor, Rights | DraftOn]:
         logits, embeddings, hidden = observed.observe(ids)
         if head.normed:
             hidden = target.model.norm(hidden)
+        if question.branches:
+            return logits, _branch_drafter(head, target, hidden)
         anchors = ids.shape[1] - question.draft_tokens - 1
         states = head.unroll(hidden[:, :anchors], embeddings[:, 1:], question.draft_tokens)
         return logits, _rights([target.lm_head(one) for one in states], ids)
 
     return read
+
+
+def _branch_drafter(head: Head | Eagle3Head, target: Model, hidden: torch.Tensor) -> DraftOn:
+    """Return what drafts on after a head's own drafts; `hidden` is what it reads of a text."""
+
+    def draft_on(grown: torch.Tensor, drafts: int) -> torch.Tensor:
+        read = hidden[:, : grown.shape[1] - drafts - 1].expand(len(grown), -1, -1)
+        last = head.unroll(read, target.model.embed_tokens(grown[:, 1:]), drafts + 1)[-1][:, -1]
+        return last if isinstance(head, Eagle3Head) else target.lm_head(last)
+
+    return draft_on
+
+
+def _walk_trees(
+    draft_on: DraftOn, ids: torch.Tensor, text: Text, question: Question
+) -> tuple[int, ...]:
+    """By place, how far the tree of an answer's step goes along the text; 0 between the steps."""
+    accepted, place = [0] * len(text.ids), text.prompt_tokens + 1
+    while place < text.prompt_tokens + text.output_tokens:
+        drafted = _draft_tree(draft_on, ids[:, :place], question)
+        coming = text.ids[place : place + question.draft_tokens]
+        accepted[place] = sum(coming[:depth] in drafted for depth in range(1, len(coming) + 1))
+        place += accepted[place] + 1
+    return tuple(accepted)
+
+
+def _draft_tree(
+    draft_on: DraftOn, before: torch.Tensor, question: Question
+) -> set[tuple[int, ...]]:
+    """Return a tree's nodes, each as the drafts that lead to it, as SGLang chooses them."""
+    live = seen = before[:, :0]
+    scores = torch.ones(1, device=before.device)
+    candidates: list[tuple[float, tuple[int, ...]]] = []
+    for depth in range(question.draft_tokens):
+        # SGLang 0.5.23 doesn't move keys and values when branches change places, so a draft model
+        # reads what stood in its place before. A head is handed its branch's state, and reads that.
+        read = seen if question.method == "draft_model_tree" else live
+        grown = torch.cat([before.expand(len(live), -1), read], 1)
+        found = draft_on(grown, depth).float().softmax(-1).topk(question.branches)
+        scores = (scores[:, None] * found.values).flatten()
+        parents = live.repeat_interleave(question.branches, 0)
+        live = torch.cat([parents, found.indices.reshape(-1, 1)], 1)
+        candidates += zip(scores.tolist(), map(tuple, live.tolist()), strict=True)
+        best = scores.topk(question.branches).indices
+        live, scores = live[best], scores[best]
+        seen = torch.cat([seen.expand(len(live), -1), live[:, -1:]], 1)
+    return {node for _, node in sorted(candidates, reverse=True)[: question.drafted_tokens]}
 
 
 def _rights(drafts: Sequence[torch.Tensor], ids: torch.Tensor) -> Rights:

@@ -159,10 +159,11 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """What would the target have said, and a greedy drafter have got right?
 
     Attributes:
-        method: "draft_model", "eagle", "eagle3", "medusa" or "mtp"; of any other, the
-            target alone is asked.
+        method: "draft_model", "eagle", "eagle3", "medusa" or "mtp", or one of the first three as
+            a tree ("draft_model_tree"); of any other, the target alone is asked.
         target, draft: folders or hub ids; an empty one where the method has no draft.
-        draft_tokens: how many tokens a step drafts.
+        draft_tokens: how many tokens a step drafts; of a tree, its depth.
+        branches, drafted_tokens: of a tree, as `Tree` has them.
         dtype: the weights' number format.
         unseen_tokens: how many of a text's first tokens the draft model is never shown.
         texts: one at least, each with as many tokens after the answer as a step drafts.
@@ -172,6 +173,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     draft: str
     draft_tokens: int
+    branches: int = 0
+    drafted_tokens: int = 0
     dtype: str
     unseen_tokens: int = 0
     texts: tuple[Text, ...]
@@ -182,7 +185,8 @@ class OracleAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         accepted: by place in the text, how many drafts of a step that begins there are right,
-            0..draft_tokens; nothing where the text ends too soon to tell, or nothing was asked.
+            0..draft_tokens; nothing where the text ends too soon to tell, or nothing was asked. Of
+            a tree, 0 where none of the answer's steps begins.
         gaps_nats: how much less likely than the target's own choice the least fitting token of the
             answer is, 0 for a greedy text.
         refusal: why the models can't be asked; empty where they were.

@@ -397,7 +397,7 @@ def case_of(engine: str, method: str, *, temperature: float = 0.0, control: bool
         pytest.param(case_of("vllm", "none"), set(), id="no speculation"),
         pytest.param(case_of("vllm", "suffix"), {LOSSLESS}, id="a method without an oracle"),
         pytest.param(case_of("sglang", "ngram"), {LOSSLESS}, id="a drafter that learns"),
-        pytest.param(case_of("sglang", "eagle3_tree"), {LOSSLESS}, id="a tree"),
+        pytest.param(case_of("sglang", "eagle3_tree"), {LOSSLESS, ORACLE}, id="a tree"),
         pytest.param(case_of("reference", "ngram"), {LOSSLESS, ORACLE}, id="reference"),
         pytest.param(case_of("triton", "eagle3"), set(), id="an engine without ids"),
         pytest.param(builders.on_server(pinned_length_tokens=2.5), set(), id="pinned"),
