@@ -202,6 +202,13 @@ def cpu_methods(session: nox.Session) -> None:
 
 
 @nox.session
+def cpu_loads(session: nox.Session) -> None:
+    """Real vLLM under rates, bursts, a ramp and conversations: about four minutes."""
+    _install(session, extras=["benchmark"])
+    _suite(session, "tests/perf", "--specreg-tier=cpu_loads")
+
+
+@nox.session
 def reference(session: nox.Session) -> None:
     """The reference engine, the lightest real one, and its own tests: acceptance alone."""
     _install(session, "tests")
