@@ -107,7 +107,12 @@ class Suite:
 
         Nor do these runs belong into the summary of the job that tests specreg.
         """
-        outer = {name: text for name, text in os.environ.items() if name not in _SAYS_CI}
+        outer = {
+            name: text
+            for name, text in os.environ.items()
+            # Where it is told to be a worker of pytest-xdist, pytest-benchmark records nothing.
+            if name not in _SAYS_CI and not name.startswith("PYTEST_XDIST")
+        }
         scripted = record_script(self.script, self.folder) | {"COLUMNS": "120"}
         if self.python_path is not None:
             both = f"{self.python_path}{os.pathsep}{scripted['PYTHONPATH']}"
