@@ -106,7 +106,7 @@ class Options:
         "an interpreter that has the engine already (default: an environment made by uv, cached)"
     )
     attach: str | None = _option(
-        "the URL of a server that somebody else runs, http://HOST:PORT; choose its cases with -k"
+        "the URL of a server that runs already, http://HOST:PORT; choose its cases with -k"
     )
     engine: str | None = _option(
         "the engine whose cases to run (default: all; needed to attach)", flag="--engine"
