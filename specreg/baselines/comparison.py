@@ -218,10 +218,7 @@ def _change_of_tables(metric: Metric, ours: CountsTable, theirs: CountsTable) ->
 
 
 def _change_of_speed(
-    metric: Metric,
-    ours: Sequence[float],
-    recorded: Baseline | None,
-    spreads: Mapping[str, Spread],
+    metric: Metric, ours: Sequence[float], recorded: Baseline | None, spreads: Mapping[str, Spread]
 ) -> Effect | None:
     spread, theirs = spreads.get(metric.name), recorded.launch_values(metric) if recorded else ()
     if spread is None or not theirs or min(ours, default=0.0) <= 0:

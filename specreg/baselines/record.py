@@ -170,9 +170,7 @@ def _speeds_of(
 
 
 def _beside_kept(
-    speeds: Sequence[Mapping[str, float]],
-    kept: Sequence[Mapping[str, float]],
-    invalid: Invalid,
+    speeds: Sequence[Mapping[str, float]], kept: Sequence[Mapping[str, float]], invalid: Invalid
 ) -> tuple[dict[str, float], ...]:
     """Return the launches; metrics that aren't recorded now keep their earlier values."""
     if not speeds:

@@ -95,11 +95,7 @@ class Answer(StrEnum):
     UNDECIDED = "undecided"
 
 
-_ANSWERS = {
-    0: Answer.UPGRADE,
-    REGRESSED_STATUS: Answer.DONT,
-    UNDECIDED_STATUS: Answer.UNDECIDED,
-}
+_ANSWERS = {0: Answer.UPGRADE, REGRESSED_STATUS: Answer.DONT, UNDECIDED_STATUS: Answer.UNDECIDED}
 """The answer, by the exit status of all verdicts."""
 
 
@@ -276,10 +272,7 @@ def is_settled(verdicts: Sequence[Verdict], *, lost: bool = False) -> bool:
 
 
 def judge_pair(
-    pair: Pair,
-    launches: Sequence[SideLaunch],
-    rules: Rules,
-    sides: tuple[Side, Side] = COMPARED,
+    pair: Pair, launches: Sequence[SideLaunch], rules: Rules, sides: tuple[Side, Side] = COMPARED
 ) -> tuple[Verdict, ...]:
     """The verdict on each metric of a pair, at the look that decides or else at the last one.
 
@@ -404,9 +397,7 @@ def _with_needed(verdict: Verdict, metric: Metric, change: Effect, rules: Rules)
     else:
         reason = f"about {needed} prompts: a new gate, with --prompts {needed} and another --out"
     return dataclasses.replace(
-        verdict,
-        reason=reason if needed else "",
-        needed_launches=needed if metric.by_launch else 0,
+        verdict, reason=reason if needed else "", needed_launches=needed if metric.by_launch else 0
     )
 
 

@@ -31,13 +31,7 @@ from specreg.core import supervisor
 from specreg.core.errors import UnkillableError
 from specreg.core.logs import log_tail
 from specreg.core.redaction import known_secrets, learn
-from specreg.core.supervisor import (
-    Session,
-    end_all,
-    living,
-    shared_files,
-    started_ticks,
-)
+from specreg.core.supervisor import Session, end_all, living, shared_files, started_ticks
 
 _TERM_S = 5.0
 _KILL_S = 5.0

@@ -261,11 +261,7 @@ class ChatClient:
             prompt_tokens=gathered.prompt_tokens,
         )
         return FinishedRequest(
-            place=place,
-            trace=trace,
-            chunks=tuple(chunks),
-            text=text,
-            late=gathered.late,
+            place=place, trace=trace, chunks=tuple(chunks), text=text, late=gathered.late
         )
 
     async def _stream(

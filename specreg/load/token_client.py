@@ -99,10 +99,7 @@ def score(
 
 
 def _post_all(
-    endpoint: Endpoint,
-    calls: Sequence[Call[AnswerT]],
-    in_flight: int,
-    within_s: float = _TIMEOUT_S,
+    endpoint: Endpoint, calls: Sequence[Call[AnswerT]], in_flight: int, within_s: float = _TIMEOUT_S
 ) -> tuple[AnswerT, ...]:
     """The answers in the order of the calls."""
 

@@ -145,10 +145,7 @@ def read_acceptance(
     elif wire_format.counters_source is not None and moved is not None and moved.counts is not None:
         check_ended(len(traces), moved)
         record = AcceptanceRecord(
-            source=wire_format.counters_source,
-            view=View.VERIFIER,
-            total=moved.counts,
-            prompts=(),
+            source=wire_format.counters_source, view=View.VERIFIER, total=moved.counts, prompts=()
         )
     elif wire_format.request_source is not None:
         message = (

@@ -364,12 +364,7 @@ _SUITE = (
         direction=Direction.DOWN,
         of_output=True,
     ),
-    Metric(
-        name="speedup_ratio",
-        family=Family.SPEEDUP,
-        formula=speedup_ratio,
-        of_output=True,
-    ),
+    Metric(name="speedup_ratio", family=Family.SPEEDUP, formula=speedup_ratio, of_output=True),
     Metric(
         name="energy_j_per_token",
         family=Family.POWER,

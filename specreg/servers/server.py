@@ -59,11 +59,7 @@ _FAILURES = (
         ),
         "look at engine_args and the method's settings; another version may spell them otherwise",
     ),
-    (
-        PORT_IN_USE,
-        r"already in use|Errno 98",
-        "run again: another program took its port each time",
-    ),
+    (PORT_IN_USE, r"already in use|Errno 98", "run again: another program took its port each time"),
     (
         "its kernels are missing, or are of another version",
         r"No module named 'sgl_kernel'|ImportError: sgl_kernel: the stand-in",

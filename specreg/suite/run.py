@@ -95,9 +95,7 @@ class Suite(Scope):
             claim=GpuClaim() if self.shares_machine else None,
         )
         self.confirmation = Confirmation(
-            known_of=self.known_of,
-            measure_afresh=self.measure_afresh,
-            softened=self.softened,
+            known_of=self.known_of, measure_afresh=self.measure_afresh, softened=self.softened
         )
 
     @property

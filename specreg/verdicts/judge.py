@@ -52,12 +52,7 @@ class Outcome(StrEnum):
 
 GOOD = frozenset({Outcome.PASS, Outcome.IMPROVED})
 """Compared with a baseline, and no worse than tolerated."""
-JUDGED = GOOD | {
-    Outcome.REGRESSED,
-    Outcome.WRONG,
-    Outcome.INCONCLUSIVE,
-    Outcome.UNDECIDABLE,
-}
+JUDGED = GOOD | {Outcome.REGRESSED, Outcome.WRONG, Outcome.INCONCLUSIVE, Outcome.UNDECIDABLE}
 """Compared with a baseline."""
 SKIPPED = frozenset({Outcome.NOT_COMPARABLE, Outcome.UNDECIDABLE})
 """Neither good nor bad: the test of such a verdict is skipped, and says why."""

@@ -17,13 +17,7 @@ from statistics import NormalDist
 import msgspec
 import numpy as np
 
-from specreg.acceptance.record import (
-    AcceptanceRecord,
-    PromptAcceptance,
-    Source,
-    StepCounts,
-    View,
-)
+from specreg.acceptance.record import AcceptanceRecord, PromptAcceptance, Source, StepCounts, View
 from specreg.acceptance.table import Column
 from specreg.baselines.comparison import CaseBaselines, spreads_of
 from specreg.baselines.schema import (
@@ -339,10 +333,7 @@ def _record(prompts: Sequence[PromptAcceptance]) -> AcceptanceRecord:
 def _step_counts(positions: tuple[int, ...], *, prompts: int) -> StepCounts:
     steps = prompts * STEPS
     return StepCounts(
-        steps=steps,
-        accepted=sum(positions),
-        proposed=steps * len(RATES),
-        position_counts=positions,
+        steps=steps, accepted=sum(positions), proposed=steps * len(RATES), position_counts=positions
     )
 
 

@@ -12,11 +12,7 @@ from typing import Any
 Mutation = Callable[[random.Random, bytes], bytes]
 
 _DEEP, _LONG, _BEYOND = "@deep@", "@long@", "@beyond@"
-_LITERALS = {
-    _DEEP: "[" * 100_000 + "]" * 100_000,
-    _LONG: "9" * 5_000,
-    _BEYOND: "1e999",
-}
+_LITERALS = {_DEEP: "[" * 100_000 + "]" * 100_000, _LONG: "9" * 5_000, _BEYOND: "1e999"}
 """What no value of Python would be written as."""
 _ODD: tuple[object, ...] = (
     *(None, True, False, -1, 0, 1, 1.5, -0.0, 2**31, 2**53 + 1, 2**63, 2**64, -(2**63), 10**30),

@@ -51,13 +51,7 @@ def run_here(
 ) -> subprocess.CompletedProcess[str]:
     """A command of the repository, done; what it says is plain text without a terminal."""
     return subprocess.run(
-        command,
-        check=False,
-        cwd=cwd,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
+        command, check=False, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout_s
     )
 
 

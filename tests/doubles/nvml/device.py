@@ -167,10 +167,7 @@ def write_script(script: Path, gpus: Sequence[ScriptedGpu]) -> Path:
 def environment(library: Path, script: Path) -> dict[str, str]:
     """What a child process needs to take the library for NVIDIA's."""
     paths = (str(library.parent), os.environ.get("LD_LIBRARY_PATH", ""))
-    return {
-        "LD_LIBRARY_PATH": ":".join(filter(None, paths)),
-        "SPECREG_SCRIPTED_NVML": str(script),
-    }
+    return {"LD_LIBRARY_PATH": ":".join(filter(None, paths)), "SPECREG_SCRIPTED_NVML": str(script)}
 
 
 def _lines(gpu: ScriptedGpu) -> Iterator[str]:

@@ -9,12 +9,7 @@ import msgspec
 import pytest
 
 from specreg.acceptance.record import AcceptanceRecord, StepCounts
-from specreg.baselines.comparison import (
-    Comparison,
-    change_of_baseline,
-    compare,
-    spreads_of,
-)
+from specreg.baselines.comparison import Comparison, change_of_baseline, compare, spreads_of
 from specreg.baselines.schema import Baseline, Noise, stored_acceptance
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Family, Metric, Replay

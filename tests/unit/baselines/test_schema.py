@@ -222,9 +222,7 @@ def reread(folder: Path, text: str) -> Baseline | None:
     return load_baseline(folder / "case.json")
 
 
-def test_a_committed_baseline_of_an_earlier_form_is_read_as_it_was_recorded(
-    tmp_path: Path,
-) -> None:
+def test_a_committed_baseline_of_an_earlier_form_is_read_as_it_was_recorded(tmp_path: Path) -> None:
     """Nothing of it is lost but what is compared no more."""
     paths = sorted((builders.ROOT / "baselines").glob("[!p]*/*.json"))
     assert paths

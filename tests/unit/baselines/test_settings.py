@@ -15,13 +15,7 @@ from specreg.engines.engine import LaunchOptions
 from specreg.engines.methods import Tree
 from specreg.engines.settings import Parallel
 from specreg.matrix.case import Case, ServerSpec, Sizes
-from specreg.matrix.schema import (
-    CaseSettings,
-    CasesTable,
-    Limits,
-    Load,
-    WorkloadSettings,
-)
+from specreg.matrix.schema import CaseSettings, CasesTable, Limits, Load, WorkloadSettings
 from specreg.matrix.tier import load_tier
 from tests.unit import builders
 

@@ -63,20 +63,14 @@ def test_all_baselines_are_listed_and_one_that_cannot_be_read_says_why(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("command", "schema"),
-    [("baselines schema", "Baseline"), ("report --schema", "Report")],
+    ("command", "schema"), [("baselines schema", "Baseline"), ("report --schema", "Report")]
 )
 def test_a_schema_is_printed(command: str, schema: str) -> None:
     done = CliRunner().invoke(app, command.split())
     assert schema in str(json.loads(done.output).get("$ref"))
 
 
-READING = (
-    ("--help",),
-    ("baselines", "list"),
-    ("matrix", "--tier=cpu"),
-    ("report", "--help"),
-)
+READING = (("--help",), ("baselines", "list"), ("matrix", "--tier=cpu"), ("report", "--help"))
 IMPORTED = """
 import sys
 from specreg.cli import main

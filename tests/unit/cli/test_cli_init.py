@@ -24,7 +24,7 @@ COPIED = {
 }
 """The files that are, byte by byte, those of this repository."""
 WRITTEN = COPIED | {
-    *(".gitignore", "baselines/.gitkeep", "fixtures/matrix/gpu.toml", "noxfile.py", "pytest.toml"),
+    *(".gitignore", "baselines/.gitkeep", "fixtures/matrix/gpu.toml", "noxfile.py", "pytest.toml")
 }
 COLLECT = ("-m", "pytest", "-k", "eagle3", "--specreg-tier=cpu", "--co", "-q", "--strict-markers")
 
@@ -106,11 +106,7 @@ def test_what_is_there_is_left_alone_and_named_with_what_it_lacks(tmp_path: Path
     said = init(tmp_path).output
     now = files(tmp_path)
     assert now | before == now
-    assert now.keys() - before.keys() == WRITTEN - {
-        *before,
-        "baselines/.gitkeep",
-        "pytest.toml",
-    }
+    assert now.keys() - before.keys() == WRITTEN - {*before, "baselines/.gitkeep", "pytest.toml"}
     for words in (
         "left conftest.py as it was; it needs pytest_plugins = [",
         "left .gitignore as it was; it needs .specreg/",

@@ -7,13 +7,7 @@ from pathlib import Path
 import pytest
 
 from specreg.compare import bisect
-from specreg.compare.bisect import (
-    Step,
-    bisect_versions,
-    find_change,
-    step_of,
-    versions_between,
-)
+from specreg.compare.bisect import Step, bisect_versions, find_change, step_of, versions_between
 from specreg.compare.configure import open_gate
 from specreg.compare.gate import Gate, SideError
 from specreg.compare.judging import Answer, Decision, SideLaunch
@@ -146,9 +140,7 @@ def test_each_figure_is_traced_to_the_version_that_lost_it(
 
 @pytest.mark.parametrize("side", [Side.A, Side.B])
 def test_a_good_release_that_dies_ends_the_search_and_another_is_unknown(
-    options: BisectOptions,
-    plant: Callable[[Plant], list[tuple[str, int]]],
-    side: Side,
+    options: BisectOptions, plant: Callable[[Plant], list[tuple[str, int]]], side: Side
 ) -> None:
     def made(version: str, of: Side, number: int) -> SideLaunch:
         if version == "0.31.0" and of is side:

@@ -124,8 +124,7 @@ def test_as_many_launches_as_were_said_decide() -> None:
 
 
 @pytest.mark.parametrize(
-    ("b", "outcome"),
-    [((2, 3, 4, 1), Outcome.PASS), ((4, 3, 2, 1), Outcome.REGRESSED)],
+    ("b", "outcome"), [((2, 3, 4, 1), Outcome.PASS), ((4, 3, 2, 1), Outcome.REGRESSED)]
 )
 def test_acceptance_is_compared_prompt_by_prompt(b: tuple[int, ...], outcome: Outcome) -> None:
     some = [launch(Side.A, 1), launch(Side.B, 1, acceptance=accepted(*b))]

@@ -88,9 +88,7 @@ def test_a_run_counts_from_the_start_of_its_process() -> None:
     assert abs(process_began_ns() - began_ns) < NS  # the kernel counts in hundredths
 
 
-def test_the_time_is_shown_in_a_line_for_each_pair(
-    clock: Clock,
-) -> None:
+def test_the_time_is_shown_in_a_line_for_each_pair(clock: Clock) -> None:
     timeline = Timeline(clock=clock, began_ns=0)
     two_pairs(timeline, clock)
 

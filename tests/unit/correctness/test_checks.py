@@ -220,12 +220,7 @@ def test_where_answers_part_the_control_answers_again_at_another_batch_size(
         return {"output_ids": [4 if first else 5], "meta_info": {}}
 
     verdict = judged(
-        check_answers,
-        says([6]),
-        control,
-        ONE,
-        OTHER,
-        case=builders.with_concurrency(at_once, CASE),
+        check_answers, says([6]), control, ONE, OTHER, case=builders.with_concurrency(at_once, CASE)
     )
 
     assert most == [at_once, again]

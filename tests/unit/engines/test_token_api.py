@@ -142,10 +142,6 @@ def test_no_scores_are_never_equal_scores(api: TokenApi, page: bytes, words: str
 )
 @pytest.mark.parametrize("api", APIS.values(), ids=APIS)
 def test_an_answer_without_ids_is_no_empty_answer(api: TokenApi, answer: bytes) -> None:
-    for call in (
-        api.encode(TEXT),
-        api.complete("toy", [1], GREEDY),
-        api.score("toy", [1], (1,)),
-    ):
+    for call in (api.encode(TEXT), api.complete("toy", [1], GREEDY), api.score("toy", [1], (1,))):
         with builders.invalid("ANSWER_UNREADABLE"):
             call.parse(answer)

@@ -475,11 +475,7 @@ def test_a_disk_that_refuses_ends_the_round_at_once() -> None:
 
     with pytest.raises(SpecregError, match="no room"):
         replay_wire(
-            wire,
-            ONE_AT_A_TIME,
-            builders.PROMPTS * 40,
-            record=refuse,
-            clock=time.monotonic_ns,
+            wire, ONE_AT_A_TIME, builders.PROMPTS * 40, record=refuse, clock=time.monotonic_ns
         )
     assert len(wire.asked) < 10, "of 240"
 

@@ -159,11 +159,7 @@ def test_a_rate_is_a_load_with_all_that_its_table_says(tmp_path: Path) -> None:
     tier = load(tmp_path, MODELS + CASES.replace("concurrency = [1, 4]\n", "") + RATES)
     case = case_of(tier, "vllm-eagle3-tiny-toy-gamma2.5")
     assert case.load == Load(
-        arrivals=Arrivals.GAMMA,
-        requests_per_s=2.5,
-        burstiness=0.5,
-        ramp_up_s=2.0,
-        duration_s=30.0,
+        arrivals=Arrivals.GAMMA, requests_per_s=2.5, burstiness=0.5, ramp_up_s=2.0, duration_s=30.0
     )
     assert (case.turns, case.form, case.ignore_eos) == (2, Form.COMPLETIONS, True)
     assert case.limits == Limits(ttft_ms=200.0, tpot_ms=50.0)

@@ -90,14 +90,8 @@ def test_what_was_recorded_is_said_to_be(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("gpus", "words"),
     [
-        (
-            builders.gpus(),
-            "2 of 2 cases don't fit this machine: no GPU (NVML: none)",
-        ),
-        (
-            builders.gpus("A", memory_gib=82),
-            "1 of 2 cases don't fit this machine: 82 GiB",
-        ),
+        (builders.gpus(), "2 of 2 cases don't fit this machine: no GPU (NVML: none)"),
+        (builders.gpus("A", memory_gib=82), "1 of 2 cases don't fit this machine: 82 GiB"),
     ],
 )
 def test_what_does_not_fit_is_counted(tmp_path: Path, gpus: Gpus, words: str) -> None:

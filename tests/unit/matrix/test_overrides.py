@@ -70,10 +70,7 @@ def test_what_is_of_speculation_leaves_a_server_without_it_as_it_is() -> None:
     ("text", "said"),
     [
         ("draft_tokens", "give KEY=VALUE"),
-        (
-            "engine_args=--a 'b",
-            "No closing quotation; give another value, quoted",
-        ),
+        ("engine_args=--a 'b", "No closing quotation; give another value, quoted"),
         ("draft_tokens=many", "Expected `int`, got `str`"),
         ("draft_tokens=0", "Expected `int` >= 1"),
         ("engine_env=1", "give KEY=VALUE, or engine_env.NAME"),

@@ -61,10 +61,7 @@ def finished(prompt_id: str, place: int = 0, turn: int = 1) -> FinishedRequest:
 
 
 def journaled(
-    path: Path,
-    key: Key = KEY,
-    case: Case = CASE,
-    acceptance: AcceptanceRecord | None = ACCEPTANCE,
+    path: Path, key: Key = KEY, case: Case = CASE, acceptance: AcceptanceRecord | None = ACCEPTANCE
 ) -> Measurement:
     """A measurement of two rounds, and two of its control, that was journaled.
 

@@ -197,8 +197,7 @@ def test_turns_have_the_throughput_of_an_uninterrupted_loop_within_two_percent()
 
 def test_the_speedup_is_one_throughput_over_the_other() -> None:
     replay = replay_of(
-        *((0, 1, 200), (2, 3, 300), (4, 5, 20)),
-        control=((1, 2, 100), (3, 4, 100), (5, 6, 100)),
+        *((0, 1, 200), (2, 3, 300), (4, 5, 20)), control=((1, 2, 100), (3, 4, 100), (5, 6, 100))
     )
     assert speedup_ratio(replay) == 520 / 300
     assert round_ratios(replay) == (2.0, 3.0, 0.2)

@@ -96,10 +96,7 @@ def test_the_first_reason_of_a_family_stays() -> None:
 
 def test_what_spoils_all_ends_the_measurement() -> None:
     invalid: dict[Family, str] = {}
-    with (
-        pytest.raises(InvalidMeasurementError, match="FOREIGN_TRAFFIC"),
-        noting(invalid),
-    ):
+    with pytest.raises(InvalidMeasurementError, match="FOREIGN_TRAFFIC"), noting(invalid):
         raise InvalidMeasurementError("FOREIGN_TRAFFIC", "somebody else asks too")
     assert invalid == {}
 

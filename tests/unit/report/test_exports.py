@@ -67,7 +67,7 @@ def test_what_a_server_said_is_no_markup_in_markdown() -> None:
     report = msgspec.structs.replace(with_reason(said), remarks=(said,))
     tokens = parsed(render_markdown(report))
     assert {token.type for token in tokens} - plain <= {
-        *("bullet_list_open", "bullet_list_close", "list_item_open", "list_item_close"),
+        *("bullet_list_open", "bullet_list_close", "list_item_open", "list_item_close")
     }
     words = "".join(token.content for token in tokens).replace("\u200b", "")
     assert words.count(" ".join(said.split())) == 2

@@ -14,12 +14,7 @@ import pytest
 
 from specreg.servers.gpu_lease import own_cores
 from specreg.telemetry.sensor import Device, Scope
-from tests.doubles.nvml.device import (
-    Process,
-    ScriptedGpu,
-    environment,
-    write_script,
-)
+from tests.doubles.nvml.device import Process, ScriptedGpu, environment, write_script
 from tests.unit import builders
 from tests.unit.servers.test_server import at_most
 

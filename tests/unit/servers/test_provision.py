@@ -44,10 +44,7 @@ def of_version(version: str, provision: Provision = INSTALLED) -> Provision:
         (of_version("0.5.21"), [case("sglang", "dflash", TEXT)]),
         (of_version("0.31.0"), [case("vllm", "dflash")]),
         (of_version("0.1.dev1+g1"), [case("vllm")]),
-        (
-            ON_GPU,
-            [case("vllm", parallel=Parallel(tensor=2, data=2, draft_tensor=1, expert=True))],
-        ),
+        (ON_GPU, [case("vllm", parallel=Parallel(tensor=2, data=2, draft_tensor=1, expert=True))]),
     ],
     ids=["as-installed", "dflash", "vllm", "checkout", "spread"],
 )

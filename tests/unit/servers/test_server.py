@@ -158,9 +158,7 @@ def port_of(server: StartedServer) -> int:
     return int(server.base_url.rpartition(":")[2])
 
 
-def test_a_port_that_another_server_has_is_left_to_it(
-    tmp_path: Path,
-) -> None:
+def test_a_port_that_another_server_has_is_left_to_it(tmp_path: Path) -> None:
     with start(tmp_path, Script()) as stranger:
         ports = iter([port_of(stranger), free_port()])
         with start(tmp_path, Script(), choose_port=lambda: next(ports)) as server:

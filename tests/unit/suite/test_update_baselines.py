@@ -71,11 +71,7 @@ UNSTEADY = (100.0, 101.0, 99.0) * 4
     ],
 )
 def test_more_launches_are_measured_while_they_let_a_run_tell_more(
-    tmp_path: Path,
-    one: Sequence[float],
-    other: Sequence[float],
-    left_s: float,
-    asked: int,
+    tmp_path: Path, one: Sequence[float], other: Sequence[float], left_s: float, asked: int
 ) -> None:
     suite = recording(tmp_path, one=one, other=other)
     FurtherLaunches(left_s)(suite, LAUNCH)

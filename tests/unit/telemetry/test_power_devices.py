@@ -68,9 +68,7 @@ def test_a_stranger_on_any_of_them_is_named_and_ours_are_not(library: Path) -> N
     assert asked(library, gpus, 2, os.getpid()) == ["GPU-a GPU-b", "free"]
 
 
-def test_where_the_driver_numbers_processes_otherwise_ours_are_not_strangers(
-    library: Path,
-) -> None:
+def test_where_the_driver_numbers_processes_otherwise_ours_are_not_strangers(library: Path) -> None:
     """In a container none of ours is among them, though one of ours is on that device."""
     taken = dataclasses.replace(THREE[0], processes=(Process(4_000_000, 2**30),))
     assert asked(library, (taken,), 1, os.getpid(), TAKEN="GPU-a") == ["GPU-a", "free"]

@@ -14,14 +14,7 @@ from specreg.measurement.metrics import METRICS, Family, Metric, Replay
 from specreg.measurement.validity import all_invalid
 from specreg.stats.alpha_spending import Look
 from specreg.stats.intervals import t_quantile
-from specreg.verdicts.judge import (
-    Outcome,
-    Verdict,
-    first_look,
-    judge,
-    outcome_of,
-    record_hint,
-)
+from specreg.verdicts.judge import Outcome, Verdict, first_look, judge, outcome_of, record_hint
 from tests.unit import builders
 
 LENGTH = METRICS["acceptance_length_tokens"]
@@ -329,10 +322,7 @@ OTHER = msgspec.structs.replace(
 FEWER = dataclasses.replace(
     known(RECORDED), settings=dataclasses.replace(builders.SETTINGS, num_prompts=20)
 )
-LEARNS = dataclasses.replace(
-    MEASURED,
-    case=builders.on_server(method="suffix"),
-)
+LEARNS = dataclasses.replace(MEASURED, case=builders.on_server(method="suffix"))
 BROKEN = dataclasses.replace(MEASURED, invalid=all_invalid("SPEC_DISABLED: nothing was drafted"))
 
 
