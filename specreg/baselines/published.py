@@ -1,7 +1,7 @@
 """Published figures: acceptance from papers and tables, the last thing to compare with.
 
 `baselines/published/<name>.json`, one figure each with its source. Acceptance hardly depends on the
-machine; speed does, so there is none here.
+machine; a speedup does, and is shown beside the measured one, never judged.
 """
 
 from collections.abc import Iterable, Iterator
@@ -29,12 +29,14 @@ class PublishedFigure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         method: of METHODS; target, draft: hub ids, `draft` None where the method needs none.
         dataset: the name of the prompt set.
         draft_tokens: tokens drafted per step (k).
-        temperature: 0 is greedy.
+        temperature: 0 is greedy; None where it isn't said.
         acceptance_length_tokens: AL = 1 + A / S, 1..k + 1; None where it isn't said.
         acceptance_rate_frac: AR = A / D, 0..1; None where it isn't said.
         position_frac: marginal acceptance P_i / S by position, each 0..1; k of them or none.
         tolerance_frac: the change of AL that the source itself still calls fine, relative to AL.
         turns, output_cap_tokens: of a conversation and a reply; None where the figure is for any.
+        speedup_ratio: tokens/s with drafts by those without; None where it isn't said.
+        engine, concurrency: of which it is, and of so many requests at once; a speedup has both.
     """
 
     schema_version: Literal[1]
@@ -45,19 +47,23 @@ class PublishedFigure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     draft: str | None
     dataset: _Text
     draft_tokens: Annotated[int, msgspec.Meta(ge=1)]
-    temperature: Annotated[float, msgspec.Meta(ge=0)]
+    temperature: Annotated[float, msgspec.Meta(ge=0)] | None
     acceptance_length_tokens: Annotated[float, msgspec.Meta(ge=1)] | None
     acceptance_rate_frac: _Share | None
     position_frac: tuple[_Share, ...]
     tolerance_frac: _Share | None
     turns: int | None = None
     output_cap_tokens: int | None = None
+    speedup_ratio: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    engine: str | None = None
+    concurrency: int | None = None
 
     def value(self, metric_name: str) -> float | None:
         """The figure of a metric, None where it wasn't published."""
         figures = {
             "acceptance_length_tokens": self.acceptance_length_tokens,
             "acceptance_rate_frac": self.acceptance_rate_frac,
+            "speedup_ratio": self.speedup_ratio,
         }
         positions = enumerate(self.position_frac, start=1)
         return (figures | {f"acceptance_pos{n}_frac": frac for n, frac in positions}).get(
@@ -75,19 +81,22 @@ def load_published(folder: Path) -> tuple[PublishedFigure, ...]:
 
 
 def published_for(case: Case, published: Iterable[PublishedFigure]) -> PublishedFigure | None:
-    """The first figure of the same models, method, k, prompts, sampling, turns and cap."""
+    """The first figure of the same models, method, k, prompts, sampling, turns, cap and load."""
     return next((one for one in published if _is_of(one, case)), None)
 
 
 def _is_of(one: PublishedFigure, case: Case) -> bool:
     server = case.server
-    told = (one.method, one.target, one.draft, one.draft_tokens, one.dataset, one.temperature)
+    told = (one.method, one.target, one.draft, one.draft_tokens, one.dataset)
     wanted = (server.method, server.target, server.draft, server.draft_tokens)
     return (
-        told == (*wanted, case.dataset, case.temperature)
+        told == (*wanted, case.dataset)
         and server.tree is None  # a figure doesn't say how the drafts branched
+        and one.temperature in {None, case.temperature}
         and one.turns in {None, case.turns}
         and one.output_cap_tokens in {None, case.output_cap_tokens}
+        and one.engine in {None, server.engine}
+        and one.concurrency in {None, case.load.concurrency}
     )
 
 
@@ -95,8 +104,10 @@ def _contradictions(published: PublishedFigure) -> Iterator[str]:
     """Say what can't be true of a figure, got and needed."""
     length, positions = published.acceptance_length_tokens, published.position_frac
     most = published.draft_tokens
-    if length is None and published.acceptance_rate_frac is None and not positions:
-        yield "no acceptance at all, needed a length, a rate or positions"
+    if published.speedup_ratio is not None and not (published.engine and published.concurrency):
+        yield "a speedup without engine and concurrency, needed both"
+    if not any((length, published.acceptance_rate_frac, positions, published.speedup_ratio)):
+        yield "no figure at all, needed a length, a rate, positions or a speedup"
     if positions and len(positions) != most:
         yield f"{len(positions)} positions, needed none or draft_tokens = {most}"
     if length is not None and length > most + 1:

@@ -298,9 +298,12 @@ def _refused_speed(metric: Metric, comparison: Comparison, hint: str) -> Refusal
     """Yield why two speeds are not of the same kind."""
     known, exact = comparison.known, comparison.known.exact
     if exact is None:
-        where = known.baseline.environment.name if known.baseline else "a published figure"
+        where = f"'{known.baseline.environment.name}'" if known.baseline else "a published figure"
+        told = known.published
+        if told and (value := told.value(metric.name)) is not None:
+            where += f", which is {value:.3g} ({told.conditions})"
         reason = f"nothing recorded in '{known.environment.name}', and speed doesn't carry over"
-        yield Outcome.NOT_COMPARABLE, f"{reason} from '{where}'; {hint}"
+        yield Outcome.NOT_COMPARABLE, f"{reason} from {where}; {hint}"
     elif not exact.launches:
         reason = "the baseline is of an earlier form, whose speeds differ"
         yield Outcome.NOT_COMPARABLE, f"{reason}; {hint}"

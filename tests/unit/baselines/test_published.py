@@ -37,18 +37,24 @@ def loaded(folder: Path, content: bytes) -> tuple[PublishedFigure, ...]:
     return load_published(folder)
 
 
-def test_only_acceptance_has_published_figures() -> None:
-    known = {name for name in METRICS if PUBLISHED.value(name) is not None}
+SILENT = {"acceptance_length_tokens": None, "acceptance_rate_frac": None, "position_frac": ()}
+SPEEDUP = {"speedup_ratio": 1.5, "engine": "vllm", "concurrency": 2}
+
+
+def test_only_acceptance_and_speedups_have_published_figures() -> None:
+    known = {name for name in METRICS if changed(**SPEEDUP).value(name) is not None}
     assert known == {
         "acceptance_length_tokens",
         "acceptance_rate_frac",
         *(f"acceptance_pos{number}_frac" for number in (1, 2, 3)),
+        "speedup_ratio",
     }
 
 
 def test_a_case_finds_the_figure_of_its_models_and_settings() -> None:
     others = (changed(target="other/target"), changed(draft=None))
     assert published_for(builders.CASE, (*others, PUBLISHED)) is PUBLISHED
+    assert published_for(builders.CASE, [changed(**SPEEDUP, temperature=None)])
     assert published_for(builders.CASE, others) is None
 
 
@@ -61,6 +67,8 @@ def test_a_case_finds_the_figure_of_its_models_and_settings() -> None:
         {"dataset": "mt-bench"},
         {"draft_tokens": 4},
         {"temperature": 1.0},
+        {"engine": "sglang"},
+        {"concurrency": 16},
     ],
     ids=lambda difference: next(iter(difference)),
 )
@@ -80,14 +88,12 @@ def test_a_figure_does_not_say_how_its_drafts_branched() -> None:
     [
         {"acceptance_rate_frac": None, "position_frac": (), "tolerance_frac": None},
         {"acceptance_length_tokens": 2.62},
+        SILENT | SPEEDUP,
     ],
-    ids=["not everything is said", "rounded positions miss the length by a little"],
+    ids=["not everything is said", "rounded positions miss the length by a little", "a speedup"],
 )
 def test_what_can_be_is_read(tmp_path: Path, changes: dict[str, Any]) -> None:
     assert loaded(tmp_path, encoded(**changes)) == (changed(**changes),)
-
-
-SILENT = {"acceptance_length_tokens": None, "acceptance_rate_frac": None, "position_frac": ()}
 
 
 @pytest.mark.parametrize(
@@ -98,14 +104,15 @@ SILENT = {"acceptance_length_tokens": None, "acceptance_rate_frac": None, "posit
         (encoded(position_frac=(0.9, 0.7)), "2 positions, needed none or"),
         (encoded(position_frac=(0.7, 0.5, 0.3)), "it is 2.500"),
         (encoded(schema_version=2), "enum value 2 - at `$.schema_version`"),
-        (encoded(**SILENT), "no acceptance at all"),
+        (encoded(**SILENT), "no figure at all"),
+        (encoded(speedup_ratio=1.5, engine="vllm"), "without engine and concurrency, needed both"),
         (b'{"schema_version": 1, oops', "malformed"),
         (encoded().replace(b'"source"', b'"sauce"'), "`sauce`"),
         (b'{"schema_version": 1, "source": "\xff"}', "utf-8"),
     ],
     ids=[
         *("beyond-the-draft", "percent-as-share", "too-few", "positions-of-another-run"),
-        *("newer-form", "nothing", "cut-off", "unknown", "no-text"),
+        *("newer-form", "nothing", "of-any-load", "cut-off", "unknown", "no-text"),
     ],
 )
 def test_what_cannot_be_or_not_be_read_is_named_with_its_remedy(
@@ -121,8 +128,8 @@ def test_what_cannot_be_or_not_be_read_is_named_with_its_remedy(
 def test_the_committed_figures_are_of_methods_that_exist_and_all_differ() -> None:
     committed = load_published(builders.ROOT / "baselines")
     assert committed
-    keys = {(one.method, one.target, one.draft, one.dataset, one.draft_tokens) for one in committed}
-    assert len(keys) == len(committed)
+    told = [(one.method, one.target, one.draft, one.dataset, one.draft_tokens) for one in committed]
+    assert len(set(told)) == len(told)
     for one in committed:
         assert METHODS[one.method].needs_draft == (one.draft is not None)
         assert "https://" in one.source

@@ -319,6 +319,9 @@ ELSEWHERE = builders.baseline(SPEEDS, SPEEDS, of=OF, environment=builders.OTHER_
 OTHER = msgspec.structs.replace(
     RECORDED, case=dataclasses.replace(builders.SETTINGS, dtype="auto", concurrency=4)
 )
+SPEEDUP = METRICS["speedup_ratio"]
+GAIN = builders.measurement({SPEEDUP.name: 1.4})
+TOLD = known(published=msgspec.structs.replace(builders.published(), speedup_ratio=1.5))
 FEWER = dataclasses.replace(
     known(RECORDED), settings=dataclasses.replace(builders.SETTINGS, num_prompts=20)
 )
@@ -348,6 +351,7 @@ OF_TPOT = builders.baseline({TPOT.name: 8.0}, {TPOT.name: 8.0})
         (LENGTH, MEASURED, known(OTHER), NO_BASELINE, "concurrency: 4 -> 2, dtype: auto ->"),
         (THROUGHPUT, MEASURED, known(OTHER), NO_BASELINE, "other settings: concurrency: 4"),
         (THROUGHPUT, MEASURED, known(nearest=ELSEWHERE), NOT_COMPARABLE, "doesn't carry over"),
+        (SPEEDUP, GAIN, TOLD, NOT_COMPARABLE, "a published figure, which is 1.5 (80 prompts); rec"),
         (THROUGHPUT, MEASURED, UNSPREAD, NO_BASELINE, "its spread takes two launches or more"),
         (THROUGHPUT, MEASURED, known(OF_TPOT), NO_BASELINE, "the baseline holds none"),
         (THROUGHPUT, MEASURED, EMPTY, NOT_COMPARABLE, "of an earlier form, whose speeds differ"),
