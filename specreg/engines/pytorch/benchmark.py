@@ -6,10 +6,12 @@ Options that `main` doesn't have are those of `python -m specreg.engines.pytorch
 
 import argparse
 import functools
+import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -27,9 +29,11 @@ COLUMNS = {
     "acceptance_rate_frac": "A/D",
     "draft_ms": "draft, ms/step",
     "target_ms": "target, ms/step",
+    "power_w": "power, W",
 }
 Figures = Mapping[str, float | None]
 _NS_PER_S = 10**9
+_NO_POWER = "No power: a GPU's takes nvidia-ml-py, a processor's RAPL counters that you may read."
 
 
 def measure(
@@ -37,20 +41,22 @@ def measure(
     jobs: Sequence[Job],
     batch_requests: int,
     clock: Callable[[], int] = time.monotonic_ns,
+    energy_j: Callable[[], float | None] = lambda: None,
 ) -> Figures:
     """Decode jobs, so many at once, and return by name of `COLUMNS` what was seen.
 
     TTFT is a request's first step since its batch began; ITL (last - first) / (N - 1) of a request
     of N tokens, whose first step has one; AL is 1 + A / S. Draft and target are the mean of the
-    steps of a batch after its first.
+    steps of a batch after its first. Power is the devices' energy over the time of all batches.
     """
     ttfts_ns, itls_ns, later, steps = list[int](), list[float](), list[Step](), list[Step]()
-    whole_ns = 0
+    whole_ns, taken_j = 0, 0.0
     for start in range(0, len(jobs), batch_requests):
+        begun_j = ended_j = energy_j() or 0.0
         begun_ns = ended_ns = clock()
         first_ns, tokens = 0, dict[int, int]()
         for number, added in enumerate(decoded(jobs[start : start + batch_requests])):
-            ended_ns = clock()
+            ended_ns, ended_j = clock(), energy_j() or 0.0
             steps += added.values()
             later += [*added.values()][: number > 0]  # all of a batch tell its time
             first_ns = first_ns or ended_ns
@@ -60,6 +66,7 @@ def measure(
                     itls_ns.append((ended_ns - first_ns) / (tokens[place] - 1))
         ttfts_ns += [first_ns - begun_ns] * len(tokens)
         whole_ns += ended_ns - begun_ns
+        taken_j += ended_j - begun_j
     drafting = [step for step in steps if step.drafted]
     accepted, drafted = sum(one.accepted for one in drafting), sum(one.drafted for one in drafting)
     return {
@@ -72,6 +79,7 @@ def measure(
         "acceptance_rate_frac": accepted / drafted if drafted else None,
         "draft_ms": _over_ms(statistics.mean, [step.draft_ns for step in later]),
         "target_ms": _over_ms(statistics.mean, [step.target_ns for step in later]),
+        "power_w": taken_j * _NS_PER_S / whole_ns if taken_j > 0 else None,
     }
 
 
@@ -82,9 +90,9 @@ def _over_ms(
     return middle(values_ns) / 10**6 if values_ns else None
 
 
-def render(rows: Iterable[tuple[str, int, Figures]]) -> str:
-    """Render a table in Markdown: by method and batch."""
-    lines = [f"| method | batch | {' | '.join(COLUMNS.values())} |", f"|{' --- |' * 9}"]
+def render(rows: Sequence[tuple[str, int, Figures]]) -> str:
+    """Render a table in Markdown: by method and batch, and why there is no power where none is."""
+    lines = [f"| method | batch | {' | '.join(COLUMNS.values())} |", f"|{' --- |' * 10}"]
     for method, batch_requests, figures in rows:
         digits = {"acceptance_length_tokens": 3, "acceptance_rate_frac": 4, "draft_ms": 3}
         cells = (
@@ -92,7 +100,28 @@ def render(rows: Iterable[tuple[str, int, Figures]]) -> str:
             for name, value in figures.items()
         )
         lines.append(f"| `{method}` | {batch_requests} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    silent = all(figures["power_w"] is None for *_, figures in rows)
+    return "\n".join([*lines, *["", _NO_POWER] * silent])
+
+
+def drawn_j(devices: Sequence[str]) -> Iterator[float]:
+    """Yield the joules that GPUs drew: their draw, a mean of up to a second, by the time since."""
+    import torch  # noqa: PLC0415 - it needs the extra
+
+    drawn, then_ns = 0.0, time.monotonic_ns()
+    while find_spec("pynvml"):
+        before_ns, then_ns = then_ns, time.monotonic_ns()
+        drawn_mw = sum(torch.cuda.power_draw(one) for one in devices)
+        drawn += drawn_mw / 1000 * (then_ns - before_ns) / _NS_PER_S
+        yield drawn
+
+
+def counted_j(folder: Path = Path("/sys/class/powercap")) -> Iterator[float]:
+    """Yield the joules that a processor counts of its packages, whatever runs on it."""
+    names = [one for one in folder.glob("intel-rapl:*/name") if "package" in one.read_text()]
+    counters = [one.with_name("energy_uj") for one in names]
+    while counters and all(os.access(one, os.R_OK) for one in counters):
+        yield sum(int(one.read_text()) for one in counters) / 10**6
 
 
 class _Prompt(msgspec.Struct):
@@ -127,7 +156,7 @@ def main() -> None:
 def _measure(options: argparse.Namespace, own: argparse.Namespace, batch: int) -> Figures:
     """The figures of a method and a batch, with models of their own: what learns begins anew."""
     from specreg.engines.pytorch.decoding import decode  # noqa: PLC0415 - these need the extra
-    from specreg.engines.pytorch.models import load_models  # noqa: PLC0415
+    from specreg.engines.pytorch.models import default_device, load_models  # noqa: PLC0415
 
     try:
         lines = own.prompts.read_bytes().splitlines() or [b""]
@@ -149,7 +178,10 @@ def _measure(options: argparse.Namespace, own: argparse.Namespace, batch: int) -
     # The first passes are slow; a prompt of one token teaches a store next to nothing.
     warm_up = [Job(prompt=jobs[0].prompt[:1], output_cap_tokens=8)] * batch
     list(decode(models, warm_up))
-    return measure(functools.partial(decode, models), jobs, batch)
+    devices = options.device or (default_device(),)
+    joules = counted_j() if devices == ("cpu",) else drawn_j(devices)
+    energy_j = functools.partial(next, joules, None)
+    return measure(functools.partial(decode, models), jobs, batch, energy_j=energy_j)
 
 
 if __name__ == "__main__":

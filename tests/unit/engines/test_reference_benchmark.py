@@ -4,10 +4,11 @@ import itertools
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
-from specreg.engines.pytorch.benchmark import COLUMNS, measure, render
+from specreg.engines.pytorch.benchmark import COLUMNS, counted_j, measure, render
 from specreg.engines.pytorch.requests import Job, Step
 from tests.unit import builders
 
@@ -41,9 +42,9 @@ def decoded(jobs: Sequence[Job]) -> Iterator[Mapping[int, Step]]:
 
 def test_the_figures_are_those_of_the_steps() -> None:
     """A clock of 10 ms a reading: one at a batch's start, one after each of its three steps."""
-    ticks = itertools.count(step=10 * MS)
+    ticks, joules = itertools.count(step=10 * MS), itertools.count(step=2.5)
 
-    figures = measure(decoded, JOBS, 2, lambda: next(ticks))
+    figures = measure(decoded, JOBS, 2, lambda: next(ticks), lambda: next(joules))
 
     assert figures == {
         "ttft_p50_ms": 10.0,
@@ -57,6 +58,8 @@ def test_the_figures_are_those_of_the_steps() -> None:
         # By step of a batch, the first left out, which drafts nothing and reads the prompt.
         "draft_ms": 2.0,
         "target_ms": 7.0,
+        # 3 readings of 2.5 J in each batch of 30 ms.
+        "power_w": pytest.approx(250.0),
     }
     assert list(figures) == list(COLUMNS)
 
@@ -68,9 +71,25 @@ def test_what_there_is_not_is_a_dash() -> None:
     ticks = itertools.count(step=10 * MS)
     figures = measure(alone, JOBS[:1], 1, lambda: next(ticks))
 
-    head, _, row = render([("none", 1, figures)]).splitlines()
+    head, _, row, _, why = render([("none", 1, figures)]).splitlines()
     assert head.startswith("| method | batch | TTFT p50, ms | ITL p50, ms | tokens/s |")
-    assert row == "| `none` | 1 | 10.0 | – | 100.0 | – | – | – | – |"
+    assert row == "| `none` | 1 | 10.0 | – | 100.0 | – | – | – | – | – |"
+    assert why.startswith("No power: ")
+    assert why not in render([("none", 1, {**figures, "power_w": 9.0})])
+
+
+def test_a_processor_counts_the_energy_of_its_packages(tmp_path: Path) -> None:
+    assert list(counted_j(tmp_path)) == []  # as in a virtual machine
+    for number, name in enumerate(("package-0", "package-1", "psys")):
+        folder = tmp_path / f"intel-rapl:{number}"
+        folder.mkdir()
+        (folder / "name").write_text(f"{name}\n")
+        (folder / "energy_uj").write_text("1500000\n")
+
+    joules = counted_j(tmp_path)
+    assert next(joules) == 3.0
+    (tmp_path / "intel-rapl:1/energy_uj").write_text("2500000\n")
+    assert next(joules) == 4.0
 
 
 @pytest.mark.parametrize(
