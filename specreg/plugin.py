@@ -7,7 +7,7 @@ import os
 import shlex
 import traceback
 import warnings
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FunctionType
@@ -110,7 +110,7 @@ def pytest_configure(config: pytest.Config) -> None:
     interrupt_on_signals()
     with _as_usage_error(config):
         learn({}, config.invocation_params.args)
-        progress, options = Progress(), read_options(config)
+        progress, options = Progress(column=_column_of(config)), read_options(config)
         if hasattr(config, "workerinput"):  # what it goes on with is the controller's to choose
             options = dataclasses.replace(options, resume=False)
         if _has_workers(config) and options.shard:
@@ -554,6 +554,20 @@ def _what(params: Mapping[str, Any]) -> Metric | CorrectnessCheck:
     """The metric that a test judges, or the check that it makes."""
     found: Metric | CorrectnessCheck = params["check"] if "check" in params else params["metric"]
     return found
+
+
+def _column_of(config: pytest.Config) -> Callable[[], int] | None:
+    """What says in which column of the terminal pytest's output ends; None without a terminal."""
+    is_ci = any(map(os.environ.get, ("CI", "BUILD_NUMBER")))  # some run their jobs in a terminal
+    is_plain = is_ci or os.environ.get("TERM") == "dumb" or hasattr(config, "workerinput")
+    if is_plain or not (os.isatty(1) and os.isatty(2)):
+        return None
+
+    def column() -> int:
+        is_told = config.pluginmanager.hasplugin("terminalreporter")
+        return config.get_terminal_writer().width_of_current_line if is_told else 0
+
+    return column
 
 
 def _color(config: pytest.Config) -> bool:

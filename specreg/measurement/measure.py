@@ -40,7 +40,6 @@ _CLEAR = 2.5
 _LATE_NS = 5 * 10**6
 _LATE_FRAC = 0.05
 _ENOUGH_BEATS = 20
-_SHOWN_EACH_NS = 10 * 10**9
 _NS_PER_S = 10**9
 
 RecordRound = Callable[[int, int], Record]
@@ -89,7 +88,7 @@ class Plan:
     """How much of a workload is replayed, and what is told of it.
 
     Attributes:
-        show: is told what goes on.
+        show: is told what goes on, before each round.
         parts: into how many the prompts are dealt to look after each whether they are enough; None
             for the first case's rounds, and one look after all of them.
         enough: asked at each look; where all prompts weren't, the extension follows.
@@ -256,7 +255,6 @@ class _Measuring:
         self.all, self.workload, self.plan = tuple(replays), workload, plan
         self.going, self.case = list(replays), replays[0].arm.case
         self.parts = deal(workload.prompts, plan.parts or self.case.rounds)
-        self.shown_ns = plan.clock() - _SHOWN_EACH_NS
         # Each order in turn, so that no arm is always the first, or always follows another.
         self.orders = itertools.cycle(itertools.permutations(self.all))
         self.round = 0
@@ -265,6 +263,7 @@ class _Measuring:
         await self._warm_up()
         look = await self._replay_all()
         while self._took_no_turns() or self._asked_s() < self.plan.least_s:
+            self.plan.show("the prompts again")
             for part in self.parts:
                 await self._replay(part)
         for one in self.going:
@@ -293,7 +292,7 @@ class _Measuring:
         """Replay the prompts until they are enough, and read what was accepted."""
         first, *others = self.all
         for index, part in enumerate(self.parts, start=1):
-            self._show_round(index)
+            self.plan.show(f"round {index} of {len(self.parts)}")
             await self._replay(part)
             look = Look.EARLY if index < len(self.parts) else Look.FULL
             if look is Look.EARLY and self.plan.parts is None:
@@ -321,7 +320,7 @@ class _Measuring:
     async def _extend(self) -> None:
         """Replay the extension on the arms that speculate."""
         extension = self.workload.extension
-        self.plan.show(f"{self.case.id}: undecided, {len(extension)} prompts more")
+        self.plan.show(f"undecided, {len(extension)} prompts more")
         for one in tuple(self.going):
             if one.arm.case.speculates:
                 keep = self.plan.record(self.all.index(one), self.round)
@@ -331,7 +330,7 @@ class _Measuring:
         """Keep every server under load without a pause; of one that fails, no power is known."""
         least_s = self.plan.power_s
         if least_s:
-            self.plan.show(f"{self.case.id}: power, {least_s:g} s of load for each server")
+            self.plan.show(f"power, {least_s:g} s of load for each server")
         going = [one for one in next(self.orders) if one in self.going]
         try:
             blocks = [await _block(one, self.workload.prompts, least_s) for one in going]
@@ -352,12 +351,6 @@ class _Measuring:
                 raise
             await asyncio.to_thread(one.arm.server.check_alive)  # asks on a loop of its own
             self.going.remove(one)
-
-    def _show_round(self, index: int) -> None:
-        """Say which round begins, though not for each short one."""
-        if self.plan.clock() - self.shown_ns >= _SHOWN_EACH_NS:
-            self.shown_ns = self.plan.clock()
-            self.plan.show(f"{self.case.id}: round {index} of {len(self.parts)}")
 
     def _took_no_turns(self) -> bool:
         """Whether timed arms were asked only once each, so that one was always first."""

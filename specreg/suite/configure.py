@@ -24,7 +24,7 @@ from specreg.servers.attach import alone, check_attached
 from specreg.servers.provision import why_no_program
 from specreg.suite.options import Options
 from specreg.suite.run import Suite
-from specreg.suite.shards import parse_choice
+from specreg.suite.shards import expected_times, parse_choice
 from specreg.suite.update_baselines import further_launches
 from specreg.telemetry.identity import (
     UNKNOWN_ENVIRONMENT,
@@ -122,6 +122,7 @@ def open_suite(
         show=progress.show,
         tell=progress.tell,
         measure_further=further_launches(options),
+        so_far=progress.so_far,
         timeline=Timeline(listener=progress.watch),
         shares_machine=within is not None,
         skips_unfetched=not options.require_tier or is_offline(),
@@ -213,6 +214,8 @@ def choose(
             asked.setdefault(case.id, set()).add(what.name)
         reasons.append(why)
     suite.asked, suite.no_power = asked, "; ".join(dark)
+    if not (lists or suite.shares_machine):
+        suite.so_far.expected_s = expected_times(suite)
     return reasons
 
 

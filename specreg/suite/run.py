@@ -32,6 +32,7 @@ from specreg.measurement.figures import Figures, figures_of
 from specreg.measurement.journal import Journal, Key
 from specreg.measurement.measure import Measurement, Plan, beside, measure, workload_of
 from specreg.measurement.metrics import Family, Metric
+from specreg.report.progress import RunProgress
 from specreg.servers.gpu_lease import GpuClaim
 from specreg.servers.launch import Launch, Servers, Starting, launches_of
 from specreg.servers.server import Server
@@ -57,6 +58,7 @@ class Suite(Scope):
         journal: of this run; earlier, earlier_checks: what the run that is resumed had measured
             and checked.
         measure_further: measures more launches of a server that is recorded.
+        so_far: how far the run is.
         record_property: takes a property of the whole run for JUnit's file.
         timeline: which phase goes on, for which server pair.
         taken_over: what an earlier run had measured; retried: what was measured a second time, as
@@ -69,6 +71,7 @@ class Suite(Scope):
     earlier: Mapping[Key, Measurement]
     earlier_checks: Mapping[tuple[Key, str], Mapping[str, Any]] = field(default_factory=dict)
     measure_further: MeasureFurther = lambda *_: None
+    so_far: RunProgress = field(default_factory=RunProgress)
     record_property: Callable[[str, object], None] = lambda *_: None
     timeline: Timeline = field(default_factory=Timeline)
     taken_over: list[str] = field(default_factory=list)
@@ -136,6 +139,7 @@ class Suite(Scope):
         A server that hangs isn't used again.
         """
         number, name = server.launch.number, server.launch.case_id(case)
+        self._begin(name)
         if self.merged is not None:
             measurement = self.merged.measurement(case, number)
         elif (found := self.earlier.get(key := self.key(case, number))) is not None:
@@ -150,6 +154,11 @@ class Suite(Scope):
                     starting.stop()
         self._measured[case.id, number] = measurement  # at once: its figures take a moment
         self.figures.append(figures_of(measurement, number))
+
+    def _begin(self, name: str) -> None:
+        """Note which case is at hand."""
+        if self.merged is None:
+            self.so_far.begin(name)
 
     def _twice(
         self, attempt: Callable[[], _DoneT], pair: Sequence[Starting | None], *, again: str
@@ -213,7 +222,7 @@ class Suite(Scope):
         plan = Plan(
             show=self._show_or_stop,
             turn_to=self.timeline.turn_to,
-            record=self.journal.record_round,
+            record=self.so_far.count(case.load.concurrency, self.journal.record_round),
             least_s=case.least_s if timed else 0.0,
             power_s=case.power_s if power else 0.0,
             watching=watching,
@@ -364,7 +373,9 @@ class Suite(Scope):
         """
 
         def attempt() -> Verdict:
-            with self.timeline.during(Phase.CHECKING, server.launch.id, of=case.id):
+            self._begin(server.launch.case_id(case))
+            of = f"{check.name} of {case.id}"
+            with self.timeline.during(Phase.CHECKING, server.launch.id, of=of):
                 if self.merged is not None:
                     return self.merged.verdict(check, case)
                 key = self.key(case, server.launch.number)

@@ -129,6 +129,23 @@ def server_groups(cases: Iterable[Case], scope: Scope) -> list[ServerGroup]:
     return sorted(groups, key=lambda one: (-one.gpus, -one.expected_s, one.id))
 
 
+def expected_times(scope: Scope) -> dict[str, float]:
+    """By each case that is asked for on each launch, in order, about how long it takes, in seconds.
+
+    The first one on a server takes its start as well, unless that runs already.
+    """
+    kind = "gpu" if scope.tier.needs_gpus else "cpu"
+    times_s: dict[str, float] = {}
+    started = set()
+    for _, server, case in scope.setups():
+        if case.id in scope.asked:
+            start_s = 0.0 if server in started or scope.provision.url else START_S[kind]
+            started.add(server)
+            case_s = estimate_of(case, scope.store, kind).case_s
+            times_s[server.case_id(case)] = start_s + case_s
+    return times_s
+
+
 def cut(groups: Sequence[ServerGroup], of: int) -> tuple[Shard, ...]:
     """Deal server groups out to shards, each to the one with the least so far.
 

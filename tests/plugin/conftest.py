@@ -1,8 +1,11 @@
 """Runs the suite as a user would, in a process of its own, against the scripted server."""
 
+import contextlib
 import os
+import pty
 import subprocess
 import sys
+import termios
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -134,6 +137,27 @@ class Suite:
             stderr=subprocess.STDOUT,
             text=True,
         )
+
+    def run_in_terminal(self, *arguments: str, interrupt_once: str = "") -> str:
+        """What the command shows in a terminal of its own, 40 lines of 120 characters.
+
+        Ctrl-C is typed once a text is there, unless that is empty.
+        """
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.chdir(ROOT)
+            termios.tcsetwinsize(0, (40, 120))
+            command = self.command(*arguments)
+            os.execve(command[0], command, self.environment())  # noqa: S606 - no shell
+        shown, typed = b"", not interrupt_once
+        with contextlib.suppress(OSError):  # a terminal that everybody left
+            while part := os.read(terminal, 65536):
+                shown += part
+                if not typed and interrupt_once.encode() in shown:
+                    typed = bool(os.write(terminal, b"\x03"))
+        os.close(terminal)
+        os.waitpid(pid, 0)
+        return shown.decode()
 
     def specreg(self, *arguments: object) -> subprocess.CompletedProcess[str]:
         """`specreg` with the arguments, done."""

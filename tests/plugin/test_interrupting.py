@@ -1,17 +1,16 @@
 """A run that is cut short takes its servers with it."""
 
 import contextlib
-import os
-import pty
 import signal
 import subprocess
 
 import psutil
 import pytest
 
+from tests.doubles.screen import lines_of
 from tests.doubles.vllm.script import Fault, Script
 from tests.faults.running import MARK, marked, wait_until
-from tests.plugin.conftest import ROOT, Suite
+from tests.plugin.conftest import Suite
 
 SLOW = Script(step_ms=20.0)
 """A run takes long enough to be cut short."""
@@ -66,30 +65,13 @@ def test_a_run_under_nohup_goes_on_after_ctrl_c_and_is_ended_by_sigterm(suite: S
     assert not marked(suite.folder)
 
 
-def interrupted_in_a_terminal(suite: Suite, *, once: str) -> str:
-    """What a run shows in a terminal of its own, where Ctrl-C is typed once a text is there."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.chdir(ROOT)
-        command = suite.command("tests/perf")
-        os.execve(command[0], command, suite.environment())  # noqa: S606 - no shell
-    shown, typed = b"", False
-    with contextlib.suppress(OSError):  # a terminal that everybody left
-        while part := os.read(terminal, 65536):
-            shown += part
-            if not typed and once.encode() in shown:
-                typed = bool(os.write(terminal, b"\x03"))
-    os.close(terminal)
-    os.waitpid(pid, 0)
-    return shown.decode()
-
-
 def test_ctrl_c_in_a_terminal_leaves_it_in_order(suite: Suite) -> None:
     """Nothing is written below the summary by a thread that goes on."""
     suite.script = SLOW
 
-    shown = interrupted_in_a_terminal(suite, once="measuring vllm-none")
+    shown = suite.run_in_terminal("tests/perf", interrupt_once="measuring vllm-none")
 
+    assert not any("case 1 of 4:" in line for line in lines_of(shown))
     end = shown.partition("= specreg: tier cpu")[2]
     assert "no tests ran" in end.splitlines()[-1]
     assert "lost sys.stderr" not in end

@@ -5,11 +5,15 @@ import io
 import time
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from specreg.core.timeline import Phase, RunTime, Step, Timeline, process_began_ns
-from specreg.report.progress import Progress
+from specreg.load.chat_client import FinishedRequest
+from specreg.report.progress import Progress, RunProgress
 from specreg.report.tables import render_times
+from tests.doubles.screen import lines_of
+from tests.unit import builders
 
 NS = 10**9
 
@@ -116,9 +120,11 @@ class Kept(io.StringIO):
         super().close()
 
 
-def test_a_log_has_a_line_as_a_phase_begins_and_one_as_it_ends(clock: Clock) -> None:
+def test_a_log_has_a_line_for_each_phase_and_one_more_each_minute(clock: Clock) -> None:
     log = Kept()
     progress = Progress(log, clock=clock)
+    progress.so_far.expected_s = {"eagle3-c1": 100.0, "eagle3-c4": 60.0}
+    progress.so_far.begin("eagle3-c1")
     timeline = Timeline(clock=clock, began_ns=0, listener=progress.watch)
     with timeline.during(Phase.INSTALLING, "eagle3", of="vllm"):
         progress.tick()  # it was there already
@@ -129,21 +135,64 @@ def test_a_log_has_a_line_as_a_phase_begins_and_one_as_it_ends(clock: Clock) -> 
             clock.passes(seconds)
             progress.tick()
     progress.leave_line()  # pytest writes a dot
+    progress.so_far.begin("eagle3-c4")
     with timeline.during(Phase.MEASURING, "eagle3", of="eagle3-c4"):
         clock.passes(2)
         progress.tick()
-        progress.show("eagle3-c4: round 2 of 8")
+        progress.show("round 2 of 8")
         clock.passes(60)
         progress.tick()
     progress.close()
 
     assert log.content.split("\n") == [
-        "specreg 0:00 starting eagle3",
-        "specreg 1:15 starting eagle3, 1:15",
-        "specreg 1:15 starting eagle3 took 1:15",
+        "specreg 0:00 of about 2:40, case 1 of 2: starting eagle3",
+        "specreg 1:15 of about 2:40, case 1 of 2: starting eagle3",
         "",
-        "specreg 1:15 measuring eagle3-c4",
-        "specreg 2:17 eagle3-c4: round 2 of 8, 1:02",
-        "specreg 2:17 measuring eagle3-c4 took 1:02",
+        "specreg 1:15 of about 2:15, case 2 of 2: measuring eagle3-c4",
+        "specreg 2:17, case 2 of 2: measuring eagle3-c4, round 2 of 8",  # longer than was thought
         "",
     ]
+
+
+def test_a_line_in_place_is_below_pytests_own_which_goes_on_where_it_ended(clock: Clock) -> None:
+    terminal = Kept()
+    terminal.write("tests/perf/test_acceptance.py .")
+    progress = Progress(terminal, clock=clock, column=lambda: 31)
+    progress.leave_line()
+    timeline = Timeline(clock=clock, began_ns=0, listener=progress.watch)
+    with timeline.during(Phase.STARTING, "eagle3"):
+        progress.tick()
+        assert lines_of(terminal.getvalue())[1:] == ["0:00 starting eagle3"]
+        clock.passes(65)
+        progress.tick()
+        assert lines_of(terminal.getvalue())[1:] == ["1:05 starting eagle3"]
+    terminal.write(".")
+    assert lines_of(terminal.getvalue()) == ["tests/perf/test_acceptance.py ..", ""]
+
+    with timeline.during(Phase.MEASURING, "eagle3", of=200 * "x"):
+        progress.tick()
+        assert len(lines_of(terminal.getvalue())[1]) < 80
+        progress.tell("waiting for a GPU")
+        progress.tick()
+        progress.close()
+    assert lines_of(terminal.content)[1:] == ["waiting for a GPU", ""]
+
+
+def test_a_case_has_its_tokens_per_second_and_acceptance_length_so_far(clock: Clock) -> None:
+    so_far, kept = RunProgress(clock=clock), list[FinishedRequest]()
+    assert so_far.place == so_far.figures_in(Phase.MEASURING) == ""
+    trace = msgspec.structs.replace(
+        builders.trace(builders.chunk(500 * 10**6), builders.chunk(NS, 9)),  # 10 tokens in 1 s
+        acceptance=builders.counts(2, 2, 2, 2),  # 12 drafts accepted in 8 steps
+    )
+    record_round = so_far.count(4, lambda _arm, _number: kept.append)
+    for arm in (0, 1):  # the control's are kept and not counted
+        record_round(arm, 0)(FinishedRequest(place=0, trace=trace, chunks=(), text=""))
+    assert so_far.figures_in(Phase.MEASURING) == "40 tokens/s, AL 2.50"
+    assert so_far.figures_in(Phase.WARMING_UP) == ""
+    assert len(kept) == 2
+
+    so_far.count(0, lambda _arm, _number: kept.append)(0, 0)(kept[0])
+    assert so_far.figures_in(Phase.MEASURING).startswith("10 tokens/s a request")
+    so_far.count(4, lambda _arm, _number: kept.append)
+    assert so_far.figures_in(Phase.MEASURING) == ""

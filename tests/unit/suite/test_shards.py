@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from specreg.baselines.estimate import START_S, estimate_of
 from specreg.baselines.record import record_baseline
 from specreg.baselines.schema import baseline_path
 from specreg.core.errors import SpecregError
@@ -18,6 +19,7 @@ from specreg.suite.shards import (
     ServerGroup,
     ShardChoice,
     cut,
+    expected_times,
     make_scheduler,
     parse_choice,
     render_shards,
@@ -45,6 +47,19 @@ def groups_of(folder: Path, **options: int) -> list[ServerGroup]:
     """The server groups of three cases whose baselines are in a folder."""
     run = suite(folder, baselines=str(folder), **options)
     return server_groups(CASES, run)
+
+
+def test_a_start_is_expected_with_the_first_case_on_each_launch_of_a_server(tmp_path: Path) -> None:
+    run = suite(tmp_path, launches=2)
+    run.tier = dataclasses.replace(run.tier, cases=CASES)
+    run.asked = {EAGLE.id: {"tpot_p50_ms"}, LOADED.id: {"tpot_p50_ms"}}
+    first, second = (estimate_of(one, run.store, "cpu").case_s for one in (EAGLE, LOADED))
+    assert expected_times(run) == {
+        EAGLE.id: START_S["cpu"] + first,
+        LOADED.id: second,
+        f"{EAGLE.id}-launch2": START_S["cpu"] + first,
+        f"{LOADED.id}-launch2": second,
+    }
 
 
 @pytest.mark.parametrize(

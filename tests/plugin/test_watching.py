@@ -1,0 +1,43 @@
+"""What a run shows while it goes on: a line in place, or a line a phase."""
+
+import re
+
+import pytest
+
+from tests.doubles.screen import lines_of
+from tests.doubles.vllm.script import Script
+from tests.plugin.conftest import Suite
+
+SLOW = Script(step_ms=20.0)
+"""A case takes seconds."""
+ACCEPTANCE = ("tests/perf", "-k", "eagle3 and acceptance_length")
+PLACE = r"\d:\d\d of about \d:\d\d, case 1 of 1: "
+
+
+@pytest.mark.parametrize(
+    ("verbosity", "goes_on"),
+    [("-q", r"^[.F]+ +\[100%\]$"), ("-v", r"^tests/perf/.*\] (PASSED|FAILED) .*\[ +\d+%\]$")],
+)
+def test_a_terminal_has_a_line_in_place_that_is_gone_at_the_end(
+    suite: Suite, verbosity: str, goes_on: str
+) -> None:
+    suite.script = SLOW
+    chosen = ("tests/perf/test_acceptance.py", "-k", "eagle3 and toy-c1")
+    shown = suite.run_in_terminal(verbosity, *chosen)
+
+    figures = r"\d+ tokens/s, AL \d\.\d\d, round \d+ of \d+"
+    assert re.search(rf"\r\x1b\[K{PLACE}measuring vllm-eagle3-tiny-toy-c1, {figures}", shown)
+    left = lines_of(shown)
+    assert not any(re.search(PLACE, line) for line in left)
+    assert any(re.search(goes_on, line) for line in left), left
+
+
+def test_without_a_terminal_each_phase_has_a_line(suite: Suite) -> None:
+    suite.script = SLOW
+    done = suite.run(*ACCEPTANCE[:-1], "eagle3 and toy-c1 and acceptance_length")
+
+    assert "\x1b" not in done.stderr
+    told = re.findall(rf"^specreg {PLACE}(\w.*)$", done.stderr, re.MULTILINE)
+    phases = [f"{phase} vllm-eagle3-tiny-toy-c1" for phase in ("warming up", "measuring")]
+    assert told[-2:] == phases  # a start may take less than a second
+    assert len(told) == len(set(told))
