@@ -248,6 +248,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _prepare(config, {case.id: case for case, _ in tests}, shards)
 
 
+def pytest_report_collectionfinish(config: pytest.Config) -> Sequence[str]:
+    """Says where the page of a run of several cases will be while it goes on."""
+    suite = config.stash[SUITE]
+    page = f"page, from the second case on: {suite.run_folder / 'report.html'}"
+    return [page] if len(suite.so_far.expected_s) > 1 else []
+
+
 def _prepare(
     config: pytest.Config, cases: Mapping[str, Case], shards: Sequence[Collection[str]]
 ) -> None:

@@ -34,8 +34,13 @@ _INERT = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;", "@": "@\u200b",
 _MARKUP = re.compile(r"[\\`*{}\[\]()#!~$^:@|<>&]|(?<![^\W_])_|_(?![^\W_])|(?<=www)\.")
 
 
-def render_page(report: Report) -> str:
-    """The page: what fails comes first."""
+def render_page(report: Report, so_far: str = "") -> str:
+    """The page: what fails comes first.
+
+    Of a run that goes on `so_far` says which case it is at, and when: the page then reloads itself
+    and has no charts, which a process that measures doesn't draw.
+    """
+    draws = can_draw() and not so_far
     run, is_run, verdicts = report.run, not report.arms, last_words(report.run.verdicts)
     by_case: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
@@ -53,15 +58,17 @@ def render_page(report: Report) -> str:
         names=columns_of(report),
         charted=[columns_of(report)] if report.arms else [],
         answers=answers_of(report),
-        open=list(notes_of(report)),
+        open=[] if so_far else list(notes_of(report)),
         red=dict(sorted(red.items(), key=lambda item: tone_of(item[1]) is not Tone.BAD)),
         by_case=by_case,
         found={one.outcome for one in verdicts},
         known=known,
         columns=columns,
         rows=[(case_id, _worst(found, columns)) for case_id, found in by_case.items()],
-        loads=list(gains_over_load(report.cases)) if can_draw() else [],
-        lacking="" if can_draw() else install_command("report"),
+        so_far=so_far,
+        draws=draws,
+        loads=list(gains_over_load(report.cases)) if draws else [],
+        lacking="" if draws or so_far else install_command("report"),
         notes=render_notes(held, run.environment if is_run else None),
         next_steps=next_of(report) or f"nothing needs to be done; the same again:\n  {again}",
         cases=[known[name] for name in dict.fromkeys((*red, *by_case, *known)) if name in known],
@@ -143,7 +150,7 @@ _TEMPLATES.filters.update(
     number=format_number,
     change=render_change,
     interval=_interval_of,
-    charts=lambda case, *others: list(charts_of(case, *others)) if can_draw() else [],
+    charts=lambda case, *others: list(charts_of(case, *others)),
     invalid=render_invalid,
     label=label_of,
     sentence=sentence_of,

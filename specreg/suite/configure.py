@@ -22,6 +22,7 @@ from specreg.measurement.metrics import Metric, check_allowed
 from specreg.report.progress import Progress
 from specreg.servers.attach import alone, check_attached
 from specreg.servers.provision import why_no_program
+from specreg.suite.finish import PageSoFar
 from specreg.suite.options import Options
 from specreg.suite.run import Suite
 from specreg.suite.shards import expected_times, parse_choice
@@ -123,6 +124,7 @@ def open_suite(
         tell=progress.tell,
         measure_further=further_launches(options),
         so_far=progress.so_far,
+        leave_page=PageSoFar(),
         timeline=Timeline(listener=progress.watch),
         shares_machine=within is not None,
         skips_unfetched=not options.require_tier or is_offline(),

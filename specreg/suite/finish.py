@@ -4,7 +4,9 @@ import contextlib
 import functools
 import itertools
 import shlex
+import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from specreg.acceptance.record import Source
@@ -31,9 +33,10 @@ from specreg.report.document import (
     origin_of,
     record_document,
     slowed_of,
+    write_whole,
 )
 from specreg.report.exports import ALWAYS, append_job_summary, write_outputs
-from specreg.report.page import render_markdown
+from specreg.report.page import render_markdown, render_page
 from specreg.report.summary import answers_of_run, render_answers
 from specreg.report.tables import render_figures, render_times
 from specreg.report.terminal import render_next, render_notes, render_verdicts
@@ -93,6 +96,29 @@ def record_run(
             f" and {specreg_command('report')} makes it again"
         )
     return wrong
+
+
+@dataclass(slots=True)
+class PageSoFar:
+    """Leave the page of what a run has judged so far, unless other processes share the run.
+
+    Attributes:
+        due_ns: when it is rendered again at the earliest, so that it takes a twentieth of the time.
+    """
+
+    due_ns: int = 0
+
+    def __call__(self, suite: Suite) -> None:
+        """Write it; the verdicts and the page at the end don't depend on it."""
+        began_ns = time.monotonic_ns()
+        if suite.shares_machine or not suite.verdicts or began_ns < self.due_ns:
+            return
+        with contextlib.suppress(Exception):
+            report = report_of(suite, run_verdict(suite, 0, cut_short=True), command="")
+            place = f"{suite.so_far.place}, {suite.now:%H:%M:%S} UTC"
+            page = render_page(report, so_far=place)
+            write_whole(suite.run_folder / "report.html", page.encode())
+        self.due_ns = began_ns + 20 * (time.monotonic_ns() - began_ns)
 
 
 def record_runs(suite: Suite) -> None:

@@ -58,7 +58,7 @@ class Suite(Scope):
         journal: of this run; earlier, earlier_checks: what the run that is resumed had measured
             and checked.
         measure_further: measures more launches of a server that is recorded.
-        so_far: how far the run is.
+        so_far: how far the run is; leave_page: leaves the page of what it has, before each case.
         record_property: takes a property of the whole run for JUnit's file.
         timeline: which phase goes on, for which server pair.
         taken_over: what an earlier run had measured; retried: what was measured a second time, as
@@ -72,6 +72,7 @@ class Suite(Scope):
     earlier_checks: Mapping[tuple[Key, str], Mapping[str, Any]] = field(default_factory=dict)
     measure_further: MeasureFurther = lambda *_: None
     so_far: RunProgress = field(default_factory=RunProgress)
+    leave_page: Callable[["Suite"], None] = lambda _: None
     record_property: Callable[[str, object], None] = lambda *_: None
     timeline: Timeline = field(default_factory=Timeline)
     taken_over: list[str] = field(default_factory=list)
@@ -156,9 +157,9 @@ class Suite(Scope):
         self.figures.append(figures_of(measurement, number))
 
     def _begin(self, name: str) -> None:
-        """Note which case is at hand."""
-        if self.merged is None:
-            self.so_far.begin(name)
+        """Note which case is at hand; before each one the page shows those that were judged."""
+        if self.merged is None and self.so_far.begin(name):
+            self.leave_page(self)
 
     def _twice(
         self, attempt: Callable[[], _DoneT], pair: Sequence[Starting | None], *, again: str

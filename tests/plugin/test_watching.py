@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: a line in place, or a line a phase."""
+"""What a run shows while it goes on: a line in place, a line a phase, and its page."""
 
 import re
 
@@ -6,6 +6,7 @@ import pytest
 
 from tests.doubles.screen import lines_of
 from tests.doubles.vllm.script import Script
+from tests.faults.running import wait_until
 from tests.plugin.conftest import Suite
 
 SLOW = Script(step_ms=20.0)
@@ -41,3 +42,22 @@ def test_without_a_terminal_each_phase_has_a_line(suite: Suite) -> None:
     phases = [f"{phase} vllm-eagle3-tiny-toy-c1" for phase in ("warming up", "measuring")]
     assert told[-2:] == phases  # a start may take less than a second
     assert len(told) == len(set(told))
+
+
+def test_a_run_that_goes_on_has_a_page_that_reloads_itself(suite: Suite) -> None:
+    suite.script = SLOW
+    with suite.start(*ACCEPTANCE) as run:
+        wait_until(lambda: any(suite.runs.glob("*/report.html")))
+        (page,) = suite.runs.glob("*/report.html")
+        so_far = page.read_text()
+        output, _ = run.communicate(timeout=60)
+
+    assert '<meta http-equiv="refresh" content="10">' in so_far
+    assert re.search(
+        r"Run in progress</strong>, case 2 of 2, \d\d:\d\d:\d\d UTC: this page", so_far
+    )
+    assert "vllm-eagle3-tiny-toy-c1" in so_far
+    assert 'id="vllm-eagle3-tiny-toy-c4"' not in so_far
+    assert f"page, from the second case on: {page}\n" in output
+    assert "refresh" not in page.read_text()
+    assert "Run in progress" not in page.read_text()

@@ -352,6 +352,15 @@ def test_of_several_positions_the_worst_is_shown() -> None:
     assert overview.count("▼ -") == 1
 
 
+def test_the_page_of_a_run_that_goes_on_says_so_reloads_itself_and_has_no_charts() -> None:
+    page = Page(render_page(reports.REPORT, so_far="case 3 of 12, 18:40:12 UTC"))
+    assert {"http-equiv": "refresh", "content": "10"} in page.all("meta")
+    assert "Run in progress , case 3 of 12, 18:40:12 UTC: this page reloads itself" in page.text
+    assert page.all("svg") == []
+    assert "Charts are drawn once" not in page.text
+    assert "refresh" not in render_page(reports.REPORT)
+
+
 def test_without_the_extra_a_page_has_all_but_its_charts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specreg.report.page.can_draw", lambda: False)
     page = Page(render_page(reports.REPORT))

@@ -11,13 +11,13 @@ from specreg.baselines.record import record_measurements
 from specreg.baselines.schema import load_baseline
 from specreg.baselines.store import settings_in
 from specreg.measurement.metrics import METRICS
-from specreg.suite.finish import remarks, run_verdict
+from specreg.suite.finish import PageSoFar, remarks, run_verdict
 from specreg.suite.run import Suite
 from specreg.suite.update_baselines import record_baselines
 from specreg.verdicts.history import RunRecord, baseline_sha256, record_history, settings_sha256
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import builders
-from tests.unit.suite.test_run import COUNTS, LENGTH, SPEED, measured, suite
+from tests.unit.suite.test_run import COUNTS, LENGTH, SPEED, judged, measured, suite
 
 EVERYTHING = {builders.CASE.id: {m.name for m in METRICS.values() if m.applies_to(builders.CASE)}}
 
@@ -54,6 +54,21 @@ def test_a_baseline_that_lies_well_below_the_last_runs_is_named(
     if said:
         words = "is 3.0% below the last runs; a loss of 3.0% would pass, so record it anew"
         assert found == [f"{builders.CASE.id}: the baseline of {SPEED.name} {words}"]
+
+
+def test_the_page_of_a_run_that_goes_on_takes_a_twentieth_of_its_time(tmp_path: Path) -> None:
+    one = measured(suite(tmp_path), builders.measurement({LENGTH.name: 2.5}, of=COUNTS))
+    leave, page = PageSoFar(), tmp_path / "report.html"
+    leave(one)
+    assert not page.exists(), "nothing was judged"
+    judged(one, LENGTH)
+    leave(one)
+    page.unlink()
+    leave(one)
+    assert not page.exists(), "it would be too soon"
+    leave.due_ns, one.shares_machine = 0, True
+    leave(one)
+    assert not page.exists(), "another process has the rest of the run"
 
 
 def test_a_torn_history_is_named(tmp_path: Path) -> None:
