@@ -12,16 +12,7 @@ from pathlib import Path
 import msgspec
 
 from specreg.compare.answers import AnswerComparison
-from specreg.compare.judging import (
-    Decision,
-    Rules,
-    SideLaunch,
-    decide,
-    is_lost,
-    is_settled,
-    judge_pair,
-    launches_of,
-)
+from specreg.compare.judging import Decision, Rules, SideLaunch, decide, is_lost, launches_of
 from specreg.compare.options import GateOptions, ServerOptions
 from specreg.compare.pairs import COMPARED, Group, Pair, Side, slots_of
 from specreg.core.errors import (
@@ -43,7 +34,6 @@ from specreg.servers.provision import Provision
 from specreg.servers.server import StartedServer
 from specreg.servers.start import ServerStart
 from specreg.telemetry.identity import Environment
-from specreg.verdicts.judge import Outcome
 
 _MINUTES_WITHOUT_GPU = 20.0
 
@@ -95,7 +85,7 @@ class Gate:
         """
         sides = itertools.product(self.pairs, Side)
         known = {self._key(pair, side, 0): (pair.id, side) for pair, side in sides}
-        for key, measurement in load_journal(self.journal.path).items():
+        for key, measurement in load_journal(self.journal.path, last=True).items():
             place = known.get(msgspec.structs.replace(key, launch=0))
             if place is None:
                 message = (
@@ -125,7 +115,7 @@ class Gate:
         minutes = usual if self.options.minutes is None else self.options.minutes
         self._deadline_s = time.monotonic() + 60 * minutes
         for group, number, sides in launches_of(
-            self.groups, self.rules, self.decide, self._is_settled, is_done or is_lost
+            self.groups, self.rules, self.decide, is_done or is_lost, self.answers.wants
         ):
             if not self._launch_sides(group, number, sides):
                 return self.decide()
@@ -134,13 +124,12 @@ class Gate:
 
     def _launch_sides(self, group: Group, number: int, sides: tuple[Side, Side]) -> bool:
         """Launch both sides, where that is still to be done; False where no time is left."""
-        for slot in slots_of(number, sides, together=self.together):
-            if self._is_known(group, number, slot):
-                continue
+        left = self._unknown(group, number, sides)
+        for slot in slots_of(number, sides, together=self.together) if left else ():
             began_s = time.monotonic()
             if self._longest_s and began_s + self._longest_s > self._deadline_s:
                 return False
-            self._launch(group, number, slot)
+            self._launch(left, number, slot)
             self._longest_s = max(self._longest_s, time.monotonic() - began_s)
         return True
 
@@ -153,19 +142,22 @@ class Gate:
         ours = (one.measurement for one in self.launches if one.side.is_b == side.is_b)
         return tuple(sorted({one.engine_version for one in ours if one is not None} - {""}))
 
-    def _is_settled(self, group: Group) -> bool:
-        """Whether no further launch would change what is known of a group."""
-        wrong = {one.case_id for one in self.answers.verdicts if one.outcome is Outcome.WRONG}
-        return not self.answers.wants(group) and all(
-            is_settled(judge_pair(pair, self.launches, self.rules), lost=pair.id in wrong)
-            for pair in group
-        )
+    def _unknown(self, group: Group, number: int, sides: tuple[Side, Side]) -> Group:
+        """Return the pairs of a group that weren't measured on both sides by that number.
 
-    def _is_known(self, group: Group, number: int, sides: tuple[Side, ...]) -> bool:
-        """Whether sides were launched by that number and all pairs of the group measured."""
-        launched = [one for one in self.launches if one.number == number and not one.failed]
-        known = {(one.pair_id, one.side) for one in launched}
-        return {(pair.id, side) for pair in group for side in sides} <= known
+        What one side did alone is forgotten: it would be compared with a launch of another hour.
+        """
+        known = {
+            (one.pair_id, one.side)
+            for one in self.launches
+            if one.number == number and not one.failed
+        }
+        left = tuple(pair for pair in group if not {(pair.id, side) for side in sides} <= known)
+        again = {(pair.id, side, number) for pair in left for side in sides}
+        self.launches = [
+            one for one in self.launches if (one.pair_id, one.side, one.number) not in again
+        ]
+        return left
 
     def _launch(self, group: Group, number: int, sides: tuple[Side, ...]) -> None:
         """Start servers and measure all pairs that share them; what fails is noted, not raised.

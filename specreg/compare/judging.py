@@ -148,13 +148,14 @@ def launches_of(
     groups: Sequence[Group],
     rules: Rules,
     look: Callable[[], Decision],
-    settled: Callable[[Group], bool],
     done: Callable[[Decision], bool],
+    wanted: Callable[[Group], bool] = lambda _: False,
 ) -> Iterator[tuple[Group, int, tuple[Side, Side]]]:
     """Yield what to launch until the answer is there: a group, the number, and which sides.
 
     After each look at which B seems slower side A is launched beside itself, on no more launches
-    than B had. `look` is asked for what is known by then, with all that was launched so far.
+    than B had. `look` is asked for what is known by then, with all that was launched so far, `done`
+    whether that is the answer, and `wanted` whether a group is launched even if it is settled.
     """
     left = list(groups)
     for number in range(1, rules.launches + 1):
@@ -166,9 +167,10 @@ def launches_of(
                 doubtful = {one.case_id for one in look().verdicts if _may_be_the_machine(one)}
                 if pairs := tuple(pair for pair in group if pair.id in doubtful):
                     yield pairs, again, CONTROL
-            if done(look()):
+            decision = look()
+            if done(decision):
                 return
-            left = [group for group in left if not settled(group)]
+            left = [one for one in left if wanted(one) or not is_settled(one, decision)]
 
 
 def is_lost(decision: Decision) -> bool:
@@ -261,14 +263,19 @@ def causes_of(verdicts: Sequence[Verdict]) -> str:
     return ", ".join(own) or next(filter(None, told), "output" if lost else "")
 
 
-def is_settled(verdicts: Sequence[Verdict], *, lost: bool = False) -> bool:
-    """Whether no further launch would change the answer on a pair.
+def is_settled(group: Group, decision: Decision) -> bool:
+    """Whether no further launch would change the answer on the pairs of a group.
 
-    Where it is lost, by its answers or by more than output, what else it has needs but an interval.
+    Of one that is lost, by its answers or by more than output, the rest needs but an interval.
     """
-    lost = lost or any(_is_lost(one) and one.metric != OUTPUT for one in verdicts)
+    verdicts = [one for one in decision.verdicts if one.case_id in {pair.id for pair in group}]
+    lost = {
+        one.case_id
+        for one in verdicts
+        if one.outcome is Outcome.WRONG or (_is_lost(one) and one.metric != OUTPUT)
+    }
     unclear = [one for one in verdicts if one.outcome is Outcome.INCONCLUSIVE]
-    return not unclear or (lost and all(one.low_frac is not None for one in unclear))
+    return all(one.case_id in lost and one.low_frac is not None for one in unclear)
 
 
 def judge_pair(

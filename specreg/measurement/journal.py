@@ -190,11 +190,12 @@ class Journal:
             append_lines(self.path, content)
 
 
-def load_journal(path: Path) -> Mapping[Key, Measurement]:
+def load_journal(path: Path, *, last: bool = False) -> Mapping[Key, Measurement]:
     """The complete measurements of a journal.
 
     A measurement that a torn or unreadable line is part of is left out. Of one that was made twice
-    the first counts: a worker that was given up may end after the one that took its place.
+    the first counts: a worker that was given up may end after the one that took its place. Or the
+    `last`, where no other process writes it, in the order in which those that count were made.
 
     Raises:
         SpecregError: the file can't be read.
@@ -211,7 +212,10 @@ def load_journal(path: Path) -> Mapping[Key, Measurement]:
             # A case that another version wrote may have another form: it can't be taken over.
             # Nor for one with a look that this version doesn't know.
             with contextlib.suppress(msgspec.ValidationError, KeyError):
-                found.setdefault(key, _measurement(key, line, builders))
+                made = _measurement(key, line, builders)
+                if last:
+                    found.pop(key, None)
+                found.setdefault(key, made)
             key = None
         elif not isinstance(line, Checked):
             key = None

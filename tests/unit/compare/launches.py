@@ -10,16 +10,7 @@ from typing import Any
 import msgspec
 
 from specreg.acceptance.record import AcceptanceRecord
-from specreg.compare.judging import (
-    Decision,
-    Rules,
-    SideLaunch,
-    decide,
-    is_lost,
-    is_settled,
-    judge_pair,
-    launches_of,
-)
+from specreg.compare.judging import Decision, Rules, SideLaunch, decide, is_lost, launches_of
 from specreg.compare.pairs import COMPARED, Group, Pair, Side
 from specreg.load.rounds import Round
 from specreg.measurement.measure import Measurement, values_of
@@ -125,12 +116,9 @@ def decision_of(
     pairs = [pair for group in groups for pair in group]
     done: list[SideLaunch] = []
 
-    def settled(group: Group) -> bool:
-        return all(is_settled(judge_pair(one, done, rules)) for one in group)
-
     def look() -> Decision:
         return decide(pairs, done, rules)
 
-    for group, number, sides in launches_of(groups, rules, look, settled, is_lost):
+    for group, number, sides in launches_of(groups, rules, look, is_lost):
         done += launched(group, number, sides)
     return look()

@@ -121,8 +121,8 @@ def here(asked: GateOptions, tmp_path: Path) -> GateOptions:
 
 
 def measured(gate: Gate, side: Side, number: int, version: str = "0.32.0") -> None:
-    """Writes what a launch measured, as a gate does."""
-    [pair] = gate.pairs[:1]
+    """Writes what a launch measured of the first pair, as a gate does."""
+    pair = gate.pairs[0]
     one = launch(side, number, pair=pair, version=version).measurement
     assert one is not None
     gate.journal.begin(gate._key(pair, side, number))  # noqa: SLF001 - as it does itself
@@ -171,17 +171,33 @@ def test_two_gates_at_once_dont_share_a_folder(here: GateOptions) -> None:
 
 
 def test_a_gate_goes_on_with_what_is_left(here: GateOptions) -> None:
+    """What one side did alone was of another hour, and counts no more, then and later."""
     short = dataclasses.replace(here, least_s=0.1, launches=2, together=False)
-    measured(opened(short), Side.A, 1)
+    measured(opened(short), Side.A, 1, version="of another hour")
     gate = opened(dataclasses.replace(short, resume=True))
     gate.measure()
     gate.journal.close()
     assert gate.finished
-    launched = [(one.side, one.number) for one in gate.launches]
-    assert launched == [(Side.A, 1), (Side.B, 1), (Side.B, 2), (Side.A, 2)]
-    assert {one.failed for one in gate.launches} == {""}
-    arms = record_gate(gate, command="").arms
-    assert arms[1].engine_versions == (scripted_version,)
+    again = opened(dataclasses.replace(short, resume=True))
+    for one in (gate, again):
+        launched = [(launch.side, launch.number) for launch in one.launches]
+        assert launched == [(Side.A, 1), (Side.B, 1), (Side.B, 2), (Side.A, 2)]
+        assert {launch.failed for launch in one.launches} == {""}
+        arms = record_gate(one, command="").arms
+        assert [arm.engine_versions for arm in arms] == [(scripted_version,)] * 2
+
+
+def test_of_a_launch_that_is_repeated_only_what_is_missing_is_measured(here: GateOptions) -> None:
+    tier = here.matrix / "cpu.toml"
+    tier.write_text(tier.read_text().replace("[1]", "[1, 2]"))
+    short = dataclasses.replace(here, least_s=0.1, launches=1)
+    for side in COMPARED:
+        measured(opened(dataclasses.replace(short, resume=side.is_b)), side, 1)
+    gate = opened(dataclasses.replace(short, resume=True))
+    gate.measure()
+    gate.journal.close()
+    places = [(one.pair_id, one.side) for one in gate.launches]
+    assert places == [(pair.id, side) for pair in gate.pairs for side in COMPARED]
 
 
 @pytest.mark.parametrize("has_time", [True, False], ids=["time", "no time"])

@@ -1,6 +1,7 @@
 """The truth table of a metric, and what an answer makes of them."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -286,10 +287,36 @@ def test_a_loss_of_output_is_of_what_it_is_made_of() -> None:
 
 
 def test_a_lost_pair_is_settled_once_all_has_an_interval() -> None:
-    lost = Verdict(case_id="c", metric="step_p50_ms", outcome=Outcome.REGRESSED)
-    open_yet = Verdict(case_id="c", metric=OUTPUT, outcome=Outcome.INCONCLUSIVE)
+    lost = Verdict(case_id=PAIR.id, metric=STEP, outcome=Outcome.REGRESSED)
+    open_yet = Verdict(case_id=PAIR.id, metric=OUTPUT, outcome=Outcome.INCONCLUSIVE)
     told = dataclasses.replace(open_yet, low_frac=-0.1)
-    assert not is_settled([lost, open_yet])
-    assert is_settled([lost, told])
-    assert not is_settled([told])
-    assert is_settled([told], lost=True)
+
+    def settled(*verdicts: Verdict) -> bool:
+        return is_settled((PAIR,), Decision(answer=Answer.UNDECIDED, verdicts=verdicts))
+
+    assert not settled(lost, open_yet)
+    assert settled(lost, told)
+    assert not settled(told)
+    assert settled(told, answers(Outcome.WRONG))
+    assert not settled(told, dataclasses.replace(lost, case_id="another"))
+
+
+def test_a_loss_that_is_the_machines_settles_nothing_else() -> None:
+    """Steps take longer on B and on A2 alike; throughput is noisy, and still open then."""
+    numbers: list[int] = []
+
+    def launch_sides(_: Group, number: int, sides: tuple[Side, Side]) -> list[SideLaunch]:
+        if sides is COMPARED:
+            numbers.append(number)
+        return [
+            launch(
+                side,
+                number,
+                step_ms=11.0 if side is sides[1] else 10.0,
+                tokens_per_s=100 * math.exp(0.1 * (-1) ** (number + (side is sides[1]))),
+            )
+            for side in sides
+        ]
+
+    decision_of([(PAIR,)], RULES, launch_sides)
+    assert numbers == [*range(1, 9)]
