@@ -138,7 +138,7 @@ def missing_frac(trace: PowerTrace, span: Span) -> float:
 def check_held_back(traces: Sequence[PowerTrace], spans: Sequence[Span]) -> None:
     """Check that no device was `THROTTLED`, by heat or lack of power, in some spans."""
     for trace in traces:
-        frac, why = held_back([one.state for span in spans for one in trace.within(span)])
+        frac, why = held_back([state for span in spans for state in trace.states(span)])
         if frac:
             message = f"{trace.device.name} was held back in {frac:.0%} of the samples: {why}"
             raise InvalidMeasurementError("THROTTLED", f"{message}; cool it, or give it more power")

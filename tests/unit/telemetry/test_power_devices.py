@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from specreg.core.errors import InvalidMeasurementError
-from specreg.telemetry.energy import check_alone
+from specreg.telemetry.energy import check_alone, check_held_back
 from specreg.telemetry.power_record import arm_power, record_power
 from specreg.telemetry.sampler import PowerTrace, Sample
 from specreg.telemetry.sensor import State
@@ -114,6 +114,20 @@ def test_the_energy_of_two_gpus_is_that_of_both_or_of_none() -> None:
     assert both.energy_j_per_token == 15.0
     untold = msgspec.structs.replace(other, energy_j=None)
     assert arm_power([one, untold], span, tokens=100, accepted_frac=0.5).energy_j is None
+
+
+def test_a_round_between_two_samples_is_held_back_as_these_are() -> None:
+    """One at concurrency 1 takes less than the tenth of a second from sample to sample."""
+    hot = PowerTrace(
+        device=builders.device(),
+        samples=[
+            Sample(device=0, at_ns=at * 10**8, state=State(throttle_mask=0x20 * (at > 3)))
+            for at in range(8)
+        ],
+    )
+    check_held_back([hot], [(210_000_000, 290_000_000)])
+    with pytest.raises(InvalidMeasurementError, match=r"THROTTLED: .*held back in 100% of"):
+        check_held_back([hot], [(510_000_000, 590_000_000)])
 
 
 def test_a_block_between_two_samples_has_the_clock_of_these() -> None:
