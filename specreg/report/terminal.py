@@ -24,10 +24,11 @@ from specreg.report.tables import (
     render_rows,
 )
 from specreg.verdicts.detection import to_frac
-from specreg.verdicts.judge import Outcome, Verdict, first_look
+from specreg.verdicts.judge import Lack, Outcome, Verdict, first_look
 
 _WORSE = {Outcome.WRONG, Outcome.REGRESSED}
 _NOTED = {*_WORSE, Outcome.INVALID, Outcome.INCONCLUSIVE}
+_LACKS_NOTED = {Lack.SOURCE, Lack.FILE}
 
 
 def render_report(report: Report, *, width: int, color: bool) -> str:
@@ -137,9 +138,7 @@ def render_notes(verdicts: Iterable[Verdict], environment: str | None) -> str:
     first: dict[tuple[str, Outcome], str] = {}
     foreign = set()
     for one in verdicts:
-        unlike = one.outcome is Outcome.NOT_COMPARABLE and "measured as" in one.reason
-        unreadable = one.outcome is Outcome.NO_BASELINE and "record one" not in one.reason
-        if one.reason and (one.outcome in _NOTED or unlike or unreadable):
+        if one.reason and (one.outcome in _NOTED or one.lacks in _LACKS_NOTED):
             first.setdefault((one.case_id, one.outcome), f"{one.case_id}: {one.reason}")
         foreign |= {one.against} - {"", environment}
     lines = list(first.values())
@@ -173,9 +172,8 @@ def render_next(
         )
         if (ids := _case_ids(found, outcomes))
     ]
-    unlike = [verdict for verdict in verdicts if "record one" in verdict.reason]
     new = _case_ids(verdicts, {Outcome.NO_BASELINE})
-    new = new or _case_ids(unlike, {Outcome.NOT_COMPARABLE})
+    new = new or _case_ids((one for one in verdicts if one.lacks), {Outcome.NOT_COMPARABLE})
     if new and ours:
         chosen = () if set(new) == everything else new
         steps.append(f"record what this machine does:\n  {record_command(chosen, options)}")

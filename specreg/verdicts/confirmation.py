@@ -16,7 +16,7 @@ from specreg.matrix.case import Case
 from specreg.measurement.measure import Enough, Measurement, values_of
 from specreg.measurement.metrics import METRICS, Metric, Replay
 from specreg.stats.alpha_spending import MORE_LAUNCHES, Look
-from specreg.verdicts.judge import Outcome, Verdict, judge, judge_at_looks
+from specreg.verdicts.judge import Lack, Outcome, Verdict, judge, judge_at_looks
 from specreg.verdicts.multiple_testing import blame_machine, confirm, hold_together
 
 
@@ -113,6 +113,7 @@ class Confirmation:
                 metric=metric.name,
                 outcome=Outcome.INVALID if invalid else Outcome.NO_BASELINE,
                 reason=invalid or str(error),
+                lacks=None if invalid else Lack.FILE,
                 value=last.values.get(metric.name),
             )
         if metric.by_launch:

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from specreg.acceptance.record import AcceptanceRecord
 from specreg.baselines.comparison import (
@@ -50,14 +51,30 @@ class Outcome(StrEnum):
     MEASURED = "MEASURED"
 
 
+class Lack(StrEnum):
+    """What a figure that isn't compared lacks: recording it gives the first two."""
+
+    BASELINE = "baseline"
+    SOURCE = "source"
+    """A baseline that was measured in the same way."""
+    FILE = "file"
+    """A file that can be read."""
+
+
 GOOD = frozenset({Outcome.PASS, Outcome.IMPROVED})
 """Compared with a baseline, and no worse than tolerated."""
 JUDGED = GOOD | {Outcome.REGRESSED, Outcome.WRONG, Outcome.INCONCLUSIVE, Outcome.UNDECIDABLE}
 """Compared with a baseline."""
 SKIPPED = frozenset({Outcome.NOT_COMPARABLE, Outcome.UNDECIDABLE})
 """Neither good nor bad: the test of such a verdict is skipped, and says why."""
-Refusals = Iterator[tuple[Outcome, str]]
-"""Why a figure isn't compared, in a word and a sentence, the weightiest first."""
+
+
+class Refusal(NamedTuple):
+    """Why a figure isn't compared: in a word, in a sentence, and what would let it be."""
+
+    outcome: Outcome
+    reason: str
+    lacks: Lack | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +83,7 @@ class Verdict:
 
     Attributes:
         reason: of the outcome, in a sentence; empty where the figures say it all.
+        lacks: of one that isn't compared what would let it be, None of others.
         value, expected: measured and baseline, None where there is none.
         change_frac: (value - expected) / (expected - origin), better is positive; low_frac,
             high_frac: its interval; of a `two_sided` metric more is positive, and either way worse.
@@ -85,6 +103,7 @@ class Verdict:
     metric: str
     outcome: Outcome
     reason: str = ""
+    lacks: Lack | None = None
     value: float | None = None
     expected: float | None = None
     change_frac: float | None = None
@@ -134,8 +153,9 @@ def judge(metric: Metric, comparison: Comparison, look: Look) -> Verdict:
         value=measurement.values.get(metric.name),
         launches=len(comparison.launches) if metric.by_launch else 1,
     )
-    for outcome, reason in _refusals(metric, comparison):
-        return dataclasses.replace(verdict, outcome=outcome, reason=reason)
+    for outcome, reason, lacks in _refusals(metric, comparison):
+        hint = f"; {record_hint(measurement.case.id, known)}" if lacks else ""
+        return dataclasses.replace(verdict, outcome=outcome, reason=f"{reason}{hint}", lacks=lacks)
     verdict = dataclasses.replace(
         verdict,
         against=known.baseline.environment.name if known.baseline else "published",
@@ -228,12 +248,11 @@ def allowed_frac(metric: Metric, case: Case, known: CaseBaselines) -> float:
     return wider
 
 
-def _refusals(metric: Metric, comparison: Comparison) -> Refusals:
-    hint = record_hint(comparison.measurement.case.id, comparison.known)
+def _refusals(metric: Metric, comparison: Comparison) -> Iterator[Refusal]:
     yield from _refused_figure(metric, comparison)
-    yield from _refused_baseline(metric, comparison, hint)
+    yield from _refused_baseline(metric, comparison)
     of_kind = _refused_speed if metric.by_launch else _refused_acceptance
-    yield from of_kind(metric, comparison, hint)
+    yield from of_kind(metric, comparison)
 
 
 _ABSENT = dict.fromkeys(
@@ -246,55 +265,59 @@ _ABSENT = dict.fromkeys(
 """By family, why a metric that a case should have may have no value, and what to do."""
 
 
-def _refused_figure(metric: Metric, comparison: Comparison) -> Refusals:
+def _refused_figure(metric: Metric, comparison: Comparison) -> Iterator[Refusal]:
     """Yield why what was measured can't be compared."""
     measurement = comparison.measurement
     if invalid := measurement.invalid.get(metric.family):
-        yield Outcome.INVALID, invalid
+        yield Refusal(Outcome.INVALID, invalid)
     slow = why_held_back(comparison.launches, comparison.known.exact)
     if slow and metric.family in spoiled_by("CLOCK_LOW"):
-        yield Outcome.INVALID, slow
+        yield Refusal(Outcome.INVALID, slow)
     if metric.family is Family.POWER:
         power = measurement.replay.power if measurement.replay else None
         if power is None:
-            yield Outcome.NOT_COMPARABLE, "the power of this launch wasn't sampled"
+            yield Refusal(Outcome.NOT_COMPARABLE, "the power of this launch wasn't sampled")
         elif power.invalid:
-            yield Outcome.INVALID, power.invalid
+            yield Refusal(Outcome.INVALID, power.invalid)
         elif power.too_short:
-            yield Outcome.NOT_COMPARABLE, power.too_short
+            yield Refusal(Outcome.NOT_COMPARABLE, power.too_short)
     if metric.name not in measurement.values:
-        yield Outcome.INVALID, f"METRIC_ABSENT: no value, as {_ABSENT[metric.family]}"
+        yield Refusal(Outcome.INVALID, f"METRIC_ABSENT: no value, as {_ABSENT[metric.family]}")
 
 
-def _refused_baseline(metric: Metric, comparison: Comparison, hint: str) -> Refusals:
+def _refused_baseline(metric: Metric, comparison: Comparison) -> Iterator[Refusal]:
     """Yield why the baseline can't be compared with."""
     case, known, baseline = comparison.measurement.case, comparison.known, comparison.known.baseline
     if baseline is None and known.published is None:
-        yield Outcome.NO_BASELINE, f"nothing recorded in '{known.environment.name}'; {hint}"
+        yield Refusal(
+            Outcome.NO_BASELINE, f"nothing recorded in '{known.environment.name}'", Lack.BASELINE
+        )
     settings = of_any_number(known.settings)
     if differing := differing_settings(baseline.case, settings) if baseline else "":
-        yield Outcome.NO_BASELINE, f"it was recorded with other settings: {differing}; {hint}"
+        yield Refusal(
+            Outcome.NO_BASELINE, f"it was recorded with other settings: {differing}", Lack.BASELINE
+        )
     if known.settings.num_prompts is not None and (metric.by_launch or case.needs_fresh_server):
         what = "a speed" if metric.by_launch else "what a drafter learns"
         reason = f"of {known.settings.num_prompts} prompts: {what} is of all prompts of the case"
-        yield Outcome.NOT_COMPARABLE, f"{reason}; leave out --num-prompts to judge it"
+        yield Refusal(Outcome.NOT_COMPARABLE, f"{reason}; leave out --num-prompts to judge it")
 
 
-def _refused_acceptance(metric: Metric, comparison: Comparison, hint: str) -> Refusals:
+def _refused_acceptance(metric: Metric, comparison: Comparison) -> Iterator[Refusal]:
     """Yield why two acceptances are not of the same kind."""
     baseline, ours = comparison.known.baseline, comparison.measurement.acceptance
     theirs = baseline.acceptance if baseline else None
     lacks_one = baseline is not None and (ours is None or theirs is None)
     if lacks_one or not comparison.expects(metric):
-        yield Outcome.NO_BASELINE, f"the baseline holds no {metric.name}; {hint}"
+        yield Refusal(Outcome.NO_BASELINE, f"the baseline holds no {metric.name}", Lack.BASELINE)
     if ours is not None and theirs is not None:
         tags, recorded = ((one.source, one.view, one.weighting) for one in (ours, theirs))
         if tags != recorded:
-            reason = f"measured as {', '.join(tags)}, recorded as {', '.join(recorded)}; {hint}"
-            yield Outcome.NOT_COMPARABLE, reason
+            reason = f"measured as {', '.join(tags)}, recorded as {', '.join(recorded)}"
+            yield Refusal(Outcome.NOT_COMPARABLE, reason, Lack.SOURCE)
 
 
-def _refused_speed(metric: Metric, comparison: Comparison, hint: str) -> Refusals:
+def _refused_speed(metric: Metric, comparison: Comparison) -> Iterator[Refusal]:
     """Yield why two speeds are not of the same kind."""
     known, exact = comparison.known, comparison.known.exact
     if exact is None:
@@ -303,16 +326,16 @@ def _refused_speed(metric: Metric, comparison: Comparison, hint: str) -> Refusal
         if told and (value := told.value(metric.name)) is not None:
             where += f", which is {value:.3g} ({told.conditions})"
         reason = f"nothing recorded in '{known.environment.name}', and speed doesn't carry over"
-        yield Outcome.NOT_COMPARABLE, f"{reason} from {where}; {hint}"
+        yield Refusal(Outcome.NOT_COMPARABLE, f"{reason} from {where}", Lack.BASELINE)
     elif not exact.launches:
         reason = "the baseline is of an earlier form, whose speeds differ"
-        yield Outcome.NOT_COMPARABLE, f"{reason}; {hint}"
+        yield Refusal(Outcome.NOT_COMPARABLE, reason, Lack.BASELINE)
     elif not exact.launch_values(metric):
-        yield Outcome.NO_BASELINE, f"the baseline holds none; {hint}"
+        yield Refusal(Outcome.NO_BASELINE, "the baseline holds none", Lack.BASELINE)
     if metric.name not in known.spreads:
-        yield Outcome.NO_BASELINE, f"its spread takes two launches or more; {hint}"
+        yield Refusal(Outcome.NO_BASELINE, "its spread takes two launches or more", Lack.BASELINE)
     if metric.family is Family.POWER and (unlike := comparison.unlike_devices):
-        yield Outcome.NOT_COMPARABLE, f"{unlike}; {hint}"
+        yield Refusal(Outcome.NOT_COMPARABLE, unlike, Lack.SOURCE)
 
 
 def _judge_acceptance(

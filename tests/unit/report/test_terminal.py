@@ -16,7 +16,7 @@ from specreg.report.terminal import (
     render_report,
     render_verdicts,
 )
-from specreg.verdicts.judge import Outcome, Verdict
+from specreg.verdicts.judge import Lack, Outcome, Verdict
 from tests.unit import builders, reports
 from tests.unit.reports import verdict
 
@@ -49,14 +49,20 @@ def test_a_case_stands_above_its_metrics_and_what_is_unknown_is_a_dash() -> None
 def test_the_reason_of_a_case_is_said_once_and_so_is_another_machine() -> None:
     broken = verdict(Outcome.INVALID, reason="SPEC_DISABLED: x")
     other = dataclasses.replace(broken, case_id="other")
-    torn = verdict(Outcome.NO_BASELINE, reason="baseline 'x.json': not JSON at line 1")
-    never = verdict(Outcome.NO_BASELINE, case_id="new", reason="nothing; record one with x")
+    torn = verdict(Outcome.NO_BASELINE, reason="not JSON at line 1", lacks=Lack.FILE)
+    never = verdict(
+        Outcome.NO_BASELINE, case_id="new", reason="nothing recorded", lacks=Lack.BASELINE
+    )
+    speed = verdict(Outcome.NOT_COMPARABLE, reason="nothing recorded", lacks=Lack.BASELINE)
+    unlike = dataclasses.replace(speed, reason="counted otherwise", lacks=Lack.SOURCE)
     here = verdict(Outcome.REGRESSED, against=HERE)
-    verdicts = [broken, dataclasses.replace(broken, metric="b"), other, torn, never, here]
+    repeated = dataclasses.replace(broken, metric="b")
+    verdicts = [broken, repeated, other, torn, never, speed, unlike, here]
     assert render_notes(verdicts, HERE).splitlines() == [
         "case: SPEC_DISABLED: x",
         "other: SPEC_DISABLED: x",
-        "case: baseline 'x.json': not JSON at line 1",
+        "case: not JSON at line 1",
+        "case: counted otherwise",
     ]
     foreign = [verdict(Outcome.PASS, metric=metric, against=ELSEWHERE) for metric in ("a", "b")]
     notes = render_notes(foreign, HERE)
@@ -78,8 +84,8 @@ K = "pytest tests/perf -k case- --specreg-tier=cpu"
         (verdict(Outcome.INCONCLUSIVE, needed_launches=7), (), f"{K} --specreg-launches=7"),
         (verdict(Outcome.INCONCLUSIVE, needed_launches=7), (ATTACHED,), f"{K} {ATTACHED}"),
         (verdict(Outcome.INCONCLUSIVE, needed_launches=0), (), ""),
-        (verdict(Outcome.NOT_COMPARABLE, reason="x; record one"), (), f"{K} --update-baselines"),
-        (verdict(Outcome.NOT_COMPARABLE, reason="--num-prompts 6: of all prompts"), (), ""),
+        (verdict(Outcome.NOT_COMPARABLE, lacks=Lack.SOURCE), (), f"{K} --update-baselines"),
+        (verdict(Outcome.NOT_COMPARABLE, reason="record one"), (), ""),
         (verdict(Outcome.NO_BASELINE), (), f"{K} --update-baselines"),
         (verdict(Outcome.NO_BASELINE), (ATTACHED,), ""),
         (verdict(Outcome.PASS), (), ""),

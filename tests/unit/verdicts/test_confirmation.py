@@ -19,7 +19,7 @@ from specreg.measurement.validity import all_invalid
 from specreg.stats.alpha_spending import Look
 from specreg.stats.intervals import t_quantile
 from specreg.verdicts.confirmation import Confirmation, enough_for
-from specreg.verdicts.judge import Outcome, Verdict
+from specreg.verdicts.judge import Lack, Outcome, Verdict
 from tests.unit import builders
 
 SPEED = METRICS["throughput_tokens_per_s"]
@@ -211,6 +211,7 @@ def test_a_baseline_that_can_not_be_read_is_none(
     run.judge(SPEED, [measured])
     (verdict,) = run.verdicts
     assert (verdict.outcome, verdict.reason) == (outcome, reason)
+    assert verdict.lacks == (Lack.FILE if outcome is Outcome.NO_BASELINE else None)
 
 
 @pytest.mark.parametrize("softened", [False, True], ids=["strict", "softened"])

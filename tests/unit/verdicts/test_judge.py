@@ -14,7 +14,15 @@ from specreg.measurement.metrics import METRICS, Family, Metric, Replay
 from specreg.measurement.validity import all_invalid
 from specreg.stats.alpha_spending import Look
 from specreg.stats.intervals import t_quantile
-from specreg.verdicts.judge import Outcome, Verdict, first_look, judge, outcome_of, record_hint
+from specreg.verdicts.judge import (
+    Lack,
+    Outcome,
+    Verdict,
+    first_look,
+    judge,
+    outcome_of,
+    record_hint,
+)
 from tests.unit import builders
 
 LENGTH = METRICS["acceptance_length_tokens"]
@@ -372,6 +380,8 @@ def test_what_cannot_be_compared_says_why_and_is_never_green(
     verdict = judged(metric, measurement, of)
     assert verdict.outcome is outcome
     assert words in verdict.reason
+    assert (verdict.lacks is not None) == verdict.reason.endswith(HINT)
+    assert (verdict.lacks is Lack.SOURCE) == verdict.reason.startswith("measured as")
 
 
 def test_what_spoils_speed_leaves_acceptance_to_be_judged() -> None:
