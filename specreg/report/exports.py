@@ -10,12 +10,14 @@ import dataclasses
 import io
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
+from specreg.acceptance.record import StepCounts
 from specreg.core.errors import ReportError
 from specreg.core.redaction import hide_known
 from specreg.measurement.journal import load_journal
@@ -169,13 +171,19 @@ def _aiperf_records(
     traces = measurement.replay.traces if measurement.replay else ()
     shift_ns = began_ns - min((trace.sent_ns for trace in traces), default=0)
     known = measurement.acceptance.prompts if measurement.acceptance else ()
-    counts = {(prompt.prompt_id, prompt.turn): prompt.counts for prompt in known}
-    sessions: dict[str, int] = {}
+    counts: dict[tuple[str, int], list[StepCounts]] = {}
+    for prompt in known:
+        counts.setdefault((prompt.prompt_id, prompt.turn), []).append(prompt.counts)
+    replays = Counter[tuple[str, int]]()
+    sessions: dict[tuple[str, int], int] = {}
     for trace in traces:
-        steps = counts.get((trace.prompt_id, trace.turn))
+        place = trace.prompt_id, trace.turn
+        replay = replays[place]
+        replays[place] += 1
+        steps = next(iter(counts.get(place, [])[replay:]), None)
         yield {
             "metadata": {
-                "session_num": sessions.setdefault(trace.prompt_id, len(sessions)),
+                "session_num": sessions.setdefault((trace.prompt_id, replay), len(sessions)),
                 "conversation_id": trace.prompt_id,
                 "turn_index": trace.turn - 1,
                 "credit_issued_ns": trace.planned_ns + shift_ns,

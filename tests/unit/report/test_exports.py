@@ -23,7 +23,7 @@ from specreg.report.exports import (
     write_outputs,
 )
 from specreg.report.page import render_markdown
-from tests.unit import reports
+from tests.unit import builders, reports
 from tests.unit.measurement.test_journal import journaled
 from tests.unit.reports import CASE, MS, measured
 
@@ -129,6 +129,27 @@ def test_a_record_of_aiperf_says_when_how_long_and_what_was_accepted() -> None:
     assert first["metrics"]["inter_token_latency"] == {"value": 5.0, "unit": "ms"}
     assert second["metrics"]["request_latency"]["value"] == 41.0
     assert second["spec_decode_acceptance"]["mean_acceptance_length"] == 4.0
+
+
+def test_each_replay_of_a_prompt_has_its_own_record_of_aiperf() -> None:
+    once = measured()
+    assert once.replay is not None
+    assert once.acceptance is not None
+    (part,), (first, *others) = once.replay.rounds, once.acceptance.prompts
+    again = dataclasses.replace(first, counts=builders.counts(4, 0, 0, 0))
+    twice = dataclasses.replace(
+        once,
+        replay=dataclasses.replace(
+            once.replay,
+            rounds=(part, part),
+            acceptance=builders.acceptance_of((first, *others, again)),
+        ),
+    )
+    (text,) = render_aiperf(reports.REPORT, {CASE.id: twice}).values()
+    found = [json.loads(line) for line in text.splitlines()]
+    lengths = [(one["spec_decode_acceptance"] or {}).get("mean_acceptance_length") for one in found]
+    assert lengths == [2.5, 4.0, 1.0, None]
+    assert [one["metadata"]["session_num"] for one in found] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("output", FORMS)
