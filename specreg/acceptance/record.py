@@ -31,11 +31,9 @@ class View(StrEnum):
 
 
 class Weighting(StrEnum):
-    """Which units weigh the same in a mean: steps, requests or categories."""
+    """Which units weigh the same in a mean."""
 
     STEP = "step"
-    REQUEST = "request"
-    CATEGORY = "category"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

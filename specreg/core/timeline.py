@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -42,12 +42,10 @@ class PairTime(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         pair: the launch of the case's server; phases_s: its seconds by phase.
-        ready_s: by server of the pair, from its own start to its first token.
     """
 
     pair: str
     phases_s: dict[str, float]
-    ready_s: dict[str, float] = {}
 
     @property
     def total_s(self) -> float:
@@ -91,7 +89,6 @@ class Timeline:
     listener: Callable[[Sequence[Step]], None] = lambda _: None
     _steps: list[Step] = field(default_factory=list)
     _spent_ns: dict[str, dict[Phase, int]] = field(default_factory=dict)
-    _ready_s: dict[str, dict[str, float]] = field(default_factory=dict)
     _booked_ns: int = 0
 
     @contextlib.contextmanager
@@ -121,10 +118,6 @@ class Timeline:
         self._steps[-1] = replace(self._steps[-1], phase=phase, began_ns=now)
         self.listener(tuple(self._steps))
 
-    def note_ready(self, pair: str, ready_s: Mapping[str, float]) -> None:
-        """Keep how long each server of a pair took to its first token, in seconds."""
-        self._ready_s.setdefault(pair, {}).update(ready_s)
-
     def so_far(self) -> RunTime:
         """Where the time went until now."""
         wall_ns = self._book() - self.began_ns
@@ -132,7 +125,6 @@ class Timeline:
             PairTime(
                 pair=pair,
                 phases_s={phase: spent[phase] / _NS_PER_S for phase in Phase if phase in spent},
-                ready_s=self._ready_s.get(pair, {}),
             )
             for pair, spent in self._spent_ns.items()
             if spent

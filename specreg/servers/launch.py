@@ -19,8 +19,6 @@ from specreg.servers.server import POLL_S, Server
 from specreg.servers.start import ServerStart
 from specreg.telemetry.identity import find_gpus
 
-_NS_PER_S = 10**9
-
 Poll = Callable[[], Server | None]
 """Gives a server once it has generated a token, and None before; raises why it never will."""
 
@@ -54,14 +52,11 @@ class Starting:
 
     Attributes:
         start: starts it and doesn't wait; it ends with the context.
-        ready_s: seconds from its last start to its first token; None until it has generated that.
     """
 
     launch: Launch
     start: Callable[[], contextlib.AbstractContextManager[Poll]]
-    ready_s: float | None = None
     _running: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    _started_ns: int = 0
     _poll: Poll | None = None
     _server: Server | None = None
     _error: SpecregError | None = None
@@ -79,13 +74,9 @@ class Starting:
             raise self._error
         try:
             if self._poll is None:
-                self.ready_s = None
                 self._poll = self._running.enter_context(self.start())
-                self._started_ns = time.monotonic_ns()
             elif self._server is None:
                 self._server = self._poll()
-                if self._server is not None:
-                    self.ready_s = (time.monotonic_ns() - self._started_ns) / _NS_PER_S
         except SpecregError as error:
             self._error = error
             self.stop()
@@ -159,8 +150,6 @@ class Servers:
 
     def start_all(self, startings: Sequence[Starting]) -> None:
         """Start servers, at once where memory allows, and return when all are ready.
-
-        They are asked in turn, so the `ready_s` of one is late by what the others take to answer.
 
         Raises:
             SpecregError: one didn't start. What else was begun goes on, until it is asked for or

@@ -209,7 +209,6 @@ class Suite(Scope):
             if starting:
                 stack.enter_context(self.timeline.during(Phase.STARTING, pair, of=names))
             self.servers.start_all(starting)
-        self.timeline.note_ready(pair, {one.launch.id: one.ready_s or 0.0 for one in starting})
         return tuple(one.server for one in reversed(asked))
 
     def _plan(self, case: Case, launch: int, watching: Watch | None) -> Plan:

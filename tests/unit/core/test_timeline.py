@@ -38,7 +38,6 @@ def two_pairs(timeline: Timeline, clock: Clock) -> None:
     clock.passes(2)
     with timeline.during(Phase.STARTING, "eagle3"):
         clock.passes(40)
-    timeline.note_ready("eagle3", {"eagle3": 39.5, "none": 38.0})
     with timeline.during(Phase.MEASURING, "eagle3", of="eagle3-c4"):
         timeline.turn_to(Phase.WARMING_UP)
         clock.passes(3)
@@ -64,7 +63,6 @@ def test_each_moment_belongs_to_the_innermost_phase_and_all_of_them_to_the_run(
     found = timeline.so_far()
     first, second = found.pairs
     assert first.phases_s == {"starting": 40, "warming up": 3, "measuring": 10, "judging": 1}
-    assert first.ready_s == {"eagle3": 39.5, "none": 38.0}
     assert {name: s for name, s in second.phases_s.items() if s} == {"starting": 20, "stopping": 4}
     assert (found.idle_s, found.wall_s) == (3, 81)
     assert sum(pair.total_s for pair in found.pairs) + found.idle_s == found.wall_s

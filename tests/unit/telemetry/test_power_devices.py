@@ -39,6 +39,11 @@ try:
 except SensorError as error:
     print(error)
 """
+HOLDING = """
+import os, sys
+from specreg.telemetry.devices import held_bytes
+print(held_bytes(2, os.environ, {int(sys.argv[1])}))
+"""
 THREE = tuple(ScriptedGpu(uuid=f"GPU-{letter}") for letter in "abc")
 
 
@@ -75,6 +80,27 @@ def test_where_the_driver_numbers_processes_otherwise_ours_are_not_strangers(lib
     for ours in ((), (os.getpid(),)):
         (_, said) = asked(library, (taken,), 1, *ours, TAKEN="GPU-b")
         assert "used by process 4000000 (of another user or container)" in said
+
+
+@pytest.mark.parametrize(
+    ("pids", "held"),
+    [
+        (((1, 3), (1, 3)), 2 * 2**30),
+        (((1, 3), (7,)), 2 * 2**30),
+        (((1, 3), (7, 8)), None),
+        (((1, 3), ()), None),
+    ],
+    ids=["ours", "alone under another id", "one of two", "none"],
+)
+def test_the_memory_that_a_server_holds_is_that_of_its_processes_on_all_gpus(
+    library: Path, pids: tuple[tuple[int, ...], ...], held: int | None
+) -> None:
+    """Of each process a GiB; ours is number 1."""
+    gpus = [
+        dataclasses.replace(gpu, processes=tuple(Process(pid, 2**30) for pid in each))
+        for gpu, each in zip(THREE, (*pids, ()), strict=True)
+    ]
+    assert run_python(library, library.parent, gpus, HOLDING, "1").strip() == str(held)
 
 
 def test_what_holds_a_gpu_back_before_it_runs_is_said(library: Path) -> None:

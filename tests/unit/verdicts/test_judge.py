@@ -6,7 +6,7 @@ import math
 import msgspec
 import pytest
 
-from specreg.acceptance.record import AcceptanceRecord, Source, StepCounts, View, Weighting
+from specreg.acceptance.record import AcceptanceRecord, Source, StepCounts, View
 from specreg.baselines.comparison import CaseBaselines, compare
 from specreg.baselines.schema import Baseline, stored_acceptance
 from specreg.measurement.measure import Measurement
@@ -345,7 +345,6 @@ def tagged(**tags: str) -> Baseline:
 
 
 COUNTERS = known(tagged(source=Source.VLLM_COUNTERS))
-REQUESTS = known(nearest=tagged(weighting=Weighting.REQUEST))
 UNSPREAD = dataclasses.replace(known(RECORDED), spreads={})
 EMPTY = known(builders.baseline())
 OF_TPOT = builders.baseline({TPOT.name: 8.0}, {TPOT.name: 8.0})
@@ -368,7 +367,6 @@ OF_TPOT = builders.baseline({TPOT.name: 8.0}, {TPOT.name: 8.0})
         (LENGTH, LEARNS, FEWER, NOT_COMPARABLE, "of 20 prompts: what a drafter learns"),
         (LENGTH, MEASURED, COUNTERS, NOT_COMPARABLE, "recorded as vllm_counters, verifier, step"),
         (LENGTH, MEASURED, known(tagged(view=View.EMITTED)), NOT_COMPARABLE, "emitted, step"),
-        (LENGTH, MEASURED, REQUESTS, NOT_COMPARABLE, "verifier, request"),
         (LENGTH, BROKEN, known(), INVALID, "SPEC_DISABLED: nothing was drafted"),
         (LENGTH, BROKEN, known(RECORDED), INVALID, "SPEC_DISABLED: nothing was drafted"),
         (TPOT, MEASURED, known(RECORDED), INVALID, "METRIC_ABSENT"),
