@@ -20,9 +20,9 @@ from specreg.matrix.schema import (
     WorkloadSettings,
 )
 
-_RESERVE_GIB = 4.0
+BESIDE_GIB = 2.0
 """What a server takes of each GPU beside weights and KV cache: CUDA context, activations, captured
-graphs, the draft's own cache. Estimated, not measured."""
+graphs. Estimated, not measured."""
 _KIB_PER_GIB = 2**20
 _OPEN_ROUNDS = 4
 _PROMPTS_PER_PLACE = 4
@@ -183,13 +183,13 @@ class Case(WorkloadSettings):
         """How many GPUs it needs, and how much memory of each.
 
         Case and control share the GPUs; into a server's share of the memory must go the weights,
-        the KV cache of all that is in flight, and a reserve.
+        the KV cache of all that is in flight, and what it takes beside them.
         """
         server, memory_gib = self.server, None
         tokens = (self.load.concurrency or server.max_sequences) * server.max_model_len_tokens
         sizes = server.sizes
         if sizes and (weights_gib := sizes.weights_gib(server.parallel)) is not None:
-            share_gib = weights_gib + sizes.cache_gib(server.parallel, tokens) + _RESERVE_GIB
+            share_gib = weights_gib + sizes.cache_gib(server.parallel, tokens) + BESIDE_GIB
             memory_gib = share_gib / server.gpu_memory_frac
         return Needs(gpus=server.parallel.gpus_by_node, memory_gib=memory_gib)
 

@@ -13,11 +13,9 @@ import psutil
 from specreg.engines.engine import Memory
 from specreg.engines.registry import engine_named
 from specreg.engines.settings import ALONE
-from specreg.matrix.case import ServerSpec
+from specreg.matrix.case import BESIDE_GIB, ServerSpec
 
 _GIB = 2**30
-_BESIDE_GIB = 2.0
-"""What a server takes of each GPU beside weights and cache: context, activations, graphs."""
 _BLOCK_TOKENS = 128
 """Room of each sequence for its last block and drafts; vLLM's blocks usually have 16."""
 _ON_CPU_GIB = 3.0
@@ -51,7 +49,7 @@ def gpu_memory(spec: ServerSpec, gpus_gib: Sequence[float]) -> Memory | None:
         token_gib *= 2
     if weights_gib is None or not token_gib:
         return None
-    beside_gib = weights_gib + _BESIDE_GIB
+    beside_gib = weights_gib + BESIDE_GIB
     sequence_tokens = spec.max_model_len_tokens + _BLOCK_TOKENS
     room_tokens = int((gpu_gib * spec.gpu_memory_frac - beside_gib) / token_gib)
     if room_tokens < sequence_tokens:

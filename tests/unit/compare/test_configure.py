@@ -102,7 +102,7 @@ def test_of_a_tier_the_cases_that_nobody_named_and_that_dont_fit_are_left_out(
     }
     assert "left out: 'sglang-none-tiny-toy-c1' is of engine 'sglang'" in said
     too_big = "vllm-none-qwen3-8b-toy-c1"
-    assert f"left out: {too_big} needs 1 GPU(s) of 49 GiB, this machine has 24 GiB" in said
+    assert f"left out: {too_big} needs 1 GPU(s) of 44 GiB, this machine has 24 GiB" in said
 
     named = dataclasses.replace(request, case_ids=[too_big])
     with pytest.raises(UnsupportedError, match=f"{too_big} needs 1 .*choose other cases"):

@@ -195,10 +195,10 @@ def test_of_several_pairs_a_machine_runs_the_first_that_fits_with_all_its_cases(
     def chosen(*gpus_gib: float) -> list[str]:
         return [case.id for case in tier.chosen(gpus_gib).cases]
 
-    # (20 + 4 + the caches of 1 and 4 requests) / 0.4
-    assert [case.needs.memory_gib for case in tier.cases] == [62.5, 70, 17.5, 25]
-    assert chosen(70.0) == chosen() == ids["large"]
-    assert chosen(69.9) == chosen(25.0) == chosen(8.0) == ids["small"]
+    # (20 + 2 + the caches of 1 and 4 requests) / 0.4
+    assert [case.needs.memory_gib for case in tier.cases] == [57.5, 65, 12.5, 20]
+    assert chosen(65.0) == chosen() == ids["large"]
+    assert chosen(64.9) == chosen(20.0) == chosen(8.0) == ids["small"]
 
 
 def test_a_widened_pair_says_so_to_its_servers(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from specreg.core.errors import MatrixError
-from specreg.matrix.case import Needs, Tier
+from specreg.matrix.case import BESIDE_GIB, Needs, Tier
 from specreg.matrix.tier import load_tier
 
 PAIRS = """
@@ -47,17 +47,17 @@ def needs(tier: Tier) -> dict[str, Needs]:
 
 
 def test_weights_cache_and_reserve_go_into_a_servers_share(tmp_path: Path) -> None:
-    """Four of 2048 tokens take 1 GiB of cache; with 4 GiB in reserve that is 21 of a quarter."""
+    """Four of 2048 tokens take 1 GiB of cache."""
     found = needs(load(tmp_path))
-    assert found["none"] == found["ngram"] == Needs(gpus=1, memory_gib=(16 + 1 + 4) / 0.25)
-    assert found["eagle3"] == Needs(gpus=1, memory_gib=(16 + 2 + 1 + 4) / 0.25)
+    assert found["none"] == found["ngram"] == Needs(gpus=1, memory_gib=(16 + 1 + BESIDE_GIB) / 0.25)
+    assert found["eagle3"] == Needs(gpus=1, memory_gib=(16 + 2 + 1 + BESIDE_GIB) / 0.25)
 
 
 def test_target_and_cache_are_split_and_copies_share_what_is_in_flight(tmp_path: Path) -> None:
     spread = "parallel = { tensor = 2, data = 2, draft_tensor = 1 }\n"
     found = needs(load(tmp_path, TIER + spread))
-    assert found["none"] == Needs(gpus=4, memory_gib=((16 + 0.5) / 2 + 4) / 0.25)
-    assert found["eagle3"] == Needs(gpus=4, memory_gib=((16 + 0.5) / 2 + 2 + 4) / 0.25)
+    assert found["none"] == Needs(gpus=4, memory_gib=((16 + 0.5) / 2 + BESIDE_GIB) / 0.25)
+    assert found["eagle3"] == Needs(gpus=4, memory_gib=((16 + 0.5) / 2 + 2 + BESIDE_GIB) / 0.25)
 
 
 def test_layers_that_are_cut_are_split_too_and_a_node_needs_its_own_gpus_alone(
@@ -65,8 +65,8 @@ def test_layers_that_are_cut_are_split_too_and_a_node_needs_its_own_gpus_alone(
 ) -> None:
     spread = "parallel = { tensor = 2, pipeline = 2, nodes = 2 }\n"
     found = needs(load(tmp_path, TIER + spread))
-    assert found["none"] == Needs(gpus=2, memory_gib=((16 + 1) / 4 + 4) / 0.25)
-    assert found["eagle3"] == Needs(gpus=2, memory_gib=((16 + 1) / 4 + 2 / 2 + 4) / 0.25)
+    assert found["none"] == Needs(gpus=2, memory_gib=((16 + 1) / 4 + BESIDE_GIB) / 0.25)
+    assert found["eagle3"] == Needs(gpus=2, memory_gib=((16 + 1) / 4 + 2 / 2 + BESIDE_GIB) / 0.25)
 
 
 @pytest.mark.parametrize(
@@ -88,22 +88,22 @@ def test_what_is_missing_is_said_beside_what_is_there(
 def test_a_tier_says_which_cases_do_not_fit(tmp_path: Path) -> None:
     wide = TIER.replace("[4]", "[8]") + "parallel = { tensor = 2 }\n"
     tier = load(tmp_path, TIER + wide.split("needs_gpus = 1")[1])
-    assert set(tier.unmet((85.0,))) == {
+    assert set(tier.unmet((80.0,))) == {
         "vllm-eagle3-eight-toy-c4",
         *(case.id for case in tier.cases if case.load.concurrency == 8),
     }
-    assert tier.unmet((85.0,))["vllm-eagle3-eight-toy-c4"] == (
-        "vllm-eagle3-eight-toy-c4 needs 1 GPU(s) of 92 GiB, this machine has 85 GiB"
+    assert tier.unmet((80.0,))["vllm-eagle3-eight-toy-c4"] == (
+        "vllm-eagle3-eight-toy-c4 needs 1 GPU(s) of 84 GiB, this machine has 80 GiB"
     )
-    assert tier.unmet((92.0, 92.0)) == {}
+    assert tier.unmet((84.0, 84.0)) == {}
 
 
 def test_a_tier_uses_the_gpus_of_its_widest_case_that_fits(tmp_path: Path) -> None:
     wide = TIER.replace("[4]", "[8]") + "parallel = { tensor = 2 }\n"
     tier = load(tmp_path, TIER + wide.split("needs_gpus = 1")[1])
-    used = {gpus: tier.gpus_used((92.0,) * gpus) for gpus in range(4)}
+    used = {gpus: tier.gpus_used((84.0,) * gpus) for gpus in range(4)}
     assert used == {0: 1, 1: 1, 2: 2, 3: 2}
-    assert dataclasses.replace(tier, needs_gpus=0).gpus_used((92.0,)) == 0
+    assert dataclasses.replace(tier, needs_gpus=0).gpus_used((84.0,)) == 0
 
 
 def test_case_and_control_do_not_take_more_than_there_is(tmp_path: Path) -> None:

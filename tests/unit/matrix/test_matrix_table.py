@@ -61,10 +61,10 @@ def test_a_case_says_what_it_needs_and_about_how_long_it_takes(tmp_path: Path) -
     """44 prompts, 64 steps of 16 GiB at 1560 GiB/s for 4 at once, 0.16 s: 7 s; power: 30 s."""
     text = printed(write(tmp_path, TIER))
     assert row(text, "vllm-none-eight-gsm8k-c4") == [
-        *("vllm-none-eight-gsm8k-c4", "1", "80", "8"),
+        *("vllm-none-eight-gsm8k-c4", "1", "72", "8"),
         *("0.6", "guess"),
     ]
-    assert row(text, "vllm-eagle3-eight-gsm8k-c4")[1:4] == ["1", "88", "8"]
+    assert row(text, "vllm-eagle3-eight-gsm8k-c4")[1:4] == ["1", "80", "8"]
     assert "to prepare: specreg prepare gsm8k" in text
     assert "minutes of a GPU in all, 120 s for each server's start" in text
     assert "guess: a step reads all weights at 1560 GiB/s; no draft is accepted" in text
@@ -91,7 +91,7 @@ def test_what_was_recorded_is_said_to_be(tmp_path: Path) -> None:
     ("gpus", "words"),
     [
         (builders.gpus(), "2 of 2 cases don't fit this machine: no GPU (NVML: none)"),
-        (builders.gpus("A", memory_gib=82), "1 of 2 cases don't fit this machine: 82 GiB"),
+        (builders.gpus("A", memory_gib=74), "1 of 2 cases don't fit this machine: 74 GiB"),
     ],
 )
 def test_what_does_not_fit_is_counted(tmp_path: Path, gpus: Gpus, words: str) -> None:

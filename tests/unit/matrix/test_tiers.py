@@ -56,8 +56,8 @@ def test_a_case_of_several_tiers_is_the_same_case() -> None:
         ("gpu_weekly", (79.6,) * 2, 22),
         ("gpu_weekly", (79.6,) * 8, 0),
         ("tensorrt_llm", (79.6,), 0),
-        ("speedup_speed_bench", (79.6,), 1),
-        ("speedup_speed_bench", (139.0,), 0),
+        ("speedup_speed_bench", (70.0,), 3),
+        ("speedup_speed_bench", (79.6,), 0),
     ],
 )
 def test_what_fits_which_machine(name: str, gpus_gib: tuple[float, ...], skipped: int) -> None:
