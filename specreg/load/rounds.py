@@ -23,7 +23,7 @@ from specreg.stats.percentiles import Histogram
 if TYPE_CHECKING:
     import httpx
 
-_BEAT_NS = 20 * 10**6
+BEAT_NS = 20 * 10**6
 _FINISHING_NS = 10**6
 _NS_PER_S = 10**9
 
@@ -241,6 +241,6 @@ async def _sleep_until(moment_ns: int, clock: Clock) -> None:
 async def _measure_lag(lags: Histogram, clock: Clock) -> None:
     """Measure how late each beat comes: what the loop's other work delays it by."""
     while True:
-        due_ns = clock() + _BEAT_NS
+        due_ns = clock() + BEAT_NS
         await _sleep_until(due_ns, clock)
         lags.add_all((max(clock() - due_ns, 0),))

@@ -20,7 +20,7 @@ from specreg.datasets.prompts import Prompt
 from specreg.engines.methods import SCHEDULED
 from specreg.load.chat_client import Clock, Record
 from specreg.load.client_processes import open_clients
-from specreg.load.rounds import Round
+from specreg.load.rounds import BEAT_NS, Round
 from specreg.matrix.case import Case
 from specreg.matrix.schema import Load
 from specreg.measurement.arm import Arm, ArmReplay
@@ -39,7 +39,10 @@ _CLEAR = 2.5
 """By how many standard errors earlier batches must be slower for a trend to be left."""
 _LATE_NS = 5 * 10**6
 _LATE_FRAC = 0.05
-_ENOUGH_BEATS = 20
+_MOST_LATE_NS = 20 * 10**6
+_LEAST_STEP_NS = 10**5
+"""No step of a model takes less."""
+_ENOUGH_BEATS_NS = 20 * BEAT_NS
 _NS_PER_S = 10**9
 
 RecordRound = Callable[[int, int], Record]
@@ -468,19 +471,40 @@ def check_client(rounds: Sequence[Round]) -> None:
     """Check that the client kept up: it sent when due, and read when something came.
 
     In half of all cases at least: what is judged are medians, which the hiccups of a shared machine
-    don't move, and a client that can't keep up is late all the time. Late is 5 ms and 5 % of the
-    median TTFT, the shortest time that is judged.
+    don't move, and a client that can't keep up is late all the time. To send, late is 5 ms and 5 %
+    of the median TTFT. To wake, it is that of the time from the first chunk to the last too, and
+    20 ms in any case, for what keeps it from running makes both times longer. Chunks that waited
+    for it, or for the server's own front end, come less than 0.1 ms apart.
 
     Raises:
         InvalidMeasurementError: `CLIENT_BEHIND`.
     """
     traces = [trace for part in rounds for trace in part.traces]
     delays = sorted(trace.sent_ns - trace.planned_ns for trace in traces)
-    waits = sorted(trace.first_ns - trace.sent_ns for trace in traces if trace.first_ns)
-    limit_ns = max(_LATE_NS, _LATE_FRAC * statistics.median(waits) if waits else 0)
+    waits = [trace.first_ns - trace.sent_ns for trace in traces if trace.first_ns]
+    answers = [
+        (trace.last_ns - trace.first_ns, chunks)
+        for trace in traces
+        if trace.first_ns and trace.last_ns and (chunks := sum(trace.chunk_sizes))
+    ]
+    step_ns = statistics.median([time_ns / chunks for time_ns, chunks in answers] or [math.inf])
+    if step_ns < _LEAST_STEP_NS:
+        message = (
+            f"half of the answers came at once, their chunks {step_ns / 1e6:.3f} ms apart or less,"
+            " so the client or the server's front end was kept from running; end what else runs on"
+            " their cores"
+        )
+        raise InvalidMeasurementError("CLIENT_BEHIND", message)
+    wait_ns = statistics.median(waits or [0])
+    answer_ns = statistics.median([time_ns for time_ns, _ in answers] or [wait_ns])
     lags = Histogram.merged(part.lags for part in rounds)
-    beats_ns = lags.quantile_ns(0.5) if lags.size >= _ENOUGH_BEATS else 0.0
-    for what, late_ns in (("sent requests", statistics.median(delays)), ("woke", beats_ns)):
+    told_ns = lags.size * BEAT_NS + lags.total_ns  # a loop that stalls has few beats
+    beats_ns = lags.quantile_ns(0.5) if told_ns >= _ENOUGH_BEATS_NS else 0.0
+    for what, late_ns, bears_ns in (
+        ("sent requests", statistics.median(delays), _LATE_FRAC * wait_ns),
+        ("woke", beats_ns, min(_LATE_FRAC * min(wait_ns, answer_ns), _MOST_LATE_NS)),
+    ):
+        limit_ns = max(_LATE_NS, bears_ns)
         if late_ns > limit_ns:
             message = (
                 f"the client {what} {late_ns / 1e6:.1f} ms late or later in half of all cases,"

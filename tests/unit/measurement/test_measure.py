@@ -494,7 +494,7 @@ def test_a_client_that_keeps_up_but_for_hiccups_is_fine() -> None:
     check_client([late(*[0.5] * 10, lag_ms=1)])
     fine = late(*[0.5] * 10)
     check_client([fine, late(*[0.5] * 6, *[80] * 4, lag_ms=30, beats=9)])
-    check_client([late(*[0.5] * 10, lag_ms=30, beats=19)])
+    check_client([late(*[0.5] * 10, lag_ms=30, beats=7)])
 
 
 @pytest.mark.parametrize(
@@ -502,12 +502,48 @@ def test_a_client_that_keeps_up_but_for_hiccups_is_fine() -> None:
     [
         (late(*[0.5] * 4, *[30] * 6), "the client sent requests 30.0 ms late or later"),
         (late(*[0.5] * 10, lag_ms=30), "the client woke 30.0 ms late or later"),
+        (late(*[0.5] * 10, lag_ms=200, beats=2), "the client woke 200.0 ms late or later"),
     ],
 )
 def test_a_client_that_falls_behind_makes_no_server_look_slow(behind: Round, words: str) -> None:
     with pytest.raises(InvalidMeasurementError, match=words) as error:
         check_client([behind])
     assert error.value.reason == "CLIENT_BEHIND"
+
+
+@pytest.mark.parametrize(
+    ("ttft_ms", "answer_ms", "lag_ms"),
+    [(2000, 64, 60), (2000, 5000, 60), (100, 5000, 6)],
+    ids=["a short answer", "a starved machine", "as before"],
+)
+def test_what_starvation_makes_longer_excuses_no_late_client(
+    ttft_ms: int, answer_ms: int, lag_ms: float
+) -> None:
+    chunks = [builders.chunk((ttft_ms + answer_ms * part // 32) * MS) for part in range(33)]
+    behind = dataclasses.replace(late(0.5, lag_ms=lag_ms), traces=(builders.trace(*chunks),))
+    with pytest.raises(InvalidMeasurementError, match=f"the client woke {lag_ms:.1f} ms late or"):
+        check_client([behind])
+    on_time = dataclasses.replace(late(0.5, lag_ms=3), traces=behind.traces)
+    check_client([on_time])
+
+
+def test_chunks_that_waited_for_a_stalled_loop_give_no_tpot(servers: tuple[Server, Server]) -> None:
+    """Each stall is longer than an answer takes."""
+
+    def stall(loop: asyncio.AbstractEventLoop) -> None:
+        time.sleep(0.1)
+        loop.call_later(0.002, stall, loop)
+
+    def record(_: int, __: int) -> Record:
+        stall(asyncio.get_running_loop())
+        return lambda _: None
+
+    plan = dataclasses.replace(QUIET, parts=1, record=record)
+    found = measured(servers[0], None, ONE_AT_A_TIME, plan)
+    why = found.invalid.get(Family.LATENCY, "")
+    assert why.startswith("CLIENT_BEHIND: half of the answers came at once, their chunks 0.0")
+    assert found.acceptance is not None
+    assert not any(name.startswith("tpot") for name in found.values)
 
 
 STEPS = Path(__file__).parents[3] / "fixtures/recordings/h100/steps.jsonl.gz"
