@@ -10,16 +10,15 @@ import pytest
 from specreg.suite.options import Options, flag_of
 
 GROUP = "specreg"
-_ONE_MACHINE = "pytest -n auto measures on all GPUs of this machine (docs/many.md)"
+_ONE_MACHINE = "pytest -n auto measures on all GPUs of this machine"
 _ATTACH = "start the server yourself, and measure it with --specreg-attach=URL"
 GONE = {
     "--specreg-verbose": "report.html and report.json of the run have all percentiles",
     "--specreg-budget-gpu-min": "--num-prompts=N replays N prompts of each case, and"
     " --specreg-shard=I/N cuts the run; specreg matrix says how long it takes",
     "--specreg-workers": _ONE_MACHINE,
-    "--specreg-ray": "specreg ray --address auto runs the shards on a cluster (docs/many.md)",
-    "--specreg-slurm": "an array of jobs with --specreg-shard=I/N, then specreg merge"
-    " (docs/many.md)",
+    "--specreg-ray": "specreg ray --address auto runs the shards on a cluster",
+    "--specreg-slurm": "an array of jobs with --specreg-shard=I/N, then specreg merge",
     "--specreg-nodes": _ATTACH,
     "--specreg-node-command": _ATTACH,
 }

@@ -233,7 +233,7 @@ def check_steps(running: RunningCase) -> Verdict:
     )
     wrong = differs or bool(unlike)
     if wrong:
-        reasons.append("the engine's drafter or verifier is wrong, see docs/lossless.md")
+        reasons.append("the engine's drafter or verifier is wrong")
     return Verdict(
         case_id=case.id,
         metric=ORACLE,

@@ -17,16 +17,15 @@ from specreg.core.commands import install_command
 from specreg.core.errors import DatasetError
 from specreg.core.files import UNREADABLE
 from specreg.datasets.prompts import Prompt
-from specreg.datasets.table import PromptSet
+from specreg.datasets.table import FILLING, PromptSet
 
 _ID_CHARACTERS = 200
-_ADVICE = "docs/datasets.md shows what a row needs"
-# Half of SPEED-Bench's published rows are references to their sources, and begin so; the script of
-# NeMo-Skills fills them (https://github.com/NVIDIA-NeMo/Skills, dataset/speed-bench/prepare.py).
+_ADVICE = "a row needs its prompt, under turns, prompt, messages, conversations, question or text"
+# Half of SPEED-Bench's published rows are references to their sources, and begin so.
 _PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 _REMEDY = (
-    "NVIDIA publishes the row as a reference; fill it with the script of docs/datasets.md and"
-    " give what that writes with --from"
+    f"NVIDIA publishes the row as a reference; fill it with {FILLING} and give what that writes"
+    " with --from"
 )
 
 

@@ -11,6 +11,8 @@ _RANDOM = "random"
 _MOST_RANDOM_DIGITS = 6
 """Of the length of random prompts: more tokens are no context of any model."""
 _RAW = "https://raw.githubusercontent.com"
+FILLING = f"{_RAW}/NVIDIA-NeMo/Skills/main/nemo_skills/dataset/speed-bench/prepare.py"
+"""NVIDIA's script that fills the rows of SPEED-Bench that are references to other datasets."""
 _PARQUET = "test-00000-of-00001.parquet"
 
 
@@ -163,7 +165,7 @@ _TABLE = (
             licence=(
                 "NVIDIA Evaluation Dataset License. For evaluation only; not to be passed on. About"
                 " half of the rows are references to datasets with licences of their own; those are"
-                " filled by NVIDIA's script (docs/datasets.md), and without that they are refused."
+                f" filled by NVIDIA's script ({FILLING}), and without that they are refused."
             ),
             repo="nvidia/SPEED-Bench",
             file=f"{config}/{_PARQUET}",

@@ -34,7 +34,7 @@ PAIRS = Path("models/pairs.toml")
 _MOST_BESIDE_FRAC = 0.5
 """The share of a GPU's memory that a server may take beside another."""
 _POWER_S = 30.0
-_ADVICE = "docs/matrix.md shows the tables and keys"
+_ADVICE = "mend it, or begin with a file of specreg init"
 _TableT = TypeVar("_TableT")
 
 

@@ -74,12 +74,12 @@ _FAILURES = (
         r"lacks the module '\1'",
         # SGLang says "Ignore import error" of the models that it does without.
         r"(?m)^(?!.*Ignore import).*(?:NotFoundError|python[\d.]*): No module named '?([\w.]+)",
-        "install its package there, or delete the folder in the cache (docs/commands.md)",
+        "install its package there, or delete its folder in the cache, ~/.cache/specreg as a rule",
     ),
     (
         "broken engine environment",
         r"(?m)^(?!.*Ignore import).*(No module named|ModuleNotFound|ImportError|undefined symbol)",
-        "delete its folder in the cache (docs/commands.md), or mend it if it is your own",
+        "delete its folder in the cache, ~/.cache/specreg as a rule, or mend it if it is your own",
     ),
     (
         _NOT_FETCHED,

@@ -259,7 +259,7 @@ _ABSENT = dict.fromkeys(
     Family,
     "no answer had two chunks or more, or the server beside it has none; raise output_cap_tokens",
 ) | {
-    Family.ACCEPTANCE: "this source doesn't tell it; docs/engines.md says what each one tells",
+    Family.ACCEPTANCE: "this source doesn't tell it; name it under shown in the matrix",
     Family.POWER: "no device's counter moved; look at power/ in the run's folder",
 }
 """By family, why a metric that a case should have may have no value, and what to do."""

@@ -158,7 +158,7 @@ def prepared(folder: Path, *rows: str) -> Path:
     ("second", "words"),
     [
         (json.dumps({**OTHER, "turns": [""]}), "prompt 'b' has an empty turn, none at all, or"),
-        ('{"id": "b", "category": ', "Input data was truncated; docs/datasets.md shows what"),
+        ('{"id": "b", "category": ', "Input data was truncated; a row needs its prompt"),
         (
             json.dumps({"id": "b", "turns": ["Hello."]}),
             "Object missing required field `category`; ",

@@ -12,12 +12,19 @@ from tests.unit import builders
 
 PAGE = (builders.ROOT / "docs/red.md").read_text()
 OF_OTHERS = {"--group", "--pid", "--wheel"}
-WORDS = "\n".join(
+WORDS = [
     node.value
     for path in (builders.ROOT / "specreg").rglob("*.py")
     for node in ast.walk(ast.parse(path.read_text()))
     if isinstance(node, ast.Constant) and isinstance(node.value, str)
-)
+]
+TEXT = "\n".join(WORDS)
+DESCRIPTIONS = {
+    node.value.value
+    for path in (builders.ROOT / "specreg").rglob("*.py")
+    for node in ast.walk(ast.parse(path.read_text()))
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+}
 TABLES = "".join(re.findall(r"\| the reason says \|.+\n(?:\|.+\n)+", PAGE))
 QUOTED = re.findall(r"`([^`]+)`", "\n".join(row.split(" | ")[0] for row in TABLES.splitlines()))
 
@@ -31,11 +38,16 @@ def test_each_outcome_is_explained_and_one_that_is_no_pass_has_a_section() -> No
 @pytest.mark.parametrize("quoted", QUOTED)
 def test_what_it_quotes_of_a_reason_is_said(quoted: str) -> None:
     pieces = [piece.strip() for piece in re.split(r"[…':;]|\d+ ?%?", quoted)]
-    assert [piece for piece in pieces if piece not in WORDS] == []
+    assert [piece for piece in pieces if piece not in TEXT] == []
+
+
+def test_no_message_names_a_page_that_an_installation_lacks() -> None:
+    said = [words for words in WORDS if words not in DESCRIPTIONS]
+    assert re.findall(r"docs/\w+\.md", "\n".join(said)) == []
 
 
 @pytest.mark.parametrize("name", ["red", "getting-started"])
 def test_each_option_exists(name: str) -> None:
     options = set(re.findall(r"--[a-z][a-z-]+", (builders.ROOT / f"docs/{name}.md").read_text()))
     options -= OF_OTHERS | {*map(flag_of, dataclasses.fields(Options))}
-    assert {one for one in options if one not in WORDS} == set()
+    assert {one for one in options if one not in TEXT} == set()

@@ -115,7 +115,7 @@ def test_what_is_there_is_kept_and_said_so_unless_a_file_is_given(folder: Folder
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        pytest.param("", "holds no prompts; docs/datasets.md", id="empty"),
+        pytest.param("", "holds no prompts; a row needs", id="empty"),
         pytest.param("<html>not found</html>", "question.jsonl:1: JSON is malformed", id="page"),
         pytest.param(mt_bench() + mt_bench(1), "2 prompts have the id '81'", id="twice"),
     ],
