@@ -4,12 +4,16 @@ Vega-Lite draws, here and not in the reader's browser: a page needs no script th
 reader is told each mark. Colours are variables of the page's style, which knows day from night.
 """
 
+import dataclasses
 import importlib.util
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from specreg.baselines.comparison import differing_settings
+from specreg.matrix.schema import CaseSettings, Load
 from specreg.measurement.figures import Figures
 from specreg.measurement.metrics import METRICS
 from specreg.report.document import CaseReport
@@ -20,6 +24,13 @@ from specreg.verdicts.history import comparable
 from specreg.verdicts.judge import Verdict
 
 Layer = Mapping[str, object]
+_Line = Sequence[tuple[int, float]]
+_OF_LOAD: Mapping[str, Any] = {
+    **{one.name: one.default for one in dataclasses.fields(Load)},
+    **dict.fromkeys(("prompts", "num_prompts")),
+    "prompts_sha256": "",
+}
+"""What differs between the places of a line."""
 
 _NOW, _BASE, _INK, _BAD = (f"var(--{name})" for name in ("now", "base", "ink", "bad"))
 _LINES = tuple(f"var(--line{number})" for number in range(1, 7))
@@ -141,24 +152,33 @@ def gains_over_load(cases: Sequence[CaseReport]) -> Iterator[Chart]:
     """Charts for each engine, model pair and prompt set: what speculation gains at each load.
 
     Of three loads or more: a line through two has no bend, so it shows no place where it crosses 1.
+    A line is of cases that differ in load and prompts alone.
     """
     for title, axis, formula, of in _GAINS:
-        groups: dict[str, dict[str, dict[int, float]]] = {}
+        groups: dict[str, dict[CaseSettings, dict[int, float]]] = {}
         for case in cases:
             gain = of(case.figures) if case.figures else None
             if gain is not None and case.settings is not None and case.settings.concurrency:
                 lines = groups.setdefault(f"{case.engine}, {case.models}, {case.dataset}", {})
-                line = lines.setdefault(f"{case.method}-k{case.settings.draft_tokens}", {})
-                line[case.settings.concurrency] = gain
+                alike = dataclasses.replace(case.settings, **_OF_LOAD)
+                lines.setdefault(alike, {})[case.settings.concurrency] = gain
         for what, found in groups.items():
             if len({load for line in found.values() for load in line}) >= _FEWEST_LOADS:
-                sloped = {name: sorted(found[name].items()) for name in sorted(found)}
-                yield _load_chart(f"{title}: {what}", axis, formula, sloped)
+                yield _load_chart(f"{title}: {what}", axis, formula, _named(found))
 
 
-def _load_chart(
-    title: str, axis: str, formula: str, lines: Mapping[str, Sequence[tuple[int, float]]]
-) -> Chart:
+def _named(lines: Mapping[CaseSettings, Mapping[int, float]]) -> Mapping[str, _Line]:
+    """Return lines by method and drafts, and by what else differs from the first of that name."""
+    first: dict[str, CaseSettings] = {}
+    found = {}
+    for settings, line in lines.items():
+        name = f"{settings.method}-k{settings.draft_tokens}"
+        differs = differing_settings(first.setdefault(name, settings), settings)
+        found[f"{name}{differs and f' ({differs})'}"] = sorted(line.items())
+    return dict(sorted(found.items()))
+
+
+def _load_chart(title: str, axis: str, formula: str, lines: Mapping[str, _Line]) -> Chart:
     rows = [{"n": n, "gain": gain, "method": name} for name in lines for n, gain in lines[name]]
     bent = {name: line for name, line in lines.items() if len(line) >= _FEWEST_LOADS}
     even = [{"n": n, "gain": 1, "method": name} for name in bent for n in crossings(bent[name])]

@@ -188,6 +188,21 @@ def test_each_number_of_drafts_is_a_line_of_its_own() -> None:
     assert re.findall(r">(\d)<", chart.svg) == ["1", "4", "8"]
 
 
+def test_cases_that_differ_in_more_than_the_load_are_lines_of_their_own() -> None:
+    long = [
+        msgspec.structs.replace(
+            at_load(load, 3, 0.5),
+            settings=dataclasses.replace(builders.SETTINGS, concurrency=load, output_cap_tokens=64),
+        )
+        for load in (1, 4, 8)
+    ]
+    (chart,) = gains_over_load([*(at_load(load, 3, 1.5) for load in (1, 4, 8)), *long])
+    assert "draft_model-k3 pays at 1 to 8 in flight" in chart.note
+    other = "draft_model-k3 (output_cap_tokens: 20 -> 64)"
+    assert f"{other} never pays at 1 to 8 in flight" in chart.note
+    assert f"method: {other}" in chart.svg.replace("&gt;", ">")
+
+
 def test_two_loads_show_no_place_where_it_stops_to_pay() -> None:
     assert list(gains_over_load([at_load(load, 3, 1.5) for load in (1, 8)])) == []
     fewer = [at_load(load, 3, 1.5) for load in (1, 4, 8)] + [at_load(1, 7, 2.0)]
