@@ -1,6 +1,6 @@
 """Faults planted in real vLLM turn the right cases red, each for its own reason.
 
-These start real servers: about eleven minutes. `nox -s faults` runs them.
+These start real servers: about fourteen minutes. `nox -s faults` runs them.
 """
 
 import os
@@ -17,7 +17,8 @@ from specreg.report.document import load_verdict
 pytestmark = pytest.mark.vllm
 
 ROOT = Path(__file__).parents[2]
-DRAFT = ROOT / "fixtures/models/tiny/draft"
+TINY = "fixtures/models/tiny"
+DRAFT = ROOT / TINY / "draft"
 
 # As in the tier `cpu`, so that the committed baselines hold for it; no control, to save a server.
 ACCEPTANCE_MATRIX = """
@@ -39,6 +40,8 @@ output_cap_tokens = 64
 dtype = "float32"
 engine_env = {{ OMP_NUM_THREADS = "1" }}
 """
+
+HEADS_MATRIX = (ROOT / "fixtures/matrix/cpu_methods.toml").read_text().replace('"none", ', "")
 
 # Without padding a step takes about 5 ms, so that 5 ms more can't be lost in a machine's noise.
 # Four loads on one server tell how launches spread as well as four servers would.
@@ -84,16 +87,16 @@ def run(
     )
 
 
-def shuffled_draft(folder: Path) -> Path:
-    """The draft model with the bytes of its weights in another order, pair by pair (bfloat16)."""
-    shuffled = folder / "draft"
-    shutil.copytree(DRAFT, shuffled)
-    content = (DRAFT / "model.safetensors").read_bytes()
+def shuffled(name: str, folder: Path) -> Path:
+    """A draft with the bytes of its weights in another order, pair by pair (bfloat16)."""
+    copy = folder / name
+    shutil.copytree(ROOT / TINY / name, copy)
+    content = (copy / "model.safetensors").read_bytes()
     start = 8 + int.from_bytes(content[:8], "little")
     weights = [content[i : i + 2] for i in range(start, len(content), 2)]
     random.Random(0).shuffle(weights)  # noqa: S311 - no cryptography
-    (shuffled / "model.safetensors").write_bytes(content[:start] + b"".join(weights))
-    return shuffled
+    (copy / "model.safetensors").write_bytes(content[:start] + b"".join(weights))
+    return copy
 
 
 def outcomes(done: subprocess.CompletedProcess[str], folder: Path) -> dict[str, set[str]]:
@@ -117,13 +120,31 @@ def test_the_sound_drafts_are_green(tmp_path: Path) -> None:
 def test_a_draft_with_shuffled_weights_turns_its_acceptance_red_and_no_other(
     tmp_path: Path,
 ) -> None:
-    matrix = ACCEPTANCE_MATRIX.format(draft=shuffled_draft(tmp_path))
+    matrix = ACCEPTANCE_MATRIX.format(draft=shuffled("draft", tmp_path))
 
     done = run(tmp_path, matrix, "-k", "acceptance")
 
     assert done.returncode == 1, done.stdout
     assert outcomes(done, tmp_path)["vllm-draft_model-tiny-toy-c1"] == {"REGRESSED"}
     assert outcomes(done, tmp_path)["vllm-ngram-tiny-toy-c1"] == {"PASS"}
+
+
+@pytest.mark.parametrize(
+    ("method", "fault"),
+    [("eagle", ""), ("medusa", ""), ("mtp", "shuffled_mtp"), ("suffix", "forgets")],
+)
+def test_a_shuffled_head_or_a_lost_cache_turns_its_acceptance_red(
+    tmp_path: Path, method: str, fault: str
+) -> None:
+    """In a file of its own or, as a target with other weights has no baseline, in the engine."""
+    matrix = HEADS_MATRIX
+    if not fault:
+        matrix = matrix.replace(f'"{TINY}/{method}"', f'"{shuffled(method, tmp_path)}"')
+
+    done = run(tmp_path, matrix, "-k", f"acceptance and vllm-{method}-", fault=fault)
+
+    assert done.returncode == 1, done.stdout
+    assert list(outcomes(done, tmp_path).values()) == [{"REGRESSED"}], done.stdout
 
 
 def test_one_draft_token_fewer_turns_the_case_red(tmp_path: Path) -> None:

@@ -18,9 +18,11 @@ def plant() -> None:
     """Changes the engine's classes before they are used."""
     planted: dict[str, Callable[[], None]] = {
         "sleep": _plant_sleep,
-        "fewer_drafts": _plant_fewer_drafts,
+        "fewer_drafts": lambda: _plant_settings("num_speculative_tokens", lambda told: told - 1),
+        "forgets": lambda: _plant_settings("suffix_decoding_max_cached_requests", lambda _: 0),
         "spoilt_draft": _plant_spoilt_draft,
         "no_drafts": _plant_no_drafts,
+        "shuffled_mtp": _plant_shuffled_mtp,
     }
     chosen = [name for name in os.environ.get("PLANTED_FAULT", "").split(",") if name in planted]
     if chosen and _is_since():
@@ -64,20 +66,19 @@ def _plant_no_drafts() -> None:
     GPUModelRunner.propose_draft_token_ids = nothing
 
 
-def _plant_fewer_drafts() -> None:
-    """The server drafts one token fewer than it was told to."""
+def _plant_settings(name: str, change: Callable[[Any], int]) -> None:
+    """The server has another setting of speculation than it was told, or than its default."""
     from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415 - only in vLLM
 
     create = EngineArgs.create_speculative_config
 
-    def fewer(arguments: Any, *args: Any, **keywords: Any) -> Any:  # noqa: ANN401
+    def changed(arguments: Any, *args: Any, **keywords: Any) -> Any:  # noqa: ANN401
         if arguments.speculative_config is not None:
             given = arguments.speculative_config
-            fewer_tokens = given["num_speculative_tokens"] - 1
-            arguments.speculative_config = {**given, "num_speculative_tokens": fewer_tokens}
+            arguments.speculative_config = {**given, name: change(given.get(name))}
         return create(arguments, *args, **keywords)
 
-    EngineArgs.create_speculative_config = fewer
+    EngineArgs.create_speculative_config = changed
 
 
 def _plant_spoilt_draft() -> None:
@@ -96,3 +97,21 @@ def _plant_spoilt_draft() -> None:
         return drafts
 
     GPUModelRunner.propose_draft_token_ids = spoilt
+
+
+def _plant_shuffled_mtp() -> None:
+    """The layer that MiMo drafts with has the numbers of each tensor in another order."""
+    import torch  # noqa: PLC0415 - only in vLLM's environment
+    from vllm.model_executor.models.mimo_mtp import MiMoMTP  # noqa: PLC0415 - only in vLLM
+
+    load, seeded = MiMoMTP.load_weights, torch.Generator().manual_seed(0)
+
+    def shuffle(tensor: Any) -> Any:  # noqa: ANN401
+        order = torch.randperm(tensor.numel(), generator=seeded)
+        return tensor.flatten()[order].view_as(tensor)
+
+    def shuffled(model: Any, weights: Any) -> Any:  # noqa: ANN401
+        mtp = ((name, shuffle(one) if "mtp" in name else one) for name, one in weights)
+        return load(model, mtp)
+
+    MiMoMTP.load_weights = shuffled
