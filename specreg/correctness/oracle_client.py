@@ -31,12 +31,8 @@ _UNSEEN_TOKENS: Mapping[tuple[str, str], int] = {
     # It shifts the draft's input by one, as for EAGLE, so the first token is never shown.
     **{("sglang", name): 1 for name in ("draft_model", "draft_model_tree")},
     **{("sglang", name): 0 for name in ("eagle", "eagle3", "eagle_tree", "eagle3_tree")},
-    ("vllm", "draft_model"): 0,
-    ("vllm", "eagle"): 0,
-    ("vllm", "eagle3"): 0,
-    ("vllm", "medusa"): 0,
-    ("vllm", "mtp"): 0,
     ("vllm", "ngram"): 0,
+    **{("vllm", name): 0 for name in ("draft_model", "eagle", "eagle3", "medusa", "mtp", "dflash")},
 }
 """By engine, as methods are spelt, and method: how many of a text's first tokens the drafter isn't
 shown. A pair that isn't here was compared to no such engine: SGLang's lookup learns, TensorRT-LLM's

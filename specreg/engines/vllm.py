@@ -198,6 +198,7 @@ class Vllm(Engine):
             "eagle3",
             "medusa",
             "mtp",
+            "dflash",
             "custom_class",
             SCHEDULED,
         ),

@@ -131,7 +131,7 @@ def test_a_draft_with_shuffled_weights_turns_its_acceptance_red_and_no_other(
 
 @pytest.mark.parametrize(
     ("method", "fault"),
-    [("eagle", ""), ("medusa", ""), ("mtp", "shuffled_mtp"), ("suffix", "forgets")],
+    [("eagle", ""), ("medusa", ""), ("dflash", ""), ("mtp", "shuffled_mtp"), ("suffix", "forgets")],
 )
 def test_a_shuffled_head_or_a_lost_cache_turns_its_acceptance_red(
     tmp_path: Path, method: str, fault: str

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 TINY = ROOT / "fixtures/models/tiny"
 TARGET = str(TINY / "target")
 DRAFTS = {"draft_model": str(TINY / "draft"), "eagle3": str(TINY / "eagle3")}
-HEADS = {"eagle": str(TINY / "eagle"), "medusa": str(TINY / "medusa"), "mtp": ""}
+HEADS = {name: str(TINY / name) for name in ("eagle", "medusa", "dflash")} | {"mtp": ""}
 MTP_TARGET = str(TINY / "mtp")
 TARGETS = (TARGET, MTP_TARGET)
 DRAFT_TOKENS = 3
@@ -163,13 +163,17 @@ class Heads(unittest.TestCase):
                     seen.add(right)
         assert seen == set(range(DRAFT_TOKENS + 1))
 
-    def test_heads_that_read_the_last_state_get_right_what_they_draft_one_by_one(self) -> None:
-        """Drafted anew at each place: what a head has said is then what it reads."""
+    def test_heads_that_use_the_targets_output_get_right_what_they_draft_one_by_one(self) -> None:
+        """Drafted anew at each place: what a head has said is then what it reads.
+
+        DFlash doesn't read what it has said: its block is as wide as it always is.
+        """
         for method, draft in HEADS.items():
             asked = ask(method, "float32", draft, MTP_TARGET if method == "mtp" else TARGET)
             model = load_model(asked.target, "float32", "cpu")
             head, norm = load_head(asked, model), model.model.norm
-            observed = ObservedTarget(model, (model.config.num_hidden_layers,))
+            layers = head.layers_read or (model.config.num_hidden_layers,)
+            observed, block = ObservedTarget(model, layers), method == "dflash"
             accepted, seen = answer_question(asked, "cpu").accepted[0], set()
             ids = torch.tensor([texts()[0].ids])
             for place in range(2, ids.shape[1] - DRAFT_TOKENS + 1):
@@ -180,7 +184,7 @@ class Heads(unittest.TestCase):
                         states = head.unroll(
                             norm(hidden) if head.normed else hidden,
                             model.model.embed_tokens(text[:, 1:]),
-                            step + 1,
+                            DRAFT_TOKENS if block else step + 1,
                         )
                         said = model.lm_head(states[step][:, -1:]).argmax(-1)
                         text = torch.cat([text, said], 1)
@@ -289,6 +293,13 @@ class Refusals(unittest.TestCase):
         self.refused("medusa", "has other tensors than one of this target", other)
         own = {"original_lm_head": False}
         self.refused("medusa", "Invalid", self.configured(HEADS["medusa"], **own))
+        for words, read in (
+            ("its layers or its mask aren't the target's", {"target_layer_ids": [0, 4]}),
+            ("its layers or its mask aren't the target's", {"mask_token_id": 768}),
+            ("unknown field `causal`", {"causal": True}),
+        ):
+            told = {"mask_token_id": 0, "target_layer_ids": [0, 1, 3]} | read
+            self.refused("dflash", words, self.configured(HEADS["dflash"], dflash_config=told))
         path = Path(self.configured(HEADS["eagle"])) / "model.safetensors"
         weights = load_file(path)
         save_file(weights | {"fc.bias": weights["fc.bias"] + 1}, path)

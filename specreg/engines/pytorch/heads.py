@@ -1,4 +1,4 @@
-"""Draft heads that read the target's last hidden state, with the tensor names that vLLM loads.
+"""Draft heads that read the target's hidden states, with the tensor names that vLLM loads.
 
     EAGLE   (https://arxiv.org/abs/2401.15077, `EagleLlamaForCausalLM`) reads the normed state
             beside the next token
@@ -6,11 +6,14 @@
             target's own file
     Medusa  (https://arxiv.org/abs/2401.10774, `Medusa`) reads the normed state alone, with a block
             for each drafted token
+    DFlash  (https://arxiv.org/abs/2602.06036, `DFlashQwen3ForCausalLM`) reads the states after
+            some layers, and fills in a block of masks behind the next token, all at once
 
-All use the target's output matrix, and the first two its embeddings.
+All use the target's output matrix, and all but Medusa its embeddings.
 """
 
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 import torch
@@ -37,12 +40,29 @@ class MedusaConfig(msgspec.Struct, frozen=True, kw_only=True):
     original_lm_head: Literal[True]
 
 
+class BlockConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a DFlash head reads of the target, whose layers it counts from 0, and its mask."""
+
+    mask_token_id: int
+    target_layer_ids: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]
+
+
+class DFlashConfig(LayerConfig, frozen=True, kw_only=True):
+    """What of a DFlash head's `config.json` says how it is built."""
+
+    num_hidden_layers: int
+    layer_types: tuple[Literal["full_attention"], ...] = ()
+    dflash_config: BlockConfig
+
+
 class DecoderLayer(nn.Module):
     """A layer of the target's kind; EAGLE's has no norm before its attention."""
 
-    def __init__(self, config: LayerConfig, *, norms_first: bool, bias: bool) -> None:
+    def __init__(
+        self, config: LayerConfig, *, norms_first: bool, bias: bool = False, norms: bool = False
+    ) -> None:
         super().__init__()
-        self.self_attn = Attention(config, 1, bias=bias)
+        self.self_attn = Attention(config, 1, bias=bias, norms=norms)
         self.mlp = LlamaMLP(config)
         norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.input_layernorm = norm if norms_first else nn.Identity()
@@ -60,6 +80,8 @@ class Head(nn.Module):
 
     normed: ClassVar = True
     """Whether it reads the target's last state after its norm."""
+    layers_read: Sequence[int] = ()
+    """After how many of the target's layers it reads; of none named, after all."""
 
     @staticmethod
     def checkpoint_name(name: str) -> str:
@@ -72,7 +94,7 @@ class Head(nn.Module):
         """Return the states of each drafted token, which the target's output matrix reads.
 
         Args:
-            hidden: the target's states, `[rows, anchors, hidden]`.
+            hidden: the target's states, `[rows, anchors, hidden]`; of several layers side by side.
             embeddings: of the tokens after each anchor, `[rows, anchors + drafted - 1, hidden]`.
             drafted: how many tokens a step drafts, 1 or more.
         """
@@ -85,7 +107,7 @@ class EagleHead(Head):
     def __init__(self, config: LayerConfig) -> None:
         super().__init__()
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
-        self.layers = nn.ModuleList([DecoderLayer(config, norms_first=False, bias=False)])
+        self.layers = nn.ModuleList([DecoderLayer(config, norms_first=False)])
 
     def unroll(
         self, hidden: torch.Tensor, embeddings: torch.Tensor, drafted: int
@@ -153,3 +175,43 @@ class MedusaHead(Head):
         """Return what each block makes of the same states."""
         del embeddings
         return [hidden + functional.silu(block(hidden)) for block in self.blocks[:drafted]]
+
+
+class DFlashHead(Head):
+    """DFlash: masks that see the target's states and each other become the drafted tokens."""
+
+    normed: ClassVar = False
+    mask: torch.Tensor
+
+    def __init__(self, config: DFlashConfig, embeddings: torch.Tensor) -> None:
+        """Take the mask's embedding from the target's, `[vocabulary, hidden]`."""
+        super().__init__()
+        self.layers_read = [layer + 1 for layer in config.dflash_config.target_layer_ids]
+        self.fc = nn.Linear(
+            len(self.layers_read) * config.hidden_size, config.hidden_size, bias=False
+        )
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, norms_first=True, norms=True)
+            for _ in range(config.num_hidden_layers)
+        )
+        self.hidden_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        mask = embeddings[config.dflash_config.mask_token_id].detach().clone()
+        self.register_buffer("mask", mask, persistent=False)
+
+    def unroll(
+        self, hidden: torch.Tensor, embeddings: torch.Tensor, drafted: int
+    ) -> list[torch.Tensor]:
+        """Return the normed states of the masks, which depend on how many there are."""
+        context = self.hidden_norm(self.fc(hidden))
+        places = torch.arange(hidden.shape[1], device=hidden.device)
+        first = embeddings[:, : hidden.shape[1]]
+        block = [first, *[self.mask.expand_as(first)] * drafted]
+        for layer in self.layers:
+            attention, normed = layer.self_attn, map(layer.input_layernorm, block)
+            asked = [attention.project(one, places + step) for step, one in enumerate(normed, 1)]
+            seen = [attention.project(context, places)[1], *(own for _, own in asked)]
+            found = [attention.read(query, seen) for query, _ in asked]
+            block = [one + more for one, more in zip(block, found, strict=True)]
+            block = [one + layer.mlp(layer.post_attention_layernorm(one)) for one in block]
+        return [self.norm(one) for one in block[1:]]

@@ -31,6 +31,8 @@ from specreg.engines.pytorch.eagle3 import (
 from specreg.engines.pytorch.heads import (
     MEDUSA_OUTPUT,
     MTP_LAYER,
+    DFlashConfig,
+    DFlashHead,
     EagleHead,
     Head,
     MedusaConfig,
@@ -40,7 +42,7 @@ from specreg.engines.pytorch.heads import (
 from specreg.engines.pytorch.models import check_context, check_models, default_device, load_model
 from specreg.engines.pytorch.requests import OracleAnswer, Question, Text
 
-_ConfigT = TypeVar("_ConfigT", LayerConfig, HeadConfig, MedusaConfig)
+_ConfigT = TypeVar("_ConfigT", LayerConfig, HeadConfig, MedusaConfig, DFlashConfig)
 _HeadT = TypeVar("_HeadT", bound=nn.Module)
 Rights = Sequence[Sequence[bool]]
 """By place in a text, whether each draft of a step that begins there is the text."""
@@ -66,7 +68,7 @@ def answer_question(question: Question, device: str) -> OracleAnswer:
     readers = {
         "draft_model": _read_draft_model,
         "eagle3": _read_eagle3,
-        **dict.fromkeys(("eagle", "medusa", "mtp"), _read_head),
+        **dict.fromkeys(("eagle", "medusa", "mtp", "dflash"), _read_head),
     }
     read = readers.get(question.method.removesuffix("_tree"), _read_target)(question, target)
     accepted, gaps_nats = [], []
@@ -131,7 +133,7 @@ def _read_eagle3(question: Question, target: Model) -> Read:
 
 def _read_head(question: Question, target: Model) -> Read:
     head = load_head(question, target)
-    observed = ObservedTarget(target, (target.config.num_hidden_layers,))
+    observed = ObservedTarget(target, head.layers_read or (target.config.num_hidden_layers,))
 
     def read(ids: torch.Tensor) -> tuple[torch.Tensor, Rights | DraftOn]:
         logits, embeddings, hidden = observed.observe(ids)
@@ -226,7 +228,7 @@ def load_eagle3(name: str, target: Model, needed_tokens: int) -> tuple[Eagle3Hea
 
 
 def load_head(question: Question, target: Model) -> Head:
-    """Load a head that reads the target's last state: EAGLE's, Medusa's, or the target's MTP layer.
+    """Load a head that uses the target's output matrix: one of `heads.py`.
 
     Raises:
         ModelError: it isn't there, is built otherwise than in `heads.py`, or isn't this target's.
@@ -240,6 +242,14 @@ def load_head(question: Question, target: Model) -> Head:
         if output is None or not torch.equal(output.to(own.dtype), own):
             message = f"head '{name}': its output matrix isn't the target's; choose one of this"
             raise ModelError(f"{message} target, or no oracle")
+    elif question.method == "dflash":
+        blocks, weights = _load_checkpoint(name, DFlashConfig, target)
+        check_context(name, blocks, max(len(text.ids) for text in question.texts))
+        read, most = blocks.dflash_config, target.config.num_hidden_layers - 1
+        if max(read.target_layer_ids) > most or read.mask_token_id >= blocks.vocab_size:
+            message = f"head '{name}': its layers or its mask aren't the target's; choose another,"
+            raise ModelError(f"{message} or no oracle")
+        head = DFlashHead(blocks, target.model.embed_tokens.weight)
     else:
         config, weights = _load_checkpoint(name, LayerConfig, target)
         check_context(name, config, max(len(text.ids) for text in question.texts))

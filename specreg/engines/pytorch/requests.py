@@ -159,8 +159,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """What would the target have said, and a greedy drafter have got right?
 
     Attributes:
-        method: "draft_model", "eagle", "eagle3", "medusa" or "mtp", or one of the first three as
-            a tree ("draft_model_tree"); of any other, the target alone is asked.
+        method: "draft_model", "eagle", "eagle3", "medusa", "mtp" or "dflash", or one of the first
+            three as a tree ("draft_model_tree"); of any other, the target alone is asked.
         target, draft: folders or hub ids; an empty one where the method has no draft.
         draft_tokens: how many tokens a step drafts; of a tree, its depth.
         branches, drafted_tokens: of a tree, as `Tree` has them.
