@@ -1,4 +1,4 @@
-"""What CI is told to do: the forms keep to their schemas, and each session exists."""
+"""What CI is told to do: the forms keep to their schemas, and their shell lines are run."""
 
 import json
 import os
@@ -6,12 +6,14 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from ruamel.yaml import YAML
 
 from specreg.engines.registry import ENGINES
 from tests.unit import builders
@@ -19,7 +21,10 @@ from tests.unit import builders
 ROOT = builders.ROOT
 WORKFLOW = ROOT / ".github/workflows"
 WORKFLOWS = sorted(WORKFLOW.glob("*.yml"))
+WITHOUT_GPU = ("tests", "nightly")
 BUILDKITE = ROOT / "docs/examples/ci/buildkite.yml"
+GITLAB = ROOT / "docs/examples/ci/gitlab-ci.yml"
+NOXFILE = ROOT / "noxfile.py"
 PINS = ROOT / ".ci/changed_pins.py"
 
 PYPROJECT = """
@@ -30,24 +35,125 @@ report = ["jinja2"]
 """
 
 
-@pytest.mark.parametrize("path", [*WORKFLOWS, BUILDKITE], ids=lambda path: path.stem)
+Steps = Mapping[str, Any]
+"""A job of a workflow, or a step of Buildkite, or a job of GitLab, as its file has it."""
+
+TOOLS = {
+    "nox": """printf '%s\\n' "$(printf '%s\\t' "$@")" >> "$CALLS"
+        while [ $# -gt 1 ]; do [ "$1" != --out ] || out=$2; shift; done
+        [ -z "$out" ] || { mkdir -p "$out"; echo UNDECIDED > "$out/report.md"; exit 1; }""",
+    "python3": f'case $1 in *.py | -c) exec {sys.executable} "$@" ;; esac',
+    "buildkite-agent": """cat > "annotated-$3" """,
+    "gh": """[ "$2 $4 $5 $6" = "comment --edit-last --create-if-none --body-file" ]
+        place=comments/${3##*/}; mkdir -p "$place"
+        last=$(ls "$place" | wc -l); cp "$7" "$place/$((last ? last : 1))" """,
+    **dict.fromkeys(("pip", "python", "sudo"), ":"),
+}
+"""What the shell lines call: those that would fetch or measure note that they were called."""
+
+
+def load(path: Path) -> Any:  # noqa: ANN401 - any YAML
+    """What a file says, by YAML 1.2, where `on` is a word."""
+    return YAML(typ="safe").load(path)
+
+
+@pytest.mark.parametrize("path", [*WORKFLOWS, BUILDKITE, GITLAB], ids=lambda path: path.stem)
 def test_each_file_keeps_to_the_schema_of_its_tool(path: Path) -> None:
-    schema = "vendor.buildkite" if path == BUILDKITE else "vendor.github-workflows"
+    schemas = {BUILDKITE: "vendor.buildkite", GITLAB: "vendor.gitlab-ci"}
+    schema = schemas.get(path, "vendor.github-workflows")
     command = (sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, str(path))
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
 
-def test_each_session_that_is_named_exists() -> None:
-    known = set(re.findall(r"^def (\w+)\(session", (ROOT / "noxfile.py").read_text(), re.MULTILINE))
-    named = set()
-    for path in (*WORKFLOWS, BUILDKITE):
-        text = path.read_text()
-        named |= set(re.findall(r"(?:nox -s|- session:) (\w+)", text))
-        for listed in re.findall(r"(?:session|matrix): \[(.+)\]", text):
-            named |= {name.strip() for name in listed.split(",")}
-    assert {"gpu_perf", "tests", "exports", "docs", "gate", "shards"} <= named
-    assert named <= known
+class Checkout:
+    """A checkout with scripted tools, in which the shell lines of each system are run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.calls = folder / "calls"
+        for place in (folder / "tools", folder / ".nox/nox/bin"):
+            place.mkdir(parents=True)
+            for name, lines in TOOLS.items():
+                (place / name).write_text(f"#!/bin/bash -e\n{lines}\n")
+                (place / name).chmod(0o755)
+
+    def shell(self, lines: str, **variables: str) -> bool:
+        """Whether lines end well, run with the flags that all three systems have in common."""
+        path = f"{self.folder / 'tools'}{os.pathsep}{os.environ['PATH']}"
+        own = {"PATH": path, "HOME": "/home", "CALLS": str(self.calls)}
+        command = ("/bin/bash", "-e", "-c", lines)
+        done = subprocess.run(command, check=False, cwd=self.folder, env=own | variables)
+        return not done.returncode
+
+    def act(self, job: Steps, known: Mapping[str, str], **variables: str) -> bool:
+        """Whether the shell lines of a workflow's job end well; `known` has its expressions."""
+        held = True
+        for step in job["steps"]:
+            condition = step.get("if", "always()" if held else "")
+            if "run" in step and condition == "always()":
+                own = {name: filled(text, known) for name, text in step.get("env", {}).items()}
+                held &= self.shell(filled(step["run"], known), **variables, **own)
+        return held
+
+    def nox(self) -> set[str]:
+        """What nox was called with since the last time."""
+        lines = self.calls.read_text().splitlines()
+        self.calls.unlink()
+        return {line.replace("\t", " ").removesuffix(" -- ").strip() for line in lines}
+
+
+def filled(text: str, known: Mapping[str, str]) -> str:
+    """A text with what its expressions stand for."""
+    return re.sub(r"\$\{\{ (.+?) \}\}", lambda found: known[found[1]], text)
+
+
+def commands(step: Steps) -> str:
+    """The shell lines of a step of Buildkite, as its agent gets them, or of a job of GitLab."""
+    lines = step.get("command") or step["script"]
+    return (lines if isinstance(lines, str) else "\n".join(lines)).replace("$$", "$")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path)
+
+
+def test_each_system_runs_the_same_sessions(checkout: Checkout) -> None:
+    """On each push, each night without a GPU, each night with one; and nox has them."""
+    tests, nightly = (load(WORKFLOW / f"{name}.yml")["jobs"]["nox"] for name in WITHOUT_GPU)
+    gpu_perf = load(WORKFLOW / "gpu_perf.yml")["jobs"]["gpu_perf"]
+    for session in tests["strategy"]["matrix"]["session"]:
+        assert checkout.act(tests, {"matrix.session": session})
+    pushed = checkout.nox()
+    for entry in nightly["strategy"]["matrix"]["include"]:
+        known = {f"matrix.{name}": entry.get(name, "") for name in ("session", "arguments")}
+        assert checkout.act(nightly, known)
+    nights = checkout.nox()
+    assert checkout.act(gpu_perf, {"inputs.arguments": "-k mtp"})
+    with_gpu = checkout.nox()
+
+    push, night, _, gpu, *_ = load(BUILDKITE)["steps"]
+    for step, expected in ((push, pushed), (night, nights)):
+        for words in step["matrix"]:
+            assert checkout.shell(commands(step).replace("{{matrix}}", words))
+        assert checkout.nox() == expected
+    assert checkout.shell(commands(gpu))
+    assert checkout.nox() == with_gpu
+
+    jobs = load(GITLAB)
+    before = "\n".join(jobs["default"]["before_script"])
+    for name, expected in (("tests", pushed), ("nightly", nights)):
+        (matrix,) = jobs[name]["parallel"]["matrix"]
+        for words in matrix["SESSION"]:
+            assert checkout.shell(f"{before}\n{commands(jobs[name])}", SESSION=words)
+        assert checkout.nox() == expected
+    assert checkout.shell(commands(jobs["gpu_perf"]))
+    assert checkout.nox() == with_gpu
+
+    known_to_nox = re.findall(r"^def (\w+)\(session", NOXFILE.read_text(), re.MULTILINE)
+    assert {words.split()[1] for words in pushed | nights | with_gpu} <= set(known_to_nox)
+    assert "-s cpu_perf -- --specreg-inconclusive=warn-speed" in nights
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -65,7 +171,7 @@ def repository(folder: Path, *, before: dict[str, str], now: dict[str, str]) -> 
     git(folder, "add", ".")
     git(folder, "commit", "-qm", "before")
     file.write_text(PYPROJECT.format(**now))
-    (folder / ".ci").mkdir()
+    (folder / ".ci").mkdir(exist_ok=True)
     (folder / ".ci/changed_pins.py").write_text(PINS.read_text())
 
 
@@ -84,17 +190,61 @@ BEFORE = {"vllm": "0.31.0", "sglang": "0.5.21"}
     ids=["as-before", "both"],
 )
 def test_the_gate_runs_for_each_engine_that_changed(
-    tmp_path: Path, changed: dict[str, str], pins: list[str]
+    checkout: Checkout, changed: dict[str, str], pins: list[str]
 ) -> None:
     """By the step of the workflow, as it stands there."""
-    repository(tmp_path, before=BEFORE, now=BEFORE | changed)
-    step = re.search(r"run: \|\n((?: {10}.+\n)+)", (WORKFLOW / "gate.yml").read_text())
-    assert step is not None
-    said = tmp_path / "said"
-    environment = {"BASE": "HEAD", "GITHUB_OUTPUT": str(said), "PATH": os.environ["PATH"]}
-    subprocess.run(("/bin/bash", "-e", "-c", step[1]), check=True, cwd=tmp_path, env=environment)
+    repository(checkout.folder, before=BEFORE, now=BEFORE | changed)
+    said = checkout.folder / "said"
+    job = load(WORKFLOW / "gate.yml")["jobs"]["pins"]
+    known = {"github.event.pull_request.base.sha": "HEAD"}
+    assert checkout.act(job, known, GITHUB_OUTPUT=str(said))
     name, _, listed = said.read_text().partition("=")
     assert (name, json.loads(listed)) == ("pins", pins)
+
+
+def test_a_gate_that_fails_is_red_after_its_report_was_shown(checkout: Checkout) -> None:
+    """The other engine is judged all the same."""
+    summary = checkout.folder / "summary"
+    job = load(WORKFLOW / "gate.yml")["jobs"]["gate"]
+    known = {"matrix.pins": "vllm==0.31.0 vllm==0.32.0"}
+    assert not checkout.act(job, known, GITHUB_STEP_SUMMARY=str(summary))
+    assert summary.read_text() == "UNDECIDED\n"
+    (call,) = checkout.nox()
+    assert call == "-s gate -- vllm==0.31.0 vllm==0.32.0 --minutes 440 --out .specreg/gate"
+
+    repository(checkout.folder, before=BEFORE, now={"vllm": "0.32.0", "sglang": "0.5.23"})
+    git(checkout.folder, "branch", "-M", "main")
+    git(checkout.folder, "remote", "add", "origin", ".")
+    _, _, gate, *_ = load(BUILDKITE)["steps"]
+    branch = {"BUILDKITE_PULL_REQUEST_BASE_BRANCH": "main"}
+    assert not checkout.shell(commands(gate), **branch)
+    shown = {path.read_text() for path in checkout.folder.glob("annotated-*")}
+    assert shown == {"UNDECIDED\n"}
+    judged = checkout.nox()
+    assert {call.split()[3] for call in judged} == {"vllm==0.31.0", "sglang==0.5.21"}
+
+    assert not checkout.shell(commands(load(GITLAB)["gate"]), CI_MERGE_REQUEST_DIFF_BASE_SHA="main")
+    assert checkout.nox() == judged
+
+
+@pytest.mark.parametrize(("name", "folder"), [("gate", "gate a b"), ("gpu_perf", "specreg/runs/1")])
+def test_what_a_run_says_is_one_comment_updated_in_place(
+    checkout: Checkout, name: str, folder: str
+) -> None:
+    job = load(WORKFLOW / f"{name}.yml")["jobs"]["comment"]
+    known = {
+        **dict.fromkeys(("github.event.pull_request.html_url", "vars.SPECREG_ISSUE"), "there/7"),
+        **dict.fromkeys(("github.token", "github.server_url", "github.repository"), "x"),
+    }
+    for run, text in (("1", None), ("2", "REGRESSED"), ("3", "PASS")):
+        if text:
+            (checkout.folder / folder).mkdir(parents=True, exist_ok=True)
+            (checkout.folder / folder / "report.md").write_text(text)
+        assert checkout.act(job, known | {"github.run_id": run})
+        (comment,) = (checkout.folder / "comments/7").iterdir()
+        said = comment.read_text()
+        assert said.startswith(text or "The ")
+        assert said.endswith(f"/actions/runs/{run}\n")
 
 
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
