@@ -152,7 +152,7 @@ def browser(session: nox.Session) -> None:
 
 @nox.session
 def exports(session: nox.Session) -> None:
-    """Has aiperf take what a run hands on; a minute, once fetched."""
+    """Has each form of a run read back by the tool it is for: a minute, once fetched."""
     _install(session, "exports")
     _pytest(session, "tests/exports")
 

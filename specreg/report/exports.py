@@ -16,6 +16,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from specreg.acceptance.record import StepCounts
 from specreg.core.errors import ReportError
@@ -60,19 +61,19 @@ def render_junit(report: Report) -> str:
     """JUnit's XML with a test for each verdict: its last word, after all of them were looked at."""
     run = report.run
     failed = sum(one.fails for one in run.verdicts)
-    counts = {"tests": str(len(run.verdicts)), "failures": str(failed)}
+    skipped = sum(not (one.fails or one.holds) for one in run.verdicts)
+    counts = {"tests": len(run.verdicts), "failures": failed, "errors": 0, "skipped": skipped}
     suites = ET.Element("testsuites")
-    suite = ET.SubElement(suites, "testsuite", {"name": f"specreg {run.tier}", **counts})
+    suite = ET.SubElement(suites, "testsuite", {"name": f"specreg {run.tier}"})
+    suite.attrib.update({name: str(count) for name, count in counts.items()})
     for one in run.verdicts:
-        names = {"classname": one.case_id, "name": one.metric}
-        test = ET.SubElement(suite, "testcase", names)
+        test = ET.SubElement(suite, "testcase", {"classname": one.case_id, "name": one.metric})
         held = ET.SubElement(test, "properties")
         for name, value in properties(one):
             ET.SubElement(held, "property", {"name": name, "value": hide_known(value)})
         if one.fails:
             message = hide_known(f"{one.outcome}: {sentence_of(one)}")
-            text = ET.SubElement(test, "failure", {"message": message})
-            text.text = hide_known(one.reason)
+            ET.SubElement(test, "failure", {"message": message}).text = hide_known(one.reason)
         elif not one.holds:
             ET.SubElement(test, "skipped", {"message": hide_known(render_skip(one))})
     ET.indent(suites)
@@ -81,8 +82,7 @@ def render_junit(report: Report) -> str:
 
 def append_job_summary(text: str) -> None:
     """Add to the summary of a GitHub job, where one runs. A disk that refuses loses it."""
-    place = os.environ.get("GITHUB_STEP_SUMMARY")
-    if place:
+    if place := os.environ.get("GITHUB_STEP_SUMMARY"):
         with contextlib.suppress(OSError), Path(place).open("a", encoding="utf-8") as file:
             file.write(hide_known(text))
 
@@ -90,8 +90,7 @@ def append_job_summary(text: str) -> None:
 def render_verdict_rows(report: Report) -> str:
     """CSV with a row for each verdict with all that it says; what is unknown is empty."""
     text = io.StringIO()
-    names = [field.name for field in dataclasses.fields(Verdict)]
-    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer = csv.DictWriter(text, Verdict.__dataclass_fields__, lineterminator="\n")
     writer.writeheader()
     writer.writerows(
         {name: "" if value == () else value for name, value in dataclasses.asdict(one).items()}
@@ -100,8 +99,10 @@ def render_verdict_rows(report: Report) -> str:
     return text.getvalue()
 
 
-def render_metrics(report: Report) -> str:
-    """Gauges in Prometheus' text form, for a file that the node exporter collects."""
+def render_metrics(
+    report: Report, render: Callable[[CollectorRegistry], bytes] = generate_latest
+) -> str:
+    """Gauges for a file that the node exporter collects; `render` may be OpenMetrics' own."""
     registry = CollectorRegistry()
     run = {"tier": report.run.tier, "environment": report.run.environment}
     cases = {case.case_id: case for case in report.cases}
@@ -125,11 +126,10 @@ def render_metrics(report: Report) -> str:
                 which.labels(**labels).set(number)
     status = gauge("exit_status", "Of the run: 0, 1, 10 or 11, or one of pytest's own.", *run)
     status.labels(**run).set(report.run.exit_status)
-    moment = began_at(report.run.run)
-    if moment is not None:
+    if moment := began_at(report.run.run):
         began = gauge("started_timestamp_seconds", "When the run began.", *run)
         began.labels(**run).set(moment.timestamp())
-    return generate_latest(registry).decode()
+    return render(registry).decode()
 
 
 def _render_journal(name: str, report: Report, run_folder: Path) -> Mapping[str, str]:
@@ -228,6 +228,10 @@ FORMS: Mapping[str, tuple[str, str, Callable[[Report], str] | None]] = {
     "junit": ("JUnit's XML, a test for each verdict", "junit.xml", render_junit),
     "csv": ("verdicts, a row each", "verdicts.csv", render_verdict_rows),
     "prometheus": ("gauges for the node exporter's text files", "specreg.prom", render_metrics),
+    "openmetrics": (
+        *("the same gauges as OpenMetrics", "specreg.openmetrics"),
+        lambda report: render_metrics(report, generate_openmetrics),
+    ),
     "benchmark": ("what pytest --benchmark-json writes", BENCHMARKS, None),
     "aiperf": ("aiperf's records of each request", "aiperf", None),
 }

@@ -1,53 +1,299 @@
-"""What a run hands on, read back by the tools it is meant for; uv fetches them, once."""
+"""What a run hands on, read back by the tool it is for: each says what report.json says.
 
+uv fetches aiperf, once; promtool is of Debian's package prometheus.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+import shutil
+import statistics
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
 
+import html5lib
+import junitparser
+import pandas as pd
 import pytest
+from markdown_it import MarkdownIt
+from prometheus_client import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
+from prometheus_client.parser import text_string_to_metric_families as prometheus
 
-from specreg.report.exports import render_aiperf
-from tests.unit import reports
-from tests.unit.report.test_exports import MEASURED
-from tests.unit.reports import CASE
+from specreg.report.exports import FORMS
+from tests.doubles.vllm.script import Script
+from tests.plugin.conftest import Suite, run_here
+from tests.unit.builders import ROOT
 
 _AIPERF = ("-m", "uv", "tool", "run", "--from", "aiperf==0.13.0")
 _READ = """
-import sys
+import json, sys
 from aiperf.common.models import MetricRecordInfo
-for line in open(sys.argv[1]):
-    one = MetricRecordInfo.model_validate_json(line)
-    accepted = one.spec_decode_acceptance
-    print(one.metadata.conversation_id, one.metadata.request_end_ns - one.metadata.request_start_ns,
-          one.metrics["request_latency"].value, accepted and accepted.mean_acceptance_length)
+for path in sys.argv[1:]:
+    for line in open(path):
+        one = MetricRecordInfo.model_validate_json(line)
+        moments, taken = one.metadata, one.spec_decode_acceptance
+        print(json.dumps({
+            "path": path,
+            "turn": f"{moments.conversation_id} {moments.turn_index}",
+            "took_ms": (moments.request_end_ns - moments.request_start_ns) / 1e6,
+            "accepted": taken and (taken.num_accepted_draft_tokens, taken.num_spec_steps),
+            **{name: metric.value for name, metric in one.metrics.items()},
+        }))
 """
+_TIMES = {
+    "time_to_first_token": "ttft_ms",
+    "request_latency": "e2e_ms",
+    "inter_token_latency": "tpot_ms",
+}
+"""By aiperf's name of a time, the figures' own."""
+_PROMTOOL = shutil.which("promtool")
+_DIGITS = 5e-4
+"""What four digits leave out, as a share."""
+_JUDGED = {0, 1, 10, 11}
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run of the suite in which the draft was accepted less often than when it was recorded.
+
+    Attributes:
+        folder: its own, with all forms; junit: the file of pytest's --junitxml.
+    """
+
+    folder: Path
+    junit: Path
+
+    @functools.cached_property
+    def report(self) -> Mapping[str, Any]:
+        return dict(json.loads((self.folder / "report.json").read_text()))
+
+    @functools.cached_property
+    def verdicts(self) -> Mapping[tuple[str, str], Mapping[str, Any]]:
+        """By case and metric."""
+        said = self.report["run"]["verdicts"]
+        found = {(one["case_id"], one["metric"]): one for one in said}
+        assert len(found) == len(said)
+        return found
+
+    @functools.cached_property
+    def figures(self) -> Mapping[str, Mapping[str, Any]]:
+        """By case that was measured."""
+        cases = self.report["cases"]
+        return {one["case_id"]: one["figures"] for one in cases if one["figures"]}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    suite = Suite(tmp_path_factory.mktemp("exported"))
+    suite.record()
+    suite.script = Script(acceptance_probs=(0.6, 0.5, 0.4))
+    junit = suite.folder / "junit.xml"
+    done = suite.run("tests/perf", "-q", f"--junitxml={junit}")
+    assert done.returncode in _JUDGED, done.stdout + done.stderr
+    folder = max(suite.runs.iterdir())
+    made = suite.specreg("report", folder, *(word for name in FORMS for word in ("--to", name)))
+    assert made.returncode == 0, made.stderr
+    found = Run(folder, junit)
+    assert len(found.figures) == 4
+    assert {"PASS", "REGRESSED"} <= {one["outcome"] for one in found.verdicts.values()}
+    return found
 
 
 def tool(*command: str) -> str:
     """What a command of aiperf's environment prints."""
-    done = subprocess.run(
-        (sys.executable, *_AIPERF, *command), check=False, capture_output=True, text=True
-    )
+    done = run_here(sys.executable, *_AIPERF, *command)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is exported of a case with a prompt of chat and one of maths."""
-    found = tmp_path_factory.mktemp("exported")
-    for name, text in render_aiperf(reports.REPORT, MEASURED).items():
-        (found / name).parent.mkdir(parents=True, exist_ok=True)
-        (found / name).write_text(text)
-    return found
+def same(shown: str, number: float | None) -> bool:
+    """Whether a cell of a table shows a number, or a dash where there is none."""
+    if number is None:
+        return shown == "–"
+    return math.isclose(float(shown), number, rel_tol=_DIGITS)
 
 
-def test_aiperf_reads_each_record_and_its_checks_hold(folder: Path) -> None:
-    printed = tool("python", "-c", _READ, str(folder / f"aiperf/{CASE.id}/profile_export.jsonl"))
-    rows = [line.split() for line in printed.splitlines()]
-    assert rows == [["chat-0", "21000000", "21.0", "2.5"], ["math-0", "41000000", "41.0", "4.0"]]
+def test_the_document_keeps_to_its_schema(run: Run) -> None:
+    schema = str(ROOT / "docs/report.schema.json")
+    checked = run_here(
+        *(sys.executable, "-m", "check_jsonschema", "--schemafile", schema),
+        str(run.folder / "report.json"),
+    )
+    assert checked.returncode == 0, checked.stdout
 
 
-def test_aiperf_draws_when_requests_ran(folder: Path) -> None:
-    tool("aiperf", "analyze", "swim-lane", str(folder / f"aiperf/{CASE.id}"))
-    assert (folder / f"aiperf/{CASE.id}/swim_lane.png").read_bytes().startswith(b"\x89PNG")
+def test_pandas_reads_all_of_each_verdict(run: Run) -> None:
+    frame = pd.read_csv(run.folder / "verdicts.csv")
+    rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    assert len(rows) == len(run.verdicts)
+    for row in rows:
+        said = run.verdicts[row["case_id"], row["metric"]]
+        assert said.keys() <= row.keys()
+        assert {name: row[name] for name in said} == {
+            name: None if value in ("", []) else value for name, value in said.items()
+        }
+
+
+@pytest.mark.parametrize(
+    ("file", "read"), [("specreg.prom", prometheus), ("specreg.openmetrics", open_metrics)]
+)
+def test_the_gauges_are_the_values_of_the_verdicts(
+    run: Run, file: str, read: Callable[[str], Iterable[Metric]]
+) -> None:
+    families = {one.name: one for one in read((run.folder / file).read_text())}
+    for name, field in (
+        ("value", "value"),
+        ("expected", "expected"),
+        ("change_ratio", "change_frac"),
+    ):
+        samples = families[f"specreg_{name}"].samples
+        found = {(one.labels["case_id"], one.labels["metric"]): one.value for one in samples}
+        said = {key: one[field] for key, one in run.verdicts.items() if one[field] is not None}
+        assert found == said
+    outcomes = {
+        (one.labels["case_id"], one.labels["metric"]): one.labels["outcome"]
+        for one in families["specreg_verdict"].samples
+    }
+    assert outcomes == {key: one["outcome"] for key, one in run.verdicts.items()}
+    (status,) = families["specreg_exit_status"].samples
+    assert status.value == run.report["run"]["exit_status"]
+
+
+@pytest.mark.skipif(not _PROMTOOL, reason="apt install prometheus")
+def test_promtool_finds_nothing_wrong_with_the_gauges(run: Run) -> None:
+    with (run.folder / "specreg.prom").open() as text:
+        done = subprocess.run(
+            (_PROMTOOL or "", "check", "metrics"),
+            check=False,
+            stdin=text,
+            capture_output=True,
+            text=True,
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_reader_of_junit_counts_and_shows_each_verdict(run: Run) -> None:
+    path = run.folder / "junit.xml"
+    (written,) = ET.parse(path).iter("testsuite")  # noqa: S314 - our own
+    (suite,) = junitparser.JUnitXml.fromfile(str(path))  # it counts anew
+    for name in ("tests", "failures", "errors", "skipped"):
+        assert written.get(name) == str(getattr(suite, name))
+    assert suite.tests == len(run.verdicts)
+    assert suite.failures == sum(one["outcome"] == "REGRESSED" for one in run.verdicts.values())
+    for case in suite:
+        said = run.verdicts[case.classname, case.name]
+        shown = {
+            one.name.removeprefix("specreg."): one.value
+            for one in case.child(junitparser.Properties)
+        }
+        assert shown == {
+            name: str(value) for name, value in said.items() if value not in (None, "", [])
+        }
+        failed = [one.message for one in case.result if isinstance(one, junitparser.Failure)]
+        assert [one.partition(":")[0] for one in failed] == ["REGRESSED"] * case.is_failure
+
+
+def test_the_file_of_pytest_has_the_same_verdicts(run: Run) -> None:
+    found = Counter(
+        one.value
+        for suite in junitparser.JUnitXml.fromfile(str(run.junit))
+        for case in suite
+        for one in case.child(junitparser.Properties) or ()
+        if one.name == "specreg.outcome"
+    )
+    assert found == run.report["run"]["outcomes"]
+
+
+def test_the_tables_of_the_markdown_have_each_verdict(run: Run) -> None:
+    blocks = MarkdownIt("gfm-like", {"linkify": False}).parse(
+        (run.folder / "report.md").read_text()
+    )
+    texts = ["".join(part.content for part in one.children or ()) for one in blocks]
+    starts = [place for place, one in enumerate(blocks) if one.type == "tr_open"]
+    rows = [
+        [texts[place + 2 + 3 * column] for column in range(5)]
+        for place in starts
+        if blocks[place + 1].type == "td_open"
+    ]
+    red = sum(one["outcome"] == "REGRESSED" for one in run.verdicts.values())
+    assert len(rows) == red + len(run.verdicts), "those that fail stand above all"
+    assert {(row[0], row[1]) for row in rows} == run.verdicts.keys()
+    for case_id, metric, outcome, expected, value in rows:
+        said = run.verdicts[case_id, metric]
+        assert outcome == said["outcome"]
+        assert same(expected, said["expected"])
+        assert same(value, said["value"])
+
+
+def test_a_strict_parser_of_html_finds_each_verdict(run: Run) -> None:
+    parser = html5lib.HTMLParser(strict=True, namespaceHTMLElements=False)
+    page = parser.parse((run.folder / "report.html").read_text())
+    found = set()
+    for case in page.iter("details"):
+        rows = [row for row in case.iter("tr") if "verdict" in {one.get("data-of") for one in row}]
+        for row in rows:
+            name, value, expected, *_, verdict, _ = ("".join(one.itertext()) for one in row)
+            said = run.verdicts[case.get("id"), name]
+            assert same(value, said["value"])
+            assert same(expected, said["expected"])
+            assert verdict.split()[-1] == said["outcome"]
+            found.add((case.get("id"), name))
+    assert found == run.verdicts.keys()
+
+
+def test_pytest_benchmark_lists_and_compares_the_cases(run: Run, tmp_path: Path) -> None:
+    saved, table = tmp_path / "machine/0001_specreg.json", tmp_path / "table.csv"
+    saved.parent.mkdir()
+    shutil.copy(run.folder / "benchmark.json", saved)
+    command = (sys.executable, "-m", "pytest_benchmark", "--storage", str(tmp_path))
+    listed = run_here(*command, "list")
+    assert listed.stdout.split() == [str(saved)], listed.stderr
+    compared = run_here(*command, "compare", "0001", f"--csv={table.with_suffix('')}")
+    assert compared.returncode == 0, compared.stderr
+    rows = {
+        row["name"].partition("[")[2].rstrip("]"): row
+        for row in pd.read_csv(table).to_dict("records")
+    }
+    entries = {one["param"]: one for one in json.loads(saved.read_text())["benchmarks"]}
+    assert rows.keys() == entries.keys() == {f"{name}-tpot_s" for name in run.figures}
+    for name, entry in entries.items():
+        case_id, info = name.removesuffix("-tpot_s"), entry["extra_info"]
+        assert rows[name]["median"] == entry["stats"]["median"]
+        outcomes = {said["outcome"] for key, said in run.verdicts.items() if key[0] == case_id}
+        assert info.pop("outcome") in outcomes
+        assert info == run.figures[case_id]["judged"]
+
+
+def test_aiperf_reads_each_record_and_its_checks_hold(run: Run) -> None:
+    paths = (run.folder / f"aiperf/{name}/profile_export.jsonl" for name in run.figures)
+    lines = tool("python", "-c", _READ, *map(str, paths)).splitlines()
+    records = [json.loads(line) for line in lines]
+    for case_id, figures in run.figures.items():
+        own = [one for one in records if case_id in one["path"].split("/")]
+        timing, acceptance = figures["timing"], figures["acceptance"]
+        assert len(own) == timing["requests"]
+        assert sum(one["output_sequence_length"] for one in own) == timing["tokens"]
+        for name, field in _TIMES.items():
+            mean_ms = statistics.mean(one[name] for one in own)
+            assert mean_ms == pytest.approx(timing[field]["mean"], rel=1e-9)
+        for one in own:
+            assert one["took_ms"] == pytest.approx(one["request_latency"], abs=1e-6)
+        taken = {one["turn"]: one["accepted"] for one in own if one["accepted"]}
+        assert bool(taken) is (acceptance is not None)
+        if acceptance:
+            total = acceptance["total"]
+            sums = tuple(map(sum, zip(*taken.values(), strict=True)))
+            assert sums == (total["accepted"], total["steps"])
+
+
+def test_aiperf_draws_when_requests_ran(run: Run) -> None:
+    folder = run.folder / "aiperf/vllm-eagle3-tiny-toy-c4"
+    tool("aiperf", "analyze", "swim-lane", str(folder))
+    assert (folder / "swim_lane.png").read_bytes().startswith(b"\x89PNG")
