@@ -164,8 +164,9 @@ class Scope:
         """
         speeds = [one for one in METRICS.values() if one.by_launch and one.applies_to(case)]
         only_shown = bool(speeds) and not any(one.is_judged(case) for one in speeds)
-        timed = only_shown or RECORDED.name in self.asked.get(case.id, ())
-        return self.records or timed or any(one.by_launch for one in self.asked_of(case))
+        timed = only_shown or (self.records and case.speed)
+        timed = timed or RECORDED.name in self.asked.get(case.id, ())
+        return timed or any(one.by_launch for one in self.asked_of(case))
 
     @property
     def asks_for_all(self) -> bool:

@@ -161,6 +161,12 @@ def test_a_case_whose_speeds_are_all_shown_alone_is_timed(tmp_path: Path) -> Non
     assert [one.asks_speed(case) for case in cases] == [False, True, False]
 
 
+def test_recording_times_a_case_unless_its_time_means_nothing(tmp_path: Path) -> None:
+    one = suite(tmp_path, **RECORDING)
+    timeless = dataclasses.replace(builders.CASE, speed=False)
+    assert [one.asks_speed(case) for case in (builders.CASE, timeless)] == [True, False]
+
+
 def test_a_speed_waits_for_all_launches_and_acceptance_does_not(tmp_path: Path) -> None:
     launches = [
         builders.measurement({LENGTH.name: 2.5, SPEED.name: value}, of=COUNTS)
