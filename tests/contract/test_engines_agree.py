@@ -73,7 +73,7 @@ def test_the_same_case_does_the_same_on_both(method: str, observed: Observed) ->
         assert sglang == vllm
 
 
-@pytest.mark.parametrize(("method", "drafted"), zip(METHODS, (6, 9, 6), strict=True))
+@pytest.mark.parametrize(("method", "drafted"), [*zip(METHODS, (6, 9, 6), strict=True)])
 def test_a_tree_says_what_its_chain_says_in_no_more_steps(
     method: str, drafted: int, observed: Observed
 ) -> None:
