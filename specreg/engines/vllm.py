@@ -161,7 +161,7 @@ def _drafter(method: str, **more: Setting) -> Spelling:
     return Spelling(settings=settings)
 
 
-# vLLM 0.31 and 0.32 draft no trees.
+# vLLM 0.21 and newer draft no trees.
 _METHODS = {
     "none": Spelling(settings={}),
     "ngram": _drafter("ngram", prompt_lookup_max=4, prompt_lookup_min=2),
