@@ -20,7 +20,6 @@ from tests.contract.engines import case_of, start
 from tests.unit import builders
 
 ROOT = builders.ROOT
-METHODS = ("draft_model", "eagle", "eagle3")
 
 Answers = Mapping[str, str]
 Observed = Callable[[str, str], tuple[StepCounts, Answers]]
@@ -43,9 +42,9 @@ def answers(server: Server, case: Case, prompts: tuple[Prompt, ...]) -> Answers:
         }
 
 
-def observe(engine: str, method: str, folder: Path) -> tuple[StepCounts, Answers]:
-    """What a real server does with a case: the steps of its prompts, and its answers."""
-    case = case_of("sglang_cpu", f"{engine}-{method}-plain-toy-c4")
+def observe(engine: str, name: str, folder: Path) -> tuple[StepCounts, Answers]:
+    """What a real server does, by method and pair: the steps of its prompts, and its answers."""
+    case = case_of("sglang_cpu", f"{engine}-{name}-toy-c4")
     prompts = load_case_prompts(ROOT, case)[: case.prompts]
     with start(case, folder) as server:
         said = answers(server, case, prompts)
@@ -57,28 +56,38 @@ def observe(engine: str, method: str, folder: Path) -> tuple[StepCounts, Answers
 
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory: pytest.TempPathFactory) -> Observed:
-    """What an engine does with a method's case, each once."""
+    """What an engine does with a case, each once."""
     return functools.cache(functools.partial(observe, folder=tmp_path_factory.mktemp("logs")))
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_the_same_case_does_the_same_on_both(method: str, observed: Observed) -> None:
-    vllm, vllm_said = observed("vllm", method)
-    sglang, sglang_said = observed("sglang", method)
+@pytest.mark.parametrize(
+    ("name", "drafted"),
+    [
+        ("draft_model-plain", 3),
+        ("eagle-plain", 3),
+        ("eagle3-plain", 3),
+        ("draft_model-plain-k24", 24),
+        ("eagle3-plain-k24", 24),
+    ],
+)
+def test_the_same_case_does_the_same_on_both(name: str, drafted: int, observed: Observed) -> None:
+    vllm, vllm_said = observed("vllm", name)
+    sglang, sglang_said = observed("sglang", name)
 
     assert sglang_said == vllm_said
     # A draft model of SGLang never sees a prompt's first token, which moves a draft now and then.
     assert sglang.acceptance_length == pytest.approx(vllm.acceptance_length, rel=0.01)
-    if method != "draft_model":
+    if not name.startswith("draft_model"):
         assert sglang == vllm
+    assert sglang.proposed == drafted * sglang.steps
 
 
-@pytest.mark.parametrize(("method", "drafted"), [*zip(METHODS, (6, 9, 6), strict=True)])
+@pytest.mark.parametrize(("method", "drafted"), [("draft_model", 6), ("eagle", 9), ("eagle3", 6)])
 def test_a_tree_says_what_its_chain_says_in_no_more_steps(
     method: str, drafted: int, observed: Observed
 ) -> None:
-    chain, chain_said = observed("sglang", method)
-    tree, tree_said = observed("sglang", f"{method}_tree")
+    chain, chain_said = observed("sglang", f"{method}-plain")
+    tree, tree_said = observed("sglang", f"{method}_tree-plain")
 
     assert tree_said == chain_said
     assert tree.steps <= chain.steps

@@ -302,7 +302,7 @@ CASE, PAIR = ", [[cases]] no. 1: ", ", [models.tiny]: "
         ("parallel = { tensr = 2 }", "Object contains unknown field `tensr` - at `parallel`"),
         ("parallel = { data = 2, nodes = 2 }", "parallel.nodes = 2 with data = 2"),
         ('client_processes = "4"', "Expected `int`, got `str` - at `client_processes`; mend"),
-        ("draft_tokens = [3, 17]", "Expected `int` <= 16 - at `draft_tokens[1]`; mend it"),
+        ("draft_tokens = [3, 129]", "Expected `int` <= 128 - at `draft_tokens[1]`; mend it"),
         ("parallel = { tensor = 0 }", "Expected `int` >= 1 - at `parallel.tensor`; mend"),
         ("tolerances = { speedup_ratio = -1 }", "Expected `float` > 0.0 - at `tolerances[...]`"),
         ('arrivals = "poison"', "Invalid enum value 'poison' - at `arrivals`; mend it"),

@@ -253,6 +253,16 @@ def test_a_metric_of_nothing_is_absent_and_not_zero(row: Metric) -> None:
             builders.PLAIN_CASE, Family.LATENCY, ["ttft_p50_ms", "tpot_p50_ms"], id="latency"
         ),
         pytest.param(
+            builders.on_server(draft_tokens=24),
+            Family.ACCEPTANCE,
+            [
+                "acceptance_length_tokens",
+                "acceptance_rate_frac",
+                *(f"acceptance_pos{position}_frac" for position in range(1, 17)),
+            ],
+            id="more drafts than positions with a metric",
+        ),
+        pytest.param(
             builders.PLAIN_CASE, Family.THROUGHPUT, ["throughput_tokens_per_s"], id="throughput"
         ),
         pytest.param(
