@@ -30,7 +30,7 @@ _UNSEEN_TOKENS: Mapping[tuple[str, str], int] = {
     ("reference", "ngram"): 0,
     # It shifts the draft's input by one, as for EAGLE, so the first token is never shown.
     **{("sglang", name): 1 for name in ("draft_model", "draft_model_tree")},
-    **{("sglang", name): 0 for name in ("eagle", "eagle3", "eagle_tree", "eagle3_tree")},
+    **{("sglang", name): 0 for name in ("eagle", "eagle3", "eagle_tree", "eagle3_tree", "mtp")},
     ("vllm", "ngram"): 0,
     **{("vllm", name): 0 for name in ("draft_model", "eagle", "eagle3", "medusa", "mtp", "dflash")},
 }
@@ -135,6 +135,7 @@ def walk_answers(
             drafted_tokens=spec.drafted_tokens,
             dtype=spec.dtype,
             unseen_tokens=_UNSEEN_TOKENS[_drafter(case)],
+            normed=_drafter(case) == ("sglang", "mtp"),  # vLLM's MiMo norms when it predicts
             texts=texts,
         )
     )

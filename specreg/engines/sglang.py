@@ -234,7 +234,7 @@ class Sglang(Engine):
 
     name: ClassVar = "sglang"
     methods: ClassVar = _METHODS
-    seen: ClassVar = dict.fromkeys(set(_METHODS) - {"mtp", "dflash"}, "measured 0.5.23, 2026-11-24")
+    seen: ClassVar = dict.fromkeys(set(_METHODS) - {"dflash"}, "measured 0.5.23, 2026-11-24")
     oldest: ClassVar = "0.5.21"
     module: ClassVar = "sglang"
     version_path: ClassVar = "/server_info"

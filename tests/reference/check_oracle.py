@@ -168,8 +168,10 @@ class Heads(unittest.TestCase):
 
         DFlash doesn't read what it has said: its block is as wide as it always is.
         """
-        for method, draft in HEADS.items():
-            asked = ask(method, "float32", draft, MTP_TARGET if method == "mtp" else TARGET)
+        for method, normed in (*((method, False) for method in HEADS), ("mtp", True)):
+            target = MTP_TARGET if method == "mtp" else TARGET
+            asked = ask(method, "float32", HEADS[method], target)
+            asked = msgspec.structs.replace(asked, normed=normed)
             model = load_model(asked.target, "float32", "cpu")
             head, norm = load_head(asked, model), model.model.norm
             layers = head.layers_read or (model.config.num_hidden_layers,)
@@ -182,7 +184,7 @@ class Heads(unittest.TestCase):
                     text = ids[:, :place]
                     for step in range(DRAFT_TOKENS):
                         states = head.unroll(
-                            norm(hidden) if head.normed else hidden,
+                            norm(hidden) if head.normed or normed else hidden,
                             model.model.embed_tokens(text[:, 1:]),
                             DRAFT_TOKENS if block else step + 1,
                         )

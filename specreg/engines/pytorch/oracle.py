@@ -137,7 +137,7 @@ def _read_head(question: Question, target: Model) -> Read:
 
     def read(ids: torch.Tensor) -> tuple[torch.Tensor, Rights | DraftOn]:
         logits, embeddings, hidden = observed.observe(ids)
-        if head.normed:
+        if head.normed or question.normed:
             hidden = target.model.norm(hidden)
         if question.branches:
             return logits, _branch_drafter(head, target, hidden)

@@ -166,6 +166,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         branches, drafted_tokens: of a tree, as `Tree` has them.
         dtype: the weights' number format.
         unseen_tokens: how many of a text's first tokens the draft model is never shown.
+        normed: whether an MTP layer reads the target's last state after its norm.
         texts: one at least, each with as many tokens after the answer as a step drafts.
     """
 
@@ -177,6 +178,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     drafted_tokens: int = 0
     dtype: str
     unseen_tokens: int = 0
+    normed: bool = False
     texts: tuple[Text, ...]
 
 

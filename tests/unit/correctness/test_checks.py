@@ -301,6 +301,19 @@ def test_other_steps_than_the_models_give_are_wrong_and_named() -> None:
     assert verdict.fails
 
 
+@pytest.mark.parametrize(("method", "normed"), [("mtp", True), ("eagle3", False)])
+def test_sglang_hands_an_mtp_layer_the_normed_state(method: str, *, normed: bool) -> None:
+    asked: list[Question] = []
+
+    def predict_drafts(question: Question) -> OracleAnswer:
+        asked.append(question)
+        return predicts()(question)
+
+    case = dataclasses.replace(CASE, server=dataclasses.replace(SPEC, method=method))
+    judged(check_steps, ANSWERED, case=case, predict_drafts=predict_drafts)
+    assert [question.normed for question in asked] == [normed]
+
+
 @pytest.mark.parametrize(
     ("answer", "predict_drafts", "change_frac", "words"),
     [

@@ -123,7 +123,7 @@ def test_it_knows_the_pairs_that_were_held_against_an_engine_and_no_others() -> 
             ("vllm", "triton"),
             ("draft_model", "eagle", "eagle3", "medusa", "mtp", "dflash", "ngram"),
         ),
-        *itertools.product(["sglang"], ("draft_model", "eagle", "eagle3")),
+        *itertools.product(["sglang"], ("draft_model", "eagle", "eagle3", "mtp")),
         *itertools.product(["sglang"], ("draft_model_tree", "eagle_tree", "eagle3_tree")),
         *itertools.product(["reference"], ("draft_model", "ngram")),
     }
