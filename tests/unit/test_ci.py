@@ -64,7 +64,9 @@ TOOLS = {
             { echo "github-actions[bot]"; cat "${5#body=@}"; } > "comments/$one" ;;
         *) exit 1 ;;
         esac""",
-    **dict.fromkeys(("pip", "python", "sudo"), ":"),
+    "apt-get": 'echo "$*" >> installed',
+    "sudo": 'exec "$@"',
+    **dict.fromkeys(("pip", "python"), ":"),
 }
 """What the shell lines call: those that would fetch or measure note that they were called."""
 
@@ -171,6 +173,27 @@ def test_each_system_runs_the_same_sessions(checkout: Checkout) -> None:
     known_to_nox = re.findall(r"^def (\w+)\(session", NOXFILE.read_text(), re.MULTILINE)
     assert {words.split()[1] for words in pushed | nights | with_gpu} <= set(known_to_nox)
     assert "-s cpu_perf -- --specreg-inconclusive=warn-speed" in nights
+
+
+def test_each_system_installs_promtool_for_the_exports_alone(checkout: Checkout) -> None:
+    steps = load(WORKFLOW / "tests.yml")["jobs"]["nox"]["steps"]
+    (github,) = (one["run"] for one in steps if one.get("if") == "matrix.session == 'exports'")
+    push, gitlab = load(BUILDKITE)["steps"][0], commands(load(GITLAB)["tests"])
+    installed = checkout.folder / "installed"
+    for session in ("docs", "exports"):
+        buildkite = commands(push).replace("{{matrix}}", session)
+        for lines in (buildkite, gitlab, *([github] if session == "exports" else [])):
+            assert checkout.shell(lines, SESSION=session)
+            assert installed.exists() == (session == "exports")
+            if installed.exists():
+                assert installed.read_text().endswith(" prometheus\n")
+                installed.unlink()
+
+
+def test_each_system_kills_as_often_at_night() -> None:
+    github = load(WORKFLOW / "nightly.yml")["jobs"]["nox"]["steps"][-1]["env"]
+    assert load(BUILDKITE)["steps"][1].get("env") == github
+    assert load(GITLAB)["nightly"].get("variables") == github
 
 
 def git(folder: Path, *arguments: str) -> None:
