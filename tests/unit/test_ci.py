@@ -196,6 +196,14 @@ def test_each_system_kills_as_often_at_night() -> None:
     assert load(GITLAB)["nightly"].get("variables") == github
 
 
+def test_an_action_has_one_version_in_workflows_and_documents() -> None:
+    files = (*WORKFLOWS, *(ROOT / "docs").glob("*.md"))
+    used = {
+        one for path in files for one in re.findall(r"(actions/[\w-]+)@(\w+)", path.read_text())
+    }
+    assert len(used) == len(dict(used)), sorted(used)
+
+
 def git(folder: Path, *arguments: str) -> None:
     """Runs git in a folder."""
     who = ("-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false")
