@@ -29,7 +29,7 @@ class PublishedFigure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         method: of METHODS; target, draft: hub ids, `draft` None where the method needs none.
         dataset: the name of the prompt set.
         draft_tokens: tokens drafted per step (k).
-        temperature: 0 is greedy; None where it isn't said.
+        temperature: 0 is greedy; None where it isn't said, which a speedup alone may leave open.
         acceptance_length_tokens: AL = 1 + A / S, 1..k + 1; None where it isn't said.
         acceptance_rate_frac: AR = A / D, 0..1; None where it isn't said.
         position_frac: marginal acceptance P_i / S by position, each 0..1; k of them or none.
@@ -57,6 +57,13 @@ class PublishedFigure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     speedup_ratio: Annotated[float, msgspec.Meta(gt=0)] | None = None
     engine: str | None = None
     concurrency: int | None = None
+
+    @property
+    def has_acceptance(self) -> bool:
+        """Whether it holds something to judge by, not a speedup alone."""
+        return bool(self.position_frac) or any(
+            one is not None for one in (self.acceptance_length_tokens, self.acceptance_rate_frac)
+        )
 
     def value(self, metric_name: str) -> float | None:
         """The figure of a metric, None where it wasn't published."""
@@ -106,7 +113,9 @@ def _contradictions(published: PublishedFigure) -> Iterator[str]:
     most = published.draft_tokens
     if published.speedup_ratio is not None and not (published.engine and published.concurrency):
         yield "a speedup without engine and concurrency, needed both"
-    if not any((length, published.acceptance_rate_frac, positions, published.speedup_ratio)):
+    if published.has_acceptance and published.temperature is None:
+        yield "acceptance without temperature, which it depends on"
+    if not (published.has_acceptance or published.speedup_ratio):
         yield "no figure at all, needed a length, a rate, positions or a speedup"
     if positions and len(positions) != most:
         yield f"{len(positions)} positions, needed none or draft_tokens = {most}"

@@ -54,7 +54,7 @@ def test_only_acceptance_and_speedups_have_published_figures() -> None:
 def test_a_case_finds_the_figure_of_its_models_and_settings() -> None:
     others = (changed(target="other/target"), changed(draft=None))
     assert published_for(builders.CASE, (*others, PUBLISHED)) is PUBLISHED
-    assert published_for(builders.CASE, [changed(**SPEEDUP, temperature=None)])
+    assert published_for(builders.CASE, [changed(**SILENT, **SPEEDUP, temperature=None)])
     assert published_for(builders.CASE, others) is None
 
 
@@ -88,7 +88,7 @@ def test_a_figure_does_not_say_how_its_drafts_branched() -> None:
     [
         {"acceptance_rate_frac": None, "position_frac": (), "tolerance_frac": None},
         {"acceptance_length_tokens": 2.62},
-        SILENT | SPEEDUP,
+        SILENT | SPEEDUP | {"temperature": None},
     ],
     ids=["not everything is said", "rounded positions miss the length by a little", "a speedup"],
 )
@@ -105,6 +105,7 @@ def test_what_can_be_is_read(tmp_path: Path, changes: dict[str, Any]) -> None:
         (encoded(position_frac=(0.7, 0.5, 0.3)), "it is 2.500"),
         (encoded(schema_version=2), "enum value 2 - at `$.schema_version`"),
         (encoded(**SILENT), "no figure at all"),
+        (encoded(temperature=None), "acceptance without temperature"),
         (encoded(speedup_ratio=1.5, engine="vllm"), "without engine and concurrency, needed both"),
         (b'{"schema_version": 1, oops', "malformed"),
         (encoded().replace(b'"source"', b'"sauce"'), "`sauce`"),
@@ -112,7 +113,7 @@ def test_what_can_be_is_read(tmp_path: Path, changes: dict[str, Any]) -> None:
     ],
     ids=[
         *("beyond-the-draft", "percent-as-share", "too-few", "positions-of-another-run"),
-        *("newer-form", "nothing", "of-any-load", "cut-off", "unknown", "no-text"),
+        *("newer-form", "nothing", "temperature", "of-any-load", "cut-off", "unknown", "no-text"),
     ],
 )
 def test_what_cannot_be_or_not_be_read_is_named_with_its_remedy(
