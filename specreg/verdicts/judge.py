@@ -288,10 +288,8 @@ def _refused_figure(metric: Metric, comparison: Comparison) -> Iterator[Refusal]
 def _refused_baseline(metric: Metric, comparison: Comparison) -> Iterator[Refusal]:
     """Yield why the baseline can't be compared with."""
     case, known, baseline = comparison.measurement.case, comparison.known, comparison.known.baseline
-    if baseline is None and known.published is None:
-        yield Refusal(
-            Outcome.NO_BASELINE, f"nothing recorded in '{known.environment.name}'", Lack.BASELINE
-        )
+    if baseline is None and not (known.published and known.published.has_acceptance):
+        yield Refusal(Outcome.NO_BASELINE, _nothing_recorded(metric, known), Lack.BASELINE)
     settings = of_any_number(known.settings)
     if differing := differing_settings(baseline.case, settings) if baseline else "":
         yield Refusal(
@@ -301,6 +299,13 @@ def _refused_baseline(metric: Metric, comparison: Comparison) -> Iterator[Refusa
         what = "a speed" if metric.by_launch else "what a drafter learns"
         reason = f"of {known.settings.num_prompts} prompts: {what} is of all prompts of the case"
         yield Refusal(Outcome.NOT_COMPARABLE, f"{reason}; leave out --num-prompts to judge it")
+
+
+def _nothing_recorded(metric: Metric, known: CaseBaselines) -> str:
+    """Say so, and what was published of the metric, if anything, and where that holds."""
+    told, words = known.published, f"nothing recorded in '{known.environment.name}'"
+    value = told.value(metric.name) if told else None
+    return f"{words}, published is {value:.3g} ({told.conditions})" if told and value else words
 
 
 def _refused_acceptance(metric: Metric, comparison: Comparison) -> Iterator[Refusal]:
@@ -322,11 +327,8 @@ def _refused_speed(metric: Metric, comparison: Comparison) -> Iterator[Refusal]:
     known, exact = comparison.known, comparison.known.exact
     if exact is None:
         where = f"'{known.baseline.environment.name}'" if known.baseline else "a published figure"
-        told = known.published
-        if told and (value := told.value(metric.name)) is not None:
-            where += f", which is {value:.3g} ({told.conditions})"
-        reason = f"nothing recorded in '{known.environment.name}', and speed doesn't carry over"
-        yield Refusal(Outcome.NOT_COMPARABLE, f"{reason} from {where}", Lack.BASELINE)
+        reason = f"{_nothing_recorded(metric, known)}, and speed doesn't carry over from {where}"
+        yield Refusal(Outcome.NOT_COMPARABLE, reason, Lack.BASELINE)
     elif not exact.launches:
         reason = "the baseline is of an earlier form, whose speeds differ"
         yield Refusal(Outcome.NOT_COMPARABLE, reason, Lack.BASELINE)
