@@ -61,9 +61,8 @@ class PublishedFigure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     @property
     def has_acceptance(self) -> bool:
         """Whether it holds something to judge by, not a speedup alone."""
-        return bool(self.position_frac) or any(
-            one is not None for one in (self.acceptance_length_tokens, self.acceptance_rate_frac)
-        )
+        figures = (self.acceptance_length_tokens, self.acceptance_rate_frac, *self.position_frac)
+        return any(one is not None for one in figures)
 
     def value(self, metric_name: str) -> float | None:
         """The figure of a metric, None where it wasn't published."""
@@ -88,8 +87,9 @@ def load_published(folder: Path) -> tuple[PublishedFigure, ...]:
 
 
 def published_for(case: Case, published: Iterable[PublishedFigure]) -> PublishedFigure | None:
-    """The first figure of the same models, method, k, prompts, sampling, turns, cap and load."""
-    return next((one for one in published if _is_of(one, case)), None)
+    """The first figure of the same models, settings and load; with acceptance where one has it."""
+    ours = (one for one in published if _is_of(one, case))
+    return max(ours, key=lambda one: one.has_acceptance, default=None)
 
 
 def _is_of(one: PublishedFigure, case: Case) -> bool:

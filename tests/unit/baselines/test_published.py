@@ -58,6 +58,11 @@ def test_a_case_finds_the_figure_of_its_models_and_settings() -> None:
     assert published_for(builders.CASE, others) is None
 
 
+def test_a_speedup_hides_no_acceptance_of_the_same_case() -> None:
+    speedup = changed(**SILENT, **SPEEDUP)
+    assert published_for(builders.CASE, (speedup, PUBLISHED, changed(**SPEEDUP))) is PUBLISHED
+
+
 @pytest.mark.parametrize(
     "difference",
     [
