@@ -104,7 +104,7 @@ def render(rows: Sequence[tuple[str, int, Figures]]) -> str:
     return "\n".join([*lines, *["", _NO_POWER] * silent])
 
 
-def drawn_j(devices: Sequence[str]) -> Iterator[float]:
+def gpu_energy_j(devices: Sequence[str]) -> Iterator[float]:
     """Yield the joules that GPUs drew: their draw, a mean of up to a second, by the time since."""
     import torch  # noqa: PLC0415 - it needs the extra
 
@@ -116,12 +116,21 @@ def drawn_j(devices: Sequence[str]) -> Iterator[float]:
         yield drawn
 
 
-def counted_j(folder: Path = Path("/sys/class/powercap")) -> Iterator[float]:
-    """Yield the joules that a processor counts of its packages, whatever runs on it."""
+def cpu_energy_j(folder: Path = Path("/sys/class/powercap")) -> Iterator[float]:
+    """Yield the joules that a processor counts of its packages, whatever runs on it.
+
+    A counter that got to its range began at 0 again, once at most between two readings.
+    """
     names = [one for one in folder.glob("intel-rapl:*/name") if "package" in one.read_text()]
     counters = [one.with_name("energy_uj") for one in names]
+    before_uj, wrapped_uj = [0] * len(counters), 0
     while counters and all(os.access(one, os.R_OK) for one in counters):
-        yield sum(int(one.read_text()) for one in counters) / 10**6
+        now_uj = [int(one.read_text()) for one in counters]
+        for one, now, before in zip(counters, now_uj, before_uj, strict=True):
+            if now < before:
+                wrapped_uj += int(one.with_name("max_energy_range_uj").read_text())
+        before_uj = now_uj
+        yield (sum(now_uj) + wrapped_uj) / 10**6
 
 
 class _Prompt(msgspec.Struct):
@@ -179,7 +188,7 @@ def _measure(options: argparse.Namespace, own: argparse.Namespace, batch: int) -
     warm_up = [Job(prompt=jobs[0].prompt[:1], output_cap_tokens=8)] * batch
     list(decode(models, warm_up))
     devices = options.device or (default_device(),)
-    joules = counted_j() if devices == ("cpu",) else drawn_j(devices)
+    joules = cpu_energy_j() if devices == ("cpu",) else gpu_energy_j(devices)
     energy_j = functools.partial(next, joules, None)
     return measure(functools.partial(decode, models), jobs, batch, energy_j=energy_j)
 

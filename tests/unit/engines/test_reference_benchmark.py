@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specreg.engines.pytorch.benchmark import COLUMNS, counted_j, measure, render
+from specreg.engines.pytorch.benchmark import COLUMNS, cpu_energy_j, measure, render
 from specreg.engines.pytorch.requests import Job, Step
 from tests.unit import builders
 
@@ -79,17 +79,21 @@ def test_what_there_is_not_is_a_dash() -> None:
 
 
 def test_a_processor_counts_the_energy_of_its_packages(tmp_path: Path) -> None:
-    assert list(counted_j(tmp_path)) == []  # as in a virtual machine
+    assert list(cpu_energy_j(tmp_path)) == []  # as in a virtual machine
     for number, name in enumerate(("package-0", "package-1", "psys")):
         folder = tmp_path / f"intel-rapl:{number}"
         folder.mkdir()
         (folder / "name").write_text(f"{name}\n")
         (folder / "energy_uj").write_text("1500000\n")
+        (folder / "max_energy_range_uj").write_text("8000000\n")
 
-    joules = counted_j(tmp_path)
+    joules = cpu_energy_j(tmp_path)
     assert next(joules) == 3.0
     (tmp_path / "intel-rapl:1/energy_uj").write_text("2500000\n")
     assert next(joules) == 4.0
+    (tmp_path / "intel-rapl:1/energy_uj").write_text("500000\n")
+    assert next(joules) == 10.0
+    assert next(joules) == 10.0
 
 
 @pytest.mark.parametrize(
