@@ -62,6 +62,19 @@ def test_a_start_is_expected_with_the_first_case_on_each_launch_of_a_server(tmp_
     }
 
 
+def test_where_no_speed_is_asked_neither_a_control_nor_power_is_expected(tmp_path: Path) -> None:
+    case = dataclasses.replace(EAGLE, control=NGRAM.server, power_s=100.0)
+    run = suite(tmp_path)
+    run.tier = dataclasses.replace(run.tier, cases=(case,))
+    run.asked = {case.id: {"acceptance_length_tokens"}}
+    alone = dataclasses.replace(case, control=None, power_s=0.0)
+    assert expected_times(run) == {
+        case.id: START_S["cpu"] + estimate_of(alone, run.store, "cpu").case_s
+    }
+    run.asked = {case.id: {"tpot_p50_ms"}}
+    assert expected_times(run)[case.id] > START_S["cpu"] + 200
+
+
 @pytest.mark.parametrize(
     ("text", "choice"),
     [
