@@ -131,7 +131,7 @@ def server_groups(cases: Iterable[Case], scope: Scope) -> list[ServerGroup]:
 
 
 def expected_times(scope: Scope) -> dict[str, float]:
-    """By each case that is asked for on each launch, in order, about how long it takes, in seconds.
+    """By each case to measure on each launch, in order, about how long it takes, in seconds.
 
     The first one on a server takes its start as well, unless that runs already.
     """
@@ -139,7 +139,7 @@ def expected_times(scope: Scope) -> dict[str, float]:
     times_s: dict[str, float] = {}
     started = set()
     for _, server, case in scope.setups():
-        if case.id in scope.asked:
+        if case.id in scope.asked.keys() - scope.unfetched.keys():
             start_s = 0.0 if server in started or scope.provision.url else START_S[kind]
             started.add(server)
             untimed = dataclasses.replace(case, control=None, power_s=0.0)

@@ -62,6 +62,14 @@ def test_a_start_is_expected_with_the_first_case_on_each_launch_of_a_server(tmp_
     }
 
 
+def test_a_case_whose_models_cant_be_fetched_takes_no_time(tmp_path: Path) -> None:
+    run = suite(tmp_path)
+    run.tier = dataclasses.replace(run.tier, cases=CASES)
+    run.asked = {case.id: {"tpot_p50_ms"} for case in CASES}
+    run.unfetched = {NGRAM.id: "no such repository"}
+    assert expected_times(run).keys() == {EAGLE.id, LOADED.id}
+
+
 def test_where_no_speed_is_asked_neither_a_control_nor_power_is_expected(tmp_path: Path) -> None:
     case = dataclasses.replace(EAGLE, control=NGRAM.server, power_s=100.0)
     run = suite(tmp_path)
