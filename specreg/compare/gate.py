@@ -146,6 +146,7 @@ class Gate:
         """Return the pairs of a group that weren't measured on both sides by that number.
 
         What one side did alone is forgotten: it would be compared with a launch of another hour.
+        Why a launch failed is kept, for the page.
         """
         known = {
             (one.pair_id, one.side)
@@ -155,7 +156,9 @@ class Gate:
         left = tuple(pair for pair in group if not {(pair.id, side) for side in sides} <= known)
         again = {(pair.id, side, number) for pair in left for side in sides}
         self.launches = [
-            one for one in self.launches if (one.pair_id, one.side, one.number) not in again
+            one
+            for one in self.launches
+            if one.failed or (one.pair_id, one.side, one.number) not in again
         ]
         return left
 

@@ -224,6 +224,29 @@ def test_where_b_is_slower_a_is_measured_against_itself_while_there_is_time(
     assert launched == (every if has_time else every[:2])
 
 
+def test_why_a_control_failed_stays_on_the_page_once_it_was_measured(
+    here: GateOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine moved, so the second look launches the control again."""
+
+    def failing_once(gate: Gate, group: Group, number: int, sides: tuple[Side, ...]) -> None:
+        [pair] = group
+        both = CONTROL if Side.A1 in sides else COMPARED
+        if both is CONTROL and not any(one.side is Side.A2 for one in gate.launches):
+            gate.launches += [failed(Side.A2, number, pair=pair)]
+        else:
+            every = launches(-0.1, sides=both, pair=pair)
+            gate.launches += [one for one in every if one.number == number]
+
+    monkeypatch.setattr(Gate, "_launch", failing_once)
+    gate = opened(dataclasses.replace(here, launches=8, minutes=20.0, together=True))
+    gate.measure()
+    first = [one for one in gate.launches if (one.side, one.number) == (Side.A2, 1)]
+    assert [one.failed for one in first] == ["it died", ""]
+    remarks = record_gate(gate, command="").remarks
+    assert f"side A2, launch 1, {gate.pairs[0].id}: it died" in remarks
+
+
 def test_the_document_says_what_was_measured_and_how(here: GateOptions) -> None:
     said: list[str] = []
     gate = opened(dataclasses.replace(here, tolerances=["step_p50_ms=0.1"], show=said.append))
