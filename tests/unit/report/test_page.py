@@ -367,12 +367,15 @@ def test_of_several_positions_the_worst_is_shown() -> None:
     assert overview.count("▼ -") == 1
 
 
-def test_the_page_of_a_run_that_goes_on_says_so_reloads_itself_and_has_no_charts() -> None:
+def test_the_page_of_a_run_that_goes_on_says_so_and_reloads_itself() -> None:
+    """Charts and what to type come at its end."""
     page = Page(render_page(reports.REPORT, so_far="case 3 of 12, 18:40:12 UTC"))
     assert {"http-equiv": "refresh", "content": "10"} in page.all("meta")
     assert "Run in progress , case 3 of 12, 18:40:12 UTC: this page reloads itself" in page.text
     assert page.all("svg") == []
     assert "Charts are drawn once" not in page.text
+    assert "Where that time is long past, the run was killed." in page.text
+    assert "What to type next" not in page.text
     assert "refresh" not in render_page(reports.REPORT)
 
 
