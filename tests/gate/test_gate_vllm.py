@@ -5,6 +5,7 @@ These start real servers: about twenty-five minutes, and up to three quarters of
 """
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -112,6 +113,7 @@ def test_3_percent_of_the_accepted_drafts_are_found(tmp_path: Path) -> None:
 
 
 def test_5_ms_more_per_step_are_found(tmp_path: Path) -> None:
+    """Prefill is a step too, so it may be found to be slower as well."""
     status, said, report = run(
         tmp_path,
         *("--launches", "6", "--b", "engine_env.PLANTED_FAULT=sleep"),
@@ -121,7 +123,7 @@ def test_5_ms_more_per_step_are_found(tmp_path: Path) -> None:
     assert status == 1, said
     assert judged(report, CASE, "step_p50_ms").outcome == "REGRESSED"
     assert judged(report, CASE, "acceptance_length_tokens").outcome == "PASS"
-    assert f"{CASE} is worse by the cost of a step" in said
+    assert re.search(f"{CASE} is worse by (prefill, )?the cost of a step", said)
 
 
 def test_5_percent_of_a_step_are_found(tmp_path: Path) -> None:
