@@ -30,12 +30,6 @@ class View(StrEnum):
     EMITTED = "emitted"
 
 
-class Weighting(StrEnum):
-    """Which units weigh the same in a mean."""
-
-    STEP = "step"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts(Generic[_CountT]):
     """The fields of `StepCounts`, as integers or as columns of prompts."""
@@ -176,7 +170,7 @@ class AcceptanceRecord:
     """The acceptance of a measurement, with the tags without which it can't be compared.
 
     Attributes:
-        source, view, weighting: two records that differ in one of them are not compared.
+        source, view: two records that differ in one of them are not compared.
         total: all steps of the window.
         prompts: what each request did, in the order of the prompts; empty where the source only
             knows the sum.
@@ -184,7 +178,6 @@ class AcceptanceRecord:
 
     source: Source
     view: View
-    weighting: Weighting = Weighting.STEP
     total: StepCounts
     prompts: tuple[PromptAcceptance, ...]
 

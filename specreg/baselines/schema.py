@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -20,7 +21,6 @@ from specreg.acceptance.record import (
     Source,
     StepCounts,
     View,
-    Weighting,
 )
 from specreg.core.errors import BaselineError, InvalidMeasurementError
 from specreg.core.files import UNREADABLE
@@ -103,7 +103,7 @@ class StoredAcceptance(
 
     source: Source
     view: View
-    weighting: Weighting
+    weighting: Literal["step"]
     prompts: tuple[StoredPrompt, ...]
     total: StepCounts | None = None
 
@@ -259,7 +259,7 @@ def stored_acceptance(record: AcceptanceRecord | None) -> StoredAcceptance | Non
     return StoredAcceptance(
         source=record.source,
         view=record.view,
-        weighting=record.weighting,
+        weighting="step",
         total=None if prompts else record.total,
         prompts=prompts,
     )
@@ -282,7 +282,6 @@ def load_acceptance(stored: StoredAcceptance | None) -> AcceptanceRecord | None:
     return AcceptanceRecord(
         source=stored.source,
         view=stored.view,
-        weighting=stored.weighting,
         total=stored.total or sum((prompt.counts for prompt in prompts), NO_STEPS),
         prompts=prompts,
     )

@@ -316,7 +316,7 @@ def _refused_acceptance(metric: Metric, comparison: Comparison) -> Iterator[Refu
     if lacks_one or not comparison.expects(metric):
         yield Refusal(Outcome.NO_BASELINE, f"the baseline holds no {metric.name}", Lack.BASELINE)
     if ours is not None and theirs is not None:
-        tags, recorded = ((one.source, one.view, one.weighting) for one in (ours, theirs))
+        tags, recorded = ((one.source, one.view) for one in (ours, theirs))
         if tags != recorded:
             reason = f"measured as {', '.join(tags)}, recorded as {', '.join(recorded)}"
             yield Refusal(Outcome.NOT_COMPARABLE, reason, Lack.SOURCE)
