@@ -49,7 +49,7 @@ def test_a_case_that_cannot_run_here_is_skipped_before_a_server_starts(
     )
 
     assert done.returncode == (10 if is_required else 11), done.stdout
-    assert f"{LARGE} needs 1 GPU(s) of 160 GiB, this machine has 80" in done.stdout
+    assert f"{LARGE} needs 1 GPU(s) of 155 GiB, this machine has 80" in done.stdout
     assert "MODEL_NOT_FETCHED: hub model 'org/target': " in done.stdout
     assert "Connection refused" in done.stdout.replace("\n", "")
     verdict = suite.verdict()
