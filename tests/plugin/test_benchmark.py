@@ -43,14 +43,14 @@ def entries(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def rounds_s(folder: Path) -> dict[str, list[float]]:
-    """By case the median TPOT of each round, as the journal of a run has its requests."""
+    """By case the median TPOT of each round of its last launch, by the requests of the journal."""
+    launches = sorted(load_journal(folder / "journal.jsonl").items(), key=lambda one: one[0].launch)
     return {
         key.case_id: [
             statistics.median(one for one in map(tpot_ms, part.traces) if one is not None) / 1000
             for part in (measured.replay.rounds if measured.replay else ())
         ]
-        for key, measured in load_journal(folder / "journal.jsonl").items()
-        if key.launch == 1
+        for key, measured in launches
     }
 
 
