@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from specreg.core.commands import specreg_command
 from specreg.core.errors import MatrixError, SpecregError, UnknownNameError
 from specreg.datasets.prompts import REPLIES
 from specreg.datasets.table import dataset_named
@@ -34,7 +35,7 @@ PAIRS = Path("models/pairs.toml")
 _MOST_BESIDE_FRAC = 0.5
 """The share of a GPU's memory that a server may take beside another."""
 _POWER_S = 30.0
-_ADVICE = "mend it, or begin with a file of specreg init"
+_ADVICE = f"mend it, or begin with a file of {specreg_command('init')}"
 _TableT = TypeVar("_TableT")
 
 
