@@ -252,7 +252,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> Sequence[str]:
     """Says where the page of a run of several cases will be while it goes on."""
     suite = config.stash[SUITE]
     page = f"page, from the second case on: {suite.run_folder / 'report.html'}"
-    return [page] if len(suite.so_far.expected_s) > 1 else []
+    return [page] if len(suite.progress.expected_s) > 1 else []
 
 
 def _prepare(

@@ -34,13 +34,13 @@ _INERT = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;", "@": "@\u200b",
 _MARKUP = re.compile(r"[\\`*{}\[\]()#!~$^:@|<>&]|(?<![^\W_])_|_(?![^\W_])|(?<=www)\.")
 
 
-def render_page(report: Report, so_far: str = "") -> str:
+def render_page(report: Report, in_progress: str = "") -> str:
     """The page: what fails comes first.
 
-    Of a run that goes on `so_far` says which case it is at, and when: the page then reloads itself
-    and has no charts, which a process that measures doesn't draw.
+    Of a run that goes on `in_progress` says which case it is at, and when: the page then reloads
+    itself and has no charts, which a process that measures doesn't draw.
     """
-    draws = can_draw() and not so_far
+    draws = can_draw() and not in_progress
     run, is_run, verdicts = report.run, not report.arms, last_words(report.run.verdicts)
     by_case: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
@@ -58,17 +58,17 @@ def render_page(report: Report, so_far: str = "") -> str:
         names=columns_of(report),
         charted=[columns_of(report)] if report.arms else [],
         answers=answers_of(report),
-        open=[] if so_far else list(notes_of(report)),
+        open=[] if in_progress else list(notes_of(report)),
         red=dict(sorted(red.items(), key=lambda item: tone_of(item[1]) is not Tone.BAD)),
         by_case=by_case,
         found={one.outcome for one in verdicts},
         known=known,
         columns=columns,
         rows=[(case_id, _worst(found, columns)) for case_id, found in by_case.items()],
-        so_far=so_far,
+        in_progress=in_progress,
         draws=draws,
         loads=list(gains_over_load(report.cases)) if draws else [],
-        lacking="" if draws or so_far else install_command("report"),
+        lacking="" if draws or in_progress else install_command("report"),
         notes=render_notes(held, run.environment if is_run else None),
         next_steps=next_of(report) or f"nothing needs to be done; the same again:\n  {again}",
         cases=[known[name] for name in dict.fromkeys((*red, *by_case, *known)) if name in known],

@@ -104,7 +104,7 @@ class Progress:
     Must be made before capturing starts: it keeps a copy of the descriptor. Any thread may use it.
 
     Attributes:
-        so_far: how far the run is; the run tells it.
+        run: how far the run is; the run tells it.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Progress:
             file = os.fdopen(os.dup(sys.__stderr__.fileno()), "w")
         self._file = file or io.StringIO()
         self._in_place, self._column = column is not None, column or (lambda: 1)
-        self.so_far = RunProgress(clock=clock)
+        self.run = RunProgress(clock=clock)
         self._steps: tuple[Step, ...] = ()
         self._told: dict[Step, int] = {}
         self._text, self._midline = "", False
@@ -175,7 +175,7 @@ class Progress:
             if not self._steps:
                 return
             step = self._steps[-1]
-            line = self._line(step, now, self.so_far.figures_in(step.phase), self._text)
+            line = self._line(step, now, self.run.figures_in(step.phase), self._text)
             if self._in_place:
                 self._draw(line)
             elif now - self._told.get(step, now) >= _AGAIN_NS:
@@ -188,7 +188,7 @@ class Progress:
 
     def _line(self, step: Step, at_ns: int, *details: str) -> str:
         """A moment since the process began, and what the run is at then, on one line."""
-        ends_ns, place = self.so_far.ends_ns, self.so_far.place
+        ends_ns, place = self.run.ends_ns, self.run.place
         ends = f" of about {render_time(ends_ns - self._began_ns)}" if ends_ns > at_ns else ""
         moment = render_time(at_ns - self._began_ns) + (f"{ends}, {place}:" if place else "")
         parts = (f"{moment} {step.phase} {step.of}", *details)

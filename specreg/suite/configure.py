@@ -22,7 +22,7 @@ from specreg.measurement.metrics import Metric, check_allowed
 from specreg.report.progress import Progress
 from specreg.servers.attach import alone, check_attached
 from specreg.servers.provision import why_no_program
-from specreg.suite.finish import PageSoFar
+from specreg.suite.finish import LivePage
 from specreg.suite.options import Options
 from specreg.suite.run import Suite
 from specreg.suite.shards import expected_times, parse_choice
@@ -123,8 +123,8 @@ def open_suite(
         show=progress.show,
         tell=progress.tell,
         measure_further=further_launches(options),
-        so_far=progress.so_far,
-        leave_page=PageSoFar(),
+        progress=progress.run,
+        leave_page=LivePage(),
         timeline=Timeline(listener=progress.watch),
         shares_machine=within is not None,
         skips_unfetched=not options.require_tier or is_offline(),
@@ -217,7 +217,7 @@ def choose(
         reasons.append(why)
     suite.asked, suite.no_power = asked, "; ".join(dark)
     if not (lists or suite.shares_machine):
-        suite.so_far.expected_s = expected_times(suite)
+        suite.progress.expected_s = expected_times(suite)
     return reasons
 
 

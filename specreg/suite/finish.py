@@ -99,7 +99,7 @@ def record_run(
 
 
 @dataclass(slots=True)
-class PageSoFar:
+class LivePage:
     """Leave the page of what a run has judged so far, unless other processes share the run.
 
     Attributes:
@@ -115,8 +115,8 @@ class PageSoFar:
             return
         with contextlib.suppress(Exception):
             report = report_of(suite, run_verdict(suite, 0, cut_short=True), command="")
-            place = f"{suite.so_far.place}, {suite.now:%H:%M:%S} UTC"
-            page = render_page(report, so_far=place)
+            place = f"{suite.progress.place}, {suite.now:%H:%M:%S} UTC"
+            page = render_page(report, in_progress=place)
             write_whole(suite.run_folder / "report.html", page.encode())
         self.due_ns = began_ns + 20 * (time.monotonic_ns() - began_ns)
 

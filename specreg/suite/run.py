@@ -58,7 +58,7 @@ class Suite(Scope):
         journal: of this run; earlier, earlier_checks: what the run that is resumed had measured
             and checked.
         measure_further: measures more launches of a server that is recorded.
-        so_far: how far the run is; leave_page: leaves the page of what it has, before each case.
+        progress: how far the run is; leave_page: leaves the page of what it has, before each case.
         record_property: takes a property of the whole run for JUnit's file.
         timeline: which phase goes on, for which server pair.
         taken_over: what an earlier run had measured; retried: what was measured a second time, as
@@ -71,7 +71,7 @@ class Suite(Scope):
     earlier: Mapping[Key, Measurement]
     earlier_checks: Mapping[tuple[Key, str], Mapping[str, Any]] = field(default_factory=dict)
     measure_further: MeasureFurther = lambda *_: None
-    so_far: RunProgress = field(default_factory=RunProgress)
+    progress: RunProgress = field(default_factory=RunProgress)
     leave_page: Callable[["Suite"], None] = lambda _: None
     record_property: Callable[[str, object], None] = lambda *_: None
     timeline: Timeline = field(default_factory=Timeline)
@@ -158,7 +158,7 @@ class Suite(Scope):
 
     def _begin(self, name: str) -> None:
         """Note which case is at hand; before each one the page shows those that were judged."""
-        if self.merged is None and self.so_far.begin(name):
+        if self.merged is None and self.progress.begin(name):
             self.leave_page(self)
 
     def _twice(
@@ -222,7 +222,7 @@ class Suite(Scope):
         plan = Plan(
             show=self._show_or_stop,
             turn_to=self.timeline.turn_to,
-            record=self.so_far.count(case.load.concurrency, self.journal.record_round),
+            record=self.progress.count(case.load.concurrency, self.journal.record_round),
             least_s=case.least_s if timed else 0.0,
             power_s=case.power_s if power else 0.0,
             watching=watching,

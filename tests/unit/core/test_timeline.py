@@ -121,8 +121,8 @@ class Kept(io.StringIO):
 def test_a_log_has_a_line_for_each_phase_and_one_more_each_minute(clock: Clock) -> None:
     log = Kept()
     progress = Progress(log, clock=clock)
-    progress.so_far.expected_s = {"eagle3-c1": 100.0, "eagle3-c4": 60.0}
-    progress.so_far.begin("eagle3-c1")
+    progress.run.expected_s = {"eagle3-c1": 100.0, "eagle3-c4": 60.0}
+    progress.run.begin("eagle3-c1")
     timeline = Timeline(clock=clock, began_ns=0, listener=progress.watch)
     with timeline.during(Phase.INSTALLING, "eagle3", of="vllm"):
         progress.tick()  # it was there already
@@ -133,7 +133,7 @@ def test_a_log_has_a_line_for_each_phase_and_one_more_each_minute(clock: Clock) 
             clock.passes(seconds)
             progress.tick()
     progress.leave_line()  # pytest writes a dot
-    progress.so_far.begin("eagle3-c4")
+    progress.run.begin("eagle3-c4")
     with timeline.during(Phase.MEASURING, "eagle3", of="eagle3-c4"):
         clock.passes(2)
         progress.tick()
@@ -177,20 +177,20 @@ def test_a_line_in_place_is_below_pytests_own_which_goes_on_where_it_ended(clock
 
 
 def test_a_case_has_its_tokens_per_second_and_acceptance_length_so_far(clock: Clock) -> None:
-    so_far, kept = RunProgress(clock=clock), list[FinishedRequest]()
-    assert so_far.place == so_far.figures_in(Phase.MEASURING) == ""
+    progress, kept = RunProgress(clock=clock), list[FinishedRequest]()
+    assert progress.place == progress.figures_in(Phase.MEASURING) == ""
     trace = msgspec.structs.replace(
         builders.trace(builders.chunk(500 * 10**6), builders.chunk(NS, 9)),  # 10 tokens in 1 s
         acceptance=builders.counts(2, 2, 2, 2),  # 12 drafts accepted in 8 steps
     )
-    record_round = so_far.count(4, lambda _arm, _number: kept.append)
+    record_round = progress.count(4, lambda _arm, _number: kept.append)
     for arm in (0, 1):  # the control's are kept and not counted
         record_round(arm, 0)(FinishedRequest(place=0, trace=trace, chunks=(), text=""))
-    assert so_far.figures_in(Phase.MEASURING) == "40 tokens/s, AL 2.50"
-    assert so_far.figures_in(Phase.WARMING_UP) == ""
+    assert progress.figures_in(Phase.MEASURING) == "40 tokens/s, AL 2.50"
+    assert progress.figures_in(Phase.WARMING_UP) == ""
     assert len(kept) == 2
 
-    so_far.count(0, lambda _arm, _number: kept.append)(0, 0)(kept[0])
-    assert so_far.figures_in(Phase.MEASURING).startswith("10 tokens/s a request")
-    so_far.count(4, lambda _arm, _number: kept.append)
-    assert so_far.figures_in(Phase.MEASURING) == ""
+    progress.count(0, lambda _arm, _number: kept.append)(0, 0)(kept[0])
+    assert progress.figures_in(Phase.MEASURING).startswith("10 tokens/s a request")
+    progress.count(4, lambda _arm, _number: kept.append)
+    assert progress.figures_in(Phase.MEASURING) == ""

@@ -369,7 +369,7 @@ def test_of_several_positions_the_worst_is_shown() -> None:
 
 def test_the_page_of_a_run_that_goes_on_says_so_and_reloads_itself() -> None:
     """Charts and what to type come at its end."""
-    page = Page(render_page(reports.REPORT, so_far="case 3 of 12, 18:40:12 UTC"))
+    page = Page(render_page(reports.REPORT, in_progress="case 3 of 12, 18:40:12 UTC"))
     assert {"http-equiv": "refresh", "content": "10"} in page.all("meta")
     assert "Run in progress , case 3 of 12, 18:40:12 UTC: this page reloads itself" in page.text
     assert page.all("svg") == []

@@ -11,7 +11,7 @@ from specreg.baselines.record import record_measurements
 from specreg.baselines.schema import load_baseline
 from specreg.baselines.store import settings_in
 from specreg.measurement.metrics import METRICS
-from specreg.suite.finish import PageSoFar, remarks, run_verdict
+from specreg.suite.finish import LivePage, remarks, run_verdict
 from specreg.suite.run import Suite
 from specreg.suite.update_baselines import record_baselines
 from specreg.verdicts.history import RunRecord, baseline_sha256, record_history, settings_sha256
@@ -58,7 +58,7 @@ def test_a_baseline_that_lies_well_below_the_last_runs_is_named(
 
 def test_the_page_of_a_run_that_goes_on_takes_a_twentieth_of_its_time(tmp_path: Path) -> None:
     one = measured(suite(tmp_path), builders.measurement({LENGTH.name: 2.5}, of=COUNTS))
-    leave, page = PageSoFar(), tmp_path / "report.html"
+    leave, page = LivePage(), tmp_path / "report.html"
     leave(one)
     assert not page.exists(), "nothing was judged"
     judged(one, LENGTH)
