@@ -196,7 +196,7 @@ def sglang_cpu(session: nox.Session) -> None:
 
 @nox.session
 def cpu_methods(session: nox.Session) -> None:
-    """Every further method that vLLM has on a CPU, held against the oracle: about seven minutes."""
+    """Every further method that vLLM has on a CPU, held against the oracle."""
     _install(session, extras=["benchmark"])
     _suite(session, "tests/perf", "--specreg-tier=cpu_methods", "--specreg-oracle")
 

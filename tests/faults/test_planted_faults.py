@@ -1,6 +1,6 @@
 """Faults planted in real vLLM turn the right cases red, each for its own reason.
 
-These start real servers: about fourteen minutes. `nox -s faults` runs them.
+These start real servers, one after another: `nox -s faults` runs them.
 """
 
 import os
