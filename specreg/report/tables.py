@@ -40,6 +40,8 @@ _TIMED = ("ms/token\nalone", "\nwith", "\ngain", "tokens/s\nalone", "\nwith", "\
 _POSITIONS = "accepted by\nposition"
 _SPEEDUP = ("speedup over\nthe target alone", *_TIMED, "\nAL", "\nA/D", _POSITIONS)
 _CATEGORIES = ("by category", "requests", "AL", "A/D", "ms/token alone", "with", "gain")
+_WORDS = "AL: acceptance length, tokens/step; A/D: accepted/drafted; c4: 4 in flight"
+"""What the tables above and the cases' ids don't spell out; docs/glossary.md has all words."""
 _POWER = ("power", "J/token", "alone", "saved", "W", "idle", "remark")
 _SHOWN_S = 0.05
 """Of a phase; one that took no pair longer has no column."""
@@ -128,8 +130,9 @@ def render_figures(figures: Sequence[Figures], *, width: int, color: bool) -> st
     J/token is all energy over all tokens, `alone` that without speculation, `saved` the share of it
     that speculation saves; the remark says by how much the block's ends may falsify these.
     """
+    speedups = [_speedup_row(one) for one in figures if one.speedup and one.control]
     tables = (
-        (_SPEEDUP, [_speedup_row(one) for one in figures if one.speedup and one.control]),
+        (_SPEEDUP, speedups),
         (_CATEGORIES, [row for one in figures for row in _category_rows(one)]),
         (_POWER, [[one.case_id, *_power_cells(one.power)] for one in figures if one.power]),
     )
@@ -137,7 +140,7 @@ def render_figures(figures: Sequence[Figures], *, width: int, color: bool) -> st
         render_rows(head, rows, width=width, color=color, folded=(_POSITIONS, "remark"))
         for head, rows in tables
     )
-    return "\n\n".join(filter(None, shown))
+    return "\n\n".join(filter(None, (*shown, _WORDS if speedups else "")))
 
 
 def _speedup_row(one: Figures) -> Sequence[str]:

@@ -7,6 +7,8 @@ from specreg.measurement.figures import Figures, figures_of
 from specreg.report.tables import render_figures
 from tests.unit.reports import a_round, measured
 
+WORDS = "AL: acceptance length, tokens/step; A/D: accepted/drafted; c4: 4 in flight"
+"""What the tables' short words mean, below them."""
 GAINS = figures_of(measured(), 1)
 
 
@@ -41,6 +43,7 @@ def test_each_category_of_each_case_has_a_row_and_a_gain_where_one_is_known() ->
         *("other", "chat 1 2.50 0.50 10 10 ×1.00", "math 1 4.00 1.00 30 20 ×1.50"),
         *("half", "chat 1 2.50 0.50 10 5 ×2.00", "math 1 4.00 1.00 – 10 ×–"),
         *("untimed", "chat 1 2.50 0.50", "math 1 4.00 1.00"),
+        *("", WORDS),
     ]
 
 
