@@ -206,6 +206,7 @@ def test_each_claim_sees_gpus_of_its_own_and_a_wide_one_is_not_overtaken(machine
             assert one.do("close a") == "close: 0 locked"
             assert one.do("see a") == "None"
         assert wide.read() == "claim: 2 locked", "before the one that came later"
+        assert late.read() == "waiting for 1 of 2 GPUs", "it is first in line only now"
         assert wide.do("see a") == "GPU-a,GPU-b"
         assert wide.do("close a") == "close: 0 locked"
         assert late.read() == "claim: 1 locked"
