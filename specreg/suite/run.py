@@ -223,7 +223,7 @@ class Suite(Scope):
             show=self._show_or_stop,
             turn_to=self.timeline.turn_to,
             record=self.progress.count(case.load.concurrency, self.journal.record_round),
-            least_s=case.least_s if timed else 0.0,
+            least_s=self.least_s(case),
             power_s=case.power_s if power else 0.0,
             watching=watching,
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from specreg.baselines.comparison import CaseBaselines
 from specreg.baselines.store import BaselineStore, settings_in
+from specreg.core.errors import BaselineError
 from specreg.correctness.checks import CorrectnessCheck, checks_of
 from specreg.datasets.prompts import prompts_sha256
 from specreg.matrix.case import Case, Tier
@@ -167,6 +168,18 @@ class Scope:
         timed = only_shown or (self.records and case.speed)
         timed = timed or RECORDED.name in self.asked.get(case.id, ())
         return timed or any(one.by_launch for one in self.asked_of(case))
+
+    def least_s(self, case: Case) -> float:
+        """How long a case's servers are asked at least; 0 where no recorded speed waits for it."""
+        if not self.asks_speed(case):
+            return 0.0
+        if self.records:
+            return case.least_s
+        try:
+            exact = self.known_of(case).exact
+        except BaselineError:
+            return 0.0
+        return case.least_s if exact and exact.launches else 0.0
 
     @property
     def asks_for_all(self) -> bool:

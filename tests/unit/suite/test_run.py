@@ -191,6 +191,19 @@ def test_a_speed_waits_for_all_launches_and_acceptance_does_not(tmp_path: Path) 
     ]
 
 
+def test_a_least_time_is_asked_only_where_speeds_are_recorded_or_compared(tmp_path: Path) -> None:
+    one, lasting = suite(tmp_path), dataclasses.replace(builders.CASE, least_s=8.0)
+    assert one.least_s(lasting) == 0, "nothing is recorded"
+    assert suite(tmp_path, **RECORDING).least_s(lasting) == 8
+    launch = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0}, of=COUNTS)
+    launch = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0}, of=COUNTS)
+    settings = settings_in(builders.ROOT, builders.CASE)
+    record_measurements([launch, launch], settings, one.store, reason="first")
+    assert suite(tmp_path).least_s(lasting) == 8
+    one.asked = {builders.CASE.id: {LENGTH.name}}
+    assert one.least_s(lasting) == 0, "no speed is asked for"
+
+
 def test_what_a_run_did_is_history_and_only_if_it_judged(tmp_path: Path) -> None:
     one = measured(suite(tmp_path), MEASURED)
     judged(one, LENGTH)
