@@ -69,8 +69,6 @@ class Gate:
     answers: AnswerComparison
     launches: list[SideLaunch] = field(default_factory=list)
     finished: bool = False
-    _deadline_s: float = math.inf
-    _longest_s: float = 0.0
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
@@ -113,25 +111,19 @@ class Gate:
         """
         usual = math.inf if self.sources[0].on_gpu else _MINUTES_WITHOUT_GPU
         minutes = usual if self.options.minutes is None else self.options.minutes
-        self._deadline_s = time.monotonic() + 60 * minutes
+        deadline_s, longest_s = time.monotonic() + 60 * minutes, 0.0
         for group, number, sides in launches_of(
             self.groups, self.rules, self.decide, is_done or is_lost, self.answers.wants
         ):
-            if not self._launch_sides(group, number, sides):
-                return self.decide()
+            left = self._unknown(group, number, sides)
+            for slot in slots_of(number, sides, together=self.together) if left else ():
+                began_s = time.monotonic()
+                if longest_s and began_s + longest_s > deadline_s:
+                    return self.decide()
+                self._launch(left, number, slot)
+                longest_s = max(longest_s, time.monotonic() - began_s)
         self.finished = True
         return self.decide()
-
-    def _launch_sides(self, group: Group, number: int, sides: tuple[Side, Side]) -> bool:
-        """Launch both sides, where that is still to be done; False where no time is left."""
-        left = self._unknown(group, number, sides)
-        for slot in slots_of(number, sides, together=self.together) if left else ():
-            began_s = time.monotonic()
-            if self._longest_s and began_s + self._longest_s > self._deadline_s:
-                return False
-            self._launch(left, number, slot)
-            self._longest_s = max(self._longest_s, time.monotonic() - began_s)
-        return True
 
     def decide(self) -> Decision:
         """Decide by the launches so far."""
@@ -172,13 +164,19 @@ class Gate:
         servers_of = dict.fromkeys((group[0].a.server.id, group[0].b.server.id))
         self.options.show(f"launch {number}, {named}: {' > '.join(servers_of)}")
         starts: dict[Side, ServerStart] = {}
+        servers: dict[Side, StartedServer] = {}
         with contextlib.ExitStack() as stack:
             try:
                 for side in sides:
-                    case = group[0].of(side)
-                    name = f"{number:03}-{side}-{case.server.id}"
-                    starts[side] = self._begin(stack, case, side, name)
-                servers = {side: self._ready(start, side) for side, start in starts.items()}
+                    case, source = group[0].of(side), self.sources[side.is_b]
+                    name = f"{number:03}-{side}-{case.server.id}".replace(" ", "")
+                    log_path = self.folder / "logs" / f"{name}.log"
+                    with self._blaming(side):
+                        begun = begun_server(source, case, self.options, log_path)
+                        starts[side] = stack.enter_context(begun)
+                for side, start in starts.items():
+                    with self._blaming(side):
+                        servers[side] = start.ready()
                 with _naming(servers):
                     for pair in group:
                         self._measure(pair, number, servers)
@@ -251,18 +249,6 @@ class Gate:
             engine=self.installed[side.is_b],
             files_sha256=" ".join(files),
         )
-
-    def _begin(self, stack: contextlib.ExitStack, case: Case, side: Side, name: str) -> ServerStart:
-        """Begin to start a side's server, which a stack ends; SideError where it can't begin."""
-        log_path = self.folder / "logs" / f"{name.replace(' ', '')}.log"
-        begun = begun_server(self.sources[side.is_b], case, self.options, log_path)
-        with self._blaming(side):
-            return stack.enter_context(begun)
-
-    def _ready(self, start: ServerStart, side: Side) -> StartedServer:
-        """A side's server once it answers; SideError where it doesn't."""
-        with self._blaming(side):
-            return start.ready()
 
     @contextlib.contextmanager
     def _blaming(self, side: Side) -> Iterator[None]:
