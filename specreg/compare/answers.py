@@ -58,10 +58,8 @@ class AnswerComparison:
 
     def take_over(self) -> None:
         """Load the answers that the folder has, if they can be read."""
-        try:
+        with contextlib.suppress(OSError, *UNREADABLE):
             self._known = msgspec.json.decode(self.path.read_bytes(), type=_Known)
-        except (OSError, *UNREADABLE):
-            self._known = _Known()
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:

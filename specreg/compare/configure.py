@@ -9,8 +9,7 @@ from specreg.compare.answers import AnswerComparison
 from specreg.compare.gate import Gate, SideError
 from specreg.compare.judging import Rules
 from specreg.compare.options import GateOptions
-from specreg.compare.pairs import COMPARED, Pair, Side, groups_of, pairs_of
-from specreg.compare.pinning import pinned_pairs
+from specreg.compare.pairs import COMPARED, Pair, Side, groups_of, pairs_of, pinned_pairs
 from specreg.core.errors import (
     DatasetError,
     EnvironmentSetupError,

@@ -130,7 +130,7 @@ def were_equal(replay: Replay | None, prompt: Prompt) -> bool:
     """
     if replay is None:
         return False
-    sides = [
+    ours, theirs = (
         {
             (one.turn, one.text_sha256, one.tokens, one.finish_reason)
             for part in rounds
@@ -138,8 +138,7 @@ def were_equal(replay: Replay | None, prompt: Prompt) -> bool:
             if one.prompt_id == prompt.id
         }
         for rounds in (replay.rounds, replay.control_rounds)
-    ]
-    ours, theirs = sides
+    )
     return bool(ours) and ours == theirs and all(digest for _, digest, *_ in ours)
 
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specreg.compare.answers import why_not_compared
-from specreg.compare.pairs import Pair
-from specreg.compare.pinning import pinned_case, pinned_pairs
+from specreg.compare.pairs import Pair, pinned_case, pinned_pairs
 from specreg.core.errors import MatrixError, UnsupportedError
 from specreg.engines.drafter.scheduled import Drafter, schedule_of
 from tests.unit import builders
