@@ -121,16 +121,11 @@ def check_lossless(
     rounding_nats: float = ROUNDING_NATS,
     known_equal: int = 0,
 ) -> Losslessness:
-    """Compare answers token by token.
+    """Compare answers to the same prompts, one at least, token by token.
 
-    Args:
-        prompt_ids: what the prompts are called, one at least.
-        plain: the answers that others are held against, in that order.
-        other: those with speculation, or another server's.
-        again: asks for the plain ones at another batch size, if there is one; only where some part.
-        score: asks the server of the plain ones.
-        rounding_nats: below, rounding explains a difference; 0 demands that every token is equal.
-        known_equal: how many further answers are.
+    `again` asks for the plain ones at another batch size, if there is one, only where some part;
+    `score` asks their server. Below `rounding_nats` rounding explains a difference, 0 demands that
+    every token is equal. `known_equal` further answers are.
 
     Raises:
         InvalidMeasurementError: `CONTROL_UNSTEADY`, the plain answers are others at another batch

@@ -88,14 +88,10 @@ def walk_answers(
     models: tuple[str, str | None],
     predict_drafts: PredictDrafts,
 ) -> tuple[tuple[StepCounts, ...], tuple[float, ...]]:
-    """By answer, its steps walked again, and the gap of `OracleAnswer` in nats.
+    """By greedy answer, its steps walked again, and the gap of `OracleAnswer` in nats.
 
-    Args:
-        case: whose method.
-        answers: of its server, greedy.
-        beside: says how the answers would go on; best one without speculation.
-        models: target and draft as folders or hub ids.
-        predict_drafts: asks them.
+    `beside` says how the answers would go on, best one without speculation; `models` are target and
+    draft as folders or hub ids.
 
     Raises:
         InvalidMeasurementError: a server didn't answer in ids, or `CONTEXT_FULL`.

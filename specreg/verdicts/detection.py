@@ -20,14 +20,7 @@ _FURTHEST = 50.0
 
 
 def detectable(metric: Metric, tolerance_frac: float, recorded: int, spread: Spread) -> Detectable:
-    """What a run can tell of a speed.
-
-    Args:
-        metric: one that differs from launch to launch.
-        tolerance_frac: the loss that is still fine.
-        recorded: how many launches its baseline has, 1 or more.
-        spread: how launches differ.
-    """
+    """What a run can tell of a speed against a baseline of so many launches, 1 or more."""
     numbers = range(1, MOST_LAUNCHES + 1)
     mdes = {launches: mde_of_launches(metric, launches, recorded, spread) for launches in numbers}
     launches = next((one for one, mde in mdes.items() if mde <= tolerance_frac), 0)
