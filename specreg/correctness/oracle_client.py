@@ -6,6 +6,7 @@ verifier is wrong, not that the text has changed: the walk is along the engine's
 models are read by `specreg.engines.pytorch.oracle`, in the reference engine's environment.
 """
 
+import functools
 import itertools
 import os
 import signal
@@ -65,15 +66,11 @@ def walk(drafts_at: DraftsAt, text: Text, width: int) -> StepCounts:
     return counts
 
 
-def drafts_of_lookup(text: Sequence[int], draft_tokens: int) -> DraftsAt:
-    """Return what n-gram lookup drafts along prompt, answer and a further step's tokens."""
-
-    def drafts_at(place: int) -> tuple[int, int]:
-        drafts = propose(text[:place], draft_tokens)
-        same = map(int.__eq__, drafts, text[place:])
-        return len(drafts), sum(itertools.takewhile(bool, same))
-
-    return drafts_at
+def drafts_of_lookup(text: Sequence[int], draft_tokens: int, place: int) -> tuple[int, int]:
+    """`DraftsAt` of n-gram lookup along prompt, answer and a further step's tokens."""
+    drafts = propose(text[:place], draft_tokens)
+    same = map(int.__eq__, drafts, text[place:])
+    return len(drafts), sum(itertools.takewhile(bool, same))
 
 
 def has_oracle(case: Case) -> bool:
@@ -138,7 +135,8 @@ def walk_answers(
 
     def steps_of(text: Text, accepted: Sequence[int]) -> StepCounts:
         if spec.method == "ngram":
-            return walk(drafts_of_lookup(text.ids, spec.draft_tokens), text, spec.draft_tokens)
+            drafts_at = functools.partial(drafts_of_lookup, text.ids, spec.draft_tokens)
+            return walk(drafts_at, text, spec.draft_tokens)
         return walk(lambda place: (spec.drafted_tokens, accepted[place]), text, spec.draft_tokens)
 
     return tuple(map(steps_of, texts, predicted.accepted)), predicted.gaps_nats

@@ -57,7 +57,7 @@ def test_a_step_that_drafts_nothing_counts_for_nothing_and_emits_one_token() -> 
 def test_lookup_drafts_what_followed_before(
     ids: tuple[int, ...], place: int, drafted: tuple[int, int]
 ) -> None:
-    assert drafts_of_lookup(ids, 3)(place) == drafted
+    assert drafts_of_lookup(ids, 3, place) == drafted
 
 
 def said_by(rule: list[int], text: list[int]) -> int:
