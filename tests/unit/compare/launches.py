@@ -1,10 +1,10 @@
 """Launches of a gate whose figures are known, and gates that are made of such."""
 
+import dataclasses
 import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ from specreg.acceptance.record import AcceptanceRecord
 from specreg.compare.judging import Decision, Rules, SideLaunch, decide, is_lost, launches_of
 from specreg.compare.pairs import COMPARED, Group, Pair, Side
 from specreg.load.rounds import Round
-from specreg.measurement.measure import Measurement, values_of
+from specreg.measurement.measure import values_of
 from specreg.measurement.metrics import Replay
 from specreg.stats.percentiles import Histogram
 from tests.doubles.vllm.script import Script, record_script
@@ -47,21 +47,9 @@ def launch(  # noqa: PLR0913 - most by name
     gaps.add_all((round(step_ms * 1e6),))
     part = Round(traces=(trace,), started_ns=0, ended_ns=lasted_ns, gaps=gaps)
     replay = Replay(rounds=(part,), control_rounds=(), acceptance=acceptance or accepted())
-    case = pair.of(side)
-    return SideLaunch(
-        pair_id=pair.id,
-        side=side,
-        number=number,
-        measurement=Measurement(
-            case=case,
-            engine_version=version,
-            target="target",
-            draft=None,
-            replay=replay,
-            values=values_of(case, replay),
-            invalid=MappingProxyType({}),
-        ),
-    )
+    measured = builders.measurement(values_of(pair.of(side), replay), case=pair.of(side))
+    measured = dataclasses.replace(measured, engine_version=version, replay=replay)
+    return SideLaunch(pair_id=pair.id, side=side, number=number, measurement=measured)
 
 
 def accepted(*histogram: int) -> AcceptanceRecord:
@@ -91,8 +79,9 @@ def launches(
     count: int = 8,
     sides: tuple[Side, Side] = COMPARED,
     pair: Pair = PAIR,
+    **of_second: float,
 ) -> Sequence[SideLaunch]:
-    """Launches of both sides, of which one has another throughput."""
+    """Launches of both sides, of which the second has another throughput and other figures."""
     return [
         launch(
             side,
@@ -101,6 +90,7 @@ def launches(
             tokens_per_s=100
             * (1 if side is sides[0] else 1 + change_frac)
             * math.exp(noise * NOISE[(number + (side is sides[0])) % 4]),
+            **(of_second if side is sides[1] else {}),
         )
         for number in range(1, count + 1)
         for side in sides

@@ -124,39 +124,31 @@ def test_as_many_launches_as_were_said_decide() -> None:
     assert enough.launches > found.needed_launches * 0.5
 
 
+LESS = [launch(Side.A, 1), launch(Side.B, 1, acceptance=accepted(4, 3, 2, 1))]
+FEW = [launch(side, 1, acceptance=accepted().only({"chat-0", "chat-1"})) for side in COMPARED]
+ONE_FAILED = [failed(Side.B, 1), *launches()[2:], launch(Side.A, 1)]
+DEAD = [launch(Side.A, 1), failed(Side.B, 1), launch(Side.A, 2), failed(Side.B, 2)]
+EACH_FAILED = [failed(Side.A, 1), failed(Side.B, 2)]
+
+
 @pytest.mark.parametrize(
-    ("b", "outcome"), [((2, 3, 4, 1), Outcome.PASS), ((4, 3, 2, 1), Outcome.REGRESSED)]
+    ("some", "metric", "outcome", "reason"),
+    [
+        pytest.param(launches(count=1), ACCEPTANCE, Outcome.PASS, "", id="accepts-alike"),
+        pytest.param(LESS, ACCEPTANCE, Outcome.REGRESSED, "", id="accepts-less"),
+        pytest.param(FEW, ACCEPTANCE, Outcome.INVALID, "2 prompts to compare by, 5 are", id="few"),
+        pytest.param(DEAD, OUTPUT, Outcome.INVALID, "side B: it died", id="fails-twice"),
+        pytest.param(ONE_FAILED, OUTPUT, Outcome.PASS, "", id="fails-once"),
+        pytest.param(EACH_FAILED, OUTPUT, Outcome.INCONCLUSIVE, "side A has no", id="each-fails"),
+        pytest.param(EACH_FAILED, ACCEPTANCE, Outcome.INCONCLUSIVE, "side A has no", id="too"),
+    ],
 )
-def test_acceptance_is_compared_prompt_by_prompt(b: tuple[int, ...], outcome: Outcome) -> None:
-    some = [launch(Side.A, 1), launch(Side.B, 1, acceptance=accepted(*b))]
-    assert judge(some, metric=ACCEPTANCE).outcome is outcome
-
-
-def test_what_no_launch_can_tell_is_invalid_at_once() -> None:
-    few = accepted().only({"chat-0", "chat-1"})
-    some = [launch(side, 1, acceptance=few) for side in (Side.A, Side.B)]
-    found = judge(some, metric=ACCEPTANCE)
-    assert found.outcome is Outcome.INVALID
-    assert "2 prompts to compare by, 5 are needed" in found.reason
-
-
-def test_a_side_that_fails_twice_is_invalid_and_says_why() -> None:
-    some = [launch(Side.A, 1), failed(Side.B, 1), launch(Side.A, 2), failed(Side.B, 2)]
-    found = judge(some)
-    assert (found.outcome, found.reason) == (Outcome.INVALID, "side B: it died")
-
-
-def test_one_launch_that_failed_is_left_out() -> None:
-    some = [
-        failed(Side.B, 1) if (one.side, one.number) == (Side.B, 1) else one for one in launches()
-    ]
-    assert judge(some).outcome is Outcome.PASS
-
-
-@pytest.mark.parametrize("metric", [OUTPUT, ACCEPTANCE])
-def test_a_failure_of_each_side_in_the_first_launches_decides_nothing(metric: str) -> None:
-    found = judge([failed(Side.A, 1), failed(Side.B, 2)], metric=metric)
-    assert (found.outcome, found.reason) == (Outcome.INCONCLUSIVE, "side A has no launch yet")
+def test_few_prompts_and_failures_are_told_and_a_single_failure_is_left_out(
+    some: Sequence[SideLaunch], metric: str, outcome: Outcome, reason: str
+) -> None:
+    found = judge(some, metric=metric)
+    assert found.outcome is outcome
+    assert found.reason.startswith(reason)
 
 
 def test_what_is_launched_once_more_later_changes_no_look_that_was_made() -> None:
@@ -268,16 +260,7 @@ def test_a_is_launched_beside_itself_once_b_is_slower_and_no_more_than_needed() 
 
 
 def test_a_loss_of_output_is_of_what_it_is_made_of() -> None:
-    some = [
-        launch(
-            side,
-            number,
-            tokens_per_s=91.0 if side is Side.B else 100.0,
-            step_ms=11.0 if side is Side.B else 10.0,
-        )
-        for number in range(1, 9)
-        for side in (Side.A, Side.B)
-    ]
+    some = launches(-0.09, noise=0.0, step_ms=11.0)
     found = judge(some)
     assert found.outcome is Outcome.REGRESSED
     assert found.cause.split(" by ")[1].startswith("the cost of a step, ")
