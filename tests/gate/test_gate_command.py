@@ -45,9 +45,7 @@ class Gate:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.out = folder / "gate"
-        self.scripts: dict[str, Path] = {}
         self.write_tier(speed=True)
-        self.script("both", Script())
 
     def write_tier(self, *, speed: bool) -> None:
         text = MATRIX.replace("SPEED", str(speed).lower()).replace("PROMPTS", str(PROMPTS))
@@ -58,8 +56,7 @@ class Gate:
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
         self.environment = record_script(script, folder)
-        self.scripts[name] = Path(self.environment["SCRIPTED_SERVER"])
-        return self.scripts[name]
+        return Path(self.environment["SCRIPTED_SERVER"])
 
     def start(self, *arguments: str, b: Script | None = None) -> subprocess.Popen[str]:
         """The command; `b` is what side B does otherwise."""
@@ -100,11 +97,6 @@ class Gate:
 
     def report(self) -> Report:
         return load_report(self.out / "report.json")
-
-    def answer(self) -> str:
-        """The word."""
-        (found,) = self.report().answers
-        return found.subject
 
     def launches(self) -> int:
         """How many servers were measured."""
@@ -170,7 +162,7 @@ def test_identical_sides_may_be_exchanged_and_in_turn_one_server_is_up_at_a_time
     assert said == [f"launch 1, side {side}" for side in ("A", "B")]
     assert gate.launches() == 2
     report = gate.report()
-    assert (gate.answer(), report.control, report.run.complete) == ("UPGRADE", (), True)
+    assert (report.control, report.run.complete) == ((), True)
     assert {one.metric: one.outcome for one in report.run.verdicts} == {
         "acceptance_length_tokens": Outcome.PASS,
         LOSSLESS: Outcome.PASS,
@@ -198,7 +190,7 @@ def test_what_dies_on_one_side_is_told_and_tried_again_where_it_is_resumed(gate:
     assert "side B: SERVER_DIED: server 'vllm-eagle3-tiny': ended with status 1" in failed.stdout
     again = gate.run("--launches", "2", "--resume", b=Script())
     assert again.returncode == 0, again.stdout + again.stderr
-    assert gate.answer() == "UPGRADE"
+    assert "UPGRADE: " in again.stdout
 
 
 def test_a_step_that_takes_longer_is_found_and_called_so(gate: Gate) -> None:

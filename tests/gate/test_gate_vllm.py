@@ -4,7 +4,6 @@ These start real servers: about twenty-five minutes, and up to three quarters of
 5 % of a step. `nox -s gate_tests` runs them.
 """
 
-import os
 import re
 import subprocess
 import sys
@@ -57,24 +56,28 @@ def tier_of(*, speed: bool) -> str:
     return found.replace("IGNORES_EOS", str(not speed).lower())
 
 
-def run(folder: Path, *arguments: str, speed: bool) -> tuple[int, str, Report]:
-    """Two sides of the same version; what the command said and wrote."""
+def specreg(folder: Path, *arguments: str, speed: bool) -> tuple[int, str]:
+    """The status of a command, and what it said."""
     (folder / "cpu.toml").write_text(tier_of(speed=speed))
     done = subprocess.run(
         (
-            *(sys.executable, "-m", "specreg", "gate", VERSION, VERSION),
-            *("--root", str(ROOT), "--matrix", str(folder), "--tier", "cpu"),
-            *("--out", str(folder / "gate"), *arguments),
+            *(sys.executable, "-m", "specreg", *arguments[:1], "--root", str(ROOT)),
+            *("--matrix", str(folder), "--tier", "cpu", "--out", str(folder / "out")),
+            *arguments[1:],
         ),
         check=False,
         cwd=ROOT,
-        env=os.environ,
         capture_output=True,
         text=True,
     )
-    said = done.stdout + done.stderr
-    assert (folder / "gate" / "report.json").exists(), said
-    return done.returncode, said, load_report(folder / "gate" / "report.json")
+    return done.returncode, done.stdout + done.stderr
+
+
+def run(folder: Path, *arguments: str, speed: bool) -> tuple[int, str, Report]:
+    """Two sides of the same version; what the command said and wrote."""
+    status, said = specreg(folder, "gate", VERSION, VERSION, *arguments, speed=speed)
+    assert (folder / "out" / "report.json").exists(), said
+    return status, said, load_report(folder / "out" / "report.json")
 
 
 def judged(report: Report, case_id: str, metric: str) -> Verdict:
@@ -148,27 +151,18 @@ def test_5_percent_of_a_step_are_found(tmp_path: Path) -> None:
     assert f"{PADDED} is worse by the cost of a step" in said
 
 
-def test_the_release_in_which_a_draft_was_lost_is_found(tmp_path: Path) -> None:
-    (tmp_path / "cpu.toml").write_text(tier_of(speed=False))
-    planted = {
-        "PYTHONPATH": str(PLANTED),
-        "PLANTED_FAULT": "spoilt_draft",
-        "PLANTED_SINCE": "0.31.0",
-    }
-    done = subprocess.run(
-        (
-            *(sys.executable, "-m", "specreg", "bisect", CASE),
-            *("--good", "vllm==0.29.0", "--bad", VERSION, "--versions", "0.31.0"),
-            *("--root", str(ROOT), "--matrix", str(tmp_path), "--tier", "cpu"),
-            *("--out", str(tmp_path / "bisect"), "--launches", "2"),
-        ),
-        check=False,
-        cwd=ROOT,
-        env=os.environ | planted,
-        capture_output=True,
-        text=True,
+def test_the_release_in_which_a_draft_was_lost_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(PLANTED))
+    monkeypatch.setenv("PLANTED_FAULT", "spoilt_draft")
+    monkeypatch.setenv("PLANTED_SINCE", "0.31.0")
+    status, said = specreg(
+        tmp_path,
+        *("bisect", CASE, "--good", "vllm==0.29.0", "--bad", VERSION, "--versions", "0.31.0"),
+        *("--launches", "2"),
+        speed=False,
     )
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said
-    assert "it changed in 0.31.0; 0.29.0 is good" in done.stdout
-    assert f"{CASE} is worse by acceptance" in done.stdout
+    assert status == 0, said
+    assert "it changed in 0.31.0; 0.29.0 is good" in said
+    assert f"{CASE} is worse by acceptance" in said

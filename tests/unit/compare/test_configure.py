@@ -16,8 +16,6 @@ from specreg.compare.pairs import COMPARED, CONTROL, Group, Side
 from specreg.core.errors import SpecregError, UnsupportedError
 from specreg.matrix.tier import load_tier
 from specreg.report.terminal import render_report
-from specreg.telemetry.identity import Gpus
-from specreg.telemetry.sensor import Device, Scope
 from tests.doubles.vllm import __version__ as scripted_version
 from tests.unit import builders
 from tests.unit.compare.launches import failed, launch, launches, scripted_sides
@@ -76,22 +74,12 @@ def test_it_is_said(asked: GateOptions, changes: dict[str, object], said: str) -
     assert not asked.out.exists()
 
 
-@pytest.fixture
-def gpu_of_24_gib(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with a GPU that is too small for most of the tier's models."""
-    device = Device(
-        sensor="nvml", id="GPU-0", name="L4", number=0, scope=Scope.GPU, memory_bytes=24 * 2**30
-    )
-    found = Gpus(devices=(device,), why_none="")
-    for module in ("specreg.compare.configure", "specreg.telemetry.identity"):
-        monkeypatch.setattr(f"{module}.find_gpus", lambda: found)
-
-
-@pytest.mark.usefixtures("gpu_of_24_gib")
 def test_of_a_tier_the_cases_that_nobody_named_and_that_dont_fit_are_left_out(
-    asked: GateOptions, tmp_path: Path
+    asked: GateOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tier gpu has two engines, and models for which this GPU is too small."""
+    for module in ("specreg.compare.configure", "specreg.telemetry.identity"):
+        monkeypatch.setattr(f"{module}.find_gpus", lambda: builders.gpus("L4", memory_gib=24))
     said: list[str] = []
     sides = scripted_sides(tmp_path)
     request = dataclasses.replace(asked, **sides, tier="gpu", case_ids=[], show=said.append)
