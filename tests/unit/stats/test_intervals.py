@@ -19,14 +19,10 @@ from specreg.stats.intervals import (
     t_quantile,
     t_tail,
 )
+from specreg.verdicts.selftest import PROMPT_SPREAD, RATES, STEPS, accepted_frac
 
 FREEDOMS = (1, 2, 3, 4, 7, 15, 19, 79, 159, 1000, 5000)
 LEVELS = (0.5, 0.4, 0.1, 0.05, 0.01, 0.0093, 0.0003, 0.0001, 1e-6)
-RATES = np.array([0.73, 0.71, 0.68])
-"""By position, each given the one before: the drafter of JUDGE.md."""
-PROMPT_SPREAD = 0.55
-"""By how much prompts differ, in logit."""
-STEPS = 98
 
 
 def accepted(
@@ -35,8 +31,8 @@ def accepted(
     """Accepted drafts of prompts with the logits `hardness`, in so many steps each."""
     reached = np.full(hardness.shape, steps)
     total = np.zeros_like(reached)
-    for logit in np.log(RATES / (1 - RATES)):
-        reached = draw.binomial(reached, 1 / (1 + np.exp(-(logit + hardness + shift))))
+    for rate in RATES:
+        reached = draw.binomial(reached, accepted_frac(rate, hardness, shift))
         total += reached
     return total
 
@@ -44,8 +40,9 @@ def accepted(
 def per_step(shift: float = 0.0) -> float:
     """Accepted drafts per step over all prompts there could be, A / S."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(60)
-    logits = np.log(RATES / (1 - RATES))[:, None] + PROMPT_SPREAD * nodes + shift
-    reached = np.cumprod(1 / (1 + np.exp(-logits)), axis=0)
+    reached = np.cumprod(
+        [accepted_frac(rate, PROMPT_SPREAD * nodes, shift) for rate in RATES], axis=0
+    )
     return float(weights @ reached.sum(axis=0) / weights.sum())
 
 
@@ -71,15 +68,11 @@ def realistic(
 
 
 @pytest.mark.parametrize("freedom", FREEDOMS)
-def test_the_tail_is_students(freedom: int) -> None:
+def test_tail_and_quantile_are_students(freedom: int) -> None:
     for t in (0.0, 0.1, 0.7, 1.0, 2.0, 2.4, 3.5, 6.0, 40.0):
         exact = float(stats.t.sf(t, freedom))
         assert t_tail(t, freedom) == pytest.approx(exact, rel=1e-8, abs=1e-14)
         assert t_tail(-t, freedom) == pytest.approx(1 - exact, rel=1e-8)
-
-
-@pytest.mark.parametrize("freedom", FREEDOMS)
-def test_the_quantile_is_students(freedom: int) -> None:
     for level in LEVELS:
         exact = float(stats.t.isf(level, freedom))
         assert t_quantile(level, freedom) == pytest.approx(exact, rel=1e-7, abs=1e-9)
