@@ -28,24 +28,6 @@ def text(prompt_tokens: int, output_tokens: int) -> Text:
     return Text(ids=(), prompt_tokens=prompt_tokens, output_tokens=output_tokens)
 
 
-@pytest.mark.parametrize(
-    ("accepted", "histogram"),
-    [
-        # Ten tokens: the prefill's, and nine of steps that emit 1, 2, 3 or 4.
-        pytest.param(0, (9, 0, 0, 0), id="none"),
-        pytest.param(1, (0, 5, 0, 0), id="one-and-the-last-step-cut"),
-        pytest.param(2, (0, 0, 3, 0), id="two"),
-        pytest.param(3, (0, 0, 0, 3), id="all-and-the-last-step-cut"),
-    ],
-)
-def test_each_step_emits_what_it_accepts_and_one_more(
-    accepted: int, histogram: tuple[int, ...]
-) -> None:
-    """Drafts beyond the end count as well: the verifier's view."""
-    found = walk(lambda _: (3, accepted), text(4, 10), 3)
-    assert found == builders.counts(*histogram)
-
-
 def test_a_step_that_drafts_nothing_counts_for_nothing_and_emits_one_token() -> None:
     """Of the places 5, 6, 7 and 8 only 7 drafts, and there one token, which is wrong."""
     drafts_at = {5: (0, 0), 6: (0, 0), 7: (1, 0), 8: (0, 0)}.__getitem__

@@ -54,19 +54,6 @@ def ratio_change(
     return change_of_ratio(ours, None if exact else theirs, expected)
 
 
-def realistic(
-    draw: np.random.Generator, prompts: int
-) -> tuple[tuple[Column, Column], tuple[Column, Column]]:
-    """Two runs of the same prompts, answers as long as they like to be."""
-    hardness = draw.normal(0, PROMPT_SPREAD, prompts)
-    runs = []
-    for shift in (-0.1, 0.0):
-        steps = draw.integers(20, 200, prompts)
-        counts = [accepted(draw, hardness[i : i + 1], steps[i], shift)[0] for i in range(prompts)]
-        runs.append((np.array(counts, dtype=np.float64), steps.astype(np.float64)))
-    return runs[0], runs[1]
-
-
 @pytest.mark.parametrize("freedom", FREEDOMS)
 def test_tail_and_quantile_are_students(freedom: int) -> None:
     for t in (0.0, 0.1, 0.7, 1.0, 2.0, 2.4, 3.5, 6.0, 40.0):
@@ -105,30 +92,15 @@ def test_a_ratio_changes_prompt_by_prompt() -> None:
 
 
 def test_equal_runs_have_no_error_and_no_change() -> None:
-    run, _ = realistic(np.random.default_rng(1), 80)
+    draw = np.random.default_rng(1)
+    run = draw.random(80), draw.random(80)
     change = ratio_change(run, run)
     assert change == Effect(estimate_frac=0.0, error_frac=0.0, freedom=79)
 
 
-@pytest.mark.parametrize("prompts", [20, 80])
-def test_the_error_is_that_of_the_paired_bootstrap(prompts: int) -> None:
-    draw = np.random.default_rng(2)
-    ours, theirs = realistic(draw, prompts)
-
-    def change(x: Column, y: Column, x0: Column, y0: Column, axis: int) -> Column:
-        ratio, before = x.sum(axis) / y.sum(axis), x0.sum(axis) / y0.sum(axis)
-        return np.asarray(ratio / before - 1)
-
-    resampled = stats.bootstrap(
-        (*ours, *theirs), change, paired=True, vectorized=True, n_resamples=4000, rng=draw
-    )
-    found = ratio_change(ours, theirs)
-    assert found.estimate_frac == pytest.approx(float(change(*ours, *theirs, axis=0)))
-    assert found.error_frac == pytest.approx(resampled.standard_error, rel=0.1)
-
-
 def test_a_baseline_that_is_only_a_figure_counts_as_exact() -> None:
-    ours, theirs = realistic(np.random.default_rng(3), 80)
+    draw = np.random.default_rng(3)
+    ours, theirs = ((draw.random(80), draw.random(80)) for _ in range(2))
     told = ratio_change(ours, theirs, exact=True)
     paired = ratio_change(ours, theirs)
     of_no_spread = (theirs[1] * float(theirs[0].sum() / theirs[1].sum()), theirs[1])
@@ -178,10 +150,7 @@ def test_launches_are_compared_as_factors() -> None:
     assert change.freedom == 6
 
 
-def test_more_launches_leave_the_error_of_the_hour() -> None:
-    """Run and baseline each carry one draw of what differs between hours."""
+def test_run_and_baseline_each_carry_one_draw_of_what_hours_differ_by() -> None:
     spread = Spread(within_frac=0.03, between_frac=0.01, freedom=4)
-    few = change_of_launches((1.0,) * 2, (1.0,) * 3, spread, 1)
-    many = change_of_launches((1.0,) * 10000, (1.0,) * 10000, spread, 1)
-    assert few.error_frac == pytest.approx(math.sqrt(0.03**2 * (1 / 2 + 1 / 3) + 2 * 0.01**2))
-    assert many.error_frac == pytest.approx(0.01 * math.sqrt(2), rel=1e-2)
+    change = change_of_launches((1.0,) * 2, (1.0,) * 3, spread, 1)
+    assert change.error_frac == pytest.approx(math.sqrt(0.03**2 * (1 / 2 + 1 / 3) + 2 * 0.01**2))
