@@ -79,7 +79,7 @@ def launches(
     count: int = 8,
     sides: tuple[Side, Side] = COMPARED,
     pair: Pair = PAIR,
-    **of_second: float,
+    **of_second: Any,  # noqa: ANN401 - of any field
 ) -> Sequence[SideLaunch]:
     """Launches of both sides, of which the second has another throughput and other figures."""
     return [
