@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import psutil
@@ -18,21 +17,21 @@ from tests.doubles.vllm.script import BEFORE_ROUNDS, Fault, Script, record_scrip
 ROOT = Path(__file__).parents[2]
 
 MATRIX = """
-    needs_gpus = 0
+needs_gpus = 0
 
-    [models.tiny]
-    target = "fixtures/models/tiny/target"
-    drafts = { eagle3 = "fixtures/models/tiny/eagle3" }
+[models.tiny]
+target = "fixtures/models/tiny/target"
+drafts = { eagle3 = "fixtures/models/tiny/eagle3" }
 
-    [[cases]]
-    engine = "vllm"
-    methods = ["none", "eagle3"]
-    models = "tiny"
-    dataset = "toy"
-    concurrency = [1]
-    prompts = PROMPTS
-    output_cap_tokens = 32
-    speed = SPEED
+[[cases]]
+engine = "vllm"
+methods = ["none", "eagle3"]
+models = "tiny"
+dataset = "toy"
+concurrency = [1]
+prompts = PROMPTS
+output_cap_tokens = 32
+speed = SPEED
 """
 EAGLE3 = "vllm-eagle3-tiny-toy-c1"
 SERVER = "vllm-eagle3-tiny"
@@ -49,7 +48,7 @@ class Gate:
 
     def write_tier(self, *, speed: bool) -> None:
         text = MATRIX.replace("SPEED", str(speed).lower()).replace("PROMPTS", str(PROMPTS))
-        (self.folder / "cpu.toml").write_text(textwrap.dedent(text))
+        (self.folder / "cpu.toml").write_text(text)
 
     def script(self, name: str, script: Script) -> Path:
         """A script of one side."""

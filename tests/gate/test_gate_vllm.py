@@ -50,15 +50,10 @@ CAP_TOKENS = 55
 """With 1, 2, 1, 2, … drafts accepted that is 22 steps."""
 
 
-def tier_of(*, speed: bool) -> str:
-    """The matrix file."""
-    found = MATRIX.replace("SPEED", str(speed).lower()).replace("CAP_TOKENS", str(CAP_TOKENS))
-    return found.replace("IGNORES_EOS", str(not speed).lower())
-
-
 def specreg(folder: Path, *arguments: str, speed: bool) -> tuple[int, str]:
     """The status of a command, and what it said."""
-    (folder / "cpu.toml").write_text(tier_of(speed=speed))
+    tier = MATRIX.replace("SPEED", str(speed).lower()).replace("CAP_TOKENS", str(CAP_TOKENS))
+    (folder / "cpu.toml").write_text(tier.replace("IGNORES_EOS", str(not speed).lower()))
     done = subprocess.run(
         (
             *(sys.executable, "-m", "specreg", *arguments[:1], "--root", str(ROOT)),

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from specreg.stats.percentiles import Histogram, summarize
 
-MS = 10**6
 DURATIONS = st.lists(st.integers(0, 10**12), min_size=1, max_size=200)
 
 
