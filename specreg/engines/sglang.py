@@ -38,6 +38,7 @@ from specreg.engines.wire_format import (
 )
 
 _CALLS = "sglang:spec_verify_calls_total"
+_GENERATE = "/generate"
 
 
 class _FinishReason(msgspec.Struct, frozen=True):
@@ -83,6 +84,15 @@ class _GenerateAnswer:
         )
 
 
+def _sampling(wanted: Ask | Wanted) -> dict[str, object]:
+    return {
+        "max_new_tokens": wanted.output_cap_tokens,
+        "temperature": wanted.temperature,
+        "ignore_eos": wanted.ignore_eos,
+        **({} if wanted.seed is None else {"sampling_seed": wanted.seed}),
+    }
+
+
 class SglangWireFormat(WireFormat):
     """SGLang: `/generate`, and a chat."""
 
@@ -92,7 +102,7 @@ class SglangWireFormat(WireFormat):
 
     def path(self, ask: Ask) -> str:
         """By the form of the prompt."""
-        return ask.openai_path if ask.form is Form.CHAT else "/generate"
+        return ask.openai_path if ask.form is Form.CHAT else _GENERATE
 
     def body(self, ask: Ask) -> Body:
         """Usage in each chunk, and the record of the answer; `/generate` gives both unasked."""
@@ -100,12 +110,7 @@ class SglangWireFormat(WireFormat):
             return {**super().body(ask), "return_spec_tokens_details": True}
         return {
             **({"input_ids": ask.token_ids} if ask.token_ids else {"text": ask.text}),
-            "sampling_params": {
-                "max_new_tokens": ask.output_cap_tokens,
-                "temperature": ask.temperature,
-                "ignore_eos": ask.ignore_eos,
-                **({} if ask.seed is None else {"sampling_seed": ask.seed}),
-            },
+            "sampling_params": _sampling(ask),
             "stream": True,
         }
 
@@ -119,9 +124,6 @@ class SglangWireFormat(WireFormat):
         parsed = MetricsPage(page)
         parsed.require(_CALLS, why=f"is the server started with {self.counters_flag}")
         return Counters(steps=parsed.total(_CALLS))
-
-
-_GENERATE = "/generate"
 
 
 class _Tokens(msgspec.Struct, frozen=True):
@@ -151,19 +153,13 @@ class SglangTokenApi(TokenApi):
     def complete(self, model: str, ids: Sequence[int], wanted: Wanted) -> Call[Transcript]:
         """A continuation by its own endpoint, which knows one model."""
         del model
-        sampling = {
-            "max_new_tokens": wanted.output_cap_tokens,
-            "temperature": wanted.temperature,
-            "ignore_eos": wanted.ignore_eos,
-            **({} if wanted.seed is None else {"sampling_seed": wanted.seed}),
-        }
 
         def parse(answer: bytes) -> Transcript:
             parsed = decode_answer(answer, _Answer)
             counts = parsed.meta_info.counts
             return Transcript(prompt=tuple(ids), output=parsed.output_ids, counts=counts)
 
-        body = {"input_ids": ids, "sampling_params": sampling}
+        body = {"input_ids": ids, "sampling_params": _sampling(wanted)}
         return Call(path=_GENERATE, body=body, parse=parse)
 
     def score(

@@ -231,14 +231,14 @@ class _OpenAiAnswer:
         parsed = decode_event(_decoder, event)
         choice = parsed.choices[0] if parsed.choices else _NO_CHOICE
         record = parsed.metrics or parsed.sglext
-        before, usage_tokens, usage = self.tokens, None, parsed.usage
+        before, usage = self.tokens, parsed.usage
         if usage is not None:
-            self.tokens = usage_tokens = usage.completion_tokens
+            self.tokens = usage.completion_tokens
         return StreamEvent(
             tokens=len(choice.token_ids or ()) if self.by_ids else self.tokens - before,
             text=(choice.delta.content if choice.delta else choice.text) or "",
             finish_reason=choice.finish_reason,
-            usage_tokens=usage_tokens,
+            usage_tokens=usage.completion_tokens if usage else None,
             acceptance=record.counts if record else None,
             prompt_tokens=usage.prompt_tokens if usage else None,
         )

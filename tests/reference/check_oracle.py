@@ -20,7 +20,7 @@ from specreg.engines.pytorch.__main__ import parse_options
 from specreg.engines.pytorch.decoding import Models, decode
 from specreg.engines.pytorch.eagle3 import Eagle3Head, HeadConfig, ObservedTarget, Rope
 from specreg.engines.pytorch.models import load_model, load_models
-from specreg.engines.pytorch.oracle import answer_question, load_eagle3, load_head
+from specreg.engines.pytorch.oracle import answer_question, load_head
 from specreg.engines.pytorch.requests import Job, OracleAnswer, Question, Text
 
 ROOT = Path(__file__).parents[2]
@@ -144,8 +144,9 @@ class Alone:
 class Heads(unittest.TestCase):
     def test_unrolled_at_once_a_head_gets_right_what_it_drafts_step_by_step(self) -> None:
         model = target().target
-        head, layers = load_eagle3(DRAFTS["eagle3"], model, 1)
-        observed = ObservedTarget(model, layers)
+        head = load_head(ask("eagle3", "float32"), model)
+        assert isinstance(head, Eagle3Head)
+        observed = ObservedTarget(model, head.layers_read)
         embed = model.model.embed_tokens
         seen: set[int] = set()
         for text, accepted in zip(texts(), predicted("eagle3").accepted, strict=True):

@@ -12,16 +12,14 @@
 All use the target's output matrix, and all but Medusa its embeddings.
 """
 
-from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers.models.llama.modeling_llama import LlamaMLP
 
-from specreg.engines.pytorch.eagle3 import Attention, LayerConfig, Unrolled
+from specreg.engines.pytorch.eagle3 import Head, Layer, LayerConfig, Unrolled
 
 MTP_LAYER = "model.mtp_layers.0."
 """What begins the names of a target's layer for multi-token prediction."""
@@ -55,50 +53,19 @@ class DFlashConfig(LayerConfig, frozen=True, kw_only=True):
     dflash_config: BlockConfig
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(Layer):
     """A layer of the target's kind; EAGLE's has no norm before its attention."""
 
     def __init__(
         self, config: LayerConfig, *, norms_first: bool, bias: bool = False, norms: bool = False
     ) -> None:
-        super().__init__()
-        self.self_attn = Attention(config, 1, bias=bias, norms=norms)
-        self.mlp = LlamaMLP(config)
-        norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.input_layernorm = norm if norms_first else nn.Identity()
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        super().__init__(config, 1, bias=bias, norms=norms)
+        if not norms_first:
+            self.input_layernorm = nn.Identity()
 
     def forward(self, hidden: torch.Tensor, start: int, unrolled: Unrolled) -> torch.Tensor:
         """Return the next hidden states, `[rows, anchors, hidden]`, from a first position on."""
-        positions = torch.arange(hidden.shape[1], device=hidden.device) + start
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), positions, unrolled)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
-
-
-class Head(nn.Module):
-    """A head that drafts one token after another, or all at once."""
-
-    normed: ClassVar = True
-    """Whether it reads the target's last state after its norm."""
-    layers_read: Sequence[int] = ()
-    """After how many of the target's layers it reads; of none named, after all."""
-
-    @staticmethod
-    def checkpoint_name(name: str) -> str:
-        """Return what a checkpoint calls a tensor of the head."""
-        return name
-
-    def unroll(
-        self, hidden: torch.Tensor, embeddings: torch.Tensor, drafted: int
-    ) -> list[torch.Tensor]:
-        """Return the states of each drafted token, which the target's output matrix reads.
-
-        Args:
-            hidden: the target's states, `[rows, anchors, hidden]`; of several layers side by side.
-            embeddings: of the tokens after each anchor, `[rows, anchors + drafted - 1, hidden]`.
-            drafted: how many tokens a step drafts, 1 or more.
-        """
-        raise NotImplementedError
+        return self.go_on(self.input_layernorm(hidden), hidden, start, unrolled)
 
 
 class EagleHead(Head):

@@ -18,11 +18,11 @@ import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import nn
 
 from specreg.core.errors import ModelError, SpecregError
 from specreg.engines.pytorch.eagle3 import (
     Eagle3Head,
+    Head,
     HeadConfig,
     LayerConfig,
     Model,
@@ -34,7 +34,6 @@ from specreg.engines.pytorch.heads import (
     DFlashConfig,
     DFlashHead,
     EagleHead,
-    Head,
     MedusaConfig,
     MedusaHead,
     MtpHead,
@@ -43,7 +42,6 @@ from specreg.engines.pytorch.models import check_context, check_models, default_
 from specreg.engines.pytorch.requests import OracleAnswer, Question, Text
 
 _ConfigT = TypeVar("_ConfigT", LayerConfig, HeadConfig, MedusaConfig, DFlashConfig)
-_HeadT = TypeVar("_HeadT", bound=nn.Module)
 Rights = Sequence[Sequence[bool]]
 """By place in a text, whether each draft of a step that begins there is the text."""
 DraftOn = Callable[[torch.Tensor, int], torch.Tensor]
@@ -67,8 +65,7 @@ def answer_question(question: Question, device: str) -> OracleAnswer:
     target = load_model(question.target, question.dtype, device)
     readers = {
         "draft_model": _read_draft_model,
-        "eagle3": _read_eagle3,
-        **dict.fromkeys(("eagle", "medusa", "mtp", "dflash"), _read_head),
+        **dict.fromkeys(("eagle", "eagle3", "medusa", "mtp", "dflash"), _read_head),
     }
     read = readers.get(question.method.removesuffix("_tree"), _read_target)(question, target)
     accepted, gaps_nats = [], []
@@ -115,22 +112,6 @@ def _read_draft_model(question: Question, target: Model) -> Read:
     return read
 
 
-def _read_eagle3(question: Question, target: Model) -> Read:
-    longest = max(len(text.ids) for text in question.texts)
-    head, layers = load_eagle3(question.draft, target, longest)
-    observed = ObservedTarget(target, layers)
-
-    def read(ids: torch.Tensor) -> tuple[torch.Tensor, Rights | DraftOn]:
-        logits, embeddings, streams = observed.observe(ids)
-        if question.branches:
-            return logits, _branch_drafter(head, target, streams)
-        anchors = ids.shape[1] - question.draft_tokens - 1
-        drafts = head.unroll(streams[:, :anchors], embeddings[:, 1:], question.draft_tokens)
-        return logits, _rights(drafts, ids)
-
-    return read
-
-
 def _read_head(question: Question, target: Model) -> Read:
     head = load_head(question, target)
     observed = ObservedTarget(target, head.layers_read or (target.config.num_hidden_layers,))
@@ -142,19 +123,21 @@ def _read_head(question: Question, target: Model) -> Read:
         if question.branches:
             return logits, _branch_drafter(head, target, hidden)
         anchors = ids.shape[1] - question.draft_tokens - 1
-        states = head.unroll(hidden[:, :anchors], embeddings[:, 1:], question.draft_tokens)
-        return logits, _rights([target.lm_head(one) for one in states], ids)
+        drafts = head.unroll(hidden[:, :anchors], embeddings[:, 1:], question.draft_tokens)
+        if not head.has_output:
+            drafts = [target.lm_head(one) for one in drafts]
+        return logits, _rights(drafts, ids)
 
     return read
 
 
-def _branch_drafter(head: Head | Eagle3Head, target: Model, hidden: torch.Tensor) -> DraftOn:
+def _branch_drafter(head: Head, target: Model, hidden: torch.Tensor) -> DraftOn:
     """Return what drafts on after a head's own drafts; `hidden` is what it reads of a text."""
 
     def draft_on(grown: torch.Tensor, drafts: int) -> torch.Tensor:
         read = hidden[:, : grown.shape[1] - drafts - 1].expand(len(grown), -1, -1)
         last = head.unroll(read, target.model.embed_tokens(grown[:, 1:]), drafts + 1)[-1][:, -1]
-        return last if isinstance(head, Eagle3Head) else target.lm_head(last)
+        return last if head.has_output else target.lm_head(last)
 
     return draft_on
 
@@ -209,50 +192,34 @@ def _rights(drafts: Sequence[torch.Tensor], ids: torch.Tensor) -> Rights:
     return [[], [], *zip(*by_step, strict=True)]
 
 
-def load_eagle3(name: str, target: Model, needed_tokens: int) -> tuple[Eagle3Head, tuple[int, ...]]:
-    """Load a target's EAGLE-3 head from its folder, where the target is and in its number format.
-
-    Returns:
-        The head, and the layers of the target after which it listens, as vLLM counts them.
-
-    Raises:
-        ModelError: it isn't there, is built otherwise than `Eagle3Head`, or isn't this target's.
-    """
-    config, weights = _load_checkpoint(name, HeadConfig, target)
-    layers = config.eagle_aux_hidden_state_layer_ids
-    if max(layers) > target.config.num_hidden_layers or config.norm_before_residual:
-        message = f"head '{name}': its layers aren't the target's, or it adds what is"
-        raise ModelError(f"{message} normed (norm_before_residual); choose another, or no oracle")
-    check_context(name, config, needed_tokens)
-    return _filled(Eagle3Head(config), weights, name, target), layers
-
-
 def load_head(question: Question, target: Model) -> Head:
-    """Load a head that uses the target's output matrix: one of `heads.py`.
+    """Load a target's head from its folder, where the target is and in its number format.
 
     Raises:
-        ModelError: it isn't there, is built otherwise than in `heads.py`, or isn't this target's.
+        ModelError: it isn't there, is built otherwise than ours, or isn't this target's.
     """
-    name = question.draft or question.target
+    name, layers = question.draft or question.target, target.config.num_hidden_layers
     head: Head
-    if question.method == "medusa":
-        medusa, weights = _load_checkpoint(name, MedusaConfig, target)
+    if question.method.startswith("eagle3"):
+        fused, weights = _load_checkpoint(HeadConfig, question, target)
+        if max(fused.eagle_aux_hidden_state_layer_ids) > layers or fused.norm_before_residual:
+            what = "its layers aren't the target's, or it adds what is normed"
+            raise _unfit(name, f"{what} (norm_before_residual)")
+        head = Eagle3Head(fused)
+    elif question.method == "medusa":
+        medusa, weights = _load_checkpoint(MedusaConfig, question, target)
         head = MedusaHead(medusa.hidden_size, medusa.num_heads)
         output, own = weights.pop(MEDUSA_OUTPUT, None), target.lm_head.weight.cpu()
         if output is None or not torch.equal(output.to(own.dtype), own):
-            message = f"head '{name}': its output matrix isn't the target's; choose one of this"
-            raise ModelError(f"{message} target, or no oracle")
+            raise _unfit(name, "its output matrix isn't the target's")
     elif question.method == "dflash":
-        blocks, weights = _load_checkpoint(name, DFlashConfig, target)
-        check_context(name, blocks, max(len(text.ids) for text in question.texts))
-        read, most = blocks.dflash_config, target.config.num_hidden_layers - 1
-        if max(read.target_layer_ids) > most or read.mask_token_id >= blocks.vocab_size:
-            message = f"head '{name}': its layers or its mask aren't the target's; choose another,"
-            raise ModelError(f"{message} or no oracle")
+        blocks, weights = _load_checkpoint(DFlashConfig, question, target)
+        read = blocks.dflash_config
+        if max(read.target_layer_ids) >= layers or read.mask_token_id >= blocks.vocab_size:
+            raise _unfit(name, "its layers or its mask aren't the target's")
         head = DFlashHead(blocks, target.model.embed_tokens.weight)
     else:
-        config, weights = _load_checkpoint(name, LayerConfig, target)
-        check_context(name, config, max(len(text.ids) for text in question.texts))
+        config, weights = _load_checkpoint(LayerConfig, question, target)
         head = EagleHead(config)
         if "fc.bias" in weights and not weights["fc.bias"].any():
             del weights["fc.bias"]  # SGLang's class has one, random where a file has none
@@ -260,13 +227,19 @@ def load_head(question: Question, target: Model) -> Head:
             head = MtpHead(config)
             weights = {key: one for key, one in weights.items() if key.startswith(MTP_LAYER)}
     ours = {head.checkpoint_name(key): key for key in head.state_dict()}
-    return _filled(head, {ours.get(key, key): one for key, one in weights.items()}, name, target)
+    try:
+        head.load_state_dict({ours.get(key, key): one for key, one in weights.items()})
+    except RuntimeError as error:
+        what = "has other tensors than one of this target with as many keys as queries,"
+        raise _unfit(name, f"{what} {' '.join(str(error).split())[:200]}") from error
+    return head.to(target.device, target.dtype).eval()
 
 
 def _load_checkpoint(
-    name: str, kind: type[_ConfigT], target: Model
+    kind: type[_ConfigT], question: Question, target: Model
 ) -> tuple[_ConfigT, dict[str, torch.Tensor]]:
     """Load the configuration and the tensors of a head's folder, which must be of the target."""
+    name = question.draft or question.target
     try:
         config = msgspec.json.decode((Path(name) / "config.json").read_bytes(), type=kind)
         weights = load_file(Path(name) / "model.safetensors")
@@ -277,25 +250,17 @@ def _load_checkpoint(
         )
         raise ModelError(message) from error
     own = target.config.get_text_config(decoder=True)
-    sizes = config.hidden_size, config.vocab_size
-    if sizes != (own.hidden_size, own.vocab_size):
-        message = f"head '{name}': its hidden and vocabulary sizes, {sizes}, aren't the target's,"
-        raise ModelError(f"{message} {own.hidden_size, own.vocab_size}; choose another")
+    sizes, needed = (config.hidden_size, config.vocab_size), (own.hidden_size, own.vocab_size)
+    if sizes != needed:
+        what = f"its hidden and vocabulary sizes, {sizes}, aren't the target's, {needed}"
+        raise _unfit(name, what)
+    check_context(name, config, max(len(text.ids) for text in question.texts))
     return config, weights
 
 
-def _filled(head: _HeadT, weights: dict[str, torch.Tensor], name: str, target: Model) -> _HeadT:
-    """Give a head its tensors, where the target is and in its number format."""
-    try:
-        head.load_state_dict(weights)
-    except RuntimeError as error:
-        message = (
-            f"head '{name}': has other tensors than one of this target with as many keys as"
-            f" queries, {' '.join(str(error).split())[:200]}; choose another, or no oracle"
-        )
-        raise ModelError(message) from error
-    head.to(target.device, target.dtype).eval()
-    return head
+def _unfit(name: str, what: str) -> ModelError:
+    """The error of a head that isn't this target's."""
+    return ModelError(f"head '{name}': {what}; choose one of this target, or no oracle")
 
 
 def main() -> None:
