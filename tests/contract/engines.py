@@ -4,9 +4,12 @@ import dataclasses
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from specreg.acceptance.record import AcceptanceRecord
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case
+from specreg.matrix.prompts import load_case_prompts
 from specreg.matrix.tier import load_tier
+from specreg.measurement.measure import Measurement
 from specreg.servers.environments import EngineEnvironment, engine_environment
 from specreg.servers.server import Server
 from specreg.servers.start import ServerStart
@@ -38,3 +41,12 @@ def start(
         ready_within_s=600,
         show=print,
     ).running()
+
+
+def measure(case: Case, server: Server) -> tuple[Measurement, AcceptanceRecord]:
+    """A measurement of a case on its server, which is valid, and its acceptance."""
+    prompts = load_case_prompts(builders.ROOT, case)[: case.prompts]
+    measurement = builders.measure_alone(case, server, prompts)
+    assert not measurement.invalid
+    assert measurement.acceptance is not None
+    return measurement, measurement.acceptance

@@ -12,20 +12,17 @@ import httpx
 import pytest
 
 from specreg.acceptance.record import StepCounts
-from specreg.datasets.prompts import Prompt
 from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts
 from specreg.servers.server import Server
-from tests.contract.engines import case_of, start
+from tests.contract.engines import case_of, measure, start
 from tests.unit import builders
-
-ROOT = builders.ROOT
 
 Answers = Mapping[str, str]
 Observed = Callable[[str, str], tuple[StepCounts, Answers]]
 
 
-def answers(server: Server, case: Case, prompts: tuple[Prompt, ...]) -> Answers:
+def answers(server: Server, case: Case) -> Answers:
     """The greedy answers to a case's prompts."""
     with httpx.Client(base_url=server.base_url, timeout=120, trust_env=False) as client:
         return {
@@ -38,20 +35,16 @@ def answers(server: Server, case: Case, prompts: tuple[Prompt, ...]) -> Answers:
                     "temperature": 0,
                 },
             ).json()["choices"][0]["message"]["content"]
-            for prompt in prompts
+            for prompt in load_case_prompts(builders.ROOT, case)[: case.prompts]
         }
 
 
 def observe(engine: str, name: str, folder: Path) -> tuple[StepCounts, Answers]:
     """What a real server does, by method and pair: the steps of its prompts, and its answers."""
     case = case_of("sglang_cpu", f"{engine}-{name}-toy-c4")
-    prompts = load_case_prompts(ROOT, case)[: case.prompts]
     with start(case, folder) as server:
-        said = answers(server, case, prompts)
-        measurement = builders.measure_alone(case, server, prompts)
-    assert not measurement.invalid
-    assert measurement.acceptance is not None
-    return measurement.acceptance.total, said
+        said = answers(server, case)
+        return measure(case, server)[1].total, said
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +97,6 @@ def test_sglang_keeps_to_a_pinned_acceptance(tmp_path: Path) -> None:
     case = builders.with_concurrency(1, case_of("sglang_cpu", "sglang-eagle3-plain-toy-c4"))
     spec = dataclasses.replace(case.server, pinned_length_tokens=2.5)
     case = dataclasses.replace(case, server=spec, ignore_eos=True)
-    prompts = load_case_prompts(ROOT, case)[: case.prompts]
     with start(case, tmp_path) as server:
-        measurement = builders.measure_alone(case, server, prompts)
-    assert not measurement.invalid
-    assert measurement.acceptance is not None
-    assert measurement.acceptance.total.acceptance_length == pytest.approx(2.5, abs=0.06)
+        length_tokens = measure(case, server)[1].total.acceptance_length
+    assert length_tokens == pytest.approx(2.5, abs=0.06)

@@ -7,11 +7,11 @@ import dataclasses
 
 import pytest
 
+from specreg.acceptance.record import AcceptanceRecord
 from specreg.engines.drafter.scheduled import schedule_of
 from specreg.matrix.case import Case
-from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.measure import Measurement
-from tests.contract.engines import case_of, start
+from tests.contract.engines import case_of, measure, start
 from tests.unit import builders
 
 LENGTHS_TOKENS = (2.5, 1.75)
@@ -29,12 +29,11 @@ def pinned_case(length_tokens: float, concurrency: int) -> Case:
 @pytest.fixture(scope="module", params=LENGTHS_TOKENS)
 def measurements(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> dict[int, Measurement]:
+) -> dict[int, tuple[Measurement, AcceptanceRecord]]:
     """By concurrency: the scheduled drafter as the suite measures it."""
     cases = {concurrency: pinned_case(request.param, concurrency) for concurrency in (1, 4)}
-    prompts = load_case_prompts(builders.ROOT, cases[1])[: cases[1].prompts]
     with start(cases[1], tmp_path_factory.mktemp("scheduled")) as server:
-        return {n: builders.measure_alone(case, server, prompts) for n, case in cases.items()}
+        return {n: measure(case, server) for n, case in cases.items()}
 
 
 def scheduled_steps(completion_tokens: int, schedule: tuple[int, ...]) -> list[int]:
@@ -49,19 +48,16 @@ def scheduled_steps(completion_tokens: int, schedule: tuple[int, ...]) -> list[i
 
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_a_pinned_acceptance_is_read_back_exactly(
-    concurrency: int, measurements: dict[int, Measurement]
+    concurrency: int, measurements: dict[int, tuple[Measurement, AcceptanceRecord]]
 ) -> None:
-    measurement = measurements[concurrency]
+    measurement, acceptance = measurements[concurrency]
     length_tokens = measurement.case.server.pinned_length_tokens
     assert length_tokens is not None
-    assert not measurement.invalid
-    assert measurement.acceptance is not None
     schedule = schedule_of(length_tokens, 3)
-    for prompt in measurement.acceptance.prompts:
+    for prompt in acceptance.prompts:
         steps = scheduled_steps(prompt.completion_tokens, schedule)
         assert prompt.counts.steps == len(steps)
         assert prompt.counts.accepted == sum(steps)
         assert prompt.counts.proposed == 3 * len(steps)
         assert prompt.counts.histogram == tuple(steps.count(j) for j in range(4))
-    found_tokens = measurement.acceptance.total.acceptance_length
-    assert found_tokens == pytest.approx(length_tokens, abs=0.02)
+    assert acceptance.total.acceptance_length == pytest.approx(length_tokens, abs=0.02)

@@ -12,12 +12,10 @@ import pytest
 
 from specreg.acceptance.record import AcceptanceRecord, Source, View
 from specreg.matrix.case import Case
-from specreg.matrix.prompts import load_case_prompts
 from specreg.servers.environments import EngineEnvironment
 from specreg.servers.provision import Provision
-from tests.contract.engines import case_of, environment_of, start
+from tests.contract.engines import case_of, environment_of, measure, start
 from tests.doubles.triton_server.install import install_tritonserver
-from tests.unit import builders
 
 
 def case(engine: str, method: str) -> Case:
@@ -38,14 +36,10 @@ def acceptance(
     one: Case, environment: EngineEnvironment, folder: Path
 ) -> tuple[AcceptanceRecord, int]:
     """What a real server does with the case, and how many tokens it delivers."""
-    prompts = load_case_prompts(builders.ROOT, one)[: one.prompts]
     with start(one, folder, environment) as server:
-        measurement = builders.measure_alone(one, server, prompts)
-    assert not measurement.invalid
-    assert measurement.acceptance is not None
+        measurement, found = measure(one, server)
     assert measurement.replay is not None
-    tokens = sum(trace.tokens for part in measurement.replay.rounds for trace in part.traces)
-    return measurement.acceptance, tokens
+    return found, sum(trace.tokens for trace in measurement.replay.traces)
 
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle3"])

@@ -10,18 +10,13 @@ import pytest
 
 from specreg.acceptance.record import StepCounts
 from specreg.matrix.case import Case
-from specreg.matrix.prompts import load_case_prompts
-from tests.contract.engines import case_of, start
-from tests.unit import builders
+from tests.contract.engines import case_of, measure, start
 
 
 def accepted(case: Case, folder: Path) -> StepCounts:
     """The steps of a case's prompts on a real server."""
-    prompts = load_case_prompts(builders.ROOT, case)[: case.prompts]
     with start(case, folder) as server:
-        measurement = builders.measure_alone(case, server, prompts)
-    assert measurement.acceptance is not None, measurement.invalid
-    return measurement.acceptance.total
+        return measure(case, server)[1].total
 
 
 @pytest.mark.vllm

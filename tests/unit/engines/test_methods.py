@@ -19,14 +19,6 @@ ROWS = [
 TREE = Tree(branches=2, drafted_tokens=6)
 
 
-def test_an_engine_is_told_the_draft_and_its_length() -> None:
-    assert ENGINES["vllm"].methods["eagle3"].render("/models/head", 5) == {
-        "method": "eagle3",
-        "model": "/models/head",
-        "num_speculative_tokens": 5,
-    }
-
-
 def test_engines_have_methods_that_are_known() -> None:
     assert {name for engine in ENGINES.values() for name in engine.methods} == set(METHODS)
 
@@ -68,9 +60,4 @@ def test_a_tree_is_as_deep_as_asked_and_counts_its_root() -> None:
         "speculative-num-steps": 3,
         "speculative-eagle-topk": 2,
         "speculative-num-draft-tokens": 7,
-    }
-    assert {name for name, method in METHODS.items() if method.drafts_trees} == {
-        "draft_model_tree",
-        "eagle_tree",
-        "eagle3_tree",
     }

@@ -42,12 +42,6 @@ def test_on_a_gpu_it_takes_what_is_there_and_the_cases_own_words_come_last() -> 
     assert parse_options(REFERENCE.command(PYTHON, options)[3:]).device == ("cuda:1",)
 
 
-def test_a_draft_without_its_method_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse_options(("--model", "some/target", "--draft-model", "some/draft"))
-    assert "--method=draft_model needs --draft-model" in capsys.readouterr().err
-
-
 def test_it_finds_specreg_after_what_the_user_put_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/mine")
     found = REFERENCE.environment(PLAIN)["PYTHONPATH"].split(os.pathsep)
@@ -108,11 +102,12 @@ def test_one_device_cannot_be_divided(placement: str) -> None:
         (("--gpu-ratio=3:1",), "--placement=ratio needs --gpu-ratio, and no other has one"),
         (("--placement=ratio", "--gpu-ratio=3:0"), "'3:0' is no ratio of two numbers from 1 on"),
         (("--placement=ratio", "--gpu-ratio=3"), "'3' is no ratio of two numbers from 1 on"),
+        (("--draft-model=some/draft",), "--method=draft_model needs --draft-model"),
         (("--device=cuda:0,cpu",), "several devices are GPUs of their own, each once: cuda:0,cuda"),
         (("--device=cuda:0,cuda:0",), "several devices are GPUs of their own, each once"),
     ],
 )
-def test_a_placement_that_says_nothing_is_refused(
+def test_options_that_say_nothing_are_refused(
     arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):

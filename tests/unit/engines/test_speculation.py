@@ -12,7 +12,6 @@ from scipy import stats
 
 from specreg.engines.pytorch.speculation import (
     LONGEST_TOKENS,
-    NO_DRAFT,
     SHORTEST_TOKENS,
     Draft,
     Floats,
@@ -137,9 +136,10 @@ def test_a_token_of_weight_0_is_not_drawn_by_the_lowest_chance() -> None:
     assert sample(np.array([0.0, 0.0, 1.0]), _Lowest(np.random.PCG64(0))) == 2
 
 
-def test_greedy_accepts_nothing_behind_a_rejection() -> None:
+def test_greedy_accepts_nothing_behind_a_rejection_and_takes_no_chance() -> None:
     """Every pattern of right and wrong drafts up to four; the target says 0, 1, 2 …"""
     random = np.random.default_rng(5)
+    before = random.bit_generator.state
     for draft_tokens in range(5):
         logits = np.eye(8)[: draft_tokens + 1]
         for right in itertools.product((True, False), repeat=draft_tokens):
@@ -147,15 +147,6 @@ def test_greedy_accepts_nothing_behind_a_rejection() -> None:
             ids = tuple(place if ok else 7 for place, ok in enumerate(right))
             verified = verify(Draft(token_ids=ids), logits, 0.0, random)
             assert verified == Verified(accepted=expected, next_id=expected)
-
-
-def test_temperature_0_is_the_likeliest_and_takes_no_chance() -> None:
-    logits = np.array([[0.0, 3.0, 1.0], [5.0, 0.0, 1.0], [0.0, 0.0, 2.0]])
-    random = np.random.default_rng(7)
-    before = random.bit_generator.state
-    assert verify(Draft(token_ids=(1, 0)), logits, 0.0, random).accepted == 2
-    assert verify(Draft(token_ids=(1, 2)), logits, 0.0, random) == Verified(accepted=1, next_id=0)
-    assert verify(NO_DRAFT, logits[:1], 0.0, random) == Verified(accepted=0, next_id=1)
     assert random.bit_generator.state == before
 
 
