@@ -46,6 +46,13 @@ def variables() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    """A command that has ended, with what it said."""
+    return subprocess.run(
+        command, check=False, cwd=ROOT, env=variables(), capture_output=True, text=True
+    )
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[httpx.Client]:
     """A server of the tiny target with the draft model, asked by a client."""
@@ -102,12 +109,6 @@ def events(client: httpx.Client, text: str) -> list[Answer]:
     return [json.loads(one) for one in said[:-1]]
 
 
-def histogram(answer: Answer) -> list[int]:
-    """How many steps accepted how many tokens."""
-    found: list[int] = answer["metrics"]["speculative_decoding"]["acceptance_histogram"]
-    return found
-
-
 def ids(answer: Answer) -> list[int]:
     """The tokens of a whole answer."""
     found: list[int] = answer["choices"][0]["token_ids"]
@@ -116,30 +117,24 @@ def ids(answer: Answer) -> list[int]:
 
 @pytest.mark.parametrize("checks", ["check_decoding.py", "check_oracle.py"])
 def test_what_needs_torch_is_right(checks: str) -> None:
-    done = subprocess.run(
-        (interpreter(), "-m", "unittest", str(HERE / checks)),
-        check=False,
-        cwd=ROOT,
-        env=variables(),
-        capture_output=True,
-        text=True,
-    )
+    done = run(interpreter(), "-m", "unittest", str(HERE / checks))
     assert done.returncode == 0, done.stderr
     assert "Ran 0 tests" not in done.stderr
 
 
 def test_a_stream_says_what_the_whole_answer_says(server: httpx.Client) -> None:
-    for text in TEXTS[:4]:
-        whole, stream = chat(server, text), events(server, text)
+    for prompt in TEXTS[:4]:
+        whole, stream = chat(server, prompt), events(server, prompt)
         choices = [event["choices"][0] for event in stream[:-1]]
         assert [i for choice in choices for i in choice["token_ids"]] == ids(whole)
-        told = "".join(choice["delta"]["content"] for choice in choices)
-        assert told == whole["choices"][0]["message"]["content"]
+        text = "".join(choice["delta"]["content"] for choice in choices)
+        assert text == whole["choices"][0]["message"]["content"]
         assert stream[-1]["usage"] == whole["usage"]
         assert stream[-1]["usage"]["completion_tokens"] == len(ids(whole))
         assert stream[-1]["metrics"] == whole["metrics"]
         # A chunk is a step; the first one drafts nothing.
-        assert len(choices) - 1 == sum(histogram(whole))
+        told = whole["metrics"]["speculative_decoding"]
+        assert len(choices) - 1 == sum(told["acceptance_histogram"])
 
 
 def test_requests_that_come_at_once_get_the_answers_that_they_get_alone(
@@ -185,14 +180,12 @@ def test_what_it_cannot_answer_is_refused_by_name(
 def test_its_table_has_each_method_alone_and_in_a_batch(tmp_path: Path, temperature: str) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"turns": [text]}) for text in TEXTS))
-    command = (
+    done = run(
         *(interpreter(), "-m", "specreg.engines.pytorch.benchmark"),
         *("--model", str(TINY / "target"), "--draft-model", str(TINY / "draft"), "--device=cpu"),
         *("--dtype=float32", "--prompts", str(prompts), "--temperature", temperature),
     )
-    done = subprocess.run(
-        command, check=True, cwd=ROOT, env=variables(), stdout=subprocess.PIPE, text=True
-    )
+    assert done.returncode == 0, done.stderr
     rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines()[2:10]]
     assert [row[:2] for row in rows] == [
         [f"`{method}`", batch]
@@ -208,26 +201,18 @@ def test_its_table_has_each_method_alone_and_in_a_batch(tmp_path: Path, temperat
 @pytest.mark.parametrize(
     ("python", "arguments", "words"),
     [
-        ("", ("--draft-model=x",), "needs --draft-model, and no other method has one"),
         ("", ("--method=draft_model", "--draft-model=/nowhere"), "model '/nowhere': has no config"),
         ("", ("--placement=separate", "--method=draft_model", DRAFT), "needs two devices, got"),
         ("", ("--context-tokens=4096",), "its context is 2048 tokens, 4096 are to be read; lower"),
         (sys.executable, (), "install specreg[reference], or let the suite make its environment"),
     ],
-    ids=["no-method", "no-draft", "one-device", "context", "no-packages"],
+    ids=["no-draft", "one-device", "context", "no-packages"],
 )
 def test_what_it_cannot_serve_is_refused_by_name(
     python: str, arguments: Sequence[str], words: str
 ) -> None:
     module = (python or interpreter(), "-m", "specreg.engines.pytorch")
-    done = subprocess.run(
-        (*module, "--model", str(TINY / "target"), *arguments),
-        check=False,
-        cwd=ROOT,
-        env=variables(),
-        capture_output=True,
-        text=True,
-    )
+    done = run(*module, "--model", str(TINY / "target"), *arguments)
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
     assert words in done.stderr.splitlines()[-1]
