@@ -232,7 +232,8 @@ def load_head(question: Question, target: Model) -> Head:
     except RuntimeError as error:
         what = "has other tensors than one of this target with as many keys as queries,"
         raise _unfit(name, f"{what} {' '.join(str(error).split())[:200]}") from error
-    return head.to(target.device, target.dtype).eval()
+    head.to(target.device, target.dtype).eval()
+    return head
 
 
 def _load_checkpoint(
