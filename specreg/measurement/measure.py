@@ -265,7 +265,7 @@ class _Measuring:
     async def run(self) -> Look:
         await self._warm_up()
         look = await self._replay_all()
-        while self._took_no_turns() or self._asked_s() < self.plan.least_s:
+        while self._tells_more():
             self.plan.show("the prompts again")
             for part in self.parts:
                 await self._replay(part)
@@ -336,13 +336,12 @@ class _Measuring:
             self.plan.show(f"power, {least_s:g} s of load for each server")
         going = [one for one in next(self.orders) if one in self.going]
         try:
-            blocks = [await _block(one, self.workload.prompts, least_s) for one in going]
+            for one in going:
+                one.block = await _block(one, self.workload.prompts, least_s)
         except InvalidMeasurementError as error:
             for one in going:
+                one.block = None
                 one.invalid.setdefault(Family.POWER, str(error))
-            return
-        for one, block in zip(going, blocks, strict=True):
-            one.block = block
 
     async def _ask(self, one: ArmReplay, asking: Awaitable[None]) -> None:
         """Ask a server; an arm that fails is left out, if the others mean something without it."""
@@ -355,24 +354,18 @@ class _Measuring:
             await asyncio.to_thread(one.arm.server.check_alive)  # asks on a loop of its own
             self.going.remove(one)
 
-    def _took_no_turns(self) -> bool:
-        """Whether timed arms were asked only once each, so that one was always first."""
-        judged = not self.case.matrix_prompts  # another number of prompts has no speed to judge
-        return self.round == 1 and len(self.going) > 1 and self._repeats and judged
-
-    @property
-    def _repeats(self) -> bool:
-        """Whether replaying the same prompts tells more of speed, and changes nothing else."""
-        return self.case.speed and not self.case.needs_fresh_server
-
-    def _asked_s(self) -> float:
-        """The least time that an arm was asked; infinite where more would tell nothing."""
-        if not self._repeats:
-            return math.inf
-        return min(
-            sum(part.ended_ns - part.started_ns for part in one.rounds) / _NS_PER_S
-            for one in self.going
+    def _tells_more(self) -> bool:
+        """Whether the same prompts once more tell more of speed, and change nothing else."""
+        if not self.case.speed or self.case.needs_fresh_server:
+            return False
+        # Of timed arms that were asked only once each, one was always first. Of another number of
+        # prompts no speed is judged.
+        if self.round == 1 and len(self.going) > 1 and not self.case.matrix_prompts:
+            return True
+        asked_ns = (
+            sum(part.ended_ns - part.started_ns for part in one.rounds) for one in self.going
         )
+        return min(asked_ns) < self.plan.least_s * _NS_PER_S
 
 
 async def _block(one: ArmReplay, prompts: Sequence[Prompt], least_s: float) -> Round:
