@@ -214,10 +214,11 @@ def _part(record: AcceptanceRecord, *, all_steps: bool) -> PartFigures:
 
 def _arm(replay: Replay) -> ArmFigures:
     traces = replay.traces
+    told = all(trace.prompt_tokens is not None for trace in traces)
+    all_tokens_per_s = per_s(replay, lambda one: one.tokens + (one.prompt_tokens or 0))
     by_category: dict[str, list[RequestTrace]] = {}
     for trace in traces:
         by_category.setdefault(trace.category, []).append(trace)
-
     return ArmFigures(
         **msgspec.structs.asdict(_pace(traces)),
         good_requests=sum(is_good(trace, replay.limits) for trace in traces),
@@ -228,18 +229,13 @@ def _arm(replay: Replay) -> ArmFigures:
         prompt_tokens=summarize(trace.prompt_tokens for trace in traces),
         completion_tokens=summarize(trace.tokens for trace in traces),
         throughput_tokens_per_s=throughput_tokens_per_s(replay),
-        total_tokens_per_s=_total_tokens_per_s(replay),
+        total_tokens_per_s=all_tokens_per_s if told else None,
         requests_per_s=per_s(replay, lambda _: 1.0),
         goodput_requests_per_s=goodput_requests_per_s(replay),
         send_delay_ms=summarize((one.sent_ns - one.planned_ns) / _NS_PER_MS for one in traces),
         client_lag_ms=Histogram.merged(part.lags for part in replay.rounds).summary_ms(),
         by_category={name: _pace(part) for name, part in by_category.items()},
     )
-
-
-def _total_tokens_per_s(replay: Replay) -> float | None:
-    told = all(trace.prompt_tokens is not None for trace in replay.traces)
-    return per_s(replay, lambda one: one.tokens + (one.prompt_tokens or 0)) if told else None
 
 
 def _pace(traces: Sequence[RequestTrace]) -> PaceFigures:

@@ -243,12 +243,6 @@ def is_good(trace: RequestTrace, limits: Limits) -> bool:
     return in_time and (tpot or 0.0) <= (limits.tpot_ms or math.inf)
 
 
-def step_p50_ms(replay: Replay) -> float | None:
-    """The median time between two chunks of an answer, which is a step."""
-    gaps = replay.gaps
-    return gaps.quantile_ns(0.5) / _NS_PER_MS if gaps.size else None
-
-
 def tokens_per_step(replay: Replay) -> float | None:
     """The tokens of a chunk, of all but each request's first; of any step, drafted or not."""
     chunks = sum(sum(trace.chunk_sizes) for trace in replay.traces)
@@ -384,7 +378,7 @@ _SUITE = (
 _STEP = Metric(
     name="step_p50_ms",
     family=Family.LATENCY,
-    formula=step_p50_ms,
+    formula=lambda replay: replay.gaps.quantile_ns(0.5) / _NS_PER_MS or None,
     direction=Direction.DOWN,
     gate_tolerance_frac=0.03,
     cause="the cost of a step",
