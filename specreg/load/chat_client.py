@@ -56,17 +56,17 @@ class FinishedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 Record = Callable[[FinishedRequest], None]
 
 
-def new_client(endpoint: Endpoint, *, connections: int | None) -> "httpx.AsyncClient":
+def new_client(endpoint: Endpoint, *, connections: int) -> "httpx.AsyncClient":
     """A client for one endpoint, over the aiohttp transport: it costs a third of httpx's own.
 
-    It has so many `connections` at most, None for any number.
+    It has so many `connections` at most, 0 for any number.
     """
     import httpx  # noqa: PLC0415 - takes long, and few commands ask a server
     from httpx_aiohttp import HttpxAiohttpClient  # noqa: PLC0415 - the same
 
     # Servers drop an idle connection after 5 s; reusing it at that moment would fail a request.
     limits = httpx.Limits(
-        max_connections=connections and connections + 1,
+        max_connections=connections + 1 if connections else None,
         max_keepalive_connections=None,
         keepalive_expiry=2.0,
     )
@@ -175,11 +175,6 @@ class ChatClient:
                     gathered.error = f"nothing came for {_SILENCE_S:g} s"
                     timeout.reschedule(asyncio.get_running_loop().time())
 
-    def _begin(self, gathered: _StreamState, timeout: asyncio.Timeout) -> None:
-        if not self.running:
-            self.alive_ns += gathered.sent_ns - self.idle_ns
-        self.running[gathered] = timeout
-
     def _end(self, gathered: _StreamState) -> None:
         self.running.pop(gathered)
         now_ns = self.clock()
@@ -228,7 +223,9 @@ class ChatClient:
         gathered = _StreamState(sent_ns=sent_ns, heard_ns=sent_ns, most_tokens=most_tokens)
         try:
             async with asyncio.timeout(case.request_timeout_s) as timeout:
-                self._begin(gathered, timeout)
+                if not self.running:
+                    self.alive_ns += sent_ns - self.idle_ns
+                self.running[gathered] = timeout
                 await self._stream(path, body, gathered, wire_format.new_parser(ask))
         # The transport passes on some errors of aiohttp, as for an answer that isn't HTTP.
         except (httpx.HTTPError, aiohttp.ClientError) as failure:

@@ -163,7 +163,7 @@ async def open_clients(case: Case, endpoint: Endpoint, *, clock: Clock) -> Async
     count = case.client_processes if case.client_processes > 1 else 0
     async with contextlib.AsyncExitStack() as stack:
         client = await stack.enter_async_context(
-            new_client(endpoint, connections=case.load.concurrency or None)
+            new_client(endpoint, connections=case.load.concurrency)
         )
         workers = [await stack.enter_async_context(_worker()) for _ in range(count)]
         yield Clients(
@@ -185,8 +185,7 @@ async def _work() -> None:
     """Replay the slices that are ordered on stdin, until it ends."""
     for line in iter(sys.stdin.buffer.readline, b""):
         order = msgspec.json.decode(line, type=_Order)
-        connections = order.case.load.concurrency or None
-        async with new_client(order.endpoint, connections=connections) as client:
+        async with new_client(order.endpoint, connections=order.case.load.concurrency) as client:
             try:
                 done = await replay_round(
                     order.case,

@@ -90,9 +90,7 @@ def score(
 ) -> tuple[tuple[float, ...], ...]:
     """How likely candidates are to follow a text in ids, one text at a time; see `TokenApi.score`.
 
-    Raises:
-        UnsupportedError: it knows no ids.
-        InvalidMeasurementError: `HTTP_ERROR`, `ANSWER_UNREADABLE`.
+    Raises as `encode_prompts`.
     """
     api = token_api_of(endpoint)
     return _post_all(endpoint, [api.score(endpoint.model, *one) for one in questions], 1)
