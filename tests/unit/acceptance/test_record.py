@@ -74,12 +74,6 @@ def test_what_was_added_can_be_taken_away(one: list[int], other: list[int]) -> N
     ) == builders.counts(*one)
 
 
-def test_conditional_acceptance_is_given_that_all_before_were_accepted() -> None:
-    counts = builders.counts(8, 0, 6, 6)
-    assert counts.marginal_acceptance == (0.6, 0.6, 0.3)
-    assert counts.conditional_acceptance == (0.6, 1.0, 0.5)
-
-
 def of_requests(*rows: tuple[str, int, StepCounts]) -> AcceptanceRecord:
     """The record of requests: category, turn and counts."""
     prompts = tuple(
