@@ -6,7 +6,6 @@ _CASES, _BLOCK = 250, 50
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declares the options."""
     group = parser.getgroup("fuzz", "what nobody would send")
     group.addoption("--cases", type=int, default=_CASES, help="how many of each kind, 250")
     group.addoption("--only", type=int, default=None, help="the one of this number")

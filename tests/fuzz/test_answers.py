@@ -55,14 +55,12 @@ def read_stream(protocol: str, form: Form, _: Path, content: bytes) -> None:
 
 
 def check_trace(trace: RequestTrace) -> None:
-    """What passes for a request is one."""
     assert trace.tokens == trace.usage_tokens
     assert 0 <= trace.tokens < 2_000
     assert len(trace.chunk_sizes) < 2_000
 
 
 def read_page(protocol: str, before: bytes, _: Path, page: bytes) -> None:
-    """Counters, and what they moved by."""
     first = ENGINES[protocol].wire_format.parse_counters(before.decode())
     last = ENGINES[protocol].wire_format.parse_counters(page.decode(errors="replace"))
     msgspec.json.encode(dataclasses.asdict(check_counters(first, last)))
@@ -93,18 +91,15 @@ def read_ids(protocol: str, _: Path, answer: bytes) -> None:
 
 
 def read_scores(candidate: int, _: Path, answer: bytes) -> None:
-    """How likely a token is."""
     (score,) = VllmTokenApi().score("toy", (1,), (candidate,)).parse(answer)
     assert math.isfinite(score)
 
 
 def recorded(path: str) -> bytes:
-    """What a real server said."""
     return (RECORDINGS / path).read_bytes()
 
 
 def streams() -> Iterable[Sample]:
-    """Answers to prompts."""
     spoken = (
         *(
             ("vllm", form, path)
@@ -133,7 +128,6 @@ _TRTLLM = "trtllm_request_success_total 1.0\n" + "".join(
 
 
 def pages() -> Iterable[Sample]:
-    """Counters."""
     pages = sorted(RECORDINGS.glob("vllm/*/metrics_before.txt"))
     for page_before in (*pages, RECORDINGS / "sglang/0.5.23/metrics_before.txt"):
         folder, before = page_before.parent, page_before.read_bytes()
@@ -144,7 +138,6 @@ def pages() -> Iterable[Sample]:
 
 
 def identities() -> Iterable[Sample]:
-    """What servers say of themselves."""
     openai = {"/version": b'{"version": "1.3.0"}'}
     by_engine = {
         "vllm": openai
@@ -172,7 +165,6 @@ def identities() -> Iterable[Sample]:
 
 
 def asked_in_ids() -> Iterable[Sample]:
-    """Answers without a stream."""
     completion = json.loads(recorded("vllm/0.32.0/completion.json"))
     completion["choices"][0]["token_ids"] = [520, 355, 2]  # as one that was asked for them
     for protocol, answer in (

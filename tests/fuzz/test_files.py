@@ -31,7 +31,6 @@ Kinds = tuple[tuple[Sample, ...], ...]
 
 
 def read_baseline(folder: Path, content: bytes) -> None:
-    """Loads it, and reckons with it."""
     path = folder / "case.json"
     path.write_bytes(content)
     baseline = load_baseline(path)
@@ -45,7 +44,6 @@ def read_baseline(folder: Path, content: bytes) -> None:
 
 
 def read_published(folder: Path, content: bytes) -> None:
-    """Loads it."""
     (folder / "published").mkdir(exist_ok=True)
     (folder / "published/one.json").write_bytes(content)
     load_published(folder)
@@ -72,14 +70,12 @@ def read_pairs(folder: Path, content: bytes) -> None:
 
 
 def load_rows(dataset: str, path: Path) -> tuple[Prompt, ...]:
-    """The prompts of a published set."""
     return load_published_rows(path, dataset_named(dataset))[0]
 
 
 def read_prompts(
     load: Callable[[Path], tuple[Prompt, ...]], name: str, folder: Path, content: bytes
 ) -> None:
-    """Loads it, and replays nothing of it."""
     path = folder / name
     path.write_bytes(content)
     prompts = load(path)
@@ -97,7 +93,6 @@ def read_record(folder: Path, content: bytes) -> None:
 
 
 def baselines() -> Iterable[Sample]:
-    """What was recorded, and published."""
     for path in sorted(BASELINES.glob("cpu-*/*.json")):
         yield Sample(content=path.read_bytes(), wrong=json_of, read=read_baseline)
     for path in sorted(BASELINES.glob("published/*.json")):
@@ -105,7 +100,6 @@ def baselines() -> Iterable[Sample]:
 
 
 def matrices() -> Iterable[Sample]:
-    """Tiers, and their model pairs."""
     for path in sorted(MATRIX.glob("*.toml")):
         yield Sample(content=path.read_bytes(), wrong=toml_of, read=read_tier)
     yield Sample(content=PAIRS.read_bytes(), wrong=toml_of, read=read_pairs)
@@ -141,7 +135,6 @@ def datasets(folder: Path) -> Iterable[Sample]:
 
 @pytest.fixture(scope="session")
 def kinds(tmp_path_factory: pytest.TempPathFactory) -> Kinds:
-    """All files, by what they are."""
     folder = tmp_path_factory.mktemp("sound")
     return tuple(baselines()), tuple(matrices()), tuple(datasets(folder))
 

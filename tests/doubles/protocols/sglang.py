@@ -15,8 +15,6 @@ _CALLS = "sglang:spec_verify_calls_total"
 
 
 class ScriptedSglang(ScriptedServer):
-    """SGLang's endpoints."""
-
     remembers = True
 
     def application(self) -> web.Application:
@@ -67,7 +65,6 @@ class SglangChatWire(ChatWire):
     said: list[int] = field(default_factory=list)
 
     def opening(self) -> list[Json]:
-        """An empty chunk that names the role."""
         return [self._chunk({"role": "assistant", "content": ""})]
 
     def event(self, chunk: Chunk, steps: Steps, *, last: bool) -> Json:  # noqa: ARG002
@@ -114,7 +111,6 @@ class GenerateWire(Wire):
         return {"text": text, "output_ids": list(self.said), "meta_info": meta | record}
 
     def closing(self, steps: Steps, metrics: Json | None) -> list[Json]:
-        """Nothing more."""
         del steps, metrics
         return []
 

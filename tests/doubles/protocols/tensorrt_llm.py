@@ -58,7 +58,6 @@ class _Continuous(Wire):
         return without_none(body | {"choices": [without_none(choice)]} | self._usage_so_far())
 
     def closing(self, steps: Steps, metrics: Json | None) -> list[Json]:
-        """The usage."""
         del steps, metrics
         return [self.head(self.event_object) | {"choices": []} | self._usage_so_far()]
 
@@ -69,7 +68,6 @@ class _Continuous(Wire):
 
 
 def without_none(body: Json) -> Json:
-    """The body without absent values."""
     return {key: value for key, value in body.items() if value is not None}
 
 

@@ -30,7 +30,6 @@ class ScriptedTriton(ScriptedServer):
         return await self.answer(request, TritonWire)
 
     def parse_body(self, raw: bytes) -> Body:
-        """A text and the parameters of its sampling."""
         asked = msgspec.json.decode(raw, type=_Generate)
         return Body(
             prompt=asked.text_input,

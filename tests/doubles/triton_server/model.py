@@ -131,7 +131,6 @@ def _parse_request(request: pb_utils.InferenceRequest) -> _Ask:
 
 
 def _pieces(ask: _Ask, port: int) -> Iterator[Outputs]:
-    """A streamed completion."""
     counted = {"include_usage": True, "continuous_usage_stats": True}
     body = {**ask.sampling, "prompt": ask.text, "stream": True, "stream_options": counted}
     connection = http.client.HTTPConnection("127.0.0.1", port)

@@ -142,7 +142,6 @@ class ScriptedServer:
         return Counters(self._launch.name, self._launch.draft_tokens, prefix)
 
     def parse_body(self, raw: bytes) -> Body:
-        """What a request asks for."""
         return msgspec.json.decode(raw, type=Body)
 
     async def _stream(self, request: web.Request, job: Job) -> web.StreamResponse:

@@ -62,9 +62,7 @@ class Counters:
                 counter.inc()
 
     def count_finish(self, reason: str) -> None:
-        """Counts a request that has ended."""
         self._finished[reason].inc()
 
     def exposition(self) -> bytes:
-        """The text of `/metrics`."""
         return generate_latest(self._registry)

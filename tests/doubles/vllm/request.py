@@ -77,7 +77,6 @@ class Job:
 
     @property
     def wants_usage(self) -> bool:
-        """Whether the stream ends with its usage."""
         options = self.body.stream_options
         return bool(options and options.include_usage) and self.fault is not Fault.NO_USAGE
 

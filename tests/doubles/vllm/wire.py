@@ -58,7 +58,6 @@ class Wire:
         raise NotImplementedError
 
     def whole(self, steps: Steps, metrics: Json | None) -> Json:
-        """The answer that isn't streamed."""
         choice = self.choice(steps.token_ids, "message") | {
             "index": 0,
             "logprobs": self.logprobs(steps.token_ids),
@@ -74,7 +73,6 @@ class Wire:
         return {"prompt_token_ids": self.prompt_ids if self.with_ids else None}
 
     def head(self, kind: str) -> Json:
-        """What every body begins with."""
         return {
             "id": f"{self.id_prefix}-{self.key}",
             "object": kind,
@@ -115,7 +113,6 @@ class ChatWire(Wire):
     event_object = "chat.completion.chunk"
 
     def opening(self) -> list[Json]:
-        """An empty chunk that names the role."""
         delta = {"role": "assistant", "content": ""}
         choice = {"index": 0, "delta": delta, "finish_reason": None}
         return [self.head(self.event_object) | {"choices": [choice]}]
@@ -144,7 +141,6 @@ class CompletionWire(Wire):
 
 
 def metrics_of(steps: Steps, launch: Launch) -> Json | None:
-    """The object `metrics` of an answer."""
     if not launch.counts:
         return None
     unused = (0,) * (launch.draft_tokens - steps.draft_tokens)

@@ -75,7 +75,6 @@ def test_what_was_added_can_be_taken_away(one: list[int], other: list[int]) -> N
 
 
 def of_requests(*rows: tuple[str, int, StepCounts]) -> AcceptanceRecord:
-    """The record of requests: category, turn and counts."""
     prompts = tuple(
         dataclasses.replace(builders.prompt_acceptance(counts), category=category, turn=turn)
         for category, turn, counts in rows

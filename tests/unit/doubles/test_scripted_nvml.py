@@ -89,7 +89,6 @@ class Driver:
         return self.timed(name, *arguments, gpu=gpu)[0]
 
     def field(self, number: int, scope: Scope = Scope.GPU) -> tuple[int, Any]:
-        """What a field answers, and its value."""
         (said,) = self.says("DeviceGetFieldValues", ((number, scope),))
         value = said["value"]["uiVal"]
         return said["nvmlReturn"], value

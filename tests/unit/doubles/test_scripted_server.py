@@ -58,7 +58,6 @@ def asked(
 
 
 def choices(path: str, *bodies: Json, launch: Launch = LAUNCH, script: Script = DEFAULTS) -> Any:  # noqa: ANN401 - JSON
-    """The choice of each answer."""
     answers = map(json.loads, asked(path, *bodies, launch=launch, script=script))
     return [choice for answer in answers for choice in answer["choices"]]
 

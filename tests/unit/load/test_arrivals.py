@@ -12,7 +12,6 @@ S = 10**9
 
 
 def gaps_s(load: Load, count: int = 20_000) -> list[float]:
-    """The first gaps between requests."""
     due = list(itertools.islice(due_after_ns(load), count + 1))
     assert due[0] == 0
     return [(later - earlier) / S for earlier, later in itertools.pairwise(due)]

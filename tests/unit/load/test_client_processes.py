@@ -49,8 +49,6 @@ def test_a_server_that_hangs_at_the_end_of_a_round_is_known(answered: int) -> No
 
 
 class MuteOnce(Wire):
-    """Says nothing to its first request."""
-
     async def _stream(self) -> AsyncIterator[bytes]:
         if len(self.asked) == 1:
             await asyncio.Event().wait()

@@ -52,11 +52,9 @@ class Wire(httpx.AsyncBaseTransport):
 
     @property
     def bodies(self) -> list[dict[str, object]]:
-        """What was asked, decoded."""
         return [msgspec.json.decode(request.content) for request in self.asked]
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Begins a stream."""
         await request.aread()
         self.asked.append(request)
         self.in_flight += 1
@@ -94,13 +92,11 @@ def replay_wire(
 
 
 def only_trace(wire: Wire) -> RequestTrace:
-    """The trace of the first prompt alone."""
     (trace,) = replay_wire(wire, prompts=builders.PROMPTS[:1]).traces
     return trace
 
 
 def event(ids: str, finish_reason: str = "null", text: str = "x") -> bytes:
-    """A chunk of the token ids given."""
     delta = f'{{"delta": {{"content": "{text}"}}, "token_ids": [{ids}]'
     return f'data: {{"choices": [{delta}, "finish_reason": {finish_reason}}}]}}\n\n'.encode()
 
@@ -353,7 +349,6 @@ def test_a_reply_enters_the_history_as_the_case_says() -> None:
 
 
 def messages(body: dict[str, object]) -> list[dict[str, str]]:
-    """The messages of a body."""
     return msgspec.convert(body["messages"], list[dict[str, str]])
 
 
@@ -386,7 +381,6 @@ def test_events_of_one_piece_have_one_time() -> None:
 
 
 def open_load(rate: float, **more: float) -> Case:
-    """A case whose requests come at a constant rate."""
     load = Load(arrivals=Arrivals.CONSTANT, requests_per_s=rate, **more)  # type: ignore[arg-type]
     return dataclasses.replace(builders.CASE, load=load)
 
@@ -402,7 +396,6 @@ class Slow(Wire):
 
 
 def planned_gaps_ns(done: Round) -> set[int]:
-    """The times between one due request and the next."""
     planned = [trace.planned_ns for trace in done.traces]
     return {later - earlier for earlier, later in itertools.pairwise(planned)}
 

@@ -44,7 +44,6 @@ class Crowd:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """While one is in there."""
         with self._lock:
             self._now += 1
             self.most = max(self.most, self._now)

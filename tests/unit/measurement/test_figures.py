@@ -36,7 +36,6 @@ LATE = msgspec.structs.replace(SLOW, planned_ns=-5 * MS)
 
 
 def spread(*durations_ns: int) -> Histogram:
-    """The histogram of some durations."""
     found = Histogram()
     found.add_all(durations_ns)
     return found
@@ -69,7 +68,6 @@ def record(source: Source = Source.VLLM_REQUEST) -> AcceptanceRecord:
 def measured(
     acceptance: AcceptanceRecord | None, case: Case = CASE, rounds: tuple[Round, ...] = ROUNDS
 ) -> Measurement:
-    """A valid measurement with those figures."""
     controls = (CONTROL,) if case.control else ()
     replay = Replay(
         rounds=rounds, control_rounds=controls, acceptance=acceptance, limits=case.limits
@@ -79,7 +77,6 @@ def measured(
 
 
 def as_json(measurement: Measurement) -> dict[str, Any]:
-    """The figures as another program reads them."""
     found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(figures_of(measurement, 2)))
     return found
 

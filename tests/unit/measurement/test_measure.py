@@ -76,7 +76,6 @@ def metrics_in(*families: Family) -> set[str]:
 def measured(
     server: Server, control: Server | None, case: Case = builders.CASE, plan: Plan = QUIET
 ) -> Measurement:
-    """A measurement of the case."""
     arms = [Arm(case=case, server=server)]
     if control is not None:
         theirs = dataclasses.replace(control_of(case), server=builders.PLAIN_SPEC)
@@ -151,7 +150,6 @@ def test_a_server_that_dies_is_no_measurement(tmp_path: Path, after: int) -> Non
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
-    """A server that speculates and its control."""
     folders = [tmp_path_factory.mktemp(name) for name in ("server", "control")]
     with (
         start(folders[0], DEFAULTS) as server,
@@ -162,7 +160,6 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, 
 
 @pytest.fixture(scope="module")
 def valid(servers: tuple[Server, Server]) -> Measurement:
-    """A measurement beside its control."""
     return measured(*servers, BESIDE_CONTROL)
 
 

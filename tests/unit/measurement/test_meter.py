@@ -31,7 +31,6 @@ class Silent(VllmWireFormat):
 
 
 def request(counts: StepCounts | None, *tokens: int) -> RequestTrace:
-    """A request with its own record and chunks of so many tokens."""
     trace = builders.trace(*(builders.chunk(at, size) for at, size in enumerate(tokens, 1)))
     return msgspec.structs.replace(trace, acceptance=counts)
 

@@ -120,7 +120,6 @@ def test_the_goodput_is_all_good_requests_over_the_time_of_all_rounds() -> None:
 
 
 def throughput(replay: Replay) -> float | None:
-    """As it is judged."""
     return METRICS["throughput_tokens_per_s"].function(replay)
 
 
