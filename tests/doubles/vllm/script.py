@@ -101,7 +101,6 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Attributes:
         acceptance_probs: per position, the conditional acceptance, 0..1; the last one goes on.
-        accepted_cycle: accepted tokens step by step, over and over, instead of a draw.
         seed: changes the draws of the steps and never the text.
         prefill_ms: from the request to its first token.
         step_ms: from step to step.
@@ -123,7 +122,6 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
     acceptance_probs: Annotated[tuple[float, ...], msgspec.Meta(min_length=1)] = (0.8, 0.7, 0.6)
-    accepted_cycle: tuple[int, ...] = ()
     seed: int = 0
     prefill_ms: float = 1.0
     step_ms: float = 1.0
@@ -259,9 +257,6 @@ def _accepted(prompt: str, script: Script, drafted: int, completion_tokens: int)
 
 
 def _accepted_in(prompt: str, script: Script, drafted: int, step: int) -> int:
-    cycle = script.accepted_cycle
-    if cycle:
-        return min(drafted, cycle[step % len(cycle)])
     for position in range(drafted):
         if _share(prompt, script.seed, step, position) >= script.probability(position):
             return position

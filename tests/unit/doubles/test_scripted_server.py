@@ -161,19 +161,13 @@ def test_a_record_without_speculation_is_refused_at_the_start() -> None:
         parse_launch(("--model", "folder", "--per-request-spec-decode-metrics", "summary"))
 
 
-def test_a_cycle_of_acceptance_gives_an_exact_length() -> None:
-    script = Script(accepted_cycle=(0, 1, 2, 3))
-    truth = steps_of("a", script, num_speculative_tokens=3, max_tokens=101, ignore_eos=True)
-    assert truth.acceptance_length == 2.5
-    assert truth.histogram == (10, 10, 10, 10)
-
-
 def test_the_last_step_is_cut_and_still_counted() -> None:
-    script = Script(accepted_cycle=(3,))
+    script = Script(acceptance_probs=(1.0,))
     truth = steps_of("a", script, num_speculative_tokens=3, max_tokens=7, ignore_eos=True)
     assert truth.accepted == (3, 3)
     assert [len(chunk.token_ids) for chunk in truth.chunks] == [1, 4, 2]
     assert truth.completion_tokens == 7
+    assert (truth.acceptance_length, truth.histogram) == (4.0, (0, 0, 0, 2))
 
 
 def test_an_answer_stops_at_its_own_length_unless_told_not_to() -> None:
