@@ -116,47 +116,6 @@ def running_for(seconds: float, gpu: ScriptedGpu) -> ScriptedGpu:
     return replace(gpu, started_ns=time.monotonic_ns() - round(seconds * NS_PER_S))
 
 
-def test_each_gpu_is_found_by_index_and_uuid(driver: Driver) -> None:
-    driver.plays(
-        ScriptedGpu(uuid="GPU-00", name="Scripted A"), ScriptedGpu(uuid="GPU-01", name="Scripted B")
-    )
-    assert driver.says("DeviceGetCount", gpu=None) == 2
-    assert [driver.says("DeviceGetName", gpu=gpu) for gpu in (0, 1)] == ["Scripted A", "Scripted B"]
-    assert [driver.says("DeviceGetUUID", gpu=gpu) for gpu in (0, 1)] == ["GPU-00", "GPU-01"]
-    assert driver.says("DeviceGetHandleByUUID", "GPU-01", gpu=None) == 1
-    assert driver.says("DeviceGetHandleByUUID", "GPU-02", gpu=None) == "NVMLError_NotFound"
-    assert driver.says("DeviceGetName", gpu=2) == "NVMLError_InvalidArgument"
-    buses = [driver.says("DeviceGetPciInfo", gpu=gpu)["bus"] for gpu in (0, 1)]
-    assert buses == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("fields", "name", "arguments", "expected"),
-    [
-        ({}, "SystemGetDriverVersion", None, "580.scripted"),
-        ({"mig": True}, "DeviceGetMigMode", (), [1, 1]),
-        ({"mig": True}, "DeviceGetUtilizationRates", (), "NVMLError_NotSupported"),
-        ({"temperature_c": 83}, "DeviceGetTemperature", (0,), 83),
-        ({"power_limit_w": 350.5}, "DeviceGetEnforcedPowerLimit", (), 350_500),
-        ({"power_limit_w": 350.5}, "DeviceGetPowerManagementDefaultLimit", (), 700_000),
-        ({"sm_clock_mhz": 1_700}, "DeviceGetClockInfo", (pynvml.NVML_CLOCK_SM,), 1_700),
-        ({"memory_clock_mhz": 950}, "DeviceGetClockInfo", (pynvml.NVML_CLOCK_MEM,), 950),
-        ({}, "DeviceGetSerial", (), "NVMLError_FunctionNotFound"),
-    ],
-    ids=str,
-)
-def test_the_driver_says_what_is_scripted(
-    driver: Driver,
-    fields: dict[str, Any],
-    name: str,
-    arguments: tuple[Any, ...] | None,
-    expected: object,
-) -> None:
-    driver.plays(ScriptedGpu(**fields))
-    gpu = None if arguments is None else 0
-    assert driver.says(name, *(arguments or ()), gpu=gpu) == expected
-
-
 @pytest.mark.parametrize("load", [constant(400.0), WAVE], ids=["constant", "wave"])
 @pytest.mark.parametrize("factor", [1.0, 1.7])
 def test_the_counter_counts_the_true_energy_between_ticks(
