@@ -168,7 +168,7 @@ MATHS = msgspec.structs.replace(SLOW, category="math")
 """TPOT 10 ms; SWIFT, of the chat, has 5."""
 
 
-def test_the_pace_is_there_by_category_of_the_case_and_of_its_control() -> None:
+def test_the_pace_is_there_by_category_and_the_speedup_is_of_throughput_and_of_that() -> None:
     part = dataclasses.replace(ROUNDS[0], traces=(SWIFT, MATHS, SWIFT))
     figures = as_json(measured(record(), rounds=(part,)))
     chat, maths = figures["timing"]["by_category"].values()
@@ -176,11 +176,6 @@ def test_the_pace_is_there_by_category_of_the_case_and_of_its_control() -> None:
     assert (chat["requests"], chat["tokens"], chat["tpot_ms"]["p50"]) == (2, 10, 5.0)
     assert (maths["requests"], maths["output_tokens_per_s"]["p50"]) == (1, 100.0)
     assert figures["control"]["by_category"]["chat"]["tpot_ms"]["p50"] == 10.0
-
-
-def test_the_speedup_is_that_of_throughput_and_of_time_per_token() -> None:
-    part = dataclasses.replace(ROUNDS[0], traces=(SWIFT, MATHS, SWIFT))
-    figures = as_json(measured(record(), rounds=(part,)))
     assert figures["speedup"] == {
         "throughput_ratio": figures["judged"]["speedup_ratio"],
         "round_ratio": figures["speedup"]["round_ratio"],

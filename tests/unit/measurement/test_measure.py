@@ -425,9 +425,8 @@ def test_a_client_process_that_dies_is_named_and_leaves_nothing() -> None:
         endpoint = dataclasses.replace(builders.server().endpoint, base_url="http://127.0.0.1:9")
         async with open_clients(case, endpoint, clock=time.monotonic_ns) as clients:
             clients.workers[1].child.popen.kill()
-            with pytest.raises(InvalidMeasurementError, match="ended with status -9") as error:
+            with builders.invalid("CLIENT_DIED", ".*ended with status -9"):
                 await clients.replay(PROMPTS)
-            assert error.value.reason == "CLIENT_DIED"
         return [worker.child.popen.returncode for worker in clients.workers]
 
     killed, stopped = asyncio.run(run())
@@ -481,8 +480,7 @@ def late(*delays_ms: float, lag_ms: float = 0.0, beats: int = 30) -> Round:
         for delay_ms in delays_ms
     )
     lags = Histogram()
-    for _ in range(beats):
-        lags.add_all((round(lag_ms * MS),))
+    lags.add_all([round(lag_ms * MS)] * beats)
     return Round(traces=traces, started_ns=0, ended_ns=100 * MS, lags=lags)
 
 
@@ -503,9 +501,8 @@ def test_a_client_that_keeps_up_but_for_hiccups_is_fine() -> None:
     ],
 )
 def test_a_client_that_falls_behind_makes_no_server_look_slow(behind: Round, words: str) -> None:
-    with pytest.raises(InvalidMeasurementError, match=words) as error:
+    with builders.invalid("CLIENT_BEHIND", words):
         check_client([behind])
-    assert error.value.reason == "CLIENT_BEHIND"
 
 
 @pytest.mark.parametrize(
@@ -611,13 +608,6 @@ def test_warm_up_ends_in_time_wherever_it_begins_on_an_h100() -> None:
     assert max(len(loads) for loads, _ in took) <= 10
     assert max(lasted_s for _, lasted_s in took) < 10
     assert statistics.median(len(loads) for loads, _ in took) == 7
-
-
-def test_warm_up_ends_in_time_where_steps_wander_by_eight_percent() -> None:
-    """As the steps of tiny models on an H100 do: from 2.33 to 2.74 ms."""
-    chance = np.random.default_rng(1)
-    took = [taken(*chance.uniform(2.33, 2.74, 40)) for _ in range(300)]
-    assert max(took) <= 10
 
 
 @pytest.mark.parametrize(
