@@ -22,6 +22,7 @@ from specreg.matrix.case import Case
 from specreg.matrix.schema import Arrivals, Load
 from specreg.measurement.metrics import tpot_ms, ttft_ms
 from tests.unit import builders
+from tests.unit.answering import Json
 
 MS = 10**6
 S = 10**9
@@ -51,7 +52,7 @@ class Wire(httpx.AsyncBaseTransport):
         self.asked: list[httpx.Request] = []
 
     @property
-    def bodies(self) -> list[dict[str, object]]:
+    def bodies(self) -> list[Json]:
         return [msgspec.json.decode(request.content) for request in self.asked]
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -332,9 +333,9 @@ def test_each_turn_has_the_models_own_replies_before_it() -> None:
     wire = Wire([event("1", text="Yes"), event("2", '"stop"', text=", sir"), USAGE])
     done = replay_wire(wire, prompts=[CONVERSATION])
     assert [trace.turn for trace in done.traces] == [1, 2, 3]
-    roles = [[message["role"] for message in messages(body)] for body in wire.bodies]
+    roles = [[message["role"] for message in body["messages"]] for body in wire.bodies]
     assert roles == [["user", "assistant"] * turn + ["user"] for turn in range(3)]
-    assert [message["content"] for message in messages(wire.bodies[-1])] == [
+    assert [message["content"] for message in wire.bodies[-1]["messages"]] == [
         *("One?", "Yes, sir", "Two?", "Yes, sir", "Three?")
     ]
 
@@ -343,13 +344,9 @@ def test_a_reply_enters_the_history_as_the_case_says() -> None:
     case = dataclasses.replace(ONE_AT_A_TIME, history_reply="without_thinking")
     wire = Wire([event("1", text="Hm.</think>"), event("2", '"stop"', text="\\n\\nYes"), USAGE])
     replay_wire(wire, case, [CONVERSATION])
-    assert [message["content"] for message in messages(wire.bodies[-1])] == [
+    assert [message["content"] for message in wire.bodies[-1]["messages"]] == [
         *("One?", "Yes", "Two?", "Yes", "Three?")
     ]
-
-
-def messages(body: dict[str, object]) -> list[dict[str, str]]:
-    return msgspec.convert(body["messages"], list[dict[str, str]])
 
 
 def test_a_turn_that_failed_ends_its_conversation() -> None:
@@ -386,8 +383,6 @@ def open_load(rate: float, **more: float) -> Case:
 
 
 class Slow(Wire):
-    """Needs 200 ms for each request."""
-
     async def _stream(self) -> AsyncIterator[bytes]:
         await asyncio.sleep(0.2)
         for piece in PIECES:
@@ -395,15 +390,11 @@ class Slow(Wire):
         self.in_flight -= 1
 
 
-def planned_gaps_ns(done: Round) -> set[int]:
-    planned = [trace.planned_ns for trace in done.traces]
-    return {later - earlier for earlier, later in itertools.pairwise(planned)}
-
-
 def test_an_open_load_sends_when_due_however_slow_the_server_is() -> None:
     wire = Slow(())
     done = replay_wire(wire, open_load(100.0), clock=time.monotonic_ns)
-    assert planned_gaps_ns(done) == {10 * MS}
+    planned = [trace.planned_ns for trace in done.traces]
+    assert {later - earlier for earlier, later in itertools.pairwise(planned)} == {10 * MS}
     assert all(trace.sent_ns >= trace.planned_ns for trace in done.traces)
     assert wire.most_in_flight == len(builders.PROMPTS)
 
