@@ -70,7 +70,7 @@ class SglangChatWire(ChatWire):
     def event(self, chunk: Chunk, steps: Steps, *, last: bool) -> Json:  # noqa: ARG002
         """A content delta with the usage so far."""
         self.said.extend(chunk.token_ids)
-        return self._chunk({"content": chunk.text}) | self._usage_of(len(self.said))
+        return self._chunk({"content": chunk.text}) | self.usage(len(self.said))
 
     def closing(self, steps: Steps, metrics: Json | None) -> list[Json]:
         """Why it ended, the record of the speculation, and the usage: a chunk each."""
@@ -79,17 +79,12 @@ class SglangChatWire(ChatWire):
         head: Json = self.head(self.event_object) | {"choices": []}
         record = {"sglext": {"spec_tokens_details": speculation_of(steps)}}
         recorded = [head | {"usage": None} | record] if steps.accepted else []
-        return [ended, *recorded, head | self._usage_of(steps.completion_tokens)]
+        return [ended, *recorded, head | self.usage(steps.completion_tokens)]
 
     def _chunk(self, delta: Json, finish_reason: str | None = None) -> Json:
         ends = {"finish_reason": finish_reason}
         choice = {"index": 0, "delta": {"reasoning_content": None} | delta} | ends
         return self.head(self.event_object) | {"choices": [choice]}
-
-    def _usage_of(self, tokens: int) -> Json:
-        prompt = len(self.prompt_ids)
-        usage = {"prompt_tokens": prompt, "total_tokens": prompt + tokens}
-        return {"usage": usage | {"completion_tokens": tokens}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,16 +55,11 @@ class _Continuous(Wire):
         body = super(_Continuous, self).event(chunk, steps, last=last)
         self.said.extend(chunk.token_ids)
         (choice,) = body["choices"] if isinstance(body["choices"], list) else ({},)
-        return without_none(body | {"choices": [without_none(choice)]} | self._usage_so_far())
+        return without_none(body | {"choices": [without_none(choice)]} | self.usage(len(self.said)))
 
     def closing(self, steps: Steps, metrics: Json | None) -> list[Json]:
         del steps, metrics
-        return [self.head(self.event_object) | {"choices": []} | self._usage_so_far()]
-
-    def _usage_so_far(self) -> Json:
-        prompt, said = len(self.prompt_ids), len(self.said)
-        tokens = {"prompt_tokens": prompt, "total_tokens": prompt + said}
-        return {"usage": tokens | {"completion_tokens": said}}
+        return [self.head(self.event_object) | {"choices": []} | self.usage(len(self.said))]
 
 
 def without_none(body: Json) -> Json:

@@ -203,12 +203,17 @@ def steps_of(
     A prompt that says `accepted=3,0,1 tokens=6` decides itself what its steps accept, and how many
     tokens are delivered of the eight that they emit.
     """
-    directed = _DIRECTIVE.search(prompt)
-    if directed:
-        return _directed_steps(prompt, directed, num_speculative_tokens)
+    if directed := _DIRECTIVE.search(prompt):
+        return Steps(
+            draft_tokens=num_speculative_tokens,
+            accepted=tuple(int(number) for number in directed[1].split(",") if number),
+            token_ids=_continued(prompt, int(directed[2])),
+            finish_reason=FinishReason.LENGTH,
+        )
     left = max(MAX_MODEL_TOKENS - len(prompt_token_ids(prompt)), 1)
     room = left if max_tokens is None else max_tokens
-    natural = _natural_tokens(prompt)
+    least, most = _LENGTH_TOKENS
+    natural = least + int(_share(prompt, "length") * (most - least + 1))
     stops = natural <= room and not ignore_eos
     tokens = _continued(prompt, natural - 1 if stops else room)
     accepted = _accepted(prompt, script, num_speculative_tokens, len(tokens) + stops)
@@ -220,17 +225,6 @@ def steps_of(
     )
 
 
-def _directed_steps(prompt: str, directed: re.Match[str], drafted: int) -> Steps:
-    accepted = tuple(int(number) for number in directed[1].split(",") if number)
-    tokens = int(directed[2])
-    return Steps(
-        draft_tokens=drafted,
-        accepted=accepted,
-        token_ids=_continued(prompt, tokens),
-        finish_reason=FinishReason.LENGTH,
-    )
-
-
 def _continued(prompt: str, tokens: int) -> tuple[int, ...]:
     """What follows: each token hangs on all before it, whether in the prompt or said."""
     said: list[int] = []
@@ -239,11 +233,6 @@ def _continued(prompt: str, tokens: int) -> tuple[int, ...]:
         said.append(_word(_fraction(so_far.digest())))
         so_far.update(f" {said[-1]}".encode())
     return tuple(said)
-
-
-def _natural_tokens(prompt: str) -> int:
-    least, most = _LENGTH_TOKENS
-    return least + int(_share(prompt, "length") * (most - least + 1))
 
 
 def _accepted(prompt: str, script: Script, drafted: int, completion_tokens: int) -> tuple[int, ...]:

@@ -51,7 +51,8 @@ class Wire:
     def closing(self, steps: Steps, metrics: Json | None) -> list[Json]:
         """The events after the last token, where the request wants usage."""
         spoken = {"metrics": metrics} if metrics else {}
-        return [self.head(self.event_object) | {"choices": []} | self._usage(steps) | spoken]
+        usage = self.usage(steps.completion_tokens)
+        return [self.head(self.event_object) | {"choices": []} | usage | spoken]
 
     def choice(self, token_ids: tuple[int, ...], part: str) -> Json:
         """The text of tokens, which are a `part` of a chat."""
@@ -65,7 +66,7 @@ class Wire:
             "token_ids": steps.token_ids if self.with_ids else None,
         }
         head = self.head(self.whole_object) | {"choices": [choice]}
-        return head | self._usage(steps) | {"metrics": metrics}
+        return head | self.usage(steps.completion_tokens) | {"metrics": metrics}
 
     @property
     def prompt(self) -> Json:
@@ -98,8 +99,8 @@ class Wire:
     def _name(self, token: int) -> str:
         return f"token_id:{token}" if self.scored_by_id else text_of((token,))
 
-    def _usage(self, steps: Steps) -> Json:
-        prompt, completion = len(self.prompt_ids), steps.completion_tokens
+    def usage(self, completion: int) -> Json:
+        prompt = len(self.prompt_ids)
         tokens = {"prompt_tokens": prompt, "total_tokens": prompt + completion}
         return {"usage": tokens | {"completion_tokens": completion}}
 
