@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specreg.acceptance.record import Counts, PromptAcceptance, StepCounts
+from specreg.acceptance.record import NO_STEPS, Counts, PromptAcceptance, StepCounts
 
 Column = NDArray[np.float64]
 """Of shape (prompts,): one count for each."""
@@ -42,8 +42,7 @@ def counts_table(prompts: Iterable[PromptAcceptance]) -> CountsTable:
     """The table of some requests, in the order in which their prompts come up."""
     rows: dict[str, StepCounts] = {}
     for prompt in prompts:
-        earlier = rows.get(prompt.prompt_id)
-        rows[prompt.prompt_id] = earlier + prompt.counts if earlier else prompt.counts
+        rows[prompt.prompt_id] = rows.get(prompt.prompt_id, NO_STEPS) + prompt.counts
     width = max((len(counts.position_counts) for counts in rows.values()), default=0)
     table = np.zeros((len(rows), 3 + width))
     for row, counts in zip(table, rows.values(), strict=True):

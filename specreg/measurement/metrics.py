@@ -151,9 +151,7 @@ class Metric:
             return case.speculates and (self.position or 0) <= case.server.draft_tokens
         if not case.speed or (self.needs_limits and case.limits == NO_LIMITS):
             return False
-        if self.family is Family.SPEEDUP:
-            return case.control is not None
-        return True
+        return case.control is not None or self.family is not Family.SPEEDUP
 
     def is_judged(self, case: Case) -> bool:
         """Whether a value of the case is held against a baseline, and not shown alone."""
@@ -297,13 +295,9 @@ def ratio_parts(metric: Metric, counts: Counts[_CountT]) -> tuple[_CountT, _Coun
     None where it isn't known. The metric's value is its origin plus their quotient.
     """
     below = counts.proposed if metric.of_proposed else counts.steps
-    if metric.position is None:
-        above = counts.accepted
-    elif metric.position <= len(counts.position_counts):
-        above = counts.position_counts[metric.position - 1]
-    else:
-        return None
-    return None if below is None else (above, below)
+    above = (counts.accepted, *counts.position_counts)
+    place = metric.position or 0
+    return None if below is None or place >= len(above) else (above[place], below)
 
 
 _SUITE = (
