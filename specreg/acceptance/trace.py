@@ -70,11 +70,8 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
         """The counts if each chunk after the first is what one step emitted: a + 1 tokens.
 
         The estimate for servers that count nothing, in the emitted view: what was cut off at the
-        end isn't seen. Chunks that merged unnoticed make fewer, longer steps.
-
-        Args:
-            draft_tokens: k, tokens drafted per step.
-            drafts_every_step: whether the method does; if not, D is unknown.
+        end isn't seen. Chunks that merged unnoticed make fewer, longer steps. Where the method
+        doesn't draft its `draft_tokens`, k, in every step, D is unknown.
 
         Raises:
             InvalidMeasurementError: `CHUNKS_MERGED`, a chunk holds more than a step can emit.

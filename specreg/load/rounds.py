@@ -109,16 +109,10 @@ async def replay_round(
 ) -> RoundBuilder:
     """Replay prompts as the case's load says; each conversation's turns one after another.
 
-    A request that fails is a trace with an error, and ends its conversation; nothing is retried.
-
-    Args:
-        case: load, form of the prompts, output cap and sampling.
-        endpoint: whom to ask.
-        prompts: one at least; with a duration they come again and again.
-        client: for that endpoint.
-        clock: monotonic, in nanoseconds.
-        record: is told of each request as it ends.
-        part: which part of the round is ours; None for all of it, from now on.
+    A request that fails is a trace with an error, and ends its conversation; nothing is retried. At
+    least one prompt is needed; with a duration they come again and again. `clock` is monotonic, in
+    nanoseconds; `record` is told of each request as it ends; `part` is ours of the round, None for
+    all of it, from now on.
 
     Raises:
         HungError: for 60 s of requests on their way no token came on any stream.

@@ -41,13 +41,9 @@ def power_of(
 ) -> PowerRecord:
     """What the devices drew while an arm's server had requests; its clock is the monotonic one.
 
-    Args:
-        replay: of the arm.
-        watching: what sampled the devices.
-        idle: when the servers had nothing to do.
-        pids: the processes of all servers.
-        block: load without a pause; None where there is none, which `invalid` says.
-        invalid: takes what `THROTTLED` and `DEVICE_SHARED` spoil.
+    `idle` is when the servers had nothing to do, `pids` are the processes of all servers. `block`
+    is load without a pause, None where there is none, which `invalid` says; that takes what
+    `THROTTLED` and `DEVICE_SHARED` spoil.
     """
     looked = [(replay.rounds, ALL), ((block,) if block else (), _OF_POWER)]
     until_ns = max(one.ended_ns for rounds, _ in looked for one in rounds)
