@@ -107,14 +107,7 @@ def test_a_scheduled_drafter_sees_all_answers_before_any_is_measured(tmp_path: P
 @pytest.mark.parametrize(
     ("fault", "after", "words"),
     [
-        (
-            Fault.SPEC_DISABLED,
-            0,
-            "SPEC_DISABLED: speculation is configured, yet steps, accepted, drafted = 0, 0, 0",
-        ),
         (Fault.COUNTERS_RENAMED, 0, "SPEC_DISABLED: the server counts tokens, and has no spec"),
-        (Fault.COUNTERS_RESET, BEFORE_ROUNDS + 3, "COUNTERS_FELL: "),
-        (Fault.COUNTERS_TOO_HIGH, 0, "FOREIGN_TRAFFIC: "),
         (
             Fault.HTTP_500,
             BEFORE_ROUNDS + 1,
@@ -319,13 +312,6 @@ def test_another_acceptance_than_is_pinned_spoils_all(servers: tuple[Server, Ser
     found = measured(servers[0], None, builders.on_server(pinned_length_tokens=4.0))
     assert found.invalid.keys() == {*Family}
     assert {why.partition(":")[0] for why in found.invalid.values()} == {"NOT_PINNED"}
-
-
-def test_another_draft_length_than_the_servers_is_found(servers: tuple[Server, Server]) -> None:
-    spec = dataclasses.replace(builders.SPEC, draft_tokens=5)
-    found = measured(servers[0], None, dataclasses.replace(builders.CASE, server=spec))
-    (why,) = set(found.invalid.values())
-    assert why.startswith("SETTINGS_DIFFER: the server drafts up to 3 tokens")
 
 
 @pytest.mark.parametrize(
