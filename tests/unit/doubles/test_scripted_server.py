@@ -18,20 +18,9 @@ from tests.doubles.vllm.steps import FinishReason, likeliest
 
 RECORDINGS = Path(__file__).parents[3] / "fixtures/recordings/vllm/0.32.0"
 MESSAGES = [{"role": "user", "content": "Write a class."}]
-CHAT = {
-    "model": "toy",
-    "messages": MESSAGES,
-    "max_tokens": 20,
-    "ignore_eos": True,
-    "return_token_ids": True,
-}
-COMPLETION = {
-    "model": "toy",
-    "prompt": "Once upon a time",
-    "max_tokens": 20,
-    "ignore_eos": True,
-    "return_token_ids": True,
-}
+ASKED = {"model": "toy", "max_tokens": 20, "ignore_eos": True, "return_token_ids": True}
+CHAT = ASKED | {"messages": MESSAGES}
+COMPLETION = ASKED | {"prompt": "Once upon a time"}
 SCORED = {"max_tokens": 1, "logprobs": 20, "return_tokens_as_token_ids": True}
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 LAUNCH = Launch(model="folder", name="toy", draft_tokens=3, counts=True)
