@@ -35,7 +35,7 @@ def test_steps_with_fewer_drafts_give_the_worked_figures() -> None:
     assert counts.acceptance_length == 3.5
     assert prompt.completion_tokens == 6
     assert prompt.completion_tokens / counts.steps == 3.0
-    record = dataclasses.replace(builders.acceptance(counts), prompts=(prompt,))
+    record = builders.acceptance_of([prompt])
     assert record.tokens_per_step == 2.5  # the prefill's token is no step's
     assert record.truncated_tokens == 2
 
@@ -75,12 +75,12 @@ def test_what_was_added_can_be_taken_away(one: list[int], other: list[int]) -> N
 
 
 def of_requests(*rows: tuple[str, int, StepCounts]) -> AcceptanceRecord:
-    prompts = tuple(
-        dataclasses.replace(builders.prompt_acceptance(counts), category=category, turn=turn)
-        for category, turn, counts in rows
+    return builders.acceptance_of(
+        [
+            dataclasses.replace(builders.prompt_acceptance(counts), category=category, turn=turn)
+            for category, turn, counts in rows
+        ]
     )
-    total = sum((counts for *_, counts in rows), NO_STEPS)
-    return dataclasses.replace(builders.acceptance(total), prompts=prompts)
 
 
 LONG = builders.counts(80, 0, 0, 20)  # AL 1.6 of 100 steps
@@ -121,8 +121,8 @@ PROMPTS = st.builds(
 @settings(max_examples=50, deadline=None)
 @given(st.lists(PROMPTS, min_size=1, max_size=6))
 def test_any_requests_keep_to_the_definitions(prompts: list[PromptAcceptance]) -> None:
-    total = sum((prompt.counts for prompt in prompts), NO_STEPS)
-    record = dataclasses.replace(builders.acceptance(total), prompts=tuple(prompts))
+    record = builders.acceptance_of(prompts)
+    total = record.total
     delivered, requests = sum(prompt.completion_tokens for prompt in prompts), len(prompts)
     cut = requests + total.accepted + total.steps - delivered
 

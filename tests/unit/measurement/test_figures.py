@@ -56,13 +56,12 @@ CONTROL = Round(traces=(SLOW,), started_ns=0, ended_ns=S)
 
 def record(source: Source = Source.VLLM_REQUEST) -> AcceptanceRecord:
     """Two turns of a chat, the second cut off by two tokens, and one in another category."""
-    first = builders.prompt_acceptance(LONG)
     prompts = (
-        first,
+        builders.prompt_acceptance(LONG),
         dataclasses.replace(builders.prompt_acceptance(SHORT, cut_tokens=2), turn=2),
         dataclasses.replace(builders.prompt_acceptance(SHORT), category="math"),
     )
-    return dataclasses.replace(builders.acceptance(LONG + SHORT + SHORT, source), prompts=prompts)
+    return builders.acceptance_of(prompts, source)
 
 
 def measured(
