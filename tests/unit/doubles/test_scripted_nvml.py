@@ -16,7 +16,6 @@ import pytest
 
 from tests.doubles.nvml.device import (
     Load,
-    Scope,
     ScriptedGpu,
     constant,
     environment,
@@ -88,10 +87,9 @@ class Driver:
     def says(self, name: str, *arguments: object, gpu: int | None = 0) -> Any:  # noqa: ANN401 - JSON
         return self.timed(name, *arguments, gpu=gpu)[0]
 
-    def field(self, number: int, scope: Scope = Scope.GPU) -> tuple[int, Any]:
-        (said,) = self.says("DeviceGetFieldValues", ((number, scope),))
-        value = said["value"]["uiVal"]
-        return said["nvmlReturn"], value
+    def field(self, number: int) -> tuple[int, Any]:
+        (said,) = self.says("DeviceGetFieldValues", [number])
+        return said["nvmlReturn"], said["value"]["uiVal"]
 
     def counter(self, gpu: ScriptedGpu) -> tuple[int, int]:
         """The energy counter in mJ, and the time of its last tick."""
