@@ -169,13 +169,11 @@ class GpuClaim:
         line = cache_dir() / "gpus" / "line.lock"
         line.parent.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(line, thread_local=False):
-            told = False
-            while not self._take_free(everything.devices, gpus):
-                if not told:
-                    tell(f"waiting for {gpus} of {len(everything.devices)} GPUs")
-                    told = True
-                check_signalled()
-                time.sleep(_POLL_S)
+            if not self._take_free(everything.devices, gpus):
+                tell(f"waiting for {gpus} of {len(everything.devices)} GPUs")
+                while not self._take_free(everything.devices, gpus):
+                    check_signalled()
+                    time.sleep(_POLL_S)
         self._held.callback(_show, os.environ.get(_VISIBLE))
         _show(",".join(device.id for device in self.devices))
         cores = os.sched_getaffinity(0)
