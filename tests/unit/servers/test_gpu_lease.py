@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from specreg.servers.gpu_lease import own_cores
-from specreg.telemetry.sensor import Device, Scope
 from tests.doubles.nvml.device import Process, ScriptedGpu, environment, write_script
 from tests.unit import builders
 from tests.unit.servers.test_server import at_most
@@ -255,8 +254,7 @@ def test_only_on_a_gpu_that_ours_are_on_may_a_number_that_is_not_known_be_ours(
 
 def test_gpus_on_one_side_of_a_machine_divide_its_cores(tmp_path: Path) -> None:
     first, second, far, unknown = (
-        Device(sensor="nvml", id=f"GPU-{n}", name="H100", number=n, scope=Scope.GPU, bus_id=bus)
-        for n, bus in enumerate(("0:1", "0:2", "0:3", ""))
+        builders.device(f"{n}", bus_id=bus) for n, bus in enumerate(("0:1", "0:2", "0:3", ""))
     )
     for device, near in ((first, "0-3,8\n"), (second, "0-3,8\n"), (far, "4-7\n")):
         folder = tmp_path / "bus/pci/devices" / device.bus_id
@@ -269,10 +267,7 @@ def test_gpus_on_one_side_of_a_machine_divide_its_cores(tmp_path: Path) -> None:
 
 def test_threads_of_one_core_stay_together(tmp_path: Path) -> None:
     """As Linux numbers them: the second threads of all cores come after the first ones."""
-    gpus = [
-        Device(sensor="nvml", id=f"GPU-{n}", name="H100", number=n, scope=Scope.GPU, bus_id="0:1")
-        for n in range(2)
-    ]
+    gpus = [builders.device(name, bus_id="0:1") for name in ("a", "b")]
     (tmp_path / "bus/pci/devices/0:1").mkdir(parents=True)
     (tmp_path / "bus/pci/devices/0:1/local_cpulist").write_text("0-7\n")
     for core in range(8):

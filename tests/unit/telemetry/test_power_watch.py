@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from specreg.telemetry.sampler import load_traces, watch
-from specreg.telemetry.sensor import Device, Scope
 from tests.doubles.nvml.device import ScriptedGpu, environment, write_script
 from tests.unit import builders
 
 GPU = ScriptedGpu()
-DEVICE = Device(sensor="nvml", id=GPU.uuid, name=GPU.name, number=0, scope=Scope.GPU)
+DEVICE = builders.device(GPU.name, id=GPU.uuid)
 
 
 @pytest.fixture(autouse=True)
