@@ -94,15 +94,6 @@ def test_an_environment_is_named_by_its_processor_or_by_its_gpus() -> None:
     assert h100.name == "h100-80gb-hbm3-x1"
 
 
-def test_what_is_known_of_a_gpu_is_in_its_name() -> None:
-    h200 = Environment(kind="gpu", gpus=("NVIDIA H200",), gpu_memory_gb=151)
-    h100 = msgspec.structs.replace(h200, gpus=("NVIDIA H100",))
-    smaller = msgspec.structs.replace(h200, gpu_memory_gb=141)
-    two = msgspec.structs.replace(h200, gpus=h200.gpus * 2)
-    assert len({one.name for one in (h200, h100, smaller, two)}) == 4
-    assert (h200.cpu, h200.instruction_set, h200.cores) == ("", "", 0)
-
-
 def test_a_machine_is_described_by_its_gpus_or_by_its_processors_as_a_tier_needs_them(
     library: Path,
 ) -> None:
