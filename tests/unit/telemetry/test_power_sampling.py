@@ -116,6 +116,16 @@ def test_the_error_of_a_block_is_half_a_move_of_the_counter_or_half_a_sample_at_
         assert abs(found.energy_j / (400 * length_s) - 1) <= found.error_frac
 
 
+def counting(energy_mj: Callable[[int], float]) -> PowerTrace:
+    """A trace of 400 W whose counter says this of what it ought to say."""
+    trace = sampled(Machine(constant(400.0)))
+    trace.samples = [
+        msgspec.structs.replace(one, energy_mj=round(energy_mj(one.energy_mj or 0)))
+        for one in trace.samples
+    ]
+    return trace
+
+
 @pytest.fixture(scope="module", params=[1, 2], ids=["20 Hz", "10 Hz"])
 def h100(request: pytest.FixtureRequest) -> PowerTrace:
     """What an H100 said under load: each sample, or each second one."""
@@ -166,11 +176,7 @@ def test_a_counter_that_stands_still_for_a_second_is_refused(stuck_s: float) -> 
 
 
 def test_a_counter_that_goes_back_is_refused() -> None:
-    trace = sampled(Machine(constant(400.0)))
-    trace.samples = [
-        msgspec.structs.replace(one, energy_mj=(one.energy_mj or 0) % 10**7)
-        for one in trace.samples
-    ]
+    trace = counting(lambda energy_mj: energy_mj % 10**7)
     with pytest.raises(SensorError, match="went back; was the driver reloaded"):
         energy_of(trace, span_of(10.0, 40.0))
     assert energy_of(trace, span_of(26.0, 40.0)).from_counter
@@ -181,12 +187,7 @@ def test_a_counter_lies_three_percent_off_its_power_at_most(
     factor: float,
     fits: bool,  # noqa: FBT001 - a column
 ) -> None:
-    trace = sampled(Machine(constant(400.0)))
-    trace.samples = [
-        msgspec.structs.replace(one, energy_mj=round((one.energy_mj or 0) * factor))
-        for one in trace.samples
-    ]
-    found = energy_of(trace, span_of(10.0, 40.0))
+    found = energy_of(counting(lambda energy_mj: energy_mj * factor), span_of(10.0, 40.0))
     assert found.counter_ratio == pytest.approx(factor, abs=0.005)
     if fits:
         check_counter(found)
@@ -255,37 +256,20 @@ def test_a_device_that_is_gone_is_written_down_and_left_alone() -> None:
     assert last_s[1] > 19.8
 
 
-def powers(function: Callable[[float], int], *, averaged: bool) -> PowerTrace:
-    """A trace that tells power alone."""
-    moments = range(0, 60 * NS_PER_S, EVERY_NS)
-    return PowerTrace(
-        device=builders.device(),
-        samples=[
-            Sample(
-                device=0,
-                at_ns=at_ns,
-                state=State(average_mw=function(at_ns / NS_PER_S), instant_mw=1)
-                if averaged
-                else State(instant_mw=function(at_ns / NS_PER_S)),
-            )
-            for at_ns in moments
-        ],
-    )
-
-
 @pytest.mark.parametrize("averaged", [True, False])
 def test_power_is_summed_up_where_there_is_no_counter(averaged: bool) -> None:  # noqa: FBT001 - a column
     """300 + 200 sin(t) W; averaged over a second it lags by half of one."""
 
-    def power_mw(at_s: float) -> int:
+    def state(at_s: float) -> State:
         if averaged:
-            return round(1e3 * (300 + 200 * (math.cos(at_s - 1) - math.cos(at_s))))
-        return round(1e3 * (300 + 200 * math.sin(at_s)))
+            average_w = 300 + 200 * (math.cos(at_s - 1) - math.cos(at_s))
+            return State(average_mw=round(1e3 * average_w), instant_mw=1)
+        return State(instant_mw=round(1e3 * (300 + 200 * math.sin(at_s))))
 
-    trace = powers(power_mw, averaged=averaged)
-    start_s, end_s = 10.0, 40.0
-    true_j = 300 * (end_s - start_s) + 200 * (math.cos(start_s) - math.cos(end_s))
-    span = (round(start_s * NS_PER_S), round(end_s * NS_PER_S))
-    found = energy_of(trace, span)
+    moments_ns = range(0, 60 * NS_PER_S, EVERY_NS)
+    samples = [Sample(device=0, at_ns=ns, state=state(ns / NS_PER_S)) for ns in moments_ns]
+    trace = PowerTrace(device=builders.device(), samples=samples)
+    true_j = 300 * 30 + 200 * (math.cos(10) - math.cos(40))
+    found = energy_of(trace, span_of(10.0, 40.0))
     assert (found.from_counter, found.error_frac, found.counter_ratio) == (False, 0.0, None)
     assert found.energy_j == pytest.approx(true_j, rel=0.001)
