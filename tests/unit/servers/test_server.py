@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import httpx
 import msgspec
@@ -62,6 +63,21 @@ def left_of(folder: Path) -> list[psutil.Process]:
     return found
 
 
+def failed_start(
+    folder: Path,
+    script: Script | None = None,
+    **changes: Any,  # noqa: ANN401 - as of `start`
+) -> ServerStartError:
+    """The error of a server that doesn't start."""
+    with (
+        at_most(20),
+        pytest.raises(ServerStartError) as error,
+        start(folder, script or Script(), **changes),
+    ):
+        pytest.fail("it started")
+    return error.value
+
+
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
     """Ends with an error what takes longer, so that a hang is a failure and not a wait."""
@@ -113,28 +129,19 @@ def test_a_start_that_fails_says_why_by_its_deadline(
     tmp_path: Path, script: Script, failure: str
 ) -> None:
     within_s = 1.5 if "in time" in failure else 30.0
-    with (
-        at_most(10),
-        pytest.raises(
-            ServerStartError, match=f"^SERVER_NOT_STARTED: server 'vllm-draft_model-toy': {failure}"
-        ) as error,
-        start(tmp_path, script, ready_within_s=within_s),
-    ):
-        pytest.fail("it never started")
-    assert error.value.log_path == tmp_path / "logs" / "server.log"
+    error = failed_start(tmp_path, script, ready_within_s=within_s)
+    words = f"SERVER_NOT_STARTED: server 'vllm-draft_model-toy': {failure}"
+    assert re.match(words, str(error))
+    assert error.log_path == tmp_path / "logs" / "server.log"
     assert left_of(tmp_path) == []
 
 
 def test_a_missing_interpreter_is_a_server_that_cannot_start(tmp_path: Path) -> None:
     nowhere = str(tmp_path / "no-python")
     environment = msgspec.structs.replace(ENVIRONMENT, python=nowhere)
-    with (
-        pytest.raises(ServerStartError) as error,
-        start(tmp_path, Script(), environment=environment),
-    ):
-        pytest.fail("it has no interpreter")
-    assert error.value.failure == f"can't be started, No such file or directory: '{nowhere}'"
-    assert isinstance(error.value.__cause__, FileNotFoundError)
+    error = failed_start(tmp_path, environment=environment)
+    assert error.failure == f"can't be started, No such file or directory: '{nowhere}'"
+    assert isinstance(error.__cause__, FileNotFoundError)
 
 
 @pytest.mark.parametrize(("draft", "offline"), [("./model", True), ("some/draft", False)])
@@ -166,14 +173,9 @@ def test_a_port_that_another_server_has_is_left_to_it(tmp_path: Path) -> None:
             assert server.log_path == tmp_path / "logs" / "server-3.log"
         (tmp_path / "slow").mkdir()
         slow = Script(ready_after_s=30.0)  # so that it is ours that doesn't listen yet
-        with (
-            at_most(20),
-            pytest.raises(ServerStartError) as error,
-            start(tmp_path / "slow", slow, choose_port=lambda: port_of(stranger)),
-        ):
-            pytest.fail("another's")
+        error = failed_start(tmp_path / "slow", slow, choose_port=lambda: port_of(stranger))
         by = f"its port is already in use by a server of '{stranger.model}': port in use"
-        assert error.value.failure == by
+        assert error.failure == by
         assert stranger.process.popen.poll() is None
     assert left_of(tmp_path) == []
 
@@ -303,9 +305,5 @@ def test_what_an_engine_reads_lies_beside_its_log(tmp_path: Path) -> None:
         python=str(tmp_path / "python"), package="tensorrt-llm", version="1.4.0"
     )
     spec = dataclasses.replace(builders.SPEC, engine="tensorrt_llm", method="draft_model")
-    with (
-        pytest.raises(ServerStartError),
-        start(tmp_path, Script(), spec=spec, environment=environment),
-    ):
-        pytest.fail("it isn't installed")
+    failed_start(tmp_path, spec=spec, environment=environment)
     assert '"decoding_type": "Draft_Target"' in (tmp_path / "logs/server/options.yaml").read_text()
