@@ -165,9 +165,24 @@ REPORT = Report(
 )
 
 
+def with_verdicts(*verdicts: Verdict) -> Report:
+    """The report of a run that decided so."""
+    return msgspec.structs.replace(REPORT, run=run_of(*verdicts))
+
+
 def with_case(**changes: object) -> Report:
     """The report with another case."""
     return msgspec.structs.replace(REPORT, cases=(msgspec.structs.replace(CASE_REPORT, **changes),))
+
+
+def judged_runs(
+    metric: str, *words: str, first_day: int = 1, value: float = 1.0
+) -> list[RunRecord]:
+    """Runs on one day after the other, with these outcomes of one metric."""
+    return [
+        msgspec.structs.replace(past_run(day, **{metric: value}), outcomes={metric: word})
+        for day, word in enumerate(words, start=first_day)
+    ]
 
 
 EMPTY = msgspec.structs.replace(REPORT, run=run_of(), cases=(), remarks=())

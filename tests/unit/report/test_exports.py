@@ -28,15 +28,12 @@ from tests.unit.measurement.test_journal import journaled
 from tests.unit.reports import CASE, MS, measured
 
 HOSTILE = "<script>alert(1)</script> | `x` @all\n```\n# head"
-
-
 MEASURED = {CASE.id: measured()}
 
 
 def with_reason(text: str) -> Report:
     """The report with what a server said as the reason of a failure."""
-    lost = dataclasses.replace(reports.LOST, reason=text)
-    return msgspec.structs.replace(reports.REPORT, run=reports.run_of(reports.HELD, lost))
+    return reports.with_verdicts(reports.HELD, dataclasses.replace(reports.LOST, reason=text))
 
 
 def rows_of(text: str) -> list[dict[str, str]]:
@@ -79,8 +76,8 @@ def test_markdown_keeps_to_what_github_takes() -> None:
         dataclasses.replace(reports.LOST, case_id=f"{CASE.id}-{n}", reason="x " * 2000)
         for n in range(2000)
     ]
-    report = msgspec.structs.replace(reports.REPORT, run=reports.run_of(*many))
-    text = render_markdown(msgspec.structs.replace(report, remarks=("y " * 2000,) * 100))
+    report = msgspec.structs.replace(reports.with_verdicts(*many), remarks=("y " * 2000,) * 100)
+    text = render_markdown(report)
     assert len(text) <= 60_000
     assert "… and 1960 more" in text.partition("<details>")[0]
     assert text.count("<details>") == text.count("</details>") == 1

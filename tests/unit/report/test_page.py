@@ -83,13 +83,8 @@ def test_what_fails_stands_first_with_its_cause_and_what_to_type() -> None:
 
 
 def test_a_card_says_since_when_with_what_and_where_to_look() -> None:
-    slow = [
-        msgspec.structs.replace(
-            reports.past_run(day, throughput_tokens_per_s=90.0),
-            outcomes={"throughput_tokens_per_s": "REGRESSED"},
-        )
-        for day in (13, 14)
-    ]
+    words = ("REGRESSED", "REGRESSED")
+    slow = reports.judged_runs("throughput_tokens_per_s", *words, first_day=13)
     once = msgspec.structs.replace(slow[0], run="20261101T010000-1")
     report = reports.with_case(
         history=(once, *reports.CASE_REPORT.history, *slow),
@@ -110,10 +105,8 @@ def test_a_card_says_since_when_with_what_and_where_to_look() -> None:
 @pytest.mark.parametrize("outcome", ["NOT_COMPARABLE", "NO_BASELINE", "INVALID", "MEASURED"])
 def test_a_run_that_did_not_judge_a_figure_says_nothing_of_since_when(outcome: str) -> None:
     name = "throughput_tokens_per_s"
-    days = [reports.past_run(day, **{name: 90.0}) for day in (13, 14, 15)]
-    other = [msgspec.structs.replace(one, outcomes={name: outcome}) for one in days]
-    lost = msgspec.structs.replace(days[-1], run="20261116T020000-1", outcomes={name: "REGRESSED"})
-    report = reports.with_case(history=(*reports.CASE_REPORT.history, *other, lost))
+    runs = reports.judged_runs(name, *[outcome] * 3, "REGRESSED", first_day=13)
+    report = reports.with_case(history=(*reports.CASE_REPORT.history, *runs))
     told = "throughput: not fine since 2026-11-16 02:00 UTC with 0.32.0; last fine 2026-11-12"
     assert told in Page(render_page(report)).text
     unjudged = dataclasses.replace(reports.LOST, outcome=Outcome.NO_BASELINE)
@@ -158,21 +151,16 @@ def test_a_part_that_is_not_known_has_no_chart() -> None:
 
 def test_only_runs_that_judged_the_figure_are_drawn() -> None:
     words = ("PASS", "NOT_COMPARABLE", "NO_BASELINE", "MEASURED", "INVALID", "REGRESSED")
-    name = "acceptance_length_tokens"
-    runs = [
-        msgspec.structs.replace(reports.past_run(day, **{name: 2.0}), outcomes={name: word})
-        for day, word in enumerate(words, start=1)
-    ]
+    runs = reports.judged_runs("acceptance_length_tokens", *words)
     assert "The last 2 runs that judged it" in history_of("acceptance length", *runs).note
 
 
-def at_load(concurrency: int, drafts: int, ratio: float) -> CaseReport:
+def at_load(concurrency: int, drafts: int, ratio: float, **others: int) -> CaseReport:
     """The case at such a load, with so many drafts of a step and such a gain."""
-    settings = reports.CASE_REPORT.settings
-    assert settings is not None
+    changes = {"concurrency": concurrency, "draft_tokens": drafts, **others}
     return msgspec.structs.replace(
         reports.CASE_REPORT,
-        settings=dataclasses.replace(settings, concurrency=concurrency, draft_tokens=drafts),
+        settings=dataclasses.replace(builders.SETTINGS, **changes),  # type: ignore[arg-type]
         figures=msgspec.structs.replace(figures(), judged={"speedup_ratio": ratio}),
     )
 
@@ -189,13 +177,7 @@ def test_each_number_of_drafts_is_a_line_of_its_own() -> None:
 
 
 def test_cases_that_differ_in_more_than_the_load_are_lines_of_their_own() -> None:
-    long = [
-        msgspec.structs.replace(
-            at_load(load, 3, 0.5),
-            settings=dataclasses.replace(builders.SETTINGS, concurrency=load, output_cap_tokens=64),
-        )
-        for load in (1, 4, 8)
-    ]
+    long = [at_load(load, 3, 0.5, output_cap_tokens=64) for load in (1, 4, 8)]
     (chart,) = gains_over_load([*(at_load(load, 3, 1.5) for load in (1, 4, 8)), *long])
     assert "draft_model-k3 pays at 1 to 8 in flight" in chart.note
     other = "draft_model-k3 (output_cap_tokens: 20 -> 64)"
@@ -232,11 +214,8 @@ def shown(title: str, case: CaseReport, *verdicts: Verdict) -> str:
 
 def test_acceptance_by_position_stands_against_the_oracle_where_it_was_asked() -> None:
     oracle = reports.verdict(Outcome.WRONG, by_position_frac=((0.8, 0.9), (0.3, 0.7)))
-    report = msgspec.structs.replace(
-        reports.REPORT,
-        run=reports.run_of(reports.HELD, dataclasses.replace(oracle, case_id=CASE.id)),
-    )
-    page = Page(render_page(report))
+    known = dataclasses.replace(oracle, case_id=CASE.id)
+    page = Page(render_page(reports.with_verdicts(reports.HELD, known)))
     assert "the engine its text and models" in page.text
     title = "Accepted, by position of the draft, against the oracle"
     svg = shown(title, reports.CASE_REPORT, oracle)
@@ -253,9 +232,7 @@ def with_power(case: CaseReport, power: PowerRecord) -> CaseReport:
 def test_energy_is_drawn_for_both_servers_where_both_are_known() -> None:
     ours, alone = (builders.power(energy_j=e, window_s=10.0, tokens=1000) for e in (3000, 4000))
     power = msgspec.structs.replace(ours, control=alone.case, energy_ratio=4 / 3)
-    case = msgspec.structs.replace(
-        reports.CASE_REPORT, figures=msgspec.structs.replace(figures(), power=power)
-    )
+    case = with_power(reports.CASE_REPORT, power)
     assert (
         "3 J per token (±0.1 %), 300 W on average"
         in Page(render_page(reports.with_case(figures=case.figures))).text
@@ -293,12 +270,8 @@ def test_each_metric_that_was_judged_has_a_history_with_the_engines_versions() -
 
 
 def test_the_first_bad_run_of_those_that_still_are_is_marked() -> None:
-    name = "ttft_p50_ms"
     words = ("REGRESSED", "PASS", "INCONCLUSIVE", "REGRESSED")
-    days = [
-        msgspec.structs.replace(reports.past_run(day, **{name: 1.0}), outcomes={name: word})
-        for day, word in enumerate(words, start=1)
-    ]
+    days = reports.judged_runs("ttft_p50_ms", *words)
     chart = history_of("ttft p50", *days)
     assert "Not fine since 2026-11-03 02:00 UTC with 0.32.0, at the red line" in chart.note
     assert chart.svg.count('stroke="var(--bad)"') == 1
@@ -314,7 +287,7 @@ def hostile_reports() -> dict[str, Report]:
     other = dataclasses.replace(reports.LOST, case_id=HOSTILE)
     loads = [replace(at_load(load, 3, 1.5), models=HOSTILE) for load in (1, 4, 8)]
     return {
-        "reason": replace(report, run=reports.run_of(lost)),
+        "reason": reports.with_verdicts(lost),
         "remark": replace(report, remarks=(HOSTILE,)),
         "case_id": replace(reports.with_case(case_id=HOSTILE), run=reports.run_of(other)),
         "models": replace(report, cases=tuple(loads)),
@@ -343,9 +316,7 @@ def many(number: int) -> Report:
     verdicts = [dataclasses.replace(reports.HELD, case_id=name) for name in names]
     lost = dataclasses.replace(reports.LOST, case_id=names[-1])
     cases = [msgspec.structs.replace(reports.CASE_REPORT, case_id=name) for name in names]
-    return msgspec.structs.replace(
-        reports.REPORT, run=reports.run_of(*verdicts, lost), cases=tuple(cases)
-    )
+    return msgspec.structs.replace(reports.with_verdicts(*verdicts, lost), cases=tuple(cases))
 
 
 def test_of_many_cases_those_that_fail_come_first() -> None:
@@ -361,8 +332,8 @@ def test_of_several_positions_the_worst_is_shown() -> None:
         dataclasses.replace(reports.LOST, metric=f"acceptance_pos{n}_frac", change_frac=change)
         for n, change in changes.items()
     ]
-    report = msgspec.structs.replace(reports.REPORT, run=reports.run_of(reports.HELD, *lost))
-    overview = Page(render_page(report)).text.partition("Overview")[2].partition("The cases")[0]
+    text = Page(render_page(reports.with_verdicts(reports.HELD, *lost))).text
+    overview = text.partition("Overview")[2].partition("The cases")[0]
     assert "▼ -30.0%" in overview
     assert overview.count("▼ -") == 1
 
