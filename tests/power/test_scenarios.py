@@ -16,9 +16,10 @@ from specreg.core.errors import InvalidMeasurementError, SensorError
 from specreg.telemetry.energy import check_alone, check_counter, check_held_back, energy_of
 from specreg.telemetry.power_record import PowerRecord, record_power
 from specreg.telemetry.sampler import PowerTrace, Span, watch
-from specreg.telemetry.sensor import Device, Scope
+from specreg.telemetry.sensor import Scope
 from tests.doubles.nvml import device as scripted
 from tests.doubles.nvml.device import Process, ScriptedGpu, Throttle, constant
+from tests.unit import builders
 from tests.unit.telemetry.test_power_sampling import BOUNDS, SLOW, SQUARE, UNEVEN
 
 NS_PER_S = 10**9
@@ -45,6 +46,7 @@ SCENARIOS: Mapping[str, ScriptedGpu] = {
     "shared": ScriptedGpu(processes=(Process(STRANGER, 2**30, from_s=20.0),)),
     "hot": ScriptedGpu(throttle=(Throttle(0x40, from_s=20.0, to_s=21.0),), temperature_c=91),
 }
+SOUND = ("constant", "square", "uneven", "slow", "module", "sampled a quarter of the time")
 
 
 @pytest.fixture(scope="module")
@@ -69,14 +71,8 @@ def traces(
         for name, value in scripted.environment(scripted.build(folder), script).items():
             patch.setenv(name, value)
         devices = [
-            Device(
-                sensor="nvml",
-                id=gpu.uuid,
-                name=gpu.name,
-                number=number,
-                scope=Scope(gpu.scope.name.lower()),
-            )
-            for number, gpu in enumerate(gpus.values())
+            builders.device(gpu.name, id=gpu.uuid, scope=Scope(gpu.scope.name.lower()))
+            for gpu in gpus.values()
         ]
         with (
             watch(devices[:TOGETHER], folder / "samples.jsonl") as one,
@@ -112,18 +108,7 @@ def check_energy(gpu: ScriptedGpu, trace: PowerTrace, length_s: float, bound_fra
 
 
 @pytest.mark.parametrize(("length_s", "bound_frac"), BOUNDS)
-@pytest.mark.parametrize(
-    "name",
-    [
-        "constant",
-        "square",
-        "uneven",
-        "slow",
-        "quick ticks",
-        "module",
-        "sampled a quarter of the time",
-    ],
-)
+@pytest.mark.parametrize("name", [*SOUND, "quick ticks"])
 def test_the_energy_of_a_block_is_right(
     gpus: Mapping[str, ScriptedGpu],
     traces: Mapping[str, PowerTrace],
@@ -150,9 +135,7 @@ def test_a_sensor_that_looks_away_is_seen_where_the_load_is_in_step_with_it(
     assert "times what its power says" in found.invalid
 
 
-@pytest.mark.parametrize(
-    "name", ["constant", "square", "uneven", "slow", "module", "sampled a quarter of the time"]
-)
+@pytest.mark.parametrize("name", SOUND)
 def test_counter_and_power_agree(traces: Mapping[str, PowerTrace], name: str) -> None:
     for span in blocks(traces[name], 30.0):
         check_counter(energy_of(traces[name], span))
