@@ -71,15 +71,12 @@ async def read(
             async for piece in response.aiter_raw():
                 content += piece
                 if len(content) > MOST_BYTES:
-                    message = f"{path}: answers more than {MOST_BYTES} bytes"
-                    raise AnswerError(message)
+                    raise AnswerError(f"{path}: answers more than {MOST_BYTES} bytes")
     except TimeoutError as error:
-        message = f"{path}: no whole answer within {within_s:g} s"
-        raise AnswerError(message, late=True) from error
+        raise AnswerError(f"{path}: no whole answer within {within_s:g} s", late=True) from error
     # The transport passes on some errors of aiohttp, as for an answer that isn't HTTP.
     except (httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError) as error:
-        message = f"{path}: {type(error).__name__}, {_why(error)}"
-        raise AnswerError(message) from error
+        raise AnswerError(f"{path}: {type(error).__name__}, {_why(error)}") from error
     return Answer(path=path, status=response.status_code, content=bytes(content))
 
 

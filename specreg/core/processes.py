@@ -207,12 +207,11 @@ def stop_process(process: SupervisedProcess) -> None:
         left = end_all(process.session, signal.SIGKILL, _GONE_S)
         process.popen.poll()  # reaps it
     if left:
-        message = (
+        raise UnkillableError(
             f"{', '.join(map(describe, left))}: still there {_KILL_S + _GONE_S:g} s after it was"
             " killed, and nothing can be measured beside it; see what it waits for in the kernel's"
             " log (dmesg), and end it, or start the machine anew"
         )
-        raise UnkillableError(message)
 
 
 @atexit.register

@@ -164,11 +164,10 @@ def _parquet_rows(path: Path, columns: set[str]) -> list[dict[str, object]]:
     try:
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
-        message = (
+        raise DatasetError(
             f"prompt file '{path}': reading Parquet takes pyarrow, which isn't installed;"
             f" {install_command('datasets')}"
-        )
-        raise DatasetError(message) from error
+        ) from error
     file = parquet.ParquetFile(path)
     names = [name for name in file.schema_arrow.names if name in columns]
     rows = file.read(columns=names).to_pylist()

@@ -97,11 +97,10 @@ def _hub(kind: type[SpecregError], subject: str, otherwise: str) -> Iterator[Any
         hub = importlib.import_module("huggingface_hub")
         errors = importlib.import_module("huggingface_hub.errors")
     except ImportError as error:
-        message = (
+        raise kind(
             f"{subject}: fetching takes huggingface_hub, which isn't installed;"
             f" {install_command('datasets')}, or {otherwise}"
-        )
-        raise kind(message) from error
+        ) from error
     try:
         yield hub
     except errors.GatedRepoError as error:

@@ -71,11 +71,10 @@ def load_prompts(
     folder = data_dir or usual_data_dir()
     record = load_record(folder, one.name)
     if record is None:
-        message = (
+        raise DatasetError(
             f"dataset '{one.name}': not prepared on this machine; run"
             f" {specreg_command('prepare', one.name)}"
         )
-        raise DatasetError(message)
     return _prepared_prompts(paths_of(folder, one.name)[0], record.sha256)
 
 
@@ -94,8 +93,7 @@ def prepare(
         DatasetError: it can't be had, read or written.
     """
     if not one.licence:
-        message = f"dataset '{one.name}': nothing to prepare; a case can name it as it is"
-        raise DatasetError(message)
+        raise DatasetError(f"dataset '{one.name}': nothing to prepare; a case can name it as it is")
     written, record_file = paths_of(data_dir, one.name)
     if given is None:
         try:
@@ -168,11 +166,10 @@ def load_record(folder: Path, name: str) -> PreparedSet | None:
     except (OSError, *UNREADABLE) as error:
         raise DatasetError(f"dataset '{name}': {path}: {error}; {remedy}") from error
     if got != record.sha256:
-        message = (
+        raise DatasetError(
             f"dataset '{name}': {prompts} is not what was prepared (SHA-256 {got[:12]}…, needed"
             f" {record.sha256[:12]}…); {remedy}"
         )
-        raise DatasetError(message)
     return record
 
 

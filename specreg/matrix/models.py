@@ -70,8 +70,7 @@ def model_file(reference: str, name: str) -> Path:
     if not folder.is_dir():
         return fetch_model_file(reference, name)
     if not (folder / name).is_file():
-        message = f"model folder '{folder}': {name} is missing; name a folder that has it"
-        raise ModelError(message)
+        raise ModelError(f"model folder '{folder}': {name} is missing; name a folder that has it")
     return folder / name
 
 

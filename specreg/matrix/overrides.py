@@ -53,8 +53,7 @@ def parse_override(text: str) -> Override:
     if key not in _TYPES:
         raise UnknownNameError("setting", key, _TYPES, f"override '{text}'")
     if not equals or (key == "engine_env") != bool(name):
-        message = f"override '{text}': give KEY=VALUE, or engine_env.NAME=VALUE"
-        raise UnsupportedError(message)
+        raise UnsupportedError(f"override '{text}': give KEY=VALUE, or engine_env.NAME=VALUE")
     try:
         if key == "engine_args":
             shlex.split(value)

@@ -34,11 +34,10 @@ def load_case_prompts(root: Path, case: Case) -> tuple[Prompt, ...]:
         needed = 2 * case.prompts + 1
         why = ": its drafter learns, and warms up on prompts that are measured nowhere"
     if len(prompts) < needed:
-        message = (
+        raise DatasetError(
             f"dataset '{case.dataset}': has {len(prompts)} prompts, '{case.id}' asks for {needed}"
             f"{why}; lower prompts in the matrix, or ask for fewer"
         )
-        raise DatasetError(message)
     check_form(case, prompts)
     return prompts
 
@@ -75,13 +74,12 @@ def check_contexts(root: Path, cases: Iterable[Case]) -> None:
             overlong = _overlong(case, doubtful, functools.partial(count_tokens, target))
             if overlong:
                 first, needed_tokens = next(iter(overlong.items()))
-                message = (
+                raise DatasetError(
                     f"dataset '{case.dataset}': prompt '{first.id}' needs {needed_tokens} tokens"
                     f" with its replies, '{case.id}' has {case.server.max_model_len_tokens}, and"
                     f" {len(overlong)} of its prompts don't fit; raise max_model_len_tokens to"
                     f" {max(overlong.values())}, or lower output_cap_tokens or turns"
                 )
-                raise DatasetError(message)
 
 
 def _overlong(
@@ -119,8 +117,7 @@ def _tokenizer(target: str) -> Any:  # noqa: ANN401 - of a library that may be m
     try:
         tokenizer = library.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more special
-        message = f"tokenizer '{path}': {error}; restore it"
-        raise ModelError(message) from error
+        raise ModelError(f"tokenizer '{path}': {error}; restore it") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

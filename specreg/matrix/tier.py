@@ -271,19 +271,17 @@ def check_tree(tree: Tree | None, method: str, depth: int) -> None:
     """Raise a MatrixError unless a method that drafts trees has a valid one, and others none."""
     if METHODS[method].drafts_trees != (tree is not None):
         trees = ", ".join(name for name, one in METHODS.items() if one.drafts_trees)
-        message = (
+        raise MatrixError(
             f"method '{method}' with {f'tree = {tree}' if tree else 'no tree'}; needed tree ="
             f" {{ branches = 2, drafted_tokens = 6 }} for {trees}, and none for others: give them a"
             " table each"
         )
-        raise MatrixError(message)
     if tree is not None and not depth <= tree.drafted_tokens <= tree.most_tokens(depth):
-        message = (
+        raise MatrixError(
             f"tree.drafted_tokens = {tree.drafted_tokens} with draft_tokens = {depth} and"
             f" tree.branches = {tree.branches}; needed {depth} to {tree.most_tokens(depth)}: the"
             " deepest branch alone, to all there is to choose from"
         )
-        raise MatrixError(message)
 
 
 def check_pinned(case: Case, *, on_gpu: bool) -> None:
@@ -319,9 +317,8 @@ def _with_controls(
             yield case
             continue
         if on_gpu and share_frac > _MOST_BESIDE_FRAC:
-            message = (
+            raise MatrixError(
                 f"{places[case.id]}: gpu_memory_frac = {share_frac}, needed at most"
                 f" {_MOST_BESIDE_FRAC}: case and control stand beside one another; lower it"
             )
-            raise MatrixError(message)
         yield dataclasses.replace(case, control=alike)

@@ -397,11 +397,10 @@ def _widened(root: Path, spec: ServerSpec) -> Iterator[tuple[Path, Shape, Path]]
         shape, source = shapes.get(role), Path(resolve_model(root, reference))
         if shape is None or not source.is_dir():
             drafting = " or ".join(sorted(shapes.keys() - {_TARGET}))
-            message = (
+            raise ModelError(
                 f"model '{reference}' of pair '{spec.models}': only the folder of a target, or of a"
                 f" draft for {drafting}, can be widened; leave widen out"
             )
-            raise ModelError(message)
         made_of = _content_sha256(source, shape, _RECIPE)
         folder = cache_dir() / "models" / f"{source.name}-wide-{spec.widen}-{made_of}"
         yield source, shape, folder
