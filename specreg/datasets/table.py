@@ -58,24 +58,23 @@ class PromptSet:
         return int(self.config) if self.dataset == _RANDOM else None
 
 
-def dataset_named(name: str, where: str = "") -> PromptSet:
+def dataset_named(name: str) -> PromptSet:
     """The set of a full name, `toy` or `speed-bench-qualitative`.
 
     Raises:
         UnknownNameError: there is none; the message lists what there is.
         DatasetError: its random prompts would be too long.
     """
-    place = f"{where}: " if where else ""
     if name in SETS:
         return SETS[name]
     if found := re.fullmatch(rf"{_RANDOM}-([1-9]\d*)", name):
         if len(found[1]) > _MOST_RANDOM_DIGITS:
-            message = f"dataset '{name}': prompts of {found[1]} random ids can't be drawn, those of"
             raise DatasetError(
-                f"{place}{message} {_MOST_RANDOM_DIGITS} digits at most; ask for fewer"
+                f"dataset '{name}': prompts of {found[1]} random ids can't be drawn, those of"
+                f" {_MOST_RANDOM_DIGITS} digits at most; ask for fewer"
             )
         return PromptSet(dataset=_RANDOM, config=found[1])
-    raise UnknownNameError("dataset", name, SETS, where)
+    raise UnknownNameError("dataset", name, SETS)
 
 
 _TABLE = (

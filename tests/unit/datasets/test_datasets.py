@@ -55,8 +55,8 @@ def test_toy_conversations_are_of_three_turns_of_the_toy_prompts() -> None:
 
 
 def test_random_prompts_that_no_model_reads_are_refused_before_they_are_drawn() -> None:
-    with pytest.raises(DatasetError, match=r"^here: dataset 'random-99999999': .*6 digits at most"):
-        dataset_named("random-99999999", "here")
+    with pytest.raises(DatasetError, match=r"^dataset 'random-99999999': .*6 digits at most"):
+        dataset_named("random-99999999")
 
 
 @pytest.mark.parametrize("name", ["random", "random-0", "random-", "random-1k", "toy-128"])
