@@ -111,10 +111,6 @@ class Comparison:
         """The metric's value in each launch that has it."""
         return tuple(m.values[metric.name] for m in self.launches if metric.name in m.values)
 
-    def expects(self, metric: Metric) -> bool:
-        """Whether an acceptance metric has an expected value at all."""
-        return self._expected(metric) is not None
-
     def ratio_change(self, metric: Metric) -> tuple[float, float, Effect] | str:
         """Value, expected value and change of an acceptance metric, or why it can't be told."""
         if self.ours is None:
@@ -127,7 +123,7 @@ class Comparison:
                 f"{len(self.ours.prompt_ids)} prompts to compare by, {FEWEST_PROMPTS} are needed;"
                 " raise prompts in the matrix"
             )
-        ours, expected = ratio_parts(metric, self.ours), self._expected(metric)
+        ours, expected = ratio_parts(metric, self.ours), self.expected_ratio(metric)
         value = _quotient(ours)
         if ours is None or value is None or expected is None:
             return f"the prompts to compare by hold no {metric.name}"
@@ -158,7 +154,7 @@ class Comparison:
         ours = (metric.function(replay.of_control) or 0.0,)
         return _change_of_speed(metric, ours, self.known.control, self.known.spreads)
 
-    def _expected(self, metric: Metric) -> float | None:
+    def expected_ratio(self, metric: Metric) -> float | None:
         """The expected ratio: of the prompts that both have, else of the sum of all."""
         if self.theirs is not None:
             return _quotient(ratio_parts(metric, self.theirs))

@@ -127,12 +127,15 @@ def test_what_is_known_is_expected_and_nothing_else() -> None:
         known(published=builders.published(2.0)),
     )
     expected = [
-        [compare([measured(None)], one).expects(metric) for metric in (LENGTH, RATE, SECOND, LAST)]
+        [
+            compare([measured(None)], one).expected_ratio(metric) is not None
+            for metric in (LENGTH, RATE, SECOND, LAST)
+        ]
         for one in each
     ]
     assert expected == [[True, True, True, False]] * 2 + [[True, False, False, False]]
     without_steps = dict.fromkeys(RECORDED, builders.counts(0, 0, 0, 0))
-    assert not by_prompt(RECORDED, without_steps).expects(LENGTH)
+    assert by_prompt(RECORDED, without_steps).expected_ratio(LENGTH) is None
 
 
 @pytest.mark.parametrize(("ours", "gain"), [(NONE, 0.0), (FEW, 1.0)], ids=["kept", "improved"])
