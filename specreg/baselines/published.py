@@ -65,16 +65,9 @@ class PublishedFigure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return any(one is not None for one in figures)
 
     def value(self, metric_name: str) -> float | None:
-        """The figure of a metric, None where it wasn't published."""
-        figures = {
-            "acceptance_length_tokens": self.acceptance_length_tokens,
-            "acceptance_rate_frac": self.acceptance_rate_frac,
-            "speedup_ratio": self.speedup_ratio,
-        }
-        positions = enumerate(self.position_frac, start=1)
-        return (figures | {f"acceptance_pos{n}_frac": frac for n, frac in positions}).get(
-            metric_name
-        )
+        """The figure of a metric, which has its name; None where it wasn't published."""
+        figures = {f"acceptance_pos{n}_frac": one for n, one in enumerate(self.position_frac, 1)}
+        return figures.get(metric_name, getattr(self, metric_name, None))
 
 
 def load_published(folder: Path) -> tuple[PublishedFigure, ...]:

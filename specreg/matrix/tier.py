@@ -226,15 +226,11 @@ def _taken(kind: type[object], table: CasesTable) -> dict[str, Any]:
 
 def _loads_of(table: CasesTable) -> tuple[Load, ...]:
     """One load for each concurrency, or for each rate."""
-    common = taken(Load, table) | {"concurrency": 0, "requests_per_s": 0.0}
-    closed, by_rate = Arrivals.CLOSED, table.arrivals or Arrivals.POISSON
-    return (
-        *(Load(**common | {"arrivals": closed, "concurrency": one}) for one in table.concurrency),
-        *(
-            Load(**common | {"arrivals": by_rate, "requests_per_s": one})
-            for one in table.requests_per_s
-        ),
-    )
+    closed = bool(table.concurrency)
+    arrivals = table.arrivals or (Arrivals.CLOSED if closed else Arrivals.POISSON)
+    own: dict[str, Any] = {"arrivals": arrivals, "concurrency": 0, "requests_per_s": 0.0}
+    axis = "concurrency" if closed else "requests_per_s"
+    return tuple(Load(**taken(Load, table) | own | {axis: one}) for one in getattr(table, axis))
 
 
 def _server_of(
