@@ -131,8 +131,6 @@ class Baseline(
     """One file.
 
     Attributes:
-        schema_version: of this form.
-        case, environment, provenance: see there.
         acceptance: None for a case that doesn't speculate.
         launches: by launch, the metrics that differ from launch to launch; none of a file of an
             earlier form, whose speeds were taken otherwise.
@@ -215,11 +213,10 @@ def read_baselines(paths: Iterable[Path]) -> tuple[dict[Path, Baseline], list[st
     unreadable: list[str] = []
     for path in paths:
         try:
-            baseline = load_baseline(path)
+            if baseline := load_baseline(path):
+                found[path] = baseline
         except BaselineError as error:
             unreadable.append(str(error))
-        else:
-            found |= {path: baseline} if baseline is not None else {}
     return found, unreadable
 
 

@@ -38,11 +38,7 @@ class Step:
 
 
 class PairTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the time of one server pair went.
-
-    Attributes:
-        pair: the launch of the case's server; phases_s: its seconds by phase.
-    """
+    """Where the time of one server pair went; `pair` is the launch of the case's server."""
 
     pair: str
     phases_s: dict[str, float]

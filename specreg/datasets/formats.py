@@ -82,11 +82,7 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_prompt_file(path: Path) -> tuple[Prompt, ...]:
-    """The prompts of a file of specreg's own, in the order of its rows.
-
-    Raises:
-        DatasetError: see `load_published_rows`.
-    """
+    """The prompts of a file of specreg's own, as `load_published_rows` loads those of others."""
     return _load(path, Prompt, lambda row, _: row)[0]
 
 

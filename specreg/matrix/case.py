@@ -77,7 +77,6 @@ class ServerSpec(LaunchSettings):
     """What has to be equal for two cases to share a server.
 
     Attributes:
-        engine, method: their names.
         models: the name of the model pair.
         target, draft: folders or hub ids; `draft` is None where the method needs none.
         padding_layers: identity layers appended to the target.
@@ -138,12 +137,10 @@ class Case(WorkloadSettings):
     """One measurement of the matrix.
 
     Attributes:
-        server: what to start.
         control: the `none` server of the same target, measured in alternation for the speedup;
             None where the tier has no such case, and for `none` itself.
         matrix_prompts: how many prompts the matrix says, where this run replays another number.
         load: how many requests come, and when; its duration is that of a round.
-        limits: what a request must keep to count as good.
         power_s: how long each server is kept under load for its power; 0 for the rounds alone.
     """
 
