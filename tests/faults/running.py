@@ -105,7 +105,6 @@ class Hurt:
         return replace(self, folder=folder, user=self.folder)
 
     def command(self, *arguments: str) -> tuple[str, ...]:
-        """`pytest` with the arguments."""
         text = self.matrix.format(
             needs_gpus=len(self.gpus),
             settings=self.settings,
@@ -193,7 +192,6 @@ class Hurt:
         return workers[0] if workers else api
 
     def listening(self) -> list[str]:
-        """The addresses that its processes listen on, one for each socket."""
         found: list[str] = []
         for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -287,7 +285,6 @@ def wait_until(condition: Callable[[], bool], within_s: float = _PATIENCE_S) -> 
 
 
 def marked(folder: Path) -> list[psutil.Process]:
-    """The processes that have a folder for their mark."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

@@ -100,7 +100,6 @@ def shuffled(name: str, folder: Path) -> Path:
 
 
 def outcomes(done: subprocess.CompletedProcess[str], folder: Path) -> dict[str, set[str]]:
-    """By case, the outcomes of the last run."""
     runs = sorted((folder / "runs").iterdir())
     verdict = load_verdict(runs[-1] / "verdict.json") if runs else None
     assert verdict is not None, done.stdout

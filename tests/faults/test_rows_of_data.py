@@ -26,7 +26,6 @@ def run(tmp_path: Path) -> Hurt:
 
 
 def reasons(run: Hurt) -> Mapping[str, str]:
-    """By case why it came out as it did."""
     return {one.case_id: f"{one.outcome}: {one.reason}" for one in run.verdict().verdicts}
 
 

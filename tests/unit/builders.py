@@ -153,7 +153,6 @@ def invalid(reason: str, words: str = "") -> pytest.RaisesExc[InvalidMeasurement
 
 
 def chunk(at_ns: int, tokens: int = 1) -> Chunk:
-    """A chunk of some tokens."""
     return Chunk(at_ns=at_ns, tokens=tokens)
 
 
@@ -177,12 +176,10 @@ def trace(*chunks: Chunk, sent_ns: int = 0) -> RequestTrace:
 
 
 def on_server(**changes: Any) -> Case:  # noqa: ANN401 - of any field
-    """The case on another server."""
     return dataclasses.replace(CASE, server=dataclasses.replace(SPEC, **changes))
 
 
 def with_concurrency(requests: int, case: Case = CASE) -> Case:
-    """The case in a closed loop of so many requests."""
     return dataclasses.replace(case, load=Load(concurrency=requests))
 
 
@@ -221,7 +218,6 @@ def acceptance(
 def acceptance_of(
     prompts: Sequence[PromptAcceptance], source: Source = Source.VLLM_REQUEST
 ) -> AcceptanceRecord:
-    """The record of some prompts."""
     return AcceptanceRecord(
         source=source,
         view=View.VERIFIER,
@@ -263,7 +259,6 @@ def baseline(
     environment: Environment = ENVIRONMENT,
     settings: CaseSettings = SETTINGS,
 ) -> Baseline:
-    """A baseline with the launches and counts given."""
     return Baseline(
         schema_version=SCHEMA_VERSION,
         case=settings,
@@ -428,7 +423,6 @@ def rows_in(name: str, prompts: Sequence[Prompt]) -> list[dict[str, object]]:
 
 
 def write_lines(path: Path, rows: Iterable[object]) -> Path:
-    """A file of JSON lines."""
     path.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
     return path
 
@@ -439,13 +433,11 @@ def measure_alone(
     prompts: Sequence[Prompt] = PROMPTS,
     plan: Plan = Plan(show=lambda _: None),  # noqa: B008 - frozen
 ) -> Measurement:
-    """A measurement of a case on one server."""
     (found,) = measure([Arm(case=case, server=server)], workload_of(case, prompts), plan)
     return found
 
 
 def published(length_tokens: float = 2.0, tolerance_frac: float | None = None) -> PublishedFigure:
-    """A published acceptance length of the case."""
     return PublishedFigure(
         schema_version=1,
         source="https://example.org/paper",

@@ -63,7 +63,6 @@ def measured(
 
 
 def verdict(outcome: Outcome, **others: object) -> Verdict:
-    """A verdict without figures."""
     made = Verdict(case_id="case", metric="m", outcome=outcome)
     return dataclasses.replace(made, **others)  # type: ignore[arg-type]
 
@@ -104,7 +103,6 @@ EXPECTED = Expected(
 
 
 def past_run(number: int, **values: float) -> RunRecord:
-    """A run of the case on a day of the month."""
     return RunRecord(
         run=f"202611{number:02d}T020000-1",
         case_id=CASE.id,
@@ -136,7 +134,6 @@ CASE_REPORT = CaseReport(
 
 
 def run_of(*verdicts: Verdict) -> RunVerdict:
-    """What a run decided."""
     return RunVerdict(
         run="20261121T020000-1",
         tier="cpu",
@@ -171,7 +168,6 @@ def with_verdicts(*verdicts: Verdict) -> Report:
 
 
 def with_case(**changes: object) -> Report:
-    """The report with another case."""
     return msgspec.structs.replace(REPORT, cases=(msgspec.structs.replace(CASE_REPORT, **changes),))
 
 

@@ -205,7 +205,6 @@ def test_an_action_has_one_version_in_workflows_and_documents() -> None:
 
 
 def git(folder: Path, *arguments: str) -> None:
-    """Runs git in a folder."""
     who = ("-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false")
     command = ("git", "-C", str(folder), *who, *arguments)
     subprocess.run(command, check=True, capture_output=True)

@@ -31,7 +31,6 @@ RECORDED = {"a": FEW, "b": MANY, "c": FEW, "d": MANY, "e": FEW, "f": MANY}
 
 
 def record(by_prompt: Mapping[str, StepCounts]) -> AcceptanceRecord:
-    """The record of some prompts."""
     return builders.acceptance_of(
         [
             builders.prompt_acceptance(counts, prompt_id=prompt_id)
@@ -46,19 +45,16 @@ def without_prompts(by_prompt: Mapping[str, StepCounts]) -> AcceptanceRecord:
 
 
 def measured(acceptance: AcceptanceRecord | None, **values: float) -> Measurement:
-    """A launch with an acceptance."""
     return builders.measurement(values, of=acceptance)
 
 
 def recorded(acceptance: AcceptanceRecord | None, *launches: Mapping[str, float]) -> Baseline:
-    """A baseline with an acceptance."""
     return msgspec.structs.replace(
         builders.baseline(*launches), acceptance=stored_acceptance(acceptance)
     )
 
 
 def by_prompt(ours: Mapping[str, StepCounts], theirs: Mapping[str, StepCounts]) -> Comparison:
-    """A run beside a baseline."""
     return compare([measured(record(ours))], known(recorded(record(theirs))))
 
 

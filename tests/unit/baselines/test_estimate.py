@@ -22,7 +22,6 @@ ASKED = 20 + 7 * 2
 
 
 def record(folder: Path, case: Case, baseline: Baseline) -> None:
-    """Writes a baseline of a case."""
     record_baseline(baseline_path(folder, baseline.environment.name, case.id), baseline)
 
 
@@ -33,7 +32,6 @@ def estimate(folder: Path, case: Case = CASE, kind: str = "cpu") -> Estimate:
 
 
 def speed(tokens_per_s: float) -> dict[str, float]:
-    """What a launch recorded."""
     return {"throughput_tokens_per_s": tokens_per_s}
 
 

@@ -30,7 +30,6 @@ def encoded(**changes: Any) -> bytes:  # noqa: ANN401 - any field
 
 
 def loaded(folder: Path, content: bytes) -> tuple[PublishedFigure, ...]:
-    """What is read below a folder that has one file with this content."""
     path = folder / "published/one.json"
     path.parent.mkdir()
     path.write_bytes(content)

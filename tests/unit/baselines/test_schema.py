@@ -43,7 +43,6 @@ CONFLICT = '{\n<<<<<<< HEAD\n "schema_version": 1\n=======\n "schema_version": 1
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where a baseline is written."""
     return baseline_path(tmp_path, "cpu-x", "case")
 
 
@@ -93,7 +92,6 @@ def test_a_failing_write_leaves_the_old_file_and_nothing_else(
 
 
 def edited(**changes: Any) -> str:  # noqa: ANN401 - JSON
-    """The text of a baseline with other values."""
     return json.dumps(json.loads(render_baseline(BASELINE)) | changes)
 
 
@@ -187,7 +185,6 @@ NO_SUM = msgspec.structs.replace(
 
 
 def noisy(between_frac: float, runs: int) -> Baseline:
-    """A baseline with some noise."""
     noise = {"speedup_ratio": Noise(between_frac=between_frac, runs=runs)}
     return msgspec.structs.replace(BASELINE, noise=noise)
 
@@ -217,7 +214,6 @@ def test_what_could_not_be_read_again_is_not_written(
 
 
 def reread(folder: Path, text: str) -> Baseline | None:
-    """The baseline in a file of this text."""
     (folder / "case.json").write_text(text)
     return load_baseline(folder / "case.json")
 

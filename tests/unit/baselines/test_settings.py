@@ -64,7 +64,6 @@ BY_PARTS = {"server", "load", "target", "prompts", "matrix_prompts"}
 
 
 def other(name: str, value: object) -> object:
-    """Another value than that of a field."""
     if name in OTHERS:
         return OTHERS[name]
     match value:

@@ -34,7 +34,6 @@ UNLIKE = msgspec.structs.replace(builders.OTHER_ENVIRONMENT, cpu="AMD EPYC")
 def write(
     folder: Path, environment: Environment, settings: CaseSettings = builders.SETTINGS
 ) -> Baseline:
-    """A baseline of the case, in the folder of its environment."""
     baseline = builders.baseline(
         {"speedup_ratio": 1.5}, of=COUNTS, environment=environment, settings=settings
     )
@@ -43,12 +42,10 @@ def write(
 
 
 def store(folder: Path) -> BaselineStore:
-    """The baselines below a folder, for the machine of the builders."""
     return BaselineStore(folder=folder, environment=builders.ENVIRONMENT)
 
 
 def look_up(folder: Path, case: Case = builders.CASE) -> CaseBaselines:
-    """What they know of a case."""
     return store(folder).look_up(case, builders.SETTINGS)
 
 
@@ -58,18 +55,15 @@ def launch(
     speedup: float = 1.5,
     invalid: Invalid | None = None,
 ) -> Measurement:
-    """The measurement of a launch."""
     measurement = builders.measurement({"speedup_ratio": speedup}, of=of)
     return dataclasses.replace(measurement, invalid=invalid or {})
 
 
 def record(folder: Path, *launches: Measurement, **more: Any) -> RecordedBaseline:  # noqa: ANN401
-    """What is recorded of some launches, and left out."""
     return record_measurements(launches, builders.SETTINGS, store(folder), reason="again", **more)
 
 
 def recorded(folder: Path, *launches: Measurement) -> Baseline:
-    """What is recorded of some launches."""
     return record(folder, *launches).new
 
 

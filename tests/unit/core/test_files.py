@@ -23,7 +23,6 @@ KILLED = 2**22 + 1  # no process has such a number
 
 
 def part(writer: int, of: str = "file", node: str = platform.node()) -> str:
-    """What a writer writes into."""
     return f".{of}.{node}.{writer}.part"
 
 

@@ -12,7 +12,6 @@ from specreg.core import signals as interrupting
 
 @pytest.fixture
 def number(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """A signal that ends what runs."""
     monkeypatch.setattr(interrupting, "SIGNALLED", [])
     before = signal.signal(signal.SIGUSR1, interrupting._interrupt)  # noqa: SLF001
     yield signal.SIGUSR1

@@ -15,8 +15,6 @@ TRAINING_DOCUMENTS_SHA256 = "7dcd026f72dcf52d0cb69125ad3fcb4fd42f85065e127ba313c
 
 
 class ToyRow(TypedDict):
-    """A line of the toy prompt set."""
-
     id: str
     category: str
     turns: list[str]

@@ -66,7 +66,6 @@ def test_a_length_is_a_number_of_a_set_that_takes_one(name: str) -> None:
 
 
 def prompts_of(categories: list[str]) -> list[Prompt]:
-    """A prompt of each category named."""
     return [
         Prompt(id=str(number), category=category, turns=("x",))
         for number, category in enumerate(categories)

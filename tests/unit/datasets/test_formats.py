@@ -98,7 +98,6 @@ EXAMPLES: list[tuple[str, dict[str, object], Prompt]] = [
 
 
 def load(name: str, path: Path) -> tuple[Prompt, ...]:
-    """The prompts of a file."""
     return (
         load_prompt_file(path) if name == OWN else load_published_rows(path, dataset_named(name))[0]
     )

@@ -55,15 +55,12 @@ class Answers(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_HEAD(self) -> None:
-        """What the file is."""
         self.answer(b"")
 
     def do_GET(self) -> None:
-        """The file."""
         self.answer(CONTENT)
 
     def answer(self, body: bytes) -> None:
-        """A status, headers, and the file."""
         self.hub.asked.append((self.command, self.path))
         status = self.hub.status if "/resolve/" in self.path else 404
         self.send_response(status)

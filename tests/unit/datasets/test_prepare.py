@@ -42,20 +42,17 @@ class Folder:
         self.said: list[str] = []
 
     def prepare(self, name: str, given: Path | None = None) -> PreparedSet:
-        """Prepares a set."""
         return prepare(
             dataset_named(name), data_dir=self.data_dir, given=given, show=self.said.append
         )
 
     def load(self, name: str) -> tuple[Prompt, ...]:
-        """The prompts of a set, as a run loads them."""
         one = dataset_named(name)
         return load_prompts(one, root=builders.ROOT, vocabulary=int, data_dir=self.data_dir)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
-    """A folder with the whole of MT-Bench."""
     found = Folder(tmp_path)
     found.file.write_text(mt_bench())
     return found

@@ -44,13 +44,11 @@ def with_key(key: str, value: str) -> str:
 
 
 def load(folder: Path, text: str) -> Tier:
-    """The tier of a file with the text given."""
     (folder / "cpu.toml").write_text(text)
     return load_tier(folder, "cpu")
 
 
 def case_of(tier: Tier, case_id: str) -> Case:
-    """The case called `case_id`."""
     return next(case for case in tier.cases if case.id == case_id)
 
 

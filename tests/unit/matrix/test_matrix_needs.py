@@ -42,7 +42,6 @@ def load(folder: Path, text: str = TIER) -> Tier:
 
 
 def needs(tier: Tier) -> dict[str, Needs]:
-    """By method."""
     return {case.server.method: case.needs for case in tier.cases}
 
 

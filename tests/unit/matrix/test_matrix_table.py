@@ -38,7 +38,6 @@ gpu_memory_frac = 0.25
 
 
 def write(root: Path, text: str) -> Path:
-    """A repository with a tier called cpu."""
     for path, content in (("models/pairs.toml", PAIRS), ("matrix/cpu.toml", text)):
         (root / "fixtures" / path).parent.mkdir(exist_ok=True, parents=True)
         (root / "fixtures" / path).write_text(content)
@@ -46,14 +45,12 @@ def write(root: Path, text: str) -> Path:
 
 
 def printed(root: Path, *arguments: str) -> str:
-    """What the command prints."""
     done = CliRunner().invoke(app, ["matrix", "--tier", "cpu", "--root", str(root), *arguments])
     assert done.exit_code == 0, done.output
     return done.output
 
 
 def row(text: str, case_id: str) -> list[str]:
-    """The cells of a case."""
     return next(line.split() for line in text.splitlines() if line.startswith(f"{case_id} "))
 
 

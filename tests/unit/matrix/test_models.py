@@ -27,12 +27,10 @@ LAYER = {"self_attn.q_proj.weight": (2, 2), "input_layernorm.weight": (2,)}
 
 
 def bf16(*shape: int, fill: int = 0x1234) -> Bits:
-    """A tensor whose numbers are all the same."""
     return np.full(shape, fill, np.uint16)
 
 
 def write_model(folder: Path, tensors: dict[str, Bits]) -> Path:
-    """A model folder of one layer."""
     folder.mkdir()
     write_tensors(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text('{"num_hidden_layers": 1, "hidden_size": 2}')

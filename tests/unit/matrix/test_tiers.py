@@ -16,7 +16,6 @@ ON_GPU = tuple(name for name in TIERS if load_tier(FOLDER, name).needs_gpus)
 
 
 def cases_of(name: str) -> tuple[Case, ...]:
-    """The cases of a tier."""
     return load_tier(FOLDER, name).cases
 
 

@@ -28,13 +28,11 @@ GIB = 2**30
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of its own."""
     monkeypatch.setenv("SPECREG_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 def spec(method: str = "eagle3", width: Width | None = "30m") -> ServerSpec:
-    """A server of the tiny pair, widened."""
     drafts = {"eagle3": str(TINY / "eagle3"), "draft_model": str(TINY / "draft")}
     return dataclasses.replace(
         builders.CASE.server,
@@ -47,7 +45,6 @@ def spec(method: str = "eagle3", width: Width | None = "30m") -> ServerSpec:
 
 
 def widened(method: str = "eagle3") -> tuple[Path, Path]:
-    """Target and draft, made."""
     widen_models(builders.ROOT, spec(method), show=lambda _: None)
     target, draft = served_models(builders.ROOT, spec(method))
     return Path(target), Path(str(draft))
