@@ -24,6 +24,8 @@ import msgspec
 import psutil
 
 from specreg.core.supervisor import shared_files, used_by
+from specreg.measurement.journal import load_journal
+from specreg.measurement.metrics import Replay
 from specreg.report.document import RunVerdict, load_verdict
 from tests.doubles.nvml.device import ScriptedGpu, build, environment, write_script
 from tests.doubles.vllm.script import Script, record_script
@@ -227,6 +229,11 @@ class Hurt:
         for run in sorted(self.runs.glob("*")):
             yield run / "journal.jsonl"
             yield from sorted(run.glob("shards/*/journal.jsonl"))
+
+    def replays(self) -> dict[str, Replay]:
+        """By case what was measured, of the one run that there was."""
+        (journal,) = self.runs.glob("*/journal.jsonl")
+        return {key.case_id: one.replay for key, one in load_journal(journal).items() if one.replay}
 
     def verdict(self) -> RunVerdict:
         found = load_verdict(max(self.runs.iterdir()) / "verdict.json")

@@ -38,11 +38,6 @@ for letter in itertools.cycle("AB"):
 """
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Hurt:
-    return Hurt(folder=tmp_path)
-
-
 @contextlib.contextmanager
 def disk_full_at(size_bytes: int) -> Iterator[None]:
     """Lets this process write no file beyond a size."""
@@ -130,7 +125,6 @@ def test_row_17_no_secret_is_written(run: Hurt) -> None:
     (log, _) = (path.read_text() for path in sorted(run.runs.glob("*/logs/*.log")))
     assert "HIDDEN" in log
     assert all(one in log for one in ("fixtures/models/tiny/target", "'--seed', '12345678'"))
-    assert run.left() == []
 
 
 def test_row_17_no_secret_is_in_the_words_of_a_server_that_fails(run: Hurt) -> None:
@@ -142,7 +136,6 @@ def test_row_17_no_secret_is_in_the_words_of_a_server_that_fails(run: Hurt) -> N
     assert "'Bearer HIDDEN', GET /x?token=HIDDEN" in done.stdout
     assert "RuntimeError: 401" in done.stdout
     assert leaks(run.folder, done.stdout) == []
-    assert run.left() == []
 
 
 def test_row_15_a_killed_run_is_gone_on_with(run: Hurt) -> None:
@@ -156,7 +149,6 @@ def test_row_15_a_killed_run_is_gone_on_with(run: Hurt) -> None:
     assert f"taken over from the run that was cut off: {CASES[0]}\n" in done.stdout
     assert [run.attempts(case) for case in CASES] == [1, 2, 1]
     assert leaks(run.folder, done.stdout) == []
-    assert run.left() == []
 
 
 def test_row_17_no_secret_is_in_the_files_of_a_gate(
@@ -215,7 +207,6 @@ def test_row_20_the_wall_clock_jumps(run: Hurt) -> None:
         assert timing is not None
         assert timing.tpot_ms is not None
         assert 1 < timing.tpot_ms.p50 < 20, "a step takes 8 ms and gives two or three tokens"
-    assert run.left() == []
 
 
 FLOOD_BYTES = 2 * 2**30

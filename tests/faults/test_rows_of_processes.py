@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from specreg.core.errors import ServerStartError
-from specreg.measurement.journal import load_journal
 from tests.doubles.nvml.device import Process, ScriptedGpu
 from tests.doubles.vllm.script import Fault, Script
 from tests.faults.running import (
@@ -33,11 +32,6 @@ from tests.unit.servers.test_server import at_most, left_of, start
 
 GIB = 2**30
 IDLE = ScriptedGpu(uuid="GPU-a", memory_used_bytes=GIB // 2)
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Hurt:
-    return Hurt(folder=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +93,6 @@ def test_row_03_a_server_that_hangs_in_the_run(run: Hurt) -> None:
     assert outcomes[CASES[0]][1].startswith("HUNG: no token came for 60 s"), output
     assert [outcomes[case][0] for case in CASES[1:]] == ["NO_BASELINE", "NO_BASELINE"], output
     assert len(run.logs()) == 2
-    assert run.left() == []
 
 
 def test_row_04_a_server_that_crashes_in_the_run(run: Hurt) -> None:
@@ -115,13 +108,8 @@ def test_row_04_a_server_that_crashes_in_the_run(run: Hurt) -> None:
         in output
     )
     assert run.logs() == ["vllm-ngram-tiny-2.log", "vllm-ngram-tiny.log"]
-    (journal,) = run.runs.glob("*/journal.jsonl")
-    counted = {key.case_id: one for key, one in load_journal(journal).items()}
-    assert set(counted) == set(CASES)
-    replay = counted[CASES[0]].replay
-    assert replay is not None
-    assert len(replay.traces) == 20, "the second attempt alone, and all of it"
-    assert run.left() == []
+    assert run.replays().keys() == set(CASES)
+    assert len(run.replays()[CASES[0]].traces) == 20, "the second attempt alone, and all of it"
 
 
 def test_row_04_a_server_that_crashes_each_time_is_tried_twice(run: Hurt) -> None:
@@ -129,7 +117,6 @@ def test_row_04_a_server_that_crashes_each_time_is_tried_twice(run: Hurt) -> Non
     done = run.run()
     assert run.attempts(CASES[0]) == 2, done.stdout
     assert {one.outcome for one in run.verdict().verdicts} == {"INVALID"}
-    assert run.left() == []
 
 
 def test_row_05_a_worker_that_survives_its_server(run: Hurt) -> None:
@@ -144,7 +131,6 @@ def test_row_05_a_worker_that_survives_its_server(run: Hurt) -> None:
     assert took_s < 10
     assert run.finished(CASES[0], attempt=0) >= finished
     assert "measured again" in output
-    assert run.left() == []
 
 
 def test_row_05_gpu_memory_that_is_not_back_stops_the_run(run: Hurt) -> None:
@@ -158,7 +144,6 @@ def test_row_05_gpu_memory_that_is_not_back_stops_the_run(run: Hurt) -> None:
     assert "server's end 40.5 GiB are still taken" in output
     assert run.attempts(CASES[0]) == 1
     assert run.logs() == ["vllm-ngram-tiny.log"]
-    assert run.left() == []
 
 
 def test_row_05_gpu_memory_that_is_not_back_of_two_servers_at_once(run: Hurt) -> None:
@@ -171,7 +156,6 @@ def test_row_05_gpu_memory_that_is_not_back_of_two_servers_at_once(run: Hurt) ->
     assert pytest_run.returncode == pytest.ExitCode.INTERRUPTED, output
     assert "server's end 40.5 GiB are still taken" in output
     assert run.logs() == ["vllm-ngram-tiny.log", "vllm-none-tiny.log"]
-    assert run.left() == []
 
 
 def test_row_05_a_worker_that_cannot_be_killed_ends_the_run(run: Hurt) -> None:
@@ -208,8 +192,7 @@ def test_row_06_pytest_is_killed(run: Hurt) -> None:
         took_s = wait_until(lambda: run.left() == [] and is_free(port))
     assert took_s < 5
     assert run.finished(CASES[1]) >= finished
-    (journal,) = run.runs.glob("*/journal.jsonl")
-    assert {key.case_id for key in load_journal(journal)} == {CASES[0]}
+    assert run.replays().keys() == {CASES[0]}
 
 
 def test_row_07_ctrl_c_once(run: Hurt) -> None:
@@ -250,7 +233,6 @@ def test_row_08_another_process_on_the_gpu(run: Hurt) -> None:
     assert f"used by process {stranger.pid} (sleep, user {user}); end it" in done.stdout
     assert done.returncode != 0
     assert run.logs() == []
-    assert run.left() == []
 
 
 def test_row_12_speculation_that_is_silently_off(run: Hurt) -> None:
@@ -259,7 +241,6 @@ def test_row_12_speculation_that_is_silently_off(run: Hurt) -> None:
     assert done.returncode == 10, done.stdout
     reasons = {one.reason.partition(":")[0] for one in run.verdict().verdicts}
     assert reasons == {"SPEC_DISABLED"}
-    assert run.left() == []
 
 
 def test_row_14_two_runs_at_once_on_one_gpu(run: Hurt) -> None:
@@ -281,7 +262,7 @@ def test_row_14_two_runs_at_once_on_one_gpu(run: Hurt) -> None:
     assert who in waited
     assert "; waiting until it is done" in waited
     assert {one.outcome for one in waiting.verdict().verdicts} == {"NO_BASELINE"}, said + waited
-    assert run.left() == waiting.left() == hasty.left() == []
+    assert waiting.left() == hasty.left() == []
 
 
 def test_row_15_a_run_that_still_goes_on_is_left_alone(run: Hurt) -> None:
@@ -305,7 +286,6 @@ def test_row_15_a_run_that_still_goes_on_is_left_alone(run: Hurt) -> None:
     assert said in refused.stderr
     assert {one.case_id for one in run.verdict().verdicts} == set(CASES), output
     assert [run.attempts(case) for case in CASES] == [1, 1, 1]
-    assert run.left() == []
 
 
 COLD = (40.0, 25.0, 16.0, 10.0, 6.0, 4.0, 2.5, 1.6)
@@ -316,17 +296,12 @@ def test_row_22_slow_first_requests(run: Hurt) -> None:
     run.script = Script(step_ms=10.0, stretches=COLD)
     done = run.run()
     assert {one.outcome for one in run.verdict().verdicts} == {"NO_BASELINE"}, done.stdout
-    (journal,) = run.runs.glob("*/journal.jsonl")
-    measured = {key.case_id: one for key, one in load_journal(journal).items()}
-    replay = measured[CASES[0]].replay
-    assert replay is not None
-    gap_ms = max(part.gaps.quantile_ns(0.5) for part in replay.rounds) / 1e6
+    rounds = run.replays()[CASES[0]].rounds
+    gap_ms = max(part.gaps.quantile_ns(0.5) for part in rounds) / 1e6
     assert gap_ms < 10 * 1.6, "none of the slow ones was measured"
-    assert run.left() == []
 
 
 def test_row_22_steps_that_are_never_steady(run: Hurt) -> None:
     run.script = Script(step_ms=4.0, stretches=(1.0, 1.0, 2.0, 4.0) * 20)
     done = run.run()
     assert {one.outcome for one in run.verdict().verdicts} == {"NO_BASELINE"}, done.stdout
-    assert run.left() == []

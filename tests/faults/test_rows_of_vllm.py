@@ -19,7 +19,6 @@ import pytest
 from specreg.core.errors import ServerStartError
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import ServerSpec
-from specreg.measurement.journal import load_journal
 from specreg.servers.environments import EngineEnvironment, engine_environment
 from specreg.servers.server import StartedServer
 from specreg.servers.start import ServerStart, free_port
@@ -190,11 +189,7 @@ def test_row_04_a_worker_that_crashes_in_the_run(told: HurtRun) -> None:
         in told.output
     )
     assert told.run.attempts(CASES[1]) == 2
-    (journal,) = told.run.runs.glob("*/journal.jsonl")
-    counted = {key.case_id: one for key, one in load_journal(journal).items()}
-    replay = counted[CASES[1]].replay
-    assert replay is not None
-    assert len(replay.traces) == 20, "the second attempt alone, and all of it"
+    assert len(told.run.replays()[CASES[1]].traces) == 20, "the second attempt alone, and all of it"
 
 
 def test_row_05_a_worker_that_survives_its_server(told: HurtRun) -> None:
