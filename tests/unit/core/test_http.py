@@ -1,6 +1,5 @@
 """Whatever a server does, its answer or the lack of one comes in time and in words."""
 
-import dataclasses
 import itertools
 import socket
 import socketserver
@@ -150,8 +149,7 @@ def test_where_nothing_can_answer_the_error_says_why(path: str, words: str) -> N
 )
 def test_what_cannot_be_read_is_no_token(answer: bytes) -> None:
     with saying(said(answer)) as url:
-        server = dataclasses.replace(builders.server(), base_url=url)
-        assert not generates(server, timeout_s=5.0)
+        assert not generates(builders.server(url), timeout_s=5.0)
 
 
 def test_a_server_that_takes_seconds_to_say_that_it_is_healthy_is_ready() -> None:
@@ -165,12 +163,9 @@ def test_a_server_that_takes_seconds_to_say_that_it_is_healthy_is_ready() -> Non
         client.sendall(OK + answer)
 
     with saying(say) as url:
-        server = dataclasses.replace(builders.server(), base_url=url)
-        assert generates(server, timeout_s=30.0)
+        assert generates(builders.server(url), timeout_s=30.0)
 
 
 def test_a_server_that_says_no_http_any_more_died() -> None:
-    with saying(said(b"\x00")) as url:
-        server = dataclasses.replace(builders.server(), base_url=url)
-        with pytest.raises(ServerDiedError):
-            server.check_alive()
+    with saying(said(b"\x00")) as url, pytest.raises(ServerDiedError):
+        builders.server(url).check_alive()

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from typing import TypedDict
 
 import pytest
 
@@ -14,21 +13,9 @@ from fixtures.models.tiny import corpus
 TRAINING_DOCUMENTS_SHA256 = "7dcd026f72dcf52d0cb69125ad3fcb4fd42f85065e127ba313c47509917372a5"
 
 
-class ToyRow(TypedDict):
-    id: str
-    category: str
-    turns: list[str]
-
-
 @pytest.fixture(scope="module")
 def trained() -> list[corpus.Document]:
     return corpus.training_documents()
-
-
-@pytest.fixture(scope="module")
-def toy_rows() -> list[ToyRow]:
-    lines = corpus.TOY_PATH.read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
 
 
 def test_the_training_documents_are_the_ones_that_the_committed_models_know(
@@ -42,8 +29,7 @@ def test_the_committed_toy_prompts_are_what_the_grammar_makes() -> None:
     assert corpus.TOY_PATH.read_text(encoding="utf-8") == corpus.render_toy_prompts()
 
 
-def test_no_toy_prompt_occurs_in_training(
-    toy_rows: list[ToyRow], trained: list[corpus.Document]
-) -> None:
-    prompts = {turn for row in toy_rows for turn in row["turns"]}
+def test_no_toy_prompt_occurs_in_training(trained: list[corpus.Document]) -> None:
+    rows = map(json.loads, corpus.TOY_PATH.read_text(encoding="utf-8").splitlines())
+    prompts = {turn for row in rows for turn in row["turns"]}
     assert prompts.isdisjoint(document.prompt for document in trained)

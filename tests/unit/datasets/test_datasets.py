@@ -65,17 +65,10 @@ def test_a_length_is_a_number_of_a_set_that_takes_one(name: str) -> None:
         dataset_named(name)
 
 
-def prompts_of(categories: list[str]) -> list[Prompt]:
-    return [
-        Prompt(id=str(number), category=category, turns=("x",))
-        for number, category in enumerate(categories)
-    ]
-
-
 @settings(deadline=None)
 @given(categories=st.lists(st.sampled_from("abc")), first=st.integers(0, 20))
 def test_any_first_prompts_are_spread_evenly(categories: list[str], first: int) -> None:
-    prompts = prompts_of(categories)
+    prompts = [Prompt(id=str(n), category=one, turns=("x",)) for n, one in enumerate(categories)]
     spread = interleaved(prompts)
     assert sorted(spread, key=lambda one: int(one.id)) == prompts
     had = collections.Counter(prompt.category for prompt in spread[:first])

@@ -1,7 +1,6 @@
 """Prompt files as they are published: read, and refused with their place."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from specreg.core.errors import DatasetError
 from specreg.datasets.formats import load_prompt_file, load_published_rows
 from specreg.datasets.prompts import Prompt
 from specreg.datasets.table import dataset_named
-from tests.unit import builders
 from tests.unit.builders import rows_in, write_lines
 
 OWN = "specreg's own"
@@ -220,16 +218,8 @@ def test_any_text_is_read_as_it_is_written(name: str, text: str, tmp_path: Path)
     assert load(name, path)[0].turns == (f"x{text}",)
 
 
-def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path) -> None:
-    path = tmp_path / "test.parquet"
-    pq.write_table(pa.table({"question": ["x"]}), path)
-    code = (
-        "import sys; sys.modules['pyarrow'] = None\n"
-        "from pathlib import Path; from specreg.datasets.formats import load_prompt_file\n"
-        f"load_prompt_file(Path({str(path)!r}))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=builders.ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode
-    assert 'takes pyarrow, which isn\'t installed; uv pip install -e ".[datasets]"' in done.stderr
+def test_parquet_without_pyarrow_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    words = r'takes pyarrow, which isn.t installed; uv pip install -e "\.\[datasets\]"'
+    with pytest.raises(DatasetError, match=words):
+        load("gsm8k", Path("test.parquet"))

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -186,13 +185,8 @@ def test_without_a_network_the_remedy_is_said(
     assert hub.asked == []
 
 
-def test_without_huggingface_hub_it_says_what_to_install() -> None:
-    code = (
-        "import sys; sys.modules['huggingface_hub'] = None\n"
-        "from specreg.datasets.hub import fetch_dataset_file\n"
-        "fetch_dataset_file('openai/gsm8k', 'main/test.parquet')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=builders.ROOT, capture_output=True, text=True, check=False
-    )
-    assert 'which isn\'t installed; uv pip install -e ".[datasets]", or give --from' in done.stderr
+def test_without_huggingface_hub_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    words = r'which isn.t installed; uv pip install -e "\.\[datasets\]", or give --from'
+    with pytest.raises(DatasetError, match=words):
+        fetch_dataset_file("openai/gsm8k", "main/test.parquet")
