@@ -26,6 +26,7 @@ BUILDKITE = ROOT / "docs/examples/ci/buildkite.yml"
 GITLAB = ROOT / "docs/examples/ci/gitlab-ci.yml"
 NOXFILE = ROOT / "noxfile.py"
 PINS = ROOT / ".ci/changed_pins.py"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 PYPROJECT = """
 [project.optional-dependencies]
@@ -315,13 +316,11 @@ def test_a_run_that_was_asked_for_leaves_the_comment_of_the_night_alone() -> Non
 
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
 def test_what_the_gate_watches_is_what_the_suite_installs(name: str) -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     installed = ENGINES[name].requirement(on_gpu=True)
     pinned = f"{installed.package}=={installed.version}"
-    assert extras["optional-dependencies"][name] == [pinned]
+    assert PROJECT["project"]["optional-dependencies"][name] == [pinned]
 
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCK = ROOT / "constraints.txt"
 PYTHONS = ("3.11", "3.12", "3.13")
 

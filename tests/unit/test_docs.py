@@ -1,6 +1,5 @@
 """What docs/red.md says is what the code says; test_validity.py holds its reasons of INVALID."""
 
-import ast
 import dataclasses
 import re
 
@@ -9,22 +8,11 @@ import pytest
 from specreg.suite.options import Options, flag_of
 from specreg.verdicts.judge import GOOD, Outcome
 from tests.unit import builders
+from tests.unit.core.test_commands import texts, trees
 
 PAGE = (builders.ROOT / "docs/red.md").read_text()
 OF_OTHERS = {"--group", "--pid", "--wheel"}
-WORDS = [
-    node.value
-    for path in (builders.ROOT / "specreg").rglob("*.py")
-    for node in ast.walk(ast.parse(path.read_text()))
-    if isinstance(node, ast.Constant) and isinstance(node.value, str)
-]
-TEXT = "\n".join(WORDS)
-DESCRIPTIONS = {
-    node.value.value
-    for path in (builders.ROOT / "specreg").rglob("*.py")
-    for node in ast.walk(ast.parse(path.read_text()))
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-}
+TEXT = "\n".join(text for _, tree in trees() for text in texts(tree))
 TABLES = "".join(re.findall(r"\| the reason says \|.+\n(?:\|.+\n)+", PAGE))
 QUOTED = re.findall(r"`([^`]+)`", "\n".join(row.split(" | ")[0] for row in TABLES.splitlines()))
 
@@ -42,8 +30,7 @@ def test_what_it_quotes_of_a_reason_is_said(quoted: str) -> None:
 
 
 def test_no_message_names_a_page_that_an_installation_lacks() -> None:
-    said = [words for words in WORDS if words not in DESCRIPTIONS]
-    assert re.findall(r"docs/\w+\.md", "\n".join(said)) == []
+    assert re.findall(r"docs/\w+\.md", TEXT) == []
 
 
 @pytest.mark.parametrize("name", ["red", "getting-started"])
