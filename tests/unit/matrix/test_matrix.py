@@ -8,7 +8,6 @@ import pytest
 from specreg.core.errors import MatrixError, SpecregError, UnknownNameError
 from specreg.engines.methods import Tree
 from specreg.engines.settings import Parallel
-from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.schema import Arrivals, Limits, Load
 from specreg.matrix.tier import load_tier, with_prompts
@@ -135,34 +134,14 @@ def test_turns_are_as_short_as_their_load_allows(load: Load, prompts: int, round
     assert dataclasses.replace(builders.CASE, load=load, prompts=prompts).rounds == rounds
 
 
-RATES = """
-requests_per_s = [2.5, 10]
-arrivals = "gamma"
-burstiness = 0.5
-ramp_up_s = 2
-duration_s = 30
-turns = 2
-form = "completions"
-ignore_eos = true
-request_timeout_s = 5
-ttft_limit_ms = 200
-tpot_limit_ms = 50
-client_processes = 2
-[cases.chat_template_args]
-enable_thinking = false
-"""
-
-
-def test_a_rate_is_a_load_with_all_that_its_table_says(tmp_path: Path) -> None:
-    tier = load(tmp_path, MODELS + CASES.replace("concurrency = [1, 4]\n", "") + RATES)
+def test_a_rate_is_a_load_and_limits_are_of_the_case(tmp_path: Path) -> None:
+    rates = 'requests_per_s = [2.5, 10]\narrivals = "gamma"\n'
+    limits = "ttft_limit_ms = 200\ntpot_limit_ms = 50\n"
+    closed = "concurrency = [1, 4]\n"
+    tier = load(tmp_path, MODELS + CASES.replace(closed, rates) + limits)
     case = case_of(tier, "vllm-eagle3-tiny-toy-gamma2.5")
-    assert case.load == Load(
-        arrivals=Arrivals.GAMMA, requests_per_s=2.5, burstiness=0.5, ramp_up_s=2.0, duration_s=30.0
-    )
-    assert (case.turns, case.form, case.ignore_eos) == (2, Form.COMPLETIONS, True)
+    assert case.load == Load(arrivals=Arrivals.GAMMA, requests_per_s=2.5)
     assert case.limits == Limits(ttft_ms=200.0, tpot_ms=50.0)
-    assert (case.request_timeout_s, case.client_processes) == (5, 2)
-    assert case.chat_template_args == (("enable_thinking", False),)
     assert "vllm-none-tiny-toy-gamma10" in {other.id for other in tier.cases}
 
 
@@ -197,11 +176,6 @@ def test_of_several_pairs_a_machine_runs_the_first_that_fits_with_all_its_cases(
     assert [case.needs.memory_gib for case in tier.cases] == [57.5, 65, 12.5, 20]
     assert chosen(65.0) == chosen() == ids["large"]
     assert chosen(64.9) == chosen(20.0) == chosen(8.0) == ids["small"]
-
-
-def test_a_widened_pair_says_so_to_its_servers(tmp_path: Path) -> None:
-    wide = MODELS.replace("padding_layers = 2", 'widen = "30m"')
-    assert {case.server.widen for case in load(tmp_path, wide + CASES).cases} == {"30m"}
 
 
 def test_a_sweep_makes_a_case_of_each_number_of_drafts_and_one_of_none(tmp_path: Path) -> None:
