@@ -63,10 +63,6 @@ def record(folder: Path, *launches: Measurement, **more: Any) -> RecordedBaselin
     return record_measurements(launches, builders.SETTINGS, store(folder), reason="again", **more)
 
 
-def recorded(folder: Path, *launches: Measurement) -> Baseline:
-    return record(folder, *launches).new
-
-
 def test_the_baseline_of_this_machine_is_found(tmp_path: Path) -> None:
     baseline = write(tmp_path, builders.ENVIRONMENT)
     found = look_up(tmp_path)
@@ -219,7 +215,7 @@ THROTTLED: Invalid = dict.fromkeys(spoiled_by("THROTTLED"), "THROTTLED: 92 °C")
 
 
 def test_of_a_throttled_launch_the_acceptance_alone_is_recorded(tmp_path: Path) -> None:
-    speeds = recorded(tmp_path, launch(), launch()).launches
+    speeds = record(tmp_path, launch(), launch()).new.launches
     better = builders.counts(8, 4, 4, 4)
     slow = dataclasses.replace(launch(better, invalid=THROTTLED), values={})
     found = record(tmp_path, launch(better, speedup=3.0), slow)
@@ -234,11 +230,11 @@ def test_of_a_throttled_launch_the_acceptance_alone_is_recorded(tmp_path: Path) 
 def test_a_speed_that_means_nothing_leaves_what_was_recorded_of_it_before(tmp_path: Path) -> None:
     """In as many launches as it was recorded in."""
     one = builders.measurement({"speedup_ratio": 1.5, "tpot_p50_ms": 5.0}, of=COUNTS)
-    recorded(tmp_path, one, one, one)
+    record(tmp_path, one, one, one)
     now = dataclasses.replace(
         one, values={"tpot_p50_ms": 6.0}, invalid={Family.SPEEDUP: "CLIENT_BEHIND: x"}
     )
-    assert recorded(tmp_path, now, now).launches == (
+    assert record(tmp_path, now, now).new.launches == (
         {"speedup_ratio": 1.5, "tpot_p50_ms": 6.0},
         {"speedup_ratio": 1.5, "tpot_p50_ms": 6.0},
         {"speedup_ratio": 1.5},
@@ -260,7 +256,7 @@ def test_power_that_means_nothing_is_left_out_in_words_and_the_speeds_are_record
 
 def test_the_acceptance_of_the_launch_with_the_most_prompts_is_kept(tmp_path: Path) -> None:
     launches = [launch(builders.acceptance(COUNTS, prompts=prompts)) for prompts in (6, 12, 6)]
-    found = recorded(tmp_path, *launches).acceptance
+    found = record(tmp_path, *launches).new.acceptance
     assert found is not None
     assert len(found.prompts) == 12
 
@@ -272,13 +268,13 @@ def test_the_history_of_identical_runs_becomes_the_noise(tmp_path: Path) -> None
     )
     assert found.new.noise == noise
     assert load_baseline(found.path) == found.new
-    assert recorded(tmp_path, launch(), launch()).noise == noise, "it outlives a recording"
+    assert record(tmp_path, launch(), launch()).new.noise == noise, "it outlives a recording"
 
 
 def test_one_launch_records_acceptance_and_leaves_the_speeds_as_they_were(tmp_path: Path) -> None:
-    assert recorded(tmp_path, launch()).launches == ()
-    speeds = recorded(tmp_path, launch(), launch()).launches
-    worse = recorded(tmp_path, launch(builders.counts(8, 4, 4, 4)))
+    assert record(tmp_path, launch()).new.launches == ()
+    speeds = record(tmp_path, launch(), launch()).new.launches
+    worse = record(tmp_path, launch(builders.counts(8, 4, 4, 4))).new
     assert worse.launches == speeds
     assert worse.acceptance == builders.stored(builders.counts(8, 4, 4, 4))
 
@@ -291,7 +287,7 @@ def test_a_launch_that_accepts_nothing_disagrees(tmp_path: Path, first: int, pro
     each = (COUNTS, builders.counts(20, 0, 0, 0))
     both = [launch(builders.acceptance(counts, prompts=prompts)) for counts in each]
     with pytest.raises(BaselineError, match="its launches disagree on the acceptance length"):
-        recorded(tmp_path, both[first], both[1 - first])
+        record(tmp_path, both[first], both[1 - first])
 
 
 def test_launches_may_differ_by_chance(tmp_path: Path) -> None:
@@ -310,7 +306,7 @@ def test_launches_may_differ_by_chance(tmp_path: Path) -> None:
     ]
     lengths = [one.total.acceptance_length or 0 for one in drawn]
     assert abs(lengths[0] / lengths[1] - 1) > 0.005
-    assert recorded(tmp_path, *map(launch, drawn)).acceptance is not None
+    assert record(tmp_path, *map(launch, drawn)).new.acceptance is not None
 
 
 def test_a_case_that_asks_for_more_prompts_than_there_are_is_refused() -> None:
