@@ -94,7 +94,6 @@ CASE = Case(
     prompts=4,
     load=Load(concurrency=2),
     output_cap_tokens=20,
-    temperature=0.0,
 )
 PLAIN_CASE = dataclasses.replace(CASE, server=PLAIN_SPEC)
 PROMPTS = tuple(
@@ -116,13 +115,10 @@ SETTINGS = CaseSettings(
     prompts_sha256="ab",
     prompts=4,
     output_cap_tokens=20,
-    temperature=0.0,
     concurrency=2,
     dtype="float32",
     max_model_len_tokens=1024,
     max_sequences=8,
-    engine_args=(),
-    engine_env=(),
 )
 PROVENANCE = Provenance(
     engine_version="0.32.0",
