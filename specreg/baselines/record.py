@@ -139,8 +139,7 @@ def _invalid_of(measurements: Sequence[Measurement], old: Baseline | None) -> In
     found = dict(broken) | {
         family: why for one in measurements for family, why in one.invalid.items()
     }
-    low = why_held_back(measurements, old)
-    if low:
+    if low := why_held_back(measurements, old):
         why = f"{low}; if it is to run so from now on, remove the baseline first"
         found = {**dict.fromkeys(spoiled_by("CLOCK_LOW"), why), **found}
     return found
