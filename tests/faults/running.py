@@ -306,9 +306,15 @@ def end_of_leader(find: Callable[[], Sequence[psutil.Process]]) -> float:
     Args:
         find: the processes that it is one of; it may not be there yet.
     """
-    leader = next(_leaders(find))
-    while lives(leader):
-        time.sleep(0.02)
+    leaders: list[psutil.Process] = []
+
+    def are_there() -> bool:
+        with contextlib.suppress(OSError):
+            leaders.extend(one for one in find() if os.getsid(one.pid) == one.pid)
+        return bool(leaders)
+
+    wait_until(are_there)
+    wait_until(lambda: not lives(leaders[0]))
     return time.monotonic()
 
 
@@ -318,16 +324,6 @@ def lives(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
-
-
-def _leaders(find: Callable[[], Sequence[psutil.Process]]) -> Iterator[psutil.Process]:
-    deadline = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < deadline:
-        for process in find():
-            with contextlib.suppress(OSError):
-                if os.getsid(process.pid) == process.pid:
-                    yield process
-        time.sleep(0.02)
 
 
 def _begins(line: dict[str, object], case_id: str) -> bool:

@@ -5,6 +5,7 @@ import html
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from urllib.parse import quote
 
 import pytest
@@ -69,11 +70,7 @@ def test_secrets_stand_in_options_and_urls(arguments: tuple[str, ...], secrets: 
     assert secrets_in({}, arguments) == secrets
 
 
-def _quoted(text: str) -> str:
-    return quote(text, safe="")
-
-
-@pytest.mark.parametrize("write", [str, json.dumps, html.escape, repr, _quoted])
+@pytest.mark.parametrize("write", [str, json.dumps, html.escape, repr, partial(quote, safe="")])
 def test_a_known_secret_is_hidden_however_it_is_written(
     monkeypatch: pytest.MonkeyPatch, write: Callable[[str], str]
 ) -> None:

@@ -1,6 +1,5 @@
 """What processes leave in /dev/shm goes with them, and nobody else's does."""
 
-import contextlib
 import subprocess
 import sys
 import uuid
@@ -36,20 +35,12 @@ def path() -> Iterator[Path]:
     path.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def sharing(path: Path, how: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that has the file, until the context ends."""
+@pytest.mark.parametrize("how", ["open", "mapped", "linked"])
+def test_what_is_left_of_a_process_goes_and_not_before(path: Path, how: str) -> None:
     command = (sys.executable, "-c", SHARING, str(path), how)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        yield process
-        process.kill()
-
-
-@pytest.mark.parametrize("how", ["open", "mapped", "linked"])
-def test_what_is_left_of_a_process_goes_and_not_before(path: Path, how: str) -> None:
-    with sharing(path, how) as process:
         assert path.name in shared_files()
         assert used_by([process.pid]) == {path.name}
         remove_shared([path.name])
