@@ -127,10 +127,7 @@ def test_a_part_is_taken_and_said_to_be_one(folder: Folder) -> None:
     ("name", "words"),
     [
         ("spec-bench", r"isn't on the hub; get https://.*/spec_bench/question\.jsonl and run"),
-        (
-            "eagle-mt_bench",
-            r"get https://.*/mt_bench/question\.jsonl and run specreg prepare eagle",
-        ),
+        ("eagle-mt_bench", r"get https://.*/mt_bench/question\.jsonl and run specreg prepare"),
         ("genai-perf", "get a file of your own and run specreg prepare genai-perf --from FILE"),
         ("toy", "nothing to prepare; a case can name it as it is"),
         ("random-300", "nothing to prepare"),

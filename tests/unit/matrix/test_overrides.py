@@ -48,13 +48,9 @@ def test_a_tree_goes_with_its_method_and_fits_its_depth() -> None:
     case = dataclasses.replace(builders.CASE, server=of_tree)
     chain = with_overrides("method=eagle3", case=case)
     assert (chain.server.tree, chain.server.drafted_tokens) == (None, 3)
-    with pytest.raises(
-        MatrixError, match=r"override of .*: method 'eagle3_tree' with no tree; nee"
-    ):
+    with pytest.raises(MatrixError, match=r"override of .*: method 'eagle3_tree' with no tree"):
         with_overrides("method=eagle3_tree", "draft=some/head", case=chain)
-    with pytest.raises(
-        MatrixError, match=r"override of .* with draft_tokens = 7 and tree\.branches"
-    ):
+    with pytest.raises(MatrixError, match=r"override of .* with draft_tokens = 7 and tree"):
         with_overrides("draft_tokens=7", case=case)
 
 
