@@ -11,7 +11,6 @@ from pathlib import Path
 
 import httpx
 import msgspec
-import pytest
 
 from tests.unit import builders
 
@@ -62,20 +61,6 @@ def test_names_are_the_words_of_the_field() -> None:
         for riddle in riddles(path.relative_to(builders.ROOT), path.read_text())
     ]
     assert found == []
-
-
-@pytest.mark.parametrize(
-    ("path", "source", "found"),
-    [
-        ("docket.py", "", ["docket.py"]),
-        ("a.py", "class Told: ...", ["a.py: Told"]),
-        ("a.py", "class _CaseLanes: ...", ["a.py: _CaseLanes"]),
-        ("a.py", "async def pack_luggage(): ...", ["a.py: pack_luggage"]),
-        ("a.py", "def _lane(): said = planes(talkative)", []),
-    ],
-)
-def test_a_riddle_is_found(path: str, source: str, found: list[str]) -> None:
-    assert list(riddles(Path(path), source)) == found
 
 
 def is_float(annotation: object) -> bool:

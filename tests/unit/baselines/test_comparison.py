@@ -109,13 +109,6 @@ def test_a_published_figure_is_compared_beyond_the_one() -> None:
     assert comparison.ratio_change(RATE) == missing
 
 
-def test_the_baseline_of_this_machine_goes_before_that_of_another() -> None:
-    here, elsewhere = recorded(record(RECORDED)), recorded(None)
-    assert known(here, nearest=elsewhere).baseline is here
-    assert known(nearest=elsewhere).baseline is elsewhere
-    assert known().baseline is None
-
-
 def test_what_is_known_is_expected_and_nothing_else() -> None:
     each = (
         known(recorded(record(RECORDED))),

@@ -92,18 +92,3 @@ def test_the_smoke_tier_is_part_of_the_nights_and_fetches_nothing() -> None:
     assert {case.dataset for case in cases} == {"toy"}
     assert not any(is_hub_id(case.server.target) for case in cases)
     assert {case.id for case in cases} <= {case.id for case in cases_of("gpu")}
-
-
-def test_the_night_asks_what_was_published() -> None:
-    """First turns of MT-Bench, at most 256 tokens, three drafts."""
-    published = {
-        (case.server.target, case.server.draft)
-        for case in cases_of("gpu")
-        if (case.dataset, case.turns, case.output_cap_tokens) == ("mt-bench", 1, 256)
-        and (case.server.method, case.server.draft_tokens) == ("eagle3", 3)
-    }
-    assert published >= {
-        ("meta-llama/Llama-3.1-8B-Instruct", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"),
-        ("Qwen/Qwen3-8B", "RedHatAI/Qwen3-8B-speculator.eagle3"),
-        ("openai/gpt-oss-20b", "RedHatAI/gpt-oss-20b-speculator.eagle3"),
-    }
