@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -20,7 +22,15 @@ from specreg.core.processes import (
     start_process,
     stop_process,
 )
-from specreg.core.supervisor import Session, living, started_ticks
+from specreg.core.supervisor import (
+    FOLDER,
+    Session,
+    living,
+    remove_shared,
+    shared_files,
+    started_ticks,
+    used_by,
+)
 from tests.unit import builders
 from tests.unit.servers.test_server import at_most
 
@@ -340,3 +350,46 @@ def test_a_child_takes_and_gives_messages_and_prints_into_its_log(tmp_path: Path
         while not kept.read_bytes().endswith(b"\n"):
             time.sleep(0.01)
     assert msgspec.json.decode(kept.read_bytes()) == {"text": "ONE"}
+
+
+# Has a file there: open, mapped alone, or as glibc makes a semaphore: mapped under another name,
+# which is then taken away. Says so, and waits.
+SHARING = """
+import mmap, os, sys
+name = sys.argv[1] + ("-first" if sys.argv[2] == "linked" else "")
+file = open(name, "w+b")
+file.truncate(mmap.PAGESIZE)
+if sys.argv[2] == "linked":
+    os.link(name, sys.argv[1])
+    os.unlink(name)
+if sys.argv[2] != "open":
+    held = mmap.mmap(file.fileno(), mmap.PAGESIZE)
+    file.close()
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    path = FOLDER / f"specreg-test-{uuid.uuid4().hex[:8]}"
+    yield path
+    path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("how", ["open", "mapped", "linked"])
+def test_what_a_process_leaves_in_shared_memory_goes_with_it_and_not_before(
+    shared: Path, how: str
+) -> None:
+    command = (sys.executable, "-c", SHARING, str(shared), how)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert shared.name in shared_files()
+        assert used_by([process.pid]) == {shared.name}
+        remove_shared([shared.name])
+        assert shared.exists(), "it is in use"
+    assert shared.exists()
+    assert used_by([process.pid]) == set()
+    remove_shared([shared.name, "no-such-file"])
+    assert not shared.exists()
