@@ -62,16 +62,11 @@ class Hurt:
     """A matrix, of three cases on one server unless said otherwise, and the suite run on it.
 
     Attributes:
-        folder: of all that is its own.
         script: of the scripted server; None for real vLLM.
         gpus: that the machine has, none for a machine without.
-        engine_args: further ones of its servers.
-        matrix: the tier, with places for what is above and below.
         variables: further ones, for it and its servers.
         settings: further ones of the cases, as TOML; dataset: what they replay.
         user: whose cache it has, None for its own.
-        patience_s: how long it may take.
-        temporary: where it and its servers put temporary files.
     """
 
     folder: Path

@@ -125,12 +125,10 @@ class HurtRun:
     """What came of a run of which three servers were hurt.
 
     Attributes:
-        run: itself; output: what it printed.
         finished: by case how many requests had ended before it was hurt.
         hung_s: from when a server was stopped until all of it was gone.
         orphan_s: from when a server was killed until its worker was gone.
         listening: the addresses that the first server listened on, of all its processes.
-        left: what there was after Ctrl-C.
     """
 
     run: Hurt

@@ -32,14 +32,7 @@ MODEL = "org/model"
 
 @dataclass(slots=True)
 class Hub:
-    """A hub with one file.
-
-    Attributes:
-        cache: where huggingface_hub keeps what it gives.
-        status: what it answers to everything; 200 where it gives the file.
-        code: what the hub calls its refusal.
-        asked: method and path of each request.
-    """
+    """A hub with one file, which it gives where its status is 200; `code` is what it calls else."""
 
     cache: Path
     status: int = 200
