@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -88,24 +88,19 @@ class Comparison:
     @property
     def unlike_devices(self) -> str:
         """Why the power of the baseline's devices can't be compared with ours; empty if it can."""
-        ours = [_kind(one) for one in devices_of([self.measurement])]
-        theirs = [_kind(one) for one in self._recorded_devices]
-        if not theirs or ours == theirs:
-            return ""
-        return f"power measured as {', '.join(ours)}, recorded as {', '.join(theirs)}"
+        return self._difference(_kind, "power measured as", "recorded as")
 
     @property
     def other_card(self) -> str:
         """A sentence if the last launch ran on another card than the baseline's, else empty."""
-        ours = [one.id for one in devices_of([self.measurement])]
-        theirs = [one.id for one in self._recorded_devices]
+        return self._difference(lambda one: one.id, "measured on", "recorded on")
+
+    def _difference(self, name: Callable[[RecordedDevice], str], now: str, then: str) -> str:
+        ours = list(map(name, devices_of([self.measurement])))
+        theirs = list(map(name, self.known.exact.devices if self.known.exact else ()))
         if not theirs or sorted(ours) == sorted(theirs):
             return ""
-        return f"measured on {', '.join(ours)}, recorded on {', '.join(theirs)}"
-
-    @property
-    def _recorded_devices(self) -> Sequence[RecordedDevice]:
-        return self.known.exact.devices if self.known.exact else ()
+        return f"{now} {', '.join(ours)}, {then} {', '.join(theirs)}"
 
     def launch_values(self, metric: Metric) -> tuple[float, ...]:
         """The metric's value in each launch that has it."""
