@@ -36,7 +36,7 @@ gpu_memory_frac = 0.25
 def load(folder: Path, text: str = TIER) -> Tier:
     """The tier of a text, beside the shared pairs."""
     for path, content in (("models/pairs.toml", PAIRS), ("matrix/gpu.toml", text)):
-        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).parent.mkdir(exist_ok=True, parents=True)
         (folder / path).write_text(content)
     return load_tier(folder / "matrix", "gpu")
 
