@@ -265,6 +265,13 @@ def baseline(
     )
 
 
+def record(folder: Path, baseline: Baseline, case_id: str = CASE.id) -> Path:
+    """Write a baseline to where it is looked for; its path."""
+    path = baseline_path(folder, baseline.environment.name, case_id)
+    record_baseline(path, baseline)
+    return path
+
+
 def record_on_gpu(
     folder: Path, gpu: ScriptedGpu, case: Case, *launches: Mapping[str, float]
 ) -> Path:
@@ -280,9 +287,7 @@ def record_on_gpu(
         sm_clock_mhz=gpu.sm_clock_mhz,
     )
     made = baseline(*launches, environment=environment, settings=settings_in(ROOT, case))
-    path = baseline_path(folder, environment.name, case.id)
-    record_baseline(path, msgspec.structs.replace(made, devices=(device,)))
-    return path
+    return record(folder, msgspec.structs.replace(made, devices=(device,)), case.id)
 
 
 def known(

@@ -7,22 +7,17 @@ import msgspec
 import pytest
 
 from specreg.baselines.estimate import START_S, Estimate, estimate_of, run_s
-from specreg.baselines.record import record_baseline
-from specreg.baselines.schema import Baseline, baseline_path
 from specreg.baselines.store import BaselineStore
 from specreg.engines.settings import Parallel
 from specreg.matrix.case import Case, Sizes
 from specreg.matrix.schema import Arrivals, Load
 from tests.unit import builders
+from tests.unit.builders import record
 
 PLAIN = dataclasses.replace(builders.PLAIN_CASE, prompts=20)
 CASE = dataclasses.replace(builders.CASE, control=PLAIN.server, prompts=20)
 ASKED = 20 + 7 * 2
 """Prompts of the case, and to warm up at two in flight."""
-
-
-def record(folder: Path, case: Case, baseline: Baseline) -> None:
-    record_baseline(baseline_path(folder, baseline.environment.name, case.id), baseline)
 
 
 def estimate(folder: Path, case: Case = CASE, kind: str = "cpu") -> Estimate:
@@ -42,8 +37,8 @@ def test_what_was_recorded_is_tokens_of_an_answer_over_their_speed(tmp_path: Pat
     once more for the checks.
     """
     of = builders.counts(1, 1, 1, 1)
-    record(tmp_path, CASE, builders.baseline(speed(50.0), speed(110.0), speed(500.0), of=of))
-    record(tmp_path, PLAIN, builders.baseline(speed(40.0)))
+    record(tmp_path, builders.baseline(speed(50.0), speed(110.0), speed(500.0), of=of))
+    record(tmp_path, builders.baseline(speed(40.0)), PLAIN.id)
     found = estimate(tmp_path)
     assert found.case_s == pytest.approx((0.1 + 20 / 40) * ASKED + 0.1 * 20)
     assert found.source == "recorded"
@@ -61,17 +56,17 @@ def test_each_turn_of_a_conversation_has_an_answer(tmp_path: Path) -> None:
     )
     twice = msgspec.structs.replace(baseline.acceptance, prompts=answers)
     alone = dataclasses.replace(CASE, control=None)
-    record(tmp_path, alone, msgspec.structs.replace(baseline, acceptance=twice))
+    record(tmp_path, msgspec.structs.replace(baseline, acceptance=twice), alone.id)
     assert estimate(tmp_path, alone).case_s == pytest.approx(0.2 * (ASKED + 20))
 
 
 def test_another_machine_of_the_kind_is_better_than_a_guess(tmp_path: Path) -> None:
     other = builders.OTHER_ENVIRONMENT
-    record(tmp_path, CASE, builders.baseline(speed(100.0), environment=other))
-    record(tmp_path, PLAIN, builders.baseline({"tpot_p50_ms": 1.0}))
+    record(tmp_path, builders.baseline(speed(100.0), environment=other))
+    record(tmp_path, builders.baseline({"tpot_p50_ms": 1.0}), PLAIN.id)
     assert estimate(tmp_path).source == f"recorded on {other.name} and guess"
     assert estimate(tmp_path, kind="gpu").source == "guess"
-    record(tmp_path, CASE, builders.baseline(speed(50.0)))
+    record(tmp_path, builders.baseline(speed(50.0)))
     assert estimate(tmp_path).source == "recorded and guess", "its own machine's comes first"
 
 
@@ -86,7 +81,7 @@ def test_a_guess_reads_all_weights_in_each_step(tmp_path: Path) -> None:
 def test_a_rate_takes_its_time_and_a_duration_too(tmp_path: Path) -> None:
     load = Load(arrivals=Arrivals.POISSON, requests_per_s=0.5, duration_s=30.0)
     case = dataclasses.replace(PLAIN, load=load)
-    record(tmp_path, case, builders.baseline(speed(100.0)))
+    record(tmp_path, builders.baseline(speed(100.0)), case.id)
     assert estimate(tmp_path, case).case_s == pytest.approx(2.0 * (7 + 20) + 4 * 30)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from specreg.acceptance.record import AcceptanceRecord, StepCounts
 from specreg.baselines.comparison import CaseBaselines, differing_settings
-from specreg.baselines.record import RecordedBaseline, record_baseline, record_measurements
+from specreg.baselines.record import RecordedBaseline, record_measurements
 from specreg.baselines.schema import Baseline, Noise, baseline_path, load_baseline
 from specreg.baselines.store import BaselineStore, settings_of
 from specreg.core.errors import BaselineError, DatasetError
@@ -37,7 +37,7 @@ def write(
     baseline = builders.baseline(
         {"speedup_ratio": 1.5}, of=COUNTS, environment=environment, settings=settings
     )
-    record_baseline(baseline_path(folder, environment.name, builders.CASE.id), baseline)
+    builders.record(folder, baseline)
     return baseline
 
 
@@ -106,7 +106,7 @@ def test_the_spread_is_that_of_all_cases_of_this_machine(tmp_path: Path) -> None
     write(tmp_path, ALIKE)
     for name, values in (("one-case", (1.0, 1.1)), ("another-case", (2.0, 2.4))):
         other = builders.baseline(*({"speedup_ratio": value} for value in values))
-        record_baseline(baseline_path(tmp_path, builders.ENVIRONMENT.name, name), other)
+        builders.record(tmp_path, other, name)
     spread = look_up(tmp_path).spreads["speedup_ratio"]
     squares = (math.log(1.1) ** 2 + math.log(1.2) ** 2) / 2
     assert spread.within_frac == pytest.approx(math.sqrt(squares / 2))
@@ -117,13 +117,12 @@ def test_the_control_is_the_same_load_without_speculation(tmp_path: Path) -> Non
     case = dataclasses.replace(builders.CASE, control=builders.PLAIN_SPEC)
     assert look_up(tmp_path, case).control is None
     plain = dataclasses.replace(builders.SETTINGS, method="none", draft_tokens=0)
-    path = baseline_path(tmp_path, builders.ENVIRONMENT.name, builders.PLAIN_CASE.id)
     control = builders.baseline({"tpot_p50_ms": 5.0}, settings=plain)
-    record_baseline(path, control)
+    path = builders.record(tmp_path, control, builders.PLAIN_CASE.id)
     assert look_up(tmp_path, case).control == control
     assert look_up(tmp_path).control is None
     longer = dataclasses.replace(plain, output_cap_tokens=8)
-    record_baseline(path, msgspec.structs.replace(control, case=longer))
+    builders.record(tmp_path, msgspec.structs.replace(control, case=longer), path.stem)
     assert look_up(tmp_path, case).control is None
     path.write_text("{")
     assert look_up(tmp_path, case).control is None
@@ -141,8 +140,7 @@ def test_a_published_figure_is_the_last_resort(tmp_path: Path) -> None:
 def test_unused_are_the_files_of_this_machine_that_no_case_asks_for(tmp_path: Path) -> None:
     write(tmp_path, builders.ENVIRONMENT)
     write(tmp_path, ALIKE)
-    path = store(tmp_path).path("gone")
-    record_baseline(path, builders.baseline())
+    path = builders.record(tmp_path, builders.baseline(), "gone")
     assert store(tmp_path).unused([builders.CASE.id]) == (path,)
     assert store(tmp_path).unused([builders.CASE.id, "gone", "new"]) == ()
 

@@ -6,8 +6,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from specreg.baselines.estimate import Estimate
-from specreg.baselines.record import record_baseline
-from specreg.baselines.schema import baseline_path
 from specreg.cli import app
 from specreg.cli.cases import render_matrix
 from specreg.core.errors import UnknownNameError
@@ -39,9 +37,7 @@ def test_a_case_says_what_it_needs_and_about_how_long_it_takes(tmp_path: Path) -
 def test_what_was_recorded_is_said_to_be(tmp_path: Path) -> None:
     here = current_environment(needs_gpus=0)
     baseline = builders.baseline({"throughput_tokens_per_s": 1.0}, environment=here)
-    record_baseline(
-        baseline_path(tmp_path / "baselines", here.name, "vllm-none-eight-toy-c4"), baseline
-    )
+    builders.record(tmp_path / "baselines", baseline, "vllm-none-eight-toy-c4")
     text = run(tmp_path, TIER.replace("needs_gpus = 1", "needs_gpus = 0")).output
     # 16 prompts and 28 to warm up, and 16 to prove, of 64 tokens at one per second.
     assert row(text, "vllm-none-eight-toy-c4")[1:] == ["–", "–", "16", "64.0", "recorded"]
