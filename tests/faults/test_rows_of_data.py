@@ -137,8 +137,6 @@ def prepared(folder: Path, *rows: str) -> Path:
         **dict.fromkeys(("source", "revision", "licence", "source_sha256"), ""),
         **dict.fromkeys(("rows", "left_out", "prompts"), len(rows)),
         "dataset": "gsm8k",
-        "asked": None,
-        "part": True,
         "categories": {},
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
     }
