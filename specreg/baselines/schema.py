@@ -131,6 +131,8 @@ class Baseline(
     """One file.
 
     Attributes:
+        schema_version: of this form.
+        case, environment, provenance: see there.
         acceptance: None for a case that doesn't speculate.
         launches: by launch, the metrics that differ from launch to launch; none of a file of an
             earlier form, whose speeds were taken otherwise.

@@ -147,8 +147,10 @@ class CaseSettings(ServerSettings, RequestSettings, Load):
     The engine's version and the draft are not among them: they are what one compares.
 
     Attributes:
+        engine, method, draft_tokens: of the server.
         target_sha256: of the target's files; empty of a hub id, which is `target` then.
         prompts_sha256: of the prompts of a run by the matrix and of its extension.
+        limits: what a request must keep to count as good.
         prompts: how many the matrix says; None in a file of an earlier form.
         num_prompts: how many a run replays instead of those; None for those.
     """
