@@ -68,6 +68,7 @@ def overridden(case: Case, overrides: Sequence[Override], drafts: Mapping[str, s
     """A case as a side runs it.
 
     Args:
+        case: of the matrix.
         overrides: of the side, the last of a key counts.
         drafts: by method, the draft of the case's model pair.
 
