@@ -37,7 +37,6 @@ from specreg.telemetry.identity import (
 
 def _check_options(options: Options) -> None:
     """Check that the options go together; else a SpecregError."""
-    fewer = {"--num-prompts": options.num_prompts is not None}
     attached = {
         "--update-baselines": options.update_baselines,
         "--specreg-resume": options.resume,
@@ -45,16 +44,17 @@ def _check_options(options: Options) -> None:
         "--specreg-engine-version": options.engine_version is not None,
         "--specreg-shard": options.shard is not None,
     }
-    why_attached = "it isn't known how that server was started, nor can it be started anew"
-    why_fewer = "a baseline is of as many prompts as the matrix says"
-    for name, is_given, others, why in (
-        ("--specreg-attach", options.attach is not None, attached, why_attached),
-        ("--update-baselines", options.update_baselines, fewer, why_fewer),
-    ):
-        too_much = [other for other, given in others.items() if given]
-        if is_given and too_much:
-            message = f"{name} with {', '.join(too_much)}: {why}; leave one of them out"
-            raise SpecregError(message)
+    too_much = [flag for flag, given in attached.items() if given]
+    if options.attach is not None and too_much:
+        raise SpecregError(
+            f"--specreg-attach with {', '.join(too_much)}: it isn't known how that server was"
+            " started, nor can it be started anew; leave one of them out"
+        )
+    if options.update_baselines and options.num_prompts is not None:
+        raise SpecregError(
+            "--update-baselines with --num-prompts: a baseline is of as many prompts as the matrix"
+            " says; leave one of them out"
+        )
     if options.launches is not None and options.launches < 1:
         message = f"--specreg-launches: got {options.launches}, needed 1 or more; leave it out"
         raise SpecregError(message)
@@ -80,11 +80,7 @@ def open_suite(
 ) -> Suite:
     """Open a run in which nothing is measured yet, but for what it resumes.
 
-    Args:
-        root: the repository's root.
-        options: what the user asked for.
-        progress: is told what goes on.
-        within: the folder of the run that this process has a share of; None for one of its own.
+    `within` is the folder of a process that has a share of another's run; None for one of its own.
 
     Raises:
         SpecregError: an option, the tier or the machine doesn't fit; the message names it.
@@ -95,20 +91,21 @@ def open_suite(
     if options.attach is None:
         tier = tier.chosen(gpus.memory_gib)
         environment = current_environment(needs_gpus=tier.gpus_used(gpus.memory_gib))
-    runs, part = root / options.runs, _part(options)
+    runs, part = root / options.runs, ""
+    if options.shard is not None:
+        choice = parse_choice(options.shard)
+        part = f"-{choice.number}of{choice.of}"
     began_at = dt.datetime.now(tz=dt.UTC)
     run_folder = runs / f"{began_at:%Y%m%dT%H%M%S}-{os.getpid()}{part}"
-    if within is not None:
-        run_folder = within
-    elif options.resume:
-        run_folder = last_run(runs, part)
-    journal = Journal(run_folder / "journal.jsonl")
-    sources = [journal.path, *run_folder.glob("shards/*/journal.jsonl")] if options.resume else []
+    whole: Path | None = None
     if within is not None:  # another process of the run may have died, or the run goes on
-        sources = [within.parents[1] / "journal.jsonl", *within.parent.glob("*/journal.jsonl")]
-    if options.resume and within is None:
+        run_folder, whole = within, within.parents[1]
+    elif options.resume:
+        run_folder = whole = last_run(runs, part)
+    journal = Journal(run_folder / "journal.jsonl")
+    if options.resume:
         journal.hold()  # before anything of it is taken
-    earlier, earlier_checks = _earlier(sources)
+    earlier, earlier_checks = _earlier(whole)
     suite = Suite(
         options=options,
         root=root,
@@ -129,25 +126,18 @@ def open_suite(
         shares_machine=within is not None,
         skips_unfetched=not options.require_tier or is_offline(),
     )
-    if options.require_tier and unmet_need(suite):
-        raise SpecregError(unmet_need(suite))
+    if options.require_tier and (why := unmet_need(suite)):
+        raise SpecregError(why)
     return suite
 
 
-def _part(options: Options) -> str:
-    """The suffix of the folders of a shard's runs; empty of whole runs."""
-    if options.shard is None:
-        return ""
-    choice = parse_choice(options.shard)
-    return f"-{choice.number}of{choice.of}"
-
-
 def _earlier(
-    journals: Sequence[Path],
+    run: Path | None,
 ) -> tuple[dict[Key, Measurement], dict[tuple[Key, str], Mapping[str, Any]]]:
-    """The measurements and checks of several journals; the first that has one counts."""
+    """What was measured and checked in a run and its workers; the first that has one counts."""
     measured: dict[Key, Measurement] = {}
     checked: dict[tuple[Key, str], Mapping[str, Any]] = {}
+    journals = [run / "journal.jsonl", *run.glob("shards/*/journal.jsonl")] if run else []
     for path in filter(Path.exists, reversed(journals)):
         measured |= load_journal(path)
         checked |= load_checks(path)
@@ -175,27 +165,19 @@ def why_unfit(suite: Suite) -> Mapping[str, str]:
         return {}
     if why := unmet_need(suite):
         return {case.id: why for case in suite.tier.cases}
-    programs = {
-        case.id: why_no_program(engine_named(case.server.engine))
-        for case in suite.tier.cases
-        if not suite.options.require_tier
-    }
-    missing = {case_id: why for case_id, why in programs.items() if why}
-    return {**suite.tier.unmet(find_gpus().memory_gib), **missing}
+    unfit = dict(suite.tier.unmet(find_gpus().memory_gib))
+    for case in suite.tier.cases if not suite.options.require_tier else ():
+        if why := why_no_program(engine_named(case.server.engine)):
+            unfit[case.id] = why
+    return unfit
 
 
 def choose(
     suite: Suite, tests: Sequence[tuple[Case, Metric | CorrectnessCheck]], *, lists: bool
 ) -> list[str]:
-    """Let a run ask what its tests ask, without what can't be measured here.
+    """Let a run ask what its tests ask; return why each is skipped, empty of one that isn't.
 
-    Args:
-        suite: the run.
-        tests: the case of each, and what it asks of it.
-        lists: whether nothing is run, so that the hub isn't asked for models.
-
-    Returns:
-        Why each is skipped, empty of one that isn't.
+    `lists` says whether nothing is run, so that the hub isn't asked for models.
     """
     cases = {case.id: case for case, _ in tests}
     unfetched: dict[str, str] = {}
@@ -222,11 +204,7 @@ def choose(
 
 
 def check_cases(suite: Suite, cases: Collection[Case]) -> None:
-    """Check that every case can be measured, as far as is known before a server starts.
-
-    Raises:
-        SpecregError: one can't.
-    """
+    """Check that every case can be measured, as far as is known beforehand; else a SpecregError."""
     if suite.provision.url is not None:
         check_attached(cases, suite.provision.url, root=suite.root)
     else:
