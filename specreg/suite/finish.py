@@ -58,11 +58,7 @@ def record_run(
 ) -> list[str]:
     """Write all documents of a run to its folder, and a CI job's summary.
 
-    Args:
-        suite: what it held.
-        run: what it decided.
-        command: what was typed.
-        said: what a reader should know besides.
+    `command` is what was typed, `said` what a reader should know besides.
 
     Returns:
         What could not be left, in words; the verdicts stand. Where a merged run left benchmarks.
@@ -122,11 +118,7 @@ class LivePage:
 
 
 def record_runs(suite: Suite) -> None:
-    """Add the records of a run that judged to the history.
-
-    Raises:
-        ReportError: the disk refuses.
-    """
+    """Add the records of a run that judged to the history; ReportError where the disk refuses."""
     if suite.records or suite.provision.url is not None or suite.is_part:
         return
     known, records = load_history(suite.history), []
@@ -225,13 +217,8 @@ def render_end(
 ) -> str:
     """Render the end of a run: verdicts, figures, what was said, what to type.
 
-    Args:
-        suite: what it held.
-        run: what it decided, None where it didn't judge.
-        lines: what was said of it meanwhile.
-        told: whether the verdicts that failed are shown above.
-        width: of the terminal, in characters.
-        color: whether it shows colors.
+    `run` is None where it didn't judge; `told` says whether the verdicts that failed are shown
+    above; `width` is in characters.
     """
     judged = [
         one for one in suite.verdicts if not suite.records or one.outcome is not Outcome.MEASURED
@@ -281,9 +268,10 @@ def measured_cases(suite: Suite) -> Iterable[Case]:
 
 
 def _headroom(suite: Suite, case: Case, records: Sequence[RunRecord]) -> Iterator[str]:
-    exact = _exact(suite, case)
-    for metric in suite.asked_of(case) if exact else ():
-        headroom = headroom_frac(metric, exact, records) if exact and not metric.two_sided else None
+    if (exact := _exact(suite, case)) is None:
+        return
+    for metric in suite.asked_of(case):
+        headroom = None if metric.two_sided else headroom_frac(metric, exact, records)
         if headroom is not None and headroom >= metric.allowed_frac(case) / 2:
             yield (
                 f"{case.id}: the baseline of {metric.name} is {headroom:.1%} below the last runs;"

@@ -69,15 +69,9 @@ def plan_of(suite: Suite, shards: Sequence[Collection[str]]) -> RunPlan:
 
 
 def take_shards(suite: Suite, shards: Sequence[ShardRun], *, whole: bool) -> tuple[str, ...]:
-    """Judge what shards measured, as if one process had.
+    """Judge what shards measured, as if one process had; return what is to be said of them.
 
-    Args:
-        suite: of the whole run; nothing is started.
-        shards: one at least.
-        whole: whether a case that no shard measured is INVALID; else it is left out.
-
-    Returns:
-        What is to be said of the shards.
+    `whole` says whether a case that no shard measured is INVALID; else it is left out.
     """
     merged = suite.merged = MergedShards(shards)
     asked: dict[str, set[str]] = {}
@@ -151,11 +145,10 @@ def open_merged(root: Path, shards: Sequence[ShardRun], into: Path) -> Suite:
     here = {"commit": commit_of(root), "matrix_sha256": matrix_sha256(tier)}
     for name, value in here.items():
         if value != getattr(plan, name):
-            message = (
+            raise SpecregError(
                 f"{name} differs: the shards have '{getattr(plan, name)}', '{root}' '{value}';"
                 " check out the commit that they are of"
             )
-            raise SpecregError(message)
     for name in _COPIED:
         shutil.rmtree(into / name, ignore_errors=True)  # merged again
     (into / JOURNAL).unlink(missing_ok=True)

@@ -103,11 +103,7 @@ class ShardRun:
 
 
 def load_shard(folder: Path) -> ShardRun:
-    """Load what lies in a shard's folder.
-
-    Raises:
-        SpecregError: there is no plan, or it can't be read.
-    """
+    """Load what lies in a shard's folder; SpecregError where it has no plan that can be read."""
     path = folder / PLAN
     try:
         plan = msgspec.json.decode(path.read_bytes(), type=RunPlan)
@@ -134,16 +130,11 @@ def journalled(folder: Path, plan: RunPlan, report: Report | None) -> ShardRun:
 
 
 def check_alike(shards: Sequence[ShardRun]) -> None:
-    """Check that shards are of one run: commit, tier, matrix, machine, and how they were cut.
-
-    Raises:
-        SpecregError: they aren't; it says which differ.
-    """
+    """Check that shards are of one run, cut in one way; a SpecregError says what differs."""
     for name in _MUST_AGREE:
         values = [getattr(shard.plan, name) for shard in shards]
         if any(value != values[0] for value in values):
-            told = [_shown(one) for one in values]
-            each = (f"'{shard.folder}' {text}" for shard, text in zip(shards, told, strict=True))
+            each = (f"'{one.folder}' {_shown(getattr(one.plan, name))}" for one in shards)
             message = f"{name} differs: {', '.join(each)}; merge the shards of one run alone"
             raise SpecregError(message)
 
@@ -166,29 +157,20 @@ class MergedShards:
         return self.shards[0].plan
 
     def measurement(self, case: Case, launch: int) -> Measurement:
-        """What was measured of a case on a launch; of two shards that did, the first one's.
-
-        Raises:
-            SpecregError: none did; it says why.
-        """
+        """What the first shard that did has measured of a case; SpecregError where none did."""
         for shard in self.shards:
             if (found := shard.measured.get((case.id, launch))) is not None:
                 return found
-        raise SpecregError(self.why_not(case.id))
+        raise SpecregError(self._why_not(case.id))
 
     def verdict(self, check: CorrectnessCheck, case: Case) -> Verdict:
-        """The verdict of a check.
-
-        Raises:
-            SpecregError: none was made.
-        """
+        """The verdict of a check; SpecregError where none was made."""
         for shard in self.shards:
             if (found := shard.checked.get((case.id, check.name))) is not None:
                 return msgspec.convert(found, Verdict)
-        raise SpecregError(self.why_not(case.id, check.name))
+        raise SpecregError(self._why_not(case.id, check.name))
 
-    def why_not(self, case_id: str, metric: str = "") -> str:
-        """Why a case wasn't measured or checked, in words."""
+    def _why_not(self, case_id: str, metric: str = "") -> str:
         own = [shard for shard in self.shards if case_id in shard.plan.asked]
         if own:
             return own[-1].why_not(case_id, metric)
@@ -254,8 +236,6 @@ class MergedShards:
 
     def torch_version(self, case_id: str) -> str:
         """The torch that a case's engine ran with, empty where no report says it."""
-        reports = [shard.report for shard in self.shards if shard.report]
-        versions = (
-            one.torch_version for it in reports for one in it.cases if one.case_id == case_id
-        )
+        cases = (one for it in self.shards if it.report for one in it.report.cases)
+        versions = (one.torch_version for one in cases if one.case_id == case_id)
         return next(filter(None, versions), "")
