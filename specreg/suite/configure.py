@@ -26,7 +26,7 @@ from specreg.suite.finish import LivePage
 from specreg.suite.options import Options
 from specreg.suite.run import Suite
 from specreg.suite.shards import expected_times, parse_choice
-from specreg.suite.update_baselines import further_launches
+from specreg.suite.update_baselines import FurtherLaunches
 from specreg.telemetry.identity import (
     UNKNOWN_ENVIRONMENT,
     current_environment,
@@ -106,6 +106,7 @@ def open_suite(
     if options.resume:
         journal.hold()  # before anything of it is taken
     earlier, earlier_checks = _earlier(whole)
+    further_s = 60 * options.record_minutes if options.launches is None else 0.0
     suite = Suite(
         options=options,
         root=root,
@@ -119,7 +120,7 @@ def open_suite(
         earlier_checks=earlier_checks,
         show=progress.show,
         tell=progress.tell,
-        measure_further=further_launches(options),
+        measure_further=FurtherLaunches(further_s),
         progress=progress.run,
         leave_page=LivePage(),
         timeline=Timeline(listener=progress.watch),

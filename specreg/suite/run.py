@@ -43,8 +43,6 @@ from specreg.verdicts.confirmation import Confirmation, enough_for
 from specreg.verdicts.judge import Outcome, Verdict
 
 _ATTEMPTS = 2
-MeasureFurther = Callable[["Suite", Launch], None]
-"""Takes a run, and the last launch so far of a server."""
 _DoneT = TypeVar("_DoneT")
 
 
@@ -57,7 +55,7 @@ class Suite(Scope):
     Attributes:
         journal: of this run; earlier, earlier_checks: what the run that is resumed had measured
             and checked.
-        measure_further: measures more launches of a server that is recorded.
+        measure_further: measures more launches of a server that is recorded, after its last so far.
         progress: how far the run is; leave_page: leaves the page of what it has, before each case.
         record_property: takes a property of the whole run for JUnit's file.
         timeline: which phase goes on, for which server pair.
@@ -70,7 +68,7 @@ class Suite(Scope):
     journal: Journal
     earlier: Mapping[Key, Measurement]
     earlier_checks: Mapping[tuple[Key, str], Mapping[str, Any]] = field(default_factory=dict)
-    measure_further: MeasureFurther = lambda *_: None
+    measure_further: Callable[["Suite", Launch], None] = lambda *_: None
     progress: RunProgress = field(default_factory=RunProgress)
     leave_page: Callable[["Suite"], None] = lambda _: None
     record_property: Callable[[str, object], None] = lambda *_: None
@@ -185,9 +183,8 @@ class Suite(Scope):
         self, case: Case, key: Key, server: Starting, control: Starting | None
     ) -> Measurement:
         own, *others = self._started(server, control)
-        alone = control_of(case)
         arms = [Arm(case=case, server=own)]
-        arms += [Arm(case=alone, server=other, required=False) for other in others]
+        arms += [Arm(case=control_of(case), server=other, required=False) for other in others]
         name = server.launch.case_id(case)
         self.journal.begin(key)
         with (
@@ -232,17 +229,11 @@ class Suite(Scope):
                 plan, enough=lambda _, look: look is Look.FULL and launch > 1
             )
         metrics = [metric for metric in self.asked_of(case) if not metric.by_launch]
-        if not metrics:
-            return plan
-        try:
-            known = self.known_of(case)
-        except BaselineError:
-            return plan
-        return dataclasses.replace(
-            plan,
-            parts=None if timed else PARTS,
-            enough=enough_for(case, metrics, known, may_stop_early=not timed),
-        )
+        if metrics:
+            with contextlib.suppress(BaselineError):
+                enough = enough_for(case, metrics, self.known_of(case), may_stop_early=not timed)
+                return dataclasses.replace(plan, parts=None if timed else PARTS, enough=enough)
+        return plan
 
     def _show_or_stop(self, what: str) -> None:
         """Tell what goes on, by round; stop where a signal came and its interrupt was lost."""
@@ -262,9 +253,7 @@ class Suite(Scope):
     ) -> Mapping[str, Measurement | str]:
         """Measure cases on one launch more of their servers, after all others were stopped.
 
-        Args:
-            cases: which.
-            further: the number of launches more, from 1.
+        `further` is how many more that makes, from 1.
 
         Returns:
             By case's id what was measured, or why it couldn't be.
@@ -368,8 +357,7 @@ class Suite(Scope):
         """Check what must hold of a case, once; again on a fresh server where one went away.
 
         Raises:
-            SpecregError: a server didn't start or went away twice, or it couldn't be made; the
-                same when asked again.
+            SpecregError: it couldn't be made, as a server didn't start or went away twice.
         """
 
         def attempt() -> Verdict:

@@ -33,8 +33,6 @@ class Scope:
     """What a run covers.
 
     Attributes:
-        options: what the user asked for.
-        root: the repository's root; tier: what runs; environment: the machine.
         run_folder: where this run leaves logs and its journal.
         show: is told what goes on; tell: what must be printed in any case.
         store: the baselines of this machine; provision: where the engines come from.
@@ -209,8 +207,6 @@ class Scope:
     def key(self, case: Case, launch: int) -> Key:
         """What has to be equal for an earlier run's measurement to be taken over."""
         asked = "all" if self.asks_speed(case) else "acceptance"  # others' prompts or no control
-        if self.records:
-            asked = "record"
         spec = case.server
         models = [resolve_model(self.root, name) for name in (spec.target, spec.draft) if name]
         requirement = self.provision.requirement(spec)
@@ -219,7 +215,7 @@ class Scope:
             case=case.key,
             case_id=case.id,
             launch=launch,
-            asked=asked,
+            asked="record" if self.records else asked,
             environment=self.environment.name,
             engine=f"{self.provision.python or ''} {requirement.pin}".strip(),
             files_sha256=" ".join(files),

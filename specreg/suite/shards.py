@@ -25,14 +25,6 @@ from specreg.telemetry.identity import UNKNOWN_ENVIRONMENT
 
 SHARDS = Path(".specreg/shards.json")
 """Where in the repository the listed shards are written."""
-_NOT_GROUPED = (
-    "pytest-xdist: cases that share a server stay together; leave out --dist, or give"
-    " --dist=loadgroup"
-)
-_TIMED = (
-    "pytest-xdist: without a GPU servers share the processor, and speeds measured at the same time"
-    " mean nothing; leave out -n, or choose acceptance alone: -k acceptance"
-)
 
 
 class ServerGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,11 +89,10 @@ def parse_choice(text: str) -> ShardChoice:
         return ShardChoice(0, int(found[3] or 0))
     number, of = (int(found[2]), int(found[3] or 0)) if found else (0, 0)
     if not 1 <= number <= of:
-        message = (
+        raise SpecregError(
             f"--specreg-shard '{text}': got no shard, needed I/N with I from 1 to N; give 1/4 for"
             " the first of four, or list/4 to see all of them"
         )
-        raise SpecregError(message)
     return ShardChoice(number, of)
 
 
@@ -150,11 +141,9 @@ def expected_times(scope: Scope) -> dict[str, float]:
 
 
 def cut(groups: Sequence[ServerGroup], of: int) -> tuple[Shard, ...]:
-    """Deal server groups out to shards, each to the one with the least so far.
+    """Deal server groups out to so many shards, each to the one with the least so far.
 
-    Args:
-        groups: all of a run, in the order in which to begin them.
-        of: how many shards, 1 or more; 0 for one for each group. Some may get none.
+    The groups come in the order in which to begin them; 0 shards are one for each group.
     """
     dealt: list[list[ServerGroup]] = [[] for _ in range(of or len(groups))]
     for group in groups:
@@ -165,8 +154,8 @@ def cut(groups: Sequence[ServerGroup], of: int) -> tuple[Shard, ...]:
     )
 
 
-def render_shards(shards: Sequence[Shard]) -> str:
-    """A table of the shards, with GPUs, memory and minutes."""
+def list_shards(root: Path, shards: Sequence[Shard]) -> str:
+    """A table of the shards, with GPUs, memory and minutes; they are written as JSON too."""
     lines = ["shard  GPUs  GiB of each  minutes  cases"]
     for shard in shards:
         gpus = max((group.gpus for group in shard.groups), default=0)
@@ -175,18 +164,8 @@ def render_shards(shards: Sequence[Shard]) -> str:
         held = f"{memory:.0f}" if memory else "-"
         cases = " ".join(shard.case_ids) or "none"
         lines.append(f"{shard.number:>5}  {gpus:>4}  {held:>11}  {minutes:>7.1f}  {cases}")
-    return "\n".join(lines)
-
-
-def list_shards(root: Path, shards: Sequence[Shard]) -> str:
-    """The table of the shards, which are written as JSON too.
-
-    Raises:
-        ReportError: the disk refuses.
-    """
-    path = root / SHARDS
-    record_document(path, shards)
-    return f"{render_shards(shards)}\nas JSON: {path}"
+    record_document(root / SHARDS, shards)
+    return "\n".join((*lines, f"as JSON: {root / SHARDS}"))
 
 
 def committed_in(folder: Path) -> frozenset[Path] | None:
@@ -227,15 +206,17 @@ def make_scheduler(scope: Scope, config: Any, log: Any) -> Any:  # noqa: ANN401 
 
 
 def check_workers(scope: Scope, *, grouped: bool) -> None:
-    """Check that workers keep server groups together, and disturb no speed.
-
-    Raises:
-        SpecregError: they don't.
-    """
+    """Check that workers keep server groups together, and disturb no speed; else a SpecregError."""
     if not scope.shares_machine:
         return
     if not grouped:
-        raise SpecregError(_NOT_GROUPED)
+        raise SpecregError(
+            "pytest-xdist: cases that share a server stay together; leave out --dist, or give"
+            " --dist=loadgroup"
+        )
     names = {name for asked in scope.asked.values() for name in asked if name in METRICS}
     if not scope.tier.needs_gpus and any(METRICS[name].by_launch for name in names):
-        raise SpecregError(_TIMED)
+        raise SpecregError(
+            "pytest-xdist: without a GPU servers share the processor, and speeds measured at the"
+            " same time mean nothing; leave out -n, or choose acceptance alone: -k acceptance"
+        )

@@ -1,9 +1,8 @@
 """Record the baselines of a run, with what later runs can tell against them."""
 
 import dataclasses
-import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -20,14 +19,12 @@ from specreg.report.terminal import render_recorded, render_undecidable, render_
 from specreg.servers.launch import Launch, launches_of
 from specreg.stats.intervals import Spread
 from specreg.suite.finish import driver_version_of, measured_cases, torch_version_of
-from specreg.suite.options import Options
 from specreg.suite.run import Suite
 from specreg.verdicts.detection import MOST_LAUNCHES, detectable, detects_against
-from specreg.verdicts.history import RunRecord, identical_to, load_history, noise_of
+from specreg.verdicts.history import identical_to, load_history, noise_of
 from specreg.verdicts.judge import Outcome
 
 _NS_PER_S = 10**9
-_S_PER_MIN = 60.0
 
 
 @dataclass(slots=True)
@@ -59,12 +56,6 @@ class FurtherLaunches:
             share_s, self.left_s = share_s - took_s, self.left_s - took_s
             if all(isinstance(one, str) for one in found.values()):
                 return
-
-
-def further_launches(options: Options) -> FurtherLaunches:
-    """Return the further launches that the options allow; none where they say how many."""
-    given = options.launches is not None
-    return FurtherLaunches(0.0 if given else _S_PER_MIN * options.record_minutes)
 
 
 def take_further(suite: Suite, launch: Launch) -> None:
@@ -134,16 +125,21 @@ def _record(suite: Suite, case: Case) -> RecordedBaseline:
         if one.case_id == case.id and one.outcome is Outcome.WRONG:
             raise BaselineError(f"baseline of '{case.id}': not written, WRONG: {one.reason}")
     if len(measurements) < suite.launches:
-        message = (
+        raise SpecregError(
             f"baseline of '{case.id}': not written, {len(measurements)} of {suite.launches}"
-            f" launches were measured; select the whole case"
+            " launches were measured; select the whole case"
         )
-        raise SpecregError(message)
-    first = measurements[0]
-    settings = suite.settings(case)
+    first, settings = measurements[0], suite.settings(case)
     draft_sha256 = model_sha256(first.draft) if first.draft else ""
     history = load_history(suite.history).of(case.id)
     identical = identical_to(history, settings, first.engine_version, draft_sha256)
+
+    def completed(baseline: Baseline) -> Baseline:
+        """The baseline with how identical runs differed, and what a launch can tell against it."""
+        detects = detects_against(baseline, case, _spreads(suite))
+        noise = {**baseline.noise, **noise_of(identical, spreads_of((baseline,)))}
+        return msgspec.structs.replace(baseline, noise=noise, detects=detects)
+
     return record_measurements(
         measurements,
         settings,
@@ -151,14 +147,5 @@ def _record(suite: Suite, case: Case) -> RecordedBaseline:
         reason=(suite.options.reason or "").strip(),
         torch_version=torch_version_of(suite, case),
         driver_version=driver_version_of(suite),
-        complete=functools.partial(_completed, suite, case, identical),
+        complete=completed,
     )
-
-
-def _completed(
-    suite: Suite, case: Case, identical: Sequence[RunRecord], baseline: Baseline
-) -> Baseline:
-    """The baseline with how identical runs differed, and what one launch can tell against it."""
-    detects = detects_against(baseline, case, _spreads(suite))
-    noise = {**baseline.noise, **noise_of(identical, spreads_of((baseline,)))}
-    return msgspec.structs.replace(baseline, noise=noise, detects=detects)
