@@ -111,17 +111,16 @@ def pytest_configure(config: pytest.Config) -> None:
     with _as_usage_error(config):
         learn({}, config.invocation_params.args)
         progress, options = Progress(column=_column_of(config)), read_options(config)
-        if hasattr(config, "workerinput"):  # what it goes on with is the controller's to choose
-            options = dataclasses.replace(options, resume=False)
         if _has_workers(config) and options.shard:
             raise SpecregError(
                 "--specreg-shard with -n: a shard is one process's; leave one of the two out"
             )
         config.stash[_SESSION] = _Session(progress=progress)
-        given: dict[str, Any] = getattr(config, "workerinput", {})
         within = None
-        if _RUN_FOLDER in given:
+        if given := getattr(config, "workerinput", None):
             within = Path(given[_RUN_FOLDER]) / WORKERS_FOLDER / given["workerid"]
+            # What it goes on with is the controller's to choose.
+            options = dataclasses.replace(options, resume=False)
         config.stash[SUITE] = open_suite(config.rootpath, options, progress, within)
     if _has_workers(config) and config.option.dist in {"load", "loadgroup"}:
         config.option.dist, config.option.loadscopereorder = "loadgroup", False
@@ -183,8 +182,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[pytest.Item] | None:
     """Leaves the test out that carries benchmarks where pytest-benchmark isn't asked for any."""
     marks = getattr(obj, "pytestmark", ()) if isinstance(obj, FunctionType) else ()
-    is_left_out = any(mark.args == (RECORDED.name,) for mark in marks)
-    return [] if is_left_out and not _takes_benchmarks(collector.config) else None
+    if not any(mark.args == (RECORDED.name,) for mark in marks):
+        return None
+    config = collector.config
+    alone = not hasattr(config, "workerinput") and not _has_workers(config)  # or it records nothing
+    return None if alone and is_given(config.getoption, (*SHOWING, *SAVING)) else []
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -235,7 +237,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return (setups[params["server"].id, params["case"].id], names[_what(params).name])
 
     items.sort(key=place)
-    shards = _deal(config, suite, items)
+    shards = _deal(config, items)
     ours = [item for item in items if _params(item) and not item.get_closest_marker("skip")]
     # Where a selection leaves nothing at all, it may have meant these.
     session.is_asked = bool(ours) or (session.is_asked and not items)
@@ -273,17 +275,15 @@ def _prepare(
             record_document(suite.run_folder / PLAN, plan_of(suite, shards))
 
 
-def _deal(
-    config: pytest.Config, suite: Suite, items: list[pytest.Item]
-) -> Sequence[Collection[str]]:
+def _deal(config: pytest.Config, items: list[pytest.Item]) -> Sequence[Collection[str]]:
     """Leaves the tests of the shard that is asked for, the longest server group first.
 
     Returns:
         The cases of each shard; none where the run isn't cut.
     """
+    suite, session = config.stash[SUITE], config.stash[_SESSION]
     if not suite.is_part:
         return ()
-    session = config.stash[_SESSION]
     cases = {_case_id(item): _params(item)["case"] for item in items if _params(item)}
     groups = server_groups(cases.values(), suite)
     order = {case: n for n, one in enumerate(groups) for case in one.cases}
@@ -354,11 +354,8 @@ def pytest_runtest_makereport(
         return report
     message = "\n".join(dict.fromkeys(map(str, ours)))
     head = (held or ours[0]).head
-    if (
-        params
-        and suite.skips_unfetched
-        and all(isinstance(one, ModelNotFetchedError) for one in ours)
-    ):
+    is_unfetched = all(isinstance(one, ModelNotFetchedError) for one in ours)
+    if params and suite.skips_unfetched and is_unfetched:
         report.outcome = "skipped"
         report.longrepr = (str(item.path), item.location[1] or 0, f"Skipped: {head}")
         suite.skipped[_case_id(item)] = head
@@ -436,12 +433,6 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
         command = shlex.join(("pytest", *added, *map(str, config.invocation_params.args)))
         lines.extend(record_run(suite, kept.run, command=command))
     _put_into_blocks(config)
-
-
-def _takes_benchmarks(config: pytest.Config) -> bool:
-    """Whether pytest-benchmark is asked for something; under -n it records nothing."""
-    alone = not hasattr(config, "workerinput") and not _has_workers(config)
-    return alone and is_given(config.getoption, (*SHOWING, *SAVING))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -535,9 +526,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_sep("_", case_id, red=True, bold=True)
         terminalreporter.write_line(hide_known(block))
     terminalreporter.section(f"specreg: tier {suite.tier.name} on {suite.environment.name}")
-    is_shown = bool(session.blocks)
-    color = _color(config)
-    text = render_end(suite, session.run, session.lines, told=is_shown, width=_WIDTH, color=color)
+    told, color = bool(session.blocks), _color(config)
+    text = render_end(suite, session.run, session.lines, told=told, width=_WIDTH, color=color)
     terminalreporter.write_line(hide_known(text))
 
 

@@ -48,14 +48,7 @@ class State(enum.StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that was looked at.
-
-    Attributes:
-        subject: what of the machine it is about.
-        says: what was seen.
-        advice: what to do about it, empty where there is nothing to do.
-        state: what it means for a run.
-    """
+    """What was seen of a subject; `advice` says what to do, empty where there is nothing to do."""
 
     subject: str
     says: str
@@ -64,10 +57,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def examine(suite: Suite) -> Iterator[Finding]:
-    """All findings on a run's machine and on what the run needs.
-
-    A check that breaks says so, and the others go on.
-    """
+    """All findings on a run's machine and needs; a check that breaks says so, the others go on."""
     for check in _CHECKS:
         subject = check.__name__.removeprefix("_examine_")
         try:
@@ -253,10 +243,8 @@ def _examine_engines(suite: Suite) -> Iterator[Finding]:
         if is_there:
             yield Finding("engine", f"{requirement.pin} is installed")
         else:
-            says = f"{requirement.pin} isn't installed yet"
-            yield _note(
-                "engine", says, "the first run does that, which takes minutes and 3 to 7 GB"
-            )
+            advice = "the first run does that, which takes minutes and 3 to 7 GB"
+            yield _note("engine", f"{requirement.pin} isn't installed yet", advice)
 
 
 def _examine_models(suite: Suite) -> Iterator[Finding]:
@@ -286,12 +274,11 @@ def _hub_model(reference: str, size_gib: float) -> Finding:
 
 def _examine_datasets(suite: Suite) -> Iterator[Finding]:
     for case in {case.dataset: case for case in _running(suite)}.values():
+        says = "made when it is asked for"
         try:
             if dataset_named(case.dataset).tokens is None:
-                prompts = len(load_case_prompts(suite.root, case))
-                yield Finding("dataset", f"{case.dataset}: {prompts} prompts")
-            else:
-                yield Finding("dataset", f"{case.dataset}: made when it is asked for")
+                says = f"{len(load_case_prompts(suite.root, case))} prompts"
+            yield Finding("dataset", f"{case.dataset}: {says}")
         except ModelError:  # the finding on it says so
             continue
         except SpecregError as error:
