@@ -86,15 +86,17 @@ def ray(  # noqa: PLR0913 - the options of a command
     except ImportError as error:
         message = f"specreg ray: Ray isn't installed; {install_command('ray')}"
         raise SpecregError(message) from error
-    _check_answers(address)
     root, given = root.resolve(), tuple(arguments or ())
     cut = [shard for shard in _shards(root, shards, given) if shard.groups]
     environment: dict[str, Any] = {"env_vars": {COMMIT: commit_of(root)}}
     if not shared:
         environment |= {"working_dir": str(root), "excludes": list(_LEFT_OUT)}
+    host, _, port = address.rpartition(":")
     try:
+        if port.isdecimal():  # Ray itself waits for more than a minute
+            socket.create_connection((host, int(port)), _ANSWERS_WITHIN_S).close()
         cluster.init(address=address, runtime_env=environment, log_to_driver=True)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         message = f"specreg ray --address {address}: no cluster answers ({error}); name another"
         raise SpecregError(message) from error
     task = cluster.remote(run_shard)
@@ -159,21 +161,6 @@ def run_shard(
             with tarfile.open(fileobj=packed, mode="w:gz") as archive:
                 archive.add(found, arcname=found.name)
         return status, process.last_lines(), packed.getvalue()
-
-
-def _check_answers(address: str) -> None:
-    """Check that something answers there: Ray itself waits for more than a minute.
-
-    Raises:
-        SpecregError: nothing does.
-    """
-    host, _, port = address.rpartition(":")
-    if port.isdecimal():
-        try:
-            socket.create_connection((host, int(port)), _ANSWERS_WITHIN_S).close()
-        except OSError as error:
-            message = f"specreg ray --address {address}: no cluster answers ({error}); name another"
-            raise SpecregError(message) from error
 
 
 def _shards(root: Path, of: int, arguments: tuple[str, ...]) -> list[Shard]:
