@@ -290,13 +290,13 @@ def _deal(config: pytest.Config, items: list[pytest.Item]) -> Sequence[Collectio
     items.sort(key=lambda item: order.get(_case_id(item), -1))
     if suite.options.shard is None:
         return ()
-    choice = parse_choice(suite.options.shard)
-    shards = cut(groups, choice.of)
-    if not choice.number:
+    number, of = parse_choice(suite.options.shard)
+    shards = cut(groups, of)
+    if not number:
         with _as_usage_error(config):
             session.lines.append(list_shards(suite.root, shards))
-    mine = {case for one in shards if one.number == choice.number for case in one.case_ids}
-    if choice.number == 1:
+    mine = {case for one in shards if one.number == number for case in one.case_ids}
+    if number == 1:
         mine.add("")  # the tests that aren't the suite's
     left_out = [item for item in items if _case_id(item) not in mine]
     config.hook.pytest_deselected(items=left_out)

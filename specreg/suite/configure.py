@@ -93,8 +93,8 @@ def open_suite(
         environment = current_environment(needs_gpus=tier.gpus_used(gpus.memory_gib))
     runs, part = root / options.runs, ""
     if options.shard is not None:
-        choice = parse_choice(options.shard)
-        part = f"-{choice.number}of{choice.of}"
+        number, of = parse_choice(options.shard)
+        part = f"-{number}of{of}"
     began_at = dt.datetime.now(tz=dt.UTC)
     run_folder = runs / f"{began_at:%Y%m%dT%H%M%S}-{os.getpid()}{part}"
     whole: Path | None = None

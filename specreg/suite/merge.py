@@ -58,7 +58,7 @@ def plan_of(suite: Suite, shards: Sequence[Collection[str]]) -> RunPlan:
         options=dataclasses.asdict(suite.options),
         reason=(suite.options.reason or "").strip() if suite.records else None,
         launches=suite.launches,
-        number=parse_choice(suite.options.shard).number if suite.options.shard else 0,
+        number=parse_choice(suite.options.shard)[0] if suite.options.shard else 0,
         of=len(shards),
         shards=tuple(map(tuple, shards)),
         asked={case: tuple(sorted(names)) for case, names in suite.asked.items()},

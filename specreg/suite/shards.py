@@ -9,7 +9,7 @@ import re
 import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -66,34 +66,24 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(case for group in self.groups for case in group.cases)
 
 
-class ShardChoice(NamedTuple):
-    """What `--specreg-shard` asks for.
+def parse_choice(text: str) -> tuple[int, int]:
+    """The number of a shard, 0 to list all, and of how many, 0 for one for each server group.
 
-    Attributes:
-        number: which shard to run, from 1; 0 to list them.
-        of: how many there are; 0 for one for each server group.
-    """
-
-    number: int
-    of: int
-
-
-def parse_choice(text: str) -> ShardChoice:
-    """The choice that `I/N`, `list` or `list/N` says.
+    `text` is `I/N`, `list` or `list/N`.
 
     Raises:
         SpecregError: it says something else, or there is no such shard.
     """
     found = re.fullmatch(r"(?:(list)|(\d+))(?:/(\d+))?", text)
     if found and found[1]:
-        return ShardChoice(0, int(found[3] or 0))
+        return 0, int(found[3] or 0)
     number, of = (int(found[2]), int(found[3] or 0)) if found else (0, 0)
     if not 1 <= number <= of:
         raise SpecregError(
             f"--specreg-shard '{text}': got no shard, needed I/N with I from 1 to N; give 1/4 for"
             " the first of four, or list/4 to see all of them"
         )
-    return ShardChoice(number, of)
+    return number, of
 
 
 def server_groups(cases: Iterable[Case], scope: Scope) -> list[ServerGroup]:

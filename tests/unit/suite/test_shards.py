@@ -17,7 +17,6 @@ from specreg.report.document import record_document
 from specreg.suite.run import Suite
 from specreg.suite.shards import (
     ServerGroup,
-    ShardChoice,
     cut,
     expected_times,
     make_scheduler,
@@ -84,15 +83,9 @@ def test_where_no_speed_is_asked_neither_a_control_nor_power_is_expected(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("text", "choice"),
-    [
-        ("1/1", ShardChoice(1, 1)),
-        ("3/8", ShardChoice(3, 8)),
-        ("list", ShardChoice(0, 0)),
-        ("list/4", ShardChoice(0, 4)),
-    ],
+    ("text", "choice"), [("1/1", (1, 1)), ("3/8", (3, 8)), ("list", (0, 0)), ("list/4", (0, 4))]
 )
-def test_a_choice_is_a_shard_or_a_list(text: str, choice: ShardChoice) -> None:
+def test_a_choice_is_a_shard_or_a_list(text: str, choice: tuple[int, int]) -> None:
     assert parse_choice(text) == choice
 
 
