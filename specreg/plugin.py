@@ -399,7 +399,6 @@ def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> N
 
 
 def _finish(session: pytest.Session, exitstatus: int) -> None:
-    """Record baselines where that was asked for, verdicts, history."""
     config = session.config
     suite, kept = config.stash[SUITE], config.stash[_SESSION]
     lines = kept.lines
@@ -532,7 +531,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def _marker(item: pytest.Item | pytest.Function) -> pytest.Mark | None:
-    """What makes a test one of the suite's."""
     return item.get_closest_marker("family") or item.get_closest_marker("correctness")
 
 
@@ -548,7 +546,6 @@ def _case_id(item: pytest.Item) -> str:
 
 
 def _what(params: Mapping[str, Any]) -> Metric | CorrectnessCheck:
-    """The metric that a test judges, or the check that it makes."""
     found: Metric | CorrectnessCheck = params["check"] if "check" in params else params["metric"]
     return found
 

@@ -34,29 +34,18 @@ _COMMANDS: Mapping[str, str] = {
 class Commands(typer.core.TyperGroup):
     """All commands; in a list of them each is its name and the first line of its docstring."""
 
-    _lists = False
-
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - Typer's own
         super().__init__(**settings)
-        # Those that are typed wrongly are compared with these.
-        self.commands = {name: typer.core.TyperCommand(name) for name in _COMMANDS}
+        lines = {name: _first_line(name) for name in _COMMANDS}
+        self.commands = {name: typer.core.TyperCommand(name, help=lines[name]) for name in lines}
 
-    def get_command(self, ctx: typer.Context, name: str) -> "typer.core.TyperCommand | None":  # type: ignore[override]
-        """The command of a name, None where there is none."""
-        del ctx
-        if name not in _COMMANDS:
-            return None
-        if self._lists:
-            return typer.core.TyperCommand(name, help=_first_line(name))
-        file = importlib.import_module(f"specreg.cli.{_COMMANDS[name]}")
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override] # noqa: ANN401
+        """The command that is typed, whose module is imported for it."""
+        name, _, rest = super().resolve_command(ctx, args)
+        file = importlib.import_module(f"specreg.cli.{_COMMANDS[str(name)]}")
         alone = typer.Typer(add_completion=False)
-        alone.command(name)(getattr(file, name))
-        return typer.main.get_command(alone)  # type: ignore[return-value]
-
-    def format_help(self, ctx: typer.Context, formatter: object) -> None:  # type: ignore[override]
-        """Writes the list, for which nothing is imported."""
-        self._lists = True
-        super().format_help(ctx, formatter)  # type: ignore[arg-type]
+        alone.command(name)(getattr(file, str(name)))
+        return name, typer.main.get_command(alone), rest
 
 
 def _first_line(name: str) -> str:

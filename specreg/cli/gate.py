@@ -151,7 +151,6 @@ def soak(options: SoakOptions) -> int:
 
 
 def _conclude(soak: Soak) -> int:
-    """Print what a soak found; return its status."""
     verdicts = soak.look(LAST_LEVEL)
     typer.echo(render_verdicts(verdicts, width=of.WIDTH, color=sys.stdout.isatty()))
     for one in verdicts:

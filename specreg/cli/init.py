@@ -100,7 +100,6 @@ def _there(root: Path, name: str) -> Path | None:
 
 
 def _files() -> Iterator[tuple[str, str]]:
-    """List what is to be written: its path and its text."""
     for path in (one for pattern in _COPIED for one in sorted(OWN_REPOSITORY.glob(pattern))):
         yield str(path.relative_to(OWN_REPOSITORY)), path.read_text()
     yield f"{USUAL.matrix}/gpu.toml", (OWN_REPOSITORY / _TO_FILL_IN).read_text()

@@ -164,7 +164,6 @@ def run_shard(
 
 
 def _shards(root: Path, of: int, arguments: tuple[str, ...]) -> list[Shard]:
-    """The shards of a run, as pytest lists them."""
     command = (sys.executable, "-m", "pytest", "tests/perf", "-q", f"--specreg-shard=list/{of}")
     done = subprocess.run(  # noqa: S603 - what the user typed
         (*command, *arguments), check=False, cwd=root, capture_output=True, text=True

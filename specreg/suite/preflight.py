@@ -105,7 +105,6 @@ def _of_error(subject: str, error: SpecregError | str, state: State = State.IN_T
 
 
 def _running(suite: Suite) -> list[Case]:
-    """The cases that this machine runs."""
     unfit = why_unfit(suite)
     return [case for case in suite.tier.cases if case.id not in unfit]
 

@@ -56,11 +56,6 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[ServerGroup, ...]
 
     @property
-    def expected_s(self) -> float:
-        """The time of all its groups, one after another."""
-        return sum(group.expected_s for group in self.groups)
-
-    @property
     def case_ids(self) -> tuple[str, ...]:
         """The cases of all its groups."""
         return tuple(case for group in self.groups for case in group.cases)
@@ -69,10 +64,8 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
 def parse_choice(text: str) -> tuple[int, int]:
     """The number of a shard, 0 to list all, and of how many, 0 for one for each server group.
 
-    `text` is `I/N`, `list` or `list/N`.
-
     Raises:
-        SpecregError: it says something else, or there is no such shard.
+        SpecregError: the text isn't `I/N`, `list` or `list/N`, or there is no such shard.
     """
     found = re.fullmatch(r"(?:(list)|(\d+))(?:/(\d+))?", text)
     if found and found[1]:
@@ -150,7 +143,7 @@ def list_shards(root: Path, shards: Sequence[Shard]) -> str:
     for shard in shards:
         gpus = max((group.gpus for group in shard.groups), default=0)
         memory = max((group.memory_gib or 0.0 for group in shard.groups), default=0.0)
-        minutes = shard.expected_s / 60
+        minutes = sum(group.expected_s for group in shard.groups) / 60
         held = f"{memory:.0f}" if memory else "-"
         cases = " ".join(shard.case_ids) or "none"
         lines.append(f"{shard.number:>5}  {gpus:>4}  {held:>11}  {minutes:>7.1f}  {cases}")
