@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +13,10 @@ from specreg.report.progress import Progress
 from specreg.suite.configure import open_suite, unmet_need, why_unfit
 from specreg.suite.options import Options
 from specreg.suite.run import Suite
+from specreg.suite.update_baselines import FurtherLaunches
 from tests.unit import builders
+from tests.unit.suite.test_preflight import write_tier
 
-TIER = """
-    needs_gpus = {gpus}
-    [models.tiny]
-    target = "fixtures/models/tiny/target"
-    drafts = {{ eagle3 = "fixtures/models/tiny/eagle3" }}
-    [[cases]]
-    engine = "vllm"
-    methods = ["none", "{method}"]
-    models = "tiny"
-    dataset = "toy"
-    concurrency = [1]
-    prompts = 10
-    output_cap_tokens = 8
-"""
 ATTACH = "http://127.0.0.1:9"
 NOT_ATTACHED: dict[str, dict[str, Any]] = {
     "--update-baselines": {"update_baselines": True},
@@ -41,8 +28,9 @@ NOT_ATTACHED: dict[str, dict[str, Any]] = {
 
 def opened(folder: Path, *, gpus: int = 0, method: str = "eagle3", **given: Any) -> Suite:  # noqa: ANN401 - any option
     """A run of a tier of its own with such options."""
-    (folder / "cpu.toml").write_text(textwrap.dedent(TIER.format(gpus=gpus, method=method)))
-    usual = Options(tier="cpu", matrix=str(folder), runs=str(folder / "runs"))
+    write_tier(folder, gpus=gpus, methods=f'["none", "{method}"]')
+    matrix, runs = folder / "fixtures/matrix", folder / "runs"
+    usual = Options(tier="here", matrix=str(matrix), runs=str(runs))
     options = dataclasses.replace(usual, **given)
     return open_suite(builders.ROOT, options, Progress(io.StringIO()))
 
@@ -50,9 +38,9 @@ def opened(folder: Path, *, gpus: int = 0, method: str = "eagle3", **given: Any)
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"tier": "cpuu"}, "unknown tier 'cpuu'; did you mean 'cpu'? known: cpu"),
+        ({"tier": "heer"}, "unknown tier 'heer'; did you mean 'here'? known: here"),
         ({"method": "eagle33"}, "unknown method 'eagle33'; did you mean 'eagle3'?"),
-        ({"engine": "sglang"}, "tier 'cpu': unknown engine 'sglang'; known: vllm"),
+        ({"engine": "sglang"}, "tier 'here': unknown engine 'sglang'; known: vllm"),
         ({"launches": 0}, "--specreg-launches: got 0, needed 1 or more"),
         ({"num_prompts": 0}, "--num-prompts: got 0, needed 1 or more"),
         (
@@ -77,7 +65,7 @@ def test_what_cannot_be_is_refused_by_name(
 
 def test_a_tier_that_lacks_gpus_is_skipped_unless_it_is_required(tmp_path: Path) -> None:
     suite = opened(tmp_path, gpus=64)
-    assert unmet_need(suite).startswith("tier 'cpu' needs 64 GPU(s), this machine has")
+    assert unmet_need(suite).startswith("tier 'here' needs 64 GPU(s), this machine has")
     assert len(why_unfit(suite)) == 2
     with pytest.raises(SpecregError, match="needs 64 GPU"):
         opened(tmp_path, gpus=64, require_tier=True)
@@ -95,6 +83,11 @@ def test_metrics_are_softened_as_asked(
     tmp_path: Path, inconclusive: str, softened: set[str]
 ) -> None:
     assert opened(tmp_path, inconclusive=inconclusive).softened == softened
+
+
+def test_who_says_how_many_launches_gets_no_further_ones(tmp_path: Path) -> None:
+    found = [opened(tmp_path, launches=number).measure_further for number in (None, 4)]
+    assert found == [FurtherLaunches(600.0), FurtherLaunches(0.0)]
 
 
 def test_an_attached_server_has_no_control_beside_it(tmp_path: Path) -> None:

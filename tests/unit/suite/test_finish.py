@@ -7,9 +7,7 @@ import msgspec
 import pytest
 
 from specreg.acceptance.record import Source
-from specreg.baselines.record import record_measurements
 from specreg.baselines.schema import load_baseline
-from specreg.baselines.store import settings_in
 from specreg.measurement.metrics import METRICS
 from specreg.suite.finish import LivePage, remarks, run_verdict
 from specreg.suite.run import Suite
@@ -17,21 +15,19 @@ from specreg.suite.update_baselines import record_baselines
 from specreg.verdicts.history import RunRecord, baseline_sha256, record_history, settings_sha256
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import builders
-from tests.unit.suite.test_run import COUNTS, LENGTH, SPEED, judged, measured, suite
+from tests.unit.suite.test_run import COUNTS, LENGTH, SPEED, judged, measured, recorded, suite
 
 EVERYTHING = {builders.CASE.id: {m.name for m in METRICS.values() if m.applies_to(builders.CASE)}}
 
 
 def suite_with_past(folder: Path, better_frac: float) -> Suite:
     """A suite whose last six runs were better than the baseline by so much in throughput."""
-    launch = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0}, of=COUNTS)
-    settings = settings_in(builders.ROOT, builders.CASE)
     one = suite(folder)
-    baseline = record_measurements([launch, launch], settings, one.store, reason="first").new
+    launch, baseline = recorded(one)
     past_run = RunRecord(
         run="",
         case_id=builders.CASE.id,
-        settings_sha256=settings_sha256(settings),
+        settings_sha256=settings_sha256(one.settings(builders.CASE)),
         engine_version="0.32.0",
         draft_sha256="",
         values={},
@@ -139,6 +135,6 @@ def test_a_case_that_is_wrong_is_not_recorded_and_one_that_holds_is(
 
     one.confirmation.verdicts[:] = [dataclasses.replace(proven, outcome=Outcome.PASS)]
     assert record_baselines(one, width=100, color=False)[1]
-    recorded = load_baseline(one.store.path(builders.CASE.id))
-    assert recorded
-    assert recorded.provenance.reason == "vllm 0.32.0"
+    baseline = load_baseline(one.store.path(builders.CASE.id))
+    assert baseline
+    assert baseline.provenance.reason == "vllm 0.32.0"

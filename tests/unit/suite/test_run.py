@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from specreg.baselines.record import record_measurements
+from specreg.baselines.schema import Baseline
 from specreg.baselines.store import settings_in
 from specreg.core.errors import (
     HungError,
@@ -67,6 +68,13 @@ def measured(one: Suite, *launches: Measurement) -> Suite:
     for launch, number in zip(launches, numbers, strict=True):
         one.measure(launch.case, started(number), None)
     return one
+
+
+def recorded(one: Suite) -> tuple[Measurement, Baseline]:
+    """A launch of the case, two of which are recorded, and its baseline."""
+    launch = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0}, of=COUNTS)
+    settings = settings_in(builders.ROOT, builders.CASE)
+    return launch, record_measurements([launch, launch], settings, one.store, reason="first").new
 
 
 def started(number: int = 1) -> Starting:
@@ -152,30 +160,23 @@ def test_a_file_that_cannot_be_read_does_not_hinder_its_replacement_being_measur
     assert verdict.outcome is Outcome.MEASURED
 
 
-def test_a_case_whose_speeds_are_all_shown_alone_is_timed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "is_timed"), [({}, [False, True, False]), (RECORDING, [True, True, False])]
+)
+def test_a_case_is_timed_where_that_is_recorded_or_its_speeds_are_all_shown_alone(
+    tmp_path: Path, options: dict[str, Any], *, is_timed: list[bool]
+) -> None:
     speeds = tuple(name for name, one in METRICS.items() if one.by_launch)
     shown = dataclasses.replace(builders.CASE, shown=speeds)
-    one = suite(tmp_path)
+    one = suite(tmp_path, **options)
     one.asked = {builders.CASE.id: {LENGTH.name}}
     cases = (builders.CASE, shown, dataclasses.replace(shown, speed=False))
-    assert [one.asks_speed(case) for case in cases] == [False, True, False]
-
-
-def test_recording_times_a_case_unless_its_time_means_nothing(tmp_path: Path) -> None:
-    one = suite(tmp_path, **RECORDING)
-    timeless = dataclasses.replace(builders.CASE, speed=False)
-    assert [one.asks_speed(case) for case in (builders.CASE, timeless)] == [True, False]
+    assert [one.asks_speed(case) for case in cases] == is_timed
 
 
 def test_a_speed_waits_for_all_launches_and_acceptance_does_not(tmp_path: Path) -> None:
-    launches = [
-        builders.measurement({LENGTH.name: 2.5, SPEED.name: value}, of=COUNTS)
-        for value in (100.0, 100.0)
-    ]
-    record_measurements(
-        launches, settings_in(builders.ROOT, builders.CASE), suite(tmp_path).store, reason="first"
-    )
-    one = measured(suite(tmp_path, launches=2), *launches)
+    launch, _ = recorded(suite(tmp_path))
+    one = measured(suite(tmp_path, launches=2), launch, launch)
     one.asked = {builders.CASE.id: {LENGTH.name, SPEED.name}}
     outcomes = [
         (verdict.outcome, verdict.launches)
@@ -195,10 +196,7 @@ def test_a_least_time_is_asked_only_where_speeds_are_recorded_or_compared(tmp_pa
     one, lasting = suite(tmp_path), dataclasses.replace(builders.CASE, least_s=8.0)
     assert one.least_s(lasting) == 0, "nothing is recorded"
     assert suite(tmp_path, **RECORDING).least_s(lasting) == 8
-    launch = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0}, of=COUNTS)
-    launch = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0}, of=COUNTS)
-    settings = settings_in(builders.ROOT, builders.CASE)
-    record_measurements([launch, launch], settings, one.store, reason="first")
+    recorded(one)
     assert suite(tmp_path).least_s(lasting) == 8
     one.asked = {builders.CASE.id: {LENGTH.name}}
     assert one.least_s(lasting) == 0, "no speed is asked for"

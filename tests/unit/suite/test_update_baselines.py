@@ -8,10 +8,9 @@ import pytest
 
 from specreg.matrix.case import Case, Tier
 from specreg.measurement.measure import Measurement
-from specreg.servers.launch import Launch, launches_of
-from specreg.suite.options import Options
+from specreg.servers.launch import launches_of
 from specreg.suite.run import Suite
-from specreg.suite.update_baselines import FurtherLaunches, further_launches
+from specreg.suite.update_baselines import FurtherLaunches
 from tests.unit import builders
 from tests.unit.suite.test_run import SPEED, parts
 
@@ -86,15 +85,5 @@ def test_servers_share_the_time_that_is_left(tmp_path: Path) -> None:
     further = FurtherLaunches(60.0)
     further(suite, LAUNCH)
     assert suite.asked_for
+    assert all(cases == [ONE.id] for cases in suite.asked_for)
     assert further.left_s < 60.0
-
-
-@pytest.mark.parametrize(("launches", "minutes"), [(None, 10.0), (4, 0.0)])
-def test_whoever_says_how_many_launches_gets_as_many(launches: int | None, minutes: float) -> None:
-    assert further_launches(Options(launches=launches)).left_s == 60 * minutes
-
-
-def test_a_launch_is_of_its_server(tmp_path: Path) -> None:
-    suite = recording(tmp_path, one=STEADY, other=STEADY)
-    assert suite.group(LAUNCH) == [ONE, OTHER]
-    assert suite.group(Launch(spec=builders.PLAIN_SPEC, number=3)) == []
