@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pty
+import shutil
 import subprocess
 import sys
 import termios
@@ -43,8 +44,8 @@ MATRIX = """
     tpot_p50_ms = 2.0
     speedup_ratio = 0.9 # what two launches of ten prompts can tell
 """
-
-
+WITHOUT_TOLERANCES = MATRIX.partition("    [cases.tolerances]")[0]
+"""The same tier; each metric has its own tolerance."""
 _TIMES = 3
 _BUSY = ("CLIENT_BEHIND: ", "FIGURE_IMPOSSIBLE: ", f"{MACHINE_MOVED}: ")
 _SAYS_CI = ("CI", "BUILD_NUMBER", "GITHUB_STEP_SUMMARY")
@@ -216,8 +217,5 @@ def recorded_once(tmp_path_factory: pytest.TempPathFactory) -> Suite:
 def recorded_suite(recorded_once: Suite, tmp_path: Path) -> Suite:
     """A suite of one's own with all baselines recorded."""
     suite = Suite(tmp_path)
-    for path in recorded_once.baselines.glob("*/*.json"):
-        copy = suite.baselines / path.parent.name / path.name
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_text(path.read_text())
+    shutil.copytree(recorded_once.baselines, suite.baselines)
     return suite

@@ -8,8 +8,6 @@ import pytest
 from specreg.report.document import load_report
 from tests.plugin.conftest import Suite
 
-FILE = "report.json"
-
 
 def test_a_run_leaves_all_that_it_knows_in_its_folder(recorded_suite: Suite) -> None:
     done = recorded_suite.run("tests/perf", "-q", "-k", "c4 and (acceptance or throughput)")

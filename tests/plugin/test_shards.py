@@ -9,22 +9,9 @@ from pathlib import Path
 import pytest
 
 from specreg.report.document import FILE_NAME, RunVerdict, load_report
-from tests.plugin.conftest import Suite, decided
+from tests.plugin.conftest import WITHOUT_TOLERANCES, Suite, decided
 
-TIER = """
-    needs_gpus = 0
-    [models.tiny]
-    target = "fixtures/models/tiny/target"
-    drafts = { eagle3 = "fixtures/models/tiny/eagle3" }
-    [[cases]]
-    engine = "vllm"
-    methods = ["none", "eagle3", "ngram"]
-    models = "tiny"
-    dataset = "toy"
-    concurrency = [1, 4]
-    prompts = 10
-    output_cap_tokens = 32
-"""
+TIER = WITHOUT_TOLERANCES.replace('"eagle3"]', '"eagle3", "ngram"]')
 CASES = {f"vllm-{method}-tiny-toy-c{load}" for method in ("eagle3", "ngram") for load in (1, 4)}
 CHOSEN = ("tests/perf", "-q", "-k", "acceptance or lossless")
 

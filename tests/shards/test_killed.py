@@ -16,7 +16,7 @@ import pytest
 
 from specreg.measurement.journal import load_journal
 from tests.doubles.vllm.script import Script
-from tests.faults.running import MARK, lives, marked
+from tests.faults.running import MARK, lives, marked, wait_until
 from tests.plugin.conftest import Suite, decided
 from tests.plugin.test_shards import CASES, CHOSEN, TIER, merge
 
@@ -41,25 +41,19 @@ def finished(folder: Path) -> set[str]:
     return found
 
 
-def check_nothing_is_left(suite: Suite) -> None:
-    deadline = time.monotonic() + 20
-    while (left := marked(suite.folder)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not left, [" ".join(one.cmdline()) for one in left]
-
-
 @pytest.mark.parametrize("seed", range(KILLS))
 def test_a_worker_that_is_killed_loses_no_finished_case(suite: Suite, seed: int) -> None:
     random_s = random.Random(seed).uniform(0.0, 12.0)  # noqa: S311 - a moment, no secret
     run = suite.start(*CHOSEN, "-n", "2")
-    folder = wait_for_workers(suite)
+    wait_until(lambda: any(suite.runs.glob("*/shards/*/plan.json")), 120)
+    (folder,) = suite.runs.iterdir()
     time.sleep(random_s)
     workers = [one for one in psutil.Process(run.pid).children() if lives(one)]
     before = finished(folder)
     if workers:
         workers[seed % len(workers)].send_signal(signal.SIGKILL)
     output, _ = run.communicate(timeout=240)
-    check_nothing_is_left(suite)
+    wait_until(lambda: not marked(suite.folder), 20)
     verdict = decided(folder)
     assert {one.case_id for one in verdict.verdicts} == CASES, output
     lost = {one.case_id for one in verdict.verdicts if one.outcome == "INVALID"}
@@ -77,7 +71,7 @@ def test_a_shard_that_is_killed_loses_no_finished_case(suite: Suite, seed: int) 
         run.communicate(timeout=2.0 + random_s)
     run.kill()
     run.communicate()
-    check_nothing_is_left(suite)
+    wait_until(lambda: not marked(suite.folder), 20)
     into = suite.folder / "merged"
     died = [one for one in suite.runs.glob("*-2of2") if (one / "plan.json").exists()]
     done = merge(suite, *suite.runs.glob("*-1of2"), *died, into=into)
@@ -88,12 +82,3 @@ def test_a_shard_that_is_killed_loses_no_finished_case(suite: Suite, seed: int) 
     if valid != CASES:
         assert "shard 2/2" in done.stdout
         assert done.returncode == 10
-
-
-def wait_for_workers(suite: Suite) -> Path:
-    """The folder of the run, once a worker has a plan."""
-    deadline = time.monotonic() + 120
-    while not (plans := list(suite.runs.glob("*/shards/*/plan.json"))):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    return plans[0].parents[2]

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 import pytest
@@ -16,18 +16,6 @@ from tests.plugin.conftest import ROOT, Suite, decided, run_here
 from tests.plugin.test_shards import CASES, CHOSEN, TIER
 
 cluster_utils = pytest.importorskip("ray.cluster_utils")
-
-
-class Cluster(Protocol):
-    """Ray's, as far as it is used here."""
-
-    address: str
-
-    def list_all_nodes(self) -> list[object]:
-        """The head first."""
-
-    def remove_node(self, node: object, *, allow_graceful: bool) -> None:
-        """Ends a node."""
 
 
 @pytest.fixture
@@ -41,7 +29,7 @@ def suite(tmp_path: Path) -> Suite:
 @contextlib.contextmanager
 def cluster_of(
     nodes: int, *, variables: Sequence[Mapping[str, str]] = (), **resources: float
-) -> Iterator[Cluster]:
+) -> Iterator[Any]:
     """A cluster of so many nodes on this machine, each of which takes such shards.
 
     Tasks have the variables of their nodes, which are this process's unless each has its own.
@@ -60,7 +48,7 @@ def cluster_of(
 
 
 @pytest.fixture
-def cluster(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+def cluster(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Two nodes on which the scripted engine is found."""
     monkeypatch.setenv(MARK, str(suite.folder))
     for name, value in suite.environment().items():
@@ -69,10 +57,10 @@ def cluster(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
         yield made
 
 
-def command_of(cluster: Cluster, into: Path, *arguments: str) -> tuple[str, ...]:
+def command_of(address: str, into: Path, *arguments: str) -> tuple[str, ...]:
     """`specreg ray` of two shards."""
     return (
-        *(sys.executable, "-m", "specreg", "ray", f"--address={cluster.address}", "--shards=2"),
+        *(sys.executable, "-m", "specreg", "ray", f"--address={address}", "--shards=2"),
         *(f"--into={into}", *arguments),
     )
 
@@ -85,10 +73,10 @@ def own_options(suite: Suite) -> list[str]:
 
 @pytest.mark.parametrize("carried", [(), ("--shared",)], ids=["carried", "shared"])
 def test_all_shards_come_home_and_are_merged(
-    suite: Suite, cluster: Cluster, carried: tuple[str, ...]
+    suite: Suite, cluster: Any, carried: tuple[str, ...]  # noqa: ANN401 - Ray's
 ) -> None:
     into = suite.folder / "merged"
-    command = command_of(cluster, into, *carried, "--", *CHOSEN[2:], *own_options(suite))
+    command = command_of(cluster.address, into, *carried, "--", *CHOSEN[2:], *own_options(suite))
     done = run_here(*command, env=suite.environment())
     assert done.returncode == 11, done.stdout + done.stderr
     verdict = decided(into)
@@ -115,12 +103,12 @@ def arguments_of(process: psutil.Process) -> list[str]:
     return []
 
 
-def test_a_shard_whose_node_dies_is_run_on_another(suite: Suite, cluster: Cluster) -> None:
+def test_a_shard_whose_node_dies_is_run_on_another(suite: Suite, cluster: Any) -> None:  # noqa: ANN401 - Ray's
     suite.script = Script(step_ms=10.0)
     into = suite.folder / "merged"
     (*_, node) = cluster.list_all_nodes()
     run = subprocess.Popen(
-        command_of(cluster, into, "--", *CHOSEN[2:], *own_options(suite)),
+        command_of(cluster.address, into, "--", *CHOSEN[2:], *own_options(suite)),
         cwd=ROOT,
         env=suite.environment(),
         stdout=subprocess.PIPE,
@@ -149,7 +137,7 @@ def test_real_vllm_runs_in_the_shards(tmp_path: Path) -> None:
     into = tmp_path / "merged"
     chosen = "(ngram or eagle3) and c1 and acceptance"
     with cluster_of(2) as cluster:
-        command = command_of(cluster, into, "--", "--specreg-tier=cpu", "-k", chosen)
+        command = command_of(cluster.address, into, "--", "--specreg-tier=cpu", "-k", chosen)
         done = run_here(*command, timeout_s=900.0)
     assert (into / "verdict.json").exists(), done.stdout + done.stderr
     verdict = decided(into)

@@ -13,15 +13,14 @@ from specreg.baselines.estimate import START_S, estimate_of
 from specreg.baselines.record import record_baseline
 from specreg.baselines.schema import baseline_path
 from specreg.core.errors import SpecregError
-from specreg.report.document import record_document
 from specreg.suite.run import Suite
 from specreg.suite.shards import (
     ServerGroup,
     cut,
     expected_times,
+    list_shards,
     make_scheduler,
     parse_choice,
-    render_shards,
     server_groups,
 )
 from tests.unit import builders
@@ -51,7 +50,8 @@ def groups_of(folder: Path, **options: int) -> list[ServerGroup]:
 def test_a_start_is_expected_with_the_first_case_on_each_launch_of_a_server(tmp_path: Path) -> None:
     run = suite(tmp_path, launches=2)
     run.tier = dataclasses.replace(run.tier, cases=CASES)
-    run.asked = {EAGLE.id: {"tpot_p50_ms"}, LOADED.id: {"tpot_p50_ms"}}
+    run.asked = {case.id: {"tpot_p50_ms"} for case in CASES}
+    run.unfetched = {NGRAM.id: "no such repository"}
     first, second = (estimate_of(one, run.store, "cpu").case_s for one in (EAGLE, LOADED))
     assert expected_times(run) == {
         EAGLE.id: START_S["cpu"] + first,
@@ -59,14 +59,6 @@ def test_a_start_is_expected_with_the_first_case_on_each_launch_of_a_server(tmp_
         f"{EAGLE.id}-launch2": START_S["cpu"] + first,
         f"{LOADED.id}-launch2": second,
     }
-
-
-def test_a_case_whose_models_cant_be_fetched_takes_no_time(tmp_path: Path) -> None:
-    run = suite(tmp_path)
-    run.tier = dataclasses.replace(run.tier, cases=CASES)
-    run.asked = {case.id: {"tpot_p50_ms"} for case in CASES}
-    run.unfetched = {NGRAM.id: "no such repository"}
-    assert expected_times(run).keys() == {EAGLE.id, LOADED.id}
 
 
 def test_where_no_speed_is_asked_neither_a_control_nor_power_is_expected(tmp_path: Path) -> None:
@@ -138,11 +130,10 @@ def test_the_cut_goes_by_committed_baselines_alone(tmp_path: Path) -> None:
 
 def test_shards_are_shown_and_written_for_what_starts_them(tmp_path: Path) -> None:
     shards = cut([group("a", 90, 2), group("b", 30)], 3)
-    shown = render_shards(shards)
+    shown = list_shards(tmp_path, shards)
     assert "    1     2           80      1.5  a-c1" in shown
     assert "    3     0            -      0.0  none" in shown
-    record_document(tmp_path / "shards.json", shards)
-    written = json.loads((tmp_path / "shards.json").read_text())
+    written = json.loads((tmp_path / ".specreg/shards.json").read_text())
     assert [one["number"] for one in written] == [1, 2, 3]
     assert written[0]["groups"][0]["cases"] == ["a-c1"]
 
