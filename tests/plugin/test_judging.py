@@ -8,6 +8,8 @@ import textwrap
 from collections import Counter
 from xml.etree import ElementTree as ET
 
+import msgspec
+
 from specreg.report.document import FILE_NAME, load_report
 from specreg.verdicts.judge import Outcome
 from tests.doubles.vllm.script import BEFORE_ROUNDS, SLOWING, VARIABLE, Fault, Script, record_script
@@ -152,29 +154,14 @@ def test_without_a_baseline_the_case_fails_with_the_command_that_records_one(sui
     assert listed.returncode == 0, listed.stdout
 
 
+LATE = Script(step_ms=4.0, stretches=SLOWING, fault_after_requests=BEFORE_ROUNDS + 2)
 # By the numbers of the checks in DEFINITIONS.md; merged chunks harm no answer with a record.
 FAULTS = {
     "check3": ("FOREIGN_TRAFFIC", Script(fault=Fault.COUNTERS_TOO_HIGH)),
-    "check4": (
-        "COUNTERS_FELL",
-        Script(
-            fault=Fault.COUNTERS_RESET,
-            fault_after_requests=BEFORE_ROUNDS + 3,
-            step_ms=4.0,
-            stretches=SLOWING,
-        ),
-    ),
+    "check4": ("COUNTERS_FELL", msgspec.structs.replace(LATE, fault=Fault.COUNTERS_RESET)),
     "check5": ("NO_BASELINE", Script(fault=Fault.MERGED_CHUNKS)),
     "check7": ("SPEC_DISABLED", Script(fault=Fault.SPEC_DISABLED)),
-    "check8": (
-        "REQUEST_FAILED",
-        Script(
-            fault=Fault.TRUNCATED_STREAM,
-            fault_after_requests=BEFORE_ROUNDS + 1,
-            step_ms=4.0,
-            stretches=SLOWING,
-        ),
-    ),
+    "check8": ("REQUEST_FAILED", msgspec.structs.replace(LATE, fault=Fault.TRUNCATED_STREAM)),
 }
 
 

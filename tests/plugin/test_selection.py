@@ -1,10 +1,38 @@
 """Which cases run, in which order, and how often a server starts."""
 
-from tests.plugin.conftest import ROOT, Suite
+import sys
+
+import pytest
+
+from specreg.correctness.checks import CHECKS
+from specreg.matrix.tier import load_tier, tier_names
+from specreg.measurement.metrics import METRICS
+from specreg.telemetry.identity import find_gpus
+from tests.plugin.conftest import ROOT, Suite, run_here
+
+TIERS = ROOT / "fixtures/matrix"
 
 
 def _ids(output: str) -> list[str]:
     return [line.split("[")[1].rstrip("]") for line in output.splitlines() if "::" in line]
+
+
+@pytest.mark.parametrize("name", tier_names(TIERS))
+def test_each_tier_here_has_a_test_of_each_case_and_metric_on_any_machine(name: str) -> None:
+    done = run_here(
+        *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"),
+        *("tests/perf", "--collect-only", "-q", f"--specreg-tier={name}"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    wanted = {
+        f"{case.id}-{metric.name}"
+        for case in load_tier(TIERS, name).chosen(find_gpus().memory_gib).cases
+        for metric in METRICS.values()
+        if metric.is_judged(case)
+    }
+    collected = set(_ids(done.stdout))
+    assert wanted <= collected
+    assert {one.rpartition("-")[2] for one in collected - wanted} <= CHECKS.keys()
 
 
 def test_the_tests_of_a_tier_are_its_metrics_in_the_order_of_its_servers(suite: Suite) -> None:

@@ -73,7 +73,9 @@ def own_options(suite: Suite) -> list[str]:
 
 @pytest.mark.parametrize("carried", [(), ("--shared",)], ids=["carried", "shared"])
 def test_all_shards_come_home_and_are_merged(
-    suite: Suite, cluster: Any, carried: tuple[str, ...]  # noqa: ANN401 - Ray's
+    suite: Suite,
+    cluster: Any,  # noqa: ANN401 - Ray's
+    carried: tuple[str, ...],
 ) -> None:
     into = suite.folder / "merged"
     command = command_of(cluster.address, into, *carried, "--", *CHOSEN[2:], *own_options(suite))
