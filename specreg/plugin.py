@@ -60,8 +60,7 @@ class _Session:
 
     Attributes:
         progress: shows what goes on.
-        lines: what the end says besides; blocks: by case that failed, what is told of it in place
-            of pytest's own sections.
+        lines: what the end says besides; blocks: of a case that failed, in place of pytest's.
         is_asked: whether tests of the suite were chosen, or would have been if anything had.
         others_failed: whether a test failed otherwise than by its verdict.
         run: what it decided; refused: the status of one that ends before it begins.
@@ -190,11 +189,7 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Gives a test of the suite its cases, launches and metrics.
-
-    `@pytest.mark.family("latency")` says which metrics a test judges,
-    `@pytest.mark.correctness("…")` what it checks.
-    """
+    """Gives a test of the suite its cases, launches and metrics, by its marker."""
     marker = _marker(metafunc.definition)
     if marker is None or "case" not in metafunc.fixturenames:
         return
@@ -216,9 +211,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Puts the suite's tests after all others, by server, case and metric; skips what can't run.
 
-    What carries benchmarks comes last, once each launch was measured.
-
-    pytest's own order keeps a server's tests together, and scatters its cases and metrics.
+    What carries benchmarks comes last, once each launch was measured. pytest's own order keeps a
+    server's tests together, and scatters its cases and metrics.
     """
     suite, session = config.stash[SUITE], config.stash[_SESSION]
     # pytest puts one item in the place of a test whose family no case of the tier has.
@@ -546,8 +540,7 @@ def _case_id(item: pytest.Item) -> str:
 
 
 def _what(params: Mapping[str, Any]) -> Metric | CorrectnessCheck:
-    found: Metric | CorrectnessCheck = params["check"] if "check" in params else params["metric"]
-    return found
+    return cast("Metric | CorrectnessCheck", params.get("check") or params["metric"])
 
 
 def _column_of(config: pytest.Config) -> Callable[[], int] | None:

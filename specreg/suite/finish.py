@@ -98,8 +98,7 @@ def record_run(
 class LivePage:
     """Leave the page of what a run has judged so far, unless other processes share the run.
 
-    Attributes:
-        due_ns: when it is rendered again at the earliest, so that it takes a twentieth of the time.
+    It is rendered again from `due_ns` on, so that it takes a twentieth of the time.
     """
 
     due_ns: int = 0

@@ -96,10 +96,7 @@ def take_shards(suite: Suite, shards: Sequence[ShardRun], *, whole: bool) -> tup
 
 
 def take_workers(suite: Suite, *, whole: bool) -> tuple[str, ...]:
-    """Judge what the workers of a run measured, and have all that they left in its own folder.
-
-    It is `take_shards` of them; without any nothing is said.
-    """
+    """Judge what the workers of a run measured, and have all that they left in its own folder."""
     folder = suite.run_folder / WORKERS_FOLDER
     shards = [load_shard(path) for path in sorted(folder.glob("*")) if (path / PLAN).exists()]
     if not shards:

@@ -36,9 +36,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         run: its folder's name; began_at: in UTC by ISO 8601; host: the machine's name.
         commit: of the repository; tier, matrix_sha256: its name and the checksum of its cases.
-        environment: the machine's; gpus_gib: the memory of each of its GPUs.
-        options: what the user asked for; reason: why baselines are recorded, None where not.
-        launches: of each server.
+        gpus_gib: the memory of each GPU; reason: why baselines are recorded, None where not.
         number, of: which shard it is, and of how many; 0 where the run isn't cut.
         shards: the cases of each shard, by its place from 0.
         asked: by case of this run, the metrics and checks.
@@ -76,7 +74,6 @@ class ShardRun:
     """What lies in the folder of a shard.
 
     Attributes:
-        folder, plan: see there.
         measured: by case's id and launch; checked: by case's id and the check's name.
         report: None of a shard that didn't come to its end.
     """

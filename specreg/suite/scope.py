@@ -33,9 +33,7 @@ class Scope:
     """What a run covers.
 
     Attributes:
-        run_folder: where this run leaves logs and its journal.
         show: is told what goes on; tell: what must be printed in any case.
-        store: the baselines of this machine; provision: where the engines come from.
         asked: by case, the metrics that this run judges; one that isn't there is asked for all.
         skipped: by case that was asked for and can't run here, what it needs.
         unfetched: by case that isn't skipped, why its models can't be fetched; skips_unfetched:

@@ -31,7 +31,6 @@ class ServerGroup(msgspec.Struct, frozen=True, kw_only=True):
     """The cases that share a server and its control; a shard has all of them or none.
 
     Attributes:
-        id: of the server.
         cases: their ids, in the tier's order.
         gpus: how many the widest takes; memory_gib: of each, None where it isn't known.
         expected_s: of the start of the server and of all cases, on all launches.
@@ -45,12 +44,7 @@ class ServerGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of a run.
-
-    Attributes:
-        number: from 1.
-        groups: the longest first.
-    """
+    """One part of a run, by number from 1; the longest of its groups comes first."""
 
     number: int
     groups: tuple[ServerGroup, ...]

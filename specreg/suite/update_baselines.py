@@ -31,8 +31,7 @@ _NS_PER_S = 10**9
 class FurtherLaunches:
     """Measure more launches of what is recorded, where that lets later runs tell more.
 
-    Attributes:
-        left_s: how long all of them together may still take.
+    All of them together may still take `left_s`.
     """
 
     left_s: float
