@@ -152,15 +152,14 @@ def run_verdict(suite: Suite, status: int, *, cut_short: bool) -> RunVerdict:
 
 def report_of(suite: Suite, run: RunVerdict, *, command: str, said: tuple[str, ...] = ()) -> Report:
     """Fill the document of a run that ends."""
-    options = suite.store.options
     history = load_history(suite.history)
     judged = {verdict.case_id for verdict in suite.verdicts}
     return Report(
         run=run,
         machine=suite.environment,
-        origin=origin_of(suite.root, command, driver_version_of(suite), options),
+        origin=origin_of(suite.root, command, driver_version_of(suite), suite.store.options),
         cases=tuple(
-            _case_report(suite, case, history.of(case.id), options)
+            _case_report(suite, case, history.of(case.id))
             for case in suite.tier.cases
             if case.id in judged
         ),
@@ -287,9 +286,7 @@ def _exact(suite: Suite, case: Case) -> Baseline | None:
     return None
 
 
-def _case_report(
-    suite: Suite, case: Case, records: Sequence[RunRecord], options: tuple[str, ...]
-) -> CaseReport:
+def _case_report(suite: Suite, case: Case, records: Sequence[RunRecord]) -> CaseReport:
     measured = [one for one in suite.measurements if one.case.id == case.id]
     valid = [one for one in measured if one.values]
     settings: CaseSettings | None = None
@@ -310,7 +307,7 @@ def _case_report(
         figures=figures,
         expected=expected,
         history=tuple(records[-_LAST_RUNS:]),
-        reproduce=run_command((case.id,), _with_version(options, figures)),
+        reproduce=run_command((case.id,), _with_version(suite.store.options, figures)),
         logs=tuple(_logs(suite, case)),
         torch_version=torch_version_of(suite, case) if measured and suite.records else "",
         error=suite.errors.get(case.id, ""),
@@ -350,8 +347,7 @@ def _with_version(options: tuple[str, ...], figures: Figures | None) -> tuple[st
 def _logs(suite: Suite, case: Case) -> Iterator[str]:
     """The logs of its servers on each launch, those of further looks too; its own first."""
     for number in itertools.count(1):
-        control, server = launches_of(case, number)
-        launches = dict.fromkeys((server, control))
+        launches = dict.fromkeys(reversed(launches_of(case, number)))
         paths = [path for launch in launches for path in suite.servers.log_paths(launch)]
         if not paths:
             return
