@@ -1,7 +1,6 @@
 """The command: what it lists and prepares, and what it answers to a wrong name."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from specreg.baselines.record import record_baseline
 from specreg.baselines.schema import baseline_path
 from specreg.cli import app, main
 from specreg.core.errors import UnknownNameError
+from tests.plugin.conftest import run_here
 from tests.unit import builders
 
 CASE_ID = "a-case"
@@ -66,7 +66,7 @@ from specreg.cli import main
 try:
     main()
 finally:
-    print([name for name in sys.argv_of_modules if name in sys.modules], file=sys.stderr)
+    print([name for name in {slow} if name in sys.modules], file=sys.stderr)
 """
 
 
@@ -74,14 +74,7 @@ finally:
 def test_what_only_reads_imports_nothing_that_asks_a_server(arguments: tuple[str, ...]) -> None:
     slow = ["aiohttp", "httpx", "uvloop", "pytest", "specreg.compare.gate", "huggingface_hub"]
     slow += ["numpy", "pynvml", "specreg.engines"] if arguments[0].startswith("--") else []
-    program = IMPORTED.replace("sys.argv_of_modules", repr(slow))
-    done = subprocess.run(
-        (sys.executable, "-c", program, *arguments),
-        check=False,
-        cwd=builders.ROOT,
-        capture_output=True,
-        text=True,
-    )
+    done = run_here(sys.executable, "-c", IMPORTED.format(slow=slow), *arguments)
     assert done.stdout
     assert done.stderr.splitlines()[-1] == "[]"
 

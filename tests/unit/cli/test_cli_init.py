@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -13,6 +12,7 @@ from typer.testing import CliRunner, Result
 from specreg.cli import app
 from specreg.core.errors import SpecregError
 from specreg.matrix.tier import load_tier
+from tests.plugin.conftest import run_here
 from tests.unit import builders
 
 PROJECT = tomllib.loads((builders.ROOT / "pyproject.toml").read_text())
@@ -59,10 +59,7 @@ def run(site: Path, cwd: Path, *arguments: str) -> str:
     other.parent.mkdir(parents=True, exist_ok=True)
     other.touch()
     path = {"PYTHONPATH": f"{site}:{site}/other", "PYTHONDONTWRITEBYTECODE": "1"}
-    command = (sys.executable, *arguments)
-    return subprocess.run(
-        command, check=False, cwd=cwd, env=os.environ | path, capture_output=True, text=True
-    ).stdout
+    return run_here(sys.executable, *arguments, cwd=cwd, env=os.environ | path).stdout
 
 
 def test_an_empty_folder_becomes_a_repository_that_measures(site: Path, tmp_path: Path) -> None:

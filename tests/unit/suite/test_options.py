@@ -1,30 +1,25 @@
 """The options: each declared once, read back as given."""
 
 import dataclasses
-import subprocess
 import sys
 
 import pytest
 
 from specreg.options import read_options
 from specreg.suite.options import Options, flag_of, options_to_repeat
+from tests.plugin.conftest import run_here
 from tests.unit import builders
 
 pytest_plugins = ["pytester"]
 
 
-def read(pytester: pytest.Pytester, *arguments: str) -> Options:
-    """The options of a command line."""
-    return read_options(pytester.parseconfig("-p", "specreg.plugin", *arguments))
-
-
 def test_what_is_given_arrives_in_its_type(pytester: pytest.Pytester) -> None:
-    options = read(
-        pytester,
-        *("--specreg-tier", "gpu", "--update-baselines", "--specreg-inconclusive=warn-speed"),
-        *("--specreg-launches", "5", "--specreg-ready-within-s", "1.5", "--engine", "sglang"),
+    config = pytester.parseconfig(
+        *("-p", "specreg.plugin", "--specreg-tier", "gpu", "--update-baselines"),
+        *("--specreg-inconclusive=warn-speed", "--specreg-launches", "5"),
+        *("--specreg-ready-within-s", "1.5", "--engine", "sglang"),
     )
-    assert options == Options(
+    assert read_options(config) == Options(
         tier="gpu",
         update_baselines=True,
         inconclusive="warn-speed",
@@ -62,25 +57,17 @@ def test_what_repeats_a_run_is_all_but_what_was_of_it_alone() -> None:
     )
 
 
-def collected(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """What plain pytest lists in the repository."""
-    return subprocess.run(
-        (sys.executable, "-m", "pytest", "--co", "-q", *arguments),
-        check=False,
-        cwd=builders.ROOT,
-        capture_output=True,
-        text=True,
-    )
+LISTED = (sys.executable, "-m", "pytest", "--co", "-q")
 
 
 def test_an_option_that_is_misspelled_is_answered_with_what_to_type_instead() -> None:
-    done = collected("--specreg-teir=cpu")
+    done = run_here(*LISTED, "--specreg-teir=cpu")
     assert done.returncode == 4
     assert "did you mean: --specreg-tier" in done.stderr
 
 
 def test_plain_pytest_collects_the_cases_and_nothing_else() -> None:
-    done = collected("-k", "eagle3 and c4")
+    done = run_here(*LISTED, "-k", "eagle3 and c4")
     assert done.returncode == 0, done.stdout + done.stderr
     listed = [line for line in done.stdout.splitlines() if "::" in line]
     assert any("[vllm-eagle3-tiny-toy-c4-" in line for line in listed)

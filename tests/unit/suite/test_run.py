@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -24,7 +24,7 @@ from specreg.matrix.case import Case, Tier
 from specreg.measurement.journal import Journal, load_checks
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Metric
-from specreg.servers.launch import Launch, Poll, Servers, Starting, launches_of
+from specreg.servers.launch import Launch, Poll, Starting, launches_of
 from specreg.servers.server import Server
 from specreg.suite.finish import record_runs
 from specreg.suite.options import Options
@@ -333,31 +333,18 @@ def test_changed_prompts_and_models_are_noticed_and_a_moved_folder_is_not(
     assert rooted(tmp_path / "trained", weights=b"others").key(case, 1) != first
 
 
-@dataclasses.dataclass
-class FailingServers:
-    """None of them starts."""
-
-    error: SpecregError
-
-    def stop(self) -> None:
-        """None runs."""
-
-    def start(self, launch: Launch, beside: object = None) -> AbstractContextManager[Starting]:
-        del beside
-        return contextlib.nullcontext(Starting(launch=launch, start=unneeded))
-
-    def start_all(self, _: object) -> None:
-        raise self.error
-
-
 @pytest.mark.parametrize(
     "error", [SpecregError("server 'x': ended\nits log"), MemoryHeldError("GPU 0: 40 GiB")]
 )
 def test_a_second_look_goes_on_after_what_cannot_be_measured_unless_memory_is_not_back(
     tmp_path: Path, error: SpecregError
 ) -> None:
-    one = suite(tmp_path)
-    one.servers = cast("Servers", FailingServers(error))
+    def failing() -> AbstractContextManager[Poll]:
+        raise error
+
+    one, second = suite(tmp_path), dataclasses.replace(LAUNCH, number=2)
+    with pytest.raises(type(error)):
+        one.measure(builders.CASE, Starting(launch=second, start=failing), None)
     if isinstance(error, MemoryHeldError):
         with pytest.raises(MemoryHeldError):
             one.measure_afresh([builders.CASE], 1)
