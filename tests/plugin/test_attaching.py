@@ -1,7 +1,6 @@
 """The suite on a server that somebody else runs."""
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator
 
 from specreg.matrix.tier import load_tier
@@ -13,13 +12,10 @@ EAGLE3 = ("tests/perf", "-q", "-k", "eagle3")
 
 
 @contextlib.contextmanager
-def running(
-    suite: Suite, script: Script, method: str = "eagle3", own_arguments: tuple[str, ...] = ()
-) -> Iterator[str]:
-    """The URL of a scripted server with a method of the suite's tier."""
+def running(suite: Suite, script: Script) -> Iterator[str]:
+    """The URL of a scripted server that speculates as the suite's tier says."""
     cases = load_tier(suite.folder, "cpu").cases
-    spec = next(case.server for case in cases if case.server.method == method)
-    spec = dataclasses.replace(spec, engine_args=own_arguments)
+    spec = next(case.server for case in cases if case.server.method == "eagle3")
     with start(suite.folder, script, spec=spec, root=ROOT) as server:
         yield server.base_url
 

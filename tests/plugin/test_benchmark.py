@@ -2,7 +2,6 @@
 
 import json
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from specreg.measurement.journal import load_journal
 from specreg.measurement.metrics import METRICS, tpot_ms
-from tests.plugin.conftest import WITHOUT_TOLERANCES, Suite, run_here
+from tests.plugin.conftest import WITHOUT_TOLERANCES, Suite
 
 SPEEDS = ["throughput_tokens_per_s", "ttft_p50_ms", "tpot_p50_ms", "energy_j_per_token", "power_w"]
 FIRST = ("--benchmark-autosave", "--benchmark-compare")
@@ -83,12 +82,7 @@ def test_a_run_is_compared_with_one_that_was_saved(benched: Suite) -> None:
     assert "benchmark 'load=c4': 4 tests" in said
     assert "[vllm-eagle3-tiny-toy-c4-tpot_s] (NOW)" in said
     assert "machine_info is different" not in said
-
-    tool = (sys.executable, "-m", "pytest_benchmark", "--storage", str(benched.folder / "saved"))
-    files = [str(benched.folder / name) for name in ("first.json", "second.json")]
-    compared = run_here(*tool, "compare", *files, "--columns=median,rounds")
-    assert "benchmark 'vllm tiny toy c4': 4 tests" in compared.stdout, compared.stderr
-    assert len(run_here(*tool, "list").stdout.splitlines()) == 2
+    assert len(list((benched.folder / "saved").rglob("*.json"))) == 2
 
 
 def test_shards_that_are_merged_have_the_same_file(benched: Suite) -> None:
