@@ -137,15 +137,10 @@ def test_a_server_that_failed_to_start_is_not_tried_again() -> None:
             _ = starting.server
 
 
-@pytest.mark.parametrize(
-    ("options", "outcome"), [({}, Outcome.NO_BASELINE), (RECORDING, Outcome.MEASURED)]
-)
-def test_a_measurement_is_judged_unless_it_is_recorded(
-    tmp_path: Path, options: dict[str, Any], outcome: Outcome
-) -> None:
-    one = measured(suite(tmp_path, **options), MEASURED)
+def test_a_measurement_is_judged(tmp_path: Path) -> None:
+    one = measured(suite(tmp_path), MEASURED)
     verdict = judged(one, LENGTH)
-    assert (verdict.outcome, verdict.value) == (outcome, 2.5)
+    assert (verdict.outcome, verdict.value) == (Outcome.NO_BASELINE, 2.5)
     assert one.verdicts == [verdict]
 
 
@@ -157,7 +152,7 @@ def test_a_file_that_cannot_be_read_does_not_hinder_its_replacement_being_measur
     path.parent.mkdir(parents=True)
     path.write_text("{")
     verdict = judged(one, LENGTH)
-    assert verdict.outcome is Outcome.MEASURED
+    assert (verdict.outcome, verdict.value) == (Outcome.MEASURED, 2.5)
 
 
 @pytest.mark.parametrize(
