@@ -144,35 +144,20 @@ def test_a_gpu_that_is_well_has_nothing_in_its_way(root: Path, library: Path) ->
     assert seen(found["cases"][0]) == (State.OK, "2 of 2 cases of tier 'here' run here")
 
 
-@pytest.mark.parametrize(
-    ("fields", "says", "advice"),
-    [
-        (
-            {"processes": (Process(99_999_999, 5),)},
-            "used by process 99999999 (of another user or container)",
-            "end it, or choose another GPU with CUDA_VISIBLE_DEVICES",
-        ),
-        (
-            {"throttle": (Throttle(0x40),), "permission": False},
-            "held back before it runs, hardware thermal slowdown",
-            "let it cool down",
-        ),
-    ],
-    ids=["process", "hot"],
-)
-def test_a_gpu_that_cannot_be_used_is_in_the_way(
-    root: Path, library: Path, fields: dict[str, object], says: str, advice: str
-) -> None:
-    sick = dataclasses.replace(WELL, **fields)  # type: ignore[arg-type]
-    found = with_gpus(root, library, sick)
-    _, one = found["GPU 0"]
-    assert one.state == State.IN_THE_WAY
-    assert says in one.says
-    assert advice in one.advice
-    if "permission" in fields:
-        unreadable = found["power"][0]
-        assert unreadable.state == State.NOTE
-        assert "its power can't be read, Insufficient Permissions" in unreadable.says
+def test_a_gpu_that_cannot_be_used_is_in_the_way(root: Path, library: Path) -> None:
+    busy = dataclasses.replace(WELL, processes=(Process(99_999_999, 5),))
+    _, taken = with_gpus(root, library, busy)["GPU 0"]
+    assert taken.state == State.IN_THE_WAY
+    assert "used by process 99999999 (of another user or container)" in taken.says
+    assert "end it, or choose another GPU with CUDA_VISIBLE_DEVICES" in taken.advice
+
+    hot = dataclasses.replace(WELL, throttle=(Throttle(0x40),), permission=False)
+    found = with_gpus(root, library, hot)
+    (_, held), (unreadable, *_) = found["GPU 0"], found["power"]
+    assert (held.state, unreadable.state) == (State.IN_THE_WAY, State.NOTE)
+    assert "held back before it runs, hardware thermal slowdown" in held.says
+    assert "let it cool down" in held.advice
+    assert "its power can't be read, Insufficient Permissions" in unreadable.says
 
 
 def test_what_a_run_can_live_with_is_noted(root: Path, library: Path) -> None:
