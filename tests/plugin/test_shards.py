@@ -13,6 +13,7 @@ from tests.plugin.conftest import WITHOUT_TOLERANCES, Suite, decided
 TIER = WITHOUT_TOLERANCES.replace('"eagle3"]', '"eagle3", "ngram"]')
 CASES = {f"vllm-{method}-tiny-toy-c{load}" for method in ("eagle3", "ngram") for load in (1, 4)}
 CHOSEN = ("tests/perf", "-q", "-k", "acceptance or lossless")
+SHARED = (*CHOSEN[2:], "-n", "2")
 
 
 @pytest.fixture(scope="module")
@@ -139,13 +140,9 @@ def test_workers_of_xdist_say_what_one_process_says(recorded: Suite) -> None:
     ("arguments", "status", "said"),
     [
         (("-n", "2"), 4, "without a GPU servers share the processor, and speeds measured at the"),
-        ((*CHOSEN[2:], "-n", "2", "--dist=load"), 0, ""),
-        (
-            (*CHOSEN[2:], "-n", "2", "--dist=worksteal"),
-            4,
-            "leave out --dist, or give --dist=loadgroup",
-        ),
-        ((*CHOSEN[2:], "-n", "2", "--specreg-shard=1/2"), 4, "a shard is one process's"),
+        ((*SHARED, "--dist=load"), 0, ""),
+        ((*SHARED, "--dist=worksteal"), 4, "leave out --dist, or give --dist=loadgroup"),
+        ((*SHARED, "--specreg-shard=1/2"), 4, "a shard is one process's"),
         (("--specreg-shard=3/2",), 4, "--specreg-shard '3/2': got no shard, needed I/N"),
     ],
 )
