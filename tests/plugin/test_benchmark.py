@@ -58,13 +58,8 @@ def test_the_statistics_are_of_the_rounds_in_the_journal(benched: Suite) -> None
     found, times_s = entries(benched.folder / "first.json"), rounds_s(folder)
     assert {name: one["stats"]["data"] for name, one in found.items()} == times_s
     assert len(times_s) == 4
-    for name, one in found.items():  # what github-action-benchmark reads
-        stats, data = one["stats"], times_s[name]
+    for name, one in found.items():
         assert f"test_throughput.py::test_throughput_is_recorded[{name}-" in one["fullname"]
-        assert stats["rounds"] == len(data)
-        assert stats["mean"] == pytest.approx(statistics.mean(data))
-        assert stats["ops"] == pytest.approx(1 / stats["mean"])
-        assert stats["stddev"] == (statistics.stdev(data) if len(data) > 1 else 0)
 
     drafted = found["vllm-eagle3-tiny-toy-c4"]
     assert drafted["group"] == "vllm tiny toy c4"
