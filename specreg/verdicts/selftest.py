@@ -167,7 +167,7 @@ def try_plant(plant: Plant, trials: int, world: "World") -> tuple[Counter[Outcom
     outcomes, used_frac = Counter[Outcome](), 0.0
     night = [
         Verdict(case_id=f"other-{number}", metric=metric.name, outcome=Outcome.PASS, p_worse=0.5)
-        for number in range(_CASES - 1)
+        for number in range(world.cases - 1)
         for metric in _metrics_of(simulated_case(0))
     ]
     for number in range(trials):
@@ -217,8 +217,9 @@ class World:
             seed: of all that is drawn.
             launch_spread_frac: how launches differ, as a standard deviation of logarithms.
             launches: of each baseline.
-            cases: whose launches tell that spread.
+            cases: of a night, and those whose launches tell that spread.
         """
+        self.cases = cases
         self._random = np.random.default_rng(seed)
         self._launch_spread_frac, self._launches = launch_spread_frac, launches
         self._hardness: dict[str, Column] = {}
