@@ -75,7 +75,7 @@ def test_a_drawing_and_a_history_that_fail_take_no_verdict_with_them(recorded_su
 
 @pytest.mark.parametrize(
     "arguments",
-    [("tests/perf", "--co"), ("tests/perf", "tests/unit/test_names.py", "-k", "riddle")],
+    [("tests/perf", "--co"), ("tests/perf", "tests/unit/test_names.py", "-k", "fraction")],
     ids=["listed", "other-tests"],
 )
 def test_what_is_not_to_judge_leaves_nothing(suite: Suite, arguments: tuple[str, ...]) -> None:
