@@ -10,16 +10,36 @@ import pytest
 from specreg.suite.options import Options, flag_of
 
 GROUP = "specreg"
+_ONE_MACHINE = "pytest -n auto measures on all GPUs of this machine"
+_ATTACH = "start the server yourself, and measure it with --specreg-attach=URL"
+GONE = {
+    "--specreg-verbose": "report.html and report.json of the run have all percentiles",
+    "--specreg-budget-gpu-min": "--num-prompts=N replays N prompts of each case, and"
+    " --specreg-shard=I/N cuts the run; specreg matrix says how long it takes",
+    "--specreg-workers": _ONE_MACHINE,
+    "--specreg-ray": "specreg ray --address auto runs the shards on a cluster",
+    "--specreg-slurm": "an array of jobs with --specreg-shard=I/N, then specreg merge",
+    "--specreg-nodes": _ATTACH,
+    "--specreg-node-command": _ATTACH,
+}
+"""Options of earlier versions, and what to use instead."""
 
 
 def add_options(parser: pytest.Parser, typed: Sequence[str]) -> None:
-    """Declare every option to pytest, which says what may be meant where it takes none of them."""
+    """Declare every option to pytest, which says what may be meant where it takes none of them.
+
+    Args:
+        parser: pytest's.
+        typed: the arguments as they were typed.
+    """
     fields = dataclasses.fields(Options)
     flags = [*map(flag_of, fields)]
     names = [one.partition("=")[0] for one in typed if one.startswith("--")]
-    close = [difflib.get_close_matches(one, flags, n=1) for one in names if one not in flags]
+    unknown = [one for one in names if one not in flags and one not in GONE]
+    close = [difflib.get_close_matches(one, flags, n=1) for one in unknown]
     if any(close):
         parser.extra_info["did you mean"] = ", ".join(one[0] for one in close if one)
+    parser.extra_info.update({one: f"is gone; {GONE[one]}" for one in names if one in GONE})
     group = parser.getgroup(GROUP, "specreg: performance regressions of speculative decoding")
     for field in fields:
         group.addoption(flag_of(field), dest=_dest(field.name), **field.metadata["argparse"])

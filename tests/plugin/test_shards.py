@@ -143,6 +143,7 @@ def test_workers_of_xdist_say_what_one_process_says(recorded: Suite) -> None:
         ((*SHARED, "--dist=load"), 0, ""),
         ((*SHARED, "--dist=worksteal"), 4, "leave out --dist, or give --dist=loadgroup"),
         ((*SHARED, "--specreg-shard=1/2"), 4, "a shard is one process's"),
+        (("--specreg-workers=auto",), 4, "is gone; pytest -n auto measures on all GPUs"),
         (("--specreg-shard=3/2",), 4, "--specreg-shard '3/2': got no shard, needed I/N"),
     ],
 )

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from specreg.cli import app
 from specreg.core import commands
 from specreg.core.commands import install_command, record_command, specreg_command
+from specreg.options import GONE
 from specreg.suite.options import Options, flag_of
 from tests.unit import builders
 
@@ -64,7 +65,7 @@ def test_hints_that_name_a_command_have_it_from_one_place() -> None:
 
 
 def test_an_option_that_a_text_names_is_one() -> None:
-    known = {*map(flag_of, dataclasses.fields(Options))}
+    known = {*map(flag_of, dataclasses.fields(Options)), *GONE}
     named = {
         flag
         for _, tree in trees()
