@@ -98,6 +98,22 @@ def test_equal_runs_have_no_error_and_no_change() -> None:
     assert change == Effect(estimate_frac=0.0, error_frac=0.0, freedom=79)
 
 
+def test_the_error_is_that_of_the_paired_bootstrap() -> None:
+    draw = np.random.default_rng(2)
+    ours, theirs = ((draw.random(80), 1 + draw.random(80)) for _ in range(2))
+
+    def change(x: Column, y: Column, x0: Column, y0: Column, axis: int) -> Column:
+        ratio, before = x.sum(axis) / y.sum(axis), x0.sum(axis) / y0.sum(axis)
+        return np.asarray(ratio / before - 1)
+
+    resampled = stats.bootstrap(
+        (*ours, *theirs), change, paired=True, vectorized=True, n_resamples=4000, rng=draw
+    )
+    found = ratio_change(ours, theirs)
+    assert found.estimate_frac == pytest.approx(float(change(*ours, *theirs, axis=0)))
+    assert found.error_frac == pytest.approx(resampled.standard_error, rel=0.1)
+
+
 def test_a_baseline_that_is_only_a_figure_counts_as_exact() -> None:
     draw = np.random.default_rng(3)
     ours, theirs = ((draw.random(80), draw.random(80)) for _ in range(2))
