@@ -112,6 +112,7 @@ def expected_times(scope: Scope) -> dict[str, float]:
             started.add(server)
             untimed = dataclasses.replace(case, control=None, power_s=0.0)
             asked = case if scope.asks_speed(case) else untimed
+            asked = dataclasses.replace(asked, least_s=scope.least_s(case))
             case_s = estimate_of(asked, scope.store, kind).case_s
             times_s[server.case_id(case)] = start_s + case_s
     return times_s

@@ -74,6 +74,18 @@ def test_where_no_speed_is_asked_neither_a_control_nor_power_is_expected(tmp_pat
     assert expected_times(run)[case.id] > START_S["cpu"] + 200
 
 
+def test_a_least_time_is_expected_only_where_it_is_asked(tmp_path: Path) -> None:
+    expected = []
+    for lasting in (EAGLE, dataclasses.replace(EAGLE, least_s=1000.0)):
+        for options in ({}, {"update_baselines": True, "launches": 1}):
+            run = suite(tmp_path, **options)
+            run.tier = dataclasses.replace(run.tier, cases=(lasting,))
+            run.asked = {lasting.id: {"tpot_p50_ms"}}
+            expected.append(expected_times(run)[lasting.id])
+    assert expected[2] == expected[0], "nothing is recorded, so no speed waits for it"
+    assert expected[3] > expected[1] + 900
+
+
 @pytest.mark.parametrize(
     ("text", "choice"), [("1/1", (1, 1)), ("3/8", (3, 8)), ("list", (0, 0)), ("list/4", (0, 4))]
 )
