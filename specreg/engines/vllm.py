@@ -179,13 +179,31 @@ _METHODS = {
 }
 
 
+_SEEN = "measured 0.32.0, 2026-11-24"
+"""On a CPU; docs/engines.md says by which session."""
+
+
 class Vllm(Engine):
     """vLLM; from 0.29 on it counts acceptance per request."""
 
     name: ClassVar = "vllm"
     methods: ClassVar = _METHODS
-    # On a CPU; docs/engines.md says by which session.
-    seen: ClassVar = dict.fromkeys(_METHODS, "measured 0.32.0, 2026-11-24")
+    seen: ClassVar = dict.fromkeys(
+        (
+            "none",
+            "ngram",
+            "suffix",
+            "draft_model",
+            "eagle",
+            "eagle3",
+            "medusa",
+            "mtp",
+            "dflash",
+            "custom_class",
+            SCHEDULED,
+        ),
+        _SEEN,
+    )
     oldest: ClassVar = "0.26"
     module: ClassVar = "vllm"
     spreads: ClassVar = frozenset(Parallel.__struct_fields__)
