@@ -121,7 +121,7 @@ class WorkloadSettings(RequestSettings):
         request_timeout_s: how long a request may take; one that takes longer failed.
         client_processes: how many processes send the requests.
         speed: whether the time that the server takes means anything.
-        least_s: how long each server is asked at least where that is judged; prompts come again.
+        least_s: how long each server is asked at least where a speed is recorded or compared.
         rounding_nats: two tokens whose log-probabilities lie closer may change places by rounding;
             0 demands that speculation changes none.
         tolerances: by metric, a relative change that overrides the metric's own.
