@@ -596,6 +596,13 @@ def test_warm_up_ends_in_time_wherever_it_begins_on_an_h100() -> None:
     assert statistics.median(len(loads) for loads, _ in took) == 7
 
 
+def test_warm_up_ends_in_time_where_steps_wander_by_eight_percent() -> None:
+    """As the steps of tiny models on an H100 do: from 2.33 to 2.74 ms."""
+    chance = np.random.default_rng(1)
+    took = [taken(*chance.uniform(2.33, 2.74, 40)) for _ in range(300)]
+    assert max(took) <= 10
+
+
 @pytest.mark.parametrize(
     ("step_times_ms", "batches"),
     [

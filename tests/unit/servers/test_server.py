@@ -66,11 +66,13 @@ def left_of(folder: Path) -> list[psutil.Process]:
 def failed_start(
     folder: Path,
     script: Script | None = None,
+    *,
+    within_s: float = 10,
     **changes: Any,  # noqa: ANN401 - as of `start`
 ) -> ServerStartError:
-    """The error of a server that doesn't start."""
+    """The error of a server that doesn't start; it must be told in so many seconds."""
     with (
-        at_most(20),
+        at_most(within_s),
         pytest.raises(ServerStartError) as error,
         start(folder, script or Script(), **changes),
     ):
@@ -173,7 +175,9 @@ def test_a_port_that_another_server_has_is_left_to_it(tmp_path: Path) -> None:
             assert server.log_path == tmp_path / "logs" / "server-3.log"
         (tmp_path / "slow").mkdir()
         slow = Script(ready_after_s=30.0)  # so that it is ours that doesn't listen yet
-        error = failed_start(tmp_path / "slow", slow, choose_port=lambda: port_of(stranger))
+        error = failed_start(
+            tmp_path / "slow", slow, within_s=20, choose_port=lambda: port_of(stranger)
+        )
         by = f"its port is already in use by a server of '{stranger.model}': port in use"
         assert error.failure == by
         assert stranger.process.popen.poll() is None
