@@ -69,7 +69,7 @@ class Detectable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Attributes:
         decides: whether it tells that nothing was lost that isn't tolerated, by its own launch or
             the three more that it takes of what is undecided.
-        mde_frac: the minimum detectable effect of all four, a loss proven nine times out of ten.
+        mde_frac: the minimum detectable effect of all four, a loss proven 99 times out of 100.
         tolerance_frac: what was tolerated then.
         launches: how many of a run would tell; 0 where no number that is worth its time does.
     """

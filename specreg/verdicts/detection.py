@@ -13,8 +13,8 @@ RUN_LAUNCHES = 1 + MORE_LAUNCHES
 """The most launches that a run takes of an undecided case."""
 MOST_LAUNCHES = 12
 """The most launches of a case to record; each takes minutes."""
-_POWER_LEVEL = 0.1
-"""The minimum detectable effect is proven nine times out of ten."""
+_POWER_LEVEL = 0.01
+"""The minimum detectable effect is proven 99 times out of 100."""
 _FURTHEST = 50.0
 """Differences of logarithms are clipped to ± this."""
 
@@ -52,7 +52,7 @@ def mde_of_launches(metric: Metric, launches: int, recorded: int, spread: Spread
 
 
 def mde_frac(metric: Metric, change: Effect, look: Look) -> float:
-    """The loss that would be proven nine times out of ten, 0 or more."""
+    """The loss that would be proven 99 times out of 100, 0 or more."""
     reach = t_quantile(look.value, change.freedom) + t_quantile(_POWER_LEVEL, change.freedom)
     return -to_frac(metric, -reach * change.error_frac)
 

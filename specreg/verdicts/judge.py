@@ -88,7 +88,7 @@ class Verdict:
         change_frac: (value - expected) / (expected - origin), better is positive; low_frac,
             high_frac: its interval; of a `two_sided` metric more is positive, and either way worse.
         tolerance_frac: what would still have been fine.
-        mde_frac: the minimum detectable effect, a loss that is proven nine times out of ten.
+        mde_frac: the minimum detectable effect, a loss that is proven 99 times out of 100.
         p_worse: how often chance alone would look that much worse, one-sided.
         against: whose baseline: an environment or a source, empty without one.
         cause: of a change in speed, how much is acceptance and how much the cost of a step.

@@ -21,8 +21,8 @@ SPEED, TIME = METRICS["throughput_tokens_per_s"], METRICS["tpot_p50_ms"]
     ("within_frac", "between_frac", "recorded", "decides", "launches"),
     [
         pytest.param(0.005, 0.0, 3, True, 1, id="one-tells"),
-        pytest.param(0.0125, 0.0, 6, True, 2, id="two-tell"),
-        pytest.param(0.0185, 0.0, 9, False, 5, id="five-tell"),
+        pytest.param(0.01, 0.0, 6, True, 2, id="two-tell"),
+        pytest.param(0.015, 0.0, 9, False, 5, id="five-tell"),
         pytest.param(0.05, 0.0, 3, False, 0, id="none-tells"),
         pytest.param(0.005, 0.02, 3, False, 0, id="runs-differ"),
     ],
