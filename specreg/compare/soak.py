@@ -190,8 +190,8 @@ class Soak:
             if looks and self.passed_s >= looks[0] * length_s:
                 looks.pop(0)
                 self.look(EARLY_LEVEL)
-            plan = Plan(show=lambda _: None, parts=1, warms_up=not self.blocks)
-            (found,) = measure([arm], workload, plan)
+            arm = dataclasses.replace(arm, warm=bool(self.blocks))
+            (found,) = measure([arm], workload, Plan(show=lambda _: None, parts=1))
             why = found.invalid.get(Family.ACCEPTANCE, "")
             if found.replay is None or why:
                 raise InvalidMeasurementError(*why.split(": ", 1))

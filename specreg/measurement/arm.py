@@ -44,12 +44,13 @@ class Arm:
     """One running server, which no other client asks, and the case as it runs it.
 
     Without a `required` one the other arms mean nothing; a control isn't, and is left out once it
-    fails.
+    fails. One that is `warm` was measured under this load before, and isn't warmed up again.
     """
 
     case: Case
     server: Server
     required: bool = True
+    warm: bool = False
 
 
 def control_of(case: Case) -> Case:

@@ -95,7 +95,6 @@ class Plan:
         parts: into how many the prompts are dealt to look after each whether they are enough; None
             for the first case's rounds, and one look after all of them.
         enough: asked at each look; where all prompts weren't, the extension follows.
-        warms_up: whether to warm up first.
         least_s: how long each arm is asked, at least; prompts come again, for the speeds alone.
         power_s: how long each server is kept under load for its power, where that is watched and
             none of its rounds took as long.
@@ -108,7 +107,6 @@ class Plan:
     show: Callable[[str], None]
     parts: int | None = None
     enough: Enough = all_prompts
-    warms_up: bool = True
     least_s: float = 0.0
     power_s: float = 0.0
     watching: Watch | None = None
@@ -283,7 +281,7 @@ class _Measuring:
         scheduled = [one for one in self.going if one.arm.case.server.method == SCHEDULED]
         for one in scheduled:
             await self._ask(one, _teach(one, known))
-        for one in tuple(self.going) if self.plan.warms_up else ():
+        for one in [one for one in self.going if not one.arm.warm]:
             prompts = known if one in scheduled else self.workload.warm_up
             replay_batch = one.clients.replay_under
             await self._ask(one, warm_up(one.arm.case, prompts, replay_batch))

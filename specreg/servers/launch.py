@@ -9,6 +9,7 @@ from pathlib import Path
 from specreg.core.errors import ServerDiedError, SpecregError
 from specreg.core.timeline import Phase, Timeline
 from specreg.matrix.case import Case, ServerSpec
+from specreg.matrix.schema import Load
 from specreg.matrix.widening import widen_models
 from specreg.servers.attach import attach_server
 from specreg.servers.environments import EngineEnvironment
@@ -52,10 +53,12 @@ class Starting:
 
     Attributes:
         start: starts it and doesn't wait; it ends with the context.
+        warm_for: the datasets and loads it was measured under, which need no warm-up again.
     """
 
     launch: Launch
     start: Callable[[], contextlib.AbstractContextManager[Poll]]
+    warm_for: set[tuple[str, Load]] = field(default_factory=set)
     _running: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _poll: Poll | None = None
     _server: Server | None = None
@@ -104,6 +107,7 @@ class Starting:
     def stop(self) -> None:
         """Stop it, if it runs or starts; MemoryHeldError if its GPU hasn't got its memory back."""
         self._server = self._poll = None
+        self.warm_for.clear()
         self._running.close()
 
 

@@ -184,7 +184,10 @@ class Suite(Scope):
     ) -> Measurement:
         own, *others = self._started(server, control)
         arms = [Arm(case=case, server=own)]
-        arms += [Arm(case=control_of(case), server=other, required=False) for other in others]
+        like = case.dataset, case.load
+        warm = control is not None and like in control.warm_for
+        plain = control_of(case)
+        arms += [Arm(case=plain, server=one, required=False, warm=warm) for one in others]
         name = server.launch.case_id(case)
         self.journal.begin(key)
         with (
@@ -193,6 +196,8 @@ class Suite(Scope):
         ):
             plan = self._plan(case, server.launch.number, watching)
             found = measure(arms, workload_of(case, load_case_prompts(self.root, case)), plan)
+        if control is not None and not found[-1].invalid:
+            control.warm_for.add(like)
         measurement = beside(*found) if len(found) > 1 else found[0]
         self.journal.end(measurement)
         return measurement

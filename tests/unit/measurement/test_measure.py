@@ -96,6 +96,14 @@ def test_the_warm_up_asks_what_is_not_measured_where_there_is_something(
     assert why.startswith(f"REQUEST_FAILED: 1 of 1 requests failed, first prompt '{first}'")
 
 
+def test_a_server_that_is_warm_is_asked_what_is_measured_at_once(tmp_path: Path) -> None:
+    case = dataclasses.replace(ONE_AT_A_TIME, prompts=2)
+    with start(tmp_path, Script(fault=Fault.HTTP_500, fault_after_requests=1)) as server:
+        arm = Arm(case=case, server=server, warm=True)
+        (found,) = measure([arm], workload_of(case, builders.PROMPTS), QUIET)
+    assert "first prompt 'chat-0'" in found.invalid[Family.ACCEPTANCE]
+
+
 def test_a_scheduled_drafter_sees_all_answers_before_any_is_measured(tmp_path: Path) -> None:
     spec = dataclasses.replace(builders.SPEC, method="scheduled")
     case = dataclasses.replace(ONE_AT_A_TIME, server=spec, prompts=3)

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from specreg.core.errors import (
 )
 from specreg.correctness.checks import LOSSLESS, CorrectnessCheck, RunningCase
 from specreg.matrix.case import Case, Tier
+from specreg.measurement.arm import Arm
 from specreg.measurement.journal import Journal, load_checks
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Metric
@@ -397,3 +398,27 @@ def test_a_measurement_whose_server_dies_is_tried_twice_and_not_again(tmp_path: 
     assert len(starts) == 2
     (said,) = one.retried
     assert said.startswith(f"{builders.CASE.id}: measured again, SERVER_DIED: ")
+
+
+def test_a_control_is_warmed_up_once_for_each_load_and_again_after_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warm: list[bool] = []
+
+    def measure(arms: Sequence[Arm], *_: object) -> list[Measurement]:
+        warm.append(arms[-1].warm)
+        return [dataclasses.replace(builders.measurement({}), case=arm.case) for arm in arms]
+
+    monkeypatch.setattr("specreg.suite.run.measure", measure)
+    one = suite(tmp_path, update_baselines=True, launches=3)
+    case = dataclasses.replace(builders.CASE, control=builders.PLAIN_SPEC)
+    control, method = (
+        Starting(launch=launch, start=lambda: running([])) for launch in launches_of(case, 1)
+    )
+    for load in (1, 4, 1):
+        one.measure(builders.with_concurrency(load, case), method, control)
+        method = Starting(launch=Launch(spec=method.launch.spec, number=2), start=method.start)
+    control.stop()
+    one.measure(case, Starting(launch=launches_of(case, 3)[1], start=method.start), control)
+    one.journal.close()
+    assert warm == [False, False, True, False]
