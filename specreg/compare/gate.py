@@ -13,7 +13,7 @@ import msgspec
 
 from specreg.compare.answers import AnswerComparison
 from specreg.compare.judging import Decision, Rules, SideLaunch, decide, is_lost, launches_of
-from specreg.compare.options import GateOptions, ServerOptions
+from specreg.compare.options import GateOptions
 from specreg.compare.pairs import COMPARED, Group, Pair, Side, slots_of
 from specreg.core.errors import (
     HungError,
@@ -24,7 +24,7 @@ from specreg.core.errors import (
 )
 from specreg.datasets.prompts import prompts_sha256
 from specreg.load.chat_client import FinishedRequest, Record
-from specreg.matrix.case import Case, Tier
+from specreg.matrix.case import Tier
 from specreg.matrix.models import model_sha256, resolve_model
 from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.arm import Arm
@@ -171,9 +171,15 @@ class Gate:
                     case, source = group[0].of(side), self.sources[side.is_b]
                     name = f"{number:03}-{side}-{case.server.id}".replace(" ", "")
                     log_path = self.folder / "logs" / f"{name}.log"
+                    start = ServerStart(
+                        spec=case.server,
+                        provision=source,
+                        root=self.options.root,
+                        ready_within_s=self.options.ready_within_s,
+                        log_path=log_path,
+                    )
                     with self._blaming(side):
-                        begun = begun_server(source, case, self.options, log_path)
-                        starts[side] = stack.enter_context(begun)
+                        starts[side] = stack.enter_context(start.begin())
                 for side, start in starts.items():
                     with self._blaming(side):
                         servers[side] = start.ready()
@@ -261,24 +267,6 @@ class Gate:
             typed = self.options.b if side.is_b else self.options.a
             message = f"side {side} ('{typed}'): {error}"
             raise SideError(side, message, started=False) from error
-
-
-@contextlib.contextmanager
-def begun_server(
-    source: Provision, case: Case, options: ServerOptions, log_path: Path
-) -> Iterator[ServerStart]:
-    """The start of a case's server, on GPUs that are its own; errors as of `ServerStart`."""
-    start = ServerStart(
-        spec=case.server,
-        environment=source.environment(case.server),
-        root=options.root,
-        log_path=log_path,
-        on_gpu=source.on_gpu,
-        ready_within_s=options.ready_within_s,
-        show=options.show,
-    )
-    with source.leased(case.server), start.begin():
-        yield start
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from specreg.compare.gate import begun_server
 from specreg.compare.options import SoakOptions
 from specreg.core.errors import InvalidMeasurementError, UnsupportedError
 from specreg.core.files import append_lines
@@ -22,6 +21,7 @@ from specreg.measurement.metrics import METRICS, Family, Replay
 from specreg.measurement.validity import Invalid
 from specreg.servers.server import StartedServer
 from specreg.servers.sources import parse_origin, provision_side
+from specreg.servers.start import ServerStart
 from specreg.stats.intervals import BLOCK_PARTS, change_of_blocks, part_means
 from specreg.telemetry.devices import held_bytes
 from specreg.telemetry.identity import find_gpus
@@ -173,9 +173,15 @@ class Soak:
         on_gpu = self.tier.needs_gpus > 0
         source = provision_side(origin, [case], on_gpu=on_gpu, show=options.show)
         check_contexts(options.root, [case])
-        log_path = self.path.parent / "logs" / f"{case.server.id}.log"
-        with begun_server(source, case, options, log_path) as start:
-            self._soak(start.ready())
+        start = ServerStart(
+            spec=case.server,
+            provision=source,
+            root=options.root,
+            ready_within_s=options.ready_within_s,
+            log_path=self.path.parent / "logs" / f"{case.server.id}.log",
+        )
+        with start.running() as server:
+            self._soak(server)
 
     def _soak(self, server: StartedServer) -> None:
         # A block is prompts, not a time, and each begins at full load.

@@ -164,7 +164,7 @@ def predict_drafts(
             or don't fit together.
     """
     requirement = engine_named("reference").requirement(on_gpu=on_gpu)
-    environment = engine_environment(requirement, show=show)
+    python = engine_environment(requirement, show=show)
     # As the engine has it: without a name it takes the machine's first GPU, or its CPU.
     device = () if on_gpu else ("cpu",)
     models = (question.target, question.draft)
@@ -172,7 +172,7 @@ def predict_drafts(
     with (
         tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as temporary,
         child_process(
-            (environment.python, "-m", "specreg.engines.pytorch.oracle", *device),
+            (python, "-m", "specreg.engines.pytorch.oracle", *device),
             log_path=Path(temporary) / "log",
             environment={**os.environ, **offline, "PYTHONPATH": _HERE},
             temporary=[Path(temporary)],

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import filelock
-import msgspec
 import packaging.requirements
 import uv
 from packaging.version import Version
@@ -26,14 +25,6 @@ from specreg.engines.engine import Requirement
 
 MARKER = "specreg.json"
 _ERROR_LINES = 15
-
-
-class EngineEnvironment(msgspec.Struct, frozen=True, kw_only=True):
-    """An environment that is ready: its interpreter, and the engine's package and version."""
-
-    python: str
-    package: str
-    version: str
 
 
 @functools.cache
@@ -60,19 +51,18 @@ def why_not(python: str, module: str, *, variables: Mapping[str, str]) -> str:
     return f"has no module '{module}'" if done.returncode else ""
 
 
-def engine_environment(
-    requirement: Requirement, *, show: Callable[[str], None]
-) -> EngineEnvironment:
-    """The environment of an engine; made if it isn't there, which takes minutes and gigabytes.
+def engine_environment(requirement: Requirement, *, show: Callable[[str], None]) -> str:
+    """The interpreter of an engine's environment; made if it isn't there: minutes, gigabytes.
 
     EnvironmentSetupError where no way of getting torch and the engine worked.
     """
-    folder = environment_folder(requirement)
+    python = interpreter_of(requirement)
+    folder = python.parents[1]
     folder.parent.mkdir(parents=True, exist_ok=True)
     failures = []
     with filelock.FileLock(f"{folder}.lock"):
-        if made := installed_environment(requirement):
-            return made
+        if environment_exists(requirement):
+            return str(python)
         for torch_source, arguments in _torch_sources(requirement, os.environ):
             show(f"installing {requirement.pin} (once; torch from {torch_source})")
             try:
@@ -82,7 +72,7 @@ def engine_environment(
                 failures.append(f"torch from {torch_source}:\n{words}")
                 continue
             (folder / MARKER).touch()
-            return _environment(requirement)
+            return str(python)
     message = (
         f"environment for '{requirement.pin}': could not be installed;"
         " check the network, and the disk: it takes 3 to 7 GB\n" + "\n".join(failures)
@@ -90,27 +80,18 @@ def engine_environment(
     raise EnvironmentSetupError(message)
 
 
-def installed_environment(requirement: Requirement) -> EngineEnvironment | None:
-    """The environment of an engine if all of it is there; None for one that would be made."""
-    made = _environment(requirement)
-    whole = (environment_folder(requirement) / MARKER).exists() and Path(made.python).exists()
-    return made if whole else None
+def environment_exists(requirement: Requirement) -> bool:
+    """Whether all of an engine's environment is there."""
+    python = interpreter_of(requirement)
+    return python.exists() and (python.parents[1] / MARKER).exists()
 
 
-def environment_folder(requirement: Requirement) -> Path:
-    """Return an environment's folder: its own for each recipe and each Python."""
+def interpreter_of(requirement: Requirement) -> Path:
+    """Where an environment has its interpreter, in a folder for each recipe and each Python."""
     made_of = f"{requirement!r} {sys.version_info[:2]}"
     fingerprint = hashlib.sha256(made_of.encode()).hexdigest()[:8]
     name = f"{requirement.package}-{requirement.version}-{fingerprint}"
-    return cache_dir() / "environments" / name
-
-
-def _environment(requirement: Requirement) -> EngineEnvironment:
-    return EngineEnvironment(
-        python=str(environment_folder(requirement) / "bin" / "python"),
-        package=requirement.package,
-        version=requirement.version,
-    )
+    return cache_dir() / "environments" / name / "bin" / "python"
 
 
 def _install(

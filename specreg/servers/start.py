@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from specreg.core.errors import ServerStartError
 from specreg.core.files import cache_dir, replace_file
@@ -21,8 +22,8 @@ from specreg.engines.registry import engine_named
 from specreg.engines.settings import LaunchSettings, taken
 from specreg.matrix.case import ServerSpec
 from specreg.matrix.widening import served_models, widen_models
-from specreg.servers.environments import EngineEnvironment
 from specreg.servers.memory import gpu_memory
+from specreg.servers.provision import EngineEnvironment, Provision
 from specreg.servers.server import POLL_S, PORT_IN_USE, StartedServer, is_ready, scrape_version
 from specreg.telemetry.identity import find_gpus
 
@@ -47,18 +48,16 @@ class ServerStart:
     Attributes:
         root: the repository's root, for relative model folders.
         ready_within_s: how long it may take to the first token.
-        show: is told what goes on.
         log_path: where its output goes; what stands there stays, and it goes beside it.
     """
 
     spec: ServerSpec
-    environment: EngineEnvironment
+    provision: Provision
     root: Path
-    on_gpu: bool
     ready_within_s: float
-    show: Callable[[str], None]
     log_path: Path
     choose_port: Callable[[], int] = free_port
+    _environment: EngineEnvironment = field(init=False)
     _temporary: Path = field(init=False)
     _processes: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _attempts: int = 0
@@ -78,22 +77,25 @@ class ServerStart:
         return server
 
     @contextlib.contextmanager
-    def begin(self) -> Iterator[None]:
+    def begin(self) -> Iterator[Self]:
         """Start its processes, and don't wait; every one of them is gone after the context.
 
         Raises:
+            SpecregError: its environment can't be made, or its GPUs not be leased.
             ModelError: a model folder is missing.
             ServerStartError: it can't be started.
         """
-        widen_models(self.root, self.spec, show=self.show)
+        self._environment = self.provision.environment(self.spec)
         with (
+            self.provision.leased(self.spec),
             tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as folder,
             self._processes,
         ):
+            widen_models(self.root, self.spec, show=self.provision.show)
             self._temporary = Path(folder)
-            self.show(f"starting {self.spec.id}")
+            self.provision.show(f"starting {self.spec.id}")
             self._begin()
-            yield
+            yield self
 
     def poll(self) -> StartedServer | None:
         """The server once it has generated a token, None before; or a ServerStartError."""
@@ -130,9 +132,8 @@ class ServerStart:
         )
 
     def _options(self, target: str, draft: str | None) -> LaunchOptions:
-        spec, version, port = self.spec, self.environment.version, self.choose_port()
+        spec, on_gpu, port = self.spec, self.provision.on_gpu, self.choose_port()
         spelling = engine_named(spec.engine).spelling_of(spec.method)
-        gpus_gib = find_gpus().memory_gib if self.on_gpu else ()
         return LaunchOptions(
             **taken(LaunchSettings, spec),
             target=target,
@@ -141,14 +142,14 @@ class ServerStart:
             port=port,
             speculation=spelling.render(draft, spec.draft_tokens, spec.tree),
             offline=all(Path(model).is_dir() for model in (target, draft) if model),
-            on_gpu=self.on_gpu,
+            on_gpu=on_gpu,
             folder=self._temporary / f"files-{port}",
-            version=version,
-            memory=gpu_memory(spec, gpus_gib) if self.on_gpu else None,
+            version=self._environment.version,
+            memory=gpu_memory(spec, find_gpus().memory_gib) if on_gpu else None,
         )
 
     def _start(self, options: LaunchOptions, log_path: Path) -> SupervisedProcess:
-        engine, python = engine_named(self.spec.engine), self.environment.python
+        engine, python = engine_named(self.spec.engine), self._environment.python
         # As if its environment were active: SGLang calls ninja.
         path = os.pathsep.join((str(Path(python).parent), os.environ.get("PATH", "")))
         needed, own = engine.environment(options), dict(self.spec.engine_env)

@@ -21,7 +21,7 @@ from specreg.matrix.case import Case
 from specreg.matrix.models import is_hub_id, resolve_model
 from specreg.matrix.prompts import load_case_prompts
 from specreg.report.tables import render_rows
-from specreg.servers.environments import installed_environment
+from specreg.servers.environments import environment_exists
 from specreg.servers.memory import free_gib
 from specreg.suite.configure import why_unfit
 from specreg.suite.run import Suite
@@ -197,7 +197,7 @@ def _to_install(suite: Suite) -> Mapping[Requirement, bool]:
         except UnsupportedError:  # the finding on its cases says so
             continue
         if requirement.package != engine_named(case.server.engine).program:
-            found[requirement] = installed_environment(requirement) is not None
+            found[requirement] = environment_exists(requirement)
     return found
 
 

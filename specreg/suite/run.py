@@ -92,7 +92,6 @@ class Suite(Scope):
             provision=self.provision,
             ready_within_s=self.options.ready_within_s,
             logs=self.run_folder / "logs",
-            show=self.show,
             timeline=self.timeline,
             claim=GpuClaim() if self.shares_machine else None,
         )

@@ -10,7 +10,8 @@ from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts
 from specreg.matrix.tier import load_tier
 from specreg.measurement.measure import Measurement
-from specreg.servers.environments import EngineEnvironment, engine_environment
+from specreg.servers.environments import engine_environment
+from specreg.servers.provision import Provision
 from specreg.servers.server import Server
 from specreg.servers.start import ServerStart
 from tests.unit import builders
@@ -21,25 +22,21 @@ def case_of(tier: str, case_id: str) -> Case:
     return load_tier(builders.ROOT / "fixtures/matrix", tier).named(case_id)
 
 
-def environment_of(engine: str, version: str = "") -> EngineEnvironment:
-    """The environment of an engine's version; from the cache, after the first time."""
+def interpreter_of(engine: str, version: str = "") -> str:
+    """The interpreter of an engine's version; from the cache, after the first time."""
     requirement = engine_named(engine).requirement(on_gpu=False)
     version = version or requirement.version
     return engine_environment(dataclasses.replace(requirement, version=version), show=print)
 
 
-def start(
-    case: Case, folder: Path, environment: EngineEnvironment | None = None
-) -> AbstractContextManager[Server]:
-    """A server of a case, in its engine's environment unless another is given."""
+def start(case: Case, folder: Path) -> AbstractContextManager[Server]:
+    """A server of a case, in its engine's environment."""
     return ServerStart(
         spec=case.server,
-        environment=environment or environment_of(case.server.engine),
+        provision=Provision(on_gpu=False, show=print),
         root=builders.ROOT,
-        log_path=folder / f"{case.server.id}.log",
-        on_gpu=False,
         ready_within_s=600,
-        show=print,
+        log_path=folder / f"{case.server.id}.log",
     ).running()
 
 

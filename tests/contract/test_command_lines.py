@@ -16,8 +16,7 @@ from specreg.engines.engine import LaunchOptions, Memory
 from specreg.engines.methods import METHODS, Tree
 from specreg.engines.registry import engine_named
 from specreg.engines.settings import Parallel
-from specreg.servers.environments import EngineEnvironment
-from tests.contract.engines import environment_of
+from tests.contract.engines import interpreter_of
 from tests.unit import builders
 
 PARSERS = Path(__file__).parent / "parsers"
@@ -64,13 +63,11 @@ def launches(engine: str, version: str) -> Mapping[str, LaunchOptions]:
 
 
 def problems(
-    engine: str,
-    environment: EngineEnvironment,
-    lines: Sequence[Sequence[str] | Mapping[str, object]],
+    engine: str, python: str, lines: Sequence[Sequence[str] | Mapping[str, object]]
 ) -> Sequence[str | None]:
     """What the engine's parser says of each command line, or arguments by name; None: it's fine."""
     done = subprocess.run(
-        (environment.python, str(PARSERS / f"of_{engine}.py")),
+        (python, str(PARSERS / f"of_{engine}.py")),
         check=False,
         input=json.dumps(lines),
         capture_output=True,
@@ -96,8 +93,8 @@ def test_vllm_takes_each_argument_of_tritons_model_json(version: str) -> None:
     keys = {key for one in named.values() for key in one}
     assert {"tensor_parallel_size", "gpu_memory_utilization", "speculative_config"} <= keys
 
-    environment = environment_of("vllm", version)
-    *found, of_argument, of_method = problems("vllm", environment, [*named.values(), *planted])
+    python = interpreter_of("vllm", version)
+    *found, of_argument, of_method = problems("vllm", python, [*named.values(), *planted])
 
     assert dict(zip(named, found, strict=True)) == dict.fromkeys(named)
     assert of_argument == "AsyncEngineArgs has no no_such_argument"
@@ -106,7 +103,7 @@ def test_vllm_takes_each_argument_of_tritons_model_json(version: str) -> None:
 
 @pytest.mark.parametrize(("engine", "version"), VERSIONS)
 def test_the_engine_takes_each_command_line(engine: str, version: str) -> None:
-    environment = environment_of(engine, version)
+    python = interpreter_of(engine, version)
     asked = launches(engine, version)
     commands = {
         what: engine_named(engine).command(Path("python"), options)[3:]  # after "-m", a module
@@ -119,7 +116,7 @@ def test_the_engine_takes_each_command_line(engine: str, version: str) -> None:
     ]
     planted = [(*commands["eagle3"], "--no-such-flag"), other]
 
-    *found, of_flag, of_method = problems(engine, environment, [*commands.values(), *planted])
+    *found, of_flag, of_method = problems(engine, python, [*commands.values(), *planted])
 
     assert dict(zip(commands, found, strict=True)) == dict.fromkeys(commands)
     assert of_flag

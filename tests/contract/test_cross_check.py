@@ -16,7 +16,7 @@ import pytest
 from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.measure import Measurement
 from specreg.servers.server import Server
-from tests.contract.engines import case_of, environment_of, measure, start
+from tests.contract.engines import case_of, interpreter_of, measure, start
 from tests.unit import builders
 
 ROOT = builders.ROOT
@@ -47,10 +47,7 @@ def run_bench_serve(server: Server, folder: Path) -> Theirs:
     (folder / "prompts.json").write_text(json.dumps(rows))
     done = subprocess.run(
         (
-            *(
-                environment_of("vllm").python,
-                str(ROOT / "tests/contract/bench_serve/bench_serve.py"),
-            ),
+            *(interpreter_of("vllm"), str(ROOT / "tests/contract/bench_serve/bench_serve.py")),
             *("bench", "serve", "--backend", "openai-chat", "--endpoint", "/v1/chat/completions"),
             *("--base-url", server.base_url, "--model", server.model),
             *("--tokenizer", server.target, "--skip-chat-template", "--disable-shuffle"),

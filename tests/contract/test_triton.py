@@ -12,9 +12,8 @@ import pytest
 
 from specreg.acceptance.record import AcceptanceRecord, Source, View
 from specreg.matrix.case import Case
-from specreg.servers.environments import EngineEnvironment
 from specreg.servers.provision import Provision
-from tests.contract.engines import case_of, environment_of, measure, start
+from tests.contract.engines import case_of, measure, start
 from tests.doubles.triton_server.install import install_tritonserver
 
 
@@ -32,11 +31,9 @@ def provision(monkeypatch: pytest.MonkeyPatch) -> Provision:
     return Provision(on_gpu=False, version=None, python=None, url=None, show=print)
 
 
-def acceptance(
-    one: Case, environment: EngineEnvironment, folder: Path
-) -> tuple[AcceptanceRecord, int]:
+def acceptance(one: Case, folder: Path) -> tuple[AcceptanceRecord, int]:
     """What a real server does with the case, and how many tokens it delivers."""
-    with start(one, folder, environment) as server:
+    with start(one, folder) as server:
         measurement, found = measure(one, server)
     assert measurement.replay is not None
     return found, sum(trace.tokens for trace in measurement.replay.traces)
@@ -49,8 +46,8 @@ def test_triton_does_what_its_vllm_does(tmp_path: Path, provision: Provision, me
     triton = dataclasses.replace(triton, server=server)
     provision.check([triton])
 
-    counted, tokens = acceptance(vllm, environment_of("vllm"), tmp_path)
-    seen, same_tokens = acceptance(triton, provision.environment(triton.server), tmp_path)
+    counted, tokens = acceptance(vllm, tmp_path)
+    seen, same_tokens = acceptance(triton, tmp_path)
 
     assert (seen.source, seen.view) == (Source.STREAM_CHUNKS, View.EMITTED)
     assert same_tokens == tokens

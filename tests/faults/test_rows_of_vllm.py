@@ -8,7 +8,7 @@ import json
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,9 +17,8 @@ import httpx
 import pytest
 
 from specreg.core.errors import ServerStartError
-from specreg.engines.registry import engine_named
 from specreg.matrix.case import ServerSpec
-from specreg.servers.environments import EngineEnvironment, engine_environment
+from specreg.servers.provision import Provision
 from specreg.servers.server import StartedServer
 from specreg.servers.start import ServerStart, free_port
 from tests.faults.running import (
@@ -50,24 +49,17 @@ SLOW = {"PLANTED_FAULT": "sleep", "PLANTED_SLEEP_S": "0.02", "PYTHONPATH": str(P
 """Each step takes 20 ms more, so that there is time to hurt it."""
 
 
-@pytest.fixture(scope="session")
-def environment() -> EngineEnvironment:
-    return engine_environment(engine_named("vllm").requirement(on_gpu=False), show=print)
-
-
 def start(
-    folder: Path, environment: EngineEnvironment, spec: ServerSpec = SPEC, **changes: object
+    folder: Path, spec: ServerSpec = SPEC, choose_port: Callable[[], int] = free_port
 ) -> AbstractContextManager[StartedServer]:
-    options: dict[str, object] = {"ready_within_s": 180.0, **changes}
     own = (*spec.engine_env, (MARK, str(folder)))
     return ServerStart(
         spec=dataclasses.replace(spec, engine_env=own),
-        environment=environment,
+        provision=Provision(on_gpu=False, show=print),
         root=ROOT,
+        ready_within_s=180.0,
         log_path=folder / "logs" / "server.log",
-        on_gpu=False,
-        show=print,
-        **options,  # type: ignore[arg-type]
+        choose_port=choose_port,
     ).running()
 
 
@@ -103,17 +95,13 @@ def hub(folder: Path) -> Mapping[str, str]:
 )
 @pytest.mark.usefixtures("empty_afterwards")
 def test_row_01_a_server_that_exits_at_start(
-    tmp_path: Path,
-    environment: EngineEnvironment,
-    changes: Mapping[str, object],
-    status: int,
-    failure: str,
+    tmp_path: Path, changes: Mapping[str, object], status: int, failure: str
 ) -> None:
     spec = dataclasses.replace(SPEC, **changes)  # type: ignore[arg-type]
     spec = dataclasses.replace(spec, engine_env=(*spec.engine_env, *hub(tmp_path).items()))
     with ThreadPoolExecutor() as beside:
         ended = beside.submit(end_of_leader, lambda: marked(tmp_path))
-        with pytest.raises(ServerStartError) as error, start(tmp_path, environment, spec):
+        with pytest.raises(ServerStartError) as error, start(tmp_path, spec):
             pytest.fail("it never started")
         assert time.monotonic() - ended.result() < 2
     assert error.value.failure == f"ended with status {status}: {failure}"
@@ -235,12 +223,12 @@ def test_row_18_nothing_listens_elsewhere(told: HurtRun) -> None:
 
 
 @pytest.mark.usefixtures("empty_afterwards")
-def test_row_09_the_port_is_taken_meanwhile(tmp_path: Path, environment: EngineEnvironment) -> None:
+def test_row_09_the_port_is_taken_meanwhile(tmp_path: Path) -> None:
     with socket.socket() as stranger:
         stranger.bind(("127.0.0.1", 0))
         stranger.listen()
         ports = iter([stranger.getsockname()[1], 0])
-        with start(tmp_path, environment, choose_port=lambda: next(ports) or free_port()) as server:
+        with start(tmp_path, choose_port=lambda: next(ports) or free_port()) as server:
             (card,) = httpx.get(f"{server.base_url}/v1/models").json()["data"]
             assert card["id"] == server.model != SPEC.id
             assert server.model.startswith(SPEC.id)

@@ -38,7 +38,7 @@ Answer = Mapping[str, Any]
 def interpreter() -> str:
     """That of the engine's environment, which is made if it isn't there."""
     requirement = engine_named("reference").requirement(on_gpu=False)
-    return engine_environment(requirement, show=print).python
+    return engine_environment(requirement, show=print)
 
 
 def variables() -> dict[str, str]:

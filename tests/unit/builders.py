@@ -45,7 +45,7 @@ from specreg.matrix.schema import CaseSettings, Load
 from specreg.measurement.arm import Arm
 from specreg.measurement.measure import Measurement, Plan, measure, workload_of
 from specreg.measurement.metrics import METRICS, Replay
-from specreg.servers.environments import MARKER, EngineEnvironment, environment_folder
+from specreg.servers.environments import MARKER, interpreter_of
 from specreg.servers.server import Server, StartedServer
 from specreg.stats.intervals import Spread
 from specreg.telemetry.identity import Environment, Gpus
@@ -130,17 +130,14 @@ PROVENANCE = Provenance(
 )
 
 
-def seem_installed(requirement: Requirement) -> EngineEnvironment:
-    """An engine's environment without the engine, in the cache that SPECREG_CACHE names."""
-    folder = environment_folder(requirement)
-    python = folder / "bin" / "python"
+def seem_installed(requirement: Requirement) -> Path:
+    """The interpreter of an environment without its engine, in the cache of SPECREG_CACHE."""
+    python = interpreter_of(requirement)
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    (folder / MARKER).touch()
-    return EngineEnvironment(
-        python=str(python), package=requirement.package, version=requirement.version
-    )
+    (python.parents[1] / MARKER).touch()
+    return python
 
 
 def invalid(reason: str, words: str = "") -> pytest.RaisesExc[InvalidMeasurementError]:

@@ -33,10 +33,10 @@ def install_tritonserver(show: Callable[[str], None]) -> Path:
         EnvironmentSetupError: it, or vLLM, could not be installed.
         FileNotFoundError: it has no Python backend for the Python that runs this.
     """
-    environment = Path(engine_environment(_WHEEL, show=show).python).parents[1]
+    environment = Path(engine_environment(_WHEEL, show=show)).parents[1]
     wheel = next(environment.glob("lib/python*/site-packages/pytriton/tritonserver"))
     command = environment / "server" / "tritonserver"
-    vllm = engine_environment(engine_named("vllm").requirement(on_gpu=False), show=show).python
+    vllm = engine_environment(engine_named("vllm").requirement(on_gpu=False), show=show)
     with filelock.FileLock(environment.with_suffix(".server.lock")):
         if not command.exists():
             _arrange(wheel)

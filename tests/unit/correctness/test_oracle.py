@@ -145,8 +145,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
 
     def write(program: str) -> None:
-        environment = builders.seem_installed(engine_named("reference").requirement(on_gpu=False))
-        Path(environment.python).write_text(f"#!{sys.executable}\n{program}")
+        python = builders.seem_installed(engine_named("reference").requirement(on_gpu=False))
+        python.write_text(f"#!{sys.executable}\n{program}")
 
     return write
 

