@@ -11,7 +11,7 @@ import html
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from urllib.parse import quote, unquote
 
 HIDDEN = "HIDDEN"
@@ -50,12 +50,10 @@ def _known(variables: tuple[tuple[str, str], ...], told: frozenset[str]) -> tupl
 
 
 def secrets_in(environment: Mapping[str, str], arguments: Sequence[str] = ()) -> frozenset[str]:
-    """The values that are secret, 8 characters long or more.
+    """The values that are secret, 8 characters long or more; no numbers nor paths that exist.
 
-    Args:
-        environment: variables, as `HF_TOKEN`; a number or a path that exists is no secret.
-        arguments: of a command line, as `--api-key X`, `--api-key=X` and `api_key=X`; several
-            values may follow one name.
+    Of variables as `HF_TOKEN`, and of a command line's `--api-key X`, `--api-key=X` and
+    `api_key=X`; several values may follow one name.
     """
     named = [value for name, value in environment.items() if _NAME.fullmatch(name)]
     takes = False
@@ -99,14 +97,6 @@ def hide_known(text: str, secrets: Iterable[str] | None = None) -> str:
     return text
 
 
-def hide_bytes(content: bytes) -> bytes:
-    """The content of a file of ours without the known secrets."""
-    for secret in known_secrets():
-        content = content.replace(secret.encode(errors="surrogateescape"), HIDDEN.encode())
-    return content
-
-
-def hide_said(content: bytes, secrets: Iterable[str]) -> bytes:
-    """Do what `hide` does with any bytes, and with the secrets given."""
-    text = content.decode(errors="surrogateescape")
-    return hide(text, secrets).encode(errors="surrogateescape")
+def hide_bytes(content: bytes, hide: Callable[[str], str] = hide_known) -> bytes:
+    """Do with any bytes what `hide` does with a text."""
+    return hide(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")

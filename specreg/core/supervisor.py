@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from specreg.core.logs import BoundedLog
-from specreg.core.redaction import hide_said
+from specreg.core.redaction import hide, hide_bytes
 
 VARIABLE = "SPECREG_PROCESS_MARK"
 """The environment variable whose value marks the descendants of a server."""
@@ -207,7 +207,8 @@ def main() -> None:
     mark, descriptor, log_path, *folders = sys.argv[1:]
     orders = io.FileIO(0)  # unbuffered: what select doesn't know of would wait for ever
     given = json.loads(orders.readline() or '{"secrets": [], "shared": []}')
-    log = BoundedLog(Path(log_path), functools.partial(hide_said, secrets=given["secrets"]))
+    without_secrets = functools.partial(hide, secrets=given["secrets"])
+    log = BoundedLog(Path(log_path), functools.partial(hide_bytes, hide=without_secrets))
     pipe, session, shared = _LogPipe(int(descriptor), log), Session(mark), set[str]()
     while True:
         if not pipe.read([orders.fileno()]):

@@ -177,12 +177,6 @@ def test_what_cannot_be_killed_is_named_and_not_waited_for(tmp_path: Path) -> No
     assert "): still there 1.5 s after" in done.stdout
 
 
-def test_what_is_left_is_killed_at_our_own_end(tmp_path: Path) -> None:
-    command = (sys.executable, "-c", f"{STARTING}start('log')", str(tmp_path))
-    subprocess.run(command, check=True, cwd=builders.ROOT)
-    assert not lives(await_pid(tmp_path / "log"))
-
-
 # Stops two on Ctrl-C, one after the other.
 INTERRUPTED = f"""{STARTING}
 with contextlib.ExitStack() as stack:
@@ -209,21 +203,21 @@ def test_a_second_ctrl_c_waits_for_no_server_of_several(tmp_path: Path) -> None:
     assert [lives(await_pid(tmp_path / name)) for name in "ab"] == [False, False]
 
 
-KILLED = f"""{STARTING}
-print(start("log").supervisor.pid, flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
+KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
 
 
-def test_a_supervisor_ends_what_is_left_when_we_are_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["", KILLED], ids=["at-our-end", "killed"])
+def test_what_is_left_ends_with_us(tmp_path: Path, end: str) -> None:
+    """By its supervisor where we are killed, which removes its temporary folders in any case."""
     log_path, temporary = tmp_path / "log", tmp_path / "temporary"
     (temporary / "inner").mkdir(parents=True)
-    command = (sys.executable, "-c", KILLED, str(tmp_path))
+    program = f"{STARTING}print(start('log').supervisor.pid, flush=True)\n{end}"
+    command = (sys.executable, "-c", program, str(tmp_path))
     done = subprocess.run(command, check=False, cwd=builders.ROOT, capture_output=True)
-    assert done.returncode == -signal.SIGKILL
-    guard = int(done.stdout)
+    assert done.returncode == (-signal.SIGKILL if end else 0)
+    assert end or not lives(await_pid(log_path)), "it is killed before we end"
     with at_most(5):
-        while lives(await_pid(log_path)) or lives(guard):
+        while lives(await_pid(log_path)) or lives(int(done.stdout)):
             time.sleep(0.01)
     assert not temporary.exists()
 
