@@ -23,4 +23,4 @@ USUAL = Options()
 def tier_of(matrix: Path, name: str | None) -> Tier:
     """The tier of a name, else that of this machine, with the model pairs that its GPUs hold."""
     gpus = find_gpus()
-    return load_tier(matrix, name or ("gpu" if gpus.names else "cpu")).chosen(gpus.memory_gib)
+    return load_tier(matrix, name or ("gpu" if gpus.devices else "cpu")).chosen(gpus.memory_gib)

@@ -87,7 +87,7 @@ def open_suite(
     """
     _check_options(options)
     gpus, environment = find_gpus(), UNKNOWN_ENVIRONMENT
-    tier = load_cases(root, options, options.tier or ("gpu" if gpus.names else "cpu"))
+    tier = load_cases(root, options, options.tier or ("gpu" if gpus.devices else "cpu"))
     if options.attach is None:
         tier = tier.chosen(gpus.memory_gib)
         environment = current_environment(needs_gpus=tier.gpus_used(gpus.memory_gib))
@@ -148,11 +148,11 @@ def _earlier(
 def unmet_need(suite: Suite) -> str:
     """What the tier needs and the machine lacks, empty when nothing."""
     gpus = find_gpus()
-    if len(gpus.names) >= suite.tier.needs_gpus or suite.provision.url is not None:
+    if len(gpus.devices) >= suite.tier.needs_gpus or suite.provision.url is not None:
         return ""
     return (
         f"tier '{suite.tier.name}' needs {suite.tier.needs_gpus} GPU(s), this machine has"
-        f" {len(gpus.names)} ({gpus.why_none}); use a machine with one, or the CPU's tier:"
+        f" {len(gpus.devices)} ({gpus.why_none}); use a machine with one, or the CPU's tier:"
         f" {run_command((), ['--specreg-tier=cpu'])}"
     )
 

@@ -15,7 +15,7 @@ import numpy as np
 from specreg.core.errors import InvalidMeasurementError, SensorError
 from specreg.core.processes import describe
 from specreg.telemetry.devices import held_back
-from specreg.telemetry.sampler import PowerTrace, Sample, Span
+from specreg.telemetry.sampler import EVERY_NS, PowerTrace, Sample, Span
 
 _MOST_MISSING_FRAC = 0.1
 _MOST_APART_FRAC = 0.03
@@ -44,9 +44,8 @@ class Energy:
 def energy_of(trace: PowerTrace, span: Span) -> Energy:
     """Return what a device drew in a span, by its counter if it has one.
 
-    Raises:
-        SensorError: the device was lost, samples are missing, the counter stands still or went
-            back, or there is neither counter nor power.
+    SensorError where the device was lost, samples are missing, the counter stands still or went
+    back, or there is neither counter nor power.
     """
     name = trace.device.name
     if trace.lost is not None and trace.lost.at_ns < span[1]:
@@ -101,10 +100,7 @@ def _doubt_ns(name: str, moments_ns: np.ndarray, energies_mj: np.ndarray) -> flo
 
 
 def check_counter(energy: Energy) -> None:
-    """Check that counter and power agree within 3 %, or the error of a short span's ends.
-
-    Else a SensorError.
-    """
+    """Raise a SensorError where counter and power are more than 3 %, or `error_frac`, apart."""
     ratio = energy.counter_ratio
     if ratio is not None and abs(ratio - 1) > max(_MOST_APART_FRAC, energy.error_frac):
         raise SensorError(
@@ -131,7 +127,7 @@ def integral_j(samples: Sequence[Sample], span: Span, field: str) -> float | Non
 
 def missing_frac(trace: PowerTrace, span: Span) -> float:
     """Return the share of the samples due in a span that aren't there, 0..1."""
-    due = (span[1] - span[0]) // trace.every_ns
+    due = (span[1] - span[0]) // EVERY_NS
     return max(0.0, 1 - len(trace.within(span)) / due) if due else 0.0
 
 
@@ -167,8 +163,8 @@ def check_alone(
         if ours and lists and not seen & ours:
             strangers = seen - set(lists[0][1])
         if strangers:
-            message = (
+            raise InvalidMeasurementError(
+                "DEVICE_SHARED",
                 f"{trace.device.name}: used by {', '.join(map(describe, sorted(strangers)))} while"
-                " it was measured; measure again when it is free"
+                " it was measured; measure again when it is free",
             )
-            raise InvalidMeasurementError("DEVICE_SHARED", message)

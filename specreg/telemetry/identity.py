@@ -25,9 +25,7 @@ _LOADED_FRAC = 0.5
 class ProcessorLoad(msgspec.Struct, frozen=True, kw_only=True):
     """What keeps the processor busy before a run has started anything.
 
-    Attributes:
-        waiting: processes and threads that wanted to run, on average over the last minute.
-        cores: that we may use.
+    `waiting` are the processes and threads that wanted to run, on average over the last minute.
     """
 
     waiting: float
@@ -88,18 +86,11 @@ UNKNOWN_ENVIRONMENT = Environment(kind="unknown")
 class Gpus:
     """The GPUs that a process sees.
 
-    Attributes:
-        devices: in the order in which engines take them.
-        why_none: why there are none, empty where there are.
+    `devices` are in the order in which engines take them; `why_none` is empty where there are some.
     """
 
     devices: tuple[Device, ...]
     why_none: str
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The vendor's name of each."""
-        return tuple(device.name for device in self.devices)
 
     @property
     def memory_gib(self) -> tuple[float, ...]:

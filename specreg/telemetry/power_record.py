@@ -60,7 +60,6 @@ class ArmPower(msgspec.Struct, frozen=True, kw_only=True):
     """What all devices together did in a block; null where one of them doesn't say.
 
     Attributes:
-        window_s: the length of the block; tokens: generated in it.
         above_idle_j_per_token: of what was drawn beyond idle_w.
         energy_j_per_accepted_token: energy_j over the drafts accepted.
     """
@@ -100,12 +99,8 @@ def record_power(
 ) -> PowerRecord:
     """Record what devices did in a block, one uninterrupted stretch of load.
 
-    Args:
-        traces: of each device.
-        span: of the block.
-        tokens: generated in it.
-        accepted_frac: of these the accepted drafts, 0..1.
-        idle: a span without requests, an empty one where there was none.
+    `accepted_frac` of its `tokens` are accepted drafts, 0..1; `idle` is a span without requests,
+    an empty one where there was none.
     """
     devices = [_record_device(trace, span, idle) for trace in traces]
     arm = arm_power(devices, span, tokens=tokens, accepted_frac=accepted_frac)

@@ -47,7 +47,6 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A device, by its place in the message, at a moment of the monotonic clock.
 
     Attributes:
-        energy_mj: of its counter, None without one.
         pids: the processes that compute on it; None where they weren't listed.
         lost: why it can't be read any more; empty where it can.
     """
@@ -64,14 +63,11 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class PowerTrace:
     """All samples of one device, in order.
 
-    Attributes:
-        every_ns: how often one was due.
-        lost: the moment from which it couldn't be read, and why; None if it could.
+    `lost` is the moment from which it couldn't be read, and why; None if it could.
     """
 
     device: Device
     samples: list[Sample] = field(default_factory=list)
-    every_ns: int = EVERY_NS
     lost: Sample | None = None
 
     def within(self, span: Span) -> list[Sample]:

@@ -22,14 +22,9 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU or a processor; 0 and empty for what its driver doesn't say.
 
     Attributes:
-        sensor: what reads it, nvml or rapl.
-        id: unique and constant, such as a GPU's UUID.
-        name: the vendor's.
-        number: in the driver's order, from 0.
-        scope: of its power.
+        sensor: what reads it, nvml or rapl; id: unique and constant, such as a GPU's UUID.
+        number: in the driver's order, from 0; bus_id: as Linux writes it, 0000:1b:00.0.
         limit_w: a power limit that isn't the vendor's.
-        memory_bytes: all of its memory.
-        bus_id: as Linux writes it, 0000:1b:00.0.
         why_not: why its power can't be read, empty where it can.
     """
 
@@ -52,7 +47,6 @@ class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         average_mw: the power over the last second; instant_mw: at this moment.
         throttle_mask: why its clocks are lowered, as NVML's bits.
         utilisation_frac: share of the time in which it computed, 0..1.
-        used_bytes: of its memory.
     """
 
     average_mw: int | None = None

@@ -125,4 +125,4 @@ def test_gpus_that_are_hidden_are_none_of_ours(library: Path) -> None:
 
 def test_a_machine_without_gpus_says_why() -> None:
     gpus = find_gpus()
-    assert bool(gpus.names) != bool(gpus.why_none)
+    assert bool(gpus.devices) != bool(gpus.why_none)
