@@ -1,9 +1,9 @@
 """Attach to a server that others run, and check that it is the one that is asked for."""
 
 import dataclasses
+import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 
@@ -19,8 +19,9 @@ from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, ServerSpec, Tier
 from specreg.matrix.widening import served_models
 from specreg.servers.provision import check_version
-from specreg.servers.server import Server, generates
+from specreg.servers.server import Server, generates, identify
 
+_URL = re.compile(r"(?i)https?://([^/?#@]+@)?(\[[\da-f:.]+\]|[^][/?#@:]+)(:[1-9]\d{0,4})?/*")
 _TIMEOUT_S = 10.0
 _KEYLESS = {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}
 _STEP_TOKENS = 2
@@ -29,14 +30,7 @@ _STEP_TOKENS = 2
 
 def alone(tier: Tier, url: str) -> Tier:
     """Return the tier without controls: one server is there. AttachError of a malformed URL."""
-    try:
-        parts = urlsplit(url)
-        beyond = parts.path.strip("/") or parts.query or parts.fragment
-        # Reading a malformed port raises too.
-        fits = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
-    except ValueError:
-        fits = beyond = ""
-    if not fits or beyond:
+    if not _URL.fullmatch(url):
         raise AttachError(f"--specreg-attach: got '{url}', needed http://HOST:PORT")
     cases = tuple(dataclasses.replace(case, control=None) for case in tier.cases)
     return dataclasses.replace(tier, cases=cases)
@@ -45,17 +39,15 @@ def alone(tier: Tier, url: str) -> Tier:
 def check_attached(cases: Collection[Case], url: str, *, root: Path) -> None:
     """Check that the server at a URL can measure the cases, as far as it says what it is.
 
-    Raises:
-        AttachError: the cases are of several servers; nothing answers, or another server.
-        UnsupportedError: its version is too old for the cases.
+    AttachError where they are of several servers, or nothing answers, or another server;
+    UnsupportedError where its version is too old.
     """
     servers = sorted({case.server.id for case in cases})
     if len(servers) > 1:
-        message = (
+        raise AttachError(
             f"--specreg-attach: {url} is one server, the run asks for {', '.join(servers)};"
             " choose with -k or --engine"
         )
-        raise AttachError(message)
     for case in cases:
         check_version(case, _identified(case.server, url, root).version)
 
@@ -63,8 +55,7 @@ def check_attached(cases: Collection[Case], url: str, *, root: Path) -> None:
 def attach_server(spec: ServerSpec, url: str, *, root: Path, ready_within_s: float) -> Server:
     """The server at `http://HOST:PORT`, which has generated a token within a time.
 
-    Raises:
-        AttachError: nothing answers there, or something else than asked for, or without counters.
+    AttachError where nothing answers, or something else than asked for, or without counters.
     """
     found = _identified(spec, url, root)
     target, draft = served_models(root, spec)
@@ -82,8 +73,7 @@ def attach_server(spec: ServerSpec, url: str, *, root: Path, ready_within_s: flo
     except ServerRefusedError as error:
         raise AttachError(f"server at {url}: {error}; look at its log") from error
     if not ready:
-        message = f"server at {url}: is not ready, or generates no token; look at its log"
-        raise AttachError(message)
+        raise AttachError(f"server at {url}: is not ready, or generates no token; look at its log")
     _check_counters(server)
     return server
 
@@ -108,9 +98,7 @@ def _identified(spec: ServerSpec, url: str, root: Path) -> Identity:
     """Identify the server at a URL; an AttachError where it isn't what is asked for."""
     engine = engine_named(spec.engine)
     try:
-        found = engine.identify(
-            lambda method, path: ask(url, method, path, within_s=_TIMEOUT_S).good()
-        )
+        found = identify(engine, url, within_s=_TIMEOUT_S)
     except AttachError as error:
         raise AttachError(f"server at {url}: {error}") from error
     except AnswerError as error:
@@ -120,11 +108,10 @@ def _identified(spec: ServerSpec, url: str, root: Path) -> Identity:
         raise AttachError(f"server at {url}: {message}") from error
     for what, is_it, asked in _facts(spec, served_models(root, spec), found):
         if is_it != asked:
-            message = (
+            raise AttachError(
                 f"server at {url}: {what} is '{is_it}', the case asks for '{asked}'; check the URL"
                 " and --engine, choose other cases with -k, or start it otherwise"
             )
-            raise AttachError(message)
     return found
 
 

@@ -73,11 +73,10 @@ def engine_environment(requirement: Requirement, *, show: Callable[[str], None])
                 continue
             (folder / MARKER).touch()
             return str(python)
-    message = (
+    raise EnvironmentSetupError(
         f"environment for '{requirement.pin}': could not be installed;"
         " check the network, and the disk: it takes 3 to 7 GB\n" + "\n".join(failures)
     )
-    raise EnvironmentSetupError(message)
 
 
 def environment_exists(requirement: Requirement) -> bool:

@@ -58,8 +58,11 @@ def lease_gpus(
         yield
         return
     devices = devices_of(gpus, variables)
-    is_holding = any(lock.is_locked for lock in _LOCKS.values())
-    with hold(devices, waits=waits and not is_holding, tell=tell):
+    waits = waits and not any(lock.is_locked for lock in _LOCKS.values())
+    with contextlib.ExitStack() as stack:
+        # In the order of their ids, so that two who wait for one another never do so for ever.
+        for device in sorted(devices, key=lambda device: device.id):
+            stack.enter_context(hold(device, waits=waits, tell=tell))
         wait_until_free(devices, our_ids(), {one.id for one in devices if _SERVERS[one.id]})
         for device in devices:
             if not _SERVERS[device.id]:
@@ -79,20 +82,11 @@ def lease_gpus(
 
 
 @contextlib.contextmanager
-def hold(devices: Sequence[Device], *, waits: bool, tell: Callable[[str], None]) -> Iterator[None]:
-    """Lock GPUs for as long as the context lasts; SensorError if we don't wait for another run.
+def hold(device: Device, *, waits: bool, tell: Callable[[str], None] = print) -> Iterator[None]:
+    """Lock a GPU; it is free again when the last of this process's contexts ends.
 
-    In the order of their ids, so that two who wait for one another never do so for ever.
+    SensorError if another run has it, and we don't wait for that.
     """
-    with contextlib.ExitStack() as stack:
-        for device in sorted(devices, key=lambda device: device.id):
-            stack.enter_context(_locked(device, waits=waits, tell=tell))
-        yield
-
-
-@contextlib.contextmanager
-def _locked(device: Device, *, waits: bool, tell: Callable[[str], None]) -> Iterator[None]:
-    """Lock a GPU; it is free again when the last of this process's contexts ends."""
     path = cache_dir() / "gpus" / f"{device.id}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = _LOCKS.setdefault(device.id, filelock.FileLock(path, thread_local=False))
@@ -129,12 +123,11 @@ def _await_memory(device: Device, before_bytes: int | None) -> None:
         if kept_bytes <= _SLACK_BYTES:
             return
         if time.monotonic() > deadline:
-            message = (
+            raise MemoryHeldError(
                 f"{_named(device)}: {_BACK_WITHIN_S:g} s after its server's end"
                 f" {kept_bytes / _BYTES_PER_GIB:.1f} GiB are still taken, and nothing can be"
                 " measured beside them; find with nvidia-smi who holds them, and end it"
             )
-            raise MemoryHeldError(message)
         time.sleep(_POLL_S)
 
 
@@ -150,7 +143,6 @@ def _used_bytes(device: Device) -> int | None:
 class GpuClaim:
     """The GPUs that this process has for its servers; all that it starts sees no others."""
 
-    devices: tuple[Device, ...] = ()
     _held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def take(self, gpus: int, tell: Callable[[str], None]) -> None:
@@ -169,37 +161,37 @@ class GpuClaim:
         line = cache_dir() / "gpus" / "line.lock"
         line.parent.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(line, thread_local=False):
-            if not self._take_free(everything.devices, gpus):
+            ours = self._take_free(everything.devices, gpus)
+            if not ours:
                 tell(f"waiting for {gpus} of {len(everything.devices)} GPUs")
-                while not self._take_free(everything.devices, gpus):
-                    check_signalled()
-                    time.sleep(_POLL_S)
+            while not ours:
+                check_signalled()
+                time.sleep(_POLL_S)
+                ours = self._take_free(everything.devices, gpus)
         self._held.callback(_show, os.environ.get(_VISIBLE))
-        _show(",".join(device.id for device in self.devices))
+        _show(",".join(device.id for device in ours))
         cores = os.sched_getaffinity(0)
-        if own := own_cores(self.devices, everything.devices, cores):
+        if own := own_cores(ours, everything.devices, cores):
             self._held.callback(os.sched_setaffinity, 0, cores)
             os.sched_setaffinity(0, own)
 
     def give_back(self) -> None:
         """Release them to other processes."""
-        self.devices = ()
         self._held.close()
 
-    def _take_free(self, devices: Sequence[Device], gpus: int) -> bool:
-        """Hold so many of some GPUs if so many are free; none otherwise."""
+    def _take_free(self, devices: Sequence[Device], gpus: int) -> Sequence[Device]:
+        """Hold so many of some GPUs, and return them, if so many are free; none otherwise."""
         with contextlib.ExitStack() as stack:
             held: list[Device] = []
             for device in devices:
                 if len(held) < gpus:
                     with contextlib.suppress(SensorError):
-                        stack.enter_context(hold([device], waits=False, tell=lambda _: None))
+                        stack.enter_context(hold(device, waits=False))
                         held.append(device)
             if len(held) < gpus:
-                return False
-            self.devices = tuple(held)
+                return ()
             self._held = stack.pop_all()
-        return True
+        return held
 
 
 def own_cores(

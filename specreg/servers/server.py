@@ -25,7 +25,7 @@ from specreg.core.errors import (
 from specreg.core.http import ask
 from specreg.core.logs import log_end
 from specreg.core.processes import SupervisedProcess, process_ids
-from specreg.engines.engine import Engine
+from specreg.engines.engine import Engine, Identity
 from specreg.engines.wire_format import DONE, Ask, Endpoint, EventSplitter, Form, Message
 from specreg.matrix.case import ServerSpec
 
@@ -108,8 +108,6 @@ class Server:
     """A running server that has generated a token.
 
     Attributes:
-        spec: what was asked for; engine: how to speak to it.
-        base_url: `http://127.0.0.1:PORT`.
         model: the name that the model is served under; ours alone if we started it.
         target, draft: what the spec's references stood for: folders or hub ids.
         engine_version: by its own word.
@@ -137,10 +135,9 @@ class Server:
         try:
             ask(self.base_url, "GET", self.engine.health_path, within_s=_ENDING_S)
         except AnswerError as error:
-            message = (
+            raise ServerDiedError(
                 f"SERVER_DIED: server at {self.base_url}: answers no more, {error}; look at its log"
-            )
-            raise ServerDiedError(message) from error
+            ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,11 +163,10 @@ class StartedServer(Server):
             # vLLM takes seconds to end once its engine has.
             how = self.ended(_ENDING_S) or f"answers {answer}"
         if how:
-            message = (
+            raise ServerDiedError(
                 f"SERVER_DIED: server '{self.spec.id}': {how} while it was measured;"
                 f" last lines of {self.log_path}:\n{self.process.last_lines()}"
             )
-            raise ServerDiedError(message)
 
     def ended(self, within_s: float = 0.0) -> str:
         """How it ended; empty while it runs."""
@@ -196,11 +192,7 @@ def is_ready(server: StartedServer, deadline: float) -> bool:
     """
     # Another server may answer at its port; it is seen as far as its engine says its name.
     with contextlib.suppress(AnswerError, AttachError):
-        found = server.engine.identify(
-            lambda method, path: ask(
-                server.base_url, method, path, within_s=_IDENTITY_TIMEOUT_S
-            ).good()
-        ).model
+        found = identify(server.engine, server.base_url, within_s=_IDENTITY_TIMEOUT_S).model
         if server.engine.serves_names and found not in {"", server.model}:
             raise start_error(server, f"its port is already in use by a server of '{found}'")
     try:
@@ -212,6 +204,11 @@ def is_ready(server: StartedServer, deadline: float) -> bool:
     if not ready and time.monotonic() > deadline:
         raise start_error(server, "generated no token in time")
     return ready
+
+
+def identify(engine: Engine, url: str, *, within_s: float) -> Identity:
+    """What the server at a URL says of itself; errors as of `Engine.identify`."""
+    return engine.identify(lambda method, path: ask(url, method, path, within_s=within_s).good())
 
 
 def generates(server: Server, *, timeout_s: float, output_cap_tokens: int = 1) -> bool:

@@ -7,6 +7,7 @@
 `vllm@/opt/vllm/bin/python`. On a machine without a GPU `vllm` is its build for CPUs.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -14,13 +15,12 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import uv
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from specreg.core.errors import EnvironmentSetupError, UnsupportedError
-from specreg.core.files import UNREADABLE, file_sha256
+from specreg.core.files import file_sha256
 from specreg.engines.engine import Requirement
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case
@@ -112,11 +112,10 @@ def provision_side(
     """
     for case in cases:
         if origin.engine not in {"", case.server.engine}:
-            message = (
+            raise UnsupportedError(
                 f"'{case.id}' is of engine '{case.server.engine}'; choose other cases with --case,"
                 " or another side"
             )
-            raise UnsupportedError(message)
     provision = Provision(
         on_gpu=on_gpu,
         version=origin.version or None,
@@ -129,20 +128,15 @@ def provision_side(
     return provision
 
 
-class _Index(msgspec.Struct, frozen=True):
-    versions: tuple[str, ...]
-
-
 def released_versions(package: str) -> tuple[str, ...]:
     """All versions that pip would install; an EnvironmentSetupError where no index lists them."""
     command = (uv.find_uv_bin(), "tool", "run", "pip", "index", "versions", package, "--json")
     done = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603
     try:
-        return msgspec.json.decode(done.stdout, type=_Index).versions
-    except UNREADABLE as error:
+        return tuple(json.loads(done.stdout)["versions"])
+    except (ValueError, KeyError) as error:
         words = "\n".join(done.stderr.strip().splitlines()[-_ERROR_LINES:])
-        message = (
+        raise EnvironmentSetupError(
             f"releases of '{package}': the index doesn't list them; check the network, or name them"
             f" with --versions\n{words}"
-        )
-        raise EnvironmentSetupError(message) from error
+        ) from error

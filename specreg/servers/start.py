@@ -8,7 +8,7 @@ import socket
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -17,13 +17,14 @@ from specreg.core.errors import ServerStartError
 from specreg.core.files import cache_dir, replace_file
 from specreg.core.processes import SupervisedProcess, settle_log, start_process, stop_process
 from specreg.core.redaction import hide
-from specreg.engines.engine import LaunchOptions
+from specreg.engines.engine import Engine, LaunchOptions, Requirement
 from specreg.engines.registry import engine_named
 from specreg.engines.settings import LaunchSettings, taken
 from specreg.matrix.case import ServerSpec
 from specreg.matrix.widening import served_models, widen_models
+from specreg.servers.gpu_lease import lease_gpus
 from specreg.servers.memory import gpu_memory
-from specreg.servers.provision import EngineEnvironment, Provision
+from specreg.servers.provision import Provision
 from specreg.servers.server import POLL_S, PORT_IN_USE, StartedServer, is_ready, scrape_version
 from specreg.telemetry.identity import find_gpus
 
@@ -37,8 +38,7 @@ def free_port() -> int:
     """A port of this machine alone that was free a moment ago; closed before it is bound."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        return int(probe.getsockname()[1])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,7 +46,6 @@ class ServerStart:
     """The start of a server; where another program takes its port meanwhile, on another port.
 
     Attributes:
-        root: the repository's root, for relative model folders.
         ready_within_s: how long it may take to the first token.
         log_path: where its output goes; what stands there stays, and it goes beside it.
     """
@@ -57,7 +56,8 @@ class ServerStart:
     ready_within_s: float
     log_path: Path
     choose_port: Callable[[], int] = free_port
-    _environment: EngineEnvironment = field(init=False)
+    _python: str = field(init=False)
+    _has: Requirement = field(init=False)
     _temporary: Path = field(init=False)
     _processes: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _attempts: int = 0
@@ -80,20 +80,20 @@ class ServerStart:
     def begin(self) -> Iterator[Self]:
         """Start its processes, and don't wait; every one of them is gone after the context.
 
-        Raises:
-            SpecregError: its environment can't be made, or its GPUs not be leased.
-            ModelError: a model folder is missing.
-            ServerStartError: it can't be started.
+        SpecregError where its environment, its GPUs or its models can't be had, or it not started.
         """
-        self._environment = self.provision.environment(self.spec)
+        spec, provision = self.spec, self.provision
+        self._python, self._has = provision.environment(spec)
+        gpus = spec.parallel.gpus if provision.on_gpu else 0
+        variables = {**os.environ, **dict(spec.engine_env)}
         with (
-            self.provision.leased(self.spec),
+            lease_gpus(gpus, variables, waits=provision.waits, tell=provision.tell),
             tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as folder,
             self._processes,
         ):
-            widen_models(self.root, self.spec, show=self.provision.show)
+            widen_models(self.root, spec, show=provision.show)
             self._temporary = Path(folder)
-            self.provision.show(f"starting {self.spec.id}")
+            provision.show(f"starting {spec.id}")
             self._begin()
             yield self
 
@@ -114,50 +114,50 @@ class ServerStart:
 
     def _begin(self) -> None:
         self._attempts += 1
-        target, draft = served_models(self.root, self.spec)
-        options = self._options(target, draft)
-        log_path, further = self.log_path, itertools.count(2)
-        while log_path.exists():  # an earlier attempt's log is kept
-            log_path = self.log_path.with_stem(f"{self.log_path.stem}-{next(further)}")
-        self._deadline_s = time.monotonic() + self.ready_within_s
-        self._server = StartedServer(
-            spec=self.spec,
-            engine=engine_named(self.spec.engine),
-            base_url=f"http://127.0.0.1:{options.port}",
-            model=options.served_name,
-            target=target,
-            draft=draft,
-            engine_version="",
-            process=self._start(options, log_path),
-        )
-
-    def _options(self, target: str, draft: str | None) -> LaunchOptions:
         spec, on_gpu, port = self.spec, self.provision.on_gpu, self.choose_port()
-        spelling = engine_named(spec.engine).spelling_of(spec.method)
-        return LaunchOptions(
+        engine = engine_named(spec.engine)
+        target, draft = served_models(self.root, spec)
+        options = LaunchOptions(
             **taken(LaunchSettings, spec),
             target=target,
             # A unique name: a request that reaches another server fails there.
             served_name=f"{spec.id}-{uuid.uuid4().hex[:_NONCE_DIGITS]}",
             port=port,
-            speculation=spelling.render(draft, spec.draft_tokens, spec.tree),
+            speculation=engine.spelling_of(spec.method).render(draft, spec.draft_tokens, spec.tree),
             offline=all(Path(model).is_dir() for model in (target, draft) if model),
             on_gpu=on_gpu,
             folder=self._temporary / f"files-{port}",
-            version=self._environment.version,
+            version=self._has.version,
             memory=gpu_memory(spec, find_gpus().memory_gib) if on_gpu else None,
         )
+        log_path, further = self.log_path, itertools.count(2)
+        while log_path.exists():  # an earlier attempt's log is kept
+            log_path = self.log_path.with_stem(f"{self.log_path.stem}-{next(further)}")
+        self._deadline_s = time.monotonic() + self.ready_within_s
+        self._server = StartedServer(
+            spec=spec,
+            engine=engine,
+            base_url=f"http://127.0.0.1:{port}",
+            model=options.served_name,
+            target=target,
+            draft=draft,
+            engine_version="",
+            process=self._start(engine, options, log_path),
+        )
 
-    def _start(self, options: LaunchOptions, log_path: Path) -> SupervisedProcess:
-        engine, python = engine_named(self.spec.engine), self._environment.python
+    def _start(self, engine: Engine, options: LaunchOptions, log_path: Path) -> SupervisedProcess:
         # As if its environment were active: SGLang calls ninja.
-        path = os.pathsep.join((str(Path(python).parent), os.environ.get("PATH", "")))
+        path = os.pathsep.join((str(Path(self._python).parent), os.environ.get("PATH", "")))
         needed, own = engine.environment(options), dict(self.spec.engine_env)
         modules = [one["PYTHONPATH"] for one in (needed, own) if "PYTHONPATH" in one]
+        # A killed server leaves sockets in its temporary folder, so it has one that is removed.
+        # What PyTorch compiles would lie there too; that stays, for the next start.
+        compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "torchinductor"))
+        folders = {"TMPDIR": str(self._temporary), "TORCHINDUCTOR_CACHE_DIR": compiled}
         variables = {
             **os.environ,
-            **self._own_folders(),
-            **({"PATH": path} if python else {}),
+            **(folders if len(os.fsencode(self._temporary)) <= _SOCKET_FOLDER_BYTES else {}),
+            **({"PATH": path} if self._python else {}),
             **needed,
             **own,
             **({"PYTHONPATH": os.pathsep.join(modules)} if modules else {}),
@@ -171,7 +171,7 @@ class ServerStart:
                 # Beside its log, without secrets, for people.
                 replace_file(log_path.with_suffix("") / name, hide(text).encode())
             process = start_process(
-                engine.command(Path(python), options),
+                engine.command(Path(self._python), options),
                 environment=variables,
                 log_path=log_path,
                 cwd=self.root,
@@ -185,14 +185,3 @@ class ServerStart:
             ) from error
         self._processes.callback(stop_process, process)
         return process
-
-    def _own_folders(self) -> Mapping[str, str]:
-        """Give a server a temporary folder that is removed: a killed one leaves sockets there.
-
-        What PyTorch compiles would lie there too; that stays, for the next start.
-        """
-        folder = str(self._temporary)
-        if len(os.fsencode(folder)) > _SOCKET_FOLDER_BYTES:
-            return {}
-        compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "torchinductor"))
-        return {"TMPDIR": folder, "TORCHINDUCTOR_CACHE_DIR": compiled}

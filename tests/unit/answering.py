@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 Json = dict[str, Any]
-Answer = Callable[[str, Json], Json | int]
+Answer = Callable[[str, Json], Json | bytes | int]
 """The path and the body of a request in; the body of the answer, or the status of a refusal out."""
 
 
@@ -21,16 +21,18 @@ def answering(answer: Answer) -> Iterator[str]:
         wbufsize = -1  # head and body at once: between two packets lie 40 ms (delayed ACKs)
 
         def do_POST(self) -> None:
-            asked = self.rfile.read(int(self.headers["Content-Length"]))
+            asked = self.rfile.read(int(self.headers["Content-Length"] or 0)) or b"{}"
             found = answer(self.path, msgspec.json.decode(asked))
             status, body = (
                 (found, {"refused": "x" * 500}) if isinstance(found, int) else (200, found)
             )
-            encoded = msgspec.json.encode(body)
+            encoded = body if isinstance(body, bytes) else msgspec.json.encode(body)
             self.send_response(status)
             self.send_header("Content-Length", str(len(encoded)))
             self.end_headers()
             self.wfile.write(encoded)
+
+        do_GET = do_POST  # noqa: N815
 
         def log_message(self, *_: object) -> None:
             """Nothing."""

@@ -1,13 +1,10 @@
 """A server that others run: what it says of itself is held against what is asked for."""
 
 import dataclasses
-import http.server
 import re
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import ClassVar
 
 import httpx
 import pytest
@@ -20,44 +17,16 @@ from specreg.servers.attach import alone, attach_server, check_attached
 from specreg.servers.server import Server
 from tests.doubles.vllm.script import Fault, Script
 from tests.unit import builders
+from tests.unit.answering import answering
 from tests.unit.servers.test_server import start
 
 
-class _Pages(http.server.BaseHTTPRequestHandler):
-    """Answers by path, whatever the method."""
-
-    pages: ClassVar[Mapping[str, bytes]] = {}
-
-    def do_GET(self) -> None:
-        page = self.pages.get(self.path)
-        self.send_response(404 if page is None else 401 if page == b"401" else 200)
-        self.end_headers()
-        self.wfile.write(page or b"")
-
-    do_POST = do_GET  # noqa: N815
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Says nothing."""
-
-
-@contextmanager
-def answering(pages: Mapping[str, bytes]) -> Iterator[str]:
-    handler = type("_Handler", (_Pages,), {"pages": pages})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
+def serving(pages: Mapping[str, bytes | int]) -> AbstractContextManager[str]:
+    """A server's URL that answers by path, whatever the method."""
+    return answering(lambda path, _: pages.get(path, 404))
 
 
 TIER = Tier(name="cpu", needs_gpus=0, cases=(builders.CASE,))
-
-
-@contextmanager
-def running(folder: Path, spec: ServerSpec, script: Script | None = None) -> Iterator[str]:
-    with start(folder, script or Script(), spec=spec) as server:
-        yield server.base_url
 
 
 def attached(spec: ServerSpec, url: str, root: Path) -> Server:
@@ -70,7 +39,8 @@ def refuse(spec: ServerSpec, url: str, root: Path, words: str) -> None:
 
 
 def test_what_runs_there_is_what_was_asked_for_and_goes_on_running(tmp_path: Path) -> None:
-    with running(tmp_path, builders.SPEC) as url:
+    with start(tmp_path, Script()) as ours:
+        url = ours.base_url
         server = attached(builders.SPEC, url, tmp_path)
         assert server.base_url == url
         assert re.fullmatch(r"vllm-draft_model-toy-[0-9a-f]{8}", server.model)
@@ -92,11 +62,11 @@ def test_what_runs_there_is_what_was_asked_for_and_goes_on_running(tmp_path: Pat
 def test_where_nothing_answers_or_generates_the_error_says_why(tmp_path: Path) -> None:
     words = "doesn't answer as vllm does, .*refused"
     refuse(builders.SPEC, "http://127.0.0.1:9", tmp_path, words)
-    with answering({"/v1/models": b"401"}) as url:
+    with serving({"/v1/models": 401}) as url:
         refuse(builders.SPEC, url, tmp_path, "wants an API key, HTTP 401.*; start it wi")
     script = Script(fault=Fault.HTTP_429, fault_after_requests=1)  # the probe of its own start
-    with running(tmp_path, builders.SPEC, script) as url:
-        refuse(builders.SPEC, url, tmp_path, "refused to generate, .*scripted")
+    with start(tmp_path, script) as server:
+        refuse(builders.SPEC, server.base_url, tmp_path, "refused to generate, .*scripted")
 
 
 def test_one_url_is_one_server_with_nothing_beside_it(tmp_path: Path) -> None:
@@ -165,11 +135,11 @@ def test_a_server_without_its_counters_is_refused_with_what_switches_them_on(
     tmp_path: Path, engine: str, target: str, pages: Mapping[str, bytes], path: str, flag: str
 ) -> None:
     spec = dataclasses.replace(builders.SPEC, engine=engine, target=target, draft="d/draft")
-    with answering(pages) as url:
+    with serving(pages) as url:
         assert attached(spec, url, tmp_path).engine.name == engine
     mute = {name: page for name, page in pages.items() if name != path}
     plain = dataclasses.replace(spec, method="none", draft=None, draft_tokens=0)
-    with answering(mute) as url:
+    with serving(mute) as url:
         refuse(spec, url, tmp_path, f"server at {url}: .*404.*; start it with {flag}")
         if engine == "tensorrt_llm":  # which doesn't say that it speculates
             attached(plain, url, tmp_path)
@@ -178,10 +148,10 @@ def test_a_server_without_its_counters_is_refused_with_what_switches_them_on(
 def test_a_server_that_is_too_old_is_refused(tmp_path: Path) -> None:
     spec = dataclasses.replace(builders.SPEC, engine="tensorrt_llm", target="a/toy")
     cases = [dataclasses.replace(builders.CASE, server=spec)]
-    with answering(TENSORRT_LLM) as url:
+    with serving(TENSORRT_LLM) as url:
         check_attached(cases, url, root=tmp_path)
     with (
-        answering(TENSORRT_LLM | {"/version": b'{"version": "1.2.1"}'}) as url,
+        serving(TENSORRT_LLM | {"/version": b'{"version": "1.2.1"}'}) as url,
         pytest.raises(UnsupportedError, match=r"'tensorrt_llm' 1\.2\.1: is too old; take 1\.3"),
     ):
         check_attached(cases, url, root=tmp_path)
@@ -216,7 +186,7 @@ def test_sglang_says_it_in_its_settings(tmp_path: Path) -> None:
     spec = dataclasses.replace(
         builders.SPEC, engine="sglang", target="tiny/target", draft="d/draft"
     )
-    with answering(RECORDED_SGLANG) as url:
+    with serving(RECORDED_SGLANG) as url:
         words = "its speculative-num-steps is '3', the case asks for '8'"
         refuse(dataclasses.replace(spec, draft_tokens=8), url, tmp_path, words)
 
@@ -251,7 +221,7 @@ def test_triton_is_taken_with_one_model_of_its_vllm_backend(
         "/v2/models/one/config": b'{"name":"one","platform":"","backend":"%b"}' % backend,
     }
     spec = dataclasses.replace(builders.SPEC, engine="triton")
-    with answering(pages) as url:
+    with serving(pages) as url:
         refuse(spec, url, tmp_path, f"server at {url}: {message}")
 
 

@@ -23,9 +23,8 @@ import contextlib, os, pathlib, sys
 from specreg.core.errors import SensorError, UnkillableError
 from specreg.core.processes import start_process
 from specreg.servers import gpu_lease
-from specreg.servers.gpu_lease import _LOCKS, GpuClaim, hold, lease_gpus
+from specreg.servers.gpu_lease import _LOCKS, GpuClaim, lease_gpus
 from specreg.telemetry import devices
-from specreg.telemetry.devices import devices_of
 def say(text):
     print(text, flush=True)
 gpu_lease._BACK_WITHIN_S, devices._FREE_WITHIN_S = 3.0, 1.0
@@ -39,8 +38,6 @@ for line in sys.stdin:
         if verb == "lease":
             lease = lease_gpus(gpus, variables, tell=say, waits="no_wait" not in told)
             stack.enter_context(lease)
-        elif verb == "hold":
-            stack.enter_context(hold(devices_of(gpus, variables), waits=True, tell=say))
         elif verb == "claim":
             claim = GpuClaim()
             stack.callback(claim.give_back)
@@ -183,12 +180,12 @@ def test_of_memory_that_is_not_back_whose_it_is_is_said(machine: Machine) -> Non
         assert run.do("fail a") == "UnkillableError: process 7 lives"
 
 
-def test_a_hold_outlasts_the_servers_on_it(machine: Machine) -> None:
+def test_a_claim_outlasts_the_servers_on_it(machine: Machine) -> None:
     leases = ("lease a", "close a", "lease a", "close a")
-    with machine.run("hold all gpus=2", *leases) as one, machine.run() as other:
-        assert "used by process" in other.do("hold all gpus=2")
+    with machine.run("claim all gpus=2", *leases) as one, machine.run() as other:
+        assert other.do("claim all gpus=2") == "waiting for 2 of 2 GPUs"
         assert one.do("close all") == "close: 0 locked"
-        assert other.read() == "hold: 2 locked"
+        assert other.read() == "claim: 2 locked"
 
 
 def test_each_claim_sees_gpus_of_its_own_and_a_wide_one_is_not_overtaken(machine: Machine) -> None:

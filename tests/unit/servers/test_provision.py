@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -18,15 +19,11 @@ INSTALLED = Provision(on_gpu=False, show=lambda _: None)
 
 
 def case(
-    engine: str,
-    method: str = "draft_model",
-    form: Form = Form.CHAT,
-    parallel: Parallel | None = None,
+    engine: str, method: str = "draft_model", form: Form = Form.CHAT, **settings: Parallel
 ) -> Case:
-    server = dataclasses.replace(
-        builders.SPEC, engine=engine, method=method, parallel=parallel or Parallel()
+    return dataclasses.replace(
+        builders.on_server(engine=engine, method=method, **settings), form=form
     )
-    return dataclasses.replace(builders.CASE, server=server, form=form)
 
 
 TEXT = Form.COMPLETIONS
@@ -52,54 +49,39 @@ def test_what_can_be_measured_is_silent(provision: Provision, cases: list[Case])
     provision.check(cases)
 
 
-@pytest.mark.parametrize(
-    ("provision", "cases", "words"),
-    [
-        pytest.param(
-            of_version("0.31.0"),
-            [case("vllm"), case("sglang")],
-            "is of one engine, the run has sglang, vllm; say",
-            id="a-version-of-two-engines",
-        ),
-        pytest.param(
-            dataclasses.replace(INSTALLED, python=sys.executable, version="0.31.0"),
-            [case("vllm")],
-            f"version '0.31.0' with python '{sys.executable}': an inter",
-            id="a-version-of-an-interpreter",
-        ),
-        pytest.param(
-            dataclasses.replace(INSTALLED, python="/no/python"),
-            [case("vllm")],
-            "python '/no/python': can't be run, No such file or directory; install vllm there, or",
-            id="no-interpreter",
-        ),
-        pytest.param(
-            of_version("0.5.18"),
-            [case("sglang", form=TEXT)],
-            "engine 'sglang' 0.5.18: is too old; take 0.5.21 or newer",
-            id="too-old",
-        ),
-        pytest.param(
-            INSTALLED,
-            [case("tensorrt_llm")],
-            "'tensorrt_llm': runs on a GPU alone",
-            id="needs-a-gpu",
-        ),
-        pytest.param(
-            ON_GPU,
-            [case("sglang", parallel=Parallel(tensor=2, draft_tensor=1))],
-            "parallel.draft_tensor = 1: engine 'sglang' can't spread a model so; leave it out",
-            id="spread-of-the-draft",
-        ),
-        pytest.param(
-            INSTALLED,
-            [case("vllm", parallel=Parallel(tensor=2, nodes=2))],
+REFUSED: Mapping[str, tuple[Provision, list[Case], str]] = {
+    "a-version-of-two-engines": (
+        *(of_version("0.31.0"), [case("vllm"), case("sglang")]),
+        "is of one engine, the run has sglang, vllm; say",
+    ),
+    "a-version-of-an-interpreter": (
+        *(dataclasses.replace(INSTALLED, python=sys.executable, version="0.31.0"), [case("vllm")]),
+        f"version '0.31.0' with python '{sys.executable}': an inter",
+    ),
+    "no-interpreter": (
+        *(dataclasses.replace(INSTALLED, python="/no/python"), [case("vllm")]),
+        "python '/no/python': can't be run, No such file or directory; install vllm there, or",
+    ),
+    "too-old": (
+        *(of_version("0.5.18"), [case("sglang", form=TEXT)]),
+        "engine 'sglang' 0.5.18: is too old; take 0.5.21 or newer",
+    ),
+    "needs-a-gpu": (INSTALLED, [case("tensorrt_llm")], "'tensorrt_llm': runs on a GPU alone"),
+    "spread-of-the-draft": (
+        *(ON_GPU, [case("sglang", parallel=Parallel(tensor=2, draft_tensor=1))]),
+        "parallel.draft_tensor = 1: engine 'sglang' can't spread a model so; leave it out",
+    ),
+    "nodes": (
+        *(INSTALLED, [case("vllm", parallel=Parallel(tensor=2, nodes=2))]),
+        (
             "parallel.nodes = 2: servers are started on this machine alone; start it as its engine"
-            " says, and measure it with --specreg-attach=URL",
-            id="nodes",
+            " says, and measure it with --specreg-attach=URL"
         ),
-    ],
-)
+    ),
+}
+
+
+@pytest.mark.parametrize(("provision", "cases", "words"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_measured_is_said_before_anything_starts(
     provision: Provision, cases: list[Case], words: str
 ) -> None:
@@ -128,7 +110,7 @@ def test_a_program_on_path_is_taken_as_it_is(
     monkeypatch.setenv("PATH", str(tmp_path))
     triton = case("triton", form=Form.COMPLETIONS)
     INSTALLED.check([triton])
-    assert INSTALLED.environment(triton.server).python == ""
+    assert INSTALLED.environment(triton.server)[0] == ""
     unnamed = dataclasses.replace(triton.server, engine_args=("seed=7", "--log-verbose"))
     on_path = "engine 'triton' is the program 'tritonserver' on PATH; leave it out"
     for provision, asked, words in (
@@ -148,12 +130,8 @@ def test_an_interpreter_without_the_engine_is_named(tmp_path: Path) -> None:
         own.check([case("sglang")])
     # A folder that is called so is none, and what the case puts on the path is there.
     (tmp_path / "sglang").mkdir()
-    found = dataclasses.replace(
-        case("sglang"),
-        server=dataclasses.replace(
-            case("sglang").server, engine_env=(("PYTHONPATH", str(tmp_path)),)
-        ),
-    )
+    variables = (("PYTHONPATH", str(tmp_path)),)
+    found = builders.on_server(engine="sglang", engine_env=variables)
     with pytest.raises(UnsupportedError, match=words):
         own.check([found])
     (tmp_path / "sglang" / "__init__.py").touch()

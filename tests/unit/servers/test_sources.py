@@ -75,7 +75,7 @@ def test_a_side_of_another_engine_than_the_cases_is_said(
 def test_an_interpreter_is_taken_as_it_is() -> None:
     origin = parse_origin(f"vllm@{sys.executable}")
     source = provision_side(origin, [], on_gpu=False, show=silent)
-    assert source.environment(builders.SPEC).python == sys.executable
+    assert source.environment(builders.SPEC)[0] == sys.executable
     assert source.installed(builders.CASE) == f"vllm {sys.executable}"
     assert installed_version(sys.executable, "vllm") == ""
 
