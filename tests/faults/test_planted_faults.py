@@ -111,7 +111,6 @@ def outcomes(done: subprocess.CompletedProcess[str], folder: Path) -> dict[str, 
 
 def test_the_sound_drafts_are_green(tmp_path: Path) -> None:
     done = run(tmp_path, ACCEPTANCE_MATRIX.format(draft=DRAFT), "-k", "acceptance")
-
     assert done.returncode == 0, done.stdout
     assert "10 passed" in done.stdout
 
@@ -120,9 +119,7 @@ def test_a_draft_with_shuffled_weights_turns_its_acceptance_red_and_no_other(
     tmp_path: Path,
 ) -> None:
     matrix = ACCEPTANCE_MATRIX.format(draft=shuffled("draft", tmp_path))
-
     done = run(tmp_path, matrix, "-k", "acceptance")
-
     assert done.returncode == 1, done.stdout
     assert outcomes(done, tmp_path)["vllm-draft_model-tiny-toy-c1"] == {"REGRESSED"}
     assert outcomes(done, tmp_path)["vllm-ngram-tiny-toy-c1"] == {"PASS"}
@@ -139,18 +136,14 @@ def test_a_shuffled_head_or_a_lost_cache_turns_its_acceptance_red(
     matrix = HEADS_MATRIX
     if not fault:
         matrix = matrix.replace(f'"{TINY}/{method}"', f'"{shuffled(method, tmp_path)}"')
-
     done = run(tmp_path, matrix, "-k", f"acceptance and vllm-{method}-", fault=fault)
-
     assert done.returncode == 1, done.stdout
     assert list(outcomes(done, tmp_path).values()) == [{"REGRESSED"}], done.stdout
 
 
 def test_one_draft_token_fewer_turns_the_case_red(tmp_path: Path) -> None:
     matrix = ACCEPTANCE_MATRIX.format(draft=DRAFT)
-
     done = run(tmp_path, matrix, "-k", "acceptance and draft_model", fault="fewer_drafts")
-
     assert done.returncode == 10, done.stdout
     assert outcomes(done, tmp_path) == {"vllm-draft_model-tiny-toy-c1": {"INVALID"}}
     assert "the server drafts up to 2 tokens per step, up to 2 of them accepted" in done.stdout
@@ -163,10 +156,8 @@ def test_a_sleep_of_5_ms_per_step_turns_the_speedup_red(tmp_path: Path) -> None:
     recorded = run(tmp_path, SPEED_MATRIX, own, *update, "-k", "draft_model")
     assert recorded.returncode == 0, recorded.stdout
     chosen = ("-k", "draft_model and c1- and (speedup or acceptance)")
-
     sound = run(tmp_path, SPEED_MATRIX, own, *chosen)
     slowed = run(tmp_path, SPEED_MATRIX, own, *chosen, fault="sleep")
-
     assert sound.returncode == 0, sound.stdout
     assert slowed.returncode == 1, slowed.stdout
     assert "REGRESSED: speedup " in slowed.stdout

@@ -131,28 +131,18 @@ def true_energy_j(gpu: ScriptedGpu, from_ns: int, to_ns: int) -> float:
 def build(folder: Path) -> Path:
     """The library, compiled into a folder by $CC or gcc.
 
-    Raises:
-        RuntimeError: there is no compiler, or it failed; the message says what to install.
+    RuntimeError, which says what to install, where there is no compiler or it failed.
     """
     library = folder / "libnvidia-ml.so.1"
     compiler = shlex.split(os.environ.get("CC", "gcc"))
     flags = ("-shared", "-fPIC", "-O2", "-Wl,-soname,libnvidia-ml.so.1")
+    command = (*compiler, *flags, "-o", str(library), str(SOURCE), "-lm")
     try:
-        subprocess.run(
-            (*compiler, *flags, "-o", str(library), str(SOURCE), "-lm"),
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-    except FileNotFoundError as error:
+        subprocess.run(command, check=True)
+    except (FileNotFoundError, subprocess.CalledProcessError) as error:
         raise RuntimeError(
-            f"the scripted NVML: no C compiler '{compiler[0]}'; "
-            "install gcc and libc6-dev, or name another compiler in $CC"
-        ) from error
-    except subprocess.CalledProcessError as error:
-        raise RuntimeError(
-            f"the scripted NVML: '{compiler[0]}' can't build it; install libc6-dev if headers are "
-            f"missing:\n{error.stderr}"
+            f"the scripted NVML: no C compiler '{compiler[0]}', or it can't build it;"
+            " install gcc and libc6-dev, or name another compiler in $CC"
         ) from error
     return library
 

@@ -28,7 +28,6 @@ class Body(msgspec.Struct, frozen=True):
     messages: list[dict[str, str]] | None = None
     prompt: str | list[int] | None = None
     max_tokens: int | None = None
-    max_completion_tokens: int | None = None
     ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -49,7 +48,7 @@ class Body(msgspec.Struct, frozen=True):
     def room_tokens(self) -> int | None:
         """The most tokens that the answer may have."""
         default = None if self.messages is not None else _COMPLETION_TOKENS
-        return self.max_completion_tokens or self.max_tokens or default
+        return self.max_tokens or default
 
     def steps(self, script: Script, draft_tokens: int) -> Steps:
         return steps_of(

@@ -3,7 +3,7 @@
 Everything here is pure and starts nothing, so that a test computes what a measurement must say:
 
     truth = steps_of(chat_prompt(messages), script, num_speculative_tokens=3, max_tokens=48)
-    assert measured == truth.acceptance_length
+    assert measured.accepted == truth.accepted_tokens
 
 The tokens depend on what was said before them alone, as a model's; the steps depend on the
 speculation and the script too.
@@ -12,7 +12,7 @@ speculation and the script too.
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from enum import StrEnum
+from enum import StrEnum, auto
 from pathlib import Path
 from typing import Annotated
 
@@ -32,48 +32,27 @@ MAX_MODEL_TOKENS = 1024
 class Fault(StrEnum):
     """A known fault. Those of a request begin after `fault_after_requests` requests."""
 
-    EXIT_AT_START = "exit_at_start"
-    """Prints `exit_log` and exits with `exit_status` before it listens."""
-    NEVER_READY = "never_ready"
-    """`/health` answers 503 and nothing is generated."""
-    SURVIVOR = "survivor"
-    """Has a child in a session of its own that ignores SIGTERM, as an orphaned worker."""
-    HEALTHY_BUT_MUTE = "healthy_but_mute"
-    """`/health` answers 200 and nothing is generated."""
-    CRASH_MID_RUN = "crash_mid_run"
-    """Exits with `exit_status` halfway through one answer."""
-    SPEC_DISABLED = "spec_disabled"
-    """Speculation is configured and nothing is drafted: counters stay, records say 0 steps."""
-    COUNTERS_RENAMED = "counters_renamed"
-    """The counters of the speculation have another prefix, from the start."""
-    COUNTERS_MISSING = "counters_missing"
-    """There is no page of counters, from the start."""
-    COUNTERS_NAN = "counters_nan"
-    """The page says NaN for every counter, from the start."""
-    COUNTERS_RESET = "counters_reset"
-    """All counters begin again at 0, once, when a request arrives."""
-    COUNTERS_TOO_HIGH = "counters_too_high"
-    """Another client's request is counted with each request."""
-    HTTP_500 = "http_500"
-    """One request is refused with 500."""
-    HTTP_429 = "http_429"
-    """One request is refused with 429."""
-    TRUNCATED_STREAM = "truncated_stream"
-    """The connection of one request closes halfway, with no finish and no usage."""
-    HALF_OPEN = "half_open"
-    """One stream says nothing more from halfway on, and its connection stays open."""
-    SLOW_FIRST_TOKEN = "slow_first_token"  # noqa: S105 - a word, not a password
-    """The first token of one request comes after a minute."""
-    ENDLESS_LINE = "endless_line"
-    """A line of one stream goes on and on from halfway."""
-    WRONG_JSON = "wrong_json"
-    """One event of one stream is no JSON."""
-    NO_USAGE = "no_usage"
-    """Answers come without usage, and so without the record of their speculation."""
-    MERGED_CHUNKS = "merged_chunks"
-    """Two steps come in one chunk, after the chunk of the prefill."""
-    CHANGED_TOKEN = "changed_token"  # noqa: S105 - a word, not a password
-    """Speculation changes a token of one answer to one that is never said there."""
+    EXIT_AT_START = auto()  # Prints `exit_log` and exits with `exit_status` before it listens
+    NEVER_READY = auto()  # `/health` answers 503 and nothing is generated
+    SURVIVOR = auto()  # Has a child in a session of its own that ignores SIGTERM, as a worker
+    HEALTHY_BUT_MUTE = auto()  # `/health` answers 200 and nothing is generated
+    CRASH_MID_RUN = auto()  # Exits with `exit_status` halfway through one answer
+    SPEC_DISABLED = auto()  # Nothing is drafted: counters stay, records say 0 steps
+    COUNTERS_RENAMED = auto()  # The counters of the speculation have another prefix, from the start
+    COUNTERS_MISSING = auto()  # There is no page of counters, from the start
+    COUNTERS_NAN = auto()  # The page says NaN for every counter, from the start
+    COUNTERS_RESET = auto()  # All counters begin again at 0, once, when a request arrives
+    COUNTERS_TOO_HIGH = auto()  # Another client's request is counted with each request
+    HTTP_500 = auto()  # One request is refused with 500
+    HTTP_429 = auto()  # One request is refused with 429
+    TRUNCATED_STREAM = auto()  # One connection closes halfway, with no finish and no usage
+    HALF_OPEN = auto()  # One stream says nothing from halfway on, its connection stays open
+    SLOW_FIRST_TOKEN = auto()  # The first token of one request comes after a minute
+    ENDLESS_LINE = auto()  # A line of one stream goes on and on from halfway
+    WRONG_JSON = auto()  # One event of one stream is no JSON
+    NO_USAGE = auto()  # Answers come without usage, and so without the record of their speculation
+    MERGED_CHUNKS = auto()  # Two steps come in one chunk, after the chunk of the prefill
+    CHANGED_TOKEN = auto()  # Speculation changes a token of one answer to one never said there
 
 
 LASTING = frozenset(

@@ -90,11 +90,6 @@ class Steps:
         return len(self.token_ids)
 
     @property
-    def acceptance_length(self) -> float:
-        """AL = 1 + A / S, in tokens per step; only where S > 0."""
-        return 1 + self.accepted_tokens / self.verify_steps
-
-    @property
     def histogram(self) -> tuple[int, ...]:
         """h_j, the steps with a_s = j, for j in 0..k."""
         return tuple(self.accepted.count(j) for j in range(self.draft_tokens + 1))
