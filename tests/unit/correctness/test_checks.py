@@ -173,7 +173,7 @@ def test_only_answers_that_differed_when_they_were_timed_are_asked_for_again(
 ) -> None:
     asked: list[int] = []
 
-    def answer(path: str, body: Json) -> Json | int:
+    def answer(path: str, body: Json) -> Json | bytes | int:
         asked.append(body["input_ids"][2])
         return by_prompt([4], [6, with_it])(path, body)
 
@@ -207,7 +207,7 @@ def test_where_answers_part_the_control_answers_again_at_another_batch_size(
     there: list[int] = []
     most = [0, 0]
 
-    def control(path: str, body: Json) -> Json | int:
+    def control(path: str, body: Json) -> Json | bytes | int:
         if "token_ids_logprob" in body:
             return by_prompt([4], [4])(path, body)
         first = (number := next(numbers)) < 2
@@ -230,7 +230,7 @@ def test_where_answers_part_the_control_answers_again_at_another_batch_size(
 def test_the_control_answers_once_for_all_cases_that_ask_alike() -> None:
     asked: list[int] = []
 
-    def control(path: str, body: Json) -> Json | int:
+    def control(path: str, body: Json) -> Json | bytes | int:
         asked.append(body["sampling_params"]["max_new_tokens"])
         return says([4])(path, body)
 
