@@ -119,7 +119,17 @@ def start_process(
     log_path.write_bytes(b"")
     hears, speaks = os.pipe()
     try:
-        guard = _start_supervisor(mark, hears, log_path, temporary)
+        arguments = (_HERE, mark, str(hears), str(log_path.absolute()), *map(str, temporary))
+        # In a session of its own, without our streams: it would keep pytest's pipes open.
+        guard = subprocess.Popen(  # noqa: S603 - our own arguments, no shell
+            (sys.executable, "-I", "-S", "-c", supervisor.MAIN, *arguments),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(hears,),
+            start_new_session=True,
+            cwd="/",
+        )
         try:
             # Not as arguments, which show in a list of processes.
             _tell(guard, json.dumps(given))
@@ -269,22 +279,6 @@ def process_ids(process: SupervisedProcess) -> frozenset[int]:
 def our_ids() -> frozenset[int]:
     """The ids of all processes that we started and haven't stopped, with their descendants."""
     return frozenset[int]().union(*map(process_ids, _RUNNING.values()))
-
-
-def _start_supervisor(
-    mark: str, hears: int, log_path: Path, temporary: Sequence[Path]
-) -> subprocess.Popen[bytes]:
-    """Start it in a session of its own, without our streams: it would keep pytest's pipes open."""
-    arguments = (_HERE, mark, str(hears), str(log_path.absolute()), *map(str, temporary))
-    return subprocess.Popen(  # noqa: S603 - our own arguments, no shell
-        (sys.executable, "-I", "-S", "-c", supervisor.MAIN, *arguments),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        pass_fds=(hears,),
-        start_new_session=True,
-        cwd="/",
-    )
 
 
 def _tell(guard: subprocess.Popen[bytes], line: str) -> None:

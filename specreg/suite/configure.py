@@ -29,9 +29,9 @@ from specreg.suite.shards import expected_times, parse_choice
 from specreg.suite.update_baselines import FurtherLaunches
 from specreg.telemetry.identity import (
     UNKNOWN_ENVIRONMENT,
+    ProcessorLoad,
     current_environment,
     find_gpus,
-    processor_load,
 )
 
 
@@ -113,7 +113,7 @@ def open_suite(
         tier=tier,
         environment=environment,
         began_at=began_at,
-        load=processor_load(),
+        load=ProcessorLoad(waiting=os.getloadavg()[0], cores=len(os.sched_getaffinity(0))),
         run_folder=run_folder,
         journal=journal,
         earlier=earlier,

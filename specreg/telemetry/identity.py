@@ -128,11 +128,6 @@ def find_gpus() -> Gpus:
         return Gpus(devices=(), why_none=str(error))
 
 
-def processor_load() -> ProcessorLoad:
-    """Return the load of this machine."""
-    return ProcessorLoad(waiting=os.getloadavg()[0], cores=len(os.sched_getaffinity(0)))
-
-
 def _read_cpu(cpuinfo: Path) -> tuple[str, str]:
     """Return the processor's name and its widest instruction set."""
     text = cpuinfo.read_text() if cpuinfo.is_file() else ""
