@@ -2,16 +2,18 @@
 
 import dataclasses
 import os
-import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from specreg.core.processes import SupervisedProcess, child_process
 from specreg.servers.gpu_lease import own_cores
 from tests.doubles.nvml.device import Process, ScriptedGpu, environment, write_script
 from tests.unit import builders
@@ -19,18 +21,18 @@ from tests.unit.servers.test_server import at_most
 
 # Takes orders from its input, `VERB NAME [KEY=VALUE …]`, and says what comes of each.
 PROGRAM = """
-import contextlib, os, pathlib, sys
+import contextlib, json, os, pathlib, sys
 from specreg.core.errors import SensorError, UnkillableError
 from specreg.core.processes import start_process
 from specreg.servers import gpu_lease
 from specreg.servers.gpu_lease import _LOCKS, GpuClaim, lease_gpus
 from specreg.telemetry import devices
 def say(text):
-    print(text, flush=True)
+    print(json.dumps(text), flush=True)
 gpu_lease._BACK_WITHIN_S, devices._FREE_WITHIN_S = 3.0, 1.0
 opened = {}
 for line in sys.stdin:
-    verb, name, *options = line.split()
+    verb, name, *options = json.loads(line).split()
     told = dict(option.split("=") for option in options)
     variables = os.environ | {key: value for key, value in told.items() if key.isupper()}
     gpus, stack = int(told.get("gpus", 1)), contextlib.ExitStack()
@@ -43,7 +45,7 @@ for line in sys.stdin:
             stack.callback(claim.give_back)
             claim.take(gpus, say)
         elif verb == "see":
-            say(os.environ.get("CUDA_VISIBLE_DEVICES"))
+            say(str(os.environ.get("CUDA_VISIBLE_DEVICES")))
             continue
         elif verb == "start":
             here = pathlib.Path(name)
@@ -64,22 +66,15 @@ BUSY = dataclasses.replace(IDLE, memory_used_bytes=41 * GIB)
 OTHER = ScriptedGpu(uuid="GPU-b", memory_used_bytes=GIB // 2)
 
 
-class Run:
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-
-    def order(self, text: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{text}\n")
-        self.process.stdin.flush()
+class Run(NamedTuple):
+    process: SupervisedProcess
 
     def read(self) -> str:
-        assert self.process.stdout is not None
         with at_most(30):
-            return self.process.stdout.readline().strip()
+            return self.process.receive(str) or ""
 
     def do(self, text: str) -> str:
-        self.order(text)
+        self.process.send(text)
         return self.read()
 
 
@@ -98,20 +93,14 @@ class Machine:
         """A process that has done what it was ordered, and is gone afterwards."""
         driver = environment(self.library, self.folder / "gpus")
         own = {"PYTHONPATH": str(builders.ROOT), "SPECREG_CACHE": str(self.folder / "cache")}
-        with subprocess.Popen(
-            (sys.executable, "-c", PROGRAM),
-            env=os.environ | driver | own,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+        command, log_path = (sys.executable, "-c", PROGRAM), self.folder / f"{uuid.uuid4()}.log"
+        with child_process(
+            command, log_path=log_path, environment=os.environ | driver | own
         ) as process:
-            try:
-                run = Run(process)
-                for order in orders:
-                    assert run.do(order).endswith("locked")
-                yield run
-            finally:
-                process.kill()
+            run = Run(process)
+            for order in orders:
+                assert run.do(order).endswith("locked")
+            yield run
 
 
 @pytest.fixture
@@ -131,12 +120,11 @@ def test_a_second_run_waits_until_the_first_is_gone_and_is_told_for_whom(
         assert said.startswith("SensorError: GPU 0 (Scripted NVIDIA H100, GPU-a): used by")
         assert said.endswith("; wait until it is done, or choose another with CUDA_VISIBLE_DEVICES")
         said = second.do("lease a")
-        assert said.startswith(
-            f"GPU 0 (Scripted NVIDIA H100, GPU-a): used by process {first.process.pid} (python"
-        )
+        who = f"used by process {first.process.popen.pid} (python"
+        assert said.startswith(f"GPU 0 (Scripted NVIDIA H100, GPU-a): {who}")
         assert f", in {Path.cwd()}; waiting until it is done" in said
         if ends == "killed":
-            first.process.send_signal(signal.SIGKILL)
+            first.process.popen.kill()
         else:
             assert first.do("close a") == "close: 0 locked"
         with at_most(5):
@@ -164,7 +152,7 @@ def test_without_gpus_there_is_nothing_to_lock(machine: Machine) -> None:
 def test_memory_that_comes_back_is_waited_for(machine: Machine) -> None:
     with machine.run("lease a") as run:
         machine.play(BUSY, OTHER)
-        run.order("close a")
+        run.process.send("close a")
         time.sleep(1.5)
         machine.play(IDLE, OTHER)
         assert run.read() == "close: 0 locked"
@@ -197,7 +185,7 @@ def test_each_claim_sees_gpus_of_its_own_and_a_wide_one_is_not_overtaken(machine
     ):
         assert {one.do("see a") for one in (first, second)} == {"GPU-a", "GPU-b"}
         assert wide.do("claim a gpus=2") == "waiting for 2 of 2 GPUs"
-        late.order("claim a")
+        late.process.send("claim a")
         for one in (first, second):
             assert one.do("close a") == "close: 0 locked"
             assert one.do("see a") == "None"
