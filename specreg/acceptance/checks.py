@@ -17,8 +17,7 @@ _PINNED_OFF_TOKENS = 0.02
 def check_requests(traces: Sequence[RequestTrace]) -> None:
     """Check that every request finished, and that its chunks fit its usage.
 
-    Raises:
-        InvalidMeasurementError: `REQUEST_FAILED`, `USAGE_MISSING`, `TOKENS_DISAGREE`.
+    Else `REQUEST_FAILED`, `USAGE_MISSING`, `TOKENS_DISAGREE`.
     """
     failed = [one for one in traces if one.error is not None or one.finish_reason is None]
     if failed:
@@ -29,32 +28,30 @@ def check_requests(traces: Sequence[RequestTrace]) -> None:
         )
         raise InvalidMeasurementError("REQUEST_FAILED", message)
     for trace in traces:
-        seen, whose = trace.tokens, f"prompt '{trace.prompt_id}'"
         if trace.usage_tokens is None:
-            raise InvalidMeasurementError(
-                "USAGE_MISSING", f"{whose}: the server sent no usage{_VERSION}"
+            message = f"prompt '{trace.prompt_id}': the server sent no usage{_VERSION}"
+            raise InvalidMeasurementError("USAGE_MISSING", message)
+        if trace.tokens != trace.usage_tokens:
+            message = (
+                f"prompt '{trace.prompt_id}': its chunks carried {trace.tokens} tokens, the server"
+                f" counted {trace.usage_tokens}{_VERSION}"
             )
-        if seen != trace.usage_tokens:
-            counted = f"its chunks carried {seen} tokens, the server counted {trace.usage_tokens}"
-            raise InvalidMeasurementError("TOKENS_DISAGREE", f"{whose}: {counted}{_VERSION}")
+            raise InvalidMeasurementError("TOKENS_DISAGREE", message)
 
 
 def check_acceptance(
     record: AcceptanceRecord, *, draft_tokens: int, drafted_tokens: int | None = None
 ) -> None:
-    """Check that a speculating case's counts agree with its settings.
+    """Check that a case's counts agree with its settings, else `SPEC_DISABLED`, `SETTINGS_DIFFER`.
 
     `draft_tokens` are the most drafts of the case that a step can accept (k), `drafted_tokens` all
-    that a step drafts; None for k, more where they branch.
-
-    Raises:
-        InvalidMeasurementError: `SPEC_DISABLED`, `SETTINGS_DIFFER`; or as `check_counts` says.
+    that a step drafts; None for k, more where they branch. They are checked as by `check_counts`.
     """
     total = record.total
-    # By chunks alone a drafter that is off looks like one that is never right: their
-    # D is k for each.
-    unseen = record.source is Source.STREAM_CHUNKS
-    told = dataclasses.replace(total, proposed=None) if unseen else total
+    told = total
+    if record.source is Source.STREAM_CHUNKS:
+        # By these alone a drafter that is off looks like one that is never right: D is k for each.
+        told = dataclasses.replace(total, proposed=None)
     drafted = told.accepted if told.proposed is None else told.proposed
     if told.steps <= 0 or drafted <= 0:
         message = (
@@ -78,13 +75,10 @@ def check_acceptance(
 
 
 def check_pinned(record: AcceptanceRecord, length_tokens: float, in_flight: int) -> None:
-    """The acceptance length is the one that the engine was to keep to.
+    """Check that the acceptance length is the one to keep to, else `NOT_PINNED`.
 
     Engines draw for each step, or for all that is `in_flight` at once, whether it accepts one draft
     more, so it may be off by three standard errors of that beside 0.02; whole lengths aren't drawn.
-
-    Raises:
-        InvalidMeasurementError: `NOT_PINNED`.
     """
     found_tokens, frac = record.total.acceptance_length or 0.0, length_tokens % 1
     error_tokens = math.sqrt(frac * (1 - frac) * in_flight / max(record.total.steps, 1))
@@ -99,13 +93,10 @@ def check_pinned(record: AcceptanceRecord, length_tokens: float, in_flight: int)
 
 
 def check_emitted(record: AcceptanceRecord, traces: Sequence[RequestTrace]) -> None:
-    """Check that no more was delivered than the steps emitted: N ≤ R + Σ (a + 1).
+    """Check that steps emitted what was delivered, N ≤ R + Σ (a + 1), else `TOKENS_IMPOSSIBLE`.
 
     Less is fine: the end of text or the output cap cuts the last step. Only for methods that draft
     in every step: S leaves out the steps without a draft, and such a step emits a token too.
-
-    Raises:
-        InvalidMeasurementError: `TOKENS_IMPOSSIBLE`.
     """
     rows = [
         (f"prompt '{prompt.prompt_id}'", 1, prompt.counts, prompt.completion_tokens)
@@ -120,11 +111,7 @@ def check_emitted(record: AcceptanceRecord, traces: Sequence[RequestTrace]) -> N
 
 
 def check_counters(before: Counters, after: Counters) -> Counters:
-    """Return what the server's counters rose by in the window.
-
-    Raises:
-        InvalidMeasurementError: `COUNTERS_FELL`, the server restarted inside the window.
-    """
+    """What the server's counters rose by; `COUNTERS_FELL` where it restarted inside the window."""
     steps = after.steps - before.steps
     counts = after.counts - before.counts if after.counts and before.counts else None
     requests = None
@@ -132,12 +119,9 @@ def check_counters(before: Counters, after: Counters) -> Counters:
         requests = after.requests - before.requests
     detail = (counts.accepted, counts.proposed or 0, *counts.position_counts) if counts else ()
     if min(steps, requests or 0, *detail) < 0:
-        message = (
-            f"steps moved by {steps}"
-            f"{f', steps, accepted, drafted by {_sad(counts)}' if counts else ''};"
-            " the server restarted inside the window, look at its log"
-        )
-        raise InvalidMeasurementError("COUNTERS_FELL", message)
+        also = f", steps, accepted, drafted by {_sad(counts)}" if counts else ""
+        message = f"steps moved by {steps}{also}; the server restarted inside the window, look at"
+        raise InvalidMeasurementError("COUNTERS_FELL", f"{message} its log")
     running = [one.running_requests for one in (before, after) if one.running_requests is not None]
     return Counters(
         steps=steps, counts=counts, requests=requests, running_requests=max(running, default=None)
@@ -147,27 +131,21 @@ def check_counters(before: Counters, after: Counters) -> Counters:
 def check_reconciled(requests: StepCounts, moved: Counters) -> None:
     """Check that the requests add up to what the server's counters rose by, as far as they tell.
 
-    Raises:
-        InvalidMeasurementError: `FOREIGN_TRAFFIC` when the counters moved more, else
-            `COUNTS_DISAGREE`.
+    Raises `FOREIGN_TRAFFIC` where the counters moved more, else `COUNTS_DISAGREE`.
     """
     if moved.steps != requests.steps or moved.counts not in {None, requests}:
-        theirs = (
-            f"steps, accepted, drafted {_sad(moved.counts)}"
-            if moved.counts
-            else f"steps {moved.steps}"
+        every = f"steps, accepted, drafted {_sad(moved.counts)}" if moved.counts else ""
+        message = (
+            f"our requests: steps, accepted, drafted {_sad(requests)}; the server's counters:"
+            f" {every or f'steps {moved.steps}'}"
         )
-        ours = f"our requests: steps, accepted, drafted {_sad(requests)}"
-        message = f"{ours}; the server's counters: {theirs}"
         raise _disagreement(message, foreign=moved.steps > requests.steps)
 
 
 def check_ended(requests: int, moved: Counters) -> None:
     """Check that the requests that ended in the window are ours, and none ran before or after.
 
-    Raises:
-        InvalidMeasurementError: `FOREIGN_TRAFFIC` when more ended or one runs, else
-            `COUNTS_DISAGREE`.
+    Raises `FOREIGN_TRAFFIC` where more ended or one runs, else `COUNTS_DISAGREE`.
     """
     if moved.running_requests:
         message = f"requests that run and aren't ours: {moved.running_requests}"
@@ -188,16 +166,18 @@ def _disagreement(message: str, *, foreign: bool) -> InvalidMeasurementError:
 def check_counts(counts: StepCounts, whose: str, *, drafted_tokens: int | None = None) -> None:
     """Check AL ≤ k + 1, Σ P_i = A, P_i never rising with i and A ≤ D ≤ n·S; so Σ h_j = S.
 
-    `drafted_tokens` are n, all that a step drafts; None for k, more where they branch.
-
-    Raises:
-        InvalidMeasurementError: `LENGTH_IMPOSSIBLE`, AL is beyond k + 1; `COUNTS_INCONSISTENT`.
+    `drafted_tokens` are n, all that a step drafts; None for k, more where they branch. An AL beyond
+    k + 1 is `LENGTH_IMPOSSIBLE`, all else `COUNTS_INCONSISTENT`.
     """
     positions = (counts.steps, *counts.position_counts)
     most = counts.steps * len(counts.position_counts)
     most_drafts = most if drafted_tokens is None else counts.steps * drafted_tokens
+    found = (
+        f"{whose}: steps, accepted, drafted = {_sad(counts)} and accepted by position"
+        f" {list(counts.position_counts)}"
+    )
     if counts.accepted > most:
-        message = f"{_found(counts, whose)}; {counts.steps} steps accept {most} at most{_VERSION}"
+        message = f"{found}; {counts.steps} steps accept {most} at most{_VERSION}"
         raise InvalidMeasurementError("LENGTH_IMPOSSIBLE", message)
     drafts = most_drafts if counts.proposed is None else counts.proposed
     if (
@@ -206,15 +186,8 @@ def check_counts(counts: StepCounts, whose: str, *, drafted_tokens: int | None =
         or any(later > earlier for earlier, later in itertools.pairwise(positions))
         or not counts.accepted <= drafts <= most_drafts
     ):
-        message = f"{_found(counts, whose)} contradict one another{_VERSION}"
+        message = f"{found} contradict one another{_VERSION}"
         raise InvalidMeasurementError("COUNTS_INCONSISTENT", message)
-
-
-def _found(counts: StepCounts, whose: str) -> str:
-    positions = list(counts.position_counts)
-    return (
-        f"{whose}: steps, accepted, drafted = {_sad(counts)} and accepted by position {positions}"
-    )
 
 
 def _sad(counts: StepCounts) -> str:

@@ -2,14 +2,14 @@
 
 import dataclasses
 import itertools
-import operator
 import statistics
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
 
 _CountT = TypeVar("_CountT")
+_KeyT = TypeVar("_KeyT")
 
 
 class Source(StrEnum):
@@ -59,29 +59,22 @@ class StepCounts(Counts[int]):
 
         S = Σ h_j, A = Σ j·h_j, P_i = Σ_(j ≥ i) h_j.
         """
-        steps_by_accepted = tuple(histogram)
+        steps = tuple(histogram)
         return cls(
-            steps=sum(steps_by_accepted),
-            accepted=sum(j * steps for j, steps in enumerate(steps_by_accepted)),
+            steps=sum(steps),
+            accepted=sum(j * count for j, count in enumerate(steps)),
             proposed=proposed,
-            position_counts=tuple(
-                sum(steps_by_accepted[i:]) for i in range(1, len(steps_by_accepted))
-            ),
+            position_counts=tuple(sum(steps[i:]) for i in range(1, len(steps))),
         )
 
     def __add__(self, other: "StepCounts") -> "StepCounts":
+        known = self.proposed is not None and other.proposed is not None
+        pairs = itertools.zip_longest(self.position_counts, other.position_counts, fillvalue=0)
         return StepCounts(
             steps=self.steps + other.steps,
             accepted=self.accepted + other.accepted,
-            proposed=None
-            if self.proposed is None or other.proposed is None
-            else self.proposed + other.proposed,
-            position_counts=tuple(
-                a + b
-                for a, b in itertools.zip_longest(
-                    self.position_counts, other.position_counts, fillvalue=0
-                )
-            ),
+            proposed=(self.proposed or 0) + (other.proposed or 0) if known else None,
+            position_counts=tuple(map(sum, pairs)),
         )
 
     def __sub__(self, other: "StepCounts") -> "StepCounts":
@@ -120,17 +113,9 @@ class StepCounts(Counts[int]):
 
     @property
     def conditional_acceptance(self) -> tuple[float, ...]:
-        """P_i / P_(i-1) for each position that was reached, with P_0 = S; 0..1.
-
-        Their running product is the joint acceptance, which equals the marginal one.
-        """
+        """P_i / P_(i-1) for each position that was reached, with P_0 = S; 0..1."""
         at_least = (self.steps, *self.position_counts)
         return tuple(later / earlier for earlier, later in itertools.pairwise(at_least) if earlier)
-
-    @property
-    def joint_acceptance(self) -> tuple[float, ...]:
-        """The running product of the conditional acceptance."""
-        return tuple(itertools.accumulate(self.conditional_acceptance, operator.mul))
 
 
 NO_STEPS = StepCounts(steps=0, accepted=0, proposed=0, position_counts=())
@@ -140,12 +125,8 @@ NO_STEPS = StepCounts(steps=0, accepted=0, proposed=0, position_counts=())
 class Counters:
     """A server's own counters, summed over its engines: at one moment, or what they moved by.
 
-    Attributes:
-        steps: S.
-        counts: all there is to know of the steps; None for a server that counts steps only.
-        requests: that ended; None for a server that doesn't count them.
-        running_requests: that ran at that moment, or at the busier end of a move; None for a
-            server that doesn't say.
+    None is what it doesn't say: of the steps more than S, how many `requests` ended, how many ran
+    at that moment, or at the busier end of a move.
     """
 
     steps: int
@@ -171,7 +152,6 @@ class AcceptanceRecord:
 
     Attributes:
         source, view: two records that differ in one of them are not compared.
-        total: all steps of the window.
         prompts: what each request did, in the order of the prompts; empty where the source only
             knows the sum.
     """
@@ -184,17 +164,12 @@ class AcceptanceRecord:
     @property
     def by_category(self) -> "Mapping[str, AcceptanceRecord]":
         """The record of each category alone, in the order of the prompts."""
-        names = dict.fromkeys(one.category for one in self.prompts)
-        return {
-            name: self._part(one for one in self.prompts if one.category == name) for name in names
-        }
+        return self._parts_by(lambda one: one.category)
 
     @property
     def by_turn(self) -> "Mapping[int, AcceptanceRecord]":
         """The record of each turn alone, from the first."""
-        every = self.prompts
-        turns = dict.fromkeys(one.turn for one in every)
-        return {turn: self._part(one for one in every if one.turn == turn) for turn in turns}
+        return self._parts_by(lambda one: one.turn)
 
     @property
     def macro_acceptance_length(self) -> float | None:
@@ -241,6 +216,12 @@ class AcceptanceRecord:
     def only(self, prompt_ids: Container[str]) -> "AcceptanceRecord":
         """The record of some prompts alone."""
         return self._part(prompt for prompt in self.prompts if prompt.prompt_id in prompt_ids)
+
+    def _parts_by(
+        self, key: Callable[[PromptAcceptance], _KeyT]
+    ) -> "Mapping[_KeyT, AcceptanceRecord]":
+        keys = dict.fromkeys(map(key, self.prompts))
+        return {one: self._part(p for p in self.prompts if key(p) == one) for one in keys}
 
     def _part(self, prompts: Iterable[PromptAcceptance]) -> "AcceptanceRecord":
         kept = tuple(prompts)

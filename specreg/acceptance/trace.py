@@ -13,9 +13,8 @@ from specreg.core.errors import InvalidMeasurementError
 class Chunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One event of a stream that carried tokens: with speculation what one step emitted.
 
-    Attributes:
-        at_ns: when it arrived, by the client's monotonic clock.
-        tokens: how many it carried, by the server's token ids or usage; 1 or more.
+    It came `at_ns` of the client's monotonic clock; its `tokens`, 1 or more, are by the server's
+    token ids or usage.
     """
 
     at_ns: int
@@ -70,11 +69,9 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
         """The counts if each chunk after the first is what one step emitted: a + 1 tokens.
 
         The estimate for servers that count nothing, in the emitted view: what was cut off at the
-        end isn't seen. Chunks that merged unnoticed make fewer, longer steps. Where the method
-        doesn't draft its `draft_tokens`, k, in every step, D is unknown.
-
-        Raises:
-            InvalidMeasurementError: `CHUNKS_MERGED`, a chunk holds more than a step can emit.
+        end isn't seen. Chunks that merged unnoticed make fewer, longer steps; one that holds more
+        than a step can emit raises `CHUNKS_MERGED`. Where the method doesn't draft its
+        `draft_tokens`, k, in every step, D is unknown.
         """
         longest = max(len(self.chunk_sizes) - 1, 0)
         if self.first_chunk_tokens > 1 or longest > draft_tokens + 1:
@@ -99,10 +96,8 @@ class StreamEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One decoded event of a stream; most have only one of the fields.
 
     Attributes:
-        tokens, text: what was generated; 0 and empty for an event without tokens.
         finish_reason: on the last event with tokens, or after it.
-        usage_tokens, prompt_tokens: of the whole request's completion and prompt, on the final
-            event.
+        usage_tokens, prompt_tokens: of the whole request, on the final event.
         acceptance: the request's own counts, on one of the last events of a server that gives them.
     """
 

@@ -5,18 +5,30 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from specreg.acceptance.record import AcceptanceRecord
-from specreg.acceptance.table import Column, CountsTable, counts_table
-from specreg.baselines.published import PublishedFigure
-from specreg.baselines.schema import Baseline, Noise, RecordedDevice, load_acceptance
+import numpy as np
+
+from specreg.acceptance.record import (
+    NO_STEPS,
+    AcceptanceRecord,
+    Counts,
+    PromptAcceptance,
+    StepCounts,
+)
+from specreg.baselines.schema import (
+    Baseline,
+    Noise,
+    PublishedFigure,
+    RecordedDevice,
+    load_acceptance,
+)
 from specreg.matrix.schema import CaseSettings
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Family, Metric, ratio_parts
 from specreg.stats.intervals import (
     FEWEST_PROMPTS,
+    Column,
     Effect,
     Spread,
     change_of_launches,
@@ -33,7 +45,6 @@ class CaseBaselines:
     """The baselines that apply to a case, before it is judged.
 
     Attributes:
-        environment, settings: where it was measured, and with what.
         exact: the baseline of this environment; nearest: one of another, with the same settings.
         control: the baseline of the same load without speculation.
         spreads: by metric, how launches of this environment differ.
@@ -56,29 +67,55 @@ class CaseBaselines:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CountsTable(Counts[Column]):
+    """The counts of each prompt, turns added up: prompts are independent draws, turns aren't.
+
+    The columns are of shape (n,), as long as `prompt_ids`, of which each is there once.
+    """
+
+    prompt_ids: tuple[str, ...]
+
+
+def common_tables(*sides: Iterable[PromptAcceptance]) -> Sequence[CountsTable]:
+    """A table of each side, of the prompts that all of them have, in the order of the first."""
+    sums: list[dict[str, StepCounts]] = []
+    for side in sides:
+        rows: dict[str, StepCounts] = {}
+        for prompt in side:
+            rows[prompt.prompt_id] = rows.get(prompt.prompt_id, NO_STEPS) + prompt.counts
+        sums.append(rows)
+    common = tuple(one for one in sums[0] if all(one in rows for rows in sums)) if sums else ()
+    return [_table(common, [rows[one] for one in common]) for rows in sums]
+
+
+def _table(prompt_ids: tuple[str, ...], rows: Sequence[StepCounts]) -> CountsTable:
+    proposed = [one.proposed for one in rows]
+    positions = itertools.zip_longest(*(one.position_counts for one in rows), fillvalue=0)
+    return CountsTable(
+        prompt_ids=prompt_ids,
+        steps=np.array([one.steps for one in rows], np.float64),
+        accepted=np.array([one.accepted for one in rows], np.float64),
+        proposed=None if None in proposed else np.array(proposed, np.float64),
+        position_counts=tuple(np.array(column, np.float64) for column in positions),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """A case's launches beside what is known of it; the last one is judged by prompt.
 
-    Attributes:
-        ours, theirs: what each prompt did that both have; None where there are no prompts.
-        run_ids: the prompts of the case; further ones are of its extension.
+    `ours` and `theirs` are what each prompt did that both have; None where there are no prompts.
     """
 
     launches: tuple[Measurement, ...]
     known: CaseBaselines
     ours: CountsTable | None
     theirs: CountsTable | None
-    run_ids: AbstractSet[str]
 
     @property
     def without_extension(self) -> "Comparison":
         """The comparison without the extension's prompts."""
-        if self.ours is None:
-            return self
-        kept = [one for one in self.ours.prompt_ids if one in self.run_ids]
-        return dataclasses.replace(
-            self, ours=self.ours.only(kept), theirs=self.theirs and self.theirs.only(kept)
-        )
+        return compare(self.launches, self.known, extended=False)
 
     @property
     def measurement(self) -> Measurement:
@@ -160,17 +197,21 @@ class Comparison:
         return None if value is None else value - metric.origin
 
 
-def compare(launches: Sequence[Measurement], known: CaseBaselines) -> Comparison:
+def compare(
+    launches: Sequence[Measurement], known: CaseBaselines, *, extended: bool = True
+) -> Comparison:
     """Compare a case's launches, one at least, with what the baselines know of it."""
-    acceptance = launches[-1].acceptance
-    ours = counts_table(acceptance.prompts) if acceptance and acceptance.prompts else None
-    run_ids = frozenset(ours.prompt_ids[: launches[-1].case.prompts] if ours else ())
-    recorded = load_acceptance(known.baseline.acceptance) if known.baseline else None
-    theirs = counts_table(recorded.prompts) if recorded and recorded.prompts else None
-    if ours is not None and theirs is not None:
-        ours, theirs = common_prompts(ours, theirs)
+    ours = launches[-1].acceptance
+    theirs = load_acceptance(known.baseline.acceptance) if known.baseline else None
+    if ours and not extended:
+        ids = list(dict.fromkeys(prompt.prompt_id for prompt in ours.prompts))
+        ours = ours.only(ids[: launches[-1].case.prompts])
+    tables = common_tables(*(one.prompts for one in (ours, theirs) if one and one.prompts))
     return Comparison(
-        launches=tuple(launches), known=known, ours=ours, theirs=theirs, run_ids=run_ids
+        launches=tuple(launches),
+        known=known,
+        ours=tables[0] if ours and ours.prompts else None,
+        theirs=tables[-1] if theirs and theirs.prompts else None,
     )
 
 
@@ -187,8 +228,8 @@ def paired_ratio_change(
     if len(tags) > 1:
         said = ", ".join(tags)
         return f"the sides tell their acceptance differently ({said}), so they can't be compared"
-    ours, theirs = common_prompts(
-        *(counts_table([prompt for one in arm for prompt in one.prompts]) for arm in records)
+    ours, theirs = common_tables(
+        *([each for one in arm for each in one.prompts] for arm in records)
     )
     if len(ours.prompt_ids) < FEWEST_PROMPTS:
         return (
@@ -214,14 +255,7 @@ def _change_of_speed(
     spread, theirs = spreads.get(metric.name), recorded.launch_values(metric) if recorded else ()
     if spread is None or not theirs or min(ours, default=0.0) <= 0:
         return None
-    return change_of_launches(ours, theirs, spread, metric.direction.value)
-
-
-def common_prompts(one: CountsTable, other: CountsTable) -> tuple[CountsTable, CountsTable]:
-    """Return both tables with only the prompts that both have, in the order of the first."""
-    there = set(other.prompt_ids)
-    common = [prompt_id for prompt_id in one.prompt_ids if prompt_id in there]
-    return one.only(common), other.only(common)
+    return change_of_launches(ours, theirs, spread, metric.sign)
 
 
 def change_of_baseline(metric: Metric, old: Baseline, new: Baseline) -> Effect | None:
@@ -236,7 +270,7 @@ def change_of_acceptance(
     metric: Metric, old: AcceptanceRecord, new: AcceptanceRecord
 ) -> Effect | None:
     """The change over the prompts that both have; None where they are too few, or have no ratio."""
-    ours, theirs = common_prompts(counts_table(new.prompts), counts_table(old.prompts))
+    ours, theirs = common_tables(new.prompts, old.prompts)
     few = len(ours.prompt_ids) < FEWEST_PROMPTS
     return None if few else _change_of_tables(metric, ours, theirs)
 
@@ -321,24 +355,24 @@ def devices_of(launches: Iterable[Measurement]) -> tuple[RecordedDevice, ...]:
         power = launch.replay.power if launch.replay else None
         for one in power.case.devices if power and power.case else ():
             found.setdefault(one.device.id, []).append(one)
-    return tuple(_recorded(same) for same in found.values())
+    merged = []
+    for same in found.values():
+        last = same[-1]
+        clocks = [one.sm_clock_mhz for one in same if one.sm_clock_mhz is not None]
+        merged.append(
+            RecordedDevice(
+                id=last.device.id,
+                name=last.device.name,
+                scope=last.device.scope,
+                from_counter=last.from_counter,
+                sm_clock_mhz=statistics.median(clocks) if clocks else None,
+            )
+        )
+    return tuple(merged)
 
 
 def _kind(device: RecordedDevice) -> str:
     return f"{device.scope} by {'counter' if device.from_counter else 'power'}"
-
-
-def _recorded(same: Sequence[DeviceRecord]) -> RecordedDevice:
-    """Merge what several launches say of a device."""
-    last = same[-1]
-    clocks = [one.sm_clock_mhz for one in same if one.sm_clock_mhz is not None]
-    return RecordedDevice(
-        id=last.device.id,
-        name=last.device.name,
-        scope=last.device.scope,
-        from_counter=last.from_counter,
-        sm_clock_mhz=statistics.median(clocks) if clocks else None,
-    )
 
 
 def _quotient(parts: tuple[Column, Column] | None) -> float | None:

@@ -9,18 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import specreg
-from specreg.acceptance.record import AcceptanceRecord
+from specreg.baselines import schema
 from specreg.baselines.comparison import change_of_acceptance, devices_of, why_held_back
-from specreg.baselines.schema import (
-    SCHEMA_VERSION,
-    Baseline,
-    Provenance,
-    check_figures,
-    load_baseline,
-    render_baseline,
-    stored_acceptance,
-    why_unusable,
-)
+from specreg.baselines.schema import Baseline, load_baseline
 from specreg.baselines.store import BaselineStore
 from specreg.core.errors import BaselineError, InvalidMeasurementError
 from specreg.core.files import replace_file
@@ -28,8 +19,7 @@ from specreg.matrix.case import Case
 from specreg.matrix.models import model_sha256
 from specreg.matrix.schema import CaseSettings
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import METRICS, Family
-from specreg.measurement.validity import Invalid, render_invalid, spoiled_by
+from specreg.measurement.metrics import METRICS, Family, Invalid, render_invalid, spoiled_by
 from specreg.stats.alpha_spending import Look
 from specreg.telemetry.sensor import SCRIPTED
 
@@ -63,9 +53,8 @@ def record_measurements(
     that with the most prompts. `reason` may be empty, for the engine, its version and the commit;
     `complete` adds how identical runs differed, and what a run can tell against such a baseline.
 
-    Raises:
-        BaselineError: nothing of a measurement may be recorded, the launches disagree, or the file
-            that is there can't be read. Nothing is written then.
+    A BaselineError where nothing of a measurement may be recorded, the launches disagree, or the
+    file that is there can't be read. Nothing is written then.
     """
     first = measurements[0]
     path = store.path(first.case.id)
@@ -74,7 +63,10 @@ def record_measurements(
     alone = first.acceptance is None and invalid.keys() - {Family.POWER}
     if Family.ACCEPTANCE in invalid or alone:
         raise _refusal(first.case, next(iter(invalid.values())))
-    _check_real(measurements, store)
+    for name in (*store.environment.gpus, *(one.name for one in devices_of(measurements))):
+        if name.startswith(SCRIPTED):
+            why = f"'{name}' is a device that a test made up; measure on a real one"
+            raise _refusal(first.case, why)
     _check_acceptance_agrees(measurements)
     speeds = _speeds_of(measurements, invalid)
     kept = old if old is not None and old.case == settings else None
@@ -87,10 +79,10 @@ def record_measurements(
     commit = commit_of(store.folder.parent)
     of_engine = f"{settings.engine} {first.engine_version}"
     baseline = Baseline(
-        schema_version=SCHEMA_VERSION,
+        schema_version=schema.SCHEMA_VERSION,
         case=settings,
         environment=store.environment,
-        provenance=Provenance(
+        provenance=schema.Provenance(
             engine_version=first.engine_version,
             draft_sha256=model_sha256(first.draft) if first.draft else "",
             specreg_version=specreg.__version__,
@@ -100,7 +92,7 @@ def record_measurements(
             driver_version=driver_version,
             torch_version=torch_version,
         ),
-        acceptance=stored_acceptance(fullest),
+        acceptance=schema.stored_acceptance(fullest),
         launches=launches,
         devices=devices,
         # How hours differ is the machine's: what is known of it outlives an engine's version.
@@ -116,19 +108,18 @@ def record_measurements(
 def record_baseline(path: Path, baseline: Baseline) -> None:
     """Write a baseline; the file is the old or the new one at any moment, never a torn one.
 
-    Raises:
-        BaselineError: the file that is there can't be read, so it isn't overwritten; this one
-            couldn't be read either; or the disk refuses.
+    A BaselineError where the file that is there can't be read, and so isn't overwritten, where this
+    one couldn't be read either, or the disk refuses.
     """
     load_baseline(path)
     try:
-        check_figures(baseline)
-        replace_file(path, render_baseline(baseline).encode())
+        schema.check_figures(baseline)
+        replace_file(path, schema.render_baseline(baseline).encode())
     except (InvalidMeasurementError, OSError) as error:
         advice = "raise the limits, or look at the figures of the run"
         if isinstance(error, OSError):
             advice = "make room or mend its rights"
-        message = f"baseline '{path}': not written, {why_unusable(b'', error)}; {advice}"
+        message = f"baseline '{path}': not written, {schema.why_unusable(b'', error)}; {advice}"
         raise BaselineError(message) from error
 
 
@@ -183,15 +174,6 @@ def _beside_kept(
     return tuple({**before, **now} for before, now in pairs)
 
 
-def _check_real(measurements: Sequence[Measurement], store: BaselineStore) -> None:
-    """Check that no device was made up by a test."""
-    names = [one.name for one in devices_of(measurements)]
-    for name in (*store.environment.gpus, *names):
-        if name.startswith(SCRIPTED):
-            why = f"'{name}' is a device that a test made up; measure on a real one"
-            raise _refusal(measurements[0].case, why)
-
-
 def _check_acceptance_agrees(measurements: Sequence[Measurement]) -> None:
     """Check that no launch's AL differs from the first's by more than 0.5 % and chance allows.
 
@@ -201,17 +183,14 @@ def _check_acceptance_agrees(measurements: Sequence[Measurement]) -> None:
     for other in records[1:]:
         change = change_of_acceptance(METRICS["acceptance_length_tokens"], other, records[0])
         low, high = change.bounds(Look.FULL.value) if change else (1.0, 1.0)
-        both = [common.total.acceptance_length or 1.0 for common in _common(records[0], other)]
+        ids = {one.prompt_id for one in other.prompts}
+        ids &= {one.prompt_id for one in records[0].prompts}
+        alike = [one.only(ids) if ids else one for one in (records[0], other)]
+        both = [one.total.acceptance_length or 1.0 for one in alike]
         if not low <= 0 <= high and abs(both[0] - both[1]) > _SAME_AL_FRAC * min(both):
             lengths = ", ".join(f"{one:.4f}" for one in both)
             why = f"its launches disagree on the acceptance length ({lengths}); find out why first"
             raise _refusal(measurements[0].case, why)
-
-
-def _common(*records: AcceptanceRecord) -> Sequence[AcceptanceRecord]:
-    """Return records with only the prompts that all have; unchanged where they share none."""
-    ids = set.intersection(*({prompt.prompt_id for prompt in one.prompts} for one in records))
-    return [one.only(ids) for one in records] if ids else records
 
 
 def _refusal(case: Case, why: str) -> BaselineError:

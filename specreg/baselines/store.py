@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from specreg.baselines import schema
 from specreg.baselines.comparison import CaseBaselines, of_any_number, spreads_of
-from specreg.baselines.published import PublishedFigure, load_published, published_for
-from specreg.baselines.schema import Baseline, baseline_path, load_baseline, read_baselines
+from specreg.baselines.schema import Baseline, PublishedFigure
 from specreg.core.errors import BaselineError
 from specreg.core.redaction import hide_known
 from specreg.datasets.prompts import Prompt, prompts_sha256
@@ -76,11 +76,11 @@ class BaselineStore:
     @functools.cached_property
     def published(self) -> tuple[PublishedFigure, ...]:
         """The published figures; raises BaselineError where one can't be read."""
-        return load_published(self.folder)
+        return schema.load_published(self.folder)
 
     def path(self, case_id: str) -> Path:
         """Where a case's baseline lies."""
-        return baseline_path(self.folder, self.environment.name, case_id)
+        return self.folder / self.environment.name / f"{case_id}.json"
 
     def look_up(self, case: Case, settings: CaseSettings) -> CaseBaselines:
         """What is known of a case; raises BaselineError where its baseline can't be read."""
@@ -92,7 +92,7 @@ class BaselineStore:
             settings=settings,
             exact=exact,
             nearest=nearest,
-            published=None if known else published_for(case, self.published),
+            published=None if known else schema.published_for(case, self.published),
             control=self._control(case, settings),
             spreads=self.spreads,
             options=self.options,
@@ -108,7 +108,7 @@ class BaselineStore:
 
     def own(self) -> Mapping[Path, Baseline]:
         """The baselines of this machine that can be read."""
-        return read_baselines(self._own_files())[0]
+        return schema.read_baselines(self._own_files())[0]
 
     def unused(self, case_ids: Iterable[str]) -> tuple[Path, ...]:
         """The files of this machine that none of the cases asks for."""
@@ -118,7 +118,7 @@ class BaselineStore:
         return sorted((self.folder / self.environment.name).glob("*.json"))
 
     def _exact(self, case: Case) -> Baseline | None:
-        found = load_baseline(self.path(case.id))
+        found = schema.load_baseline(self.path(case.id))
         return found if found is not None and found.environment == self.environment else None
 
     def _nearest(self, case: Case, settings: CaseSettings) -> Baseline | None:
@@ -129,7 +129,7 @@ class BaselineStore:
             fields = Environment.__struct_fields__
             return sum(getattr(here, field) == getattr(there, field) for field in fields)
 
-        found, _ = read_baselines(sorted(self.folder.glob(f"*/{case.id}.json")))
+        found, _ = schema.read_baselines(sorted(self.folder.glob(f"*/{case.id}.json")))
         alike = [baseline for baseline in found.values() if baseline.case == settings]
         return max(alike, key=shared_facts, default=None)
 

@@ -93,11 +93,11 @@ def render_matrix(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus, *, 
     on_gpu = tier.needs_gpus > 0
     rows = []
     for case in tier.cases:
-        estimate, memory_gib = estimates[case.id], case.needs.memory_gib
+        estimate, memory_gib = estimates[case.id], case.memory_gib
         rows.append(
             (
                 case.id,
-                str(case.needs.gpus) if on_gpu else NOTHING,
+                str(case.server.parallel.gpus_by_node) if on_gpu else NOTHING,
                 str(math.ceil(memory_gib)) if on_gpu and memory_gib is not None else NOTHING,
                 str(case.prompts),
                 f"{estimate.case_s / _S_PER_MIN:.1f}",

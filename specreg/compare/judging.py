@@ -378,7 +378,7 @@ def _differences(figure: _Figure, launches: Sequence[SideLaunch]) -> list[float]
         }
         for side in figure.sides
     )
-    sign = figure.metric.direction.value
+    sign = figure.metric.sign
     return [sign * (ours[number] - theirs[number]) for number in ours if number in theirs]
 
 

@@ -17,8 +17,7 @@ from specreg.matrix.case import Case, Tier
 from specreg.matrix.prompts import check_contexts, load_case_prompts
 from specreg.measurement.arm import Arm
 from specreg.measurement.measure import Plan, Workload, batch_of, measure
-from specreg.measurement.metrics import METRICS, Family, Replay
-from specreg.measurement.validity import Invalid
+from specreg.measurement.metrics import METRICS, Family, Invalid, Replay
 from specreg.servers.server import StartedServer
 from specreg.servers.sources import parse_origin, provision_side
 from specreg.servers.start import ServerStart

@@ -89,9 +89,8 @@ def load_prompt_file(path: Path) -> tuple[Prompt, ...]:
 def load_published_rows(path: Path, one: PromptSet) -> tuple[tuple[Prompt, ...], int]:
     """Load the prompts of a set's file in the order of its rows; count the rows without one.
 
-    Raises:
-        DatasetError: the file can't be read, is empty, or a row is wrong; names file, row and
-            field, and says what to do.
+    A DatasetError where the file can't be read, is empty, or a row is wrong; names file, row and
+    field.
     """
     return _load(path, PublishedRow, lambda row, number: row.prompt_of(number, one))
 

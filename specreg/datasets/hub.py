@@ -18,8 +18,7 @@ from specreg.core.errors import DatasetError, ModelError, SpecregError
 def fetch_dataset_file(repo: str, file: str) -> tuple[Path, str]:
     """Fetch a file of a dataset, or find it in the cache: where it lies, and its commit.
 
-    Raises:
-        DatasetError: huggingface_hub is missing, or the hub can't be reached or doesn't give it.
+    A DatasetError where huggingface_hub is missing, or the hub can't be reached or doesn't give it.
     """
     with _hub(DatasetError, f"hub dataset '{repo}': {file}", "give --from") as hub:
         found = Path(hub.hf_hub_download(repo, file, repo_type="dataset"))
@@ -28,11 +27,7 @@ def fetch_dataset_file(repo: str, file: str) -> tuple[Path, str]:
 
 
 def fetch_model_file(repo: str, file: str) -> Path:
-    """A file of a model: from the cache if it is there, however old, else fetched.
-
-    Raises:
-        ModelError: huggingface_hub is missing, or the hub can't be reached or doesn't give it.
-    """
+    """A file of a model, from the cache however old, else fetched; raises a ModelError likewise."""
     with _hub(ModelError, f"MODEL_NOT_FETCHED: hub model '{repo}': {file}", "name a folder") as hub:
         cached = hub.try_to_load_from_cache(repo, file)
         return Path(cached if isinstance(cached, str) else hub.hf_hub_download(repo, file))
@@ -45,17 +40,16 @@ def why_unfetchable(repo: str) -> str:
     One request of no content; none without huggingface_hub to ask. The hub answers an expired token
     as it does a model that isn't there.
     """
-    if not is_installed() or is_cached(repo):
-        return ""
-    try:
-        with (
-            _hub(ModelError, f"MODEL_NOT_FETCHED: hub model '{repo}'", "name a folder") as hub,
-            # A model in another form than transformers' has none, and its engine knows.
-            contextlib.suppress(hub.errors.EntryNotFoundError),
-        ):
-            hub.get_hf_file_metadata(hub.hf_hub_url(repo, "config.json"))
-    except ModelError as error:
-        return str(error)
+    if is_installed() and not is_cached(repo):
+        try:
+            with (
+                _hub(ModelError, f"MODEL_NOT_FETCHED: hub model '{repo}'", "name a folder") as hub,
+                # A model in another form than transformers' has none, and its engine knows.
+                contextlib.suppress(hub.errors.EntryNotFoundError),
+            ):
+                hub.get_hf_file_metadata(hub.hf_hub_url(repo, "config.json"))
+        except ModelError as error:
+            return str(error)
     return ""
 
 
@@ -78,16 +72,16 @@ def is_cached(repo: str) -> bool:
 
 def hub_cache_dir() -> Path | None:
     """Where huggingface_hub and the engines keep what they fetch; None where it isn't installed."""
-    if not is_installed():
-        return None
-    return Path(importlib.import_module("huggingface_hub.constants").HF_HUB_CACHE)
+    return Path(_constants().HF_HUB_CACHE) if is_installed() else None
 
 
 def is_offline() -> bool:
     """Whether the hub isn't to be asked, by HF_HUB_OFFLINE."""
-    if not is_installed():
-        return False
-    return bool(importlib.import_module("huggingface_hub.constants").HF_HUB_OFFLINE)
+    return is_installed() and bool(_constants().HF_HUB_OFFLINE)
+
+
+def _constants() -> Any:  # noqa: ANN401 - of a library that may be missing
+    return importlib.import_module("huggingface_hub.constants")
 
 
 @contextlib.contextmanager

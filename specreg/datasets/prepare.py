@@ -33,7 +33,6 @@ class PreparedSet(msgspec.Struct, frozen=True, kw_only=True):
         source: the dataset of the hub, or the name of the user's file.
         revision: the hub's commit; empty for a user's file.
         rows: how many the source has; left_out: those of them without a prompt.
-        prompts: how many were written; categories: how many of each.
         source_sha256, sha256: of the source's file, and of the prompts as they were written.
     """
 
@@ -58,11 +57,8 @@ def load_prompts(
     """Load all prompts of a set; categories are interleaved, so that any first n are spread.
 
     `vocabulary` tells how many token ids the target knows, and is called for random ids alone.
-    Prepared sets lie in `data_dir`; None for SPECREG_DATA, else specreg's cache.
-
-    Raises:
-        DatasetError: it isn't prepared, its files are no longer what was written, or they can't be
-            read.
+    Prepared sets lie in `data_dir`; None for SPECREG_DATA, else specreg's cache. A DatasetError of
+    one that isn't prepared, isn't what was written, or can't be read.
     """
     if one.tokens is not None:
         return _random_prompts(one.tokens, vocabulary())
@@ -87,10 +83,8 @@ def prepare(
 ) -> PreparedSet:
     """Write a set's prompts and its record, from the hub or from the user's file.
 
-    What is there already is kept, unless a file is given. `show` takes each line of progress.
-
-    Raises:
-        DatasetError: it can't be had, read or written.
+    What is there already is kept, unless a file is given. `show` takes each line of progress. A
+    DatasetError where it can't be had, read or written.
     """
     if not one.licence:
         raise DatasetError(f"dataset '{one.name}': nothing to prepare; a case can name it as it is")
@@ -151,10 +145,9 @@ def paths_of(folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def load_record(folder: Path, name: str) -> PreparedSet | None:
-    """The record of a set whose prompts are still what was written; None where there is none.
+    """The record of a set, None where there is none.
 
-    Raises:
-        DatasetError: there is one that can't be read, or the prompts are others.
+    A DatasetError where it can't be read, or the prompts are no longer what was written.
     """
     prompts, path = paths_of(folder, name)
     remedy = f"prepare it anew: {specreg_command('prepare', name)}"

@@ -17,7 +17,6 @@ class Prompt(
 
     Attributes:
         id: unique within the dataset.
-        category: what per-category figures are grouped by.
         turns: what the user says, in order; none empty.
         token_ids: the prompt as ids instead; either these or turns are given.
     """

@@ -22,7 +22,6 @@ class PromptSet:
 
     Attributes:
         dataset: what users write, followed by `-` and the config where there are several.
-        config: empty where there is one set.
         category: of its prompts, where its rows don't say one.
         licence: what its publishers call it, and what that means for a benchmark; empty where there
             is nothing to prepare.
@@ -61,9 +60,7 @@ class PromptSet:
 def dataset_named(name: str) -> PromptSet:
     """The set of a full name, `toy` or `speed-bench-qualitative`.
 
-    Raises:
-        UnknownNameError: there is none; the message lists what there is.
-        DatasetError: its random prompts would be too long.
+    Else an UnknownNameError that lists what there is; a DatasetError of too long random prompts.
     """
     if name in SETS:
         return SETS[name]

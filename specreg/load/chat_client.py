@@ -37,13 +37,9 @@ Clock = Callable[[], int]
 
 
 class FinishedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A request that has ended, with all that was seen of it.
+    """A request that has ended, with all that was seen of it; `late`: its time was up.
 
-    Attributes:
-        place: of its conversation in the round, from 0.
-        trace: what the figures are made from.
-        chunks: each chunk with a token; text: all that was generated.
-        late: whether its time was up.
+    `place` is that of its conversation in the round, from 0; `chunks` are those with a token.
     """
 
     place: int
@@ -84,11 +80,9 @@ def new_client(endpoint: Endpoint, *, connections: int) -> "httpx.AsyncClient":
 
 @dataclass(slots=True, eq=False)
 class _StreamState:
-    """What has come of one stream so far, no more than was asked for.
+    """What has come of one stream so far, no more than was asked for; the last of it at `heard_ns`.
 
-    Attributes:
-        heard_ns: when anything last came.
-        late: whether its time was up, so that its end is no sign of life.
+    A `late` one's time was up, so that its end is no sign of life.
     """
 
     sent_ns: int
@@ -106,11 +100,7 @@ class _StreamState:
     acceptance: StepCounts | None = None
 
     def take(self, event: StreamEvent, at_ns: int) -> None:
-        """Take one more event; a count that comes again replaces the earlier one.
-
-        Raises:
-            InvalidMeasurementError: `ANSWER_ENDLESS`, `TOKENS_IMPOSSIBLE`.
-        """
+        """Take one more event, else `ANSWER_ENDLESS`, `TOKENS_IMPOSSIBLE`; a later count stays."""
         if event.tokens:
             self.tokens += event.tokens
             if event.tokens < 0 or self.tokens > self.most_tokens:
@@ -159,8 +149,7 @@ class ChatClient:
     async def watch(self) -> None:
         """End the streams that have been silent for too long.
 
-        Raises:
-            HungError: for 60 s of requests on their way the server showed no life.
+        A HungError where for 60 s of requests on their way the server showed no life.
         """
         while True:
             await asyncio.sleep(_WATCH_S)

@@ -7,6 +7,7 @@ A further process is `python -m specreg.load.client_processes`: it takes `_Order
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import sys
 import tempfile
 import time
@@ -81,10 +82,8 @@ class _Worker(NamedTuple):
 class Clients:
     """The processes that send one case's requests to an endpoint.
 
-    Attributes:
-        client: of this process.
-        workers: the further processes; none unless the case asks for two or more.
-        token_within_s: a server that doesn't hang generates a token.
+    `workers` are the further ones; none unless the case asks for two or more. A server that doesn't
+    hang generates a token in `token_within_s`.
     """
 
     case: Case
@@ -95,12 +94,9 @@ class Clients:
     token_within_s: float = _TOKEN_S
 
     async def replay(self, prompts: Sequence[Prompt], record: Record | None = None) -> Round:
-        """One round; see `replay_round`.
+        """One round, see `replay_round`, else `CLIENT_DIED` of a further process, or `HUNG`.
 
         Where a request's time was up, the server is asked for a token more: it may hang.
-
-        Raises:
-            InvalidMeasurementError: `CLIENT_DIED`, one of the further processes did; `HUNG`.
         """
         if self.workers:
             built = RoundBuilder(record)
@@ -129,11 +125,7 @@ class Clients:
         return await dataclasses.replace(self, case=case).replay(prompts)
 
     async def scrape(self, path: str) -> str:
-        """The page of the server at a path.
-
-        Raises:
-            InvalidMeasurementError: `METRICS_MISSING`.
-        """
+        """The page of the server at a path, else `METRICS_MISSING`."""
         try:
             page = await read(self.client, "GET", path, within_s=_SCRAPE_S)
             page.good()
@@ -144,14 +136,10 @@ class Clients:
 
     async def _replay_slices(self, prompts: tuple[Prompt, ...], builder: RoundBuilder) -> None:
         started_ns, of = self.clock() + _HEAD_START_NS, len(self.workers)
-
-        def order(number: int) -> _Order:
-            part = RoundSlice(number=number, of=of, started_ns=started_ns)
-            return _Order(case=self.case, endpoint=self.endpoint, prompts=prompts, part=part)
-
-        await asyncio.gather(
-            *(worker.replay(order(n), builder) for n, worker in enumerate(self.workers))
-        )
+        parts = [RoundSlice(number=number, of=of, started_ns=started_ns) for number in range(of)]
+        order = functools.partial(_Order, case=self.case, endpoint=self.endpoint, prompts=prompts)
+        pairs = zip(self.workers, parts, strict=True)
+        await asyncio.gather(*(worker.replay(order(part=part), builder) for worker, part in pairs))
 
 
 @contextlib.asynccontextmanager
@@ -161,14 +149,10 @@ async def open_clients(case: Case, endpoint: Endpoint, *, clock: Clock) -> Async
     `clock` is monotonic, in nanoseconds; with further processes the system's own.
     """
     count = case.client_processes if case.client_processes > 1 else 0
-    async with contextlib.AsyncExitStack() as stack:
-        client = await stack.enter_async_context(
-            new_client(endpoint, connections=case.load.concurrency)
-        )
-        workers = [await stack.enter_async_context(_worker()) for _ in range(count)]
-        yield Clients(
-            case=case, endpoint=endpoint, clock=clock, client=client, workers=tuple(workers)
-        )
+    client = new_client(endpoint, connections=case.load.concurrency)
+    async with client, contextlib.AsyncExitStack() as stack:
+        workers = tuple([await stack.enter_async_context(_worker()) for _ in range(count)])
+        yield Clients(case=case, endpoint=endpoint, clock=clock, client=client, workers=workers)
 
 
 @contextlib.asynccontextmanager

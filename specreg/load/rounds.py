@@ -6,7 +6,7 @@ import itertools
 import math
 import operator
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -87,9 +87,7 @@ class RoundBuilder:
 class RoundSlice(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a round that one process replays: every `of`-th conversation, from `number`.
 
-    Attributes:
-        number: 0 ≤ number < of.
-        started_ns: when the round begins, the same for all.
+    `number` is 0 or more and below `of`; `started_ns` is when the round begins, the same for all.
     """
 
     number: int = 0
@@ -112,10 +110,7 @@ async def replay_round(
     A request that fails is a trace with an error, and ends its conversation; nothing is retried. At
     least one prompt is needed; with a duration they come again and again. `clock` is monotonic, in
     nanoseconds; `record` is told of each request as it ends; `part` is ours of the round, None for
-    all of it, from now on.
-
-    Raises:
-        HungError: for 60 s of requests on their way no token came on any stream.
+    all of it, from now on. A HungError where on no stream a token came for 60 s of requests.
     """
     part = part or RoundSlice(started_ns=clock())
     builder = RoundBuilder(record)
@@ -133,15 +128,10 @@ async def replay_round(
 
     asked = ChatClient(case=case, endpoint=endpoint, http=client, clock=clock, end=ended.put_nowait)
     replay = _replay_closed if case.load.arrivals is Arrivals.CLOSED else _replay_open
-    asking, watching, finishing, lagging = [
-        asyncio.create_task(work)
-        for work in (
-            replay(asked, prompts, part),
-            asked.watch(),
-            keep_finishing(),
-            _measure_lag(builder.lags, clock),
-        )
-    ]
+    asking = asyncio.create_task(replay(asked, prompts, part))
+    watching = asyncio.create_task(asked.watch())
+    finishing = asyncio.create_task(keep_finishing())
+    lagging = asyncio.create_task(_measure_lag(builder.lags, clock))
     # A full garbage collection of all older objects would take a tenth of a second.
     gc.freeze()
     try:
@@ -170,23 +160,17 @@ def due_after_ns(load: Load) -> Iterator[int]:
     second at the full rate does; so a request that is due at u without the ramp is due at sqrt(2uT)
     while u < T/2, and at u + T/2 later.
     """
-    gaps_s = _gaps_s(load, random.Random(load.seed))  # noqa: S311 - no cryptography
-    for flat_s in itertools.accumulate(gaps_s, initial=0.0):
-        half_s = load.ramp_up_s / 2
+    draw, rate, shape = random.Random(load.seed), load.requests_per_s, load.burstiness  # noqa: S311
+    gap_s: Mapping[Arrivals, Callable[[], float]] = {
+        Arrivals.CONSTANT: lambda: 1 / rate,
+        Arrivals.POISSON: lambda: draw.expovariate(rate),
+        Arrivals.GAMMA: lambda: draw.gammavariate(shape, 1 / (rate * shape)),
+    }
+    flat_s, half_s = 0.0, load.ramp_up_s / 2
+    while True:
         ramped_s = flat_s + half_s if flat_s >= half_s else (4 * flat_s * half_s) ** 0.5
         yield round(ramped_s * _NS_PER_S)
-
-
-def _gaps_s(load: Load, draw: random.Random) -> Iterator[float]:
-    """Gaps of mean 1/rate; the gamma distribution's have the shape `burstiness`."""
-    rate = load.requests_per_s
-    while True:
-        if load.arrivals is Arrivals.CONSTANT:
-            yield 1 / rate
-        elif load.arrivals is Arrivals.POISSON:
-            yield draw.expovariate(rate)
-        else:
-            yield draw.gammavariate(load.burstiness, 1 / (rate * load.burstiness))
+        flat_s += gap_s[load.arrivals]()
 
 
 def _slice_of(

@@ -23,19 +23,14 @@ AnswerT = TypeVar("AnswerT")
 
 
 def token_api_of(endpoint: Endpoint) -> TokenApi:
-    """How to ask an endpoint in ids.
-
-    Raises:
-        UnsupportedError: it knows no ids.
-    """
+    """How to ask an endpoint in ids, else an UnsupportedError."""
     api = ENGINES[endpoint.engine].token_api
     if api is None:
         having = sorted(name for name, engine in ENGINES.items() if engine.token_api)
-        message = (
+        raise UnsupportedError(
             f"engine '{endpoint.engine}': its answers are no token ids, so nothing can be said"
             f" of their tokens; these have them: {', '.join(having)}"
         )
-        raise UnsupportedError(message)
     return api
 
 
@@ -44,9 +39,7 @@ def encode_prompts(
 ) -> tuple[tuple[int, ...], ...]:
     """The ids of the prompts' first turns, as the server's own tokenizer and template have them.
 
-    Raises:
-        UnsupportedError: it knows no ids.
-        InvalidMeasurementError: `HTTP_ERROR`, `ANSWER_UNREADABLE`.
+    Raises UnsupportedError where it knows no ids, else `HTTP_ERROR`, `ANSWER_UNREADABLE`.
     """
     api = token_api_of(endpoint)
     asks = [
@@ -75,10 +68,7 @@ def complete(
 ) -> tuple[Transcript, ...]:
     """The continuation of each text, with so many requests `in_flight` at once.
 
-    Raises:
-        UnsupportedError: it knows no ids.
-        HungError: no answer came in `within_s`.
-        InvalidMeasurementError: `HTTP_ERROR`, `ANSWER_UNREADABLE`.
+    Raises as `encode_prompts`, and HungError where no answer came in `within_s`.
     """
     api = token_api_of(endpoint)
     calls = [api.complete(endpoint.model, *one) for one in zip(texts, wanted, strict=True)]

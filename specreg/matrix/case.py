@@ -30,12 +30,9 @@ _PROMPTS_PER_PLACE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How much memory the models of a server take.
+    """How much memory the weights of a server take, and a token in its KV cache.
 
-    Attributes:
-        target_gib: the target's weights.
-        draft_gib: the draft's, 0 without one, None where it isn't known.
-        token_kib: a token in the KV cache.
+    `draft_gib` is 0 without a draft, None where it isn't known.
     """
 
     target_gib: float
@@ -56,31 +53,12 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
-    """How many GPUs a case needs, and of how much memory each; None where its pair doesn't say."""
-
-    gpus: int
-    memory_gib: float | None
-
-    def unmet(self, gpus_gib: Sequence[float]) -> str:
-        """What a machine with such GPUs lacks of it, empty when nothing."""
-        taken = gpus_gib[: self.gpus]
-        if len(taken) == self.gpus and min(taken) >= (self.memory_gib or 0.0):
-            return ""
-        each = "" if self.memory_gib is None else f" of {math.ceil(self.memory_gib)} GiB"
-        there = ", ".join(f"{math.floor(gib)} GiB" for gib in gpus_gib) or "none"
-        return f"needs {self.gpus} GPU(s){each}, this machine has {there}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSpec(LaunchSettings):
     """What has to be equal for two cases to share a server.
 
     Attributes:
-        models: the name of the model pair.
         target, draft: folders or hub ids; `draft` is None where the method needs none.
-        padding_layers: identity layers appended to the target.
-        widen: how large the models are made, None for as they are.
+        padding_layers, widen: how the models are made larger, see `ModelsTable`.
         draft_tokens: the most drafts that a step can accept, which are all that it drafts where
             there is no tree; 0 without speculation.
         sizes: what the models take, None where it isn't known.
@@ -140,7 +118,6 @@ class Case(WorkloadSettings):
         control: the `none` server of the same target, measured in alternation for the speedup;
             None where the tier has no such case, and for `none` itself.
         matrix_prompts: how many prompts the matrix says, where this run replays another number.
-        load: how many requests come, and when; its duration is that of a round.
         power_s: how long each server is kept under load for its power; 0 for the rounds alone.
     """
 
@@ -176,19 +153,28 @@ class Case(WorkloadSettings):
         return max(self.prompts // size, 1)
 
     @property
-    def needs(self) -> Needs:
-        """How many GPUs it needs, and how much memory of each.
+    def memory_gib(self) -> float | None:
+        """How much memory it needs of each GPU; None where its pair doesn't say.
 
         Case and control share the GPUs; into a server's share of the memory must go the weights,
         the KV cache of all that is in flight, and what it takes beside them.
         """
-        server, memory_gib = self.server, None
+        server, sizes = self.server, self.server.sizes
         tokens = (self.load.concurrency or server.max_sequences) * server.max_model_len_tokens
-        sizes = server.sizes
-        if sizes and (weights_gib := sizes.weights_gib(server.parallel)) is not None:
-            share_gib = weights_gib + sizes.cache_gib(server.parallel, tokens) + BESIDE_GIB
-            memory_gib = share_gib / server.gpu_memory_frac
-        return Needs(gpus=server.parallel.gpus_by_node, memory_gib=memory_gib)
+        if sizes is None or (weights_gib := sizes.weights_gib(server.parallel)) is None:
+            return None
+        share_gib = weights_gib + sizes.cache_gib(server.parallel, tokens) + BESIDE_GIB
+        return share_gib / server.gpu_memory_frac
+
+    def unmet(self, gpus_gib: Sequence[float]) -> str:
+        """What a machine with such GPUs lacks of what it needs, empty when nothing."""
+        gpus, memory_gib = self.server.parallel.gpus_by_node, self.memory_gib
+        taken = gpus_gib[:gpus]
+        if len(taken) == gpus and min(taken) >= (memory_gib or 0.0):
+            return ""
+        each = "" if memory_gib is None else f" of {math.ceil(memory_gib)} GiB"
+        there = ", ".join(f"{math.floor(gib)} GiB" for gib in gpus_gib) or "none"
+        return f"needs {gpus} GPU(s){each}, this machine has {there}"
 
     @property
     def speculates(self) -> bool:
@@ -213,9 +199,7 @@ class Tier:
     """The cases of one matrix file.
 
     Attributes:
-        name: the file's, without its ending.
         needs_gpus: how many GPUs a machine must have for the tier to run at all, 0 for none.
-        cases: in the order of the file.
         places: by case, where its table stands, for errors.
         choices: by case, the model pairs that its table names, the preferred one first.
     """
@@ -227,11 +211,7 @@ class Tier:
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def named(self, case_id: str) -> Case:
-        """The case of an id.
-
-        Raises:
-            UnknownNameError: the tier has none; the message lists what it has.
-        """
+        """The case of an id, else an UnknownNameError that lists what the tier has."""
         cases = {case.id: case for case in self.cases}
         if case_id not in cases:
             raise UnknownNameError("case", case_id, cases, f"tier '{self.name}'")
@@ -256,11 +236,12 @@ class Tier:
         """By case's id what it needs and a machine lacks, in a sentence; none where all fit."""
         if not self.needs_gpus:
             return {}
-        lacks = {case.id: case.needs.unmet(gpus_gib) for case in self.cases}
+        lacks = {case.id: case.unmet(gpus_gib) for case in self.cases}
         return {case_id: f"{case_id} {lack}" for case_id, lack in lacks.items() if lack}
 
     def gpus_used(self, gpus_gib: Sequence[float]) -> int:
         """How many of a machine's GPUs the widest case takes that it can run."""
         lacking = self.unmet(gpus_gib)
-        widths = [case.needs.gpus for case in self.cases if case.id not in lacking]
+        able = [case.server for case in self.cases if case.id not in lacking]
+        widths = [server.parallel.gpus_by_node for server in able]
         return max(widths, default=self.needs_gpus) if self.needs_gpus else 0

@@ -28,10 +28,8 @@ _WIDENED = re.compile(r".+-wide-\w+-([0-9a-f]{64})")
 def resolve_model(root: Path, reference: str) -> str:
     """A model's folder, or a hub id as it is; a relative one is looked up in the repository's root.
 
-    One of `fixtures/` that isn't there is specreg's own: the tiny models of its wheel.
-
-    Raises:
-        ModelError: the folder is missing or incomplete.
+    One of `fixtures/` that isn't there is specreg's own: the tiny models of its wheel. A ModelError
+    of a folder that is missing or incomplete.
     """
     if is_hub_id(reference):
         return reference
@@ -61,11 +59,7 @@ def why_no_models(spec: ServerSpec) -> str:
 
 
 def model_file(reference: str, name: str) -> Path:
-    """A file of a model folder, or of a hub id: from the hub's cache, or fetched.
-
-    Raises:
-        ModelError: it isn't there, or can't be fetched.
-    """
+    """A file of a model folder, or of a hub id from its cache, or fetched; else a ModelError."""
     folder = Path(reference)
     if not folder.is_dir():
         return fetch_model_file(reference, name)
@@ -75,11 +69,7 @@ def model_file(reference: str, name: str) -> Path:
 
 
 def vocabulary_of(reference: str) -> int:
-    """How many token ids a model knows.
-
-    Raises:
-        ModelError: its configuration isn't at hand, or doesn't say.
-    """
+    """How many token ids a model knows; a ModelError where its configuration doesn't say."""
     path = model_file(reference, CONFIG)
     try:
         config = json.loads(path.read_bytes())

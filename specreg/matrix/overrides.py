@@ -44,9 +44,7 @@ class Override:
 def parse_override(text: str) -> Override:
     """An override as it was typed: `KEY=VALUE` or `engine_env.NAME=VALUE`.
 
-    Raises:
-        UnsupportedError: it isn't one, or its value is of another kind.
-        UnknownNameError: no such setting.
+    Else an UnsupportedError; an UnknownNameError where there is no such setting.
     """
     key, equals, value = text.partition("=")
     key, _, name = key.partition(".")
@@ -65,16 +63,11 @@ def parse_override(text: str) -> Override:
 
 
 def overridden(case: Case, overrides: Sequence[Override], drafts: Mapping[str, str]) -> Case:
-    """A case as a side runs it.
+    """A case of the matrix as a side runs it; the last override of a key counts.
 
-    Args:
-        case: of the matrix.
-        overrides: of the side, the last of a key counts.
-        drafts: by method, the draft of the case's model pair.
-
-    Raises:
-        UnknownNameError: the engine doesn't have the method, or the pair no draft for it.
-        MatrixError: the method drafts trees and the case has none, or its tree can't be so deep.
+    `drafts` are by method those of the case's model pair. Raises UnknownNameError where the engine
+    doesn't have the method, or the pair no draft for it; MatrixError where the method drafts trees
+    and the case has none, or its tree can't be so deep.
     """
     spec, where = case.server, f"override of '{case.id}'"
     for one in overrides:

@@ -21,9 +21,8 @@ from specreg.matrix.models import model_file, resolve_model, vocabulary_of
 def load_case_prompts(root: Path, case: Case) -> tuple[Prompt, ...]:
     """The prompts of a case's dataset; the case takes the first ones.
 
-    Raises:
-        DatasetError: the dataset can't be read, holds fewer than the case asks for or its
-            drafter needs, or token ids for a chat.
+    A DatasetError where it can't be read, holds fewer than the case asks for or its drafter needs,
+    or token ids for a chat.
     """
     target = resolve_model(root, case.server.target)
     prompts = load_prompts(
@@ -59,11 +58,8 @@ def check_contexts(root: Path, cases: Iterable[Case]) -> None:
     """Check that all that a case may send fits into its context, each reply up to the cap.
 
     What the chat template adds isn't counted: some ten tokens for each turn. Without a tokenizer at
-    hand the server is left to refuse what is too long.
-
-    Raises:
-        DatasetError: a prompt doesn't fit; or the prompts can't be read, are too few, or aren't
-            what the case or its engine takes.
+    hand the server is left to refuse what is too long. A DatasetError of a prompt that doesn't fit,
+    or as `load_case_prompts` raises it.
     """
     for case in cases:
         with contextlib.suppress(ModelError):  # the case's own tests say so
@@ -97,11 +93,7 @@ def _overlong(
 
 @functools.cache  # the cases of a tier share their prompts
 def count_tokens(target: str, text: str) -> int:
-    """How many tokens a target makes of a text, by its own tokenizer.
-
-    Raises:
-        ModelError: there is no tokenizer.json, or nothing that reads it.
-    """
+    """How many tokens a target's own tokenizer makes of a text, else a ModelError."""
     return len(_tokenizer(target).encode(text, add_special_tokens=False).ids)
 
 

@@ -52,9 +52,8 @@ class Load:
         ramp_up_s: a round begins this gently: a closed loop's requests start one after another
             over this time; a rate rises from 0 linearly.
         duration_s: a round sends its prompts again and again for this long; None sends each once.
-        arrivals: closed loop, or how the gaps between requests are spread.
-        concurrency: requests in flight in a closed loop; 0 for the others.
-        requests_per_s: the mean rate of the others; 0 in a closed loop.
+        concurrency: requests in flight in a closed loop; requests_per_s: the mean rate of the
+            others; each is 0 where it doesn't apply.
         seed: of the gaps. Every round of a case has the same.
     """
 
@@ -90,14 +89,12 @@ class RequestSettings:
     """The settings of requests that must be equal for two measurements to be compared.
 
     Attributes:
-        output_cap_tokens: the most tokens of a reply.
         temperature: 0 is greedy.
         paired_seeds: whether each turn of a prompt has a seed of its own, the same on every server:
             what one draws at a temperature another draws too, as far as speculation lets it.
         turns: the most turns of a conversation, None for all.
         history_reply: what of a reply enters the history of the next turn, a name of `REPLIES`.
-        form: whether prompts go through the model's chat template.
-        chat_template_args: arguments of that template, as pairs.
+        chat_template_args: arguments of the model's chat template, as pairs.
         ignore_eos: whether every reply goes on to the cap.
     """
 
@@ -116,10 +113,8 @@ class WorkloadSettings(RequestSettings):
     """What is asked of a server, and how it is measured.
 
     Attributes:
-        dataset: the name of the prompt set.
-        prompts: how many of its prompts are replayed, from the first.
+        prompts: how many of the dataset's prompts are replayed, from the first.
         request_timeout_s: how long a request may take; one that takes longer failed.
-        client_processes: how many processes send the requests.
         speed: whether the time that the server takes means anything.
         least_s: how long each server is asked at least where a speed is recorded or compared.
         rounding_nats: two tokens whose log-probabilities lie closer may change places by rounding;
@@ -171,14 +166,13 @@ class ModelsTable(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         target: a folder (a path with a slash that begins with `.`, `/` or `fixtures/`) or a hub id.
-        drafts: by method, the draft model or head.
+        drafts, drafts_gib: by method, the draft model or head, and what its weights take.
         padding_layers: identity layers appended to the target at set-up, 0 or more; a tiny target
             then costs enough per step for speculation to save something.
         widen: how large models are made at set-up of those in the folders, which then say the same
             and cost as much as others of that size; left out, they are taken as they are.
         target_gib: what the target's weights take, as they are served; None where it isn't known,
             and then it isn't checked whether a GPU holds it.
-        drafts_gib: by method, what the weights of its draft take.
         token_kib: what a token takes in the target's KV cache.
     """
 
@@ -219,12 +213,9 @@ class CasesTable(LaunchSettings, WorkloadSettings, Load):
 
 
 class TierFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole matrix file, its tables not yet decoded.
+    """A whole matrix file, its tables not yet decoded; see `Tier`.
 
-    Attributes:
-        needs_gpus: how many GPUs a machine must have for the tier to run at all, 0 for none.
-        models: pairs of its own, beside those that all tiers share.
-        defaults: keys of all tables of cases that don't have them.
+    `models` are pairs of its own, `defaults` keys of all tables of cases that don't have them.
     """
 
     needs_gpus: Annotated[int, msgspec.Meta(ge=0)]

@@ -18,17 +18,9 @@ from specreg.datasets.table import dataset_named
 from specreg.engines.methods import METHODS, SCHEDULED, Tree
 from specreg.engines.registry import engine_named
 from specreg.engines.settings import LaunchSettings, taken
+from specreg.matrix import schema
 from specreg.matrix.case import Case, ServerSpec, Sizes, Tier
-from specreg.matrix.schema import (
-    Arrivals,
-    CasesTable,
-    Limits,
-    Load,
-    ModelsTable,
-    PairsFile,
-    TierFile,
-    WorkloadSettings,
-)
+from specreg.matrix.schema import Arrivals, CasesTable, Limits, Load, ModelsTable
 
 PAIRS = Path("models/pairs.toml")
 """The model pairs that all tiers share, from the folder that holds the tiers' own."""
@@ -43,12 +35,9 @@ def load_tier(folder: Path, name: str) -> Tier:
     """The tier that `folder`/`name`.toml declares.
 
     Its model pairs are those of `folder`/../models/pairs.toml and its own; one of its own stands in
-    the place of a shared one of the same name.
-
-    Raises:
-        UnknownNameError: no such tier; or a table has a key, or names an engine, method, dataset or
-            model pair that doesn't exist. The message lists what does.
-        MatrixError: there is no folder, or a file doesn't decode, or asks for what can't be.
+    the place of a shared one of the same name. A tier, key, engine, method, dataset or model pair
+    that doesn't exist is an UnknownNameError that lists what does; a MatrixError, that there is no
+    folder, or a file doesn't decode, or asks for what can't be.
     """
     path = folder / f"{name}.toml"
     if not folder.is_dir():
@@ -56,10 +45,10 @@ def load_tier(folder: Path, name: str) -> Tier:
         raise MatrixError(message)
     if not path.is_file():
         raise UnknownNameError("tier", name, tier_names(folder))
-    head = _load_file(path, TierFile)
+    head = _load_file(path, schema.TierFile)
     pairs, shared = _pairs_of(path, head.models), folder.parent / PAIRS
     if shared.exists():
-        pairs = {**_pairs_of(shared, _load_file(shared, PairsFile).models), **pairs}
+        pairs = {**_pairs_of(shared, _load_file(shared, schema.PairsFile).models), **pairs}
     on_gpu = head.needs_gpus > 0
     choices: dict[str, tuple[str, ...]] = {}
     places: dict[str, str] = {}
@@ -136,11 +125,7 @@ def tier_names(folder: Path) -> tuple[str, ...]:
 
 
 def with_prompts(tier: Tier, prompts: int) -> Tier:
-    """A tier whose cases replay so many prompts each.
-
-    Raises:
-        MatrixError: that is none.
-    """
+    """A tier whose cases replay so many prompts each; a MatrixError where that is none."""
     if prompts < 1:
         raise MatrixError(f"--num-prompts: got {prompts}, needed 1 or more; leave it out for all")
     return dataclasses.replace(tier, cases=tuple(case.replaying(prompts) for case in tier.cases))
@@ -160,15 +145,19 @@ def _cases_of(
     for wrong in _contradictions(table):
         raise MatrixError(wrong)
     power_s = (_POWER_S if on_gpu else 0.0) if table.power_s is None else table.power_s
+    axis = "concurrency" if table.concurrency else "requests_per_s"
+    usual = Arrivals.CLOSED if table.concurrency else Arrivals.POISSON
+    own = {"arrivals": table.arrivals or usual, "concurrency": 0, "requests_per_s": 0.0}
+    loads = [Load(**taken(Load, table) | own | {axis: one}) for one in getattr(table, axis)]
     for models in _each(table.models):
         _check_name("model pair", models, pairs)
         servers = dict.fromkeys(
             _server_of(table, method, draft_tokens, models, pairs[models])
             for method, draft_tokens in itertools.product(table.methods, _each(table.draft_tokens))
         )
-        for server, load in itertools.product(servers, _loads_of(table)):
+        for server, load in itertools.product(servers, loads):
             case = Case(
-                **_taken(WorkloadSettings, table),
+                **_taken(schema.WorkloadSettings, table),
                 server=server,
                 control=None,
                 load=load,
@@ -222,15 +211,6 @@ def _taken(kind: type[object], table: CasesTable) -> dict[str, Any]:
         name: tuple(sorted(value.items())) if isinstance(value, dict) else value
         for name, value in taken(kind, table).items()
     }
-
-
-def _loads_of(table: CasesTable) -> tuple[Load, ...]:
-    """One load for each concurrency, or for each rate."""
-    closed = bool(table.concurrency)
-    arrivals = table.arrivals or (Arrivals.CLOSED if closed else Arrivals.POISSON)
-    own: dict[str, Any] = {"arrivals": arrivals, "concurrency": 0, "requests_per_s": 0.0}
-    axis = "concurrency" if closed else "requests_per_s"
-    return tuple(Load(**taken(Load, table) | own | {axis: one}) for one in getattr(table, axis))
 
 
 def _server_of(

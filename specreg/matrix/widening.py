@@ -28,15 +28,8 @@ import numpy.typing as npt
 
 from specreg.core.errors import ModelError
 from specreg.core.files import cache_dir, passing_folder
+from specreg.matrix import models
 from specreg.matrix.case import ServerSpec
-from specreg.matrix.models import (
-    CONFIG,
-    TOKENIZER_FILES,
-    UNFIT,
-    is_hub_id,
-    model_sha256,
-    resolve_model,
-)
 from specreg.matrix.schema import Width
 
 _WEIGHTS = "model.safetensors"
@@ -94,32 +87,26 @@ cache as its target, whose blocks it shares.
 def served_models(root: Path, spec: ServerSpec) -> tuple[str, str | None]:
     """Return a server's target and draft as it gets them: folders, or hub ids as they are.
 
-    A padded target is made; a widened model needn't be there yet, see `widen_models`.
-
-    Raises:
-        ModelError: a folder is missing or incomplete, or isn't one that can be made larger.
+    A padded target is made; a widened model needn't be there yet, see `widen_models`. A ModelError
+    of a folder that is missing or incomplete, or isn't one that can be made larger.
     """
     if spec.widen is not None:
         target, *drafts = (str(folder) for _, _, folder in _widened(root, spec))
         return target, next(iter(drafts), None)
-    target = resolve_model(root, spec.target)
+    target = models.resolve_model(root, spec.target)
     if layers := spec.padding_layers:
-        if is_hub_id(target):
+        if models.is_hub_id(target):
             message = f"model '{target}': only a folder can be padded; set padding_layers = 0"
             raise ModelError(message)
         source = Path(target)
         padded = cache_dir() / "models" / f"{source.name}-{layers}-{_content_sha256(source)[:16]}"
         _make_folder(padded, lambda made: write_padded_model(source, made, layers))
         target = str(padded)
-    return target, resolve_model(root, spec.draft) if spec.draft is not None else None
+    return target, models.resolve_model(root, spec.draft) if spec.draft is not None else None
 
 
 def widen_models(root: Path, spec: ServerSpec, *, show: Callable[[str], None]) -> None:
-    """Make a server's widened models that aren't in the cache yet.
-
-    Raises:
-        ModelError: see `served_models`; or the disk is full.
-    """
+    """Make a server's widened models that aren't in the cache yet; raises as `served_models`."""
     for source, shape, folder in _widened(root, spec):
         if not folder.is_dir():
             show(f"widening {source.name} to {spec.widen}, once")
@@ -127,15 +114,11 @@ def widen_models(root: Path, spec: ServerSpec, *, show: Callable[[str], None]) -
 
 
 def write_padded_model(source: Path, target: Path, layers: int) -> None:
-    """Write the model of `source` with `layers` identity layers appended into `target`.
-
-    Raises:
-        ModelError: the weights aren't those of a dense bfloat16 Llama.
-    """
+    """Write the model of `source`, a dense bfloat16 Llama, with identity layers appended."""
     config, tensors = _read_model(source)
     try:
         first = int(config["num_hidden_layers"])
-    except UNFIT as error:
+    except models.UNFIT as error:
         raise _unfit(source, error) from error
     template = {
         name.removeprefix(_FIRST_LAYER): tensor
@@ -162,11 +145,11 @@ def _unfit(source: Path, why: object) -> ModelError:
 def _read_model(source: Path) -> tuple[dict[str, Any], dict[str, Bits]]:
     """The configuration of a model folder, and its weights, of one file in bfloat16."""
     try:
-        config = json.loads((source / CONFIG).read_bytes())
+        config = json.loads((source / models.CONFIG).read_bytes())
         if not isinstance(config, dict):
-            raise TypeError(f"{CONFIG} is no object")
+            raise TypeError(f"{models.CONFIG} is no object")
         return config, read_tensors(source / _WEIGHTS)
-    except (OSError, *UNFIT) as error:
+    except (OSError, *models.UNFIT) as error:
         raise _unfit(source, f"{type(error).__name__}: {error}") from error
 
 
@@ -177,11 +160,7 @@ _LENGTH_BYTES = 8
 
 
 def read_tensors(path: Path) -> dict[str, Bits]:
-    """The tensors of a file, by name.
-
-    Raises:
-        OSError, ValueError, LookupError, TypeError, AttributeError: it is none in bfloat16.
-    """
+    """The tensors of a file, by name; an OSError or one of `UNFIT` where it is none in bfloat16."""
     content = path.read_bytes()
     start = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
     header = json.loads(content[_LENGTH_BYTES:start])
@@ -213,16 +192,16 @@ def write_tensors(tensors: Mapping[str, Bits], path: Path) -> None:
 
 def _write_config(source: Path, target: Path, config: Mapping[str, object]) -> None:
     """Write a configuration, and copy the tokenizer of `source` beside it."""
-    (target / CONFIG).write_text(json.dumps(config, indent=2))
-    for name in TOKENIZER_FILES:
+    (target / models.CONFIG).write_text(json.dumps(config, indent=2))
+    for name in models.TOKENIZER_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
 
 
 def _content_sha256(folder: Path, *more: object) -> str:
     """A checksum of a model, its tokenizer, and all else that decides what is made of it."""
-    content = hashlib.sha256(model_sha256(str(folder)).encode())
-    for name in TOKENIZER_FILES:
+    content = hashlib.sha256(models.model_sha256(str(folder)).encode())
+    for name in models.TOKENIZER_FILES:
         if (folder / name).is_file():
             content.update((folder / name).read_bytes())
     for one in more:
@@ -318,19 +297,14 @@ def _axes_of(
     }
 
 
-def _norm(length: int, narrow: Bits | None) -> Bits:
-    """The weights of a widened norm; `narrow` is None in a layer that adds nothing."""
-    weights = np.ones(length, np.float32)
-    if narrow is not None:
-        real = (narrow.astype(np.uint32) << 16).view(np.float32)
-        weights[: len(real)] = real * math.sqrt(len(real) / length)
-    return (weights.view(np.uint32) >> 16).astype(np.uint16)
-
-
 def _tensor(kind: str, like: Bits, narrow: Bits | None, axes: Mapping[str, _Axis]) -> Bits:
     """A widened tensor in place of one like that; `narrow` is None in a layer that adds nothing."""
-    if like.ndim == 1:
-        return _norm(axes["hidden"].length, narrow)
+    if like.ndim == 1:  # of a norm
+        weights = np.ones(axes["hidden"].length, np.float32)
+        if narrow is not None:
+            real = (narrow.astype(np.uint32) << 16).view(np.float32)
+            weights[: len(real)] = real * math.sqrt(len(real) / len(weights))
+        return (weights.view(np.uint32) >> 16).astype(np.uint16)
     row, column = _AXES[kind]
     rows = axes.get(row) or _Axis.of_first(len(like), len(like))
     columns = axes[column].repeated(like.shape[1] // len(axes[column].real))
@@ -357,7 +331,7 @@ def _write_widened_model(source: Path, shape: Shape, folder: Path) -> None:
     try:
         axes = _axes_of(config, narrow, shape)
         first = min(found["layer"] for found in named.values())
-    except (*UNFIT, ZeroDivisionError) as error:
+    except (*models.UNFIT, ZeroDivisionError) as error:
         raise _unfit(source, f"{type(error).__name__}: {error}") from error
     layers = shape.num_hidden_layers if first.startswith("model.") else 1
     # By file, the names of its tensors, and of the narrow tensors that these are like.
@@ -392,9 +366,9 @@ def _widened(root: Path, spec: ServerSpec) -> Iterator[tuple[Path, Shape, Path]]
     if spec.widen is None:
         return
     shapes = SHAPES[spec.widen]
-    models = {_TARGET: spec.target, **({spec.method: spec.draft} if spec.draft else {})}
-    for role, reference in models.items():
-        shape, source = shapes.get(role), Path(resolve_model(root, reference))
+    pair = {_TARGET: spec.target, **({spec.method: spec.draft} if spec.draft else {})}
+    for role, reference in pair.items():
+        shape, source = shapes.get(role), Path(models.resolve_model(root, reference))
         if shape is None or not source.is_dir():
             drafting = " or ".join(sorted(shapes.keys() - {_TARGET}))
             raise ModelError(

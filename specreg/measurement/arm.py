@@ -1,21 +1,13 @@
-"""One running server in a measurement: what it replays, and the acceptance that is read of it.
+"""One running server in a measurement: what it replays, and what is read of it beside times.
 
 Acceptance is read from each answer's own record, else the server's counters, else the chunks.
 """
 
-import dataclasses
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from specreg.acceptance.checks import (
-    check_acceptance,
-    check_counters,
-    check_emitted,
-    check_ended,
-    check_pinned,
-    check_reconciled,
-    check_requests,
-)
+from specreg.acceptance import checks
 from specreg.acceptance.record import (
     NO_STEPS,
     AcceptanceRecord,
@@ -34,9 +26,11 @@ from specreg.load.chat_client import Record
 from specreg.load.client_processes import Clients
 from specreg.load.rounds import Round
 from specreg.matrix.case import Case, ServerSpec
-from specreg.measurement.metrics import Family
-from specreg.measurement.validity import noting
+from specreg.measurement.metrics import ALL, Family, noting
 from specreg.servers.server import Server
+from specreg.telemetry.energy import check_alone, check_held_back
+from specreg.telemetry.power_record import PowerRecord, record_power
+from specreg.telemetry.sampler import Span, Watch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,18 +47,12 @@ class Arm:
     warm: bool = False
 
 
-def control_of(case: Case) -> Case:
-    """A case as its control runs it: the same prompts and load, without speculation."""
-    return dataclasses.replace(case, server=case.control or case.server, control=None)
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class ArmReplay:
     """What one arm has replayed so far, by the clients of its server.
 
     Attributes:
         before: the server's counters when the rounds began; None where they aren't needed.
-        acceptance: as it was read last.
         block: a stretch of load without a pause, for the power; None without one.
         invalid: by family why its figures mean nothing.
     """
@@ -80,8 +68,7 @@ class ArmReplay:
     async def begin(self) -> None:
         """Read the counters: what is accepted counts from here on.
 
-        Raises:
-            InvalidMeasurementError: they can't be read, and nothing means anything without them.
+        Raises InvalidMeasurementError where nothing means anything without them.
         """
         with noting(self.invalid):
             self.before = await self._counters()
@@ -89,20 +76,19 @@ class ArmReplay:
     async def replay(self, prompts: Sequence[Prompt], record: Record) -> None:
         """Replay one more round; raises InvalidMeasurementError where a request failed."""
         done = await self.clients.replay(prompts, record)
-        check_requests(done.traces)
+        checks.check_requests(done.traces)
         self.rounds.append(done)
 
     async def extend(self, prompts: Sequence[Prompt], record: Record) -> None:
         """Replay further prompts for the acceptance alone, not as a round; raises as `replay`."""
         more = await self.clients.replay(prompts, record)
-        check_requests(more.traces)
+        checks.check_requests(more.traces)
         await self.read(more)
 
     async def read(self, *further: Round) -> None:
         """Read the acceptance of all rounds, and of further ones that aren't among them.
 
-        Raises:
-            InvalidMeasurementError: a check broke that spoils all figures.
+        An InvalidMeasurementError where a check broke that spoils all figures.
         """
         self.acceptance = None
         with noting(self.invalid):
@@ -112,9 +98,45 @@ class ArmReplay:
             found = read_acceptance(case.server, wire_format, traces, self.before, after)
             if found is not None and case.server.pinned_length_tokens:
                 in_flight = case.load.concurrency or case.server.max_sequences
-                check_pinned(found, case.server.pinned_length_tokens, in_flight)
+                checks.check_pinned(found, case.server.pinned_length_tokens, in_flight)
             if Family.ACCEPTANCE not in self.invalid:
                 self.acceptance = found
+
+    def power(self, watching: Watch, idle: Span, pids: AbstractSet[int]) -> PowerRecord:
+        """What the devices drew while the server had requests, and in `idle` when none had.
+
+        `pids` are those of all servers. What `THROTTLED` and `DEVICE_SHARED` spoil is noted.
+        """
+        block = self.block
+        looked = [(self.rounds, ALL), ([block] if block else [], frozenset({Family.POWER}))]
+        until_ns = max(one.ended_ns for rounds, _ in looked for one in rounds)
+        traces, broken = watching.traces(until_ns)
+        try:
+            checks.check_requests(block.traces if block and not broken else ())
+        except InvalidMeasurementError as error:
+            broken = str(error)
+        for rounds, within in looked:
+            spans = [(part.started_ns, part.ended_ns) for part in rounds]
+            with noting(self.invalid, within):
+                check_held_back(traces, spans)
+            with noting(self.invalid, within):
+                check_alone(traces, spans, pids)
+        if broken or block is None:
+            why = f"POWER_INVALID: {broken}" if broken else self.invalid[Family.POWER]
+            return PowerRecord(invalid=why)
+        # An extension's requests are no part of the rounds.
+        timed = [trace for part in self.rounds for trace in part.traces]
+        tokens = sum(trace.tokens for trace in timed)
+        turns = {(trace.prompt_id, trace.turn) for trace in timed}
+        prompts = self.acceptance.prompts if self.acceptance else ()
+        accepted = sum(p.counts.accepted for p in prompts if (p.prompt_id, p.turn) in turns)
+        return record_power(
+            traces,
+            (block.started_ns, block.ended_ns),
+            tokens=sum(trace.tokens for trace in block.traces),
+            accepted_frac=accepted / tokens if tokens else 0.0,
+            idle=idle,
+        )
 
     async def _counters(self) -> Counters | None:
         wire_format = self.arm.server.engine.wire_format
@@ -131,20 +153,19 @@ def read_acceptance(
 ) -> AcceptanceRecord | None:
     """The acceptance of all requests between two readings of the counters, None where it has none.
 
-    Raises:
-        InvalidMeasurementError: a check broke; see `specreg.acceptance`.
+    Else the InvalidMeasurementError of a check that broke; see `specreg.acceptance`.
     """
     if spec.method == "none":
         return None
     method = METHODS[spec.method]
-    moved = check_counters(before, after) if before and after else None
+    moved = checks.check_counters(before, after) if before and after else None
     spoken = [trace for trace in traces if trace.acceptance is not None]
     if wire_format.request_source is not None and spoken:
         record = _record(wire_format.request_source, View.VERIFIER, traces, _own_counts(traces))
         if moved is not None:
-            check_reconciled(record.total, moved)
+            checks.check_reconciled(record.total, moved)
     elif wire_format.counters_source is not None and moved is not None and moved.counts is not None:
-        check_ended(len(traces), moved)
+        checks.check_ended(len(traces), moved)
         record = AcceptanceRecord(
             source=wire_format.counters_source, view=View.VERIFIER, total=moved.counts, prompts=()
         )
@@ -155,16 +176,14 @@ def read_acceptance(
         )
         raise InvalidMeasurementError("ACCEPTANCE_MISSING", message)
     else:
-        counts = [
-            trace.counts_of_chunks(
-                draft_tokens=spec.draft_tokens, drafts_every_step=method.drafts_every_step
-            )
-            for trace in traces
-        ]
+        tokens, each = spec.draft_tokens, method.drafts_every_step
+        counts = [t.counts_of_chunks(draft_tokens=tokens, drafts_every_step=each) for t in traces]
         record = _record(Source.STREAM_CHUNKS, View.EMITTED, traces, counts)
-    check_acceptance(record, draft_tokens=spec.draft_tokens, drafted_tokens=spec.drafted_tokens)
+    checks.check_acceptance(
+        record, draft_tokens=spec.draft_tokens, drafted_tokens=spec.drafted_tokens
+    )
     if method.drafts_every_step:
-        check_emitted(record, traces)
+        checks.check_emitted(record, traces)
     return record.to_depth(spec.draft_tokens)
 
 

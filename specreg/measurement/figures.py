@@ -1,6 +1,8 @@
 """All figures of a measurement, for people and programs: what docs/measuring.md names, as JSON."""
 
 import functools
+import itertools
+import operator
 from collections.abc import Sequence
 
 import msgspec
@@ -9,21 +11,9 @@ from specreg.acceptance.record import AcceptanceRecord, Source, StepCounts, View
 from specreg.acceptance.trace import RequestTrace
 from specreg.engines.methods import METHODS
 from specreg.matrix.case import Case
+from specreg.measurement import metrics
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import (
-    Family,
-    Replay,
-    e2e_ms,
-    goodput_requests_per_s,
-    is_good,
-    output_tokens_per_s,
-    per_s,
-    round_ratios,
-    throughput_tokens_per_s,
-    tokens_per_step,
-    tpot_ms,
-    ttft_ms,
-)
+from specreg.measurement.metrics import Family, Replay
 from specreg.stats.percentiles import Histogram, Summary, summarize
 from specreg.telemetry.power_record import PowerRecord
 
@@ -208,30 +198,30 @@ def _part(record: AcceptanceRecord, *, all_steps: bool) -> PartFigures:
         histogram=counts.histogram,
         marginal_frac=counts.marginal_acceptance,
         conditional_frac=counts.conditional_acceptance,
-        joint_frac=counts.joint_acceptance,
+        joint_frac=tuple(itertools.accumulate(counts.conditional_acceptance, operator.mul)),
     )
 
 
 def _arm(replay: Replay) -> ArmFigures:
     traces = replay.traces
     told = all(trace.prompt_tokens is not None for trace in traces)
-    all_tokens_per_s = per_s(replay, lambda one: one.tokens + (one.prompt_tokens or 0))
+    all_tokens_per_s = metrics.per_s(replay, lambda one: one.tokens + (one.prompt_tokens or 0))
     by_category: dict[str, list[RequestTrace]] = {}
     for trace in traces:
         by_category.setdefault(trace.category, []).append(trace)
     return ArmFigures(
         **msgspec.structs.asdict(_pace(traces)),
-        good_requests=sum(is_good(trace, replay.limits) for trace in traces),
-        tokens_per_chunk=tokens_per_step(replay),
-        ttft_ms=summarize(map(ttft_ms, traces)),
-        e2e_ms=summarize(map(e2e_ms, traces)),
+        good_requests=sum(metrics.is_good(trace, replay.limits) for trace in traces),
+        tokens_per_chunk=metrics.tokens_per_step(replay),
+        ttft_ms=summarize(map(metrics.ttft_ms, traces)),
+        e2e_ms=summarize(map(metrics.e2e_ms, traces)),
         step_ms=replay.gaps.summary_ms(),
         prompt_tokens=summarize(trace.prompt_tokens for trace in traces),
         completion_tokens=summarize(trace.tokens for trace in traces),
-        throughput_tokens_per_s=throughput_tokens_per_s(replay),
+        throughput_tokens_per_s=metrics.throughput_tokens_per_s(replay),
         total_tokens_per_s=all_tokens_per_s if told else None,
-        requests_per_s=per_s(replay, lambda _: 1.0),
-        goodput_requests_per_s=goodput_requests_per_s(replay),
+        requests_per_s=metrics.per_s(replay, lambda _: 1.0),
+        goodput_requests_per_s=metrics.goodput_requests_per_s(replay),
         send_delay_ms=summarize((one.sent_ns - one.planned_ns) / _NS_PER_MS for one in traces),
         client_lag_ms=Histogram.merged(part.lags for part in replay.rounds).summary_ms(),
         by_category={name: _pace(part) for name, part in by_category.items()},
@@ -242,8 +232,8 @@ def _pace(traces: Sequence[RequestTrace]) -> PaceFigures:
     return PaceFigures(
         requests=len(traces),
         tokens=sum(trace.tokens for trace in traces),
-        tpot_ms=summarize(map(tpot_ms, traces)),
-        output_tokens_per_s=summarize(map(output_tokens_per_s, traces)),
+        tpot_ms=summarize(map(metrics.tpot_ms, traces)),
+        output_tokens_per_s=summarize(map(metrics.output_tokens_per_s, traces)),
     )
 
 
@@ -254,7 +244,7 @@ def _speedup(
         return None
     return SpeedupFigures(
         throughput_ratio=measurement.values.get("speedup_ratio"),
-        round_ratio=summarize(round_ratios(measurement.replay or Replay())),
+        round_ratio=summarize(metrics.round_ratios(measurement.replay or Replay())),
         tpot_ratio=_ratio(control.tpot_ms, timing.tpot_ms),
         tpot_ratio_by_category={
             name: _ratio(control.by_category[name].tpot_ms, pace.tpot_ms)

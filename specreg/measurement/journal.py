@@ -35,7 +35,6 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
         case: the whole of it, as JSON; case_id: for people.
         launch: of its server, from 1.
         asked: what the measurement is for: "all", "acceptance" alone, or to "record".
-        environment: the name of the kind of machine.
         engine: what was installed, or whose interpreter.
         files_sha256: of the prompts and the models' files.
     """
@@ -113,8 +112,7 @@ class Journal:
     def hold(self) -> None:
         """Keep other processes from the run until this is closed or our process has ended.
 
-        Raises:
-            SpecregError: another process holds it; or the disk refuses.
+        A SpecregError where another process holds it, or the disk refuses.
         """
         if self._lock is not None:
             return
@@ -124,10 +122,8 @@ class Journal:
             try:
                 lock.acquire(blocking=False)
             except filelock.Timeout as error:
-                message = (
-                    f"'{self.path.parent}': still goes on; wait until it has ended, or end it first"
-                )
-                raise SpecregError(message) from error
+                message = f"'{self.path.parent}': still goes on; wait until it has ended, or end it"
+                raise SpecregError(f"{message} first") from error
         self._lock = lock
 
     def begin(self, key: Key) -> None:
@@ -166,11 +162,7 @@ class Journal:
         self._write(Checked(key=key, check=check, verdict=msgspec.to_builtins(verdict)))
 
     def take(self, part: Path) -> None:
-        """Add the lines of another journal; one that isn't there has none.
-
-        Raises:
-            SpecregError: it can't be read, or ours not written.
-        """
+        """Add the lines of another journal, if it is there; SpecregError where the disk refuses."""
         with _named(part, "mend its rights"):
             lines = part.read_bytes() if part.exists() else b""
             if lines:
@@ -191,14 +183,11 @@ class Journal:
 
 
 def load_journal(path: Path, *, last: bool = False) -> Mapping[Key, Measurement]:
-    """The complete measurements of a journal.
+    """The complete measurements of a journal, else a SpecregError where the file can't be read.
 
     A measurement that a torn or unreadable line is part of is left out. Of one that was made twice
     the first counts: a worker that was given up may end after the one that took its place. Or the
     `last`, where no other process writes it, in the order in which those that count were made.
-
-    Raises:
-        SpecregError: the file can't be read.
     """
     found: dict[Key, Measurement] = {}
     key: Key | None = None
@@ -253,11 +242,7 @@ def _measurement(
 
 
 def load_checks(path: Path) -> Mapping[tuple[Key, str], Mapping[str, Any]]:
-    """The verdicts of the correctness checks in a journal, by key and the check's name.
-
-    Raises:
-        SpecregError: the file can't be read.
-    """
+    """By key and check's name the verdicts in a journal; raises as `load_journal`."""
     lines = _lines(path)
     return {(one.key, one.check): one.verdict for one in lines if isinstance(one, Checked)}
 
@@ -265,8 +250,7 @@ def load_checks(path: Path) -> Mapping[tuple[Key, str], Mapping[str, Any]]:
 def last_run(runs: Path, part: str = "") -> Path:
     """The folder in `runs` that was written to last; `part` is what a shard's names end with.
 
-    Raises:
-        SpecregError: there is none, it still goes on, or it has no journal.
+    A SpecregError where there is none, it still goes on, or it has no journal.
     """
     folders = [
         path
@@ -281,11 +265,10 @@ def last_run(runs: Path, part: str = "") -> Path:
         asked.hold()
         asked.close()
     if not any(last.rglob("journal.jsonl")):
-        message = (
+        raise SpecregError(
             f"--specreg-resume: the last run, '{last}', has no journal: it was cut off before it"
             " measured anything; run without it, or remove that folder to go on with the one before"
         )
-        raise SpecregError(message)
     return last
 
 

@@ -12,6 +12,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+import msgspec
+
 from specreg.acceptance.checks import check_requests
 from specreg.acceptance.record import AcceptanceRecord
 from specreg.core.errors import InvalidMeasurementError
@@ -24,13 +26,13 @@ from specreg.load.rounds import BEAT_NS, Round
 from specreg.matrix.case import Case
 from specreg.matrix.schema import Load
 from specreg.measurement.arm import Arm, ArmReplay
-from specreg.measurement.metrics import METRICS, Family, Replay
-from specreg.measurement.power import power_beside, power_of, rest
-from specreg.measurement.validity import ALL, Invalid, all_invalid, noting
+from specreg.measurement.metrics import ALL, METRICS, Family, Invalid, Replay, noting
 from specreg.stats.alpha_spending import Look
 from specreg.stats.percentiles import Histogram
+from specreg.telemetry.power_record import PowerRecord
 from specreg.telemetry.sampler import Span, Watch
 
+_SETTLE_S, _IDLE_S = 1.0, 4.0
 _WARM_UP_NS = 10 * 10**9
 _COMPARED = 3
 """How many batches are compared with as many before them."""
@@ -61,10 +63,8 @@ def all_prompts(acceptance: AcceptanceRecord | None, look: Look) -> bool:
 class Workload:
     """The prompts of a measurement; load and sampling are the cases'.
 
-    Attributes:
-        prompts: what all arms replay, in rounds.
-        extension: what follows where these weren't enough, for the acceptance alone.
-        warm_up: what is replayed first, in turn.
+    `warm_up` is replayed first, in turn; `extension` where the prompts weren't enough, for the
+    acceptance alone.
     """
 
     prompts: Sequence[Prompt]
@@ -91,7 +91,6 @@ class Plan:
     """How much of a workload is replayed, and what is told of it.
 
     Attributes:
-        show: is told what goes on, before each round.
         parts: into how many the prompts are dealt to look after each whether they are enough; None
             for the first case's rounds, and one look after all of them.
         enough: asked at each look; where all prompts weren't, the extension follows.
@@ -99,7 +98,6 @@ class Plan:
         power_s: how long each server is kept under load for its power, where that is watched and
             none of its rounds took as long.
         watching: what samples the power of the servers' devices, None for no power.
-        turn_to: is told which phase begins.
         record: is asked, for each round, for what takes its requests as they end.
         clock: monotonic, in nanoseconds.
     """
@@ -120,7 +118,6 @@ class Measurement:
     """What one launch of an arm's server did.
 
     Attributes:
-        engine_version: by the server's own word.
         target, draft: what was served: folders or hub ids.
         replay: all rounds; None where no family's figures mean anything, or where another arm
             failed before they were complete.
@@ -149,21 +146,12 @@ def measure(arms: Sequence[Arm], workload: Workload, plan: Plan) -> tuple[Measur
 
     Their order changes from round to round: of two it is A B, B A. A check that breaks makes the
     families of its arm invalid that it spoils, the others are measured; it is no error of this
-    function.
-
-    Returns:
-        A measurement of each arm, in order.
-
-    Raises:
-        ServerDiedError: a server went away.
+    function. That a server went away is, a ServerDiedError.
     """
     import uvloop  # noqa: PLC0415 - only who measures needs it
 
-    idle, pids = rest(plan.watching, plan.show), _pids(arms)
-    try:
-        replays, look = uvloop.run(_measure(arms, workload, plan))
-    except InvalidMeasurementError as error:  # the clients couldn't be opened
-        return tuple(_unmeasured(arm, all_invalid(str(error))) for arm in arms)
+    idle, pids = _idle_span(plan), _pids(arms)
+    replays, look = uvloop.run(_measure(arms, workload, plan))
     pids |= _pids(arms)
     found = tuple(_measured(one, look, plan, idle, pids) for one in replays)
     for arm, one in zip(arms, found, strict=True):
@@ -180,10 +168,26 @@ def beside(case: Measurement, control: Measurement) -> Measurement:
     if case.replay is None:
         return dataclasses.replace(case, invalid=invalid)
     theirs = control.replay or Replay()
-    power = power_beside(case.replay.power, theirs.power)
+    power = _power_beside(case.replay.power, theirs.power)
     replay = dataclasses.replace(case.replay, control_rounds=theirs.rounds, power=power)
     values = values_of(case.case, replay, invalid)
     return dataclasses.replace(case, replay=replay, values=values, invalid=invalid)
+
+
+def _power_beside(ours: PowerRecord | None, theirs: PowerRecord | None) -> PowerRecord | None:
+    """The power of a case with that of its control; the energy that speculation saves."""
+    if ours is None or theirs is None or ours.case is None or theirs.case is None:
+        why = theirs.invalid if theirs is not None and ours is not None else ""
+        return PowerRecord(invalid=ours.invalid or why) if ours is not None and why else ours
+    case_j, control_j = ours.case.energy_j_per_token, theirs.case.energy_j_per_token
+    too_short = ours.too_short or theirs.too_short
+    return msgspec.structs.replace(
+        ours,
+        control=theirs.case,
+        energy_ratio=control_j / case_j if control_j is not None and case_j else None,
+        invalid="" if too_short else ours.invalid or theirs.invalid,
+        too_short=too_short,
+    )
 
 
 def values_of(
@@ -198,14 +202,15 @@ def values_of(
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _unmeasured(arm: Arm, invalid: Invalid) -> Measurement:
-    return Measurement(
-        case=arm.case,
-        engine_version=arm.server.engine_version,
-        target=arm.server.target,
-        draft=arm.server.draft,
-        invalid=invalid,
-    )
+def _idle_span(plan: Plan) -> Span:
+    """Let the devices that are watched be idle for a while, and return that span."""
+    if plan.watching is None:
+        return 0, 0
+    plan.show("watching the idle power")
+    time.sleep(_SETTLE_S)
+    start_ns = time.monotonic_ns()
+    time.sleep(_IDLE_S)
+    return start_ns, time.monotonic_ns()
 
 
 def _pids(arms: Sequence[Arm]) -> AbstractSet[int]:
@@ -216,10 +221,17 @@ def _measured(
     one: ArmReplay, look: Look | None, plan: Plan, idle: Span, pids: AbstractSet[int]
 ) -> Measurement:
     """Return the measurement of an arm; `look`: None where a required arm failed."""
-    case, invalid = one.arm.case, one.invalid
-    unmeasured = _unmeasured(one.arm, invalid)
+    case, server, invalid = one.arm.case, one.arm.server, one.invalid
+    found = Measurement(
+        case=case,
+        engine_version=server.engine_version,
+        target=server.target,
+        draft=server.draft,
+        invalid=invalid,
+        look=look or Look.FULL,
+    )
     if look is None or invalid.keys() == ALL:
-        return dataclasses.replace(unmeasured, look=look or Look.FULL)
+        return found
     replay = Replay(
         rounds=tuple(one.rounds),
         concurrency=case.load.concurrency,
@@ -227,10 +239,8 @@ def _measured(
         limits=case.limits,
     )
     if plan.watching is not None:
-        power = power_of(replay, plan.watching, idle, pids, one.block, invalid)
-        replay = dataclasses.replace(replay, power=power)
-    values = values_of(case, replay, invalid)
-    return dataclasses.replace(unmeasured, replay=replay, values=values, look=look)
+        replay = dataclasses.replace(replay, power=one.power(plan.watching, idle, pids))
+    return dataclasses.replace(found, replay=replay, values=values_of(case, replay, invalid))
 
 
 async def _measure(
@@ -238,11 +248,10 @@ async def _measure(
 ) -> tuple[list[ArmReplay], Look | None]:
     """Return what each arm replayed, and the look at which it was enough; None where one failed."""
     async with contextlib.AsyncExitStack() as stack:
-        replays = [
-            ArmReplay(arm=arm, clients=await stack.enter_async_context(opened))
-            for arm in arms
-            for opened in [open_clients(arm.case, arm.server.endpoint, clock=plan.clock)]
-        ]
+        replays = []
+        for arm in arms:
+            opened = open_clients(arm.case, arm.server.endpoint, clock=plan.clock)
+            replays.append(ArmReplay(arm=arm, clients=await stack.enter_async_context(opened)))
         try:
             return replays, await _Measuring(replays, workload, plan).run()
         except InvalidMeasurementError:  # its arm holds the reason
@@ -346,7 +355,7 @@ class _Measuring:
         try:
             await asking
         except InvalidMeasurementError as error:
-            one.invalid.update(all_invalid(str(error)))
+            one.invalid.update(dict.fromkeys(Family, str(error)))
             if one.arm.required:
                 raise
             await asyncio.to_thread(one.arm.server.check_alive)  # asks on a loop of its own
@@ -376,11 +385,7 @@ async def _block(one: ArmReplay, prompts: Sequence[Prompt], least_s: float) -> R
 
 
 async def _teach(one: ArmReplay, prompts: Sequence[Prompt]) -> None:
-    """Have a scheduled drafter see the answers, and as much past their ends as is drafted there.
-
-    Raises:
-        InvalidMeasurementError: a request failed.
-    """
+    """Have a scheduled drafter see the answers, and as much past their ends as is drafted there."""
     case = one.arm.case
     longer = dataclasses.replace(
         case,
@@ -402,10 +407,7 @@ async def warm_up(
     What is made on demand slows the first requests, by minutes where kernels are compiled. Batches
     take the prompts in turn, see `batch_of`. The one that ends once 10 s have passed is the last. A
     drafter that learns from what it serves is shown as many as steady steps take, for what it
-    accepts then mustn't depend on the time.
-
-    Raises:
-        InvalidMeasurementError: a request failed.
+    accepts then mustn't depend on the time. A request that fails is an InvalidMeasurementError.
     """
     size = batch_of(case)
     in_turn = itertools.cycle(prompts)
@@ -461,14 +463,12 @@ def deal(prompts: Sequence[Prompt], rounds: int) -> tuple[Sequence[Prompt], ...]
 def check_client(rounds: Sequence[Round]) -> None:
     """Check that the client kept up: it sent when due, and read when something came.
 
-    In half of all cases at least: what is judged are medians, which the hiccups of a shared machine
-    don't move, and a client that can't keep up is late all the time. To send, late is 5 ms and 5 %
-    of the median TTFT. To wake, it is that of the time from the first chunk to the last too, and
-    20 ms in any case, for what keeps it from running makes both times longer. Chunks that waited
-    for it, or for the server's own front end, come less than 0.1 ms apart.
-
-    Raises:
-        InvalidMeasurementError: `CLIENT_BEHIND`.
+    In half of all cases at least, else `CLIENT_BEHIND`: what is judged are medians, which the
+    hiccups of a shared machine don't move, and a client that can't keep up is late all the time. To
+    send, late is 5 ms and 5 % of the median TTFT. To wake, it is that of the time from the first
+    chunk to the last too, and 20 ms in any case, for what keeps it from running makes both times
+    longer. Chunks that waited for it, or for the server's own front end, come less than 0.1 ms
+    apart.
     """
     traces = [trace for part in rounds for trace in part.traces]
     delays = sorted(trace.sent_ns - trace.planned_ns for trace in traces)

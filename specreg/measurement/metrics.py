@@ -1,14 +1,16 @@
 """The metrics, one row each: from the rounds and counts of a measurement to a number.
 
-A metric without a value is None, never 0 and never NaN.
+A metric without a value is None, never 0 and never NaN; of an invalid family it means nothing.
 """
 
+import contextlib
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from enum import Enum, StrEnum
+from enum import StrEnum
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -16,7 +18,7 @@ import msgspec
 
 from specreg.acceptance.record import AcceptanceRecord, Counts
 from specreg.acceptance.trace import RequestTrace
-from specreg.core.errors import MatrixError, UnknownNameError
+from specreg.core.errors import InvalidMeasurementError, MatrixError, UnknownNameError
 from specreg.load.rounds import Round
 from specreg.matrix.case import Case
 from specreg.matrix.schema import NO_LIMITS, Limits
@@ -42,11 +44,70 @@ class Family(StrEnum):
     POWER = "power"
 
 
-class Direction(Enum):
-    """Which way is better."""
+Invalid = Mapping[Family, str]
+"""Why a family's figures are invalid, by family; valid families are left out."""
 
-    UP = 1
-    DOWN = -1
+ALL: AbstractSet[Family] = frozenset(Family)
+# Acceptance is counted, not timed: neither a throttled GPU nor a late client says anything against
+# it. Speed is timed by us: a server that miscounts its steps says nothing against that.
+_COUNTED: AbstractSet[Family] = frozenset({Family.ACCEPTANCE})
+_TIMED = ALL - _COUNTED
+
+SPOILS: Mapping[str, AbstractSet[Family]] = MappingProxyType(
+    {
+        # The meter of acceptance. Tokens and times are the client's own.
+        "ACCEPTANCE_MISSING": _COUNTED,
+        "CHUNKS_MERGED": _COUNTED,
+        "COUNTS_DISAGREE": _COUNTED,
+        "COUNTS_INCONSISTENT": _COUNTED,
+        "LENGTH_IMPOSSIBLE": _COUNTED,
+        "METRICS_MISSING": _COUNTED,
+        "METRICS_UNREADABLE": _COUNTED,
+        # The machine and the client.
+        "CLIENT_BEHIND": _TIMED,
+        "CLOCK_LOW": _TIMED,
+        "DEVICE_SHARED": _TIMED,
+        "MACHINE_MOVED": _TIMED - {Family.SPEEDUP},
+        "THROTTLED": _TIMED,
+        "POWER_INVALID": frozenset({Family.POWER}),
+    }
+)
+"""By reason the families that it spoils, as docs/red.md says; any other spoils all."""
+
+
+def spoiled_by(reason: str) -> AbstractSet[Family]:
+    """The families that a reason spoils."""
+    return SPOILS.get(reason, ALL)
+
+
+@contextlib.contextmanager
+def noting(
+    invalid: MutableMapping[Family, str], within: AbstractSet[Family] = ALL
+) -> Iterator[None]:
+    """Note what a failed check makes invalid, and go on; raise it where it spoils all families.
+
+    The first reason of a family stays. `within` are the families that what is checked tells of.
+    """
+    try:
+        yield
+    except InvalidMeasurementError as error:
+        spoiled = spoiled_by(error.reason) & within
+        if spoiled == ALL:
+            raise
+        for family in spoiled:
+            invalid.setdefault(family, str(error))
+
+
+def render_invalid(invalid: Mapping[Family, str]) -> str:
+    """The reasons, each after the families that it spoils: `latency, power: THROTTLED: …`."""
+    families: dict[str, list[Family]] = {}
+    for family in Family:
+        if family in invalid:
+            families.setdefault(invalid[family], []).append(family)
+    return "; ".join(
+        why if len(spoiled) == len(Family) else f"{', '.join(spoiled)}: {why}"
+        for why, spoiled in families.items()
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +115,9 @@ class Replay:
     """What was measured of a case, to calculate metrics from.
 
     Attributes:
-        rounds: of the case's server.
-        control_rounds: of the control, replayed in alternation; empty without one.
+        rounds: of the case's server; control_rounds: of the control, empty without one.
         concurrency: requests in flight of a closed loop; 0 for a rate.
         acceptance: None for a case that doesn't speculate.
-        limits: what a request must keep to count as good.
         power: what the devices drew; None where that wasn't watched.
     """
 
@@ -96,10 +155,8 @@ class Metric:
     """One quantity that is judged.
 
     Attributes:
-        name: ends in its unit.
-        family: which test judges it.
         formula: its value, None where there is none; acceptance is a ratio of counts instead.
-        direction: which way is better.
+        sign: 1 where more is better, -1 where less is.
         tolerance_frac: the relative change that is still fine, on the same kind of machine.
         portable_tolerance_frac: the same against a baseline of another kind of machine; None for
             a metric that says nothing there.
@@ -117,7 +174,7 @@ class Metric:
     name: str
     family: Family
     formula: Callable[[Replay], float | None] | None = None
-    direction: Direction = Direction.UP
+    sign: int = 1
     tolerance_frac: float = 0.05
     portable_tolerance_frac: float | None = None
     gate_tolerance_frac: float | None = None
@@ -270,11 +327,6 @@ def round_ratios(replay: Replay) -> tuple[float, ...]:
     return tuple(ratio for ratio in ratios if ratio is not None)
 
 
-def round_tpot_ms(part: Round) -> float | None:
-    """The median TPOT of a round's requests."""
-    return _median(map(tpot_ms, part.traces))
-
-
 def _power(replay: Replay, field: str) -> float | None:
     """What all devices did in one block under load; None where it can't be judged."""
     power = replay.power
@@ -343,7 +395,7 @@ _SUITE = (
         name="ttft_p50_ms",
         family=Family.LATENCY,
         formula=lambda replay: _median(map(ttft_ms, replay.traces)),
-        direction=Direction.DOWN,
+        sign=-1,
         gate_tolerance_frac=0.05,
         cause="prefill",
     ),
@@ -351,7 +403,7 @@ _SUITE = (
         name="tpot_p50_ms",
         family=Family.LATENCY,
         formula=lambda replay: _median(map(tpot_ms, replay.traces)),
-        direction=Direction.DOWN,
+        sign=-1,
         of_output=True,
     ),
     Metric(name="speedup_ratio", family=Family.SPEEDUP, formula=speedup_ratio, of_output=True),
@@ -359,7 +411,7 @@ _SUITE = (
         name="energy_j_per_token",
         family=Family.POWER,
         formula=lambda replay: _power(replay, "energy_j_per_token"),
-        direction=Direction.DOWN,
+        sign=-1,
     ),
     Metric(
         name="power_w",
@@ -373,7 +425,7 @@ _STEP = Metric(
     name="step_p50_ms",
     family=Family.LATENCY,
     formula=lambda replay: replay.gaps.quantile_ns(0.5) / _NS_PER_MS or None,
-    direction=Direction.DOWN,
+    sign=-1,
     gate_tolerance_frac=0.03,
     cause="the cost of a step",
 )
@@ -391,25 +443,23 @@ GATE_METRICS: Mapping[str, Metric] = MappingProxyType(
 def check_allowed(case: Case, where: str) -> None:
     """Check that every tolerance of the case, declared `where`, is of a metric that takes one.
 
-    Raises:
-        UnknownNameError: one isn't, or what is only shown is none; the message lists the metrics.
-        MatrixError: more can't be lost than there is, or what is only shown has a tolerance.
+    Else an UnknownNameError that lists the metrics, or a MatrixError: more can't be lost than there
+    is, or what is only shown has a tolerance.
     """
-    for name in case.shown:
-        if name not in METRICS:
-            raise UnknownNameError("metric in shown", name, METRICS, where)
-        if name in dict(case.tolerances):
-            message = f"{where}: '{name}' is shown and has a tolerance; leave out one of the two"
-            raise MatrixError(message)
-    for name, tolerance in case.tolerances:
-        if name not in METRICS:
-            raise UnknownNameError("metric in tolerances", name, METRICS, where)
-        if METRICS[name].direction is Direction.UP and tolerance >= 1:
-            message = (
+    tolerances = dict(case.tolerances)
+    for key, names in (("shown", case.shown), ("tolerances", tolerances)):
+        for name in names:
+            if name not in METRICS:
+                raise UnknownNameError(f"metric in {key}", name, METRICS, where)
+    if both := tolerances.keys() & case.shown:
+        message = f"'{min(both)}' is shown and has a tolerance; leave out one of the two"
+        raise MatrixError(f"{where}: {message}")
+    for name, tolerance in tolerances.items():
+        if METRICS[name].sign > 0 and tolerance >= 1:
+            raise MatrixError(
                 f"{where}: tolerances.{name} = {tolerance:g}, needed less than 1: no loss is"
                 " greater than all there is, so it could never fail; lower it"
             )
-            raise MatrixError(message)
 
 
 def acceptance_value(metric: Metric, record: AcceptanceRecord | None) -> float | None:
@@ -422,7 +472,7 @@ def better_frac(metric: Metric, value: float, expected: float) -> float:
     base = expected - metric.origin
     # A baseline of 0 (no draft ever accepted) can only be kept or improved.
     relative = (value - expected) / base if base else float(value != expected)
-    return metric.direction.value * relative
+    return metric.sign * relative
 
 
 def metrics_of(case: Case, family: Family) -> tuple[Metric, ...]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from specreg.core.redaction import hide_known
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import RECORDED, Family, round_tpot_ms
+from specreg.measurement.metrics import METRICS, RECORDED, Family, Replay
 from specreg.report.document import Report, last_words
 from specreg.report.summary import OUTCOMES
 from specreg.telemetry.identity import Environment
@@ -38,7 +38,8 @@ def times_of(measurement: Measurement) -> tuple[float, ...]:
     replay = measurement.replay
     if replay is None or not _SPEEDS.isdisjoint(measurement.invalid):
         return ()
-    found_ms = map(round_tpot_ms, replay.rounds)
+    median_ms = METRICS["tpot_p50_ms"].function
+    found_ms = [median_ms(Replay(rounds=(part,))) for part in replay.rounds]
     return tuple(one / _MS_PER_S for one in found_ms if one is not None)
 
 

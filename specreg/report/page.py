@@ -8,7 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from specreg.core.commands import install_command, run_command
-from specreg.measurement.validity import render_invalid
+from specreg.measurement.metrics import render_invalid
 from specreg.report.charts import can_draw, charts_of, gains_over_load
 from specreg.report.document import Report, Tone, last_words
 from specreg.report.failures import failing_by_case, sentence_of, since_when

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specreg.acceptance.table import Column
 from specreg.stats.percentiles import PER_E
 
+Column = NDArray[np.float64]
+"""Of shape (prompts,): one count for each."""
 FEWEST_PROMPTS = 5
 """With fewer common prompts their spread can't be estimated."""
 BLOCK_PARTS = 8

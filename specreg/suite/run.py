@@ -27,7 +27,7 @@ from specreg.correctness.oracle_client import predict_drafts
 from specreg.matrix.case import Case
 from specreg.matrix.models import resolve_model
 from specreg.matrix.prompts import load_case_prompts
-from specreg.measurement.arm import Arm, control_of
+from specreg.measurement.arm import Arm
 from specreg.measurement.figures import Figures, figures_of
 from specreg.measurement.journal import Journal, Key
 from specreg.measurement.measure import Measurement, Plan, beside, measure, workload_of
@@ -185,7 +185,7 @@ class Suite(Scope):
         arms = [Arm(case=case, server=own)]
         like = case.dataset, case.load
         warm = control is not None and like in control.warm_for
-        plain = control_of(case)
+        plain = dataclasses.replace(case, server=case.control or case.server, control=None)
         arms += [Arm(case=plain, server=one, required=False, warm=warm) for one in others]
         name = server.launch.case_id(case)
         self.journal.begin(key)

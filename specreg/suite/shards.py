@@ -90,8 +90,8 @@ def server_groups(cases: Iterable[Case], scope: Scope) -> list[ServerGroup]:
         group = ServerGroup(
             id=server.id,
             cases=tuple(case.id for case in ours),
-            gpus=max(case.needs.gpus for case in ours) if needs_gpus else 0,
-            memory_gib=max(case.needs.memory_gib or 0.0 for case in ours) or None,
+            gpus=ours[0].server.parallel.gpus_by_node if needs_gpus else 0,
+            memory_gib=max(case.memory_gib or 0.0 for case in ours) or None,
             expected_s=scope.launches * (START_S[kind] + measured_s),
         )
         groups.append(group)

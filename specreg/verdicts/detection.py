@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from specreg.baselines.schema import Baseline, Detectable
 from specreg.matrix.case import Case
-from specreg.measurement.metrics import METRICS, Direction, Metric
+from specreg.measurement.metrics import METRICS, Metric
 from specreg.stats.alpha_spending import MORE_LAUNCHES, Look
 from specreg.stats.intervals import Effect, Spread, change_of_launches, t_quantile
 
@@ -65,4 +65,4 @@ def to_frac(metric: Metric, change: float) -> float:
     if not metric.by_launch:
         return change
     change = min(max(change, -_FURTHEST), _FURTHEST)
-    return math.expm1(change) if metric.direction is Direction.UP else -math.expm1(-change)
+    return math.expm1(change) if metric.sign > 0 else -math.expm1(-change)

@@ -20,8 +20,7 @@ from specreg.baselines.schema import load_acceptance
 from specreg.core.commands import ATTACH_OPTION, is_attached, record_command
 from specreg.engines.methods import METHODS
 from specreg.matrix.case import Case
-from specreg.measurement.metrics import METRICS, Family, Metric, acceptance_value
-from specreg.measurement.validity import spoiled_by
+from specreg.measurement.metrics import METRICS, Family, Metric, acceptance_value, spoiled_by
 from specreg.stats.alpha_spending import Look
 from specreg.stats.intervals import Effect
 from specreg.verdicts.detection import (

@@ -18,7 +18,6 @@ import msgspec
 import numpy as np
 
 from specreg.acceptance.record import AcceptanceRecord, PromptAcceptance, Source, StepCounts, View
-from specreg.acceptance.table import Column
 from specreg.baselines.comparison import CaseBaselines, spreads_of
 from specreg.baselines.schema import (
     SCHEMA_VERSION,
@@ -31,8 +30,9 @@ from specreg.baselines.store import settings_of
 from specreg.matrix.case import Case, ServerSpec
 from specreg.matrix.schema import Load
 from specreg.measurement.measure import Measurement, all_prompts
-from specreg.measurement.metrics import METRICS, Direction, Metric
+from specreg.measurement.metrics import METRICS, Metric
 from specreg.stats.alpha_spending import PARTS, Look
+from specreg.stats.intervals import Column
 from specreg.telemetry.identity import Environment
 from specreg.verdicts.confirmation import Confirmation, enough_for, measured_prompts
 from specreg.verdicts.detection import detects_against
@@ -315,7 +315,7 @@ class World:
         """The speeds of a launch that is so many times as fast as usual."""
         return {
             name: value
-            * (speed if METRICS[name].direction is Direction.UP else 1 / speed)
+            * (speed if METRICS[name].sign > 0 else 1 / speed)
             * math.exp(self._random.normal(0, self._launch_spread_frac))
             for name, value in _SPEEDS.items()
         }

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from specreg.baselines.schema import baseline_path
 from specreg.telemetry.identity import current_environment
 from tests.doubles.vllm.script import BEFORE_ROUNDS, SLOWING, Fault, Script
 from tests.faults.running import CASES, Hurt
@@ -112,7 +111,7 @@ BASELINES = (
 def test_row_16_baselines_that_are_corrupt_newer_or_conflicted(run: Hurt) -> None:
     run.settings = "speed = false"  # whose launches a busy machine would drive apart
     environment = current_environment(needs_gpus=0).name
-    paths = [baseline_path(run.folder / "baselines", environment, case) for case in CASES]
+    paths = [run.folder / "baselines" / environment / f"{case}.json" for case in CASES]
     for path, (content, _, _) in zip(paths, BASELINES, strict=True):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)

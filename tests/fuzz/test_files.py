@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from specreg.baselines.published import load_published
-from specreg.baselines.schema import load_acceptance, load_baseline, render_baseline
+from specreg.baselines.schema import load_acceptance, load_baseline, load_published, render_baseline
 from specreg.datasets.formats import load_prompt_file, load_published_rows
 from specreg.datasets.prepare import load_prompts, paths_of, prepare
 from specreg.datasets.prompts import Prompt, interleaved, prompts_sha256
@@ -61,7 +60,7 @@ def read_tier(folder: Path, content: bytes, *, pairs: bytes | None = None) -> No
     for case in tier.cases:
         check_allowed(case, tier.places[case.id])
         assert case.id
-        assert str(case.needs)
+        case.unmet(())
 
 
 def read_pairs(folder: Path, content: bytes) -> None:

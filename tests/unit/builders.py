@@ -20,15 +20,14 @@ from specreg.acceptance.record import (
 )
 from specreg.acceptance.trace import Chunk, RequestTrace, chunk_sizes
 from specreg.baselines.comparison import CaseBaselines
-from specreg.baselines.published import PublishedFigure
 from specreg.baselines.record import record_baseline
 from specreg.baselines.schema import (
     SCHEMA_VERSION,
     Baseline,
     Provenance,
+    PublishedFigure,
     RecordedDevice,
     StoredAcceptance,
-    baseline_path,
     stored_acceptance,
 )
 from specreg.baselines.store import settings_in
@@ -163,8 +162,6 @@ def trace(*chunks: Chunk, sent_ns: int = 0) -> RequestTrace:
         chunk_sizes=chunk_sizes(chunks[1:]),
         usage_tokens=sum(one.tokens for one in chunks),
         finish_reason="length",
-        acceptance=None,
-        error=None,
     )
 
 
@@ -264,7 +261,7 @@ def baseline(
 
 def record(folder: Path, baseline: Baseline, case_id: str = CASE.id) -> Path:
     """Write a baseline to where it is looked for; its path."""
-    path = baseline_path(folder, baseline.environment.name, case_id)
+    path = folder / baseline.environment.name / f"{case_id}.json"
     record_baseline(path, baseline)
     return path
 

@@ -7,9 +7,17 @@ from collections.abc import Mapping
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from specreg.acceptance.record import AcceptanceRecord, StepCounts
-from specreg.baselines.comparison import Comparison, change_of_baseline, compare, spreads_of
+from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, PromptAcceptance, StepCounts
+from specreg.baselines.comparison import (
+    Comparison,
+    change_of_baseline,
+    common_tables,
+    compare,
+    spreads_of,
+)
 from specreg.baselines.schema import Baseline, Noise, stored_acceptance
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Family, Metric, Replay
@@ -31,17 +39,12 @@ RECORDED = {"a": FEW, "b": MANY, "c": FEW, "d": MANY, "e": FEW, "f": MANY}
 
 
 def record(by_prompt: Mapping[str, StepCounts]) -> AcceptanceRecord:
-    return builders.acceptance_of(
-        [
-            builders.prompt_acceptance(counts, prompt_id=prompt_id)
-            for prompt_id, counts in by_prompt.items()
-        ]
-    )
+    each = [builders.prompt_acceptance(of, prompt_id=name) for name, of in by_prompt.items()]
+    return builders.acceptance_of(each)
 
 
-def without_prompts(by_prompt: Mapping[str, StepCounts]) -> AcceptanceRecord:
-    """The record of a source that knows the sum only."""
-    return dataclasses.replace(record(by_prompt), prompts=())
+SUM = dataclasses.replace(record(RECORDED), prompts=())
+"""The record of a source that knows the sum only."""
 
 
 def measured(acceptance: AcceptanceRecord | None, **values: float) -> Measurement:
@@ -75,6 +78,34 @@ def test_prompts_are_paired_by_what_they_are_not_by_where_they_stand() -> None:
     assert change == Effect(estimate_frac=0.0, error_frac=0.0, freedom=5)
 
 
+HISTOGRAMS = st.lists(st.integers(0, 50), min_size=1, max_size=5)
+COUNTS = st.builds(StepCounts.from_histogram, HISTOGRAMS, st.none() | st.integers(0, 500))
+REQUESTS = st.lists(
+    st.builds(builders.prompt_acceptance, COUNTS, prompt_id=st.sampled_from("abcdef")), max_size=20
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(REQUESTS, REQUESTS)
+def test_a_row_is_what_its_prompt_did_on_each_side(
+    ours: list[PromptAcceptance], theirs: list[PromptAcceptance]
+) -> None:
+    there = {one.prompt_id for one in theirs}
+    common = dict.fromkeys(one.prompt_id for one in ours if one.prompt_id in there)
+    for side, table in zip((ours, theirs), common_tables(ours, theirs), strict=True):
+        assert table.prompt_ids == tuple(common)
+        kept = [one for one in side if one.prompt_id in common]
+        unknown = any(one.counts.proposed is None for one in kept)
+        assert (table.proposed is None) == unknown, "one hides them all"
+        for row, prompt_id in enumerate(common):
+            own = sum((one.counts for one in kept if one.prompt_id == prompt_id), NO_STEPS)
+            assert (table.steps[row], table.accepted[row]) == (own.steps, own.accepted)
+            assert table.proposed is None or table.proposed[row] == own.proposed
+            reached = [column[row] for column in table.position_counts]
+            assert reached[: len(own.position_counts)] == list(own.position_counts)
+            assert not any(reached[len(own.position_counts) :])
+
+
 def test_each_ratio_divides_what_it_is_of() -> None:
     """108 and 48 of 180 drafts; a second draft in 36 and 12 of 60 steps."""
     comparison = by_prompt(dict.fromkeys("abcdef", MANY), dict.fromkeys("abcdef", FEW))
@@ -93,12 +124,11 @@ def test_four_prompts_are_too_few_and_it_says_so() -> None:
 
 
 def test_a_source_that_knows_the_sum_only_says_so() -> None:
-    ours = measured(without_prompts(RECORDED))
-    comparison = compare([ours], known(recorded(record(RECORDED))))
+    comparison = compare([measured(SUM)], known(recorded(record(RECORDED))))
     found = comparison.ratio_change(LENGTH)
     assert isinstance(found, str)
     assert found.startswith("the source knows the sum of all requests only")
-    assert comparison.without_extension is comparison
+    assert comparison.without_extension.ours is None
 
 
 def test_a_published_figure_is_compared_beyond_the_one() -> None:
@@ -112,7 +142,7 @@ def test_a_published_figure_is_compared_beyond_the_one() -> None:
 def test_what_is_known_is_expected_and_nothing_else() -> None:
     each = (
         known(recorded(record(RECORDED))),
-        known(recorded(without_prompts(RECORDED))),
+        known(recorded(SUM)),
         known(published=builders.published(2.0)),
     )
     expected = [
@@ -176,14 +206,12 @@ def test_a_speed_that_falls_and_a_time_that_grows_are_losses() -> None:
 
 def test_a_speed_needs_a_spread_a_baseline_and_a_value() -> None:
     both = {THROUGHPUT.name: 100.0, TPOT.name: 8.0}
-    launch = measured(None, **both)
-    here = recorded(None, both)
+    launch, here = measured(None, **both), recorded(None, both)
     assert compare([launch], known(here)).speed_change(THROUGHPUT) is not None
-    no_spread = dataclasses.replace(known(here), spreads={})
-    assert compare([launch], no_spread).speed_change(THROUGHPUT) is None
-    assert compare([launch], known(nearest=here)).speed_change(THROUGHPUT) is None
     assert compare([measured(None)], known(here)).speed_change(THROUGHPUT) is None
-    assert compare([launch], known(recorded(None))).speed_change(THROUGHPUT) is None
+    no_spread = dataclasses.replace(known(here), spreads={})
+    for one in (no_spread, known(nearest=here), known(recorded(None))):
+        assert compare([launch], one).speed_change(THROUGHPUT) is None
 
 
 def beside_control(tokens: int) -> Measurement:
@@ -204,15 +232,16 @@ def test_the_control_is_held_against_its_own_baseline() -> None:
 
 
 def test_a_control_says_nothing_without_a_baseline_rounds_or_a_spread() -> None:
-    beside = beside_control(80)
-    of_control = recorded(None, {THROUGHPUT.name: 100.0})
-    no_spread = dataclasses.replace(known(control=of_control), spreads={})
-    assert compare([beside], known(of_control)).control_change(THROUGHPUT) is None
-    assert compare([beside], no_spread).control_change(THROUGHPUT) is None
-    assert compare([measured(None)], known(control=of_control)).control_change(THROUGHPUT) is None
+    beside, of_control = beside_control(80), recorded(None, {THROUGHPUT.name: 100.0})
     invalid = {Family.SPEEDUP: "CLIENT_BEHIND: in the control's rounds"}
-    broken = dataclasses.replace(beside, invalid=invalid)
-    assert compare([broken], known(control=of_control)).control_change(THROUGHPUT) is None
+    here = known(control=of_control)
+    for launch, baselines in (
+        (beside, known(of_control)),
+        (beside, dataclasses.replace(here, spreads={})),
+        (measured(None), here),
+        (dataclasses.replace(beside, invalid=invalid), here),
+    ):
+        assert compare([launch], baselines).control_change(THROUGHPUT) is None
 
 
 def launched(*values: float, noise: Noise | None = None) -> Baseline:

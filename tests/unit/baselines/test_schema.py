@@ -3,29 +3,16 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
 
 from specreg.acceptance.record import Source, StepCounts
+from specreg.baselines import schema
 from specreg.baselines.comparison import differing_settings, of_any_number
 from specreg.baselines.record import record_baseline
-from specreg.baselines.schema import (
-    SCHEMA_VERSION,
-    Baseline,
-    Noise,
-    RecordedDevice,
-    StoredPrompt,
-    baseline_files,
-    baseline_path,
-    load_acceptance,
-    load_baseline,
-    read_baselines,
-    render_baseline,
-    render_schema,
-    stored_acceptance,
-)
+from specreg.baselines.schema import SCHEMA_VERSION, Baseline, load_baseline, render_baseline
 from specreg.baselines.store import settings_in
 from specreg.core.errors import BaselineError
 from specreg.engines.methods import Tree
@@ -43,10 +30,10 @@ CONFLICT = '{\n<<<<<<< HEAD\n "schema_version": 1\n=======\n "schema_version": 1
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return baseline_path(tmp_path, "cpu-x", "case")
+    return tmp_path / "cpu-x/case.json"
 
 
-H100 = RecordedDevice(
+H100 = schema.RecordedDevice(
     id="GPU-1", name="H100", scope=Scope.GPU, from_counter=True, sm_clock_mhz=1980.0
 )
 WATCHED = msgspec.structs.replace(PLAIN, devices=(H100,))
@@ -67,26 +54,19 @@ def test_each_prompt_is_a_line(path: Path) -> None:
         builders.prompt_acceptance(builders.counts(1, 1, 1, 1)),
     )
     record = builders.acceptance_of(prompts)
-    record_baseline(path, msgspec.structs.replace(BASELINE, acceptance=stored_acceptance(record)))
+    record_baseline(
+        path, msgspec.structs.replace(BASELINE, acceptance=schema.stored_acceptance(record))
+    )
     lines = [line.strip().rstrip(",") for line in path.read_text().splitlines()]
     assert '["chat-0", "chat", 30, 20, 60, 49, [12, 12, 6], 1]' in lines
     assert '["chat-0", "chat", 6, 4, 12, 11, [3, 2, 1], 1]' in lines
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [
-        pytest.param(cast("dict[str, float]", {"speedup_ratio": object()}), id="in-rendering"),
-        pytest.param({"\ud800": 1.0}, id="in-writing"),
-    ],
-)
-def test_a_failing_write_leaves_the_old_file_and_nothing_else(
-    path: Path, broken: dict[str, float]
-) -> None:
+def test_a_failing_write_leaves_the_old_file_and_nothing_else(path: Path) -> None:
     record_baseline(path, BASELINE)
     before = path.read_bytes()
-    with pytest.raises((TypeError, UnicodeEncodeError)):
-        record_baseline(path, msgspec.structs.replace(BASELINE, launches=(broken,)))
+    with pytest.raises(UnicodeEncodeError):
+        record_baseline(path, msgspec.structs.replace(BASELINE, launches=({"\ud800": 1.0},)))
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
 
@@ -98,28 +78,16 @@ def edited(**changes: Any) -> str:  # noqa: ANN401 - JSON
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        pytest.param('{"schema_version": 1,\n  oops', "JSON is malformed", id="cut-off"),
-        pytest.param("", "Input data was truncated", id="empty"),
-        pytest.param(CONFLICT, "a merge conflict, from line 2 on", id="merge-conflict"),
-        pytest.param(edited(extra=1), "`extra`", id="unknown-field"),
-        pytest.param("{}", "`schema_version`", id="no-version"),
-        pytest.param(
-            edited(launches=[{"speedup_ratio": 0.0}]), "speedup_ratio is 0.0", id="no-speed"
-        ),
-        pytest.param(
-            edited(launches=[{"tpot_p50_ms": 2.0}]).replace("2.0", "1e999"),
-            "out of range",
-            id="infinite-time",
-        ),
-        pytest.param(
+        ('{"schema_version": 1,\n  oops', "JSON is malformed"),
+        ("", "Input data was truncated"),
+        (CONFLICT, "a merge conflict, from line 2 on"),
+        (edited(extra=1), "`extra`"),
+        ("{}", "`schema_version`"),
+        (edited(launches=[{"speedup_ratio": 0.0}]), "speedup_ratio is 0.0"),
+        (edited(launches=[{"tpot_p50_ms": 2.0}]).replace("2.0", "1e999"), "out of range"),
+        (
             render_baseline(BASELINE).replace(" 30, 20, 60,", " 29, 20, 60,"),
             "COUNTS_INCONSISTENT: prompt 'chat-0': steps, accepted, drafted = 20, 29, 60",
-            id="accepted-is-no-sum",
-        ),
-        pytest.param(
-            render_baseline(BASELINE).replace(" 30, 20, 60,", " 30, 20, 61,"),
-            "COUNTS_INCONSISTENT: prompt 'chat-0': steps, accepted, drafted = 20, 30, 61",
-            id="drafted-too-much",
         ),
     ],
 )
@@ -147,10 +115,10 @@ def test_a_disk_that_refuses_is_named_with_the_file(path: Path) -> None:
 
 
 def test_an_unreadable_file_among_baselines_is_left_out(tmp_path: Path) -> None:
-    record_baseline(baseline_path(tmp_path, "a", "case"), BASELINE)
-    baseline_path(tmp_path, "a", "broken").write_text(CONFLICT)
-    record_baseline(baseline_path(tmp_path, "b", "case"), PLAIN)
-    found, unreadable = read_baselines(baseline_files(tmp_path))
+    record_baseline(tmp_path / "a/case.json", BASELINE)
+    (tmp_path / "a/broken.json").write_text(CONFLICT)
+    record_baseline(tmp_path / "b/case.json", PLAIN)
+    found, unreadable = schema.read_baselines(schema.baseline_files(tmp_path))
     assert tuple(found.values()) == (BASELINE, PLAIN)
     assert len(unreadable) == 1
 
@@ -158,20 +126,22 @@ def test_an_unreadable_file_among_baselines_is_left_out(tmp_path: Path) -> None:
 def test_a_prompt_keeps_its_turn_and_a_file_without_turns_is_of_first_ones() -> None:
     record = builders.acceptance(builders.counts(8, 0, 6, 6))
     second = dataclasses.replace(record.prompts[0], turn=2)
-    found = load_acceptance(stored_acceptance(dataclasses.replace(record, prompts=(second,))))
+    found = schema.load_acceptance(
+        schema.stored_acceptance(dataclasses.replace(record, prompts=(second,)))
+    )
     assert found is not None
     assert found.prompts == (second,)
     line = b'["chat-0", "chat", 30, 20, 60, 49, [12, 12, 6]]'
-    assert msgspec.json.decode(line, type=StoredPrompt).turn == 1
+    assert msgspec.json.decode(line, type=schema.StoredPrompt).turn == 1
 
 
 def test_counts_without_prompts_are_kept_as_their_sum(path: Path) -> None:
     record = dataclasses.replace(builders.acceptance(COUNTS, Source.VLLM_COUNTERS), prompts=())
-    baseline = msgspec.structs.replace(BASELINE, acceptance=stored_acceptance(record))
+    baseline = msgspec.structs.replace(BASELINE, acceptance=schema.stored_acceptance(record))
     record_baseline(path, baseline)
     found = load_baseline(path)
     assert found == baseline
-    assert load_acceptance(found.acceptance) == record
+    assert schema.load_acceptance(found.acceptance) == record
     assert found.expected_value(METRICS["acceptance_length_tokens"]) == 2.5
     assert '"total"' not in render_baseline(BASELINE)
 
@@ -182,24 +152,22 @@ NO_SUM = msgspec.structs.replace(
 
 
 def noisy(between_frac: float, runs: int) -> Baseline:
-    noise = {"speedup_ratio": Noise(between_frac=between_frac, runs=runs)}
+    noise = {"speedup_ratio": schema.Noise(between_frac=between_frac, runs=runs)}
     return msgspec.structs.replace(BASELINE, noise=noise)
+
+
+NO_GOODPUT = builders.baseline({"goodput_requests_per_s": 0.0})
 
 
 @pytest.mark.parametrize(
     ("baseline", "words"),
     [
-        (
-            builders.baseline({"goodput_requests_per_s": 0.0}),
-            r"_IMPOSSIBLE: goodput_.* is 0\.0, .* missed; raise the limits",
-        ),
+        (NO_GOODPUT, r"_IMPOSSIBLE: goodput_.* is 0\.0, .* missed; raise the limits"),
         (msgspec.structs.replace(BASELINE, acceptance=NO_SUM), "_INCONSISTENT: all prompts"),
-        *(
-            (noisy(frac, runs), "_IMPOSSIBLE: noise of speedup")
-            for frac, runs in ((-0.1, 5), (float("inf"), 5), (0.1, 1))
-        ),
+        (noisy(-0.1, 5), "_IMPOSSIBLE: noise of speedup"),
+        (noisy(float("inf"), 5), "_IMPOSSIBLE: noise of speedup"),
+        (noisy(0.1, 1), "_IMPOSSIBLE: noise of speedup"),
     ],
-    ids=["no-goodput", "no-sum", "noise-negative", "noise-infinite", "noise-of-one-run"],
 )
 def test_what_could_not_be_read_again_is_not_written(
     path: Path, baseline: Baseline, words: str
@@ -271,7 +239,7 @@ def test_a_newer_file_is_left_alone_and_takes_a_newer_specreg(path: Path) -> Non
 
 def test_the_committed_schema_is_that_of_the_code() -> None:
     committed = builders.ROOT / "baselines/schema.json"
-    assert committed.read_text() == render_schema()
+    assert committed.read_text() == schema.render_schema()
 
 
 def test_a_tree_drafts_more_than_its_positions(path: Path) -> None:
@@ -289,10 +257,8 @@ def test_a_tree_drafts_more_than_its_positions(path: Path) -> None:
 def test_every_committed_baseline_still_applies_to_a_case_of_a_tier() -> None:
     """A setting that moves, a path for instance, would leave a baseline behind unseen."""
     root = builders.ROOT
-    tiers = [
-        load_tier(path.parent, path.stem) for path in (root / "fixtures/matrix").glob("*.toml")
-    ]
-    cases = [case for tier in tiers for case in tier.cases]
+    files = (root / "fixtures/matrix").glob("*.toml")
+    cases = [case for path in files for case in load_tier(path.parent, path.stem).cases]
     for path in sorted((root / "baselines").glob("[!p]*/*.json")):
         committed = load_baseline(path)
         assert committed is not None

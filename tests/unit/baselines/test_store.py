@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from specreg.acceptance.record import AcceptanceRecord, StepCounts
 from specreg.baselines.comparison import CaseBaselines, differing_settings
 from specreg.baselines.record import RecordedBaseline, record_measurements
-from specreg.baselines.schema import Baseline, Noise, baseline_path, load_baseline
+from specreg.baselines.schema import Baseline, Noise, load_baseline
 from specreg.baselines.store import BaselineStore, settings_of
 from specreg.core.errors import BaselineError, DatasetError
 from specreg.datasets.prompts import Prompt
@@ -20,8 +21,7 @@ from specreg.matrix.case import Case
 from specreg.matrix.prompts import check_form, load_case_prompts
 from specreg.matrix.schema import CaseSettings
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import Family, Replay
-from specreg.measurement.validity import Invalid, all_invalid, spoiled_by
+from specreg.measurement.metrics import Family, Invalid, Replay, spoiled_by
 from specreg.telemetry.identity import Environment
 from specreg.telemetry.power_record import PowerRecord
 from tests.unit import builders
@@ -71,7 +71,7 @@ def test_the_baseline_of_this_machine_is_found(tmp_path: Path) -> None:
 
 
 def test_the_files_of_a_case_are_this_machines_or_else_all_others(tmp_path: Path) -> None:
-    here, other = store(tmp_path), baseline_path(tmp_path, "other", builders.CASE.id)
+    here, other = store(tmp_path), tmp_path / f"other/{builders.CASE.id}.json"
     other.parent.mkdir()
     other.write_text("<<<<<<< ")
     assert here.files([builders.CASE.id]) == (other,)
@@ -80,18 +80,12 @@ def test_the_files_of_a_case_are_this_machines_or_else_all_others(tmp_path: Path
 
 
 def test_the_nearest_baseline_is_the_one_of_the_machine_most_alike(tmp_path: Path) -> None:
-    write(tmp_path, UNLIKE)
+    unlike = write(tmp_path, UNLIKE)
     alike = write(tmp_path, ALIKE)
-    write(tmp_path, builders.OTHER_ENVIRONMENT)
     found = look_up(tmp_path)
     assert (found.exact, found.nearest) == (None, alike)
-
-
-def test_a_baseline_of_other_settings_is_not_near(tmp_path: Path) -> None:
-    unlike = write(tmp_path, UNLIKE)
     write(tmp_path, ALIKE, dataclasses.replace(builders.SETTINGS, dtype="auto"))
-    found = look_up(tmp_path)
-    assert found.nearest == unlike
+    assert look_up(tmp_path).nearest == unlike, "the other's settings are others now"
 
 
 def test_a_machine_of_the_same_name_and_other_facts_is_not_this_one(tmp_path: Path) -> None:
@@ -145,37 +139,28 @@ def test_unused_are_the_files_of_this_machine_that_no_case_asks_for(tmp_path: Pa
     assert store(tmp_path).unused([builders.CASE.id, "gone", "new"]) == ()
 
 
-def test_a_baseline_that_cannot_be_read_is_an_error_and_not_none(tmp_path: Path) -> None:
-    path = baseline_path(tmp_path, builders.ENVIRONMENT.name, builders.CASE.id)
-    path.parent.mkdir()
-    path.write_text("{")
-    with pytest.raises(BaselineError, match="Input data was truncated"):
-        look_up(tmp_path)
+def settings(
+    case: Case = builders.CASE, prompts: Sequence[Prompt] = builders.PROMPTS
+) -> CaseSettings:
+    return settings_of(case, "some/target", prompts)
 
 
-def test_the_prompts_of_a_run_and_of_its_extension_count_and_no_others() -> None:
+def test_the_settings_are_those_of_the_case_and_the_prompts_of_a_run_and_of_its_extension() -> None:
+    assert dataclasses.replace(settings(), prompts_sha256="ab") == builders.SETTINGS
+    assert settings() != settings(prompts=builders.PROMPTS[::-1])
     fewer = dataclasses.replace(builders.CASE, prompts=2)
-    settings = settings_of(fewer, "some/target", builders.PROMPTS)
-    assert settings == settings_of(fewer, "some/target", builders.PROMPTS[:4])
-    assert settings != settings_of(fewer, "some/target", builders.PROMPTS[:3])
-
-
-def test_the_settings_are_those_of_the_case_and_what_it_was_asked() -> None:
-    settings = settings_of(builders.CASE, "some/target", builders.PROMPTS)
-    assert dataclasses.replace(settings, prompts_sha256="ab") == builders.SETTINGS
-    assert settings != settings_of(builders.CASE, "some/target", builders.PROMPTS[::-1])
+    assert settings(fewer) == settings(fewer, builders.PROMPTS[:4])
+    assert settings(fewer) != settings(fewer, builders.PROMPTS[:3])
 
 
 def test_a_run_of_another_number_of_prompts_is_known_by_the_prompts_of_the_matrix() -> None:
-    whole = settings_of(builders.CASE, "some/target", builders.PROMPTS)
     fewer = dataclasses.replace(builders.CASE, prompts=2, matrix_prompts=builders.CASE.prompts)
-    settings = settings_of(fewer, "some/target", builders.PROMPTS)
-    assert differing_settings(whole, settings) == "num_prompts: None -> 2"
+    assert differing_settings(settings(), settings(fewer)) == "num_prompts: None -> 2"
 
 
 def test_a_recorded_baseline_holds_its_launches_and_where_it_comes_from(tmp_path: Path) -> None:
     found = record(tmp_path, launch(), launch(speedup=1.51))
-    assert found.path == baseline_path(tmp_path, builders.ENVIRONMENT.name, builders.CASE.id)
+    assert found.path == tmp_path / builders.ENVIRONMENT.name / f"{builders.CASE.id}.json"
     assert found.old is None
     assert load_baseline(found.path) == found.new
     assert found.new.launches == ({"speedup_ratio": 1.5}, {"speedup_ratio": 1.51})
@@ -185,27 +170,22 @@ def test_a_recorded_baseline_holds_its_launches_and_where_it_comes_from(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("launches", "words"),
+    ("second", "words"),
     [
-        pytest.param(
-            [launch(), launch(invalid=all_invalid("SPEC_DISABLED: nothing"))],
-            "not written, SPEC_DISABLED: nothing",
-            id="invalid",
-        ),
-        pytest.param(
-            [launch(), launch(builders.counts(8, 0, 5, 7))],
+        (launch(invalid=dict.fromkeys(Family, "SPEC_DISABLED: nothing")), "SPEC_DISABLED: nothing"),
+        (
+            launch(builders.counts(8, 0, 5, 7)),
             "its launches disagree on the acceptance length (2.5000, 2.5500); find out why first",
-            id="disagreeing",
         ),
     ],
 )
 def test_launches_that_cannot_be_trusted_are_not_recorded(
-    tmp_path: Path, launches: list[Measurement], words: str
+    tmp_path: Path, second: Measurement, words: str
 ) -> None:
     with pytest.raises(BaselineError) as error:
-        record(tmp_path, *launches)
-    assert str(error.value).startswith("baseline of 'vllm-draft_model-toy-toy-c2': not written, ")
-    assert words in str(error.value)
+        record(tmp_path, launch(), second)
+    said = "baseline of 'vllm-draft_model-toy-toy-c2': not written, "
+    assert str(error.value) == said + words
     assert list(tmp_path.iterdir()) == []
 
 
@@ -278,9 +258,7 @@ def test_one_launch_records_acceptance_and_leaves_the_speeds_as_they_were(tmp_pa
 
 
 @pytest.mark.parametrize("first", [0, 1])
-@pytest.mark.parametrize(
-    "prompts", [pytest.param(6, id="many-prompts"), pytest.param(4, id="few-prompts")]
-)
+@pytest.mark.parametrize("prompts", [6, 4])
 def test_a_launch_that_accepts_nothing_disagrees(tmp_path: Path, first: int, prompts: int) -> None:
     each = (COUNTS, builders.counts(20, 0, 0, 0))
     both = [launch(builders.acceptance(counts, prompts=prompts)) for counts in each]
@@ -293,18 +271,14 @@ def test_launches_may_differ_by_chance(tmp_path: Path) -> None:
     histograms = ((8, 0, 6, 6), (2, 8, 4, 6), (10, 4, 2, 4), (4, 4, 8, 4))
     several = [builders.counts(*one) for one in histograms]
 
-    drawn = [
-        builders.acceptance_of(
-            [
-                builders.prompt_acceptance(several[(n + shift) % 4], prompt_id=f"chat-{n}")
-                for n in range(7)
-            ]
-        )
-        for shift in (0, 1)
-    ]
-    lengths = [one.total.acceptance_length or 0 for one in drawn]
+    def drawn(shift: int) -> AcceptanceRecord:
+        ids = [(several[(n + shift) % 4], f"chat-{n}") for n in range(7)]
+        each = [builders.prompt_acceptance(of, prompt_id=name) for of, name in ids]
+        return builders.acceptance_of(each)
+
+    lengths = [drawn(shift).total.acceptance_length or 0 for shift in (0, 1)]
     assert abs(lengths[0] / lengths[1] - 1) > 0.005
-    assert record(tmp_path, *map(launch, drawn)).new.acceptance is not None
+    assert record(tmp_path, launch(drawn(0)), launch(drawn(1))).new.acceptance is not None
 
 
 def test_a_case_that_asks_for_more_prompts_than_there_are_is_refused() -> None:

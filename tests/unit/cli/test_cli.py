@@ -9,7 +9,6 @@ from typer.testing import CliRunner, Result
 
 from specreg import __version__ as specreg_version
 from specreg.baselines.record import record_baseline
-from specreg.baselines.schema import baseline_path
 from specreg.cli import app, main
 from specreg.core.errors import UnknownNameError
 from tests.plugin.conftest import run_here
@@ -40,8 +39,9 @@ def test_all_baselines_are_listed_and_one_that_cannot_be_read_says_why(tmp_path:
     launches = [{"throughput_tokens_per_s": value} for value in (100.0, 101.0, 99.0)]
     baseline = builders.baseline(*launches, of=builders.counts(8, 0, 6, 6))
     environment = baseline.environment.name
-    record_baseline(baseline_path(tmp_path / "baselines", environment, CASE_ID), baseline)
-    torn = baseline_path(tmp_path / "baselines", environment, "torn")
+    folder = tmp_path / "baselines" / environment
+    record_baseline(folder / f"{CASE_ID}.json", baseline)
+    torn = folder / "torn.json"
     torn.write_text("{")
     done = specreg(tmp_path, "baselines", "list")
     assert done.exit_code == 1

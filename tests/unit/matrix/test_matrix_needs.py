@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from specreg.core.errors import MatrixError
-from specreg.matrix.case import BESIDE_GIB, Needs, Tier
+from specreg.engines.settings import Parallel
+from specreg.matrix.case import BESIDE_GIB, Sizes, Tier
 from specreg.matrix.tier import load_tier
+from tests.unit import builders
 
 PAIRS = """
 [models.eight]
@@ -41,31 +43,32 @@ def load(folder: Path, text: str = TIER) -> Tier:
     return load_tier(folder / "matrix", "gpu")
 
 
-def needs(tier: Tier) -> dict[str, Needs]:
-    return {case.server.method: case.needs for case in tier.cases}
+def needs(tier: Tier) -> dict[str, tuple[int, float | None]]:
+    """By method how many GPUs a case needs, and how much memory of each."""
+    return {
+        case.server.method: (case.server.parallel.gpus_by_node, case.memory_gib)
+        for case in tier.cases
+    }
 
 
 def test_weights_cache_and_reserve_go_into_a_servers_share(tmp_path: Path) -> None:
     """Four of 2048 tokens take 1 GiB of cache."""
     found = needs(load(tmp_path))
-    assert found["none"] == found["ngram"] == Needs(gpus=1, memory_gib=(16 + 1 + BESIDE_GIB) / 0.25)
-    assert found["eagle3"] == Needs(gpus=1, memory_gib=(16 + 2 + 1 + BESIDE_GIB) / 0.25)
+    assert found["none"] == found["ngram"] == (1, (16 + 1 + BESIDE_GIB) / 0.25)
+    assert found["eagle3"] == (1, (16 + 2 + 1 + BESIDE_GIB) / 0.25)
 
 
 def test_target_and_cache_are_split_and_copies_share_what_is_in_flight(tmp_path: Path) -> None:
+    """Layers that are cut are split too, and a node needs its own GPUs alone."""
     spread = "parallel = { tensor = 2, data = 2, draft_tensor = 1 }\n"
     found = needs(load(tmp_path, TIER + spread))
-    assert found["none"] == Needs(gpus=4, memory_gib=((16 + 0.5) / 2 + BESIDE_GIB) / 0.25)
-    assert found["eagle3"] == Needs(gpus=4, memory_gib=((16 + 0.5) / 2 + 2 + BESIDE_GIB) / 0.25)
+    assert found["none"] == (4, ((16 + 0.5) / 2 + BESIDE_GIB) / 0.25)
+    assert found["eagle3"] == (4, ((16 + 0.5) / 2 + 2 + BESIDE_GIB) / 0.25)
 
-
-def test_layers_that_are_cut_are_split_too_and_a_node_needs_its_own_gpus_alone(
-    tmp_path: Path,
-) -> None:
     spread = "parallel = { tensor = 2, pipeline = 2, nodes = 2 }\n"
     found = needs(load(tmp_path, TIER + spread))
-    assert found["none"] == Needs(gpus=2, memory_gib=((16 + 1) / 4 + BESIDE_GIB) / 0.25)
-    assert found["eagle3"] == Needs(gpus=2, memory_gib=((16 + 1) / 4 + 2 / 2 + BESIDE_GIB) / 0.25)
+    assert found["none"] == (2, ((16 + 1) / 4 + BESIDE_GIB) / 0.25)
+    assert found["eagle3"] == (2, ((16 + 1) / 4 + 2 / 2 + BESIDE_GIB) / 0.25)
 
 
 @pytest.mark.parametrize(
@@ -81,10 +84,14 @@ def test_layers_that_are_cut_are_split_too_and_a_node_needs_its_own_gpus_alone(
 def test_what_is_missing_is_said_beside_what_is_there(
     gpus_gib: tuple[float, ...], unmet: str
 ) -> None:
-    assert Needs(gpus=2, memory_gib=79.5).unmet(gpus_gib) == unmet
+    """Half of the weights, what is beside them, and nothing in the cache."""
+    sizes = Sizes(target_gib=2 * (79.5 * 0.4 - BESIDE_GIB), draft_gib=0.0, token_kib=0.0)
+    assert builders.on_server(sizes=sizes, parallel=Parallel(tensor=2)).unmet(gpus_gib) == unmet
 
 
-def test_a_tier_says_which_cases_do_not_fit(tmp_path: Path) -> None:
+def test_a_tier_says_which_cases_do_not_fit_and_uses_the_gpus_of_the_widest_that_does(
+    tmp_path: Path,
+) -> None:
     wide = TIER.replace("[4]", "[8]") + "parallel = { tensor = 2 }\n"
     tier = load(tmp_path, TIER + wide.split("needs_gpus = 1")[1])
     assert set(tier.unmet((80.0,))) == {
@@ -95,11 +102,6 @@ def test_a_tier_says_which_cases_do_not_fit(tmp_path: Path) -> None:
         "vllm-eagle3-eight-toy-c4 needs 1 GPU(s) of 84 GiB, this machine has 80 GiB"
     )
     assert tier.unmet((84.0, 84.0)) == {}
-
-
-def test_a_tier_uses_the_gpus_of_its_widest_case_that_fits(tmp_path: Path) -> None:
-    wide = TIER.replace("[4]", "[8]") + "parallel = { tensor = 2 }\n"
-    tier = load(tmp_path, TIER + wide.split("needs_gpus = 1")[1])
     used = {gpus: tier.gpus_used((84.0,) * gpus) for gpus in range(4)}
     assert used == {0: 1, 1: 1, 2: 2, 3: 2}
     assert dataclasses.replace(tier, needs_gpus=0).gpus_used((84.0,)) == 0
@@ -117,5 +119,5 @@ def test_a_pair_of_its_own_stands_in_the_place_of_a_shared_one(tmp_path: Path) -
         ', "eagle3", "draft_model"', ""
     )
     case = load(tmp_path, own).cases[0]
-    assert (case.server.target, case.needs) == ("own", Needs(gpus=1, memory_gib=None))
+    assert (case.server.target, case.memory_gib) == ("own", None)
     assert load(tmp_path).cases[0].server.target == "some/target"

@@ -32,7 +32,7 @@ def test_each_case_can_be_measured_by_its_engine(name: str) -> None:
 @pytest.mark.parametrize("name", ON_GPU)
 def test_each_case_of_a_gpu_says_what_it_needs_and_has_a_control(name: str) -> None:
     for case in cases_of(name):
-        assert case.needs.memory_gib is not None, case.id
+        assert case.memory_gib is not None, case.id
         assert case.control is not None or not case.speculates, case.id
 
 

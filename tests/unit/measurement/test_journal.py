@@ -24,7 +24,6 @@ from specreg.matrix.schema import Arrivals, Limits, Load
 from specreg.measurement.journal import Journal, Key, last_run, load_checks, load_journal
 from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Family, Replay
-from specreg.measurement.validity import all_invalid
 from tests.unit import builders
 
 CASE = dataclasses.replace(builders.CASE, control=builders.PLAIN_SPEC)
@@ -115,40 +114,26 @@ def test_a_measurement_comes_back_as_it_was(path: Path) -> None:
         assert part.gaps.size == 3
 
 
+A_SUM = dataclasses.replace(builders.acceptance(COUNTS, Source.VLLM_COUNTERS), prompts=())
+OF_CHUNKS = dataclasses.replace(
+    builders.acceptance(dataclasses.replace(COUNTS, proposed=None), Source.STREAM_CHUNKS),
+    view=View.EMITTED,
+)
+ALL_SETTINGS = dataclasses.replace(
+    CASE,
+    load=Load(arrivals=Arrivals.POISSON, requests_per_s=500.0),
+    turns=1,
+    chat_template_args=(("tools", ["a", {"b": None}]), ("think", False)),
+    limits=Limits(tpot_ms=5.0),
+    tolerances=(("tpot_p50_ms", 0.2),),
+    server=dataclasses.replace(CASE.server, tree=Tree(branches=2, drafted_tokens=6)),
+)
+
+
 @pytest.mark.parametrize(
     ("case", "acceptance"),
-    [
-        pytest.param(
-            CASE,
-            dataclasses.replace(builders.acceptance(COUNTS, Source.VLLM_COUNTERS), prompts=()),
-            id="a-sum-alone",
-        ),
-        pytest.param(
-            CASE,
-            dataclasses.replace(
-                builders.acceptance(dataclasses.replace(COUNTS, proposed=None)),
-                source=Source.STREAM_CHUNKS,
-                view=View.EMITTED,
-            ),
-            id="drafts-unknown",
-        ),
-        pytest.param(
-            dataclasses.replace(CASE, server=builders.PLAIN_SPEC, control=None), None, id="plain"
-        ),
-        pytest.param(
-            dataclasses.replace(
-                CASE,
-                load=Load(arrivals=Arrivals.POISSON, requests_per_s=500.0),
-                turns=1,
-                chat_template_args=(("tools", ["a", {"b": None}]), ("think", False)),
-                limits=Limits(tpot_ms=5.0),
-                tolerances=(("tpot_p50_ms", 0.2),),
-                server=dataclasses.replace(CASE.server, tree=Tree(branches=2, drafted_tokens=6)),
-            ),
-            ACCEPTANCE,
-            id="all-settings",
-        ),
-    ],
+    [(CASE, A_SUM), (CASE, OF_CHUNKS), (builders.PLAIN_CASE, None), (ALL_SETTINGS, ACCEPTANCE)],
+    ids=["a-sum-alone", "drafts-unknown", "plain", "all-settings"],
 )
 def test_whatever_was_measured_comes_back(
     path: Path, case: Case, acceptance: AcceptanceRecord | None
@@ -174,6 +159,7 @@ def test_of_a_measurement_that_was_made_again_the_first_one_counts(path: Path) -
     first, second = journaled(path), journaled(path)
     assert first != second
     assert dict(load_journal(path)) == {KEY: first}
+    assert dict(load_journal(path, last=True)) == {KEY: second}
 
 
 @pytest.mark.parametrize("kept", [0.3, 0.999], ids=["in-a-request", "in-the-last-line"])
@@ -220,42 +206,31 @@ def test_a_case_or_a_look_of_another_version_is_none_of_ours(path: Path) -> None
     assert dict(load_journal(path)) == {KEY: measured}
 
 
-def ended_again(path: Path, measurement: Measurement) -> None:
-    """The journal of one measurement, with another end."""
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[:-1]))
-    Journal(path).end(measurement)
-
-
-def test_a_round_without_requests_comes_back_as_it_was(path: Path) -> None:
-    measured = journaled(path)
-    assert measured.replay is not None
-    rounds = (*measured.replay.rounds, RoundBuilder().as_round())
-    replay = dataclasses.replace(measured.replay, rounds=rounds)
-    with_empty = dataclasses.replace(measured, replay=replay, values=values_of(CASE, replay))
-    ended_again(path, with_empty)
-    assert dict(load_journal(path)) == {KEY: with_empty}
-
-
 def test_an_invalid_measurement_is_never_complete(path: Path) -> None:
     journal = Journal(path)
     journal.begin(KEY)
     journal.record_round(arm=0, number=0)(finished("one"))
-    invalid = all_invalid("X: y")
+    invalid = dict.fromkeys(Family, "X: y")
     journal.end(dataclasses.replace(builders.measurement({}), replay=None, invalid=invalid))
     journal.close()
     assert dict(load_journal(path)) == {}
     assert [line["type"] for line in lines_of(path)] == ["Begun", "Replayed"]
 
 
-def test_what_is_invalid_in_some_families_comes_back_as_it_was(path: Path) -> None:
+def test_what_is_invalid_in_some_families_and_an_empty_round_come_back_as_they_were(
+    path: Path,
+) -> None:
     measured = journaled(path)
     assert measured.replay is not None
     invalid = {Family.LATENCY: "THROTTLED: 92 °C", Family.POWER: "THROTTLED: 92 °C"}
-    values = values_of(CASE, measured.replay, invalid)
+    rounds = (*measured.replay.rounds, RoundBuilder().as_round())
+    replay = dataclasses.replace(measured.replay, rounds=rounds)
+    values = values_of(CASE, replay, invalid)
     assert 0 < len(values) < len(measured.values)
-    part = dataclasses.replace(measured, invalid=invalid, values=values)
-    ended_again(path, part)
+    part = dataclasses.replace(measured, invalid=invalid, replay=replay, values=values)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-1]))
+    Journal(path).end(part)
     assert dict(load_journal(path)) == {KEY: part}
 
 
@@ -313,7 +288,10 @@ def test_the_last_run_is_the_one_that_was_written_last(tmp_path: Path) -> None:
     os.utime(tmp_path / "b" / "journal.jsonl", (3000.0, 3000.0))  # it was gone on with
     assert last_run(tmp_path) == tmp_path / "b"
     write(tmp_path / "c" / "shards" / "gw0", at_s=4000.0)  # its workers alone wrote
+    for at, shard in enumerate(("d-1of2", "e-2of2")):
+        write(tmp_path / shard, at_s=5000.0 + at)
     assert last_run(tmp_path) == tmp_path / "c"
+    assert last_run(tmp_path, "-1of2") == tmp_path / "d-1of2"
 
 
 def test_a_run_that_measured_nothing_does_not_hand_over_an_older_one(tmp_path: Path) -> None:
@@ -324,11 +302,12 @@ def test_a_run_that_measured_nothing_does_not_hand_over_an_older_one(tmp_path: P
         last_run(tmp_path)
 
 
-def test_a_journal_takes_the_lines_of_another(path: Path) -> None:
+def test_a_journal_takes_the_lines_of_another_and_a_check_hides_no_measurement(path: Path) -> None:
     measured = builders.measurement({})
     part = path.parent / "shards" / "gw0" / "journal.jsonl"
     worker = Journal(part)
     worker.begin(KEY)
+    worker.note_check(KEY, "lossless_frac", {"outcome": "PASS"})
     worker.end(measured)
     worker.close()
     with part.open("ab") as file:
@@ -340,24 +319,7 @@ def test_a_journal_takes_the_lines_of_another(path: Path) -> None:
     journal.end(measured)
     journal.close()
     assert list(load_journal(path)) == [KEY, SECOND_LAUNCH]
-
-
-def test_a_shard_goes_on_with_the_last_run_of_the_same_shard(tmp_path: Path) -> None:
-    for at, name in enumerate(("a", "b-1of2", "c-2of2")):
-        write(tmp_path / name, at_s=1000.0 + at)
-    assert last_run(tmp_path) == tmp_path / "a"
-    assert last_run(tmp_path, "-1of2") == tmp_path / "b-1of2"
-
-
-def test_a_check_that_was_made_is_read_again_and_hides_no_measurement(path: Path) -> None:
-    measured = builders.measurement({})
-    journal = Journal(path)
-    journal.begin(KEY)
-    journal.note_check(KEY, "lossless_frac", {"outcome": "PASS"})
-    journal.end(measured)
-    journal.close()
     assert load_checks(path) == {(KEY, "lossless_frac"): {"outcome": "PASS"}}
-    assert list(load_journal(path)) == [KEY]
 
 
 def test_nobody_goes_on_with_a_run_that_still_goes_on(path: Path) -> None:

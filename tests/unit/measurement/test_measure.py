@@ -28,7 +28,7 @@ from specreg.load.client_processes import Clients, open_clients
 from specreg.load.rounds import Round
 from specreg.matrix.case import Case
 from specreg.matrix.schema import Arrivals, Load
-from specreg.measurement.arm import Arm, control_of
+from specreg.measurement.arm import Arm
 from specreg.measurement.measure import (
     Measurement,
     Plan,
@@ -55,6 +55,7 @@ PROMPTS = builders.PROMPTS[: builders.CASE.prompts]
 ONE_AT_A_TIME = builders.with_concurrency(1)
 BESIDE_CONTROL = dataclasses.replace(builders.CASE, control=builders.PLAIN_SPEC)
 QUIET = Plan(show=lambda _: None)
+FAILED = "REQUEST_FAILED: 1 of 1 requests failed"
 
 
 def hurt(fault: Fault, after: int) -> Script:
@@ -78,35 +79,30 @@ def measured(
 ) -> Measurement:
     arms = [Arm(case=case, server=server)]
     if control is not None:
-        theirs = dataclasses.replace(control_of(case), server=builders.PLAIN_SPEC)
+        theirs = dataclasses.replace(case, server=builders.PLAIN_SPEC, control=None)
         arms.append(Arm(case=theirs, server=control, required=False))
     found = measure(arms, workload_of(case, builders.PROMPTS), plan)
     return beside(*found) if control is not None else found[0]
 
 
-@pytest.mark.parametrize(("prompts", "first"), [(2, "chat-4"), (3, "chat-0")])
+@pytest.mark.parametrize(
+    ("prompts", "warm", "first"), [(2, False, "chat-4"), (3, False, "chat-0"), (2, True, "chat-0")]
+)
 def test_the_warm_up_asks_what_is_not_measured_where_there_is_something(
-    tmp_path: Path, prompts: int, first: str
+    tmp_path: Path, prompts: int, first: str, *, warm: bool
 ) -> None:
     """Its own prompts and its extension's are the first of six; here the first request fails."""
     case = dataclasses.replace(ONE_AT_A_TIME, prompts=prompts)
     with start(tmp_path, Script(fault=Fault.HTTP_500, fault_after_requests=1)) as server:
-        found = measured(server, None, case)
-    (why,) = set(found.invalid.values())
-    assert why.startswith(f"REQUEST_FAILED: 1 of 1 requests failed, first prompt '{first}'")
-
-
-def test_a_server_that_is_warm_is_asked_what_is_measured_at_once(tmp_path: Path) -> None:
-    case = dataclasses.replace(ONE_AT_A_TIME, prompts=2)
-    with start(tmp_path, Script(fault=Fault.HTTP_500, fault_after_requests=1)) as server:
-        arm = Arm(case=case, server=server, warm=True)
+        arm = Arm(case=case, server=server, warm=warm)
         (found,) = measure([arm], workload_of(case, builders.PROMPTS), QUIET)
-    assert "first prompt 'chat-0'" in found.invalid[Family.ACCEPTANCE]
+    (why,) = set(found.invalid.values())
+    assert why.startswith(f"{FAILED}, first prompt '{first}'")
 
 
 def test_a_scheduled_drafter_sees_all_answers_before_any_is_measured(tmp_path: Path) -> None:
-    spec = dataclasses.replace(builders.SPEC, method="scheduled")
-    case = dataclasses.replace(ONE_AT_A_TIME, server=spec, prompts=3)
+    case = builders.with_concurrency(1, builders.on_server(method="scheduled"))
+    case = dataclasses.replace(case, prompts=3)
     with start(tmp_path, Script(fault=Fault.HTTP_500, fault_after_requests=3)) as server:
         found = measured(server, None, case)
     assert "1 of 6 requests failed, first prompt 'chat-2'" in found.invalid[Family.ACCEPTANCE]
@@ -116,11 +112,7 @@ def test_a_scheduled_drafter_sees_all_answers_before_any_is_measured(tmp_path: P
     ("fault", "after", "words"),
     [
         (Fault.COUNTERS_RENAMED, 0, "SPEC_DISABLED: the server counts tokens, and has no spec"),
-        (
-            Fault.HTTP_500,
-            BEFORE_ROUNDS + 1,
-            "REQUEST_FAILED: 1 of 1 requests failed, first prompt 'chat-1': HTTP_ERROR",
-        ),
+        (Fault.HTTP_500, BEFORE_ROUNDS + 1, f"{FAILED}, first prompt 'chat-1': HTTP_ERROR"),
         (Fault.NO_USAGE, BEFORE_ROUNDS, "USAGE_MISSING: prompt 'chat-0'"),
     ],
 )
@@ -135,17 +127,14 @@ def test_a_broken_meter_makes_the_measurement_invalid(
     assert found.engine_version == "99.0+scripted"
 
 
-@pytest.mark.parametrize(
-    "after",
-    [1, BEFORE_ROUNDS + 1, BEFORE_ROUNDS + ONE_AT_A_TIME.prompts - 1],
-    ids=["warming-up", "in-a-round", "in-its-last-request"],
-)
+IN_LAST_REQUEST = BEFORE_ROUNDS + ONE_AT_A_TIME.prompts - 1
+
+
+@pytest.mark.parametrize("after", [1, BEFORE_ROUNDS + 1, IN_LAST_REQUEST])
 def test_a_server_that_dies_is_no_measurement(tmp_path: Path, after: int) -> None:
     script = msgspec.structs.replace(hurt(Fault.CRASH_MID_RUN, after), exit_status=9)
-    with (
-        start(tmp_path, script) as server,
-        pytest.raises(ServerDiedError, match="ended with status 9 while it was measured"),
-    ):
+    died = pytest.raises(ServerDiedError, match="ended with status 9 while it was measured")
+    with start(tmp_path, script) as server, died:
         measured(server, None, ONE_AT_A_TIME)
 
 
@@ -165,10 +154,8 @@ def valid(servers: tuple[Server, Server]) -> Measurement:
 
 
 def test_a_measurement_says_the_truth(valid: Measurement) -> None:
-    truths = [builders.truth(prompt, DEFAULTS) for prompt in PROMPTS]
-    counts = true_counts()
-    assert not valid.invalid
-    assert valid.look is Look.FULL
+    truths, counts = [builders.truth(prompt, DEFAULTS) for prompt in PROMPTS], true_counts()
+    assert (valid.invalid, valid.look) == ({}, Look.FULL)
     assert valid.acceptance is not None
     assert valid.acceptance.total == counts
     assert [prompt.prompt_id for prompt in valid.acceptance.prompts] == [p.id for p in PROMPTS]
@@ -177,9 +164,6 @@ def test_a_measurement_says_the_truth(valid: Measurement) -> None:
     ]
     assert valid.values["acceptance_length_tokens"] == counts.acceptance_length
     assert valid.values["acceptance_rate_frac"] == counts.acceptance_rate
-
-
-def test_a_measurement_has_each_value_that_its_case_can_have(valid: Measurement) -> None:
     assert set(valid.values) == metrics_in(*set(Family) - {Family.POWER})
     assert all(value > 0 for value in valid.values.values())
 
@@ -189,11 +173,8 @@ def test_case_and_control_take_turns_at_being_first(valid: Measurement) -> None:
     assert valid.replay is not None
     ours, theirs = valid.replay.rounds, valid.replay.control_rounds
     assert builders.CASE.rounds == 1
-    assert len(ours) == len(theirs) == 2
-    ours_first = [
-        one.started_ns < other.started_ns for one, other in zip(ours, theirs, strict=True)
-    ]
-    assert ours_first == [True, False]
+    first = [one.started_ns < other.started_ns for one, other in zip(ours, theirs, strict=True)]
+    assert first == [True, False]
     assert [len(part.traces) for part in ours] == [4, 4]
 
 
@@ -277,10 +258,8 @@ def test_a_control_that_fails_spoils_the_speedup_alone_and_is_asked_no_more(
 def test_a_control_that_dies_is_no_measurement(
     tmp_path: Path, servers: tuple[Server, Server]
 ) -> None:
-    with (
-        start(tmp_path, hurt(Fault.CRASH_MID_RUN, 1), spec=builders.PLAIN_SPEC) as control,
-        pytest.raises(ServerDiedError, match="while it was measured"),
-    ):
+    died = pytest.raises(ServerDiedError, match="while it was measured")
+    with start(tmp_path, hurt(Fault.CRASH_MID_RUN, 1), spec=builders.PLAIN_SPEC) as control, died:
         measured(servers[0], control, BESIDE_CONTROL)
 
 
@@ -368,8 +347,7 @@ def test_a_measurement_that_was_not_enough_goes_on_with_other_prompts(
 ) -> None:
     """Four prompts of the case, and the two that there are more; speeds are those of the four."""
     found, asked = asked_of(servers, [False])
-    assert asked == [(4, Look.FULL)]
-    assert found.look is Look.EXTENDED
+    assert (asked, found.look) == ([(4, Look.FULL)], Look.EXTENDED)
     assert found.replay is not None
     assert found.acceptance is not None
     assert [one.prompt_id for one in found.acceptance.prompts] == [p.id for p in builders.PROMPTS]
@@ -500,9 +478,7 @@ def test_a_client_that_falls_behind_makes_no_server_look_slow(behind: Round, wor
 
 
 @pytest.mark.parametrize(
-    ("ttft_ms", "answer_ms", "lag_ms"),
-    [(2000, 64, 60), (2000, 5000, 60), (100, 5000, 6)],
-    ids=["a short answer", "a starved machine", "as before"],
+    ("ttft_ms", "answer_ms", "lag_ms"), [(2000, 64, 60), (2000, 5000, 60), (100, 5000, 6)]
 )
 def test_what_starvation_makes_longer_excuses_no_late_client(
     ttft_ms: int, answer_ms: int, lag_ms: float
@@ -614,15 +590,13 @@ def test_warm_up_ends_in_time_where_steps_wander_by_eight_percent() -> None:
 @pytest.mark.parametrize(
     ("step_times_ms", "batches"),
     [
-        pytest.param((5.0,), 7, id="steady"),
-        pytest.param(
-            (1500.0, 58.0, 57.0, 57.5, 57.2, 57.6, 57.0), 7, id="compiled-in-the-first-batch"
-        ),
-        pytest.param((10.0, 9.0, 8.0, 7.0, 6.0, 6.1, 6.05, 6.1, 6.05, 6.1), 8, id="a-ramp"),
-        pytest.param((40.0, 25.0, 16.0, 10.0, 6.0, 4.0, 2.5, 1.6, 1.0), 12, id="a-long-ramp"),
-        pytest.param((5.0, 5.0, 6.0, 7.0, 8.0, 9.0), 7, id="slower-and-slower"),
-        pytest.param((5.0, 0.0, 5.1, 0.0, 5.05, 5.0, 5.1, 5.0, 5.1), 9, id="some-without-steps"),
-        pytest.param((0.0,), 3, id="none-with-steps"),
+        ((5.0,), 7),
+        ((1500.0, 58.0, 57.0, 57.5, 57.2, 57.6, 57.0), 7),  # compiled in the first batch
+        ((10.0, 9.0, 8.0, 7.0, 6.0, 6.1, 6.05, 6.1, 6.05, 6.1), 8),
+        ((40.0, 25.0, 16.0, 10.0, 6.0, 4.0, 2.5, 1.6, 1.0), 12),
+        ((5.0, 5.0, 6.0, 7.0, 8.0, 9.0), 7),  # slower and slower
+        ((5.0, 0.0, 5.1, 0.0, 5.05, 5.0, 5.1, 5.0, 5.1), 9),  # some without steps
+        ((0.0,), 3),
     ],
 )
 def test_warm_up_goes_on_while_steps_get_faster(
@@ -631,31 +605,17 @@ def test_warm_up_goes_on_while_steps_get_faster(
     assert taken(*step_times_ms) == batches
 
 
-@pytest.mark.parametrize("settles_s", [2, 4, 7])
-def test_warm_up_waits_for_a_server_that_gets_faster_for_its_first_seconds(settles_s: int) -> None:
-    """To a third of its first step time, within 2 % of noise."""
-    chance = np.random.default_rng(settles_s)
-    times_s = [number * 0.3 for number in range(100)]
-    steps = [9 - 6 * min(at_s / settles_s, 1.0) for at_s in times_s]
-    _, lasted_s = warmed_up(Batch(ms * chance.uniform(0.98, 1.02), 0.3) for ms in steps)
-    assert settles_s - 0.3 <= lasted_s < 10
-
-
 def test_a_drafter_that_learns_is_shown_as_many_answers_whatever_time_they_take() -> None:
     """Else what it accepts depends on how fast the machine is."""
-    spec = dataclasses.replace(builders.CASE.server, method="suffix")
-    case = dataclasses.replace(builders.CASE, server=spec)
+    case = builders.on_server(method="suffix")
     for lasts_s, slower in ((0.1, 1.0), (0.1, 0.9), (30.0, 1.0)):
         batches = [Batch(10 * slower**number, lasts_s) for number in range(30)]
         assert len(warmed_up(batches, case)[0]) == 7
 
 
-def test_a_server_that_never_gets_warm_is_measured_after_ten_seconds() -> None:
+def test_a_server_that_never_gets_warm_is_measured_ten_seconds_after_its_first_batch() -> None:
     loads, lasted_s = warmed_up(Batch(100 * 0.98**number, 0.4) for number in range(1000))
     assert (len(loads), lasted_s) == (26, 10.4)
-
-
-def test_a_first_batch_that_compiles_for_minutes_leaves_the_warm_up_its_time() -> None:
     loads, lasted_s = warmed_up([Batch(1500.0, 120.0), *[Batch(5.0, 0.4)] * 20])
     assert len(loads) == 7
     assert lasted_s == pytest.approx(122.4)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from specreg.acceptance.table import Column
 from specreg.stats.alpha_spending import LEVEL, MORE_LAUNCHES, PARTS, Look
 from specreg.stats.intervals import (
+    Column,
     Effect,
     Spread,
     change_of_launches,

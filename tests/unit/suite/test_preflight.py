@@ -13,7 +13,6 @@ from huggingface_hub import constants
 from typer.testing import CliRunner, Result
 
 from specreg.baselines.record import record_baseline
-from specreg.baselines.schema import baseline_path
 from specreg.cli import app
 from specreg.core.errors import SensorError
 from specreg.engines.registry import engine_named
@@ -218,7 +217,7 @@ def test_cases_without_a_baseline_are_counted_with_the_command_that_records_them
     assert seen(one) == (State.NOTE, f"0 of 2 case(s) have one {where}")
     assert "--specreg-tier=here --update-baselines" in one.advice
     for case in here.tier.cases:
-        path = baseline_path(here.store.folder, here.environment.name, case.id)
+        path = here.store.path(case.id)
         record_baseline(path, builders.baseline())
     assert seen(only(here, "baselines")) == (State.OK, f"2 of 2 case(s) have one {where}")
     path.write_text("{")

@@ -11,7 +11,6 @@ import pytest
 
 from specreg.baselines.estimate import START_S, estimate_of
 from specreg.baselines.record import record_baseline
-from specreg.baselines.schema import baseline_path
 from specreg.core.errors import SpecregError
 from specreg.suite.run import Suite
 from specreg.suite.shards import (
@@ -130,7 +129,7 @@ def test_cases_that_share_a_server_and_its_control_are_a_group(tmp_path: Path) -
 def test_the_cut_goes_by_committed_baselines_alone(tmp_path: Path) -> None:
     """What one machine has just recorded would have it cut otherwise than the others."""
     folder = tmp_path / "baselines"
-    path = baseline_path(folder, builders.ENVIRONMENT.name, EAGLE.id)
+    path = folder / builders.ENVIRONMENT.name / f"{EAGLE.id}.json"
     slow = builders.baseline({"throughput_tokens_per_s": 0.5})
     before = groups_of(folder)
     subprocess.run(("/usr/bin/env", "git", "init", "-q", str(tmp_path)), check=True)

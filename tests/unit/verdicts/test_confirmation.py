@@ -14,8 +14,7 @@ from specreg.baselines.schema import stored_acceptance
 from specreg.core.errors import BaselineError
 from specreg.matrix.case import Case
 from specreg.measurement.measure import Enough, Measurement
-from specreg.measurement.metrics import METRICS, Metric, Replay
-from specreg.measurement.validity import all_invalid
+from specreg.measurement.metrics import METRICS, Family, Metric, Replay
 from specreg.stats.alpha_spending import Look
 from specreg.stats.intervals import t_quantile
 from specreg.verdicts.confirmation import Confirmation, enough_for
@@ -78,7 +77,7 @@ USUALLY, FASTER, SLOWER, STALLED, OPEN = (launch(speed=one) for one in (100, 130
 LOST = launch(of=BAD)
 FEW = dataclasses.replace(launch(), replay=Replay(acceptance=builders.acceptance(BAD)))
 BROKEN = dataclasses.replace(
-    launch(), replay=None, values={}, invalid=all_invalid("REQUEST_FAILED: prompt 'a'")
+    launch(), replay=None, values={}, invalid=dict.fromkeys(Family, "REQUEST_FAILED: prompt 'a'")
 )
 DIED = "the server died, see its log"
 NO_LAUNCH_LEFT = "REGRESSED at a look, and no launch was left to confirm it"

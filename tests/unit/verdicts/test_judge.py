@@ -11,7 +11,6 @@ from specreg.baselines.comparison import CaseBaselines, compare
 from specreg.baselines.schema import Baseline, stored_acceptance
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Family, Metric, Replay
-from specreg.measurement.validity import all_invalid
 from specreg.stats.alpha_spending import Look
 from specreg.stats.intervals import t_quantile
 from specreg.verdicts.judge import (
@@ -163,7 +162,7 @@ def test_a_speed_is_judged_by_which_way_is_better_and_by_what_the_launches_tell(
 ) -> None:
     verdict = judge_speed(name, measured, 100.0, 100.0, within_frac=within_frac)
     assert (verdict.outcome, verdict.tolerance_frac) == (outcome, 0.05)
-    better = METRICS[name].direction.value
+    better = METRICS[name].sign
     assert verdict.change_frac == pytest.approx(better * (measured - 100) / 100)
 
 
@@ -264,7 +263,7 @@ def test_a_change_of_speed_says_what_it_comes_from() -> None:
         ("ttft_p50_ms", "eagle3", ""),
     ):
         case = dataclasses.replace(builders.on_server(method=method), prompts=6)
-        sign = METRICS[name].direction.value
+        sign = METRICS[name].sign
         baseline = builders.baseline({name: 100.0}, {name: 100.0}, of=of_length(2.0))
         values = {name: 100.0 * 0.81**sign}
         measurement = builders.measurement(values, of=of_length(1.8), case=case)
@@ -336,7 +335,9 @@ FEWER = dataclasses.replace(
     known(RECORDED), settings=dataclasses.replace(builders.SETTINGS, num_prompts=20)
 )
 LEARNS = dataclasses.replace(MEASURED, case=builders.on_server(method="suffix"))
-BROKEN = dataclasses.replace(MEASURED, invalid=all_invalid("SPEC_DISABLED: nothing was drafted"))
+BROKEN = dataclasses.replace(
+    MEASURED, invalid=dict.fromkeys(Family, "SPEC_DISABLED: nothing was drafted")
+)
 
 
 def tagged(**tags: str) -> Baseline:

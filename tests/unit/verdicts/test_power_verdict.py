@@ -10,10 +10,11 @@ import pytest
 
 from specreg.baselines.comparison import compare
 from specreg.baselines.schema import RecordedDevice
+from specreg.load.client_processes import Clients
+from specreg.measurement.arm import Arm, ArmReplay
 from specreg.measurement.figures import figures_of
 from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import METRICS, Family
-from specreg.measurement.power import power_of
 from specreg.report.failures import sentence_of
 from specreg.report.tables import render_figures
 from specreg.telemetry.power_record import PowerRecord
@@ -191,7 +192,9 @@ def power_under(sampler: Sampler, error: str | None, invalid: dict[Family, str])
     (part,) = replay.rounds
     failed = msgspec.structs.replace(part.traces[0], error=error)
     block = dataclasses.replace(part, traces=(failed,))
-    return power_of(replay, cast("Watch", sampler), (0, 0), {17}, block, invalid)
+    arm, nobody = Arm(case=builders.CASE, server=builders.server()), cast("Clients", None)
+    one = ArmReplay(arm=arm, clients=nobody, rounds=[part], block=block, invalid=invalid)
+    return one.power(cast("Watch", sampler), (0, 0), {17})
 
 
 def test_a_request_that_fails_under_load_for_power_makes_power_alone_invalid() -> None:
