@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 
 from specreg.acceptance.checks import check_counters, check_requests
-from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import AnswerError, InvalidMeasurementError
 from specreg.engines.registry import ENGINES, engine_named
 from specreg.engines.token_api import Wanted
@@ -48,16 +47,12 @@ def read_stream(protocol: str, form: Form, _: Path, content: bytes) -> None:
     done = replay_wire(wire, case, only, record=keep, clock=clock, engine=protocol)
     assert len(kept) == 1
     check_requests(done.traces)
-    check_trace(done.traces[0])
+    (trace,) = done.traces
+    assert 0 <= trace.tokens == trace.usage_tokens < 2_000
+    assert len(trace.chunk_sizes) < 2_000
     spec = dataclasses.replace(builders.SPEC, method="eagle3")
     record = read_acceptance(spec, ENGINES[protocol].wire_format, done.traces, None, None)
     values_of(case, Replay(rounds=(done,), control_rounds=(), acceptance=record))
-
-
-def check_trace(trace: RequestTrace) -> None:
-    assert trace.tokens == trace.usage_tokens
-    assert 0 <= trace.tokens < 2_000
-    assert len(trace.chunk_sizes) < 2_000
 
 
 def read_page(protocol: str, before: bytes, _: Path, page: bytes) -> None:
@@ -114,10 +109,8 @@ def streams() -> Iterable[Sample]:
         ("reference", Form.CHAT, "reference/5.19.0/chat_stream.txt"),
     )
     for protocol, form, path in spoken:
-        content = recorded(str(path))
-        yield Sample(
-            content=content, wrong=stream_of, read=functools.partial(read_stream, protocol, form)
-        )
+        reading = functools.partial(read_stream, protocol, form)
+        yield Sample(content=recorded(str(path)), wrong=stream_of, read=reading)
 
 
 _TRTLLM = "trtllm_request_success_total 1.0\n" + "".join(
@@ -140,8 +133,8 @@ def pages() -> Iterable[Sample]:
 def identities() -> Iterable[Sample]:
     openai = {"/version": b'{"version": "1.3.0"}'}
     by_engine = {
-        "vllm": openai
-        | {
+        "vllm": {
+            **openai,
             "/v1/models": recorded("vllm/0.32.0/models.json"),
             "/metrics": recorded("vllm/0.32.0/metrics.txt"),
         },

@@ -16,13 +16,7 @@ _BLOCK_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What a server has answered, or a file.
-
-    Attributes:
-        content: as it is.
-        wrong: makes something wrong in it.
-        read: reads it as a run does, with a folder of its own.
-    """
+    """What a server has answered, or a file; `read` reads it as a run does, in an own folder."""
 
     content: bytes
     wrong: Mutation

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import functools
 import time
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
@@ -21,21 +22,17 @@ LITTLE = dataclasses.replace(ONE_AT_A_TIME, request_timeout_s=0.2)
 """A round of it is over long before a minute is."""
 
 
+clients = functools.partial(Clients, endpoint=ENDPOINT, workers=())
+
+
 def replay(wire: Wire, case: Case, prompts: int) -> tuple[Round, list[FinishedRequest]]:
     """A round of a crew of one over a wire, and what was recorded."""
     recorded: list[FinishedRequest] = []
 
     async def run() -> Round:
         async with httpx.AsyncClient(transport=wire, base_url="http://scripted") as client:
-            crew = Clients(
-                case=case,
-                endpoint=ENDPOINT,
-                clock=wire.clock,
-                client=client,
-                workers=(),
-                token_within_s=0.3,
-            )
-            return await crew.replay(builders.PROMPTS[:prompts], recorded.append)
+            one = clients(case=case, client=client, clock=wire.clock, token_within_s=0.3)
+            return await one.replay(builders.PROMPTS[:prompts], recorded.append)
 
     return asyncio.run(run()), recorded
 
@@ -88,15 +85,11 @@ def test_what_a_further_process_says_of_a_server_that_hangs_is_believed() -> Non
         told: list[object] = []
         worker = _Worker(SimpleNamespace(send=told.append), replies)  # type: ignore[arg-type]
         async with httpx.AsyncClient() as client:
-            clients = Clients(
-                case=LITTLE,
-                endpoint=ENDPOINT,
-                clock=time.monotonic_ns,
-                client=client,
-                workers=(worker,),
+            several = clients(
+                case=LITTLE, client=client, clock=time.monotonic_ns, workers=(worker,)
             )
             with pytest.raises(HungError, match=r"HUNG: no token came for 60 s"):
-                await clients.replay(builders.PROMPTS)
+                await several.replay(builders.PROMPTS)
         assert len(told) == 1
 
     asyncio.run(run())

@@ -47,11 +47,7 @@ def test_answers_come_in_the_order_of_the_texts_and_each_is_asked_for_as_wanted(
     with answering(answer) as url:
         found = complete(at(url), [(1,), (2,), (3,)], wanted, in_flight=3)
 
-    assert found == (
-        Transcript(prompt=(1,), output=(1, 10)),
-        Transcript(prompt=(2,), output=(2, 20)),
-        Transcript(prompt=(3,), output=(3, 30)),
-    )
+    assert found == tuple(Transcript(prompt=(n,), output=(n, 10 * n)) for n in (1, 2, 3))
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
