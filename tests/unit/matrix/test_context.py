@@ -1,6 +1,7 @@
 """Contexts: what doesn't fit is refused by prompt and turn, what can't be told is said."""
 
 import dataclasses
+import functools
 import json
 import shutil
 import sys
@@ -81,11 +82,10 @@ def test_prompts_that_the_case_never_sends_may_be_of_any_length(root: Path) -> N
 
 
 def test_a_prompt_of_token_ids_is_as_long_as_they_are_many(root: Path) -> None:
-    ids = case(148, dataset="random-128", form=Form.COMPLETIONS)
-    check_contexts(root, [ids])
-    short = case(147, dataset="random-128", form=Form.COMPLETIONS)
+    ids = functools.partial(case, dataset="random-128", form=Form.COMPLETIONS)
+    check_contexts(root, [ids(148)])
     with pytest.raises(DatasetError, match="prompt 'random-0' needs 148 tokens"):
-        check_contexts(root, [short])
+        check_contexts(root, [ids(147)])
 
 
 def test_what_nothing_can_count_is_left_to_the_server(

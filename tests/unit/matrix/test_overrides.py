@@ -1,5 +1,3 @@
-import dataclasses
-
 import pytest
 
 from specreg.core.errors import MatrixError, UnknownNameError, UnsupportedError
@@ -19,10 +17,7 @@ def test_a_setting_takes_the_place_of_the_cases_own() -> None:
 
 
 def test_arguments_and_variables_are_added_to_the_cases_own() -> None:
-    own = dataclasses.replace(
-        builders.SPEC, engine_args=("--seed", "7"), engine_env=(("OMP", "1"), ("X", "old"))
-    )
-    case = dataclasses.replace(builders.CASE, server=own)
+    case = builders.on_server(engine_args=("--seed", "7"), engine_env=(("OMP", "1"), ("X", "old")))
     spec = with_overrides("engine_args=--foo 'a b'", "engine_env.X=new=er", case=case).server
     assert spec.engine_args == ("--seed", "7", "--foo", "a b")
     assert spec.engine_env == (("OMP", "1"), ("X", "new=er"))
@@ -39,13 +34,8 @@ def test_another_method_takes_the_draft_that_the_models_have_for_it() -> None:
 
 
 def test_a_tree_goes_with_its_method_and_fits_its_depth() -> None:
-    of_tree = dataclasses.replace(
-        builders.SPEC,
-        engine="sglang",
-        method="eagle3_tree",
-        tree=Tree(branches=2, drafted_tokens=6),
-    )
-    case = dataclasses.replace(builders.CASE, server=of_tree)
+    tree = Tree(branches=2, drafted_tokens=6)
+    case = builders.on_server(engine="sglang", method="eagle3_tree", tree=tree)
     chain = with_overrides("method=eagle3", case=case)
     assert (chain.server.tree, chain.server.drafted_tokens) == (None, 3)
     with pytest.raises(MatrixError, match=r"override of .*: method 'eagle3_tree' with no tree"):
@@ -56,9 +46,6 @@ def test_a_tree_goes_with_its_method_and_fits_its_depth() -> None:
 
 def test_a_case_without_speculation_drafts_nothing() -> None:
     assert with_overrides("method=none").server == builders.PLAIN_SPEC
-
-
-def test_what_is_of_speculation_leaves_a_server_without_it_as_it_is() -> None:
     assert with_overrides("draft_tokens=5", case=builders.PLAIN_CASE) == builders.PLAIN_CASE
 
 

@@ -34,13 +34,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def spec(method: str = "eagle3", width: Width | None = "30m") -> ServerSpec:
     drafts = {"eagle3": str(TINY / "eagle3"), "draft_model": str(TINY / "draft")}
+    target, draft = str(TINY / "target"), drafts.get(method)
     return dataclasses.replace(
-        builders.CASE.server,
-        method=method,
-        target=str(TINY / "target"),
-        draft=drafts.get(method),
-        padding_layers=0,
-        widen=width,
+        builders.SPEC, method=method, target=target, draft=draft, widen=width
     )
 
 
@@ -84,13 +80,10 @@ class Llama:
         query = self.by_head(self.times(f"{name}.self_attn.q_proj", read), turned=True)
         group = self.config["num_attention_heads"] // self.config["num_key_value_heads"]
         key, value = (
-            np.repeat(
-                self.by_head(self.times(f"{name}.self_attn.{one}_proj", read), turned=one == "k"),
-                group,
-                axis=0,
-            )
+            self.by_head(self.times(f"{name}.self_attn.{one}_proj", read), turned=one == "k")
             for one in "kv"
         )
+        key, value = np.repeat(key, group, axis=0), np.repeat(value, group, axis=0)
         scores = query @ key.swapaxes(1, 2) / np.sqrt(self.config["head_dim"])
         scores = np.where(np.tri(len(states)) > 0, scores, -np.inf)
         shares = np.exp(scores - scores.max(-1, keepdims=True))
@@ -116,11 +109,9 @@ class Llama:
         _, streams = target.logits(ids)
         hidden = self.times("fc", np.concatenate([streams[layer] for layer in (1, 2, 4)], -1)[:-1])
         seen = target.weights["model.embed_tokens.weight"][ids[1:]]
-        both = (
-            self.normed("midlayer.input_layernorm", seen),
-            self.normed("midlayer.hidden_norm", hidden),
-        )
-        hidden = self.layer("midlayer", hidden, np.concatenate(both, -1))
+        read = self.normed("midlayer.input_layernorm", seen)
+        both = np.concatenate((read, self.normed("midlayer.hidden_norm", hidden)), -1)
+        hidden = self.layer("midlayer", hidden, both)
         return self.times("lm_head", self.normed("norm", hidden))
 
 
@@ -166,12 +157,8 @@ def test_what_a_widened_model_is_made_of_is_its_checksum_before_it_is_made(tmp_p
     changed = tmp_path / "target"
     shutil.copytree(TINY / "target", changed)
     (changed / "tokenizer.json").write_text("{}")
-    specs = [
-        spec(),
-        spec(width="1b"),
-        spec(width=None),
-        dataclasses.replace(spec(), target=str(changed)),
-    ]
+    other = dataclasses.replace(spec(), target=str(changed))
+    specs = [spec(), spec(width="1b"), spec(width=None), other]
     sums = [model_sha256(served_models(builders.ROOT, one)[0]) for one in specs]
     assert all(sums)
     assert len(set(sums)) == len(sums)
@@ -198,38 +185,26 @@ def test_what_is_no_folder_of_a_known_kind_cannot_be_widened(
     assert words in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"hidden_size": 256},
-        {"num_key_value_heads": 2},
-        {"num_hidden_layers": 99},
-        {"intermediate_size": "x"},
-        {"rms_norm_eps": None},
-    ],
-)
-def test_a_model_of_another_form_cannot_be_widened(
-    tmp_path: Path, change: Mapping[str, object]
-) -> None:
-    other = tmp_path / "target"
-    shutil.copytree(TINY / "target", other)
-    config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps(config | change))
-    with pytest.raises(ModelError, match=r"can't be made larger, .*leave padding_layers and wid"):
-        widen_models(
-            builders.ROOT, dataclasses.replace(spec(), target=str(other)), show=lambda _: None
-        )
+def test_a_model_of_another_form_cannot_be_widened(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    shutil.copytree(TINY / "target", target)
+    config = json.loads((target / "config.json").read_text())
+    other = dataclasses.replace(spec(), target=str(target))
+    for change in (
+        *({"hidden_size": 256}, {"num_key_value_heads": 2}, {"num_hidden_layers": 99}),
+        *({"intermediate_size": "x"}, {"rms_norm_eps": None}),
+    ):
+        (target / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(ModelError, match=r"can't be made larger, .*leave padding_layers and w"):
+            widen_models(builders.ROOT, other, show=lambda _: None)
 
 
 def parameters(width: Width) -> Mapping[str, int]:
     """By role, what the shapes come to, with the 768 tokens of the tiny vocabulary."""
     found = {}
     for role, shape in SHAPES[width].items():
-        hidden, heads, keys = (
-            shape.hidden_size,
-            shape.num_attention_heads * 32,
-            shape.num_key_value_heads * 32,
-        )
+        hidden, heads = shape.hidden_size, shape.num_attention_heads * 32
+        keys = shape.num_key_value_heads * 32
         streams = 2 if role == "eagle3" else 1
         layer = hidden * (heads * (1 + streams) + 2 * keys * streams)
         layer += 3 * hidden * shape.intermediate_size
