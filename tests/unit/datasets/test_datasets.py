@@ -45,15 +45,12 @@ def test_toy_conversations_are_of_three_turns_of_the_toy_prompts() -> None:
     assert known >= {*asked}
 
 
-def test_random_prompts_that_no_model_reads_are_refused_before_they_are_drawn() -> None:
+def test_a_length_is_a_number_of_a_set_that_takes_one_and_that_a_model_reads() -> None:
+    for name in ("random", "random-0", "random-", "random-1k", "toy-128"):
+        with pytest.raises(UnknownNameError, match="random-1024"):
+            dataset_named(name)
     with pytest.raises(DatasetError, match=r"^dataset 'random-99999999': .*6 digits at most"):
         dataset_named("random-99999999")
-
-
-@pytest.mark.parametrize("name", ["random", "random-0", "random-", "random-1k", "toy-128"])
-def test_a_length_is_a_number_of_a_set_that_takes_one(name: str) -> None:
-    with pytest.raises(UnknownNameError, match="random-1024"):
-        dataset_named(name)
 
 
 @settings(deadline=None)
@@ -73,16 +70,15 @@ def test_any_first_prompts_are_spread_evenly(categories: list[str], first: int) 
 @pytest.mark.parametrize(
     ("name", "reply", "kept"),
     [
-        pytest.param("as_is", " <think>\nHm.</think>\n\nYes. ", None, id="all of it"),
-        pytest.param("stripped", "\n Yes.\n\tNo. \n", "Yes.\n\tNo.", id="without its margins"),
-        pytest.param("stripped", " \n", "", id="nothing but margins"),
-        pytest.param("without_thinking", "<think>\nHm.</think>\n\nYes. ", "Yes. ", id="the answer"),
-        pytest.param("without_thinking", "Hm.</think>Yes.", "Yes.", id="a template that began it"),
-        pytest.param("without_thinking", "a</think>b</think>c", "c", id="after the last thought"),
-        pytest.param("without_thinking", " Yes.\n", None, id="no thought"),
-        pytest.param("without_thinking", "Hm.</think>", "", id="a thought alone"),
-        pytest.param("without_thinking", "\n<think>\nHm, ", "", id="a thought that was cut off"),
+        ("as_is", " <think>\nHm.</think>\n\nYes. ", " <think>\nHm.</think>\n\nYes. "),
+        ("stripped", "\n Yes.\n\tNo. \n", "Yes.\n\tNo."),
+        ("without_thinking", "<think>\nHm.</think>\n\nYes. ", "Yes. "),
+        ("without_thinking", "Hm.</think>Yes.", "Yes."),  # the template began it
+        ("without_thinking", "a</think>b</think>c", "c"),
+        ("without_thinking", " Yes.\n", " Yes.\n"),
+        ("without_thinking", "Hm.</think>", ""),
+        ("without_thinking", "\n<think>\nHm, ", ""),
     ],
 )
-def test_what_enters_the_history(name: str, reply: str, kept: str | None) -> None:
-    assert REPLIES[name](reply) == (reply if kept is None else kept)
+def test_what_enters_the_history(name: str, reply: str, kept: str) -> None:
+    assert REPLIES[name](reply) == kept

@@ -31,13 +31,11 @@ SPEED: dict[str, object] = {
     "category": "coding",
     "sub_category": "python",
     "turns": [CODE, "Shorter."],
-    "source": "https://huggingface.co/datasets/AdaLEval/stackselect",
     "multiturn": True,
 }
 TASK: dict[str, object] = {
     "task_id": "HumanEval/0",
     "prompt": "def add(a, b):\n",
-    "canonical_solution": "    return a + b\n",
     "entry_point": "add",
 }
 SHARED: dict[str, object] = {
@@ -96,16 +94,18 @@ EXAMPLES: list[tuple[str, dict[str, object], Prompt]] = [
 
 
 def load(name: str, path: Path) -> tuple[Prompt, ...]:
-    return (
-        load_prompt_file(path) if name == OWN else load_published_rows(path, dataset_named(name))[0]
-    )
+    if name == OWN:
+        return load_prompt_file(path)
+    return load_published_rows(path, dataset_named(name))[0]
 
 
 @pytest.mark.parametrize(("name", "row", "prompt"), EXAMPLES)
 def test_each_row_is_read_as_a_line_in_an_array_and_in_parquet(
     name: str, row: dict[str, object], prompt: Prompt, tmp_path: Path
 ) -> None:
-    assert load(name, write_lines(tmp_path / "question.jsonl", [row])) == (prompt,)
+    lines = write_lines(tmp_path / "question.jsonl", [row])
+    lines.write_bytes(lines.read_bytes() + b"\n\n")
+    assert load(name, lines) == (prompt,)
     array = tmp_path / "array.json"
     array.write_text("\ufeff \n" + json.dumps([row], indent=1))
     assert load(name, array) == (prompt,)
@@ -126,11 +126,7 @@ def test_each_row_is_read_as_a_line_in_an_array_and_in_parquet(
         ("mt-bench", {"question_id": 1, "category": "c", "turns": ["x", 2]}, "`$.turns[1]`"),
         ("mt-bench", {"question_id": 1.5, "category": "c", "turns": ["x"]}, "`$.question_id`"),
         (SPEED_BENCH, {**SPEED, "turns": [PLACEHOLDER]}, "turn 1: a placeholder"),
-        (
-            SPEED_BENCH,
-            {**SPEED, "turns": ["x", f"{PLACEHOLDER}\n\nSum up {{article}}"]},
-            "turn 2: a placeholder",
-        ),
+        (SPEED_BENCH, {**SPEED, "turns": ["x", f"{PLACEHOLDER}\n\nSum"]}, "turn 2: a placeholder"),
         ("gsm8k", {"answer": "#### 5"}, "turns is missing"),
         ("sharegpt", {"conversations": [{"from": 3}]}, "`$.conversations[0].from`"),
         ("genai-perf", {"text": " "}, "empty turn"),
@@ -151,9 +147,9 @@ def test_a_wrong_row_is_refused_with_its_place(
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        pytest.param({"answer": "#### 5"}, "turns is missing", id="no-column"),
-        pytest.param({"question": 5}, "`$.question`", id="wrong-type"),
-        pytest.param({"question": None, "answer": "x"}, "turns is missing", id="no-value"),
+        ({"answer": "#### 5"}, "turns is missing"),
+        ({"question": 5}, "`$.question`"),
+        ({"question": None, "answer": "x"}, "turns is missing"),
     ],
 )
 def test_a_wrong_row_of_parquet_is_refused_with_its_place(
@@ -171,16 +167,16 @@ def test_a_wrong_row_of_parquet_is_refused_with_its_place(
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        pytest.param("a.jsonl", None, "No such file", id="missing"),
-        pytest.param("a.parquet", None, "No such file", id="missing Parquet"),
-        pytest.param("a.jsonl", b"", "holds no prompts; a row needs", id="empty"),
-        pytest.param("a.jsonl", b"\xef\xbb\xbf\n", "holds no prompts; a row needs", id="a mark"),
-        pytest.param("a.jsonl", b"[]", "holds no prompts; a row needs", id="no rows"),
-        pytest.param("a.jsonl", b"[1", "truncated; a row needs", id="cut off"),
-        pytest.param("a.parquet", b"PAR1 but not really", "fetch it again", id="no Parquet"),
-        pytest.param("a.jsonl", b'{"text": "a"}\n{"text', "a.jsonl:2: ", id="a torn row"),
-        pytest.param("a.jsonl", b'{"text": "\xff"}', "a.jsonl:1: ", id="no UTF-8"),
-        pytest.param("a.jsonl", b'{"text": "a"}\n\n{"text": "b"}', "a.jsonl:2: ", id="blank"),
+        ("a.jsonl", None, "No such file"),
+        ("a.parquet", None, "No such file"),
+        ("a.jsonl", b"", "holds no prompts; a row needs"),
+        ("a.jsonl", b"\xef\xbb\xbf\n", "holds no prompts; a row needs"),
+        ("a.jsonl", b"[]", "holds no prompts; a row needs"),
+        ("a.jsonl", b"[1", "truncated; a row needs"),
+        ("a.parquet", b"PAR1 but not really", "fetch it again"),
+        ("a.jsonl", b'{"text": "a"}\n{"text', "a.jsonl:2: "),
+        ("a.jsonl", b'{"text": "\xff"}', "a.jsonl:1: "),
+        ("a.jsonl", b'{"text": "a"}\n\n{"text": "b"}', "a.jsonl:2: "),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(
@@ -192,11 +188,6 @@ def test_a_file_that_cannot_be_read_is_named(
     with pytest.raises(DatasetError, match=words) as error:
         load("genai-perf", path)
     assert str(path) in str(error.value)
-
-
-def test_blank_lines_after_the_last_row_are_none(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n\n')
-    assert len(load("genai-perf", tmp_path / "a.jsonl")) == 1
 
 
 def test_a_conversation_without_a_word_of_the_user_is_left_out_and_counted(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ ROWS = [
 CONTENT = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
 REPO, FILE = "HuggingFaceH4/mt_bench_prompts", "raw/question.jsonl"
 MODEL = "org/model"
+TERMS = "its terms must be accepted at the hub first; then run hf auth login"
 
 
 @dataclass(slots=True)
@@ -93,7 +94,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 @pytest.mark.parametrize(
     ("status", "code", "words"),
     [
-        (403, "GatedRepo", "its terms must be accepted at the hub first; then run hf auth login"),
+        (403, "GatedRepo", TERMS),
         (401, "RepoNotFound", "or give --from"),
         (404, "EntryNotFound", "or give --from"),
     ],
@@ -112,7 +113,7 @@ def test_what_the_hub_refuses_is_said(hub: Hub, status: int, code: str, words: s
     [
         (200, "", ""),
         (404, "EntryNotFound", ""),
-        (403, "GatedRepo", "its terms must be accepted at the hub first; then run hf auth login"),
+        (403, "GatedRepo", TERMS),
         (401, "RepoNotFound", "401"),
         (503, "", "503"),
     ],

@@ -4,7 +4,6 @@ import hashlib
 import json
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from specreg.core.errors import DatasetError
@@ -21,17 +20,11 @@ CATEGORIES = (
 
 def mt_bench(rows: int = 80) -> str:
     """A `question.jsonl` of FastChat's, ten questions of each category after another."""
-    return "".join(
-        json.dumps(
-            {
-                "question_id": 81 + row,
-                "category": CATEGORIES[row // 10],
-                "turns": [f"Question {row}.", "And then?"],
-            }
-        )
-        + "\n"
-        for row in range(rows)
-    )
+    prompts = [
+        Prompt(id=f"{81 + n}", category=CATEGORIES[n // 10], turns=(f"Question {n}.", "And then?"))
+        for n in range(rows)
+    ]
+    return "".join(f"{json.dumps(row)}\n" for row in builders.rows_in("mt-bench", prompts))
 
 
 class Folder:
@@ -82,18 +75,8 @@ def test_the_record_says_what_was_prepared_of_what(folder: Folder) -> None:
         source_sha256=hashlib.sha256(folder.file.read_bytes()).hexdigest(),
         sha256=hashlib.sha256(written).hexdigest(),
     )
-    stored = (folder.data_dir / "mt-bench.json").read_bytes()
-    assert msgspec.json.decode(stored, type=PreparedSet) == record
-    assert sorted(path.name for path in folder.data_dir.iterdir()) == [
-        "mt-bench.json",
-        "mt-bench.jsonl",
-    ]
-
-
-def test_a_folder_that_cannot_be_written_is_named(folder: Folder) -> None:
-    folder.data_dir.touch()
-    with pytest.raises(DatasetError, match=r"file '.*mt-bench\.jsonl': .*; name a folder that can"):
-        folder.prepare("mt-bench", folder.file)
+    assert load_record(folder.data_dir, "mt-bench") == record
+    assert len([*folder.data_dir.iterdir()]) == 2
 
 
 def test_what_is_there_is_kept_and_said_so_unless_a_file_is_given(folder: Folder) -> None:
@@ -109,11 +92,15 @@ def test_what_is_there_is_kept_and_said_so_unless_a_file_is_given(folder: Folder
     assert folder.load("mt-bench")[0].turns[1] == "And now?"
 
 
-def test_what_was_not_published_is_refused_and_nothing_written(folder: Folder) -> None:
+def test_what_was_not_published_or_cannot_be_written_is_refused(folder: Folder) -> None:
     folder.file.write_text(mt_bench() + mt_bench(1))
     with pytest.raises(DatasetError, match="2 prompts have the id '81'; give each its own"):
         folder.prepare("mt-bench", folder.file)
     assert not folder.data_dir.exists()
+    folder.file.write_text(mt_bench())
+    folder.data_dir.touch()
+    with pytest.raises(DatasetError, match=r"file '.*mt-bench\.jsonl': .*; name a folder that can"):
+        folder.prepare("mt-bench", folder.file)
 
 
 def test_a_part_is_taken_and_said_to_be_one(folder: Folder) -> None:
