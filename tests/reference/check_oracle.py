@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from specreg.core.errors import ModelError
 from specreg.engines.pytorch.__main__ import parse_options
 from specreg.engines.pytorch.decoding import Models, decode
-from specreg.engines.pytorch.eagle3 import Eagle3Head, HeadConfig, ObservedTarget, Rope
+from specreg.engines.pytorch.heads import Eagle3Head, HeadConfig, ObservedTarget, Rope
 from specreg.engines.pytorch.models import load_model, load_models
 from specreg.engines.pytorch.oracle import answer_question, load_head
 from specreg.engines.pytorch.requests import Job, OracleAnswer, Question, Text

@@ -20,36 +20,32 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from specreg.core.errors import ModelError, SpecregError
-from specreg.engines.pytorch.eagle3 import (
-    Eagle3Head,
-    Head,
-    HeadConfig,
-    LayerConfig,
-    Model,
-    ObservedTarget,
-)
 from specreg.engines.pytorch.heads import (
     MEDUSA_OUTPUT,
     MTP_LAYER,
     DFlashConfig,
     DFlashHead,
+    Eagle3Head,
     EagleHead,
+    Head,
+    HeadConfig,
+    LayerConfig,
     MedusaConfig,
     MedusaHead,
+    Model,
     MtpHead,
+    ObservedTarget,
 )
 from specreg.engines.pytorch.models import check_context, check_models, default_device, load_model
 from specreg.engines.pytorch.requests import OracleAnswer, Question, Text
 
 _ConfigT = TypeVar("_ConfigT", LayerConfig, HeadConfig, MedusaConfig, DFlashConfig)
-Rights = Sequence[Sequence[bool]]
-"""By place in a text, whether each draft of a step that begins there is the text."""
 DraftOn = Callable[[torch.Tensor, int], torch.Tensor]
 """Texts' ids `[rows, tokens]`, and how many of their last are drafts, in; the drafter's logits for
 the next token `[rows, V]` out."""
-Read = Callable[[torch.Tensor], tuple[torch.Tensor, Rights | DraftOn]]
-"""A text's ids `[1, tokens]` in; the target's logits `[1, tokens, V]` and the rights, or of a tree
-what drafts it, out."""
+Read = Callable[[Text, torch.Tensor], tuple[torch.Tensor, tuple[int, ...]]]
+"""A text and its ids `[1, tokens]` in; the target's logits `[1, tokens, V]` and, by place, how many
+drafts of a step that begins there are right, out."""
 
 
 def answer_question(question: Question, device: str) -> OracleAnswer:
@@ -60,24 +56,22 @@ def answer_question(question: Question, device: str) -> OracleAnswer:
             doesn't fit the texts or the target.
     """
     longest = max(len(text.ids) for text in question.texts)
-    has_tokens = question.method.startswith("draft_model")  # an EAGLE-3 head has the target's
-    check_models(question.target, question.draft if has_tokens else None, longest)
+    method = question.method.removesuffix("_tree")
+    # A head has the target's tokens.
+    check_models(question.target, question.draft if method == "draft_model" else None, longest)
     target = load_model(question.target, question.dtype, device)
     readers = {
         "draft_model": _read_draft_model,
         **dict.fromkeys(("eagle", "eagle3", "medusa", "mtp", "dflash"), _read_head),
     }
-    read = readers.get(question.method.removesuffix("_tree"), _read_target)(question, target)
+    read = readers[method](question, target) if method in readers else None
     accepted, gaps_nats = [], []
     for text in question.texts:
         with torch.inference_mode():
             ids = torch.tensor([text.ids], device=device)
-            logits, drafts = read(ids)
+            logits, right = read(text, ids) if read else (target(input_ids=ids).logits, ())
+            accepted.append(right)
             gaps_nats.append(_gap_nats(logits[0], text))
-            if callable(drafts):
-                accepted.append(_walk_trees(drafts, ids, text, question))
-            else:  # how many drafts are right before the first that isn't
-                accepted.append(tuple(sum(itertools.takewhile(bool, one)) for one in drafts))
     return OracleAnswer(accepted=tuple(accepted), gaps_nats=tuple(gaps_nats))
 
 
@@ -90,56 +84,60 @@ def _gap_nats(logits: torch.Tensor, text: Text) -> float:
     return float(gaps.max()) if len(chosen) else 0.0
 
 
-def _read_target(_: Question, target: Model) -> Read:
-    return lambda ids: (target(input_ids=ids).logits, ())
-
-
 def _read_draft_model(question: Question, target: Model) -> Read:
     draft = load_model(question.draft, question.dtype, str(target.device))
     first = question.unseen_tokens
 
-    def read(ids: torch.Tensor) -> tuple[torch.Tensor, Rights | DraftOn]:
+    def draft_on(grown: torch.Tensor, _: int) -> torch.Tensor:
+        return draft(input_ids=grown[:, first:]).logits[:, -1]
+
+    def read(text: Text, ids: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
+        logits = target(input_ids=ids).logits
         if question.branches:
-            logits = target(input_ids=ids).logits
-            return logits, lambda grown, _: draft(input_ids=grown[:, first:]).logits[:, -1]
+            return logits, _walk_trees(draft_on, ids, text, question)
         likeliest = draft(input_ids=ids[:, first:]).logits.argmax(-1)
         # What it says after a token is its draft for the next place, in whichever step that is.
         hits = [False] * (first + 1)
         hits += (likeliest[0, :-1] == ids[0, first + 1 :]).tolist()
-        rights = [hits[place : place + question.draft_tokens] for place in range(len(hits))]
-        return target(input_ids=ids).logits, rights
+        steps = (hits[place : place + question.draft_tokens] for place in range(len(hits)))
+        return logits, tuple(map(_accepted, steps))
 
     return read
 
 
 def _read_head(question: Question, target: Model) -> Read:
     head = load_head(question, target)
+    output = torch.nn.Identity() if head.has_output else target.lm_head
     observed = ObservedTarget(target, head.layers_read or (target.config.num_hidden_layers,))
 
-    def read(ids: torch.Tensor) -> tuple[torch.Tensor, Rights | DraftOn]:
+    def read(text: Text, ids: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
         logits, embeddings, hidden = observed.observe(ids)
         if head.normed or question.normed:
             hidden = target.model.norm(hidden)
+
+        def draft_on(grown: torch.Tensor, drafts: int) -> torch.Tensor:
+            states = hidden[:, : grown.shape[1] - drafts - 1].expand(len(grown), -1, -1)
+            after = target.model.embed_tokens(grown[:, 1:])
+            return output(head.unroll(states, after, drafts + 1)[-1][:, -1])
+
         if question.branches:
-            return logits, _branch_drafter(head, target, hidden)
+            return logits, _walk_trees(draft_on, ids, text, question)
         anchors = ids.shape[1] - question.draft_tokens - 1
         drafts = head.unroll(hidden[:, :anchors], embeddings[:, 1:], question.draft_tokens)
-        if not head.has_output:
-            drafts = [target.lm_head(one) for one in drafts]
-        return logits, _rights(drafts, ids)
+        # A step at a place hangs on the token two before it: its state and the token after it make
+        # the first draft.
+        hits = [
+            (output(drafted)[0].argmax(-1) == ids[0, 2 + step : 2 + step + anchors]).tolist()
+            for step, drafted in enumerate(drafts)
+        ]
+        return logits, (0, 0, *map(_accepted, zip(*hits, strict=True)))
 
     return read
 
 
-def _branch_drafter(head: Head, target: Model, hidden: torch.Tensor) -> DraftOn:
-    """Return what drafts on after a head's own drafts; `hidden` is what it reads of a text."""
-
-    def draft_on(grown: torch.Tensor, drafts: int) -> torch.Tensor:
-        read = hidden[:, : grown.shape[1] - drafts - 1].expand(len(grown), -1, -1)
-        last = head.unroll(read, target.model.embed_tokens(grown[:, 1:]), drafts + 1)[-1][:, -1]
-        return last if head.has_output else target.lm_head(last)
-
-    return draft_on
+def _accepted(hits: Sequence[bool]) -> int:
+    """How many drafts of a step are the text before the first that isn't."""
+    return sum(itertools.takewhile(bool, hits))
 
 
 def _walk_trees(
@@ -176,20 +174,6 @@ def _draft_tree(
         live, scores = live[best], scores[best]
         seen = torch.cat([seen.expand(len(live), -1), live[:, -1:]], 1)
     return {node for _, node in sorted(candidates, reverse=True)[: question.drafted_tokens]}
-
-
-def _rights(drafts: Sequence[torch.Tensor], ids: torch.Tensor) -> Rights:
-    """Hold a head's drafts, logits by step and anchor, against the text.
-
-    A step at a place hangs on the token two before it: its state and the token after it make the
-    first draft.
-    """
-    anchors = drafts[0].shape[1]
-    by_step = [
-        (drafted[0].argmax(-1) == ids[0, 2 + step : 2 + step + anchors]).tolist()
-        for step, drafted in enumerate(drafts)
-    ]
-    return [[], [], *zip(*by_step, strict=True)]
 
 
 def load_head(question: Question, target: Model) -> Head:
