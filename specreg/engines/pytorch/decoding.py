@@ -155,16 +155,16 @@ class Drafter:
         """Go on with some of the rows, in the order they have."""
 
 
-@dataclass(slots=True)
 class LookupDrafter(Drafter):
     """Prompt lookup: an n-gram of the text so far, without a model."""
 
-    draft_tokens: int
+    def __init__(self, draft_tokens: int) -> None:
+        self._propose, self._draft_tokens = propose, draft_tokens
 
     def draft(self, rows: Sequence[Row]) -> list[Draft]:
         """Draft what followed the last tokens when they stood there before."""
         return [
-            Draft(token_ids=propose(row.context, min(self.draft_tokens, row.room_tokens)))
+            Draft(token_ids=self._propose(row.context, min(self._draft_tokens, row.room_tokens)))
             for row in rows
         ]
 
@@ -173,7 +173,7 @@ _CANDIDATES = 3
 """How many of the target's likeliest tokens are learnt at each place beside the text's own."""
 
 
-class AdaptiveDrafter(Drafter):
+class AdaptiveDrafter(LookupDrafter):
     """An n-gram store that learns from each text and from the target's candidates along it.
 
     (Ou et al. 2024, who learn the text alone.) The store outlives the batch: what a request is
@@ -181,19 +181,9 @@ class AdaptiveDrafter(Drafter):
     """
 
     def __init__(self, store: NGramStore, draft_tokens: int, rows: int) -> None:
-        self._store, self._draft_tokens = store, draft_tokens
+        super().__init__(draft_tokens)
+        self._store, self._propose = store, store.propose
         self._learnt = [0] * rows
-
-    def draft(self, rows: Sequence[Row]) -> list[Draft]:
-        """Draft what the store knows to follow."""
-        return [
-            Draft(
-                token_ids=self._store.propose(
-                    row.context[-LONGEST_TOKENS:], min(self._draft_tokens, row.room_tokens)
-                )
-            )
-            for row in rows
-        ]
 
     def learn(self, rows: Sequence[Row], logits: Sequence[Floats]) -> None:
         """Learn the prompt with the first step, and what each step adds."""
@@ -230,10 +220,11 @@ class ModelDrafter(Drafter):
                 read.extend(text)
             logits = self._reader.read(unread, [min(1, len(text)) for text in unread])
             for index, row in enumerate(rows):
-                if place < limits[index]:
-                    token_id, q = _choose(logits[index][-1], row)
-                    drafted[index].append(token_id)
-                    drawn_from[index].extend(q)
+                if place < limits[index] and row.job.temperature == 0:
+                    drafted[index].append(int(logits[index][-1].argmax()))
+                elif place < limits[index]:
+                    drawn_from[index].append(distributions(logits[index][-1], row.job.temperature))
+                    drafted[index].append(sample(drawn_from[index][-1], row.random))
             unread = [
                 ids[place:] if place + 1 < limit else []
                 for ids, limit in zip(drafted, limits, strict=True)
@@ -258,14 +249,6 @@ class ModelDrafter(Drafter):
             counts.append(len(read) - agreed)
             del read[agreed:]
         self._reader.forget(counts)
-
-
-def _choose(logits: Floats, row: Row) -> tuple[int, list[Floats]]:
-    """A draft, and what it was drawn from if it was; logits of shape [V]."""
-    if row.job.temperature == 0:
-        return int(logits.argmax()), []
-    q = distributions(logits, row.job.temperature)
-    return sample(q, row.random), [q]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,7 +283,19 @@ def decode(
     drafts, draft_ns = [NO_DRAFT] * len(rows), 0
     while True:
         begun_ns = clock()
-        logits, verified = _verify(reader, rows, drafts)
+        unread = [row.context[read:] for row, read in zip(rows, reader.lengths, strict=True)]
+        logits = reader.read(
+            [(*ids, *draft.token_ids) for ids, draft in zip(unread, drafts, strict=True)],
+            [len(draft.token_ids) + 1 for draft in drafts],
+        )
+        verified = [
+            # By the module's name, so that a fault can be planted there.
+            speculation.verify(draft, own, row.job.temperature, row.random)
+            for row, draft, own in zip(rows, drafts, logits, strict=True)
+        ]
+        reader.forget(
+            [len(draft.token_ids) - v.accepted for draft, v in zip(drafts, verified, strict=True)]
+        )
         target_ns = clock() - begun_ns
         yield {
             row.index: dataclasses.replace(
@@ -318,26 +313,6 @@ def decode(
         drafter.keep(kept)
         drafts = drafter.draft(rows)
         draft_ns = clock() - begun_ns
-
-
-def _verify(
-    reader: Reader, rows: Sequence[Row], drafts: Sequence[Draft]
-) -> tuple[list[Floats], list[Verified]]:
-    """By row, the target's logits before each draft and after the last, and what it accepts."""
-    unread = [row.context[read:] for row, read in zip(rows, reader.lengths, strict=True)]
-    logits = reader.read(
-        [(*ids, *draft.token_ids) for ids, draft in zip(unread, drafts, strict=True)],
-        [len(draft.token_ids) + 1 for draft in drafts],
-    )
-    verified = [
-        # By the module's name, so that a fault can be planted there.
-        speculation.verify(draft, own, row.job.temperature, row.random)
-        for row, draft, own in zip(rows, drafts, logits, strict=True)
-    ]
-    reader.forget(
-        [len(draft.token_ids) - one.accepted for draft, one in zip(drafts, verified, strict=True)]
-    )
-    return logits, verified
 
 
 def _likeliest(logits: Floats, top: int) -> tuple[Mapping[int, float], ...]:
