@@ -25,17 +25,22 @@ from specreg.engines.pytorch.requests import (
 )
 
 Json = dict[str, object]
+Steps = asyncio.Queue[Step | ServerError]
+"""Those of a job, up to its last, or why its batch can't be answered."""
 _UNFINISHED = "\ufffd"
 """What a tokenizer says of bytes that are no character yet."""
 
 
 class App:
-    """The endpoints of some models. `models`: what decodes; `options`: what was asked for."""
+    """The endpoints of some models, which answer `max_sequences` jobs at once.
+
+    `models`: what decodes; `options`: what was asked for.
+    """
 
     def __init__(self, models: Models, options: argparse.Namespace) -> None:
         self._models, self._options = models, options
         self._draft_tokens = 0 if options.method == "none" else options.draft_tokens
-        self._queue = Queue(models, options.max_sequences)
+        self._waiting = asyncio.Queue[tuple[Job, Steps]]()
 
     def application(self) -> web.Application:
         """Route them."""
@@ -51,7 +56,7 @@ class App:
         return app
 
     async def _working(self, _: web.Application) -> AsyncIterator[None]:
-        task = asyncio.create_task(self._queue.work())
+        task = asyncio.create_task(self._work())
         yield
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -76,9 +81,33 @@ class App:
         return web.json_response(answer.whole())
 
     async def _events(self, answer: "Answer", job: Job) -> AsyncIterator[Json]:
-        async for step in self._queue.steps(job):
+        steps, ended = Steps(), False
+        self._waiting.put_nowait((job, steps))
+        while not ended:
+            step = await steps.get()
+            if isinstance(step, ServerError):
+                raise step
             yield answer.add(step)
+            ended = step.finish_reason is not None
         yield {"choices": []} | answer.counts()
+
+    async def _work(self) -> None:
+        """Answer batch after batch, until it is cancelled."""
+        while True:
+            batch = [await self._waiting.get()]
+            while len(batch) < self._options.max_sequences and not self._waiting.empty():
+                batch.append(self._waiting.get_nowait())
+            decoded = decode(self._models, [job for job, _ in batch])
+            try:
+                # In a thread, so that the server goes on listening.
+                while added := await asyncio.to_thread(next, decoded, None):
+                    for place, step in added.items():
+                        batch[place][1].put_nowait(step)
+            except Exception as error:  # noqa: BLE001 - its requests are told, others go on
+                traceback.print_exception(error)
+                message = f"batch of {len(batch)}: {error!r}; look at the log of the server"
+                for _, steps in batch:
+                    steps.put_nowait(ServerError(message))
 
 
 async def _stream(request: web.Request, events: AsyncIterator[Json]) -> web.StreamResponse:
@@ -159,42 +188,3 @@ class Answer:
         drafted = sum(step.drafted for step in self._steps)
         counted = {"acceptance_histogram": histogram, "num_draft_tokens": drafted}
         return {"usage": usage, "metrics": {"speculative_decoding": counted}}
-
-
-class Queue:
-    """Answer jobs, at most `max_sequences` at once."""
-
-    def __init__(self, models: Models, max_sequences: int) -> None:
-        self._models, self._max_sequences = models, max_sequences
-        self._waiting: asyncio.Queue[tuple[Job, asyncio.Queue[Step | ServerError]]]
-        self._waiting = asyncio.Queue()
-
-    async def steps(self, job: Job) -> AsyncIterator[Step]:
-        """The steps of a job, else a ServerError where its batch can't be answered."""
-        steps: asyncio.Queue[Step | ServerError] = asyncio.Queue()
-        self._waiting.put_nowait((job, steps))
-        while True:
-            step = await steps.get()
-            if isinstance(step, ServerError):
-                raise step
-            yield step
-            if step.finish_reason is not None:
-                return
-
-    async def work(self) -> None:
-        """Answer batch after batch, until it is cancelled."""
-        while True:
-            batch = [await self._waiting.get()]
-            while len(batch) < self._max_sequences and not self._waiting.empty():
-                batch.append(self._waiting.get_nowait())
-            decoded = decode(self._models, [job for job, _ in batch])
-            try:
-                # In a thread, so that the server goes on listening.
-                while steps := await asyncio.to_thread(next, decoded, None):
-                    for place, step in steps.items():
-                        batch[place][1].put_nowait(step)
-            except Exception as error:  # noqa: BLE001 - its requests are told, others go on
-                traceback.print_exception(error)
-                message = f"batch of {len(batch)}: {error!r}; look at the log of the server"
-                for _, answers in batch:
-                    answers.put_nowait(ServerError(message))
