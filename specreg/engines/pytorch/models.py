@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Dynami
 from transformers.cache_utils import DynamicLayer
 
 from specreg.core.errors import ModelError, UnsupportedError
+from specreg.engines.pytorch.__main__ import place
 from specreg.engines.pytorch.decoding import (
     AdaptiveDrafter,
     Drafter,
@@ -19,7 +20,6 @@ from specreg.engines.pytorch.decoding import (
     ModelDrafter,
     Models,
 )
-from specreg.engines.pytorch.devices import place
 from specreg.engines.pytorch.requests import Tokenizer
 from specreg.engines.pytorch.speculation import NGramStore
 
