@@ -22,7 +22,7 @@ from specreg.correctness.checks import LOSSLESS, ask_greedy, other_batch, were_e
 from specreg.correctness.lossless import Losslessness, Score, check_lossless, score_partings
 from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import engine_named
-from specreg.engines.token_api import Transcript
+from specreg.engines.wire_format import Transcript
 from specreg.load.token_client import encode_prompts, score
 from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts

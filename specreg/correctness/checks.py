@@ -17,8 +17,7 @@ from specreg.correctness.lossless import check_lossless
 from specreg.correctness.oracle_client import PredictDrafts, has_oracle, in_flight, walk_answers
 from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import engine_named
-from specreg.engines.token_api import Transcript, Wanted
-from specreg.engines.wire_format import Endpoint
+from specreg.engines.wire_format import Endpoint, Transcript, Wanted
 from specreg.load.token_client import complete, encode_prompts, score
 from specreg.matrix.case import Case
 from specreg.matrix.schema import ROUNDING_NATS

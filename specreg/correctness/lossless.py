@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specreg.core.errors import InvalidMeasurementError
-from specreg.engines.token_api import Transcript
+from specreg.engines.wire_format import Transcript
 from specreg.matrix.schema import ROUNDING_NATS
 
 MOST_NOISE_NATS = 1.0

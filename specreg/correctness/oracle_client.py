@@ -20,8 +20,7 @@ from specreg.core.processes import child_process
 from specreg.engines.pytorch.requests import OracleAnswer, Question, Text
 from specreg.engines.pytorch.speculation import propose
 from specreg.engines.registry import engine_named
-from specreg.engines.token_api import Transcript, Wanted
-from specreg.engines.wire_format import Endpoint
+from specreg.engines.wire_format import Endpoint, Transcript, Wanted
 from specreg.load.token_client import complete
 from specreg.matrix.case import Case
 from specreg.servers.environments import engine_environment

@@ -13,8 +13,7 @@ from specreg.core.files import UNREADABLE
 from specreg.core.http import Name
 from specreg.engines.methods import Setting, Spelling
 from specreg.engines.settings import LaunchSettings, Parallel, ServerSettings
-from specreg.engines.token_api import TokenApi
-from specreg.engines.wire_format import WireFormat
+from specreg.engines.wire_format import TokenApi, WireFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +124,6 @@ class Engine(ABC):
         oldest: the oldest version that specreg takes.
         program: the program that must be on PATH, None for an engine that specreg installs.
         module: what an interpreter that has the engine can import; empty where there is a program.
-        token_api: how it is asked in token ids, None where it gives none.
         serves_names: whether it serves its model under the name that it is given.
         spreads: the fields of `Parallel` that it takes; a draft is always split as the target is.
         ray_packages: what it needs for Ray's executor.
@@ -143,7 +141,6 @@ class Engine(ABC):
     health_path: ClassVar[str] = "/health"
     version_path: ClassVar[str] = "/version"
     wire_format: ClassVar[WireFormat]
-    token_api: ClassVar[TokenApi | None] = None
     serves_names: ClassVar[bool] = True
     spreads: ClassVar[frozenset[str]]
     ray_packages: ClassVar[tuple[str, ...]] = ()
@@ -156,6 +153,11 @@ class Engine(ABC):
         Raises:
             UnsupportedError: it doesn't run there.
         """
+
+    @property
+    def token_api(self) -> TokenApi | None:
+        """How it is asked in token ids, None where it gives none."""
+        return self.wire_format if isinstance(self.wire_format, TokenApi) else None
 
     def spelling_of(self, method: str, where: str = "") -> Spelling:
         """How it spells a method, else an UnknownNameError that begins with where it was asked."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 from specreg.acceptance.record import Source
 from specreg.engines.engine import Engine, LaunchOptions, Requirement
 from specreg.engines.methods import DRAFT, DRAFT_TOKENS, Spelling
-from specreg.engines.vllm import VllmTokenApi, VllmWireFormat
+from specreg.engines.vllm import VllmWireFormat
 
 
 class ReferenceWireFormat(VllmWireFormat):
@@ -54,7 +54,6 @@ class Reference(Engine):
     module: ClassVar = "transformers"
     spreads: ClassVar = frozenset({"pipeline"})
     wire_format: ClassVar = ReferenceWireFormat()
-    token_api: ClassVar = VllmTokenApi()
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
         """Transformers and a torch: without a GPU the build for CPUs, where there is one."""

@@ -25,16 +25,21 @@ from specreg.engines.methods import (
     Setting,
     Spelling,
 )
-from specreg.engines.token_api import Call, TokenApi, Transcript, Wanted, decode_answer, unreadable
 from specreg.engines.wire_format import (
     Ask,
+    Call,
     Event,
     Form,
     MetricsPage,
     ParseEvent,
     SpecTokensDetails,
+    TokenApi,
+    Transcript,
+    Wanted,
     WireFormat,
+    decode_answer,
     decode_event,
+    unreadable,
 )
 
 _CALLS = "sglang:spec_verify_calls_total"
@@ -51,6 +56,7 @@ class _MetaInfo(SpecTokensDetails, frozen=True):
     completion_tokens: Count = 0
     prompt_tokens: Count | None = None
     finish_reason: _FinishReason | None = None
+    output_token_ids_logprobs: tuple[tuple[tuple[float, Count, str | None], ...], ...] = ()
 
 
 class _Event(Event, frozen=True, kw_only=True):
@@ -84,7 +90,16 @@ class _GenerateAnswer:
         )
 
 
-def _sampling(wanted: Ask | Wanted) -> dict[str, object]:
+class _Tokens(msgspec.Struct, frozen=True):
+    tokens: tuple[Count, ...]
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    output_ids: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
+    meta_info: _MetaInfo
+
+
+def _sampling(wanted: Wanted) -> dict[str, object]:
     return {
         "max_new_tokens": wanted.output_cap_tokens,
         "temperature": wanted.temperature,
@@ -93,8 +108,8 @@ def _sampling(wanted: Ask | Wanted) -> dict[str, object]:
     }
 
 
-class SglangWireFormat(WireFormat):
-    """SGLang: `/generate`, and a chat."""
+class SglangWireFormat(WireFormat, TokenApi):
+    """SGLang, 0.5.13 or newer: `/generate`, and a chat."""
 
     request_source: ClassVar[Source | None] = Source.SGLANG_REQUEST
     counters_path: ClassVar[str | None] = "/metrics"
@@ -124,23 +139,6 @@ class SglangWireFormat(WireFormat):
         parsed = MetricsPage(page)
         parsed.require(_CALLS, why=f"is the server started with {self.counters_flag}")
         return Counters(steps=parsed.total(_CALLS))
-
-
-class _Tokens(msgspec.Struct, frozen=True):
-    tokens: tuple[Count, ...]
-
-
-class _ScoredInfo(SpecTokensDetails, frozen=True):
-    output_token_ids_logprobs: tuple[tuple[tuple[float, Count, str | None], ...], ...] = ()
-
-
-class _Answer(msgspec.Struct, frozen=True):
-    output_ids: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
-    meta_info: _ScoredInfo
-
-
-class SglangTokenApi(TokenApi):
-    """SGLang, 0.5.13 or newer."""
 
     def encode(self, ask: Ask) -> Call[tuple[int, ...]]:
         """A chat through the model's template, or a text as it is."""
@@ -236,7 +234,6 @@ class Sglang(Engine):
     version_path: ClassVar = "/server_info"
     spreads: ClassVar = frozenset({"tensor", "data", "expert"})
     wire_format: ClassVar = SglangWireFormat()
-    token_api: ClassVar = SglangTokenApi()
     memory_flags: ClassVar = ("--max-total-tokens", "--mem-fraction-static")
 
     def requirement(self, *, on_gpu: bool) -> Requirement:

@@ -16,8 +16,18 @@ from specreg.engines.drafter.scheduled import schedule_of
 from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement
 from specreg.engines.methods import DRAFT, DRAFT_TOKENS, SCHEDULED, Setting, Spelling, is_older
 from specreg.engines.settings import Parallel
-from specreg.engines.token_api import Call, TokenApi, Transcript, Wanted, decode_answer, unreadable
-from specreg.engines.wire_format import Ask, MetricsPage, RequestMetrics, WireFormat
+from specreg.engines.wire_format import (
+    Ask,
+    Call,
+    MetricsPage,
+    RequestMetrics,
+    TokenApi,
+    Transcript,
+    Wanted,
+    WireFormat,
+    decode_answer,
+    unreadable,
+)
 
 _FAMILY = "vllm:spec_decode_num_"
 _COUNTERS = tuple(
@@ -25,10 +35,29 @@ _COUNTERS = tuple(
     for kind in ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
 )
 _REQUESTS = ("vllm:request_success_total", "vllm:num_requests_running")
+_CANDIDATES = 20
+"""The most log-probabilities that vLLM gives unless it is told otherwise (`--max-logprobs`)."""
+_COMPLETIONS = "/v1/completions"
 
 
-class VllmWireFormat(WireFormat):
-    """vLLM; acceptance per request from 0.29 on, before it by counters alone."""
+class _Logprobs(msgspec.Struct, frozen=True):
+    top_logprobs: tuple[Mapping[str, float], ...] = ()
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    token_ids: tuple[Count, ...] | None = None
+    prompt_token_ids: tuple[Count, ...] | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    choices: Annotated[tuple[_Choice, ...], msgspec.Meta(min_length=1)]
+    prompt_token_ids: tuple[Count, ...] | None = None
+    metrics: RequestMetrics | None = None
+
+
+class VllmWireFormat(WireFormat, TokenApi):
+    """vLLM, from 0.26 on; acceptance per request from 0.29 on, before it by counters alone."""
 
     request_source: ClassVar[Source | None] = Source.VLLM_REQUEST
     counters_source: ClassVar[Source | None] = Source.VLLM_COUNTERS
@@ -63,47 +92,24 @@ class VllmWireFormat(WireFormat):
         )
         return Counters(steps=steps, counts=counts, requests=ended, running_requests=running)
 
-
-_CANDIDATES = 20
-"""The most log-probabilities that vLLM gives unless it is told otherwise (`--max-logprobs`)."""
-_COMPLETIONS = "/v1/completions"
-
-
-class _Logprobs(msgspec.Struct, frozen=True):
-    top_logprobs: tuple[Mapping[str, float], ...] = ()
-
-
-class _Choice(msgspec.Struct, frozen=True):
-    token_ids: tuple[Count, ...] | None = None
-    prompt_token_ids: tuple[Count, ...] | None = None
-    logprobs: _Logprobs | None = None
-
-
-class _Answer(msgspec.Struct, frozen=True):
-    choices: Annotated[tuple[_Choice, ...], msgspec.Meta(min_length=1)]
-    prompt_token_ids: tuple[Count, ...] | None = None
-    metrics: RequestMetrics | None = None
-
-
-class VllmTokenApi(TokenApi):
-    """vLLM, from 0.26 on."""
-
     def encode(self, ask: Ask) -> Call[tuple[int, ...]]:
         """Ask for one token and read the prompt's ids; the reference engine tells them too."""
+
+        def parse(answer: bytes) -> tuple[int, ...]:
+            parsed = decode_answer(answer, _Answer)
+            # A chat says them beside its choices, a completion in them.
+            found = parsed.prompt_token_ids or parsed.choices[0].prompt_token_ids
+            if not found:
+                lacks = "no prompt_token_ids; the server must know return_token_ids"
+                raise unreadable(lacks, answer)
+            return found
+
         wanted = {"model": ask.model, "max_tokens": 1, "return_token_ids": True}
-        return Call(path=ask.openai_path, body=wanted | ask.openai_prompt, parse=_parse_ids)
+        return Call(path=ask.openai_path, body=wanted | ask.openai_prompt, parse=parse)
 
     def complete(self, model: str, ids: Sequence[int], wanted: Wanted) -> Call[Transcript]:
         """A completion of the ids."""
-        body = {
-            "model": model,
-            "prompt": ids,
-            "max_tokens": wanted.output_cap_tokens,
-            "temperature": wanted.temperature,
-            "ignore_eos": wanted.ignore_eos,
-            "return_token_ids": True,
-            **({} if wanted.seed is None else {"seed": wanted.seed}),
-        }
+        body = {"model": model, "prompt": ids, "return_token_ids": True, **wanted.openai}
 
         def parse(answer: bytes) -> Transcript:
             parsed = decode_answer(answer, _Answer)
@@ -141,15 +147,6 @@ class VllmTokenApi(TokenApi):
         return Call(path=_COMPLETIONS, body=body, parse=parse)
 
 
-def _parse_ids(answer: bytes) -> tuple[int, ...]:
-    """A chat says them beside its choices, a completion in them."""
-    parsed = decode_answer(answer, _Answer)
-    found = parsed.prompt_token_ids or parsed.choices[0].prompt_token_ids
-    if not found:
-        raise unreadable("no prompt_token_ids; the server must know return_token_ids", answer)
-    return found
-
-
 _VERSION = "0.32.0"
 _COUNTS_SINCE = "0.29"
 _SERVER = "vllm.entrypoints.openai.api_server"
@@ -179,37 +176,24 @@ _METHODS = {
 }
 
 
-_SEEN = "measured 0.32.0, 2026-11-24"
-"""On a CPU; docs/engines.md says by which session."""
-
-
 class Vllm(Engine):
     """vLLM; from 0.29 on it counts acceptance per request."""
 
     name: ClassVar = "vllm"
     methods: ClassVar = _METHODS
+    # On a CPU; docs/engines.md says by which session.
     seen: ClassVar = dict.fromkeys(
         (
-            "none",
-            "ngram",
-            "suffix",
-            "draft_model",
-            "eagle",
-            "eagle3",
-            "medusa",
-            "mtp",
-            "dflash",
-            "custom_class",
-            SCHEDULED,
+            *("none", "ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa", "mtp"),
+            *("dflash", "custom_class", SCHEDULED),
         ),
-        _SEEN,
+        "measured 0.32.0, 2026-11-24",
     )
     oldest: ClassVar = "0.26"
     module: ClassVar = "vllm"
     spreads: ClassVar = frozenset(Parallel.__struct_fields__)
     ray_packages: ClassVar = ("ray[cgraph]>=2.48",)
     wire_format: ClassVar = VllmWireFormat()
-    token_api: ClassVar = VllmTokenApi()
     memory_flags: ClassVar = ("--kv-cache-memory", "--gpu-memory-utilization")
 
     def requirement(self, *, on_gpu: bool) -> Requirement:

@@ -1,11 +1,12 @@
 """The wire format of a server: requests, and the events of its answers."""
 
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Literal, TypeVar
+from typing import ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
@@ -33,7 +34,34 @@ class Form(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class Wanted:
+    """How to answer.
+
+    Attributes:
+        output_cap_tokens: the most tokens of the reply.
+        temperature: 0 is greedy.
+        ignore_eos: whether the reply goes on to the cap, whatever the model says.
+        seed: of what is drawn, None for the server's own.
+    """
+
+    output_cap_tokens: int
+    temperature: float = 0.0
+    ignore_eos: bool = False
+    seed: int | None = None
+
+    @property
+    def openai(self) -> dict[str, object]:
+        """The same as OpenAI-like servers take it."""
+        return {
+            "max_tokens": self.output_cap_tokens,
+            "temperature": self.temperature,
+            **({"ignore_eos": True} if self.ignore_eos else {}),
+            **({} if self.seed is None else {"seed": self.seed}),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask(Wanted):
     """What to ask of the model.
 
     Attributes:
@@ -41,22 +69,14 @@ class Ask:
         form: whether `messages` are a chat, or are joined to one text without a template.
         messages: what was said so far, the user's last; empty where `token_ids` are given.
         token_ids: the prompt as ids instead; never a chat.
-        output_cap_tokens: the most tokens of the reply.
-        temperature: 0 is greedy.
-        ignore_eos: whether the reply goes on to the cap, whatever the model says.
         chat_template_args: arguments of the model's chat template, as pairs.
-        seed: of what is drawn, None for the server's own.
     """
 
     model: str
     form: Form = Form.CHAT
     messages: tuple[Message, ...] = ()
     token_ids: tuple[int, ...] = ()
-    output_cap_tokens: int
-    temperature: float
-    ignore_eos: bool = False
     chat_template_args: tuple[tuple[str, object], ...] = ()
-    seed: int | None = None
 
     @property
     def text(self) -> str:
@@ -182,10 +202,6 @@ class SpecTokensDetails(msgspec.Struct, frozen=True):
 class _Extension(msgspec.Struct, frozen=True):
     spec_tokens_details: SpecTokensDetails | None = None
 
-    @property
-    def counts(self) -> StepCounts | None:
-        return self.spec_tokens_details.counts if self.spec_tokens_details else None
-
 
 class _Speculation(msgspec.Struct, frozen=True):
     acceptance_histogram: Histogram
@@ -230,7 +246,7 @@ class _OpenAiAnswer:
         """A chunk; one of the last has no choices, and the usage and record of the answer."""
         parsed = decode_event(_decoder, event)
         choice = parsed.choices[0] if parsed.choices else _NO_CHOICE
-        record = parsed.metrics or parsed.sglext
+        record = parsed.metrics or (parsed.sglext and parsed.sglext.spec_tokens_details)
         before, usage = self.tokens, parsed.usage
         if usage is not None:
             self.tokens = usage.completion_tokens
@@ -324,13 +340,10 @@ class WireFormat:
         each_chunk = {} if self.tells_ids else {"continuous_usage_stats": True}
         return {
             "model": ask.model,
-            "max_tokens": ask.output_cap_tokens,
-            "temperature": ask.temperature,
             "stream": True,
             "stream_options": {"include_usage": True, **each_chunk},
             **ask.openai_prompt,
-            **({"ignore_eos": True} if ask.ignore_eos else {}),
-            **({} if ask.seed is None else {"seed": ask.seed}),
+            **ask.openai,
             **({"return_token_ids": True} if self.tells_ids else {}),
         }
 
@@ -343,6 +356,66 @@ class WireFormat:
         """The speculation counters of a page, else an InvalidMeasurementError that says why not."""
         message = f"{type(self).__name__}: has no counters, and none in {len(page)} characters"
         raise InvalidMeasurementError("METRICS_MISSING", message)
+
+
+AnswerT = TypeVar("AnswerT")
+FormT = TypeVar("FormT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call(Generic[AnswerT]):
+    """A request: where to POST what, and how to read the answer.
+
+    `parse` raises `InvalidMeasurementError`, `ANSWER_UNREADABLE`.
+    """
+
+    path: str
+    body: Body
+    parse: Callable[[bytes], AnswerT]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transcript:
+    """An answer in token ids, the one that ends a text included; its steps where it tells them."""
+
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+    counts: StepCounts | None = None
+
+
+class TokenApi(ABC):
+    """How a server is asked in token ids, without a stream: texts to ids, ids to ids or scores."""
+
+    @abstractmethod
+    def encode(self, ask: Ask) -> Call[tuple[int, ...]]:
+        """How to learn the ids of a prompt, the model's chat template included."""
+
+    @abstractmethod
+    def complete(self, model: str, ids: Sequence[int], wanted: Wanted) -> Call[Transcript]:
+        """How to have ids continued."""
+
+    @abstractmethod
+    def score(
+        self, model: str, ids: Sequence[int], candidates: Sequence[int]
+    ) -> Call[tuple[float, ...]]:
+        """How to learn the log-probabilities of candidates for the next token.
+
+        In nats; of a candidate that the server doesn't tell, the most that it can be.
+        """
+
+
+def decode_answer(answer: bytes, form: type[FormT]) -> FormT:
+    """An answer in a server's own form, else an InvalidMeasurementError, `ANSWER_UNREADABLE`."""
+    try:
+        return msgspec.json.decode(answer, type=form)
+    except UNREADABLE as error:
+        raise unreadable(str(error), answer) from error
+
+
+def unreadable(lacks: str, answer: bytes) -> InvalidMeasurementError:
+    """The error of an answer that says less than was asked for; `lacks` is what, and why."""
+    text = answer[:200].decode(errors="replace")
+    return InvalidMeasurementError("ANSWER_UNREADABLE", f"{lacks}, in: {text}")
 
 
 DONE = b"[DONE]"

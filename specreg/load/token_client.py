@@ -12,8 +12,7 @@ from specreg.core.errors import AnswerError, HungError, InvalidMeasurementError,
 from specreg.core.http import read
 from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import ENGINES
-from specreg.engines.token_api import Call, TokenApi, Transcript, Wanted
-from specreg.engines.wire_format import Ask, Endpoint, Message
+from specreg.engines.wire_format import Ask, Call, Endpoint, Message, TokenApi, Transcript, Wanted
 from specreg.matrix.case import Case
 
 _TIMEOUT_S = 600.0

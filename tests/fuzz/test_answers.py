@@ -16,9 +16,8 @@ import msgspec
 from specreg.acceptance.checks import check_counters, check_requests
 from specreg.core.errors import AnswerError, InvalidMeasurementError
 from specreg.engines.registry import ENGINES, engine_named
-from specreg.engines.token_api import Wanted
-from specreg.engines.vllm import VllmTokenApi
-from specreg.engines.wire_format import Form
+from specreg.engines.vllm import VllmWireFormat
+from specreg.engines.wire_format import Form, Wanted
 from specreg.load.chat_client import FinishedRequest
 from specreg.measurement.arm import read_acceptance
 from specreg.measurement.measure import values_of
@@ -87,7 +86,7 @@ def read_ids(protocol: str, _: Path, answer: bytes) -> None:
 
 
 def read_scores(candidate: int, _: Path, answer: bytes) -> None:
-    (score,) = VllmTokenApi().score("toy", (1,), (candidate,)).parse(answer)
+    (score,) = VllmWireFormat().score("toy", (1,), (candidate,)).parse(answer)
     assert math.isfinite(score)
 
 

@@ -21,7 +21,7 @@ from specreg.compare.answers import (
 from specreg.compare.pairs import Side
 from specreg.core.errors import InvalidMeasurementError
 from specreg.correctness.lossless import Losslessness, Parting
-from specreg.engines.token_api import Transcript
+from specreg.engines.wire_format import Transcript
 from specreg.load.rounds import Round
 from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement

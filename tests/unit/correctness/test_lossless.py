@@ -6,7 +6,7 @@ import pytest
 
 from specreg.core.errors import InvalidMeasurementError
 from specreg.correctness.lossless import Losslessness, Parting, check_lossless
-from specreg.engines.token_api import Transcript
+from specreg.engines.wire_format import Transcript
 
 Questions = Sequence[tuple[Sequence[int], Sequence[int]]]
 PROMPT = (1, 2)

@@ -8,8 +8,7 @@ import pytest
 
 from specreg.core.errors import HungError, InvalidMeasurementError, UnsupportedError
 from specreg.datasets.prompts import Prompt
-from specreg.engines.token_api import Transcript, Wanted
-from specreg.engines.wire_format import Endpoint, Form
+from specreg.engines.wire_format import Endpoint, Form, Transcript, Wanted
 from specreg.load.token_client import complete, encode_prompts, score, token_api_of
 from tests.unit import builders
 from tests.unit.answering import Json, answering
