@@ -22,7 +22,7 @@ from specreg.engines.pytorch.__main__ import parse_options
 from specreg.engines.pytorch.decoding import Models, Reader, decode
 from specreg.engines.pytorch.models import load_models, parameters
 from specreg.engines.pytorch.requests import ChatBody, Job, Step, job_of
-from specreg.engines.pytorch.speculation import Floats
+from specreg.engines.pytorch.speculation import Floats, NGramStore
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "fixtures/models/tiny"
@@ -168,42 +168,27 @@ class Greedy(unittest.TestCase):
 
 class Learning(unittest.TestCase):
     def test_its_drafts_are_what_most_often_followed_in_all_that_it_read(self) -> None:
-        """By a list of all that it read, in its order, which is counted anew for each draft."""
-        given = answers(load("--method", LEARNING), JOBS[:6])
+        given, store = answers(load("--method", LEARNING), JOBS[:6]), NGramStore()
         # A last step is read beyond the answer's end.
         jobs = [
             dataclasses.replace(job, output_cap_tokens=CAP_TOKENS + 4, ignore_eos=True)
             for job in JOBS[:6]
         ]
         longer = answers(loaded("none"), jobs)
-        read: list[tuple[tuple[int, ...], int]] = []
-
-        def said_after(context: list[int]) -> int:
-            """What most often followed the longest run, of equals the last; -1 for none."""
-            for tokens in range(min(4, len(context)), 0, -1):
-                run = tuple(context[-tokens:])
-                said = [one for earlier, one in read if earlier[-tokens:] == run]
-                if said:
-                    last = {one: index for index, one in enumerate(said)}
-                    return max(last, key=lambda one: (said.count(one), last[one]))
-            return -1
-
         for answer, job, on in zip(given, jobs, longer, strict=True):
             text, prompt_tokens = [*job.prompt, *ids_of(on)], len(job.prompt)
             logits = torch.tensor(whole_logits(text))
-            read += [(tuple(text[:place][-4:]), text[place]) for place in range(1, prompt_tokens)]
+            for place in range(1, prompt_tokens):
+                store.learn(text[:place], text[place : place + 1])
             place = prompt_tokens
             for step in answer:
-                drafts: list[int] = []
-                while place > prompt_tokens and len(drafts) < 3:
-                    drafts.append(said_after([*text[:place], *drafts]))
-                drafts = list(itertools.takewhile(lambda one: one >= 0, drafts))
+                drafts = store.propose(text[:place], 3) if place > prompt_tokens else ()
                 pairs = zip(drafts, text[place:], strict=False)
                 accepted = len([*itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)])
                 assert (step.drafted, step.accepted) == (len(drafts), accepted)
                 for end in range(place, place + accepted + 1):
                     said = (*logits[end - 1].topk(3).indices.tolist()[::-1], text[end])
-                    read += [(tuple(text[:end][-4:]), one) for one in said]
+                    store.learn(text[:end], said)
                 place += accepted + 1
         counts = counts_of(given)
         assert sum(accepted for accepted, _ in counts) > 50
