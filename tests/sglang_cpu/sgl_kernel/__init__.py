@@ -46,21 +46,13 @@ def rotate_input_ids_cpu(*_: object) -> Never:
     raise NotImplementedError(message)
 
 
-def check_version(installed: str) -> None:
-    """Lets one version of SGLang pass: the calls change with each, unannounced.
-
-    Raises:
-        ImportError: another one is installed.
-    """
-    if installed != WRITTEN_FOR:
-        message = (
-            f"sgl_kernel: the stand-in for CPUs is written for SGLang {WRITTEN_FOR},"
-            f" not for {installed}; install sglang=={WRITTEN_FOR}"
-        )
-        raise ImportError(message)
-
-
-check_version(importlib.metadata.version("sglang"))
+installed = importlib.metadata.version("sglang")
+if installed != WRITTEN_FOR:  # the calls change with each version, unannounced
+    message = (
+        f"sgl_kernel: the stand-in for CPUs is written for SGLang {WRITTEN_FOR},"
+        f" not for {installed}; install sglang=={WRITTEN_FOR}"
+    )
+    raise ImportError(message)
 sys.stderr.write(
     "sgl_kernel: stand-in in plain PyTorch, for protocol tests on a CPU; never a measure of speed\n"
 )

@@ -180,23 +180,10 @@ def _refuse(operation: str, **asked: bool) -> None:
         raise NotImplementedError(message)
 
 
-_ATTENTION = "float sm_scale, float logit_cap, bool is_cross_attn, int sliding_window_size"
-_OPERATIONS = {
-    extend_attention_cpu: (
-        "(Tensor q, Tensor k, Tensor v, Tensor(a!) o, Tensor k_buffer, Tensor v_buffer,"
-        " float k_scale, float v_scale, Tensor req_to_token, Tensor req_pool_indices,"
-        " Tensor seq_lens, Tensor extend_seq_lens, Tensor extend_start_loc, int max_len_extend,"
-        f" {_ATTENTION}, Tensor? encoder_lens, Tensor? sinks, Tensor? tree_mask,"
-        " bool is_causal) -> ()"
-    ),
-    decode_attention_cpu: (
-        "(Tensor q, Tensor(a!) k_buffer, Tensor(b!) v_buffer, float k_scale, float v_scale,"
-        " Tensor(c!) o, Tensor k, Tensor v, Tensor loc, Tensor attn_logits, Tensor req_to_token,"
-        f" Tensor req_pool_indices, Tensor seq_lens, {_ATTENTION}, Tensor? encoder_lens,"
-        " Tensor? sinks) -> ()"
-    ),
-}
-for _operation, _schema in _OPERATIONS.items():
+for _operation, _written in (
+    (extend_attention_cpu, ("o",)),
+    (decode_attention_cpu, ("k_buffer", "v_buffer", "o")),
+):
     _name = f"sgl_kernel::{_operation.__name__}"
-    torch.library.define(_name, _schema)
+    torch.library.define(_name, torch.library.infer_schema(_operation, mutates_args=_written))
     torch.library.impl(_name, "cpu", _operation)

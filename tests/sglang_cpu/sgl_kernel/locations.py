@@ -19,11 +19,8 @@ def assign_req_to_token_pool_cpu(
     pool_len: int,  # noqa: ARG001 - the table knows its width
 ) -> None:
     """Gives each request's positions start to end the next slots of `out_cache_loc`."""
-    taken = 0
-    for row, positions in _spans(req_pool_indices, start_offset, end_offset):
-        count = positions.stop - positions.start
-        req_to_token[row, positions] = out_cache_loc[taken : taken + count].to(req_to_token.dtype)
-        taken += count
+    for row, positions, slots in _spans(req_pool_indices, start_offset, end_offset):
+        req_to_token[row, positions] = out_cache_loc[slots].to(req_to_token.dtype)
 
 
 def assign_extend_cache_locs_cpu(
@@ -35,11 +32,8 @@ def assign_extend_cache_locs_cpu(
     pool_len: int,  # noqa: ARG001 - the table knows its width
 ) -> None:
     """Reads the slots of each request's positions start to end, one request after another."""
-    taken = 0
-    for row, positions in _spans(req_pool_indices, start_offset, end_offset):
-        count = positions.stop - positions.start
-        out_cache_loc[taken : taken + count] = req_to_token[row, positions]
-        taken += count
+    for row, positions, slots in _spans(req_pool_indices, start_offset, end_offset):
+        out_cache_loc[slots] = req_to_token[row, positions]
 
 
 def assign_draft_cache_locs_contiguous_cpu(
@@ -86,6 +80,9 @@ def copy_all_layer_kv_cache_cpu(
             ctypes.memmove(address + target * size, slot, size)
 
 
-def _spans(rows: Tensor, starts: Tensor, ends: Tensor) -> Iterator[tuple[int, slice]]:
-    spans = zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True)
-    return ((row, slice(start, end)) for row, start, end in spans)
+def _spans(rows: Tensor, starts: Tensor, ends: Tensor) -> Iterator[tuple[int, slice, slice]]:
+    """Each request's row, its positions, and their places among those of all requests."""
+    taken = 0
+    for row, start, end in zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True):
+        yield row, slice(start, end), slice(taken, taken + end - start)
+        taken += end - start
