@@ -13,7 +13,7 @@ from specreg.baselines.schema import Baseline, PublishedFigure
 from specreg.core.errors import BaselineError
 from specreg.core.redaction import hide_known
 from specreg.datasets.prompts import Prompt, prompts_sha256
-from specreg.engines.settings import ServerSettings, taken
+from specreg.engines.engine import ServerSettings, taken
 from specreg.matrix.case import Case
 from specreg.matrix.models import model_sha256
 from specreg.matrix.prompts import load_case_prompts

@@ -1,19 +1,114 @@
 """What an engine is: everything that specreg must know to install and to start one."""
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from specreg.core.errors import UnknownNameError, UnsupportedError
 from specreg.core.files import UNREADABLE
 from specreg.core.http import Name
-from specreg.engines.methods import Setting, Spelling
-from specreg.engines.settings import LaunchSettings, Parallel, ServerSettings
+from specreg.engines.methods import Setting, Spelling, Tree
 from specreg.engines.wire_format import TokenApi, WireFormat
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a model is spread over GPUs.
+
+    Attributes:
+        tensor: over how many GPUs each matrix is split; data: how many copies there are.
+        expert: whether the experts of a layer lie on different GPUs instead of being split.
+        draft_tensor: as `tensor`, of the draft; None for the engine's own choice.
+        pipeline: into how many stages the layers are cut, each on GPUs of its own.
+        nodes: over how many machines the GPUs are spread, as many on each; a server of several
+            is measured by its URL alone.
+        ray: whether vLLM's Ray executor runs the parts.
+    """
+
+    tensor: Positive = 1
+    data: Positive = 1
+    expert: bool = False
+    draft_tensor: Positive | None = None
+    pipeline: Positive = 1
+    nodes: Positive = 1
+    ray: bool = False
+
+    @property
+    def without_draft(self) -> "Parallel":
+        """The same without a draft, for a server that has none."""
+        return msgspec.structs.replace(self, draft_tensor=None)
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs that takes."""
+        return self.tensor * self.pipeline * self.data
+
+    @property
+    def gpus_by_node(self) -> int:
+        """How many of them each node has."""
+        return self.gpus // self.nodes
+
+    def why_not(self) -> str:
+        """Why no engine can spread a model so, empty where one might; what to do at its end."""
+        if self.nodes == 1 or (self.data == 1 and self.gpus % self.nodes == 0):
+            return ""
+        return (
+            f"parallel.nodes = {self.nodes} with data = {self.data}, tensor = {self.tensor} and"
+            f" pipeline = {self.pipeline}: a server over nodes is one copy with as many GPUs on"
+            " each; change one of them"
+        )
+
+
+ALONE = Parallel()
+
+
+# No slots here: Python allows only one base with slots. Derived classes have them: without, msgspec
+# doesn't set the attributes that the decoded text leaves out.
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """The settings of a server that must be equal for two measurements to be compared.
+
+    Each is a key of `[[cases]]`, and at hand in `LaunchOptions`; an engine's file spells it.
+
+    Attributes:
+        dtype: the engine's name of the number format.
+        max_model_len_tokens: prompt and output together.
+        max_sequences: requests that the server takes on at once.
+        engine_args, engine_env: further arguments and environment variables, as pairs.
+        tree: how the drafts branch, None for one continuation.
+        pinned_length_tokens: the acceptance length that the engine keeps to whatever is drafted, 1
+            to the most that a step can emit; None for what the drafts are worth.
+    """
+
+    dtype: str = "auto"
+    max_model_len_tokens: Positive = 1024
+    max_sequences: Positive = 8
+    parallel: Parallel = ALONE
+    engine_args: tuple[str, ...] = ()
+    engine_env: tuple[tuple[str, str], ...] = ()
+    trust_remote_code: bool = False
+    tree: Tree | None = None
+    pinned_length_tokens: Annotated[float, msgspec.Meta(ge=1)] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchSettings(ServerSettings):
+    """All settings of a server."""
+
+    gpu_memory_frac: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.4
+    """Share of a GPU's memory that the server may take at most, 0..1. Case and control run beside
+    one another, so at most half. It isn't compared: which share is enough differs by GPU."""
+
+
+def taken(kind: type[Any], source: object) -> dict[str, Any]:
+    """The fields of a dataclass `kind`, each with the value that `source` has under its name."""
+    return {one.name: getattr(source, one.name) for one in dataclasses.fields(kind)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +126,6 @@ class LaunchOptions(LaunchSettings):
 
     Attributes:
         target, served_name: the folder or hub id to serve, and the name to serve it under.
-        port: the port on 127.0.0.1.
         speculation: the method's settings in the engine's words; empty for `none`.
         offline: whether all models are folders, so that nothing needs to be fetched.
         folder: an empty one, for what `Engine.files` writes.
@@ -145,6 +239,8 @@ class Engine(ABC):
     spreads: ClassVar[frozenset[str]]
     ray_packages: ClassVar[tuple[str, ...]] = ()
     memory_flags: ClassVar[tuple[str, ...]] = ()
+    pinned_on_gpu: ClassVar[Collection[str]] = ()
+    pinned_on_cpu: ClassVar[Collection[str]] = ()
 
     @abstractmethod
     def requirement(self, *, on_gpu: bool) -> Requirement:
@@ -171,22 +267,19 @@ class Engine(ABC):
         return bool(self.memory_flags) and not own
 
     def pinned_methods(self, *, on_gpu: bool) -> Collection[str]:
-        """The methods whose acceptance it can pin to a length; here none."""
-        del on_gpu
-        return ()
+        """The methods whose acceptance it can pin to a length."""
+        return self.pinned_on_gpu if on_gpu else self.pinned_on_cpu
 
     def check(self, settings: ServerSettings) -> None:
         """Raise an UnsupportedError where no server can be started with such settings."""
         parallel = settings.parallel
-        plain = msgspec.structs.asdict(Parallel(nodes=parallel.nodes))
-        for name, value in msgspec.structs.asdict(parallel).items():
-            as_target = name == "draft_tensor" and value == parallel.tensor
-            if value != plain[name] and name not in self.spreads and not as_target:
-                message = (
-                    f"parallel.{name} = {value}: engine '{self.name}' can't spread a model so;"
-                    " leave it out"
-                )
-                raise UnsupportedError(message)
+        for name in Parallel.__struct_fields__:
+            value, allowed = getattr(parallel, name), {getattr(ALONE, name)}
+            if name == "draft_tensor":
+                allowed.add(parallel.tensor)
+            if value not in allowed and name not in {*self.spreads, "nodes"}:
+                what = f"engine '{self.name}' can't spread a model so; leave it out"
+                raise UnsupportedError(f"parallel.{name} = {value}: {what}")
 
     def files(self, options: LaunchOptions) -> Mapping[str, str]:
         """What to write into `options.folder` before the start, by path in it."""
@@ -216,12 +309,9 @@ class Engine(ABC):
             AttachError: what is there can't be measured; the message begins with why.
         """
         try:
-            models = msgspec.json.decode(fetch("GET", "/v1/models"), type=_Models).data
-        except UNREADABLE:
-            models = ()
-        if not models:
+            first = msgspec.json.decode(fetch("GET", "/v1/models"), type=_Models).data[0]
+        except (*UNREADABLE, IndexError):
             return Identity()
-        first = models[0]
         ours = first.owned_by == self.name
         return Identity(
             engine=first.owned_by,

@@ -6,7 +6,7 @@ Without a GPU the server itself runs, given a package that stands in for its ker
 
 import contextlib
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -32,6 +32,7 @@ from specreg.engines.wire_format import (
     Form,
     MetricsPage,
     ParseEvent,
+    Scores,
     SpecTokensDetails,
     TokenApi,
     Transcript,
@@ -65,29 +66,6 @@ class _Event(Event, frozen=True, kw_only=True):
 
 
 _decoder = msgspec.json.Decoder(_Event)
-
-
-@dataclasses.dataclass(slots=True)
-class _GenerateAnswer:
-    """What `/generate` said so far: each event repeats all text and counts all tokens."""
-
-    characters: int = 0
-    tokens: int = 0
-
-    def parse_event(self, event: bytes) -> StreamEvent:
-        """What is new in an event; the last one has the record of the answer."""
-        parsed = decode_event(_decoder, event)
-        said, meta = parsed.text[self.characters :], parsed.meta_info
-        tokens = meta.completion_tokens - self.tokens
-        self.characters, self.tokens = len(parsed.text), meta.completion_tokens
-        return StreamEvent(
-            tokens=tokens,
-            text=said,
-            finish_reason=meta.finish_reason.type if meta.finish_reason else None,
-            usage_tokens=meta.completion_tokens,
-            acceptance=meta.counts,
-            prompt_tokens=meta.prompt_tokens,
-        )
 
 
 class _Tokens(msgspec.Struct, frozen=True):
@@ -130,9 +108,26 @@ class SglangWireFormat(WireFormat, TokenApi):
         }
 
     def new_parser(self, ask: Ask) -> ParseEvent:
-        """One for each answer, by its endpoint."""
-        chats = ask.form is Form.CHAT
-        return super().new_parser(ask) if chats else _GenerateAnswer().parse_event
+        """By the endpoint; each event of `/generate` repeats all text and counts all tokens."""
+        if ask.form is Form.CHAT:
+            return super().new_parser(ask)
+        characters = tokens = 0
+
+        def parse_event(event: bytes) -> StreamEvent:
+            nonlocal characters, tokens
+            parsed = decode_event(_decoder, event)
+            meta, before, said = parsed.meta_info, tokens, parsed.text[characters:]
+            characters, tokens = len(parsed.text), meta.completion_tokens
+            return StreamEvent(
+                tokens=tokens - before,
+                text=said,
+                finish_reason=meta.finish_reason.type if meta.finish_reason else None,
+                usage_tokens=tokens,
+                acceptance=meta.counts,
+                prompt_tokens=meta.prompt_tokens,
+            )
+
+        return parse_event
 
     def parse_counters(self, page: str) -> Counters:
         """The verify calls, which are all that SGLang counts of its steps."""
@@ -160,13 +155,11 @@ class SglangWireFormat(WireFormat, TokenApi):
         body = {"input_ids": ids, "sampling_params": _sampling(wanted)}
         return Call(path=_GENERATE, body=body, parse=parse)
 
-    def score(
-        self, model: str, ids: Sequence[int], candidates: Sequence[int]
-    ) -> Call[tuple[float, ...]]:
+    def score(self, model: str, ids: Sequence[int], candidates: Sequence[int]) -> Call[Scores]:
         """The candidates themselves."""
         del model
 
-        def parse(answer: bytes) -> tuple[float, ...]:
+        def parse(answer: bytes) -> Scores:
             found = decode_answer(answer, _Answer).meta_info.output_token_ids_logprobs
             scores = {token: score for score, token, _ in found[0]} if found else {}
             for candidate in candidates:
@@ -184,7 +177,6 @@ class SglangWireFormat(WireFormat, TokenApi):
 
 
 _VERSION = "0.5.23"
-_SERVER = "sglang.launch_server"
 _MOST_CHARACTERS = 1024
 # CUDA builds all of them, and of no use without a GPU.
 _KERNELS = (
@@ -198,9 +190,8 @@ _KERNELS = (
 def _drafter(algorithm: str, settings: dict[str, Setting], *, learns: bool = False) -> Spelling:
     """An algorithm, with how many tokens a step verifies and further settings."""
     count = {"speculative-num-draft-tokens": VERIFIED_TOKENS}
-    return Spelling(
-        settings={"speculative-algorithm": algorithm, **settings, **count}, learns=learns
-    )
+    words = {"speculative-algorithm": algorithm, **settings, **count}
+    return Spelling(settings=words, learns=learns)
 
 
 _DRAFT: dict[str, Setting] = {"speculative-draft-model-path": DRAFT}
@@ -235,6 +226,9 @@ class Sglang(Engine):
     spreads: ClassVar = frozenset({"tensor", "data", "expert"})
     wire_format: ClassVar = SglangWireFormat()
     memory_flags: ClassVar = ("--max-total-tokens", "--mem-fraction-static")
+    # Those of models that draft one continuation; so many for all requests of a step.
+    pinned_on_gpu: ClassVar = ("draft_model", "eagle", "eagle3", "mtp", "dflash")
+    pinned_on_cpu: ClassVar = pinned_on_gpu
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
         """`sglang`; without a GPU on a CPU's torch, and without its kernels."""
@@ -253,7 +247,7 @@ class Sglang(Engine):
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
         """The server's module, and the method's settings as flags."""
         return (
-            *(str(python), "-m", _SERVER),
+            *(str(python), "-m", "sglang.launch_server"),
             *("--model-path", options.target, "--served-model-name", options.served_name),
             *("--host", "127.0.0.1", "--port", str(options.port)),
             *("--dtype", options.dtype),
@@ -274,11 +268,6 @@ class Sglang(Engine):
             *(f"--{key}={value}" for key, value in options.speculation.items()),
             *options.engine_args,
         )
-
-    def pinned_methods(self, *, on_gpu: bool) -> Collection[str]:
-        """Those of models that draft one continuation; so many for all requests of a step."""
-        del on_gpu
-        return ("draft_model", "eagle", "eagle3", "mtp", "dflash")
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """Offline where nothing needs to be fetched, and nothing compiled on a CPU."""
@@ -322,9 +311,6 @@ _CPU_FLAGS = (
 )
 
 
-_MOST_STATIC_FRAC = 0.95
-
-
 def _gpu_flags(options: LaunchOptions) -> tuple[str, ...]:
     """How much memory it may take; and graphs of prefills as long as one prompt can be, no longer.
 
@@ -334,7 +320,7 @@ def _gpu_flags(options: LaunchOptions) -> tuple[str, ...]:
     graphs = ("--cuda-graph-max-bs-prefill", str(options.max_model_len_tokens))
     if options.memory is None:
         return ("--mem-fraction-static", str(options.gpu_memory_frac), *graphs)
-    share_frac = min(options.memory.share_frac + options.gpu_memory_frac, _MOST_STATIC_FRAC)
+    share_frac = min(options.memory.share_frac + options.gpu_memory_frac, 0.95)
     return (
         *("--max-total-tokens", str(options.memory.cache_tokens)),
         *("--mem-fraction-static", f"{share_frac:.4f}"),

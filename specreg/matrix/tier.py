@@ -15,9 +15,9 @@ from specreg.core.commands import specreg_command
 from specreg.core.errors import MatrixError, SpecregError, UnknownNameError
 from specreg.datasets.prompts import REPLIES
 from specreg.datasets.table import dataset_named
+from specreg.engines.engine import LaunchSettings, taken
 from specreg.engines.methods import METHODS, SCHEDULED, Tree
 from specreg.engines.registry import engine_named
-from specreg.engines.settings import LaunchSettings, taken
 from specreg.matrix import schema
 from specreg.matrix.case import Case, ServerSpec, Sizes, Tier
 from specreg.matrix.schema import Arrivals, CasesTable, Limits, Load, ModelsTable

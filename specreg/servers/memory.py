@@ -10,9 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from specreg.engines.engine import Memory
+from specreg.engines.engine import ALONE, Memory
 from specreg.engines.registry import engine_named
-from specreg.engines.settings import ALONE
 from specreg.matrix.case import BESIDE_GIB, ServerSpec
 
 _GIB = 2**30

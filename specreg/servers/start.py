@@ -17,9 +17,8 @@ from specreg.core.errors import ServerStartError
 from specreg.core.files import cache_dir, replace_file
 from specreg.core.processes import SupervisedProcess, settle_log, start_process, stop_process
 from specreg.core.redaction import hide
-from specreg.engines.engine import Engine, LaunchOptions, Requirement
+from specreg.engines.engine import Engine, LaunchOptions, LaunchSettings, Requirement, taken
 from specreg.engines.registry import engine_named
-from specreg.engines.settings import LaunchSettings, taken
 from specreg.matrix.case import ServerSpec
 from specreg.matrix.widening import served_models, widen_models
 from specreg.servers.gpu_lease import lease_gpus

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from specreg.engines.engine import LaunchOptions, Memory
+from specreg.engines.engine import LaunchOptions, Memory, Parallel
 from specreg.engines.methods import METHODS, Tree
 from specreg.engines.registry import engine_named
-from specreg.engines.settings import Parallel
 from tests.contract.engines import interpreter_of
 from tests.unit import builders
 

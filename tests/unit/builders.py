@@ -35,9 +35,8 @@ from specreg.core.errors import InvalidMeasurementError
 from specreg.core.processes import SupervisedProcess
 from specreg.core.supervisor import Session
 from specreg.datasets.prompts import Prompt
-from specreg.engines.engine import LaunchOptions, Requirement
+from specreg.engines.engine import ALONE, LaunchOptions, Requirement
 from specreg.engines.registry import engine_named
-from specreg.engines.settings import ALONE
 from specreg.load.rounds import Round
 from specreg.matrix.case import Case, ServerSpec
 from specreg.matrix.schema import CaseSettings, Load

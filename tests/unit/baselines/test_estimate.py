@@ -8,7 +8,7 @@ import pytest
 
 from specreg.baselines.estimate import START_S, Estimate, estimate_of, run_s
 from specreg.baselines.store import BaselineStore
-from specreg.engines.settings import Parallel
+from specreg.engines.engine import Parallel
 from specreg.matrix.case import Case, Sizes
 from specreg.matrix.schema import Arrivals, Load
 from tests.unit import builders

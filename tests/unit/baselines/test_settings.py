@@ -11,9 +11,8 @@ import pytest
 
 from specreg.baselines.comparison import differing_settings
 from specreg.baselines.store import settings_of
-from specreg.engines.engine import LaunchOptions
+from specreg.engines.engine import LaunchOptions, Parallel
 from specreg.engines.methods import Tree
-from specreg.engines.settings import Parallel
 from specreg.matrix.case import Case, ServerSpec, Sizes
 from specreg.matrix.schema import CaseSettings, CasesTable, Limits, Load, WorkloadSettings
 from specreg.matrix.tier import load_tier

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from specreg.core.errors import UnknownNameError, UnsupportedError
-from specreg.engines.engine import LaunchOptions, Memory
+from specreg.engines.engine import LaunchOptions, Memory, Parallel
 from specreg.engines.registry import ENGINES, engine_named
-from specreg.engines.settings import Parallel
 from specreg.engines.vllm import engine_arguments
 from tests.unit import builders
 
@@ -294,13 +293,9 @@ def test_tritons_repository_holds_one_model_whose_vllm_is_told_what_it_would_be_
     assert triton_arguments() == engine_arguments(options_of("vllm")) | {"seed": 7}
     spread = Parallel(tensor=2, data=3, expert=True, draft_tensor=1, pipeline=4)
     args = ("kv_cache_dtype=fp8", "max_num_seqs=4", "enable_prefix_caching=true", "empty=")
-    found = triton_arguments(on_gpu=True, parallel=spread, engine_args=args)
-    assert found["gpu_memory_utilization"] == 0.4
-    assert (found["tensor_parallel_size"], found["data_parallel_size"]) == (2, 3)
-    assert (found["pipeline_parallel_size"], found["enable_expert_parallel"]) == (4, True)
-    assert found["speculative_config"]["draft_tensor_parallel_size"] == 1
-    assert (found["kv_cache_dtype"], found["max_num_seqs"]) == ("fp8", 4)
-    assert (found["enable_prefix_caching"], found["empty"]) == (True, "")
+    given = {"kv_cache_dtype": "fp8", "max_num_seqs": 4, "enable_prefix_caching": True, "empty": ""}
+    alone = engine_arguments(options_of("vllm", on_gpu=True, parallel=spread))
+    assert triton_arguments(on_gpu=True, parallel=spread, engine_args=args) == alone | given
 
 
 @pytest.mark.parametrize("argument", ["--seed", "--seed=7", "=7", ""])

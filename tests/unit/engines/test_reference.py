@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from specreg.core.errors import UnsupportedError
+from specreg.engines.engine import Parallel
 from specreg.engines.pytorch.__main__ import parse_options, place
 from specreg.engines.registry import engine_named
-from specreg.engines.settings import Parallel
 from tests.unit import builders
 
 REFERENCE = engine_named("reference")

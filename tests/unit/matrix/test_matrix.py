@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from specreg.core.errors import MatrixError, SpecregError, UnknownNameError
+from specreg.engines.engine import Parallel
 from specreg.engines.methods import Tree
-from specreg.engines.settings import Parallel
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.schema import Arrivals, Limits, Load
 from specreg.matrix.tier import load_tier, with_prompts

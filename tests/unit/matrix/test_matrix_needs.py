@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from specreg.core.errors import MatrixError
-from specreg.engines.settings import Parallel
+from specreg.engines.engine import Parallel
 from specreg.matrix.case import BESIDE_GIB, Sizes, Tier
 from specreg.matrix.tier import load_tier
 from tests.unit import builders

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specreg.core.errors import UnsupportedError
-from specreg.engines.settings import Parallel
+from specreg.engines.engine import Parallel
 from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case
 from specreg.servers.provision import Provision
