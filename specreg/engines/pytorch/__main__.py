@@ -4,9 +4,10 @@ Devices have PyTorch's names: cpu, cuda:0.
 """
 
 import argparse
+import contextlib
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from specreg.core.errors import SpecregError, UnsupportedError
 
@@ -19,9 +20,8 @@ Ratio = tuple[int, int]
 def parse_devices(text: str) -> Devices:
     """Parse `cuda:0,cuda:1`; raises what argparse prints."""
     devices = tuple(text.split(","))
-    if len(devices) > 1 and not (
-        len(devices) == len(set(devices)) and all(re.fullmatch(r"cuda:\d+", one) for one in devices)
-    ):
+    are_gpus = re.fullmatch(r"(cuda:\d+,)+cuda:\d+", text)
+    if len(devices) > 1 and not (are_gpus and len(devices) == len(set(devices))):
         message = f"several devices are GPUs of their own, each once: cuda:0,cuda:1; got '{text}'"
         raise argparse.ArgumentTypeError(message)
     return devices
@@ -39,15 +39,10 @@ def parse_ratio(text: str) -> Ratio:
 def place(
     devices: Sequence[str], placement: str, ratio: Ratio | None, sizes: Callable[[], Ratio]
 ) -> tuple[Devices, Devices]:
-    """Divide devices among target and draft.
+    """Divide devices, one at least, among target and draft.
 
-    Args:
-        devices: one at least.
-        placement: of `PLACEMENTS`. `same` gives all to both; `separate` the last to the draft;
-            `ratio` divides them as it says, whole devices, one at least each; `auto` as the models'
-            sizes, and one device to both.
-        ratio: target to draft.
-        sizes: the models', in the same unit.
+    `same` gives all to both; `separate` the last to the draft; `ratio` divides them as it says,
+    whole devices, one at least each; `auto` as the models' `sizes`, and one device to both.
 
     Raises:
         UnsupportedError: one device is to be divided.
@@ -95,28 +90,30 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def missing(error: ImportError) -> str:
-    """What to do where a package isn't there."""
-    return (
-        f"reference engine: needs {error.name!r}, which isn't here; install"
-        " specreg[reference], or let the suite make its environment"
-    )
+@contextlib.contextmanager
+def exiting() -> Iterator[None]:
+    """Exit with what is wrong, and what to do where a package isn't there."""
+    try:
+        yield
+    except ImportError as error:
+        sys.exit(
+            f"reference engine: needs {error.name!r}, which isn't here; install"
+            " specreg[reference], or let the suite make its environment"
+        )
+    except SpecregError as error:
+        sys.exit(str(error))
 
 
 def main() -> None:
     """Serve what the command line asks for; without it, exit with what is wrong."""
     options = parse_options(sys.argv[1:])
-    try:
+    with exiting():
         from aiohttp import web  # noqa: PLC0415 - these need the extra
 
         from specreg.engines.pytorch.models import load_models  # noqa: PLC0415
         from specreg.engines.pytorch.server import App  # noqa: PLC0415
 
         app = App(load_models(options), options).application()
-    except ImportError as error:
-        sys.exit(missing(error))
-    except SpecregError as error:
-        sys.exit(str(error))
     web.run_app(app, host="127.0.0.1", port=options.port, shutdown_timeout=0.5, access_log=None)
 
 

@@ -8,7 +8,6 @@ import argparse
 import functools
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -17,8 +16,8 @@ from typing import Annotated
 
 import msgspec
 
-from specreg.core.errors import DatasetError, SpecregError
-from specreg.engines.pytorch.__main__ import METHODS, missing, parse_options
+from specreg.core.errors import DatasetError
+from specreg.engines.pytorch.__main__ import METHODS, exiting, parse_options
 from specreg.engines.pytorch.requests import ChatBody, Job, Step, job_of
 
 COLUMNS = {
@@ -67,19 +66,17 @@ def measure(
         ttfts_ns += [first_ns - begun_ns] * len(tokens)
         whole_ns += ended_ns - begun_ns
         taken_j += ended_j - begun_j
-    drafting = [step for step in steps if step.drafted]
+    drafting, per_s = [step for step in steps if step.drafted], _NS_PER_S / whole_ns
     accepted, drafted = sum(one.accepted for one in drafting), sum(one.drafted for one in drafting)
     return {
         "ttft_p50_ms": _over_ms(statistics.median, ttfts_ns),
         "itl_p50_ms": _over_ms(statistics.median, itls_ns),
-        "throughput_tokens_per_s": sum(len(step.token_ids) for step in steps)
-        * _NS_PER_S
-        / whole_ns,
+        "throughput_tokens_per_s": sum(len(step.token_ids) for step in steps) * per_s,
         "acceptance_length_tokens": 1 + accepted / len(drafting) if drafting else None,
         "acceptance_rate_frac": accepted / drafted if drafted else None,
         "draft_ms": _over_ms(statistics.mean, [step.draft_ns for step in later]),
         "target_ms": _over_ms(statistics.mean, [step.target_ns for step in later]),
-        "power_w": taken_j * _NS_PER_S / whole_ns if taken_j > 0 else None,
+        "power_w": taken_j * per_s if taken_j > 0 else None,
     }
 
 
@@ -150,15 +147,11 @@ def main() -> None:
     if min(own.batch) < 1:
         parser.error("--batch is from 1 on")
     rows = []
-    try:
+    with exiting():
         for method in METHODS if own.draft_model else METHODS[:-1]:
             drafting = ("--draft-model", own.draft_model) if method == "draft_model" else ()
             options = parse_options((*rest, "--method", method, *drafting))
             rows += [(method, batch, _measure(options, own, batch)) for batch in own.batch]
-    except ImportError as error:
-        sys.exit(missing(error))
-    except SpecregError as error:
-        sys.exit(str(error))
     print(render(rows))  # noqa: T201 - what it is for
 
 

@@ -18,18 +18,7 @@ from transformers import DynamicCache
 
 from specreg.engines.pytorch import speculation
 from specreg.engines.pytorch.requests import Job, Step, Tokenizer
-from specreg.engines.pytorch.speculation import (
-    LONGEST_TOKENS,
-    NO_DRAFT,
-    Draft,
-    Floats,
-    NGramStore,
-    Verified,
-    distributions,
-    likeliest,
-    propose,
-    sample,
-)
+from specreg.engines.pytorch.speculation import NO_DRAFT, Draft, Floats, NGramStore
 
 Model = Any
 """A causal language model of transformers."""
@@ -97,26 +86,24 @@ class Reader:
         self.lengths = [self.lengths[row] for row in rows]
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
 class Row:
     """A job, by its place in the batch, and what was decoded of it so far.
 
     `context` are the ids of prompt and answer.
     """
 
-    index: int
-    job: Job
-    models: "Models"
-    context: list[int]
-    random: np.random.Generator
-    finished: bool = False
+    def __init__(self, index: int, job: Job, models: "Models") -> None:
+        self.index, self.job, self.models = index, job, models
+        self.context = list(job.prompt)
+        self.random = np.random.default_rng(job.seed)
+        self.finished = False
 
     @property
-    def room_tokens(self) -> int:
-        """How many more tokens fit into the target's context."""
-        return self.models.context_tokens - len(self.context)
+    def most_drafts(self) -> int:
+        """How many tokens its step may draft: no more than fit into the target's context."""
+        return min(self.models.draft_tokens, self.models.context_tokens - len(self.context))
 
-    def take(self, draft: Draft, verified: Verified, logits: Floats) -> Step:
+    def take(self, draft: Draft, verified: speculation.Verified, logits: Floats) -> Step:
         """Go on by what was verified; logits of shape [k + 1, V]."""
         new = (*draft.token_ids[: verified.accepted], verified.next_id)
         left = self.job.output_cap_tokens - (len(self.context) - len(self.job.prompt))
@@ -158,15 +145,12 @@ class Drafter:
 class LookupDrafter(Drafter):
     """Prompt lookup: an n-gram of the text so far, without a model."""
 
-    def __init__(self, draft_tokens: int) -> None:
-        self._propose, self._draft_tokens = propose, draft_tokens
+    def __init__(self) -> None:
+        self._propose = speculation.propose
 
     def draft(self, rows: Sequence[Row]) -> list[Draft]:
         """Draft what followed the last tokens when they stood there before."""
-        return [
-            Draft(token_ids=self._propose(row.context, min(self._draft_tokens, row.room_tokens)))
-            for row in rows
-        ]
+        return [Draft(token_ids=self._propose(row.context, row.most_drafts)) for row in rows]
 
 
 _CANDIDATES = 3
@@ -180,8 +164,7 @@ class AdaptiveDrafter(LookupDrafter):
     drafted depends on those that were answered before it and beside it.
     """
 
-    def __init__(self, store: NGramStore, draft_tokens: int, rows: int) -> None:
-        super().__init__(draft_tokens)
+    def __init__(self, store: NGramStore, rows: int) -> None:
         self._store, self._propose = store, store.propose
         self._learnt = [0] * rows
 
@@ -190,8 +173,10 @@ class AdaptiveDrafter(LookupDrafter):
         for index, (row, own) in enumerate(zip(rows, logits, strict=True)):
             text, start = row.context, max(self._learnt[index], len(row.job.prompt))
             for place in range(max(1, self._learnt[index]), len(text)):
-                candidates = likeliest(own[place - start], _CANDIDATES) if place >= start else ()
-                run = text[max(0, place - LONGEST_TOKENS) : place]
+                candidates = (
+                    speculation.likeliest(own[place - start], _CANDIDATES) if place >= start else ()
+                )
+                run = text[max(0, place - speculation.LONGEST_TOKENS) : place]
                 self._store.learn(run, (*candidates, text[place]))
             self._learnt[index] = len(text)
 
@@ -203,15 +188,20 @@ class AdaptiveDrafter(LookupDrafter):
 class ModelDrafter(Drafter):
     """A smaller model that goes on by itself, at the temperature of the request."""
 
-    def __init__(self, model: Model, draft_tokens: int, rows: int) -> None:
+    def __init__(self, model: Model, rows: int) -> None:
         self._reader = Reader(model, rows)
-        self._draft_tokens = draft_tokens
         self._read: list[list[int]] = [[] for _ in range(rows)]
 
     def draft(self, rows: Sequence[Row]) -> list[Draft]:
         """Draft the model's next tokens, one after the other."""
-        limits = [min(self._draft_tokens, row.room_tokens) for row in rows]
-        self._go_back(rows)
+        limits = [row.most_drafts for row in rows]
+        wrong = []  # all that was read and didn't become the text
+        for row, read in zip(rows, self._read, strict=True):
+            # The last token is always read anew: what follows it is what is asked.
+            agreed = sum(itertools.takewhile(bool, map(int.__eq__, read, row.context[:-1])))
+            wrong.append(len(read) - agreed)
+            del read[agreed:]
+        self._reader.forget(wrong)
         unread = [row.context[len(read) :] for row, read in zip(rows, self._read, strict=True)]
         drafted: list[list[int]] = [[] for _ in rows]
         drawn_from: list[list[Floats]] = [[] for _ in rows]
@@ -223,8 +213,9 @@ class ModelDrafter(Drafter):
                 if place < limits[index] and row.job.temperature == 0:
                     drafted[index].append(int(logits[index][-1].argmax()))
                 elif place < limits[index]:
-                    drawn_from[index].append(distributions(logits[index][-1], row.job.temperature))
-                    drafted[index].append(sample(drawn_from[index][-1], row.random))
+                    q = speculation.distributions(logits[index][-1], row.job.temperature)
+                    drawn_from[index].append(q)
+                    drafted[index].append(speculation.sample(q, row.random))
             unread = [
                 ids[place:] if place + 1 < limit else []
                 for ids, limit in zip(drafted, limits, strict=True)
@@ -239,28 +230,19 @@ class ModelDrafter(Drafter):
         self._reader.keep(rows)
         self._read = [self._read[row] for row in rows]
 
-    def _go_back(self, rows: Sequence[Row]) -> None:
-        """Roll back all that was read and didn't become the text."""
-        counts = []
-        for row, read in zip(rows, self._read, strict=True):
-            # The last token is always read anew: what follows it is what is asked.
-            same = map(int.__eq__, read, row.context[:-1])
-            agreed = sum(itertools.takewhile(bool, same))
-            counts.append(len(read) - agreed)
-            del read[agreed:]
-        self._reader.forget(counts)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Models:
     """What decodes: the target and its tokenizer, and what makes the drafter of so many rows.
 
-    `stop_ids` end a text; prompt and answer have at most `context_tokens` together.
+    A step drafts at most `draft_tokens`, 0 without speculation. `stop_ids` end a text; prompt and
+    answer have at most `context_tokens` together.
     """
 
     target: Model
     tokenizer: Tokenizer
     new_drafter: Callable[[int], Drafter]
+    draft_tokens: int
     stop_ids: frozenset[int]
     context_tokens: int
 
@@ -269,16 +251,7 @@ def decode(
     models: Models, jobs: Sequence[Job], clock: Callable[[], int] = time.monotonic_ns
 ) -> Iterator[Mapping[int, Step]]:
     """Answer jobs, one at least, as one batch: a step of each that goes on, by its place."""
-    rows = [
-        Row(
-            index=index,
-            job=job,
-            models=models,
-            context=list(job.prompt),
-            random=np.random.default_rng(job.seed),
-        )
-        for index, job in enumerate(jobs)
-    ]
+    rows = [Row(index, job, models) for index, job in enumerate(jobs)]
     reader, drafter = Reader(models.target, len(rows)), models.new_drafter(len(rows))
     drafts, draft_ns = [NO_DRAFT] * len(rows), 0
     while True:

@@ -16,19 +16,19 @@ head is unrolled: draft step j sees the hidden states that step j - 1 made, as i
 drafts ("training-time test" in the EAGLE-3 paper).
 """
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 import torch
-from torch import nn
-from torch.nn import functional
+from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 Model = Any
 """A causal language model of transformers, built as Llama."""
-Unrolled = list[tuple[torch.Tensor, torch.Tensor]]
+Unrolled = list[tuple[Tensor, Tensor]]
 """Keys and values of the draft steps so far, each `[rows, heads, anchors, head_dim]`."""
 MTP_LAYER = "model.mtp_layers.0."
 """What begins the names of a target's layer for multi-token prediction."""
@@ -92,7 +92,7 @@ class DFlashConfig(LayerConfig, frozen=True, kw_only=True):
     dflash_config: BlockConfig
 
 
-def rotate(states: torch.Tensor, positions: torch.Tensor, base: float) -> torch.Tensor:
+def rotate(states: Tensor, positions: Tensor, base: float) -> Tensor:
     """Return `[..., positions, channels]` with rotary position embeddings applied.
 
     The angles are float32, in which alone they are exact; the states keep their number format.
@@ -125,9 +125,7 @@ class Attention(nn.Module):
             for _ in "qk"
         )
 
-    def project(
-        self, states: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    def project(self, states: Tensor, positions: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return queries, and keys and values, each `[rows, heads, anchors, head_dim]`."""
         base = self.config.rope_parameters.rope_theta
         query, key, value = (
@@ -137,7 +135,7 @@ class Attention(nn.Module):
         key = rotate(self.k_norm(key), positions, base)
         return rotate(self.q_norm(query), positions, base), (key, value)
 
-    def read(self, query: torch.Tensor, unrolled: Unrolled) -> torch.Tensor:
+    def read(self, query: Tensor, unrolled: Unrolled) -> Tensor:
         """Return what each anchor finds in the past of step 0 and in its own later steps.
 
         That is `[rows, anchors, hidden]`.
@@ -166,9 +164,7 @@ class Layer(nn.Module):
         self.input_layernorm: nn.Module = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(
-        self, states: torch.Tensor, hidden: torch.Tensor, start: int, unrolled: Unrolled
-    ) -> torch.Tensor:
+    def forward(self, states: Tensor, hidden: Tensor, start: int, unrolled: Unrolled) -> Tensor:
         """Return the next hidden states, `[rows, anchors, hidden]`, from a first position on.
 
         `states` are what the attention reads; this step's keys and values join the others.
@@ -195,9 +191,7 @@ class Head(nn.Module):
         """Return what a checkpoint calls a tensor of the head."""
         return name
 
-    def unroll(
-        self, hidden: torch.Tensor, embeddings: torch.Tensor, drafted: int
-    ) -> list[torch.Tensor]:
+    def unroll(self, hidden: Tensor, embeddings: Tensor, drafted: int) -> list[Tensor]:
         """Return the states of each drafted token, or their logits, `[rows, anchors, vocabulary]`.
 
         Args:
@@ -213,9 +207,7 @@ class Head(nn.Module):
             states.append(hidden)
         return states
 
-    def step(
-        self, after: torch.Tensor, hidden: torch.Tensor, start: int, unrolled: Unrolled
-    ) -> torch.Tensor:
+    def step(self, after: Tensor, hidden: Tensor, start: int, unrolled: Unrolled) -> Tensor:
         """Return the states that follow others and the embeddings after them, from a step on."""
         raise NotImplementedError
 
@@ -241,16 +233,12 @@ class Eagle3Head(Head):
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, 0, 0.04)
 
-    def unroll(
-        self, hidden: torch.Tensor, embeddings: torch.Tensor, drafted: int
-    ) -> list[torch.Tensor]:
+    def unroll(self, hidden: Tensor, embeddings: Tensor, drafted: int) -> list[Tensor]:
         """Return each step's logits; three residual streams of the target are side by side."""
         states = super().unroll(self.fc(hidden), embeddings, drafted)
         return [self.lm_head(self.norm(one)) for one in states]
 
-    def step(
-        self, after: torch.Tensor, hidden: torch.Tensor, start: int, unrolled: Unrolled
-    ) -> torch.Tensor:
+    def step(self, after: Tensor, hidden: Tensor, start: int, unrolled: Unrolled) -> Tensor:
         """Read an embedding beside a hidden state."""
         layer = self.midlayer
         both = torch.cat([layer.input_layernorm(after), layer.hidden_norm(hidden)], -1)
@@ -266,9 +254,7 @@ class EagleHead(Head):
         self.layers = nn.ModuleList([Layer(Attention(config))])
         self.layers[0].input_layernorm = nn.Identity()
 
-    def step(
-        self, after: torch.Tensor, hidden: torch.Tensor, start: int, unrolled: Unrolled
-    ) -> torch.Tensor:
+    def step(self, after: Tensor, hidden: Tensor, start: int, unrolled: Unrolled) -> Tensor:
         """Fuse them first."""
         fused = self.fc(torch.cat([after, hidden], -1))
         return self.layers[0](fused, fused, start, unrolled)
@@ -291,12 +277,10 @@ class MtpHead(Head):
         """Return the name in the target's own file."""
         return f"{MTP_LAYER}{name.removeprefix('block.')}"
 
-    def step(
-        self, after: torch.Tensor, hidden: torch.Tensor, start: int, unrolled: Unrolled
-    ) -> torch.Tensor:
+    def step(self, after: Tensor, hidden: Tensor, start: int, unrolled: Unrolled) -> Tensor:
         """Fuse and norm them; the text's first position has no embedding."""
         if start == 0:
-            after = functional.pad(after[:, 1:], (0, 0, 1, 0))
+            after = nn.functional.pad(after[:, 1:], (0, 0, 1, 0))
         both = torch.cat([self.hidden_layernorm(hidden), self.token_layernorm(after)], -1)
         fused = self.input_proj(both)
         states = self.block.input_layernorm(fused)
@@ -317,21 +301,19 @@ class MedusaHead(Head):
         """Return the name of a block's only layer."""
         return name.replace(".weight", ".layers.0.weight")
 
-    def unroll(
-        self, hidden: torch.Tensor, embeddings: torch.Tensor, drafted: int
-    ) -> list[torch.Tensor]:
+    def unroll(self, hidden: Tensor, embeddings: Tensor, drafted: int) -> list[Tensor]:
         """Return what each block makes of the same states."""
         del embeddings
-        return [hidden + functional.silu(block(hidden)) for block in self.blocks[:drafted]]
+        return [hidden + nn.functional.silu(block(hidden)) for block in self.blocks[:drafted]]
 
 
 class DFlashHead(Head):
     """DFlash: masks that see the target's states and each other become the drafted tokens."""
 
     normed: ClassVar = False
-    mask: torch.Tensor
+    mask: Tensor
 
-    def __init__(self, config: DFlashConfig, embeddings: torch.Tensor) -> None:
+    def __init__(self, config: DFlashConfig, embeddings: Tensor) -> None:
         """Take the mask's embedding from the target's, `[vocabulary, hidden]`."""
         super().__init__()
         self.layers_read = [layer + 1 for layer in config.dflash_config.target_layer_ids]
@@ -346,9 +328,7 @@ class DFlashHead(Head):
         mask = embeddings[config.dflash_config.mask_token_id].detach().clone()
         self.register_buffer("mask", mask, persistent=False)
 
-    def unroll(
-        self, hidden: torch.Tensor, embeddings: torch.Tensor, drafted: int
-    ) -> list[torch.Tensor]:
+    def unroll(self, hidden: Tensor, embeddings: Tensor, drafted: int) -> list[Tensor]:
         """Return the normed states of the masks, which depend on how many there are."""
         context = self.hidden_norm(self.fc(hidden))
         places = torch.arange(hidden.shape[1], device=hidden.device)
@@ -370,20 +350,17 @@ class ObservedTarget:
     def __init__(self, model: Model, aux_layers: Sequence[int]) -> None:
         self.model = model
         self._aux_layers = aux_layers
-        self._streams: dict[int, torch.Tensor] = {}
+        self._streams: dict[int, Tensor] = {}
         # What goes into a stage is what comes out of the layers before it. Hidden states as
         # transformers returns them won't do: the last one is normed already.
         stages = [*model.model.layers, model.model.norm]
         for layers in aux_layers:
-            stages[layers].register_forward_pre_hook(self._keep(layers))
+            stages[layers].register_forward_pre_hook(functools.partial(self._keep, layers))
 
-    def _keep(self, layers: int) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
-        def keep(_stage: nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
-            self._streams[layers] = arguments[0]
+    def _keep(self, layers: int, _: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        self._streams[layers] = arguments[0]
 
-        return keep
-
-    def observe(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def observe(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits, embeddings and residual streams side by side, per token."""
         with torch.no_grad():
             logits = self.model(input_ids=rows).logits

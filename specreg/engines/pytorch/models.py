@@ -23,15 +23,12 @@ from specreg.engines.pytorch.decoding import (
 from specreg.engines.pytorch.requests import Tokenizer
 from specreg.engines.pytorch.speculation import NGramStore
 
-_MOST_CHARACTERS = 200
 _UNREADABLE = (OSError, ValueError, AttributeError, SafetensorError, StrictDataclassError)
-Config = Any
-"""A model's configuration, of transformers."""
 
 
 def load_models(options: argparse.Namespace) -> Models:
     """Load the models of a command line, ready to decode; errors as of what it calls."""
-    name, draft_tokens = options.draft_model, options.draft_tokens
+    name = options.draft_model
     tokenizer = check_models(options.model, name, options.context_tokens)
     devices = draft_devices = options.device or (default_device(),)
     if name is not None:
@@ -49,14 +46,15 @@ def load_models(options: argparse.Namespace) -> Models:
     store = NGramStore()  # of the server: each batch adds to it
     drafters: Mapping[str, Callable[[int], Drafter]] = {
         "none": lambda _: Drafter(),
-        "ngram": lambda _: LookupDrafter(draft_tokens),
-        "ngram_adaptive": lambda rows: AdaptiveDrafter(store, draft_tokens, rows),
-        "draft_model": lambda rows: ModelDrafter(draft, draft_tokens, rows),
+        "ngram": lambda _: LookupDrafter(),
+        "ngram_adaptive": lambda rows: AdaptiveDrafter(store, rows),
+        "draft_model": lambda rows: ModelDrafter(draft, rows),
     }
     return Models(
         target=target,
         tokenizer=tokenizer,
         new_drafter=drafters[options.method],
+        draft_tokens=0 if options.method == "none" else options.draft_tokens,
         stop_ids=frozenset(one for one in (tokenizer.eos_token_id, *stop_ids) if one is not None),
         context_tokens=options.context_tokens,
     )
@@ -143,7 +141,7 @@ def check_models(target: str, draft: str | None, needed_tokens: int) -> Tokenize
     return tokenizer
 
 
-def check_context(name: str, config: Config, needed_tokens: int) -> None:
+def check_context(name: str, config: object, needed_tokens: int) -> None:
     """Raise a ModelError where a model says that it can't read so long a text."""
     has_tokens = getattr(config, "max_position_embeddings", None)
     if has_tokens is not None and has_tokens < needed_tokens:
@@ -167,4 +165,4 @@ def _load_part(kind: Any, name: str) -> Any:  # noqa: ANN401 - transformers has 
 
 def _shortly(error: Exception) -> str:
     """Its words in a line, without what transformers advises at length."""
-    return " ".join(str(error).split())[:_MOST_CHARACTERS].rstrip(".") or type(error).__name__
+    return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__

@@ -12,38 +12,23 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor
 
 from specreg.core.errors import ModelError, SpecregError
-from specreg.engines.pytorch.heads import (
-    MEDUSA_OUTPUT,
-    MTP_LAYER,
-    DFlashConfig,
-    DFlashHead,
-    Eagle3Head,
-    EagleHead,
-    Head,
-    HeadConfig,
-    LayerConfig,
-    MedusaConfig,
-    MedusaHead,
-    Model,
-    MtpHead,
-    ObservedTarget,
-)
+from specreg.engines.pytorch import heads
+from specreg.engines.pytorch.heads import Head, LayerConfig, MedusaConfig, Model
 from specreg.engines.pytorch.models import check_context, check_models, default_device, load_model
 from specreg.engines.pytorch.requests import OracleAnswer, Question, Text
 
-_ConfigT = TypeVar("_ConfigT", LayerConfig, HeadConfig, MedusaConfig, DFlashConfig)
-DraftOn = Callable[[torch.Tensor, int], torch.Tensor]
+DraftOn = Callable[[Tensor, int], Tensor]
 """Texts' ids `[rows, tokens]`, and how many of their last are drafts, in; the drafter's logits for
 the next token `[rows, V]` out."""
-Read = Callable[[Text, torch.Tensor], tuple[torch.Tensor, tuple[int, ...]]]
+Read = Callable[[Text, Tensor], tuple[Tensor, tuple[int, ...]]]
 """A text and its ids `[1, tokens]` in; the target's logits `[1, tokens, V]` and, by place, how many
 drafts of a step that begins there are right, out."""
 
@@ -75,7 +60,7 @@ def answer_question(question: Question, device: str) -> OracleAnswer:
     return OracleAnswer(accepted=tuple(accepted), gaps_nats=tuple(gaps_nats))
 
 
-def _gap_nats(logits: torch.Tensor, text: Text) -> float:
+def _gap_nats(logits: Tensor, text: Text) -> float:
     """How much less likely than the target's own choice the answer's least fitting token is."""
     first, end = text.prompt_tokens, text.prompt_tokens + text.output_tokens
     said = logits[first - 1 : end - 1].double()
@@ -88,10 +73,10 @@ def _read_draft_model(question: Question, target: Model) -> Read:
     draft = load_model(question.draft, question.dtype, str(target.device))
     first = question.unseen_tokens
 
-    def draft_on(grown: torch.Tensor, _: int) -> torch.Tensor:
+    def draft_on(grown: Tensor, _: int) -> Tensor:
         return draft(input_ids=grown[:, first:]).logits[:, -1]
 
-    def read(text: Text, ids: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
+    def read(text: Text, ids: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         logits = target(input_ids=ids).logits
         if question.branches:
             return logits, _walk_trees(draft_on, ids, text, question)
@@ -108,14 +93,14 @@ def _read_draft_model(question: Question, target: Model) -> Read:
 def _read_head(question: Question, target: Model) -> Read:
     head = load_head(question, target)
     output = torch.nn.Identity() if head.has_output else target.lm_head
-    observed = ObservedTarget(target, head.layers_read or (target.config.num_hidden_layers,))
+    observed = heads.ObservedTarget(target, head.layers_read or (target.config.num_hidden_layers,))
 
-    def read(text: Text, ids: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
+    def read(text: Text, ids: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         logits, embeddings, hidden = observed.observe(ids)
         if head.normed or question.normed:
             hidden = target.model.norm(hidden)
 
-        def draft_on(grown: torch.Tensor, drafts: int) -> torch.Tensor:
+        def draft_on(grown: Tensor, drafts: int) -> Tensor:
             states = hidden[:, : grown.shape[1] - drafts - 1].expand(len(grown), -1, -1)
             after = target.model.embed_tokens(grown[:, 1:])
             return output(head.unroll(states, after, drafts + 1)[-1][:, -1])
@@ -140,9 +125,7 @@ def _accepted(hits: Sequence[bool]) -> int:
     return sum(itertools.takewhile(bool, hits))
 
 
-def _walk_trees(
-    draft_on: DraftOn, ids: torch.Tensor, text: Text, question: Question
-) -> tuple[int, ...]:
+def _walk_trees(draft_on: DraftOn, ids: Tensor, text: Text, question: Question) -> tuple[int, ...]:
     """By place, how far the tree of an answer's step goes along the text; 0 between the steps."""
     accepted, place = [0] * len(text.ids), text.prompt_tokens + 1
     while place < text.prompt_tokens + text.output_tokens:
@@ -153,9 +136,7 @@ def _walk_trees(
     return tuple(accepted)
 
 
-def _draft_tree(
-    draft_on: DraftOn, before: torch.Tensor, question: Question
-) -> set[tuple[int, ...]]:
+def _draft_tree(draft_on: DraftOn, before: Tensor, question: Question) -> set[tuple[int, ...]]:
     """Return a tree's nodes, each as the drafts that lead to it, as SGLang chooses them."""
     live = seen = before[:, :0]
     scores = torch.ones(1, device=before.device)
@@ -183,33 +164,30 @@ def load_head(question: Question, target: Model) -> Head:
         ModelError: it isn't there, is built otherwise than ours, or isn't this target's.
     """
     name, layers = question.draft or question.target, target.config.num_hidden_layers
+    config, weights = _load_checkpoint(name, question, target)
     head: Head
-    if question.method.startswith("eagle3"):
-        fused, weights = _load_checkpoint(HeadConfig, question, target)
-        if max(fused.eagle_aux_hidden_state_layer_ids) > layers or fused.norm_before_residual:
+    if isinstance(config, heads.HeadConfig):
+        if max(config.eagle_aux_hidden_state_layer_ids) > layers or config.norm_before_residual:
             what = "its layers aren't the target's, or it adds what is normed"
             raise _unfit(name, f"{what} (norm_before_residual)")
-        head = Eagle3Head(fused)
-    elif question.method == "medusa":
-        medusa, weights = _load_checkpoint(MedusaConfig, question, target)
-        head = MedusaHead(medusa.hidden_size, medusa.num_heads)
-        output, own = weights.pop(MEDUSA_OUTPUT, None), target.lm_head.weight.cpu()
+        head = heads.Eagle3Head(config)
+    elif isinstance(config, MedusaConfig):
+        head = heads.MedusaHead(config.hidden_size, config.num_heads)
+        output, own = weights.pop(heads.MEDUSA_OUTPUT, None), target.lm_head.weight.cpu()
         if output is None or not torch.equal(output.to(own.dtype), own):
             raise _unfit(name, "its output matrix isn't the target's")
-    elif question.method == "dflash":
-        blocks, weights = _load_checkpoint(DFlashConfig, question, target)
-        read = blocks.dflash_config
-        if max(read.target_layer_ids) >= layers or read.mask_token_id >= blocks.vocab_size:
+    elif isinstance(config, heads.DFlashConfig):
+        read = config.dflash_config
+        if max(read.target_layer_ids) >= layers or read.mask_token_id >= config.vocab_size:
             raise _unfit(name, "its layers or its mask aren't the target's")
-        head = DFlashHead(blocks, target.model.embed_tokens.weight)
+        head = heads.DFlashHead(config, target.model.embed_tokens.weight)
+    elif question.method == "mtp":
+        head = heads.MtpHead(config)
+        weights = {key: one for key, one in weights.items() if key.startswith(heads.MTP_LAYER)}
     else:
-        config, weights = _load_checkpoint(LayerConfig, question, target)
-        head = EagleHead(config)
+        head = heads.EagleHead(config)
         if "fc.bias" in weights and not weights["fc.bias"].any():
             del weights["fc.bias"]  # SGLang's class has one, random where a file has none
-        if question.method == "mtp":
-            head = MtpHead(config)
-            weights = {key: one for key, one in weights.items() if key.startswith(MTP_LAYER)}
     ours = {head.checkpoint_name(key): key for key in head.state_dict()}
     try:
         head.load_state_dict({ours.get(key, key): one for key, one in weights.items()})
@@ -221,10 +199,12 @@ def load_head(question: Question, target: Model) -> Head:
 
 
 def _load_checkpoint(
-    kind: type[_ConfigT], question: Question, target: Model
-) -> tuple[_ConfigT, dict[str, torch.Tensor]]:
+    name: str, question: Question, target: Model
+) -> tuple[LayerConfig | MedusaConfig, dict[str, Tensor]]:
     """Load the configuration and the tensors of a head's folder, which must be of the target."""
-    name = question.draft or question.target
+    kinds: dict[str, type[LayerConfig | MedusaConfig]]
+    kinds = {"eagle3": heads.HeadConfig, "medusa": MedusaConfig, "dflash": heads.DFlashConfig}
+    kind = kinds.get(question.method.removesuffix("_tree"), LayerConfig)
     try:
         config = msgspec.json.decode((Path(name) / "config.json").read_bytes(), type=kind)
         weights = load_file(Path(name) / "model.safetensors")

@@ -19,7 +19,6 @@ from specreg.engines.pytorch.requests import (
     CompletionBody,
     Job,
     Step,
-    Tokenizer,
     job_of,
     parse_body,
 )
@@ -39,7 +38,6 @@ class App:
 
     def __init__(self, models: Models, options: argparse.Namespace) -> None:
         self._models, self._options = models, options
-        self._draft_tokens = 0 if options.method == "none" else options.draft_tokens
         self._waiting = asyncio.Queue[tuple[Job, Steps]]()
 
     def application(self) -> web.Application:
@@ -63,13 +61,12 @@ class App:
             await task
 
     async def _answer(self, kind: type[Body], request: web.Request) -> web.StreamResponse:
-        tokenizer = self._models.tokenizer
         try:
             body = parse_body(await request.read(), kind, self._options.served_model_name)
-            job = job_of(body, tokenizer, self._options.context_tokens)
+            job = job_of(body, self._models.tokenizer, self._models.context_tokens)
         except ServerRefusedError as error:
             return web.json_response(_error(error), status=400)
-        answer = Answer(job, tokenizer, self._draft_tokens, is_chat=kind is ChatBody)
+        answer = Answer(job, self._models, is_chat=kind is ChatBody)
         events = self._events(answer, job)
         if body.stream:
             return await _stream(request, events)
@@ -134,14 +131,10 @@ def _error(error: ServerError) -> Json:
 
 
 class Answer:
-    """An answer that grows step by step, in the form of a chat's or of a completion's.
+    """An answer that grows step by step, in the form of a chat's or of a completion's."""
 
-    `draft_tokens` is the most drafted per step, 0 without speculation.
-    """
-
-    def __init__(self, job: Job, tokenizer: Tokenizer, draft_tokens: int, *, is_chat: bool) -> None:
-        self._job, self._tokenizer, self._is_chat = job, tokenizer, is_chat
-        self._draft_tokens = draft_tokens
+    def __init__(self, job: Job, models: Models, *, is_chat: bool) -> None:
+        self._job, self._models, self._is_chat = job, models, is_chat
         self._steps: list[Step] = []
         self._ids: list[int] = []
         self._text = ""
@@ -150,7 +143,7 @@ class Answer:
         """The event of a step; bytes that are no character yet wait for the next."""
         self._steps.append(step)
         self._ids.extend(step.token_ids)
-        text, added = self._tokenizer.decode(self._ids, skip_special_tokens=True), ""
+        text, added = self._models.tokenizer.decode(self._ids, skip_special_tokens=True), ""
         if step.finish_reason is not None or not text.endswith(_UNFINISHED):
             added, self._text = text[len(self._text) :], text
         said: Json = {"delta": {"content": added}} if self._is_chat else {"text": added}
@@ -180,9 +173,9 @@ class Answer:
     def counts(self) -> Json:
         """The usage, and the counts of the steps in which something was drafted."""
         usage = {"prompt_tokens": len(self._job.prompt), "completion_tokens": len(self._ids)}
-        if not self._draft_tokens:
+        if not self._models.draft_tokens:
             return {"usage": usage}
-        histogram = [0] * (self._draft_tokens + 1)
+        histogram = [0] * (self._models.draft_tokens + 1)
         for step in self._steps:
             histogram[step.accepted] += step.drafted > 0
         drafted = sum(step.drafted for step in self._steps)
