@@ -177,18 +177,6 @@ def test_sglang_repeats_a_text_in_each_event() -> None:
     assert text == json.loads(events[-1])["text"]
 
 
-def test_a_response_of_triton_says_how_many_tokens_it_holds() -> None:
-    assert parsed(
-        "triton",
-        b'{"text_output": "a", "num_output_tokens": 1, "finish_reason": "None"}',
-        b'{"text_output": "bcd", "num_output_tokens": 3, "finish_reason": "length"}',
-        ask=TEXT,
-    ) == [
-        StreamEvent(tokens=1, text="a", usage_tokens=1),
-        StreamEvent(tokens=3, text="bcd", usage_tokens=4, finish_reason="length"),
-    ]
-
-
 @pytest.mark.parametrize(
     ("engine", "version", "words"),
     [
