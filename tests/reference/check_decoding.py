@@ -36,11 +36,6 @@ LEARNING = "ngram_adaptive"
 """What it drafts depends on all that its server has answered."""
 
 
-def drafting(draft: str) -> tuple[str, ...]:
-    """The options of a draft model."""
-    return ("--method", "draft_model", "--draft-model", draft)
-
-
 def load(*arguments: str) -> Models:
     """The tiny models."""
     plain = ("--model", str(TINY / "target"), "--dtype", "float32", "--device", "cpu")
@@ -50,8 +45,8 @@ def load(*arguments: str) -> Models:
 @functools.cache
 def loaded(method: str) -> Models:
     """The same by method, once."""
-    is_drafted = method == "draft_model"
-    return load(*(drafting(str(TINY / "draft")) if is_drafted else ("--method", method)))
+    draft = ("--draft-model", str(TINY / "draft")) if method == "draft_model" else ()
+    return load("--method", method, *draft)
 
 
 def chat(text: str, **arguments: object) -> ChatBody:
@@ -102,7 +97,7 @@ def whole_logits(text: Sequence[int]) -> Floats:
         return logits
 
 
-class Reading(unittest.TestCase):
+class Decoding(unittest.TestCase):
     def test_rows_that_go_back_differently_read_as_if_each_were_alone(self) -> None:
         random = np.random.default_rng(0)
         for rows in (1, 3):
@@ -130,8 +125,6 @@ class Reading(unittest.TestCase):
         for own, text in zip(logits, ([5, 6, 7, 11, 14, 15], [9, 10, 12, 13, 16]), strict=True):
             np.testing.assert_allclose(own, whole_logits(text)[-1:], atol=2e-4)
 
-
-class Greedy(unittest.TestCase):
     def test_without_drafts_it_is_what_transformers_generates(self) -> None:
         target = loaded("none").target
         for answer, job in zip(greedy("none", 1)[:10], JOBS, strict=False):
@@ -165,8 +158,6 @@ class Greedy(unittest.TestCase):
             assert len(recorded) == len(JOBS)
             assert abs((1 + ours[0] / ours[1]) / (1 + theirs[0] / theirs[1]) - 1) < 0.01
 
-
-class Learning(unittest.TestCase):
     def test_its_drafts_are_what_most_often_followed_in_all_that_it_read(self) -> None:
         given, store = answers(load("--method", LEARNING), JOBS[:6]), NGramStore()
         # A last step is read beyond the answer's end.
@@ -199,16 +190,12 @@ class Learning(unittest.TestCase):
         first, again = (answers(models, JOBS[:6]) for _ in range(2))
         assert sum(map(len, again)) < 0.8 * sum(map(len, first))
 
-
-class Times(unittest.TestCase):
     def test_a_step_says_how_long_its_draft_and_the_target_took(self) -> None:
         """By a clock that moves on by one each time it is read, and by itself alone."""
         steps = [one[0] for one in decode(loaded("ngram"), JOBS[:1], itertools.count().__next__)]
         assert [step.target_ns for step in steps] == [1] * len(steps)
         assert [step.draft_ns for step in steps] == [0, *[1] * (len(steps) - 1)]
 
-
-class Ends(unittest.TestCase):
     def stop_inside(self, method: str) -> tuple[Job, Answer, int]:
         """A job, its answer, and a step that accepted two at least of which the first is new."""
         for job, answer in zip(JOBS, greedy(method, 1), strict=True):
@@ -254,8 +241,6 @@ class Ends(unittest.TestCase):
                 assert step.drafted <= CAP_TOKENS - done
                 done += step.accepted + 1
 
-
-class Sampling(unittest.TestCase):
     def test_a_seed_decides_alone_and_in_a_batch(self) -> None:
         for method in ("none", *METHODS):
             models = loaded(method)
@@ -267,8 +252,6 @@ class Sampling(unittest.TestCase):
             other = [dataclasses.replace(job, seed=100 + index) for index, job in enumerate(jobs)]
             assert answers(models, other, 6) != answers(models, jobs, 6)
 
-
-class LogProbabilities(unittest.TestCase):
     def test_they_are_the_targets_at_each_place(self) -> None:
         for method, temperature in itertools.product(("none", "draft_model"), (0.0, 1.0)):
             job = dataclasses.replace(JOBS[1], top=3, temperature=temperature, seed=3)
@@ -280,15 +263,11 @@ class LogProbabilities(unittest.TestCase):
             assert [[*one] for one in told] == best.indices.tolist()
             np.testing.assert_allclose([[*one.values()] for one in told], best.values, atol=1e-3)
 
-
-class Devices(unittest.TestCase):
     def test_models_are_as_large_as_their_weights(self) -> None:
         for name in ("target", "draft"):
             loaded = load("--model", str(TINY / name)).target
             assert parameters(str(TINY / name)) == loaded.num_parameters() > 0
 
-
-class Templates(unittest.TestCase):
     def test_what_a_template_knows_reaches_it(self) -> None:
         tokenizer = copy.copy(loaded("none").tokenizer)
         tokenizer.chat_template = "{{ word }}"

@@ -8,17 +8,18 @@ import json
 import shutil
 import tempfile
 import unittest
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
 from specreg.core.errors import ModelError
 from specreg.engines.pytorch.__main__ import parse_options
 from specreg.engines.pytorch.decoding import Models, decode
-from specreg.engines.pytorch.heads import Eagle3Head, HeadConfig, ObservedTarget, Rope
+from specreg.engines.pytorch.heads import Layer, ObservedTarget
 from specreg.engines.pytorch.models import load_model, load_models
 from specreg.engines.pytorch.oracle import answer_question, load_head
 from specreg.engines.pytorch.requests import Job, OracleAnswer, Question, Text
@@ -74,7 +75,29 @@ def predicted(method: str, dtype: str = "float32") -> OracleAnswer:
     return answer_question(ask(method, dtype), "cpu")
 
 
-class NumberFormats(unittest.TestCase):
+def read_anew(layer: Layer) -> None:
+    """Have a head's layer read the whole text each time, with the attention of transformers."""
+    own = layer.self_attn
+    config = LlamaConfig(
+        hidden_size=own.config.hidden_size,
+        num_attention_heads=own.config.num_attention_heads,
+        head_dim=own.config.head_dim,
+        rope_parameters=msgspec.to_builtins(own.config.rope_parameters),
+        attn_implementation="sdpa",
+    )
+    attention, rotary = LlamaAttention(config, 0), LlamaRotaryEmbedding(config)
+    for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        setattr(attention, name, getattr(own, name))
+
+    def forward(states: torch.Tensor, hidden: torch.Tensor, *_: object) -> torch.Tensor:
+        found, _ = attention(states, rotary(states, torch.arange(states.shape[1])[None]))
+        after: torch.Tensor = hidden + found
+        return after + layer.mlp(layer.post_attention_layernorm(after))
+
+    layer.forward = forward  # type: ignore[assignment]
+
+
+class Oracle(unittest.TestCase):
     def test_bfloat16_is_told_and_differs_little_from_float32(self) -> None:
         for method in DRAFTS:
             exact, rounded = (predicted(method, dtype) for dtype in ("float32", "bfloat16"))
@@ -95,102 +118,39 @@ class NumberFormats(unittest.TestCase):
         assert gaps[0] > 1, gaps
         assert gaps[1] == 0, gaps
 
-
-class Alone:
-    """A head that reads one token after the other, by the definition of attention."""
-
-    def __init__(self, head: Eagle3Head) -> None:
-        self.head = head
-        self.keys: list[torch.Tensor] = []
-        self.values: list[torch.Tensor] = []
-
-    def read(self, embedding: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """The next hidden state, `[hidden]`."""
-        layer, attention = self.head.midlayer, self.head.midlayer.self_attn
-        both = torch.cat([layer.input_layernorm(embedding), layer.hidden_norm(hidden)])
-        shape = (attention.config.num_attention_heads, attention.config.head_dim)
-        place = len(self.keys)
-        query = self.turned(attention.q_proj(both).view(shape), place)
-        self.keys.append(self.turned(attention.k_proj(both).view(shape), place))
-        self.values.append(attention.v_proj(both).view(shape))
-        scores = torch.stack([(query * key).sum(-1) for key in self.keys]) / shape[1] ** 0.5
-        weights = torch.softmax(scores, 0)
-        attended = (weights[..., None] * torch.stack(self.values)).sum(0)
-        hidden = hidden + attention.o_proj(attended.flatten())
-        after: torch.Tensor = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-        return after
-
-    def turned(self, states: torch.Tensor, place: int) -> torch.Tensor:
-        """`[heads, channels]`, each pair of channels as a complex number that is turned."""
-        half = states.shape[-1] // 2
-        base = self.head.midlayer.self_attn.config.rope_parameters.rope_theta
-        angles = torch.tensor([place * base ** (-pair / half) for pair in range(half)])
-        number = torch.complex(states[:, :half], states[:, half:])
-        number = number * torch.polar(torch.ones(half), angles)
-        return torch.cat([number.real, number.imag], -1)
-
-    def drafts(self, hidden: torch.Tensor, embed: torch.nn.Module, count: int) -> Sequence[int]:
-        """What it says next, each said after what it said before; then it forgets them."""
-        read, said = len(self.keys), []
-        while True:
-            said.append(int(self.head.lm_head(self.head.norm(hidden)).argmax()))
-            if len(said) == count:
-                break
-            hidden = self.read(embed(torch.tensor(said[-1])), hidden)
-        del self.keys[read:], self.values[read:]
-        return said
-
-
-class Heads(unittest.TestCase):
-    def test_unrolled_at_once_a_head_gets_right_what_it_drafts_step_by_step(self) -> None:
-        model = target().target
-        head = load_head(ask("eagle3", "float32"), model)
-        assert isinstance(head, Eagle3Head)
-        observed = ObservedTarget(model, head.layers_read)
-        embed = model.model.embed_tokens
-        seen: set[int] = set()
-        for text, accepted in zip(texts(), predicted("eagle3").accepted, strict=True):
-            with torch.inference_mode():
-                streams = observed.observe(torch.tensor([text.ids]))[-1][0]
-                alone = Alone(head)
-                for place in range(2, len(text.ids) - DRAFT_TOKENS + 1):
-                    embedding = embed(torch.tensor(text.ids[place - 1]))
-                    hidden = alone.read(embedding, head.fc(streams[place - 2]))
-                    drafts = alone.drafts(hidden, embed, DRAFT_TOKENS)
-                    right = 0
-                    while right < DRAFT_TOKENS and drafts[right] == text.ids[place + right]:
-                        right += 1
-                    assert accepted[place] == right, place
-                    seen.add(right)
-        assert seen == set(range(DRAFT_TOKENS + 1))
-
-    def test_heads_that_use_the_targets_output_get_right_what_they_draft_one_by_one(self) -> None:
+    def test_unrolled_at_once_heads_get_right_what_they_draft_one_by_one(self) -> None:
         """Drafted anew at each place: what a head has said is then what it reads.
 
-        DFlash doesn't read what it has said: its block is as wide as it always is.
+        Medusa and DFlash don't read what they have said: their block is as wide as it always is.
         """
-        for method, normed in (*((method, False) for method in HEADS), ("mtp", True)):
+        cases = (("eagle3", False), *((method, False) for method in HEADS), ("mtp", True))
+        for method, normed in cases:
             target = MTP_TARGET if method == "mtp" else TARGET
-            asked = ask(method, "float32", HEADS[method], target)
+            asked = ask(method, "float32", HEADS.get(method, ""), target)
             asked = msgspec.structs.replace(asked, normed=normed)
             model = load_model(asked.target, "float32", "cpu")
-            head, norm = load_head(asked, model), model.model.norm
-            layers = head.layers_read or (model.config.num_hidden_layers,)
-            observed, block = ObservedTarget(model, layers), method == "dflash"
+            head, embed = load_head(asked, model), model.model.embed_tokens
+            observed = ObservedTarget(model, head.layers_read or (model.config.num_hidden_layers,))
             accepted, seen = answer_question(asked, "cpu").accepted[0], set()
+            at_once = method in {"medusa", "dflash"}
+            if not at_once:
+                read_anew(next(one for one in head.modules() if isinstance(one, Layer)))
             ids = torch.tensor([texts()[0].ids])
             for place in range(2, ids.shape[1] - DRAFT_TOKENS + 1):
                 with torch.inference_mode():
-                    hidden = observed.observe(ids)[-1][:, : place - 1]
-                    text = ids[:, :place]
+                    hidden, text = observed.observe(ids)[-1][:, : place - 1], ids[:, :place]
+                    hidden = model.model.norm(hidden) if head.normed or normed else hidden
+                    states = head.fc(hidden) if method == "eagle3" else hidden
                     for step in range(DRAFT_TOKENS):
-                        states = head.unroll(
-                            norm(hidden) if head.normed or normed else hidden,
-                            model.model.embed_tokens(text[:, 1:]),
-                            DRAFT_TOKENS if block else step + 1,
-                        )
-                        said = model.lm_head(states[step][:, -1:]).argmax(-1)
-                        text = torch.cat([text, said], 1)
+                        after = embed(text[:, 1:])
+                        if at_once:
+                            last = head.unroll(hidden, after, DRAFT_TOKENS)[step][:, -1:]
+                        else:
+                            last = head.step(after, states, 0, [])[:, -1:]
+                            states = torch.cat([states, last], 1)
+                        said = head.lm_head(head.norm(last)) if head.has_output else None
+                        said = model.lm_head(last) if said is None else said
+                        text = torch.cat([text, said.argmax(-1)], 1)
                 same = (text[0, place:] == ids[0, place : place + DRAFT_TOKENS]).tolist()
                 assert accepted[place] == [*same, False].index(False), (method, place)
                 seen.add(accepted[place])
@@ -218,32 +178,22 @@ class Heads(unittest.TestCase):
 
     def test_a_head_computes_where_its_target_is(self) -> None:
         """On torch's device without memory, which no other device's tensors can be mixed with."""
-        config = HeadConfig(
-            hidden_size=8,
-            intermediate_size=8,
-            num_attention_heads=2,
-            head_dim=4,
-            vocab_size=16,
-            rms_norm_eps=1e-6,
-            rope_parameters=Rope(rope_theta=1e4),
-            eagle_aux_hidden_state_layer_ids=(1, 2, 3),
-        )
-        head = Eagle3Head(config).to("meta", torch.bfloat16)
+        head = load_head(ask("eagle3", "float32"), target().target).to("meta", torch.bfloat16)
         residuals, embeddings = (
             torch.empty((1, tokens, channels), device="meta", dtype=torch.bfloat16)
-            for tokens, channels in ((5, 24), (7, 8))
+            for tokens, channels in ((5, head.fc.in_features), (7, head.fc.out_features))
         )
         logits = head.unroll(residuals, embeddings, 3)
         assert {(one.device.type, one.dtype) for one in logits} == {("meta", torch.bfloat16)}
 
-
-class Refusals(unittest.TestCase):
     def configured(self, source: str, **settings: object) -> str:
         """A model's folder with something else in its configuration."""
         folder = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, folder)
         shutil.copytree(source, folder / "model")
-        config = json.loads((folder / "model" / "config.json").read_text()) | settings
+        config = json.loads((folder / "model" / "config.json").read_text())
+        for key, value in settings.items():
+            config[key] = config[key] | value if key == "dflash_config" else value
         (folder / "model" / "config.json").write_text(json.dumps(config))
         return str(folder / "model")
 
@@ -278,35 +228,28 @@ class Refusals(unittest.TestCase):
 
     def test_a_head_that_does_not_fit_is_refused(self) -> None:
         rope = {"rope_theta": 10000.0, "rope_type": "llama3"}
-        for words, settings in (
-            (
-                "its hidden and vocabulary sizes, (64, 768), aren't the target's",
-                {"hidden_size": 64},
-            ),
-            ("its layers aren't the target's", {"eagle_aux_hidden_state_layer_ids": [1, 2, 40]}),
-            ("Expected `array` of length 3", {"eagle_aux_hidden_state_layer_ids": [1, 2]}),
-            ("Invalid enum value 'llama3'", {"rope_parameters": rope}),
-            ("Invalid enum value 'gelu'", {"hidden_act": "gelu"}),
-            ("adds what is normed", {"norm_before_residual": True}),
-            ("has other tensors than one of this target", {"num_attention_heads": 2}),
+        sizes = "its hidden and vocabulary sizes, (64, 768), aren't the target's"
+        tensors = "has other tensors than one of this target"
+        for method, words, settings in (
+            ("eagle3", sizes, {"hidden_size": 64}),
+            ("eagle3", "its layers aren't", {"eagle_aux_hidden_state_layer_ids": [1, 2, 40]}),
+            ("eagle3", "Expected `array` of", {"eagle_aux_hidden_state_layer_ids": [1, 2]}),
+            ("eagle3", "Invalid enum value 'llama3'", {"rope_parameters": rope}),
+            ("eagle3", "Invalid enum value 'gelu'", {"hidden_act": "gelu"}),
+            ("eagle3", "adds what is normed", {"norm_before_residual": True}),
+            ("eagle3", tensors, {"num_attention_heads": 2}),
+            ("medusa", tensors, {"num_heads": 2}),
+            ("medusa", "Invalid", {"original_lm_head": False}),
+            ("dflash", "its layers or its mask", {"dflash_config": {"target_layer_ids": [0, 4]}}),
+            ("dflash", "its layers or its mask", {"dflash_config": {"mask_token_id": 768}}),
+            ("dflash", "unknown field `causal`", {"dflash_config": {"causal": True}}),
         ):
-            self.refused("eagle3", words, self.configured(DRAFTS["eagle3"], **settings))
+            self.refused(method, words, self.configured(str(TINY / method), **settings))
         self.refused("eagle3", "can't be replayed, ", "/nowhere")
-        other = self.configured(HEADS["medusa"], num_heads=2)
-        self.refused("medusa", "has other tensors than one of this target", other)
-        own = {"original_lm_head": False}
-        self.refused("medusa", "Invalid", self.configured(HEADS["medusa"], **own))
-        for words, read in (
-            ("its layers or its mask aren't the target's", {"target_layer_ids": [0, 4]}),
-            ("its layers or its mask aren't the target's", {"mask_token_id": 768}),
-            ("unknown field `causal`", {"causal": True}),
-        ):
-            told = {"mask_token_id": 0, "target_layer_ids": [0, 1, 3]} | read
-            self.refused("dflash", words, self.configured(HEADS["dflash"], dflash_config=told))
         path = Path(self.configured(HEADS["eagle"])) / "model.safetensors"
         weights = load_file(path)
         save_file(weights | {"fc.bias": weights["fc.bias"] + 1}, path)
-        self.refused("eagle", "has other tensors than one of this target", str(path.parent))
+        self.refused("eagle", tensors, str(path.parent))
 
     def test_weights_that_are_not_those_of_the_configuration_are_refused(self) -> None:
         for words, settings in (

@@ -3,14 +3,12 @@
 These need its environment, which is made once. `nox -s reference` runs them.
 """
 
-import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -66,44 +64,29 @@ def server() -> Iterator[httpx.Client]:
     )
     with subprocess.Popen(command, env=variables()) as process:
         try:
-            base_url = f"http://127.0.0.1:{port}"
-            with httpx.Client(base_url=base_url, timeout=60, trust_env=False) as client:
-                wait_for(client, process)
+            with httpx.Client(
+                base_url=f"http://127.0.0.1:{port}",
+                timeout=60,
+                transport=httpx.HTTPTransport(retries=8, trust_env=False),  # until it listens
+            ) as client:
                 yield client
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=10) == 0
 
 
-def wait_for(client: httpx.Client, process: subprocess.Popen[bytes]) -> None:
-    """Returns once the server answers."""
-    for _ in range(600):
-        assert process.poll() is None
-        with contextlib.suppress(httpx.HTTPError):
-            client.get("/health").raise_for_status()
-            return
-        time.sleep(0.1)
-    raise AssertionError
-
-
-def ask(client: httpx.Client, text: str, **more: object) -> str:
-    """A greedy answer, as it comes."""
+def ask(client: httpx.Client, text: str, **more: object) -> httpx.Response:
+    """A greedy answer."""
     messages = [{"role": "user", "content": text}]
     body = {"messages": messages, "temperature": 0, "max_tokens": 48, **more}
     response = client.post("/v1/chat/completions", json=body)
     assert response.status_code == httpx.codes.OK, response.text
-    return response.text
-
-
-def chat(client: httpx.Client, text: str) -> Answer:
-    """A greedy answer, whole."""
-    answer: Answer = json.loads(ask(client, text))
-    return answer
+    return response
 
 
 def events(client: httpx.Client, text: str) -> list[Answer]:
     """The same, as the events of a stream."""
-    streamed = ask(client, text, stream=True, stream_options={"include_usage": True})
+    streamed = ask(client, text, stream=True, stream_options={"include_usage": True}).text
     said = [line.removeprefix("data: ") for line in streamed.split("\n\n") if line]
     assert said[-1] == "[DONE]"
     return [json.loads(one) for one in said[:-1]]
@@ -124,7 +107,7 @@ def test_what_needs_torch_is_right(checks: str) -> None:
 
 def test_a_stream_says_what_the_whole_answer_says(server: httpx.Client) -> None:
     for prompt in TEXTS[:4]:
-        whole, stream = chat(server, prompt), events(server, prompt)
+        whole, stream = ask(server, prompt).json(), events(server, prompt)
         choices = [event["choices"][0] for event in stream[:-1]]
         assert [i for choice in choices for i in choice["token_ids"]] == ids(whole)
         text = "".join(choice["delta"]["content"] for choice in choices)
@@ -140,9 +123,9 @@ def test_a_stream_says_what_the_whole_answer_says(server: httpx.Client) -> None:
 def test_requests_that_come_at_once_get_the_answers_that_they_get_alone(
     server: httpx.Client,
 ) -> None:
-    alone = [chat(server, text) for text in TEXTS]
+    alone = [ask(server, text).json() for text in TEXTS]
     with ThreadPoolExecutor(len(TEXTS)) as pool:
-        together = list(pool.map(lambda text: chat(server, text), TEXTS))
+        together = list(pool.map(lambda text: ask(server, text).json(), TEXTS))
     assert [ids(answer) for answer in together] == [ids(answer) for answer in alone]
     assert [answer["metrics"] for answer in together] == [answer["metrics"] for answer in alone]
 
