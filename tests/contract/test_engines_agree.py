@@ -39,18 +39,20 @@ def answers(server: Server, case: Case) -> Answers:
         }
 
 
-def observe(engine: str, name: str, folder: Path) -> tuple[StepCounts, Answers]:
-    """What a real server does, by method and pair: the steps of its prompts, and its answers."""
-    case = case_of("sglang_cpu", f"{engine}-{name}-toy-c4")
-    with start(case, folder) as server:
-        said = answers(server, case)
-        return measure(case, server)[1].total, said
-
-
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory: pytest.TempPathFactory) -> Observed:
-    """What an engine does with a case, each once."""
-    return functools.cache(functools.partial(observe, folder=tmp_path_factory.mktemp("logs")))
+    """What a real server does, by engine, method and pair: each once."""
+    folder = tmp_path_factory.mktemp("logs")
+
+    @functools.cache
+    def observe(engine: str, name: str) -> tuple[StepCounts, Answers]:
+        """The steps of its prompts, and its answers."""
+        case = case_of("sglang_cpu", f"{engine}-{name}-toy-c4")
+        with start(case, folder) as server:
+            said = answers(server, case)
+            return measure(case, server)[1].total, said
+
+    return observe
 
 
 @pytest.mark.parametrize(

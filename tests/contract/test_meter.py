@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 
 from specreg.acceptance.record import AcceptanceRecord
-from specreg.engines.drafter.scheduled import schedule_of
+from specreg.engines.drafter.scheduled import schedule_of, step_after
 from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement
 from tests.contract.engines import case_of, measure, start
@@ -36,16 +36,6 @@ def measurements(
         return {n: measure(case, server) for n, case in cases.items()}
 
 
-def scheduled_steps(completion_tokens: int, schedule: tuple[int, ...]) -> list[int]:
-    """The drafts accepted in each step of a request that delivers so many tokens."""
-    steps: list[int] = []
-    emitted = 1
-    while emitted < completion_tokens:
-        steps.append(schedule[len(steps) % len(schedule)])
-        emitted += steps[-1] + 1
-    return steps
-
-
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_a_pinned_acceptance_is_read_back_exactly(
     concurrency: int, measurements: dict[int, tuple[Measurement, AcceptanceRecord]]
@@ -55,7 +45,8 @@ def test_a_pinned_acceptance_is_read_back_exactly(
     assert length_tokens is not None
     schedule = schedule_of(length_tokens, 3)
     for prompt in acceptance.prompts:
-        steps = scheduled_steps(prompt.completion_tokens, schedule)
+        taken = range(step_after(prompt.completion_tokens, schedule))
+        steps = [schedule[step % len(schedule)] for step in taken]
         assert prompt.counts.steps == len(steps)
         assert prompt.counts.accepted == sum(steps)
         assert prompt.counts.proposed == 3 * len(steps)

@@ -12,12 +12,6 @@ from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 
-def main() -> None:
-    """Parses each."""
-    lines = json.load(sys.stdin)
-    sys.stdout.write(json.dumps([_problem(arguments) for arguments in lines]))
-
-
 def _problem(arguments: list[str]) -> str | None:
     parser = _Parser(allow_abbrev=False)
     ServerArgs.add_cli_args(parser)
@@ -33,4 +27,4 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(message)
 
 
-main()
+sys.stdout.write(json.dumps([_problem(arguments) for arguments in json.load(sys.stdin)]))

@@ -15,13 +15,6 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 
-def main() -> None:
-    """Parses each."""
-    lines = json.load(sys.stdin)
-    found = [_problem_by_name(one) if isinstance(one, dict) else _problem(one) for one in lines]
-    sys.stdout.write(json.dumps(found))
-
-
 def _problem_by_name(arguments: dict[str, typing.Any]) -> str | None:
     unknown = set(arguments) - {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     if unknown:
@@ -56,4 +49,8 @@ def _names(of: object) -> set[object]:
     return {name for part in typing.get_args(of) for name in (_names(part) or {part})}
 
 
-main()
+found = [
+    _problem_by_name(one) if isinstance(one, dict) else _problem(one)
+    for one in json.load(sys.stdin)
+]
+sys.stdout.write(json.dumps(found))

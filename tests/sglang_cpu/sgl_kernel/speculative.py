@@ -53,11 +53,11 @@ def build_tree_kernel_efficient_cpu(
     roots = verified_seq_len.tolist()
     batch = zip(parent_list.tolist(), selected_index.tolist(), roots, strict=True)
     for request, (parents_of_groups, chosen, root) in enumerate(batch):
-        parents = [-1]
-        for candidate in chosen:
+        parents, lines = [-1], [[0]]  # a line is a node with its ancestors
+        for node, candidate in enumerate(chosen, start=1):
             group = candidate // topk
             parents.append(_node(parents_of_groups[group], chosen) if group else 0)
-        lines = [_line(parents, node) for node in range(nodes)]
+            lines.append([node, *(lines[parents[-1]] if parents[-1] >= 0 else ())])
         masks[request] = False
         for node, line in enumerate(lines):
             masks[request, node, line] = True
@@ -152,14 +152,6 @@ def fill_bonus_tokens_cpu(
 def _node(candidate: int, chosen: Sequence[int]) -> int:
     """The node of a candidate; −1 for one that ties pushed out, and with it all its children."""
     return chosen.index(candidate) + 1 if candidate in chosen else -1
-
-
-def _line(parents: Sequence[int], node: int) -> list[int]:
-    """A node and its ancestors."""
-    line = [node]
-    while parents[line[-1]] >= 0:
-        line.append(parents[line[-1]])
-    return line
 
 
 def _link(
