@@ -29,8 +29,6 @@ _PACKAGES = (
     "msgspec==0.22.0",
     "numpy==2.4.6",
 )
-_FOLDER = str(Path(__file__).parents[2])
-"""The folder of specreg, which isn't installed in the engine's environment."""
 _METHODS = {
     "none": Spelling(settings={}),
     "ngram": Spelling(settings={"method": "ngram", "draft-tokens": DRAFT_TOKENS}),
@@ -83,7 +81,8 @@ class Reference(Engine):
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """Offline where nothing needs to be fetched; specreg after what is to be found already."""
-        folders = (os.environ.get("PYTHONPATH"), _FOLDER)
+        # It isn't installed in the engine's environment.
+        folders = (os.environ.get("PYTHONPATH"), str(Path(__file__).parents[2]))
         own = {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
         return {**super().environment(options), **own}
 

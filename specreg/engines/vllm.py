@@ -35,8 +35,6 @@ _COUNTERS = tuple(
     for kind in ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
 )
 _REQUESTS = ("vllm:request_success_total", "vllm:num_requests_running")
-_CANDIDATES = 20
-"""The most log-probabilities that vLLM gives unless it is told otherwise (`--max-logprobs`)."""
 _COMPLETIONS = "/v1/completions"
 
 
@@ -128,7 +126,7 @@ class VllmWireFormat(WireFormat, TokenApi):
             "prompt": ids,
             "max_tokens": 1,
             "temperature": 0.0,
-            "logprobs": _CANDIDATES,
+            "logprobs": 20,  # the most that it gives without `--max-logprobs`
             "return_tokens_as_token_ids": True,
         }
 

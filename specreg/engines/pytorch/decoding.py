@@ -153,12 +153,8 @@ class LookupDrafter(Drafter):
         return [Draft(token_ids=self._propose(row.context, row.most_drafts)) for row in rows]
 
 
-_CANDIDATES = 3
-"""How many of the target's likeliest tokens are learnt at each place beside the text's own."""
-
-
 class AdaptiveDrafter(LookupDrafter):
-    """An n-gram store that learns from each text and from the target's candidates along it.
+    """An n-gram store that learns each text, and the target's three likeliest tokens along it.
 
     (Ou et al. 2024, who learn the text alone.) The store outlives the batch: what a request is
     drafted depends on those that were answered before it and beside it.
@@ -173,9 +169,7 @@ class AdaptiveDrafter(LookupDrafter):
         for index, (row, own) in enumerate(zip(rows, logits, strict=True)):
             text, start = row.context, max(self._learnt[index], len(row.job.prompt))
             for place in range(max(1, self._learnt[index]), len(text)):
-                candidates = (
-                    speculation.likeliest(own[place - start], _CANDIDATES) if place >= start else ()
-                )
+                candidates = speculation.likeliest(own[place - start], 3) if place >= start else ()
                 run = text[max(0, place - speculation.LONGEST_TOKENS) : place]
                 self._store.learn(run, (*candidates, text[place]))
             self._learnt[index] = len(text)

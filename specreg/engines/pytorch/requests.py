@@ -51,8 +51,6 @@ class Step:
     target_ns: int = field(default=0, compare=False)
 
 
-_COMPLETION_CAP_TOKENS = 16
-"""OpenAI's default for completions; a chat goes on to the end of the context."""
 Tokenizer = Any
 """Of transformers."""
 
@@ -123,7 +121,7 @@ def job_of(body: Body, tokenizer: Tokenizer, context_tokens: int) -> Job:
         cap_tokens, top = body.max_tokens or context_tokens - len(prompt), None
     else:
         prompt = tokenizer(body.prompt).input_ids if isinstance(body.prompt, str) else body.prompt
-        cap_tokens, top = body.max_tokens or _COMPLETION_CAP_TOKENS, body.logprobs
+        cap_tokens, top = body.max_tokens or 16, body.logprobs  # 16 is OpenAI's default
     strange = [token_id for token_id in prompt if not 0 <= token_id < len(tokenizer)]
     if strange or not prompt:
         what = f"has the unknown id {strange[0]}" if strange else "is empty"

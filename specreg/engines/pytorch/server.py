@@ -26,15 +26,10 @@ from specreg.engines.pytorch.requests import (
 Json = dict[str, object]
 Steps = asyncio.Queue[Step | ServerError]
 """Those of a job, up to its last, or why its batch can't be answered."""
-_UNFINISHED = "\ufffd"
-"""What a tokenizer says of bytes that are no character yet."""
 
 
 class App:
-    """The endpoints of some models, which answer `max_sequences` jobs at once.
-
-    `models`: what decodes; `options`: what was asked for.
-    """
+    """The endpoints of some models, which answer `max_sequences` jobs at once."""
 
     def __init__(self, models: Models, options: argparse.Namespace) -> None:
         self._models, self._options = models, options
@@ -140,11 +135,11 @@ class Answer:
         self._text = ""
 
     def add(self, step: Step) -> Json:
-        """The event of a step; bytes that are no character yet wait for the next."""
+        """The event of a step; bytes that are no character yet (U+FFFD) wait for the next."""
         self._steps.append(step)
         self._ids.extend(step.token_ids)
         text, added = self._models.tokenizer.decode(self._ids, skip_special_tokens=True), ""
-        if step.finish_reason is not None or not text.endswith(_UNFINISHED):
+        if step.finish_reason is not None or not text.endswith("\ufffd"):
             added, self._text = text[len(self._text) :], text
         said: Json = {"delta": {"content": added}} if self._is_chat else {"text": added}
         choice = {"token_ids": step.token_ids, "finish_reason": step.finish_reason}
