@@ -24,16 +24,12 @@ Observed = Callable[[str, str], tuple[StepCounts, Answers]]
 
 def answers(server: Server, case: Case) -> Answers:
     """The greedy answers to a case's prompts."""
+    asked = {"model": server.model, "max_tokens": case.output_cap_tokens, "temperature": 0}
     with httpx.Client(base_url=server.base_url, timeout=120, trust_env=False) as client:
         return {
             prompt.id: client.post(
                 "/v1/chat/completions",
-                json={
-                    "model": server.model,
-                    "messages": [{"role": "user", "content": prompt.turns[0]}],
-                    "max_tokens": case.output_cap_tokens,
-                    "temperature": 0,
-                },
+                json=asked | {"messages": [{"role": "user", "content": prompt.turns[0]}]},
             ).json()["choices"][0]["message"]["content"]
             for prompt in load_case_prompts(builders.ROOT, case)[: case.prompts]
         }

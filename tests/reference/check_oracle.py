@@ -30,7 +30,6 @@ TARGET = str(TINY / "target")
 DRAFTS = {"draft_model": str(TINY / "draft"), "eagle3": str(TINY / "eagle3")}
 HEADS = {name: str(TINY / name) for name in ("eagle", "medusa", "dflash")} | {"mtp": ""}
 MTP_TARGET = str(TINY / "mtp")
-TARGETS = (TARGET, MTP_TARGET)
 DRAFT_TOKENS = 3
 ANSWER_TOKENS = 48
 
@@ -94,7 +93,7 @@ def read_anew(layer: Layer) -> None:
         after: torch.Tensor = hidden + found
         return after + layer.mlp(layer.post_attention_layernorm(after))
 
-    layer.forward = forward  # type: ignore[assignment]
+    layer.forward = forward  # type: ignore[assignment, method-assign]
 
 
 class Oracle(unittest.TestCase):
@@ -148,9 +147,8 @@ class Oracle(unittest.TestCase):
                         else:
                             last = head.step(after, states, 0, [])[:, -1:]
                             states = torch.cat([states, last], 1)
-                        said = head.lm_head(head.norm(last)) if head.has_output else None
-                        said = model.lm_head(last) if said is None else said
-                        text = torch.cat([text, said.argmax(-1)], 1)
+                        output, last = (head, head.norm(last)) if head.has_output else (model, last)
+                        text = torch.cat([text, output.lm_head(last).argmax(-1)], 1)
                 same = (text[0, place:] == ids[0, place : place + DRAFT_TOKENS]).tolist()
                 assert accepted[place] == [*same, False].index(False), (method, place)
                 seen.add(accepted[place])
@@ -173,7 +171,8 @@ class Oracle(unittest.TestCase):
                         place += in_tree[place] + 1
 
     def test_a_target_with_a_layer_to_draft_with_says_what_it_says_without(self) -> None:
-        plain, own = (answer_question(ask("none", "float32", target=one), "cpu") for one in TARGETS)
+        targets = (TARGET, MTP_TARGET)
+        plain, own = (answer_question(ask("none", "float32", target=one), "cpu") for one in targets)
         assert plain.gaps_nats == own.gaps_nats
 
     def test_a_head_computes_where_its_target_is(self) -> None:

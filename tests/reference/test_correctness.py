@@ -14,8 +14,6 @@ from specreg.report.document import RunVerdict, load_verdict
 from tests.unit import builders
 
 PLANTED = Path(__file__).parent / "planted"
-
-
 GREEDY = (
     *("tests/perf/test_lossless.py", "tests/perf/test_oracle.py"),
     *("--specreg-tier=reference", "--specreg-oracle"),

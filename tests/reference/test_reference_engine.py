@@ -24,7 +24,6 @@ from tests.unit import builders
 ROOT = builders.ROOT
 TINY = ROOT / "fixtures/models/tiny"
 DRAFT = f"--draft-model={TINY / 'draft'}"
-HERE = Path(__file__).parent
 TEXTS = [
     json.loads(line)["turns"][0]
     for line in (ROOT / "fixtures/prompts/toy.jsonl").read_text().splitlines()[:12]
@@ -100,7 +99,7 @@ def ids(answer: Answer) -> list[int]:
 
 @pytest.mark.parametrize("checks", ["check_decoding.py", "check_oracle.py"])
 def test_what_needs_torch_is_right(checks: str) -> None:
-    done = run(interpreter(), "-m", "unittest", str(HERE / checks))
+    done = run(interpreter(), "-m", "unittest", str(Path(__file__).with_name(checks)))
     assert done.returncode == 0, done.stderr
     assert "Ran 0 tests" not in done.stderr
 

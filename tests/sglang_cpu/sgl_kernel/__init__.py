@@ -34,11 +34,7 @@ WRITTEN_FOR = "0.5.23"
 
 
 def rotate_input_ids_cpu(*_: object) -> Never:
-    """Absent; SGLang imports it at start and calls it for drafts of several MTP layers only.
-
-    Raises:
-        NotImplementedError: whenever it is called.
-    """
+    """Absent; SGLang imports it at start and calls it for drafts of several MTP layers only."""
     message = (
         "sgl_kernel.rotate_input_ids_cpu: the stand-in for CPUs doesn't have it;"
         " use another method, or a GPU"

@@ -86,9 +86,7 @@ def test_what_is_accepted_and_emitted_is_distributed_as_it_must_be_whatever_draf
     assert agrees(counts, p)
 
 
-def test_two_tokens_are_distributed_as_the_target_says_though_the_second_depends_on_the_first() -> (
-    None
-):
+def test_two_tokens_are_distributed_as_the_target_says_though_the_second_hangs_on_one() -> None:
     """A Markov chain as target, another as draft; steps of two drafts until two tokens are out."""
     chain = np.array([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8], [0.3, 0.4, 0.3]])
     draft_chain = np.array([[0.2, 0.4, 0.4], [0.6, 0.2, 0.2], [0.1, 0.8, 0.1]])
