@@ -19,7 +19,7 @@ from specreg.matrix.case import Case
 from specreg.matrix.models import model_sha256
 from specreg.matrix.schema import CaseSettings
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import METRICS, Family, Invalid, render_invalid, spoiled_by
+from specreg.measurement.metrics import METRICS, SPOILS, Family, Invalid, render_invalid
 from specreg.stats.alpha_spending import Look
 from specreg.telemetry.sensor import SCRIPTED
 
@@ -132,7 +132,7 @@ def _invalid_of(measurements: Sequence[Measurement], old: Baseline | None) -> In
     }
     if low := why_held_back(measurements, old):
         why = f"{low}; if it is to run so from now on, remove the baseline first"
-        found = {**dict.fromkeys(spoiled_by("CLOCK_LOW"), why), **found}
+        found = {**dict.fromkeys(SPOILS["CLOCK_LOW"], why), **found}
     return found
 
 

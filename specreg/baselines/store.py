@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,13 +98,10 @@ class BaselineStore:
             options=self.options,
         )
 
-    def files(self, case_ids: Iterable[str]) -> tuple[Path, ...]:
+    def files(self, case_ids: Iterable[str]) -> Iterator[Path]:
         """The files that say what is expected of the cases: this machine's, else all others'."""
-        files: list[Path] = []
-        for case_id in case_ids:
-            own = self.path(case_id)
-            files += [own] if own.exists() else sorted(self.folder.glob(f"*/{case_id}.json"))
-        return tuple(files)
+        for own in map(self.path, case_ids):
+            yield from [own] if own.exists() else sorted(self.folder.glob(f"*/{own.name}"))
 
     def own(self) -> Mapping[Path, Baseline]:
         """The baselines of this machine that can be read."""

@@ -180,17 +180,9 @@ def _random_prompts(length_tokens: int, vocabulary: int) -> tuple[Prompt, ...]:
     asked nonsense soon repeats itself. Their figures are for prefill and for comparison.
     """
     ids = np.arange(vocabulary).astype(object)  # one Python integer each, however often it is drawn
-    return tuple(
-        Prompt(
-            id=f"random-{number}",
-            category="random",
-            token_ids=tuple(
-                ids[
-                    np.random.RandomState([length_tokens, number]).randint(
-                        vocabulary, size=length_tokens
-                    )
-                ]
-            ),
-        )
-        for number in range(min(_MOST_RANDOM_PROMPTS, max(1, _MOST_RANDOM_TOKENS // length_tokens)))
-    )
+    prompts = []
+    for number in range(min(_MOST_RANDOM_PROMPTS, max(1, _MOST_RANDOM_TOKENS // length_tokens))):
+        seeded = np.random.RandomState([length_tokens, number])
+        drawn = tuple(ids[seeded.randint(vocabulary, size=length_tokens)])
+        prompts.append(Prompt(id=f"random-{number}", category="random", token_ids=drawn))
+    return tuple(prompts)

@@ -259,7 +259,12 @@ def last_run(runs: Path, part: str = "") -> Path:
     ]
     if not folders:
         raise SpecregError(f"--specreg-resume: there is no run in '{runs}'; run without it")
-    last = max(folders, key=_written_ns)
+
+    def written_ns(run: Path) -> int:  # to ask whether it still goes on touches its lock alone
+        written = (path for path in run.rglob("*") if path.name != _LOCK)
+        return max(path.stat().st_mtime_ns for path in (run, *written))
+
+    last = max(folders, key=written_ns)
     for lock in last.rglob(_LOCK):  # of the run, or of one that has a share of it
         asked = Journal(lock.with_name("journal.jsonl"))
         asked.hold()
@@ -270,12 +275,6 @@ def last_run(runs: Path, part: str = "") -> Path:
             " measured anything; run without it, or remove that folder to go on with the one before"
         )
     return last
-
-
-def _written_ns(folder: Path) -> int:
-    """When a run was written to; asking whether it still goes on touches its lock alone."""
-    written = (path for path in folder.rglob("*") if path.name != _LOCK)
-    return max(path.stat().st_mtime_ns for path in (folder, *written))
 
 
 def _lines(path: Path) -> Iterator[Line | None]:

@@ -75,11 +75,6 @@ SPOILS: Mapping[str, AbstractSet[Family]] = MappingProxyType(
 """By reason the families that it spoils, as docs/red.md says; any other spoils all."""
 
 
-def spoiled_by(reason: str) -> AbstractSet[Family]:
-    """The families that a reason spoils."""
-    return SPOILS.get(reason, ALL)
-
-
 @contextlib.contextmanager
 def noting(
     invalid: MutableMapping[Family, str], within: AbstractSet[Family] = ALL
@@ -91,7 +86,7 @@ def noting(
     try:
         yield
     except InvalidMeasurementError as error:
-        spoiled = spoiled_by(error.reason) & within
+        spoiled = SPOILS.get(error.reason, ALL) & within
         if spoiled == ALL:
             raise
         for family in spoiled:

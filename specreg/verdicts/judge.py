@@ -20,7 +20,7 @@ from specreg.baselines.schema import load_acceptance
 from specreg.core.commands import ATTACH_OPTION, is_attached, record_command
 from specreg.engines.methods import METHODS
 from specreg.matrix.case import Case
-from specreg.measurement.metrics import METRICS, Family, Metric, acceptance_value, spoiled_by
+from specreg.measurement.metrics import METRICS, SPOILS, Family, Metric, acceptance_value
 from specreg.stats.alpha_spending import Look
 from specreg.stats.intervals import Effect
 from specreg.verdicts.detection import (
@@ -270,7 +270,7 @@ def _refused_figure(metric: Metric, comparison: Comparison) -> Iterator[Refusal]
     if invalid := measurement.invalid.get(metric.family):
         yield Refusal(Outcome.INVALID, invalid)
     slow = why_held_back(comparison.launches, comparison.known.exact)
-    if slow and metric.family in spoiled_by("CLOCK_LOW"):
+    if slow and metric.family in SPOILS["CLOCK_LOW"]:
         yield Refusal(Outcome.INVALID, slow)
     if metric.family is Family.POWER:
         power = measurement.replay.power if measurement.replay else None

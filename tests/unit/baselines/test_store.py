@@ -21,7 +21,7 @@ from specreg.matrix.case import Case
 from specreg.matrix.prompts import check_form, load_case_prompts
 from specreg.matrix.schema import CaseSettings
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import Family, Invalid, Replay, spoiled_by
+from specreg.measurement.metrics import SPOILS, Family, Invalid, Replay
 from specreg.telemetry.identity import Environment
 from specreg.telemetry.power_record import PowerRecord
 from tests.unit import builders
@@ -74,9 +74,9 @@ def test_the_files_of_a_case_are_this_machines_or_else_all_others(tmp_path: Path
     here, other = store(tmp_path), tmp_path / f"other/{builders.CASE.id}.json"
     other.parent.mkdir()
     other.write_text("<<<<<<< ")
-    assert here.files([builders.CASE.id]) == (other,)
+    assert [*here.files([builders.CASE.id])] == [other]
     write(tmp_path, builders.ENVIRONMENT)
-    assert here.files([builders.CASE.id]) == (here.path(builders.CASE.id),)
+    assert [*here.files([builders.CASE.id])] == [here.path(builders.CASE.id)]
 
 
 def test_the_nearest_baseline_is_the_one_of_the_machine_most_alike(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_launches_that_cannot_be_trusted_are_not_recorded(
     assert list(tmp_path.iterdir()) == []
 
 
-THROTTLED: Invalid = dict.fromkeys(spoiled_by("THROTTLED"), "THROTTLED: 92 °C")
+THROTTLED: Invalid = dict.fromkeys(SPOILS["THROTTLED"], "THROTTLED: 92 °C")
 
 
 def test_of_a_throttled_launch_the_acceptance_alone_is_recorded(tmp_path: Path) -> None:
