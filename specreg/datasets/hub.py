@@ -1,7 +1,4 @@
-"""Access to the hub, with huggingface_hub's own cache and token.
-
-It shows progress, goes on where a connection broke, and keeps what it has.
-"""
+"""Access to the hub, with huggingface_hub's own cache, token and progress."""
 
 import contextlib
 import functools

@@ -1,4 +1,1 @@
-"""A tier's file in, its cases out, with their models and prompts.
-
-It starts nothing and measures nothing.
-"""
+"""A tier's file in, its cases with models and prompts out; it starts and measures nothing."""

@@ -85,11 +85,7 @@ class ServerSpec(LaunchSettings):
 
     @property
     def id(self) -> str:
-        """`vllm-eagle3-tiny`: what a server is called in ids, logs and errors.
-
-        With `-k5` where it drafts another number of tokens per step than the usual, and `-al2.5`
-        where its acceptance length is pinned.
-        """
+        """`vllm-eagle3-tiny`; `-k5` tells an unusual number of drafts, `-al2.5` a pinned length."""
         usual = self.draft_tokens in {0, USUAL_DRAFT_TOKENS}
         drafts = "" if usual else f"-k{self.draft_tokens}"
         pinned = f"-al{self.pinned_length_tokens:g}" if self.pinned_length_tokens else ""
