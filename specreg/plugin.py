@@ -56,25 +56,16 @@ SUITE = pytest.StashKey[Suite]()
 
 @dataclass(slots=True, kw_only=True)
 class _Session:
-    """What the hooks keep of a run.
-
-    Attributes:
-        progress: shows what goes on.
-        lines: what the end says besides; blocks: of a case that failed, in place of pytest's.
-        is_asked: whether tests of the suite were chosen, or would have been if anything had.
-        others_failed: whether a test failed otherwise than by its verdict.
-        run: what it decided; refused: the status of one that ends before it begins.
-        is_empty: whether the shard that is asked for has no server group.
-    """
+    """What the hooks keep of a run."""
 
     progress: Progress
-    lines: list[str] = field(default_factory=list)
-    blocks: Mapping[str, str] = field(default_factory=dict)
-    is_asked: bool = False
-    others_failed: bool = False
+    lines: list[str] = field(default_factory=list)  # that the end says besides
+    blocks: Mapping[str, str] = field(default_factory=dict)  # of a failed case, for pytest's
+    is_asked: bool = False  # tests of the suite were chosen, or would have been if anything had
+    others_failed: bool = False  # a test failed otherwise than by its verdict
     run: RunVerdict | None = None
-    refused: int | None = None
-    is_empty: bool = False
+    refused: int | None = None  # the status of a run that ends before it begins
+    is_empty: bool = False  # the shard that is asked for has no server group
 
 
 _SESSION = pytest.StashKey[_Session]()
@@ -84,10 +75,8 @@ _MARKERS = (
     "correctness(name): what a test of the suite checks, whatever the baseline says",
     "benchmark(timer): pytest-benchmark's, of the test that carries the cases' benchmarks",
 )
-_RUN_FOLDER = "specreg_run_folder"
-_GROUPED, _REFUSED = "specreg_grouped", "specreg_refused"
-"""The keys by which a worker of pytest-xdist is told the run's folder, and whether it gets server
-groups; and tells why it refuses to begin."""
+_RUN_FOLDER, _GROUPED, _REFUSED = "specreg_run_folder", "specreg_grouped", "specreg_refused"
+"""What a worker of pytest-xdist is told: where, and by server groups; and why it won't begin."""
 _WIDTH = 110
 
 
@@ -111,9 +100,7 @@ def pytest_configure(config: pytest.Config) -> None:
         learn({}, config.invocation_params.args)
         progress, options = Progress(column=_column_of(config)), read_options(config)
         if _has_workers(config) and options.shard:
-            raise SpecregError(
-                "--specreg-shard with -n: a shard is one process's; leave one of the two out"
-            )
+            raise SpecregError("--specreg-shard with -n: a shard is one process's; leave one out")
         config.stash[_SESSION] = _Session(progress=progress)
         within = None
         if given := getattr(config, "workerinput", None):
@@ -146,17 +133,15 @@ def pytest_configure_node(node: Any) -> None:  # noqa: ANN401 - its type is xdis
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:  # noqa: ANN401 - xdist's
     """Hands a worker the tests of a server group together, in our order."""
-    if config.option.dist != "loadgroup":
-        return None
-    return make_scheduler(config.stash[SUITE], config, log)
+    grouped = config.option.dist == "loadgroup"
+    return make_scheduler(config.stash[SUITE], config, log) if grouped else None
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:  # noqa: ANN401 - its type is xdist's own
     """Ends the run where a worker of pytest-xdist refused to begin."""
     if refused := getattr(node, "workeroutput", {}).get(_REFUSED):
-        text, status = refused
-        _refuse(node.config, text, status)
+        _refuse(node.config, *refused)
         pytest.exit("a worker refused to begin, see below")
 
 
@@ -200,11 +185,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         for control, server, case in suite.setups()
         for what in suite.asked_by(marker.name, marker.args[0], case, server)
     ]
-    names = ("control", "server", "case", "check" if marker.name == "correctness" else "metric")
+    shared = ["control", "server", "case"]
+    names = [*shared, "check" if marker.name == "correctness" else "metric"]
     # The scope must be said: with one argument that is no fixture pytest assumes "function",
     # and every test would start its own server.
-    indirect = ["control", "server", "case"]
-    metafunc.parametrize(names, rows, indirect=indirect, scope="session")
+    metafunc.parametrize(names, rows, indirect=shared, scope="session")
 
 
 @pytest.hookimpl(trylast=True)
@@ -216,9 +201,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     suite, session = config.stash[SUITE], config.stash[_SESSION]
     # pytest puts one item in the place of a test whose family no case of the tier has.
-    items[:] = [
-        item for item in items if not _params(item) or isinstance(_params(item)["case"], Case)
-    ]
+    items[:] = [one for one in items if isinstance(_params(one).get("case"), Case | None)]
     setups = {(server.id, case.id): i for i, (_, server, case) in enumerate(suite.setups())}
     names = {name: i for i, name in enumerate((*METRICS, *CHECKS))}
 
@@ -240,8 +223,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item, why in zip(ours, choose(suite, tests, lists=lists), strict=True):
         if why:
             item.add_marker(pytest.mark.skip(reason=why))
-    if not lists:
-        _prepare(config, {case.id: case for case, _ in tests}, shards)
+    if lists:
+        return
+    left_out = {*suite.skipped, *suite.unfetched}
+    running = {case.id: case for case, _ in tests if case.id not in left_out}
+    with _as_usage_error(config):  # before anything starts
+        check_cases(suite, running.values())
+        if wrong := read_baselines(suite.store.files(running))[1]:
+            _refuse(config, "\n\n".join(wrong), NO_BASELINE_STATUS)
+            pytest.exit("baselines can't be read, see below; no server was started")
+        if tests:
+            check_workers(suite, grouped=getattr(config, "workerinput", {}).get(_GROUPED, False))
+            suite.journal.hold()  # no other run may go on with it meanwhile
+            record_document(suite.run_folder / PLAN, plan_of(suite, shards))
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> Sequence[str]:
@@ -249,24 +243,6 @@ def pytest_report_collectionfinish(config: pytest.Config) -> Sequence[str]:
     suite = config.stash[SUITE]
     page = f"page, from the second case on: {suite.run_folder / 'report.html'}"
     return [page] if len(suite.progress.expected_s) > 1 else []
-
-
-def _prepare(
-    config: pytest.Config, cases: Mapping[str, Case], shards: Sequence[Collection[str]]
-) -> None:
-    """Ends the run before anything starts where a case that is to run can't be measured."""
-    suite = config.stash[SUITE]
-    left_out = {*suite.skipped, *suite.unfetched}
-    running = [case for case in cases.values() if case.id not in left_out]
-    with _as_usage_error(config):
-        check_cases(suite, running)
-        if wrong := read_baselines(suite.store.files(case.id for case in running))[1]:
-            _refuse(config, "\n\n".join(wrong), NO_BASELINE_STATUS)
-            pytest.exit("baselines can't be read, see below; no server was started")
-        if cases:
-            check_workers(suite, grouped=getattr(config, "workerinput", {}).get(_GROUPED, False))
-            suite.journal.hold()  # no other run may go on with it meanwhile
-            record_document(suite.run_folder / PLAN, plan_of(suite, shards))
 
 
 def _deal(config: pytest.Config, items: list[pytest.Item]) -> Sequence[Collection[str]]:
@@ -361,8 +337,7 @@ def pytest_runtest_makereport(
     if case_id:
         verdict = suite.note_failure(params["case"], _what(params).name, head, message)
         report.user_properties.extend(properties(verdict))
-    else:
-        item.config.stash[_SESSION].others_failed = True
+    item.config.stash[_SESSION].others_failed |= not case_id
     return report
 
 
@@ -462,8 +437,7 @@ def _stop_servers(suite: Suite, *, cut_short: bool) -> Iterator[str]:
 def _update_baselines(session: pytest.Session, *, cut_short: bool) -> list[str]:
     """Writes them unless the run was cut short; returns what to say of it."""
     if cut_short:
-        stopped = "-x or --maxfail stopped the run"
-        why = stopped if session.shouldfail else "the run was interrupted"
+        why = "-x or --maxfail stopped the run" if session.shouldfail else "the run was interrupted"
         return [f"no baseline was written: {why}"]
     suite, color = session.config.stash[SUITE], _color(session.config)
     said, all_written = record_baselines(suite, width=_WIDTH, color=color)
@@ -549,12 +523,8 @@ def _column_of(config: pytest.Config) -> Callable[[], int] | None:
     is_plain = is_ci or os.environ.get("TERM") == "dumb" or hasattr(config, "workerinput")
     if is_plain or not (os.isatty(1) and os.isatty(2)):
         return None
-
-    def column() -> int:
-        is_told = config.pluginmanager.hasplugin("terminalreporter")
-        return config.get_terminal_writer().width_of_current_line if is_told else 0
-
-    return column
+    has, writer = config.pluginmanager.hasplugin, config.get_terminal_writer
+    return lambda: writer().width_of_current_line if has("terminalreporter") else 0
 
 
 def _color(config: pytest.Config) -> bool:
