@@ -10,13 +10,12 @@ import pytest
 from specreg.suite.options import Options, flag_of
 
 GROUP = "specreg"
-_ONE_MACHINE = "pytest -n auto measures on all GPUs of this machine"
 _ATTACH = "start the server yourself, and measure it with --specreg-attach=URL"
 GONE = {
     "--specreg-verbose": "report.html and report.json of the run have all percentiles",
     "--specreg-budget-gpu-min": "--num-prompts=N replays N prompts of each case, and"
     " --specreg-shard=I/N cuts the run; specreg matrix says how long it takes",
-    "--specreg-workers": _ONE_MACHINE,
+    "--specreg-workers": "pytest -n auto measures on all GPUs of this machine",
     "--specreg-ray": "specreg ray --address auto runs the shards on a cluster",
     "--specreg-slurm": "an array of jobs with --specreg-shard=I/N, then specreg merge",
     "--specreg-nodes": _ATTACH,
@@ -26,12 +25,7 @@ GONE = {
 
 
 def add_options(parser: pytest.Parser, typed: Sequence[str]) -> None:
-    """Declare every option to pytest, which says what may be meant where it takes none of them.
-
-    Args:
-        parser: pytest's.
-        typed: the arguments as they were typed.
-    """
+    """Declare every option to pytest, and what may be meant by what was typed and is none."""
     fields = dataclasses.fields(Options)
     flags = [*map(flag_of, fields)]
     names = [one.partition("=")[0] for one in typed if one.startswith("--")]
@@ -42,14 +36,12 @@ def add_options(parser: pytest.Parser, typed: Sequence[str]) -> None:
     parser.extra_info.update({one: f"is gone; {GONE[one]}" for one in names if one in GONE})
     group = parser.getgroup(GROUP, "specreg: performance regressions of speculative decoding")
     for field in fields:
-        group.addoption(flag_of(field), dest=_dest(field.name), **field.metadata["argparse"])
+        dest = f"{GROUP}_{field.name}"
+        group.addoption(flag_of(field), dest=dest, **field.metadata["argparse"])
 
 
 def read_options(config: pytest.Config) -> Options:
     """The options as given."""
     getoption = cast("Callable[[str], Any]", config.getoption)
-    return Options(**{f.name: getoption(_dest(f.name)) for f in dataclasses.fields(Options)})
-
-
-def _dest(name: str) -> str:
-    return f"{GROUP}_{name}"
+    names = (field.name for field in dataclasses.fields(Options))
+    return Options(**{name: getoption(f"{GROUP}_{name}") for name in names})

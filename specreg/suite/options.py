@@ -1,6 +1,7 @@
 """The options of a run, each declared once: a field with its help and default."""
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,7 @@ def _option(
     is_repeated: bool = True,
     **argparse: object,
 ) -> Any:  # noqa: ANN401 - like dataclasses.field
-    """A field of `Options`: its help, and how it is typed if not as `--specreg-` and its name.
-
-    `is_repeated` says whether it is typed again to run the same cases again.
-    """
+    """A field of `Options`: its help, and how it is typed if not as `--specreg-` and its name."""
     if default is False:
         argparse["action"] = "store_true"
     argparse |= {"default": default, "help": text}
@@ -24,39 +22,35 @@ def _option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+_once = functools.partial(_option, is_repeated=False)
+"""An option that isn't typed again to run the same cases again."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """What the user asked for."""
 
-    tier: str | None = _option(
-        "which matrix to run (default: gpu where there is one, else cpu)", is_repeated=False
-    )
-    require_tier: bool = _option(
+    tier: str | None = _once("which matrix to run (default: gpu where there is one, else cpu)")
+    require_tier: bool = _once(
         "fail at once where the machine lacks what the tier needs (default: skip its cases)",
         default=False,
-        is_repeated=False,
     )
-    update_baselines: bool = _option(
+    update_baselines: bool = _once(
         "record the baselines of the cases that run, and of no others",
         default=False,
         flag="--update-baselines",
-        is_repeated=False,
     )
-    reason: str | None = _option(
-        "why baselines are recorded (default: the engine, its version, the commit)",
-        flag="--reason",
-        is_repeated=False,
+    reason: str | None = _once(
+        "why baselines are recorded (default: the engine, its version, the commit)", flag="--reason"
     )
-    launches: int | None = _option(
+    launches: int | None = _once(
         "how many launches of each server to measure, 1 or more (default: 3 to record, else 1)",
-        is_repeated=False,
         type=int,
     )
-    record_minutes: float = _option(
+    record_minutes: float = _once(
         "for how long launches beyond the first three may be measured to record what runs can"
         " tell, in minutes; none with --specreg-launches",
         10.0,
-        is_repeated=False,
         type=float,
     )
     num_prompts: int | None = _option(
@@ -71,10 +65,9 @@ class Options:
         "fail",
         choices=("fail", "warn", "warn-speed"),
     )
-    shard: str | None = _option(
+    shard: str | None = _once(
         "run the I-th of N parts of the run, cut by expected time, I from 1; specreg merge joins"
         " them. list/N shows them, list each server group",
-        is_repeated=False,
         metavar="I/N|list",
     )
     oracle: bool = _option(
@@ -94,10 +87,9 @@ class Options:
         "fail at once where another run of specreg has the GPU (default: wait until it ends)",
         default=False,
     )
-    resume: bool = _option(
+    resume: bool = _once(
         "go on with the last run that was cut off: what it finished isn't measured again",
         default=False,
-        is_repeated=False,
     )
     engine_version: str | None = _option(
         "the engine's version to install, e.g. 0.31.0 (default: the one that specreg knows best)"
