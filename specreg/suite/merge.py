@@ -9,13 +9,12 @@ import socket
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Never
 
 from specreg.baselines.record import commit_of
 from specreg.core.errors import SpecregError
 from specreg.matrix.case import Case, Tier
 from specreg.measurement.journal import Journal
-from specreg.servers.launch import Launch, Starting
+from specreg.servers.launch import Launch
 from specreg.suite.configure import load_cases
 from specreg.suite.options import Options
 from specreg.suite.plan import (
@@ -80,8 +79,8 @@ def take_shards(suite: Suite, shards: Sequence[ShardRun], *, whole: bool) -> tup
             asked.setdefault(case_id, set()).update(names)
         suite.skipped.update(shard.plan.skipped)
     everything = {name for names in asked.values() for name in names}
-    for number in merged.missing:
-        asked.update(dict.fromkeys(merged.plan.shards[number - 1], everything))
+    for cases in merged.missing.values():
+        asked.update(dict.fromkeys(cases, everything))
     suite.asked, suite.no_power = asked, merged.plan.no_power
     for control, server, case in suite.setups():
         if case.id in asked and case.id not in suite.skipped:
@@ -139,13 +138,10 @@ def open_merged(root: Path, shards: Sequence[ShardRun], into: Path) -> Suite:
     if not (root / options.runs).exists():  # of another machine
         options = dataclasses.replace(options, runs=Options().runs)
     tier = load_cases(root, options, plan.tier).chosen(plan.gpus_gib)
-    here = {"commit": commit_of(root), "matrix_sha256": matrix_sha256(tier)}
-    for name, value in here.items():
-        if value != getattr(plan, name):
-            raise SpecregError(
-                f"{name} differs: the shards have '{getattr(plan, name)}', '{root}' '{value}';"
-                " check out the commit that they are of"
-            )
+    for name, here in (("commit", commit_of(root)), ("matrix_sha256", matrix_sha256(tier))):
+        if here != (theirs := getattr(plan, name)):
+            differs = f"{name} differs: the shards have '{theirs}', '{root}' '{here}'"
+            raise SpecregError(f"{differs}; check out the commit that they are of")
     for name in _COPIED:
         shutil.rmtree(into / name, ignore_errors=True)  # merged again
     (into / JOURNAL).unlink(missing_ok=True)
@@ -161,7 +157,6 @@ def open_merged(root: Path, shards: Sequence[ShardRun], into: Path) -> Suite:
         ),
         run_folder=into,
         journal=Journal(into / JOURNAL),
-        earlier={},
         show=print,
         measure_further=take_further,
     )
@@ -171,23 +166,19 @@ def _judge(
     suite: Suite, case: Case, control: Launch, server: Launch
 ) -> Iterator[tuple[str, SpecregError]]:
     """Judge what was measured of a case on a launch; yield by name why the rest wasn't."""
-
-    def never() -> Never:
-        raise SpecregError(f"{case.id}: a merge starts no server")
-
-    ours = Starting(launch=server, start=never)
-    beside = Starting(launch=control, start=never) if case.control else None
     metrics = suite.asked_of(case)
-    try:
-        if metrics:
-            suite.measure(case, ours, beside)
-        for metric in metrics:
-            suite.judge(metric, case, ours, beside)
-    except SpecregError as error:
-        yield from ((metric.name, error) for metric in metrics)
-    for check in suite.checks_of(case, server.number):
-        if check.name in suite.asked[case.id]:
-            try:
-                suite.check(check, case, ours, beside)
-            except SpecregError as error:
-                yield check.name, error
+    with suite.servers.start(control) as beside, suite.servers.start(server, beside) as ours:
+        pair = ours, beside if case.control else None  # as it was measured, neither starts
+        try:
+            if metrics:
+                suite.measure(case, *pair)
+            for metric in metrics:
+                suite.judge(metric, case, *pair)
+        except SpecregError as error:
+            yield from ((metric.name, error) for metric in metrics)
+        for check in suite.checks_of(case, server.number):
+            if check.name in suite.asked[case.id]:
+                try:
+                    suite.check(check, case, *pair)
+                except SpecregError as error:
+                    yield check.name, error

@@ -24,24 +24,15 @@ from specreg.verdicts.judge import Verdict
 
 PLAN = "plan.json"
 JOURNAL = "journal.jsonl"
-_MUST_AGREE = (
-    *("commit", "tier", "matrix_sha256", "environment"),
-    *("launches", "reason", "of", "shards"),
-)
+_ALIKE = ("commit", "tier", "matrix_sha256", "environment", "launches", "reason", "of", "shards")
 
 
 class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What a run is about to do, written before it starts anything.
 
-    Attributes:
-        run: its folder's name; began_at: in UTC by ISO 8601; host: the machine's name.
-        commit: of the repository; tier, matrix_sha256: its name and the checksum of its cases.
-        gpus_gib: the memory of each GPU; reason: why baselines are recorded, None where not.
-        number, of: which shard it is, and of how many; 0 where the run isn't cut.
-        shards: the cases of each shard, by its place from 0.
-        asked: by case of this run, the metrics and checks.
-        skipped: by case that doesn't fit, what it needs; no_power: why power isn't measured.
-        driver_version: of the GPUs, empty without.
+    `began_at` is in UTC by ISO 8601, `gpus_gib` of each GPU, `reason` None where nothing is
+    recorded. `number` and `of` are 0 where the run isn't cut, `shards` the cases of each.
+    `asked`, the metrics and checks, and `skipped`, what it needs, are by case.
     """
 
     run: str
@@ -71,11 +62,9 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRun:
-    """What lies in the folder of a shard.
+    """What lies in the folder of a shard, by case's id and launch or check.
 
-    Attributes:
-        measured: by case's id and launch; checked: by case's id and the check's name.
-        report: None of a shard that didn't come to its end.
+    Of one that didn't come to its end there is no report.
     """
 
     folder: Path
@@ -90,25 +79,15 @@ class ShardRun:
         run = self.report.run if self.report else None
         return run is not None and bool(run.exit_status) and not exit_status(run.verdicts)
 
-    def why_not(self, case_id: str, metric: str) -> str:
-        """Why it hasn't measured a case that was its own."""
-        if self.report is None:
-            return f"SHARD_MISSING: {self.plan.name} died before it was done, see '{self.folder}'"
-        ours = [one for one in self.report.run.verdicts if one.case_id == case_id and one.reason]
-        own = [one for one in ours if one.metric == metric] or ours
-        return own[0].reason if own else f"SHARD_MISSING: {self.plan.name} ended without it"
-
 
 def load_shard(folder: Path) -> ShardRun:
     """Load what lies in a shard's folder; SpecregError where it has no plan that can be read."""
     path = folder / PLAN
     try:
         plan = msgspec.json.decode(path.read_bytes(), type=RunPlan)
-    except OSError as error:
-        message = f"'{path}': {error.strerror}; name the folder of a run that has one"
-        raise SpecregError(message) from error
-    except UNREADABLE as error:
-        raise SpecregError(f"'{path}': {error}; leave that run out, and run it again") from error
+    except (OSError, *UNREADABLE) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise SpecregError(f"'{path}': {why}; leave that run out, or run it again") from error
     report = load_report(folder / FILE_NAME) if (folder / FILE_NAME).exists() else None
     return journalled(folder, plan, report)
 
@@ -128,7 +107,7 @@ def journalled(folder: Path, plan: RunPlan, report: Report | None) -> ShardRun:
 
 def check_alike(shards: Sequence[ShardRun]) -> None:
     """Check that shards are of one run, cut in one way; a SpecregError says what differs."""
-    for name in _MUST_AGREE:
+    for name in _ALIKE:
         values = [getattr(shard.plan, name) for shard in shards]
         if any(value != values[0] for value in values):
             each = (f"'{one.folder}' {_shown(getattr(one.plan, name))}" for one in shards)
@@ -169,15 +148,19 @@ class MergedShards:
 
     def _why_not(self, case_id: str, metric: str = "") -> str:
         own = [shard for shard in self.shards if case_id in shard.plan.asked]
-        if own:
-            return own[-1].why_not(case_id, metric)
-        dealt = enumerate(self.plan.shards, start=1)
-        return self._why_missing(next(number for number, cases in dealt if case_id in cases))
+        if not own:
+            return self._why_missing(next(n for n, ids in self.missing.items() if case_id in ids))
+        shard, report = own[-1], own[-1].report
+        if report is None:
+            return f"SHARD_MISSING: {shard.plan.name} died before it was done, see '{shard.folder}'"
+        ours = [one for one in report.run.verdicts if one.case_id == case_id and one.reason]
+        told = [one for one in ours if one.metric == metric] or ours
+        return told[0].reason if told else f"SHARD_MISSING: {shard.plan.name} ended without it"
 
     def _why_missing(self, number: int) -> str:
         shard = f"{number}/{self.plan.of}"
-        message = f"SHARD_MISSING: shard {shard} isn't there: run it"
-        return f"{message} with --specreg-shard={shard}, merge again"
+        cure = f"run it with --specreg-shard={shard}, merge again"
+        return f"SHARD_MISSING: shard {shard} isn't there: {cure}"
 
     @property
     def time(self) -> RunTime:
@@ -190,11 +173,11 @@ class MergedShards:
         )
 
     @property
-    def missing(self) -> Sequence[int]:
-        """The numbers of the shards that have cases and aren't there."""
+    def missing(self) -> Mapping[int, Sequence[str]]:
+        """By number the cases of the shards that have any and aren't there."""
         there = {shard.plan.number for shard in self.shards}
         dealt = enumerate(self.plan.shards, start=1)
-        return [number for number, cases in dealt if cases and number not in there]
+        return {number: cases for number, cases in dealt if cases and number not in there}
 
     @property
     def is_whole(self) -> bool:
@@ -209,11 +192,9 @@ class MergedShards:
             if shard.report is None:
                 yield f"{shard.plan.name} died before it was done: '{shard.folder}'"
             elif shard.failed_otherwise:
-                yield (
-                    f"{shard.plan.name} ended with status {shard.report.run.exit_status}, which its"
-                    " verdicts don't say: a test that isn't the suite's failed there, or it was cut"
-                    " short"
-                )
+                status = f"{shard.plan.name} ended with status {shard.report.run.exit_status}"
+                why = "a test that isn't the suite's failed there, or it was cut short"
+                yield f"{status}, which its verdicts don't say: {why}"
         by_case: dict[str, list[str]] = {}
         for shard in self.shards:
             for case_id in dict.fromkeys(case_id for case_id, _ in shard.measured):
