@@ -1,5 +1,6 @@
 """Examine a machine before a run, as `specreg doctor` prints it; nothing is started or changed."""
 
+import contextlib
 import enum
 import os
 import shutil
@@ -66,19 +67,15 @@ def examine(suite: Suite) -> Iterator[Finding]:
             yield _of_error(subject, error)
         except Exception as error:  # noqa: BLE001 - the rest is still worth knowing
             says = f"couldn't be looked at: {type(error).__name__}: {error}"
-            yield _in_the_way(subject, says, "mend that; if it isn't yours to mend, report it")
+            yield Finding(subject, says, "mend that, or report it", State.IN_THE_WAY)
 
 
 def render_findings(found: Sequence[Finding], *, width: int, color: bool) -> str:
     """A row for each finding, its advice below, and how many stand in the way."""
-    rows = [
-        (
-            Text(one.state, _STYLES[one.state]),
-            one.subject,
-            f"{one.says}\n→ {one.advice}" if one.advice else one.says,
-        )
-        for one in found
-    ]
+    rows = []
+    for one in found:
+        says = f"{one.says}\n→ {one.advice}" if one.advice else one.says
+        rows.append((Text(one.state, _STYLES[one.state]), one.subject, says))
     head = ("state", "of", "finding")
     table = render_rows(head, rows, width=width, color=color, left=head, folded=("finding",))
     states = [one.state for one in found]
@@ -94,12 +91,8 @@ def _note(subject: str, says: str, advice: str) -> Finding:
     return Finding(subject, says, advice, State.NOTE)
 
 
-def _in_the_way(subject: str, says: str, advice: str) -> Finding:
-    return Finding(subject, says, advice, State.IN_THE_WAY)
-
-
 def _of_error(subject: str, error: SpecregError | str, state: State = State.IN_THE_WAY) -> Finding:
-    """An error of specreg: what is wrong up to its last semicolon, then what to do."""
+    """An error in specreg's form: what is wrong up to its last semicolon, then what to do."""
     says, _, advice = str(error).splitlines()[0].rpartition("; ")
     return Finding(subject, says or advice, advice if says else "", state)
 
@@ -127,8 +120,8 @@ def _examine_processor(suite: Suite) -> Iterator[Finding]:
 def _examine_gpus(suite: Suite) -> Iterator[Finding]:
     gpus, on_gpu = find_gpus(), suite.provision.on_gpu
     if not gpus.devices:
-        says = Finding("GPUs", f"none ({gpus.why_none.partition('; ')[0]})")
-        yield _of_error("GPUs", gpus.why_none) if on_gpu else says
+        none = Finding("GPUs", f"none ({gpus.why_none.partition('; ')[0]})")
+        yield _of_error("GPUs", gpus.why_none) if on_gpu else none
     used = {device.id for device in _devices(suite)} if on_gpu and gpus.devices else set()
     for device in gpus.devices:
         subject = f"GPU {device.number}"
@@ -183,7 +176,7 @@ def _examine_memory(suite: Suite) -> Iterator[Finding]:
     says = f"{left_gib:.1f} GiB free"
     if left_gib < needed_gib:
         says = f"{says}, and the models of the largest case take {needed_gib:.1f}"
-        yield _in_the_way("memory", says, "end what takes it, or choose smaller models")
+        yield _of_error("memory", f"{says}; end what takes it, or choose smaller models")
     else:
         yield Finding("memory", says)
 
@@ -192,12 +185,10 @@ def _to_install(suite: Suite) -> Mapping[Requirement, bool]:
     """The engines that a run installs, and whether they are installed already."""
     found: dict[Requirement, bool] = {}
     for case in _running(suite) if suite.provision.python is None else ():
-        try:
+        with contextlib.suppress(UnsupportedError):  # the finding on its cases says so
             requirement = suite.provision.requirement(case.server)
-        except UnsupportedError:  # the finding on its cases says so
-            continue
-        if requirement.package != engine_named(case.server.engine).program:
-            found[requirement] = environment_exists(requirement)
+            if requirement.package != engine_named(case.server.engine).program:
+                found[requirement] = environment_exists(requirement)
     return found
 
 
@@ -232,7 +223,7 @@ def _examine_disks(suite: Suite) -> Iterator[Finding]:
         says = f"{left_gib:.1f} GiB free for {', '.join(names)}; about {needed_gib:.1f} GiB needed"
         if left_gib < needed_gib:
             advice = "make room, or name other folders: SPECREG_CACHE, HF_HUB_CACHE, --specreg-runs"
-            yield _in_the_way("disk", says, advice)
+            yield _of_error("disk", f"{says}; {advice}")
         else:
             yield Finding("disk", says)
 
@@ -248,26 +239,25 @@ def _examine_engines(suite: Suite) -> Iterator[Finding]:
 
 def _examine_models(suite: Suite) -> Iterator[Finding]:
     for reference, size_gib in _models_gib(suite).items():
+        size = f" (about {size_gib:.1f} GiB)" if size_gib else ""
         try:
-            if is_hub_id(reference):
-                yield _hub_model(reference, size_gib)
-            else:
-                resolve_model(suite.root, reference)
-                yield Finding("model", f"{reference}: is there")
+            yield _model(suite, reference, size)
         except SpecregError as error:
             yield _of_error("model", error)
 
 
-def _hub_model(reference: str, size_gib: float) -> Finding:
+def _model(suite: Suite, reference: str, size: str) -> Finding:
+    if not is_hub_id(reference):
+        resolve_model(suite.root, reference)
+        return Finding("model", f"{reference}: is there")
     if not is_installed():
         says = f"{reference}: whether it is in the hub's cache takes huggingface_hub to tell"
         return _note("model", says, install_command("datasets"))
     if is_cached(reference):
         return Finding("model", f"{reference}: in the hub's cache")
-    size = f" (about {size_gib:.1f} GiB)" if size_gib else ""
     says = f"{reference}: not in the hub's cache{size}"
     if is_offline():
-        return _in_the_way("model", says, "unset HF_HUB_OFFLINE, or fetch it where there is a hub")
+        return _of_error("model", f"{says}; unset HF_HUB_OFFLINE, or fetch it where there is a hub")
     return _note("model", says, "its engine fetches it; a gated model needs HF_TOKEN")
 
 
@@ -305,12 +295,12 @@ def _examine_cases(suite: Suite) -> Iterator[Finding]:
             suite.provision.check([case])
         except SpecregError as error:
             refused[case.id] = str(error)
-    runs = len(running) - len(refused)
-    says = f"{runs} of {len(suite.tier.cases)} cases of tier '{suite.tier.name}' run here"
+    runs, of = len(running) - len(refused), len(suite.tier.cases)
+    says = f"{runs} of {of} cases of tier '{suite.tier.name}' run here"
     if runs:
         yield Finding("cases", says)
     else:
-        yield _in_the_way("cases", says, "do what is said of them, or choose another tier")
+        yield _of_error("cases", f"{says}; do what is said of them, or choose another tier")
     for why, ids in _by_reason(refused):
         yield _of_error("cases", f"{ids}: {why}")
     for why, ids in _by_reason(why_unfit(suite)):
