@@ -3,6 +3,7 @@
 import datetime as dt
 import os
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from specreg.report.progress import Progress
 from specreg.servers.attach import alone, check_attached
 from specreg.servers.provision import why_no_program
 from specreg.suite.finish import LivePage
-from specreg.suite.options import Options
+from specreg.suite.options import Options, flag_of
+from specreg.suite.plan import JOURNAL
 from specreg.suite.run import Suite
 from specreg.suite.shards import expected_times, parse_choice
 from specreg.suite.update_baselines import FurtherLaunches
@@ -34,30 +36,22 @@ from specreg.telemetry.identity import (
     find_gpus,
 )
 
+_NOT_ATTACHED = {"update_baselines", "resume", "launches", "engine_version", "shard"}
+
 
 def _check_options(options: Options) -> None:
     """Check that the options go together; else a SpecregError."""
-    attached = {
-        "--update-baselines": options.update_baselines,
-        "--specreg-resume": options.resume,
-        "--specreg-launches": options.launches is not None,
-        "--specreg-engine-version": options.engine_version is not None,
-        "--specreg-shard": options.shard is not None,
-    }
-    too_much = [flag for flag, given in attached.items() if given]
+    given = [one for one in fields(options) if getattr(options, one.name) not in {None, False}]
+    too_much = [flag_of(one) for one in given if one.name in _NOT_ATTACHED]
     if options.attach is not None and too_much:
-        raise SpecregError(
-            f"--specreg-attach with {', '.join(too_much)}: it isn't known how that server was"
-            " started, nor can it be started anew; leave one of them out"
-        )
+        why = "it isn't known how that server was started, nor can it be started anew"
+        raise SpecregError(f"--specreg-attach with {', '.join(too_much)}: {why}; leave one out")
     if options.update_baselines and options.num_prompts is not None:
-        raise SpecregError(
-            "--update-baselines with --num-prompts: a baseline is of as many prompts as the matrix"
-            " says; leave one of them out"
-        )
+        why = "a baseline is of as many prompts as the matrix says; leave one of them out"
+        raise SpecregError(f"--update-baselines with --num-prompts: {why}")
     if options.launches is not None and options.launches < 1:
-        message = f"--specreg-launches: got {options.launches}, needed 1 or more; leave it out"
-        raise SpecregError(message)
+        got = f"got {options.launches}, needed 1 or more"
+        raise SpecregError(f"--specreg-launches: {got}; leave it out")
 
 
 def load_cases(root: Path, options: Options, name: str) -> Tier:
@@ -93,19 +87,22 @@ def open_suite(
         environment = current_environment(needs_gpus=tier.gpus_used(gpus.memory_gib))
     runs, part = root / options.runs, ""
     if options.shard is not None:
-        number, of = parse_choice(options.shard)
-        part = f"-{number}of{of}"
+        part = "-{}of{}".format(*parse_choice(options.shard))
     began_at = dt.datetime.now(tz=dt.UTC)
-    run_folder = runs / f"{began_at:%Y%m%dT%H%M%S}-{os.getpid()}{part}"
-    whole: Path | None = None
-    if within is not None:  # another process of the run may have died, or the run goes on
-        run_folder, whole = within, within.parents[1]
-    elif options.resume:
+    run_folder = within or runs / f"{began_at:%Y%m%dT%H%M%S}-{os.getpid()}{part}"
+    # Another process of the run may have died, or the run goes on.
+    whole = within.parents[1] if within else run_folder
+    if options.resume:
         run_folder = whole = last_run(runs, part)
-    journal = Journal(run_folder / "journal.jsonl")
+    journal = Journal(run_folder / JOURNAL)
     if options.resume:
         journal.hold()  # before anything of it is taken
-    earlier, earlier_checks = _earlier(whole)
+    earlier: dict[Key, Measurement] = {}
+    earlier_checks: dict[tuple[Key, str], Mapping[str, Any]] = {}
+    for path in [*whole.glob(f"shards/*/{JOURNAL}"), whole / JOURNAL]:  # its own counts
+        if path.exists():
+            earlier |= load_journal(path)
+            earlier_checks |= load_checks(path)
     further_s = 60 * options.record_minutes if options.launches is None else 0.0
     suite = Suite(
         options=options,
@@ -132,29 +129,14 @@ def open_suite(
     return suite
 
 
-def _earlier(
-    run: Path | None,
-) -> tuple[dict[Key, Measurement], dict[tuple[Key, str], Mapping[str, Any]]]:
-    """What was measured and checked in a run and its workers; the first that has one counts."""
-    measured: dict[Key, Measurement] = {}
-    checked: dict[tuple[Key, str], Mapping[str, Any]] = {}
-    journals = [run / "journal.jsonl", *run.glob("shards/*/journal.jsonl")] if run else []
-    for path in filter(Path.exists, reversed(journals)):
-        measured |= load_journal(path)
-        checked |= load_checks(path)
-    return measured, checked
-
-
 def unmet_need(suite: Suite) -> str:
     """What the tier needs and the machine lacks, empty when nothing."""
     gpus = find_gpus()
     if len(gpus.devices) >= suite.tier.needs_gpus or suite.provision.url is not None:
         return ""
-    return (
-        f"tier '{suite.tier.name}' needs {suite.tier.needs_gpus} GPU(s), this machine has"
-        f" {len(gpus.devices)} ({gpus.why_none}); use a machine with one, or the CPU's tier:"
-        f" {run_command((), ['--specreg-tier=cpu'])}"
-    )
+    has = f"this machine has {len(gpus.devices)} ({gpus.why_none})"
+    cure = f"use a machine with one, or the CPU's tier: {run_command((), ['--specreg-tier=cpu'])}"
+    return f"tier '{suite.tier.name}' needs {suite.tier.needs_gpus} GPU(s), {has}; {cure}"
 
 
 def why_unfit(suite: Suite) -> Mapping[str, str]:
@@ -180,25 +162,22 @@ def choose(
 
     `lists` says whether nothing is run, so that the hub isn't asked for models.
     """
-    cases = {case.id: case for case, _ in tests}
-    unfetched: dict[str, str] = {}
-    if suite.provision.url is None and not lists:
-        found = {case_id: why_no_models(case.server) for case_id, case in cases.items()}
-        unfetched = {case_id: why for case_id, why in found.items() if why}
-    unfit = {**(unfetched if suite.skips_unfetched else {}), **why_unfit(suite)}
-    suite.unfetched = {} if suite.skips_unfetched else unfetched
-    suite.skipped = {case_id: why for case_id, why in unfit.items() if case_id in cases}
+    servers = {case.id: case.server for case, _ in tests}
+    asks_hub = suite.provision.url is None and not lists
+    found = {one: why_no_models(spec) for one, spec in servers.items()} if asks_hub else {}
+    unfetched, unfit = {case_id: why for case_id, why in found.items() if why}, why_unfit(suite)
+    if suite.skips_unfetched:
+        unfit, unfetched = {**unfetched, **unfit}, {}
+    suite.unfetched = unfetched
+    suite.skipped = {case_id: why for case_id, why in unfit.items() if case_id in servers}
+    dark = [suite.why_dark(*test) if test[0].id not in unfit else "" for test in tests]
+    suite.no_power = "; ".join(dict.fromkeys(filter(None, dark)))
+    reasons = [unfit.get(case.id, why) for (case, _), why in zip(tests, dark, strict=True)]
     asked: dict[str, set[str]] = {}
-    dark: dict[str, None] = {}
-    reasons: list[str] = []
-    for case, what in tests:
-        why = unfit.get(case.id, "")
-        if not why and (why := suite.why_dark(case, what)):
-            dark.setdefault(why)
+    for (case, what), why in zip(tests, reasons, strict=True):
         if not why:
             asked.setdefault(case.id, set()).add(what.name)
-        reasons.append(why)
-    suite.asked, suite.no_power = asked, "; ".join(dark)
+    suite.asked = asked
     if not (lists or suite.shares_machine):
         suite.progress.expected_s = expected_times(suite)
     return reasons
