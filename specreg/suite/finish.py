@@ -16,7 +16,6 @@ from specreg.core.commands import run_command, specreg_command
 from specreg.core.errors import BaselineError, SpecregError
 from specreg.core.timeline import RunTime
 from specreg.matrix.case import Case
-from specreg.matrix.schema import CaseSettings
 from specreg.matrix.tier import all_case_ids
 from specreg.measurement.figures import Figures
 from specreg.measurement.measure import Measurement
@@ -24,7 +23,6 @@ from specreg.report.benchmark import describe, times_of
 from specreg.report.document import (
     FILE_NAME,
     CaseReport,
-    Expected,
     Report,
     RunVerdict,
     count_outcomes,
@@ -87,10 +85,9 @@ def record_run(
                 (path,) = write_outputs(("benchmark",), report, folder, folder)
                 wrong.append(f"benchmarks of the run, as --benchmark-json writes them: {path}")
     except Exception as error:  # noqa: BLE001 - a failed report must lose no verdict
-        wrong.append(
-            f"report of '{folder}': not whole, {type(error).__name__}: {error}; the verdicts stand,"
-            f" and {specreg_command('report')} makes it again"
-        )
+        stand = f"the verdicts stand, and {specreg_command('report')} makes it again"
+        why = f"not whole, {type(error).__name__}: {error}"
+        wrong.append(f"report of '{folder}': {why}; {stand}")
     return wrong
 
 
@@ -98,13 +95,13 @@ def record_run(
 class LivePage:
     """Leave the page of what a run has judged so far, unless other processes share the run.
 
-    It is rendered again from `due_ns` on, so that it takes a twentieth of the time.
+    It is rendered again from `due_ns` on, so that it takes a twentieth of the time. The verdicts
+    and the page at the end don't depend on it.
     """
 
     due_ns: int = 0
 
-    def __call__(self, suite: Suite) -> None:
-        """Write it; the verdicts and the page at the end don't depend on it."""
+    def __call__(self, suite: Suite) -> None:  # noqa: D102
         began_ns = time.monotonic_ns()
         if suite.shares_machine or not suite.verdicts or began_ns < self.due_ns:
             return
@@ -122,11 +119,10 @@ def record_runs(suite: Suite) -> None:
         return
     known, records = load_history(suite.history), []
     for case in measured_cases(suite):
-        if any(one.run == suite.name for one in known.of(case.id)):
-            continue  # the same shards are merged again
+        merged_again = any(one.run == suite.name for one in known.of(case.id))
         launches = [m for m in suite.measurements if m.case == case and m.values]
         verdicts = [v for v in suite.verdicts if v.case_id == case.id]
-        if launches and verdicts:
+        if launches and verdicts and not merged_again:
             exact, settings = _exact(suite, case), suite.settings(case)
             records.append(run_record(suite.name, launches, verdicts, settings, exact))
     record_history(suite.history, records)
@@ -178,19 +174,14 @@ def remarks(suite: Suite) -> Iterator[str]:
     yield from suite.retried
     records = [one.acceptance for one in suite.measurements if one.acceptance]
     if any(record.source is Source.STREAM_CHUNKS for record in records):
-        yield (
-            "acceptance is an estimate from the chunks of the answers, each taken for a step:"
-            " their server counts no steps"
-        )
+        by = "the chunks of the answers, each taken for a step: their server counts no steps"
+        yield f"acceptance is an estimate from {by}"
     if suite.records:
         return
-    if fewer := [case.prompts for case in measured_cases(suite) if case.matrix_prompts]:
-        least, most = min(fewer), max(fewer)
-        many = f"{least}" if least == most else f"{least} to {most}"
-        yield (
-            f"--num-prompts left {many} prompts of a case: acceptance was compared over those"
-            " that its baseline has too, speed wasn't"
-        )
+    if fewer := {case.prompts for case in measured_cases(suite) if case.matrix_prompts}:
+        many = " to ".join(map(str, sorted({min(fewer), max(fewer)})))
+        how = "acceptance was compared over those that its baseline has too, speed wasn't"
+        yield f"--num-prompts left {many} prompts of a case: {how}"
     history = load_history(suite.history)
     if history.wrong:
         yield history.wrong
@@ -198,8 +189,7 @@ def remarks(suite: Suite) -> Iterator[str]:
         yield from _headroom(suite, case, history.of(case.id))
     if suite.asks_for_all and suite.verdicts and not any(one.fails for one in suite.verdicts):
         with contextlib.suppress(SpecregError):  # another tier can't be read; its own runs say so
-            unused = suite.store.unused(all_case_ids(suite.root / suite.options.matrix))
-            if unused:
+            if unused := suite.store.unused(all_case_ids(suite.root / suite.options.matrix)):
                 remove = shlex.join(("git", "rm", *map(str, unused)))
                 yield f"no case asks for these baselines: {remove}"
 
@@ -271,17 +261,15 @@ def _headroom(suite: Suite, case: Case, records: Sequence[RunRecord]) -> Iterato
     for metric in suite.asked_of(case):
         headroom = None if metric.two_sided else headroom_frac(metric, exact, records)
         if headroom is not None and headroom >= metric.allowed_frac(case) / 2:
-            yield (
-                f"{case.id}: the baseline of {metric.name} is {headroom:.1%} below the last runs;"
-                f" a loss of {headroom:.1%} would pass, so record it anew"
-            )
+            low = f"{case.id}: the baseline of {metric.name} is {headroom:.1%} below the last runs"
+            yield f"{low}; a loss of {headroom:.1%} would pass, so record it anew"
 
 
 def _exact(suite: Suite, case: Case) -> Baseline | None:
     """The baseline that a case was judged against, if it is this machine's."""
     with contextlib.suppress(BaselineError):
         known = suite.known_of(case)
-        if known.exact is not None and not differing_settings(known.exact.case, known.settings):
+        if known.exact and not differing_settings(known.exact.case, known.settings):
             return known.exact
     return None
 
@@ -289,8 +277,7 @@ def _exact(suite: Suite, case: Case) -> Baseline | None:
 def _case_report(suite: Suite, case: Case, records: Sequence[RunRecord]) -> CaseReport:
     measured = [one for one in suite.measurements if one.case.id == case.id]
     valid = [one for one in measured if one.values]
-    settings: CaseSettings | None = None
-    expected: Expected | None = None
+    settings = expected = None
     with contextlib.suppress(SpecregError):  # the case is red for it, and says why
         settings = suite.settings(case)
         expected = expected_of(suite.known_of(case), (valid or measured)[-1:])

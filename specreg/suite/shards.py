@@ -30,10 +30,8 @@ SHARDS = Path(".specreg/shards.json")
 class ServerGroup(msgspec.Struct, frozen=True, kw_only=True):
     """The cases that share a server and its control; a shard has all of them or none.
 
-    Attributes:
-        cases: their ids, in the tier's order.
-        gpus: how many the widest takes; memory_gib: of each, None where it isn't known.
-        expected_s: of the start of the server and of all cases, on all launches.
+    `gpus` are those of the widest case, `memory_gib` of each, None where it isn't known.
+    `expected_s` is of the start of the server and of all cases, on all launches.
     """
 
     id: str
@@ -66,10 +64,8 @@ def parse_choice(text: str) -> tuple[int, int]:
         return 0, int(found[3] or 0)
     number, of = (int(found[2]), int(found[3] or 0)) if found else (0, 0)
     if not 1 <= number <= of:
-        raise SpecregError(
-            f"--specreg-shard '{text}': got no shard, needed I/N with I from 1 to N; give 1/4 for"
-            " the first of four, or list/4 to see all of them"
-        )
+        needed = f"--specreg-shard '{text}': got no shard, needed I/N with I from 1 to N"
+        raise SpecregError(f"{needed}; give 1/4 for the first of four, or list/4 to see all")
     return number, of
 
 
@@ -110,11 +106,10 @@ def expected_times(scope: Scope) -> dict[str, float]:
         if case.id in scope.asked.keys() - scope.unfetched.keys():
             start_s = 0.0 if server in started or scope.provision.url else START_S[kind]
             started.add(server)
-            untimed = dataclasses.replace(case, control=None, power_s=0.0)
-            asked = case if scope.asks_speed(case) else untimed
-            asked = dataclasses.replace(asked, least_s=scope.least_s(case))
-            case_s = estimate_of(asked, scope.store, kind).case_s
-            times_s[server.case_id(case)] = start_s + case_s
+            asked = dataclasses.replace(case, least_s=scope.least_s(case))
+            if not scope.asks_speed(case):
+                asked = dataclasses.replace(asked, control=None, power_s=0.0)
+            times_s[server.case_id(case)] = start_s + estimate_of(asked, scope.store, kind).case_s
     return times_s
 
 
@@ -127,9 +122,8 @@ def cut(groups: Sequence[ServerGroup], of: int) -> tuple[Shard, ...]:
     for group in groups:
         least = min(dealt, key=lambda shard: sum(one.expected_s for one in shard))
         least.append(group)
-    return tuple(
-        Shard(number=number, groups=tuple(mine)) for number, mine in enumerate(dealt, start=1)
-    )
+    numbered = enumerate(dealt, start=1)
+    return tuple(Shard(number=number, groups=tuple(mine)) for number, mine in numbered)
 
 
 def list_shards(root: Path, shards: Sequence[Shard]) -> str:
@@ -137,11 +131,10 @@ def list_shards(root: Path, shards: Sequence[Shard]) -> str:
     lines = ["shard  GPUs  GiB of each  minutes  cases"]
     for shard in shards:
         gpus = max((group.gpus for group in shard.groups), default=0)
-        memory = max((group.memory_gib or 0.0 for group in shard.groups), default=0.0)
+        gib = max((group.memory_gib or 0.0 for group in shard.groups), default=0.0)
         minutes = sum(group.expected_s for group in shard.groups) / 60
-        held = f"{memory:.0f}" if memory else "-"
-        cases = " ".join(shard.case_ids) or "none"
-        lines.append(f"{shard.number:>5}  {gpus:>4}  {held:>11}  {minutes:>7.1f}  {cases}")
+        row = f"{shard.number:>5}  {gpus:>4}  {f'{gib:.0f}' if gib else '-':>11}  {minutes:>7.1f}"
+        lines.append(f"{row}  {' '.join(shard.case_ids) or 'none'}")
     record_document(root / SHARDS, shards)
     return "\n".join((*lines, f"as JSON: {root / SHARDS}"))
 
@@ -150,10 +143,10 @@ def committed_in(folder: Path) -> frozenset[Path] | None:
     """The files of a folder that its repository has; None outside a repository."""
     command = ("git", "-C", str(folder), "ls-files", "-z")
     try:
-        done = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603
+        listed = subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True)  # noqa: S603
     except (OSError, subprocess.CalledProcessError):
         return None
-    return frozenset(folder / name for name in filter(None, done.stdout.split("\0")))
+    return frozenset(folder / name for name in filter(None, listed.split("\0")))
 
 
 def make_scheduler(scope: Scope, config: Any, log: Any) -> Any:  # noqa: ANN401 - xdist's
@@ -188,13 +181,10 @@ def check_workers(scope: Scope, *, grouped: bool) -> None:
     if not scope.shares_machine:
         return
     if not grouped:
-        raise SpecregError(
-            "pytest-xdist: cases that share a server stay together; leave out --dist, or give"
-            " --dist=loadgroup"
-        )
-    names = {name for asked in scope.asked.values() for name in asked if name in METRICS}
-    if not scope.tier.needs_gpus and any(METRICS[name].by_launch for name in names):
-        raise SpecregError(
-            "pytest-xdist: without a GPU servers share the processor, and speeds measured at the"
-            " same time mean nothing; leave out -n, or choose acceptance alone: -k acceptance"
-        )
+        why = "cases that share a server stay together; leave out --dist, or give --dist=loadgroup"
+        raise SpecregError(f"pytest-xdist: {why}")
+    speeds = {name for name, metric in METRICS.items() if metric.by_launch}
+    if not scope.tier.needs_gpus and any(speeds & names for names in scope.asked.values()):
+        why = "servers share the processor, and speeds measured at the same time mean nothing"
+        cure = "leave out -n, or choose acceptance alone: -k acceptance"
+        raise SpecregError(f"pytest-xdist: without a GPU {why}; {cure}")

@@ -69,11 +69,10 @@ def _tells_more(suite: Suite, case: Case) -> bool:
     spreads = _spreads(suite) if launches else {}
     for metric in suite.asked_of(case):
         if metric.by_launch and (spread := spreads.get(metric.name)) is not None:
-            freedom = spread.freedom + MOST_LAUNCHES - launches
-            known = dataclasses.replace(spread, freedom=freedom)
+            more = dataclasses.replace(spread, freedom=spread.freedom + MOST_LAUNCHES - launches)
             allowed_frac = metric.allowed_frac(case)
             now = detectable(metric, allowed_frac, launches, spread)
-            if not now.decides and detectable(metric, allowed_frac, MOST_LAUNCHES, known).decides:
+            if not now.decides and detectable(metric, allowed_frac, MOST_LAUNCHES, more).decides:
                 return True
     return False
 
@@ -85,7 +84,7 @@ def _spreads(suite: Suite) -> Mapping[str, Spread]:
         speeds = {name: value for name, value in one.values.items() if METRICS[name].by_launch}
         rows.setdefault(one.case.id, []).append(speeds)
     others = [one for path, one in suite.store.own().items() if path.stem not in rows]
-    launches = [*rows.values(), *(one.launches for one in others)]
+    launches = (*rows.values(), *(one.launches for one in others))
     return pooled_spreads(launches, [one.noise for one in others])
 
 
@@ -108,8 +107,7 @@ def record_baselines(suite: Suite, *, width: int, color: bool) -> tuple[list[str
     said = list(refused.values())
     if written:
         everything = {case.id for case in suite.tier.cases}
-        said.append(render_recorded(written, width=width, color=color))
-        said.append(render_undecidable(written))
+        said += [render_recorded(written, width=width, color=color), render_undecidable(written)]
         said.append(render_written(written, everything, suite.store.options))
     failed = {verdict.case_id for verdict in suite.verdicts if verdict.fails}
     if again := tuple(case_id for case_id in refused if case_id not in failed):
@@ -124,10 +122,8 @@ def _record(suite: Suite, case: Case) -> RecordedBaseline:
         if one.case_id == case.id and one.outcome is Outcome.WRONG:
             raise BaselineError(f"baseline of '{case.id}': not written, WRONG: {one.reason}")
     if len(measurements) < suite.launches:
-        raise SpecregError(
-            f"baseline of '{case.id}': not written, {len(measurements)} of {suite.launches}"
-            " launches were measured; select the whole case"
-        )
+        why = f"{len(measurements)} of {suite.launches} launches were measured"
+        raise SpecregError(f"baseline of '{case.id}': not written, {why}; select the whole case")
     first, settings = measurements[0], suite.settings(case)
     draft_sha256 = model_sha256(first.draft) if first.draft else ""
     history = load_history(suite.history).of(case.id)
