@@ -53,20 +53,17 @@ class Suite(Scope):
     A method's `server` is the case's, and `control` the one beside it, None for no speedup.
 
     Attributes:
-        journal: of this run; earlier, earlier_checks: what the run that is resumed had measured
-            and checked.
+        earlier, earlier_checks: what the run that is resumed had measured and checked.
         measure_further: measures more launches of a server that is recorded, after its last so far.
-        progress: how far the run is; leave_page: leaves the page of what it has, before each case.
+        leave_page: leaves the page of what the run has, before each case.
         record_property: takes a property of the whole run for JUnit's file.
-        timeline: which phase goes on, for which server pair.
         taken_over: what an earlier run had measured; retried: what was measured a second time, as
             its server had gone away.
-        figures: of each measurement so far.
         errors: by case that failed otherwise than by a verdict, what was said first, in full.
     """
 
     journal: Journal
-    earlier: Mapping[Key, Measurement]
+    earlier: Mapping[Key, Measurement] = field(default_factory=dict)
     earlier_checks: Mapping[tuple[Key, str], Mapping[str, Any]] = field(default_factory=dict)
     measure_further: Callable[["Suite", Launch], None] = lambda *_: None
     progress: RunProgress = field(default_factory=RunProgress)
@@ -182,11 +179,11 @@ class Suite(Scope):
         self, case: Case, key: Key, server: Starting, control: Starting | None
     ) -> Measurement:
         own, *others = self._started(server, control)
-        arms = [Arm(case=case, server=own)]
         like = case.dataset, case.load
-        warm = control is not None and like in control.warm_for
         plain = dataclasses.replace(case, server=case.control or case.server, control=None)
-        arms += [Arm(case=plain, server=one, required=False, warm=warm) for one in others]
+        beside_it = functools.partial(Arm, case=plain, required=False)
+        warm = control is not None and like in control.warm_for
+        arms = [Arm(case=case, server=own), *(beside_it(server=one, warm=warm) for one in others)]
         name = server.launch.case_id(case)
         self.journal.begin(key)
         with (
@@ -203,13 +200,11 @@ class Suite(Scope):
 
     def _started(self, server: Starting, control: Starting | None) -> tuple[Server, ...]:
         """A case's server and its control, if there is one, both ready."""
-        pair, asked = server.launch.id, tuple(filter(None, (control, server)))
-        starting = [one for one in asked if not one.running]
-        names = " beside ".join(one.launch.id for one in reversed(starting))
-        with contextlib.ExitStack() as stack:
-            if starting:
-                stack.enter_context(self.timeline.during(Phase.STARTING, pair, of=names))
-            self.servers.start_all(starting)
+        asked = tuple(filter(None, (control, server)))
+        if starting := [one for one in asked if not one.running]:
+            names = " beside ".join(one.launch.id for one in reversed(starting))
+            with self.timeline.during(Phase.STARTING, server.launch.id, of=names):
+                self.servers.start_all(starting)
         return tuple(one.server for one in reversed(asked))
 
     def _plan(self, case: Case, launch: int, watching: Watch | None) -> Plan:
@@ -266,8 +261,7 @@ class Suite(Scope):
             MemoryHeldError: a GPU hasn't got its memory back, so nothing more may be measured.
         """
         number = self.launches + further
-        left = [case for case in cases if (case.id, number) not in self._measured]
-        if left:
+        if not all((case.id, number) in self._measured for case in cases):
             self.servers.stop()
         found: dict[str, Measurement | str] = {}
         groups: dict[tuple[Launch, Launch], list[Case]] = {}
@@ -345,15 +339,12 @@ class Suite(Scope):
         value = measurement.values.get(metric.name)
         waits = self.records or (metric.by_launch and launch < self.launches)
         if waits and value is not None:
-            verdict = Verdict(
-                case_id=case.id, metric=metric.name, outcome=Outcome.MEASURED, value=value
-            )
-            self.confirmation.add(verdict)
+            verdict = Verdict(case_id=case.id, metric=metric.name, outcome=Outcome.MEASURED)
+            self.confirmation.add(dataclasses.replace(verdict, value=value))
             return
-        numbers = range(1, launch + 1)
-        launches = [self._measured[case.id, n] for n in numbers if (case.id, n) in self._measured]
-        valid = [m for m in launches if metric.family not in m.invalid or m is measurement]
-        self.confirmation.judge(metric, valid)
+        launches = [self._measured.get((case.id, n)) for n in range(1, launch)]
+        valid = [m for m in launches if m is not None and metric.family not in m.invalid]
+        self.confirmation.judge(metric, [*valid, measurement])
 
     def check(
         self, check: CorrectnessCheck, case: Case, server: Starting, control: Starting | None
@@ -391,21 +382,18 @@ class Suite(Scope):
         self, check: CorrectnessCheck, case: Case, server: Starting, control: Starting | None
     ) -> Verdict:
         spec, servers = case.server, self._started(server, control)
-        place = case.id, server.launch.number
+        predict = functools.partial(predict_drafts, on_gpu=self.provision.on_gpu, show=self.show)
+        draft = resolve_model(self.root, spec.draft) if spec.draft else None
+        measured = self._measured.get((case.id, server.launch.number))
         running = RunningCase(
             case=case,
             server=servers[0],
-            control=servers[1] if len(servers) > 1 else None,
+            control=servers[1] if control else None,
             prompts=load_case_prompts(self.root, case)[: case.prompts],
-            predict_drafts=functools.partial(
-                predict_drafts, on_gpu=self.provision.on_gpu, show=self.show
-            ),
-            models=(
-                resolve_model(self.root, spec.target),
-                resolve_model(self.root, spec.draft) if spec.draft else None,
-            ),
+            predict_drafts=predict,
+            models=(resolve_model(self.root, spec.target), draft),
             control_answers=self._control_answers,
-            replay=measured.replay if (measured := self._measured.get(place)) else None,
+            replay=measured.replay if measured else None,
         )
         try:
             return check.check(running)
@@ -427,10 +415,9 @@ class Suite(Scope):
                 name = f"specreg.final.{now.case_id}.{now.metric}"
                 self.record_property(name, f"{now.outcome}: {now.reason}")
                 changes.append(f"{now.case_id} {now.metric}: {one.outcome} -> {now.outcome}")
-        if not changes:
-            return []
         many = f"{len(changes)} verdict{'s' * (len(changes) > 1)}"
-        return [f"{many} changed when the whole run was looked at: {', '.join(changes)}"]
+        told = f"{many} changed when the whole run was looked at: {', '.join(changes)}"
+        return [told] if changes else []
 
     def note_failure(self, case: Case, metric: str, reason: str, told: str = "") -> Verdict:
         """Remember that a metric could not be judged, so that no table leaves it out.

@@ -43,7 +43,6 @@ class Scope:
         shares_machine: whether other processes of the same run measure on this machine.
         merged: what other processes measured, None where this one measures.
         merged_run, ended_at: of shards, the name of the whole run, and when the last one was done.
-        began_at, began_ns: when it began, on the wall and on the monotonic clock.
     """
 
     options: Options = field(default_factory=Options)
@@ -161,9 +160,8 @@ class Scope:
         """
         speeds = [one for one in METRICS.values() if one.by_launch and one.applies_to(case)]
         only_shown = bool(speeds) and not any(one.is_judged(case) for one in speeds)
-        timed = only_shown or (self.records and case.speed)
-        timed = timed or RECORDED.name in self.asked.get(case.id, ())
-        return timed or any(one.by_launch for one in self.asked_of(case))
+        recorded = (self.records and case.speed) or RECORDED.name in self.asked.get(case.id, ())
+        return only_shown or recorded or any(one.by_launch for one in self.asked_of(case))
 
     def least_s(self, case: Case) -> float:
         """How long a case's servers are asked at least; 0 where no recorded speed waits for it."""
