@@ -1,6 +1,7 @@
 """Runs the suite as a user would, in a process of its own, against the scripted server."""
 
 import contextlib
+import json
 import os
 import pty
 import shutil
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import termios
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,11 @@ MATRIX = """
 """
 WITHOUT_TOLERANCES = MATRIX.partition("    [cases.tolerances]")[0]
 """The same tier; each metric has its own tolerance."""
+PAIR = """
+[models.{name}]
+target = "fixtures/models/tiny/target"
+drafts = {{ eagle3 = "fixtures/models/tiny/eagle3" }}
+"""
 _TIMES = 3
 _BUSY = ("CLIENT_BEHIND: ", "FIGURE_IMPOSSIBLE: ", f"{MACHINE_MOVED}: ")
 _SAYS_CI = ("CI", "BUILD_NUMBER", "GITHUB_STEP_SUMMARY")
@@ -60,11 +66,26 @@ def run_here(
     )
 
 
+def start_here(
+    command: Sequence[str], env: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """A command of the repository in a process of its own, whose output is to be read."""
+    out, err = subprocess.PIPE, subprocess.STDOUT
+    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=out, stderr=err, text=True)
+
+
 def decided(folder: Path) -> RunVerdict:
     """What the run of a folder decided."""
     found = load_verdict(folder / "verdict.json")
     assert found is not None
     return found
+
+
+def cases_of(models: str, **settings: object) -> str:
+    """A table of cases of a model pair; a value is written in JSON as it is in TOML."""
+    usual = {"engine": "vllm", "methods": ["eagle3"], "dataset": "toy", "concurrency": [1]}
+    rows = {"models": models, **usual, **settings}.items()
+    return "\n".join(("[[cases]]", *(f"{key} = {json.dumps(value)}" for key, value in rows), ""))
 
 
 class Suite:
@@ -106,16 +127,12 @@ class Suite:
 
         Nor do these runs belong into the summary of the job that tests specreg.
         """
-        outer = {
-            name: text
-            for name, text in os.environ.items()
-            # Where it is told to be a worker of pytest-xdist, pytest-benchmark records nothing.
-            if name not in _SAYS_CI and not name.startswith("PYTEST_XDIST")
-        }
+        # Where it is told to be a worker of pytest-xdist, pytest-benchmark records nothing.
+        left_out = {*_SAYS_CI, *(name for name in os.environ if name.startswith("PYTEST_XDIST"))}
+        outer = {name: text for name, text in os.environ.items() if name not in left_out}
         scripted = record_script(self.script, self.folder) | {"COLUMNS": "120"}
         if self.python_path is not None:
-            both = f"{self.python_path}{os.pathsep}{scripted['PYTHONPATH']}"
-            scripted["PYTHONPATH"] = both
+            scripted["PYTHONPATH"] = f"{self.python_path}{os.pathsep}{scripted['PYTHONPATH']}"
         if self.gpus:
             library = self.folder / "libnvidia-ml.so.1"
             library = library if library.exists() else build(self.folder)
@@ -126,19 +143,12 @@ class Suite:
 
     def run(self, *arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
         """The command, done."""
-        command, environment = self.command(*arguments), self.environment()
-        return run_here(*command, env=environment, cwd=cwd, timeout_s=self.patience_s)
+        command, own = self.command(*arguments), self.environment()
+        return run_here(*command, env=own, cwd=cwd, timeout_s=self.patience_s)
 
     def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
         """The command in a process of its own, whose output is to be read."""
-        return subprocess.Popen(
-            self.command(*arguments),
-            cwd=ROOT,
-            env=self.environment() | variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        return start_here(self.command(*arguments), self.environment() | variables)
 
     def run_in_terminal(self, *arguments: str, interrupt_once: str = "") -> str:
         """What the command shows in a terminal of its own, 40 lines of 120 characters.

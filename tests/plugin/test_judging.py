@@ -4,14 +4,13 @@ import json
 import re
 import shlex
 import subprocess
-import textwrap
 from collections import Counter
 from xml.etree import ElementTree as ET
 
 from specreg.report.document import FILE_NAME, load_report
 from specreg.verdicts.judge import Outcome
 from tests.doubles.vllm.script import VARIABLE, Fault, Script, record_script
-from tests.plugin.conftest import Suite
+from tests.plugin.conftest import PAIR, Suite, cases_of
 
 # The scripted server's steps are seeded, so acceptance repeats exactly; its times don't.
 ACCEPTANCE = ("tests/perf", "-q", "-k", "acceptance_length")
@@ -166,24 +165,10 @@ def test_each_fault_of_a_server_is_named_and_leaves_the_other_cases_alone(suite:
     for name, (_, fault) in FAULTS.items():
         folder = suite.folder / name
         folder.mkdir()
-        tables.append(
-            f"""
-            [models.{name}]
-            target = "fixtures/models/tiny/target"
-            drafts = {{ eagle3 = "fixtures/models/tiny/eagle3" }}
-
-            [[cases]]
-            engine = "vllm"
-            methods = ["eagle3"]
-            models = "{name}"
-            dataset = "toy"
-            concurrency = [1]
-            prompts = 4
-            output_cap_tokens = 12
-            engine_env = {{ {VARIABLE} = "{record_script(Script(fault=fault), folder)[VARIABLE]}" }}
-            """
-        )
-    suite.write_tier("\n".join(map(textwrap.dedent, tables)))
+        own = {f"engine_env.{VARIABLE}": record_script(Script(fault=fault), folder)[VARIABLE]}
+        tables.append(PAIR.format(name=name))
+        tables.append(cases_of(name, prompts=4, output_cap_tokens=12, **own))
+    suite.write_tier("\n".join(tables))
 
     done = suite.run("tests/perf", "-q", "-k", "acceptance_length")
 

@@ -8,20 +8,10 @@ import pytest
 from specreg.verdicts.judge import Outcome
 from tests.doubles.nvml.device import ScriptedGpu
 from tests.doubles.vllm.script import Fault, Script
-from tests.plugin.conftest import MATRIX, Suite
+from tests.plugin.conftest import MATRIX, Suite, cases_of
 
 HERE = '"fixtures/models/tiny/target"'
-CASE = """
-[[cases]]
-engine = "vllm"
-methods = ["none"]
-models = "{name}"
-dataset = "toy"
-concurrency = [1]
-prompts = 10
-power_s = 0
-output_cap_tokens = 8
-"""
+CASE = {"methods": ["none"], "prompts": 10, "power_s": 0, "output_cap_tokens": 8}
 SMALL, LARGE, FAR = (f"vllm-none-{name}-toy-c1" for name in ("small", "large", "far"))
 
 
@@ -29,7 +19,7 @@ def on_a_gpu(suite: Suite, **models: str) -> Suite:
     """The suite on a machine whose driver shows a GPU of 80 GiB, with a case of each model."""
     suite.gpus = (ScriptedGpu(memory_total_bytes=80 * 2**30),)
     tables = (f"[models.{name}]\ntarget = {target}" for name, target in models.items())
-    cases = (CASE.format(name=name) for name in models)
+    cases = (cases_of(name, **CASE) for name in models)
     suite.write_tier("\n".join(("needs_gpus = 1", *tables, *cases)))
     return suite
 

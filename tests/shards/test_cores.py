@@ -10,48 +10,25 @@ from pathlib import Path
 import pytest
 
 from specreg.verdicts.judge import Verdict
-from tests.plugin.conftest import ROOT, Suite, decided
+from tests.plugin.conftest import PAIR, Suite, cases_of, decided, start_here
 from tests.plugin.test_shards import merge
 
 pytestmark = pytest.mark.vllm
-TIER = """
-    needs_gpus = 0
-    [models.tiny]
-    target = "fixtures/models/tiny/target"
-    drafts = { eagle3 = "fixtures/models/tiny/eagle3" }
-    [[cases]]
-    engine = "vllm"
-    methods = ["eagle3", "ngram"]
-    models = "tiny"
-    dataset = "toy"
-    concurrency = [1]
-    prompts = 20
-    output_cap_tokens = 128
-    dtype = "float32"
-    engine_env = { OMP_NUM_THREADS = "1" }
-    [cases.tolerances]
-    throughput_tokens_per_s = 0.6 # by which the launches of a core differ here
-    ttft_p50_ms = 0.6
-    tpot_p50_ms = 0.6
-"""
+SETTINGS = {"prompts": 20, "output_cap_tokens": 128, "dtype": "float32"}
+SPEEDS = ("throughput_tokens_per_s", "ttft_p50_ms", "tpot_p50_ms")
+OWN = {"engine_env.OMP_NUM_THREADS": "1", **{f"tolerances.{name}": 0.6 for name in SPEEDS}}
+"""By 0.6 the launches of a core differ here."""
+CASES = cases_of("tiny", methods=["eagle3", "ngram"], **SETTINGS, **OWN)
+TIER = f"needs_gpus = 0\n{PAIR.format(name='tiny')}{CASES}"
 SHARDS = (1, 2)
 
 
 def start(suite: Suite, number: int, *arguments: str) -> subprocess.Popen[str]:
     """A shard that has one core of this machine."""
-    given = [
-        one
-        for one in suite.command("tests/perf", "-q", "-k", "acceptance or throughput")
-        if not one.startswith("--specreg-engine-python")
-    ]
+    command = suite.command("tests/perf", "-q", "-k", "acceptance or throughput")
+    given = [one for one in command if not one.startswith("--specreg-engine-python")]
     shard = f"--specreg-shard={number}/{len(SHARDS)}"
-    return subprocess.Popen(
-        ("/usr/bin/taskset", "-c", str(number - 1), *given, shard, *arguments),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    return start_here(("/usr/bin/taskset", "-c", str(number - 1), *given, shard, *arguments))
 
 
 def end(shard: subprocess.Popen[str], *statuses: int) -> None:

@@ -3,7 +3,6 @@
 On an H100 a pair of servers took 100 s to start and a case 80 s (fixtures/recordings/h100).
 """
 
-import textwrap
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,40 +12,24 @@ import pytest
 from specreg.report.document import FILE_NAME, Report, load_report
 from tests.doubles.nvml.device import ScriptedGpu, build, environment, write_script
 from tests.doubles.vllm.script import Script
-from tests.plugin.conftest import Suite
+from tests.plugin.conftest import PAIR, Suite, cases_of
 
 GPUS = 8
 SIZES = (8, 8, 7, 7, 6, 6, 5, 5, 4, 4, 3, 2, 2, 1, 1, 1, 1, 1)
 """How many cases each server group has."""
 START_S = 20.0
 CHOSEN = ("tests/perf", "-q", "-k", "throughput or acceptance")
-MODELS = """
-[models.m{group}]
-target = "fixtures/models/tiny/target"
-drafts = {{ eagle3 = "fixtures/models/tiny/eagle3" }}
-"""
-CASES = """
-[[cases]]
-engine = "vllm"
-methods = ["eagle3"]
-models = "m{group}"
-dataset = "toy"
-concurrency = [{concurrency}]
-prompts = {prompts}
-output_cap_tokens = 32
-"""
 
 
 def tier() -> str:
     """Eighteen pairs of servers; a case takes as long at any concurrency."""
     parts = ["needs_gpus = 1"]
     for group, size in enumerate(SIZES):
-        parts.append(MODELS.format(group=group))
-        parts += [
-            CASES.format(group=group, concurrency=number, prompts=8 * number)
-            for number in range(1, size + 1)
-        ]
-    return textwrap.dedent("\n".join(parts))
+        parts.append(PAIR.format(name=f"m{group}"))
+        for number in range(1, size + 1):
+            own = {"concurrency": [number], "prompts": 8 * number, "output_cap_tokens": 32}
+            parts.append(cases_of(f"m{group}", **own))
+    return "\n".join(parts)
 
 
 @pytest.fixture(scope="module")

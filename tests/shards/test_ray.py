@@ -1,7 +1,6 @@
 """The shards of a run on a real Ray cluster of two nodes on this machine; `nox -s shards`."""
 
 import contextlib
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from tests.doubles.vllm.script import Script
 from tests.faults.running import MARK, marked, wait_until
-from tests.plugin.conftest import ROOT, Suite, decided, run_here
+from tests.plugin.conftest import Suite, decided, run_here, start_here
 from tests.plugin.test_shards import CASES, CHOSEN, TIER
 
 cluster_utils = pytest.importorskip("ray.cluster_utils")
@@ -109,14 +108,8 @@ def test_a_shard_whose_node_dies_is_run_on_another(suite: Suite, cluster: Any) -
     suite.script = Script(step_ms=10.0)
     into = suite.folder / "merged"
     (*_, node) = cluster.list_all_nodes()
-    run = subprocess.Popen(
-        command_of(cluster.address, into, "--", *CHOSEN[2:], *own_options(suite)),
-        cwd=ROOT,
-        env=suite.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    command = command_of(cluster.address, into, "--", *CHOSEN[2:], *own_options(suite))
+    run = start_here(command, suite.environment())
     wait_until(lambda: len(shards_of(suite.folder)) == 2 and has_begun(suite), 120)
     before = shards_of(suite.folder)
     cluster.remove_node(node, allow_graceful=False)
