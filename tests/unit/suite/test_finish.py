@@ -11,9 +11,9 @@ from specreg.measurement.metrics import METRICS
 from specreg.suite.finish import LivePage, remarks, run_verdict
 from specreg.suite.run import Suite
 from specreg.suite.update_baselines import record_baselines
-from specreg.verdicts.history import RunRecord, baseline_sha256, record_history, settings_sha256
+from specreg.verdicts.history import baseline_sha256, record_history, settings_sha256
 from specreg.verdicts.judge import Outcome, Verdict
-from tests.unit import builders
+from tests.unit import builders, reports
 from tests.unit.suite.test_run import COUNTS, LENGTH, SPEED, judged, measured, recorded, suite
 
 EVERYTHING = {builders.CASE.id: {m.name for m in METRICS.values() if m.applies_to(builders.CASE)}}
@@ -23,18 +23,12 @@ def suite_with_past(folder: Path, better_frac: float) -> Suite:
     """A suite whose last six runs were better than the baseline by so much in throughput."""
     one = suite(folder)
     launch, baseline = recorded(one)
-    past_run = RunRecord(
-        run="",
-        case_id=builders.CASE.id,
-        settings_sha256=settings_sha256(one.settings(builders.CASE)),
-        engine_version="0.32.0",
-        draft_sha256="",
-        values={},
-        outcomes={},
-        changes={SPEED.name: better_frac},
-        baseline_sha256=baseline_sha256(baseline),
-    )
-    runs = [msgspec.structs.replace(past_run, run=f"run {number}") for number in range(6)]
+    changed = {
+        "settings_sha256": settings_sha256(one.settings(builders.CASE)),
+        "changes": {SPEED.name: better_frac},
+        "baseline_sha256": baseline_sha256(baseline),
+    }
+    runs = [msgspec.structs.replace(reports.past_run(number), **changed) for number in range(6)]
     record_history(one.history, runs)
     return measured(one, launch)
 
@@ -75,16 +69,12 @@ def test_a_torn_history_is_named(tmp_path: Path) -> None:
 
 
 def test_an_acceptance_that_chunks_alone_tell_is_called_an_estimate(tmp_path: Path) -> None:
-    launch = builders.measurement({LENGTH.name: 2.5}, of=COUNTS)
-    assert launch.replay
-    assert launch.acceptance
-    chunks = dataclasses.replace(launch.acceptance, source=Source.STREAM_CHUNKS)
-    replay = dataclasses.replace(launch.replay, acceptance=chunks)
-    told = measured(suite(tmp_path), launch)
-    estimated = measured(suite(tmp_path), dataclasses.replace(launch, replay=replay))
-    assert list(remarks(told)) == []
-    (said,) = remarks(estimated)
-    assert said.startswith("acceptance is an estimate from the chunks of the answers")
+    words = "acceptance is an estimate from the chunks of the answers"
+    for source in (Source.VLLM_REQUEST, Source.STREAM_CHUNKS):
+        record = builders.acceptance(COUNTS, source, prompts=builders.PROMPTS_MEASURED)
+        one = measured(suite(tmp_path), builders.measurement({LENGTH.name: 2.5}, of=record))
+        told = [said.startswith(words) for said in remarks(one)]
+        assert told == [True] * (source is Source.STREAM_CHUNKS)
 
 
 def test_a_run_is_complete_when_all_of_the_tier_was_judged_and_nothing_cut_it_short(

@@ -16,16 +16,14 @@ pytest_plugins = ["pytester"]
 def test_what_is_given_arrives_in_its_type(pytester: pytest.Pytester) -> None:
     config = pytester.parseconfig(
         *("-p", "specreg.plugin", "--specreg-tier", "gpu", "--update-baselines"),
-        *("--specreg-inconclusive=warn-speed", "--specreg-launches", "5"),
-        *("--specreg-ready-within-s", "1.5", "--engine", "sglang"),
+        *(
+            "--specreg-inconclusive=warn-speed",
+            "--specreg-launches=5",
+            "--specreg-ready-within-s=2",
+        ),
     )
     assert read_options(config) == Options(
-        tier="gpu",
-        update_baselines=True,
-        inconclusive="warn-speed",
-        launches=5,
-        ready_within_s=1.5,
-        engine="sglang",
+        tier="gpu", update_baselines=True, inconclusive="warn-speed", launches=5, ready_within_s=2.0
     )
 
 
@@ -38,23 +36,10 @@ def test_the_help_names_each_flag(pytester: pytest.Pytester) -> None:
 
 def test_what_repeats_a_run_is_all_but_what_was_of_it_alone() -> None:
     assert options_to_repeat(Options(), "cpu") == ("--specreg-tier=cpu",)
-    options = Options(
-        tier="gpu",
-        reason="x",
-        resume=True,
-        launches=3,
-        oracle=True,
-        num_prompts=6,
-        matrix="m",
-        engine_version="0.31.0",
-    )
-    assert options_to_repeat(options, "gpu") == (
-        "--specreg-tier=gpu",
-        "--num-prompts=6",
-        "--specreg-oracle",
-        "--specreg-matrix=m",
-        "--specreg-engine-version=0.31.0",
-    )
+    of_it_alone = Options(tier="gpu", reason="x", resume=True, launches=3)
+    options = dataclasses.replace(of_it_alone, oracle=True, num_prompts=6, engine_version="1")
+    repeated = ("--num-prompts=6", "--specreg-oracle", "--specreg-engine-version=1")
+    assert options_to_repeat(options, "gpu") == ("--specreg-tier=gpu", *repeated)
 
 
 LISTED = (sys.executable, "-m", "pytest", "--co", "-q")

@@ -45,14 +45,8 @@ concurrency = [4]
 prompts = 10
 output_cap_tokens = 64
 """
-USUAL = {
-    "gpus": 0,
-    "target": "./target",
-    "target_gib": 0.1,
-    "engine": "vllm",
-    "methods": '["none", "eagle3"]',
-    "dataset": "toy",
-}
+METHODS = '["none", "eagle3"]'
+USUAL = {"gpus": 0, "target": "./target", "target_gib": 0.1, "engine": "vllm", "dataset": "toy"}
 PROGRAM = """
 import msgspec, sys
 from pathlib import Path
@@ -88,7 +82,7 @@ def write_model(folder: Path) -> None:
 def write_tier(root: Path, **changed: object) -> None:
     path = root / "fixtures/matrix/here.toml"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(MATRIX.format(**{**USUAL, **changed}))
+    path.write_text(MATRIX.format(**{**USUAL, "methods": METHODS, **changed}))
 
 
 def suite_in(root: Path) -> Suite:
@@ -160,13 +154,8 @@ def test_a_gpu_that_cannot_be_used_is_in_the_way(root: Path, library: Path) -> N
 
 
 def test_what_a_run_can_live_with_is_noted(root: Path, library: Path) -> None:
-    odd = dataclasses.replace(
-        WELL,
-        memory_used_bytes=2**34,
-        power_limit_w=350.0,
-        throttle=(Throttle(0x2 | 0x4),),
-        has_energy_counter=False,
-    )
+    odd = dataclasses.replace(WELL, memory_used_bytes=2**34, power_limit_w=350.0)
+    odd = dataclasses.replace(odd, throttle=(Throttle(0x2 | 0x4),), has_energy_counter=False)
     found = with_gpus(root, library, odd)
     notes = [*found["GPU 0"][1:], *found["power"]]
     assert {one.state for one in notes} == {State.NOTE}
@@ -229,21 +218,20 @@ def test_cases_without_a_baseline_are_counted_with_the_command_that_records_them
 def test_a_load_that_others_make_is_said_of_speed(root: Path) -> None:
     busy = suite_of(root)
     busy.load = ProcessorLoad(waiting=4.0, cores=2)
-    one = only(busy, "speed")
-    assert one.state == State.NOTE
-    assert one.says == "a load of 4.0 on 2 core(s) over the last minute"
+    said = "a load of 4.0 on 2 core(s) over the last minute"
+    assert seen(only(busy, "speed")) == (State.NOTE, said)
 
 
 def test_there_is_room_for_what_is_missing_or_there_is_not(root: Path) -> None:
-    well = suite_of(root)
-    assert only(well, "memory").state == State.OK
-    assert only(well, "disk").state == State.OK
-    assert "GiB free for engines, models, runs; about 9.5 GiB needed" in only(well, "disk").says
-    full = suite_of(root, target="org/target", target_gib=1e9)
-    assert only(full, "disk").state == State.IN_THE_WAY
-    assert "about 1000000009.5 GiB needed" in only(full, "disk").says
-    assert only(full, "memory").state == State.IN_THE_WAY
-    assert "the models of the largest case take 2000000002.0" in only(full, "memory").says
+    well, full = suite_of(root), suite_of(root, target="org/target", target_gib=1e9)
+    for suite, state, room, models in (
+        (well, State.OK, "GiB free for engines, models, runs; about 9.5 GiB needed", "GiB free"),
+        (full, State.IN_THE_WAY, "about 1000000009.5 GiB needed", "take 2000000002.0"),
+    ):
+        memory, disk = only(suite, "memory"), only(suite, "disk")
+        assert (memory.state, disk.state) == (state, state)
+        assert room in disk.says
+        assert models in memory.says
 
 
 def test_an_engine_is_installed_or_will_be(root: Path) -> None:
@@ -255,18 +243,16 @@ def test_an_engine_is_installed_or_will_be(root: Path) -> None:
 
 
 @pytest.mark.skipif(bool(shutil.which("tritonserver")), reason="it is installed here")
-@pytest.mark.parametrize(("require_tier", "state"), [(False, State.NOTE), (True, State.IN_THE_WAY)])
-def test_a_program_that_is_missing_leaves_its_cases_out_or_refuses_them(
-    root: Path, *, require_tier: bool, state: State
-) -> None:
+def test_a_program_that_is_missing_leaves_its_cases_out_or_refuses_them(root: Path) -> None:
     here = suite_of(root, engine="triton")
-    here.options = dataclasses.replace(here.options, require_tier=require_tier)
-    found = found_in(here)
-    assert "engine" not in found
-    first, one = found["cases"]
-    assert seen(first) == (State.IN_THE_WAY, "0 of 2 cases of tier 'here' run here")
-    assert one.state == state
-    assert one.says.startswith("2 cases, triton-none-pair-toy-c4 the first: engine 'triton': no")
+    for require_tier, state in ((False, State.NOTE), (True, State.IN_THE_WAY)):
+        here.options = dataclasses.replace(here.options, require_tier=require_tier)
+        found = found_in(here)
+        assert "engine" not in found
+        first, one = found["cases"]
+        assert seen(first) == (State.IN_THE_WAY, "0 of 2 cases of tier 'here' run here")
+        assert one.state == state
+        assert one.says.startswith("2 cases, triton-none-pair-toy-c4 the first: engine 'triton':")
 
 
 def of_model(here: Suite, reference: str) -> Finding:

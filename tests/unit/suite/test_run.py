@@ -20,7 +20,7 @@ from specreg.core.errors import (
     SpecregError,
 )
 from specreg.correctness.checks import LOSSLESS, CorrectnessCheck, RunningCase
-from specreg.matrix.case import Case, Tier
+from specreg.matrix.case import Tier
 from specreg.measurement.arm import Arm
 from specreg.measurement.journal import Journal, load_checks
 from specreg.measurement.measure import Measurement
@@ -63,10 +63,8 @@ def suite(folder: Path, **options: Any) -> Suite:  # noqa: ANN401 - any option
 
 def measured(one: Suite, *launches: Measurement) -> Suite:
     """The suite after it measured these launches."""
-    numbers = range(1, len(launches) + 1)
-    keys = [one.key(launch.case, number) for launch, number in zip(launches, numbers, strict=True)]
-    one.earlier = dict(zip(keys, launches, strict=True))
-    for launch, number in zip(launches, numbers, strict=True):
+    for number, launch in enumerate(launches, start=1):
+        one.earlier = {one.key(launch.case, number): launch}
         one.measure(launch.case, started(number), None)
     return one
 
@@ -92,30 +90,18 @@ def judged(one: Suite, metric: Metric, number: int = 1) -> Verdict:
 LAUNCH = Launch(spec=builders.SPEC, number=1)
 
 
-def spoken_for(engine: str, method: str, load: int) -> Case:
-    """A case of an engine and a method under a load."""
-    return builders.with_concurrency(load, builders.on_server(engine=engine, method=method))
+ALONE = ("vllm-suffix", "triton-suffix", "sglang-ngram")
 
 
-@pytest.mark.parametrize(
-    ("engine", "method", "alone"),
-    [
-        ("vllm", "suffix", True),
-        ("triton", "suffix", True),
-        ("sglang", "ngram", True),
-        ("vllm", "ngram", False),
-        ("sglang", "eagle3", False),
-    ],
-)
-def test_a_drafter_that_learns_from_what_it_serves_serves_one_case(
-    engine: str, method: str, *, alone: bool
-) -> None:
-    (control, one), (_, other) = (
-        launches_of(spoken_for(engine, method, load), 2) for load in (1, 4)
-    )
-    assert (one != other) == alone
+@pytest.mark.parametrize("name", [*ALONE, "vllm-ngram", "sglang-eagle3"])
+def test_a_drafter_that_learns_from_what_it_serves_serves_one_case(name: str) -> None:
+    engine, method = name.split("-")
+    case = builders.on_server(engine=engine, method=method)
+    cases = (builders.with_concurrency(load, case) for load in (1, 4))
+    (control, one), (_, other) = (launches_of(case, 2) for case in cases)
+    assert (one != other) == (name in ALONE)
     assert control == one  # without a control of its own
-    assert one.id == f"{engine}-{method}-toy{'-toy-c1' if alone else ''}-launch2"
+    assert one.id == f"{name}-toy{'-toy-c1' if name in ALONE else ''}-launch2"
 
 
 @contextlib.contextmanager
@@ -136,13 +122,6 @@ def test_a_server_that_failed_to_start_is_not_tried_again() -> None:
     for _ in range(2):
         with pytest.raises(ServerDiedError, match="first"):
             _ = starting.server
-
-
-def test_a_measurement_is_judged(tmp_path: Path) -> None:
-    one = measured(suite(tmp_path), MEASURED)
-    verdict = judged(one, LENGTH)
-    assert (verdict.outcome, verdict.value) == (Outcome.NO_BASELINE, 2.5)
-    assert one.verdicts == [verdict]
 
 
 def test_a_file_that_cannot_be_read_does_not_hinder_its_replacement_being_measured(
@@ -174,18 +153,11 @@ def test_a_speed_waits_for_all_launches_and_acceptance_does_not(tmp_path: Path) 
     launch, _ = recorded(suite(tmp_path))
     one = measured(suite(tmp_path, launches=2), launch, launch)
     one.asked = {builders.CASE.id: {LENGTH.name, SPEED.name}}
-    outcomes = [
-        (verdict.outcome, verdict.launches)
-        for launch in (1, 2)
-        for metric in (LENGTH, SPEED)
-        for verdict in (judged(one, metric, launch),)
-    ]
-    assert outcomes == [
-        (Outcome.PASS, 1),
-        (Outcome.MEASURED, 1),
-        (Outcome.PASS, 1),
-        (Outcome.PASS, 2),
-    ]
+    places = ((LENGTH, 1), (SPEED, 1), (LENGTH, 2), (SPEED, 2))
+    verdicts = [judged(one, metric, number) for metric, number in places]
+    outcomes = [Outcome.PASS, Outcome.MEASURED, Outcome.PASS, Outcome.PASS]
+    assert [verdict.outcome for verdict in verdicts] == outcomes
+    assert [verdict.launches for verdict in verdicts] == [1, 1, 1, 2]
 
 
 def test_a_least_time_is_asked_only_where_speeds_are_recorded_or_compared(tmp_path: Path) -> None:
@@ -262,15 +234,9 @@ def test_a_server_that_hangs_in_a_check_is_ended_and_no_other(
     tmp_path: Path, error: SpecregError, *, stays: bool
 ) -> None:
     with answering(lambda _, __: {}) as url:
-        alive = Server(
-            spec=builders.SPEC,
-            engine=builders.server().engine,
-            base_url=url,
-            model="toy",
-            target="some/target",
-            draft=None,
-            engine_version="1",
-        )
+        gone = builders.server(url)
+        names = (field.name for field in dataclasses.fields(Server))
+        alive = Server(**{name: getattr(gone, name) for name in names})
         starting, control = (
             Starting(launch=LAUNCH, start=lambda: contextlib.nullcontext(lambda: alive))
             for _ in range(2)
@@ -280,21 +246,16 @@ def test_a_server_that_hangs_in_a_check_is_ended_and_no_other(
     assert (starting.running, control.running) == (stays, stays)
 
 
-def test_what_an_earlier_run_measured_is_taken_over_without_a_server(tmp_path: Path) -> None:
-    one = measured(suite(tmp_path), MEASURED, MEASURED)
-    assert one.measurements == (MEASURED, MEASURED)
-    assert one.taken_over == [builders.CASE.id, f"{builders.CASE.id}-launch2"]
-
-
 def test_what_was_measured_in_other_circumstances_is_another_measurement(tmp_path: Path) -> None:
     one, case = suite(tmp_path), builders.CASE
-    others = [
-        dataclasses.replace(one, environment=builders.OTHER_ENVIRONMENT),
-        dataclasses.replace(one, asked={case.id: {LENGTH.name}}),
-        suite(tmp_path, engine_version="0.31.0"),
-        suite(tmp_path, engine_python="/bin/python"),
-        suite(tmp_path, attach="http://h:1"),
-    ]
+    engines = (
+        {"engine_version": "0.31.0"},
+        {"engine_python": "/bin/python"},
+        {"attach": "http://h"},
+    )
+    others = [suite(tmp_path, **options) for options in engines]
+    others.append(dataclasses.replace(one, environment=builders.OTHER_ENVIRONMENT))
+    others.append(dataclasses.replace(one, asked={case.id: {LENGTH.name}}))
     keys = [one.key(case, 1), one.key(case, 2), one.key(dataclasses.replace(case, turns=1), 1)]
     keys += [other.key(case, 1) for other in others]
     assert len(set(keys)) == 8
@@ -335,12 +296,10 @@ def test_changed_prompts_and_models_are_noticed_and_a_moved_folder_is_not(
 def test_a_second_look_goes_on_after_what_cannot_be_measured_unless_memory_is_not_back(
     tmp_path: Path, error: SpecregError
 ) -> None:
-    def failing() -> AbstractContextManager[Poll]:
-        raise error
-
     one, second = suite(tmp_path), dataclasses.replace(LAUNCH, number=2)
+    failing = Starting(launch=second, start=unneeded, _error=error)
     with pytest.raises(type(error)):
-        one.measure(builders.CASE, Starting(launch=second, start=failing), None)
+        one.measure(builders.CASE, failing, None)
     if isinstance(error, MemoryHeldError):
         with pytest.raises(MemoryHeldError):
             one.measure_afresh([builders.CASE], 1)
