@@ -143,8 +143,8 @@ class Suite:
 
     def run(self, *arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
         """The command, done."""
-        command, own = self.command(*arguments), self.environment()
-        return run_here(*command, env=own, cwd=cwd, timeout_s=self.patience_s)
+        command, env = self.command(*arguments), self.environment()
+        return run_here(*command, env=env, cwd=cwd, timeout_s=self.patience_s)
 
     def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
         """The command in a process of its own, whose output is to be read."""
@@ -155,11 +155,11 @@ class Suite:
 
         Ctrl-C is typed once a text is there, unless that is empty.
         """
+        command = self.command(*arguments)
         pid, terminal = pty.fork()
         if pid == 0:
             os.chdir(ROOT)
             termios.tcsetwinsize(0, (40, 120))
-            command = self.command(*arguments)
             os.execve(command[0], command, self.environment())  # noqa: S606 - no shell
         shown, typed = b"", not interrupt_once
         with contextlib.suppress(OSError):  # a terminal that everybody left
@@ -181,11 +181,9 @@ class Suite:
 
         A busy machine is refused as it should be, which says nothing of what a test is after.
         """
+        update = ("tests/perf", "-q", "--update-baselines", "--reason=test", "--specreg-launches=2")
         for _ in range(_TIMES):
-            done = self.run(
-                *("tests/perf", "-q", "--update-baselines", "--reason", "test"),
-                *("--specreg-launches", "2", *arguments),
-            )
+            done = self.run(*update, *arguments)
             if not any(reason in done.stdout for reason in _BUSY):
                 break
         assert done.returncode == 0, done.stdout

@@ -57,9 +57,8 @@ def repository(tmp_path: Path) -> Path:
     for name in ("conftest.py", "pyproject.toml", "specreg", "tests"):
         (folder / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "fixtures", folder / "fixtures")
-    (folder / "fixtures/matrix/gpu.toml").write_text(
-        TIER.replace("needs_gpus = 0", "needs_gpus = 1")
-    )
+    tier = TIER.replace("needs_gpus = 0", "needs_gpus = 1")
+    (folder / "fixtures/matrix/gpu.toml").write_text(tier)
     return folder
 
 
@@ -119,10 +118,8 @@ def test_an_indexed_job_of_kubernetes_runs_the_shards(
     for index in range(spec["completions"]):
         own = {**environment, "JOB_COMPLETION_INDEX": str(index)}
         said += type_in(repository, shlex.join(container["command"]), own)
-    said += type_in(
-        repository, "specreg merge .specreg/runs/*of8 --into .specreg/merged", environment
-    )
-    check_merged(repository, said)
+    merge = "specreg merge .specreg/runs/*of8 --into .specreg/merged"
+    check_merged(repository, said + type_in(repository, merge, environment))
 
 
 def test_a_matrix_of_github_hands_its_runs_on_as_artifacts(
@@ -142,8 +139,7 @@ def test_a_matrix_of_github_hands_its_runs_on_as_artifacts(
     download, merge = yaml.safe_load(textwrap.dedent(last))
     for artifact in (tmp_path / "artifacts").glob(download["with"]["pattern"]):
         shutil.copytree(artifact, repository / download["with"]["path"] / artifact.name)
-    said += type_in(repository, merge["run"], environment)
-    check_merged(repository, said)
+    check_merged(repository, said + type_in(repository, merge["run"], environment))
 
 
 def test_shards_that_ssh_starts_come_home_by_rsync(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import json
 import shutil
 import sys
 from collections.abc import Mapping
@@ -48,10 +49,11 @@ output_cap_tokens = 64
 METHODS = '["none", "eagle3"]'
 USUAL = {"gpus": 0, "target": "./target", "target_gib": 0.1, "engine": "vllm", "dataset": "toy"}
 PROGRAM = """
-import msgspec, sys
+import json, msgspec, sys
 from pathlib import Path
-from tests.unit.suite.test_preflight import found_in, suite_in
-print(msgspec.json.encode(found_in(suite_in(Path(sys.argv[1])))).decode())
+from tests.unit.suite.test_preflight import found_in, suite_of
+suite = suite_of(Path(sys.argv[1]), **json.loads(sys.argv[2]))
+print(msgspec.json.encode(found_in(suite)).decode())
 """
 
 
@@ -85,15 +87,10 @@ def write_tier(root: Path, **changed: object) -> None:
     path.write_text(MATRIX.format(**{**USUAL, "methods": METHODS, **changed}))
 
 
-def suite_in(root: Path) -> Suite:
-    """A run of the repository's tier on this machine."""
-    return open_suite(root, Options(tier="here", runs="runs"), Progress(io.StringIO()))
-
-
 def suite_of(root: Path, **changed: object) -> Suite:
-    """The same where the tier's file differs so from the usual one."""
+    """A run on this machine of a tier whose file differs so from the usual one."""
     write_tier(root, **changed)
-    return suite_in(root)
+    return open_suite(root, Options(tier="here", runs="runs"), Progress(io.StringIO()))
 
 
 def found_in(suite: Suite) -> Found:
@@ -115,8 +112,8 @@ def seen(one: Finding) -> tuple[State, str]:
 
 def with_gpus(root: Path, library: Path, *gpus: ScriptedGpu, **changed: object) -> Found:
     """What is found where the driver shows such GPUs."""
-    write_tier(root, **{"gpus": 1, **changed})
-    said = run_python(library, root, [*map(running, gpus)], PROGRAM, str(root))
+    given = json.dumps({"gpus": 1, **changed})
+    said = run_python(library, root, [*map(running, gpus)], PROGRAM, str(root), given)
     return msgspec.json.decode(said, type=dict[str, list[Finding]])
 
 
@@ -126,10 +123,8 @@ WELL = ScriptedGpu(memory_used_bytes=4 * 10**8)
 def test_a_gpu_that_is_well_has_nothing_in_its_way(root: Path, library: Path) -> None:
     found = with_gpus(root, library, WELL)
     facts, free = found["GPU 0"]
-    assert facts.says == (
-        "Scripted NVIDIA H100, GPU-5c217ed0-0000-4000-8000-000000000000, 79.6 GiB, driver"
-        " 580.scripted"
-    )
+    gpu = "Scripted NVIDIA H100, GPU-5c217ed0-0000-4000-8000-000000000000"
+    assert facts.says == f"{gpu}, 79.6 GiB, driver 580.scripted"
     assert seen(free) == (State.OK, "free, no process computes on it")
     assert found["environment"][0].says == "scripted-h100-80gb-x1"
     power = "Scripted NVIDIA H100, gpu scope, by nvml: energy counter"
@@ -193,8 +188,8 @@ def test_a_machine_without_a_sensor_says_why(root: Path, monkeypatch: pytest.Mon
         raise SensorError("RAPL: none; buy one")
 
     monkeypatch.setattr("specreg.suite.preflight.devices_of", none)
-    one = only(suite_of(root), "power")
-    assert (one.state, one.says, one.advice) == (State.NOTE, "RAPL: none", "buy one")
+    expected = Finding("power", "RAPL: none", "buy one", State.NOTE)
+    assert only(suite_of(root), "power") == expected
 
 
 def test_cases_without_a_baseline_are_counted_with_the_command_that_records_them(
@@ -270,9 +265,8 @@ def test_a_hub_id_is_cached_or_to_be_fetched_unless_the_hub_may_not_be_asked(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = suite_of(root)
-    missing = of_model(here, "org/draft")
     whole = "org/draft: not in the hub's cache (about 2.0 GiB)"
-    assert seen(missing) == (State.NOTE, whole)
+    assert seen(of_model(here, "org/draft")) == (State.NOTE, whole)
     snapshot = root / "HF_HOME/hub/models--org--draft/snapshots/1"
     write_model(snapshot)
     (snapshot.parents[1] / "refs").mkdir()
@@ -301,12 +295,10 @@ def test_a_check_that_breaks_leaves_the_others_alone(root: Path) -> None:
 
 
 def test_findings_are_shown_a_row_each_with_their_advice_below() -> None:
-    found = (
-        Finding("GPU 0", "[here]"),
-        Finding("disk", "full", "make room", State.IN_THE_WAY),
-        Finding("model", "away", "fetch it", State.NOTE),
-    )
-    assert render_findings(found, width=80, color=False).splitlines() == [
+    here = Finding("GPU 0", "[here]")
+    full = Finding("disk", "full", "make room", State.IN_THE_WAY)
+    away = Finding("model", "away", "fetch it", State.NOTE)
+    assert render_findings((here, full, away), width=80, color=False).splitlines() == [
         "state       of     finding",
         "ok          GPU 0  [here]",
         "in the way  disk   full",
@@ -316,7 +308,7 @@ def test_findings_are_shown_a_row_each_with_their_advice_below() -> None:
         "",
         "1 thing(s) in the way, 1 note(s)",
     ]
-    assert render_findings(found[:1], width=80, color=False).endswith("\nnothing is in the way")
+    assert render_findings([here], width=80, color=False).endswith("\nnothing is in the way")
 
 
 def doctor(root: Path, *options: str) -> Result:

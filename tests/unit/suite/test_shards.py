@@ -12,6 +12,7 @@ import pytest
 from specreg.baselines.estimate import START_S, estimate_of
 from specreg.baselines.record import record_baseline
 from specreg.core.errors import SpecregError
+from specreg.matrix.case import Case
 from specreg.suite.run import Suite
 from specreg.suite.shards import (
     ServerGroup,
@@ -33,54 +34,49 @@ NGRAM = dataclasses.replace(
 CASES = (NGRAM, EAGLE, LOADED)
 
 
-def group(name: str, seconds: float, gpus: int = 1) -> ServerGroup:
+def group(name: str, time_s: float, gpus: int = 1) -> ServerGroup:
     """A server group of one case."""
-    return ServerGroup(
-        id=name, cases=(f"{name}-c1",), gpus=gpus, memory_gib=80.0, expected_s=seconds
-    )
+    cases = (f"{name}-c1",)
+    return ServerGroup(id=name, cases=cases, gpus=gpus, memory_gib=80.0, expected_s=time_s)
 
 
 def groups_of(folder: Path, **options: int) -> list[ServerGroup]:
     """The server groups of three cases whose baselines are in a folder."""
-    run = suite(folder, baselines=str(folder), **options)
-    return server_groups(CASES, run)
+    return server_groups(CASES, suite(folder, baselines=str(folder), **options))
+
+
+def asking(folder: Path, *cases: Case, what: str = "tpot_p50_ms", **options: object) -> Suite:
+    """A run that asks one thing of some cases."""
+    run = suite(folder, **options)
+    run.tier = dataclasses.replace(run.tier, cases=cases)
+    run.asked = {case.id: {what} for case in cases}
+    return run
 
 
 def test_a_start_is_expected_with_the_first_case_on_each_launch_of_a_server(tmp_path: Path) -> None:
-    run = suite(tmp_path, launches=2)
-    run.tier = dataclasses.replace(run.tier, cases=CASES)
-    run.asked = {case.id: {"tpot_p50_ms"} for case in CASES}
+    run = asking(tmp_path, *CASES, launches=2)
     run.unfetched = {NGRAM.id: "no such repository"}
     first, second = (estimate_of(one, run.store, "cpu").case_s for one in (EAGLE, LOADED))
-    assert expected_times(run) == {
-        EAGLE.id: START_S["cpu"] + first,
-        LOADED.id: second,
-        f"{EAGLE.id}-launch2": START_S["cpu"] + first,
-        f"{LOADED.id}-launch2": second,
-    }
+    once = {EAGLE.id: START_S["cpu"] + first, LOADED.id: second}
+    again = {f"{case_id}-launch2": case_s for case_id, case_s in once.items()}
+    assert expected_times(run) == once | again
 
 
 def test_where_no_speed_is_asked_neither_a_control_nor_power_is_expected(tmp_path: Path) -> None:
     case = dataclasses.replace(EAGLE, control=NGRAM.server, power_s=100.0)
-    run = suite(tmp_path)
-    run.tier = dataclasses.replace(run.tier, cases=(case,))
-    run.asked = {case.id: {"acceptance_length_tokens"}}
+    run = asking(tmp_path, case, what="acceptance_length_tokens")
     alone = dataclasses.replace(case, control=None, power_s=0.0)
-    assert expected_times(run) == {
-        case.id: START_S["cpu"] + estimate_of(alone, run.store, "cpu").case_s
-    }
-    run.asked = {case.id: {"tpot_p50_ms"}}
-    assert expected_times(run)[case.id] > START_S["cpu"] + 200
+    alone_s = START_S["cpu"] + estimate_of(alone, run.store, "cpu").case_s
+    assert expected_times(run) == {case.id: alone_s}
+    assert expected_times(asking(tmp_path, case))[case.id] > START_S["cpu"] + 200
 
 
 def test_a_least_time_is_expected_only_where_it_is_asked(tmp_path: Path) -> None:
-    expected = []
-    for lasting in (EAGLE, dataclasses.replace(EAGLE, least_s=1000.0)):
-        for options in ({}, {"update_baselines": True, "launches": 1}):
-            run = suite(tmp_path, **options)
-            run.tier = dataclasses.replace(run.tier, cases=(lasting,))
-            run.asked = {lasting.id: {"tpot_p50_ms"}}
-            expected.append(expected_times(run)[lasting.id])
+    expected = [
+        expected_times(asking(tmp_path, lasting, **options))[lasting.id]
+        for lasting in (EAGLE, dataclasses.replace(EAGLE, least_s=1000.0))
+        for options in ({}, {"update_baselines": True, "launches": 1})
+    ]
     assert expected[2] == expected[0], "nothing is recorded, so no speed waits for it"
     assert expected[3] > expected[1] + 900
 
@@ -94,20 +90,15 @@ def test_a_choice_is_a_shard_or_a_list(text: str, choice: tuple[int, int]) -> No
 
 @pytest.mark.parametrize("text", ["0/4", "5/4", "2", "a/b", "list/x", "", "1/0"])
 def test_what_is_no_shard_is_refused(text: str) -> None:
-    with pytest.raises(
-        SpecregError, match=r"needed I/N with I from 1 to N; give 1/4 for the first"
-    ):
+    words = "needed I/N with I from 1 to N; give 1/4 for the first"
+    with pytest.raises(SpecregError, match=words):
         parse_choice(text)
 
 
 def test_the_longest_begins_and_each_goes_where_the_least_is_so_far() -> None:
     groups = [group("wide", 10, 8), group("b", 100), group("c", 60), group("d", 50), group("a", 30)]
-    shards = cut(groups, 2)
-    assert [[one.id for one in shard.groups] for shard in shards] == [
-        ["wide", "c", "d"],
-        ["b", "a"],
-    ]
-    assert [shard.number for shard in shards] == [1, 2]
+    dealt = {shard.number: [one.id for one in shard.groups] for shard in cut(groups, 2)}
+    assert dealt == {1: ["wide", "c", "d"], 2: ["b", "a"]}
 
 
 def test_each_group_is_in_one_shard_alone_however_many_there_are() -> None:

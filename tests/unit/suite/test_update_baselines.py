@@ -40,18 +40,15 @@ class Recording(Suite):
         return {case.id: self.take(case, self.launches + further) for case in cases}
 
 
-def recording(folder: Path, **speeds: Sequence[float]) -> Recording:
+def recording(folder: Path, one: Sequence[float], other: Sequence[float]) -> Recording:
     """A run of two cases of one server after its three launches."""
-    cases = {"one": ONE, "other": OTHER}
-    made = Recording(
-        **parts(folder, update_baselines=True),
-        asked={case.id: {SPEED.name} for case in cases.values()},
-        speeds={cases[name].id: row for name, row in speeds.items()},
-    )
-    made.tier = Tier(name="cpu", needs_gpus=0, cases=tuple(cases.values()))
-    for name, row in speeds.items():
-        for number in range(1, min(len(row), 3) + 1):
-            made.take(cases[name], number)
+    speeds = {ONE.id: one, OTHER.id: other}
+    asked = {case_id: {SPEED.name} for case_id in speeds}
+    made = Recording(**parts(folder, update_baselines=True), asked=asked, speeds=speeds)
+    made.tier = Tier(name="cpu", needs_gpus=0, cases=(ONE, OTHER))
+    for case in made.tier.cases:
+        for number in (1, 2, 3):
+            made.take(case, number)
     return made
 
 
@@ -72,13 +69,13 @@ UNSTEADY = (100.0, 101.0, 99.0) * 4
 def test_more_launches_are_measured_while_they_let_a_run_tell_more(
     tmp_path: Path, one: Sequence[float], other: Sequence[float], left_s: float, asked: int
 ) -> None:
-    suite = recording(tmp_path, one=one, other=other)
+    suite = recording(tmp_path, one, other)
     FurtherLaunches(left_s)(suite, LAUNCH)
     assert suite.asked_for == [[ONE.id, OTHER.id]] * asked
 
 
 def test_servers_share_the_time_that_is_left(tmp_path: Path) -> None:
-    suite = recording(tmp_path, one=UNSTEADY, other=UNSTEADY)
+    suite = recording(tmp_path, UNSTEADY, UNSTEADY)
     alone = dataclasses.replace(OTHER, server=dataclasses.replace(OTHER.server, draft_tokens=2))
     suite.tier = Tier(name="cpu", needs_gpus=0, cases=(ONE, alone))
     suite.asked = {ONE.id: {SPEED.name}, alone.id: {SPEED.name}}
