@@ -171,14 +171,14 @@ def _judge(
         pair = ours, beside if case.control else None  # as it was measured, neither starts
         try:
             if metrics:
-                suite.measure(case, *pair)
+                suite.measure(case, pair)
             for metric in metrics:
-                suite.judge(metric, case, *pair)
+                suite.judge(metric, case, pair)
         except SpecregError as error:
             yield from ((metric.name, error) for metric in metrics)
         for check in suite.checks_of(case, server.number):
             if check.name in suite.asked[case.id]:
                 try:
-                    suite.check(check, case, *pair)
+                    suite.check(check, case, pair)
                 except SpecregError as error:
                     yield check.name, error

@@ -42,6 +42,8 @@ from specreg.telemetry.sampler import Watch, watch
 from specreg.verdicts.confirmation import Confirmation, enough_for
 from specreg.verdicts.judge import Outcome, Verdict
 
+Pair = tuple[Starting, Starting | None]
+"""A case's server and the control that stands beside it, None for no speedup."""
 _ATTEMPTS = 2
 _DoneT = TypeVar("_DoneT")
 
@@ -49,8 +51,6 @@ _DoneT = TypeVar("_DoneT")
 @dataclass(slots=True, kw_only=True)
 class Suite(Scope):
     """A run: what it measures and judges, and what it has so far.
-
-    A method's `server` is the case's, and `control` the one beside it, None for no speedup.
 
     Attributes:
         earlier, earlier_checks: what the run that is resumed had measured and checked.
@@ -106,17 +106,16 @@ class Suite(Scope):
         """So far, in the order of the run."""
         return tuple(self._measured.values())
 
-    def measure(self, case: Case, server: Starting, control: Starting | None) -> Measurement:
+    def measure(self, case: Case, pair: Pair) -> Measurement:
         """Measure a case on a launch, once; or take over what the run that is resumed has.
 
         Raises:
             SpecregError: a server didn't start, or went away twice; the same when asked again.
         """
-        number = server.launch.number
-        if (case.id, number) not in self._measured:
-            name = server.launch.case_id(case)
-            self._at_most_once(name, lambda: self._measure(case, server, control))
-        return self._measured[case.id, number]
+        launch = pair[0].launch
+        if (case.id, launch.number) not in self._measured:
+            self._at_most_once(launch.case_id(case), lambda: self._measure(case, pair))
+        return self._measured[case.id, launch.number]
 
     def _at_most_once(self, name: str, attempt: Callable[[], _DoneT]) -> _DoneT:
         """Make an attempt; one that failed isn't made again, and raises its error again."""
@@ -128,12 +127,9 @@ class Suite(Scope):
             self._failed[name] = error
             raise
 
-    def _measure(self, case: Case, server: Starting, control: Starting | None) -> None:
-        """Measure a case, or take it over, and keep its figures.
-
-        A server that hangs isn't used again.
-        """
-        number, name = server.launch.number, server.launch.case_id(case)
+    def _measure(self, case: Case, pair: Pair) -> None:
+        """Measure a case, or take it over, and keep its figures."""
+        number, name = pair[0].launch.number, pair[0].launch.case_id(case)
         self._begin(name)
         if self.merged is not None:
             measurement = self.merged.measurement(case, number)
@@ -141,11 +137,11 @@ class Suite(Scope):
             measurement = found
             self.taken_over.append(name)
         else:
-            pair = (server, control if self.asks_speed(case) else None)
-            once = functools.partial(self._measure_once, case, key, *pair)
+            pair = pair if self.asks_speed(case) else (pair[0], None)
+            once = functools.partial(self._measure_once, case, key, pair)
             measurement = self._twice(once, pair, again=f"{name}: measured again")
             if any(reason.startswith(HungError.name) for reason in measurement.invalid.values()):
-                for starting in filter(None, pair):
+                for starting in filter(None, pair):  # a server that hangs isn't used again
                     starting.stop()
         self._measured[case.id, number] = measurement  # at once: its figures take a moment
         self.figures.append(figures_of(measurement, number))
@@ -155,9 +151,7 @@ class Suite(Scope):
         if self.merged is None and self.progress.begin(name):
             self.leave_page(self)
 
-    def _twice(
-        self, attempt: Callable[[], _DoneT], pair: Sequence[Starting | None], *, again: str
-    ) -> _DoneT:
+    def _twice(self, attempt: Callable[[], _DoneT], pair: Pair, *, again: str) -> _DoneT:
         """Make an attempt; once more, on a fresh server, where one went away meanwhile."""
         attempts = 1 if self.provision.url is not None else _ATTEMPTS
         while True:
@@ -175,10 +169,9 @@ class Suite(Scope):
                     starting.stop()
                 raise
 
-    def _measure_once(
-        self, case: Case, key: Key, server: Starting, control: Starting | None
-    ) -> Measurement:
-        own, *others = self._started(server, control)
+    def _measure_once(self, case: Case, key: Key, pair: Pair) -> Measurement:
+        server, control = pair
+        own, *others = self._started(pair)
         like = case.dataset, case.load
         plain = dataclasses.replace(case, server=case.control or case.server, control=None)
         beside_it = functools.partial(Arm, case=plain, required=False)
@@ -198,14 +191,14 @@ class Suite(Scope):
         self.journal.end(measurement)
         return measurement
 
-    def _started(self, server: Starting, control: Starting | None) -> tuple[Server, ...]:
+    def _started(self, pair: Pair) -> tuple[Server, ...]:
         """A case's server and its control, if there is one, both ready."""
-        asked = tuple(filter(None, (control, server)))
+        asked = tuple(filter(None, pair))
         if starting := [one for one in asked if not one.running]:
-            names = " beside ".join(one.launch.id for one in reversed(starting))
-            with self.timeline.during(Phase.STARTING, server.launch.id, of=names):
-                self.servers.start_all(starting)
-        return tuple(one.server for one in reversed(asked))
+            names = " beside ".join(one.launch.id for one in starting)
+            with self.timeline.during(Phase.STARTING, pair[0].launch.id, of=names):
+                self.servers.start_all(starting[::-1])  # the control first
+        return tuple(one.server for one in asked)
 
     def _plan(self, case: Case, launch: int, watching: Watch | None) -> Plan:
         """How much of a case to measure: recording takes the extension too, once.
@@ -224,9 +217,7 @@ class Suite(Scope):
             watching=watching,
         )
         if self.records:
-            return dataclasses.replace(
-                plan, enough=lambda _, look: look is Look.FULL and launch > 1
-            )
+            return dataclasses.replace(plan, enough=lambda _, at: at is Look.FULL and launch > 1)
         metrics = [metric for metric in self.asked_of(case) if not metric.by_launch]
         if metrics:
             with contextlib.suppress(BaselineError):
@@ -243,9 +234,8 @@ class Suite(Scope):
         """Sample the power of a case that is timed, if anything can."""
         if not case.speed or not self.asks_speed(case) or self.provision.why_no_power(case.server):
             return contextlib.nullcontext()
-        return watch(
-            self.provision.devices(case.server), self.run_folder / "power" / f"{name}.jsonl"
-        )
+        path = self.run_folder / "power" / f"{name}.jsonl"
+        return watch(self.provision.devices(case.server), path)
 
     def measure_afresh(
         self, cases: Sequence[Case], further: int
@@ -277,16 +267,14 @@ class Suite(Scope):
                 for case in together:
                     pair = server, beside if case.control else None
                     try:
-                        found[case.id] = self.measure(case, *pair)
+                        found[case.id] = self.measure(case, pair)
                     except MemoryHeldError:
                         raise
                     except SpecregError as error:
                         found[case.id] = error.head
         return found
 
-    def judge(
-        self, metric: Metric, case: Case, server: Starting, control: Starting | None
-    ) -> Verdict:
+    def judge(self, metric: Metric, case: Case, pair: Pair) -> Verdict:
         """Judge a metric of a case that was measured, and with it all of its server group.
 
         The group is all cases that share the server: they are measured and checked, and what looks
@@ -295,26 +283,26 @@ class Suite(Scope):
         Raises:
             MemoryHeldError: a GPU hasn't got its memory back, so nothing more may be measured.
         """
-        place = case.id, metric.name, server.launch.number
+        place = case.id, metric.name, pair[0].launch.number
         if place not in self._verdict_rows:
-            self._judge_group(server, control)
+            self._judge_group(*pair)
         return self.verdicts[self._verdict_rows[place]]
 
     def _judge_group(self, server: Starting, control: Starting | None) -> None:
         number = server.launch.number
         for case in self.group(server.launch):
-            beside = control if case.control else None
+            pair = server, control if case.control else None
             try:
                 metrics = self.asked_of(case)
                 if metrics:
-                    self.measure(case, server, beside)
+                    self.measure(case, pair)
                 with self.timeline.during(Phase.JUDGING, server.launch.id):
                     for metric in metrics:
                         self._verdict_rows[case.id, metric.name, number] = len(self.verdicts)
                         self._judge(metric, case, number)
                 for check in self.checks_of(case, number):
                     if check.name in self.asked[case.id]:
-                        self.check(check, case, server, beside)
+                        self.check(check, case, pair)
             except MemoryHeldError:
                 raise
             except SpecregError:  # the case's own tests say so
@@ -332,8 +320,7 @@ class Suite(Scope):
     def _judge(self, metric: Metric, case: Case, launch: int) -> None:
         """Judge a metric of a launch, which may wait for a fresh one.
 
-        Speeds are judged with the last launch, on all of them. While recording, only validity
-        counts.
+        Speeds are judged with the last launch, on all. While recording, only validity counts.
         """
         measurement = self._measured[case.id, launch]
         value = measurement.values.get(metric.name)
@@ -346,29 +333,25 @@ class Suite(Scope):
         valid = [m for m in launches if m is not None and metric.family not in m.invalid]
         self.confirmation.judge(metric, [*valid, measurement])
 
-    def check(
-        self, check: CorrectnessCheck, case: Case, server: Starting, control: Starting | None
-    ) -> Verdict:
+    def check(self, check: CorrectnessCheck, case: Case, pair: Pair) -> Verdict:
         """Check what must hold of a case, once; again on a fresh server where one went away.
 
         Raises:
             SpecregError: it couldn't be made, as a server didn't start or went away twice.
         """
+        launch = pair[0].launch
+        name, of = launch.case_id(case), f"{check.name} of {case.id}"
 
         def attempt() -> Verdict:
-            self._begin(server.launch.case_id(case))
-            of = f"{check.name} of {case.id}"
-            with self.timeline.during(Phase.CHECKING, server.launch.id, of=of):
+            self._begin(name)
+            with self.timeline.during(Phase.CHECKING, launch.id, of=of):
                 if self.merged is not None:
                     return self.merged.verdict(check, case)
-                key = self.key(case, server.launch.number)
+                key = self.key(case, launch.number)
                 if (key, check.name) in self.earlier_checks:
                     return msgspec.convert(self.earlier_checks[key, check.name], Verdict)
-                verdict = self._twice(
-                    lambda: self._check_once(check, case, server, control),
-                    (server, control),
-                    again=f"{server.launch.case_id(case)}: {check.name} checked again",
-                )
+                once = functools.partial(self._check_once, check, case, pair)
+                verdict = self._twice(once, pair, again=f"{name}: {check.name} checked again")
                 self.journal.note_check(key, check.name, verdict)
                 return verdict
 
@@ -378,17 +361,15 @@ class Suite(Scope):
             self.confirmation.add(self._checked[place])
         return self._checked[place]
 
-    def _check_once(
-        self, check: CorrectnessCheck, case: Case, server: Starting, control: Starting | None
-    ) -> Verdict:
-        spec, servers = case.server, self._started(server, control)
+    def _check_once(self, check: CorrectnessCheck, case: Case, pair: Pair) -> Verdict:
+        spec, servers = case.server, self._started(pair)
         predict = functools.partial(predict_drafts, on_gpu=self.provision.on_gpu, show=self.show)
         draft = resolve_model(self.root, spec.draft) if spec.draft else None
-        measured = self._measured.get((case.id, server.launch.number))
+        measured = self._measured.get((case.id, pair[0].launch.number))
         running = RunningCase(
             case=case,
             server=servers[0],
-            control=servers[1] if control else None,
+            control=servers[1] if pair[1] else None,
             prompts=load_case_prompts(self.root, case)[: case.prompts],
             predict_drafts=predict,
             models=(resolve_model(self.root, spec.target), draft),

@@ -65,7 +65,7 @@ def measured(one: Suite, *launches: Measurement) -> Suite:
     """The suite after it measured these launches."""
     for number, launch in enumerate(launches, start=1):
         one.earlier = {one.key(launch.case, number): launch}
-        one.measure(launch.case, started(number), None)
+        one.measure(launch.case, (started(number), None))
     return one
 
 
@@ -84,7 +84,7 @@ def started(number: int = 1) -> Starting:
 def judged(one: Suite, metric: Metric, number: int = 1) -> Verdict:
     """The verdict on a metric of the case, which alone the run asks for."""
     one.asked = {builders.CASE.id: {*one.asked.get(builders.CASE.id, ()), metric.name}}
-    return one.judge(metric, builders.CASE, started(number), None)
+    return one.judge(metric, builders.CASE, (started(number), None))
 
 
 LAUNCH = Launch(spec=builders.SPEC, number=1)
@@ -214,7 +214,7 @@ def test_what_was_asked_of_a_server_that_died_is_checked_once_more_on_a_fresh_on
     one, starts = suite(tmp_path), list[Server]()
     starting = Starting(launch=LAUNCH, start=lambda: running(starts))
     gone = InvalidMeasurementError("HTTP_ERROR", "connection refused")
-    assert one.check(check_of(gone, EQUAL), builders.CASE, starting, None) is EQUAL
+    assert one.check(check_of(gone, EQUAL), builders.CASE, (starting, None)) is EQUAL
     assert len(starts) == 2
     assert one.verdicts == [EQUAL]
     (said,) = one.retried
@@ -222,7 +222,7 @@ def test_what_was_asked_of_a_server_that_died_is_checked_once_more_on_a_fresh_on
     assert "ended with status 1" in said
     one.journal.close()
     again = dataclasses.replace(suite(tmp_path), earlier_checks=load_checks(one.journal.path))
-    assert again.check(check_of(), builders.CASE, starting, None) == EQUAL, "resumed: as it was"
+    assert again.check(check_of(), builders.CASE, (starting, None)) == EQUAL, "resumed: as it was"
 
 
 @pytest.mark.parametrize("error", [HungError(120.0), InvalidMeasurementError("UNSTEADY", "x")])
@@ -238,7 +238,7 @@ def test_a_server_that_hangs_in_a_check_is_ended_and_no_other(
             for _ in range(2)
         )
         with pytest.raises(type(error)):
-            suite(tmp_path).check(check_of(error), builders.CASE, starting, control)
+            suite(tmp_path).check(check_of(error), builders.CASE, (starting, control))
     stays = not isinstance(error, HungError)
     assert (starting.running, control.running) == (stays, stays)
 
@@ -291,8 +291,9 @@ def test_a_second_look_goes_on_after_what_cannot_be_measured_unless_memory_is_no
     second = dataclasses.replace(LAUNCH, number=2)
     one, other = suite(tmp_path), suite(tmp_path)
     for run, error in ((one, held), (other, ended)):
+        failing = Starting(launch=second, start=unneeded, _error=error)
         with pytest.raises(type(error)):
-            run.measure(builders.CASE, Starting(launch=second, start=unneeded, _error=error), None)
+            run.measure(builders.CASE, (failing, None))
     with pytest.raises(MemoryHeldError):
         one.measure_afresh([builders.CASE], 1)
     assert other.measure_afresh([builders.CASE], 1) == {builders.CASE.id: "server 'x': ended"}
@@ -316,7 +317,7 @@ def test_a_case_of_which_only_a_check_is_asked_is_not_measured(tmp_path: Path) -
     one, other = measured(suite(tmp_path), MEASURED), builders.with_concurrency(4)
     one.tier = dataclasses.replace(one.tier, cases=(builders.CASE, other))
     one.asked = {builders.CASE.id: {LENGTH.name}, other.id: {LOSSLESS}}
-    one.judge(LENGTH, builders.CASE, started(), None)
+    one.judge(LENGTH, builders.CASE, (started(), None))
     assert one.measurements == (MEASURED,)
 
 
@@ -341,7 +342,7 @@ def test_a_measurement_whose_server_dies_is_tried_twice_and_not_again(tmp_path: 
     starting = Starting(launch=LAUNCH, start=lambda: running(starts))
     for _ in range(2):
         with pytest.raises(ServerDiedError):
-            one.measure(builders.CASE, starting, None)
+            one.measure(builders.CASE, (starting, None))
     one.journal.close()
     assert len(starts) == 2
     (said,) = one.retried
@@ -364,9 +365,10 @@ def test_a_control_is_warmed_up_once_for_each_load_and_again_after_its_start(
         Starting(launch=launch, start=lambda: running([])) for launch in launches_of(case, 1)
     )
     for load in (1, 4, 1):
-        one.measure(builders.with_concurrency(load, case), method, control)
+        one.measure(builders.with_concurrency(load, case), (method, control))
         method = Starting(launch=Launch(spec=method.launch.spec, number=2), start=method.start)
     control.stop()
-    one.measure(case, Starting(launch=launches_of(case, 3)[1], start=method.start), control)
+    third = Starting(launch=launches_of(case, 3)[1], start=method.start)
+    one.measure(case, (third, control))
     one.journal.close()
     assert warm == [False, False, True, False]
