@@ -77,7 +77,6 @@ _MARKERS = (
 )
 _RUN_FOLDER, _GROUPED, _REFUSED = "specreg_run_folder", "specreg_grouped", "specreg_refused"
 """What a worker of pytest-xdist is told: where, and by server groups; and why it won't begin."""
-_WIDTH = 110
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -439,8 +438,8 @@ def _update_baselines(session: pytest.Session, *, cut_short: bool) -> list[str]:
     if cut_short:
         why = "-x or --maxfail stopped the run" if session.shouldfail else "the run was interrupted"
         return [f"no baseline was written: {why}"]
-    suite, color = session.config.stash[SUITE], _color(session.config)
-    said, all_written = record_baselines(suite, width=_WIDTH, color=color)
+    suite = session.config.stash[SUITE]
+    said, all_written = record_baselines(suite, color=_color(session.config))
     if not all_written and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     return said
@@ -494,7 +493,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(hide_known(block))
     terminalreporter.section(f"specreg: tier {suite.tier.name} on {suite.environment.name}")
     told, color = bool(session.blocks), _color(config)
-    text = render_end(suite, session.run, session.lines, told=told, width=_WIDTH, color=color)
+    text = render_end(suite, session.run, session.lines, told=told, color=color)
     terminalreporter.write_line(hide_known(text))
 
 

@@ -49,7 +49,7 @@ def merge(
     status = exit_status(suite.verdicts) or int(any(one.failed_otherwise for one in shards))
     color = sys.stdout.isatty()
     if suite.records:
-        recorded, all_written = record_baselines(suite, width=WIDTH, color=color)
+        recorded, all_written = record_baselines(suite, color=color)
         status = status or int(bool(said) or not all_written)
         typer.echo("\n\n".join(recorded))
     run = run_verdict(suite, status, cut_short=not MergedShards(shards).is_whole)

@@ -39,6 +39,7 @@ from specreg.report.summary import answers_of_run, render_answers
 from specreg.report.tables import render_figures, render_times
 from specreg.report.terminal import render_next, render_notes, render_verdicts
 from specreg.servers.launch import launches_of
+from specreg.suite.options import WIDTH
 from specreg.suite.run import Suite
 from specreg.telemetry.identity import find_gpus
 from specreg.verdicts.history import (
@@ -195,25 +196,18 @@ def remarks(suite: Suite) -> Iterator[str]:
 
 
 def render_end(
-    suite: Suite,
-    run: RunVerdict | None,
-    lines: Iterable[str],
-    *,
-    told: bool,
-    width: int,
-    color: bool,
+    suite: Suite, run: RunVerdict | None, lines: Iterable[str], *, told: bool, color: bool
 ) -> str:
     """Render the end of a run: verdicts, figures, what was said, what to type.
 
-    `run` is None where it didn't judge; `told` says whether the verdicts that failed are shown
-    above; `width` is in characters.
+    `run` is None where it didn't judge; `told` says whether what failed is shown above.
     """
     judged = [
         one for one in suite.verdicts if not suite.records or one.outcome is not Outcome.MEASURED
     ]
-    parts = [render_verdicts(judged, width=width, color=color) if judged else "", *lines]
-    parts.append(render_figures(last_launches(suite.figures), width=width, color=color))
-    parts.append(render_times(_time(suite), width=width, color=color))
+    parts = [render_verdicts(judged, width=WIDTH, color=color) if judged else "", *lines]
+    parts.append(render_figures(last_launches(suite.figures), width=WIDTH, color=color))
+    parts.append(render_times(_time(suite), width=WIDTH, color=color))
     if not all(case.speed for case in suite.tier.cases):
         parts.append("the servers of this tier say nothing of speed, so none is shown")
     if suite.taken_over:

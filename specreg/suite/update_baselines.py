@@ -19,6 +19,7 @@ from specreg.report.terminal import render_recorded, render_undecidable, render_
 from specreg.servers.launch import Launch, launches_of
 from specreg.stats.intervals import Spread
 from specreg.suite.finish import driver_version_of, measured_cases, torch_version_of
+from specreg.suite.options import WIDTH
 from specreg.suite.run import Suite
 from specreg.verdicts.detection import MOST_LAUNCHES, detectable, detects_against
 from specreg.verdicts.history import identical_to, load_history, noise_of
@@ -88,7 +89,7 @@ def _spreads(suite: Suite) -> Mapping[str, Spread]:
     return pooled_spreads(launches, [one.noise for one in others])
 
 
-def record_baselines(suite: Suite, *, width: int, color: bool) -> tuple[list[str], bool]:
+def record_baselines(suite: Suite, *, color: bool) -> tuple[list[str], bool]:
     """Write the baselines of the cases whose launches were all measured.
 
     Returns:
@@ -107,7 +108,7 @@ def record_baselines(suite: Suite, *, width: int, color: bool) -> tuple[list[str
     said = list(refused.values())
     if written:
         everything = {case.id for case in suite.tier.cases}
-        said += [render_recorded(written, width=width, color=color), render_undecidable(written)]
+        said += [render_recorded(written, width=WIDTH, color=color), render_undecidable(written)]
         said.append(render_written(written, everything, suite.store.options))
     failed = {verdict.case_id for verdict in suite.verdicts if verdict.fails}
     if again := tuple(case_id for case_id in refused if case_id not in failed):

@@ -113,7 +113,7 @@ def test_a_case_that_is_wrong_is_not_recorded(tmp_path: Path) -> None:
     one = measured(suite(tmp_path, update_baselines=True, launches=2), launch, launch)
     wrong = Verdict(case_id=builders.CASE.id, metric="lossless_frac", outcome=Outcome.WRONG)
     one.confirmation.add(dataclasses.replace(wrong, reason="token 3 differs"))
-    (said,), all_written = record_baselines(one, width=100, color=False)
+    (said,), all_written = record_baselines(one, color=False)
     assert said == f"baseline of '{builders.CASE.id}': not written, WRONG: token 3 differs"
     assert not all_written
     assert not one.store.path(builders.CASE.id).exists()
