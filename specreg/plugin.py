@@ -36,7 +36,13 @@ from specreg.report.document import NO_BASELINE_STATUS, RunVerdict, exit_status,
 from specreg.report.failures import Failure, failure_of, properties, render_blocks
 from specreg.report.progress import Progress
 from specreg.suite.configure import check_cases, choose, open_suite
-from specreg.suite.finish import describe_benchmarks, record_run, render_end, run_verdict
+from specreg.suite.finish import (
+    describe_benchmarks,
+    record_baselines,
+    record_run,
+    render_end,
+    run_verdict,
+)
 from specreg.suite.merge import WORKERS_FOLDER, plan_of, take_workers
 from specreg.suite.plan import PLAN
 from specreg.suite.run import Suite
@@ -48,7 +54,6 @@ from specreg.suite.shards import (
     parse_choice,
     server_groups,
 )
-from specreg.suite.update_baselines import record_baselines
 from specreg.telemetry.identity import find_gpus
 
 SUITE = pytest.StashKey[Suite]()

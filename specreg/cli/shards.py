@@ -21,11 +21,10 @@ from specreg.core.errors import SpecregError
 from specreg.core.processes import start_process, stop_process
 from specreg.report.document import FILE_NAME, exit_status, load_report
 from specreg.report.terminal import render_report
-from specreg.suite.finish import record_run, run_verdict
+from specreg.suite.finish import record_baselines, record_run, run_verdict
 from specreg.suite.merge import open_merged, take_shards
 from specreg.suite.plan import PLAN, MergedShards, load_shard
 from specreg.suite.shards import SHARDS, Shard
-from specreg.suite.update_baselines import record_baselines
 
 _BYTES_PER_GIB = 2**30
 _ANSWERS_WITHIN_S = 10.0

@@ -28,7 +28,6 @@ from specreg.suite.options import Options, flag_of
 from specreg.suite.plan import JOURNAL
 from specreg.suite.run import Suite
 from specreg.suite.shards import expected_times, parse_choice
-from specreg.suite.update_baselines import FurtherLaunches
 from specreg.telemetry.identity import (
     UNKNOWN_ENVIRONMENT,
     ProcessorLoad,
@@ -103,7 +102,6 @@ def open_suite(
         if path.exists():
             earlier |= load_journal(path)
             earlier_checks |= load_checks(path)
-    further_s = 60 * options.record_minutes if options.launches is None else 0.0
     suite = Suite(
         options=options,
         root=root,
@@ -117,7 +115,7 @@ def open_suite(
         earlier_checks=earlier_checks,
         show=progress.show,
         tell=progress.tell,
-        measure_further=FurtherLaunches(further_s),
+        further_s=60 * options.record_minutes if options.launches is None else 0.0,
         progress=progress.run,
         leave_page=LivePage(),
         timeline=Timeline(listener=progress.watch),

@@ -1,4 +1,4 @@
-"""Record what a run decided: history, verdicts and the report document."""
+"""Record what a run decided: history, verdicts, the report document, and baselines."""
 
 import contextlib
 import functools
@@ -9,13 +9,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from specreg.acceptance.record import Source
-from specreg.baselines.comparison import differing_settings
+from specreg.baselines.comparison import differing_settings, spreads_of
+from specreg.baselines.record import RecordedBaseline, record_measurements
 from specreg.baselines.schema import Baseline
-from specreg.core.commands import run_command, specreg_command
+from specreg.core.commands import record_command, run_command, specreg_command
 from specreg.core.errors import BaselineError, SpecregError
 from specreg.core.timeline import RunTime
 from specreg.matrix.case import Case
+from specreg.matrix.models import model_sha256
 from specreg.matrix.tier import all_case_ids
 from specreg.measurement.figures import Figures
 from specreg.measurement.measure import Measurement
@@ -37,15 +41,25 @@ from specreg.report.exports import ALWAYS, append_job_summary, write_outputs
 from specreg.report.page import render_markdown, render_page
 from specreg.report.summary import answers_of_run, render_answers
 from specreg.report.tables import render_figures, render_times
-from specreg.report.terminal import render_next, render_notes, render_verdicts
+from specreg.report.terminal import (
+    render_next,
+    render_notes,
+    render_recorded,
+    render_undecidable,
+    render_verdicts,
+    render_written,
+)
 from specreg.servers.launch import launches_of
 from specreg.suite.options import WIDTH
 from specreg.suite.run import Suite
 from specreg.telemetry.identity import find_gpus
+from specreg.verdicts.detection import detects_against
 from specreg.verdicts.history import (
     RunRecord,
     headroom_frac,
+    identical_to,
     load_history,
+    noise_of,
     record_history,
     run_record,
 )
@@ -333,3 +347,61 @@ def _logs(suite: Suite, case: Case) -> Iterator[str]:
         if not paths:
             return
         yield from (path.relative_to(suite.run_folder).as_posix() for path in paths)
+
+
+def record_baselines(suite: Suite, *, color: bool) -> tuple[list[str], bool]:
+    """Write the baselines of the cases whose launches were all measured.
+
+    Returns:
+        What to say of those that were written and of those that weren't, and whether all were, each
+        as a whole.
+    """
+    written: list[RecordedBaseline] = []
+    refused: dict[str, str] = {}
+    for case in measured_cases(suite):
+        try:
+            written.append(recorded := _record(suite, case))
+            if recorded.left_out:
+                refused[case.id] = recorded.left_out
+        except SpecregError as error:
+            refused[case.id] = str(error)
+    said = list(refused.values())
+    if written:
+        everything = {case.id for case in suite.tier.cases}
+        said += [render_recorded(written, width=WIDTH, color=color), render_undecidable(written)]
+        said.append(render_written(written, everything, suite.store.options))
+    failed = {verdict.case_id for verdict in suite.verdicts if verdict.fails}
+    if again := tuple(case_id for case_id in refused if case_id not in failed):
+        typed = record_command(again, suite.store.options)
+        said.append(f"record again what wasn't written:\n  {typed}")
+    return list(filter(None, said)), not refused
+
+
+def _record(suite: Suite, case: Case) -> RecordedBaseline:
+    measurements = [one for one in suite.measurements if one.case == case]
+    for one in suite.verdicts:
+        if one.case_id == case.id and one.outcome is Outcome.WRONG:
+            raise BaselineError(f"baseline of '{case.id}': not written, WRONG: {one.reason}")
+    if len(measurements) < suite.launches:
+        why = f"{len(measurements)} of {suite.launches} launches were measured"
+        raise SpecregError(f"baseline of '{case.id}': not written, {why}; select the whole case")
+    first, settings = measurements[0], suite.settings(case)
+    draft_sha256 = model_sha256(first.draft) if first.draft else ""
+    history = load_history(suite.history).of(case.id)
+    identical = identical_to(history, settings, first.engine_version, draft_sha256)
+
+    def completed(baseline: Baseline) -> Baseline:
+        """The baseline with how identical runs differed, and what a launch can tell against it."""
+        detects = detects_against(baseline, case, suite.spreads)
+        noise = {**baseline.noise, **noise_of(identical, spreads_of((baseline,)))}
+        return msgspec.structs.replace(baseline, noise=noise, detects=detects)
+
+    return record_measurements(
+        measurements,
+        settings,
+        suite.store,
+        reason=(suite.options.reason or "").strip(),
+        torch_version=torch_version_of(suite, case),
+        driver_version=driver_version_of(suite),
+        complete=completed,
+    )

@@ -29,7 +29,6 @@ from specreg.suite.plan import (
 )
 from specreg.suite.run import Suite
 from specreg.suite.shards import parse_choice
-from specreg.suite.update_baselines import take_further
 from specreg.telemetry.identity import find_gpus
 
 WORKERS_FOLDER = "shards"
@@ -158,7 +157,6 @@ def open_merged(root: Path, shards: Sequence[ShardRun], into: Path) -> Suite:
         run_folder=into,
         journal=Journal(into / JOURNAL),
         show=print,
-        measure_further=take_further,
     )
 
 

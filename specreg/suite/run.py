@@ -6,12 +6,14 @@ The pytest plugin and the fixtures hold one `Suite` and do nothing by themselves
 import contextlib
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
 
+from specreg.baselines.comparison import pooled_spreads
 from specreg.core.errors import (
     BaselineError,
     HungError,
@@ -31,20 +33,23 @@ from specreg.measurement.arm import Arm
 from specreg.measurement.figures import Figures, figures_of
 from specreg.measurement.journal import Journal, Key
 from specreg.measurement.measure import Measurement, Plan, beside, measure, workload_of
-from specreg.measurement.metrics import Family, Metric
+from specreg.measurement.metrics import METRICS, Family, Metric
 from specreg.report.progress import RunProgress
 from specreg.servers.gpu_lease import GpuClaim
 from specreg.servers.launch import Launch, Servers, Starting, launches_of
 from specreg.servers.server import Server
 from specreg.stats.alpha_spending import PARTS, Look
+from specreg.stats.intervals import Spread
 from specreg.suite.scope import Scope
 from specreg.telemetry.sampler import Watch, watch
 from specreg.verdicts.confirmation import Confirmation, enough_for
+from specreg.verdicts.detection import MOST_LAUNCHES, detectable
 from specreg.verdicts.judge import Outcome, Verdict
 
 Pair = tuple[Starting, Starting | None]
 """A case's server and the control that stands beside it, None for no speedup."""
 _ATTEMPTS = 2
+_NS_PER_S = 10**9
 _DoneT = TypeVar("_DoneT")
 
 
@@ -54,7 +59,7 @@ class Suite(Scope):
 
     Attributes:
         earlier, earlier_checks: what the run that is resumed had measured and checked.
-        measure_further: measures more launches of a server that is recorded, after its last so far.
+        further_s: how long launches beyond the recorded ones may still take, all of them together.
         leave_page: leaves the page of what the run has, before each case.
         record_property: takes a property of the whole run for JUnit's file.
         taken_over: what an earlier run had measured; retried: what was measured a second time, as
@@ -65,7 +70,7 @@ class Suite(Scope):
     journal: Journal
     earlier: Mapping[Key, Measurement] = field(default_factory=dict)
     earlier_checks: Mapping[tuple[Key, str], Mapping[str, Any]] = field(default_factory=dict)
-    measure_further: Callable[["Suite", Launch], None] = lambda *_: None
+    further_s: float = 0.0
     progress: RunProgress = field(default_factory=RunProgress)
     leave_page: Callable[["Suite"], None] = lambda _: None
     record_property: Callable[[str, object], None] = lambda *_: None
@@ -81,6 +86,7 @@ class Suite(Scope):
     _failed: dict[str, SpecregError] = field(default_factory=dict)
     _verdict_rows: dict[tuple[str, str, int], int] = field(default_factory=dict)
     _control_answers: ControlAnswers = field(default_factory=dict)
+    _furthered: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         Scope.__post_init__(self)
@@ -310,7 +316,60 @@ class Suite(Scope):
         if not self.records:
             self.confirmation.confirm()
         elif number == self.launches:
-            self.measure_further(self, server.launch)
+            self.measure_further(server.launch)
+
+    def measure_further(self, launch: Launch) -> None:
+        """Measure more launches of a server, in its share of the time, where that tells runs more.
+
+        Of merged shards all those count that they measured.
+        """
+        group, numbers = self.group(launch), range(1, MOST_LAUNCHES - launch.number + 1)
+        if self.merged is not None:
+            for further in numbers:
+                self.measure_afresh(group, further)
+            return
+        asked = [case for case in self.tier.cases if case.id in self.asked]
+        servers = {launches_of(case, launch.number)[1].id for case in asked}
+        share_s = self.further_s / max(len(servers - self._furthered), 1)
+        self._furthered.add(launch.id)
+        pairs = {pair.pair: pair.total_s for pair in self.timeline.so_far().pairs}
+        took_s = pairs.get(launch.id, 0.0)
+        for further in numbers:
+            open_ones = [case for case in group if self._tells_more(case)]
+            if not open_ones or took_s >= share_s:
+                return
+            began_ns = time.monotonic_ns()
+            found = self.measure_afresh(open_ones, further)
+            took_s = (time.monotonic_ns() - began_ns) / _NS_PER_S
+            share_s, self.further_s = share_s - took_s, self.further_s - took_s
+            if all(isinstance(one, str) for one in found.values()):
+                return
+
+    def _tells_more(self, case: Case) -> bool:
+        """Whether a run can't tell a speed of a case, and could if more launches were recorded."""
+        launches = sum(one.case == case for one in self.measurements)
+        spreads = self.spreads if launches else {}
+        for metric in self.asked_of(case):
+            if metric.by_launch and (spread := spreads.get(metric.name)) is not None:
+                freedom = spread.freedom + MOST_LAUNCHES - launches
+                most = dataclasses.replace(spread, freedom=freedom)
+                allowed_frac = metric.allowed_frac(case)
+                now = detectable(metric, allowed_frac, launches, spread)
+                then = detectable(metric, allowed_frac, MOST_LAUNCHES, most)
+                if then.decides and not now.decides:
+                    return True
+        return False
+
+    @property
+    def spreads(self) -> Mapping[str, Spread]:
+        """By speed how launches differ on this machine, those of this run among them."""
+        rows: dict[str, list[Mapping[str, float]]] = {}
+        for one in self.measurements:
+            speeds = {name: value for name, value in one.values.items() if METRICS[name].by_launch}
+            rows.setdefault(one.case.id, []).append(speeds)
+        others = [one for path, one in self.store.own().items() if path.stem not in rows]
+        launches = (*rows.values(), *(one.launches for one in others))
+        return pooled_spreads(launches, [one.noise for one in others])
 
     def group(self, launch: Launch) -> list[Case]:
         """The cases that are asked for and share a server."""

@@ -8,9 +8,8 @@ import pytest
 
 from specreg.acceptance.record import Source
 from specreg.measurement.metrics import METRICS
-from specreg.suite.finish import LivePage, remarks, run_verdict
+from specreg.suite.finish import LivePage, record_baselines, remarks, run_verdict
 from specreg.suite.run import Suite
-from specreg.suite.update_baselines import record_baselines
 from specreg.verdicts.history import baseline_sha256, record_history, settings_sha256
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import builders, reports

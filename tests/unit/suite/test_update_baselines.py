@@ -10,7 +10,6 @@ from specreg.matrix.case import Case, Tier
 from specreg.measurement.measure import Measurement
 from specreg.servers.launch import launches_of
 from specreg.suite.run import Suite
-from specreg.suite.update_baselines import FurtherLaunches
 from tests.unit import builders
 from tests.unit.suite.test_run import SPEED, parts
 
@@ -70,7 +69,8 @@ def test_more_launches_are_measured_while_they_let_a_run_tell_more(
     tmp_path: Path, one: Sequence[float], other: Sequence[float], left_s: float, asked: int
 ) -> None:
     suite = recording(tmp_path, one, other)
-    FurtherLaunches(left_s)(suite, LAUNCH)
+    suite.further_s = left_s
+    suite.measure_further(LAUNCH)
     assert suite.asked_for == [[ONE.id, OTHER.id]] * asked
 
 
@@ -79,8 +79,8 @@ def test_servers_share_the_time_that_is_left(tmp_path: Path) -> None:
     alone = dataclasses.replace(OTHER, server=dataclasses.replace(OTHER.server, draft_tokens=2))
     suite.tier = Tier(name="cpu", needs_gpus=0, cases=(ONE, alone))
     suite.asked = {ONE.id: {SPEED.name}, alone.id: {SPEED.name}}
-    further = FurtherLaunches(60.0)
-    further(suite, LAUNCH)
+    suite.further_s = 60.0
+    suite.measure_further(LAUNCH)
     assert suite.asked_for
     assert all(cases == [ONE.id] for cases in suite.asked_for)
-    assert further.left_s < 60.0
+    assert suite.further_s < 60.0
