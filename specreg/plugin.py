@@ -17,13 +17,7 @@ import pytest
 
 from specreg.baselines.schema import read_baselines
 from specreg.core.commands import install_command
-from specreg.core.errors import (
-    MemoryHeldError,
-    ModelError,
-    ModelNotFetchedError,
-    SpecregError,
-    leaves,
-)
+from specreg.core.errors import MemoryHeldError, ModelNotFetchedError, SpecregError, leaves
 from specreg.core.processes import kill_running
 from specreg.core.redaction import hide_known, learn
 from specreg.core.signals import SIGNALLED, check_signalled, interrupt_on_signals
@@ -35,14 +29,8 @@ from specreg.report.benchmark import SAVING, SHOWING, is_given, machine_info_of
 from specreg.report.document import NO_BASELINE_STATUS, RunVerdict, exit_status, record_document
 from specreg.report.failures import Failure, failure_of, properties, render_blocks
 from specreg.report.progress import Progress
+from specreg.suite import finish
 from specreg.suite.configure import check_cases, choose, open_suite
-from specreg.suite.finish import (
-    describe_benchmarks,
-    record_baselines,
-    record_run,
-    render_end,
-    run_verdict,
-)
 from specreg.suite.merge import WORKERS_FOLDER, plan_of, take_workers
 from specreg.suite.plan import PLAN
 from specreg.suite.run import Suite
@@ -250,11 +238,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> Sequence[str]:
 
 
 def _deal(config: pytest.Config, items: list[pytest.Item]) -> Sequence[Collection[str]]:
-    """Leaves the tests of the shard that is asked for, the longest server group first.
-
-    Returns:
-        The cases of each shard; none where the run isn't cut.
-    """
+    """Leaves the tests of the shard that is asked for; returns the cases of each, if it is cut."""
     suite, session = config.stash[SUITE], config.stash[_SESSION]
     if not suite.is_part:
         return ()
@@ -291,14 +275,14 @@ def _as_usage_error(config: pytest.Config) -> Iterator[None]:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Stops where a signal said so; Python drops an exception that is raised in a finalizer.
+    """Stops where a signal said so, and starts no server whose models can't be fetched.
 
-    No server is started whose models can't be fetched.
+    Python drops an exception that is raised in a finalizer.
     """
     item.config.stash[_SESSION].progress.leave_line()
     check_signalled()
     if why := item.config.stash[SUITE].unfetched.get(_case_id(item)):
-        raise ModelError(why)
+        raise SpecregError(why)
 
 
 def pytest_report_teststatus(config: pytest.Config) -> None:
@@ -400,23 +384,23 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
     if kept.refused is not None:
         session.exitstatus = kept.refused
     if suite.verdicts or _ended_without(session, suite):
-        kept.run = run_verdict(suite, int(session.exitstatus), cut_short=cut_short)
+        kept.run = finish.run_verdict(suite, int(session.exitstatus), cut_short=cut_short)
         added = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
         command = shlex.join(("pytest", *added, *map(str, config.invocation_params.args)))
-        lines.extend(record_run(suite, kept.run, command=command))
+        lines.extend(finish.record_run(suite, kept.run, command=command))
     _put_into_blocks(config)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
     """Completes what pytest-benchmark is about to write."""
-    describe_benchmarks(config.stash[SUITE], output_json["benchmarks"])
+    finish.describe_benchmarks(config.stash[SUITE], output_json["benchmarks"])
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_benchmark_group_stats(config: pytest.Config, benchmarks: list[dict[str, Any]]) -> None:
     """Completes pytest-benchmark's table, and leaves cases out that it isn't asked to show."""
-    ours = describe_benchmarks(config.stash[SUITE], benchmarks)
+    ours = finish.describe_benchmarks(config.stash[SUITE], benchmarks)
     if not is_given(config.getoption, SHOWING):
         benchmarks[:] = [one for one in benchmarks if one not in ours]
 
@@ -444,7 +428,7 @@ def _update_baselines(session: pytest.Session, *, cut_short: bool) -> list[str]:
         why = "-x or --maxfail stopped the run" if session.shouldfail else "the run was interrupted"
         return [f"no baseline was written: {why}"]
     suite = session.config.stash[SUITE]
-    said, all_written = record_baselines(suite, color=_color(session.config))
+    said, all_written = finish.record_baselines(suite, color=_color(session.config))
     if not all_written and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     return said
@@ -498,7 +482,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(hide_known(block))
     terminalreporter.section(f"specreg: tier {suite.tier.name} on {suite.environment.name}")
     told, color = bool(session.blocks), _color(config)
-    text = render_end(suite, session.run, session.lines, told=told, color=color)
+    text = finish.render_end(suite, session.run, session.lines, told=told, color=color)
     terminalreporter.write_line(hide_known(text))
 
 

@@ -352,9 +352,7 @@ def _logs(suite: Suite, case: Case) -> Iterator[str]:
 def record_baselines(suite: Suite, *, color: bool) -> tuple[list[str], bool]:
     """Write the baselines of the cases whose launches were all measured.
 
-    Returns:
-        What to say of those that were written and of those that weren't, and whether all were, each
-        as a whole.
+    Returns what to say of what was and wasn't written, and whether all were, each as a whole.
     """
     written: list[RecordedBaseline] = []
     refused: dict[str, str] = {}

@@ -144,6 +144,7 @@ def open_merged(root: Path, shards: Sequence[ShardRun], into: Path) -> Suite:
     for name in _COPIED:
         shutil.rmtree(into / name, ignore_errors=True)  # merged again
     (into / JOURNAL).unlink(missing_ok=True)
+    ends = (one.report.ended_at if one.report else one.plan.began_at for one in shards)
     return Suite(
         merged_run=re.sub(r"-\d+of\d+$", "", plan.run),
         options=options,
@@ -151,9 +152,7 @@ def open_merged(root: Path, shards: Sequence[ShardRun], into: Path) -> Suite:
         tier=tier,
         environment=plan.environment,
         began_at=min(dt.datetime.fromisoformat(shard.plan.began_at) for shard in shards),
-        ended_at=max(
-            shard.report.ended_at if shard.report else shard.plan.began_at for shard in shards
-        ),
+        ended_at=max(ends),
         run_folder=into,
         journal=Journal(into / JOURNAL),
         show=print,
