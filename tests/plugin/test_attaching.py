@@ -38,9 +38,8 @@ def test_its_acceptance_is_judged_and_no_server_is_started(recorded_suite: Suite
 def test_a_worse_drafter_is_asked_again_on_the_same_server(recorded_suite: Suite) -> None:
     worse = Script(acceptance_probs=(0.6, 0.5, 0.4))
     with running(recorded_suite, worse) as url:
-        done = recorded_suite.run(
-            *EAGLE3[:3], "eagle3 and acceptance_length", f"--specreg-attach={url}"
-        )
+        chosen = (*EAGLE3[:3], "eagle3 and acceptance_length")
+        done = recorded_suite.run(*chosen, f"--specreg-attach={url}")
 
     assert done.returncode == 1, done.stdout
     assert "\n2 failed, 32 deselected in " in done.stdout

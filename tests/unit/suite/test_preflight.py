@@ -196,8 +196,7 @@ def test_cases_without_a_baseline_are_counted_with_the_command_that_records_them
     root: Path,
 ) -> None:
     here = suite_of(root)
-    one = only(here, "baselines")
-    where = f"in '{here.environment.name}' to compare with"
+    one, where = only(here, "baselines"), f"in '{here.environment.name}' to compare with"
     assert seen(one) == (State.NOTE, f"0 of 2 case(s) have one {where}")
     assert "--specreg-tier=here --update-baselines" in one.advice
     for case in here.tier.cases:
