@@ -80,10 +80,8 @@ def record_run(
     reasons = "; ".join(dict.fromkeys(suite.skipped.values()))
     why = f"nothing was judged: {reasons or 'no test of a case came to a verdict'}"
     wrong = [] if suite.verdicts else [why]
-    for record in (
-        functools.partial(record_runs, suite),
-        functools.partial(record_document, folder / "verdict.json", run),
-    ):
+    verdict = functools.partial(record_document, folder / "verdict.json", run)
+    for record in (functools.partial(record_runs, suite), verdict):
         try:
             record()
         except SpecregError as error:
@@ -216,9 +214,8 @@ def render_end(
 
     `run` is None where it didn't judge; `told` says whether what failed is shown above.
     """
-    judged = [
-        one for one in suite.verdicts if not suite.records or one.outcome is not Outcome.MEASURED
-    ]
+    left_out = Outcome.MEASURED if suite.records else None
+    judged = [one for one in suite.verdicts if one.outcome is not left_out]
     parts = [render_verdicts(judged, width=WIDTH, color=color) if judged else "", *lines]
     parts.append(render_figures(last_launches(suite.figures), width=WIDTH, color=color))
     parts.append(render_times(_time(suite), width=WIDTH, color=color))

@@ -224,8 +224,7 @@ class Suite(Scope):
         )
         if self.records:
             return dataclasses.replace(plan, enough=lambda _, at: at is Look.FULL and launch > 1)
-        metrics = [metric for metric in self.asked_of(case) if not metric.by_launch]
-        if metrics:
+        if metrics := [metric for metric in self.asked_of(case) if not metric.by_launch]:
             with contextlib.suppress(BaselineError):
                 enough = enough_for(case, metrics, self.known_of(case), may_stop_early=not timed)
                 return dataclasses.replace(plan, parts=None if timed else PARTS, enough=enough)
@@ -299,8 +298,7 @@ class Suite(Scope):
         for case in self.group(server.launch):
             pair = server, control if case.control else None
             try:
-                metrics = self.asked_of(case)
-                if metrics:
+                if metrics := self.asked_of(case):
                     self.measure(case, pair)
                 with self.timeline.during(Phase.JUDGING, server.launch.id):
                     for metric in metrics:
@@ -332,8 +330,8 @@ class Suite(Scope):
         servers = {launches_of(case, launch.number)[1].id for case in asked}
         share_s = self.further_s / max(len(servers - self._furthered), 1)
         self._furthered.add(launch.id)
-        pairs = {pair.pair: pair.total_s for pair in self.timeline.so_far().pairs}
-        took_s = pairs.get(launch.id, 0.0)
+        times = self.timeline.so_far().pairs
+        took_s = sum(one.total_s for one in times if one.pair == launch.id)
         for further in numbers:
             open_ones = [case for case in group if self._tells_more(case)]
             if not open_ones or took_s >= share_s:

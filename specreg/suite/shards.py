@@ -70,10 +70,7 @@ def parse_choice(text: str) -> tuple[int, int]:
 
 
 def server_groups(cases: Iterable[Case], scope: Scope) -> list[ServerGroup]:
-    """The server groups of some cases, in the order in which to begin them.
-
-    That is the widest, then the longest first, by the baselines that are committed.
-    """
+    """The server groups of some cases, the widest and longest first, by committed baselines."""
     folder, needs_gpus = scope.store.folder, scope.tier.needs_gpus > 0
     store = BaselineStore(folder=folder, environment=UNKNOWN_ENVIRONMENT)
     kind, committed = "gpu" if needs_gpus else "cpu", committed_in(folder)
@@ -114,10 +111,7 @@ def expected_times(scope: Scope) -> dict[str, float]:
 
 
 def cut(groups: Sequence[ServerGroup], of: int) -> tuple[Shard, ...]:
-    """Deal server groups out to so many shards, each to the one with the least so far.
-
-    The groups come in the order in which to begin them; 0 shards are one for each group.
-    """
+    """Deal server groups in order to so many shards, 0 for one each, to the one with the least."""
     dealt: list[list[ServerGroup]] = [[] for _ in range(of or len(groups))]
     for group in groups:
         least = min(dealt, key=lambda shard: sum(one.expected_s for one in shard))

@@ -50,7 +50,6 @@ def test_the_tests_of_a_tier_are_its_metrics_in_the_order_of_its_servers(suite: 
 def test_a_single_file_and_a_subfolder_know_the_options(suite: Suite) -> None:
     of_file = suite.run("tests/perf/test_speedup.py", "--co", "-q")
     of_folder = suite.run("--co", "-q", cwd=ROOT / "tests" / "perf")
-
     assert len(_ids(of_file.stdout)) == 2
     assert len(_ids(of_folder.stdout)) > 2
 
