@@ -32,6 +32,7 @@ NGRAM = dataclasses.replace(
     EAGLE, server=dataclasses.replace(EAGLE.server, method="ngram", draft=None)
 )
 CASES = (NGRAM, EAGLE, LOADED)
+TPOT = "tpot_p50_ms"
 
 
 def group(name: str, time_s: float, gpus: int = 1) -> ServerGroup:
@@ -45,7 +46,7 @@ def groups_of(folder: Path, **options: int) -> list[ServerGroup]:
     return server_groups(CASES, suite(folder, baselines=str(folder), **options))
 
 
-def asking(folder: Path, *cases: Case, what: str = "tpot_p50_ms", **options: object) -> Suite:
+def asking(folder: Path, what: str, *cases: Case, **options: Any) -> Suite:  # noqa: ANN401 - any option
     """A run that asks one thing of some cases."""
     run = suite(folder, **options)
     run.tier = dataclasses.replace(run.tier, cases=cases)
@@ -54,7 +55,7 @@ def asking(folder: Path, *cases: Case, what: str = "tpot_p50_ms", **options: obj
 
 
 def test_a_start_is_expected_with_the_first_case_on_each_launch_of_a_server(tmp_path: Path) -> None:
-    run = asking(tmp_path, *CASES, launches=2)
+    run = asking(tmp_path, TPOT, *CASES, launches=2)
     run.unfetched = {NGRAM.id: "no such repository"}
     first, second = (estimate_of(one, run.store, "cpu").case_s for one in (EAGLE, LOADED))
     once = {EAGLE.id: START_S["cpu"] + first, LOADED.id: second}
@@ -64,16 +65,16 @@ def test_a_start_is_expected_with_the_first_case_on_each_launch_of_a_server(tmp_
 
 def test_where_no_speed_is_asked_neither_a_control_nor_power_is_expected(tmp_path: Path) -> None:
     case = dataclasses.replace(EAGLE, control=NGRAM.server, power_s=100.0)
-    run = asking(tmp_path, case, what="acceptance_length_tokens")
+    run = asking(tmp_path, "acceptance_length_tokens", case)
     alone = dataclasses.replace(case, control=None, power_s=0.0)
     alone_s = START_S["cpu"] + estimate_of(alone, run.store, "cpu").case_s
     assert expected_times(run) == {case.id: alone_s}
-    assert expected_times(asking(tmp_path, case))[case.id] > START_S["cpu"] + 200
+    assert expected_times(asking(tmp_path, TPOT, case))[case.id] > START_S["cpu"] + 200
 
 
 def test_a_least_time_is_expected_only_where_it_is_asked(tmp_path: Path) -> None:
     expected = [
-        expected_times(asking(tmp_path, lasting, **options))[lasting.id]
+        expected_times(asking(tmp_path, TPOT, lasting, **options))[lasting.id]
         for lasting in (EAGLE, dataclasses.replace(EAGLE, least_s=1000.0))
         for options in ({}, {"update_baselines": True, "launches": 1})
     ]
