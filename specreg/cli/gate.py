@@ -13,8 +13,8 @@ import typer
 
 from specreg.cli import options as of
 from specreg.compare.bisect import find_change
-from specreg.compare.configure import open_gate
 from specreg.compare.document import record_gate, set_aside
+from specreg.compare.gate import open_gate
 from specreg.compare.options import (
     BisectOptions,
     GateOptions,

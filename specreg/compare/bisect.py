@@ -13,9 +13,8 @@ from enum import StrEnum
 
 from packaging.version import InvalidVersion, Version
 
-from specreg.compare.configure import JOURNAL, open_gate
 from specreg.compare.document import record_gate, set_aside
-from specreg.compare.gate import Gate, SideError
+from specreg.compare.gate import JOURNAL, Gate, SideError, open_gate
 from specreg.compare.judging import Answer, Decision, why_broken
 from specreg.compare.options import BisectOptions, GateOptions, LaunchOptions
 from specreg.compare.pairs import Side
@@ -145,12 +144,11 @@ class _Search:
             step, why = Step.UNKNOWN, error.head
         else:
             step = step_of(decision, self.lost)
-            unclear = (one for one in self._wanted(decision) if one.outcome in _UNCLEAR)
-            whys = {
-                Step.BAD: decision.reasons,
-                Step.UNKNOWN: [f"{one.metric}: {one.reason}" for one in unclear],
-            }
-            why = "; ".join(whys.get(step, ()))
+            unclear = [one for one in self._wanted(decision) if one.outcome in _UNCLEAR]
+            whys = decision.reasons if step is Step.BAD else ()
+            if step is Step.UNKNOWN:
+                whys = tuple(f"{one.metric}: {one.reason}" for one in unclear)
+            why = "; ".join(whys)
             if step is Step.BAD and self.lost is None:  # what the last version lost is searched for
                 self.lost = frozenset(o.metric for o in decision.verdicts if o.outcome in _WORSE)
         self.options.show(f"{version}: {step}{f', {why}' if why else ''}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from specreg.compare.gate import Gate
 from specreg.compare.judging import Decision
-from specreg.compare.pairs import Pair, Side
+from specreg.compare.pairs import COMPARED, Pair, Side
 from specreg.core.errors import ReportError
 from specreg.measurement.figures import figures_of
 from specreg.report.document import (
@@ -40,20 +40,10 @@ def set_aside(folder: Path) -> None:
 
 def record_gate(gate: Gate, *, command: str, status: int | None = None) -> Report:
     """Write what a gate says so far, with its pages; `status`: the exit status if cut short."""
-    report = _report(gate, gate.decide(), command, status)
-    try:
-        record_document(gate.folder / FILE_NAME, report)
-        write_outputs(ALWAYS, report, gate.folder, gate.folder)
-    except ReportError as error:
-        gate.options.show(str(error))
-    return report
-
-
-def _report(gate: Gate, decision: Decision, command: str, status: int | None) -> Report:
-    options = gate.options
+    options, decision = gate.options, gate.decide()
     tone, text = _ANSWERS[decision.answer]
     answer = "; ".join((text, *decision.reasons))
-    return Report(
+    report = Report(
         run=RunVerdict(
             run=gate.folder.name,
             tier=gate.tier.name,
@@ -74,19 +64,22 @@ def _report(gate: Gate, decision: Decision, command: str, status: int | None) ->
         arms=tuple(
             ArmReport(
                 name=side,
-                text=text,
-                overrides=tuple(overrides),
+                text=options.b if side.is_b else options.a,
+                overrides=tuple(options.b_overrides if side.is_b else options.a_overrides),
                 installed=gate.installed[side.is_b],
                 engine_versions=gate.versions(side),
             )
-            for side, text, overrides in (
-                (Side.A, options.a, options.a_overrides),
-                (Side.B, options.b, options.b_overrides),
-            )
+            for side in COMPARED
         ),
         control=decision.control,
         hints=decision.takes,
     )
+    try:
+        record_document(gate.folder / FILE_NAME, report)
+        write_outputs(ALWAYS, report, gate.folder, gate.folder)
+    except ReportError as error:
+        options.show(str(error))
+    return report
 
 
 def _case_report(gate: Gate, pair: Pair, decision: Decision, command: str) -> CaseReport:

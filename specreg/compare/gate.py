@@ -1,4 +1,7 @@
-"""The gate: two sides of an engine measured side by side until their effects are decided."""
+"""The gate: two sides of an engine measured side by side until their effects are decided.
+
+What can be checked of it is checked before anything is measured.
+"""
 
 import contextlib
 import dataclasses
@@ -8,33 +11,53 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from specreg.compare.answers import AnswerComparison
 from specreg.compare.judging import Decision, Rules, SideLaunch, decide, is_lost, launches_of
 from specreg.compare.options import GateOptions
-from specreg.compare.pairs import COMPARED, Group, Pair, Side, slots_of
+from specreg.compare.pairs import (
+    COMPARED,
+    Group,
+    Pair,
+    Side,
+    groups_of,
+    pairs_of,
+    pinned_pairs,
+    slots_of,
+)
 from specreg.core.errors import (
+    DatasetError,
+    EnvironmentSetupError,
     HungError,
     MemoryHeldError,
     ServerDiedError,
     SpecregError,
+    UnknownNameError,
     UnsupportedError,
 )
+from specreg.core.files import UNREADABLE
 from specreg.datasets.prompts import prompts_sha256
 from specreg.load.chat_client import FinishedRequest, Record
-from specreg.matrix.case import Tier
+from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import model_sha256, resolve_model
-from specreg.matrix.prompts import load_case_prompts
+from specreg.matrix.overrides import parse_override
+from specreg.matrix.prompts import check_contexts, load_case_prompts
+from specreg.matrix.widening import served_models
 from specreg.measurement.arm import Arm
 from specreg.measurement.journal import Journal, Key, load_journal
 from specreg.measurement.measure import Plan, measure, workload_of
+from specreg.measurement.metrics import GATE_METRICS
 from specreg.servers.provision import Provision
 from specreg.servers.server import StartedServer
+from specreg.servers.sources import Origin, parse_origin, provision_side
 from specreg.servers.start import ServerStart
-from specreg.telemetry.identity import Environment
+from specreg.telemetry.identity import Environment, current_environment, find_gpus
 
+JOURNAL = "journal.jsonl"
+_Tolerance = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 _MINUTES_WITHOUT_GPU = 20.0
 
 
@@ -140,18 +163,13 @@ class Gate:
         What one side did alone is forgotten: it would be compared with a launch of another hour.
         Why a launch failed is kept, for the page.
         """
-        known = {
-            (one.pair_id, one.side)
-            for one in self.launches
-            if one.number == number and not one.failed
-        }
+        same = [one for one in self.launches if one.number == number and not one.failed]
+        known = {(one.pair_id, one.side) for one in same}
         left = tuple(pair for pair in group if not {(pair.id, side) for side in sides} <= known)
-        again = {(pair.id, side, number) for pair in left for side in sides}
-        self.launches = [
-            one
-            for one in self.launches
-            if one.failed or (one.pair_id, one.side, one.number) not in again
-        ]
+        again = {(pair.id, side) for pair in left for side in sides}
+        for one in same:
+            if (one.pair_id, one.side) in again:
+                self.launches.remove(one)
         return left
 
     def _launch(self, group: Group, number: int, sides: tuple[Side, ...]) -> None:
@@ -178,29 +196,25 @@ class Gate:
                         ready_within_s=self.options.ready_within_s,
                         log_path=log_path,
                     )
-                    with self._blaming(side):
+                    with _blaming(side, self.options):
                         starts[side] = stack.enter_context(start.begin())
                 for side, start in starts.items():
-                    with self._blaming(side):
+                    with _blaming(side, self.options):
                         servers[side] = start.ready()
                 with _naming(servers):
                     for pair in group:
                         self._measure(pair, number, servers)
             except SideError as error:
                 ours = [one for one in self.launches if one.side.is_b == error.side.is_b]
-                ids = {pair.id for pair in group}
-                measured = any(one.pair_id in ids and not one.failed for one in ours)
-                if not error.started and not measured:
+                ids = dict.fromkeys(pair.id for pair in group)
+                if not error.started and all(one.failed or one.pair_id not in ids for one in ours):
                     raise
-                self._note_failed(group, number, error)
-
-    def _note_failed(self, group: Group, number: int, error: SideError) -> None:
-        """Keep why a side wasn't measured on a launch, or not all pairs of it."""
-        self.options.show(f"launch {number}, side {error.side}: {error}")
-        mine = [one for one in self.launches if (one.side, one.number) == (error.side, number)]
-        for pair in group:
-            if pair.id not in {one.pair_id for one in mine}:
-                self.launches.append(SideLaunch(pair.id, error.side, number, failed=str(error)))
+                self.options.show(f"launch {number}, side {error.side}: {error}")
+                had = {(one.pair_id, one.number) for one in ours if one.side is error.side}
+                for pair_id in ids:
+                    if (pair_id, number) not in had:
+                        failed = SideLaunch(pair_id, error.side, number, failed=str(error))
+                        self.launches.append(failed)
 
     def _measure(self, pair: Pair, number: int, servers: dict[Side, StartedServer]) -> None:
         """Measure a pair on the servers that are up, and compare its answers.
@@ -256,17 +270,19 @@ class Gate:
             files_sha256=" ".join(files),
         )
 
-    @contextlib.contextmanager
-    def _blaming(self, side: Side) -> Iterator[None]:
-        """Say which side's start failed."""
-        try:
-            yield
-        except MemoryHeldError:  # of the machine, not of a side
-            raise
-        except SpecregError as error:
-            typed = self.options.b if side.is_b else self.options.a
-            message = f"side {side} ('{typed}'): {error}"
-            raise SideError(side, message, started=False) from error
+
+@contextlib.contextmanager
+def _blaming(
+    side: Side, options: GateOptions, kinds: tuple[type[SpecregError], ...] = (SpecregError,)
+) -> Iterator[None]:
+    """Say which side can't start."""
+    try:
+        yield
+    except MemoryHeldError:  # of the machine, not of a side
+        raise
+    except kinds as error:
+        typed = options.b if side.is_b else options.a
+        raise SideError(side, f"side {side} ('{typed}'): {error}", started=False) from error
 
 
 @contextlib.contextmanager
@@ -281,3 +297,112 @@ def _naming(servers: Mapping[Side, StartedServer]) -> Iterator[None]:
             except ServerDiedError as error:
                 raise SideError(side, error.head) from error
         raise
+
+
+def open_gate(options: GateOptions, tier: Tier) -> Gate:
+    """Return a gate that is ready to start, or to go on.
+
+    Raises:
+        SideError: a side can't be had.
+        SpecregError: something can't be measured as it is asked for; nothing was.
+    """
+    if options.resume and (options.out is None or not options.out.is_dir()):
+        where = f"in '{options.out}'" if options.out is not None else "without a folder"
+        raise UnsupportedError(f"--resume: nothing to go on with {where}; name its --out")
+    folder, tolerances = options.folder_in("gates"), _tolerances(options.tolerances)
+    root, on_gpu = options.root, tier.needs_gpus > 0
+    origins = parse_origin(options.a), parse_origin(options.b)
+    a, b = (list(map(parse_override, some)) for some in (options.a_overrides, options.b_overrides))
+    chosen = _chosen(options, tier, origins)
+    pairs = pairs_of(tier, chosen, (a, b), prompts=options.prompts, show=options.show)
+    if options.pin_length_tokens is not None:
+        pairs += pinned_pairs(pairs, options.pin_length_tokens, on_gpu=on_gpu)
+    for spec in {case.server for pair in pairs for case in (pair.a, pair.b)}:
+        served_models(root, spec)
+    for pair in pairs:
+        if load_case_prompts(root, pair.a) != load_case_prompts(root, pair.b):
+            what = "the sides' targets would be asked other prompts; choose a dataset of texts"
+            raise DatasetError(f"'{pair.id}': {what}")
+    sources, installed = _sides(options, origins, pairs, on_gpu=on_gpu)
+    journal = Journal(folder / JOURNAL)
+    journal.hold()
+    if journal.path.exists() and not options.resume:
+        message = f"'{journal.path}': holds a gate already; say --resume to go on, or another --out"
+        raise SpecregError(message)
+    gate = Gate(
+        options=options,
+        tier=tier,
+        folder=folder,
+        sources=sources,
+        installed=installed,
+        groups=groups_of(pairs),
+        together=not on_gpu if options.together is None else options.together,
+        environment=current_environment(needs_gpus=tier.gpus_used(find_gpus().memory_gib)),
+        rules=Rules(
+            launches=options.launches,
+            figures=sum(len(pair.deciding) for pair in pairs),
+            tolerances=tolerances,
+        ),
+        journal=journal,
+        answers=AnswerComparison(
+            pairs=pairs, root=root, path=folder / "answers.json", show=options.show
+        ),
+    )
+    if journal.path.exists():
+        gate.take_over()
+    return gate
+
+
+def _sides(
+    options: GateOptions, origins: Sequence[Origin], pairs: Sequence[Pair], *, on_gpu: bool
+) -> tuple[list[Provision], list[str]]:
+    """Where both sides come from, and what they are once their environments are made."""
+    sources, installed = [], []
+    kinds = UnsupportedError, EnvironmentSetupError
+    for side, origin in zip(COMPARED, origins, strict=True):
+        cases = [pair.of(side) for pair in pairs]
+        with _blaming(side, options, kinds):
+            sources.append(provision_side(origin, cases, on_gpu=on_gpu, show=options.show))
+            check_contexts(options.root, cases)
+    for side, source in zip(COMPARED, sources, strict=True):
+        with _blaming(side, options, kinds):
+            installed.append(", ".join(dict.fromkeys(source.installed(p.of(side)) for p in pairs)))
+    return sources, installed
+
+
+def _tolerances(texts: Sequence[str]) -> Mapping[str, float]:
+    """Parse `METRIC=FRACTION`: by metric the tolerated loss."""
+    found = {}
+    for text in texts:
+        name, _, frac = text.partition("=")
+        if name not in GATE_METRICS:
+            raise UnknownNameError("metric", name, GATE_METRICS, f"--tolerance {text}")
+        try:
+            found[name] = msgspec.convert(frac, _Tolerance, strict=False)
+        except UNREADABLE as error:
+            message = f"--tolerance {text}: '{frac}' is no fraction between 0 and 1; 0.03 is 3 %"
+            raise UnsupportedError(message) from error
+    return found
+
+
+def _chosen(options: GateOptions, tier: Tier, origins: tuple[Origin, Origin]) -> Sequence[Case]:
+    """The cases that are named; without any those of the sides' engine that fit the GPUs."""
+    unmet = dict(tier.unmet(find_gpus().memory_gib))
+    if named := [tier.named(case_id) for case_id in dict.fromkeys(options.case_ids)]:
+        for case in named:
+            if case.id in unmet:
+                raise UnsupportedError(f"{unmet[case.id]}; choose other cases with --case")
+        return named
+    for case in tier.cases:
+        if {one.engine for one in origins} - {"", case.server.engine}:
+            unmet[case.id] = f"'{case.id}' is of engine '{case.server.engine}'"
+    for why in unmet.values():
+        options.show(f"left out: {why}")
+    found = [case for case in tier.cases if case.id not in unmet]
+    if not found:
+        message = (
+            f"tier '{tier.name}': none of its {len(unmet)} cases can be compared,"
+            f" {list(unmet.values())[-1]}; choose another --tier, or other sides"
+        )
+        raise UnsupportedError(message)
+    return found

@@ -3,13 +3,13 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Never
 
 import pytest
 
 from specreg.compare import bisect
 from specreg.compare.bisect import Step, bisect_versions, find_change, step_of, versions_between
-from specreg.compare.configure import open_gate
-from specreg.compare.gate import Gate, SideError
+from specreg.compare.gate import Gate, SideError, open_gate
 from specreg.compare.judging import Answer, Decision, SideLaunch
 from specreg.compare.options import BisectOptions, GateOptions
 from specreg.compare.pairs import Group, Side
@@ -35,7 +35,7 @@ def decision(
         Verdict(case_id=CASE.id, metric=name, outcome=outcome, launches=6)
         for name, outcome in {**outcomes, LOSSLESS: texts}.items()
     ]
-    return Decision(answer=answer, reasons=(), takes=(), verdicts=tuple(verdicts), control=())
+    return Decision(answer=answer, verdicts=tuple(verdicts))
 
 
 FOUND = decision(
@@ -119,13 +119,9 @@ def test_each_figure_is_traced_to_the_version_that_lost_it(
     """0.31.0 lost prefill, 0.32.0 the step that is searched for; each gate leaves its report."""
 
     def made(version: str, side: Side, number: int) -> SideLaunch:
-        slow = side is Side.B
-        return launch(
-            side,
-            number,
-            step_ms=11.0 if slow and version == "0.32.0" else 10.0,
-            ttft_ms=30.0 if slow and version == "0.31.0" else 20.0,
-        )
+        slow = version if side is Side.B else ""
+        step_ms, ttft_ms = 11.0 if slow == "0.32.0" else 10.0, 30.0 if slow == "0.31.0" else 20.0
+        return launch(side, number, step_ms=step_ms, ttft_ms=ttft_ms)
 
     asked = plant(made)
     found = find_change(options, TIER, CASE)
@@ -160,51 +156,49 @@ def test_a_good_release_that_dies_ends_the_search_and_another_is_unknown(
     assert any("it died" in one for one in load_report(folder / "report.json").remarks)
 
 
+@pytest.mark.parametrize(
+    ("side", "error", "said"),
+    [
+        (Side.B, UnsupportedError, r"0.32.0: no telling .* than 0.29.0, too old$"),
+        (Side.A, SideError, "too old"),
+    ],
+)
 def test_a_release_that_cant_be_had_is_unknown_and_the_good_one_ends_it(
-    options: BisectOptions, monkeypatch: pytest.MonkeyPatch
+    options: BisectOptions,
+    monkeypatch: pytest.MonkeyPatch,
+    side: Side,
+    error: type[Exception],
+    said: str,
 ) -> None:
-    def refused(side: Side) -> None:
-        monkeypatch.setattr(
-            bisect, "open_gate", lambda *_: fail(SideError(side, "too old\nfor it"))
-        )
+    def refused(*_: object) -> Never:
+        raise SideError(side, "too old\nfor it")
 
-    refused(Side.B)
-    with pytest.raises(UnsupportedError, match=r"0.32.0: no telling .* than 0.29.0, too old$"):
-        find_change(options, TIER, CASE)
-    refused(Side.A)
-    with pytest.raises(SideError, match="too old"):
+    monkeypatch.setattr(bisect, "open_gate", refused)
+    with pytest.raises(error, match=said):
         find_change(options, TIER, CASE)
 
 
-def fail(error: Exception) -> Gate:
-    raise error
+def searched(first_bad: str, *unknown: str) -> tuple[tuple[str, ...], list[str]]:
+    """What is found where versions from one on are bad and some can't be told; what was asked."""
+    asked: list[str] = []
 
+    def compare(version: str) -> tuple[Step, str]:
+        asked.append(version)
+        bad = VERSIONS.index(version) >= VERSIONS.index(first_bad)
+        return Step.UNKNOWN if version in unknown else Step.BAD if bad else Step.GOOD, ""
 
-class Compare:
-    """Versions from one on are bad; some can't be told."""
-
-    def __init__(self, first_bad: str, *unknown: str) -> None:
-        self.first_bad = VERSIONS.index(first_bad)
-        self.unknown = unknown
-        self.asked: list[str] = []
-
-    def __call__(self, version: str) -> tuple[Step, str]:
-        self.asked.append(version)
-        bad = VERSIONS.index(version) >= self.first_bad
-        return Step.UNKNOWN if version in self.unknown else Step.BAD if bad else Step.GOOD, ""
+    return bisect_versions(VERSIONS, compare), asked
 
 
 @pytest.mark.parametrize("first_bad", VERSIONS[1:])
 def test_each_change_is_found_in_few_comparisons(first_bad: str) -> None:
-    compare = Compare(first_bad)
-    at = VERSIONS.index(first_bad)
-    assert bisect_versions(VERSIONS, compare) == VERSIONS[at - 1 : at + 1]
-    assert len(compare.asked) <= 5  # log2 of twelve steps, and the last one
+    (found, asked), at = searched(first_bad), VERSIONS.index(first_bad)
+    assert found == VERSIONS[at - 1 : at + 1]
+    assert len(asked) <= 5  # log2 of twelve steps, and the last one
 
 
 def test_what_cant_be_told_is_left_between() -> None:
-    found = bisect_versions(VERSIONS, Compare("0.26.0", "0.26.0"))
-    assert found == ("0.25.0", "0.26.0", "0.27.0")
+    assert searched("0.26.0", "0.26.0")[0] == ("0.25.0", "0.26.0", "0.27.0")
 
 
 @pytest.mark.parametrize(
