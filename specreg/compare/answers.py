@@ -35,6 +35,7 @@ from specreg.verdicts.judge import Outcome, Verdict
 _MOST_LAUNCHES = 2
 """After so many launches without a comparison, answers aren't asked for any more."""
 _MOST_NAMED = 3
+_verdict_on_answers = functools.partial(Verdict, metric=LOSSLESS, launches=0)
 
 
 class _Known(msgspec.Struct):
@@ -69,10 +70,11 @@ class AnswerComparison:
     def _verdict(self, pair: Pair) -> Verdict:
         if pair.id in self._known.verdicts:
             return self._known.verdicts[pair.id]
+        say = functools.partial(_verdict_on_answers, case_id=pair.id)
         if why := why_not_compared(pair.a, pair.b):
-            return verdict_on_answers(pair.id, Outcome.NOT_COMPARABLE, why)
+            return say(outcome=Outcome.NOT_COMPARABLE, reason=why)
         unknown = self._failed.get(pair.id, "the answers weren't compared; --resume does so")
-        return verdict_on_answers(pair.id, Outcome.INVALID, unknown)
+        return say(outcome=Outcome.INVALID, reason=unknown)
 
     def wants(self, pairs: Collection[Pair]) -> bool:
         """Whether a further launch may decide on answers where earlier ones couldn't."""
@@ -106,30 +108,23 @@ class AnswerComparison:
         if len(replays) == len(COMPARED):
             timed = Replay(rounds=replays[1].rounds, control_rounds=replays[0].rounds)
             if all(were_equal(timed, prompt) for prompt in prompts):
-                known.verdicts[pair.id] = verdict_on_answers(pair.id, Outcome.PASS, "", 1.0)
+                same = _verdict_on_answers(case_id=pair.id, outcome=Outcome.PASS, value=1.0)
+                known.verdicts[pair.id] = same
         try:
             plain = servers.get(Side.A)
             if pair.id not in {*known.verdicts, *known.answers} and plain is not None:
-                known.answers[pair.id] = answers_of(pair.a, plain, prompts)
+                texts = encode_prompts(plain.endpoint, pair.a, prompts)
+                known.answers[pair.id] = ask_greedy(pair.a, plain, texts)
             side = Side.B
             if Side.B in servers and pair.id in known.answers.keys() - known.verdicts.keys():
                 self.show(f"{pair.id}: comparing the answers")
-                theirs, a, b = known.answers[pair.id], servers.get(Side.A), servers[Side.B]
-                known.verdicts[pair.id] = compare_answers(pair.id, pair.b, b, prompts, theirs, a)
+                found = compare_answers(pair, servers, prompts, known.answers[pair.id])
+                known.verdicts[pair.id] = found
         except InvalidMeasurementError as error:
             self._failed[pair.id] = f"side {side}: {error}"
             for one in servers.values():
                 one.check_alive()
         replace_file(self.path, msgspec.json.encode(known))
-
-
-def verdict_on_answers(
-    case_id: str, outcome: Outcome, reason: str, value: float | None = None
-) -> Verdict:
-    """The verdict on the answers of a case; `value`: the share that is equal, 0..1."""
-    return Verdict(
-        case_id=case_id, metric=LOSSLESS, outcome=outcome, reason=reason, value=value, launches=0
-    )
 
 
 def why_not_compared(a: Case, b: Case) -> str:
@@ -147,26 +142,21 @@ def why_not_compared(a: Case, b: Case) -> str:
     return "" if asked(a) == asked(b) else "the sides are asked otherwise"
 
 
-def answers_of(case: Case, server: Server, prompts: Sequence[Prompt]) -> tuple[Transcript, ...]:
-    """Ask a server for its answers; InvalidMeasurementError where they aren't in ids."""
-    return ask_greedy(case, server, encode_prompts(server.endpoint, case, prompts))
-
-
 def compare_answers(
-    case_id: str,
-    case: Case,
-    server: Server,
+    pair: Pair,
+    servers: Mapping[Side, Server],
     prompts: Sequence[Prompt],
     theirs: Sequence[Transcript],
-    other: Server | None = None,
 ) -> Verdict:
     """The verdict on what side B's server answers to prompts, held against A's answers.
 
-    B's is asked how likely both were, and then A's, `other`, where it is up and can say.
+    B's is asked how likely both were, and then A's where it is up and can say.
 
     Raises:
         InvalidMeasurementError: it doesn't answer in ids, or differently at another batch size.
     """
+    case, server, a = pair.b, servers[Side.B], servers.get(Side.A)
+    say = functools.partial(_verdict_on_answers, case_id=pair.id)
     texts = encode_prompts(server.endpoint, case, prompts)
     each = zip(prompts, texts, theirs, strict=True)
     unlike = [f"'{prompt.id}'" for prompt, ours, its in each if ours != its.prompt]
@@ -175,7 +165,7 @@ def compare_answers(
             f"B makes other tokens of {len(unlike)} prompts: {', '.join(unlike[:_MOST_NAMED])};"
             " look at its tokenizer and chat template"
         )
-        return verdict_on_answers(case_id, Outcome.WRONG, reason)
+        return say(outcome=Outcome.WRONG, reason=reason)
     ask, batch = functools.partial(ask_greedy, case, server, texts), other_batch(case)
     found = check_lossless(
         [prompt.id for prompt in prompts],
@@ -186,11 +176,11 @@ def compare_answers(
         # Another version may have other kernels, whatever a case demands of speculation.
         rounding_nats=max(case.rounding_nats, ROUNDING_NATS),
     )
-    if other is not None and not found.failures:
+    if a is not None and not found.failures:
         with contextlib.suppress(InvalidMeasurementError):
-            found = judged_by_a(found, functools.partial(score, other.endpoint))
+            found = judged_by_a(found, functools.partial(score, a.endpoint))
     outcome = Outcome.WRONG if found.failures else Outcome.PASS
-    return verdict_on_answers(case_id, outcome, found.describe("of B", "of A"), found.equal_frac)
+    return say(outcome=outcome, reason=found.describe("of B", "of A"), value=found.equal_frac)
 
 
 def judged_by_a(found: Losslessness, ask_a: Score) -> Losslessness:

@@ -10,19 +10,14 @@ import msgspec
 import pytest
 
 from specreg.compare import answers
-from specreg.compare.answers import (
-    AnswerComparison,
-    answers_of,
-    compare_answers,
-    judged_by_a,
-    verdict_on_answers,
-    why_not_compared,
-)
-from specreg.compare.pairs import Side
+from specreg.compare.answers import AnswerComparison, compare_answers, judged_by_a, why_not_compared
+from specreg.compare.pairs import Pair, Side
 from specreg.core.errors import InvalidMeasurementError
+from specreg.correctness.checks import LOSSLESS, ask_greedy
 from specreg.correctness.lossless import Losslessness, Parting
 from specreg.engines.wire_format import Transcript
 from specreg.load.rounds import Round
+from specreg.load.token_client import encode_prompts
 from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Replay
@@ -34,49 +29,44 @@ from tests.unit import builders
 from tests.unit.compare.launches import PAIR
 from tests.unit.servers.test_server import start
 
-SERVER = SimpleNamespace(check_alive=lambda: None)
+SERVER = SimpleNamespace(check_alive=lambda: None, endpoint=None)
 ALONE_A, ALONE_B = {Side.A: SERVER}, {Side.B: SERVER}
 
 
 @pytest.fixture
 def comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AnswerComparison:
     """Of sides that answer the same."""
+    same = Verdict(case_id=PAIR.id, metric=LOSSLESS, outcome=Outcome.PASS)
+    for name in ("load_case_prompts", "encode_prompts", "ask_greedy"):
+        monkeypatch.setattr(answers, name, lambda *_: ())
+    monkeypatch.setattr(answers, "compare_answers", lambda *_: same)
+    return begun(tmp_path)
 
-    def same(case_id: str, *_: object) -> Verdict:
-        return verdict_on_answers(case_id, Outcome.PASS, "")
 
-    monkeypatch.setattr(answers, "load_case_prompts", lambda *_: ())
-    monkeypatch.setattr(answers, "answers_of", lambda *_: ())
-    monkeypatch.setattr(answers, "compare_answers", same)
-    path = tmp_path / "answers.json"
+def begun(folder: Path) -> AnswerComparison:
+    path = folder / "answers.json"
     return AnswerComparison(pairs=[PAIR], root=builders.ROOT, path=path, show=lambda _: None)
-
-
-def outcome(comparison: AnswerComparison) -> Outcome:
-    [found] = comparison.verdicts
-    return found.outcome
 
 
 def test_answers_of_servers_that_are_up_in_turn_are_kept_for_the_other_side(
     comparison: AnswerComparison, tmp_path: Path
 ) -> None:
     comparison.ask(PAIR, ALONE_A, 1, {})  # type: ignore[arg-type]
-    assert (outcome(comparison), comparison.wants([PAIR])) == (Outcome.INVALID, True)
-    resumed = AnswerComparison(
-        pairs=[PAIR], root=builders.ROOT, path=tmp_path / "answers.json", show=lambda _: None
-    )
+    assert (comparison.verdicts[0].outcome, comparison.wants([PAIR])) == (Outcome.INVALID, True)
+    resumed = begun(tmp_path)
     resumed.take_over()
     resumed.ask(PAIR, ALONE_B, 1, {})  # type: ignore[arg-type]
-    assert (outcome(resumed), resumed.wants([PAIR])) == (Outcome.PASS, False)
+    assert (resumed.verdicts[0].outcome, resumed.wants([PAIR])) == (Outcome.PASS, False)
+
+
+def refuse(*_: object) -> Never:
+    raise InvalidMeasurementError("NO_IDS", "it answers in text")
 
 
 @pytest.mark.parametrize(
     ("of_b", "outcome"),
-    [
-        pytest.param("ab", Outcome.PASS, id="the-same"),
-        pytest.param("cd", Outcome.INVALID, id="another"),
-        pytest.param("", Outcome.INVALID, id="unknown"),
-    ],
+    [("ab", Outcome.PASS), ("cd", Outcome.INVALID), ("", Outcome.INVALID)],
+    ids=["the-same", "another", "unknown"],
 )
 def test_answers_that_were_the_same_when_they_were_timed_are_not_asked_for_again(
     comparison: AnswerComparison, monkeypatch: pytest.MonkeyPatch, of_b: str, outcome: Outcome
@@ -87,25 +77,19 @@ def test_answers_that_were_the_same_when_they_were_timed_are_not_asked_for_again
         replay = Replay(rounds=(Round(traces=(trace,), started_ns=0, ended_ns=9),))
         return dataclasses.replace(builders.measurement({}), replay=replay)
 
-    def asked(*_: object) -> Never:
-        raise InvalidMeasurementError("NO_IDS", "it was asked again")
-
     monkeypatch.setattr(answers, "load_case_prompts", lambda *_: builders.PROMPTS[:1])
-    monkeypatch.setattr(answers, "answers_of", asked)
+    monkeypatch.setattr(answers, "ask_greedy", refuse)
     both, measured = {**ALONE_A, **ALONE_B}, {Side.A: timed("ab"), Side.B: timed(of_b)}
     comparison.ask(PAIR, both, 1, measured)  # type: ignore[arg-type]
     [found] = comparison.verdicts
     assert (found.outcome, found.value) == (outcome, 1.0 if outcome is Outcome.PASS else None)
-    assert ("it was asked again" in found.reason) == (outcome is Outcome.INVALID)
+    assert ("it answers in text" in found.reason) == (outcome is Outcome.INVALID)
 
 
 def test_what_cant_be_compared_on_two_launches_is_asked_for_no_more(
     comparison: AnswerComparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> Never:
-        raise InvalidMeasurementError("NO_IDS", "it answers in text")
-
-    monkeypatch.setattr(answers, "answers_of", fail)
+    monkeypatch.setattr(answers, "ask_greedy", refuse)
     for number in (1, 2):
         assert comparison.wants([PAIR])
         comparison.ask(PAIR, ALONE_A, number, {})  # type: ignore[arg-type]
@@ -115,6 +99,7 @@ def test_what_cant_be_compared_on_two_launches_is_asked_for_no_more(
 
 
 Said = tuple[Transcript, ...]
+Questions = Sequence[tuple[Sequence[int], Sequence[int]]]
 FOUND = Losslessness(
     prompts=3,
     asked=3,
@@ -138,19 +123,19 @@ def test_what_b_calls_rounding_a_is_asked_of(
     scores: list[tuple[float, float]], gaps_nats: tuple[float, ...]
 ) -> None:
     """At the same places, of the same tokens."""
-    asked: list[tuple[Sequence[int], Sequence[int]]] = []
+    asked: list[Questions] = []
 
-    def score(
-        questions: Sequence[tuple[Sequence[int], Sequence[int]]],
-    ) -> Sequence[Sequence[float]]:
-        asked.extend(questions)
+    def score(questions: Questions) -> Sequence[Sequence[float]]:
+        asked.append(questions)
         return scores
 
     found = judged_by_a(FOUND, score)
-
-    assert asked == [((1, 2, 5, 6), (70, 7)), ((3, 8), (90, 9))]
+    assert asked == [[((1, 2, 5, 6), (70, 7)), ((3, 8), (90, 9))]]
     assert [one.gap_nats for one in found.partings] == pytest.approx(gaps_nats)
     assert [one.prompt_id for one in found.failures] == ["y"] * (gaps_nats[1] > 0.25)
+
+
+WITHOUT_IDS = builders.on_server(engine="tensorrt_llm")
 
 
 @pytest.mark.parametrize(
@@ -160,11 +145,7 @@ def test_what_b_calls_rounding_a_is_asked_of(
         (builders.CASE, dataclasses.replace(builders.CASE, temperature=0.7), "drawn at a temper"),
         (builders.CASE, builders.on_server(dtype="bfloat16"), "the targets of both sides differ"),
         (builders.CASE, dataclasses.replace(builders.CASE, prompts=3), "asked otherwise"),
-        (
-            builders.on_server(engine="tensorrt_llm"),
-            builders.on_server(engine="tensorrt_llm"),
-            "tells no token ids",
-        ),
+        (WITHOUT_IDS, WITHOUT_IDS, "tells no token ids"),
     ],
     ids=["alike", "drawn", "of another format", "other prompts", "no ids"],
 )
@@ -181,7 +162,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartedServer]:
 
 @pytest.fixture(scope="module")
 def said(server: StartedServer) -> Said:
-    return answers_of(builders.CASE, server, builders.PROMPTS)
+    texts = encode_prompts(server.endpoint, builders.CASE, builders.PROMPTS)
+    return ask_greedy(builders.CASE, server, texts)
+
+
+def compared(said: Said, rounding_nats: float = 0.25, **servers: StartedServer) -> Verdict:
+    """What side B's server comes to, and A's where there is one, of what A said."""
+    case = dataclasses.replace(builders.CASE, rounding_nats=rounding_nats)
+    up = {Side[name]: server for name, server in servers.items()}
+    return compare_answers(Pair(a=case, b=case), up, builders.PROMPTS, said)
 
 
 def changed(said: Said, position: int, token: int) -> Said:
@@ -192,13 +181,13 @@ def changed(said: Said, position: int, token: int) -> Said:
 
 
 def test_the_same_answers_are_equal(server: StartedServer, said: Said) -> None:
-    found = compare_answers("case", builders.CASE, server, builders.PROMPTS, said)
+    found = compared(said, B=server)
     assert (found.outcome, found.value) == (Outcome.PASS, 1.0)
     assert found.reason == "100.0% of 6 answers are equal"
 
 
 def test_a_token_that_b_would_never_say_is_wrong(server: StartedServer, said: Said) -> None:
-    found = compare_answers("case", builders.CASE, server, builders.PROMPTS, changed(said, 3, 7))
+    found = compared(changed(said, 3, 7), B=server)
     assert found.outcome is Outcome.WRONG
     assert f"prompt 'chat-0', token 4: 7 of A, {said[0].output[3]} of B, " in found.reason
 
@@ -208,16 +197,15 @@ def test_where_it_is_up_side_a_is_asked_as_well(
     server: StartedServer, said: Said, *, a_knows: bool
 ) -> None:
     """The scripted server says of the second likeliest token that it is 1 nat less likely."""
-    case = dataclasses.replace(builders.CASE, rounding_nats=1.5)
     rounded = changed(said, 3, likeliest(said[0].output[3])[1])
     a = server if a_knows else dataclasses.replace(server, model="another")
-    found = compare_answers("case", case, server, builders.PROMPTS, rounded, a)
+    found = compared(rounded, 1.5, A=a, B=server)
     assert found.outcome is Outcome.PASS
     assert found.reason.endswith("; 1 part where both tokens lie within 1.50 nats")
 
 
 def test_a_prompt_that_is_rendered_otherwise_is_wrong(server: StartedServer, said: Said) -> None:
     other = (dataclasses.replace(said[0], prompt=(1, 2)), *said[1:])
-    found = compare_answers("case", builders.CASE, server, builders.PROMPTS, other)
+    found = compared(other, B=server)
     assert found.outcome is Outcome.WRONG
     assert found.reason.startswith("B makes other tokens of 1 prompts: 'chat-0'")
