@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -74,75 +74,6 @@ class Figure(NamedTuple):
     tolerance_frac: float = _MEMORY_TOLERANCE_FRAC
     sign: int = -1
     origin: float = 0.0
-
-
-def figures_of_soak(
-    case: Case, *, on_gpu: bool, tolerance_frac: float | None = None
-) -> tuple[Figure, ...]:
-    """Return what is watched; `tolerance_frac`: of all figures, None for each one's own."""
-    length, step = METRICS["acceptance_length_tokens"], METRICS["tpot_p50_ms"]
-    watched = {
-        Figure(length.name, length.allowed_frac(case), 1, length.origin): case.speculates,
-        Figure("step_ms", step.allowed_frac(case)): case.speed,
-        Figure("memory_bytes"): True,
-        Figure("gpu_memory_bytes"): on_gpu,
-    }
-    return tuple(
-        figure if tolerance_frac is None else figure._replace(tolerance_frac=tolerance_frac)
-        for figure, has in watched.items()
-        if has
-    )
-
-
-def judge_figure(
-    figure: Figure, blocks: Sequence[Block], *, case_id: str, lead_in_s: float, level: float
-) -> Verdict:
-    """The verdict on how a figure moved over the blocks after the lead-in, in an hour.
-
-    PASS where the interval, which misses the truth on either side with `level`, excludes a loss
-    beyond the tolerance; REGRESSED where all of it is a loss and the estimate is beyond it.
-    """
-    told = [
-        (block.at_s / _S_PER_H, float(value))
-        for block in blocks
-        if block.at_s >= lead_in_s and (value := getattr(block, figure.name)) is not None
-    ]
-    verdict = Verdict(
-        case_id=case_id,
-        metric=figure.name,
-        outcome=Outcome.INCONCLUSIVE,
-        tolerance_frac=figure.tolerance_frac,
-        against="the first blocks",
-        reason=f"no telling from {len(told)} blocks, {BLOCK_PARTS} are needed; soak longer, or with"
-        " fewer --prompts",
-    )
-    if len(told) < BLOCK_PARTS:
-        return verdict
-    hours, values = zip(*told, strict=True)
-    means = part_means(values)
-    beyond = float(means[0]) - figure.origin
-    if beyond <= 0:
-        why = f"it is never beyond {figure.origin:g}; there is nothing to lose"
-        return dataclasses.replace(verdict, reason=why)
-    change = change_of_blocks(values, hours, figure.sign / beyond)
-    low, high = change.bounds(level)
-    outcome = outcome_of(change.estimate_frac, low, high, figure.tolerance_frac)
-    reasons = {
-        Outcome.REGRESSED: f"worse by {-change.estimate_frac:.1%} in an hour; look at the server's"
-        " log for what grows or fills",
-        Outcome.INCONCLUSIVE: "no telling yet; soak longer",
-    }
-    return dataclasses.replace(
-        verdict,
-        outcome=outcome,
-        expected=float(means[0]),
-        value=float(means[-1]),
-        change_frac=change.estimate_frac,
-        low_frac=low,
-        high_frac=high,
-        p_worse=change.p_worse,
-        reason=reasons.get(outcome, ""),
-    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -224,25 +155,76 @@ class Soak:
 
     def look(self, level: float) -> tuple[Verdict, ...]:
         """The verdict on each figure so far; what drifts raises an alarm, which stays."""
-        figures = figures_of_soak(
-            self.case, on_gpu=self.tier.needs_gpus > 0, tolerance_frac=self.options.tolerance_frac
-        )
-        verdicts = [
-            judge_figure(
-                figure,
-                self.blocks,
-                case_id=self.case.id,
-                lead_in_s=LEAD_IN_FRAC * 60 * self.options.minutes,
-                level=level / len(figures),
-            )
-            for figure in figures
-        ]
+        figures = tuple(self._figures())
+        verdicts = [self._judge(figure, level / len(figures)) for figure in figures]
         for one in verdicts:
             if one.outcome is Outcome.REGRESSED and one.metric not in self.alarms:
                 self.alarms[one.metric] = one
                 said = f"after {self.passed_s / 60:.1f} min: {one.metric}: {one.reason}"
                 self.options.show(said)
         return tuple(self.alarms.get(one.metric, one) for one in verdicts)
+
+    def _figures(self) -> Iterator[Figure]:
+        """Yield what is watched."""
+        length, step = METRICS["acceptance_length_tokens"], METRICS["tpot_p50_ms"]
+        if self.case.speculates:
+            yield Figure(length.name, length.allowed_frac(self.case), 1, length.origin)
+        if self.case.speed:
+            yield Figure("step_ms", step.allowed_frac(self.case))
+        yield Figure("memory_bytes")
+        if self.tier.needs_gpus:
+            yield Figure("gpu_memory_bytes")
+
+    def _judge(self, figure: Figure, level: float) -> Verdict:
+        """The verdict on how a figure moved over the blocks after the lead-in, in an hour.
+
+        PASS where the interval, which misses the truth on either side with `level`, excludes a loss
+        beyond the tolerance; REGRESSED where all of it is a loss and the estimate is beyond it.
+        """
+        told = [
+            (block.at_s / _S_PER_H, float(value))
+            for block in self.blocks
+            if block.at_s >= LEAD_IN_FRAC * 60 * self.options.minutes
+            and (value := getattr(block, figure.name)) is not None
+        ]
+        asked_frac = self.options.tolerance_frac
+        tolerance_frac = figure.tolerance_frac if asked_frac is None else asked_frac
+        verdict = Verdict(
+            case_id=self.case.id,
+            metric=figure.name,
+            outcome=Outcome.INCONCLUSIVE,
+            tolerance_frac=tolerance_frac,
+            against="the first blocks",
+            reason=f"no telling from {len(told)} blocks, {BLOCK_PARTS} are needed; soak longer, or"
+            " with fewer --prompts",
+        )
+        if len(told) < BLOCK_PARTS:
+            return verdict
+        hours, values = zip(*told, strict=True)
+        means = part_means(values)
+        beyond = float(means[0]) - figure.origin
+        if beyond <= 0:
+            why = f"it is never beyond {figure.origin:g}; there is nothing to lose"
+            return dataclasses.replace(verdict, reason=why)
+        change = change_of_blocks(values, hours, figure.sign / beyond)
+        low, high = change.bounds(level)
+        outcome = outcome_of(change.estimate_frac, low, high, tolerance_frac)
+        reasons = {
+            Outcome.REGRESSED: f"worse by {-change.estimate_frac:.1%} in an hour; look at the"
+            " server's log for what grows or fills",
+            Outcome.INCONCLUSIVE: "no telling yet; soak longer",
+        }
+        return dataclasses.replace(
+            verdict,
+            outcome=outcome,
+            expected=float(means[0]),
+            value=float(means[-1]),
+            change_frac=change.estimate_frac,
+            low_frac=low,
+            high_frac=high,
+            p_worse=change.p_worse,
+            reason=reasons.get(outcome, ""),
+        )
 
 
 def open_soak(options: SoakOptions, tier: Tier) -> Soak:

@@ -9,18 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from specreg.compare.options import SoakOptions
-from specreg.compare.soak import (
-    EARLY_LEVEL,
-    LAST_LEVEL,
-    LEVEL,
-    LOOKS,
-    Block,
-    Soak,
-    figures_of_soak,
-    judge_figure,
-    open_soak,
-)
+from specreg.compare.soak import EARLY_LEVEL, LAST_LEVEL, LEVEL, LOOKS, Block, Soak, open_soak
 from specreg.core.errors import UnsupportedError
+from specreg.matrix.case import Case
 from specreg.matrix.tier import load_tier
 from specreg.stats.intervals import BLOCK_PARTS
 from specreg.verdicts.judge import Outcome, Verdict
@@ -29,16 +20,14 @@ from tests.unit import builders
 TIER = load_tier(builders.ROOT / "fixtures/matrix", "cpu")
 BLOCKS = 100
 LENGTH_S = 3600.0
-LEAD_IN_S = 360.0
 SOAKS = 1000
 
 Values = NDArray[np.float64]
 
 
-def blocks_of(lengths: Values, steps_ms: Values | None = None) -> list[Block]:
-    """Blocks that share an hour evenly, with such acceptance lengths."""
+def blocks_of(lengths: Values, steps_ms: Values) -> list[Block]:
+    """Blocks that share an hour evenly, with such acceptance lengths and steps."""
     lasted_s = LENGTH_S / len(lengths)
-    steps_ms = np.ones(len(lengths)) if steps_ms is None else steps_ms
     return [
         Block(
             number=place + 1,
@@ -55,13 +44,18 @@ def blocks_of(lengths: Values, steps_ms: Values | None = None) -> list[Block]:
 
 def drift(values: Values, name: str = "acceptance_length_tokens") -> Verdict:
     """The drift of an hour with such values, of which 5 % are fine."""
-    [figure] = [
-        one
-        for one in figures_of_soak(builders.CASE, on_gpu=False, tolerance_frac=0.05)
-        if one.name == name
-    ]
-    blocks = blocks_of(values, values)
-    return judge_figure(figure, blocks, case_id="case", lead_in_s=LEAD_IN_S, level=0.01)
+    soak = soak_of(tolerance_frac=0.05)
+    soak.blocks = blocks_of(values, values)
+    return {one.metric: one for one in soak.look(0.03)}[name]
+
+
+def soak_of(
+    case: Case = builders.CASE, *, tolerance_frac: float | None = None, needs_gpus: int = 0
+) -> Soak:
+    """A soak of an hour that has no block yet."""
+    options = SoakOptions(minutes=LENGTH_S / 60, tolerance_frac=tolerance_frac, show=lambda _: None)
+    tier = dataclasses.replace(TIER, needs_gpus=needs_gpus)
+    return Soak(options=options, tier=tier, case=case, path=Path("soak.jsonl"))
 
 
 def fallen(by_frac: float, blocks: int = BLOCKS) -> Values:
@@ -94,22 +88,18 @@ def jumped(rng: np.random.Generator) -> Values:
     ],
 )
 def test_a_steady_server_raises_no_more_alarms_than_the_level_allows(
-    noise: Callable[[np.random.Generator], Values], tmp_path: Path
+    noise: Callable[[np.random.Generator], Values],
 ) -> None:
     """Whatever the noise, at all looks and figures together, with nothing for a tolerance."""
     rng = np.random.default_rng(20261122)
-    alarms = sum(
-        bool(soaked(tmp_path, 100 + noise(rng), 100 + noise(rng)).alarms) for _ in range(SOAKS)
-    )
+    alarms = sum(bool(soaked(100 + noise(rng), 100 + noise(rng)).alarms) for _ in range(SOAKS))
     # Of 1,000 soaks at 1 % each more than 20 are as rare as one time in a thousand.
     assert alarms <= 2 * LEVEL * SOAKS, alarms
 
 
-def soaked(folder: Path, lengths: Values, steps_ms: Values) -> Soak:
+def soaked(lengths: Values, steps_ms: Values) -> Soak:
     """A soak of such blocks, looked at as often as a real one."""
-    options = SoakOptions(minutes=LENGTH_S / 60, tolerance_frac=0.0, show=lambda _: None)
-    soak = Soak(options=options, tier=TIER, case=builders.CASE, path=folder / "soak.jsonl")
-    blocks = blocks_of(lengths, steps_ms)
+    soak, blocks = soak_of(tolerance_frac=0.0), blocks_of(lengths, steps_ms)
     for frac in LOOKS:
         soak.blocks = [block for block in blocks if block.at_s < frac * LENGTH_S]
         soak.look(EARLY_LEVEL)
@@ -118,7 +108,7 @@ def soaked(folder: Path, lengths: Values, steps_ms: Values) -> Soak:
     return soak
 
 
-def test_a_fall_is_seen_with_its_slope_and_at_an_early_look(tmp_path: Path) -> None:
+def test_a_fall_is_seen_with_its_slope_and_at_an_early_look() -> None:
     found = drift(fallen(0.3))
     assert found.outcome is Outcome.REGRESSED
     # Relative to the first judged part: the ninth part of the soak after the lead-in, on average.
@@ -127,9 +117,8 @@ def test_a_fall_is_seen_with_its_slope_and_at_an_early_look(tmp_path: Path) -> N
     low, change, high = (one or 0 for one in (found.low_frac, found.change_frac, found.high_frac))
     assert low <= change <= high < 0
     assert f"worse by {0.3 / first:.1%} in an hour" in found.reason
-    soak = soaked(tmp_path, fallen(0.3), np.ones(BLOCKS))
+    soak = soaked(fallen(0.3), np.ones(BLOCKS))
     assert list(soak.alarms) == ["acceptance_length_tokens"]
-    assert soak.alarms["acceptance_length_tokens"].outcome is Outcome.REGRESSED
 
 
 RNG = np.random.default_rng(1)
@@ -166,9 +155,9 @@ def test_the_tolerance_is_that_of_the_case_and_a_twentieth_of_memory() -> None:
     case = dataclasses.replace(
         builders.CASE, tolerances=(("acceptance_length_tokens", 0.01), ("tpot_p50_ms", 0.5))
     )
-    told = [one.tolerance_frac for one in figures_of_soak(case, on_gpu=True)]
+    told = [one.tolerance_frac for one in soak_of(case, needs_gpus=1).look(LEVEL)]
     assert told == [0.01, 0.5, 0.05, 0.05]
-    asked = figures_of_soak(case, on_gpu=True, tolerance_frac=0.2)
+    asked = soak_of(case, needs_gpus=1, tolerance_frac=0.2).look(LEVEL)
     assert {one.tolerance_frac for one in asked} == {0.2}
 
 
@@ -183,13 +172,13 @@ def test_the_tolerance_is_that_of_the_case_and_a_twentieth_of_memory() -> None:
 )
 def test_what_means_nothing_is_not_judged(fields: dict[str, object], left: set[str]) -> None:
     case = dataclasses.replace(builders.CASE, **fields)  # type: ignore[arg-type]
-    assert {one.name for one in figures_of_soak(case, on_gpu=False)} == left
+    assert {one.metric for one in soak_of(case).look(LEVEL)} == left
 
 
-def test_an_alarm_stays_whatever_comes_after_it(tmp_path: Path) -> None:
+def test_an_alarm_stays_whatever_comes_after_it() -> None:
     """A server that is itself again at the end has lost something all the same."""
     lengths = np.concatenate([fallen(0.8, 60), np.full(40, 3.0)])
-    soak = soaked(tmp_path, lengths, np.ones(BLOCKS))
+    soak = soaked(lengths, np.ones(BLOCKS))
     found = {one.metric: one.outcome for one in soak.look(LAST_LEVEL)}
     assert found["acceptance_length_tokens"] is Outcome.REGRESSED
     assert found["step_ms"] is not Outcome.REGRESSED
