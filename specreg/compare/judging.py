@@ -124,14 +124,14 @@ def decide(
     wrong = any(one.outcome is Outcome.WRONG for one in answers)
     worse = wrong or any(_is_lost(one) and not _is_speed(one) for one in verdicts)
     verdicts = [_beside_itself(one, launches, is_worse=worse) for one in verdicts]
-    regressed = [one for one in verdicts if _is_lost(one)]
+    lost = [one for one in verdicts if _is_lost(one)]
     every = (*verdicts, *answers)
     answer = _ANSWERS[exit_status(every)]
     unclear = [one for one in every if one.fails] if answer is Answer.UNDECIDED else []
     controlled = {one.pair_id for one in launches if one.side in CONTROL}
     return Decision(
         answer=answer,
-        reasons=(*_reasons(answers, regressed), *_bounds(unclear)),
+        reasons=(*_reasons(answers, lost), *_bounds(unclear)),
         takes=tuple(_takes(unclear, rules)),
         verdicts=every,
         control=tuple(
@@ -164,7 +164,11 @@ def launches_of(
             if done(look()):
                 return
             for again, group in itertools.product(range(1, number + 1), left):
-                doubtful = {one.case_id for one in look().verdicts if _may_be_the_machine(one)}
+                doubtful = {
+                    one.case_id
+                    for one in look().verdicts
+                    if one.reason.startswith((UNCHECKED, MACHINE_MOVED)) and not _is_lost(one)
+                }
                 if pairs := tuple(pair for pair in group if pair.id in doubtful):
                     yield pairs, again, CONTROL
             decision = look()
@@ -176,11 +180,6 @@ def launches_of(
 def is_lost(decision: Decision) -> bool:
     """Whether no further launch would turn it into an upgrade."""
     return decision.answer is Answer.DONT
-
-
-def _may_be_the_machine(verdict: Verdict) -> bool:
-    unchecked = verdict.reason == UNCHECKED and verdict.outcome is Outcome.INCONCLUSIVE
-    return unchecked or verdict.reason.startswith(MACHINE_MOVED)
 
 
 def _is_lost(verdict: Verdict) -> bool:
@@ -220,15 +219,21 @@ def _beside_itself(verdict: Verdict, launches: Sequence[SideLaunch], *, is_worse
 
 
 def _reasons(answers: Iterable[Verdict], lost: Sequence[Verdict]) -> Iterator[str]:
-    """Yield which answers differ, can't be told or mostly round; then what was lost."""
+    """Yield which answers differ, can't be told or mostly round; then what was lost, and by what.
+
+    That is output itself where no other cause is proven.
+    """
     for one in answers:
         few = one.value is not None and one.value < _FEW_EQUAL_FRAC
         if few or one.outcome in {Outcome.WRONG, Outcome.INVALID}:
             yield f"{one.case_id}: {one.reason}"
     for case_id in dict.fromkeys(one.case_id for one in lost):
         ones = [one for one in lost if one.case_id == case_id]
+        own = [GATE_METRICS[one.metric].cause for one in ones if one.metric != OUTPUT]
+        told = [one.cause.partition(" by ")[2].partition(",")[0] for one in ones]
+        causes = ", ".join(own) or next(filter(None, told), "output")
         figures = ", ".join(f"{one.metric} {one.change_frac:+.1%}" for one in ones)
-        yield f"{case_id} is worse by {causes_of(ones)}: {figures}"
+        yield f"{case_id} is worse by {causes}: {figures}"
 
 
 def _bounds(unclear: Iterable[Verdict]) -> Iterator[str]:
@@ -253,14 +258,6 @@ def _takes(unclear: Sequence[Verdict], rules: Rules) -> Iterator[str]:
         )
     for one in unclear:
         yield f"{one.case_id}: {one.reason or 'there is no telling'} ({one.metric})"
-
-
-def causes_of(verdicts: Sequence[Verdict]) -> str:
-    """Say what the loss of a pair comes from: output itself where no other cause is proven."""
-    lost = list(filter(_is_lost, verdicts))
-    own = [GATE_METRICS[one.metric].cause for one in lost if one.metric != OUTPUT]
-    told = [one.cause.partition(" by ")[2].partition(",")[0] for one in lost]
-    return ", ".join(own) or next(filter(None, told), "output" if lost else "")
 
 
 def is_settled(group: Group, decision: Decision) -> bool:
@@ -325,8 +322,7 @@ def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules) -> Verd
         launches=min(len(ours), len(theirs)),
     )
     say = functools.partial(dataclasses.replace, verdict)
-    broken = next(filter(None, (why_broken(mine, side, metric) for side in sides)), "")
-    if broken:
+    for broken in filter(None, (why_broken(mine, side, metric) for side in sides)):
         return say(outcome=Outcome.INVALID, reason=broken)
     if not (ours and theirs):
         missing = sides[1] if theirs else sides[0]

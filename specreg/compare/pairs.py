@@ -1,6 +1,7 @@
 """What a gate compares: cases as both sides run them, and which of them share their servers."""
 
 import dataclasses
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,7 +9,7 @@ from enum import StrEnum
 from specreg.core.errors import UnsupportedError
 from specreg.engines.methods import SCHEDULED
 from specreg.engines.registry import engine_named
-from specreg.matrix.case import Case, ServerSpec, Tier
+from specreg.matrix.case import Case, Tier
 from specreg.matrix.overrides import Override, overridden
 from specreg.matrix.tier import check_pinned, within
 from specreg.measurement.metrics import GATE_METRICS, Metric
@@ -66,14 +67,11 @@ class Pair:
         """
         ours, theirs = self.a.server, self.b.server
         names = {one.name for one in self.metrics}
-        if _drafting(ours) == _drafting(theirs):
+        drafting = operator.attrgetter("method", "draft", "draft_tokens", "tree")
+        if drafting(ours) == drafting(theirs):
             return frozenset(names)
         alone = {ACCEPTANCE} if ours.draft_tokens == theirs.draft_tokens else set()
         return frozenset((names - {ACCEPTANCE, STEP}) or (names & alone))
-
-
-def _drafting(spec: ServerSpec) -> tuple[object, ...]:
-    return spec.method, spec.draft, spec.draft_tokens, spec.tree
 
 
 Group = tuple[Pair, ...]

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from specreg.compare.judging import (
@@ -12,7 +13,6 @@ from specreg.compare.judging import (
     Decision,
     Rules,
     SideLaunch,
-    causes_of,
     decide,
     is_settled,
     judge_pair,
@@ -20,6 +20,7 @@ from specreg.compare.judging import (
 from specreg.compare.pairs import ACCEPTANCE, COMPARED, CONTROL, OUTPUT, STEP, Group, Pair, Side
 from specreg.report.document import exit_status
 from specreg.verdicts.judge import Outcome, Verdict
+from tests.bench.gate import CASES, World, simulated_decision
 from tests.unit import builders
 from tests.unit.compare.launches import PAIR, accepted, decision_of, failed, launch, launches
 
@@ -264,9 +265,9 @@ def test_a_loss_of_output_is_of_what_it_is_made_of() -> None:
     found = judge(some)
     assert found.outcome is Outcome.REGRESSED
     assert found.cause.split(" by ")[1].startswith("the cost of a step, ")
-    assert causes_of([found]) == "the cost of a step"
-    assert causes_of(judge_pair(PAIR, some, RULES)) == "the cost of a step"
-    assert causes_of([]) == ""
+    (said,) = answer([*some, *launches(sides=CONTROL, count=1)]).reasons
+    assert said.startswith(f"{PAIR.id} is worse by the cost of a step: ")
+    assert OUTPUT in said
 
 
 def test_a_lost_pair_is_settled_once_all_has_an_interval() -> None:
@@ -303,3 +304,36 @@ def test_a_loss_that_is_the_machines_settles_nothing_else() -> None:
 
     decision_of([(PAIR,)], RULES, launch_sides)
     assert numbers == [*range(1, 9)]
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["together", "in turn"])
+def test_equal_sides_may_be_exchanged(*, together: bool) -> None:
+    for seed in range(5):
+        world = World(random=np.random.default_rng(seed))
+        assert simulated_decision(world, together=together).answer is Answer.UPGRADE
+
+
+@pytest.mark.parametrize(
+    ("planted", "cause"),
+    [
+        ({"acceptance_frac": 0.05}, "acceptance"),
+        ({"step_frac": 0.06}, "the cost of a step"),
+        ({"prefill_frac": 0.12}, "prefill"),
+    ],
+    ids=["acceptance", "step", "prefill"],
+)
+def test_a_loss_is_found_and_called_what_it_is(planted: dict[str, float], cause: str) -> None:
+    world = World(random=np.random.default_rng(1), **planted)
+    found = simulated_decision(world)
+    assert found.answer is Answer.DONT
+    assert len(found.reasons) == CASES
+    assert all(f" is worse by {cause}" in one for one in found.reasons)
+
+
+def test_a_machine_that_moves_is_no_sides_doing() -> None:
+    world = World(random=np.random.default_rng(1), moved_frac=0.1)
+    found = simulated_decision(world)
+    assert found.answer is Answer.UNDECIDED
+    assert any("MACHINE_MOVED" in one for one in found.takes)
+    worse = World(random=np.random.default_rng(1), machine_spread_frac=0.1)
+    assert simulated_decision(worse, together=True).answer is Answer.UPGRADE

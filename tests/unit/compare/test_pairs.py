@@ -33,9 +33,8 @@ OF_A_LAUNCH = {"acceptance_length_tokens", "step_p50_ms", "ttft_p50_ms", "throug
 
 def pairs(*case_ids: str, b: str = "", prompts: int | None = None) -> tuple[Pair, ...]:
     overrides: list[Override] = [parse_override(b)] if b else []
-    said: list[str] = []
     chosen = [case for case in TIER.cases if not case_ids or case.id in case_ids]
-    return pairs_of(TIER, chosen, ((), overrides), prompts=prompts, show=said.append)
+    return pairs_of(TIER, chosen, ((), overrides), prompts=prompts, show=pytest.fail)
 
 
 def test_cases_are_compared_as_each_side_is_asked() -> None:
@@ -58,14 +57,10 @@ def test_cases_are_compared_as_each_side_is_asked() -> None:
     ids=["drafts alike", "drafts otherwise", "another head without a speed"],
 )
 def test_sides_are_held_to_what_they_share(
-    changes: dict[str, object],
-    speed: bool,  # noqa: FBT001 - a parameter
-    deciding: set[str],
+    changes: dict[str, object], *, speed: bool, deciding: set[str]
 ) -> None:
-    a, b = (
-        dataclasses.replace(one, speed=speed)
-        for one in (builders.CASE, builders.on_server(**changes))
-    )
+    both = builders.CASE, builders.on_server(**changes)
+    a, b = (dataclasses.replace(one, speed=speed) for one in both)
     pair = Pair(a=a, b=b)
     assert pair.deciding == deciding
     assert {one.name for one in pair.metrics} == (OF_A_LAUNCH if speed else deciding)
@@ -80,18 +75,14 @@ def test_nothing_to_compare_is_said() -> None:
 
 
 def test_loads_of_a_server_share_its_launches() -> None:
-    loads = {
-        group[0].a.server.id: [pair.a.load.concurrency for pair in group]
-        for group in groups_of(pairs())
-    }
-    assert loads["vllm-none-tiny"] == [1, 4]
+    (plain,) = (one for one in groups_of(pairs()) if one[0].a.server.id == "vllm-none-tiny")
+    assert [pair.a.load.concurrency for pair in plain] == [1, 4]
 
 
 def test_a_drafter_that_learns_has_its_launches_alone() -> None:
     suffix = builders.on_server(method="suffix", draft=None)
     learning = [builders.with_concurrency(n, suffix) for n in (1, 2)]
-    found = groups_of([Pair(a=one, b=one) for one in learning])
-    assert [len(group) for group in found] == [1, 1]
+    assert len(groups_of([Pair(a=one, b=one) for one in learning])) == 2
 
 
 @pytest.mark.parametrize(
@@ -103,9 +94,7 @@ def test_a_drafter_that_learns_has_its_launches_alone() -> None:
     ],
 )
 def test_the_sides_take_turns_at_being_first(
-    sides: tuple[Side, Side],
-    together: bool,  # noqa: FBT001 - a parameter
-    order: list[str],
+    sides: tuple[Side, Side], *, together: bool, order: list[str]
 ) -> None:
     slots = [slot for n in range(1, 5) for slot in slots_of(n, sides, together=together)]
     assert [" ".join(slot) for slot in slots] == order
