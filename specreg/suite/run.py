@@ -384,7 +384,7 @@ class Suite(Scope):
         waits = self.records or (metric.by_launch and launch < self.launches)
         if waits and value is not None:
             verdict = Verdict(case_id=case.id, metric=metric.name, outcome=Outcome.MEASURED)
-            self.confirmation.add(dataclasses.replace(verdict, value=value))
+            self.confirmation.verdicts.append(dataclasses.replace(verdict, value=value))
             return
         launches = [self._measured.get((case.id, n)) for n in range(1, launch)]
         valid = [m for m in launches if m is not None and metric.family not in m.invalid]
@@ -415,7 +415,7 @@ class Suite(Scope):
         place = case.id, check.name
         if place not in self._checked:
             self._checked[place] = self._at_most_once(" ".join(place), attempt)
-            self.confirmation.add(self._checked[place])
+            self.confirmation.verdicts.append(self._checked[place])
         return self._checked[place]
 
     def _check_once(self, check: CorrectnessCheck, case: Case, pair: Pair) -> Verdict:
@@ -465,5 +465,5 @@ class Suite(Scope):
         if told:
             self.errors.setdefault(case.id, told)
         verdict = Verdict(case_id=case.id, metric=metric, outcome=Outcome.INVALID, reason=reason)
-        self.confirmation.add(verdict)
+        self.confirmation.verdicts.append(verdict)
         return verdict

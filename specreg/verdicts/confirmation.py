@@ -16,7 +16,7 @@ from specreg.matrix.case import Case
 from specreg.measurement.measure import Enough, Measurement, values_of
 from specreg.measurement.metrics import METRICS, Metric, Replay
 from specreg.stats.alpha_spending import MORE_LAUNCHES, Look
-from specreg.verdicts.judge import Lack, Outcome, Verdict, judge, judge_at_looks
+from specreg.verdicts.judge import Lack, Outcome, Verdict, judge
 from specreg.verdicts.multiple_testing import blame_machine, confirm, hold_together
 
 
@@ -25,11 +25,12 @@ class Confirmation:
     """The verdicts of a run, the last word on each included.
 
     Attributes:
-        known_of: what the baselines know of a case; raises BaselineError.
+        known_of: raises BaselineError.
         measure_afresh: measures cases on a launch more, the first, second or third; by case's id,
             the measurement or why there is none.
         softened: the metrics whose tests pass where an effect is INCONCLUSIVE.
-        verdicts: so far, in the order of the run; what waits is among them as it looked.
+        verdicts: so far, in the order of the run, those that need no comparison too; what waits
+            is among them as it looked.
         _waiting: by row of a verdict that needs another look, the launches that it is of.
     """
 
@@ -40,10 +41,6 @@ class Confirmation:
     _waiting: dict[int, tuple[Measurement, ...]] = field(default_factory=dict)
     _compared: dict[tuple[str, str], Comparison] = field(default_factory=dict)
     _last: Comparison | None = None
-
-    def add(self, verdict: Verdict) -> None:
-        """Add a verdict that needs no comparison."""
-        self.verdicts.append(verdict)
 
     def judge(self, metric: Metric, launches: Sequence[Measurement]) -> None:
         """Judge a metric of a case's launches; acceptance by the last, a speed by all.
@@ -116,9 +113,8 @@ class Confirmation:
                 lacks=None if invalid else Lack.FILE,
                 value=last.values.get(metric.name),
             )
-        if metric.by_launch:
-            return self._soften(judge(metric, self._last, look))
-        return self._soften(judge_at_looks(metric, self._last))
+        its_look = look if metric.by_launch else launches[-1].look
+        return self._soften(judge(metric, self._last, its_look))
 
     def _soften(self, verdict: Verdict) -> Verdict:
         return dataclasses.replace(verdict, softened=verdict.metric in self.softened)

@@ -1,6 +1,7 @@
 """Judge a metric of a case: its launches against what is known of it."""
 
 import dataclasses
+import itertools
 import math
 import statistics
 from collections.abc import Iterator
@@ -143,7 +144,14 @@ def first_look(metric: Metric) -> Look:
 
 
 def judge(metric: Metric, comparison: Comparison, look: Look) -> Verdict:
-    """The verdict on one metric of a case, at a look that has its share of the level to spend."""
+    """The verdict on one metric of a case, at a look that has its share of the level to spend.
+
+    What the prompts of the case decided stays decided, whatever the extension was measured for.
+    """
+    if look is Look.EXTENDED:
+        verdict = judge(metric, comparison.without_extension, Look.FULL)
+        if verdict.outcome is not Outcome.INCONCLUSIVE:
+            return verdict
     measurement, known = comparison.measurement, comparison.known
     verdict = Verdict(
         case_id=measurement.case.id,
@@ -152,9 +160,15 @@ def judge(metric: Metric, comparison: Comparison, look: Look) -> Verdict:
         value=measurement.values.get(metric.name),
         launches=len(comparison.launches) if metric.by_launch else 1,
     )
-    for outcome, reason, lacks in _refusals(metric, comparison):
-        hint = f"; {record_hint(measurement.case.id, known)}" if lacks else ""
-        return dataclasses.replace(verdict, outcome=outcome, reason=f"{reason}{hint}", lacks=lacks)
+    of_its_kind = _refused_speed if metric.by_launch else _refused_acceptance
+    checks = (_refused_figure, _refused_baseline, of_its_kind)
+    refusals = itertools.chain.from_iterable(check(metric, comparison) for check in checks)
+    for outcome, why, lacks in refusals:
+        hint = f"; record one with\n  {record_command((measurement.case.id,), known.options)}"
+        if is_attached(known.options):
+            hint = f"; leave out {ATTACH_OPTION} to record one"
+        reason = f"{why}{hint if lacks else ''}"
+        return dataclasses.replace(verdict, outcome=outcome, reason=reason, lacks=lacks)
     verdict = dataclasses.replace(
         verdict,
         against=known.baseline.environment.name if known.baseline else "published",
@@ -162,19 +176,6 @@ def judge(metric: Metric, comparison: Comparison, look: Look) -> Verdict:
     )
     of_kind = _judge_speed if metric.by_launch else _judge_acceptance
     return of_kind(metric, comparison, look, verdict)
-
-
-def judge_at_looks(metric: Metric, comparison: Comparison) -> Verdict:
-    """The verdict on acceptance at the looks its measurement had.
-
-    What the prompts of the case decided stays decided, whatever the extension was measured for.
-    """
-    look = comparison.measurement.look
-    if look is Look.EXTENDED:
-        verdict = judge(metric, comparison.without_extension, Look.FULL)
-        if verdict.outcome is not Outcome.INCONCLUSIVE:
-            return verdict
-    return judge(metric, comparison, look)
 
 
 def outcome_of(
@@ -199,12 +200,7 @@ def outcome_of(
 
 
 def with_effect(
-    verdict: Verdict,
-    metric: Metric,
-    change: Effect,
-    level: float,
-    *,
-    loss_level: float | None = None,
+    verdict: Verdict, metric: Metric, change: Effect, level: float, loss_level: float | None = None
 ) -> Verdict:
     """Return the verdict with a change, judged by its whole interval at a level (0..0.5).
 
@@ -225,13 +221,6 @@ def with_effect(
     )
 
 
-def record_hint(case_id: str, known: CaseBaselines) -> str:
-    """What to type to record a case's baseline."""
-    if is_attached(known.options):
-        return f"leave out {ATTACH_OPTION} to record one"
-    return f"record one with\n  {record_command((case_id,), known.options)}"
-
-
 def allowed_frac(metric: Metric, case: Case, known: CaseBaselines) -> float:
     """The tolerance of a case, wider against the acceptance of another machine or of a paper."""
     own = metric.allowed_frac(case)
@@ -245,13 +234,6 @@ def allowed_frac(metric: Metric, case: Case, known: CaseBaselines) -> float:
         # Near AL = 1 their percentage exceeds all there is to lose: it would never fail.
         return max(wider, theirs) if theirs < 1 else wider
     return wider
-
-
-def _refusals(metric: Metric, comparison: Comparison) -> Iterator[Refusal]:
-    yield from _refused_figure(metric, comparison)
-    yield from _refused_baseline(metric, comparison)
-    of_kind = _refused_speed if metric.by_launch else _refused_acceptance
-    yield from of_kind(metric, comparison)
 
 
 _ABSENT = dict.fromkeys(
@@ -346,8 +328,9 @@ def _judge_acceptance(
     found = comparison.ratio_change(metric)
     if isinstance(found, str):
         return dataclasses.replace(verdict, reason=found, needed_launches=0)
-    verdict = dataclasses.replace(verdict, value=found[0], expected=found[1])
-    verdict = _with_mde(verdict, metric, found[2], look)
+    value, expected, change = found
+    verdict = dataclasses.replace(verdict, value=value, expected=expected)
+    verdict = _with_mde(verdict, metric, change, look)
     prompts = ours.prompt_ids if ours is not None else ()
     if verdict.outcome is Outcome.INCONCLUSIVE:
         finer = (verdict.mde_frac or 0.0) / (verdict.tolerance_frac or 1.0)
@@ -412,15 +395,11 @@ def _undecided_speed(
         and tolerance_frac <= told.tolerance_frac
         and (not told.launches or verdict.launches < told.launches)
     ):
-        bound = f"it is no more than {-(verdict.low_frac or 0.0):.1%} worse"
-        would = (
-            f"{told.launches} launches would"
-            if told.launches
-            else f"{MOST_LAUNCHES} launches wouldn't be enough"
-        )
+        enough = "would" if told.launches else "wouldn't be enough"
         reason = (
             f"this machine can't tell {tolerance_frac:.1%} with {RUN_LAUNCHES} launches, which"
-            f" detect {told.mde_frac:.1%}, {would}; {bound}"
+            f" detect {told.mde_frac:.1%}, {told.launches or MOST_LAUNCHES} launches {enough};"
+            f" it is no more than {-(verdict.low_frac or 0.0):.1%} worse"
         )
         return dataclasses.replace(
             verdict, outcome=Outcome.UNDECIDABLE, reason=reason, needed_launches=told.launches
@@ -471,8 +450,7 @@ def _by_category(
     recorded = theirs.by_category if theirs else {}
     parts = []
     for category, record in (ours.by_category if ours else {}).items():
-        old = acceptance_value(metric, recorded.get(category))
-        new = acceptance_value(metric, record)
+        old, new = (acceptance_value(metric, one) for one in (recorded.get(category), record))
         if old is not None and new is not None:
             parts.append(f"{category} {old:.3g} -> {new:.3g}")
     return f"by category: {', '.join(parts)}" if parts else ""

@@ -94,7 +94,7 @@ def test_what_nobody_asks_for_is_named_after_a_run_of_everything(tmp_path: Path)
     assert list(remarks(one)) == []
     one.asked = EVERYTHING
     assert list(remarks(one)) == [], "nothing was judged"
-    one.confirmation.add(
+    one.confirmation.verdicts.append(
         Verdict(case_id=builders.CASE.id, metric=LENGTH.name, outcome=Outcome.PASS)
     )
     path = one.store.path(builders.CASE.id)
@@ -111,7 +111,7 @@ def test_a_case_that_is_wrong_is_not_recorded(tmp_path: Path) -> None:
     launch = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0}, of=COUNTS)
     one = measured(suite(tmp_path, update_baselines=True, launches=2), launch, launch)
     wrong = Verdict(case_id=builders.CASE.id, metric="lossless_frac", outcome=Outcome.WRONG)
-    one.confirmation.add(dataclasses.replace(wrong, reason="token 3 differs"))
+    one.confirmation.verdicts.append(dataclasses.replace(wrong, reason="token 3 differs"))
     (said,), all_written = record_baselines(one, color=False)
     assert said == f"baseline of '{builders.CASE.id}': not written, WRONG: token 3 differs"
     assert not all_written

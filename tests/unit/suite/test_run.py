@@ -326,7 +326,7 @@ def test_a_verdict_that_the_whole_run_changes_is_told_apart(tmp_path: Path) -> N
     one = suite(tmp_path)
     for outcome, metric in ((Outcome.REGRESSED, LENGTH), (Outcome.PASS, SPEED)):
         verdict = Verdict(case_id=builders.CASE.id, metric=metric.name, outcome=outcome)
-        one.confirmation.add(dataclasses.replace(verdict, p_worse=0.5))
+        one.confirmation.verdicts.append(dataclasses.replace(verdict, p_worse=0.5))
     properties: dict[str, object] = {}
     one.record_property = properties.__setitem__
     (said,) = one.conclude()

@@ -8,20 +8,13 @@ import pytest
 
 from specreg.acceptance.record import AcceptanceRecord, Source, StepCounts, View
 from specreg.baselines.comparison import CaseBaselines, compare
-from specreg.baselines.schema import Baseline, stored_acceptance
+from specreg.baselines.schema import Baseline, Detectable, stored_acceptance
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Family, Metric, Replay
 from specreg.stats.alpha_spending import Look
-from specreg.stats.intervals import t_quantile
-from specreg.verdicts.judge import (
-    Lack,
-    Outcome,
-    Verdict,
-    first_look,
-    judge,
-    outcome_of,
-    record_hint,
-)
+from specreg.stats.intervals import Spread, t_quantile
+from specreg.verdicts.detection import detectable, detects_against
+from specreg.verdicts.judge import Lack, Outcome, Verdict, first_look, judge, outcome_of
 from tests.unit import builders
 
 LENGTH = METRICS["acceptance_length_tokens"]
@@ -179,7 +172,7 @@ def test_a_speed_is_as_sure_as_its_launches_repeat() -> None:
 
 
 def test_an_inconclusive_verdict_says_what_the_case_can_see() -> None:
-    verdict = judge_speed("throughput_tokens_per_s", 100.0, 100.0, 100.0, within_frac=0.03)
+    verdict = judge_speed(THROUGHPUT.name, 100.0, 100.0, 100.0, within_frac=0.03)
     reach = (t_quantile(Look.LAUNCH.value, 16) + t_quantile(0.01, 16)) * 0.03 * math.sqrt(1.5)
     assert verdict.mde_frac == pytest.approx(1 - math.exp(-reach))
     assert verdict.reason.startswith(
@@ -399,13 +392,80 @@ def test_what_spoils_speed_leaves_acceptance_to_be_judged() -> None:
 @pytest.mark.parametrize(
     ("options", "hint"),
     [
-        (
-            ("--engine=vllm", "--num-prompts=9"),
-            "record one with\n  pytest tests/perf -k case- --engine=vllm --update-baselines",
-        ),
-        (("--specreg-attach=http://h:1",), "leave out --specreg-attach to record one"),
+        (("--engine=vllm", "--num-prompts=9"), "-toy-c2- --engine=vllm --update-baselines"),
+        (("--specreg-attach=http://h:1",), "; leave out --specreg-attach to record one"),
     ],
     ids=["its-options", "attached"],
 )
 def test_the_hint_is_a_command_that_records(options: tuple[str, ...], hint: str) -> None:
-    assert record_hint("case", dataclasses.replace(known(), options=options)) == hint
+    verdict = judged(LENGTH, MEASURED, dataclasses.replace(known(), options=options))
+    assert verdict.reason.endswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("within_frac", "between_frac", "recorded", "decides", "launches"),
+    [
+        pytest.param(0.005, 0.0, 3, True, 1, id="one-tells"),
+        pytest.param(0.01, 0.0, 6, True, 2, id="two-tell"),
+        pytest.param(0.015, 0.0, 9, False, 5, id="five-tell"),
+        pytest.param(0.05, 0.0, 3, False, 0, id="none-tells"),
+        pytest.param(0.005, 0.02, 3, False, 0, id="runs-differ"),
+    ],
+)
+def test_how_many_launches_tell_follows_from_how_they_spread(
+    within_frac: float, between_frac: float, recorded: int, *, decides: bool, launches: int
+) -> None:
+    spread = Spread(within_frac=within_frac, between_frac=between_frac, freedom=16)
+    found = detectable(THROUGHPUT, 0.05, recorded, spread)
+    assert (found.decides, found.launches, found.tolerance_frac) == (decides, launches, 0.05)
+    assert (found.mde_frac <= 0.05) == decides
+
+
+def test_each_speed_of_a_baseline_that_has_a_spread_is_told_of() -> None:
+    row = {THROUGHPUT.name: 100.0, TPOT.name: 10.0, "of_another_version": 1.0}
+    spreads = {name: Spread(within_frac=0.01, between_frac=0.0, freedom=9) for name in row}
+    del spreads[TPOT.name]
+    case = dataclasses.replace(builders.CASE, tolerances=((THROUGHPUT.name, 0.2),))
+    found = detects_against(builders.baseline(row, row), case, spreads)
+    assert found == {THROUGHPUT.name: detectable(THROUGHPUT, 0.2, 2, spreads[THROUGHPUT.name])}
+
+
+def told(launches: int, tolerance_frac: float = 0.05, *, decides: bool = False) -> Baseline:
+    """A baseline that says what a run can tell of the throughput."""
+    detects = Detectable(
+        decides=decides, mde_frac=0.148, tolerance_frac=tolerance_frac, launches=launches
+    )
+    baseline = builders.baseline({THROUGHPUT.name: 100.0}, {THROUGHPUT.name: 100.0})
+    return msgspec.structs.replace(baseline, detects={THROUGHPUT.name: detects})
+
+
+@pytest.mark.parametrize(
+    ("speed", "launches", "baseline", "outcome"),
+    [
+        pytest.param(100.0, 1, told(0), Outcome.UNDECIDABLE, id="said-so"),
+        pytest.param(100.0, 3, told(4), Outcome.UNDECIDABLE, id="too-few-launches"),
+        pytest.param(100.0, 4, told(4), INCONCLUSIVE, id="enough-launches"),
+        pytest.param(100.0, 1, told(1, decides=True), INCONCLUSIVE, id="said-otherwise"),
+        pytest.param(100.0, 1, told(0, 0.04), INCONCLUSIVE, id="said-so-of-less"),
+        pytest.param(100.0, 1, told(0, 0.06), Outcome.UNDECIDABLE, id="said-so-of-more"),
+        pytest.param(70.0, 1, told(0), REGRESSED, id="a-loss-is-red"),
+        pytest.param(130.0, 1, told(0), IMPROVED, id="a-gain"),
+    ],
+)
+def test_what_a_baseline_said_beforehand_excuses_no_loss_and_only_doubt(
+    speed: float, launches: int, baseline: Baseline, outcome: Outcome
+) -> None:
+    measured = [builders.measurement({THROUGHPUT.name: speed})] * launches
+    of = known(baseline, within_frac=0.03 if speed == 100 else 0.02)
+    verdict = judge(THROUGHPUT, compare(measured, of), Look.LAUNCH)
+    assert verdict.outcome is outcome
+
+
+def test_an_undecidable_figure_says_the_bound_that_was_reached() -> None:
+    measured = builders.measurement({THROUGHPUT.name: 100.0})
+    verdict = judged(THROUGHPUT, measured, known(told(9), within_frac=0.03))
+    assert verdict.reason == (
+        "this machine can't tell 5.0% with 4 launches, which detect 14.8%, 9 launches would; it"
+        " is no more than 10.5% worse"
+    )
+    assert (verdict.needed_launches, verdict.fails, verdict.holds) == (9, False, False)
