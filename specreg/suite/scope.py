@@ -23,7 +23,6 @@ from specreg.servers.provision import Provision
 from specreg.suite.options import Options, options_to_repeat
 from specreg.suite.plan import MergedShards
 from specreg.telemetry.identity import Environment, ProcessorLoad
-from specreg.verdicts.history import history_path
 
 _LAUNCHES_TO_RECORD = 3
 
@@ -99,7 +98,7 @@ class Scope:
     def history(self) -> Path:
         """The file of what the runs on this machine did."""
         folder = self.options.history or Path(self.options.runs).parent / "history"
-        return history_path(self.root / folder, self.environment.name)
+        return self.root / folder / f"{self.environment.name}.jsonl"
 
     @property
     def softened(self) -> AbstractSet[str]:

@@ -34,8 +34,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         run: the name of its folder, which begins with the time in UTC.
-        case_id: of the case; settings_sha256: of all that must be equal to compare.
-        engine_version, draft_sha256: what was judged.
+        settings_sha256: of all that must be equal to compare.
         values: by metric that was judged, the geometric mean over the launches that had some
             of it, 0 where none had; launches: how many had a speed, or were measured without.
         outcomes: by metric, the word; changes: by metric, against the baseline, better positive.
@@ -125,11 +124,6 @@ def run_record(
         launches=sum(any(METRICS[name].by_launch for name in one.values) for one in launches)
         or len(launches),
     )
-
-
-def history_path(folder: Path, environment: str) -> Path:
-    """Where the history of an environment lies."""
-    return folder / f"{environment}.jsonl"
 
 
 def record_history(path: Path, records: Iterable[RunRecord]) -> None:

@@ -1,5 +1,6 @@
 """The history: lines that come back, and what hours differ by once there are enough of them."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,10 +12,10 @@ from specreg.core.errors import ReportError
 from specreg.measurement.metrics import METRICS
 from specreg.stats.intervals import Spread
 from specreg.verdicts.history import (
+    History,
     RunRecord,
     baseline_sha256,
     headroom_frac,
-    history_path,
     identical_to,
     load_history,
     noise_of,
@@ -49,15 +50,10 @@ def past_run(case_id: str = "case", *, run: str = "20261121-0730", **values: flo
     )
 
 
-def spread(within_frac: float) -> dict[str, Spread]:
-    """How launches differ in throughput."""
-    return {SPEED.name: Spread(within_frac=within_frac, between_frac=0.0, freedom=4)}
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """Where the history lies; its folder isn't there yet."""
-    return history_path(tmp_path / "history", "cpu")
+    return tmp_path / "history" / "cpu.jsonl"
 
 
 def test_lines_come_back_the_oldest_first_and_by_case(path: Path) -> None:
@@ -71,13 +67,13 @@ def test_lines_come_back_the_oldest_first_and_by_case(path: Path) -> None:
     assert set(load_history(path).by_case) == {"case", "other"}
 
 
+LINE = msgspec.json.encode(past_run())
+
+
 @pytest.mark.parametrize(
     "torn",
-    [
-        pytest.param(msgspec.json.encode(past_run())[:-9], id="cut-off"),
-        pytest.param(b'{"run": "20261121-0730"}', id="of-another-form"),
-        pytest.param(msgspec.json.encode(past_run()).replace(b"PASS", b"\xff\xfe"), id="no-text"),
-    ],
+    [LINE[:-9], b'{"run": "20261121-0730"}', LINE.replace(b"PASS", b"\xff\xfe")],
+    ids=["cut-off", "of-another-form", "no-text"],
 )
 def test_a_line_that_can_not_be_read_is_left_out_and_counted(path: Path, torn: bytes) -> None:
     before, after = past_run(tpot_p50_ms=8.0), past_run(run="20261122-0730", tpot_p50_ms=9.0)
@@ -100,16 +96,12 @@ def test_only_identical_runs_tell_how_hours_differ(changes: dict[str, str]) -> N
     assert identical_to([same, other, same], builders.SETTINGS, "0.32.0", "cd") == [same, same]
 
 
-def test_a_disk_that_refuses_is_said(tmp_path: Path) -> None:
-    (tmp_path / "history").write_text("no folder")
-    path = history_path(tmp_path / "history", "cpu")
+def test_a_disk_that_refuses_is_said(path: Path) -> None:
+    path.parent.write_text("no folder")
     with pytest.raises(ReportError, match=r"this run isn't in it, (File exists|Not a directory);"):
         record_history(path, [past_run()])
-    found = load_history(path)
-    assert (found.by_case, found.wrong) == (
-        {},
-        f"history '{path}': Not a directory; mend its rights to have it shown",
-    )
+    said = f"history '{path}': Not a directory; mend its rights to have it shown"
+    assert load_history(path) == History({}, said)
 
 
 def test_a_run_is_what_its_launches_did_on_average() -> None:
@@ -121,14 +113,10 @@ def test_a_run_is_what_its_launches_did_on_average() -> None:
     ]
     outcomes = {SPEED.name: "PASS", TIME.name: "INCONCLUSIVE", goodput: "PASS", rate: "PASS"}
     verdicts = [
-        Verdict(
-            case_id=builders.CASE.id,
-            metric=name,
-            outcome=Outcome(word),
-            change_frac=0.25 if name == SPEED.name else None,
-        )
+        Verdict(case_id=builders.CASE.id, metric=name, outcome=Outcome(word))
         for name, word in outcomes.items()
     ]
+    verdicts[0] = dataclasses.replace(verdicts[0], change_frac=0.25)
     found = run_record("20261121-0730", launches, verdicts, builders.SETTINGS, BASELINE)
     assert found.values == pytest.approx({SPEED.name: 100.0, TIME.name: 8.0, goodput: 0, rate: 0.5})
     assert msgspec.structs.replace(found, values={}) == msgspec.structs.replace(
@@ -140,15 +128,15 @@ def test_a_run_is_what_its_launches_did_on_average() -> None:
         baseline_sha256=baseline_sha256(BASELINE),
         launches=2,
     )
-    unknown = run_record("run", launches, verdicts, builders.SETTINGS, None)
-    assert unknown.baseline_sha256 == ""
+    assert run_record("", launches, verdicts, builders.SETTINGS, None).baseline_sha256 == ""
 
 
 def test_five_runs_tell_how_hours_differ_beyond_their_launches() -> None:
     """Logarithms of -0.05 to 0.05 have a variance of 10 · 0.025² / 4, less 0.03²."""
     five = [past_run(throughput_tokens_per_s=math.exp(0.025 * step)) for step in (-2, -1, 0, 1, 2)]
-    assert noise_of(five[:4], spread(0.0)) == {}
-    noise = noise_of(five, spread(0.03))[SPEED.name]
+    spreads = {SPEED.name: Spread(within_frac=0.03, between_frac=0.0, freedom=4)}
+    assert noise_of(five[:4], spreads) == {}
+    noise = noise_of(five, spreads)[SPEED.name]
     assert noise.between_frac == pytest.approx(math.sqrt(0.0015625 - 0.0009))
     assert noise.runs == 5
 
