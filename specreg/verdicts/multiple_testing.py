@@ -5,12 +5,12 @@ without speculation beside it does too is the machine's doing.
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from specreg.baselines.comparison import Comparison
 from specreg.measurement.metrics import METRICS, Family
 from specreg.stats.alpha_spending import LEVEL, Look
-from specreg.stats.intervals import Effect
 from specreg.verdicts.detection import to_frac
 from specreg.verdicts.judge import Outcome, Verdict
 
@@ -30,13 +30,12 @@ def confirm(first: Verdict, second: Verdict) -> Verdict:
     if turned and second.outcome is Outcome.REGRESSED:
         reason = f"{looked}, and a fresh one went the other way"
         return dataclasses.replace(second, outcome=Outcome.INCONCLUSIVE, reason=reason)
+    word = f"{looked}, which a fresh one didn't confirm"
     if second.outcome is Outcome.REGRESSED:
-        words = (second.reason, f"seen on two launches, {looked}")
-    else:
-        words = (second.reason, f"{looked}, which a fresh one didn't confirm")
-    if not second.fails and not METRICS[first.metric].by_launch:
+        word = f"seen on two launches, {looked}"
+    elif not second.fails and not METRICS[first.metric].by_launch:
         second = dataclasses.replace(second, outcome=Outcome.INCONCLUSIVE)
-    return dataclasses.replace(second, reason="; ".join(filter(None, words)))
+    return dataclasses.replace(second, reason="; ".join(filter(None, (second.reason, word))))
 
 
 def hold_together(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
@@ -101,10 +100,7 @@ def blame_machine(
     verdicts = tuple(verdicts)
     alike = _moved_alike(verdicts)
     return tuple(
-        verdict
-        if verdict.outcome is not Outcome.REGRESSED or not _of_machine(verdict)
-        else _blamed(verdict, alike.get(verdict.metric, ""), comparisons.get(_place(verdict)))
-        for verdict in verdicts
+        _blamed(one, alike.get(one.metric, ""), comparisons.get(_place(one))) for one in verdicts
     )
 
 
@@ -118,23 +114,32 @@ def _moved_alike(verdicts: Sequence[Verdict]) -> Mapping[str, str]:
     found = {}
     for name in dict.fromkeys(v.metric for v in verdicts if _of_machine(v)):
         judged = [v for v in verdicts if v.metric == name and v.change_frac is not None]
-        lost = [
-            v
+        # What shall stay as it is may have moved either way; alike is one of them.
+        went_up = Counter(
+            (v.change_frac or 0) > 0
             for v in judged
             if v.outcome is Outcome.REGRESSED or v.reason.startswith(MACHINE_MOVED)
-        ]
-        # What shall stay as it is may have moved either way; alike is one of them.
-        up = [v for v in lost if (v.change_frac or 0) > 0]
-        worse = max(up, [v for v in lost if v not in up], key=len)
-        if len(judged) >= _FEWEST_CASES and len(worse) > len(judged) / 2:
-            found[name] = f"{len(worse)} of {len(judged)} cases became worse alike"
+        )
+        worse = max(went_up.values(), default=0)
+        if len(judged) >= _FEWEST_CASES and worse > len(judged) / 2:
+            found[name] = f"{worse} of {len(judged)} cases became worse alike"
     return found
 
 
 def _blamed(verdict: Verdict, alike: str, comparison: Comparison | None) -> Verdict:
-    change = comparison.control_change(METRICS[verdict.metric]) if comparison else None
+    if verdict.outcome is not Outcome.REGRESSED or not _of_machine(verdict):
+        return verdict
+    metric = METRICS[verdict.metric]
+    change = comparison.control_change(metric) if comparison else None
     if comparison is not None and change is not None:
-        alike = _control_moved(comparison, verdict, change)
+        allowed_frac = metric.allowed_frac(comparison.measurement.case)
+        moved, (low, high) = to_frac(metric, change.estimate_frac), change.bounds(Look.LAUNCH.value)
+        if metric.two_sided and (verdict.change_frac or 0) > 0:  # more is what both became
+            moved, high = -moved, -low
+        words = "changed by {:.1%} alike" if metric.two_sided else "became {:.1%} worse too"
+        alike = f"the server without speculation beside it {words.format(-moved)}"
+        if high >= 0 or moved >= -allowed_frac:
+            alike = ""
     if not alike:
         return verdict
     reason = (
@@ -142,16 +147,3 @@ def _blamed(verdict: Verdict, alike: str, comparison: Comparison | None) -> Verd
         " again, or compare two engines side by side"
     )
     return dataclasses.replace(verdict, outcome=Outcome.INVALID, reason=reason)
-
-
-def _control_moved(comparison: Comparison, verdict: Verdict, change: Effect) -> str:
-    """Say that the server beside it became worse than tolerated too; empty if it didn't."""
-    metric = METRICS[verdict.metric]
-    allowed_frac = metric.allowed_frac(comparison.measurement.case)
-    moved, (low, high) = to_frac(metric, change.estimate_frac), change.bounds(Look.LAUNCH.value)
-    if metric.two_sided and (verdict.change_frac or 0) > 0:  # more is what both became
-        moved, high = -moved, -low
-    if high >= 0 or moved >= -allowed_frac:
-        return ""
-    words = "changed by {:.1%} alike" if metric.two_sided else "became {:.1%} worse too"
-    return f"the server without speculation beside it {words.format(-moved)}"

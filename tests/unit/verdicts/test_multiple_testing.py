@@ -22,27 +22,16 @@ def verdict(
 ) -> Verdict:
     """A verdict on something that was compared."""
     change = -0.2 if outcome is WORSE else 0.0
-    return Verdict(
-        case_id=case_id,
-        metric=metric,
-        outcome=outcome,
-        value=100 * (1 + change),
-        expected=100.0,
-        change_frac=change,
-        p_worse=p,
-    )
+    return Verdict(case_id=case_id, metric=metric, outcome=outcome, change_frac=change, p_worse=p)
 
 
 def of_cases(*outcomes: Outcome, metric: str = SPEED) -> tuple[Verdict, ...]:
     """A verdict for each of several cases."""
-    return tuple(
-        verdict(outcome, case_id=f"case-{number}", metric=metric)
-        for number, outcome in enumerate(outcomes)
-    )
+    each = enumerate(outcomes)
+    return tuple(verdict(one, case_id=f"case-{number}", metric=metric) for number, one in each)
 
 
 def outcomes(verdicts: Sequence[Verdict]) -> list[Outcome]:
-    """What they say."""
     return [one.outcome for one in verdicts]
 
 
@@ -82,9 +71,8 @@ def test_acceptance_and_speed_are_counted_apart_and_each_figure_once() -> None:
 @pytest.mark.parametrize("metric", [SPEED, TIME, "ttft_p50_ms", "goodput_requests_per_s"])
 def test_what_most_cases_do_alike_is_the_machines_doing(metric: str) -> None:
     verdicts = of_cases(WORSE, FINE, WORSE, Outcome.INCONCLUSIVE, WORSE, metric=metric)
-    blamed = blame_machine(verdicts, {})
-    invalid = Outcome.INVALID
-    assert outcomes(blamed) == [invalid, FINE, invalid, Outcome.INCONCLUSIVE, invalid]
+    blamed, no = blame_machine(verdicts, {}), Outcome.INVALID
+    assert outcomes(blamed) == [no, FINE, no, Outcome.INCONCLUSIVE, no]
     assert blamed[0].reason == (
         "MACHINE_MOVED: 3 of 5 cases became worse alike, so it isn't this case's doing; quieten"
         " the machine and run again, or compare two engines side by side"
@@ -116,12 +104,9 @@ def beside_control(
     tokens: int, *, within_frac: float = 0.001, tolerance_frac: float = 0.05
 ) -> Comparison:
     """A launch beside a control that delivered so many tokens in a second, of 1000 recorded."""
-    second = builders.replayed(0, 10**9, tokens)
+    replay = Replay(control_rounds=(builders.replayed(0, 10**9, tokens),))
     case = dataclasses.replace(builders.CASE, tolerances=((SPEED, tolerance_frac),))
-    launch = dataclasses.replace(
-        builders.measurement({SPEED: 80.0}, case=case),
-        replay=Replay(rounds=(), control_rounds=(second,), acceptance=None),
-    )
+    launch = dataclasses.replace(builders.measurement({SPEED: 80.0}, case=case), replay=replay)
     control = builders.baseline({SPEED: 1000.0})
     known = builders.known(control=control, within_frac=within_frac, freedom=20)
     return compare([launch], known)
