@@ -16,13 +16,9 @@ _NS_PER_MS = 10**6
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """The mean, percentiles and extremes of many values, in their unit.
+    """The mean, extremes and percentiles of `count` values, one at least, in their unit.
 
-    Attributes:
-        count: how many; 1 or more.
-        mean, min, max: of all.
-        stdev: the sample's standard deviation; 0 for one value.
-        p50, p75, p90, p95, p99: percentiles, linear between the two nearest values.
+    `stdev` is the sample's standard deviation, 0 for one value.
     """
 
     count: int
@@ -38,7 +34,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarize(values: Iterable[float | None]) -> Summary | None:
-    """Summarize the values that there are; None of none."""
+    """Summarize the values that there are; None of none.
+
+    Percentiles are linear between the two nearest values.
+    """
     ordered = sorted(value for value in values if value is not None)
     if not ordered:
         return None
@@ -74,15 +73,9 @@ class Histogram(msgspec.Struct):
     def add_all(self, durations_ns: Sequence[int]) -> None:
         """Add durations, each 0 or more."""
         buckets = (math.floor(PER_E * math.log(max(one, 1))) for one in durations_ns)
-        self.merge(
-            Histogram(
-                counts=Counter(buckets),
-                total_ns=sum(durations_ns),
-                total_ns2=sum(map(operator.mul, durations_ns, durations_ns)),
-                min_ns=min(durations_ns, default=0),
-                max_ns=max(durations_ns, default=0),
-            )
-        )
+        squares_ns2 = sum(map(operator.mul, durations_ns, durations_ns))
+        least_ns, most_ns = min(durations_ns, default=0), max(durations_ns, default=0)
+        self.merge(Histogram(Counter(buckets), sum(durations_ns), squares_ns2, least_ns, most_ns))
 
     @classmethod
     def merged(cls, parts: Iterable["Histogram"]) -> "Histogram":
@@ -115,8 +108,7 @@ class Histogram(msgspec.Struct):
 
     def summary_ms(self) -> Summary | None:
         """The summary in milliseconds; None of none."""
-        count = self.size
-        if not count:
+        if not (count := self.size):
             return None
         mean = self.total_ns / count
         variance = max(self.total_ns2 - count * mean * mean, 0.0) / max(count - 1, 1)

@@ -7,7 +7,6 @@ shares no text with its baseline, which is the worst case. Launches differ by 1 
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -144,12 +143,12 @@ def is_kept(plant: Plant, outcomes: Mapping[Outcome, int], used_frac: float) -> 
 
 def most_by_chance(trials: int, frac: float) -> int:
     """How many of some trials chance exceeds once in a thousand times, at a rate of `frac`."""
-    chances = (
-        math.comb(trials, hits) * frac**hits * (1 - frac) ** (trials - hits)
-        for hits in range(trials + 1)
-    )
-    below = enumerate(itertools.accumulate(chances))
-    return next(hits for hits, chance in below if chance >= 1 - _ONCE_IN_A_THOUSAND)
+    below = 0.0
+    for hits in range(trials):
+        below += math.comb(trials, hits) * frac**hits * (1 - frac) ** (trials - hits)
+        if below >= 1 - _ONCE_IN_A_THOUSAND:
+            return hits
+    return trials
 
 
 def _counts(outcomes: Mapping[Outcome, int]) -> tuple[int, int, int]:
@@ -201,7 +200,11 @@ def try_nights(nights: int, *, prompts: int, seed: int) -> tuple[int, Counter[Ou
 
 
 class World:
-    """Draws measurements on a machine, and the baselines that they are compared with."""
+    """Draws measurements on a machine, and the baselines that they are compared with.
+
+    Launches differ by `launch_spread_frac`, a standard deviation of logarithms, which is told by
+    those of so many `cases` as a night has; `launches` is how many each baseline has.
+    """
 
     def __init__(
         self,
@@ -211,14 +214,6 @@ class World:
         launches: int = 3,
         cases: int = _CASES,
     ) -> None:
-        """Begins with the spread of the launches of some cases.
-
-        Args:
-            seed: of all that is drawn.
-            launch_spread_frac: how launches differ, as a standard deviation of logarithms.
-            launches: of each baseline.
-            cases: of a night, and those whose launches tell that spread.
-        """
         self.cases = cases
         self._random = np.random.default_rng(seed)
         self._launch_spread_frac, self._launches = launch_spread_frac, launches
@@ -250,18 +245,18 @@ class World:
         self, case: Case, known: CaseBaselines, plant: Plant, *, asked: Sequence[Metric]
     ) -> Measurement:
         """One launch of a case, measured until it is enough for what is asked."""
-        whole = self._acceptance(self._hardness[case.id], shift_of(plant.acceptance_frac))
+        record = self._acceptance(self._hardness[case.id], shift_of(plant.acceptance_frac))
         metrics = [metric for metric in asked if not metric.by_launch]
         alone = len(metrics) == len(asked)
         enough = enough_for(case, metrics, known, may_stop_early=alone) if metrics else all_prompts
-        look, taken = Look.EXTENDED, whole.prompts
+        look = Look.EXTENDED
         for part in range(1, PARTS + 1):
             now = Look.FULL if part == PARTS else Look.EARLY
-            so_far = whole.prompts[: case.prompts * part // PARTS]
-            if enough(_record(so_far), now):
-                look, taken = now, so_far
+            so_far = _record(record.prompts[: case.prompts * part // PARTS])
+            if enough(so_far, now):
+                look, record = now, so_far
                 break
-        measurement = dataclasses.replace(measured_prompts(case, _record(taken)), look=look)
+        measurement = dataclasses.replace(measured_prompts(case, record), look=look)
         return self.again(measurement, plant)
 
     def again(self, first: Measurement, plant: Plant) -> Measurement:

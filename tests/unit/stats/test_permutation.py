@@ -43,12 +43,10 @@ def test_the_chance_is_that_of_the_shuffles_worked_by_hand() -> None:
 def test_a_difference_is_seen_only_by_as_many_tokens_as_hold_it() -> None:
     """The first tokens are the same; the pairs never are: only what a step verified differs."""
     with_speculation, without = [(1, 2), (3, 4)] * 30, [(1, 4), (3, 2)] * 30
-
     chances = [
         chance_of_alike([(with_speculation, without)], tokens=tokens, shuffles=2000)
         for tokens in BEGINNINGS_TOKENS
     ]
-
     assert chances == pytest.approx([1.0, 1 / 2001, 1 / 2001])
 
 
