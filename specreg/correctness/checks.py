@@ -6,7 +6,7 @@ its own models and text give.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
@@ -222,7 +222,9 @@ def check_steps(running: RunningCase) -> Verdict:
         )
         if ones
     ]
-    change_frac = _change_frac(ours, must)
+    # The relative change of drafts accepted per step; of 0 expected, what there is.
+    per_step, expects = (one.accepted / one.steps if one.steps else 0.0 for one in (ours, must))
+    change_frac = per_step / expects - 1 if expects else per_step
     # Steps and drafts too: drafting in half the steps leaves the acceptance of a step as it is.
     differs = abs(change_frac) > _ORACLE_FRAC or any(
         abs(one - other) > _ORACLE_FRAC * other
@@ -255,12 +257,6 @@ def _said(counts: StepCounts) -> str:
     return f"S {counts.steps}, A {counts.accepted} ({steps}), D {counts.proposed}"
 
 
-def _change_frac(ours: StepCounts, must: StepCounts) -> float:
-    """Return the relative change of drafts accepted per step; of 0 expected, what there is."""
-    per_step = [one.accepted / one.steps if one.steps else 0.0 for one in (ours, must)]
-    return per_step[0] / per_step[1] - 1 if per_step[1] else per_step[0]
-
-
 def _control(running: RunningCase) -> Server:
     if running.control is None:
         raise TypeError(f"'{running.case.id}' is checked without a control")
@@ -274,13 +270,8 @@ class CorrectnessCheck(NamedTuple):
     check: Callable[[RunningCase], Verdict]
 
 
-CHECKS: Mapping[str, CorrectnessCheck] = MappingProxyType(
-    {
-        LOSSLESS: CorrectnessCheck(LOSSLESS, check_answers),
-        SAMPLING: CorrectnessCheck(SAMPLING, check_sampling),
-        ORACLE: CorrectnessCheck(ORACLE, check_steps),
-    }
-)
+_CHECKS = {LOSSLESS: check_answers, SAMPLING: check_sampling, ORACLE: check_steps}
+CHECKS = MappingProxyType({name: CorrectnessCheck(name, check) for name, check in _CHECKS.items()})
 
 
 def checks_of(case: Case, *, with_torch: bool) -> tuple[CorrectnessCheck, ...]:

@@ -23,7 +23,7 @@ Score = Callable[[Sequence[tuple[Sequence[int], Sequence[int]]]], Sequence[Seque
 """Texts and candidates in, the log-probabilities of these by a server out."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Parting:
     """Where an answer first differs from the one without speculation.
 
@@ -171,19 +171,10 @@ def _partings(
     score: Score,
 ) -> tuple[Parting, ...]:
     found = []
-    for prompt_id, ours, other in zip(prompt_ids, plain, others, strict=True):
-        pairs = enumerate(itertools.zip_longest(ours.output, other.output))
-        for position, (token, other_token) in pairs:
-            if token != other_token:
-                text = (*ours.prompt, *ours.output[:position])
-                found.append(
-                    Parting(
-                        prompt_id=prompt_id,
-                        position=position,
-                        plain=token,
-                        other=other_token,
-                        text=text,
-                    )
-                )
-                break
+    for prompt_id, ours, theirs in zip(prompt_ids, plain, others, strict=True):
+        tokens = list(itertools.zip_longest(ours.output, theirs.output))
+        at = next((at for at, (one, other) in enumerate(tokens) if one != other), None)
+        if at is not None:
+            (one, other), text = tokens[at], (*ours.prompt, *ours.output[:at])
+            found.append(Parting(prompt_id, position=at, plain=one, other=other, text=text))
     return score_partings(found, score)

@@ -1,6 +1,7 @@
 """Correctness checks, on servers whose answers are written down by hand."""
 
 import dataclasses
+import functools
 import itertools
 import threading
 import time
@@ -78,11 +79,10 @@ def judged(
     replay: Replay | None = None,
 ) -> Verdict:
     """What a check says of a server, and of the one beside it."""
+    engine = engine_named(case.server.engine)
     with answering(answer) as url, answering(beside or answer) as beside_url:
         server, control = (
-            dataclasses.replace(
-                builders.server(at), engine=engine_named(case.server.engine), spec=case.server
-            )
+            dataclasses.replace(builders.server(at), engine=engine, spec=case.server)
             for at in (url, beside_url)
         )
         return check(
@@ -115,26 +115,27 @@ def by_prompt(one: Sequence[int], other: Sequence[int], gap_nats: float = 0.0) -
     return answer
 
 
+ROUNDED = "1 part where both tokens lie within 0.25 nats"
+APART = "prompt 'other', token 2: 8 with speculation, 7 without speculation, 0.26 nats apart"
+
+
 @pytest.mark.parametrize(
     ("with_it", "gap_nats", "outcome", "words"),
     [
-        ([6, 7], 0.0, Outcome.PASS, ""),
-        ([6, 8], 0.25, Outcome.PASS, "1 part where both tokens lie within 0.25 nats"),
-        (
-            [6, 8],
-            0.26,
-            Outcome.WRONG,
-            "prompt 'other', token 2: 8 with speculation, 7 without speculation, 0.26 nats apart",
-        ),
+        pytest.param([6, 7], 0.0, Outcome.PASS, "", id="equal"),
+        pytest.param([6, 8], 0.0, Outcome.PASS, ROUNDED, id="equally likely"),
+        pytest.param([6, 8], 0.25, Outcome.PASS, ROUNDED, id="at the bound"),
+        pytest.param([6, 8], 0.26, Outcome.WRONG, APART, id="beyond"),
+        pytest.param([6, 8], -0.25, Outcome.PASS, ROUNDED, id="likelier at the bound"),
+        pytest.param([6, 8], -0.26, Outcome.WRONG, APART, id="likelier beyond"),
     ],
-    ids=["equal", "at the bound", "beyond"],
 )
 def test_another_token_is_wrong_beyond_rounding(
     with_it: Sequence[int], gap_nats: float, outcome: Outcome, words: str
 ) -> None:
+    """A token that the target finds likelier than its own choice is no excuse either."""
     control = by_prompt([4, 5], [6, 7], gap_nats)
     verdict = judged(check_answers, by_prompt([4, 5], with_it), control, ONE, OTHER)
-
     assert (verdict.metric, verdict.outcome) == (LOSSLESS, outcome)
     assert (verdict.value, verdict.expected) == ((0.5, 1.0) if words else (1.0, None))
     equal = "50.0% of 2 answers are equal, 100.0% without speculation at another batch size"
@@ -145,18 +146,15 @@ def test_another_token_is_wrong_beyond_rounding(
 def timed(with_it: Mapping[str, str], without: Mapping[str, str]) -> Replay:
     """What was timed of both servers: by prompt, the digits of its answer's text."""
     plain = builders.trace(builders.chunk(1))
-    rounds, control_rounds = (
+    ours, theirs = (
         tuple(
-            Round(
-                traces=(msgspec.structs.replace(plain, prompt_id=name, text_sha256=digits),),
-                started_ns=0,
-                ended_ns=1,
-            )
+            msgspec.structs.replace(plain, prompt_id=name, text_sha256=digits)
             for name, digits in side.items()
         )
         for side in (with_it, without)
     )
-    return Replay(rounds=rounds, control_rounds=control_rounds)
+    whole = functools.partial(Round, started_ns=0, ended_ns=1)
+    return Replay(rounds=(whole(traces=ours),), control_rounds=(whole(traces=theirs),))
 
 
 def test_answers_that_were_equal_when_they_were_timed_are_not_asked_for_again() -> None:
@@ -219,10 +217,8 @@ def test_where_answers_part_the_control_answers_again_at_another_batch_size(
         there.remove(number)
         return {"output_ids": [4 if first else 5], "meta_info": {}}
 
-    verdict = judged(
-        check_answers, says([6]), control, ONE, OTHER, case=builders.with_concurrency(at_once, CASE)
-    )
-
+    case = builders.with_concurrency(at_once, CASE)
+    verdict = judged(check_answers, says([6]), control, ONE, OTHER, case=case)
     assert most == [at_once, again]
     assert (verdict.value, verdict.expected) == (0.0, 0.0)
 
@@ -269,14 +265,8 @@ def test_draws_of_another_distribution_are_wrong(
     """250 of each server, no two of which share a seed."""
     ours: list[int] = []
     theirs: list[int] = []
-
-    verdict = judged(
-        check_sampling,
-        draws(chances, ours),
-        draws((0.5, 0.3, 0.2), theirs),
-        case=dataclasses.replace(CASE, temperature=0.7),
-    )
-
+    drawn, case = draws((0.5, 0.3, 0.2), theirs), dataclasses.replace(CASE, temperature=0.7)
+    verdict = judged(check_sampling, draws(chances, ours), drawn, case=case)
     assert (sorted(ours), sorted(theirs)) == (list(range(250)), list(range(250, 500)))
     assert (verdict.metric, verdict.outcome) == (SAMPLING, outcome)
     is_wrong, chance = outcome is Outcome.WRONG, verdict.value or 0.0
@@ -286,11 +276,11 @@ def test_draws_of_another_distribution_are_wrong(
 
 ANSWERED = says([4, 5, 6, 7, 8], told(0, 2))
 """Both steps accepted one."""
+FEWER_DRAFTS = says([4, 5, 6, 7, 8], told(0, 2) | {"spec_num_proposed_drafts": 4})
 
 
 def test_other_steps_than_the_models_give_are_wrong_and_named() -> None:
     verdict = judged(check_steps, ANSWERED, predict_drafts=predicts(accepted=3))
-
     assert (verdict.outcome, verdict.value, verdict.expected) == (Outcome.WRONG, 2.0, 4.0)
     assert verdict.reason == (
         "1 of 1 answers took other steps than their text and models give:"
@@ -320,12 +310,7 @@ def test_sglang_hands_an_mtp_layer_the_normed_state(method: str, *, normed: bool
         (says([*range(401)], told(1, 199)), predicts(), -1 / 200, ""),
         (says([*range(401)], told(3, 197)), predicts(), -3 / 200, "'one' S 200, A 197 ("),
         (says([*range(401)], told(0, 100)), predicts(), 0.0, "'one' S 100, A 100 ("),
-        (
-            says([4, 5, 6, 7, 8], told(0, 2) | {"spec_num_proposed_drafts": 4}),
-            predicts(),
-            0.0,
-            "D 4 instead of S 2, A 2 (2, 0, 0), D 6",
-        ),
+        (FEWER_DRAFTS, predicts(), 0.0, "D 4 instead of S 2, A 2 (2, 0, 0), D 6"),
         (ANSWERED, predicts(accepted=0), 1.0, "instead of S 4, A 0 (0, 0, 0), D 12"),
         (ANSWERED, predicts(gap_nats=0.25), 0.0, ""),
         (ANSWERED, predicts(gap_nats=0.26), 0.0, "less likely than another: 'one' by 0.26 nats"),
@@ -340,7 +325,6 @@ def test_one_percent_of_the_steps_and_their_drafts_and_rounding_may_differ(
 ) -> None:
     """Of 401 tokens, 200 steps, each of which accepts one draft by the models."""
     verdict = judged(check_steps, answer, predict_drafts=predict_drafts)
-
     assert verdict.outcome is (Outcome.WRONG if words else Outcome.PASS)
     assert verdict.change_frac == pytest.approx(change_frac)
     assert words in verdict.reason
@@ -380,7 +364,6 @@ def test_how_an_answer_goes_on_is_asked_of_the_server_beside_it() -> None:
         return {"output_ids": [9, 9, 9], "meta_info": {}}
 
     judged(check_steps, ANSWERED, control)
-
     (body,) = asked
     assert body["input_ids"] == [1, 2, 0, 4, 5, 6, 7, 8]
     assert body["sampling_params"]["max_new_tokens"] == 3
@@ -389,10 +372,9 @@ def test_how_an_answer_goes_on_is_asked_of_the_server_beside_it() -> None:
 
 def case_of(engine: str, method: str, *, temperature: float = 0.0, control: bool = True) -> Case:
     """A case, beside a server without speculation or alone."""
-    spec = dataclasses.replace(builders.SPEC, engine=engine, method=method)
-    return dataclasses.replace(
-        builders.CASE, server=spec, temperature=temperature, control=spec if control else None
-    )
+    case = builders.on_server(engine=engine, method=method)
+    beside = case.server if control else None
+    return dataclasses.replace(case, temperature=temperature, control=beside)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 Another program stands in the place of the reference engine's interpreter, which needs torch.
 """
 
-import dataclasses
-import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -76,7 +74,6 @@ def test_the_walk_finds_the_steps_that_were_taken(
         right = right_drafts(drafter, ids, said_on(target, ids, width))
         taken += builders.counts(*(int(right == one) for one in range(width + 1)))
         ids = said_on(target, ids, right + 1)
-
     # As the engine is asked for what comes after its answer.
     whole = said_on(target, ids[: len(prompt) + cap], width + 1)
     found = walk(
@@ -103,20 +100,14 @@ def right_drafts(drafter: list[int], text: list[int], on: list[int]) -> int:
 
 
 def test_it_knows_the_pairs_that_were_held_against_an_engine_and_no_others() -> None:
-    known = set()
-    for engine, method in itertools.product(ENGINES, METHODS):
-        spec = dataclasses.replace(builders.SPEC, engine=engine, method=method)
-        if has_oracle(dataclasses.replace(builders.CASE, server=spec)):
-            known.add((engine, method))
-    assert known == {
-        *itertools.product(
-            ("vllm", "triton"),
-            ("draft_model", "eagle", "eagle3", "medusa", "mtp", "dflash", "ngram"),
-        ),
-        *itertools.product(["sglang"], ("draft_model", "eagle", "eagle3", "mtp")),
-        *itertools.product(["sglang"], ("draft_model_tree", "eagle_tree", "eagle3_tree")),
-        *itertools.product(["reference"], ("draft_model", "ngram")),
-    }
+    of_vllm = {"draft_model", "eagle", "eagle3", "medusa", "mtp", "dflash", "ngram"}
+    of_sglang = {"draft_model", "eagle", "eagle3", "mtp", "draft_model_tree"}
+    known = {"vllm": of_vllm, "triton": of_vllm, "reference": {"draft_model", "ngram"}}
+    known["sglang"] = of_sglang | {"eagle_tree", "eagle3_tree"}
+    for engine in ENGINES:
+        cases = [builders.on_server(engine=engine, method=name) for name in METHODS]
+        found = {case.server.method for case in cases if has_oracle(case)}
+        assert found == known.get(engine, set())
 
 
 Install = Callable[[str], None]
@@ -160,32 +151,28 @@ def test_the_models_are_asked_in_their_own_environment(
     """Nothing is fetched where every model is a folder."""
     install(ANSWERS)
     question = msgspec.structs.replace(QUESTION, target=str(tmp_path), draft=draft)
-
     answer = predict_drafts(question, on_gpu=False, show=pytest.fail)
     assert answer == OracleAnswer(accepted=((0, 1, 2),), gaps_nats=(0.5,))
-
     asked = msgspec.json.decode((tmp_path / "asked.json").read_bytes())
     assert asked["arguments"] == ["-m", "specreg.engines.pytorch.oracle", "cpu"]
     assert msgspec.convert(asked["question"], Question) == question
     assert asked["variables"] == {"PYTHONPATH": str(builders.ROOT), "HF_HUB_OFFLINE": offline}
 
 
+ENDED = "its process ended with status"
+
+
 @pytest.mark.parametrize(
     ("program", "words"),
     [
         ("""print('{"refusal": "head: has other tensors"}')""", "head: has other tensors"),
-        ("import no_such_package", "its process ended with status 1; its last words:\nTraceback"),
-        (
-            "import os; os.kill(os.getpid(), 9)",
-            "its process ended with status -9, killed as where memory runs out; its last words:\n",
-        ),
+        ("import no_such_package", f"{ENDED} 1; its last words:\nTraceback"),
+        ("import os; os.kill(os.getpid(), 9)", f"{ENDED} -9, killed as where memory runs out; its"),
     ],
     ids=["refused", "a-traceback", "killed"],
 )
 def test_what_has_no_answer_is_told(install: Install, program: str, words: str) -> None:
     install(program)
-
     with pytest.raises(ModelError) as caught:
         predict_drafts(QUESTION, on_gpu=False, show=pytest.fail)
-
     assert str(caught.value).startswith(f"oracle of method 'eagle3': {words}")
