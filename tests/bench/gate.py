@@ -36,6 +36,7 @@ _STEP_MS, _TTFT_MS = 8.0, 40.0
 
 SLOW: Mapping[str, float] = {"step_frac": 0.05}
 MOVING: Mapping[str, float] = {"machine_spread_frac": 0.1}
+BOTH = {**SLOW, **MOVING}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -142,12 +143,7 @@ ROWS: Sequence[tuple[str, int, Mapping[str, float], bool]] = (
     ("nothing, launches differ by 4 %", 100, {"launch_spread_frac": 0.04}, False),
     ("nothing, side by side, the machine moves by 10 %", 300, MOVING, True),
     ("nothing, the same in turn", 100, MOVING, False),
-    (
-        "a step that takes 5 % more, side by side, the machine moves by 10 %",
-        100,
-        {**SLOW, **MOVING},
-        True,
-    ),
+    ("a step that takes 5 % more, side by side, the machine moves by 10 %", 100, BOTH, True),
     ("a step that takes 5 % more", 100, SLOW, False),
     ("a step that takes 3 %, the tolerance, more", 100, {"step_frac": 0.03}, False),
     ("3 % of AL - 1", 100, {"acceptance_frac": 0.03}, False),
