@@ -50,12 +50,11 @@ class Gate:
         text = MATRIX.replace("SPEED", str(speed).lower()).replace("PROMPTS", str(PROMPTS))
         (self.folder / "cpu.toml").write_text(text)
 
-    def script(self, name: str, script: Script) -> Path:
-        """A script of one side."""
-        folder = self.folder / name
-        folder.mkdir(exist_ok=True)
-        self.environment = record_script(script, folder)
-        return Path(self.environment["SCRIPTED_SERVER"])
+    def script(self, name: str, script: Script) -> str:
+        """The path of one side's script."""
+        (self.folder / name).mkdir(exist_ok=True)
+        self.environment = record_script(script, self.folder / name)
+        return self.environment["SCRIPTED_SERVER"]
 
     def start(self, *arguments: str, b: Script | None = None) -> subprocess.Popen[str]:
         """The command; `b` is what side B does otherwise."""
@@ -77,11 +76,12 @@ class Gate:
             text=True,
         )
 
-    def run(self, *arguments: str, b: Script | None = None) -> subprocess.CompletedProcess[str]:
-        """The same, done."""
+    def run(self, *arguments: str, status: int, b: Script | None = None) -> tuple[str, str]:
+        """What it said, once it has ended with a status: on stdout, and on stderr."""
         started = self.start(*arguments, b=b)
         stdout, stderr = started.communicate(timeout=300)
-        return subprocess.CompletedProcess(started.args, started.returncode, stdout, stderr)
+        assert started.returncode == status, stdout + stderr
+        return stdout, stderr
 
     def servers(self) -> list[psutil.Process]:
         """Those of its processes that live."""
@@ -110,20 +110,17 @@ def gate(tmp_path: Path) -> Gate:
 
 def test_what_accepts_less_is_refused_for_its_acceptance(gate: Gate) -> None:
     gate.write_tier(speed=False)
-    done = gate.run("--launches", "2", b=Script(acceptance_probs=(0.6, 0.5, 0.4)))
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert f"{EAGLE3} is worse by acceptance" in done.stdout
-    assert "DON'T: B is worse than A" in done.stdout
+    less = Script(acceptance_probs=(0.6, 0.5, 0.4))
+    stdout, _ = gate.run("--launches", "2", status=1, b=less)
+    assert f"{EAGLE3} is worse by acceptance" in stdout
+    assert "DON'T: B is worse than A" in stdout
 
 
 def test_a_side_that_cant_start_is_said_before_anything_is_measured(gate: Gate) -> None:
     planted = Script(fault=Fault.EXIT_AT_START, exit_log="error: unrecognized arguments: --nope")
-    done = gate.run(b=planted)
-    assert done.returncode == 10
-    assert (
-        f"side B ('{sys.executable}'): SERVER_NOT_STARTED: server 'vllm-none-tiny'" in done.stderr
-    )
-    assert "unknown or refused argument" in done.stderr
+    _, stderr = gate.run(status=10, b=planted)
+    assert f"side B ('{sys.executable}'): SERVER_NOT_STARTED: server 'vllm-none-tiny'" in stderr
+    assert "unknown or refused argument" in stderr
     assert not (gate.out / "journal.jsonl").exists()
 
 
@@ -174,29 +171,25 @@ def test_a_disk_that_refuses_ends_it_with_no_answer(gate: Gate) -> None:
     gate.write_tier(speed=False)
     path = gate.out / "answers.json"
     path.mkdir(parents=True)
-    done = gate.run("--launches", "4")
-    assert done.returncode == 10, done.stdout + done.stderr
-    assert "Is a directory" in done.stderr
-    assert f"'{path}'; make room or mend its rights" in done.stderr
-    assert "go on: type the same with --resume" in done.stdout
+    stdout, stderr = gate.run("--launches", "4", status=10)
+    assert "Is a directory" in stderr
+    assert f"'{path}'; make room or mend its rights" in stderr
+    assert "go on: type the same with --resume" in stdout
 
 
 def test_what_dies_on_one_side_is_told_and_tried_again_where_it_is_resumed(gate: Gate) -> None:
     gate.write_tier(speed=False)
     planted = Script(fault=Fault.CRASH_MID_RUN, fault_after_requests=BEFORE_ROUNDS + PROMPTS // 2)
-    failed = gate.run("--launches", "2", b=planted)
-    assert failed.returncode == 10, failed.stdout + failed.stderr
-    assert "side B: SERVER_DIED: server 'vllm-eagle3-tiny': ended with status 1" in failed.stdout
-    again = gate.run("--launches", "2", "--resume", b=Script())
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert "UPGRADE: " in again.stdout
+    stdout, _ = gate.run("--launches", "2", status=10, b=planted)
+    assert "side B: SERVER_DIED: server 'vllm-eagle3-tiny': ended with status 1" in stdout
+    stdout, _ = gate.run("--launches", "2", "--resume", status=0, b=Script())
+    assert "UPGRADE: " in stdout
 
 
 def test_a_step_that_takes_longer_is_found_and_called_so(gate: Gate) -> None:
     slow = Script(step_ms=4.0)
-    done = gate.run("--case", EAGLE3, "--launches", "8", b=slow)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert f"{EAGLE3} is worse by the cost of a step" in done.stdout
+    stdout, _ = gate.run("--case", EAGLE3, "--launches", "8", status=1, b=slow)
+    assert f"{EAGLE3} is worse by the cost of a step" in stdout
     judged = {one.metric: one for one in gate.report().run.verdicts}
     assert judged["acceptance_length_tokens"].outcome is Outcome.PASS
     assert judged["step_p50_ms"].outcome is Outcome.REGRESSED
