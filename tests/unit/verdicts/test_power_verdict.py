@@ -14,7 +14,7 @@ from specreg.load.client_processes import Clients
 from specreg.measurement.arm import Arm, ArmReplay
 from specreg.measurement.figures import figures_of
 from specreg.measurement.measure import Measurement, values_of
-from specreg.measurement.metrics import METRICS, Family
+from specreg.measurement.metrics import METRICS, Family, Replay
 from specreg.report.failures import sentence_of
 from specreg.report.tables import render_figures
 from specreg.telemetry.power_record import PowerRecord
@@ -34,13 +34,9 @@ RECORDED = RecordedDevice(
 
 def measured(power: PowerRecord | None) -> Measurement:
     """A launch that generated 6,000 tokens in a minute."""
-    plain = builders.measurement({})
-    assert plain.replay is not None
-    replay = dataclasses.replace(
-        plain.replay, power=power, rounds=(builders.replayed(0, 60 * 10**9, 6000),)
-    )
-    values = values_of(plain.case, replay)
-    return dataclasses.replace(plain, replay=replay, values=values)
+    replay = Replay(power=power, rounds=(builders.replayed(0, 60 * 10**9, 6000),))
+    plain = builders.measurement(values_of(builders.CASE, replay))
+    return dataclasses.replace(plain, replay=replay)
 
 
 ROW = {ENERGY.name: 2.0, WATTS.name: 200.0, SPEED: 100.0}
@@ -77,6 +73,7 @@ def test_a_token_shall_not_cost_more_and_watts_shall_stay_as_they_are(
     assert words in sentence_of(verdict)
 
 
+CARDS = "GPU-other, recorded on GPU-NVIDIA H200, and cards of one kind differ by 10%"
 OTHER_CARD = msgspec.structs.replace(CARD, id="GPU-other")
 BROKEN = PowerRecord(invalid="POWER_INVALID: the sampler ended")
 SHORT = msgspec.structs.replace(builders.power(), too_short="7 s, and 10 s are needed")
@@ -92,11 +89,7 @@ MODULE = builders.power(of=msgspec.structs.replace(CARD, scope=Scope.MODULE))
         (MODULE, Outcome.NOT_COMPARABLE, "module by counter, recorded as gpu by counter"),
         (builders.power(from_counter=False), Outcome.NOT_COMPARABLE, "measured as gpu by power"),
         (builders.power(12_800, of=OTHER_CARD), Outcome.PASS, ""),
-        (
-            builders.power(14_000, of=OTHER_CARD),
-            Outcome.NOT_COMPARABLE,
-            "GPU-other, recorded on GPU-NVIDIA H200, and cards of one kind differ by 10%",
-        ),
+        (builders.power(14_000, of=OTHER_CARD), Outcome.NOT_COMPARABLE, CARDS),
         (builders.power(8_000, of=OTHER_CARD), Outcome.NOT_COMPARABLE, "differ by 10%"),
     ],
     ids=["unwatched", "broken", "short", "module", "fields", "alike", "costs more", "costs less"],
@@ -113,9 +106,7 @@ def test_power_of_something_else_is_not_compared(
 @pytest.mark.parametrize("name", [ENERGY.name, SPEED])
 @pytest.mark.parametrize(("clock_mhz", "invalid"), [(1890.0, False), (1870.0, True)])
 def test_a_gpu_that_runs_slower_than_it_was_recorded_makes_its_speeds_invalid(
-    name: str,
-    clock_mhz: float,
-    invalid: bool,  # noqa: FBT001 - a column
+    name: str, clock_mhz: float, *, invalid: bool
 ) -> None:
     verdict = judged(name, builders.power(sm_clock_mhz=clock_mhz))
     assert (verdict.outcome is Outcome.INVALID) == invalid
@@ -139,13 +130,10 @@ def test_figures_tell_what_a_token_costs_and_what_speculation_saves() -> None:
     assert case.mean_w == pytest.approx(200)
     assert case.idle_w == pytest.approx(100)
     assert case.devices[0].throttled == ("power cap",)
-    shown = render_figures([found], width=140, color=False)
-    assert "+67%" in shown
-    assert "at its power cap" in shown
-    assert "±0.1%" in shown
-    assert "POWER_INVALID: the sampler" in render_figures(
-        [figures_of(measured(BROKEN), 1)], width=140, color=False
-    )
+    every = [found, figures_of(measured(BROKEN), 1)]
+    shown = render_figures(every, width=140, color=False)
+    for words in ("+67%", "at its power cap", "±0.1%", "POWER_INVALID: the sampler"):
+        assert words in shown
 
 
 def test_a_slow_gpu_is_seen_though_its_meter_is_out_of_order_and_in_an_earlier_launch() -> None:
