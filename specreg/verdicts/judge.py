@@ -293,8 +293,7 @@ def _refused_acceptance(metric: Metric, comparison: Comparison) -> Iterator[Refu
     """Yield why two acceptances are not of the same kind."""
     baseline, ours = comparison.known.baseline, comparison.measurement.acceptance
     theirs = baseline.acceptance if baseline else None
-    lacks_one = baseline is not None and (ours is None or theirs is None)
-    if lacks_one or comparison.expected_ratio(metric) is None:
+    if comparison.expected_ratio(metric) is None:
         yield Refusal(Outcome.NO_BASELINE, f"the baseline holds no {metric.name}", Lack.BASELINE)
     if ours is not None and theirs is not None:
         tags, recorded = ((one.source, one.view) for one in (ours, theirs))
