@@ -140,32 +140,49 @@ class Servers:
         if beside is not None and beside.launch == launch:
             yield beside
             return
-        starting = Starting(launch=launch, start=lambda: self._server(launch))
-        self._startings.append(starting)
+        starting = self._starting(launch)
         try:
             yield starting
         finally:
             self._stop(starting)
             self._startings.remove(starting)
 
-    def start_all(self, startings: Sequence[Starting]) -> None:
+    def _starting(self, launch: Launch) -> Starting:
+        """Return the one of a launch, which is kept until its context ends."""
+        for one in self._startings:
+            if one.launch == launch:
+                return one
+        self._startings.append(Starting(launch=launch, start=lambda: self._server(launch)))
+        return self._startings[-1]
+
+    def start_all(self, startings: Sequence[Starting], ahead: Launch | None = None) -> None:
         """Start servers, at once where memory allows, and return when all are ready.
 
-        SpecregError where one didn't start; the others go on, until they are asked for or their
-        contexts end.
+        Without a GPU one more starts with them, `ahead` of being asked for. SpecregError where one
+        of the others didn't start; all others go on, until they are asked for or their contexts
+        end.
         """
         idle = [one for one in startings if not one.running]
         if idle and self.claim is not None and not any(one.is_up for one in self._startings):
             gpus = max(one.launch.spec.parallel.gpus for one in idle)
             self.claim.take(gpus if self.provision.on_gpu else 0, self.provision.tell)
         gpus_gib = (find_gpus().memory_gib or (0.0,)) if self.provision.on_gpu else ()
-        starts = self.provision.url is None and len(idle) > 1
-        if starts and fit_together([one.launch.spec for one in idle], gpus_gib):
+        waiting = [*idle, *([self._starting(ahead)] if ahead and not self.provision.on_gpu else [])]
+        starts = self.provision.url is None and len(waiting) > 1
+        if starts and fit_together([one.launch.spec for one in waiting], gpus_gib):
             for one in idle:  # all that takes the machine is done before the first of them starts
                 self._install(one.launch.spec)
                 widen_models(self.root, one.launch.spec, show=self.provision.show)
-            waiting = idle
-            while waiting := [one for one in waiting if one.poll() is None]:
+
+            def waits(one: Starting) -> bool:
+                try:
+                    return one.poll() is None
+                except SpecregError:
+                    if one in idle:
+                        raise
+                    return False
+
+            while waiting := [one for one in waiting if waits(one)]:
                 time.sleep(POLL_S)
         for one in idle:
             _ = one.server

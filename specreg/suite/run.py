@@ -6,6 +6,7 @@ The pytest plugin and the fixtures hold one `Suite` and do nothing by themselves
 import contextlib
 import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -202,9 +203,21 @@ class Suite(Scope):
         asked = tuple(filter(None, pair))
         if starting := [one for one in asked if not one.running]:
             names = " beside ".join(one.launch.id for one in starting)
+            ahead = self._next(*pair) if starting == [pair[0]] else None
             with self.timeline.during(Phase.STARTING, pair[0].launch.id, of=names):
-                self.servers.start_all(starting[::-1])  # the control first
+                self.servers.start_all(starting[::-1], ahead)  # the control first
         return tuple(one.server for one in asked)
+
+    def _next(self, server: Starting, control: Starting | None) -> Launch | None:
+        """The launch that is measured after a server's beside the same control."""
+        if control is None or self.shares_machine:  # another process of the run may take it
+            return None
+        asked = (one for one in self.setups() if one[2].id in self.asked)
+        for plain, launch, case in itertools.dropwhile(lambda one: one[1] != server.launch, asked):
+            other = plain == control.launch and launch not in {plain, server.launch}
+            if other and self.key(case, launch.number) not in self.earlier:
+                return launch
+        return None
 
     def _plan(self, case: Case, launch: int, watching: Watch | None) -> Plan:
         """How much of a case to measure: recording takes the extension too, once.

@@ -25,7 +25,7 @@ from specreg.measurement.arm import Arm
 from specreg.measurement.journal import Journal, load_checks
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Metric
-from specreg.servers.launch import Launch, Poll, Starting, launches_of
+from specreg.servers.launch import Launch, Poll, Servers, Starting, launches_of
 from specreg.servers.server import Server
 from specreg.suite.finish import record_runs
 from specreg.suite.options import Options
@@ -349,26 +349,63 @@ def test_a_measurement_whose_server_dies_is_tried_twice_and_not_again(tmp_path: 
     assert said.startswith(f"{builders.CASE.id}: measured again, SERVER_DIED: ")
 
 
-def test_a_control_is_warmed_up_once_for_each_load_and_again_after_its_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    warm: list[bool] = []
+@pytest.fixture
+def warm(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether the last arm was said to be warm, of each measurement; nothing is asked for it."""
+    found: list[bool] = []
 
     def measure(arms: Sequence[Arm], *_: object) -> list[Measurement]:
-        warm.append(arms[-1].warm)
+        found.append(arms[-1].warm)
         return [dataclasses.replace(builders.measurement({}), case=arm.case) for arm in arms]
 
     monkeypatch.setattr("specreg.suite.run.measure", measure)
-    one = suite(tmp_path, update_baselines=True, launches=3)
-    case = dataclasses.replace(builders.CASE, control=builders.PLAIN_SPEC)
-    control, method = (
-        Starting(launch=launch, start=lambda: running([])) for launch in launches_of(case, 1)
-    )
-    for load in (1, 4, 1):
-        one.measure(builders.with_concurrency(load, case), (method, control))
-        method = Starting(launch=Launch(spec=method.launch.spec, number=2), start=method.start)
-    control.stop()
-    third = Starting(launch=launches_of(case, 3)[1], start=method.start)
-    one.measure(case, (third, control))
+    return found
+
+
+METHODS = [
+    dataclasses.replace(builders.on_server(method=name), control=builders.PLAIN_SPEC)
+    for name in ("draft_model", "eagle3", "ngram")
+]
+
+
+def starting(one: Launch) -> Starting:
+    """A launch whose server is there at once."""
+    return Starting(launch=one, start=lambda: running([]))
+
+
+def test_a_control_is_warmed_up_once_for_each_load_and_again_after_its_start(
+    tmp_path: Path, warm: list[bool]
+) -> None:
+    one = suite(tmp_path, update_baselines=True)
+    control = starting(launches_of(METHODS[0], 1)[0])
+    for case, load in zip((*METHODS, METHODS[0]), (1, 4, 1, 1), strict=True):
+        loaded = builders.with_concurrency(load, case)
+        one.measure(loaded, (starting(launches_of(loaded, len(warm) + 1)[1]), control))
+        if len(warm) == len(METHODS):
+            control.stop()
     one.journal.close()
     assert warm == [False, False, True, False]
+
+
+def test_the_next_server_that_is_asked_for_starts_with_another_beside_the_same_control(
+    tmp_path: Path, warm: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead: list[Launch | None] = []
+    start_all = Servers.start_all
+
+    def noting(self: Servers, startings: Sequence[Starting], launch: Launch | None) -> None:
+        ahead.append(launch)
+        start_all(self, startings)
+
+    monkeypatch.setattr(Servers, "start_all", noting)
+    tier = Tier(name="cpu", needs_gpus=0, cases=(*METHODS, builders.on_server(method="suffix")))
+    one = Suite(**{**parts(tmp_path, update_baselines=True, launches=1), "tier": tier})
+    one.asked = {case.id: set() for case in tier.cases}
+    control, *methods = map(
+        starting, (launches_of(METHODS[0], 1)[0], *(launches_of(case, 1)[1] for case in METHODS))
+    )
+    for case, method in zip(METHODS, methods, strict=True):
+        one.measure(case, (method, control))
+    one.journal.close()
+    assert len(warm) == len(METHODS)
+    assert ahead == [None, methods[2].launch, None]
