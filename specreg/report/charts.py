@@ -8,13 +8,12 @@ import dataclasses
 import importlib.util
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from specreg.baselines.comparison import differing_settings
 from specreg.matrix.schema import CaseSettings, Load
-from specreg.measurement.figures import Figures
 from specreg.measurement.metrics import METRICS
 from specreg.report.document import CaseReport
 from specreg.report.failures import first_bad, moment_of
@@ -37,63 +36,27 @@ _LINES = tuple(f"var(--line{number})" for number in range(1, 7))
 _ORACLE_NAMES = ("the engine", "its text and models")
 _FEWEST_RUNS, _FEWEST_LOADS = 2, 3
 _DASHED = {"type": "rule", "color": _INK, "strokeDash": [5, 4]}
-_SIZE = {
-    "width": 250,
-    "height": 130,
-    # Labels are measured in another font than the reader's.
-    "padding": {"left": 20, "right": 12, "top": 6, "bottom": 6},
-}
-_AXIS = {
-    "labelColor": _INK,
-    "titleColor": _INK,
-    "domainColor": _BASE,
-    "tickColor": _BASE,
-    "grid": False,
-    "titleFontWeight": "normal",
-    "labelFontSize": 11,
-    "titleFontSize": 12,
-    "titlePadding": 9,
-    "labelAngle": 0,
-    "tickCount": 4,
-}
+# Labels are measured in another font than the reader's.
+_PADDING = {"left": 20, "right": 12, "top": 6, "bottom": 6}
+_SIZE = {"width": 250, "height": 130, "padding": _PADDING}
+_COLORS = {"labelColor": _INK, "titleColor": _INK, "domainColor": _BASE, "tickColor": _BASE}
+_TITLES = {"titleFontWeight": "normal", "titleFontSize": 12, "titlePadding": 9}
+_TICKS = {"labelFontSize": 11, "labelAngle": 0, "tickCount": 4, "grid": False}
+_AXIS = {**_COLORS, **_TITLES, **_TICKS}
 _CONFIG = {"font": "system-ui, sans-serif", "view": {"stroke": None}, "axis": _AXIS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """A drawing.
+    """A drawing, whose markup Vega escaped, and how to read it.
 
-    Attributes:
-        title: what is drawn; note: how to read it.
-        svg: the markup, which Vega escaped.
-        legend: by colour of the page's style, what has it; empty where the drawing says it.
+    `legend` has by colour of the page's style what has it; empty where the drawing says it.
     """
 
     title: str
     note: str
     svg: str
     legend: Mapping[str, str] = field(default_factory=dict)
-
-
-_GAINS: Sequence[tuple[str, str, str, Callable[[Figures], float | None]]] = (
-    (
-        "Speedup over load",
-        "speedup, times",
-        "Throughput with speculation over throughput without it",
-        lambda figures: figures.judged.get("speedup_ratio"),
-    ),
-    (
-        "Energy saved over load",
-        "energy per token, times less",
-        "Energy per token without speculation over that with it",
-        lambda figures: (
-            None
-            if (power := figures.power) is None or power.invalid or power.too_short
-            else power.energy_ratio
-        ),
-    ),
-)
-"""What speculation gains, 1 being nothing: title, axis and formula of its chart, and its value."""
 
 
 def can_draw() -> bool:
@@ -106,15 +69,11 @@ def charts_of(
     verdicts: Iterable[Verdict] = (),
     names: tuple[str, str] = ("this run", "the baseline"),
 ) -> Iterator[Chart]:
-    """All that can be drawn of a case, whose figures and expected ones are called by names.
-
-    A part that isn't known has no chart.
-    """
+    """All that is known of a case, whose figures and expected ones are called by names."""
     if case.figures and case.figures.acceptance:
         shares = case.figures.acceptance.total.marginal_frac
-        yield from _positions(
-            "", shares, case.expected.marginal_frac if case.expected else (), names
-        )
+        expected = case.expected.marginal_frac if case.expected else ()
+        yield from _positions("", shares, expected, names)
     for one in verdicts:
         ours, must = ([pair[side] for pair in one.by_position_frac] for side in (0, 1))
         yield from _positions(", against the oracle", ours, must, _ORACLE_NAMES)
@@ -154,17 +113,31 @@ def gains_over_load(cases: Sequence[CaseReport]) -> Iterator[Chart]:
     Of three loads or more: a line through two has no bend, so it shows no place where it crosses 1.
     A line is of cases that differ in load and prompts alone.
     """
-    for title, axis, formula, of in _GAINS:
-        groups: dict[str, dict[CaseSettings, dict[int, float]]] = {}
-        for case in cases:
-            gain = of(case.figures) if case.figures else None
-            if gain is not None and case.settings is not None and case.settings.concurrency:
-                lines = groups.setdefault(f"{case.engine}, {case.models}, {case.dataset}", {})
-                alike = dataclasses.replace(case.settings, **_OF_LOAD)
-                lines.setdefault(alike, {})[case.settings.concurrency] = gain
-        for what, found in groups.items():
-            if len({load for line in found.values() for load in line}) >= _FEWEST_LOADS:
-                yield _load_chart(f"{title}: {what}", axis, formula, _named(found))
+    known = [(case, case.figures) for case in cases if case.figures]
+    speedups = [(case, figures.judged.get("speedup_ratio")) for case, figures in known]
+    title, formula = "Speedup over load", "Throughput with speculation over throughput without it"
+    yield from _gain_charts(title, "speedup, times", formula, speedups)
+    saved = [
+        (case, power.energy_ratio)
+        for case, figures in known
+        if (power := figures.power) and not (power.invalid or power.too_short)
+    ]
+    title, formula = "Energy saved", "Energy per token without speculation over that with it"
+    yield from _gain_charts(f"{title} over load", "energy per token, times less", formula, saved)
+
+
+def _gain_charts(
+    title: str, axis: str, formula: str, gains: Iterable[tuple[CaseReport, float | None]]
+) -> Iterator[Chart]:
+    groups: dict[str, dict[CaseSettings, dict[int, float]]] = {}
+    for case, gain in gains:
+        if gain is not None and case.settings is not None and case.settings.concurrency:
+            lines = groups.setdefault(f"{case.engine}, {case.models}, {case.dataset}", {})
+            alike = dataclasses.replace(case.settings, **_OF_LOAD)
+            lines.setdefault(alike, {})[case.settings.concurrency] = gain
+    for what, found in groups.items():
+        if len({load for line in found.values() for load in line}) >= _FEWEST_LOADS:
+            yield _load_chart(f"{title}: {what}", axis, formula, _named(found))
 
 
 def _named(lines: Mapping[CaseSettings, Mapping[int, float]]) -> Mapping[str, _Line]:
@@ -182,23 +155,12 @@ def _load_chart(title: str, axis: str, formula: str, lines: Mapping[str, _Line])
     rows = [{"n": n, "gain": gain, "method": name} for name in lines for n, gain in lines[name]]
     bent = {name: line for name, line in lines.items() if len(line) >= _FEWEST_LOADS}
     even = [{"n": n, "gain": 1, "method": name} for name in bent for n in crossings(bent[name])]
-    x = {
-        **_channel("n", "requests in flight"),
-        "scale": {"type": "log", "base": 2, "nice": False},
-        "axis": {
-            **_every(sorted({load for line in lines.values() for load, _ in line})),
-            "labelFlush": False,
-        },
-    }
+    ticks = _every(sorted({load for line in lines.values() for load, _ in line}))
+    log = {"type": "log", "base": 2, "nice": False}
+    x = _channel("n", "requests in flight", scale=log, axis={**ticks, "labelFlush": False})
     y = _channel("gain", axis)
-    legend = {
-        "title": None,
-        "labelColor": _INK,
-        "labelFontSize": 12,
-        "orient": "top",
-        "columns": 2,
-        "columnPadding": 20,
-    }
+    place = {"orient": "top", "columns": 2, "columnPadding": 20}
+    legend = {"title": None, "labelColor": _INK, "labelFontSize": 12, **place}
     color = {"field": "method", "type": "nominal", "scale": {"range": _LINES}, "legend": legend}
     mark = {"type": "line", "point": {"filled": True, "size": 55}}
     crossing = {"type": "point", "shape": "diamond", "filled": False, "size": 160}
@@ -223,8 +185,8 @@ def _positions(
     if not shares:
         return
     x = {"field": "place", "type": "ordinal", "title": "position in the draft"}
-    y = _channel("share", "share of steps", axis={"format": ".0%", "tickCount": 4})
-    y["scale"] = {"zero": True}
+    percent = {"format": ".0%", "tickCount": 4}
+    y = _channel("share", "share of steps", axis=percent, scale={"zero": True})
     # Narrow bars of now in front of wide ones of the baseline.
     bars = ((expected, _BASE, 0.9), (shares, _NOW, 0.5))
     layers = (
@@ -256,7 +218,7 @@ def _energy(power: PowerRecord) -> Iterator[Chart]:
     ]
     if [row for row in whole if row["energy"] is None] or arms.keys() != sides.keys():
         return
-    x = {**_channel("energy", "J per token"), "scale": {"zero": True}}
+    x = _channel("energy", "J per token", scale={"zero": True})
     y = {"field": "arm", "type": "nominal", "title": None, "sort": None}
     bar = {"type": "bar", "height": {"band": 0.6}}
     yield Chart(
@@ -285,48 +247,30 @@ def _history(case: CaseReport) -> Iterator[Chart]:
         begins = {
             at: one for at, one in enumerate(versions) if one not in versions[max(at - 1, 0) : at]
         }
-        x = {
-            **_channel("at", "engine, from the first run with it"),
-            "scale": {"nice": False, "zero": False},
-            "axis": {
-                **_every(begins),
-                "labelExpr": f"{json.dumps(begins)}[datum.value]",
-                "labelAngle": -45,
-                "grid": True,
-                "gridColor": _BASE,
-            },
-        }
+        labels = {"labelExpr": f"{json.dumps(begins)}[datum.value]", "labelAngle": -45}
+        axis = {**_every(begins), **labels, "grid": True, "gridColor": _BASE}
+        scale = {"nice": False, "zero": False}
+        x = _channel("at", "engine, from the first run with it", scale=scale, axis=axis)
         y = _channel("value", axis_of(metric).rpartition(", ")[2])
         color = {"condition": {"test": "datum.fine", "value": _NOW}, "value": _BAD}
         points = {"type": "point", "filled": True, "size": 45}
-        expected = case.expected.values.get(metric) if case.expected else None
-        base = () if expected is None else (_layer([{"value": expected}], _DASHED, y=y),)
-        bad = first_bad(runs, metric)
-        since: tuple[Layer, ...] = ()
-        note = (
-            f"The last {len(runs)} runs that judged it on this machine; red is what was not fine."
-        )
-        if base:
+        layers, told = [], f"The last {len(runs)} runs that judged it on this machine"
+        note = f"{told}; red is what was not fine."
+        if case.expected and (expected := case.expected.values.get(metric)) is not None:
+            layers.append(_layer([{"value": expected}], _DASHED, y=y))
             note += " The dashed line is the baseline."
-        if bad < len(runs):
-            since = (_layer([rows[bad]], {"type": "rule", "color": _BAD}, x=x),)
+        if (bad := first_bad(runs, metric)) < len(runs):
+            layers.append(_layer([rows[bad]], {"type": "rule", "color": _BAD}, x=x))
             note += f" Not fine since {moment_of(runs[bad])}, at the red line."
-        yield Chart(
-            title=f"History of {label_of(metric)}",
-            note=note,
-            svg=_svg(
-                *base,
-                *since,
-                _layer(rows, {"type": "line", "color": _NOW}, x=x, y=y),
-                _layer(rows, points, x=x, y=y, color=color),
-            ),
-        )
+        layers.append(_layer(rows, {"type": "line", "color": _NOW}, x=x, y=y))
+        layers.append(_layer(rows, points, x=x, y=y, color=color))
+        yield Chart(title=f"History of {label_of(metric)}", note=note, svg=_svg(*layers))
 
 
 def _channel(field: str, title: str, **others: object) -> dict[str, object]:
-    """Numbers with a title on their axis, which need not begin at 0."""
-    scale = {"zero": False}
-    return {"field": field, "type": "quantitative", "title": title, "scale": scale, **others}
+    """Numbers with a title on their axis, which need not begin at 0 unless a scale says so."""
+    usual = {"type": "quantitative", "scale": {"zero": False}}
+    return {"field": field, "title": title, **usual, **others}
 
 
 def _every(values: Iterable[float]) -> dict[str, object]:
