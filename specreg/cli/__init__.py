@@ -20,10 +20,10 @@ _COMMANDS: Mapping[str, str] = {
     "soak": "gate",
     "prepare": "cases",
     "matrix": "cases",
-    "doctor": "machine",
+    "doctor": "suite",
     "report": "report",
-    "merge": "shards",
-    "ray": "shards",
+    "merge": "suite",
+    "ray": "suite",
     "selftest": "cases",
     "baselines": "cases",
     "engines": "cases",
@@ -63,20 +63,13 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:  # noqa: FBT001 - as Typer calls it
-    if wanted:
+@app.callback(invoke_without_command=True)
+def _options(
+    *, version: Annotated[bool, typer.Option("--version", help="print the version")] = False
+) -> None:
+    if version:
         typer.echo(f"specreg {specreg.__version__}")
         raise typer.Exit
-
-
-@app.callback()
-def _options(
-    *,
-    version: Annotated[
-        bool, typer.Option("--version", help="print the version", callback=_print_version)
-    ] = False,
-) -> None:
-    del version
 
 
 def main() -> None:

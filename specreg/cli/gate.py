@@ -22,7 +22,7 @@ from specreg.compare.options import (
     SoakOptions,
     show_status,
 )
-from specreg.compare.soak import LAST_LEVEL, Soak, open_soak
+from specreg.compare.soak import LAST_LEVEL, open_soak
 from specreg.core.commands import specreg_command
 from specreg.core.errors import SpecregError
 from specreg.core.redaction import hide_known
@@ -43,13 +43,9 @@ def _command(function: Callable[[Any], int]) -> Callable[..., None]:
     described = get_type_hints(kind, include_extras=True)
     hints = {name: hint for name, hint in described.items() if hasattr(hint, "__metadata__")}
     # A dataclass has a signature already, but for the defaults that are made for each.
-    defaults = {
-        one.name: one.default_factory()
-        for one in dataclasses.fields(kind)
-        if callable(one.default_factory)
-    }
+    lists = {one.name for one in dataclasses.fields(kind) if one.default_factory is list}
     parameters = [
-        one.replace(annotation=hints[name], default=defaults.get(name, one.default))
+        one.replace(annotation=hints[name], default=[] if name in lists else one.default)
         for name, one in inspect.signature(kind).parameters.items()
         if name in hints
     ]
@@ -146,15 +142,10 @@ def soak(options: SoakOptions) -> int:
         with _ending():
             soaked.run()
     finally:  # what was measured is told, whatever cuts it short
-        status = _conclude(soaked) if soaked.blocks else 0
-    return status
-
-
-def _conclude(soak: Soak) -> int:
-    verdicts = soak.look(LAST_LEVEL)
-    typer.echo(render_verdicts(verdicts, width=of.WIDTH, color=sys.stdout.isatty()))
-    for one in verdicts:
-        if one.reason:
-            typer.echo(f"{one.metric}: {one.reason}")
-    typer.echo(f"{len(soak.blocks)} blocks; a change is that of an hour: {soak.path}")
+        verdicts = soaked.look(LAST_LEVEL) if soaked.blocks else ()
+        if soaked.blocks:
+            typer.echo(render_verdicts(verdicts, width=of.WIDTH, color=sys.stdout.isatty()))
+            reasons = (f"{one.metric}: {one.reason}" for one in verdicts if one.reason)
+            blocks = f"{len(soaked.blocks)} blocks; a change is that of an hour: {soaked.path}"
+            typer.echo("\n".join((*reasons, blocks)))
     return exit_status(verdicts)

@@ -1,4 +1,4 @@
-"""`specreg merge` and `ray`: the shards of a run as one run, also as tasks of a Ray cluster."""
+"""`specreg doctor`, `merge` and `ray`: what is in the way of a run, and its shards as one run."""
 
 import io
 import os
@@ -15,21 +15,43 @@ import msgspec
 import typer
 
 from specreg.baselines.record import COMMIT, commit_of
-from specreg.cli.options import HERE, WIDTH, RootOption
+from specreg.cli.options import HERE, WIDTH, RootOption, TierOption
 from specreg.core.commands import install_command
 from specreg.core.errors import SpecregError
 from specreg.core.processes import start_process, stop_process
 from specreg.report.document import FILE_NAME, exit_status, load_report
+from specreg.report.progress import Progress
 from specreg.report.terminal import render_report
+from specreg.suite.configure import open_suite
 from specreg.suite.finish import record_baselines, record_run, run_verdict
 from specreg.suite.merge import open_merged, take_shards
+from specreg.suite.options import Options
 from specreg.suite.plan import PLAN, MergedShards, load_shard
+from specreg.suite.preflight import State, examine, render_findings
 from specreg.suite.shards import SHARDS, Shard
 
 _BYTES_PER_GIB = 2**30
 _ANSWERS_WITHIN_S = 10.0
 _LEFT_OUT = (".git", ".specreg", ".nox", ".venv", "**/__pycache__", "**/.mypy_cache")
 """What of the repository no node needs."""
+
+
+def doctor(
+    tier: TierOption = None,
+    root: RootOption = HERE,
+    engine_python: Annotated[
+        str | None, typer.Option(help="an interpreter that has the engine already")
+    ] = None,
+) -> None:
+    """Print what this machine is, what can be measured on it, and what is in the way of a tier.
+
+    Status 1 where something is. Nothing is started, fetched or changed.
+    """
+    options = Options(tier=tier, engine_python=engine_python)
+    found = tuple(examine(open_suite(root, options, Progress(io.StringIO()))))
+    color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    typer.echo(render_findings(found, width=WIDTH, color=color))
+    raise typer.Exit(int(any(one.state is State.IN_THE_WAY for one in found)))
 
 
 def merge(
