@@ -19,9 +19,8 @@ from specreg.datasets.table import dataset_named
 from specreg.engines.registry import render_methods
 from specreg.matrix.case import Tier
 from specreg.matrix.tier import tier_names
-from specreg.measurement.metrics import check_allowed
-from specreg.report.tables import NOTHING, render_rows
-from specreg.report.terminal import render_baselines
+from specreg.measurement.metrics import METRICS, check_allowed
+from specreg.report.tables import NOTHING, format_number, render_rows
 from specreg.telemetry.identity import Gpus, current_environment, find_gpus
 
 _S_PER_MIN = 60.0
@@ -36,7 +35,21 @@ def baselines(
         typer.echo(render_schema(), nl=False)
         return
     found, unreadable = read_baselines(baseline_files(root / USUAL.baselines))
-    typer.echo("\n".join((render_baselines(found.items(), width=WIDTH), *unreadable)))
+    names = ("acceptance_length_tokens", "throughput_tokens_per_s")
+    rows = [
+        (
+            f"{path.parent.name}/{path.stem}",
+            one.provenance.recorded_on,
+            f"{one.case.engine}=={one.provenance.engine_version}",
+            str(len(one.launches)),
+            *(format_number(one.expected_value(METRICS[name])) for name in names),
+            " ".join(one.provenance.reason.split()),
+        )
+        for path, one in found.items()
+    ]
+    head = ("baseline", "recorded", "engine", "launches", "AL", "tokens/s", "reason")
+    table = render_rows(head, rows, width=WIDTH, left=("engine",), folded=("reason",))
+    typer.echo("\n".join((table, *unreadable)))
     raise typer.Exit(1 if unreadable else 0)
 
 

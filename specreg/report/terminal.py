@@ -10,7 +10,6 @@ from rich.text import Text
 
 from specreg.baselines.comparison import change_of_baseline, spreads_of
 from specreg.baselines.record import RecordedBaseline, commit_of
-from specreg.baselines.schema import Baseline
 from specreg.core.commands import is_attached, record_command, run_command
 from specreg.measurement.metrics import METRICS, better_frac
 from specreg.report.document import Report, last_words
@@ -110,24 +109,6 @@ def render_undecidable(recorded: Iterable[RecordedBaseline]) -> str:
         lines += [f"  {record.path.stem}: {told}"] if told else []
     head = "a run can't decide these here, so they will be skipped where there is doubt:"
     return "\n".join((head, *lines)) if lines else ""
-
-
-def render_baselines(baselines: Iterable[tuple[Path, Baseline]], *, width: int) -> str:
-    """A row for each baseline: what was recorded where, when and why."""
-    names = ("acceptance_length_tokens", "throughput_tokens_per_s")
-    rows = [
-        (
-            f"{path.parent.name}/{path.stem}",
-            one.provenance.recorded_on,
-            f"{one.case.engine}=={one.provenance.engine_version}",
-            str(len(one.launches)),
-            *(format_number(one.expected_value(METRICS[name])) for name in names),
-            " ".join(one.provenance.reason.split()),
-        )
-        for path, one in baselines
-    ]
-    head = ("baseline", "recorded", "engine", "launches", "AL", "tokens/s", "reason")
-    return render_rows(head, rows, width=width, left=("engine",), folded=("reason",))
 
 
 def render_notes(verdicts: Iterable[Verdict], environment: str | None) -> str:
