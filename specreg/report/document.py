@@ -235,11 +235,7 @@ def last_words(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
 
 
 def record_document(path: Path, content: object) -> None:
-    """Write what programs read of a run as JSON: `report.json`, `verdict.json`, its plan.
-
-    Raises:
-        ReportError: the disk refuses.
-    """
+    """Write what programs read of a run as JSON; ReportError where the disk refuses."""
     write_whole(path, msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
 
 
@@ -253,11 +249,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def load_report(path: Path) -> Report:
-    """The document in a file.
-
-    Raises:
-        ReportError: there is none, it can't be read, or it is of another form.
-    """
+    """The document in a file; ReportError where none can be read, or it is of another form."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Report)
     except (OSError, *UNREADABLE) as error:

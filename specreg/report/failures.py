@@ -94,7 +94,7 @@ def render_blocks(verdicts: Sequence[Verdict], errors: Mapping[str, str]) -> Map
     """
     shown: set[str] = set()
     blocks = {}
-    for case_id, failed in failing_by_case(verdicts).items():
+    for case_id, failed in by_case(one for one in verdicts if one.fails).items():
         error = errors.get(case_id, "")
         head = error.partition("\n")[0]
         blocks[case_id] = render_failures(failed, f"{head}\n(as above)" if head in shown else error)
@@ -123,12 +123,11 @@ def render_failures(verdicts: Sequence[Verdict], error: str = "") -> str:
     return "\n".join(lines)
 
 
-def failing_by_case(verdicts: Iterable[Verdict]) -> Mapping[str, Sequence[Verdict]]:
-    """By case in the order of the run, the verdicts that fail."""
+def by_case(verdicts: Iterable[Verdict]) -> Mapping[str, Sequence[Verdict]]:
+    """Verdicts by their case, in the order of the run."""
     cases: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
-        if verdict.fails:
-            cases.setdefault(verdict.case_id, []).append(verdict)
+        cases.setdefault(verdict.case_id, []).append(verdict)
     return cases
 
 

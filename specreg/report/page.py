@@ -11,7 +11,7 @@ from specreg.core.commands import install_command, run_command
 from specreg.measurement.metrics import render_invalid
 from specreg.report.charts import can_draw, charts_of, gains_over_load
 from specreg.report.document import Report, Tone, last_words
-from specreg.report.failures import failing_by_case, sentence_of, since_when
+from specreg.report.failures import by_case, sentence_of, since_when
 from specreg.report.summary import MARKS, OUTCOMES, answers_of, notes_of, title_of, tone_of
 from specreg.report.tables import (
     PERCENTILES,
@@ -42,11 +42,8 @@ def render_page(report: Report, in_progress: str = "") -> str:
     """
     draws = can_draw() and not in_progress
     run, is_run, verdicts = report.run, not report.arms, last_words(report.run.verdicts)
-    by_case: dict[str, list[Verdict]] = {}
-    for verdict in verdicts:
-        by_case.setdefault(verdict.case_id, []).append(verdict)
+    found, red = by_case(verdicts), by_case(one for one in verdicts if one.fails)
     known = {case.case_id: case for case in report.cases}
-    red = failing_by_case(verdicts)
     columns = list(dict.fromkeys(_column(verdict.metric) for verdict in verdicts))
     again = run_command((), report.origin.options) if is_run else report.origin.command
     held = (one for one in verdicts if not one.fails)
@@ -60,18 +57,18 @@ def render_page(report: Report, in_progress: str = "") -> str:
         answers=answers_of(report),
         open=[] if in_progress else list(notes_of(report)),
         red=dict(sorted(red.items(), key=lambda item: tone_of(item[1]) is not Tone.BAD)),
-        by_case=by_case,
+        by_case=found,
         found={one.outcome for one in verdicts},
         known=known,
         columns=columns,
-        rows=[(case_id, _worst(found, columns)) for case_id, found in by_case.items()],
+        rows=[(case_id, _worst(every, columns)) for case_id, every in found.items()],
         in_progress=in_progress,
         draws=draws,
         loads=list(gains_over_load(report.cases)) if draws else [],
         lacking="" if draws or in_progress else install_command("report"),
         notes=render_notes(held, run.environment if is_run else None),
         next_steps=next_of(report) or f"nothing needs to be done; the same again:\n  {again}",
-        cases=[known[name] for name in dict.fromkeys((*red, *by_case, *known)) if name in known],
+        cases=[known[name] for name in dict.fromkeys((*red, *found, *known)) if name in known],
     )
 
 

@@ -25,12 +25,9 @@ def side_by_side(a: Report, b: Report) -> Report:
     """What run B measured against run A, of the cases that both have.
 
     What was measured with other settings is NOT_COMPARABLE, and so are speed and power of another
-    kind of machine.
-
-    Raises:
-        ReportError: no case is in both, or one is a gate's, which has two sides already.
+    kind of machine. ReportError where no case is in both, or one is a gate's, which has two sides.
     """
-    names = f"'{a.run.run}' and '{b.run.run}'"
+    names, replace = f"'{a.run.run}' and '{b.run.run}'", msgspec.structs.replace
     if a.arms or b.arms:
         message = f"runs {names}: one of them compares two sides already; name runs of the suite"
         raise ReportError(message)
@@ -42,22 +39,17 @@ def side_by_side(a: Report, b: Report) -> Report:
     changed = [one.change_frac for one in verdicts if one.change_frac is not None]
     better, worse = (sum(sign * change > 0 for change in changed) for sign in (1, -1))
     text = f"of {len(changed)} figures {better} are better in B and {worse} worse; none is judged"
+    sides, both = {"A": a, "B": b}, {case.case_id for case in cases}
     alone = {
-        name: [one.case_id for one in report.cases if one.case_id not in {c.case_id for c in cases}]
-        for name, report in (("A", a), ("B", b))
+        name: [one.case_id for one in report.cases if one.case_id not in both]
+        for name, report in sides.items()
     }
-    return msgspec.structs.replace(
+    outcomes = count_outcomes(verdicts)
+    return replace(
         b,
-        run=msgspec.structs.replace(
-            b.run, complete=True, verdicts=verdicts, outcomes=count_outcomes(verdicts), skipped={}
-        ),
-        origin=msgspec.structs.replace(
-            b.origin, command=specreg_command("report", a.run.run, b.run.run)
-        ),
-        cases=tuple(
-            msgspec.structs.replace(case, expected=_expected(a, known[case.case_id]))
-            for case in cases
-        ),
+        run=replace(b.run, complete=True, verdicts=verdicts, outcomes=outcomes, skipped={}),
+        origin=replace(b.origin, command=specreg_command("report", a.run.run, b.run.run)),
+        cases=tuple(replace(case, expected=_expected(a, known[case.case_id])) for case in cases),
         remarks=tuple(f"only {name} has {', '.join(ids)}" for name, ids in alone.items() if ids),
         time=None,
         title="Two runs side by side",
@@ -68,7 +60,7 @@ def side_by_side(a: Report, b: Report) -> Report:
                 text=f"run {report.run.run} on {report.run.environment}",
                 engine_versions=tuple(dict.fromkeys(map(_engine, report.cases))),
             )
-            for name, report in (("A", a), ("B", b))
+            for name, report in sides.items()
         ),
     )
 

@@ -26,38 +26,31 @@ class OutcomeText(NamedTuple):
     meaning: str
 
 
+_BAD, _DOUBT, _GOOD = Tone.BAD, Tone.DOUBT, Tone.GOOD
 OUTCOMES: Mapping[Outcome, OutcomeText] = {
     Outcome.REGRESSED: OutcomeText(
-        "▼", Tone.BAD, "worse", "worse for sure, by more than is tolerated, on two launches"
+        "▼", _BAD, "worse", "worse for sure, by more than is tolerated, on two launches"
     ),
     Outcome.WRONG: OutcomeText(
-        "✗",
-        Tone.BAD,
-        "wrong",
-        "speculation changed a token, or took other steps than its models give",
+        "✗", _BAD, "wrong", "speculation changed a token, or took other steps than its models give"
     ),
     Outcome.INVALID: OutcomeText(
-        "⚠",
-        Tone.BAD,
-        "invalid",
-        "the meter or the machine was not in order: the figures mean nothing",
+        "⚠", _BAD, "invalid", "the meter or the machine was not in order: the figures mean nothing"
     ),
-    Outcome.INCONCLUSIVE: OutcomeText("?", Tone.DOUBT, "undecided", "the measurements can't tell"),
+    Outcome.INCONCLUSIVE: OutcomeText("?", _DOUBT, "undecided", "the measurements can't tell"),
     Outcome.UNDECIDABLE: OutcomeText(
-        "≈",
-        Tone.DOUBT,
-        "undecidable here",
+        *("≈", _DOUBT, "undecidable here"),
         "launches of this machine differ too much for what is tolerated, as was recorded",
     ),
     Outcome.NO_BASELINE: OutcomeText(
-        "∅", Tone.DOUBT, "without a baseline", "nothing was recorded to compare with"
+        "∅", _DOUBT, "without a baseline", "nothing was recorded to compare with"
     ),
     Outcome.NOT_COMPARABLE: OutcomeText(
-        "≠", Tone.DOUBT, "not comparable", "measured on another kind of machine, or in another way"
+        "≠", _DOUBT, "not comparable", "measured on another kind of machine, or in another way"
     ),
-    Outcome.IMPROVED: OutcomeText("▲", Tone.GOOD, "", "better for sure, by more than is tolerated"),
-    Outcome.MEASURED: OutcomeText("•", Tone.DOUBT, "measured, not judged", "measured, not judged"),
-    Outcome.PASS: OutcomeText("✓", Tone.GOOD, "", "proven to lie within what is tolerated"),
+    Outcome.IMPROVED: OutcomeText("▲", _GOOD, "", "better for sure, by more than is tolerated"),
+    Outcome.MEASURED: OutcomeText("•", _DOUBT, "measured, not judged", "measured, not judged"),
+    Outcome.PASS: OutcomeText("✓", _GOOD, "", "proven to lie within what is tolerated"),
 }
 """The worst first."""
 _SUBJECTS: Mapping[str, set[Family]] = {
@@ -128,15 +121,24 @@ def notes_of(report: Report) -> Iterator[str]:
 
 
 def _answer(run: RunVerdict, subject: str, verdicts: Sequence[Verdict]) -> Answer:
-    tone = tone_of(verdicts)
+    if not verdicts:
+        why = run.no_power if subject == "power" else ""
+        if run.skipped and not run.verdicts:
+            why = next(iter(run.skipped.values()))
+        text = f"not measured: {why}" if why else "not judged: no test of it ran"
+        return Answer(subject=subject, tone=Tone.DOUBT, text=text)
+    tone, parts, is_speed = tone_of(verdicts), [_counts(run, verdicts)], subject == "speed"
+    if is_speed and run.slowed:
+        worst = sorted(run.slowed.items(), key=lambda item: item[1])
+        named = ", ".join(f"'{name}' down: ×{ratio:.2f}" for name, ratio in worst)
+        parts.append(f"speculation slows {named} tokens/s")
+    if is_speed and run.load is not None and run.load.is_high:
+        parts.append(f"the machine was busy when the run began: {run.load}")
     # A speculation that costs speed may well equal its baseline; that is nothing to be glad of.
-    costs = subject == "speed" and run.slowed
+    costs = is_speed and run.slowed
     if tone is Tone.GOOD and (costs or not run.complete or _ended_badly(run)):
         tone = Tone.DOUBT
-    if not verdicts:
-        return Answer(subject=subject, tone=tone, text=_why_none(run, subject))
-    remarks = _speed_remarks(run) if subject == "speed" else ()
-    return Answer(subject=subject, tone=tone, text="; ".join((_counts(run, verdicts), *remarks)))
+    return Answer(subject=subject, tone=tone, text="; ".join(parts))
 
 
 def _ended_badly(run: RunVerdict) -> bool:
@@ -144,24 +146,14 @@ def _ended_badly(run: RunVerdict) -> bool:
     return bool(run.exit_status) and not any(verdict.fails for verdict in run.verdicts)
 
 
-def _why_none(run: RunVerdict, subject: str) -> str:
-    if not run.verdicts and run.skipped:
-        return f"not measured: {next(iter(run.skipped.values()))}"
-    if subject == "power" and run.no_power:
-        return f"not measured: {run.no_power}"
-    return "not judged: no test of it ran"
-
-
 def _counts(run: RunVerdict, verdicts: Sequence[Verdict]) -> str:
     """`3 of 12 figures worse (a-case: throughput -8.0%), 2 undecided, 7 hold`."""
     parts: list[str] = []
     for outcome, shown in OUTCOMES.items():
         found = [verdict for verdict in verdicts if verdict.outcome is outcome]
-        if found and shown.word and not parts:
-            many = f"{len(found)} of {len(verdicts)} figures"
-            parts.append(f"{many} {shown.word}{_example(found)}")
-        elif found and shown.word:
-            parts.append(f"{len(found)} {shown.word}")
+        if found and shown.word:
+            of, example = ("", "") if parts else (f" of {len(verdicts)} figures", _example(found))
+            parts.append(f"{len(found)}{of} {shown.word}{example}")
     if not parts:
         cases = len({one.case_id for one in verdicts})
         whole = f"all {cases} cases" if cases > 1 else "the one case"
@@ -178,13 +170,3 @@ def _example(found: Sequence[Verdict]) -> str:
         return f" ({most.case_id}: {label_of(most.metric)} {most.change_frac:+.1%})"
     why = most.reason.partition("\n")[0].partition("; ")[0]
     return f" ({most.case_id}: {why})" if why else ""
-
-
-def _speed_remarks(run: RunVerdict) -> Iterator[str]:
-    """What must stand beside the speeds, whatever their verdicts are."""
-    if run.slowed:
-        worst = sorted(run.slowed.items(), key=lambda item: item[1])
-        named = ", ".join(f"'{name}' down: ×{ratio:.2f}" for name, ratio in worst)
-        yield f"speculation slows {named} tokens/s"
-    if run.load is not None and run.load.is_high:
-        yield f"the machine was busy when the run began: {run.load}"
