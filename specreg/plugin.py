@@ -321,7 +321,7 @@ def pytest_runtest_makereport(
     case_id = _case_id(item) if call.when != "teardown" else ""
     is_told = any(verdict.reason == head for verdict in suite.verdicts)
     text = f"{head}\n(as above)" if is_told else message
-    report.longrepr = cast("Any", Failure(message=head, text=text, case_id=case_id))
+    report.longrepr = cast("Any", Failure(message=head, text=text))
     if case_id:
         verdict = suite.note_failure(params["case"], _what(params).name, head, message)
         report.user_properties.extend(properties(verdict))

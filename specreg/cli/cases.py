@@ -1,7 +1,7 @@
 """What is known before a run: `specreg matrix`, `baselines`, `prepare` and `selftest`."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,7 +10,7 @@ import typer
 from specreg.baselines.estimate import READ_GIB_PER_S, START_S, Estimate, estimate_of, run_s
 from specreg.baselines.schema import baseline_files, read_baselines, render_schema
 from specreg.baselines.store import BaselineStore
-from specreg.cli.options import HERE, USUAL, WIDTH, RootOption, TierOption, tier_of
+from specreg.cli.options import HERE, USUAL, RootOption, TierOption, tier_of
 from specreg.core.commands import specreg_command
 from specreg.core.files import data_dir
 from specreg.core.redaction import hide
@@ -48,7 +48,7 @@ def baselines(
         for path, one in found.items()
     ]
     head = ("baseline", "recorded", "engine", "launches", "AL", "tokens/s", "reason")
-    table = render_rows(head, rows, width=WIDTH, left=("engine",), folded=("reason",))
+    table = render_rows(head, rows, left=("engine",), folded=("reason",))
     typer.echo("\n".join((table, *unreadable)))
     raise typer.Exit(1 if unreadable else 0)
 
@@ -97,11 +97,11 @@ def matrix(tier: TierOption = None, root: RootOption = HERE) -> None:
     store = BaselineStore(folder=root / USUAL.baselines, environment=environment)
     kind = "gpu" if found.needs_gpus else "cpu"
     estimates = {case.id: estimate_of(case, store, kind) for case in found.cases}
-    typer.echo(render_matrix(found, estimates, gpus, width=WIDTH))
+    typer.echo(render_matrix(found, estimates, gpus))
     typer.echo(f"tiers: {', '.join(tier_names(files))}")
 
 
-def render_matrix(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus, *, width: int) -> str:
+def render_matrix(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> str:
     """A row for each case; below it the total, what to prepare, and what doesn't fit the GPUs."""
     on_gpu = tier.needs_gpus > 0
     rows = []
@@ -118,22 +118,19 @@ def render_matrix(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus, *, 
             )
         )
     columns = ("case", "GPUs", "GiB each", "prompts", "minutes", "by")
-    table = render_rows(columns, rows, width=width, folded=("by",))
-    return "\n".join((table, "", *_notes(tier, estimates, gpus)))
-
-
-def _notes(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> Iterator[str]:
-    kind, unit = ("gpu", "minutes of a GPU") if tier.needs_gpus else ("cpu", "minutes")
-    total = run_s(tier.cases, estimates, kind) / _S_PER_MIN
-    yield f"about {total:.0f} {unit} in all, {START_S[kind]:.0f} s for each server's start"
+    kind, unit = ("gpu", "minutes of a GPU") if on_gpu else ("cpu", "minutes")
+    total = f"about {run_s(tier.cases, estimates, kind) / _S_PER_MIN:.0f} {unit} in all"
+    lines = [render_rows(columns, rows, folded=("by",)), ""]
+    lines.append(f"{total}, {START_S[kind]:.0f} s for each server's start")
     datasets = sorted({case.dataset for case in tier.cases})
-    prepared = [name for name in datasets if dataset_named(name).licence]
-    if prepared:
-        yield "to prepare: " + "; ".join(specreg_command("prepare", name) for name in prepared)
+    if prepared := [name for name in datasets if dataset_named(name).licence]:
+        commands = "; ".join(specreg_command("prepare", name) for name in prepared)
+        lines.append(f"to prepare: {commands}")
     if any("guess" in estimate.source for estimate in estimates.values()):
-        yield f"guess: a step reads all weights at {READ_GIB_PER_S:.0f} GiB/s; no draft is accepted"
-    lacking = tier.unmet(gpus.memory_gib)
-    if lacking:
+        reads = f"a step reads all weights at {READ_GIB_PER_S:.0f} GiB/s"
+        lines.append(f"guess: {reads}; no draft is accepted")
+    if lacking := tier.unmet(gpus.memory_gib):
         there = ", ".join(f"{math.floor(each)} GiB" for each in gpus.memory_gib)
         why = there or f"no GPU ({gpus.why_none})"
-        yield f"{len(lacking)} of {len(tier.cases)} cases don't fit this machine: {why}"
+        lines.append(f"{len(lacking)} of {len(tier.cases)} cases don't fit this machine: {why}")
+    return "\n".join(lines)

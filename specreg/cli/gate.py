@@ -105,7 +105,7 @@ def gate(options: GateOptions) -> int:
         cut_short = ended.exit_code
     # Write the report first: printing fails on a terminal that was closed.
     report = record_gate(opened, command=specreg_command(*sys.argv[1:]), status=cut_short)
-    typer.echo(hide_known(render_report(report, width=of.WIDTH, color=sys.stdout.isatty())))
+    typer.echo(hide_known(render_report(report, color=sys.stdout.isatty())))
     typer.echo(f"report: {opened.folder / 'report.html'}")
     if not report.run.complete:
         typer.echo(f"go on: type the same with --resume --out {opened.folder}")
@@ -144,7 +144,7 @@ def soak(options: SoakOptions) -> int:
     finally:  # what was measured is told, whatever cuts it short
         verdicts = soaked.look(LAST_LEVEL) if soaked.blocks else ()
         if soaked.blocks:
-            typer.echo(render_verdicts(verdicts, width=of.WIDTH, color=sys.stdout.isatty()))
+            typer.echo(render_verdicts(verdicts, color=sys.stdout.isatty()))
             reasons = (f"{one.metric}: {one.reason}" for one in verdicts if one.reason)
             blocks = f"{len(soaked.blocks)} blocks; a change is that of an hour: {soaked.path}"
             typer.echo("\n".join((*reasons, blocks)))

@@ -10,9 +10,6 @@ from specreg.matrix.tier import load_tier
 from specreg.suite.options import Options
 from specreg.telemetry.identity import find_gpus
 
-WIDTH = 110
-"""The width of what is printed, in columns."""
-
 RootOption = Annotated[Path, typer.Option("--root", help="the repository's root")]
 TierOption = Annotated[str | None, typer.Option("--tier", help="gpu where there is one, else cpu")]
 HERE = Path()

@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from specreg.baselines.record import COMMIT, commit_of
-from specreg.cli.options import HERE, WIDTH, RootOption, TierOption
+from specreg.cli.options import HERE, RootOption, TierOption
 from specreg.core.commands import install_command
 from specreg.core.errors import SpecregError
 from specreg.core.processes import start_process, stop_process
@@ -50,7 +50,7 @@ def doctor(
     options = Options(tier=tier, engine_python=engine_python)
     found = tuple(examine(open_suite(root, options, Progress(io.StringIO()))))
     color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    typer.echo(render_findings(found, width=WIDTH, color=color))
+    typer.echo(render_findings(found, color=color))
     raise typer.Exit(int(any(one.state is State.IN_THE_WAY for one in found)))
 
 
@@ -77,7 +77,7 @@ def merge(
     command = shlex.join(("specreg", "merge", *map(str, runs), "--into", str(into)))
     wrong = record_run(suite, run, command=command, said=said)
     path = suite.run_folder / FILE_NAME
-    typer.echo("\n".join((render_report(load_report(path), width=WIDTH, color=color), *wrong)))
+    typer.echo("\n".join((render_report(load_report(path), color=color), *wrong)))
     typer.echo(path.with_suffix(".html"))
     raise typer.Exit(status)
 

@@ -13,6 +13,7 @@ from specreg.stats.percentiles import Summary
 from specreg.telemetry.power_record import PowerRecord
 
 NOTHING = "–"
+_WIDTH = 110
 SPREADS = {
     "ttft_ms": "time to first token, ms",
     "tpot_ms": "time per output token, ms",
@@ -93,12 +94,11 @@ def render_rows(
     head: Sequence[str],
     rows: Iterable[Sequence[str | Text]],
     *,
-    width: int,
     color: bool = False,
     left: Collection[str] = (),
     folded: Collection[str] = (),
 ) -> str:
-    """Rows below their heads, `width` columns of text at most; empty without rows.
+    """Rows below their heads, 110 columns of text at most; empty without rows.
 
     A short row leaves the last columns empty, and one cell alone is a heading. The first column is
     set left and wraps, those `folded` too; those `left` don't wrap, others are set right.
@@ -116,13 +116,13 @@ def render_rows(
         table.add_row(*cells, style="bold" if len(row) == 1 else None)
     text = io.StringIO()
     console = Console(
-        file=text, width=width, force_terminal=color, no_color=not color, highlight=False
+        file=text, width=_WIDTH, force_terminal=color, no_color=not color, highlight=False
     )
     console.print(table)
     return "\n".join(map(str.rstrip, text.getvalue().splitlines())) if table.row_count else ""
 
 
-def render_figures(figures: Sequence[Figures], *, width: int, color: bool) -> str:
+def render_figures(figures: Sequence[Figures], *, color: bool) -> str:
     """All tables of what one launch of each case measured, each where there is something to show.
 
     TPOT is the median over requests, throughput all tokens over all time. `A/D` is the draft
@@ -137,8 +137,7 @@ def render_figures(figures: Sequence[Figures], *, width: int, color: bool) -> st
         (_POWER, [[one.case_id, *_power_cells(one.power)] for one in figures if one.power]),
     )
     shown = (
-        render_rows(head, rows, width=width, color=color, folded=(_POSITIONS, "remark"))
-        for head, rows in tables
+        render_rows(head, rows, color=color, folded=(_POSITIONS, "remark")) for head, rows in tables
     )
     return "\n\n".join(filter(None, (*shown, _WORDS if speedups else "")))
 
@@ -164,12 +163,8 @@ def _category_rows(one: Figures) -> Iterator[Sequence[str]]:
     yield [one.case_id]
     for name, pace in one.timing.by_category.items():
         part = one.acceptance.by_category.get(name)
-        cells = [
-            f"  {name}",
-            str(pace.requests),
-            _fixed(part.acceptance_length_tokens if part else None),
-            _fixed(part.acceptance_rate_frac if part else None),
-        ]
+        known = (part.acceptance_length_tokens, part.acceptance_rate_frac) if part else (None,) * 2
+        cells = [f"  {name}", str(pace.requests), *map(_fixed, known)]
         if one.speedup and one.control:
             alone = one.control.by_category.get(name)
             cells += [_median(alone.tpot_ms if alone else None), _median(pace.tpot_ms)]
@@ -200,7 +195,7 @@ def _power_cells(power: PowerRecord) -> Sequence[str]:
     )
 
 
-def render_times(run_time: RunTime, *, width: int, color: bool) -> str:
+def render_times(run_time: RunTime, *, color: bool) -> str:
     """Where the time of a run went, in seconds: a row for each server pair, and the sum.
 
     Nothing where no server was asked for.
@@ -216,7 +211,7 @@ def render_times(run_time: RunTime, *, width: int, color: bool) -> str:
     sums_s = {"for no pair": run_time.idle_s, "since the process began": run_time.wall_s}
     rows += [[name, *[""] * len(phases), f"{each_s:.1f}"] for name, each_s in sums_s.items()]
     head = ("where the time went, s", *phases, "total")
-    return render_rows(head, rows, width=width, color=color) if pairs else ""
+    return render_rows(head, rows, color=color) if pairs else ""
 
 
 def _suffix(metric: str) -> str:

@@ -2,7 +2,7 @@
 
 import itertools
 import shlex
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
@@ -30,15 +30,15 @@ _NOTED = {*_WORSE, Outcome.INVALID, Outcome.INCONCLUSIVE}
 _LACKS_NOTED = {Lack.SOURCE, Lack.FILE}
 
 
-def render_report(report: Report, *, width: int, color: bool) -> str:
+def render_report(report: Report, *, color: bool) -> str:
     """All of a document that a terminal shows: answers first, what to type next last."""
     now, before = columns_of(report)
     run, control = report.run, report.control
-    again = render_verdicts(control, width=width, color=color, columns=(f"{before}2", before))
+    again = render_verdicts(control, color=color, columns=(f"{before}2", before))
     parts = (
         title_of(report),
         render_answers(answers_of(report), color=color),
-        render_verdicts(run.verdicts, width=width, color=color, columns=(now, before)),
+        render_verdicts(run.verdicts, color=color, columns=(now, before)),
         f"the control, {before} against itself:\n{again}" if control else "",
         render_notes(run.verdicts, None if report.arms else run.environment),
         "\n".join((*notes_of(report), *report.remarks)),
@@ -63,11 +63,7 @@ def next_of(report: Report) -> str:
 
 
 def render_verdicts(
-    verdicts: Sequence[Verdict],
-    *,
-    width: int,
-    color: bool,
-    columns: tuple[str, str] = ("value", "baseline"),
+    verdicts: Sequence[Verdict], *, color: bool, columns: tuple[str, str] = ("value", "baseline")
 ) -> str:
     """A row for the last word on each figure, in the order of the run, grouped by case."""
     rows: dict[str, list[Sequence[str | Text]]] = {one.case_id: [[one.case_id]] for one in verdicts}
@@ -84,27 +80,44 @@ def render_verdicts(
         rows[one.case_id].append([*cells, Text(one.outcome, style)])
     head = ("case and metric", *columns, "change", "interval", "tolerated", "outcome")
     every = itertools.chain.from_iterable(rows.values())
-    return render_rows(head, every, width=width, color=color, left=("outcome",))
+    return render_rows(head, every, color=color, left=("outcome",))
 
 
-def render_recorded(recorded: Iterable[RecordedBaseline], *, width: int, color: bool) -> str:
+def render_recorded(recorded: Iterable[RecordedBaseline], *, color: bool) -> str:
     """Old and new value of each metric of baselines that were written, or that changed."""
     rows: list[Sequence[str]] = []
     for record in recorded:
-        rows += [[f"{record.path.parent.name}/{record.path.stem}"], *_recorded_rows(record)]
+        rows.append([f"{record.path.parent.name}/{record.path.stem}"])
+        spreads, was, now = spreads_of((record.new,)), record.old, record.new
+        for name, metric in METRICS.items():
+            if (new := now.expected_value(metric)) is None:
+                continue
+            old = was.expected_value(metric) if was else None
+            change = change_of_baseline(metric, was, now) if was else None
+            bounds = change.bounds(first_look(metric).value) if change else ()
+            cells = (
+                f"  {name}",
+                format_number(old),
+                format_number(new),
+                render_change(None if old is None else better_frac(metric, new, old)),
+                render_interval(*(to_frac(metric, end) for end in bounds)) if bounds else NOTHING,
+                f"{spreads[name].within_frac:.1%}" if name in spreads else NOTHING,
+                str(len(now.launches)),
+            )
+            rows.append(cells)
     head = ("baseline", "old", "new", "change", "interval", "spread", "launches")
-    return render_rows(head, rows, width=width, color=color)
+    return render_rows(head, rows, color=color)
 
 
 def render_undecidable(recorded: Iterable[RecordedBaseline]) -> str:
     """The speeds that no run can decide against new baselines, empty without any."""
     lines = []
     for record in recorded:
-        found = {name: one for name, one in record.new.detects.items() if not one.decides}
         told = ", ".join(
             f"{label_of(name)} {100 * one.tolerance_frac:.3g} % (detects {one.mde_frac:.1%},"
             f" {one.launches or 'not even 12'} launches would)"
-            for name, one in found.items()
+            for name, one in record.new.detects.items()
+            if not one.decides
         )
         lines += [f"  {record.path.stem}: {told}"] if told else []
     head = "a run can't decide these here, so they will be skipped where there is doubt:"
@@ -179,26 +192,6 @@ def render_written(
     return "\n  ".join(("written:", *map(str, paths))) + "\n  ".join(
         ("\nlook at it, run against it, keep it:", *then)
     )
-
-
-def _recorded_rows(record: RecordedBaseline) -> Iterator[tuple[str, ...]]:
-    spreads = spreads_of((record.new,))
-    for metric in METRICS.values():
-        new = record.new.expected_value(metric)
-        if new is None:
-            continue
-        old = record.old.expected_value(metric) if record.old else None
-        change = change_of_baseline(metric, record.old, record.new) if record.old else None
-        bounds = change.bounds(first_look(metric).value) if change else ()
-        yield (
-            f"  {metric.name}",
-            format_number(old),
-            format_number(new),
-            render_change(None if old is None else better_frac(metric, new, old)),
-            render_interval(*(to_frac(metric, end) for end in bounds)) if bounds else NOTHING,
-            f"{spreads[metric.name].within_frac:.1%}" if metric.name in spreads else NOTHING,
-            str(len(record.new.launches)),
-        )
 
 
 def _case_ids(verdicts: Iterable[Verdict], outcomes: Container[Outcome]) -> tuple[str, ...]:

@@ -50,7 +50,6 @@ from specreg.report.terminal import (
     render_written,
 )
 from specreg.servers.launch import launches_of
-from specreg.suite.options import WIDTH
 from specreg.suite.run import Suite
 from specreg.telemetry.identity import find_gpus
 from specreg.verdicts.detection import detects_against
@@ -216,9 +215,9 @@ def render_end(
     """
     left_out = Outcome.MEASURED if suite.records else None
     judged = [one for one in suite.verdicts if one.outcome is not left_out]
-    parts = [render_verdicts(judged, width=WIDTH, color=color) if judged else "", *lines]
-    parts.append(render_figures(last_launches(suite.figures), width=WIDTH, color=color))
-    parts.append(render_times(_time(suite), width=WIDTH, color=color))
+    parts = [render_verdicts(judged, color=color) if judged else "", *lines]
+    parts.append(render_figures(last_launches(suite.figures), color=color))
+    parts.append(render_times(_time(suite), color=color))
     if not all(case.speed for case in suite.tier.cases):
         parts.append("the servers of this tier say nothing of speed, so none is shown")
     if suite.taken_over:
@@ -363,7 +362,7 @@ def record_baselines(suite: Suite, *, color: bool) -> tuple[list[str], bool]:
     said = list(refused.values())
     if written:
         everything = {case.id for case in suite.tier.cases}
-        said += [render_recorded(written, width=WIDTH, color=color), render_undecidable(written)]
+        said += [render_recorded(written, color=color), render_undecidable(written)]
         said.append(render_written(written, everything, suite.store.options))
     failed = {verdict.case_id for verdict in suite.verdicts if verdict.fails}
     if again := tuple(case_id for case_id in refused if case_id not in failed):

@@ -5,9 +5,6 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-WIDTH = 110
-"""Of what a run prints, in columns."""
-
 
 def _option(
     text: str,

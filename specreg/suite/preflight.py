@@ -70,14 +70,14 @@ def examine(suite: Suite) -> Iterator[Finding]:
             yield Finding(subject, says, "mend that, or report it", State.IN_THE_WAY)
 
 
-def render_findings(found: Sequence[Finding], *, width: int, color: bool) -> str:
+def render_findings(found: Sequence[Finding], *, color: bool) -> str:
     """A row for each finding, its advice below, and how many stand in the way."""
     rows = []
     for one in found:
         says = f"{one.says}\n→ {one.advice}" if one.advice else one.says
         rows.append((Text(one.state, _STYLES[one.state]), one.subject, says))
     head = ("state", "of", "finding")
-    table = render_rows(head, rows, width=width, color=color, left=head, folded=("finding",))
+    table = render_rows(head, rows, color=color, left=head, folded=("finding",))
     states = [one.state for one in found]
     ways, notes = states.count(State.IN_THE_WAY), states.count(State.NOTE)
     remarks = f", {notes} note(s)" if notes else ""

@@ -56,7 +56,7 @@ def test_what_was_recorded_is_said_to_be(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_counted(tmp_path: Path, gpus: Gpus, words: str) -> None:
     tier = load(tmp_path)
     estimates = {case.id: Estimate(1.0, "guess") for case in tier.cases}
-    assert words in render_matrix(tier, estimates, gpus, width=110)
+    assert words in render_matrix(tier, estimates, gpus)
 
 
 def test_a_tolerance_of_no_metric_is_refused_with_its_table(tmp_path: Path) -> None:

@@ -5,21 +5,19 @@ import pytest
 
 from specreg.measurement.figures import Figures, figures_of
 from specreg.report.tables import render_figures
-from tests.unit.reports import a_round, measured
+from tests.unit.reports import FIGURES, a_round, measured
 
 WORDS = "AL: acceptance length, tokens/step; A/D: accepted/drafted; c4: 4 in flight"
 """What the tables' short words mean, below them."""
-GAINS = figures_of(measured(), 1)
 
 
 def lines(*figures: Figures) -> list[str]:
     """Each line of what is shown, its words a blank apart."""
-    shown = render_figures(figures, width=110, color=False)
+    shown = render_figures(figures, color=False)
     return [" ".join(line.split()) for line in shown.splitlines()]
 
 
-def called(case_id: str, figures: Figures = GAINS) -> Figures:
-    """The figures of another case."""
+def called(case_id: str, figures: Figures = FIGURES) -> Figures:
     return msgspec.structs.replace(figures, case_id=case_id)
 
 
@@ -34,7 +32,7 @@ def test_the_speedup_stands_beside_what_it_comes_from() -> None:
 def test_each_category_of_each_case_has_a_row_and_a_gain_where_one_is_known() -> None:
     slower = figures_of(measured(a_round(10, 20)), 1)
     control = figures_of(measured(control=a_round(10, categories=("chat",))), 1)
-    alone = msgspec.structs.replace(GAINS, speedup=None)
+    alone = msgspec.structs.replace(FIGURES, speedup=None)
     cases = (called("one"), called("other", slower), called("half", control))
     shown = lines(*cases, called("untimed", alone))
     assert shown[shown.index("") + 1 :] == [
@@ -49,12 +47,12 @@ def test_each_category_of_each_case_has_a_row_and_a_gain_where_one_is_known() ->
 
 def test_what_is_not_known_has_no_table() -> None:
     single = figures_of(measured(a_round(5, categories=("chat",))), 1)
-    plain = msgspec.structs.replace(GAINS, acceptance=None, speedup=None)
+    plain = msgspec.structs.replace(FIGURES, acceptance=None, speedup=None)
     assert lines() == lines(plain) == []
     assert lines(msgspec.structs.replace(single, speedup=None)) == []
 
 
 @pytest.mark.parametrize("case_id", ["case", "an-id-that-is-longer-than-the-head-of-its-column"])
 def test_a_table_keeps_to_its_width(case_id: str) -> None:
-    shown = render_figures([called(case_id)], width=110, color=False)
+    shown = render_figures([called(case_id)], color=False)
     assert max(map(len, shown.splitlines())) <= 110

@@ -36,7 +36,7 @@ def test_a_case_stands_above_its_metrics_and_what_is_unknown_is_a_dash() -> None
         tolerance_frac=0.05,
     )
     verdicts = [held, verdict(Outcome.INVALID), verdict(Outcome.PASS, case_id="other")]
-    rows = [line.split() for line in render_verdicts(verdicts, width=100, color=False).split("\n")]
+    rows = [line.split() for line in render_verdicts(verdicts, color=False).split("\n")]
     assert rows[1:] == [
         ["case"],
         ["tpot_p50_ms", "9.877", "10", "+1.2%", "-2.5..+4.9%", "5", "%", "PASS"],
@@ -110,7 +110,7 @@ def test_a_recorded_change_is_positive_when_better() -> None:
         old=builders.baseline({"tpot_p50_ms": 10.0, "speedup_ratio": 1.0}),
         new=builders.baseline({"tpot_p50_ms": 9.0}, {"tpot_p50_ms": 9.0}),
     )
-    lines = render_recorded([record], width=100, color=False).splitlines()
+    lines = render_recorded([record], color=False).splitlines()
     (row,) = (line.split() for line in lines if "tpot_p50_ms" in line)
     assert row == ["tpot_p50_ms", "10", "9", "+10.0%", "+10.0..+10.0%", "0.0%", "2"]
     assert not [line for line in lines if "speedup_ratio" in line]
@@ -118,7 +118,7 @@ def test_a_recorded_change_is_positive_when_better() -> None:
 
 def test_a_case_of_several_launches_is_shown_once() -> None:
     measured = [verdict(Outcome.MEASURED), verdict(Outcome.MEASURED, case_id="b")]
-    shown = render_verdicts([*measured, *measured, verdict(Outcome.PASS)], width=100, color=False)
+    shown = render_verdicts([*measured, *measured, verdict(Outcome.PASS)], color=False)
     rows = [line.split() for line in shown.splitlines()[1:]]
     assert [row[0] for row in rows] == ["case", "m", "b", "m"]
     assert [row[-1] for row in rows if row[0] == "m"] == ["PASS", "MEASURED"]
@@ -138,7 +138,7 @@ GATE = msgspec.structs.replace(
 
 
 def test_a_gate_is_shown_by_its_own_words_and_arms() -> None:
-    shown = render_report(GATE, width=110, color=False)
+    shown = render_report(GATE, color=False)
     assert shown.startswith("DON'T: vllm==0.31.0 → vllm==0.32.0\n\ndon't: throughput is worse\n\n")
     assert "A is vllm==0.31.0; its servers said 0.31.0\nB is vllm==0.32.0 with draft" in shown
     heads = [line.split() for line in shown.splitlines() if line.startswith("case and metric")]
