@@ -73,11 +73,15 @@ def render_benchmarks(report: Report, measured: Mapping[str, Measurement]) -> Ma
         report: the run's.
         measured: by case's id, the launch whose figures the report has.
     """
-    benchmarks = [
-        {**_named(case.case_id), **describe(one, report.run.verdicts), "stats": _stats(times_s)}
-        for case in report.cases
-        if (one := measured.get(case.case_id)) and (times_s := times_of(one))
-    ]
+    benchmarks = []
+    for case in report.cases:
+        one = measured.get(case.case_id)
+        if one and (times_s := times_of(one)):
+            param = f"{case.case_id}-{RECORDED.name}"
+            name = f"test_throughput_is_recorded[{param}]"  # as pytest calls the test of a case
+            test = {"name": name, "fullname": f"tests/perf/test_throughput.py::{name}"}
+            of = describe(one, report.run.verdicts)
+            benchmarks.append({**test, "param": param, **of, "stats": _stats(times_s)})
     content = {
         "machine_info": machine_info_of(report.machine),
         "commit_info": {"id": report.origin.commit},
@@ -86,13 +90,6 @@ def render_benchmarks(report: Report, measured: Mapping[str, Measurement]) -> Ma
         "version": f"specreg {report.origin.specreg_version}",
     }
     return {BENCHMARKS: hide_known(json.dumps(content, indent=4)) + "\n"} if benchmarks else {}
-
-
-def _named(case_id: str) -> Mapping[str, str]:
-    """How pytest calls the test of a case."""
-    param = f"{case_id}-{RECORDED.name}"
-    name = f"test_throughput_is_recorded[{param}]"
-    return {"name": name, "fullname": f"tests/perf/test_throughput.py::{name}", "param": param}
 
 
 def _stats(times_s: Sequence[float]) -> Mapping[str, object]:

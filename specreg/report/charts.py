@@ -164,19 +164,15 @@ def _load_chart(title: str, axis: str, formula: str, lines: Mapping[str, _Line])
     color = {"field": "method", "type": "nominal", "scale": {"range": _LINES}, "legend": legend}
     mark = {"type": "line", "point": {"filled": True, "size": 55}}
     crossing = {"type": "point", "shape": "diamond", "filled": False, "size": 160}
+    layers = [_layer([{"gain": 1}], _DASHED, y=y), _layer(rows, mark, x=x, y=y, color=color)]
+    if even:
+        layers.append(_layer(even, crossing, x=x, y=y, color=color))
     said = "; ".join(f"{name} {break_even(line)}" for name, line in bent.items())
-    return Chart(
-        title=title,
-        note=f"{formula}, by requests in flight. Below the dashed line, at 1, speculation"
-        f" costs more than it gains; a diamond is where it crosses.{said and f' {said}.'}",
-        svg=_svg(
-            _layer([{"gain": 1}], _DASHED, y=y),
-            _layer(rows, mark, x=x, y=y, color=color),
-            *([_layer(even, crossing, x=x, y=y, color=color)] if even else ()),
-            width=270,
-            height=190,
-        ),
+    note = (
+        f"{formula}, by requests in flight. Below the dashed line, at 1, speculation costs more"
+        f" than it gains; a diamond is where it crosses.{said and f' {said}.'}"
     )
+    return Chart(title=title, note=note, svg=_svg(*layers, width=270, height=190))
 
 
 def _positions(
@@ -187,17 +183,11 @@ def _positions(
     x = {"field": "place", "type": "ordinal", "title": "position in the draft"}
     percent = {"format": ".0%", "tickCount": 4}
     y = _channel("share", "share of steps", axis=percent, scale={"zero": True})
-    # Narrow bars of now in front of wide ones of the baseline.
-    bars = ((expected, _BASE, 0.9), (shares, _NOW, 0.5))
-    layers = (
-        _layer(
-            [{"place": place, "share": share} for place, share in enumerate(found, start=1)],
-            {"type": "bar", "color": color, "width": {"band": band}},
-            x=x,
-            y=y,
-        )
-        for found, color, band in bars
-    )
+    layers = []  # narrow bars of now in front of wide ones of the baseline
+    for found, color, band in ((expected, _BASE, 0.9), (shares, _NOW, 0.5)):
+        rows = [{"place": place, "share": share} for place, share in enumerate(found, start=1)]
+        bar = {"type": "bar", "color": color, "width": {"band": band}}
+        layers.append(_layer(rows, bar, x=x, y=y))
     yield Chart(
         title=f"Accepted, by position of the draft{against}",
         note="How often a step accepted so many drafts or more.",

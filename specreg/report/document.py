@@ -29,6 +29,7 @@ from specreg.matrix.schema import CaseSettings
 from specreg.measurement.figures import Figures
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Family, acceptance_value
+from specreg.stats.percentiles import Summary
 from specreg.telemetry.identity import Environment, ProcessorLoad
 from specreg.verdicts.history import RunRecord
 from specreg.verdicts.judge import Outcome, Verdict
@@ -300,18 +301,14 @@ def slowed_of(figures: Iterable[Figures]) -> dict[str, float]:
 
     Only where nine in ten of several rounds of each launch were slower than those beside them.
     """
-    ratios: dict[str, list[float]] = {}
-    faster = set()
+    ratios: dict[str, list[tuple[float, Summary | None]]] = {}
     for one in figures:
-        if one.speedup is not None and one.speedup.throughput_ratio:
-            ratios.setdefault(one.case_id, []).append(one.speedup.throughput_ratio)
-            rounds = one.speedup.round_ratio
-            if rounds is None or rounds.count == 1 or rounds.p90 >= 1:
-                faster.add(one.case_id)
+        if one.speedup is not None and (ratio := one.speedup.throughput_ratio):
+            ratios.setdefault(one.case_id, []).append((ratio, one.speedup.round_ratio))
     return {
-        case_id: statistics.geometric_mean(found)
+        case_id: statistics.geometric_mean(ratio for ratio, _ in found)
         for case_id, found in ratios.items()
-        if case_id not in faster
+        if all(rounds and rounds.count > 1 and rounds.p90 < 1 for _, rounds in found)
     }
 
 

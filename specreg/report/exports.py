@@ -167,9 +167,8 @@ def _aiperf_records(
 ) -> Iterator[Mapping[str, object]]:
     traces = measurement.replay.traces if measurement.replay else ()
     shift_ns = began_ns - min((trace.sent_ns for trace in traces), default=0)
-    known = measurement.acceptance.prompts if measurement.acceptance else ()
     counts: dict[tuple[str, int], list[StepCounts]] = {}
-    for prompt in known:
+    for prompt in measurement.acceptance.prompts if measurement.acceptance else ():
         counts.setdefault((prompt.prompt_id, prompt.turn), []).append(prompt.counts)
     replays = Counter[tuple[str, int]]()
     sessions: dict[tuple[str, int], int] = {}

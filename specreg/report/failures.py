@@ -16,16 +16,10 @@ _LASTING = {Outcome.REGRESSED, Outcome.WRONG, Outcome.INCONCLUSIVE}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What pytest shows of a failed test in place of a traceback.
-
-    Attributes:
-        message: one line, for the short summary; text: all of it.
-        case_id: whose block says it too; empty where none does.
-    """
+    """What pytest shows of a failed test in place of a traceback; its summary, `message` alone."""
 
     message: str
     text: str
-    case_id: str = ""
 
     @property
     def reprcrash(self) -> "Failure":
@@ -42,11 +36,8 @@ class Failure:
 
 def failure_of(verdict: Verdict) -> Failure:
     """What pytest shows of a test whose verdict doesn't hold."""
-    return Failure(
-        message=f"{verdict.outcome}: {sentence_of(verdict)}",
-        text=render_failures([verdict]),
-        case_id=verdict.case_id,
-    )
+    head = f"{verdict.outcome}: {sentence_of(verdict)}"
+    return Failure(message=head, text=render_failures([verdict]))
 
 
 def sentence_of(verdict: Verdict) -> str:
@@ -140,9 +131,7 @@ def since_when(case: CaseReport, failing: Iterable[Verdict]) -> Iterator[str]:
         if not streak or len(runs) == 1:
             continue
         many = f", {len(streak)} judged runs in a row" if len(streak) > 1 else ""
-        last = ", and never before"
-        if bad:
-            last = f"; last fine {moment_of(runs[bad - 1])}"
+        last = f"; last fine {moment_of(runs[bad - 1])}" if bad else ", and never before"
         yield f"{label_of(metric)}: not fine since {moment_of(streak[0])}{many}{last}"
 
 

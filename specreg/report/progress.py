@@ -102,9 +102,7 @@ class Progress:
     """Says on the real standard error, past pytest's capturing, what goes on.
 
     Must be made before capturing starts: it keeps a copy of the descriptor. Any thread may use it.
-
-    Attributes:
-        run: how far the run is; the run tells it.
+    How far `run` is the run tells.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ import msgspec
 from specreg.baselines.comparison import differing_settings
 from specreg.core.commands import specreg_command
 from specreg.core.errors import ReportError
-from specreg.measurement.metrics import METRICS, Family, better_frac
+from specreg.measurement.metrics import METRICS, better_frac
 from specreg.report.document import (
     Answer,
     ArmReport,
@@ -77,8 +77,7 @@ def _verdicts(a: Report, b: Report, old: CaseReport, new: CaseReport) -> Iterato
         was, metric = before.get(one.metric), METRICS.get(one.metric)
         if one.case_id != new.case_id or was is None or one.value is None or was.value is None:
             continue
-        bound = metric is not None and metric.family is not Family.ACCEPTANCE
-        why = differing or (elsewhere if bound else "")
+        why = differing or (elsewhere if metric and metric.by_launch else "")
         said = f"{was.outcome} in A, {one.outcome} in B"
         if Outcome.INVALID in (was.outcome, one.outcome):
             why = said
