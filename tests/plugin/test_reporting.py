@@ -38,7 +38,8 @@ def test_a_run_leaves_a_page_and_adds_to_the_summary_of_a_job(
     recorded_suite: Suite, tmp_path: Path
 ) -> None:
     recorded_suite.draws = True
-    recorded_suite.job_summary = tmp_path / "summary.md"
+    recorded_suite.job_summary = summary = tmp_path / "summary.md"
+    summary.write_text("before\n")
     past = f"--specreg-history={tmp_path / 'past'}"
     done = recorded_suite.run("tests/perf", "-q", "-k", "c1 and acceptance_length", past)
     (folder,) = recorded_suite.runs.iterdir()
@@ -47,7 +48,7 @@ def test_a_run_leaves_a_page_and_adds_to_the_summary_of_a_job(
     page = (folder / "report.html").read_text()
     assert "acceptance:</strong> holds in the case that ran" in page
     assert "This was not the whole tier" in page
-    assert (tmp_path / "summary.md").read_text() == (folder / "report.md").read_text()
+    assert summary.read_text() == "before\n" + (folder / "report.md").read_text()
 
     before = recorded_suite.verdict()  # a run that is gone on with in vain stays as it was
     assert recorded_suite.run("tests/perf", "-q", "-k", "x", "--specreg-resume").returncode == 5

@@ -28,38 +28,29 @@ CATEGORIES = ("chat", "math")
 
 def a_round(*tpots_ms: int, categories: tuple[str, ...] = CATEGORIES) -> Round:
     """A request of each category, of five tokens, with such a time per token."""
-    traces = tuple(
-        msgspec.structs.replace(
-            builders.trace(builders.chunk(MS), builders.chunk(MS + 4 * tpot_ms * MS, 4)),
-            category=category,
-            prompt_id=f"{category}-0",
-        )
-        for category, tpot_ms in zip(categories, tpots_ms, strict=True)
-    )
-    return Round(traces=traces, started_ns=0, ended_ns=10**9)
+    traces = []
+    for category, tpot_ms in zip(categories, tpots_ms, strict=True):
+        of = builders.trace(builders.chunk(MS), builders.chunk(MS + 4 * tpot_ms * MS, 4))
+        named = {"category": category, "prompt_id": f"{category}-0"}
+        traces.append(msgspec.structs.replace(of, **named))
+    return Round(traces=tuple(traces), started_ns=0, ended_ns=10**9)
 
 
 def measured(
     ours: Round | None = None, control: Round | None = None, case_number: int = 0
 ) -> Measurement:
     """Of a case: chat with AL 2.5 and maths with AL 4; 10 ms and 30 ms per token alone."""
-    prompts = (
-        builders.prompt_acceptance(builders.counts(8, 0, 6, 6)),
-        dataclasses.replace(
-            builders.prompt_acceptance(builders.counts(0, 0, 0, 2), prompt_id="math-0"),
-            category="math",
-        ),
-    )
+    chat = builders.prompt_acceptance(builders.counts(8, 0, 6, 6))
+    maths = builders.prompt_acceptance(builders.counts(0, 0, 0, 2), prompt_id="math-0")
+    prompts = (chat, dataclasses.replace(maths, category="math"))
     replay = Replay(
         rounds=(ours or a_round(5, 10),),
         control_rounds=(control or a_round(10, 30),),
         acceptance=builders.acceptance_of(prompts),
     )
-    case = dataclasses.replace(CASE, load=dataclasses.replace(CASE.load, concurrency=1))
-    case = case if case_number else CASE
-    return dataclasses.replace(
-        builders.measurement(values_of(case, replay), case=case), replay=replay
-    )
+    case = builders.with_concurrency(1, CASE) if case_number else CASE
+    found = builders.measurement(values_of(case, replay), case=case)
+    return dataclasses.replace(found, replay=replay)
 
 
 def verdict(outcome: Outcome, **others: object) -> Verdict:
@@ -114,6 +105,7 @@ def past_run(number: int, **values: float) -> RunRecord:
     )
 
 
+FIGURES = figures_of(measured(), 1)
 CASE_REPORT = CaseReport(
     case_id=CASE.id,
     engine="vllm",
@@ -123,7 +115,7 @@ CASE_REPORT = CaseReport(
     target="some/target",
     draft="some/draft",
     settings=builders.SETTINGS,
-    figures=figures_of(measured(), 1),
+    figures=FIGURES,
     expected=EXPECTED,
     history=tuple(
         past_run(day, acceptance_length_tokens=2.6, throughput_tokens_per_s=100.0 + day)
@@ -163,7 +155,6 @@ REPORT = Report(
 
 
 def with_verdicts(*verdicts: Verdict) -> Report:
-    """The report of a run that decided so."""
     return msgspec.structs.replace(REPORT, run=run_of(*verdicts))
 
 

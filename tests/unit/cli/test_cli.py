@@ -10,7 +10,6 @@ from typer.testing import CliRunner, Result
 from specreg import __version__ as specreg_version
 from specreg.baselines.record import record_baseline
 from specreg.cli import app, main
-from specreg.core.errors import UnknownNameError
 from tests.plugin.conftest import run_here
 from tests.unit import builders
 
@@ -18,7 +17,6 @@ CASE_ID = "a-case"
 
 
 def specreg(root: Path, *arguments: str) -> Result:
-    """Runs the command in a repository."""
     return CliRunner().invoke(app, [*arguments, "--root", str(root)])
 
 
@@ -100,21 +98,11 @@ def test_what_is_misspelled_is_answered_with_what_is_meant(
     assert meant in done.output
 
 
-def prepare(data: Path, *arguments: str) -> Result:
-    """`specreg prepare`, which writes into a folder."""
-    return CliRunner().invoke(app, ["prepare", *arguments], env={"SPECREG_DATA": str(data)})
-
-
 def test_a_set_is_prepared_from_a_file_that_the_user_has(tmp_path: Path) -> None:
     rows = [{"question_id": row, "category": "qa", "turns": [f"Who {row}?"]} for row in range(80)]
     given = builders.write_lines(tmp_path / "question.jsonl", rows)
-    done = prepare(tmp_path / "data", "eagle-qa", "--from", str(given))
+    typed, env = ("prepare", "eagle-qa", "--from", str(given)), {"SPECREG_DATA": f"{tmp_path}/data"}
+    done = CliRunner().invoke(app, typed, env=env)
     assert done.exit_code == 0, done.output
     assert [path.name for path in (tmp_path / "data").glob("*.jsonl")] == ["eagle-qa.jsonl"]
     assert len((tmp_path / "data/eagle-qa.jsonl").read_text().splitlines()) == 80
-
-
-def test_a_name_that_means_no_set_is_answered(tmp_path: Path) -> None:
-    error = prepare(tmp_path, "gsm9k").exception
-    assert isinstance(error, UnknownNameError)
-    assert "unknown dataset 'gsm9k'; did you mean 'gsm8k'" in str(error)

@@ -36,7 +36,6 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def init(root: Path) -> Result:
-    """The command from the checkout."""
     return CliRunner().invoke(app, ["init", "--root", str(root)])
 
 

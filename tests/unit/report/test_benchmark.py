@@ -14,7 +14,6 @@ from tests.unit import reports
 
 
 def stats_of(*rounds: Round) -> dict[str, Any]:
-    """The statistics of a case's rounds."""
     measured = reports.measured()
     assert measured.replay is not None
     replay = dataclasses.replace(measured.replay, rounds=rounds)

@@ -57,10 +57,7 @@ def test_what_is_written_keeps_to_the_schema_and_is_read_again(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (
-            b'{"schema_version": 1}',
-            "Invalid enum value 1 - at `.*schema_version`; run the tier again",
-        ),
+        (b'{"schema_version": 1}', "enum value 1 - at `.*schema_version`; run the tier again"),
         (b'{"schema_version": 2, "cases": []}', "missing required field `run`"),
         (b'{"schema_version": 2, "run"', "Input data was truncated"),
         (b"\xff", "run the tier again"),
@@ -168,11 +165,7 @@ def test_the_status_is_that_of_the_worst_that_is_not_softened(outcomes: str, sta
 
 
 def test_properties_leave_out_what_is_absent() -> None:
-    assert dict(properties(verdict(Outcome.PASS))) == {
-        "specreg.case_id": "case",
-        "specreg.metric": "m",
-        "specreg.outcome": "PASS",
-        "specreg.launches": "1",
-        "specreg.softened": "False",
-        "specreg.two_sided": "False",
-    }
+    known = {"case_id": "case", "metric": "m", "outcome": "PASS", "launches": "1"}
+    known |= dict.fromkeys(("softened", "two_sided"), "False")
+    found = dict(properties(verdict(Outcome.PASS)))
+    assert found == {f"specreg.{name}": value for name, value in known.items()}

@@ -4,24 +4,20 @@ import csv
 import dataclasses
 import io
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
 import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
-from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
+from prometheus_client.parser import text_string_to_metric_families as prometheus
 
 from specreg.core.errors import ReportError
 from specreg.report.document import Report
-from specreg.report.exports import (
-    FORMS,
-    append_job_summary,
-    render_aiperf,
-    render_metrics,
-    render_verdict_rows,
-    write_outputs,
-)
+from specreg.report.exports import FORMS, render_aiperf, render_verdict_rows, write_outputs
 from specreg.report.page import render_markdown
 from tests.unit import builders, reports
 from tests.unit.measurement.test_journal import journaled
@@ -34,11 +30,6 @@ MEASURED = {CASE.id: measured()}
 def with_reason(text: str) -> Report:
     """The report with what a server said as the reason of a failure."""
     return reports.with_verdicts(reports.HELD, dataclasses.replace(reports.LOST, reason=text))
-
-
-def rows_of(text: str) -> list[dict[str, str]]:
-    """The rows of a CSV by their heads."""
-    return list(csv.DictReader(io.StringIO(text)))
 
 
 def parsed(text: str) -> list[Token]:
@@ -84,26 +75,21 @@ def test_markdown_keeps_to_what_github_takes() -> None:
     assert "commit 0123456789ab" in text
 
 
-def test_the_summary_of_a_job_is_added_to_what_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("form", "read"), [("prometheus", prometheus), ("openmetrics", open_metrics)]
+)
+def test_prometheus_reads_values_verdicts_and_the_status(
+    form: str, read: Callable[[str], Iterable[Metric]]
 ) -> None:
-    place = tmp_path / "summary.md"
-    place.write_text("before\n")
-    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
-    append_job_summary("lost")
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(place))
-    append_job_summary("after\n")
-    assert place.read_text() == "before\nafter\n"
-
-
-def test_prometheus_reads_values_verdicts_and_the_status() -> None:
-    families = {f.name: f for f in text_string_to_metric_families(render_metrics(reports.REPORT))}
-    values = {s.labels["metric"]: s.value for s in families["specreg_value"].samples}
-    assert values == {"acceptance_length_tokens": 2.64, "throughput_tokens_per_s": 90.0}
-    outcomes = {
-        s.labels["metric"]: s.labels["outcome"] for s in families["specreg_verdict"].samples
-    }
-    assert outcomes["throughput_tokens_per_s"] == "REGRESSED"
+    render = FORMS[form][-1]
+    assert render is not None
+    families = {one.name: one for one in read(render(reports.REPORT))}
+    for name, field in (("value",) * 2, ("expected",) * 2, ("change_ratio", "change_frac")):
+        found = {one.labels["metric"]: one.value for one in families[f"specreg_{name}"].samples}
+        assert found == {one.metric: getattr(one, field) for one in reports.REPORT.run.verdicts}
+    verdicts = families["specreg_verdict"].samples
+    outcomes = {one.labels["metric"]: one.labels["outcome"] for one in verdicts}
+    assert outcomes == {one.metric: str(one.outcome) for one in reports.REPORT.run.verdicts}
     (status,) = families["specreg_exit_status"].samples
     assert (status.value, status.labels["tier"]) == (1, "cpu")
     (began,) = families["specreg_started_timestamp_seconds"].samples
@@ -111,7 +97,7 @@ def test_prometheus_reads_values_verdicts_and_the_status() -> None:
 
 
 def test_each_verdict_is_a_row_whatever_its_reason_holds() -> None:
-    held, lost = rows_of(render_verdict_rows(with_reason(HOSTILE)))
+    held, lost = csv.DictReader(io.StringIO(render_verdict_rows(with_reason(HOSTILE))))
     assert (held["outcome"], held["value"], held["p_worse"]) == ("PASS", "2.64", "")
     assert held["by_position_frac"] == ""
     assert (lost["outcome"], lost["reason"]) == ("REGRESSED", HOSTILE)
@@ -134,14 +120,9 @@ def test_each_replay_of_a_prompt_has_its_own_record_of_aiperf() -> None:
     assert once.acceptance is not None
     (part,), (first, *others) = once.replay.rounds, once.acceptance.prompts
     again = dataclasses.replace(first, counts=builders.counts(4, 0, 0, 0))
-    twice = dataclasses.replace(
-        once,
-        replay=dataclasses.replace(
-            once.replay,
-            rounds=(part, part),
-            acceptance=builders.acceptance_of((first, *others, again)),
-        ),
-    )
+    counted = builders.acceptance_of((first, *others, again))
+    replay = dataclasses.replace(once.replay, rounds=(part, part), acceptance=counted)
+    twice = dataclasses.replace(once, replay=replay)
     (text,) = render_aiperf(reports.REPORT, {CASE.id: twice}).values()
     found = [json.loads(line) for line in text.splitlines()]
     lengths = [(one["spec_decode_acceptance"] or {}).get("mean_acceptance_length") for one in found]
@@ -161,9 +142,3 @@ def test_every_form_is_written_for_any_run_or_that_it_is_not(tmp_path: Path, out
             write_outputs([output], reports.EMPTY, tmp_path, tmp_path / "empty")
     else:
         assert write_outputs([output], reports.EMPTY, tmp_path, tmp_path / "empty")
-
-
-def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ReportError, match="not written, Not a directory; make room"):
-        write_outputs(["markdown"], reports.REPORT, tmp_path, tmp_path / "file/further")

@@ -7,7 +7,6 @@ from html.parser import HTMLParser
 import msgspec
 import pytest
 
-from specreg.measurement.figures import Figures
 from specreg.report.charts import Chart, break_even, charts_of, gains_over_load
 from specreg.report.document import CaseReport, Report
 from specreg.report.page import render_page
@@ -15,7 +14,7 @@ from specreg.telemetry.power_record import PowerRecord
 from specreg.verdicts.history import RunRecord
 from specreg.verdicts.judge import Outcome, Verdict
 from tests.unit import builders, reports
-from tests.unit.reports import CASE
+from tests.unit.reports import CASE, FIGURES
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'"
 VERSIONS = ("0.31.0", "0.32.0", "0.31.0", "0.32.1", "0.33.0", "0.34.0")
@@ -38,9 +37,6 @@ class Page(HTMLParser):
         if tag not in VOID:
             self.open.append(tag)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
 
@@ -52,18 +48,11 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
-        """The attributes of each such element."""
         return [attributes for name, attributes in self.tags if name == tag]
 
     @property
     def ids(self) -> list[str]:
         return [one["id"] or "" for _, one in self.tags if "id" in one]
-
-
-def figures() -> Figures:
-    found = reports.CASE_REPORT.figures
-    assert found is not None
-    return found
 
 
 def titles(case: CaseReport) -> list[str]:
@@ -93,13 +82,10 @@ def test_a_card_says_since_when_with_what_and_where_to_look() -> None:
     )
     text = Page(render_page(report)).text.partition("Overview")[0]
     assert "vllm 0.31.0 → 0.32.0" in text
-    assert (
-        "throughput: not fine since 2026-11-13 02:00 UTC with 0.32.0, 2 judged runs in a row"
-        in text
-    )
-    assert "last fine 2026-11-12 02:00 UTC with 0.32.0" in text
-    assert "what the servers said: logs/a.log" in text
-    assert "CUDA says no" in text
+    since = "throughput: not fine since 2026-11-13 02:00 UTC with 0.32.0, 2 judged runs in a row"
+    last = "last fine 2026-11-12 02:00 UTC with 0.32.0"
+    for said in (since, last, "what the servers said: logs/a.log", "CUDA says no"):
+        assert said in text
 
 
 @pytest.mark.parametrize("outcome", ["NOT_COMPARABLE", "NO_BASELINE", "INVALID", "MEASURED"])
@@ -145,7 +131,7 @@ def test_a_part_that_is_not_known_has_no_chart() -> None:
     bare = msgspec.structs.replace(reports.CASE_REPORT, expected=None, history=())
     assert len(titles(bare)) == 1
     assert titles(msgspec.structs.replace(bare, figures=None)) == []
-    without = msgspec.structs.replace(figures(), acceptance=None)
+    without = msgspec.structs.replace(FIGURES, acceptance=None)
     assert titles(msgspec.structs.replace(bare, figures=without)) == []
 
 
@@ -158,11 +144,9 @@ def test_only_runs_that_judged_the_figure_are_drawn() -> None:
 def at_load(concurrency: int, drafts: int, ratio: float, **others: int) -> CaseReport:
     """The case at such a load, with so many drafts of a step and such a gain."""
     changes = {"concurrency": concurrency, "draft_tokens": drafts, **others}
-    return msgspec.structs.replace(
-        reports.CASE_REPORT,
-        settings=dataclasses.replace(builders.SETTINGS, **changes),  # type: ignore[arg-type]
-        figures=msgspec.structs.replace(figures(), judged={"speedup_ratio": ratio}),
-    )
+    settings = dataclasses.replace(builders.SETTINGS, **changes)  # type: ignore[arg-type]
+    figures = msgspec.structs.replace(FIGURES, judged={"speedup_ratio": ratio})
+    return msgspec.structs.replace(reports.CASE_REPORT, settings=settings, figures=figures)
 
 
 def test_each_number_of_drafts_is_a_line_of_its_own() -> None:
@@ -208,7 +192,6 @@ def test_where_it_stops_to_pay_is_told(loads: list[tuple[int, float]], said: str
 
 
 def shown(title: str, case: CaseReport, *verdicts: Verdict) -> str:
-    """The drawing of a case with such a title."""
     return next(one.svg for one in charts_of(case, verdicts) if one.title == title)
 
 
@@ -224,7 +207,6 @@ def test_acceptance_by_position_stands_against_the_oracle_where_it_was_asked() -
 
 
 def with_power(case: CaseReport, power: PowerRecord) -> CaseReport:
-    """The case with what its devices drew."""
     assert case.figures is not None
     return msgspec.structs.replace(case, figures=msgspec.structs.replace(case.figures, power=power))
 
@@ -233,10 +215,8 @@ def test_energy_is_drawn_for_both_servers_where_both_are_known() -> None:
     ours, alone = (builders.power(energy_j=e, window_s=10.0, tokens=1000) for e in (3000, 4000))
     power = msgspec.structs.replace(ours, control=alone.case, energy_ratio=4 / 3)
     case = with_power(reports.CASE_REPORT, power)
-    assert (
-        "3 J per token (±0.1 %), 300 W on average"
-        in Page(render_page(reports.with_case(figures=case.figures))).text
-    )
+    page = Page(render_page(reports.with_case(figures=case.figures)))
+    assert "3 J per token (±0.1 %), 300 W on average" in page.text
     title = "Energy per token, with speculation and without"
     drawn = re.findall(r"J per token: ([\d.]+); (?:arm: )?(\w+)\"", shown(title, case))
     assert drawn == [("3", "with"), ("4", "without"), ("1", "with"), ("1", "without")]
@@ -249,7 +229,6 @@ def test_energy_is_drawn_for_both_servers_where_both_are_known() -> None:
 
 
 def history_of(title: str, *runs: RunRecord) -> Chart:
-    """The chart of a metric of the case after such runs."""
     case = msgspec.structs.replace(reports.CASE_REPORT, history=runs)
     (found,) = [one for one in charts_of(case) if one.title == f"History of {title}"]
     return found
@@ -257,21 +236,16 @@ def history_of(title: str, *runs: RunRecord) -> Chart:
 
 def test_each_metric_that_was_judged_has_a_history_with_the_engines_versions() -> None:
     names = ("energy_j_per_token", "ttft_p50_ms", "acceptance_pos1_frac")
-    days = [
-        msgspec.structs.replace(
-            reports.past_run(day, **dict.fromkeys(names, 1.0)), engine_version=version
-        )
-        for day, version in enumerate(("0.31.0", *VERSIONS), start=1)
-    ]
-    case = msgspec.structs.replace(reports.CASE_REPORT, history=tuple(days))
+    run, versions = reports.past_run(1, **dict.fromkeys(names, 1.0)), ("0.31.0", *VERSIONS)
+    days = tuple(msgspec.structs.replace(run, engine_version=one) for one in versions)
+    case = msgspec.structs.replace(reports.CASE_REPORT, history=days)
     assert titles(case)[1:] == ["History of ttft p50", "History of energy"]
     svg = history_of("energy", *days).svg
     assert re.findall(r">(0\.3\d\.\d)<", svg) == list(VERSIONS)
 
 
 def test_the_first_bad_run_of_those_that_still_are_is_marked() -> None:
-    words = ("REGRESSED", "PASS", "INCONCLUSIVE", "REGRESSED")
-    days = reports.judged_runs("ttft_p50_ms", *words)
+    days = reports.judged_runs("ttft_p50_ms", "REGRESSED", "PASS", "INCONCLUSIVE", "REGRESSED")
     chart = history_of("ttft p50", *days)
     assert "Not fine since 2026-11-03 02:00 UTC with 0.32.0, at the red line" in chart.note
     assert chart.svg.count('stroke="var(--bad)"') == 1
@@ -327,10 +301,9 @@ def test_of_many_cases_those_that_fail_come_first() -> None:
 
 
 def test_of_several_positions_the_worst_is_shown() -> None:
-    changes = {1: -0.1, 2: -0.3, 3: -0.2}
     lost = [
         dataclasses.replace(reports.LOST, metric=f"acceptance_pos{n}_frac", change_frac=change)
-        for n, change in changes.items()
+        for n, change in enumerate((-0.1, -0.3, -0.2), start=1)
     ]
     text = Page(render_page(reports.with_verdicts(reports.HELD, *lost))).text
     overview = text.partition("Overview")[2].partition("The cases")[0]

@@ -11,7 +11,7 @@ from specreg.report.page import render_markdown, render_page
 from specreg.report.side_by_side import side_by_side
 from specreg.verdicts.judge import Outcome
 from tests.unit import reports
-from tests.unit.report.test_page import Page, figures
+from tests.unit.report.test_page import Page
 
 replace = msgspec.structs.replace
 CASE_ID = reports.CASE.id
@@ -22,7 +22,7 @@ def another(version: str = "0.33.0", environment: str = "", **settings: object) 
     faster = dataclasses.replace(reports.LOST, value=99.0, outcome=Outcome.PASS)
     assert reports.CASE_REPORT.settings is not None
     report = reports.with_case(
-        figures=replace(figures(), engine_version=version),
+        figures=replace(reports.FIGURES, engine_version=version),
         settings=dataclasses.replace(reports.CASE_REPORT.settings, **settings),  # type: ignore[arg-type]
     )
     run = replace(reports.run_of(reports.HELD, faster), run="20261123T020000-2")

@@ -23,19 +23,16 @@ TONES = {
 
 
 def judged(*verdicts: Verdict, **changes: object) -> Report:
-    """A run with these verdicts."""
     run = msgspec.structs.replace(reports.run_of(*verdicts), **changes)
     return msgspec.structs.replace(reports.REPORT, run=run, remarks=())
 
 
 def speed(outcome: Outcome, **changes: object) -> Verdict:
-    """A verdict on the throughput of a case."""
     made = dataclasses.replace(reports.LOST, outcome=outcome, reason="")
     return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
 
 
 def texts(report: Report) -> dict[str, str]:
-    """What is said of each subject."""
     return {one.subject: one.text for one in answers_of(report)}
 
 
