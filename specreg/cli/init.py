@@ -87,16 +87,13 @@ def init(root: RootOption = HERE) -> None:
 
 
 def _there(root: Path, name: str) -> Path | None:
-    """What stands in the place of a file; None where nothing does."""
-    path = root / name
-    if name == "pytest.toml" and not path.exists():
-        for other in ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg"):
-            path = root / other
-            if path.is_file() and _SETTINGS.search(path.read_text()):
-                return path
-    if path.name == ".gitkeep":  # what git keeps of a folder in which there is nothing else
-        path = path.parent
-    return path if path.exists() else None
+    """What stands in the place of a file, the folder of a `.gitkeep`; None where nothing does."""
+    paths = [root / name.removesuffix("/.gitkeep")]
+    if name == "pytest.toml":
+        others = ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
+        files = (root / other for other in others if (root / other).is_file())
+        paths += [path for path in files if _SETTINGS.search(path.read_text())]
+    return next((path for path in paths if path.exists()), None)
 
 
 def _files() -> Iterator[tuple[str, str]]:

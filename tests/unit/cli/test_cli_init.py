@@ -80,7 +80,8 @@ def test_an_empty_folder_becomes_a_repository_that_measures(site: Path, tmp_path
 
 
 def test_its_sessions_are_three_and_need_nothing_of_ours(tmp_path: Path) -> None:
-    assert init(tmp_path).exit_code == 0
+    (tmp_path / "setup.cfg").write_text("[metadata]\n")  # which says nothing to pytest
+    assert "wrote pytest.toml" in init(tmp_path).output
     text = (tmp_path / "noxfile.py").read_text()
     sessions = re.findall(r"^@nox.session\ndef (\w+)", text, re.MULTILINE)
     assert sessions == ["cpu_perf", "gpu_perf", "gate"]
