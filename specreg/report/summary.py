@@ -135,8 +135,7 @@ def _answer(run: RunVerdict, subject: str, verdicts: Sequence[Verdict]) -> Answe
     if is_speed and run.load is not None and run.load.is_high:
         parts.append(f"the machine was busy when the run began: {run.load}")
     # A speculation that costs speed may well equal its baseline; that is nothing to be glad of.
-    costs = is_speed and run.slowed
-    if tone is Tone.GOOD and (costs or not run.complete or _ended_badly(run)):
+    if tone is Tone.GOOD and ((is_speed and run.slowed) or not run.complete or _ended_badly(run)):
         tone = Tone.DOUBT
     return Answer(subject=subject, tone=tone, text="; ".join(parts))
 
