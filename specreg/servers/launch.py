@@ -167,7 +167,8 @@ class Servers:
             gpus = max(one.launch.spec.parallel.gpus for one in idle)
             self.claim.take(gpus if self.provision.on_gpu else 0, self.provision.tell)
         gpus_gib = (find_gpus().memory_gib or (0.0,)) if self.provision.on_gpu else ()
-        waiting = [*idle, *([self._starting(ahead)] if ahead and not self.provision.on_gpu else [])]
+        # Before the others: their time would pass while its environment is installed.
+        waiting = [*([self._starting(ahead)] if ahead and not self.provision.on_gpu else []), *idle]
         starts = self.provision.url is None and len(waiting) > 1
         if starts and fit_together([one.launch.spec for one in waiting], gpus_gib):
             for one in idle:  # all that takes the machine is done before the first of them starts

@@ -75,11 +75,14 @@ def test_a_pair_starts_at_once(tmp_path: Path) -> None:
 def test_the_next_one_starts_with_another_and_says_only_when_asked_for_that_it_failed(
     tmp_path: Path, *, fails: bool
 ) -> None:
-    run, slow = servers(tmp_path), Script(ready_after_s=1.0)
+    told, slow = list[str](), Script(ready_after_s=1.0)
+    provision = dataclasses.replace(PROVISION, show=told.append)
+    run = dataclasses.replace(servers(tmp_path), provision=provision)
     script = Script(fault=Fault.EXIT_AT_START) if fails else slow
     plain, drafting = launch(tmp_path, PLAIN, slow), launch(tmp_path, DRAFTING, script)
     with run.start(plain) as first:
         run.start_all([first], ahead=drafting)
+        assert told == [f"starting {one.spec.id}" for one in (drafting, plain)], "installed first"
         with run.start(drafting) as second:
             assert (first.running, second.running) == (True, not fails)
             with pytest.raises(ServerStartError) if fails else contextlib.nullcontext():
