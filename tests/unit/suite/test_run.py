@@ -16,6 +16,7 @@ from specreg.core.errors import (
     HungError,
     InvalidMeasurementError,
     MemoryHeldError,
+    ModelError,
     ServerDiedError,
     SpecregError,
 )
@@ -387,8 +388,19 @@ def test_a_control_is_warmed_up_once_for_each_load_and_again_after_its_start(
     assert warm == [False, False, True, False]
 
 
+@pytest.mark.parametrize(
+    ("draft", "unfetched", "starts"),
+    [(None, [], True), ("./gone", [], False), (None, [METHODS[2].id], False)],
+    ids=["at-hand", "no-folder", "unfetched"],
+)
 def test_the_next_server_that_is_asked_for_starts_with_another_beside_the_same_control(
-    tmp_path: Path, warm: list[bool], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    warm: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
+    draft: str | None,
+    unfetched: list[str],
+    *,
+    starts: bool,
 ) -> None:
     ahead: list[Launch | None] = []
     start_all = Servers.start_all
@@ -398,14 +410,20 @@ def test_the_next_server_that_is_asked_for_starts_with_another_beside_the_same_c
         start_all(self, startings)
 
     monkeypatch.setattr(Servers, "start_all", noting)
-    tier = Tier(name="cpu", needs_gpus=0, cases=(*METHODS, builders.on_server(method="suffix")))
+    third = dataclasses.replace(METHODS[2].server, draft=draft)
+    cases = *METHODS[:2], dataclasses.replace(METHODS[2], server=third)
+    tier = Tier(name="cpu", needs_gpus=0, cases=(*cases, builders.on_server(method="suffix")))
     one = Suite(**{**parts(tmp_path, update_baselines=True, launches=1), "tier": tier})
     one.asked = {case.id: set() for case in tier.cases}
+    one.unfetched = dict.fromkeys(unfetched, "the hub doesn't give it")
     control, *methods = map(
-        starting, (launches_of(METHODS[0], 1)[0], *(launches_of(case, 1)[1] for case in METHODS))
+        starting, (launches_of(cases[0], 1)[0], *(launches_of(case, 1)[1] for case in cases))
     )
-    for case, method in zip(METHODS, methods, strict=True):
+    for case, method in zip(cases[:2], methods, strict=False):
         one.measure(case, (method, control))
+    with pytest.raises(ModelError) if draft else contextlib.nullcontext():
+        one.measure(cases[2], (methods[2], control))
     one.journal.close()
-    assert len(warm) == len(METHODS)
-    assert ahead == [None, methods[2].launch, None]
+    assert len(warm) == len(cases) - bool(draft)
+    assert ahead[:2] == [None, methods[2].launch if starts else None]
+    assert not any(ahead[2:])
