@@ -85,9 +85,11 @@ def load_shard(folder: Path) -> ShardRun:
     path = folder / PLAN
     try:
         plan = msgspec.json.decode(path.read_bytes(), type=RunPlan)
-    except (OSError, *UNREADABLE) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise SpecregError(f"'{path}': {why}; leave that run out, or run it again") from error
+    except OSError as error:
+        cure = "name the folder of a run that has one"
+        raise SpecregError(f"'{path}': {error.strerror}; {cure}") from error
+    except UNREADABLE as error:
+        raise SpecregError(f"'{path}': {error}; leave that run out, and run it again") from error
     report = load_report(folder / FILE_NAME) if (folder / FILE_NAME).exists() else None
     return journalled(folder, plan, report)
 
