@@ -81,6 +81,7 @@ def test_counter_average_and_instant_are_the_true_ones(
             most_mw = (load.high_w - load.low_w) * (after_ns - before_ns) / NS_PER_S * 1e3
             assert said == pytest.approx(truth_mw, abs=most_mw + 1)
     assert len(checked) > 5
+    assert {name for name, _ in checked} == {"counter", "instant"}
 
 
 @pytest.mark.parametrize("load", [Load(low_w=400.0, high_w=400.0), WAVE], ids=["constant", "wave"])
