@@ -20,7 +20,7 @@ from specreg.matrix.models import model_sha256
 from specreg.matrix.schema import CaseSettings
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, SPOILS, Family, Invalid, render_invalid
-from specreg.stats.alpha_spending import Look
+from specreg.stats.intervals import Look
 from specreg.telemetry.sensor import SCRIPTED
 
 COMMIT = "SPECREG_COMMIT"

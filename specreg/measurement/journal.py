@@ -23,7 +23,7 @@ from specreg.load.rounds import Round, RoundBuilder
 from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Family, Replay
-from specreg.stats.alpha_spending import Look
+from specreg.stats.intervals import Look
 from specreg.stats.percentiles import Histogram
 from specreg.telemetry.power_record import PowerRecord
 

@@ -27,7 +27,7 @@ from specreg.matrix.case import Case
 from specreg.matrix.schema import Load
 from specreg.measurement.arm import Arm, ArmReplay
 from specreg.measurement.metrics import ALL, METRICS, Family, Invalid, Replay, noting
-from specreg.stats.alpha_spending import Look
+from specreg.stats.intervals import Look
 from specreg.stats.percentiles import Histogram
 from specreg.telemetry.power_record import PowerRecord
 from specreg.telemetry.sampler import Span, Watch

@@ -1,10 +1,16 @@
-"""Estimate the relative change between two measurements, and its interval."""
+"""Estimate the relative change between two measurements, and its interval.
+
+Looks at a measurement share the level of one test. Five looks at the level of one would raise three
+times its alarms, so each early look has a little, the last the rest (Haybittle 1971, Peto 1976).
+The levels add up, so no more than their sum is ever wrong, whatever the correlation between looks.
+"""
 
 import functools
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +23,29 @@ FEWEST_PROMPTS = 5
 """With fewer common prompts their spread can't be estimated."""
 BLOCK_PARTS = 8
 """How many parts blocks are cut into; fewer blocks can't show a drift."""
+LEVEL = 0.01
+"""How often a proof may be wrong, one-sided, over all looks at a metric."""
+PARTS = 5
+"""How many looks there are at a run's own prompts; all but the last are early."""
+MORE_LAUNCHES = 3
+"""How many launches more an undecided speed may take."""
 _LEAST_FREEDOM = 3
 _TINY = 1e-12
+
+
+class Look(Enum):
+    """A moment at which a metric may be decided, and its share of the level.
+
+    Of prompts: early, after one to four fifths of them, for what is plain among the hundreds of
+    figures of a night; after all of them; and after as many more. Of a speed: after the launches of
+    the run, and after each of those that follow.
+    """
+
+    EARLY = 0.00001
+    FULL = 0.0093
+    EXTENDED = 0.00066
+    LAUNCH = 0.004
+    FURTHER_LAUNCH = 0.002
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

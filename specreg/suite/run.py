@@ -39,8 +39,7 @@ from specreg.report.progress import RunProgress
 from specreg.servers.gpu_lease import GpuClaim
 from specreg.servers.launch import Launch, Servers, Starting, launches_of
 from specreg.servers.server import Server
-from specreg.stats.alpha_spending import PARTS, Look
-from specreg.stats.intervals import Spread
+from specreg.stats.intervals import PARTS, Look, Spread
 from specreg.suite.scope import Scope
 from specreg.telemetry.sampler import Watch, watch
 from specreg.verdicts.confirmation import Confirmation, enough_for

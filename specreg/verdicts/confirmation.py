@@ -15,7 +15,7 @@ from specreg.core.errors import BaselineError
 from specreg.matrix.case import Case
 from specreg.measurement.measure import Enough, Measurement, values_of
 from specreg.measurement.metrics import METRICS, Metric, Replay
-from specreg.stats.alpha_spending import MORE_LAUNCHES, Look
+from specreg.stats.intervals import MORE_LAUNCHES, Look
 from specreg.verdicts.judge import Lack, Outcome, Verdict, judge
 from specreg.verdicts.multiple_testing import blame_machine, confirm, hold_together
 

@@ -6,8 +6,14 @@ from collections.abc import Mapping
 from specreg.baselines.schema import Baseline, Detectable
 from specreg.matrix.case import Case
 from specreg.measurement.metrics import METRICS, Metric
-from specreg.stats.alpha_spending import MORE_LAUNCHES, Look
-from specreg.stats.intervals import Effect, Spread, change_of_launches, t_quantile
+from specreg.stats.intervals import (
+    MORE_LAUNCHES,
+    Effect,
+    Look,
+    Spread,
+    change_of_launches,
+    t_quantile,
+)
 
 RUN_LAUNCHES = 1 + MORE_LAUNCHES
 """The most launches that a run takes of an undecided case."""

@@ -22,8 +22,7 @@ from specreg.core.commands import ATTACH_OPTION, is_attached, record_command
 from specreg.engines.methods import METHODS
 from specreg.matrix.case import Case
 from specreg.measurement.metrics import METRICS, SPOILS, Family, Metric, acceptance_value
-from specreg.stats.alpha_spending import Look
-from specreg.stats.intervals import Effect
+from specreg.stats.intervals import Effect, Look
 from specreg.verdicts.detection import (
     MOST_LAUNCHES,
     RUN_LAUNCHES,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from specreg.baselines.comparison import Comparison
 from specreg.measurement.metrics import METRICS, Family
-from specreg.stats.alpha_spending import LEVEL, Look
+from specreg.stats.intervals import LEVEL, Look
 from specreg.verdicts.detection import to_frac
 from specreg.verdicts.judge import Outcome, Verdict
 

@@ -30,8 +30,7 @@ from specreg.matrix.case import Case, ServerSpec
 from specreg.matrix.schema import Load
 from specreg.measurement.measure import Measurement, all_prompts
 from specreg.measurement.metrics import METRICS, Metric
-from specreg.stats.alpha_spending import PARTS, Look
-from specreg.stats.intervals import Column
+from specreg.stats.intervals import PARTS, Column, Look
 from specreg.telemetry.identity import Environment
 from specreg.verdicts.confirmation import Confirmation, enough_for, measured_prompts
 from specreg.verdicts.detection import detects_against

@@ -41,7 +41,7 @@ from specreg.measurement.measure import (
 )
 from specreg.measurement.metrics import Family, metrics_of
 from specreg.servers.server import Server
-from specreg.stats.alpha_spending import Look
+from specreg.stats.intervals import Look
 from specreg.stats.percentiles import Histogram
 from specreg.telemetry.power_record import PowerRecord
 from specreg.telemetry.sampler import PowerTrace, Sample, Watch

@@ -9,10 +9,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from specreg.stats.alpha_spending import LEVEL, MORE_LAUNCHES, PARTS, Look
 from specreg.stats.intervals import (
+    LEVEL,
+    MORE_LAUNCHES,
+    PARTS,
     Column,
     Effect,
+    Look,
     Spread,
     change_of_launches,
     change_of_ratio,

@@ -16,8 +16,7 @@ from specreg.core.errors import BaselineError
 from specreg.matrix.case import Case
 from specreg.measurement.measure import Enough, Measurement
 from specreg.measurement.metrics import METRICS, Family, Metric, Replay
-from specreg.stats.alpha_spending import Look
-from specreg.stats.intervals import t_quantile
+from specreg.stats.intervals import Look, t_quantile
 from specreg.verdicts.confirmation import Confirmation, enough_for
 from specreg.verdicts.judge import Lack, Outcome, Verdict
 from tests.unit import builders

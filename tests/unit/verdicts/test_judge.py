@@ -11,8 +11,7 @@ from specreg.baselines.comparison import CaseBaselines, compare
 from specreg.baselines.schema import Baseline, Detectable, stored_acceptance
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Family, Metric, Replay
-from specreg.stats.alpha_spending import Look
-from specreg.stats.intervals import Spread, t_quantile
+from specreg.stats.intervals import Look, Spread, t_quantile
 from specreg.verdicts.detection import detectable, detects_against
 from specreg.verdicts.judge import Lack, Outcome, Verdict, first_look, judge, outcome_of
 from tests.unit import builders
