@@ -84,6 +84,11 @@ class Detectable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     tolerance_frac: float
     launches: int
 
+    def __str__(self) -> str:
+        """The tolerance in percent, and what would be told instead."""
+        told = f"detects {self.mde_frac:.1%}, {self.launches or 'not even 12'} launches would"
+        return f"{100 * self.tolerance_frac:.3g} % ({told})"
+
 
 class StoredPrompt(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """`[id, category, accepted, steps, proposed, completion_tokens, position_counts, turn]`.

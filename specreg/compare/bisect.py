@@ -16,7 +16,7 @@ from packaging.version import InvalidVersion, Version
 from specreg.compare.document import record_gate, set_aside
 from specreg.compare.gate import JOURNAL, Gate, SideError, open_gate
 from specreg.compare.judging import Answer, Decision, why_broken
-from specreg.compare.options import BisectOptions, GateOptions, LaunchOptions
+from specreg.compare.options import TOLERANCE, BisectOptions, GateOptions, LaunchOptions
 from specreg.compare.pairs import Side
 from specreg.core.commands import specreg_command
 from specreg.core.errors import UnsupportedError
@@ -73,11 +73,8 @@ def bisect_versions(
     if step is Step.UNKNOWN:
         raise UnsupportedError(f"{last}: no telling whether it is worse than {good}, {why}")
     if step is Step.GOOD:
-        message = (
-            f"{last}: isn't worse than {good}; there is nothing to find, or --tolerance says what"
-            " would be"
-        )
-        raise UnsupportedError(message)
+        would = f"there is nothing to find, or {TOLERANCE} says what would be"
+        raise UnsupportedError(f"{last}: isn't worse than {good}; {would}")
     low, high, unknown = 0, len(versions) - 1, set[int]()
     while left := [place for place in range(low + 1, high) if place not in unknown]:
         middle = min(left, key=lambda place: abs(2 * place - low - high))

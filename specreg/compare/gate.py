@@ -11,12 +11,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
 from specreg.compare.answers import AnswerComparison
-from specreg.compare.judging import Decision, Rules, SideLaunch, decide, is_lost, launches_of
+from specreg.compare.judging import (
+    Decision,
+    Rules,
+    SideLaunch,
+    decide,
+    is_lost,
+    launches_of,
+    rules_of,
+)
 from specreg.compare.options import GateOptions
 from specreg.compare.pairs import (
     COMPARED,
@@ -35,10 +42,8 @@ from specreg.core.errors import (
     MemoryHeldError,
     ServerDiedError,
     SpecregError,
-    UnknownNameError,
     UnsupportedError,
 )
-from specreg.core.files import UNREADABLE
 from specreg.datasets.prompts import prompts_sha256
 from specreg.load.chat_client import FinishedRequest, Record
 from specreg.matrix.case import Case, Tier
@@ -49,7 +54,6 @@ from specreg.matrix.widening import served_models
 from specreg.measurement.arm import Arm
 from specreg.measurement.journal import Journal, Key, load_journal
 from specreg.measurement.measure import Plan, measure, workload_of
-from specreg.measurement.metrics import GATE_METRICS
 from specreg.servers.provision import Provision
 from specreg.servers.server import StartedServer
 from specreg.servers.sources import Origin, parse_origin, provision_side
@@ -57,7 +61,6 @@ from specreg.servers.start import ServerStart
 from specreg.telemetry.identity import Environment, current_environment, find_gpus
 
 JOURNAL = "journal.jsonl"
-_Tolerance = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 _MINUTES_WITHOUT_GPU = 20.0
 
 
@@ -309,7 +312,7 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
     if options.resume and (options.out is None or not options.out.is_dir()):
         where = f"in '{options.out}'" if options.out is not None else "without a folder"
         raise UnsupportedError(f"--resume: nothing to go on with {where}; name its --out")
-    folder, tolerances = options.folder_in("gates"), _tolerances(options.tolerances)
+    folder = options.folder_in("gates")
     root, on_gpu = options.root, tier.needs_gpus > 0
     origins = parse_origin(options.a), parse_origin(options.b)
     a, b = (list(map(parse_override, some)) for some in (options.a_overrides, options.b_overrides))
@@ -317,6 +320,7 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
     pairs = pairs_of(tier, chosen, (a, b), prompts=options.prompts, show=options.show)
     if options.pin_length_tokens is not None:
         pairs += pinned_pairs(pairs, options.pin_length_tokens, on_gpu=on_gpu)
+    rules = rules_of(options, figures=sum(len(pair.deciding) for pair in pairs))
     for spec in {case.server for pair in pairs for case in (pair.a, pair.b)}:
         served_models(root, spec)
     for pair in pairs:
@@ -338,11 +342,7 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
         groups=groups_of(pairs),
         together=not on_gpu if options.together is None else options.together,
         environment=current_environment(needs_gpus=tier.gpus_used(find_gpus().memory_gib)),
-        rules=Rules(
-            launches=options.launches,
-            figures=sum(len(pair.deciding) for pair in pairs),
-            tolerances=tolerances,
-        ),
+        rules=rules,
         journal=journal,
         answers=AnswerComparison(
             pairs=pairs, root=root, path=folder / "answers.json", show=options.show
@@ -368,21 +368,6 @@ def _sides(
         with _blaming(side, options, kinds):
             installed.append(", ".join(dict.fromkeys(source.installed(p.of(side)) for p in pairs)))
     return sources, installed
-
-
-def _tolerances(texts: Sequence[str]) -> Mapping[str, float]:
-    """Parse `METRIC=FRACTION`: by metric the tolerated loss."""
-    found = {}
-    for text in texts:
-        name, _, frac = text.partition("=")
-        if name not in GATE_METRICS:
-            raise UnknownNameError("metric", name, GATE_METRICS, f"--tolerance {text}")
-        try:
-            found[name] = msgspec.convert(frac, _Tolerance, strict=False)
-        except UNREADABLE as error:
-            message = f"--tolerance {text}: '{frac}' is no fraction between 0 and 1; 0.03 is 3 %"
-            raise UnsupportedError(message) from error
-    return found
 
 
 def _chosen(options: GateOptions, tier: Tier, origins: tuple[Origin, Origin]) -> Sequence[Case]:

@@ -12,24 +12,29 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+import msgspec
 
 from specreg.acceptance.record import NO_STEPS
 from specreg.baselines.comparison import paired_ratio_change
+from specreg.compare.options import TOLERANCE, LaunchOptions
 from specreg.compare.pairs import ACCEPTANCE, COMPARED, CONTROL, OUTPUT, STEP, Group, Pair, Side
+from specreg.core.errors import UnknownNameError, UnsupportedError
+from specreg.core.files import UNREADABLE
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import GATE_METRICS, Metric, Replay, tokens_per_step
 from specreg.report.document import REGRESSED_STATUS, UNDECIDED_STATUS, exit_status
 from specreg.report.tables import label_of
-from specreg.stats.alpha_spending import LEVEL
-from specreg.stats.intervals import Effect, change_of_pairs, t_quantile
+from specreg.stats.intervals import LEVEL, Effect, change_of_pairs, t_quantile
 from specreg.verdicts.judge import Outcome, Verdict, with_effect
 from specreg.verdicts.multiple_testing import MACHINE_MOVED
 
 UNCHECKED = "side A is still to be measured against itself"
 _MOST_FAILED = 2
 _FEW_EQUAL_FRAC = 0.5
+
+_Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +66,7 @@ class Rules:
 
     launches: int
     figures: int
-    tolerances: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    tolerances: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def looks(self) -> tuple[int, ...]:
@@ -77,6 +82,22 @@ class Rules:
     def loss_level(self) -> float:
         """The level of a loss, shared by all figures."""
         return self.level / self.figures
+
+
+def rules_of(options: LaunchOptions, *, figures: int) -> Rules:
+    """The rules that options ask for, else an error that says what of them can't be read."""
+    found = {}
+    for text in options.tolerances:
+        name, _, frac = text.partition("=")
+        where = f"{TOLERANCE} {text}"
+        if name not in GATE_METRICS:
+            raise UnknownNameError("metric", name, GATE_METRICS, where)
+        try:
+            found[name] = msgspec.convert(frac, _Share, strict=False)
+        except UNREADABLE as error:
+            message = f"{where}: '{frac}' is no fraction between 0 and 1; 0.03 is 3 %"
+            raise UnsupportedError(message) from error
+    return Rules(launches=options.launches, figures=figures, tolerances=found)
 
 
 class _Figure(NamedTuple):

@@ -14,6 +14,8 @@ from typer import Argument, Option
 
 from specreg.core.redaction import hide
 
+TOLERANCE = "--tolerance"
+
 
 def show_status(text: str) -> None:
     """Print what goes on, without secrets."""
@@ -46,7 +48,7 @@ class LaunchOptions(ServerOptions):
     launches: Annotated[int, Option(help="the most of each side", min=1)] = 16
     prompts: Annotated[int | None, Option(help="how many each case replays", min=1)] = None
     tolerances: Annotated[
-        list[str], Option("--tolerance", help="METRIC=FRACTION, a loss that is fine")
+        list[str], Option(TOLERANCE, help="METRIC=FRACTION, a loss that is fine")
     ] = field(default_factory=list)
     least_s: Annotated[
         float, Option("--seconds", help="of a launch, at least, where speed counts", min=0.01)
@@ -107,5 +109,5 @@ class SoakOptions(ServerOptions):
     ] = None
     tolerance_frac: Annotated[
         float | None,
-        Option("--tolerance", help="the loss in an hour that is fine, 0..1; else its own", min=0),
+        Option(TOLERANCE, help="the loss in an hour that is fine, 0..1; else its own", min=0),
     ] = None

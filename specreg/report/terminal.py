@@ -114,10 +114,7 @@ def render_undecidable(recorded: Iterable[RecordedBaseline]) -> str:
     lines = []
     for record in recorded:
         told = ", ".join(
-            f"{label_of(name)} {100 * one.tolerance_frac:.3g} % (detects {one.mde_frac:.1%},"
-            f" {one.launches or 'not even 12'} launches would)"
-            for name, one in record.new.detects.items()
-            if not one.decides
+            f"{label_of(name)} {one}" for name, one in record.new.detects.items() if not one.decides
         )
         lines += [f"  {record.path.stem}: {told}"] if told else []
     head = "a run can't decide these here, so they will be skipped where there is doubt:"
