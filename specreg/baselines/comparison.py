@@ -23,7 +23,7 @@ from specreg.baselines.schema import (
     RecordedDevice,
     load_acceptance,
 )
-from specreg.matrix.schema import CaseSettings
+from specreg.matrix.case import CaseSettings
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Family, Metric, ratio_parts
 from specreg.stats.intervals import (

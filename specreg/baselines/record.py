@@ -15,9 +15,8 @@ from specreg.baselines.schema import Baseline, load_baseline
 from specreg.baselines.store import BaselineStore
 from specreg.core.errors import BaselineError, InvalidMeasurementError
 from specreg.core.files import replace_file
-from specreg.matrix.case import Case
+from specreg.matrix.case import Case, CaseSettings
 from specreg.matrix.models import model_sha256
-from specreg.matrix.schema import CaseSettings
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, SPOILS, Family, Invalid, render_invalid
 from specreg.stats.intervals import Look

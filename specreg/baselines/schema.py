@@ -24,8 +24,7 @@ from specreg.acceptance.record import (
 )
 from specreg.core.errors import BaselineError, InvalidMeasurementError
 from specreg.core.files import UNREADABLE
-from specreg.matrix.case import Case
-from specreg.matrix.schema import CaseSettings
+from specreg.matrix.case import Case, CaseSettings
 from specreg.measurement.metrics import Metric, acceptance_value
 from specreg.telemetry.identity import Environment
 from specreg.telemetry.sensor import Scope

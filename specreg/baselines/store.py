@@ -14,10 +14,9 @@ from specreg.core.errors import BaselineError
 from specreg.core.redaction import hide_known
 from specreg.datasets.prompts import Prompt, prompts_sha256
 from specreg.engines.engine import ServerSettings, taken
-from specreg.matrix.case import Case
+from specreg.matrix.case import Case, CaseSettings, Load, RequestSettings
 from specreg.matrix.models import model_sha256
 from specreg.matrix.prompts import load_case_prompts
-from specreg.matrix.schema import CaseSettings, Load, RequestSettings
 from specreg.matrix.widening import served_models
 from specreg.stats.intervals import Spread
 from specreg.telemetry.identity import Environment

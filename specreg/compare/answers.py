@@ -24,9 +24,8 @@ from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import engine_named
 from specreg.engines.wire_format import Transcript
 from specreg.load.token_client import encode_prompts, score
-from specreg.matrix.case import Case
+from specreg.matrix.case import ROUNDING_NATS, Case
 from specreg.matrix.prompts import load_case_prompts
-from specreg.matrix.schema import ROUNDING_NATS
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Replay
 from specreg.servers.server import Server

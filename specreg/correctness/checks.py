@@ -19,8 +19,7 @@ from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import engine_named
 from specreg.engines.wire_format import Endpoint, Transcript, Wanted
 from specreg.load.token_client import complete, encode_prompts, score
-from specreg.matrix.case import Case
-from specreg.matrix.schema import ROUNDING_NATS
+from specreg.matrix.case import ROUNDING_NATS, Case
 from specreg.measurement.metrics import Replay
 from specreg.servers.server import Server
 from specreg.stats.permutation import BEGINNINGS_TOKENS, LEVEL, chance_of_alike

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from specreg.core.errors import InvalidMeasurementError
 from specreg.engines.wire_format import Transcript
-from specreg.matrix.schema import ROUNDING_NATS
+from specreg.matrix.case import ROUNDING_NATS
 
 MOST_NOISE_NATS = 1.0
 """A server that differs from itself by more can't be judged: that is no rounding."""

@@ -25,8 +25,7 @@ from specreg.datasets.prompts import Prompt
 from specreg.engines.wire_format import Endpoint
 from specreg.load.chat_client import Clock, FinishedRequest, Record, new_client
 from specreg.load.rounds import Round, RoundBuilder, RoundSlice, replay_round
-from specreg.matrix.case import Case
-from specreg.matrix.schema import Load
+from specreg.matrix.case import Case, Load
 from specreg.stats.percentiles import Histogram
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from specreg.acceptance.trace import RequestTrace
 from specreg.datasets.prompts import Prompt
 from specreg.engines.wire_format import Endpoint
 from specreg.load.chat_client import ChatClient, Clock, FinishedRequest, Record
-from specreg.matrix.case import Case
-from specreg.matrix.schema import Arrivals, Load
+from specreg.matrix.case import Arrivals, Case, Load
 from specreg.stats.percentiles import Histogram
 
 if TYPE_CHECKING:

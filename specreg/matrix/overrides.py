@@ -15,8 +15,7 @@ from specreg.core.errors import UnknownNameError, UnsupportedError
 from specreg.engines.engine import LaunchSettings
 from specreg.engines.methods import METHODS
 from specreg.engines.registry import engine_named
-from specreg.matrix.case import Case, ServerSpec
-from specreg.matrix.schema import DraftTokens
+from specreg.matrix.case import Case, DraftTokens, ServerSpec
 from specreg.matrix.tier import check_tree, within
 
 _HINTS = typing.get_type_hints(LaunchSettings, include_extras=True)

@@ -6,8 +6,9 @@ import itertools
 import tomllib
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -15,12 +16,24 @@ from specreg.core.commands import specreg_command
 from specreg.core.errors import MatrixError, SpecregError, UnknownNameError
 from specreg.datasets.prompts import REPLIES
 from specreg.datasets.table import dataset_named
-from specreg.engines.engine import LaunchSettings, taken
+from specreg.engines.engine import LaunchSettings, Positive, taken
 from specreg.engines.methods import METHODS, SCHEDULED, Tree
 from specreg.engines.registry import engine_named
-from specreg.matrix import schema
-from specreg.matrix.case import Case, ServerSpec, Sizes, Tier
-from specreg.matrix.schema import Arrivals, CasesTable, Limits, Load, ModelsTable
+from specreg.matrix.case import (
+    USUAL_DRAFT_TOKENS,
+    AboveZero,
+    Arrivals,
+    Case,
+    DraftTokens,
+    Limits,
+    Load,
+    NotNegative,
+    ServerSpec,
+    Sizes,
+    Tier,
+    Width,
+    WorkloadSettings,
+)
 
 PAIRS = Path("models/pairs.toml")
 """The model pairs that all tiers share, from the folder that holds the tiers' own."""
@@ -29,6 +42,76 @@ _MOST_BESIDE_FRAC = 0.5
 _POWER_S = 30.0
 _ADVICE = f"mend it, or begin with a file of {specreg_command('init')}"
 _TableT = TypeVar("_TableT")
+_SomeNames = Annotated[list[str], msgspec.Meta(min_length=1)]
+
+
+class ModelsTable(msgspec.Struct, frozen=True, kw_only=True):
+    """`[models.NAME]`: a target and its drafts.
+
+    Attributes:
+        target: a folder (a path with a slash that begins with `.`, `/` or `fixtures/`) or a hub id.
+        drafts, drafts_gib: by method, the draft model or head, and what its weights take.
+        padding_layers: identity layers appended to the target at set-up, 0 or more; a tiny target
+            then costs enough per step for speculation to save something.
+        widen: how large models are made at set-up of those in the folders, which then say the same
+            and cost as much as others of that size; left out, they are taken as they are.
+        target_gib: what the target's weights take, as they are served; None where it isn't known,
+            and then it isn't checked whether a GPU holds it.
+        token_kib: what a token takes in the target's KV cache.
+    """
+
+    target: str
+    drafts: dict[str, str] = {}
+    padding_layers: Annotated[int, msgspec.Meta(ge=0)] = 0
+    widen: Width | None = None
+    target_gib: AboveZero | None = None
+    drafts_gib: dict[str, AboveZero] = {}
+    token_kib: NotNegative = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CasesTable(LaunchSettings, WorkloadSettings, Load):
+    """`[[cases]]`: one case for each of `methods` × `draft_tokens` × the loads.
+
+    The loads are `concurrency` or `requests_per_s`. Of several `models` a machine runs the first
+    that its GPUs hold. Where a case has pairs, which can be hashed, a file has tables. Pinned
+    `acceptance` goes with a length to pin it to.
+    """
+
+    engine: str
+    methods: _SomeNames
+    models: str | _SomeNames
+    draft_tokens: DraftTokens | Annotated[list[DraftTokens], msgspec.Meta(min_length=1)] = (
+        USUAL_DRAFT_TOKENS
+    )
+    acceptance: Literal["real", "pinned"] = "real"
+    concurrency: tuple[Positive, ...] = ()  # type: ignore[assignment]
+    requests_per_s: tuple[AboveZero, ...] = ()  # type: ignore[assignment]
+    arrivals: Arrivals | None = None  # type: ignore[assignment]
+    ttft_limit_ms: AboveZero | None = None
+    tpot_limit_ms: AboveZero | None = None
+    power_s: NotNegative | None = None
+    engine_env: dict[str, str] = field(default_factory=dict)  # type: ignore[assignment]
+    chat_template_args: dict[str, object] = field(default_factory=dict)  # type: ignore[assignment]
+    tolerances: dict[str, AboveZero] = field(default_factory=dict)  # type: ignore[assignment]
+
+
+class TierFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole matrix file, its tables not yet decoded; see `Tier`.
+
+    `models` are pairs of its own, `defaults` keys of all tables of cases that don't have them.
+    """
+
+    needs_gpus: Annotated[int, msgspec.Meta(ge=0)]
+    models: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
+    cases: list[Any]
+
+
+class PairsFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The file of the pairs that all tiers share."""
+
+    models: dict[str, Any]
 
 
 def load_tier(folder: Path, name: str) -> Tier:
@@ -45,10 +128,10 @@ def load_tier(folder: Path, name: str) -> Tier:
         raise MatrixError(message)
     if not path.is_file():
         raise UnknownNameError("tier", name, tier_names(folder))
-    head = _load_file(path, schema.TierFile)
+    head = _load_file(path, TierFile)
     pairs, shared = _pairs_of(path, head.models), folder.parent / PAIRS
     if shared.exists():
-        pairs = {**_pairs_of(shared, _load_file(shared, schema.PairsFile).models), **pairs}
+        pairs = {**_pairs_of(shared, _load_file(shared, PairsFile).models), **pairs}
     on_gpu = head.needs_gpus > 0
     choices: dict[str, tuple[str, ...]] = {}
     places: dict[str, str] = {}
@@ -157,7 +240,7 @@ def _cases_of(
         )
         for server, load in itertools.product(servers, loads):
             case = Case(
-                **_taken(schema.WorkloadSettings, table),
+                **_taken(WorkloadSettings, table),
                 server=server,
                 control=None,
                 load=load,

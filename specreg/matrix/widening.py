@@ -29,8 +29,7 @@ import numpy.typing as npt
 from specreg.core.errors import ModelError
 from specreg.core.files import cache_dir, passing_folder
 from specreg.matrix import models
-from specreg.matrix.case import ServerSpec
-from specreg.matrix.schema import Width
+from specreg.matrix.case import ServerSpec, Width
 
 _WEIGHTS = "model.safetensors"
 _RECIPE = 1

@@ -23,8 +23,7 @@ from specreg.engines.methods import SCHEDULED
 from specreg.load.chat_client import Clock, Record
 from specreg.load.client_processes import open_clients
 from specreg.load.rounds import BEAT_NS, Round
-from specreg.matrix.case import Case
-from specreg.matrix.schema import Load
+from specreg.matrix.case import Case, Load
 from specreg.measurement.arm import Arm, ArmReplay
 from specreg.measurement.metrics import ALL, METRICS, Family, Invalid, Replay, noting
 from specreg.stats.intervals import Look

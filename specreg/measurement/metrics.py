@@ -20,8 +20,7 @@ from specreg.acceptance.record import AcceptanceRecord, Counts
 from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import InvalidMeasurementError, MatrixError, UnknownNameError
 from specreg.load.rounds import Round
-from specreg.matrix.case import Case
-from specreg.matrix.schema import NO_LIMITS, Limits
+from specreg.matrix.case import NO_LIMITS, Case, Limits
 from specreg.stats.percentiles import Histogram
 from specreg.telemetry.power_record import PowerRecord
 

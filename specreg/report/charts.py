@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specreg.baselines.comparison import differing_settings
-from specreg.matrix.schema import CaseSettings, Load
+from specreg.matrix.case import CaseSettings, Load
 from specreg.measurement.metrics import METRICS
 from specreg.report.document import CaseReport
 from specreg.report.failures import first_bad, moment_of

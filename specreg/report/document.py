@@ -25,7 +25,7 @@ from specreg.baselines.schema import load_acceptance
 from specreg.core.errors import ReportError
 from specreg.core.files import UNREADABLE, replace_file
 from specreg.core.timeline import RunTime
-from specreg.matrix.schema import CaseSettings
+from specreg.matrix.case import CaseSettings
 from specreg.measurement.figures import Figures
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Family, acceptance_value

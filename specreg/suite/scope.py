@@ -12,10 +12,9 @@ from specreg.baselines.store import BaselineStore, settings_in
 from specreg.core.errors import BaselineError
 from specreg.correctness.checks import CorrectnessCheck, checks_of
 from specreg.datasets.prompts import prompts_sha256
-from specreg.matrix.case import Case, Tier
+from specreg.matrix.case import Case, CaseSettings, Tier
 from specreg.matrix.models import model_sha256, resolve_model
 from specreg.matrix.prompts import load_case_prompts
-from specreg.matrix.schema import CaseSettings
 from specreg.measurement.journal import Key
 from specreg.measurement.metrics import METRICS, RECORDED, Family, Metric, metrics_of
 from specreg.servers.launch import Launch, launches_of

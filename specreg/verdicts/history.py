@@ -16,8 +16,8 @@ import msgspec
 from specreg.baselines.schema import Baseline, Noise
 from specreg.core.errors import ReportError
 from specreg.core.files import UNREADABLE, append_lines
+from specreg.matrix.case import CaseSettings
 from specreg.matrix.models import model_sha256
-from specreg.matrix.schema import CaseSettings
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Metric
 from specreg.stats.intervals import Spread

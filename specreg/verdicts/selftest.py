@@ -26,8 +26,7 @@ from specreg.baselines.schema import (
     stored_acceptance,
 )
 from specreg.baselines.store import settings_of
-from specreg.matrix.case import Case, ServerSpec
-from specreg.matrix.schema import Load
+from specreg.matrix.case import Case, Load, ServerSpec
 from specreg.measurement.measure import Measurement, all_prompts
 from specreg.measurement.metrics import METRICS, Metric
 from specreg.stats.intervals import PARTS, Column, Look

@@ -38,8 +38,7 @@ from specreg.datasets.prompts import Prompt
 from specreg.engines.engine import ALONE, LaunchOptions, Requirement
 from specreg.engines.registry import engine_named
 from specreg.load.rounds import Round
-from specreg.matrix.case import Case, ServerSpec
-from specreg.matrix.schema import CaseSettings, Load
+from specreg.matrix.case import Case, CaseSettings, Load, ServerSpec
 from specreg.measurement.arm import Arm
 from specreg.measurement.measure import Measurement, Plan, measure, workload_of
 from specreg.measurement.metrics import METRICS, Replay

@@ -9,8 +9,7 @@ import pytest
 from specreg.baselines.estimate import START_S, Estimate, estimate_of, run_s
 from specreg.baselines.store import BaselineStore
 from specreg.engines.engine import Parallel
-from specreg.matrix.case import Case, Sizes
-from specreg.matrix.schema import Arrivals, Load
+from specreg.matrix.case import Arrivals, Case, Load, Sizes
 from tests.unit import builders
 from tests.unit.builders import record
 

@@ -16,7 +16,7 @@ from specreg.baselines.schema import SCHEMA_VERSION, Baseline, load_baseline, re
 from specreg.baselines.store import settings_in
 from specreg.core.errors import BaselineError
 from specreg.engines.methods import Tree
-from specreg.matrix.schema import CaseSettings
+from specreg.matrix.case import CaseSettings
 from specreg.matrix.tier import load_tier
 from specreg.measurement.metrics import METRICS
 from specreg.telemetry.sensor import Scope

@@ -13,9 +13,16 @@ from specreg.baselines.comparison import differing_settings
 from specreg.baselines.store import settings_of
 from specreg.engines.engine import LaunchOptions, Parallel
 from specreg.engines.methods import Tree
-from specreg.matrix.case import Case, ServerSpec, Sizes
-from specreg.matrix.schema import CaseSettings, CasesTable, Limits, Load, WorkloadSettings
-from specreg.matrix.tier import load_tier
+from specreg.matrix.case import (
+    Case,
+    CaseSettings,
+    Limits,
+    Load,
+    ServerSpec,
+    Sizes,
+    WorkloadSettings,
+)
+from specreg.matrix.tier import CasesTable, load_tier
 from tests.unit import builders
 
 NOT_COMPARED = {

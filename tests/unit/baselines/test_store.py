@@ -17,9 +17,8 @@ from specreg.baselines.store import BaselineStore, settings_of
 from specreg.core.errors import BaselineError, DatasetError
 from specreg.datasets.prompts import Prompt
 from specreg.engines.wire_format import Form
-from specreg.matrix.case import Case
+from specreg.matrix.case import Case, CaseSettings
 from specreg.matrix.prompts import check_form, load_case_prompts
-from specreg.matrix.schema import CaseSettings
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import SPOILS, Family, Invalid, Replay
 from specreg.telemetry.identity import Environment

@@ -19,8 +19,7 @@ from specreg.datasets.prompts import Prompt
 from specreg.engines.wire_format import Endpoint
 from specreg.load.chat_client import FinishedRequest, Record, new_client
 from specreg.load.rounds import Round, RoundSlice, due_after_ns, replay_round
-from specreg.matrix.case import Case
-from specreg.matrix.schema import Arrivals, Load
+from specreg.matrix.case import Arrivals, Case, Load
 from specreg.measurement.metrics import tpot_ms, ttft_ms
 from tests.unit import builders
 from tests.unit.answering import Json

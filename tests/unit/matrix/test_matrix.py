@@ -8,8 +8,7 @@ import pytest
 from specreg.core.errors import MatrixError, SpecregError, UnknownNameError
 from specreg.engines.engine import Parallel
 from specreg.engines.methods import Tree
-from specreg.matrix.case import Case, Tier
-from specreg.matrix.schema import Arrivals, Limits, Load
+from specreg.matrix.case import Arrivals, Case, Limits, Load, Tier
 from specreg.matrix.tier import load_tier, with_prompts
 from tests.unit import builders
 

@@ -14,9 +14,8 @@ import pytest
 
 from specreg.baselines.store import settings_in
 from specreg.core.errors import ModelError
-from specreg.matrix.case import ServerSpec
+from specreg.matrix.case import ServerSpec, Width
 from specreg.matrix.models import model_sha256
-from specreg.matrix.schema import Width
 from specreg.matrix.widening import SHAPES, read_tensors, served_models, widen_models
 from tests.unit import builders
 

@@ -8,8 +8,7 @@ import pytest
 
 from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, Source, View
 from specreg.load.rounds import Round
-from specreg.matrix.case import Case
-from specreg.matrix.schema import Limits
+from specreg.matrix.case import Case, Limits
 from specreg.measurement.figures import (
     ArmFigures,
     Figures,

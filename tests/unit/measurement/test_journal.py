@@ -19,8 +19,7 @@ from specreg.core.errors import SpecregError
 from specreg.engines.methods import Tree
 from specreg.load.chat_client import FinishedRequest
 from specreg.load.rounds import Round, RoundBuilder
-from specreg.matrix.case import Case
-from specreg.matrix.schema import Arrivals, Limits, Load
+from specreg.matrix.case import Arrivals, Case, Limits, Load
 from specreg.measurement.journal import Journal, Key, last_run, load_checks, load_journal
 from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Family, Replay

@@ -26,8 +26,7 @@ from specreg.engines.vllm import Vllm, VllmWireFormat
 from specreg.load.chat_client import Record
 from specreg.load.client_processes import Clients, open_clients
 from specreg.load.rounds import Round
-from specreg.matrix.case import Case
-from specreg.matrix.schema import Arrivals, Load
+from specreg.matrix.case import Arrivals, Case, Load
 from specreg.measurement.arm import Arm
 from specreg.measurement.measure import (
     Measurement,

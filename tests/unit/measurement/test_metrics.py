@@ -9,8 +9,7 @@ import pytest
 from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import MatrixError, UnknownNameError
 from specreg.load.rounds import Round
-from specreg.matrix.case import Case
-from specreg.matrix.schema import Limits
+from specreg.matrix.case import Case, Limits
 from specreg.measurement import metrics
 from specreg.measurement.metrics import METRICS, Family, Replay, check_allowed, metrics_of
 from tests.unit import builders
