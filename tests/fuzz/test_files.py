@@ -12,8 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from specreg.baselines.schema import load_acceptance, load_baseline, load_published, render_baseline
-from specreg.datasets.formats import load_prompt_file, load_published_rows
-from specreg.datasets.prepare import load_prompts, paths_of, prepare
+from specreg.datasets.prepare import (
+    load_prompt_file,
+    load_prompts,
+    load_published_rows,
+    paths_of,
+    prepare,
+)
 from specreg.datasets.prompts import Prompt, interleaved, prompts_sha256
 from specreg.datasets.table import dataset_named
 from specreg.matrix.tier import load_tier
