@@ -15,9 +15,8 @@ from specreg.core.redaction import hide_known
 from specreg.datasets.prompts import Prompt, prompts_sha256
 from specreg.engines.engine import ServerSettings, taken
 from specreg.matrix.case import Case, CaseSettings, Load, RequestSettings
-from specreg.matrix.models import model_sha256
+from specreg.matrix.models import model_sha256, served_models
 from specreg.matrix.prompts import load_case_prompts
-from specreg.matrix.widening import served_models
 from specreg.stats.intervals import Spread
 from specreg.telemetry.identity import Environment
 

@@ -47,10 +47,9 @@ from specreg.core.errors import (
 from specreg.datasets.prompts import prompts_sha256
 from specreg.load.chat_client import FinishedRequest, Record
 from specreg.matrix.case import Case, Tier
-from specreg.matrix.models import model_sha256, resolve_model
+from specreg.matrix.models import model_sha256, resolve_model, served_models
 from specreg.matrix.overrides import parse_override
 from specreg.matrix.prompts import check_contexts, load_case_prompts
-from specreg.matrix.widening import served_models
 from specreg.measurement.arm import Arm
 from specreg.measurement.journal import Journal, Key, load_journal
 from specreg.measurement.measure import Plan, measure, workload_of

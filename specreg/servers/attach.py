@@ -17,7 +17,7 @@ from specreg.core.http import ask
 from specreg.engines.engine import Identity
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, ServerSpec, Tier
-from specreg.matrix.widening import served_models
+from specreg.matrix.models import served_models
 from specreg.servers.provision import check_version
 from specreg.servers.server import Server, generates, identify
 

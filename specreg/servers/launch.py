@@ -9,7 +9,7 @@ from pathlib import Path
 from specreg.core.errors import ServerDiedError, SpecregError
 from specreg.core.timeline import Phase, Timeline
 from specreg.matrix.case import Case, Load, ServerSpec
-from specreg.matrix.widening import widen_models
+from specreg.matrix.models import widen_models
 from specreg.servers.attach import attach_server
 from specreg.servers.gpu_lease import GpuClaim
 from specreg.servers.memory import fit_together

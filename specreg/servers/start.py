@@ -20,7 +20,7 @@ from specreg.core.redaction import hide
 from specreg.engines.engine import Engine, LaunchOptions, LaunchSettings, Requirement, taken
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import ServerSpec
-from specreg.matrix.widening import served_models, widen_models
+from specreg.matrix.models import served_models, widen_models
 from specreg.servers.gpu_lease import lease_gpus
 from specreg.servers.memory import gpu_memory
 from specreg.servers.provision import Provision

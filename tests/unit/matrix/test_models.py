@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 from specreg.core.errors import ModelError
-from specreg.matrix.models import model_sha256, resolve_model, vocabulary_of
-from specreg.matrix.widening import (
+from specreg.matrix.models import (
     Bits,
+    model_sha256,
     read_tensors,
+    resolve_model,
     served_models,
+    vocabulary_of,
     write_padded_model,
     write_tensors,
 )
@@ -110,11 +112,11 @@ def test_padding_adds_layers_of_zeros_and_leaves_what_was_there(
 
 KILLED = """
 import dataclasses, os, pathlib, signal, sys
-from specreg.matrix import widening
+from specreg.matrix import models
 from tests.unit import builders
-widening.read_tensors = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+models.read_tensors = lambda _: os.kill(os.getpid(), signal.SIGKILL)
 spec = dataclasses.replace(builders.PLAIN_SPEC, target=sys.argv[1], padding_layers=2)
-widening.served_models(pathlib.Path("/"), spec)
+models.served_models(pathlib.Path("/"), spec)
 """
 
 

@@ -15,8 +15,7 @@ import pytest
 from specreg.baselines.store import settings_in
 from specreg.core.errors import ModelError
 from specreg.matrix.case import ServerSpec, Width
-from specreg.matrix.models import model_sha256
-from specreg.matrix.widening import SHAPES, read_tensors, served_models, widen_models
+from specreg.matrix.models import SHAPES, model_sha256, read_tensors, served_models, widen_models
 from tests.unit import builders
 
 TINY = builders.ROOT / "fixtures/models/tiny"
