@@ -13,9 +13,9 @@ from specreg.report.document import (
     load_verdict,
     record_document,
     render_schema,
+    side_by_side,
 )
 from specreg.report.exports import ALWAYS, FORMS, write_outputs
-from specreg.report.side_by_side import side_by_side
 
 _FORMS = "; ".join(f"{name}: {text}" for name, (text, *_) in FORMS.items())
 RunArgument = Annotated[

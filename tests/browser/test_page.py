@@ -17,12 +17,11 @@ from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwr
 
 from specreg.correctness.checks import CHECKS
 from specreg.measurement.metrics import METRICS
-from specreg.report.document import Report
+from specreg.report.document import Report, side_by_side
 from specreg.report.page import render_page
-from specreg.report.side_by_side import side_by_side
 from tests.unit import builders, reports
+from tests.unit.report.test_document import another
 from tests.unit.report.test_page import many
-from tests.unit.report.test_side_by_side import another
 
 Scheme = Literal["light", "dark"]
 EXAMPLES = builders.ROOT / "docs/examples"

@@ -16,26 +16,31 @@ from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Family, Replay
 from specreg.report.document import (
     Expected,
+    Report,
     exit_status,
     last_launches,
     load_report,
     load_verdict,
     record_document,
     render_schema,
+    side_by_side,
     slowed_of,
 )
 from specreg.report.failures import properties
+from specreg.report.page import render_markdown, render_page
 from specreg.stats.percentiles import summarize
 from specreg.suite.finish import report_of, run_verdict
 from specreg.telemetry.identity import Environment
 from specreg.verdicts.judge import Outcome
 from tests.unit import builders, reports
+from tests.unit.report.test_page import Page
 from tests.unit.reports import CASE, measured, verdict
 from tests.unit.suite.test_run import COUNTS, LENGTH, SPEED, suite
 from tests.unit.suite.test_run import measured as with_measurement
 
 LAUNCH = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0})
 SCHEMA = builders.ROOT / "docs/report.schema.json"
+replace = msgspec.structs.replace
 
 
 def test_the_published_schema_is_that_of_the_code() -> None:
@@ -130,7 +135,6 @@ def raced(ours: Sequence[float], alone: Sequence[float], launch: int = 1) -> Fig
     found = figures_of(measured(), launch)
     assert found.speedup is not None
     ratios = summarize(a / b for a, b in zip(ours, alone, strict=True))
-    replace = msgspec.structs.replace
     speedup = replace(found.speedup, throughput_ratio=sum(ours) / sum(alone), round_ratio=ratios)
     return replace(found, speedup=speedup)
 
@@ -143,7 +147,7 @@ def test_a_case_is_slowed_down_where_nearly_each_round_of_each_launch_says_so() 
     assert slowed_of([halved, faster]) == {}
     assert slowed_of([raced((50.0, 130.0), (98.0, 100.0))]) == {}
     assert slowed_of([raced((50.0,), (100.0,))]) == {}
-    assert slowed_of([msgspec.structs.replace(halved, speedup=None)]) == {}  # INVALID
+    assert slowed_of([replace(halved, speedup=None)]) == {}  # INVALID
 
 
 @pytest.mark.parametrize(
@@ -169,3 +173,67 @@ def test_properties_leave_out_what_is_absent() -> None:
     known |= dict.fromkeys(("softened", "two_sided"), "False")
     found = dict(properties(verdict(Outcome.PASS)))
     assert found == {f"specreg.{name}": value for name, value in known.items()}
+
+
+def another(version: str = "0.33.0", environment: str = "", **settings: object) -> Report:
+    """A later run of the case, a tenth faster than the first one, of this engine."""
+    faster = dataclasses.replace(reports.LOST, value=99.0, outcome=Outcome.PASS)
+    assert reports.CASE_REPORT.settings is not None
+    report = reports.with_case(
+        figures=replace(reports.FIGURES, engine_version=version),
+        settings=dataclasses.replace(reports.CASE_REPORT.settings, **settings),  # type: ignore[arg-type]
+    )
+    run = replace(reports.run_of(reports.HELD, faster), run="20261123T020000-2")
+    return replace(report, run=replace(run, environment=environment or run.environment))
+
+
+def test_each_figure_that_both_have_is_compared_and_none_judged() -> None:
+    found = side_by_side(reports.REPORT, another())
+    held, faster = found.run.verdicts
+    assert (held.value, held.expected, held.change_frac) == (2.64, 2.64, 0.0)
+    assert (faster.value, faster.expected) == (99.0, 90.0)
+    assert faster.change_frac == pytest.approx(0.1)
+    assert faster.cause == "REGRESSED in A, PASS in B"
+    assert {one.outcome for one in found.run.verdicts} == {Outcome.MEASURED}
+    told = "of 2 figures 1 are better in B and 0 worse; none is judged"
+    assert str(found.answers[0]) == f"B against A: {told}"
+
+
+def test_the_page_and_the_markdown_name_both_runs_and_their_engines() -> None:
+    found = side_by_side(reports.REPORT, another())
+    page = Page(render_page(found))
+    for words in (
+        f"A is run {reports.REPORT.run.run} on",
+        "its servers said vllm 0.32.0",
+        "its servers said vllm 0.33.0",
+        "B against A",
+        "specreg report 20261121T020000-1 20261123T020000-2",
+    ):
+        assert words in page.text
+    assert "the baseline" not in page.text
+    assert "| B | change |" in render_markdown(found)
+
+
+def test_other_settings_machines_and_invalid_figures_have_no_change() -> None:
+    found = side_by_side(reports.REPORT, another(draft_tokens=7))
+    assert all(one.outcome is Outcome.NOT_COMPARABLE for one in found.run.verdicts)
+    assert all("draft_tokens: 3 -> 7" in one.reason for one in found.run.verdicts)
+    held, faster = side_by_side(reports.REPORT, another(environment="h100")).run.verdicts
+    assert held.outcome is Outcome.MEASURED
+    assert faster.outcome is Outcome.NOT_COMPARABLE
+    assert faster.change_frac is None
+    assert faster.reason == f"measured on {reports.REPORT.run.environment} and on h100"
+    bad = dataclasses.replace(reports.HELD, outcome=Outcome.INVALID)
+    invalid = replace(another(), run=reports.run_of(bad))
+    (one,) = side_by_side(reports.REPORT, invalid).run.verdicts
+    assert (one.reason, one.cause) == ("PASS in A, INVALID in B", "")
+
+
+def test_cases_that_one_run_alone_has_are_told() -> None:
+    other = replace(reports.CASE_REPORT, case_id="other")
+    more = replace(reports.REPORT, cases=(*reports.REPORT.cases, other))
+    assert side_by_side(more, another()).remarks == ("only A has other",)
+    with pytest.raises(ReportError, match="no case is in both; name two runs"):
+        side_by_side(replace(reports.REPORT, cases=(other,)), another())
+    with pytest.raises(ReportError, match="compares two sides already"):
+        side_by_side(reports.REPORT, side_by_side(reports.REPORT, another()))
