@@ -25,8 +25,8 @@ from specreg.correctness.checks import CHECKS, CorrectnessCheck
 from specreg.matrix.case import Case
 from specreg.measurement.metrics import METRICS, RECORDED, Metric
 from specreg.options import add_options, read_options
-from specreg.report.benchmark import SAVING, SHOWING, is_given, machine_info_of
 from specreg.report.document import NO_BASELINE_STATUS, RunVerdict, exit_status, record_document
+from specreg.report.exports import SAVING, SHOWING, is_given, machine_info_of
 from specreg.report.failures import Failure, failure_of, properties, render_blocks
 from specreg.report.progress import Progress
 from specreg.suite import finish

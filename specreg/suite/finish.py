@@ -23,7 +23,6 @@ from specreg.matrix.models import model_sha256
 from specreg.matrix.tier import all_case_ids
 from specreg.measurement.figures import Figures
 from specreg.measurement.measure import Measurement
-from specreg.report.benchmark import describe, times_of
 from specreg.report.document import (
     FILE_NAME,
     CaseReport,
@@ -37,7 +36,7 @@ from specreg.report.document import (
     slowed_of,
     write_whole,
 )
-from specreg.report.exports import ALWAYS, append_job_summary, write_outputs
+from specreg.report.exports import ALWAYS, append_job_summary, benchmark_of, times_of, write_outputs
 from specreg.report.page import render_markdown, render_page
 from specreg.report.summary import answers_of_run, render_answers
 from specreg.report.tables import render_figures, render_times
@@ -322,7 +321,7 @@ def describe_benchmarks(suite: Suite, entries: Iterable[dict[str, Any]]) -> list
     ours = [one for one in entries if isinstance((one["params"] or {}).get("case"), Case)]
     for entry in ours:
         measurement = last_measurement(suite, entry["params"]["case"])
-        entry.update(describe(measurement, suite.verdicts))
+        entry.update(benchmark_of(measurement, suite.verdicts))
     return ours
 
 

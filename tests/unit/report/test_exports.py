@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,9 +17,19 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as prometheus
 
 from specreg.core.errors import ReportError
+from specreg.load.rounds import Round
+from specreg.measurement.metrics import Family
 from specreg.report.document import Report
-from specreg.report.exports import FORMS, render_aiperf, render_verdict_rows, write_outputs
+from specreg.report.exports import (
+    FORMS,
+    benchmark_of,
+    render_aiperf,
+    render_benchmarks,
+    render_verdict_rows,
+    write_outputs,
+)
 from specreg.report.page import render_markdown
+from specreg.verdicts.judge import Outcome
 from tests.unit import builders, reports
 from tests.unit.measurement.test_journal import journaled
 from tests.unit.reports import CASE, MS, measured
@@ -142,3 +153,49 @@ def test_every_form_is_written_for_any_run_or_that_it_is_not(tmp_path: Path, out
             write_outputs([output], reports.EMPTY, tmp_path, tmp_path / "empty")
     else:
         assert write_outputs([output], reports.EMPTY, tmp_path, tmp_path / "empty")
+
+
+def stats_of(*rounds: Round) -> dict[str, Any]:
+    once = measured()
+    assert once.replay is not None
+    replay = dataclasses.replace(once.replay, rounds=rounds)
+    timed = {CASE.id: dataclasses.replace(once, replay=replay)}
+    text = render_benchmarks(reports.REPORT, timed)["benchmark.json"]
+    (found,) = json.loads(text)["benchmarks"]
+    return dict(found["stats"])
+
+
+@pytest.mark.parametrize(
+    ("times_ms", "quartiles", "outliers", "ends"),
+    [
+        ((3,), (0.003, 0.003, 0.003), "0;0", (0.003, 0.003)),
+        ((4, 1, 2, 3), (0.0015, 0.0025, 0.0035), "2;0", (0.001, 0.004)),
+        ((1, 2, 3, 4, 50), (0.00175, 0.003, 0.0155), "1;1", (0.001, 0.004)),
+    ],
+)
+def test_quartiles_and_outliers_are_those_of_pytest_benchmark(
+    times_ms: tuple[int, ...],
+    quartiles: tuple[float, ...],
+    outliers: str,
+    ends: tuple[float, float],
+) -> None:
+    stats = stats_of(*(reports.a_round(one, categories=("chat",)) for one in times_ms))
+    assert [stats[name] for name in ("q1", "median", "q3")] == pytest.approx(quartiles)
+    assert stats["outliers"] == outliers
+    assert (stats["ld15iqr"], stats["hd15iqr"]) == pytest.approx(ends)
+    assert stats["ops"] == pytest.approx(1000 * len(times_ms) / sum(times_ms))
+
+
+def test_the_outcome_of_a_benchmark_is_the_worst_last_word_on_its_case() -> None:
+    words = (Outcome.PASS, Outcome.REGRESSED, Outcome.MEASURED, Outcome.NO_BASELINE)
+    ours = [reports.verdict(one, metric=one, case_id=CASE.id) for one in words]
+    others = [reports.verdict(Outcome.WRONG)]
+    for verdicts, outcome in ((ours + others, "REGRESSED"), (others, "")):
+        info = benchmark_of(measured(), verdicts)["extra_info"]
+        assert info == {**measured().values, "outcome": outcome}
+
+
+@pytest.mark.parametrize("family", [Family.THROUGHPUT, Family.LATENCY])
+def test_a_case_whose_speeds_mean_nothing_is_no_benchmark(family: Family) -> None:
+    invalid = dataclasses.replace(measured(), invalid={family: "CLIENT_BEHIND: late"})
+    assert render_benchmarks(reports.REPORT, {CASE.id: invalid}) == {}
