@@ -27,7 +27,7 @@ from specreg.measurement.metrics import METRICS, RECORDED, Metric
 from specreg.options import add_options, read_options
 from specreg.report.document import NO_BASELINE_STATUS, RunVerdict, exit_status, record_document
 from specreg.report.exports import SAVING, SHOWING, is_given, machine_info_of
-from specreg.report.failures import Failure, failure_of, properties, render_blocks
+from specreg.report.failures import Failure, properties, render_blocks, render_failures
 from specreg.report.progress import Progress
 from specreg.suite import finish
 from specreg.suite.configure import check_cases, choose, open_suite
@@ -304,7 +304,8 @@ def pytest_runtest_makereport(
     given = getattr(item, "funcargs", {})
     verdict = given.get("verdict", given.get("correctness")) if params else None
     if report.failed and call.when == "call" and verdict is not None and verdict.fails:
-        report.longrepr = cast("Any", failure_of(verdict))
+        text = render_failures([verdict])
+        report.longrepr = cast("Any", Failure(message=text.partition("\n")[0], text=text))
     ours = [error for error in errors if isinstance(error, SpecregError)]
     if not ours or len(ours) < len(errors):
         judged = bool(report.user_properties) and call.when != "teardown"

@@ -34,12 +34,6 @@ class Failure:
         return self.text
 
 
-def failure_of(verdict: Verdict) -> Failure:
-    """What pytest shows of a test whose verdict doesn't hold."""
-    head = f"{verdict.outcome}: {sentence_of(verdict)}"
-    return Failure(message=head, text=render_failures([verdict]))
-
-
 def sentence_of(verdict: Verdict) -> str:
     """What was measured, and how far from what was recorded, each number with its unit.
 
