@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import statistics
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -171,40 +170,6 @@ class AcceptanceRecord:
         """The record of each turn alone, from the first."""
         return self._parts_by(lambda one: one.turn)
 
-    @property
-    def macro_acceptance_length(self) -> float | None:
-        """The mean over requests of 1 + A_r / S_r, those without a step left out; None without.
-
-        Never compared with AL: it weighs short answers like long ones.
-        """
-        return _mean(prompt.counts.acceptance_length for prompt in self.prompts)
-
-    @property
-    def category_acceptance_length(self) -> float | None:
-        """The mean over categories of their own AL; None without requests."""
-        return _mean(part.total.acceptance_length for part in self.by_category.values())
-
-    @property
-    def truncated_tokens(self) -> int | None:
-        """R + Σ (a + 1) - N: emitted, then cut off by the end of a text or the output cap.
-
-        None without requests and in the emitted view. Means nothing where steps without a draft,
-        which aren't among S, emit tokens too.
-        """
-        if not self.prompts or self.view is View.EMITTED:
-            return None
-        delivered = sum(prompt.completion_tokens - 1 for prompt in self.prompts)
-        return self.total.accepted + self.total.steps - delivered
-
-    @property
-    def tokens_per_step(self) -> float | None:
-        """(N - R) / S: the client's view, which falls short of AL by what was cut off.
-
-        None without requests or steps. Means nothing where `truncated_tokens` doesn't.
-        """
-        delivered = sum(prompt.completion_tokens - 1 for prompt in self.prompts)
-        return delivered / self.total.steps if self.prompts and self.total.steps else None
-
     def to_depth(self, draft_tokens: int) -> "AcceptanceRecord":
         """Pad all counts with zeros up to the most drafts that a step can accept."""
         prompts = tuple(
@@ -227,8 +192,3 @@ class AcceptanceRecord:
         kept = tuple(prompts)
         total = sum((prompt.counts for prompt in kept), NO_STEPS)
         return dataclasses.replace(self, total=total, prompts=kept)
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    present = [value for value in values if value is not None]
-    return statistics.fmean(present) if present else None

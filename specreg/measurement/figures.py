@@ -3,7 +3,8 @@
 import functools
 import itertools
 import operator
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -26,11 +27,13 @@ class PartFigures(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         steps, accepted, proposed: S, A, D.
         acceptance_length_tokens: micro AL; acceptance_rate_frac: AR, also called draft efficiency.
-        requests: how many; macro_acceptance_length_tokens: the mean over them. Both are null where
-            the source only knows the sum.
-        tokens_per_step: the client's view, (N - R) / S; truncated_tokens: emitted, and cut off by
-            the end of a text or the output cap. Both are null there too, and where steps without a
-            draft, which aren't among S, emit tokens as well.
+        requests: how many, R; macro_acceptance_length_tokens: the mean of the AL of each that had a
+            step, in which short answers weigh like long ones; never compared with AL. Both are null
+            where the source only knows the sum.
+        tokens_per_step: the client's view, (N - R) / S; truncated_tokens: R + Σ (a + 1) - N,
+            emitted, then cut off by the end of a text or the output cap; null in the emitted view.
+            Both are null without requests too, and where steps without a draft, which aren't among
+            S, emit tokens as well.
         histogram: entry j counts the steps with j drafts accepted.
         marginal_frac, conditional_frac, joint_frac: by position, from the first.
     """
@@ -177,7 +180,9 @@ def _acceptance(record: AcceptanceRecord, case: Case) -> AcceptanceFigures:
         source=record.source,
         view=record.view,
         total=part(record),
-        category_acceptance_length_tokens=record.category_acceptance_length,
+        category_acceptance_length_tokens=_mean_length(
+            one.total for one in record.by_category.values()
+        ),
         by_category={name: part(one) for name, one in record.by_category.items()},
         by_turn={str(turn): part(one) for turn, one in record.by_turn.items()},
     )
@@ -185,21 +190,29 @@ def _acceptance(record: AcceptanceRecord, case: Case) -> AcceptanceFigures:
 
 def _part(record: AcceptanceRecord, *, all_steps: bool) -> PartFigures:
     counts: StepCounts = record.total
+    delivered = sum(prompt.completion_tokens - 1 for prompt in record.prompts)
+    emitted = counts.accepted + counts.steps
+    tells = bool(all_steps and record.prompts)
     return PartFigures(
         requests=len(record.prompts) or None,
         steps=counts.steps,
         accepted=counts.accepted,
         proposed=counts.proposed,
         acceptance_length_tokens=counts.acceptance_length,
-        macro_acceptance_length_tokens=record.macro_acceptance_length,
+        macro_acceptance_length_tokens=_mean_length(one.counts for one in record.prompts),
         acceptance_rate_frac=counts.acceptance_rate,
-        tokens_per_step=record.tokens_per_step if all_steps else None,
-        truncated_tokens=record.truncated_tokens if all_steps else None,
+        tokens_per_step=delivered / counts.steps if tells and counts.steps else None,
+        truncated_tokens=emitted - delivered if tells and record.view is View.VERIFIER else None,
         histogram=counts.histogram,
         marginal_frac=counts.marginal_acceptance,
         conditional_frac=counts.conditional_acceptance,
         joint_frac=tuple(itertools.accumulate(counts.conditional_acceptance, operator.mul)),
     )
+
+
+def _mean_length(parts: Iterable[StepCounts]) -> float | None:
+    lengths = [one.acceptance_length for one in parts if one.acceptance_length is not None]
+    return statistics.fmean(lengths) if lengths else None
 
 
 def _arm(replay: Replay) -> ArmFigures:

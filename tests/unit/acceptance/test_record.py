@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, StepCounts, View
+from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, StepCounts
 from tests.unit import builders
 
 HISTOGRAMS = st.lists(st.integers(0, 50), min_size=4, max_size=4).filter(any)
@@ -37,9 +37,6 @@ def test_steps_with_fewer_drafts_give_the_worked_figures() -> None:
     assert counts.acceptance_length == 3.5
     assert prompt.completion_tokens == 6
     assert prompt.completion_tokens / counts.steps == 3.0
-    record = builders.acceptance_of([prompt])
-    assert record.tokens_per_step == 2.5  # the prefill's token is no step's
-    assert record.truncated_tokens == 2
 
 
 @settings(max_examples=50, deadline=None)
@@ -75,28 +72,16 @@ SHORT = builders.counts(0, 0, 0, 10)  # AL 4 of 10 steps
 RECORD = of_requests(("math", 1, LONG), ("math", 2, SHORT), ("chat", 1, SHORT))
 
 
-def test_a_short_answer_weighs_as_much_as_a_long_one_in_the_macro_length_alone() -> None:
+def test_a_record_falls_into_categories_and_turns() -> None:
     assert RECORD.total.acceptance_length == 1 + 120 / 120
     by_category = {name: part.total for name, part in RECORD.by_category.items()}
     assert by_category == {"math": LONG + SHORT, "chat": SHORT}
     by_turn = {turn: part.total for turn, part in RECORD.by_turn.items()}
     assert by_turn == {1: LONG + SHORT, 2: SHORT}
-    assert RECORD.macro_acceptance_length == pytest.approx((1.6 + 4 + 4) / 3)
-    assert RECORD.category_acceptance_length == pytest.approx((1 + 90 / 110 + 4) / 2)
 
 
-def test_without_steps_or_requests_there_is_nothing_to_average() -> None:
+def test_without_steps_there_is_no_acceptance() -> None:
     assert (NO_STEPS.acceptance_rate, NO_STEPS.marginal_acceptance) == (None, ())
-    for record in (of_requests(("math", 1, NO_STEPS)), dataclasses.replace(RECORD, prompts=())):
-        assert record.macro_acceptance_length is None
-        assert record.category_acceptance_length is None
-        assert record.tokens_per_step is None
-
-
-def test_what_was_cut_off_is_counted_where_every_step_is_known() -> None:
-    assert RECORD.truncated_tokens == 0
-    assert dataclasses.replace(RECORD, view=View.EMITTED).truncated_tokens is None
-    assert dataclasses.replace(RECORD, prompts=()).truncated_tokens is None
 
 
 def test_drafts_that_were_not_counted_stay_unknown() -> None:
