@@ -28,8 +28,7 @@ from specreg.load.rounds import Round
 from specreg.matrix.case import Case, ServerSpec
 from specreg.measurement.metrics import ALL, Family, noting
 from specreg.servers.server import Server
-from specreg.telemetry.energy import check_alone, check_held_back
-from specreg.telemetry.power_record import PowerRecord, record_power
+from specreg.telemetry.power_record import PowerRecord, check_alone, check_held_back, record_power
 from specreg.telemetry.sampler import Span, Watch
 
 

@@ -13,8 +13,13 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from specreg.core.errors import InvalidMeasurementError, SensorError
-from specreg.telemetry.energy import check_alone, check_counter, energy_of
-from specreg.telemetry.power_record import PowerRecord, record_power
+from specreg.telemetry.power_record import (
+    PowerRecord,
+    check_alone,
+    check_counter,
+    energy_of,
+    record_power,
+)
 from specreg.telemetry.sampler import PowerTrace, Span, watch
 from specreg.telemetry.sensor import Scope
 from tests.doubles.nvml import device as scripted

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from specreg.core.errors import InvalidMeasurementError
-from specreg.telemetry.energy import check_alone, check_held_back
-from specreg.telemetry.power_record import arm_power, record_power
+from specreg.telemetry.power_record import arm_power, check_alone, check_held_back, record_power
 from specreg.telemetry.sampler import PowerTrace, Sample
 from specreg.telemetry.sensor import State
 from tests.doubles.nvml.device import Process, ScriptedGpu, Throttle

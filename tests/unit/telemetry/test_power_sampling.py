@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from specreg.core.errors import SensorError
-from specreg.telemetry.energy import check_counter, energy_of, integral_j, missing_frac
+from specreg.telemetry.power_record import check_counter, energy_of, integral_j, missing_frac
 from specreg.telemetry.sampler import EVERY_NS, PowerTrace, Sample, Span, sample
 from specreg.telemetry.sensor import Probe, State
 from tests.doubles.nvml.device import Load, constant
