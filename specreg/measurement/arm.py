@@ -23,8 +23,7 @@ from specreg.datasets.prompts import Prompt
 from specreg.engines.methods import METHODS
 from specreg.engines.wire_format import WireFormat
 from specreg.load.chat_client import Record
-from specreg.load.client_processes import Clients
-from specreg.load.rounds import Round
+from specreg.load.rounds import Clients, Round
 from specreg.matrix.case import Case, ServerSpec
 from specreg.measurement.metrics import ALL, Family, noting
 from specreg.servers.server import Server

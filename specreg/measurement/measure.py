@@ -21,8 +21,7 @@ from specreg.core.timeline import Phase
 from specreg.datasets.prompts import Prompt
 from specreg.engines.methods import SCHEDULED
 from specreg.load.chat_client import Clock, Record
-from specreg.load.client_processes import open_clients
-from specreg.load.rounds import BEAT_NS, Round
+from specreg.load.rounds import BEAT_NS, Round, open_clients
 from specreg.matrix.case import Case, Load
 from specreg.measurement.arm import Arm, ArmReplay
 from specreg.measurement.metrics import ALL, METRICS, Family, Invalid, Replay, noting

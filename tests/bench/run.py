@@ -30,7 +30,7 @@ from rich.console import Console
 
 from specreg.datasets.prompts import Prompt
 from specreg.engines.wire_format import Endpoint
-from specreg.load.client_processes import open_clients
+from specreg.load.rounds import open_clients
 from specreg.matrix.case import Load
 from specreg.matrix.tier import load_tier
 

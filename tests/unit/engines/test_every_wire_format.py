@@ -18,8 +18,7 @@ from specreg.acceptance.record import NO_STEPS, Counters, Source, StepCounts, Vi
 from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import ENGINES
 from specreg.engines.wire_format import Endpoint, Form
-from specreg.load.client_processes import open_clients
-from specreg.load.rounds import Round
+from specreg.load.rounds import Round, open_clients
 from specreg.measurement.arm import read_acceptance
 from tests.doubles.protocols.sglang import ScriptedSglang
 from tests.doubles.protocols.tensorrt_llm import ScriptedTensorrtLlm

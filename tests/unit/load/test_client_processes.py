@@ -12,8 +12,7 @@ import pytest
 
 from specreg.core.errors import HungError
 from specreg.load.chat_client import FinishedRequest
-from specreg.load.client_processes import Clients, _Worker
-from specreg.load.rounds import Round
+from specreg.load.rounds import Clients, Round, _Worker
 from specreg.matrix.case import Case
 from tests.unit import builders
 from tests.unit.load.test_rounds import ENDPOINT, ONE_AT_A_TIME, PIECES, Mute, Wire

@@ -24,8 +24,7 @@ from specreg.core.errors import HungError, InvalidMeasurementError, ServerDiedEr
 from specreg.datasets.prompts import Prompt
 from specreg.engines.vllm import Vllm, VllmWireFormat
 from specreg.load.chat_client import Record
-from specreg.load.client_processes import Clients, open_clients
-from specreg.load.rounds import Round
+from specreg.load.rounds import Clients, Round, open_clients
 from specreg.matrix.case import Arrivals, Case, Load
 from specreg.measurement.arm import Arm
 from specreg.measurement.measure import (
@@ -407,8 +406,7 @@ def test_a_client_process_that_dies_is_named_and_leaves_nothing() -> None:
 # Is killed as soon as a request has ended.
 KILLED = """
 import asyncio, dataclasses, os, signal, sys, time
-from specreg.load.rounds import Load
-from specreg.load.client_processes import open_clients
+from specreg.load.rounds import Load, open_clients
 from tests.unit import builders
 case = dataclasses.replace(
     builders.CASE, client_processes=int(sys.argv[1]), load=Load(concurrency=2, duration_s=60.0)

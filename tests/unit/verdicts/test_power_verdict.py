@@ -10,7 +10,7 @@ import pytest
 
 from specreg.baselines.comparison import compare
 from specreg.baselines.schema import RecordedDevice
-from specreg.load.client_processes import Clients
+from specreg.load.rounds import Clients
 from specreg.measurement.arm import Arm, ArmReplay
 from specreg.measurement.figures import figures_of
 from specreg.measurement.measure import Measurement, values_of
