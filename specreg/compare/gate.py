@@ -53,10 +53,10 @@ from specreg.matrix.prompts import check_contexts, load_case_prompts
 from specreg.measurement.arm import Arm
 from specreg.measurement.journal import Journal, Key, load_journal
 from specreg.measurement.measure import Plan, measure, workload_of
+from specreg.servers.launch import ServerStart
 from specreg.servers.provision import Provision
 from specreg.servers.server import StartedServer
 from specreg.servers.sources import Origin, parse_origin, provision_side
-from specreg.servers.start import ServerStart
 from specreg.telemetry.identity import Environment, current_environment, find_gpus
 
 JOURNAL = "journal.jsonl"

@@ -23,7 +23,7 @@ from specreg.engines.registry import engine_named
 from specreg.engines.wire_format import Endpoint, Transcript, Wanted
 from specreg.load.token_client import complete
 from specreg.matrix.case import Case
-from specreg.servers.environments import engine_environment
+from specreg.servers.provision import engine_environment
 
 _UNSEEN_TOKENS: Mapping[tuple[str, str], int] = {
     ("reference", "draft_model"): 0,

@@ -22,8 +22,8 @@ from specreg.matrix.case import Case
 from specreg.matrix.models import is_hub_id, resolve_model
 from specreg.matrix.prompts import load_case_prompts
 from specreg.report.tables import render_rows
-from specreg.servers.environments import environment_exists
 from specreg.servers.memory import free_gib
+from specreg.servers.provision import environment_exists
 from specreg.suite.configure import why_unfit
 from specreg.suite.run import Suite
 from specreg.telemetry.devices import check_cool, check_free, devices_of, open_probe

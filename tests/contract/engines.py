@@ -10,10 +10,9 @@ from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts
 from specreg.matrix.tier import load_tier
 from specreg.measurement.measure import Measurement
-from specreg.servers.environments import engine_environment
-from specreg.servers.provision import Provision
+from specreg.servers.launch import ServerStart
+from specreg.servers.provision import Provision, engine_environment
 from specreg.servers.server import Server
-from specreg.servers.start import ServerStart
 from tests.unit import builders
 
 

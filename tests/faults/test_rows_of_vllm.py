@@ -18,9 +18,9 @@ import pytest
 
 from specreg.core.errors import ServerStartError
 from specreg.matrix.case import ServerSpec
+from specreg.servers.launch import ServerStart, free_port
 from specreg.servers.provision import Provision
 from specreg.servers.server import StartedServer
-from specreg.servers.start import ServerStart, free_port
 from tests.faults.running import (
     CASES,
     MARK,

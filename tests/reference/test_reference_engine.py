@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from specreg.engines.registry import engine_named
-from specreg.servers.environments import engine_environment
+from specreg.servers.provision import engine_environment
 from tests.unit import builders
 
 ROOT = builders.ROOT

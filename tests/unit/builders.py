@@ -42,7 +42,7 @@ from specreg.matrix.case import Case, CaseSettings, Load, ServerSpec
 from specreg.measurement.arm import Arm
 from specreg.measurement.measure import Measurement, Plan, measure, workload_of
 from specreg.measurement.metrics import METRICS, Replay
-from specreg.servers.environments import MARKER, interpreter_of
+from specreg.servers.provision import MARKER, interpreter_of
 from specreg.servers.server import Server, StartedServer
 from specreg.stats.intervals import Spread
 from specreg.telemetry.identity import Environment, Gpus

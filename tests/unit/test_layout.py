@@ -8,7 +8,7 @@ from tests.unit import builders
 
 LIBRARY = builders.ROOT / "specreg"
 FIXTURES = sorted((builders.ROOT / "fixtures").glob("*.py"))
-WRITERS = r"core|engines/pytorch/oracle|matrix/\w+|servers/(environments|start)"
+WRITERS = r"core|engines/pytorch/oracle|matrix/\w+|servers/(launch|provision)"
 
 
 def test_each_room_has_the_lines_that_it_may_have() -> None:

@@ -17,7 +17,7 @@ import filelock
 
 from specreg.engines.engine import Requirement
 from specreg.engines.registry import engine_named
-from specreg.servers.environments import engine_environment
+from specreg.servers.provision import engine_environment
 
 _WHEEL = Requirement(package="nvidia-pytriton", version="0.7.0")
 _MODEL = Path(__file__).with_name("model.py")

@@ -12,7 +12,7 @@ import pytest
 
 from specreg.core.errors import EnvironmentSetupError
 from specreg.engines.engine import Requirement
-from specreg.servers.environments import (
+from specreg.servers.provision import (
     MARKER,
     _torch_sources,
     engine_environment,

@@ -17,9 +17,9 @@ import pytest
 
 from specreg.core.errors import ModelError, ServerDiedError, ServerStartError
 from specreg.matrix.case import ServerSpec
+from specreg.servers.launch import ServerStart, free_port
 from specreg.servers.provision import Provision
 from specreg.servers.server import StartedServer, start_error
-from specreg.servers.start import ServerStart, free_port
 from tests.doubles.protocols.triton import ScriptedTriton
 from tests.doubles.vllm.script import VARIABLE, Fault, Script
 from tests.unit import builders

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specreg.core.errors import UnknownNameError, UnsupportedError
-from specreg.servers.environments import installed_version
+from specreg.servers.provision import installed_version
 from specreg.servers.sources import Origin, build_of, parse_origin, provision_side
 from tests.unit import builders
 
