@@ -45,6 +45,12 @@ class UnknownNameError(SpecregError):
         )
 
 
+def check_name(kind: str, name: str, known: Iterable[str], where: str = "") -> None:
+    """Raise an UnknownNameError of a name that isn't among those known; `where` it was asked."""
+    if name not in known:
+        raise UnknownNameError(kind, name, known, where)
+
+
 class MatrixError(SpecregError):
     """A matrix file that doesn't decode, or asks for what can't be; names file, table and key."""
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from specreg.core.errors import UnknownNameError, UnsupportedError
+from specreg.core.errors import UnsupportedError, check_name
 from specreg.core.files import UNREADABLE
 from specreg.core.http import Name
 from specreg.engines.methods import Setting, Spelling, Tree
@@ -53,16 +53,6 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def gpus_by_node(self) -> int:
         """How many of them each node has."""
         return self.gpus // self.nodes
-
-    def why_not(self) -> str:
-        """Why no engine can spread a model so, empty where one might; what to do at its end."""
-        if self.nodes == 1 or (self.data == 1 and self.gpus % self.nodes == 0):
-            return ""
-        return (
-            f"parallel.nodes = {self.nodes} with data = {self.data}, tensor = {self.tensor} and"
-            f" pipeline = {self.pipeline}: a server over nodes is one copy with as many GPUs on"
-            " each; change one of them"
-        )
 
 
 ALONE = Parallel()
@@ -255,16 +245,10 @@ class Engine(ABC):
         """How it is asked in token ids, None where it gives none."""
         return self.wire_format if isinstance(self.wire_format, TokenApi) else None
 
-    def spelling_of(self, method: str, where: str = "") -> Spelling:
-        """How it spells a method, else an UnknownNameError that begins with where it was asked."""
-        if method not in self.methods:
-            raise UnknownNameError(f"method of engine '{self.name}'", method, self.methods, where)
+    def spelling_of(self, method: str) -> Spelling:
+        """How it spells a method, else an UnknownNameError that lists those that it has."""
+        check_name(f"method of engine '{self.name}'", method, self.methods)
         return self.methods[method]
-
-    def takes_cache(self, arguments: tuple[str, ...]) -> bool:
-        """Whether it can be told how large its KV cache is, and the case doesn't say."""
-        own = any(argument.startswith(self.memory_flags) for argument in arguments)
-        return bool(self.memory_flags) and not own
 
     def pinned_methods(self, *, on_gpu: bool) -> Collection[str]:
         """The methods whose acceptance it can pin to a length."""

@@ -32,10 +32,6 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     branches: Annotated[int, msgspec.Meta(ge=2)]
     drafted_tokens: Annotated[int, msgspec.Meta(ge=1)]
 
-    def most_tokens(self, depth_tokens: int) -> int:
-        """How many continuations there are to choose from at a depth s: t + (s - 1) · t²."""
-        return self.branches + (depth_tokens - 1) * self.branches**2
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spelling:
@@ -70,14 +66,12 @@ class Method:
     """One way to speculate.
 
     Attributes:
-        name: what users write, and part of a case's id.
         needs_draft: whether a model pair must name a draft model or head for it.
         drafts_every_step: False where a step may go without a draft (nothing found to look up);
             such steps aren't among the counted ones.
         drafts_trees: whether the drafts of a step branch.
     """
 
-    name: str
     needs_draft: bool = False
     drafts_every_step: bool = True
     drafts_trees: bool = False
@@ -94,25 +88,26 @@ def is_older(version: str, than: str) -> bool:
         return False
 
 
-_ROWS = (
-    Method(name="none"),
-    Method(name="ngram", drafts_every_step=False),
-    Method(name="ngram_adaptive", drafts_every_step=False),
-    Method(name="suffix", drafts_every_step=False),
-    Method(name="draft_model", needs_draft=True),
-    Method(name="eagle", needs_draft=True),
-    Method(name="eagle3", needs_draft=True),
-    # The same drafters, whose drafts branch.
-    Method(name="draft_model_tree", needs_draft=True, drafts_trees=True),
-    Method(name="eagle_tree", needs_draft=True, drafts_trees=True),
-    Method(name="eagle3_tree", needs_draft=True, drafts_trees=True),
-    Method(name="medusa", needs_draft=True),
-    Method(name="mtp"),  # the target's own layers draft
-    Method(name="dflash", needs_draft=True),
-    # A drafter of one's own: `module.Class`, on the PYTHONPATH of the server.
-    Method(name="custom_class", needs_draft=True, drafts_every_step=False),
-    # specreg's own of these, for an engine that can't pin the acceptance of others.
-    Method(name=SCHEDULED),
+METHODS: Mapping[str, Method] = MappingProxyType(
+    {
+        "none": Method(),
+        "ngram": Method(drafts_every_step=False),
+        "ngram_adaptive": Method(drafts_every_step=False),
+        "suffix": Method(drafts_every_step=False),
+        "draft_model": Method(needs_draft=True),
+        "eagle": Method(needs_draft=True),
+        "eagle3": Method(needs_draft=True),
+        # The same drafters, whose drafts branch.
+        "draft_model_tree": Method(needs_draft=True, drafts_trees=True),
+        "eagle_tree": Method(needs_draft=True, drafts_trees=True),
+        "eagle3_tree": Method(needs_draft=True, drafts_trees=True),
+        "medusa": Method(needs_draft=True),
+        "mtp": Method(),  # the target's own layers draft
+        "dflash": Method(needs_draft=True),
+        # A drafter of one's own: `module.Class`, on the PYTHONPATH of the server.
+        "custom_class": Method(needs_draft=True, drafts_every_step=False),
+        # specreg's own of these, for an engine that can't pin the acceptance of others.
+        SCHEDULED: Method(),
+    }
 )
-
-METHODS: Mapping[str, Method] = MappingProxyType({method.name: method for method in _ROWS})
+"""By name, which users write and which is part of a case's id."""

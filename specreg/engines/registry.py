@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from specreg.core.errors import UnknownNameError
+from specreg.core.errors import check_name
 from specreg.engines import reference, sglang, tensorrt_llm, triton, vllm
 from specreg.engines.engine import Engine
 from specreg.engines.methods import METHODS
@@ -12,10 +12,9 @@ _MODULES = (reference, sglang, tensorrt_llm, triton, vllm)
 ENGINES: Mapping[str, Engine] = MappingProxyType({one.ENGINE.name: one.ENGINE for one in _MODULES})
 
 
-def engine_named(name: str, where: str = "") -> Engine:
+def engine_named(name: str) -> Engine:
     """The engine called `name`, else an UnknownNameError that lists what there is."""
-    if name not in ENGINES:
-        raise UnknownNameError("engine", name, ENGINES, where)
+    check_name("engine", name, ENGINES)
     return ENGINES[name]
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from specreg.core.errors import UnknownNameError
+from specreg.core.errors import check_name
 from specreg.core.redaction import hide_known, learn
 from specreg.datasets.prompts import AS_IS
 from specreg.engines.engine import LaunchSettings, Parallel, Positive, ServerSettings
@@ -353,8 +353,7 @@ class Tier:
     def named(self, case_id: str) -> Case:
         """The case of an id, else an UnknownNameError that lists what the tier has."""
         cases = {case.id: case for case in self.cases}
-        if case_id not in cases:
-            raise UnknownNameError("case", case_id, cases, f"tier '{self.name}'")
+        check_name("case", case_id, cases, f"tier '{self.name}'")
         return cases[case_id]
 
     def chosen(self, gpus_gib: Sequence[float]) -> "Tier":

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from specreg.core.errors import UnknownNameError, UnsupportedError
+from specreg.core.errors import UnsupportedError, check_name
 from specreg.engines.engine import LaunchSettings
 from specreg.engines.methods import METHODS
 from specreg.engines.registry import engine_named
@@ -47,8 +47,7 @@ def parse_override(text: str) -> Override:
     """
     key, equals, value = text.partition("=")
     key, _, name = key.partition(".")
-    if key not in _TYPES:
-        raise UnknownNameError("setting", key, _TYPES, f"override '{text}'")
+    check_name("setting", key, _TYPES, f"override '{text}'")
     if not equals or (key == "engine_env") != bool(name):
         raise UnsupportedError(f"override '{text}': give KEY=VALUE, or engine_env.NAME=VALUE")
     try:
@@ -68,17 +67,17 @@ def overridden(case: Case, overrides: Sequence[Override], drafts: Mapping[str, s
     doesn't have the method, or the pair no draft for it; MatrixError where the method drafts trees
     and the case has none, or its tree can't be so deep.
     """
-    spec, where = case.server, f"override of '{case.id}'"
+    spec = case.server
     for one in overrides:
         if case.speculates or one.key not in _OF_SPECULATION:
             spec = _with(spec, one)
-    if spec.method != case.server.method:
-        named = any(one.key == "draft" for one in overrides)
-        spec = _with_draft(spec, where, drafts, named=named)
-    if spec.method == "none":
-        spec = spec.without_speculation
-    else:
-        with within(where):
+    with within(f"override of '{case.id}'"):
+        if spec.method != case.server.method:
+            named = any(one.key == "draft" for one in overrides)
+            spec = _with_draft(spec, drafts, named=named)
+        if spec.method == "none":
+            spec = spec.without_speculation
+        else:
             check_tree(spec.tree, spec.method, spec.draft_tokens)
     of_models = operator.attrgetter("target", "draft", "padding_layers", "dtype")
     if of_models(spec) != of_models(case.server):  # what others take isn't known
@@ -96,19 +95,15 @@ def _with(spec: ServerSpec, one: Override) -> ServerSpec:
     return dataclasses.replace(spec, **{one.key: value})  # type: ignore[arg-type]
 
 
-def _with_draft(
-    spec: ServerSpec, where: str, drafts: Mapping[str, str], *, named: bool
-) -> ServerSpec:
+def _with_draft(spec: ServerSpec, drafts: Mapping[str, str], *, named: bool) -> ServerSpec:
     method = spec.method
-    if method not in METHODS:
-        raise UnknownNameError("method", method, METHODS, "override of method")
-    engine_named(spec.engine).spelling_of(method, where)
+    check_name("method", method, METHODS)
+    engine_named(spec.engine).spelling_of(method)
     if not METHODS[method].drafts_trees:
         spec = dataclasses.replace(spec, tree=None)
     if not METHODS[method].needs_draft:
         return dataclasses.replace(spec, draft=None, parallel=spec.parallel.without_draft)
     if named:
         return spec
-    if method not in drafts:
-        raise UnknownNameError(f"draft of '{spec.models}' for method", method, drafts, where)
+    check_name(f"draft of '{spec.models}' for method", method, drafts)
     return dataclasses.replace(spec, draft=drafts[method])

@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import tomllib
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from specreg.core.commands import specreg_command
-from specreg.core.errors import MatrixError, SpecregError, UnknownNameError
+from specreg.core.errors import MatrixError, SpecregError, UnknownNameError, check_name
 from specreg.datasets.prompts import REPLIES
 from specreg.datasets.table import dataset_named
 from specreg.engines.engine import LaunchSettings, Positive, taken
@@ -181,21 +181,16 @@ def _pairs_of(path: Path, tables: Mapping[str, object]) -> dict[str, ModelsTable
                 message = "padding_layers with widen, which says how many; leave one of them out"
                 raise MatrixError(message)
             for method in pair.drafts:
-                _check_name("method that takes a draft", method, takers)
+                check_name("method that takes a draft", method, takers)
             for method in pair.drafts_gib:
-                _check_name("draft", method, pair.drafts)
+                check_name("draft", method, pair.drafts)
     return pairs
-
-
-def _check_name(kind: str, name: str, known: Iterable[str]) -> None:
-    if name not in known:
-        raise UnknownNameError(kind, name, known)
 
 
 def _convert(raw: object, kind: type[_TableT]) -> _TableT:
     known = typing.get_type_hints(kind)
     for name in raw if isinstance(raw, dict) else ():
-        _check_name("key", name, known)
+        check_name("key", name, known)
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
@@ -207,24 +202,11 @@ def tier_names(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in folder.glob("*.toml")))
 
 
-def with_prompts(tier: Tier, prompts: int) -> Tier:
-    """A tier whose cases replay so many prompts each; a MatrixError where that is none."""
-    if prompts < 1:
-        raise MatrixError(f"--num-prompts: got {prompts}, needed 1 or more; leave it out for all")
-    return dataclasses.replace(tier, cases=tuple(case.replaying(prompts) for case in tier.cases))
-
-
-def all_case_ids(folder: Path) -> frozenset[str]:
-    """The ids of the cases of all tiers; raises what `load_tier` does."""
-    tiers = (load_tier(folder, name) for name in tier_names(folder))
-    return frozenset(case.id for tier in tiers for case in tier.cases)
-
-
 def _cases_of(
     table: CasesTable, pairs: Mapping[str, ModelsTable], *, on_gpu: bool
 ) -> Iterator[Case]:
     dataset_named(table.dataset)
-    _check_name("history_reply", table.history_reply, REPLIES)
+    check_name("history_reply", table.history_reply, REPLIES)
     for wrong in _contradictions(table):
         raise MatrixError(wrong)
     power_s = (_POWER_S if on_gpu else 0.0) if table.power_s is None else table.power_s
@@ -233,7 +215,7 @@ def _cases_of(
     own = {"arrivals": table.arrivals or usual, "concurrency": 0, "requests_per_s": 0.0}
     loads = [Load(**taken(Load, table) | own | {axis: one}) for one in getattr(table, axis)]
     for models in _each(table.models):
-        _check_name("model pair", models, pairs)
+        check_name("model pair", models, pairs)
         servers = dict.fromkeys(
             _server_of(table, method, draft_tokens, models, pairs[models])
             for method, draft_tokens in itertools.product(table.methods, _each(table.draft_tokens))
@@ -284,8 +266,13 @@ def _contradictions(table: CasesTable) -> Iterator[str]:
             f' {table.pinned_length_tokens}; give acceptance = "pinned" and a length such as 2.5,'
             " or neither"
         )
-    if why := table.parallel.why_not():
-        yield why
+    one = table.parallel
+    if one.nodes > 1 and (one.data > 1 or one.gpus % one.nodes):
+        yield (
+            f"parallel.nodes = {one.nodes} with data = {one.data}, tensor = {one.tensor} and"
+            f" pipeline = {one.pipeline}: a server over nodes is one copy with as many GPUs on"
+            " each; change one of them"
+        )
 
 
 def _taken(kind: type[object], table: CasesTable) -> dict[str, Any]:
@@ -299,10 +286,10 @@ def _taken(kind: type[object], table: CasesTable) -> dict[str, Any]:
 def _server_of(
     table: CasesTable, method: str, draft_tokens: int, models: str, pair: ModelsTable
 ) -> ServerSpec:
-    _check_name("method", method, METHODS)
+    check_name("method", method, METHODS)
     takes_draft = METHODS[method].needs_draft
     if takes_draft:
-        _check_name(f"draft in [models.{models}] for method", method, pair.drafts)
+        check_name(f"draft in [models.{models}] for method", method, pair.drafts)
     engine_named(table.engine).spelling_of(method)
     if method != "none":
         check_tree(table.tree, method, draft_tokens)
@@ -335,11 +322,13 @@ def check_tree(tree: Tree | None, method: str, depth: int) -> None:
             f" {{ branches = 2, drafted_tokens = 6 }} for {trees}, and none for others: give them a"
             " table each"
         )
-    if tree is not None and not depth <= tree.drafted_tokens <= tree.most_tokens(depth):
+    # At a depth s there are t + (s - 1) · t² continuations to choose from.
+    most = tree.branches + (depth - 1) * tree.branches**2 if tree else 0
+    if tree is not None and not depth <= tree.drafted_tokens <= most:
         raise MatrixError(
             f"tree.drafted_tokens = {tree.drafted_tokens} with draft_tokens = {depth} and"
-            f" tree.branches = {tree.branches}; needed {depth} to {tree.most_tokens(depth)}: the"
-            " deepest branch alone, to all there is to choose from"
+            f" tree.branches = {tree.branches}; needed {depth} to {most}: the deepest branch alone,"
+            " to all there is to choose from"
         )
 
 

@@ -39,8 +39,8 @@ def gpu_memory(spec: ServerSpec, gpus_gib: Sequence[float]) -> Memory | None:
     Never more than its `gpu_memory_frac`: the cache is smaller then, but holds one request.
     """
     gpu_gib = min(gpus_gib[: spec.parallel.gpus], default=0.0)
-    sizes = spec.sizes
-    if sizes is None or not engine_named(spec.engine).takes_cache(spec.engine_args):
+    sizes, flags = spec.sizes, engine_named(spec.engine).memory_flags
+    if sizes is None or not flags or any(one.startswith(flags) for one in spec.engine_args):
         return None
     weights_gib = sizes.weights_gib(spec.parallel)
     token_gib = sizes.cache_gib(spec.parallel, spec.parallel.data)

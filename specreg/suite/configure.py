@@ -3,7 +3,7 @@
 import datetime as dt
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import why_no_models
 from specreg.matrix.prompts import check_contexts
-from specreg.matrix.tier import load_tier, with_prompts
+from specreg.matrix.tier import load_tier
 from specreg.measurement.journal import Journal, Key, last_run, load_checks, load_journal
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Metric, check_allowed
@@ -48,9 +48,10 @@ def _check_options(options: Options) -> None:
     if options.update_baselines and options.num_prompts is not None:
         why = "a baseline is of as many prompts as the matrix says; leave one of them out"
         raise SpecregError(f"--update-baselines with --num-prompts: {why}")
-    if options.launches is not None and options.launches < 1:
-        got = f"got {options.launches}, needed 1 or more"
-        raise SpecregError(f"--specreg-launches: {got}; leave it out")
+    counts = {"--specreg-launches": options.launches, "--num-prompts": options.num_prompts}
+    for flag, count in counts.items():
+        if count is not None and count < 1:
+            raise SpecregError(f"{flag}: got {count}, needed 1 or more; leave it out")
 
 
 def load_cases(root: Path, options: Options, name: str) -> Tier:
@@ -62,7 +63,8 @@ def load_cases(root: Path, options: Options, name: str) -> Tier:
     if options.attach is not None:
         tier = alone(tier, options.attach)
     if options.num_prompts is not None:
-        tier = with_prompts(tier, options.num_prompts)
+        cases = tuple(case.replaying(options.num_prompts) for case in tier.cases)
+        tier = replace(tier, cases=cases)
     for case in tier.cases:
         check_allowed(case, tier.places[case.id])
     return tier

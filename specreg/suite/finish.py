@@ -20,7 +20,7 @@ from specreg.core.errors import BaselineError, SpecregError
 from specreg.core.timeline import RunTime
 from specreg.matrix.case import Case
 from specreg.matrix.models import model_sha256
-from specreg.matrix.tier import all_case_ids
+from specreg.matrix.tier import load_tier, tier_names
 from specreg.measurement.figures import Figures
 from specreg.measurement.measure import Measurement
 from specreg.report.document import (
@@ -200,7 +200,9 @@ def remarks(suite: Suite) -> Iterator[str]:
         yield from _headroom(suite, case, history.of(case.id))
     if suite.asks_for_all and suite.verdicts and not any(one.fails for one in suite.verdicts):
         with contextlib.suppress(SpecregError):  # another tier can't be read; its own runs say so
-            if unused := suite.store.unused(all_case_ids(suite.root / suite.options.matrix)):
+            folder = suite.root / suite.options.matrix
+            tiers = [load_tier(folder, name) for name in tier_names(folder)]
+            if unused := suite.store.unused({case.id for tier in tiers for case in tier.cases}):
                 remove = shlex.join(("git", "rm", *map(str, unused)))
                 yield f"no case asks for these baselines: {remove}"
 

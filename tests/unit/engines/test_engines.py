@@ -42,8 +42,8 @@ def triton_arguments(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
 
 
 def test_an_unknown_engine_is_answered_with_those_there_are() -> None:
-    with pytest.raises(UnknownNameError, match=r"a\.toml: unknown engine 'vlm'; did you"):
-        engine_named("vlm", "a.toml")
+    with pytest.raises(UnknownNameError, match=r"^unknown engine 'vlm'; did you"):
+        engine_named("vlm")
 
 
 COMMANDS = {

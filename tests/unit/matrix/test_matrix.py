@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from specreg.core.errors import MatrixError, SpecregError, UnknownNameError
+from specreg.core.errors import SpecregError, UnknownNameError
 from specreg.engines.engine import Parallel
 from specreg.engines.methods import Tree
 from specreg.matrix.case import Arrivals, Case, Limits, Load, Tier
-from specreg.matrix.tier import load_tier, with_prompts
+from specreg.matrix.tier import load_tier
 from tests.unit import builders
 
 MODELS = """
@@ -87,14 +87,11 @@ def test_a_server_that_differs_in_more_is_no_control(tmp_path: Path, line: str) 
     assert [case.control for case in tier.cases] == [None] * 4
 
 
-def test_a_run_may_replay_another_number_of_prompts_but_not_none(tmp_path: Path) -> None:
-    tier = load(tmp_path, MODELS + CASES)
-    fewer = with_prompts(tier, 5)
-    assert {(case.prompts, case.matrix_prompts) for case in fewer.cases} == {(5, 32)}
-    assert [case.id for case in fewer.cases] == [case.id for case in tier.cases]
-    assert with_prompts(tier, 32) == tier
-    with pytest.raises(MatrixError, match="--num-prompts: got 0, needed 1 or more"):
-        with_prompts(tier, 0)
+def test_a_run_may_replay_another_number_of_prompts(tmp_path: Path) -> None:
+    for case in load(tmp_path, MODELS + CASES).cases:
+        fewer = case.replaying(5)
+        assert (fewer.prompts, fewer.matrix_prompts, fewer.id) == (5, 32, case.id)
+        assert fewer.replaying(32) == case.replaying(32) == case
 
 
 def test_each_table_has_the_defaults_that_it_does_not_set_itself(tmp_path: Path) -> None:
