@@ -32,6 +32,7 @@ from specreg.compare.pairs import (
     Side,
     groups_of,
     pairs_of,
+    parse_override,
     pinned_pairs,
     slots_of,
 )
@@ -48,7 +49,6 @@ from specreg.datasets.prompts import prompts_sha256
 from specreg.load.chat_client import FinishedRequest, Record
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import model_sha256, resolve_model, served_models
-from specreg.matrix.overrides import parse_override
 from specreg.matrix.prompts import check_contexts, load_case_prompts
 from specreg.measurement.arm import Arm
 from specreg.measurement.journal import Journal, Key, load_journal

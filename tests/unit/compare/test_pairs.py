@@ -13,17 +13,18 @@ from specreg.compare.answers import why_not_compared
 from specreg.compare.pairs import (
     COMPARED,
     CONTROL,
+    Override,
     Pair,
     Side,
     groups_of,
     pairs_of,
+    parse_override,
     pinned_case,
     pinned_pairs,
     slots_of,
 )
 from specreg.core.errors import MatrixError, UnsupportedError
 from specreg.engines.drafter.scheduled import Drafter, schedule_of
-from specreg.matrix.overrides import Override, parse_override
 from specreg.matrix.tier import load_tier
 from tests.unit import builders
 

@@ -1,9 +1,9 @@
 import pytest
 
+from specreg.compare.pairs import overridden, parse_override
 from specreg.core.errors import MatrixError, UnknownNameError, UnsupportedError
 from specreg.engines.methods import Tree
 from specreg.matrix.case import Case
-from specreg.matrix.overrides import overridden, parse_override
 from tests.unit import builders
 
 
