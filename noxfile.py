@@ -75,7 +75,7 @@ def tests(session: nox.Session) -> None:
     for them. One worker more than there are cores, since they wait for servers and clocks.
     """
     _install(session, "tests")
-    folders = ("tests/plugin", "tests/unit", "tests/fuzz")
+    folders = ("tests/plugin", "tests/gate/test_gate_command.py", "tests/unit", "tests/fuzz")
     _pytest(session, *folders, "-n", "3", "--dist=loadfile", "--no-loadscope-reorder")
 
 
