@@ -72,7 +72,7 @@ def record_gate(gate: Gate, *, command: str, status: int | None = None) -> Repor
             for side in COMPARED
         ),
         control=decision.control,
-        hints=decision.takes,
+        hints=tuple(_hints(gate, decision)),
     )
     try:
         record_document(gate.folder / FILE_NAME, report)
@@ -109,6 +109,17 @@ def _case_report(gate: Gate, pair: Pair, decision: Decision, command: str) -> Ca
         history=(),
         reproduce=command,
     )
+
+
+def _hints(gate: Gate, decision: Decision) -> Iterator[str]:
+    """What to type to have it decided, and what is unclear."""
+    if most := decision.needed_launches:
+        more = f" --launches {most}" if most > gate.rules.launches else ""
+        yield (
+            f"about {most} launches of each side: type the same with --resume --out"
+            f" {gate.folder}{more}; a quieter machine needs fewer"
+        )
+    yield from decision.unclear
 
 
 def _remarks(gate: Gate) -> Iterator[str]:

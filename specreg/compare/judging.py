@@ -122,14 +122,16 @@ _ANSWERS = {0: Answer.UPGRADE, REGRESSED_STATUS: Answer.DONT, UNDECIDED_STATUS: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What a gate decided: why, the weightiest first, and what it would take to decide.
+    """What a gate decided: why, the weightiest first, and what is unclear, figure by figure.
 
-    `verdicts` are on each pair, and on its answers; `control` is on side A against itself.
+    `verdicts` are on each pair, and on its answers; `control` is on side A against itself. About
+    `needed_launches` of each side would decide, 0 where no number does.
     """
 
     answer: Answer
     reasons: tuple[str, ...] = ()
-    takes: tuple[str, ...] = ()
+    unclear: tuple[str, ...] = ()
+    needed_launches: int = 0
     verdicts: tuple[Verdict, ...]
     control: tuple[Verdict, ...] = ()
 
@@ -153,7 +155,8 @@ def decide(
     return Decision(
         answer=answer,
         reasons=(*_reasons(answers, lost), *_bounds(unclear)),
-        takes=tuple(_takes(unclear, rules)),
+        unclear=tuple(f"{v.case_id}: {v.reason or 'no telling'} ({v.metric})" for v in unclear),
+        needed_launches=max((one.needed_launches or 0 for one in unclear), default=0),
         verdicts=every,
         control=tuple(
             one
@@ -266,19 +269,6 @@ def _bounds(unclear: Iterable[Verdict]) -> Iterator[str]:
             worst[one.metric] = max(worst.get(one.metric, loss), loss)
     for name, (frac, case_id) in worst.items():
         yield f"B is not worse than A in {label_of(name)} by more than {frac:.1%} ({case_id})"
-
-
-def _takes(unclear: Sequence[Verdict], rules: Rules) -> Iterator[str]:
-    """Yield what it would take to decide: first what to type, then why, figure by figure."""
-    undecided = [one for one in unclear if one.outcome is Outcome.INCONCLUSIVE]
-    if most := max((one.needed_launches or 0 for one in undecided), default=0):
-        more = f" --launches {most}" if most > rules.launches else ""
-        yield (
-            f"about {most} launches of each side: type the same with --resume{more}; a quieter"
-            " machine needs fewer"
-        )
-    for one in unclear:
-        yield f"{one.case_id}: {one.reason or 'there is no telling'} ({one.metric})"
 
 
 def is_settled(group: Group, decision: Decision) -> bool:

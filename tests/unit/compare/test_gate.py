@@ -234,6 +234,8 @@ def test_the_document_says_what_was_measured_and_how(here: GateOptions) -> None:
     (answer,), run = report.answers, report.run
     assert (answer.subject, run.exit_status, run.complete) == ("UNDECIDED", 130, False)
     assert f"side A2, launch 1, {pair.id}: it died" in report.remarks
+    typed = f"about 4 launches of each side: type the same with --resume --out {gate.folder};"
+    assert report.hints[0].startswith(typed)
     [case] = report.cases
     assert case.expected is not None
     assert case.expected.values["throughput_tokens_per_s"] == pytest.approx(100.0)
