@@ -45,6 +45,9 @@ _SCRAPE_S = 30.0
 _TOKEN_S = 60.0
 _NS_PER_S = 10**9
 
+_Planned = Iterator[tuple[int, Prompt]]
+"""Conversations and their places in the round."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
@@ -145,8 +148,11 @@ async def replay_round(
             await asyncio.sleep(0)
 
     asked = ChatClient(case=case, endpoint=endpoint, http=client, clock=clock, end=ended.put_nowait)
+    # With a duration the conversations come again; ours keep their places in the round.
+    everything = enumerate(itertools.cycle(prompts) if case.load.duration_s else prompts)
+    planned = itertools.islice(everything, part.number, None, part.of)
     replay = _replay_closed if case.load.arrivals is Arrivals.CLOSED else _replay_open
-    asking = asyncio.create_task(replay(asked, prompts, part))
+    asking = asyncio.create_task(replay(asked, planned, part))
     watching = asyncio.create_task(asked.watch())
     finishing = asyncio.create_task(keep_finishing())
     lagging = asyncio.create_task(_measure_lag(builder.lags, clock))
@@ -191,18 +197,9 @@ def due_after_ns(load: Load) -> Iterator[int]:
         flat_s += gap_s[load.arrivals]()
 
 
-def _slice_of(
-    load: Load, prompts: Sequence[Prompt], part: RoundSlice
-) -> Iterator[tuple[int, Prompt]]:
-    """Our conversations and their places in the round; with a duration they come again."""
-    all_of_it = enumerate(prompts if load.duration_s is None else itertools.cycle(prompts))
-    return itertools.islice(all_of_it, part.number, None, part.of)
-
-
-async def _replay_closed(asked: ChatClient, prompts: Sequence[Prompt], part: RoundSlice) -> None:
+async def _replay_closed(asked: ChatClient, planned: _Planned, part: RoundSlice) -> None:
     """Replay as many conversations at once as the load says: the next begins when one has ended."""
     load, clock = asked.case.load, asked.clock
-    planned = _slice_of(load, prompts, part)
     end_ns = part.started_ns + (load.duration_s or math.inf) * _NS_PER_S
 
     async def keep_asking(slot: int) -> None:
@@ -215,12 +212,12 @@ async def _replay_closed(asked: ChatClient, prompts: Sequence[Prompt], part: Rou
     await asyncio.gather(*map(keep_asking, slots))
 
 
-async def _replay_open(asked: ChatClient, prompts: Sequence[Prompt], part: RoundSlice) -> None:
+async def _replay_open(asked: ChatClient, planned: _Planned, part: RoundSlice) -> None:
     """Begin each conversation when it is due, whatever became of those before it."""
     load = asked.case.load
     due = itertools.islice(due_after_ns(load), part.number, None, part.of)
     async with asyncio.TaskGroup() as group:
-        for one, due_ns in zip(_slice_of(load, prompts, part), due, strict=False):
+        for one, due_ns in zip(planned, due, strict=False):
             if due_ns >= (load.duration_s or math.inf) * _NS_PER_S:
                 return
             planned_ns = part.started_ns + due_ns
