@@ -9,7 +9,7 @@ import datetime as dt
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from specreg.core.errors import MemoryHeldError, SensorError, UnkillableError
 from specreg.core.files import cache_dir, replace_file
 from specreg.core.processes import describe, our_ids
 from specreg.core.signals import check_signalled
-from specreg.telemetry.devices import devices_of, open_probe, wait_until_free
+from specreg.telemetry.devices import open_probe, wait_until_free
 from specreg.telemetry.identity import find_gpus
 from specreg.telemetry.sensor import Device
 
@@ -42,22 +42,18 @@ _BEFORE_BYTES: dict[str, int | None] = {}
 
 @contextlib.contextmanager
 def lease_gpus(
-    gpus: int, variables: Mapping[str, str], *, tell: Callable[[str], None], waits: bool = True
+    devices: Sequence[Device], *, tell: Callable[[str], None], waits: bool
 ) -> Iterator[None]:
-    """Lock a server's GPUs for as long as the context lasts, in which it starts and ends.
+    """Lock a server's GPUs, if any, for as long as the context lasts: it starts and ends in it.
 
     It waits for another run that has one, and tells so. A process that has one already never does:
     two that wait for one another would wait for ever.
 
     Raises:
-        SensorError: nothing shows them, another run has one, or a process computes on one.
+        SensorError: another run has one, or a process computes on one.
         MemoryHeldError: 10 s after the end of the last server on it a GPU hasn't got back what it
             had before the first.
     """
-    if not gpus:
-        yield
-        return
-    devices = devices_of(gpus, variables)
     waits = waits and not any(lock.is_locked for lock in _LOCKS.values())
     with contextlib.ExitStack() as stack:
         # In the order of their ids, so that two who wait for one another never do so for ever.

@@ -95,10 +95,9 @@ class ServerStart:
         """
         spec, provision = self.spec, self.provision
         self._python, self._has = provision.environment(spec)
-        gpus = spec.parallel.gpus if provision.on_gpu else 0
-        variables = {**os.environ, **dict(spec.engine_env)}
+        gpus = provision.devices(spec) if provision.on_gpu else ()
         with (
-            lease_gpus(gpus, variables, waits=provision.waits, tell=provision.tell),
+            lease_gpus(gpus, waits=provision.waits, tell=provision.tell),
             tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as folder,
             self._processes,
         ):
@@ -307,7 +306,7 @@ class Servers:
     logs: Path
     claim: GpuClaim | None = None
     timeline: Timeline = field(default_factory=Timeline)
-    _startings: list[Starting] = field(default_factory=list)
+    _startings: dict[Launch, Starting] = field(default_factory=dict)
 
     @contextlib.contextmanager
     def start(self, launch: Launch, beside: Starting | None = None) -> Iterator[Starting]:
@@ -320,15 +319,12 @@ class Servers:
             yield starting
         finally:
             self._stop(starting)
-            self._startings.remove(starting)
+            del self._startings[launch]
 
     def _starting(self, launch: Launch) -> Starting:
         """Return the one of a launch, which is kept until its context ends."""
-        for one in self._startings:
-            if one.launch == launch:
-                return one
-        self._startings.append(Starting(launch=launch, start=lambda: self._server(launch)))
-        return self._startings[-1]
+        new = Starting(launch=launch, start=lambda: self._server(launch))
+        return self._startings.setdefault(launch, new)
 
     def start_all(self, startings: Sequence[Starting], ahead: Launch | None = None) -> None:
         """Start servers, at once where memory allows, and return when all are ready.
@@ -338,7 +334,8 @@ class Servers:
         end.
         """
         idle = [one for one in startings if not one.running]
-        if idle and self.claim is not None and not any(one.is_up for one in self._startings):
+        up = [one for one in self._startings.values() if one.is_up]
+        if idle and self.claim is not None and not up:
             gpus = max(one.launch.spec.parallel.gpus for one in idle)
             self.claim.take(gpus if self.provision.on_gpu else 0, self.provision.tell)
         gpus_gib = (find_gpus().memory_gib or (0.0,)) if self.provision.on_gpu else ()
@@ -371,14 +368,14 @@ class Servers:
     def stop(self) -> None:
         """Stop all servers, the last first; one that can't be stopped keeps no other up."""
         with contextlib.ExitStack() as stack:
-            for starting in self._startings:
+            for starting in self._startings.values():
                 stack.callback(self._stop, starting)
 
     def _stop(self, starting: Starting) -> None:
         stopping = self.timeline.during(Phase.STOPPING, of=starting.launch.id)
         with stopping if starting.running else contextlib.nullcontext():
             starting.stop()
-        if self.claim is not None and not any(one.is_up for one in self._startings):
+        if self.claim is not None and not any(one.is_up for one in self._startings.values()):
             self.claim.give_back()
 
     def log_paths(self, launch: Launch) -> Sequence[Path]:

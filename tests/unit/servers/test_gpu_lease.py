@@ -38,7 +38,8 @@ for line in sys.stdin:
     gpus, stack = int(told.get("gpus", 1)), contextlib.ExitStack()
     try:
         if verb == "lease":
-            lease = lease_gpus(gpus, variables, tell=say, waits="no_wait" not in told)
+            found = devices.devices_of(gpus, variables) if gpus else ()
+            lease = lease_gpus(found, tell=say, waits="no_wait" not in told)
             stack.enter_context(lease)
         elif verb == "claim":
             claim = GpuClaim()
