@@ -22,7 +22,7 @@ from specreg.core.commands import specreg_command
 from specreg.core.errors import UnsupportedError
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, Tier
-from specreg.servers.sources import parse_origin, released_versions
+from specreg.servers.provision import parse_origin, released_versions
 from specreg.verdicts.judge import GOOD, Outcome, Verdict
 
 _WORSE = frozenset({Outcome.REGRESSED, Outcome.WRONG})

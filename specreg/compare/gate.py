@@ -54,9 +54,8 @@ from specreg.measurement.arm import Arm
 from specreg.measurement.journal import Journal, Key, load_journal
 from specreg.measurement.measure import Plan, measure, workload_of
 from specreg.servers.launch import ServerStart
-from specreg.servers.provision import Provision
+from specreg.servers.provision import Origin, Provision, parse_origin, provision_side
 from specreg.servers.server import StartedServer
-from specreg.servers.sources import Origin, parse_origin, provision_side
 from specreg.telemetry.identity import Environment, current_environment, find_gpus
 
 JOURNAL = "journal.jsonl"

@@ -19,8 +19,8 @@ from specreg.measurement.arm import Arm
 from specreg.measurement.measure import Plan, Workload, batch_of, measure
 from specreg.measurement.metrics import METRICS, Family, Invalid, Replay
 from specreg.servers.launch import ServerStart
+from specreg.servers.provision import parse_origin, provision_side
 from specreg.servers.server import StartedServer
-from specreg.servers.sources import parse_origin, provision_side
 from specreg.stats.intervals import BLOCK_PARTS, change_of_blocks, part_means
 from specreg.telemetry.devices import held_bytes
 from specreg.telemetry.identity import find_gpus
