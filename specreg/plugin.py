@@ -18,9 +18,8 @@ import pytest
 from specreg.baselines.schema import read_baselines
 from specreg.core.commands import install_command
 from specreg.core.errors import MemoryHeldError, ModelNotFetchedError, SpecregError, leaves
-from specreg.core.processes import kill_running
+from specreg.core.processes import SIGNALLED, check_signalled, interrupt_on_signals, kill_running
 from specreg.core.redaction import hide_known, learn
-from specreg.core.signals import SIGNALLED, check_signalled, interrupt_on_signals
 from specreg.correctness.checks import CHECKS, CorrectnessCheck
 from specreg.matrix.case import Case
 from specreg.measurement.metrics import METRICS, RECORDED, Metric

@@ -25,8 +25,8 @@ from specreg.compare.options import (
 from specreg.compare.soak import LAST_LEVEL, open_soak
 from specreg.core.commands import specreg_command
 from specreg.core.errors import SpecregError
+from specreg.core.processes import interrupt_on_signals
 from specreg.core.redaction import hide_known
-from specreg.core.signals import interrupt_on_signals
 from specreg.matrix.case import Tier
 from specreg.report.document import exit_status
 from specreg.report.terminal import render_report, render_verdicts

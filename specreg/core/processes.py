@@ -2,7 +2,8 @@
 
 A server's workers may leave its process group or outlive their parent, so each process that is
 started here carries a mark in its environment, which its descendants inherit. And we may be killed
-ourselves, so a supervisor stands beside each: it writes the log, and ends the process then.
+ourselves, so a supervisor stands beside each: it writes the log, and ends the process then. The
+signals that end a run become a `KeyboardInterrupt` each, so that it ends its processes itself.
 
 A message is a line of JSON of a type that both sides know: ours go to the child's standard input,
 its own to its standard output; what it prints for people goes to its log.
@@ -17,11 +18,14 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+import traceback
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import IO, TypeVar
 
 import msgspec
@@ -43,6 +47,12 @@ _MESSAGE_BYTES = 256 * 2**20
 _HELD_KIB = re.compile(r"^Pss_(?:Anon|Shmem): *(\d+) kB", re.MULTILINE)
 _HERE = str(Path(__file__).parents[2])
 """The folder that holds specreg, for a process that knows of no other."""
+
+SIGNALLED: list[int] = []
+"""The signals that came, by number."""
+_OPENS_MODULES = "<frozen importlib._bootstrap_external>"
+"""An exception between its opening of a module's file and its `with` would leave the file open."""
+_MOMENT_S = 0.01
 
 _MessageT = TypeVar("_MessageT")
 
@@ -306,3 +316,34 @@ def _close(popen: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(BrokenPipeError):
             if stream is not None:
                 stream.close()
+
+
+def interrupt_on_signals() -> None:
+    """Let a cancelled job or a closed terminal end a run as Ctrl-C does, with its servers.
+
+    Not under nohup, which has the signal ignored. Of two in a row asyncio, which takes Ctrl-C for
+    itself where no other handler was set, made one: the second must find the first's cleaning up.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) in {signal.SIG_DFL, signal.default_int_handler}:
+            signal.signal(number, _interrupt)
+
+
+def check_signalled() -> None:
+    """Raise `KeyboardInterrupt` if a signal came: Python drops one that a finalizer raises."""
+    if SIGNALLED:
+        raise KeyboardInterrupt
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """End the run; a moment later where it would leave a file open or be dropped by a finalizer.
+
+    pytest fails a run for either.
+    """
+    callers = [] if frame is None else [one.f_code for one, _ in traceback.walk_stack(frame)]
+    opens = bool(callers) and callers[0].co_filename == _OPENS_MODULES
+    if opens or any(code.co_name == "__del__" for code in callers):
+        threading.Timer(_MOMENT_S, os.kill, (os.getpid(), number)).start()
+        return
+    SIGNALLED.append(number)
+    raise KeyboardInterrupt

@@ -23,7 +23,7 @@ from specreg.core.errors import (
     ServerDiedError,
     SpecregError,
 )
-from specreg.core.signals import check_signalled
+from specreg.core.processes import check_signalled
 from specreg.core.timeline import Phase, Timeline
 from specreg.correctness.checks import ControlAnswers, CorrectnessCheck, RunningCase
 from specreg.correctness.oracle_client import predict_drafts

@@ -13,6 +13,7 @@ import msgspec
 import psutil
 import pytest
 
+from specreg.core import processes
 from specreg.core.processes import (
     SupervisedProcess,
     child_process,
@@ -387,3 +388,48 @@ def test_what_a_process_leaves_in_shared_memory_goes_with_it_and_not_before(
     assert used_by([process.pid]) == set()
     remove_shared([shared.name, "no-such-file"])
     assert not shared.exists()
+
+
+@pytest.fixture
+def number(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    monkeypatch.setattr(processes, "SIGNALLED", [])
+    before = signal.signal(signal.SIGUSR1, processes._interrupt)  # noqa: SLF001
+    yield signal.SIGUSR1
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize(
+    ("file", "opened"),
+    [("<frozen importlib._bootstrap_external>", ["closed"]), ("specreg/suite/run.py", [])],
+    ids=["an-import", "anything-else"],
+)
+def test_an_import_closes_its_file_before_it_is_interrupted(
+    number: int, file: str, opened: list[str]
+) -> None:
+    done: list[str] = []
+    code = compile("signal.raise_signal(number); done.append('closed')", file, "exec")
+
+    def go() -> None:
+        exec(code, {"signal": signal, "number": number, "done": done})  # noqa: S102
+        time.sleep(5)
+
+    with pytest.raises(KeyboardInterrupt):
+        go()
+    assert done == opened
+
+
+def test_an_interrupt_waits_for_a_finalizer_which_would_drop_it(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Dropping:
+        def __del__(self) -> None:
+            signal.raise_signal(number)
+
+    dropped: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", dropped.append)
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - it comes in one of the two
+        Dropping()
+        time.sleep(5)
+    assert not dropped
+    with pytest.raises(KeyboardInterrupt):
+        processes.check_signalled()
