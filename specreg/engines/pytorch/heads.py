@@ -213,10 +213,7 @@ class Head(nn.Module):
 
 
 class Eagle3Head(Head):
-    """EAGLE-3: fuses once, then one `midlayer` per drafted token.
-
-    Untrained, its matrices are normally distributed with a deviation of 0.04.
-    """
+    """EAGLE-3: fuses once, then one `midlayer` per drafted token."""
 
     has_output: ClassVar = True
     normed: ClassVar = False
@@ -229,9 +226,6 @@ class Eagle3Head(Head):
         self.midlayer.hidden_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        for parameter in self.parameters():
-            if parameter.dim() > 1:
-                nn.init.normal_(parameter, 0, 0.04)
 
     def unroll(self, hidden: Tensor, embeddings: Tensor, drafted: int) -> list[Tensor]:
         """Return each step's logits; three residual streams of the target are side by side."""
