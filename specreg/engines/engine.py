@@ -182,8 +182,11 @@ Fetch = Callable[[str, str], bytes]
 """Fetches a body from a running server by HTTP method and path; raises `AnswerError`."""
 
 
-class _Version(msgspec.Struct, frozen=True):
+class ServerVersion(msgspec.Struct, frozen=True):
+    """What a server says of itself at `Engine.version_path`; vLLM's and SGLang's tell no name."""
+
     version: Name
+    name: Name = ""
 
 
 class _Model(msgspec.Struct, frozen=True):
@@ -281,7 +284,7 @@ class Engine(ABC):
     def parse_version(self, body: bytes) -> str:
         """The engine's version by its own word, "unknown" where it can't be read."""
         try:
-            return msgspec.json.decode(body, type=_Version).version
+            return msgspec.json.decode(body, type=ServerVersion).version
         except UNREADABLE:
             return "unknown"
 

@@ -30,6 +30,7 @@ from specreg.engines.engine import (
     LaunchOptions,
     Requirement,
     ServerSettings,
+    ServerVersion,
 )
 from specreg.engines.wire_format import Ask, Event, ParseEvent, WireFormat, decode_event
 
@@ -108,11 +109,6 @@ class _ModelConfig(msgspec.Struct, frozen=True):
     backend: Name = ""
 
 
-class _Server(msgspec.Struct, frozen=True):
-    version: Name
-    name: Name = ""
-
-
 class Triton(Engine):
     """Triton. What it runs is vLLM, so the methods are spelt as vLLM's."""
 
@@ -171,7 +167,7 @@ class Triton(Engine):
             AttachError: it is none of the vLLM backend, or not alone.
         """
         try:
-            server = msgspec.json.decode(fetch("GET", self.version_path), type=_Server)
+            server = msgspec.json.decode(fetch("GET", self.version_path), type=ServerVersion)
             models = msgspec.json.decode(
                 fetch("POST", "/v2/repository/index"), type=tuple[_Model, ...]
             )
