@@ -20,7 +20,7 @@ from specreg.acceptance.record import NO_STEPS
 from specreg.baselines.comparison import paired_ratio_change
 from specreg.compare.options import TOLERANCE, LaunchOptions
 from specreg.compare.pairs import ACCEPTANCE, COMPARED, CONTROL, OUTPUT, STEP, Group, Pair, Side
-from specreg.core.errors import UnknownNameError, UnsupportedError
+from specreg.core.errors import UnsupportedError, check_name
 from specreg.core.files import UNREADABLE
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import GATE_METRICS, Metric, Replay, tokens_per_step
@@ -90,8 +90,7 @@ def rules_of(options: LaunchOptions, *, figures: int) -> Rules:
     for text in options.tolerances:
         name, _, frac = text.partition("=")
         where = f"{TOLERANCE} {text}"
-        if name not in GATE_METRICS:
-            raise UnknownNameError("metric", name, GATE_METRICS, where)
+        check_name("metric", name, GATE_METRICS, where)
         try:
             found[name] = msgspec.convert(frac, _Share, strict=False)
         except UNREADABLE as error:

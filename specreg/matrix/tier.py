@@ -207,8 +207,7 @@ def _cases_of(
 ) -> Iterator[Case]:
     dataset_named(table.dataset)
     check_name("history_reply", table.history_reply, REPLIES)
-    for wrong in _contradictions(table):
-        raise MatrixError(wrong)
+    _check_table(table)
     power_s = (_POWER_S if on_gpu else 0.0) if table.power_s is None else table.power_s
     axis = "concurrency" if table.concurrency else "requests_per_s"
     usual = Arrivals.CLOSED if table.concurrency else Arrivals.POISSON
@@ -238,12 +237,12 @@ def _each(written: _TableT | list[_TableT]) -> tuple[_TableT, ...]:
     return tuple(written) if isinstance(written, list) else (written,)
 
 
-def _contradictions(table: CasesTable) -> Iterator[str]:
-    """Say which keys of a table exclude each other, and what to do."""
+def _check_table(table: CasesTable) -> None:
+    """Raise a MatrixError where keys of a table exclude each other."""
     closed = bool(table.concurrency)
     fits = table.arrivals is None or (table.arrivals is Arrivals.CLOSED) == closed
     if closed == bool(table.requests_per_s) or not fits:
-        yield (
+        raise MatrixError(
             f"concurrency = {table.concurrency}, requests_per_s = {table.requests_per_s},"
             f" arrivals = {table.arrivals}; give either concurrency alone (a closed loop) or"
             " requests_per_s with arrivals constant, poisson (the default) or gamma"
@@ -251,24 +250,24 @@ def _contradictions(table: CasesTable) -> Iterator[str]:
     most = max(table.concurrency, default=0)
     if most > table.max_sequences:
         took = f"concurrency = {most} with max_sequences = {table.max_sequences}"
-        yield f"{took}; the server must take on all that are in flight"
+        raise MatrixError(f"{took}; the server must take on all that are in flight")
     if table.burstiness != 1.0 and table.arrivals is not Arrivals.GAMMA:
-        yield 'burstiness is of gamma alone; set arrivals = "gamma" or leave it out'
+        raise MatrixError('burstiness is of gamma alone; set arrivals = "gamma" or leave it out')
     # It would be measured as a load that it isn't.
     if table.speed and table.duration_s is None and table.prompts < most:
-        yield (
+        raise MatrixError(
             f"prompts = {table.prompts} with concurrency = {most}; needed one for each in flight:"
             " raise prompts, or lower concurrency"
         )
     if (table.acceptance == "pinned") != (table.pinned_length_tokens is not None):
-        yield (
+        raise MatrixError(
             f"acceptance = '{table.acceptance}', pinned_length_tokens ="
             f' {table.pinned_length_tokens}; give acceptance = "pinned" and a length such as 2.5,'
             " or neither"
         )
     one = table.parallel
     if one.nodes > 1 and (one.data > 1 or one.gpus % one.nodes):
-        yield (
+        raise MatrixError(
             f"parallel.nodes = {one.nodes} with data = {one.data}, tensor = {one.tensor} and"
             f" pipeline = {one.pipeline}: a server over nodes is one copy with as many GPUs on"
             " each; change one of them"

@@ -18,7 +18,7 @@ import msgspec
 
 from specreg.acceptance.record import AcceptanceRecord, Counts
 from specreg.acceptance.trace import RequestTrace
-from specreg.core.errors import InvalidMeasurementError, MatrixError, UnknownNameError
+from specreg.core.errors import InvalidMeasurementError, MatrixError, check_name
 from specreg.load.rounds import Round
 from specreg.matrix.case import NO_LIMITS, Case, Limits
 from specreg.stats.percentiles import Histogram
@@ -443,8 +443,7 @@ def check_allowed(case: Case, where: str) -> None:
     tolerances = dict(case.tolerances)
     for key, names in (("shown", case.shown), ("tolerances", tolerances)):
         for name in names:
-            if name not in METRICS:
-                raise UnknownNameError(f"metric in {key}", name, METRICS, where)
+            check_name(f"metric in {key}", name, METRICS, where)
     if both := tolerances.keys() & case.shown:
         message = f"'{min(both)}' is shown and has a tolerance; leave out one of the two"
         raise MatrixError(f"{where}: {message}")
