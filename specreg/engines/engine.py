@@ -200,7 +200,7 @@ class _Models(msgspec.Struct, frozen=True):
 
 
 class Engine(ABC):
-    """One engine. Subclasses hold no state; the module's `ENGINE` is the only instance.
+    """One engine. Subclasses hold no state; `ENGINES` has an instance of each.
 
     Attributes:
         name: what users write, and part of a case's id.

@@ -85,6 +85,3 @@ class Reference(Engine):
         folders = (os.environ.get("PYTHONPATH"), str(Path(__file__).parents[2]))
         own = {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
         return {**super().environment(options), **own}
-
-
-ENGINE = Reference()

@@ -4,12 +4,16 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from specreg.core.errors import check_name
-from specreg.engines import reference, sglang, tensorrt_llm, triton, vllm
 from specreg.engines.engine import Engine
 from specreg.engines.methods import METHODS
+from specreg.engines.reference import Reference
+from specreg.engines.sglang import Sglang
+from specreg.engines.tensorrt_llm import TensorrtLlm
+from specreg.engines.triton import Triton
+from specreg.engines.vllm import Vllm
 
-_MODULES = (reference, sglang, tensorrt_llm, triton, vllm)
-ENGINES: Mapping[str, Engine] = MappingProxyType({one.ENGINE.name: one.ENGINE for one in _MODULES})
+_ALL = (Reference(), Sglang(), TensorrtLlm(), Triton(), Vllm())
+ENGINES: Mapping[str, Engine] = MappingProxyType({one.name: one for one in _ALL})
 
 
 def engine_named(name: str) -> Engine:

@@ -326,6 +326,3 @@ def _gpu_flags(options: LaunchOptions) -> tuple[str, ...]:
         *("--mem-fraction-static", f"{share_frac:.4f}"),
         *graphs,
     )
-
-
-ENGINE = Sglang()

@@ -134,6 +134,3 @@ def _nested(settings: Mapping[str, object]) -> dict[str, object]:
         section, _, key = path.rpartition(".")
         sections.setdefault(section, {})[key] = value
     return {**sections.pop("", {}), **sections}
-
-
-ENGINE = TensorrtLlm()

@@ -158,7 +158,7 @@ class Triton(Engine):
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """The variables of vLLM, which runs inside."""
-        return vllm.ENGINE.environment(options)
+        return vllm.Vllm().environment(options)
 
     def identify(self, fetch: Fetch) -> Identity:
         """The one model that is ready; of the weights behind it the server says nothing.
@@ -203,6 +203,3 @@ def _named(argument: str) -> tuple[str, object]:
         return name, msgspec.json.decode(value)
     except UNREADABLE:
         return name, value
-
-
-ENGINE = Triton()

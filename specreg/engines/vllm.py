@@ -299,6 +299,3 @@ def engine_arguments(options: LaunchOptions) -> dict[str, object]:
         **{name: value for name, value in unless_default.items() if value is True or value > 1},
         **({"speculative_config": speculation} if speculation else {}),
     }
-
-
-ENGINE = Vllm()
