@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -82,6 +82,17 @@ class Detectable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     mde_frac: float
     tolerance_frac: float
     launches: int
+
+    @classmethod
+    def of(cls, mdes: Mapping[int, float], tolerance_frac: float, most: int) -> "Detectable":
+        """By launches, from 1, their minimum detectable effect; a run takes `most`."""
+        launches = next((one for one, mde in mdes.items() if mde <= tolerance_frac), 0)
+        return cls(
+            decides=1 <= launches <= most,
+            mde_frac=mdes[most],
+            tolerance_frac=tolerance_frac,
+            launches=launches,
+        )
 
     def __str__(self) -> str:
         """The tolerance in percent, and what would be told instead."""

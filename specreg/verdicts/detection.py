@@ -25,17 +25,11 @@ _FURTHEST = 50.0
 """Differences of logarithms are clipped to ± this."""
 
 
-def detectable(metric: Metric, tolerance_frac: float, recorded: int, spread: Spread) -> Detectable:
+def detectable(metric: Metric, allowed_frac: float, recorded: int, spread: Spread) -> Detectable:
     """What a run can tell of a speed against a baseline of so many launches, 1 or more."""
     numbers = range(1, MOST_LAUNCHES + 1)
     mdes = {launches: mde_of_launches(metric, launches, recorded, spread) for launches in numbers}
-    launches = next((one for one, mde in mdes.items() if mde <= tolerance_frac), 0)
-    return Detectable(
-        decides=1 <= launches <= RUN_LAUNCHES,
-        mde_frac=mdes[RUN_LAUNCHES],
-        tolerance_frac=tolerance_frac,
-        launches=launches,
-    )
+    return Detectable.of(mdes, allowed_frac, RUN_LAUNCHES)
 
 
 def detects_against(
