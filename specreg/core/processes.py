@@ -33,7 +33,6 @@ import psutil
 
 from specreg.core import supervisor
 from specreg.core.errors import UnkillableError
-from specreg.core.logs import log_tail
 from specreg.core.redaction import known_secrets, learn
 from specreg.core.supervisor import Session, end_all, living, shared_files, started_ticks
 
@@ -44,6 +43,10 @@ _GONE_S = 25.0
 _REAPED_S = 5.0
 _EXEC_S = 0.2
 _MESSAGE_BYTES = 256 * 2**20
+_TAIL_BYTES = 64 * 1024
+_TAIL_LINES = 40
+_LINE_CHARACTERS = 1000
+_COLOR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _HELD_KIB = re.compile(r"^Pss_(?:Anon|Shmem): *(\d+) kB", re.MULTILINE)
 _HERE = str(Path(__file__).parents[2])
 """The folder that holds specreg, for a process that knows of no other."""
@@ -252,6 +255,24 @@ def _kill(process: SupervisedProcess) -> list[int]:
     """Kill what is left; return the survivors."""
     settle_log(process)
     return end_all(process.session, signal.SIGKILL, _KILL_S)
+
+
+def log_end(path: Path) -> str:
+    """The last 64 KiB of a log, whatever bytes it holds."""
+    with path.open("rb") as log:
+        log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
+        return log.read(_TAIL_BYTES).decode(errors="replace")
+
+
+def log_tail(path: Path) -> str:
+    """The last 40 lines of a log, of its last 64 KiB: printable, and none of them long."""
+    lines = _COLOR.sub("", log_end(path)).splitlines()[-_TAIL_LINES:]
+    return "\n".join(_printable(line) for line in lines)
+
+
+def _printable(line: str) -> str:
+    shown = line if len(line) <= _LINE_CHARACTERS else f"{line[:_LINE_CHARACTERS]}…"
+    return "".join(one if one.isprintable() or one == "\t" else "\ufffd" for one in shown)
 
 
 def describe(pid: int) -> str:

@@ -25,11 +25,10 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from specreg.core.logs import BoundedLog
 from specreg.core.redaction import hide, hide_bytes
 
 VARIABLE = "SPECREG_PROCESS_MARK"
@@ -37,6 +36,10 @@ VARIABLE = "SPECREG_PROCESS_MARK"
 DONE, SETTLE = "done", "settle"
 _ASKED_S, _KILLED_S, _POLL_S = 2.0, 30.0, 0.05
 _PIECE_BYTES = 2**20
+KEPT_BYTES = 8 * 2**20
+"""How much of a log's beginning is kept, and of its end."""
+_LONG_LINE_BYTES = 2**20
+_LEFT_OUT = b"\n[specreg: %d bytes are left out here]\n"
 _IDLE_S, _SELDOM = 0.1, 20
 FOLDER = Path("/dev/shm")  # noqa: S108 - it is what glibc's shm_open and sem_open use
 _PREFIX = f"{FOLDER}/"
@@ -158,6 +161,81 @@ def remove_shared(names: Iterable[str]) -> None:
     for name in left - used_by() if left else ():
         with contextlib.suppress(OSError):
             (FOLDER / name).unlink()
+
+
+class BoundedLog:
+    """A file that keeps the first and, up to twice as much, the last bytes that it is given.
+
+    What is dropped in a flood is neither searched for secrets nor written: that would take time.
+    """
+
+    def __init__(
+        self, path: Path, hide: Callable[[bytes], bytes], *, kept_bytes: int = KEPT_BYTES
+    ) -> None:
+        """Open the file, which is there; `hide` takes the secrets out of whole lines."""
+        self._file = path.open("r+b", buffering=0)
+        self._hide, self._kept_bytes = hide, kept_bytes
+        self._head_bytes, self._left_out_bytes = path.stat().st_size, 0
+        self._waiting, self._tail = bytearray(), bytearray()
+        self.waits = False
+        """Whether something came since the last `write`."""
+
+    def take(self, said: bytes) -> None:
+        """Take what was printed."""
+        self._waiting += said
+        self.waits = True
+        surplus = len(self._waiting) - 2 * self._kept_bytes
+        if surplus > 0 and self._head_bytes < self._kept_bytes:
+            self.write()
+        elif surplus > 0:  # half a line may hold half a secret, which wouldn't be recognised
+            most = len(self._waiting) - self._kept_bytes
+            end = 1 + self._waiting.rfind(b"\n", 0, most) or most
+            self._left_out_bytes += len(self._tail) + end
+            self._tail.clear()
+            del self._waiting[:end]
+
+    def write(self, *, unfinished: bool = False) -> None:
+        """Write what came to disk; what a full disk refuses is written once there is room.
+
+        An unfinished last line too, if asked for, which is written anew once it is whole.
+        """
+        self.waits = False
+        self._tail += self._hide(self._take_lines())
+        room = max(0, self._kept_bytes - self._head_bytes)
+        if len(self._tail) > room + 2 * self._kept_bytes:
+            end = len(self._tail) - self._kept_bytes
+            self._left_out_bytes += end - room
+            del self._tail[room:end]
+        try:
+            self._append(self._tail[:room])
+            self._head_bytes += len(self._tail[:room])
+            del self._tail[:room]
+            cut = _LEFT_OUT % self._left_out_bytes if self._left_out_bytes else b""
+            rest = self._hide(bytes(self._waiting)) if unfinished else b""
+            self._append(cut + self._tail + rest)
+        except OSError:
+            return
+
+    def close(self) -> None:
+        """Write all that came to disk, and close the file."""
+        self.write(unfinished=True)
+        self._file.close()
+
+    def _take_lines(self) -> bytes:
+        end = 1 + max(self._waiting.rfind(b"\n"), self._waiting.rfind(b"\r"))
+        if len(self._waiting) - end > _LONG_LINE_BYTES:  # too long to wait for its end
+            end = len(self._waiting)
+        lines = bytes(self._waiting[:end])
+        del self._waiting[:end]
+        return lines
+
+    def _append(self, content: bytes | bytearray) -> None:
+        """Replace all that follows the file's beginning."""
+        self._file.truncate(self._head_bytes)
+        self._file.seek(self._head_bytes)
+        left = memoryview(bytes(content))
+        while left:
+            left = left[self._file.write(left) :]
 
 
 class _LogPipe:

@@ -23,8 +23,7 @@ from specreg.core.errors import (
     ServerStartError,
 )
 from specreg.core.http import ask
-from specreg.core.logs import log_end
-from specreg.core.processes import SupervisedProcess, process_ids
+from specreg.core.processes import SupervisedProcess, log_end, process_ids
 from specreg.engines.engine import Engine, Identity
 from specreg.engines.wire_format import DONE, Ask, Endpoint, EventSplitter, Form, Message
 from specreg.matrix.case import ServerSpec

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from specreg.core.logs import BoundedLog, log_tail
+from specreg.core.processes import log_tail
+from specreg.core.supervisor import BoundedLog
 
 KEPT = 1000
 
