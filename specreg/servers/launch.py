@@ -1,7 +1,6 @@
 """Start the servers of a run when they are first asked for, and end every process of them."""
 
 import contextlib
-import dataclasses
 import itertools
 import os
 import socket
@@ -15,7 +14,7 @@ from typing import Self
 
 from specreg.core.errors import ServerDiedError, ServerStartError, SpecregError
 from specreg.core.files import cache_dir, replace_file
-from specreg.core.processes import SupervisedProcess, settle_log, start_process, stop_process
+from specreg.core.processes import SupervisedProcess, start_process, stop_process
 from specreg.core.redaction import hide
 from specreg.core.timeline import Phase, Timeline
 from specreg.engines.engine import Engine, LaunchOptions, LaunchSettings, Requirement, taken
@@ -26,14 +25,7 @@ from specreg.servers.attach import attach_server
 from specreg.servers.gpu_lease import GpuClaim, lease_gpus
 from specreg.servers.memory import fit_together, gpu_memory
 from specreg.servers.provision import Provision
-from specreg.servers.server import (
-    POLL_S,
-    PORT_IN_USE,
-    Server,
-    StartedServer,
-    is_ready,
-    scrape_version,
-)
+from specreg.servers.server import POLL_S, PORT_IN_USE, Server, StartedServer, ready_server
 from specreg.telemetry.identity import find_gpus
 
 _PORTS = 3
@@ -109,18 +101,14 @@ class ServerStart:
 
     def poll(self) -> StartedServer | None:
         """The server once it has generated a token, None before; or a ServerStartError."""
-        server = self._server
         try:
-            if not is_ready(server, self._deadline_s):
-                return None
+            return ready_server(self._server, self._deadline_s)
         except ServerStartError as error:
             if self._attempts == _PORTS or not error.failure.endswith(PORT_IN_USE):
                 raise
-            self._processes.close()
-            self._begin()
-            return None
-        settle_log(server.process)
-        return dataclasses.replace(server, engine_version=scrape_version(server))
+        self._processes.close()
+        self._begin()
+        return None
 
     def _begin(self) -> None:
         self._attempts += 1

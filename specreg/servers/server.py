@@ -1,6 +1,7 @@
 """A server that runs: how to ask it, whether it generates and still lives, or why it never will."""
 
 import contextlib
+import dataclasses
 import re
 import shlex
 import subprocess
@@ -23,7 +24,7 @@ from specreg.core.errors import (
     ServerStartError,
 )
 from specreg.core.http import ask
-from specreg.core.processes import SupervisedProcess, log_end, process_ids
+from specreg.core.processes import SupervisedProcess, log_end, process_ids, settle_log
 from specreg.engines.engine import Engine, Identity
 from specreg.engines.wire_format import DONE, Ask, Endpoint, EventSplitter, Form, Message
 from specreg.matrix.case import ServerSpec
@@ -184,10 +185,10 @@ class StartedServer(Server):
         return f"{answer.status} at {self.base_url}{path}" if failed else ""
 
 
-def is_ready(server: StartedServer, deadline: float) -> bool:
-    """Whether it generates a token yet: a healthy server may still hang (vllm#39863).
+def ready_server(server: StartedServer, deadline: float) -> StartedServer | None:
+    """The server, with its version, once it generates a token: a healthy one may hang (vllm#39863).
 
-    ServerStartError where it ended, refused, or generated none by the deadline.
+    None before; ServerStartError where it ended, refused, or generated none by the deadline.
     """
     # Another server may answer at its port; it is seen as far as its engine says its name.
     with contextlib.suppress(AnswerError, AttachError):
@@ -200,9 +201,16 @@ def is_ready(server: StartedServer, deadline: float) -> bool:
         raise start_error(server, str(error)) from error
     if how := server.ended():  # then another server generated it
         raise start_error(server, how)
-    if not ready and time.monotonic() > deadline:
-        raise start_error(server, "generated no token in time")
-    return ready
+    if not ready:
+        if time.monotonic() > deadline:
+            raise start_error(server, "generated no token in time")
+        return None
+    settle_log(server.process)
+    path, version = server.engine.version_path, "unknown"
+    with contextlib.suppress(AnswerError):
+        answer = ask(server.base_url, "GET", path, within_s=_VERSION_TIMEOUT_S)
+        version = server.engine.parse_version(answer.content)
+    return dataclasses.replace(server, engine_version=version)
 
 
 def identify(engine: Engine, url: str, *, within_s: float) -> Identity:
@@ -246,15 +254,6 @@ def generates(server: Server, *, timeout_s: float, output_cap_tokens: int = 1) -
     except InvalidMeasurementError:
         return False
     return any(tokens)
-
-
-def scrape_version(server: Server) -> str:
-    """The version of the engine by its own word; `unknown` where it says none."""
-    path = server.engine.version_path
-    with contextlib.suppress(AnswerError):
-        answer = ask(server.base_url, "GET", path, within_s=_VERSION_TIMEOUT_S)
-        return server.engine.parse_version(answer.content)
-    return "unknown"
 
 
 def start_error(server: StartedServer, what: str) -> ServerStartError:
