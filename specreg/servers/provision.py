@@ -1,6 +1,7 @@
 """What a run's servers run in: installed once, taken as it is, or found on PATH.
 
 Each engine and version gets a virtual environment of its own in the user's cache, made by uv once.
+A side of a comparison says where its servers come from:
 
     side  = engine | engine "==" version | [engine "@"] place
     place = a wheel | the folder of a git checkout | a Python interpreter, or its environment
