@@ -12,7 +12,13 @@ import typer
 import specreg
 from specreg.core.errors import SpecregError
 from specreg.core.redaction import learn
+from specreg.suite.options import Options
 
+RootOption = Annotated[Path, typer.Option("--root", help="the repository's root")]
+TierOption = Annotated[str | None, typer.Option("--tier", help="gpu where there is one, else cpu")]
+HERE = Path()
+USUAL = Options()
+"""The folders of a repository, unless pytest is told others."""
 _COMMANDS: Mapping[str, str] = {
     "init": "init",
     "gate": "gate",

@@ -10,7 +10,7 @@ import typer
 from specreg.baselines.estimate import READ_GIB_PER_S, START_S, Estimate, estimate_of, run_s
 from specreg.baselines.schema import baseline_files, read_baselines, render_schema
 from specreg.baselines.store import BaselineStore
-from specreg.cli.options import HERE, USUAL, RootOption, TierOption, tier_of
+from specreg.cli import HERE, USUAL, RootOption, TierOption
 from specreg.core.commands import specreg_command
 from specreg.core.files import data_dir
 from specreg.core.redaction import hide
@@ -18,7 +18,7 @@ from specreg.datasets.prepare import prepare as prepare_set
 from specreg.datasets.table import dataset_named
 from specreg.engines.registry import render_methods
 from specreg.matrix.case import Tier
-from specreg.matrix.tier import tier_names
+from specreg.matrix.tier import load_tier, tier_names
 from specreg.measurement.metrics import METRICS, check_allowed
 from specreg.report.tables import NOTHING, format_number, render_rows
 from specreg.telemetry.identity import Gpus, current_environment, find_gpus
@@ -84,6 +84,12 @@ def selftest(
     text, holds = run_selftest(nights)
     typer.echo(text)
     raise typer.Exit(0 if holds else 1)
+
+
+def tier_of(folder: Path, name: str | None) -> Tier:
+    """The tier of a name, else that of this machine, with the model pairs that its GPUs hold."""
+    gpus = find_gpus()
+    return load_tier(folder, name or ("gpu" if gpus.devices else "cpu")).chosen(gpus.memory_gib)
 
 
 def matrix(tier: TierOption = None, root: RootOption = HERE) -> None:

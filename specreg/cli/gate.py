@@ -11,23 +11,16 @@ from typing import Any, get_type_hints
 
 import typer
 
-from specreg.cli import options as of
+from specreg.cli.cases import tier_of
 from specreg.compare.bisect import find_change
 from specreg.compare.document import record_gate, set_aside
 from specreg.compare.gate import open_gate
-from specreg.compare.options import (
-    BisectOptions,
-    GateOptions,
-    ServerOptions,
-    SoakOptions,
-    show_status,
-)
+from specreg.compare.options import BisectOptions, GateOptions, SoakOptions, show_status
 from specreg.compare.soak import LAST_LEVEL, open_soak
 from specreg.core.commands import specreg_command
 from specreg.core.errors import SpecregError
 from specreg.core.processes import interrupt_on_signals
 from specreg.core.redaction import hide_known
-from specreg.matrix.case import Tier
 from specreg.report.document import exit_status
 from specreg.report.terminal import render_report, render_verdicts
 
@@ -61,10 +54,6 @@ def _command(function: Callable[[Any], int]) -> Callable[..., None]:
     return command
 
 
-def _tier_of(options: ServerOptions) -> Tier:
-    return of.tier_of(options.root / options.matrix, options.tier)
-
-
 @contextlib.contextmanager
 def _ending() -> Iterator[None]:
     """End a command that can't go on with a status other than 1, which is an answer."""
@@ -92,7 +81,7 @@ def gate(options: GateOptions) -> int:
     """
     if options.out is not None:
         set_aside(options.out)
-    opened = open_gate(options, _tier_of(options))
+    opened = open_gate(options, tier_of(options.root / options.matrix, options.tier))
     options.show(
         f"{len(opened.pairs)} cases on {len(opened.groups)} servers of each side, at most"
         f" {opened.rules.launches} launches of each"
@@ -118,7 +107,7 @@ def bisect(options: BisectOptions) -> int:
 
     Exit status: 0 found, 10 not to be found, or only between which releases.
     """
-    tier = _tier_of(options)
+    tier = tier_of(options.root / options.matrix, options.tier)
     try:
         last_good, *between, first_bad = find_change(options, tier, tier.named(options.case))
     finally:
@@ -137,7 +126,7 @@ def soak(options: SoakOptions) -> int:
 
     Exit status: 0 steady, 1 something drifts, 10 no telling or not to be measured.
     """
-    soaked = open_soak(options, _tier_of(options))
+    soaked = open_soak(options, tier_of(options.root / options.matrix, options.tier))
     try:
         with _ending():
             soaked.run()

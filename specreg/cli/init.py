@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from specreg import __version__
-from specreg.cli.options import HERE, USUAL, RootOption
+from specreg.cli import HERE, USUAL, RootOption
 from specreg.core.errors import SpecregError
 from specreg.core.files import OWN_REPOSITORY, replace_file
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from specreg.cli.options import HERE, USUAL, RootOption
+from specreg.cli import HERE, USUAL, RootOption
 from specreg.core.errors import ReportError, UnknownNameError
 from specreg.report.document import (
     FILE_NAME,

@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from specreg.baselines.record import COMMIT, commit_of
-from specreg.cli.options import HERE, RootOption, TierOption
+from specreg.cli import HERE, RootOption, TierOption
 from specreg.core.commands import install_command
 from specreg.core.errors import SpecregError
 from specreg.core.processes import start_process, stop_process
