@@ -5,7 +5,6 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 from specreg.core.commands import run_command
 from specreg.core.errors import SpecregError, UnknownNameError
@@ -17,8 +16,7 @@ from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import why_no_models
 from specreg.matrix.prompts import check_contexts
 from specreg.matrix.tier import load_tier
-from specreg.measurement.journal import Journal, Key, last_run, load_checks, load_journal
-from specreg.measurement.measure import Measurement
+from specreg.measurement.journal import last_run, load_checks, load_journal
 from specreg.measurement.metrics import Metric, check_allowed
 from specreg.report.progress import Progress
 from specreg.servers.attach import alone, check_attached
@@ -95,15 +93,6 @@ def open_suite(
     whole = within.parents[1] if within else run_folder
     if options.resume:
         run_folder = whole = last_run(runs, part)
-    journal = Journal(run_folder / JOURNAL)
-    if options.resume:
-        journal.hold()  # before anything of it is taken
-    earlier: dict[Key, Measurement] = {}
-    earlier_checks: dict[tuple[Key, str], Mapping[str, Any]] = {}
-    for path in [*whole.glob(f"shards/*/{JOURNAL}"), whole / JOURNAL]:  # its own counts
-        if path.exists():
-            earlier |= load_journal(path)
-            earlier_checks |= load_checks(path)
     suite = Suite(
         options=options,
         root=root,
@@ -112,9 +101,6 @@ def open_suite(
         began_at=began_at,
         load=ProcessorLoad(waiting=os.getloadavg()[0], cores=len(os.sched_getaffinity(0))),
         run_folder=run_folder,
-        journal=journal,
-        earlier=earlier,
-        earlier_checks=earlier_checks,
         show=progress.show,
         tell=progress.tell,
         further_s=60 * options.record_minutes if options.launches is None else 0.0,
@@ -124,6 +110,12 @@ def open_suite(
         shares_machine=within is not None,
         skips_unfetched=not options.require_tier or is_offline(),
     )
+    if options.resume:
+        suite.journal.hold()  # before anything of it is taken
+    for path in [*whole.glob(f"shards/*/{JOURNAL}"), whole / JOURNAL]:  # its own counts
+        if path.exists():
+            suite.earlier |= load_journal(path)
+            suite.earlier_checks |= load_checks(path)
     if options.require_tier and (why := unmet_need(suite)):
         raise SpecregError(why)
     return suite

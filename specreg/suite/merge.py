@@ -13,7 +13,6 @@ from pathlib import Path
 from specreg.baselines.record import commit_of
 from specreg.core.errors import SpecregError
 from specreg.matrix.case import Case, Tier
-from specreg.measurement.journal import Journal
 from specreg.servers.launch import Launch
 from specreg.suite.configure import load_cases
 from specreg.suite.options import Options
@@ -154,7 +153,6 @@ def open_merged(root: Path, shards: Sequence[ShardRun], into: Path) -> Suite:
         began_at=min(dt.datetime.fromisoformat(shard.plan.began_at) for shard in shards),
         ended_at=max(ends),
         run_folder=into,
-        journal=Journal(into / JOURNAL),
         show=print,
     )
 

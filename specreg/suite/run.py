@@ -40,6 +40,7 @@ from specreg.servers.gpu_lease import GpuClaim
 from specreg.servers.launch import Launch, Servers, Starting, launches_of
 from specreg.servers.server import Server
 from specreg.stats.intervals import PARTS, Look, Spread
+from specreg.suite.plan import JOURNAL
 from specreg.suite.scope import Scope
 from specreg.telemetry.sampler import Watch, watch
 from specreg.verdicts.confirmation import Confirmation, enough_for
@@ -67,9 +68,9 @@ class Suite(Scope):
         errors: by case that failed otherwise than by a verdict, what was said first, in full.
     """
 
-    journal: Journal
-    earlier: Mapping[Key, Measurement] = field(default_factory=dict)
-    earlier_checks: Mapping[tuple[Key, str], Mapping[str, Any]] = field(default_factory=dict)
+    journal: Journal = field(init=False)
+    earlier: dict[Key, Measurement] = field(default_factory=dict)
+    earlier_checks: dict[tuple[Key, str], Mapping[str, Any]] = field(default_factory=dict)
     further_s: float = 0.0
     progress: RunProgress = field(default_factory=RunProgress)
     leave_page: Callable[["Suite"], None] = lambda _: None
@@ -90,6 +91,7 @@ class Suite(Scope):
 
     def __post_init__(self) -> None:
         Scope.__post_init__(self)
+        self.journal = Journal(self.run_folder / JOURNAL)
         self.servers = Servers(
             root=self.root,
             provision=self.provision,

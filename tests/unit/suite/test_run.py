@@ -23,7 +23,7 @@ from specreg.core.errors import (
 from specreg.correctness.checks import LOSSLESS, CorrectnessCheck, RunningCase
 from specreg.matrix.case import Tier
 from specreg.measurement.arm import Arm
-from specreg.measurement.journal import Journal, load_checks
+from specreg.measurement.journal import load_checks
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Metric
 from specreg.servers.launch import Launch, Poll, Servers, Starting, launches_of
@@ -51,8 +51,6 @@ def parts(folder: Path, **options: Any) -> dict[str, Any]:  # noqa: ANN401 - any
         "tier": Tier(name="cpu", needs_gpus=0, cases=(builders.CASE,)),
         "environment": builders.ENVIRONMENT,
         "run_folder": folder,
-        "journal": Journal(folder / "journal.jsonl"),
-        "earlier": {},
         "show": lambda _: None,
     }
 
@@ -222,7 +220,7 @@ def test_what_was_asked_of_a_server_that_died_is_checked_once_more_on_a_fresh_on
     assert said.startswith(f"{builders.CASE.id}: lossless_frac checked again, SERVER_DIED: ")
     assert "ended with status 1" in said
     one.journal.close()
-    again = dataclasses.replace(suite(tmp_path), earlier_checks=load_checks(one.journal.path))
+    again = dataclasses.replace(suite(tmp_path), earlier_checks={**load_checks(one.journal.path)})
     assert again.check(check_of(), builders.CASE, (starting, None)) == EQUAL, "resumed: as it was"
 
 
