@@ -322,8 +322,7 @@ class Suite(Scope):
                         self._verdict_rows[case.id, metric.name, number] = len(self.verdicts)
                         self._judge(metric, case, number)
                 for check in self.checks_of(case, number):
-                    if check.name in self.asked[case.id]:
-                        self.check(check, case, pair)
+                    self.check(check, case, pair)
             except MemoryHeldError:
                 raise
             except SpecregError:  # the case's own tests say so

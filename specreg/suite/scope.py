@@ -10,7 +10,7 @@ from pathlib import Path
 from specreg.baselines.comparison import CaseBaselines
 from specreg.baselines.store import BaselineStore, settings_in
 from specreg.core.errors import BaselineError
-from specreg.correctness.checks import CorrectnessCheck, checks_of
+from specreg.correctness.checks import CHECKS, CorrectnessCheck, checks_of
 from specreg.datasets.prompts import prompts_sha256
 from specreg.matrix.case import Case, CaseSettings, Tier
 from specreg.matrix.models import model_sha256, resolve_model
@@ -142,9 +142,10 @@ class Scope:
             return metrics_of(case, Family(name))
         return [check for check in self.checks_of(case, server.number) if check.name == name]
 
-    def checks_of(self, case: Case, launch: int) -> tuple[CorrectnessCheck, ...]:
-        """The correctness checks that can be made of a case, on the first launch alone."""
-        return checks_of(case, with_torch=self.options.oracle) if launch == 1 else ()
+    def checks_of(self, case: Case, launch: int) -> Sequence[CorrectnessCheck]:
+        """The correctness checks that this run makes of a case, on the first launch alone."""
+        checks = checks_of(case, with_torch=self.options.oracle) if launch == 1 else ()
+        return [one for one in checks if one.name in self.asked.get(case.id, CHECKS)]
 
     def asked_of(self, case: Case) -> tuple[Metric, ...]:
         """The metrics that this run judges of a case."""
