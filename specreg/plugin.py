@@ -33,14 +33,7 @@ from specreg.suite.configure import check_cases, choose, open_suite
 from specreg.suite.merge import WORKERS_FOLDER, plan_of, take_workers
 from specreg.suite.plan import PLAN
 from specreg.suite.run import Suite
-from specreg.suite.shards import (
-    check_workers,
-    cut,
-    list_shards,
-    make_scheduler,
-    parse_choice,
-    server_groups,
-)
+from specreg.suite.shards import check_workers, cut, list_shards, make_scheduler, server_groups
 from specreg.telemetry.identity import find_gpus
 
 SUITE = pytest.StashKey[Suite]()
@@ -245,9 +238,9 @@ def _deal(config: pytest.Config, items: list[pytest.Item]) -> Sequence[Collectio
     groups = server_groups(cases.values(), suite)
     order = {case: n for n, one in enumerate(groups) for case in one.cases}
     items.sort(key=lambda item: order.get(_case_id(item), -1))
-    if suite.options.shard is None:
+    if suite.options.part is None:
         return ()
-    number, of = parse_choice(suite.options.shard)
+    number, of = suite.options.part
     shards = cut(groups, of)
     if not number:
         with _as_usage_error(config):

@@ -21,11 +21,11 @@ from specreg.measurement.metrics import Metric, check_allowed
 from specreg.report.progress import Progress
 from specreg.servers.attach import alone, check_attached
 from specreg.servers.provision import why_no_program
-from specreg.suite.finish import LivePage
+from specreg.suite.finish import leave_page
 from specreg.suite.options import Options, flag_of
 from specreg.suite.plan import JOURNAL
 from specreg.suite.run import Suite
-from specreg.suite.shards import expected_times, parse_choice
+from specreg.suite.shards import expected_times
 from specreg.telemetry.identity import (
     UNKNOWN_ENVIRONMENT,
     ProcessorLoad,
@@ -84,9 +84,8 @@ def open_suite(
     if options.attach is None:
         tier = tier.chosen(gpus.memory_gib)
         environment = current_environment(needs_gpus=tier.gpus_used(gpus.memory_gib))
-    runs, part = root / options.runs, ""
-    if options.shard is not None:
-        part = "-{}of{}".format(*parse_choice(options.shard))
+    runs = root / options.runs
+    part = "-{}of{}".format(*options.part) if options.part else ""
     began_at = dt.datetime.now(tz=dt.UTC)
     run_folder = within or runs / f"{began_at:%Y%m%dT%H%M%S}-{os.getpid()}{part}"
     # Another process of the run may have died, or the run goes on.
@@ -105,7 +104,7 @@ def open_suite(
         tell=progress.tell,
         further_s=60 * options.record_minutes if options.launches is None else 0.0,
         progress=progress.run,
-        leave_page=LivePage(),
+        leave_page=leave_page,
         timeline=Timeline(listener=progress.watch),
         shares_machine=within is not None,
         skips_unfetched=not options.require_tier or is_offline(),

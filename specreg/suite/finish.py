@@ -6,7 +6,6 @@ import itertools
 import shlex
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -102,26 +101,21 @@ def record_run(
     return wrong
 
 
-@dataclass(slots=True)
-class LivePage:
+def leave_page(suite: Suite) -> None:
     """Leave the page of what a run has judged so far, unless other processes share the run.
 
-    It is rendered again from `due_ns` on, so that it takes a twentieth of the time. The verdicts
-    and the page at the end don't depend on it.
+    It is rendered again so late that it takes a twentieth of the time. The verdicts and the page at
+    the end don't depend on it.
     """
-
-    due_ns: int = 0
-
-    def __call__(self, suite: Suite) -> None:  # noqa: D102
-        began_ns = time.monotonic_ns()
-        if suite.shares_machine or not suite.verdicts or began_ns < self.due_ns:
-            return
-        with contextlib.suppress(Exception):
-            report = report_of(suite, run_verdict(suite, 0, cut_short=True), command="")
-            place = f"{suite.progress.place}, {suite.now:%H:%M:%S} UTC"
-            page = render_page(report, in_progress=place)
-            write_whole(suite.run_folder / "report.html", page.encode())
-        self.due_ns = began_ns + 20 * (time.monotonic_ns() - began_ns)
+    began_ns = time.monotonic_ns()
+    if suite.shares_machine or not suite.verdicts or began_ns < suite.page_due_ns:
+        return
+    with contextlib.suppress(Exception):
+        report = report_of(suite, run_verdict(suite, 0, cut_short=True), command="")
+        place = f"{suite.progress.place}, {suite.now:%H:%M:%S} UTC"
+        page = render_page(report, in_progress=place)
+        write_whole(suite.run_folder / "report.html", page.encode())
+    suite.page_due_ns = began_ns + 20 * (time.monotonic_ns() - began_ns)
 
 
 def record_runs(suite: Suite) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from specreg.baselines.record import commit_of
 from specreg.core.errors import SpecregError
 from specreg.matrix.case import Case, Tier
+from specreg.measurement.metrics import Metric
 from specreg.servers.launch import Launch
 from specreg.suite.configure import load_cases
 from specreg.suite.options import Options
@@ -27,7 +28,6 @@ from specreg.suite.plan import (
     load_shard,
 )
 from specreg.suite.run import Suite
-from specreg.suite.shards import parse_choice
 from specreg.telemetry.identity import find_gpus
 
 WORKERS_FOLDER = "shards"
@@ -55,7 +55,7 @@ def plan_of(suite: Suite, shards: Sequence[Collection[str]]) -> RunPlan:
         options=dataclasses.asdict(suite.options),
         reason=(suite.options.reason or "").strip() if suite.records else None,
         launches=suite.launches,
-        number=parse_choice(suite.options.shard)[0] if suite.options.shard else 0,
+        number=suite.options.part[0] if suite.options.part else 0,
         of=len(shards),
         shards=tuple(map(tuple, shards)),
         asked={case: tuple(sorted(names)) for case, names in suite.asked.items()},
@@ -161,18 +161,13 @@ def _judge(
     suite: Suite, case: Case, control: Launch, server: Launch
 ) -> Iterator[tuple[str, SpecregError]]:
     """Judge what was measured of a case on a launch; yield by name why the rest wasn't."""
-    metrics = suite.asked_of(case)
     with suite.servers.start(control) as beside, suite.servers.start(server, beside) as ours:
         pair = ours, beside if case.control else None  # as it was measured, neither starts
-        try:
-            if metrics:
-                suite.measure(case, pair)
-            for metric in metrics:
-                suite.judge(metric, case, pair)
-        except SpecregError as error:
-            yield from ((metric.name, error) for metric in metrics)
-        for check in suite.checks_of(case, server.number):
+        for one in (*suite.asked_of(case), *suite.checks_of(case, server.number)):
             try:
-                suite.check(check, case, pair)
+                if isinstance(one, Metric):
+                    suite.judge(one, case, pair)
+                else:
+                    suite.check(one, case, pair)
             except SpecregError as error:
-                yield check.name, error
+                yield one.name, error

@@ -2,8 +2,11 @@
 
 import dataclasses
 import functools
+import re
 from dataclasses import dataclass
 from typing import Any
+
+from specreg.core.errors import SpecregError
 
 
 def _option(
@@ -106,6 +109,26 @@ class Options:
     ready_within_s: float = _option(
         "how long a server may take to its first token, in seconds", 600.0, type=float
     )
+
+    @property
+    def part(self) -> tuple[int, int] | None:
+        """The number of a shard, 0 to list all, and of how many, 0 for one for each server group.
+
+        None where no shard is asked for.
+
+        Raises:
+            SpecregError: the text isn't `I/N`, `list` or `list/N`, or there is no such shard.
+        """
+        if self.shard is None:
+            return None
+        found = re.fullmatch(r"(?:(list)|(\d+))(?:/(\d+))?", self.shard)
+        if found and found[1]:
+            return 0, int(found[3] or 0)
+        number, of = (int(found[2]), int(found[3] or 0)) if found else (0, 0)
+        if not 1 <= number <= of:
+            needed = f"--specreg-shard '{self.shard}': got no shard, needed I/N with I from 1 to N"
+            raise SpecregError(f"{needed}; give 1/4 for the first of four, or list/4 to see all")
+        return number, of
 
 
 def flag_of(field: dataclasses.Field[Any]) -> str:

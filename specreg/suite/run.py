@@ -61,7 +61,8 @@ class Suite(Scope):
     Attributes:
         earlier, earlier_checks: what the run that is resumed had measured and checked.
         further_s: how long launches beyond the recorded ones may still take, all of them together.
-        leave_page: leaves the page of what the run has, before each case.
+        leave_page: leaves the page of what the run has, before each case; page_due_ns: from when on
+            it is due again, on the monotonic clock.
         record_property: takes a property of the whole run for JUnit's file.
         taken_over: what an earlier run had measured; retried: what was measured a second time, as
             its server had gone away.
@@ -74,6 +75,7 @@ class Suite(Scope):
     further_s: float = 0.0
     progress: RunProgress = field(default_factory=RunProgress)
     leave_page: Callable[["Suite"], None] = lambda _: None
+    page_due_ns: int = 0
     record_property: Callable[[str, object], None] = lambda *_: None
     timeline: Timeline = field(default_factory=Timeline)
     taken_over: list[str] = field(default_factory=list)
@@ -297,16 +299,18 @@ class Suite(Scope):
         return found
 
     def judge(self, metric: Metric, case: Case, pair: Pair) -> Verdict:
-        """Judge a metric of a case that was measured, and with it all of its server group.
+        """Judge a metric of a case, and with it all of its server group.
 
         The group is all cases that share the server: they are measured and checked, and what looks
         worse or undecided is measured again on fresh launches, before the first test says anything.
 
         Raises:
+            SpecregError: the case couldn't be measured, as of `measure`.
             MemoryHeldError: a GPU hasn't got its memory back, so nothing more may be measured.
         """
         place = case.id, metric.name, pair[0].launch.number
         if place not in self._verdict_rows:
+            self.measure(case, pair)
             self._judge_group(*pair)
         return self.verdicts[self._verdict_rows[place]]
 

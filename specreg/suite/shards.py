@@ -5,7 +5,6 @@ files alone, so it is the same on every machine at the same commit.
 """
 
 import dataclasses
-import re
 import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -51,22 +50,6 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
     def case_ids(self) -> tuple[str, ...]:
         """The cases of all its groups."""
         return tuple(case for group in self.groups for case in group.cases)
-
-
-def parse_choice(text: str) -> tuple[int, int]:
-    """The number of a shard, 0 to list all, and of how many, 0 for one for each server group.
-
-    Raises:
-        SpecregError: the text isn't `I/N`, `list` or `list/N`, or there is no such shard.
-    """
-    found = re.fullmatch(r"(?:(list)|(\d+))(?:/(\d+))?", text)
-    if found and found[1]:
-        return 0, int(found[3] or 0)
-    number, of = (int(found[2]), int(found[3] or 0)) if found else (0, 0)
-    if not 1 <= number <= of:
-        needed = f"--specreg-shard '{text}': got no shard, needed I/N with I from 1 to N"
-        raise SpecregError(f"{needed}; give 1/4 for the first of four, or list/4 to see all")
-    return number, of
 
 
 def server_groups(cases: Iterable[Case], scope: Scope) -> list[ServerGroup]:

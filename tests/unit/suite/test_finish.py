@@ -8,7 +8,7 @@ import pytest
 
 from specreg.acceptance.record import Source
 from specreg.measurement.metrics import METRICS
-from specreg.suite.finish import LivePage, record_baselines, remarks, run_verdict
+from specreg.suite.finish import leave_page, record_baselines, remarks, run_verdict
 from specreg.suite.run import Suite
 from specreg.verdicts.history import baseline_sha256, record_history, settings_sha256
 from specreg.verdicts.judge import Outcome, Verdict
@@ -46,16 +46,16 @@ def test_a_baseline_that_lies_well_below_the_last_runs_is_named(
 
 def test_the_page_of_a_run_that_goes_on_takes_a_twentieth_of_its_time(tmp_path: Path) -> None:
     one = measured(suite(tmp_path), builders.measurement({LENGTH.name: 2.5}, of=COUNTS))
-    leave, page = LivePage(), tmp_path / "report.html"
-    leave(one)
+    page = tmp_path / "report.html"
+    leave_page(one)
     assert not page.exists(), "nothing was judged"
     judged(one, LENGTH)
-    leave(one)
+    leave_page(one)
     page.unlink()
-    leave(one)
+    leave_page(one)
     assert not page.exists(), "it would be too soon"
-    leave.due_ns, one.shares_machine = 0, True
-    leave(one)
+    one.page_due_ns, one.shares_machine = 0, True
+    leave_page(one)
     assert not page.exists(), "another process has the rest of the run"
 
 

@@ -13,6 +13,7 @@ from specreg.baselines.estimate import START_S, estimate_of
 from specreg.baselines.record import record_baseline
 from specreg.core.errors import SpecregError
 from specreg.matrix.case import Case
+from specreg.suite.options import Options
 from specreg.suite.run import Suite
 from specreg.suite.shards import (
     ServerGroup,
@@ -20,7 +21,6 @@ from specreg.suite.shards import (
     expected_times,
     list_shards,
     make_scheduler,
-    parse_choice,
     server_groups,
 )
 from tests.unit import builders
@@ -86,14 +86,14 @@ def test_a_least_time_is_expected_only_where_it_is_asked(tmp_path: Path) -> None
     ("text", "choice"), [("1/1", (1, 1)), ("3/8", (3, 8)), ("list", (0, 0)), ("list/4", (0, 4))]
 )
 def test_a_choice_is_a_shard_or_a_list(text: str, choice: tuple[int, int]) -> None:
-    assert parse_choice(text) == choice
+    assert Options(shard=text).part == choice
 
 
 @pytest.mark.parametrize("text", ["0/4", "5/4", "2", "a/b", "list/x", "", "1/0"])
 def test_what_is_no_shard_is_refused(text: str) -> None:
     words = "needed I/N with I from 1 to N; give 1/4 for the first"
     with pytest.raises(SpecregError, match=words):
-        parse_choice(text)
+        _ = Options(shard=text).part
 
 
 def test_the_longest_begins_and_each_goes_where_the_least_is_so_far() -> None:
