@@ -23,7 +23,6 @@ from specreg.core.redaction import hide_known, learn
 from specreg.correctness.checks import CHECKS, CorrectnessCheck
 from specreg.matrix.case import Case
 from specreg.measurement.metrics import METRICS, RECORDED, Metric
-from specreg.options import add_options, read_options
 from specreg.report.document import NO_BASELINE_STATUS, RunVerdict, exit_status, record_document
 from specreg.report.exports import SAVING, SHOWING, is_given, machine_info_of
 from specreg.report.failures import Failure, properties, render_blocks, render_failures
@@ -31,6 +30,7 @@ from specreg.report.progress import Progress
 from specreg.suite import finish
 from specreg.suite.configure import check_cases, choose, open_suite
 from specreg.suite.merge import WORKERS_FOLDER, plan_of, take_workers
+from specreg.suite.options import Options, flag_of, hints_of
 from specreg.suite.plan import PLAN
 from specreg.suite.run import Suite
 from specreg.suite.shards import check_workers, cut, list_shards, make_scheduler, server_groups
@@ -68,9 +68,19 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     """Declares the options."""
     config = pluginmanager.get_plugin("pytestconfig")
     typed = tuple(map(str, config.invocation_params.args)) if config else ()
-    add_options(parser, typed)
+    parser.extra_info.update(hints_of(typed))
+    group = parser.getgroup("specreg", "specreg: performance regressions of speculative decoding")
+    for one in dataclasses.fields(Options):
+        group.addoption(flag_of(one), dest=f"specreg_{one.name}", **one.metadata["argparse"])
     if "--benchmark-" in "".join(typed) and not pluginmanager.hasplugin("benchmark"):
         parser.extra_info["pytest-benchmark isn't installed"] = install_command("benchmark")
+
+
+def read_options(config: pytest.Config) -> Options:
+    """The options as given."""
+    getoption = cast("Callable[[str], Any]", config.getoption)
+    names = (one.name for one in dataclasses.fields(Options))
+    return Options(**{name: getoption(f"specreg_{name}") for name in names})
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,8 +1,10 @@
 """The options of a run, each declared once: a field with its help and default."""
 
 import dataclasses
+import difflib
 import functools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,9 +133,34 @@ class Options:
         return number, of
 
 
+_ATTACH = "start the server yourself, and measure it with --specreg-attach=URL"
+GONE = {
+    "--specreg-verbose": "report.html and report.json of the run have all percentiles",
+    "--specreg-budget-gpu-min": "--num-prompts=N replays N prompts of each case, and"
+    " --specreg-shard=I/N cuts the run; specreg matrix says how long it takes",
+    "--specreg-workers": "pytest -n auto measures on all GPUs of this machine",
+    "--specreg-ray": "specreg ray --address auto runs the shards on a cluster",
+    "--specreg-slurm": "an array of jobs with --specreg-shard=I/N, then specreg merge",
+    "--specreg-nodes": _ATTACH,
+    "--specreg-node-command": _ATTACH,
+}
+"""Options of earlier versions, and what to use instead."""
+
+
 def flag_of(field: dataclasses.Field[Any]) -> str:
     """The flag that is typed for an option."""
     return field.metadata["flag"] or f"--specreg-{field.name.replace('_', '-')}"
+
+
+def hints_of(typed: Sequence[str]) -> dict[str, str]:
+    """What to say where pytest refuses what was typed: what may be meant, and what is gone."""
+    flags = [*map(flag_of, dataclasses.fields(Options))]
+    names = [one.partition("=")[0] for one in typed if one.startswith("--")]
+    unknown = [one for one in names if one not in flags and one not in GONE]
+    close = [difflib.get_close_matches(one, flags, n=1) for one in unknown]
+    meant = ", ".join(one[0] for one in close if one)
+    gone = {one: f"is gone; {GONE[one]}" for one in names if one in GONE}
+    return {"did you mean": meant, **gone} if meant else gone
 
 
 def options_to_repeat(options: Options, tier: str) -> tuple[str, ...]:

@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 from specreg.cli import app
 from specreg.core import commands
 from specreg.core.commands import install_command, record_command, specreg_command
-from specreg.options import GONE
-from specreg.suite.options import Options, flag_of
+from specreg.suite.options import GONE, Options, flag_of
 from tests.unit import builders
 
 LIBRARY = builders.ROOT / "specreg"
@@ -57,8 +56,7 @@ def test_hints_that_name_a_command_have_it_from_one_place() -> None:
         (name, text)
         for name, tree in trees()
         for text in texts(tree)
-        if name not in {"core/commands.py", "suite/options.py", "options.py"}
-        and not name.startswith("cli/")
+        if name not in {"core/commands.py", "suite/options.py"} and not name.startswith("cli/")
         if BY_HAND.search(text)
     ]
     assert by_hand == []
