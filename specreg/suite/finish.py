@@ -22,6 +22,7 @@ from specreg.matrix.models import model_sha256
 from specreg.matrix.tier import load_tier, tier_names
 from specreg.measurement.figures import Figures
 from specreg.measurement.measure import Measurement
+from specreg.report import terminal
 from specreg.report.document import (
     FILE_NAME,
     CaseReport,
@@ -39,14 +40,6 @@ from specreg.report.exports import ALWAYS, append_job_summary, benchmark_of, tim
 from specreg.report.page import render_markdown, render_page
 from specreg.report.summary import answers_of_run, render_answers
 from specreg.report.tables import render_figures, render_times
-from specreg.report.terminal import (
-    render_next,
-    render_notes,
-    render_recorded,
-    render_undecidable,
-    render_verdicts,
-    render_written,
-)
 from specreg.servers.launch import launches_of
 from specreg.suite.run import Suite
 from specreg.telemetry.identity import find_gpus
@@ -210,7 +203,7 @@ def render_end(
     """
     left_out = Outcome.MEASURED if suite.records else None
     judged = [one for one in suite.verdicts if one.outcome is not left_out]
-    parts = [render_verdicts(judged, color=color) if judged else "", *lines]
+    parts = [terminal.render_verdicts(judged, color=color) if judged else "", *lines]
     parts.append(render_figures(last_launches(suite.figures), color=color))
     parts.append(render_times(_time(suite), color=color))
     if not all(case.speed for case in suite.tier.cases):
@@ -219,7 +212,7 @@ def render_end(
         parts.append(f"taken over from the run that was cut off: {', '.join(suite.taken_over)}")
     if not suite.records:
         untold = [one for one in suite.verdicts if not (told and one.fails)]
-        parts.append(render_notes(untold, suite.environment.name))
+        parts.append(terminal.render_notes(untold, suite.environment.name))
     parts.extend(remarks(suite))
     pages = [suite.run_folder / f"report.{kind}" for kind in ("html", "md")]
     parts.append(next((f"report: {page}" for page in pages if page.exists()), ""))
@@ -227,7 +220,7 @@ def render_end(
         parts.append(render_answers(answers_of_run(run), color=color))
     cases = {case.id for case in suite.tier.cases}
     again = ("--update-baselines",) if suite.records else ()
-    parts.append(render_next(suite.verdicts, cases, (*suite.store.options, *again)))
+    parts.append(terminal.render_next(suite.verdicts, cases, (*suite.store.options, *again)))
     return "\n\n".join(filter(None, parts))
 
 
@@ -357,8 +350,9 @@ def record_baselines(suite: Suite, *, color: bool) -> tuple[list[str], bool]:
     said = list(refused.values())
     if written:
         everything = {case.id for case in suite.tier.cases}
-        said += [render_recorded(written, color=color), render_undecidable(written)]
-        said.append(render_written(written, everything, suite.store.options))
+        said.append(terminal.render_recorded(written, color=color))
+        said.append(terminal.render_undecidable(written))
+        said.append(terminal.render_written(written, everything, suite.store.options))
     failed = {verdict.case_id for verdict in suite.verdicts if verdict.fails}
     if again := tuple(case_id for case_id in refused if case_id not in failed):
         typed = record_command(again, suite.store.options)

@@ -17,22 +17,14 @@ from specreg.measurement.metrics import Metric
 from specreg.servers.launch import Launch
 from specreg.suite.configure import load_cases
 from specreg.suite.options import Options
-from specreg.suite.plan import (
-    JOURNAL,
-    PLAN,
-    MergedShards,
-    RunPlan,
-    ShardRun,
-    check_alike,
-    journalled,
-    load_shard,
-)
+from specreg.suite.plan import PLAN, MergedShards, RunPlan, ShardRun, journalled, load_shard
 from specreg.suite.run import Suite
-from specreg.telemetry.identity import find_gpus
+from specreg.telemetry.identity import Environment, find_gpus
 
 WORKERS_FOLDER = "shards"
 """The folder in a run's own that holds its workers' folders."""
 _COPIED = ("logs", "power")
+_ALIKE = ("commit", "tier", "matrix_sha256", "environment", "launches", "reason", "of", "shards")
 
 
 def matrix_sha256(tier: Tier) -> str:
@@ -88,7 +80,7 @@ def take_shards(suite: Suite, shards: Sequence[ShardRun], *, whole: bool) -> tup
     _copy_files(shards, suite.run_folder)
     for shard in shards:
         if shard.folder != suite.run_folder:
-            suite.journal.take(shard.folder / JOURNAL)
+            suite.journal.take(shard.folder / suite.journal.path.name)
     return tuple(merged.remarks)
 
 
@@ -122,13 +114,29 @@ def _copy_files(shards: Sequence[ShardRun], into: Path) -> None:
         shutil.copyfile(path, into / own)
 
 
+def _check_alike(shards: Sequence[ShardRun]) -> None:
+    """Check that shards are of one run, cut in one way; a SpecregError says what differs."""
+    for name in _ALIKE:
+        values = [getattr(shard.plan, name) for shard in shards]
+        if any(value != values[0] for value in values):
+            each = (f"'{one.folder}' {_shown(getattr(one.plan, name))}" for one in shards)
+            message = f"{name} differs: {', '.join(each)}; merge the shards of one run alone"
+            raise SpecregError(message)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Environment):
+        return value.name
+    return f"of {sum(map(len, value))} cases" if isinstance(value, tuple) else repr(value)
+
+
 def open_merged(root: Path, shards: Sequence[ShardRun], into: Path) -> Suite:
     """Open the run that shards are parts of, in a folder of its own.
 
     Raises:
         SpecregError: the repository isn't at the commit, or hasn't the cases, that they are of.
     """
-    check_alike(shards)
+    _check_alike(shards)
     if any(shard.folder.resolve() == into for shard in shards):
         raise SpecregError(f"--into '{into}': it is one of the shards; name a folder of its own")
     plan = shards[0].plan
@@ -142,9 +150,8 @@ def open_merged(root: Path, shards: Sequence[ShardRun], into: Path) -> Suite:
             raise SpecregError(f"{differs}; check out the commit that they are of")
     for name in _COPIED:
         shutil.rmtree(into / name, ignore_errors=True)  # merged again
-    (into / JOURNAL).unlink(missing_ok=True)
     ends = (one.report.ended_at if one.report else one.plan.began_at for one in shards)
-    return Suite(
+    suite = Suite(
         merged_run=re.sub(r"-\d+of\d+$", "", plan.run),
         options=options,
         root=root,
@@ -155,6 +162,8 @@ def open_merged(root: Path, shards: Sequence[ShardRun], into: Path) -> Suite:
         run_folder=into,
         show=print,
     )
+    suite.journal.path.unlink(missing_ok=True)
+    return suite
 
 
 def _judge(

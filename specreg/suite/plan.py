@@ -24,7 +24,6 @@ from specreg.verdicts.judge import Verdict
 
 PLAN = "plan.json"
 JOURNAL = "journal.jsonl"
-_ALIKE = ("commit", "tier", "matrix_sha256", "environment", "launches", "reason", "of", "shards")
 
 
 class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,22 +104,6 @@ def journalled(folder: Path, plan: RunPlan, report: Report | None) -> ShardRun:
         checked={(key.case_id, check): one for (key, check), one in checked.items()},
         report=report,
     )
-
-
-def check_alike(shards: Sequence[ShardRun]) -> None:
-    """Check that shards are of one run, cut in one way; a SpecregError says what differs."""
-    for name in _ALIKE:
-        values = [getattr(shard.plan, name) for shard in shards]
-        if any(value != values[0] for value in values):
-            each = (f"'{one.folder}' {_shown(getattr(one.plan, name))}" for one in shards)
-            message = f"{name} differs: {', '.join(each)}; merge the shards of one run alone"
-            raise SpecregError(message)
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, Environment):
-        return value.name
-    return f"of {sum(map(len, value))} cases" if isinstance(value, tuple) else repr(value)
 
 
 @dataclass(frozen=True, slots=True)
