@@ -12,6 +12,7 @@ from pathlib import Path
 
 from specreg.baselines.record import commit_of
 from specreg.core.errors import SpecregError
+from specreg.correctness.checks import CorrectnessCheck
 from specreg.matrix.case import Case, Tier
 from specreg.measurement.metrics import Metric
 from specreg.servers.launch import Launch
@@ -172,7 +173,8 @@ def _judge(
     """Judge what was measured of a case on a launch; yield by name why the rest wasn't."""
     with suite.servers.start(control) as beside, suite.servers.start(server, beside) as ours:
         pair = ours, beside if case.control else None  # as it was measured, neither starts
-        for one in (*suite.asked_of(case), *suite.checks_of(case, server.number)):
+        asked: list[Metric | CorrectnessCheck] = [*suite.asked_of(case)]
+        for one in (*asked, *suite.checks_of(case, server.number)):
             try:
                 if isinstance(one, Metric):
                     suite.judge(one, case, pair)
