@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from specreg.cli import HERE, USUAL, RootOption
-from specreg.core.errors import ReportError, UnknownNameError
+from specreg.core.errors import ReportError, check_name
 from specreg.report.document import (
     FILE_NAME,
     load_report,
@@ -44,8 +44,7 @@ def report(
         typer.echo(render_schema(), nl=False)
         return
     for name in to or ():
-        if name not in FORMS:
-            raise UnknownNameError("form", name, FORMS, "specreg report --to")
+        check_name("form", name, FORMS, "specreg report --to")
     found = _folder_of(root / USUAL.runs, run)
     shown, into = load_report(found / FILE_NAME), folder or found
     if other is not None:
@@ -65,9 +64,8 @@ def _folder_of(runs: Path, run: str | None) -> Path:
     if not names:
         message = f"report: no run in '{runs}' was judged; run the suite first, or name a folder"
         raise ReportError(message)
-    if run is not None and run not in names:
-        raise UnknownNameError("run", run, names, str(runs))
     if run is not None:
+        check_name("run", run, names, str(runs))
         return runs / run
     # One that skipped all it was asked for has no verdict.
     verdicts = ((name, load_verdict(runs / name / "verdict.json")) for name in names)

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from specreg.core.commands import run_command
-from specreg.core.errors import SpecregError, UnknownNameError
+from specreg.core.errors import SpecregError, check_name
 from specreg.core.timeline import Timeline
 from specreg.correctness.checks import CorrectnessCheck
 from specreg.datasets.hub import is_offline
@@ -56,8 +56,8 @@ def load_cases(root: Path, options: Options, name: str) -> Tier:
     """Load the tier that is to be measured, as the options change it."""
     tier = load_tier(root / options.matrix, name)
     engines = {case.server.engine for case in tier.cases}
-    if options.engine is not None and options.engine not in engines:
-        raise UnknownNameError("engine", options.engine, engines, f"tier '{tier.name}'")
+    if options.engine is not None:
+        check_name("engine", options.engine, engines, f"tier '{tier.name}'")
     if options.attach is not None:
         tier = alone(tier, options.attach)
     if options.num_prompts is not None:
