@@ -78,8 +78,7 @@ def _pace(
     server, sizes = case.server, case.server.sizes
     weights_gib = sizes.target_gib + server.draft_tokens * (sizes.draft_gib or 0) if sizes else 0.0
     step_s = max(weights_gib / server.parallel.tensor / READ_GIB_PER_S, _LEAST_STEP_S[kind])
-    in_flight = case.load.concurrency or server.max_sequences
-    return tokens * step_s / in_flight, "guess"  # as if no draft were accepted
+    return tokens * step_s / case.in_flight, "guess"  # as if no draft were accepted
 
 
 def run_s(cases: Collection[Case], estimates: Mapping[str, Estimate], kind: str) -> float:

@@ -8,13 +8,12 @@ import dataclasses
 import functools
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import NamedTuple
 
 from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.core.errors import InvalidMeasurementError
 from specreg.correctness.lossless import check_lossless
-from specreg.correctness.oracle_client import PredictDrafts, has_oracle, in_flight, walk_answers
+from specreg.correctness.oracle_client import PredictDrafts, has_oracle, walk_answers
 from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import engine_named
 from specreg.engines.wire_format import Endpoint, Transcript, Wanted
@@ -67,12 +66,12 @@ def ask_greedy(
     """Return a server's greedy answers to texts in ids, `at_once` (0: the case's) in flight."""
     one = Wanted(output_cap_tokens=case.output_cap_tokens, ignore_eos=case.ignore_eos)
     wanted = [one] * len(texts)
-    return complete(server.endpoint, texts, wanted, in_flight=at_once or in_flight(case))
+    return complete(server.endpoint, texts, wanted, in_flight=at_once or case.in_flight)
 
 
 def other_batch(case: Case) -> int:
     """Return another number of requests at once than the case's; 0 where there is none."""
-    if in_flight(case) > 1:
+    if case.in_flight > 1:
         return 1
     return case.server.max_sequences if case.server.max_sequences > 1 else 0
 
@@ -103,7 +102,7 @@ def check_answers(running: RunningCase) -> Verdict:
     batch = other_batch(case)
     found = check_lossless(
         [prompt.id for prompt in prompts],
-        ask_control(in_flight(case)),
+        ask_control(case.in_flight),
         ask_greedy(case, running.server, texts),
         functools.partial(ask_control, batch) if batch else None,
         functools.partial(score, control.endpoint),
@@ -270,7 +269,7 @@ class CorrectnessCheck(NamedTuple):
 
 
 _CHECKS = {LOSSLESS: check_answers, SAMPLING: check_sampling, ORACLE: check_steps}
-CHECKS = MappingProxyType({name: CorrectnessCheck(name, check) for name, check in _CHECKS.items()})
+CHECKS = {name: CorrectnessCheck(name, check) for name, check in _CHECKS.items()}
 
 
 def checks_of(case: Case, *, with_torch: bool) -> tuple[CorrectnessCheck, ...]:

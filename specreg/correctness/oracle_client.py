@@ -107,7 +107,7 @@ def walk_answers(
         beside,
         [(*answer.prompt, *answer.output) for answer in answers],
         [Wanted(output_cap_tokens=spec.draft_tokens, ignore_eos=True)] * len(answers),
-        in_flight=in_flight(case),
+        in_flight=case.in_flight,
     )
     texts = tuple(
         Text(
@@ -139,11 +139,6 @@ def walk_answers(
         return walk(lambda place: (spec.drafted_tokens, accepted[place]), text, spec.draft_tokens)
 
     return tuple(map(steps_of, texts, predicted.accepted)), predicted.gaps_nats
-
-
-def in_flight(case: Case) -> int:
-    """How many requests of a case are on their way at once; of a rate, all that a server takes."""
-    return case.load.concurrency or case.server.max_sequences
 
 
 def _drafter(case: Case) -> tuple[str, str]:

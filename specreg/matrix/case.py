@@ -279,6 +279,11 @@ class Case(WorkloadSettings):
         return hide_known(msgspec.json.encode(self).decode())
 
     @property
+    def in_flight(self) -> int:
+        """How many of its requests are on their way at once; of a rate, all that a server takes."""
+        return self.load.concurrency or self.server.max_sequences
+
+    @property
     def rounds(self) -> int:
         """How many rounds its prompts are dealt into; case and control take turns by the round.
 
@@ -286,10 +291,10 @@ class Case(WorkloadSettings):
         flight; four for each place of a closed loop, whose ramp and drain would be most of a
         shorter round. A rate or a duration has its own pace, and four rounds.
         """
-        in_flight = self.load.concurrency
-        if not in_flight or self.load.duration_s is not None:
+        places = self.load.concurrency
+        if not places or self.load.duration_s is not None:
             return min(_OPEN_ROUNDS, self.prompts)
-        size = in_flight if in_flight == 1 else _PROMPTS_PER_PLACE * in_flight
+        size = places if places == 1 else _PROMPTS_PER_PLACE * places
         return max(self.prompts // size, 1)
 
     @property
@@ -300,7 +305,7 @@ class Case(WorkloadSettings):
         the KV cache of all that is in flight, and what it takes beside them.
         """
         server, sizes = self.server, self.server.sizes
-        tokens = (self.load.concurrency or server.max_sequences) * server.max_model_len_tokens
+        tokens = self.in_flight * server.max_model_len_tokens
         if sizes is None or (weights_gib := sizes.weights_gib(server.parallel)) is None:
             return None
         share_gib = weights_gib + sizes.cache_gib(server.parallel, tokens) + BESIDE_GIB

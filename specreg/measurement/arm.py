@@ -95,8 +95,7 @@ class ArmReplay:
             after = await self._counters()
             found = read_acceptance(case.server, wire_format, traces, self.before, after)
             if found is not None and case.server.pinned_length_tokens:
-                in_flight = case.load.concurrency or case.server.max_sequences
-                checks.check_pinned(found, case.server.pinned_length_tokens, in_flight)
+                checks.check_pinned(found, case.server.pinned_length_tokens, case.in_flight)
             if Family.ACCEPTANCE not in self.invalid:
                 self.acceptance = found
 
