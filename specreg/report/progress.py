@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
+from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.core.redaction import hide
 from specreg.core.timeline import Phase, Step, process_began_ns
 from specreg.load.chat_client import FinishedRequest, Record
@@ -44,8 +45,7 @@ class RunProgress:
     _in_flight: int = 0
     _tokens: int = 0
     _asked_ns: int = 0  # by all requests together
-    _steps: int = 0
-    _accepted: int = 0
+    _counts: StepCounts = NO_STEPS
 
     def begin(self, name: str) -> bool:
         """Note that a case begins on a launch; whether it is for the first time."""
@@ -61,8 +61,8 @@ class RunProgress:
 
         `in_flight` is how many requests are at the same time, 0 for a load by rate.
         """
-        self._in_flight = in_flight
-        self._tokens = self._asked_ns = self._steps = self._accepted = 0
+        self._in_flight, self._counts = in_flight, NO_STEPS
+        self._tokens = self._asked_ns = 0
 
         def record_round(arm: int, number: int) -> Record:
             take = record(arm, number)
@@ -72,9 +72,7 @@ class RunProgress:
                 trace = finished.trace
                 self._tokens += trace.tokens
                 self._asked_ns += (trace.last_ns or trace.sent_ns) - trace.sent_ns
-                if trace.acceptance is not None:
-                    self._steps += trace.acceptance.steps
-                    self._accepted += trace.acceptance.accepted
+                self._counts += trace.acceptance or NO_STEPS
 
             return take if arm else take_and_count
 
@@ -95,7 +93,8 @@ class RunProgress:
             return ""
         rate = (self._in_flight or 1) * self._tokens * _NS_PER_S / self._asked_ns
         text = f"{rate:.0f} tokens/s{'' if self._in_flight else ' a request'}"
-        return f"{text}, AL {1 + self._accepted / self._steps:.2f}" if self._steps else text
+        length = self._counts.acceptance_length
+        return f"{text}, AL {length:.2f}" if length else text
 
 
 class Progress:
