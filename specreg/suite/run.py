@@ -47,7 +47,7 @@ from specreg.verdicts.confirmation import Confirmation, enough_for
 from specreg.verdicts.detection import MOST_LAUNCHES, detectable
 from specreg.verdicts.judge import Outcome, Verdict
 
-Pair = tuple[Starting, Starting | None]
+ServerPair = tuple[Starting, Starting | None]
 """A case's server and the control that stands beside it, None for no speedup."""
 _ATTEMPTS = 2
 _NS_PER_S = 10**9
@@ -116,7 +116,7 @@ class Suite(Scope):
         """So far, in the order of the run."""
         return tuple(self._measured.values())
 
-    def measure(self, case: Case, pair: Pair) -> Measurement:
+    def measure(self, case: Case, pair: ServerPair) -> Measurement:
         """Measure a case on a launch, once; or take over what the run that is resumed has.
 
         Raises:
@@ -137,7 +137,7 @@ class Suite(Scope):
             self._failed[name] = error
             raise
 
-    def _measure(self, case: Case, pair: Pair) -> None:
+    def _measure(self, case: Case, pair: ServerPair) -> None:
         """Measure a case, or take it over, and keep its figures."""
         number, name = pair[0].launch.number, pair[0].launch.case_id(case)
         self._begin(name)
@@ -161,7 +161,7 @@ class Suite(Scope):
         if self.merged is None and self.progress.begin(name):
             self.leave_page(self)
 
-    def _twice(self, attempt: Callable[[], _DoneT], pair: Pair, *, again: str) -> _DoneT:
+    def _twice(self, attempt: Callable[[], _DoneT], pair: ServerPair, *, again: str) -> _DoneT:
         """Make an attempt; once more, on a fresh server, where one went away meanwhile."""
         attempts = 1 if self.provision.url is not None else _ATTEMPTS
         while True:
@@ -179,7 +179,7 @@ class Suite(Scope):
                     starting.stop()
                 raise
 
-    def _measure_once(self, case: Case, key: Key, pair: Pair) -> Measurement:
+    def _measure_once(self, case: Case, key: Key, pair: ServerPair) -> Measurement:
         server, control = pair
         own, *others = self._started(pair)
         like = case.dataset, case.load
@@ -201,7 +201,7 @@ class Suite(Scope):
         self.journal.end(measurement)
         return measurement
 
-    def _started(self, pair: Pair) -> tuple[Server, ...]:
+    def _started(self, pair: ServerPair) -> tuple[Server, ...]:
         """A case's server and its control, if there is one, both ready."""
         asked = tuple(filter(None, pair))
         if starting := [one for one in asked if not one.running]:
@@ -298,7 +298,7 @@ class Suite(Scope):
                         found[case.id] = error.head
         return found
 
-    def judge(self, metric: Metric, case: Case, pair: Pair) -> Verdict:
+    def judge(self, metric: Metric, case: Case, pair: ServerPair) -> Verdict:
         """Judge a metric of a case, and with it all of its server group.
 
         The group is all cases that share the server: they are measured and checked, and what looks
@@ -410,7 +410,7 @@ class Suite(Scope):
         valid = [m for m in launches if m is not None and metric.family not in m.invalid]
         self.confirmation.judge(metric, [*valid, measurement])
 
-    def check(self, check: CorrectnessCheck, case: Case, pair: Pair) -> Verdict:
+    def check(self, check: CorrectnessCheck, case: Case, pair: ServerPair) -> Verdict:
         """Check what must hold of a case, once; again on a fresh server where one went away.
 
         Raises:
@@ -438,7 +438,7 @@ class Suite(Scope):
             self.confirmation.verdicts.append(self._checked[place])
         return self._checked[place]
 
-    def _check_once(self, check: CorrectnessCheck, case: Case, pair: Pair) -> Verdict:
+    def _check_once(self, check: CorrectnessCheck, case: Case, pair: ServerPair) -> Verdict:
         spec, servers = case.server, self._started(pair)
         predict = functools.partial(predict_drafts, on_gpu=self.provision.on_gpu, show=self.show)
         draft = resolve_model(self.root, spec.draft) if spec.draft else None
