@@ -27,8 +27,7 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         prompt_id, category: of the prompt replayed; `turn`: of its turns, from 1.
         planned_ns: when it was due; sent_ns: just before it was written.
-        first_ns, last_ns: when the first and the last chunk with a token came; None without any,
-            the first also where the answer came at once, which says nothing of its first token.
+        first_ns, last_ns: when the first and the last chunk with a token came; None without any.
         first_chunk_tokens: tokens of the first chunk: the prefill's, and more where chunks merged.
         chunk_sizes: entry j counts the later chunks that carried j tokens.
         usage_tokens, prompt_tokens: of the answer and of all that was said before, by the server's

@@ -16,7 +16,7 @@ from packaging.version import InvalidVersion, Version
 from specreg.compare.document import record_gate, set_aside
 from specreg.compare.gate import JOURNAL, Gate, SideError, open_gate
 from specreg.compare.judging import Answer, Decision, why_broken
-from specreg.compare.options import TOLERANCE, BisectOptions, GateOptions, LaunchOptions
+from specreg.compare.options import TOLERANCE, BisectOptions, ComparisonOptions, GateOptions
 from specreg.compare.pairs import Side
 from specreg.core.commands import specreg_command
 from specreg.core.errors import UnsupportedError
@@ -158,7 +158,8 @@ class _Search:
         fingerprint = hashlib.sha256(made_of.encode()).hexdigest()[:8]
         folder = options.folder / f"{self.good}..{version}-{fingerprint}"
         set_aside(folder)
-        shared = {one.name: getattr(options, one.name) for one in dataclasses.fields(LaunchOptions)}
+        names = (one.name for one in dataclasses.fields(ComparisonOptions))
+        shared = {name: getattr(options, name) for name in names}
         asked = GateOptions(
             **{**shared, "out": folder},
             a=f"{self.engine}=={self.good}",

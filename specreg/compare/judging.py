@@ -18,7 +18,7 @@ import msgspec
 
 from specreg.acceptance.record import NO_STEPS
 from specreg.baselines.comparison import paired_ratio_change
-from specreg.compare.options import TOLERANCE, LaunchOptions
+from specreg.compare.options import TOLERANCE, ComparisonOptions
 from specreg.compare.pairs import ACCEPTANCE, COMPARED, CONTROL, OUTPUT, STEP, Group, Pair, Side
 from specreg.core.errors import UnsupportedError, check_name
 from specreg.core.files import UNREADABLE
@@ -84,7 +84,7 @@ class Rules:
         return self.level / self.figures
 
 
-def rules_of(options: LaunchOptions, *, figures: int) -> Rules:
+def rules_of(options: ComparisonOptions, *, figures: int) -> Rules:
     """The rules that options ask for, else an error that says what of them can't be read."""
     found = {}
     for text in options.tolerances:

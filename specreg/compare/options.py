@@ -42,7 +42,7 @@ class ServerOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchOptions(ServerOptions):
+class ComparisonOptions(ServerOptions):
     """The options of a gate, and of a bisect, which is several."""
 
     launches: Annotated[int, Option(help="the most of each side", min=1)] = 16
@@ -56,7 +56,7 @@ class LaunchOptions(ServerOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GateOptions(LaunchOptions):
+class GateOptions(ComparisonOptions):
     """The options of a gate; `together` is None where no GPU has to hold all servers."""
 
     a: Annotated[str, Argument(help="what is there: vllm==0.31.0, a wheel, a git checkout, …")]
@@ -83,7 +83,7 @@ class GateOptions(LaunchOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BisectOptions(LaunchOptions):
+class BisectOptions(ComparisonOptions):
     """The options of a bisect; `out` has a folder for each case, which a search goes on with."""
 
     case: Annotated[str, Argument(help="the case that became worse")]

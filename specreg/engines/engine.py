@@ -216,6 +216,7 @@ class Engine(ABC):
         ray_packages: what it needs for Ray's executor.
         memory_flags: how the flags begin that say what it takes of a GPU; empty where none says how
             large its KV cache is.
+        pinned_on_gpu, pinned_on_cpu: the methods whose acceptance it can pin there.
     """
 
     name: ClassVar[str]
