@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -93,11 +94,13 @@ def gate(options: GateOptions) -> int:
     except typer.Exit as ended:
         cut_short = ended.exit_code
     # Write the report first: printing fails on a terminal that was closed.
-    report = record_gate(opened, command=specreg_command(*sys.argv[1:]), status=cut_short)
+    command = specreg_command(*sys.argv[1:])
+    again = shlex.join(("--resume", "--out", str(opened.folder)))
+    report = record_gate(opened, command=command, again=again, status=cut_short)
     typer.echo(hide_known(render_report(report, color=sys.stdout.isatty())))
     typer.echo(f"report: {opened.folder / 'report.html'}")
     if not report.run.complete:
-        typer.echo(f"go on: type the same with --resume --out {opened.folder}")
+        typer.echo(f"go on: type the same with {again}")
     return report.run.exit_status
 
 

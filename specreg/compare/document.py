@@ -38,8 +38,11 @@ def set_aside(folder: Path) -> None:
         path.replace(path.with_name(f"earlier-{path.name}"))
 
 
-def record_gate(gate: Gate, *, command: str, status: int | None = None) -> Report:
-    """Write what a gate says so far, with its pages; `status`: the exit status if cut short."""
+def record_gate(gate: Gate, *, command: str, again: str = "", status: int | None = None) -> Report:
+    """Write what a gate says so far, with its pages.
+
+    `again` has the command go on with it; `status` is the exit status if it was cut short.
+    """
     options, decision = gate.options, gate.decide()
     tone, text = _ANSWERS[decision.answer]
     answer = "; ".join((text, *decision.reasons))
@@ -72,7 +75,7 @@ def record_gate(gate: Gate, *, command: str, status: int | None = None) -> Repor
             for side in COMPARED
         ),
         control=decision.control,
-        hints=tuple(_hints(gate, decision)),
+        hints=tuple(_hints(gate, decision, again)),
     )
     try:
         record_document(gate.folder / FILE_NAME, report)
@@ -111,14 +114,13 @@ def _case_report(gate: Gate, pair: Pair, decision: Decision, command: str) -> Ca
     )
 
 
-def _hints(gate: Gate, decision: Decision) -> Iterator[str]:
+def _hints(gate: Gate, decision: Decision, again: str) -> Iterator[str]:
     """What to type to have it decided, and what is unclear."""
     if most := decision.needed_launches:
-        more = f" --launches {most}" if most > gate.rules.launches else ""
-        yield (
-            f"about {most} launches of each side: type the same with --resume --out"
-            f" {gate.folder}{more}; a quieter machine needs fewer"
-        )
+        more = f"--launches {most}" if most > gate.rules.launches else ""
+        options = " ".join(filter(None, (again, more)))
+        typed = f"type the same{f' with {options}' if options else ''}"
+        yield f"about {most} launches of each side: {typed}; a quieter machine needs fewer"
     yield from decision.unclear
 
 

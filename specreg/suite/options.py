@@ -1,4 +1,4 @@
-"""The options of a run, each declared once: a field with its help and default."""
+"""The options of a run, each declared once, and what to say of one that is gone or mistyped."""
 
 import dataclasses
 import difflib

@@ -1,6 +1,7 @@
 """The whole command against the scripted server: sides that differ by what their scripts say."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -165,6 +166,13 @@ def test_identical_sides_may_be_exchanged_and_in_turn_one_server_is_up_at_a_time
     }
     for name in ("report.json", "report.md", "report.html"):
         assert (gate.out / name).exists()
+
+
+def test_what_is_undecided_names_the_folder_to_go_on_with(gate: Gate) -> None:
+    stdout, _ = gate.run("--case", EAGLE3, "--launches", "1", status=10)
+    typed = re.search(r"type the same with --resume --out (\S+) --launches \d+;", stdout)
+    assert typed, stdout
+    assert typed[1] == str(gate.out)
 
 
 def test_a_disk_that_refuses_ends_it_with_no_answer(gate: Gate) -> None:

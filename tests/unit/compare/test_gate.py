@@ -230,12 +230,15 @@ def test_the_document_says_what_was_measured_and_how(here: GateOptions) -> None:
     [pair] = gate.pairs
     gate.launches += [failed(Side.A2, 1, pair=pair)]
     gate.launches += [launch(side, 1, pair=pair) for side in COMPARED]
-    report = record_gate(gate, command="specreg gate vllm vllm", status=130)
+    command, again = "specreg gate vllm vllm", "--resume --out here"
+    report = record_gate(gate, command=command, again=again, status=130)
     (answer,), run = report.answers, report.run
     assert (answer.subject, run.exit_status, run.complete) == ("UNDECIDED", 130, False)
     assert f"side A2, launch 1, {pair.id}: it died" in report.remarks
-    typed = f"about 4 launches of each side: type the same with --resume --out {gate.folder};"
+    typed = f"about 4 launches of each side: type the same with {again}; a quieter machine"
     assert report.hints[0].startswith(typed)
+    gate.rules = dataclasses.replace(gate.rules, launches=1)
+    assert "the same with --launches 4;" in record_gate(gate, command="").hints[0]  # of a bisect
     [case] = report.cases
     assert case.expected is not None
     assert case.expected.values["throughput_tokens_per_s"] == pytest.approx(100.0)
