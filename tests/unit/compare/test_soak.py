@@ -1,9 +1,11 @@
 """A soak: what is said of blocks whose drift is known."""
 
 import dataclasses
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -15,6 +17,7 @@ from specreg.matrix.case import Case
 from specreg.matrix.tier import load_tier
 from specreg.stats.intervals import BLOCK_PARTS
 from specreg.verdicts.judge import Outcome, Verdict
+from tests.doubles.vllm.script import Script, record_script
 from tests.unit import builders
 
 TIER = load_tier(builders.ROOT / "fixtures/matrix", "cpu")
@@ -182,6 +185,30 @@ def test_an_alarm_stays_whatever_comes_after_it() -> None:
     found = {one.metric: one.outcome for one in soak.look(LAST_LEVEL)}
     assert found["acceptance_length_tokens"] is Outcome.REGRESSED
     assert found["step_ms"] is not Outcome.REGRESSED
+
+
+def test_a_soak_keeps_what_a_scripted_server_did_block_by_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in record_script(Script(), tmp_path).items():
+        monkeypatch.setenv(name, value)
+    options = SoakOptions(
+        case="vllm-eagle3-tiny-toy-c1",
+        engine=sys.executable,
+        minutes=0.05,
+        prompts=2,
+        root=builders.ROOT,
+        out=tmp_path / "soak",
+        show=lambda _: None,
+    )
+    soak = open_soak(options, TIER)
+    soak.run()
+    assert soak.passed_s >= 60 * options.minutes
+    assert soak.path.read_bytes().splitlines() == [msgspec.json.encode(b) for b in soak.blocks]
+    assert {one.requests for one in soak.blocks} == {2}
+    assert len({one.acceptance_length_tokens for one in soak.blocks}) == 1
+    told = {one.metric: one.outcome for one in soak.look(LAST_LEVEL)}
+    assert told["acceptance_length_tokens"] is Outcome.PASS
 
 
 def test_a_folder_that_holds_a_soak_is_left_alone(tmp_path: Path) -> None:

@@ -102,6 +102,7 @@ class Machine:
             for order in orders:
                 assert run.do(order).endswith("locked")
             yield run
+            process.popen.communicate()  # ends by itself once it has no orders
 
 
 @pytest.fixture
