@@ -4,12 +4,13 @@
 """
 
 import dataclasses
+import inspect
 import json
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -252,10 +253,19 @@ def render_baseline(baseline: Baseline) -> str:
     return _render(content, "") + "\n"
 
 
+def schema_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """The JSON Schema of a struct, whose docstrings have no margin, as from Python 3.13 on."""
+    any_value = {"description": "what a chat template takes"}
+    schema = msgspec.json.schema(kind, schema_hook=lambda _: any_value)
+    for one in schema["$defs"].values():
+        if "description" in one:
+            one["description"] = inspect.cleandoc(one["description"])
+    return schema
+
+
 def render_schema() -> str:
     """The JSON Schema of a baseline file; `baselines/schema.json` holds it for other tools."""
-    any_value = {"description": "what a chat template takes"}
-    schema = msgspec.json.schema(Baseline, schema_hook=lambda _: any_value)
+    schema = schema_of(Baseline)
     schema["$defs"]["CaseSettings"]["additionalProperties"] = False
     return json.dumps(schema, indent=1, sort_keys=True) + "\n"
 
