@@ -183,10 +183,9 @@ Fetch = Callable[[str, str], bytes]
 
 
 class ServerVersion(msgspec.Struct, frozen=True):
-    """What a server says of itself at `Engine.version_path`; vLLM's and SGLang's tell no name."""
+    """What a server says of itself at `Engine.version_path`."""
 
     version: Name
-    name: Name = ""
 
 
 class _Model(msgspec.Struct, frozen=True):

@@ -109,6 +109,10 @@ class _ModelConfig(msgspec.Struct, frozen=True):
     backend: Name = ""
 
 
+class _Server(ServerVersion, frozen=True):
+    name: Name = ""
+
+
 class Triton(Engine):
     """Triton. What it runs is vLLM, so the methods are spelt as vLLM's."""
 
@@ -167,7 +171,7 @@ class Triton(Engine):
             AttachError: it is none of the vLLM backend, or not alone.
         """
         try:
-            server = msgspec.json.decode(fetch("GET", self.version_path), type=ServerVersion)
+            server = msgspec.json.decode(fetch("GET", self.version_path), type=_Server)
             models = msgspec.json.decode(
                 fetch("POST", "/v2/repository/index"), type=tuple[_Model, ...]
             )

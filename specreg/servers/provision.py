@@ -391,7 +391,7 @@ def build_of(source: str) -> Requirement:
             raise UnsupportedError(f"{error}; give the wheel the name it was built with") from error
         build = f"{version}-{file_sha256(path)[:12]}"
         return Requirement(package=str(name), version=build, source=source)
-    why_not = "what was measured couldn't be told; commit it, or build a wheel"
+    unknown = "what was measured couldn't be told; commit it, or build a wheel"
     git = ("git", "-C", source)
     try:
         commit, changed = (
@@ -399,10 +399,10 @@ def build_of(source: str) -> Requirement:
             for command in (("rev-parse", "HEAD"), ("status", "--porcelain", "--", "."))
         )
     except (OSError, subprocess.CalledProcessError) as error:
-        raise UnsupportedError(f"'{source}' is no git checkout, so {why_not}") from error
+        raise UnsupportedError(f"'{source}' is no git checkout, so {unknown}") from error
     if changed:
         first = changed.splitlines()[0][3:]
-        raise UnsupportedError(f"'{source}' has files of no commit, '{first}', so {why_not}")
+        raise UnsupportedError(f"'{source}' has files of no commit, '{first}', so {unknown}")
     return Requirement(package="", version=commit[:12], source=source)
 
 
