@@ -1,1 +1,4 @@
-"""What was drafted and accepted: the record, where it is read from, and the checks it must pass."""
+"""Count what was drafted and accepted, and work acceptance length and rate out of the counts.
+
+A record says where its counts were read. Checks refuse counts that contradict one another.
+"""

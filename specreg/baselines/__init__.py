@@ -1,1 +1,4 @@
-"""What was recorded: its schema, its files, and what a measurement is compared with."""
+"""Keep what was recorded of a case, and compare a measurement with it.
+
+A baseline is a file of one case on one kind of machine. Published figures are kept here too.
+"""

@@ -1,4 +1,4 @@
-"""A running case in, a verdict out on whether speculation changed its text or its steps.
+"""Check a running case: whether speculation changed its text, its draws or its steps.
 
-It never compares with a baseline.
+The verdicts are those of `verdicts`. No baseline is used.
 """

@@ -1,1 +1,4 @@
-"""The name of a dataset in, its prompts out; it never says how they are sent."""
+"""Load the prompts of a dataset by its name, and prepare published ones.
+
+Files come from the hub or from the user. How prompts are sent is said elsewhere.
+"""

@@ -1,1 +1,4 @@
-"""The client: prompts and a load in, a round of traces out; it starts and judges nothing."""
+"""Send prompts under a load, and trace when each chunk of an answer came.
+
+This is the client, of one process or several. It starts no server and judges nothing.
+"""

@@ -1,1 +1,4 @@
-"""A tier's file in, its cases with models and prompts out; it starts and measures nothing."""
+"""Load a tier's file: its cases, with their models and prompts.
+
+Models are found, padded or widened here. Nothing is started or measured.
+"""

@@ -1,1 +1,4 @@
-"""What is measured of running servers, and the journal of it."""
+"""Measure running servers side by side, and write each request to the journal.
+
+The table of metrics is here, with their formulas and units. Nothing is judged.
+"""

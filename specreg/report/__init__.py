@@ -1,5 +1,5 @@
-"""Reports: verdicts and figures come in, as one document of a run or a gate.
+"""Report what a run or a gate found, in one document of verdicts and figures.
 
-Its forms go out: on the terminal, Markdown, HTML, JSON, CSV, Prometheus and aiperf's. It measures
-and judges nothing.
+Its forms are the terminal's, Markdown, HTML, JSON, CSV, Prometheus and aiperf's. Nothing is
+measured or judged.
 """

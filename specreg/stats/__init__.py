@@ -1,4 +1,4 @@
-"""Plain numbers in, intervals, levels, chances and percentiles out.
+"""Compute intervals, levels, chances and percentiles of plain numbers.
 
-It knows nothing of cases, metrics or outcomes.
+The room knows nothing of cases, metrics or outcomes.
 """

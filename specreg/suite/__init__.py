@@ -1,4 +1,4 @@
-"""A run of the suite: options and a tier in, verdicts, baselines and a report document out.
+"""Run the suite as its options say: choose a tier's cases, measure, judge, record and report them.
 
-It never estimates an effect itself.
+Shards of a run are cut and merged here. Effects are estimated elsewhere.
 """

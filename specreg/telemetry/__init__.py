@@ -1,5 +1,5 @@
-"""The machine: its name as an environment, its devices, and the energy they draw in a span.
+"""Read the machine: its name as an environment, its devices, and the energy that they draw.
 
-Drivers and the samples of a sampler in a process of its own come in, environments and records of
-power go out. Nothing is judged here, and no process of others is touched.
+A sampler in a process of its own reads the drivers. Nothing is judged, and no process of others is
+touched.
 """

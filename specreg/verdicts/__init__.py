@@ -1,4 +1,4 @@
-"""Measurements and what is known of their case in, verdicts out, confirmed and corrected.
+"""Judge measurements against what is known of their case; confirm and correct the verdicts.
 
-It never starts a server or measures.
+History and the selftest of the error rates are here. No server is started or measured.
 """
