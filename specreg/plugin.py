@@ -5,7 +5,6 @@ import dataclasses
 import gc
 import os
 import shlex
-import traceback
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -349,13 +348,6 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
     """Records what the run did, before pytest-benchmark writes what it has of it."""
     _finish(session, exitstatus)
     yield
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-    """Closes the files that were open where the interrupt came; Python would warn of each later."""
-    with warnings.catch_warnings(action="ignore", category=ResourceWarning):
-        traceback.clear_frames(excinfo.tb)
 
 
 def _finish(session: pytest.Session, exitstatus: int) -> None:

@@ -9,6 +9,7 @@ A message is a line of JSON of a type that both sides know: ours go to the child
 its own to its standard output; what it prints for people goes to its log.
 """
 
+import _thread
 import asyncio
 import atexit
 import contextlib
@@ -25,7 +26,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import IO, TypeVar
 
 import msgspec
@@ -53,9 +54,11 @@ _HERE = str(Path(__file__).parents[2])
 
 SIGNALLED: list[int] = []
 """The signals that came, by number."""
-_OPENS_MODULES = "<frozen importlib._bootstrap_external>"
-"""An exception between its opening of a module's file and its `with` would leave the file open."""
 _MOMENT_S = 0.01
+_BUSY_S = 1.0
+"""How long a run that doesn't come to wait goes on after a signal."""
+_looked_at: list[tuple[float, tuple[CodeType, int] | None]] = []
+"""When a signal that has yet to interrupt came, and by code and instruction where we last were."""
 
 _MessageT = TypeVar("_MessageT")
 
@@ -357,14 +360,23 @@ def check_signalled() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """End the run; a moment later where it would leave a file open or be dropped by a finalizer.
+    """End the run where it waits: it is there still a moment later.
 
-    pytest fails a run for either.
+    Elsewhere it could have opened a file that nothing closes yet, or be half through an import, and
+    a finalizer would drop the exception: then it is looked at again.
     """
-    callers = [] if frame is None else [one.f_code for one, _ in traceback.walk_stack(frame)]
-    opens = bool(callers) and callers[0].co_filename == _OPENS_MODULES
-    if opens or any(code.co_name == "__del__" for code in callers):
-        threading.Timer(_MOMENT_S, os.kill, (os.getpid(), number)).start()
+    place = None if frame is None else (frame.f_code, frame.f_lasti)
+    since, last_place = _looked_at.pop() if _looked_at else (time.monotonic(), None)
+    is_busy = place != last_place and time.monotonic() - since < _BUSY_S
+    if is_busy or any(one.f_code.co_name == "__del__" for one, _ in traceback.walk_stack(frame)):
+        _looked_at.append((since, place))
+        _thread.start_new_thread(_again, (number,))
         return
     SIGNALLED.append(number)
     raise KeyboardInterrupt
+
+
+def _again(number: int) -> None:
+    """Give the main thread the signal once more; `threading.Timer` takes locks that it may hold."""
+    time.sleep(_MOMENT_S)
+    signal.pthread_kill(threading.main_thread().ident or 0, number)
