@@ -195,7 +195,7 @@ def test_what_dies_on_one_side_is_told_and_tried_again_where_it_is_resumed(gate:
 
 
 def test_a_step_that_takes_longer_is_found_and_called_so(gate: Gate) -> None:
-    slow = Script(step_ms=4.0)
+    slow = Script(step_ms=12.0)
     stdout, _ = gate.run("--case", EAGLE3, "--launches", "8", status=1, b=slow)
     assert f"{EAGLE3} is worse by the cost of a step" in stdout
     judged = {one.metric: one for one in gate.report().run.verdicts}

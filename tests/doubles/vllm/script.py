@@ -103,7 +103,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     acceptance_probs: Annotated[tuple[float, ...], msgspec.Meta(min_length=1)] = (0.8, 0.7, 0.6)
     seed: int = 0
     prefill_ms: float = 1.0
-    step_ms: float = 1.0
+    step_ms: float = 3.0
     stretches: tuple[float, ...] = ()
     falls_per_s_frac: float = 0.0
     slows_per_s_frac: float = 0.0
