@@ -29,6 +29,13 @@ try:
 except SensorError as error:
     print(error)
 """
+OF_A_CASE = """
+import dataclasses
+from specreg.servers.provision import Provision
+from tests.unit.builders import SPEC
+spec = dataclasses.replace(SPEC, engine_env=(("CUDA_VISIBLE_DEVICES", "2"),))
+print(*(device.id for device in Provision(on_gpu=True, show=print).devices(spec)))
+"""
 HOLDING = """
 import os, sys
 from specreg.telemetry.devices import held_bytes
@@ -45,6 +52,11 @@ def asked(library: Path, gpus: tuple[ScriptedGpu, ...], *arguments: int, **said:
 def test_a_server_over_two_gpus_takes_the_first_two_that_it_sees(library: Path) -> None:
     assert asked(library, THREE, 2) == ["GPU-a GPU-b", "free"]
     assert asked(library, THREE, 2, CUDA_VISIBLE_DEVICES="2,0,1") == ["GPU-c GPU-a", "free"]
+
+
+def test_a_case_that_says_which_gpu_its_server_sees_is_measured_there(library: Path) -> None:
+    seen = run_python(library, library.parent, THREE, OF_A_CASE, CUDA_VISIBLE_DEVICES="0")
+    assert seen == "GPU-c\n"
 
 
 def test_fewer_gpus_than_it_takes_are_none(library: Path) -> None:
