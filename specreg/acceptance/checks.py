@@ -131,7 +131,9 @@ def check_counters(before: Counters, after: Counters) -> Counters:
 def check_reconciled(requests: StepCounts, moved: Counters) -> None:
     """Check that the requests add up to what the server's counters rose by, as far as they tell.
 
-    Raises `FOREIGN_TRAFFIC` where the counters moved more, else `COUNTS_DISAGREE`.
+    Raises:
+        InvalidMeasurementError: `FOREIGN_TRAFFIC` where the counters moved more, else
+            `COUNTS_DISAGREE`.
     """
     if moved.steps != requests.steps or moved.counts not in {None, requests}:
         every = f"steps, accepted, drafted {_sad(moved.counts)}" if moved.counts else ""
@@ -145,7 +147,9 @@ def check_reconciled(requests: StepCounts, moved: Counters) -> None:
 def check_ended(requests: int, moved: Counters) -> None:
     """Check that the requests that ended in the window are ours, and none ran before or after.
 
-    Raises `FOREIGN_TRAFFIC` where more ended or one runs, else `COUNTS_DISAGREE`.
+    Raises:
+        InvalidMeasurementError: `FOREIGN_TRAFFIC` where more ended or one runs, else
+            `COUNTS_DISAGREE`.
     """
     if moved.running_requests:
         message = f"requests that run and aren't ours: {moved.running_requests}"

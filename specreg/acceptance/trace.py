@@ -68,9 +68,11 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
         """The counts if each chunk after the first is what one step emitted: a + 1 tokens.
 
         The estimate for servers that count nothing, in the emitted view: what was cut off at the
-        end isn't seen. Chunks that merged unnoticed make fewer, longer steps; one that holds more
-        than a step can emit raises `CHUNKS_MERGED`. Where the method doesn't draft its
-        `draft_tokens`, k, in every step, D is unknown.
+        end isn't seen. Chunks that merged unnoticed make fewer, longer steps. Where the method
+        doesn't draft its `draft_tokens`, k, in every step, D is unknown.
+
+        Raises:
+            InvalidMeasurementError: `CHUNKS_MERGED` where a chunk holds more than a step can emit.
         """
         longest = max(len(self.chunk_sizes) - 1, 0)
         if self.first_chunk_tokens > 1 or longest > draft_tokens + 1:

@@ -52,8 +52,9 @@ def record_measurements(
     that with the most prompts. `reason` may be empty, for the engine, its version and the commit;
     `complete` adds how identical runs differed, and what a run can tell against such a baseline.
 
-    A BaselineError where nothing of a measurement may be recorded, the launches disagree, or the
-    file that is there can't be read. Nothing is written then.
+    Raises:
+        BaselineError: nothing of a measurement may be recorded, the launches disagree, or the file
+            that is there can't be read. Nothing is written then.
     """
     first = measurements[0]
     path = store.path(first.case.id)
@@ -107,8 +108,9 @@ def record_measurements(
 def record_baseline(path: Path, baseline: Baseline) -> None:
     """Write a baseline; the file is the old or the new one at any moment, never a torn one.
 
-    A BaselineError where the file that is there can't be read, and so isn't overwritten, where this
-    one couldn't be read either, or the disk refuses.
+    Raises:
+        BaselineError: the file that is there can't be read, and so isn't overwritten; this one
+            couldn't be read either; or the disk refuses.
     """
     load_baseline(path)
     try:

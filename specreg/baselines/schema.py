@@ -192,7 +192,8 @@ class Baseline(
 def load_baseline(path: Path) -> Baseline | None:
     """Load a baseline, an earlier form converted to this one; None if there is no file.
 
-    A BaselineError where it can't be read, or is of a newer form. It is left as it is.
+    Raises:
+        BaselineError: it can't be read, or is of a newer form. It is left as it is.
     """
     content = b""
     try:
@@ -387,7 +388,8 @@ class PublishedFigure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 def load_published(folder: Path) -> tuple[PublishedFigure, ...]:
     """All published figures below a folder of baselines, in the order of their names.
 
-    A BaselineError where one of them can't be read, or can't be true.
+    Raises:
+        BaselineError: one of them can't be read, or can't be true.
     """
     return tuple(_load_figure(path) for path in sorted((folder / "published").glob("*.json")))
 

@@ -118,7 +118,9 @@ class Override:
 def parse_override(text: str) -> Override:
     """An override as it was typed: `KEY=VALUE` or `engine_env.NAME=VALUE`.
 
-    Else an UnsupportedError; an UnknownNameError where there is no such setting.
+    Raises:
+        UnsupportedError: it is in neither form, or the setting takes no such value.
+        UnknownNameError: there is no such setting.
     """
     key, equals, value = text.partition("=")
     key, _, name = key.partition(".")
@@ -138,9 +140,11 @@ def parse_override(text: str) -> Override:
 def overridden(case: Case, overrides: Sequence[Override], drafts: Mapping[str, str]) -> Case:
     """A case of the matrix as a side runs it; the last override of a key counts.
 
-    `drafts` are by method those of the case's model pair. Raises UnknownNameError where the engine
-    doesn't have the method, or the pair no draft for it; MatrixError where the method drafts trees
-    and the case has none, or its tree can't be so deep.
+    `drafts` are by method those of the case's model pair.
+
+    Raises:
+        UnknownNameError: the engine doesn't have the method, or the pair no draft for it.
+        MatrixError: the method drafts trees and the case has none, or its tree can't be so deep.
     """
     spec = case.server
     for one in overrides:

@@ -124,8 +124,10 @@ def start_process(
     Its `environment` is whole, but for the mark. `log_path` gets the first and the last of both
     output streams, without secrets. The supervisor removes the `temporary` folders where the caller
     can't. `messages`, `subprocess.PIPE` or a file, takes its standard output in place of the log;
-    its standard input is a pipe then. OSError where the program can't be run, or the log not be
-    written.
+    its standard input is a pipe then.
+
+    Raises:
+        OSError: the program can't be run, or the log not be written.
     """
     mark = uuid.uuid4().hex
     # setproctitle, which vLLM's workers call, writes over the environment that /proc shows.
@@ -210,7 +212,9 @@ def stop_process(process: SupervisedProcess) -> None:
     """End the process and all its descendants: asked first, killed 5 s later, then waited for.
 
     All that they printed is on disk then. Ctrl-C meanwhile kills whatever else runs, too.
-    UnkillableError where some of them live all the same.
+
+    Raises:
+        UnkillableError: some of them live all the same.
     """
     try:
         settle_log(process)

@@ -15,7 +15,8 @@ from specreg.core.errors import DatasetError, ModelError, SpecregError
 def fetch_dataset_file(repo: str, file: str) -> tuple[Path, str]:
     """Fetch a file of a dataset, or find it in the cache: where it lies, and its commit.
 
-    A DatasetError where huggingface_hub is missing, or the hub can't be reached or doesn't give it.
+    Raises:
+        DatasetError: huggingface_hub is missing, or the hub can't be reached or doesn't give it.
     """
     with _hub(DatasetError, f"hub dataset '{repo}': {file}", "give --from") as hub:
         found = Path(hub.hf_hub_download(repo, file, repo_type="dataset"))

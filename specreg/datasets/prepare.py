@@ -68,8 +68,10 @@ def load_prompts(
     """Load all prompts of a set; categories are interleaved, so that any first n are spread.
 
     `vocabulary` tells how many token ids the target knows, and is called for random ids alone.
-    Prepared sets lie in `data_dir`; None for SPECREG_DATA, else specreg's cache. A DatasetError of
-    one that isn't prepared, isn't what was written, or can't be read.
+    Prepared sets lie in `data_dir`; None for SPECREG_DATA, else specreg's cache.
+
+    Raises:
+        DatasetError: it isn't prepared, isn't what was written, or can't be read.
     """
     if one.tokens is not None:
         return _random_prompts(one.tokens, vocabulary())
@@ -94,8 +96,10 @@ def prepare(
 ) -> PreparedSet:
     """Write a set's prompts and its record, from the hub or from the user's file.
 
-    What is there already is kept, unless a file is given. `show` takes each line of progress. A
-    DatasetError where it can't be had, read or written.
+    What is there already is kept, unless a file is given. `show` takes each line of progress.
+
+    Raises:
+        DatasetError: it can't be had, read or written.
     """
     if not one.licence:
         raise DatasetError(f"dataset '{one.name}': nothing to prepare; a case can name it as it is")
@@ -158,7 +162,8 @@ def paths_of(folder: Path, name: str) -> tuple[Path, Path]:
 def load_record(folder: Path, name: str) -> PreparedSet | None:
     """The record of a set, None where there is none.
 
-    A DatasetError where it can't be read, or the prompts are no longer what was written.
+    Raises:
+        DatasetError: it can't be read, or the prompts are no longer what was written.
     """
     prompts, path = paths_of(folder, name)
     remedy = f"prepare it anew: {specreg_command('prepare', name)}"
@@ -259,8 +264,9 @@ def load_prompt_file(path: Path) -> tuple[Prompt, ...]:
 def load_published_rows(path: Path, one: PromptSet) -> tuple[tuple[Prompt, ...], int]:
     """Load the prompts of a set's file in the order of its rows; count the rows without one.
 
-    A DatasetError where the file can't be read, is empty, or a row is wrong; names file, row and
-    field.
+    Raises:
+        DatasetError: the file can't be read, is empty, or a row is wrong; it names file, row and
+            field.
     """
     return _load(path, PublishedRow, lambda row, number: row.prompt_of(number, one))
 

@@ -60,7 +60,9 @@ class PromptSet:
 def dataset_named(name: str) -> PromptSet:
     """The set of a full name, `toy` or `speed-bench-qualitative`.
 
-    Else an UnknownNameError that lists what there is; a DatasetError of too long random prompts.
+    Raises:
+        UnknownNameError: there is no such set; it lists what there is.
+        DatasetError: random prompts would be too long.
     """
     if name in SETS:
         return SETS[name]

@@ -149,7 +149,8 @@ class ChatClient:
     async def watch(self) -> None:
         """End the streams that have been silent for too long.
 
-        A HungError where for 60 s of requests on their way the server showed no life.
+        Raises:
+            HungError: for 60 s of requests on their way the server showed no life.
         """
         while True:
             await asyncio.sleep(_WATCH_S)

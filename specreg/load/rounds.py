@@ -131,7 +131,10 @@ async def replay_round(
     A request that fails is a trace with an error, and ends its conversation; nothing is retried. At
     least one prompt is needed; with a duration they come again and again. `clock` is monotonic, in
     nanoseconds; `record` is told of each request as it ends; `part` is ours of the round, None for
-    all of it, from now on. A HungError where on no stream a token came for 60 s of requests.
+    all of it, from now on.
+
+    Raises:
+        HungError: on no stream a token came for 60 s of requests.
     """
     part = part or RoundSlice(started_ns=clock())
     builder = RoundBuilder(record)

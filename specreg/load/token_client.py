@@ -38,7 +38,9 @@ def encode_prompts(
 ) -> tuple[tuple[int, ...], ...]:
     """The ids of the prompts' first turns, as the server's own tokenizer and template have them.
 
-    Raises UnsupportedError where it knows no ids, else `HTTP_ERROR`, `ANSWER_UNREADABLE`.
+    Raises:
+        UnsupportedError: the server knows no ids.
+        InvalidMeasurementError: `HTTP_ERROR` or `ANSWER_UNREADABLE`.
     """
     api = token_api_of(endpoint)
     asks = [
@@ -67,7 +69,9 @@ def complete(
 ) -> tuple[Transcript, ...]:
     """The continuation of each text, with so many requests `in_flight` at once.
 
-    Raises as `encode_prompts`, and HungError where no answer came in `within_s`.
+    Raises:
+        UnsupportedError, InvalidMeasurementError: as of `encode_prompts`.
+        HungError: no answer came in `within_s`.
     """
     api = token_api_of(endpoint)
     calls = [api.complete(endpoint.model, *one) for one in zip(texts, wanted, strict=True)]
@@ -79,7 +83,8 @@ def score(
 ) -> tuple[tuple[float, ...], ...]:
     """How likely candidates are to follow a text in ids, one text at a time; see `TokenApi.score`.
 
-    Raises as `encode_prompts`.
+    Raises:
+        UnsupportedError, InvalidMeasurementError: as of `encode_prompts`.
     """
     api = token_api_of(endpoint)
     return _post_all(endpoint, [api.score(endpoint.model, *one) for one in questions], 1)

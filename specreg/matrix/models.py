@@ -99,8 +99,10 @@ cache as its target, whose blocks it shares.
 def resolve_model(root: Path, reference: str) -> str:
     """A model's folder, or a hub id as it is; a relative one is looked up in the repository's root.
 
-    One of `fixtures/` that isn't there is specreg's own: the tiny models of its wheel. A ModelError
-    of a folder that is missing or incomplete.
+    One of `fixtures/` that isn't there is specreg's own: the tiny models of its wheel.
+
+    Raises:
+        ModelError: the folder is missing or incomplete.
     """
     if is_hub_id(reference):
         return reference
@@ -172,8 +174,10 @@ def model_sha256(reference: str) -> str:
 def served_models(root: Path, spec: ServerSpec) -> tuple[str, str | None]:
     """Return a server's target and draft as it gets them: folders, or hub ids as they are.
 
-    A padded target is made; a widened model needn't be there yet, see `widen_models`. A ModelError
-    of a folder that is missing or incomplete, or isn't one that can be made larger.
+    A padded target is made; a widened model needn't be there yet, see `widen_models`.
+
+    Raises:
+        ModelError: a folder is missing or incomplete, or can't be made larger.
     """
     if spec.widen is not None:
         target, *drafts = (str(folder) for _, _, folder in _widened(root, spec))

@@ -21,8 +21,9 @@ from specreg.matrix.models import model_file, resolve_model, vocabulary_of
 def load_case_prompts(root: Path, case: Case) -> tuple[Prompt, ...]:
     """The prompts of a case's dataset; the case takes the first ones.
 
-    A DatasetError where it can't be read, holds fewer than the case asks for or its drafter needs,
-    or token ids for a chat.
+    Raises:
+        DatasetError: it can't be read, or holds fewer prompts than the case asks for or its drafter
+            needs, or token ids for a chat.
     """
     target = resolve_model(root, case.server.target)
     prompts = load_prompts(
@@ -58,8 +59,10 @@ def check_contexts(root: Path, cases: Iterable[Case]) -> None:
     """Check that all that a case may send fits into its context, each reply up to the cap.
 
     What the chat template adds isn't counted: some ten tokens for each turn. Without a tokenizer at
-    hand the server is left to refuse what is too long. A DatasetError of a prompt that doesn't fit,
-    or as `load_case_prompts` raises it.
+    hand the server is left to refuse what is too long.
+
+    Raises:
+        DatasetError: a prompt doesn't fit, or as of `load_case_prompts`.
     """
     for case in cases:
         with contextlib.suppress(ModelError):  # the case's own tests say so

@@ -118,9 +118,12 @@ def load_tier(folder: Path, name: str) -> Tier:
     """The tier that `folder`/`name`.toml declares.
 
     Its model pairs are those of `folder`/../models/pairs.toml and its own; one of its own stands in
-    the place of a shared one of the same name. A tier, key, engine, method, dataset or model pair
-    that doesn't exist is an UnknownNameError that lists what does; a MatrixError, that there is no
-    folder, or a file doesn't decode, or asks for what can't be.
+    the place of a shared one of the same name.
+
+    Raises:
+        UnknownNameError: a tier, key, engine, method, dataset or model pair doesn't exist; it lists
+            what does.
+        MatrixError: there is no folder, or a file doesn't decode or asks for what can't be.
     """
     path = folder / f"{name}.toml"
     if not folder.is_dir():

@@ -66,7 +66,8 @@ class ArmReplay:
     async def begin(self) -> None:
         """Read the counters: what is accepted counts from here on.
 
-        Raises InvalidMeasurementError where nothing means anything without them.
+        Raises:
+            InvalidMeasurementError: they can't be read, and nothing means anything without them.
         """
         with noting(self.invalid):
             self.before = await self._counters()
@@ -86,7 +87,8 @@ class ArmReplay:
     async def read(self, *further: Round) -> None:
         """Read the acceptance of all rounds, and of further ones that aren't among them.
 
-        An InvalidMeasurementError where a check broke that spoils all figures.
+        Raises:
+            InvalidMeasurementError: a check broke that spoils all figures.
         """
         self.acceptance = None
         with noting(self.invalid):
@@ -150,7 +152,8 @@ def read_acceptance(
 ) -> AcceptanceRecord | None:
     """The acceptance of all requests between two readings of the counters, None where it has none.
 
-    Else the InvalidMeasurementError of a check that broke; see `specreg.acceptance`.
+    Raises:
+        InvalidMeasurementError: a check of `specreg.acceptance` broke.
     """
     if spec.method == "none":
         return None

@@ -112,7 +112,8 @@ class Journal:
     def hold(self) -> None:
         """Keep other processes from the run until this is closed or our process has ended.
 
-        A SpecregError where another process holds it, or the disk refuses.
+        Raises:
+            SpecregError: another process holds it, or the disk refuses.
         """
         if self._lock is not None:
             return
@@ -250,7 +251,8 @@ def load_checks(path: Path) -> Mapping[tuple[Key, str], Mapping[str, Any]]:
 def last_run(runs: Path, part: str = "") -> Path:
     """The folder in `runs` that was written to last; `part` is what a shard's names end with.
 
-    A SpecregError where there is none, it still goes on, or it has no journal.
+    Raises:
+        SpecregError: there is none, it still goes on, or it has no journal.
     """
     folders = [
         path

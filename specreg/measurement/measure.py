@@ -144,7 +144,10 @@ def measure(arms: Sequence[Arm], workload: Workload, plan: Plan) -> tuple[Measur
 
     Their order changes from round to round: of two it is A B, B A. A check that breaks makes the
     families of its arm invalid that it spoils, the others are measured; it is no error of this
-    function. That a server went away is, a ServerDiedError.
+    function.
+
+    Raises:
+        ServerDiedError: a server went away.
     """
     import uvloop  # noqa: PLC0415 - only who measures needs it
 
@@ -405,7 +408,10 @@ async def warm_up(
     What is made on demand slows the first requests, by minutes where kernels are compiled. Batches
     take the prompts in turn, see `batch_of`. The one that ends once 10 s have passed is the last. A
     drafter that learns from what it serves is shown as many as steady steps take, for what it
-    accepts then mustn't depend on the time. A request that fails is an InvalidMeasurementError.
+    accepts then mustn't depend on the time.
+
+    Raises:
+        InvalidMeasurementError: a request fails.
     """
     size = batch_of(case)
     in_turn = itertools.cycle(prompts)

@@ -437,8 +437,9 @@ GATE_METRICS: Mapping[str, Metric] = MappingProxyType(
 def check_allowed(case: Case, where: str) -> None:
     """Check that every tolerance of the case, declared `where`, is of a metric that takes one.
 
-    Else an UnknownNameError that lists the metrics, or a MatrixError: more can't be lost than there
-    is, or what is only shown has a tolerance.
+    Raises:
+        UnknownNameError: there is no such metric; it lists those that there are.
+        MatrixError: more would be lost than there is, or what is only shown has one.
     """
     tolerances = dict(case.tolerances)
     for key, names in (("shown", case.shown), ("tolerances", tolerances)):

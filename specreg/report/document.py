@@ -347,7 +347,10 @@ def side_by_side(a: Report, b: Report) -> Report:
     """What run B measured against run A, of the cases that both have. Nothing is judged.
 
     What was measured with other settings is NOT_COMPARABLE, and so are speed and power of another
-    kind of machine. ReportError where no case is in both, or one is a gate's, which has two sides.
+    kind of machine.
+
+    Raises:
+        ReportError: no case is in both, or one is a gate's, which has two sides.
     """
     names, replace = f"'{a.run.run}' and '{b.run.run}'", msgspec.structs.replace
     if a.arms or b.arms:

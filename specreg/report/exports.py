@@ -54,8 +54,10 @@ def write_outputs(
 ) -> list[Path]:
     """Write forms of a document, named as in FORMS, into a folder; the files that were written.
 
-    The run's folder holds the journal. SpecregError where that can't be read, where no case holds
-    what a form takes, and where the disk refuses.
+    The run's folder holds the journal.
+
+    Raises:
+        SpecregError: that can't be read, no case holds what a form takes, or the disk refuses.
     """
     written: list[Path] = []
     for name in names:

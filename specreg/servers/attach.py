@@ -45,8 +45,9 @@ def alone(tier: Tier, url: str) -> Tier:
 def check_attached(cases: Collection[Case], url: str, *, root: Path) -> None:
     """Check that the server at a URL can measure the cases, as far as it says what it is.
 
-    AttachError where they are of several servers, or nothing answers, or another server;
-    UnsupportedError where its version is too old.
+    Raises:
+        AttachError: they are of several servers, or nothing answers, or another server.
+        UnsupportedError: its version is too old.
     """
     servers = sorted({case.server.id for case in cases})
     if len(servers) > 1:
@@ -61,7 +62,8 @@ def check_attached(cases: Collection[Case], url: str, *, root: Path) -> None:
 def attach_server(spec: ServerSpec, url: str, *, root: Path, ready_within_s: float) -> Server:
     """The server at `http://HOST:PORT`, which has generated a token within a time.
 
-    AttachError where nothing answers, or something else than asked for, or without counters.
+    Raises:
+        AttachError: nothing answers, or something else than asked for, or without counters.
     """
     found = _identified(spec, url, root)
     target, draft = served_models(root, spec)

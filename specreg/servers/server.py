@@ -188,7 +188,10 @@ class StartedServer(Server):
 def ready_server(server: StartedServer, deadline: float) -> StartedServer | None:
     """The server, with its version, once it generates a token: a healthy one may hang (vllm#39863).
 
-    None before; ServerStartError where it ended, refused, or generated none by the deadline.
+    None before.
+
+    Raises:
+        ServerStartError: it ended, refused, or generated none by the deadline.
     """
     # Another server may answer at its port; it is seen as far as its engine says its name.
     with contextlib.suppress(AnswerError, AttachError):
@@ -221,7 +224,10 @@ def identify(engine: Engine, url: str, *, within_s: float) -> Identity:
 def generates(server: Server, *, timeout_s: float, output_cap_tokens: int = 1) -> bool:
     """Whether a server is up and generates so many tokens, or as many as it wants to.
 
-    All of its answer must come in time. One that answers that it won't is a ServerRefusedError.
+    All of its answer must come in time.
+
+    Raises:
+        ServerRefusedError: it answers that it won't.
     """
     probe = Ask(
         model=server.model,

@@ -40,7 +40,10 @@ def open_probe(device: Device) -> Probe:
 def devices_of(gpus: int, variables: Mapping[str, str]) -> tuple[Device, ...]:
     """Return the first GPUs that a server with these environment variables sees, or processors.
 
-    `gpus` is 0 for one that runs on processors. SensorError where there are fewer, or none.
+    `gpus` is 0 for one that runs on processors.
+
+    Raises:
+        SensorError: there are fewer, or none.
     """
     found = nvml.find(variables) if gpus else rapl.find()
     if len(found) < gpus:
@@ -77,8 +80,10 @@ def check_free(
 ) -> None:
     """Check before a start that no process but `ours` computes on the devices.
 
-    Else a SensorError names it and its user. Devices whose ids are in `taken` have a server of ours
-    already.
+    Devices whose ids are in `taken` have a server of ours already.
+
+    Raises:
+        SensorError: one does; the process and its user are named.
     """
     for device in devices:
         seen = set(open_probe(device).processes() or ())

@@ -60,7 +60,8 @@ class _Gpu(Probe):
 def find(variables: Mapping[str, str]) -> tuple[Device, ...]:
     """List the GPUs that CUDA_VISIBLE_DEVICES leaves, numbered by their places on the bus.
 
-    SensorError where there is no driver, no GPU, none that is left, or no telling which.
+    Raises:
+        SensorError: there is no driver, no GPU, none that is left, or no telling which.
     """
     with _mapped_errors():
         pynvml.nvmlInit()
@@ -117,10 +118,12 @@ def visible(
 ) -> tuple[Device, ...]:
     """Return the GPUs that a process with these environment variables sees, in its order.
 
-    As CUDA's programming guide has it: numbers or UUIDs, which may be cut short as long as they
-    fit one; what follows the first that fits none is not seen, and what is named twice leaves none.
-    `slice_called` gives the slice of a GPU (MIG) of a UUID, None where there is none. SensorError
-    where numbers are given of GPUs of several kinds, whose order is unknown.
+    As CUDA's programming guide has it: numbers or UUIDs, which may be cut short as long as they fit
+    one; what follows the first that fits none is not seen, and what is named twice leaves none.
+    `slice_called` gives the slice of a GPU (MIG) of a UUID, None where there is none.
+
+    Raises:
+        SensorError: numbers are given of GPUs of several kinds, whose order is unknown.
     """
     words = variables.get(_VISIBLE, ",".join(map(str, range(len(devices))))).split(",")
     found: list[Device] = []

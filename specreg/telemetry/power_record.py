@@ -56,8 +56,9 @@ class Energy:
 def energy_of(trace: PowerTrace, span: Span) -> Energy:
     """Return what a device drew in a span, by its counter if it has one.
 
-    SensorError where the device was lost, samples are missing, the counter stands still or went
-    back, or there is neither counter nor power.
+    Raises:
+        SensorError: the device was lost, samples are missing, the counter stands still or went
+            back, or there is neither counter nor power.
     """
     name = trace.device.name
     if trace.lost is not None and trace.lost.at_ns < span[1]:

@@ -40,8 +40,10 @@ class _Package(Probe):
 def find(folder: Path = FOLDER, machine: Path = Path("/etc/machine-id")) -> tuple[Device, ...]:
     """List the packages; their parts (cores, memory) and the whole (psys) are left out.
 
-    `machine` is the file that tells this machine from others. SensorError where the kernel shows no
-    package, as in most virtual machines.
+    `machine` is the file that tells this machine from others.
+
+    Raises:
+        SensorError: the kernel shows no package, as in most virtual machines.
     """
     found = [(path, _read(path / "name")) for path in sorted(folder.glob("intel-rapl:[0-9]*"))]
     packages = [(path, name) for path, name in found if name.startswith("package")]
