@@ -84,8 +84,8 @@ def gate(options: GateOptions) -> int:
         set_aside(options.out)
     opened = open_gate(options, tier_of(options.root / options.matrix, options.tier))
     options.show(
-        f"{len(opened.pairs)} cases on {len(opened.groups)} servers of each side, at most"
-        f" {opened.rules.launches} launches of each"
+        f"cases: {len(opened.pairs)}; servers of each side: {len(opened.groups)}, each launched"
+        f" {opened.rules.launches} times at most"
     )
     cut_short = None
     try:
