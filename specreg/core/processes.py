@@ -19,7 +19,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 import traceback
 import uuid
@@ -53,12 +52,14 @@ _HERE = str(Path(__file__).parents[2])
 """The folder that holds specreg, for a process that knows of no other."""
 
 SIGNALLED: list[int] = []
-"""The signals that came, by number."""
+"""The signals that interrupted, by number."""
 _MOMENT_S = 0.01
+_IDLE_S = 0.002
+"""How much of a moment a thread that waits may compute."""
 _BUSY_S = 1.0
 """How long a run that doesn't come to wait goes on after a signal."""
-_looked_at: list[tuple[float, tuple[CodeType, int] | None]] = []
-"""When a signal that has yet to interrupt came, and by code and instruction where we last were."""
+_PENDING: list[tuple[float, tuple[CodeType, int] | None, float]] = []
+"""Of a signal that has yet to interrupt: when it came; place and CPU time at the last look."""
 
 _MessageT = TypeVar("_MessageT")
 
@@ -364,16 +365,19 @@ def check_signalled() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """End the run where it waits: it is there still a moment later.
+    """End the run where it waits: a moment later it is there still, and has computed nothing.
 
     Elsewhere it could have opened a file that nothing closes yet, or be half through an import, and
-    a finalizer would drop the exception: then it is looked at again.
+    a finalizer would drop the exception: then it is looked at again. One that is busy for a second
+    ends wherever it is, but never in a finalizer.
     """
+    now, used_s = time.monotonic(), time.thread_time()
     place = None if frame is None else (frame.f_code, frame.f_lasti)
-    since, last_place = _looked_at.pop() if _looked_at else (time.monotonic(), None)
-    is_busy = place != last_place and time.monotonic() - since < _BUSY_S
-    if is_busy or any(one.f_code.co_name == "__del__" for one, _ in traceback.walk_stack(frame)):
-        _looked_at.append((since, place))
+    since, last_place, last_used_s = _PENDING.pop() if _PENDING else (now, None, used_s)
+    waits = place == last_place and used_s - last_used_s < _IDLE_S
+    is_early = not waits and now - since < _BUSY_S
+    if is_early or any(one.f_code.co_name == "__del__" for one, _ in traceback.walk_stack(frame)):
+        _PENDING.append((since, place, used_s))
         _thread.start_new_thread(_again, (number,))
         return
     SIGNALLED.append(number)
@@ -381,6 +385,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _again(number: int) -> None:
-    """Give the main thread the signal once more; `threading.Timer` takes locks that it may hold."""
+    """Give the process the signal once more; `threading.Timer` takes locks that it may hold."""
     time.sleep(_MOMENT_S)
-    signal.pthread_kill(threading.main_thread().ident or 0, number)
+    os.kill(os.getpid(), number)
