@@ -1,6 +1,6 @@
 """What the commands say of what they can't do, and with which status."""
 
-import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -48,7 +48,7 @@ def test_a_fault_of_ours_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> Gate:
         raise RuntimeError("nobody foresaw it")
 
-    monkeypatch.setattr(sys.modules["specreg.cli.gate"], "open_gate", fail)
+    monkeypatch.setattr(import_module("specreg.cli.gate"), "open_gate", fail)
     done = CliRunner().invoke(app, ("gate", "vllm", "vllm", *IN_ROOT))
     assert done.exit_code == 10
     assert "RuntimeError: nobody foresaw it" in done.output
@@ -97,7 +97,7 @@ def test_a_bisect_ends_with_the_status_of_what_it_found(
             raise KeyboardInterrupt
         return found.split()
 
-    monkeypatch.setattr(sys.modules["specreg.cli.gate"], "find_change", find)
+    monkeypatch.setattr(import_module("specreg.cli.gate"), "find_change", find)
     given = ("--seconds", "40", "--ready-within-s", "1800", "--out", str(tmp_path))
     versions = ("--versions", "0.31.1, 0.31.2")
     done = CliRunner().invoke(app, (*BISECT, *IN_ROOT, *given, *versions))
