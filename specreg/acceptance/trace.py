@@ -72,7 +72,8 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
         doesn't draft its `draft_tokens`, k, in every step, D is unknown.
 
         Raises:
-            InvalidMeasurementError: `CHUNKS_MERGED` where a chunk holds more than a step can emit.
+            InvalidMeasurementError: `CHUNKS_MERGED` where a chunk holds more than a step can emit,
+                or the first one more than a token.
         """
         longest = max(len(self.chunk_sizes) - 1, 0)
         if self.first_chunk_tokens > 1 or longest > draft_tokens + 1:

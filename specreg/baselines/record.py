@@ -53,8 +53,8 @@ def record_measurements(
     `complete` adds how identical runs differed, and what a run can tell against such a baseline.
 
     Raises:
-        BaselineError: nothing of a measurement may be recorded, the launches disagree, or the file
-            that is there can't be read. Nothing is written then.
+        BaselineError: nothing of a measurement may be recorded, the launches disagree, the file
+            that is there can't be read, or the disk refuses. Nothing is written then.
     """
     first = measurements[0]
     path = store.path(first.case.id)

@@ -39,8 +39,9 @@ def encode_prompts(
     """The ids of the prompts' first turns, as the server's own tokenizer and template have them.
 
     Raises:
-        UnsupportedError: the server knows no ids.
+        UnsupportedError: the engine's answers are no ids.
         InvalidMeasurementError: `HTTP_ERROR` or `ANSWER_UNREADABLE`.
+        HungError: no answer came in ten minutes.
     """
     api = token_api_of(endpoint)
     asks = [
@@ -70,7 +71,8 @@ def complete(
     """The continuation of each text, with so many requests `in_flight` at once.
 
     Raises:
-        UnsupportedError, InvalidMeasurementError: as of `encode_prompts`.
+        UnsupportedError: the engine's answers are no ids.
+        InvalidMeasurementError: as of `encode_prompts`.
         HungError: no answer came in `within_s`.
     """
     api = token_api_of(endpoint)
@@ -84,7 +86,8 @@ def score(
     """How likely candidates are to follow a text in ids, one text at a time; see `TokenApi.score`.
 
     Raises:
-        UnsupportedError, InvalidMeasurementError: as of `encode_prompts`.
+        UnsupportedError: the engine's answers are no ids.
+        InvalidMeasurementError, HungError: as of `encode_prompts`.
     """
     api = token_api_of(endpoint)
     return _post_all(endpoint, [api.score(endpoint.model, *one) for one in questions], 1)

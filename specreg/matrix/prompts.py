@@ -22,8 +22,10 @@ def load_case_prompts(root: Path, case: Case) -> tuple[Prompt, ...]:
     """The prompts of a case's dataset; the case takes the first ones.
 
     Raises:
+        UnknownNameError: there is no such dataset.
         DatasetError: it can't be read, or holds fewer prompts than the case asks for or its drafter
-            needs, or token ids for a chat.
+            needs, or token ids for a chat or for an engine that takes text alone.
+        ModelError: the target can't be had, or has no vocabulary to draw from.
     """
     target = resolve_model(root, case.server.target)
     prompts = load_prompts(

@@ -124,6 +124,7 @@ def load_tier(folder: Path, name: str) -> Tier:
         UnknownNameError: a tier, key, engine, method, dataset or model pair doesn't exist; it lists
             what does.
         MatrixError: there is no folder, or a file doesn't decode or asks for what can't be.
+        DatasetError: `random-N` has more digits than it may.
     """
     path = folder / f"{name}.toml"
     if not folder.is_dir():

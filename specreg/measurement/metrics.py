@@ -439,7 +439,7 @@ def check_allowed(case: Case, where: str) -> None:
 
     Raises:
         UnknownNameError: there is no such metric; it lists those that there are.
-        MatrixError: more would be lost than there is, or what is only shown has one.
+        MatrixError: one allows the loss of all there is, or is of what is only shown.
     """
     tolerances = dict(case.tolerances)
     for key, names in (("shown", case.shown), ("tolerances", tolerances)):

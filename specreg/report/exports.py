@@ -57,7 +57,7 @@ def write_outputs(
     The run's folder holds the journal.
 
     Raises:
-        SpecregError: that can't be read, no case holds what a form takes, or the disk refuses.
+        SpecregError: the journal can't be read, no case has what a form takes, or the disk refuses.
     """
     written: list[Path] = []
     for name in names:

