@@ -71,9 +71,11 @@ class VllmWireFormat(WireFormat, TokenApi):
         parsed = MetricsPage(page)
         counts_tokens = any(name.startswith("vllm:generation_tokens") for name in parsed.names)
         if counts_tokens and not any("spec_decode" in name for name in parsed.names):
+            alike = [one for one in parsed.names if "spec" in one and not one.endswith("_created")]
             message = (
                 "the server counts tokens, and has no speculation counters: it doesn't speculate,"
-                f" or its version calls them otherwise than {_FAMILY}…; look at /metrics"
+                f" or its version calls them otherwise than {_FAMILY}…; /metrics has"
+                f" {', '.join(alike[:4]) or 'none like them'}"
             )
             raise InvalidMeasurementError("SPEC_DISABLED", message)
         parsed.require(*_COUNTERS, why="is the server without log stats, or newer")

@@ -247,7 +247,7 @@ class MetricsPage:
             message = f"{path} is not a Prometheus page ({error}); look at it in a browser"
             raise InvalidMeasurementError("METRICS_UNREADABLE", message) from error
         self.samples = [sample for family in families for sample in family.samples]
-        self.names = {sample.name for sample in self.samples}
+        self.names = dict.fromkeys(sample.name for sample in self.samples)  # in their order
 
     def require(self, *names: str, why: str) -> None:
         """Check that there are samples of all these names; `why` says how they may be missing."""

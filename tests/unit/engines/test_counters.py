@@ -109,7 +109,9 @@ def test_a_page_of_vllm_without_the_counters_means_no_speculation() -> None:
     page = VLLM_PAGE.replace(SPECULATION, "vllm:speculation_")
     with builders.invalid("SPEC_DISABLED") as error:
         read("vllm", page)
-    assert "its version calls them otherwise than vllm:spec_decode_num_…" in str(error.value)
+    assert "than vllm:spec_decode_num_…; /metrics has vllm:speculation_" in str(error.value)
+    with builders.invalid("SPEC_DISABLED", "/metrics has none like them"):
+        read("vllm", VLLM_PAGE.replace(SPECULATION, "vllm:other_"))
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "88.5", "-1.0", "1e+300"])
