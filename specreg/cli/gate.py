@@ -84,8 +84,8 @@ def gate(options: GateOptions) -> int:
         set_aside(options.out)
     opened = open_gate(options, tier_of(options.root / options.matrix, options.tier))
     options.show(
-        f"cases: {len(opened.pairs)}; servers of each side: {len(opened.groups)}, each launched"
-        f" {opened.rules.launches} times at most"
+        f"cases: {len(opened.pairs)}; servers of each side: {len(opened.groups)}; launches of"
+        f" each at most: {opened.rules.launches}"
     )
     cut_short = None
     try:
