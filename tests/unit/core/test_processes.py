@@ -446,6 +446,8 @@ def test_a_run_that_never_waits_is_interrupted_too(
 def test_an_interrupt_waits_for_a_finalizer_which_would_drop_it(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(processes, "_BUSY_S", 0.05)
+
     class Dropping:
         def __del__(self) -> None:
             signal.raise_signal(number)
