@@ -371,13 +371,13 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     a finalizer would drop the exception: then it is looked at again. One that is busy for a second
     ends wherever it is, but never in a finalizer.
     """
-    now, used_s = time.monotonic(), time.thread_time()
+    now_s, used_s = time.monotonic(), time.thread_time()
     place = None if frame is None else (frame.f_code, frame.f_lasti)
-    since, last_place, last_used_s = _PENDING.pop() if _PENDING else (now, None, used_s)
+    since_s, last_place, last_used_s = _PENDING.pop() if _PENDING else (now_s, None, used_s)
     waits = place == last_place and used_s - last_used_s < _IDLE_S
-    is_early = not waits and now - since < _BUSY_S
+    is_early = not waits and now_s - since_s < _BUSY_S
     if is_early or any(one.f_code.co_name == "__del__" for one, _ in traceback.walk_stack(frame)):
-        _PENDING.append((since, place, used_s))
+        _PENDING.append((since_s, place, used_s))
         _thread.start_new_thread(_again, (number,))
         return
     SIGNALLED.append(number)
