@@ -289,7 +289,7 @@ def gate(session: nox.Session) -> None:
 
 @nox.session
 def soak(session: nox.Session) -> None:
-    """Keeps a server under load: `nox -s soak -- --minutes 10`; docs/measuring.md says more."""
+    """Keeps a server under load: `nox -s soak -- --minutes 10`; `-- --help` says more."""
     _install(session)
     _specreg(session, "soak", *session.posargs)
 

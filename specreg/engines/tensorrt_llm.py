@@ -1,7 +1,8 @@
 """TensorRT-LLM: `trtllm-serve` of the PyPI package `tensorrt-llm`, on a GPU alone.
 
-Written from its documentation and source, never seen running here; docs/engines.md says where it
-tells of its steps. Its counters by position count when a request has ended: the drafts of the first
+Written from its documentation and source, never seen running here;
+docs/explanation/engines.md says where it tells of its steps. Its counters by position count when a
+request has ended: the drafts of the first
 position are the steps that drafted, S, and the sums over the positions are D and A. It counts
 between `[DONE]` and the end of the answer's body, which our client awaits (openai_server.py).
 Before TensorRT-LLM#17082 they took the drafts of the next step for those of the step that was

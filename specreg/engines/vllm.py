@@ -177,7 +177,7 @@ class Vllm(Engine):
 
     name: ClassVar = "vllm"
     methods: ClassVar = _METHODS
-    # On a CPU; docs/engines.md says by which session.
+    # On a CPU; docs/explanation/engines.md says by which session.
     seen: ClassVar = dict.fromkeys(
         (
             *("none", "ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa", "mtp"),

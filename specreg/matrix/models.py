@@ -89,7 +89,7 @@ SHAPES: Mapping[Width, Mapping[str, Shape]] = MappingProxyType(
         },
     }
 )
-"""By width, the target's shape and, by method, its draft's; docs/matrix.md has what a step costs.
+"""By width, the target's shape and, by method, its draft's; see docs/how-to/choose-what-runs.md.
 
 The hidden size is a power of four times the narrow one's. The head has as many heads of the KV
 cache as its target, whose blocks it shares.

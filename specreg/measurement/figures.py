@@ -1,4 +1,4 @@
-"""All figures of a measurement, for people and programs: what docs/measuring.md names, as JSON."""
+"""All figures of a measurement as JSON; docs/explanation/measuring.md has their formulas."""
 
 import functools
 import itertools
@@ -74,7 +74,7 @@ class PaceFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         requests: how many; tokens: N of all.
-        tpot_ms, output_tokens_per_s: see docs/measuring.md.
+        tpot_ms, output_tokens_per_s: see docs/explanation/measuring.md.
     """
 
     requests: int
@@ -93,7 +93,7 @@ class ArmFigures(PaceFigures, frozen=True, kw_only=True):
         tokens_per_chunk: of all chunks but each request's first; of any step, drafted or not.
         send_delay_ms: sent - planned; client_lag_ms: of the client's event loop.
         by_category: the pace of each category's requests.
-        others: see docs/measuring.md.
+        others: see docs/explanation/measuring.md.
     """
 
     good_requests: int

@@ -71,7 +71,7 @@ SPOILS: Mapping[str, AbstractSet[Family]] = MappingProxyType(
         "POWER_INVALID": frozenset({Family.POWER}),
     }
 )
-"""By reason the families that it spoils, as docs/red.md says; any other spoils all."""
+"""The families that a reason spoils; any other reason spoils all of them."""
 
 
 @contextlib.contextmanager

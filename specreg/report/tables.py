@@ -42,7 +42,7 @@ _POSITIONS = "accepted by\nposition"
 _SPEEDUP = ("speedup over\nthe target alone", *_TIMED, "\nAL", "\nA/D", _POSITIONS)
 _CATEGORIES = ("by category", "requests", "AL", "A/D", "ms/token alone", "with", "gain")
 _WORDS = "AL: acceptance length, tokens/step; A/D: accepted/drafted; c4: 4 in flight"
-"""What the tables above and the cases' ids don't spell out; docs/glossary.md has all words."""
+"""The abbreviations of the tables and of case ids; docs/reference/glossary.md explains terms."""
 _POWER = ("power", "J/token", "alone", "saved", "W", "idle", "remark")
 _SHOWN_S = 0.05
 """Of a phase; one that took no pair longer has no column."""

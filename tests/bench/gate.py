@@ -1,4 +1,4 @@
-"""How often a gate errs, by simulation: the table of docs/gate.md. `python -m tests.bench.gate`.
+"""How often a gate errs, by simulation: `python -m tests.bench.gate`.
 
 Accepted drafts are drawn as those of the suite's own simulation; the times of a launch are drawn
 around what was planted.

@@ -1,4 +1,4 @@
-"""The recipes of docs/many.md, word for word, as far as they go without what they are for."""
+"""The recipes of docs/how-to/use-many-gpus.md, word for word, beside scripted programs."""
 
 import os
 import re
@@ -42,8 +42,8 @@ exec {python} -m specreg "$@"
 
 
 def recipe(title: str) -> str:
-    """The block under a heading of docs/many.md."""
-    text = (ROOT / "docs/many.md").read_text()
+    """The block under a heading of docs/how-to/use-many-gpus.md."""
+    text = (ROOT / "docs/how-to/use-many-gpus.md").read_text()
     found = re.search(rf"^### {title}\n\n((?:(?:    .*)?\n)+)", text, re.MULTILINE)
     assert found, title
     return textwrap.dedent(found[1])

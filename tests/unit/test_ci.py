@@ -198,7 +198,7 @@ def test_each_system_kills_as_often_at_night() -> None:
 
 
 def test_an_action_has_one_version_in_workflows_and_documents() -> None:
-    files = (*WORKFLOWS, *(ROOT / "docs").glob("*.md"))
+    files = (*WORKFLOWS, *(ROOT / "docs").rglob("*.md"))
     used = {
         one for path in files for one in re.findall(r"(actions/[\w-]+)@(\w+)", path.read_text())
     }

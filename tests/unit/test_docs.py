@@ -1,4 +1,4 @@
-"""What docs/red.md says is what the code says; test_validity.py holds its reasons of INVALID."""
+"""The pages of docs/ say what the code says; test_validity.py holds the reasons of INVALID."""
 
 import dataclasses
 import re
@@ -10,7 +10,7 @@ from specreg.verdicts.judge import GOOD, Outcome
 from tests.unit import builders
 from tests.unit.core.test_commands import texts, trees
 
-PAGE = (builders.ROOT / "docs/red.md").read_text()
+PAGE = (builders.ROOT / "docs/how-to/my-run-is-red.md").read_text()
 OF_OTHERS = {"--group", "--pid", "--wheel"}
 TEXT = "\n".join(text for _, tree in trees() for text in texts(tree))
 TABLES = "".join(re.findall(r"\| the reason says \|.+\n(?:\|.+\n)+", PAGE))
@@ -30,10 +30,10 @@ def test_what_it_quotes_of_a_reason_is_said(quoted: str) -> None:
 
 
 def test_no_message_names_a_page_that_an_installation_lacks() -> None:
-    assert re.findall(r"docs/\w+\.md", TEXT) == []
+    assert re.findall(r"docs/[\w/-]+\.md", TEXT) == []
 
 
-@pytest.mark.parametrize("name", ["red", "getting-started"])
+@pytest.mark.parametrize("name", ["how-to/my-run-is-red", "getting-started"])
 def test_each_option_exists(name: str) -> None:
     options = set(re.findall(r"--[a-z][a-z-]+", (builders.ROOT / f"docs/{name}.md").read_text()))
     options -= OF_OTHERS | {*map(flag_of, dataclasses.fields(Options))}

@@ -24,7 +24,7 @@ def test_engines_have_methods_that_are_known() -> None:
 
 
 def test_the_page_has_the_table_that_the_command_prints() -> None:
-    assert render_methods() in (builders.ROOT / "docs/engines.md").read_text()
+    assert render_methods() in (builders.ROOT / "docs/explanation/engines.md").read_text()
 
 
 def test_what_was_seen_running_is_a_method_with_version_and_date() -> None:

@@ -1,4 +1,4 @@
-"""The figures: all that docs/measuring.md names, exact, and null where there is no value."""
+"""The figures that docs/explanation/measuring.md names: exact, and null without a value."""
 
 import dataclasses
 from typing import Any

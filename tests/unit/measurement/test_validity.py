@@ -17,9 +17,9 @@ TIMED = frozenset(Family) - {Family.ACCEPTANCE}
 
 
 def told_by_the_page() -> Iterator[tuple[str, frozenset[str]]]:
-    """Each reason that docs/red.md explains, and the families that its section spoils."""
+    """Each reason that the page of red runs explains, and the families that its section spoils."""
     families: frozenset[str] = frozenset()
-    for line in (builders.ROOT / "docs/red.md").read_text().splitlines():
+    for line in (builders.ROOT / "docs/how-to/my-run-is-red.md").read_text().splitlines():
         if spoils := re.match(r"Spoils ([a-z, ]+?)( of .+)?\.", line):
             families = frozenset(ALL if spoils[1] == "all" else spoils[1].split(", "))
         yield from ((name, families) for name in re.findall(r"\*\*`([A-Z_]+)`\*\*", line))
