@@ -8,9 +8,10 @@ import codecs
 import collections
 import functools
 import importlib
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,6 +23,8 @@ from specreg.core.files import data_dir as usual_data_dir
 from specreg.datasets.hub import fetch_dataset_file
 from specreg.datasets.prompts import Prompt, interleaved
 from specreg.datasets.table import FILLING, PromptSet
+
+_T = TypeVar("_T")
 
 _TOYS = "fixtures/prompts"
 """Five categories in the tiny models' own language: single turns, and conversations of three."""
@@ -204,26 +207,73 @@ def _random_prompts(length_tokens: int, vocabulary: int) -> tuple[Prompt, ...]:
     return tuple(prompts)
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, rename={"who": "from"}):
-    """A message of a chat: `role` and `content`, or ShareGPT's `from` and `value`."""
+class TextPart(msgspec.Struct, frozen=True, kw_only=True):
+    """A text in a list of contents; parts of other types can't be replayed."""
 
-    role: str = ""
-    content: str = ""
-    who: str = ""
-    value: str = ""
+    type: Literal["text", "input_text"] = "text"
+    text: str
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, rename={"who": "from"}):
+    """A message of a chat: `role` and `content`, or ShareGPT's `from` and `value`.
+
+    Only the user's messages are replayed, so the content of any other may be anything: an agent's
+    trace has null beside its tool calls.
+    """
+
+    role: str | None = None
+    content: object = None
+    who: str | None = None
+    value: object = None
+
+    @property
+    def is_by_user(self) -> bool:
+        """True if the user wrote the message."""
+        return bool({self.role, self.who} & {"user", "human"})
+
+    def text(self, place: str) -> str:
+        """Return what the message says, with a line for each part, as vLLM joins them.
+
+        Args:
+            place: Where the message is, for errors: `$.messages[0]`.
+
+        Raises:
+            DatasetError: The content is neither null, a text, nor a list of texts.
+        """
+        field = "value" if self.content is None else "content"
+        content = getattr(self, field)
+        if content is None:
+            return ""
+        parts = content if isinstance(content, list) else [content]
+        try:
+            texts = msgspec.convert(parts, tuple[str | TextPart, ...])
+        except msgspec.ValidationError as error:
+            raise DatasetError(
+                f"`{place}.{field}` is neither a text nor a list of texts: {error};"
+                " remove the row, or leave only texts to the user's messages"
+            ) from error
+        return "\n".join(part.text if isinstance(part, TextPart) else part for part in texts)
+
+
+_ID_COLUMNS = ("question_id", "prompt_id", "task_id")
+_PROMPT_COLUMNS = ("messages", "conversations", "turns", "prompt", "question", "text")
+_NO_ID = (b"null", b'""')
 
 
 class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The columns that published files have for a prompt; others are passed over.
+    """The columns that published files have for a prompt.
 
     `question_id` and `turns` are FastChat's, `prompt_id` and `prompt` HuggingFaceH4's, `task_id`
-    and `prompt` HumanEval's, `question` GSM8K's, `text` genai-perf's, `messages` NeMo-Skills' and
-    `conversations` ShareGPT's, whose `id` is optional and not read.
+    and `prompt` HumanEval's and MBPP's (its full form has `text`), `question` GSM8K's, `text`
+    genai-perf's, `messages` NeMo-Skills' and `conversations` ShareGPT's, whose `id` is optional
+    and not read.
+
+    Of the ids and of the prompts a row is read by the first that it has; see `decode_row`.
     """
 
-    question_id: int | str | None = None
-    prompt_id: int | str | None = None
-    task_id: str | None = None
+    question_id: int | float | str | None = None
+    prompt_id: int | float | str | None = None
+    task_id: int | float | str | None = None
     category: str | None = None
     turns: tuple[str, ...] | None = None
     prompt: str | tuple[str, ...] | None = None
@@ -232,33 +282,109 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[Message, ...] | None = None
     conversations: tuple[Message, ...] | None = None
 
-    def prompt_of(self, number: int, one: PromptSet) -> Prompt | None:
-        """Convert the row to a prompt, None where it holds none; `number` is from 0."""
-        names = (self.question_id, self.prompt_id, self.task_id, f"{one.dataset}-{number}")
-        name = str(next(each for each in names if each is not None))
-        category = self.category or one.category
-        chat = self.conversations if self.messages is None else self.messages
-        asked = (self.turns, self.prompt, self.question, self.text)
-        turns = next((each for each in asked if each is not None), None)
-        if chat is not None:
-            users = [each for each in chat if {each.role, each.who} & {"user", "human"}]
-            turns = tuple(each.content or each.value for each in users)
-            if not turns or not all(map(str.strip, turns)):
-                return None
+    def prompt_of(self, number: int, prompt_set: PromptSet) -> Prompt | None:
+        """Convert the row to a prompt.
+
+        Args:
+            number: The row's number from 0, which is part of the id of a row without one.
+            prompt_set: The set that the row is of.
+
+        Returns:
+            The prompt, or None if the row is a conversation in which the user says nothing.
+
+        Raises:
+            DatasetError: A column is missing, or holds what can't be replayed.
+        """
+        name = self._id or f"{prompt_set.dataset}-{number}"
+        category = self.category or prompt_set.category
+        try:
+            turns = self._turns
+        except DatasetError as error:
+            raise DatasetError(f"prompt '{name}': {error}") from error
         if turns is None or not category:
             missing = "turns" if turns is None else "category"
             raise DatasetError(f"prompt '{name}': {missing} is missing; {_ADVICE}")
-        turns = (turns,) if isinstance(turns, str) else turns
+        is_chat = self.messages is not None or self.conversations is not None
+        if is_chat and not (turns and all(map(str.strip, turns))):
+            return None
         for place, turn in enumerate(turns, 1):
             if turn.lstrip().startswith(_PLACEHOLDER):
                 subject = f"prompt '{name}', turn {place}"
                 raise DatasetError(f"{subject}: a placeholder ('{_PLACEHOLDER} …'); {_REMEDY}")
         return Prompt(id=name, category=category, turns=turns)
 
+    @property
+    def _id(self) -> str:
+        """The row's id; empty where it has none."""
+        for column in _ID_COLUMNS:
+            value = getattr(self, column)
+            if isinstance(value, float):
+                # A table that lacks some ids has all of them as floats, 11.0 for 11.
+                if not value.is_integer():
+                    message = f"Expected `int` or `str`, got {value} - at `$.{column}`"
+                    raise DatasetError(f"{message}; give the row an id of its own")
+                value = int(value)
+            if value is not None:
+                return str(value)
+        return ""
+
+    @property
+    def _turns(self) -> tuple[str, ...] | None:
+        """What the user says, turn by turn; None where the row has no column for it."""
+        for column in _PROMPT_COLUMNS:
+            value = getattr(self, column)
+            if column in {"messages", "conversations"} and value is not None:
+                return tuple(
+                    message.text(f"$.{column}[{place}]")
+                    for place, message in enumerate(value)
+                    if message.is_by_user
+                )
+            if value is not None:
+                return (value,) if isinstance(value, str) else value
+        return None
+
+
+def decode_row(content: bytes) -> PublishedRow:
+    """Decode a row of a published file by the columns that its prompt is made of.
+
+    What the other columns hold doesn't matter: not their types, and not whether they are null.
+    """
+    columns = decode_json(content, dict[str, msgspec.Raw])
+    texts = {name: bytes(value) for name, value in columns.items()}
+    ids = [name for name in _ID_COLUMNS if texts.get(name, b"null") not in _NO_ID]
+    prompts = [name for name in _PROMPT_COLUMNS if texts.get(name, b"null") != b"null"]
+    used = [*ids[:1], *prompts[:1], *(["category"] if "category" in columns else [])]
+    return decode_json(msgspec.json.encode({name: columns[name] for name in used}), PublishedRow)
+
+
+def decode_json(content: bytes, kind: type[_T]) -> _T:
+    """Decode JSON in which numbers may be missing.
+
+    pandas and Python's own json write a missing number as NaN, which isn't JSON. It is null here.
+
+    Raises:
+        msgspec.DecodeError: It isn't JSON, or not of that kind.
+    """
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError as error:
+        try:
+            lenient = json.loads(content, parse_constant=lambda _: None)
+            repaired = msgspec.json.encode(lenient)
+        except (ValueError, RecursionError):
+            raise error from None
+        return msgspec.json.decode(repaired, type=kind)
+
 
 def load_prompt_file(path: Path) -> tuple[Prompt, ...]:
     """The prompts of a file of specreg's own, as `load_published_rows` loads those of others."""
-    return _load(path, Prompt, lambda row, _: row)[0]
+
+    def prompt_of(content: bytes, _: int) -> Prompt:
+        return msgspec.json.decode(content, type=Prompt)
+
+    return _load(path, Prompt, prompt_of)[0]
 
 
 def load_published_rows(path: Path, one: PromptSet) -> tuple[tuple[Prompt, ...], int]:
@@ -268,29 +394,51 @@ def load_published_rows(path: Path, one: PromptSet) -> tuple[tuple[Prompt, ...],
         DatasetError: the file can't be read, is empty, or a row is wrong; it names file, row and
             field.
     """
-    return _load(path, PublishedRow, lambda row, number: row.prompt_of(number, one))
+
+    def prompt_of(content: bytes, number: int) -> Prompt | None:
+        return decode_row(content).prompt_of(number, one)
+
+    return _load(path, PublishedRow, prompt_of)
 
 
 def _load(
-    path: Path, kind: type[msgspec.Struct], prompt_of: Callable[[Any, int], Prompt | None]
+    path: Path, kind: type[msgspec.Struct], prompt_of: Callable[[bytes, int], Prompt | None]
 ) -> tuple[tuple[Prompt, ...], int]:
-    prompts, left_out_rows = [], 0
-    for number, (place, row) in enumerate(_read_rows(path, kind)):
+    """Load a file's prompts.
+
+    Args:
+        path: The file.
+        kind: What a row is decoded to; its fields are the columns that are read of Parquet.
+        prompt_of: Makes a prompt of a row's JSON and of its number from 0; None of a row without.
+
+    Returns:
+        The prompts, and the number of rows without one.
+
+    Raises:
+        DatasetError: The file can't be read, is empty, or a row is wrong.
+    """
+    prompts: list[Prompt] = []
+    places: dict[str, str] = {}
+    left_out_rows = 0
+    for number, (place, content) in enumerate(_read_rows(path, kind.__struct_fields__)):
         try:
-            prompt = prompt_of(row, number)
+            prompt = prompt_of(content, number)
             if prompt is None:
                 left_out_rows += 1
                 continue
             _check_prompt(prompt)
+        except UNREADABLE as error:
+            raise DatasetError(f"{place}: {error}; {_ADVICE}") from error
         except DatasetError as error:
             raise DatasetError(f"{place}: {error}") from error
+        if prompt.id in places:
+            both = f"{places[prompt.id]} and {place}"
+            message = f"2 prompts have the id '{prompt.id}'; give each its own"
+            raise DatasetError(f"{both}: {message}")
+        places[prompt.id] = place
         prompts.append(prompt)
     if not prompts:
         raise DatasetError(f"prompt file '{path}': holds no prompts; {_ADVICE}")
-    ((name, times),) = collections.Counter(prompt.id for prompt in prompts).most_common(1)
-    if times > 1:
-        message = f"prompt file '{path}': {times} prompts have the id '{name}'; give each its own"
-        raise DatasetError(message)
     return tuple(prompts), left_out_rows
 
 
@@ -304,30 +452,28 @@ def _check_prompt(prompt: Prompt) -> None:
         raise DatasetError(f"{message}; remove the row or mend it")
 
 
-def _read_rows(path: Path, kind: type[msgspec.Struct]) -> Iterator[tuple[str, Any]]:
-    """The rows of a file, each with its place, `prompts.jsonl:3` for instance."""
+def _read_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    """Read the rows of a file as JSON, each with its place, `prompts.jsonl:3` for instance."""
     subject = f"prompt file '{path}'"
-    rows: Any
-    decode: Callable[[Any], Any] = msgspec.json.Decoder(kind).decode
+    rows: Iterable[bytes]
+    first = 1
     try:
         if path.suffix == ".parquet":
-            rows = _parquet_rows(path, set(kind.__struct_fields__))
-            decode = functools.partial(msgspec.convert, type=kind)
+            rows = map(msgspec.json.encode, _parquet_rows(path, set(columns)))
         else:
-            content = path.read_bytes().removeprefix(codecs.BOM_UTF8).strip()
-            rows = content.splitlines()
-            if content.startswith(b"["):
-                rows = msgspec.json.decode(content, type=list[msgspec.Raw])
+            content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+            text = content.strip()
+            if text.startswith(b"["):
+                rows = map(bytes, decode_json(text, list[msgspec.Raw]))
+            else:
+                rows = text.splitlines()
+                first += len(content[: len(content) - len(content.lstrip())].splitlines())
     except UNREADABLE as error:
         raise DatasetError(f"{subject}: {error}; {_ADVICE}") from error
     except (OSError, ValueError) as error:  # Arrow's error of a broken file is a ValueError
         raise DatasetError(f"{subject}: {error}; fetch it again, or name another") from error
-    for number, row in enumerate(rows, 1):
-        place = f"{path}:{number}"
-        try:
-            yield place, decode(row)
-        except UNREADABLE as error:
-            raise DatasetError(f"{place}: {error}; {_ADVICE}") from error
+    for number, row in enumerate(rows, first):
+        yield f"{path}:{number}", row
 
 
 def _parquet_rows(path: Path, columns: set[str]) -> list[dict[str, object]]:

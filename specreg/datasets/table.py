@@ -110,6 +110,18 @@ _TABLE = (
         file=f"openai_humaneval/{_PARQUET}",
         rows=164,
     ),
+    *(  # the test splits; the full form has the task under text, the sanitized one under prompt
+        PromptSet(
+            dataset="mbpp",
+            config=config,
+            category="coding",
+            licence="CC-BY-4.0. Cite Austin et al. 2021 (arXiv:2108.07732).",
+            repo="google-research-datasets/mbpp",
+            file=f"{config or 'full'}/{_PARQUET}",
+            rows=rows,
+        )
+        for config, rows in (("", 500), ("sanitized", 257))
+    ),
     PromptSet(
         dataset="mt-bench",
         licence="Apache-2.0. Cite Zheng et al. 2023 (arXiv:2306.05685).",

@@ -405,6 +405,7 @@ def rows_in(name: str, prompts: Sequence[Prompt]) -> list[dict[str, object]]:
             "conversations": [{"from": "human", "value": turn} for turn in one.turns]
         },
         "humaneval": lambda one: {"task_id": one.id, "prompt": one.turns[0]},
+        "mbpp": lambda one: {"task_id": one.id, "text": one.turns[0]},
         "gsm8k": lambda one: {"question": one.turns[0]},
         "genai-perf": lambda one: {"text": one.turns[0]},
     }

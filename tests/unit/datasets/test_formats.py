@@ -46,6 +46,19 @@ SHARED: dict[str, object] = {
         {"from": "human", "value": "Again."},
     ],
 }
+AGENT: dict[str, object] = {
+    "question_id": "q0",
+    "category": "tools",
+    "messages": [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "weather in A?"},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c1"}]},
+        {"role": "tool", "content": "12 C"},
+        {"role": "user", "content": "and in B?"},
+    ],
+}
+"""An agent's trace: an assistant that calls a tool says nothing."""
+TASK_IN_WORDS = "Write a function to remove the first x."
 EXAMPLES: list[tuple[str, dict[str, object], Prompt]] = [
     (
         OWN,
@@ -78,6 +91,17 @@ EXAMPLES: list[tuple[str, dict[str, object], Prompt]] = [
         Prompt(id="other", category="coding", turns=("One.", "2")),
     ),
     ("humaneval", TASK, Prompt(id="HumanEval/0", category="coding", turns=("def add(a, b):\n",))),
+    (
+        "mbpp",
+        {"task_id": 11, "text": TASK_IN_WORDS, "code": "c", "test_list": ["t"]},
+        Prompt(id="11", category="coding", turns=(TASK_IN_WORDS,)),
+    ),
+    (
+        "mbpp-sanitized",
+        {"source_file": "a.ipynb", "task_id": 2, "prompt": TASK_IN_WORDS, "test_imports": []},
+        Prompt(id="2", category="coding", turns=(TASK_IN_WORDS,)),
+    ),
+    (SPEED_BENCH, AGENT, Prompt(id="q0", category="tools", turns=("weather in A?", "and in B?"))),
     (
         "gsm8k",
         {"question": "Ann has 2 eggs. How many?", "answer": "#### 2"},
@@ -114,6 +138,121 @@ def test_each_row_is_read_as_a_line_in_an_array_and_in_parquet(
 
 
 @pytest.mark.parametrize(
+    "unused",
+    [
+        {"prompt_id": [1], "task_id": 1.5, "prompt": 7, "question": False, "text": {"a": 1}},
+        {"prompt_id": None, "prompt": None, "question": None, "text": None, "messages": None},
+        {"id": {}, "reference": [None], "score": float("nan"), "source": 10**400},
+    ],
+    ids=["of-other-types", "null", "unknown-columns"],
+)
+def test_a_column_that_the_prompt_is_not_made_of_may_hold_anything(
+    unused: dict[str, object], tmp_path: Path
+) -> None:
+    path = tmp_path / "question.jsonl"
+    path.write_text(json.dumps({**MT_BENCH, **unused}))
+    prompt = Prompt(id="111", category="math", turns=("Area?", "And the circle?"))
+    assert load("mt-bench", path) == (prompt,)
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("11", "11"),
+        ('"11"', "11"),
+        ('"MBPP/11"', "MBPP/11"),
+        ("11.0", "11"),
+        ("123456789012345678901234567890", "123456789012345678901234567890"),
+        ("-1", "-1"),
+        ("0", "0"),
+        ("NaN", "mbpp-0"),
+        ("null", "mbpp-0"),
+        ('""', "mbpp-0"),
+    ],
+)
+def test_an_id_is_a_number_or_a_text_or_the_number_of_its_row(
+    written: str, name: str, tmp_path: Path
+) -> None:
+    row = f'{{"task_id": {written}, "text": "Add."}}'
+    for path, content in (("a.jsonl", f"\ufeff{row}\r\n"), ("a.json", f"[{row}]")):
+        (tmp_path / path).write_bytes(content.encode())
+        assert load("mbpp", tmp_path / path)[0].id == name
+
+
+def test_an_id_that_parquet_holds_as_a_float_is_its_number_and_a_missing_one_none(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "test.parquet"
+    ids = pa.array([11.0, float("nan"), None], pa.float64())
+    pq.write_table(pa.table({"task_id": ids, "text": ["Add.", "Sort.", "Sum."]}), path)
+    assert [prompt.id for prompt in load("mbpp", path)] == ["11", "mbpp-1", "mbpp-2"]
+
+
+@pytest.mark.parametrize(
+    ("content", "turns"),
+    [
+        ("One.", ("One.",)),
+        ([{"type": "text", "text": "One."}], ("One.",)),
+        ([{"type": "text", "text": "One."}, {"type": "text", "text": "Two."}], ("One.\nTwo.",)),
+        (["One."], ("One.",)),
+    ],
+)
+def test_a_users_content_is_a_text_or_a_list_of_texts(
+    content: object, turns: tuple[str, ...], tmp_path: Path
+) -> None:
+    others = [
+        {"role": "developer", "content": 3},
+        {"role": "assistant", "content": [{"type": "image_url", "image_url": {}}]},
+        {"role": "assistant", "tool_calls": []},
+        {"role": "tool", "content": {"celsius": 12}},
+        {"role": None, "content": None},
+    ]
+    row = {**AGENT, "messages": [*others, {"role": "user", "content": content}]}
+    path = write_lines(tmp_path / "trace.jsonl", [row])
+    assert load(SPEED_BENCH, path)[0].turns == turns
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (3, "`$.messages[1].content` is neither a text nor a list of texts: Expected"),
+        ({"url": "a.png"}, "`$.messages[1].content`"),
+        ([{"type": "text", "text": None}], "`$.messages[1].content`"),
+        (
+            [{"type": "image_url", "image_url": {}}],
+            "Invalid enum value 'image_url' - at `$[0].type`",
+        ),
+    ],
+)
+def test_a_users_content_that_cannot_be_replayed_is_refused(
+    content: object, words: str, tmp_path: Path
+) -> None:
+    row = {**AGENT, "messages": [{"role": "tool"}, {"role": "user", "content": content}]}
+    path = write_lines(tmp_path / "trace.jsonl", [AGENT, row])
+    with pytest.raises(DatasetError) as error:
+        load(SPEED_BENCH, path)
+    assert str(error.value).startswith(f"{path}:2: prompt 'q0': ")
+    assert words in str(error.value)
+
+
+def test_an_id_that_is_there_twice_is_refused_with_both_places(tmp_path: Path) -> None:
+    rows: list[object] = [{"task_id": one, "text": "Add."} for one in (1, 2, "1")]
+    path = write_lines(tmp_path / "mbpp.jsonl", rows)
+    with pytest.raises(DatasetError) as error:
+        load("mbpp", path)
+    assert str(error.value) == (
+        f"{path}:1 and {path}:3: 2 prompts have the id '1'; give each its own"
+    )
+
+
+def test_rows_are_counted_by_the_lines_of_their_file(tmp_path: Path) -> None:
+    path = tmp_path / "mbpp.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf\r\n \r\n{"text": "Add."}\r\n{"text": 5}\r\n')
+    with pytest.raises(DatasetError, match=r"mbpp\.jsonl:4: .*`\$\.text`"):
+        load("mbpp", path)
+
+
+@pytest.mark.parametrize(
     ("name", "row", "words"),
     [
         (OWN, {"id": "a", "turns": ["x"]}, "`category`"),
@@ -125,6 +264,11 @@ def test_each_row_is_read_as_a_line_in_an_array_and_in_parquet(
         ("mt-bench", {"question_id": 1, "category": "c"}, "prompt '1': turns is missing"),
         ("mt-bench", {"question_id": 1, "category": "c", "turns": ["x", 2]}, "`$.turns[1]`"),
         ("mt-bench", {"question_id": 1.5, "category": "c", "turns": ["x"]}, "`$.question_id`"),
+        ("mt-bench", {"question_id": True, "category": "c", "turns": ["x"]}, "`$.question_id`"),
+        ("mt-bench", {"question_id": 1, "category": 2, "turns": ["x"]}, "`$.category`"),
+        ("mbpp", {"task_id": 12, "text": 5}, "`$.text`"),
+        ("mbpp", {"task_id": 12, "code": "c"}, "turns is missing"),
+        (SPEED_BENCH, {**AGENT, "messages": "none"}, "`$.messages`"),
         (SPEED_BENCH, {**SPEED, "turns": [PLACEHOLDER]}, "turn 1: a placeholder"),
         (SPEED_BENCH, {**SPEED, "turns": ["x", f"{PLACEHOLDER}\n\nSum"]}, "turn 2: a placeholder"),
         ("gsm8k", {"answer": "#### 5"}, "turns is missing"),
