@@ -23,7 +23,9 @@ _COPIED = (
 )
 """The files of specreg's own repository that are written as they are there."""
 _TO_FILL_IN = "docs/examples/init/gpu.toml"
-_KEPT = re.compile(r"(@nox\.session\n)?def (_pytest|_suite|_specreg|cpu_perf|gpu_perf|gate)\(")
+_KEPT = re.compile(
+    r"(@nox\.session\(.*\)\n)?def (_pytest|_suite|_specreg|cpu_perf|gpu_perf|gate)\("
+)
 """The functions of its noxfile.py that are written too."""
 _NOXFILE = '''"""The sessions of specreg; each does its own set-up, once."""
 

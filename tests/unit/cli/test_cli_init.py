@@ -83,7 +83,7 @@ def test_its_sessions_are_three_and_need_nothing_of_ours(tmp_path: Path) -> None
     (tmp_path / "setup.cfg").write_text("[metadata]\n")  # which says nothing to pytest
     assert "wrote pytest.toml" in init(tmp_path).output
     text = (tmp_path / "noxfile.py").read_text()
-    sessions = re.findall(r"^@nox.session\ndef (\w+)", text, re.MULTILINE)
+    sessions = re.findall(r"^@nox\.session\(.*\)\ndef (\w+)", text, re.MULTILINE)
     assert sessions == ["cpu_perf", "gpu_perf", "gate"]
     called = set(re.findall(r"(?<![\w.])_\w+", text))
     assert called == set(re.findall(r"^def (_\w+)", text, re.MULTILINE))
