@@ -44,7 +44,18 @@ _SUM_WITHIN_TOKENS = 0.02
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a baseline comes from: recorded and shown, never compared."""
+    """Where a baseline comes from: recorded and shown, never compared.
+
+    Attributes:
+        engine_version: the version of the engine.
+        draft_sha256: the checksum of the draft's files; empty without any.
+        specreg_version: the version of specreg.
+        commit: the commit of the repository that recorded it.
+        recorded_on: the date.
+        reason: what `--reason` said, else the engine, its version and the commit.
+        driver_version: the version of the GPU's driver; empty without one.
+        torch_version: the version of torch in the engine's environment.
+    """
 
     engine_version: str
     draft_sha256: str
@@ -60,8 +71,8 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """How identical runs of a case differed, beyond the launches of one run.
 
     Attributes:
-        between_frac: the standard deviation of logarithms from run to run, 0 or more.
-        runs: how many it was seen in, 2 or more.
+        between_frac: the standard deviation of the logarithms from run to run.
+        runs: how many runs showed it, 2 or more.
     """
 
     between_frac: float
@@ -69,14 +80,15 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Detectable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a run can tell of a metric here, by how launches differed until it was recorded.
+    """How small a loss of a metric a run can detect here, by how launches differed.
 
     Attributes:
-        decides: whether it tells that nothing was lost that isn't tolerated, by its own launch or
-            the three more that it takes of what is undecided.
-        mde_frac: the minimum detectable effect of all four, a loss proven 99 times out of 100.
-        tolerance_frac: what was tolerated then.
-        launches: how many of a run would tell; 0 where no number that is worth its time does.
+        decides: True if a run can prove that the loss is within the tolerance, by its own launch or
+            by three more.
+        mde_frac: the minimum detectable effect of all four launches: a loss that is proven 99 times
+            out of 100.
+        tolerance_frac: the tolerance at the time of recording.
+        launches: how many launches of a run would decide; 0 if no reasonable number does.
     """
 
     decides: bool
@@ -125,7 +137,15 @@ class StoredPrompt(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class StoredAcceptance(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """An acceptance record as it lies on disk; `total` only where the prompts aren't known."""
+    """An acceptance record as it lies on disk.
+
+    Attributes:
+        source: where the counts come from.
+        view: whose tokens are counted.
+        weighting: how steps are weighted; each step counts once.
+        prompts: the counts of each prompt.
+        total: the sum, where the counts of single prompts aren't known; else null.
+    """
 
     source: Source
     view: View
@@ -138,10 +158,11 @@ class RecordedDevice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """A device whose power was recorded.
 
     Attributes:
-        id: of this very one; name: of its kind.
-        scope: whose power was measured.
-        from_counter: whether its energy is that of a counter.
-        sm_clock_mhz: at which it ran, the median; None where it doesn't say.
+        id: the UUID of this very device.
+        name: the name of its kind.
+        scope: what its sensor covers: the GPU, or a module of GPU and processor.
+        from_counter: True if its energy was read from a counter, False if power was summed up.
+        sm_clock_mhz: the median clock of its multiprocessors under load, in MHz; null if unknown.
     """
 
     id: str
@@ -157,14 +178,15 @@ class Baseline(
     """One file.
 
     Attributes:
-        schema_version: of this form.
-        case, environment, provenance: see there.
-        acceptance: None for a case that doesn't speculate.
-        launches: by launch, the metrics that differ from launch to launch; none of a file of an
-            earlier form, whose speeds were taken otherwise.
-        noise: of those metrics, from the history of this machine; empty without one.
-        detects: what a run can tell of them; none in a file of an earlier form.
-        devices: those whose power the launches hold; none where it couldn't be read.
+        schema_version: the version of this form.
+        case: the settings that a run must share to be compared, see the table `case`.
+        environment: the kind of machine, see the table `environment`.
+        provenance: where the baseline comes from, see the table `provenance`.
+        acceptance: the counts of accepted drafts; null for a case that doesn't speculate.
+        launches: for each launch of the server, the metrics that differ from launch to launch.
+        noise: by metric, how identical runs of this machine differed, from its history.
+        detects: by metric, how small a loss a run can detect against this baseline.
+        devices: the devices whose power was recorded.
     """
 
     schema_version: int

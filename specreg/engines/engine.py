@@ -22,13 +22,14 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How a model is spread over GPUs.
 
     Attributes:
-        tensor: over how many GPUs each matrix is split; data: how many copies there are.
-        expert: whether the experts of a layer lie on different GPUs instead of being split.
-        draft_tensor: as `tensor`, of the draft; None for the engine's own choice.
+        tensor: over how many GPUs each matrix is split.
+        data: how many copies of the model there are.
+        expert: True if the experts of a layer lie on different GPUs instead of being split.
+        draft_tensor: the `tensor` of the draft; without it the engine chooses.
         pipeline: into how many stages the layers are cut, each on GPUs of its own.
-        nodes: over how many machines the GPUs are spread, as many on each; a server of several
-            is measured by its URL alone.
-        ray: whether vLLM's Ray executor runs the parts.
+        nodes: over how many machines the GPUs are spread evenly; a server on more than one is
+            measured by its URL (`--specreg-attach`).
+        ray: True if vLLM's Ray executor runs the parts.
     """
 
     tensor: Positive = 1
@@ -67,13 +68,17 @@ class ServerSettings:
     Each is a key of `[[cases]]`, and at hand in `LaunchOptions`; an engine's file spells it.
 
     Attributes:
-        dtype: the engine's name of the number format.
-        max_model_len_tokens: prompt and output together.
-        max_sequences: requests that the server takes on at once.
-        engine_args, engine_env: further arguments and environment variables, as pairs.
-        tree: how the drafts branch, None for one continuation.
-        pinned_length_tokens: the acceptance length that the engine keeps to whatever is drafted, 1
-            to the most that a step can emit; None for what the drafts are worth.
+        dtype: the number format, by the engine's name for it.
+        max_model_len_tokens: the context: the most tokens of prompt and answer together.
+        max_sequences: the most requests that the server works on at once.
+        parallel: how the model is spread over GPUs, see the table `parallel`.
+        engine_args: further arguments of the engine's command line.
+        engine_env: further environment variables of the server.
+        trust_remote_code: True if the engine may run code that comes with the model, with all
+            rights of whoever runs specreg.
+        tree: how the drafts of a `…_tree` method branch, see the table `tree`.
+        pinned_length_tokens: the acceptance length that the engine keeps to, whatever is drafted;
+            it goes with `acceptance = "pinned"`.
     """
 
     dtype: str = "auto"
@@ -89,11 +94,15 @@ class ServerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSettings(ServerSettings):
-    """All settings of a server."""
+    """All settings of a server.
 
+    Attributes:
+        gpu_memory_frac: the most of a GPU's memory that the server may take, 0..1; half or less
+            where a control stands beside it. It isn't compared with the baseline's.
+    """
+
+    # Which share is enough differs from GPU to GPU, so it is no setting of a baseline.
     gpu_memory_frac: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.4
-    """Share of a GPU's memory that the server may take at most, 0..1. Case and control run beside
-    one another, so at most half. It isn't compared: which share is enough differs by GPU."""
 
 
 def taken(kind: type[Any], source: object) -> dict[str, Any]:

@@ -24,9 +24,9 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """How the drafts of a step branch, where they are no single continuation.
 
     Attributes:
-        branches: how many continuations each token of a branch that lives on is given, and how
-            many branches live on from one depth to the next; 2 or more.
-        drafted_tokens: all drafts of a step, D / S: the likeliest of those continuations.
+        branches: how many continuations each token of a surviving branch gets, and how many
+            branches survive from one depth to the next.
+        drafted_tokens: all drafts of a step: the likeliest of those continuations.
     """
 
     branches: Annotated[int, msgspec.Meta(ge=2)]

@@ -58,14 +58,17 @@ class Load:
     """How many requests come, and when.
 
     Attributes:
-        burstiness: the shape of gamma's gaps: their coefficient of variation is its -1/2th power;
-            1 is Poisson, below 1 comes in bursts, above is more even.
-        ramp_up_s: a round begins this gently: a closed loop's requests start one after another
-            over this time; a rate rises from 0 linearly.
-        duration_s: a round sends its prompts again and again for this long; None sends each once.
-        concurrency: requests in flight in a closed loop; requests_per_s: the mean rate of the
-            others; each is 0 where it doesn't apply.
-        seed: of the gaps. Every round of a case has the same.
+        burstiness: the shape of the gaps of `arrivals = "gamma"`, whose coefficient of variation
+            is its -1/2th power: 1 is Poisson, less comes in bursts, more is more even.
+        ramp_up_s: how long a round takes to reach its load, in seconds: the requests of a closed
+            loop start one after another over this time, and a rate rises linearly from 0.
+        duration_s: how long a round repeats its prompts, in seconds; without it each prompt is sent
+            once.
+        arrivals: what decides when the next request is sent: `"closed"` (the end of an earlier
+            one), or at a rate `"poisson"`, `"constant"` or `"gamma"`.
+        concurrency: the requests in flight of a closed loop; 0 at a rate.
+        requests_per_s: the mean rate of requests; 0 in a closed loop.
+        seed: the seed of the gaps, which is the same in every round of a case.
     """
 
     burstiness: AboveZero = 1.0
@@ -100,13 +103,16 @@ class RequestSettings:
     """The settings of requests that must be equal for two measurements to be compared.
 
     Attributes:
-        temperature: 0 is greedy.
-        paired_seeds: whether each turn of a prompt has a seed of its own, the same on every server:
-            what one draws at a temperature another draws too, as far as speculation lets it.
-        turns: the most turns of a conversation, None for all.
-        history_reply: what of a reply enters the history of the next turn, a name of `REPLIES`.
-        chat_template_args: arguments of the model's chat template, as pairs.
-        ignore_eos: whether every reply goes on to the cap.
+        output_cap_tokens: the most tokens of an answer (`max_tokens`).
+        temperature: the sampling temperature; 0 is greedy.
+        paired_seeds: True if each turn of a prompt has a seed of its own that is the same on every
+            server and launch, so that two servers draw alike as far as speculation allows.
+        turns: the most turns of a conversation; without it all turns are sent.
+        history_reply: what the next turn is told of a reply: `"as_is"`, `"stripped"` of surrounding
+            blanks, or `"without_thinking"` (without everything up to the last `</think>`).
+        form: `"chat"` (through the model's chat template) or `"completions"`.
+        chat_template_args: arguments of the chat template, such as `{ enable_thinking = false }`.
+        ignore_eos: True if every answer goes on to `output_cap_tokens`.
     """
 
     output_cap_tokens: Positive
@@ -124,15 +130,19 @@ class WorkloadSettings(RequestSettings):
     """What is asked of a server, and how it is measured.
 
     Attributes:
-        prompts: how many of the dataset's prompts are replayed, from the first.
-        request_timeout_s: how long a request may take; one that takes longer failed.
-        speed: whether the time that the server takes means anything.
-        least_s: how long each server is asked at least where a speed is recorded or compared.
-        rounding_nats: two tokens whose log-probabilities lie closer may change places by rounding;
-            0 demands that speculation changes none.
-        tolerances: by metric, a relative change that overrides the metric's own.
-        shown: the metrics that are shown and recorded, and not judged: what differs from hour to
-            hour by more than what one would call a loss.
+        dataset: the name of a prompt set, such as `"toy"` or `"mt-bench"`.
+        prompts: how many prompts of the dataset are replayed, from the first.
+        request_timeout_s: how long a request may take, in seconds; a slower one has failed. A
+            stream that is silent for 60 s has failed too.
+        client_processes: how many processes send the requests.
+        speed: False if the time of the server means nothing, so that nothing timed is judged.
+        least_s: how long each server is kept under load, in seconds, where a speed is recorded or
+            compared; its prompts repeat, for the speed alone.
+        rounding_nats: the gap between the log-probabilities of two tokens, in nats, below which
+            rounding may choose the other one; 0 demands equal tokens.
+        tolerances: by metric, the relative change that passes instead of the metric's own.
+        shown: the metrics that are shown and recorded, but not judged, because they differ from
+            hour to hour by more than one would call a loss.
     """
 
     dataset: str
@@ -153,12 +163,15 @@ class CaseSettings(ServerSettings, RequestSettings, Load):
     The engine's version and the draft are not among them: they are what one compares.
 
     Attributes:
-        engine, method, draft_tokens: of the server.
-        target_sha256: of the target's files; empty of a hub id, which is `target` then.
-        prompts_sha256: of the prompts of a run by the matrix and of its extension.
-        limits: what a request must keep to count as good.
-        prompts: how many the matrix says; None in a file of an earlier form.
-        num_prompts: how many a run replays instead of those; None for those.
+        engine: the name of the engine.
+        method: the name of the speculative method; `none` for the target alone.
+        draft_tokens: the most drafts that a step can accept; 0 without speculation.
+        target_sha256: the checksum of the target's files; empty for a hub id.
+        target: the hub id of the target; empty for files.
+        prompts_sha256: the checksum of the prompts of a run and of its extension.
+        limits: the limits on TTFT and TPOT that a good request keeps.
+        prompts: how many prompts the tier says; null in a file of an earlier form.
+        num_prompts: how many prompts `--num-prompts` asked for instead; null without it.
     """
 
     engine: str

@@ -49,15 +49,17 @@ class ModelsTable(msgspec.Struct, frozen=True, kw_only=True):
     """`[models.NAME]`: a target and its drafts.
 
     Attributes:
-        target: a folder (a path with a slash that begins with `.`, `/` or `fixtures/`) or a hub id.
-        drafts, drafts_gib: by method, the draft model or head, and what its weights take.
-        padding_layers: identity layers appended to the target at set-up, 0 or more; a tiny target
-            then costs enough per step for speculation to save something.
-        widen: how large models are made at set-up of those in the folders, which then say the same
-            and cost as much as others of that size; left out, they are taken as they are.
-        target_gib: what the target's weights take, as they are served; None where it isn't known,
-            and then it isn't checked whether a GPU holds it.
-        token_kib: what a token takes in the target's KV cache.
+        target: the target: a hub id, or a folder (a path that begins with `.`, `/` or
+            `fixtures/`).
+        drafts: by method, the draft model or head.
+        padding_layers: how many identity layers are appended to the target at set-up, so that a
+            step of a tiny target costs enough for speculation to save something.
+        widen: the size that tiny models are made to cost at set-up; without it they stay as they
+            are.
+        target_gib: the memory of the target's weights as they are served, in GiB; without it
+            nobody checks whether a GPU holds them.
+        drafts_gib: by method, the memory of the draft's weights, in GiB.
+        token_kib: the memory of a token in the target's KV cache, in KiB.
     """
 
     target: str
@@ -73,9 +75,25 @@ class ModelsTable(msgspec.Struct, frozen=True, kw_only=True):
 class CasesTable(LaunchSettings, WorkloadSettings, Load):
     """`[[cases]]`: one case for each of `methods` × `draft_tokens` × the loads.
 
-    The loads are `concurrency` or `requests_per_s`. Of several `models` a machine runs the first
-    that its GPUs hold. Where a case has pairs, which can be hashed, a file has tables. Pinned
-    `acceptance` goes with a length to pin it to.
+    A case must be hashable, so that it has pairs where a file has tables.
+
+    Attributes:
+        engine: the name of the engine.
+        methods: the speculative methods; `"none"` makes the speedup of the others measurable.
+        models: the name of a model pair; of several, a machine runs the first that its GPUs hold.
+        draft_tokens: how many tokens are drafted per step, as one number or a list.
+        acceptance: `"real"` judges the drafter; `"pinned"` fixes the acceptance length, so that
+            only the cost of a step differs.
+        concurrency: the requests in flight of closed loops, one case for each; the next request
+            begins when one has ended.
+        requests_per_s: the rates of open loops, one case for each; requests are sent when they are
+            due, whatever the server does.
+        arrivals: how the requests of a rate come: `"poisson"` (the default), `"constant"` or
+            `"gamma"` with `burstiness`.
+        ttft_limit_ms: the most TTFT of a good request, in ms; it adds the metric goodput.
+        tpot_limit_ms: the most TPOT of a good request, in ms; it adds the metric goodput.
+        power_s: how long each server is kept under load for its power, in seconds; 30 in tiers for
+            GPUs and 0 in others.
     """
 
     engine: str
@@ -99,7 +117,11 @@ class CasesTable(LaunchSettings, WorkloadSettings, Load):
 class TierFile(msgspec.Struct, frozen=True, kw_only=True):
     """A whole matrix file, its tables not yet decoded; see `Tier`.
 
-    `models` are pairs of its own, `defaults` keys of all tables of cases that don't have them.
+    Attributes:
+        needs_gpus: how many GPUs a machine must have for the tier to run at all; 0 for none.
+        models: model pairs of this tier alone; one of them replaces a shared pair of its name.
+        defaults: keys for all tables of cases that don't have them.
+        cases: the tables of cases.
     """
 
     needs_gpus: Annotated[int, msgspec.Meta(ge=0)]

@@ -149,6 +149,7 @@ class Metric:
     """One quantity that is judged.
 
     Attributes:
+        meaning: what it is, with its formula, for people.
         formula: its value, None where there is none; acceptance is a ratio of counts instead.
         sign: 1 where more is better, -1 where less is.
         tolerance_frac: the relative change that is still fine, on the same kind of machine.
@@ -167,6 +168,7 @@ class Metric:
 
     name: str
     family: Family
+    meaning: str = ""
     formula: Callable[[Replay], float | None] | None = None
     sign: int = 1
     tolerance_frac: float = 0.05
@@ -350,6 +352,7 @@ _SUITE = (
     Metric(
         name="acceptance_length_tokens",
         family=Family.ACCEPTANCE,
+        meaning="acceptance length, AL = 1 + A / S: tokens per step; judged is AL - 1",
         portable_tolerance_frac=0.08,
         gate_tolerance_frac=0.02,
         cause="acceptance",
@@ -358,6 +361,7 @@ _SUITE = (
     Metric(
         name="acceptance_rate_frac",
         family=Family.ACCEPTANCE,
+        meaning="acceptance rate, A / D: the share of the drafted tokens that were accepted",
         portable_tolerance_frac=0.08,
         of_proposed=True,
     ),
@@ -365,6 +369,7 @@ _SUITE = (
         Metric(
             name=f"acceptance_pos{position}_frac",
             family=Family.ACCEPTANCE,
+            meaning=f"the share of the steps that accepted {position} drafts or more",
             tolerance_frac=0.1,
             portable_tolerance_frac=0.15,
             position=position,
@@ -374,6 +379,7 @@ _SUITE = (
     Metric(
         name="throughput_tokens_per_s",
         family=Family.THROUGHPUT,
+        meaning="tokens of all requests over the time in which the load was full",
         formula=throughput_tokens_per_s,
         gate_tolerance_frac=0.03,
         cause="output",
@@ -382,12 +388,14 @@ _SUITE = (
     Metric(
         name="goodput_requests_per_s",
         family=Family.THROUGHPUT,
+        meaning="requests within the case's limits of TTFT and TPOT, over the same time",
         formula=goodput_requests_per_s,
         needs_limits=True,
     ),
     Metric(
         name="ttft_p50_ms",
         family=Family.LATENCY,
+        meaning="median time to first token, TTFT: first chunk with a token - sent",
         formula=lambda replay: _median(map(ttft_ms, replay.traces)),
         sign=-1,
         gate_tolerance_frac=0.05,
@@ -396,20 +404,29 @@ _SUITE = (
     Metric(
         name="tpot_p50_ms",
         family=Family.LATENCY,
+        meaning="median time per output token, TPOT: (last - first chunk) / tokens after the first",
         formula=lambda replay: _median(map(tpot_ms, replay.traces)),
         sign=-1,
         of_output=True,
     ),
-    Metric(name="speedup_ratio", family=Family.SPEEDUP, formula=speedup_ratio, of_output=True),
+    Metric(
+        name="speedup_ratio",
+        family=Family.SPEEDUP,
+        meaning="throughput over that of the control, measured in turns with it",
+        formula=speedup_ratio,
+        of_output=True,
+    ),
     Metric(
         name="energy_j_per_token",
         family=Family.POWER,
+        meaning="energy of all devices under load over the tokens delivered",
         formula=lambda replay: _power(replay, "energy_j_per_token"),
         sign=-1,
     ),
     Metric(
         name="power_w",
         family=Family.POWER,
+        meaning="the same energy over the time; a change either way is one for the worse",
         formula=lambda replay: _power(replay, "mean_w"),
         tolerance_frac=0.1,
         two_sided=True,
@@ -418,6 +435,7 @@ _SUITE = (
 _STEP = Metric(
     name="step_p50_ms",
     family=Family.LATENCY,
+    meaning="median time between two chunks of an answer: the cost of a step",
     formula=lambda replay: replay.gaps.quantile_ns(0.5) / _NS_PER_MS or None,
     sign=-1,
     gate_tolerance_frac=0.03,

@@ -44,12 +44,13 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """What must be equal for two speeds to be comparable. No clocks, temperatures, host names.
 
     Attributes:
-        kind: "cpu" or "gpu", what the engine runs on, or "unknown".
-        cpu: the processor's name; instruction_set: its widest; cores: that we may use. Empty and 0
-            for "gpu".
-        gpus: the names of the GPUs in use; gpu_memory_gb: of the first, rounded. Empty and 0 for
-            "cpu".
-        power_limit_w: what the GPUs are held to; 0 where it is the vendor's limit.
+        kind: what the engine runs on: "cpu", "gpu" or "unknown".
+        cpu: the name of the processor; empty for "gpu".
+        instruction_set: the widest instruction set of the processor; empty for "gpu".
+        cores: how many cores this process may use; 0 for "gpu".
+        gpus: the names of the GPUs in use; empty for "cpu".
+        gpu_memory_gb: the memory of the first GPU, in GB, rounded; 0 for "cpu".
+        power_limit_w: the power limit of the GPUs, in W, where somebody changed it; else 0.
     """
 
     kind: str

@@ -36,18 +36,28 @@ _OTHER_CARD_FRAC = 0.1
 
 
 class Outcome(StrEnum):
-    """What a verdict says."""
+    """What a verdict says. The page of outcomes is made from these sentences."""
 
     PASS = "PASS"  # noqa: S105 - a word, not a password
+    """It is proven that the metric lost no more than the tolerance."""
     IMPROVED = "IMPROVED"
+    """It is proven that the metric gained more than the tolerance. Record it to keep the gain."""
     REGRESSED = "REGRESSED"
+    """The metric is proven to be worse, and by more than the tolerance, on two launches."""
     INCONCLUSIVE = "INCONCLUSIVE"
+    """The interval is too wide to prove either; the reason says what would decide it."""
     UNDECIDABLE = "UNDECIDABLE"
+    """As INCONCLUSIVE, of a speed that the baseline said can't be decided on this machine."""
     INVALID = "INVALID"
+    """A check of the meter, the machine or the client failed, so the figure says nothing."""
     WRONG = "WRONG"
+    """Speculation changed the text, or took other steps than its models give."""
     NO_BASELINE = "NO_BASELINE"
+    """Nothing was recorded for this case with these settings."""
     NOT_COMPARABLE = "NOT_COMPARABLE"
+    """There is a baseline, but this metric can't be compared with it."""
     MEASURED = "MEASURED"
+    """The metric was measured to be recorded or shown, and wasn't judged."""
 
 
 class Lack(StrEnum):
