@@ -1,15 +1,18 @@
 """The machine that measures: its stable facts, its load, and the name of its environment."""
 
 import functools
+import hashlib
 import os
 import platform
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
 
 from specreg.core.errors import SensorError
+from specreg.core.names import MOST_NAME_CHARACTERS
 from specreg.telemetry import nvml
 from specreg.telemetry.sensor import Device
 
@@ -18,6 +21,8 @@ _INSTRUCTION_SETS = ("amx_tile", "avx512f", "avx2", "asimd")
 _SHORT = {"amx_tile": "amx", "avx512f": "avx512"}
 _BYTES_PER_GB = 10**9
 _BYTES_PER_GIB = 2**30
+_CHECKSUM_CHARACTERS = 8
+_DeviceName = Annotated[str, msgspec.Meta(max_length=256)]
 _LOADED_FRAC = 0.5
 """The share of the cores that others may keep busy before a speed on processors means little."""
 
@@ -53,20 +58,29 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         power_limit_w: the power limit of the GPUs, in W, where somebody changed it; else 0.
     """
 
-    kind: str
-    cpu: str = ""
-    instruction_set: str = ""
-    cores: int = 0
-    gpus: tuple[str, ...] = ()
-    gpu_memory_gb: int = 0
-    power_limit_w: float = 0.0
+    kind: Literal["cpu", "gpu", "unknown"]
+    cpu: _DeviceName = ""
+    instruction_set: _DeviceName = ""
+    cores: Annotated[int, msgspec.Meta(ge=0, le=2**20)] = 0
+    gpus: Annotated[tuple[_DeviceName, ...], msgspec.Meta(max_length=1024)] = ()
+    gpu_memory_gb: Annotated[int, msgspec.Meta(ge=0, le=2**20)] = 0
+    power_limit_w: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.0
 
     @property
     def name(self) -> str:
         """The folder of its baselines: `cpu-intel-xeon-2.50ghz-avx512-2c`, `h100-80gb-hbm3-x1`.
 
-        Memory is in GiB, as vendors name their cards.
+        Memory is in GiB, as vendors name their cards. Whatever the fields hold, it keeps to the
+        grammar of `core.names`; one that would be too long ends in a checksum of all of it.
         """
+        name = self._full_name
+        if len(name) <= MOST_NAME_CHARACTERS:
+            return name
+        checksum = hashlib.sha256(name.encode()).hexdigest()[:_CHECKSUM_CHARACTERS]
+        return f"{name[: MOST_NAME_CHARACTERS - _CHECKSUM_CHARACTERS - 1]}-{checksum}"
+
+    @property
+    def _full_name(self) -> str:
         if self.kind == "gpu":
             gpus = "-".join(_slug(name) for name in dict.fromkeys(self.gpus))
             names = re.sub(r"\bnvidia-", "", gpus)
@@ -76,7 +90,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
             return f"{names}{memory}{limit}-x{len(self.gpus)}"
         if self.kind == "unknown":
             return self.kind
-        return f"cpu-{_slug(self.cpu)}-{self.instruction_set}-{self.cores}c"
+        return f"cpu-{_slug(self.cpu)}-{_slug(self.instruction_set)}-{self.cores}c"
 
 
 UNKNOWN_ENVIRONMENT = Environment(kind="unknown")

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from specreg.core.names import is_name
 from specreg.telemetry.identity import (
     Environment,
     Gpus,
@@ -126,3 +127,23 @@ def test_gpus_that_are_hidden_are_none_of_ours(library: Path) -> None:
 def test_a_machine_without_gpus_says_why() -> None:
     gpus = find_gpus()
     assert bool(gpus.devices) != bool(gpus.why_none)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        Environment(kind="cpu", cpu="../../x", instruction_set="../../../etc", cores=2),
+        Environment(kind="cpu", cpu="x" * 300, instruction_set="avx2", cores=2),
+        Environment(kind="cpu", cpu="\uff41\x00\n", instruction_set="\n", cores=2),
+        Environment(kind="gpu", gpus=("..", "/etc"), power_limit_w=1e308),
+        Environment(kind="gpu", gpus=tuple(f"card {number}" for number in range(50))),
+        Environment(kind="gpu"),
+    ],
+)
+def test_whatever_a_machine_says_of_itself_its_name_is_one_folder(environment: Environment) -> None:
+    assert is_name(environment.name)
+
+
+def test_long_names_of_different_machines_differ() -> None:
+    long, longer = (Environment(kind="cpu", cpu="x" * length, cores=2) for length in (200, 201))
+    assert long.name != longer.name

@@ -1,0 +1,52 @@
+"""The grammar of names that become parts of paths, of commands and of test ids.
+
+Environments, model pairs, tiers and runs are called by a name of up to 64 characters, cases by one
+of up to 128, which is made of several others. Letters, digits, `_`, `.` and `-` of ASCII are all
+that a name may have, so it means the same to a file system, to a shell and to pytest.
+"""
+
+import re
+from typing import Annotated
+
+import msgspec
+
+from specreg.core.errors import SpecregError
+
+MOST_NAME_CHARACTERS = 64
+MOST_CASE_CHARACTERS = 128
+"""With the suffixes of a log and of a temporary file, an id must not exceed 255 bytes."""
+_SHOWN_CHARACTERS = 80
+
+
+def _pattern(most_characters: int) -> str:
+    """The regular expression of a name, for `re.search` and for a JSON Schema.
+
+    `$` alone would let a newline pass at the end.
+    """
+    return rf"^(?!\.{{1,2}}$)[A-Za-z0-9_.-]{{1,{most_characters}}}$(?!\n)"
+
+
+NAME_PATTERN = _pattern(MOST_NAME_CHARACTERS)
+CASE_PATTERN = _pattern(MOST_CASE_CHARACTERS)
+Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
+"""An environment, a model pair, a tier, a run, a metric or a check."""
+CaseId = Annotated[str, msgspec.Meta(pattern=CASE_PATTERN)]
+
+
+def is_name(text: str, most_characters: int = MOST_NAME_CHARACTERS) -> bool:
+    """Whether a text keeps to the grammar of names."""
+    return re.search(_pattern(most_characters), text) is not None
+
+
+def check_spelling(kind: str, name: str, most_characters: int = MOST_NAME_CHARACTERS) -> None:
+    """Check that a name keeps to the grammar.
+
+    Raises:
+        SpecregError: it doesn't; the message says what a name may have.
+    """
+    if not is_name(name, most_characters):
+        shown = name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}…"
+        raise SpecregError(
+            f"{kind} '{shown}': a name is 1 to {most_characters} letters, digits, '_', '.' or '-',"
+            f" got {len(name)} characters; give it another name"
+        )

@@ -1,0 +1,175 @@
+"""Read run folders that may come from other machines, and write below a folder of ours alone.
+
+What lies in such a folder was written by whoever ran the shard, so it is data: a link in it could
+lead to a secret of ours, a FIFO would keep us waiting, and a file of a terabyte fill our memory.
+Each file is opened once, component by component and without following a link, so a folder that is
+changed meanwhile leads nowhere else either.
+"""
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, TypeVar
+
+import msgspec
+
+from specreg.core.files import replace_file
+
+_MIB = 2**20
+_FILE_NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.~-]{1,200}", re.ASCII)
+_MOST_FILES = 20_000
+_MOST_FOLDERS_DEEP = 8
+_KINDS = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}
+_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_DecodedT = TypeVar("_DecodedT")
+
+
+@contextlib.contextmanager
+def open_received(folder: Path, name: str) -> Iterator[BinaryIO]:
+    """Open a file of a run folder to read it; `name` may have folders in it, by slashes.
+
+    Raises:
+        OSError: it isn't there, isn't a regular file of its own, or lies behind a link; `strerror`
+            says which.
+    """
+    *folders, file_name = _parts_of(folder, name)
+    with contextlib.ExitStack() as opened:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        opened.callback(os.close, descriptor)
+        for part in folders:
+            _check_kind(os.stat(part, dir_fd=descriptor, follow_symlinks=False), stat.S_IFDIR, name)
+            descriptor = os.open(part, _OPEN_FOLDER, dir_fd=descriptor)
+            opened.callback(os.close, descriptor)
+        # A device may act when it is opened, so it is looked at first, and once more when opened.
+        _check_kind(
+            os.stat(file_name, dir_fd=descriptor, follow_symlinks=False), stat.S_IFREG, name
+        )
+        file = open(os.open(file_name, _OPEN_FILE, dir_fd=descriptor), "rb")  # noqa: PTH123, SIM115
+        opened.callback(file.close)
+        _check_kind(os.fstat(file.fileno()), stat.S_IFREG, name)
+        yield file
+
+
+def read_received(folder: Path, name: str, most_bytes: int) -> bytes:
+    """Read a file of a run folder.
+
+    Raises:
+        OSError: as of `open_received`, or it is longer than `most_bytes`.
+    """
+    with open_received(folder, name) as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise _refusal(name, f"is longer than {most_bytes / _MIB:g} MiB")
+    return content
+
+
+def received_files(folder: Path) -> list[PurePosixPath]:
+    """List the files of a run folder, from there on, sorted.
+
+    Raises:
+        OSError: something in it is a link or no regular file, or there is too much of it.
+    """
+    files: list[PurePosixPath] = []
+    entries = 0
+    top = folder.resolve()
+    for path, folders, names, descriptor in os.fwalk(top, follow_symlinks=False):
+        below = PurePosixPath(Path(path).relative_to(top))
+        if len(below.parts) > _MOST_FOLDERS_DEEP:
+            raise _refusal(str(below), f"lies more than {_MOST_FOLDERS_DEEP} folders deep")
+        entries += len(folders) + len(names)
+        if entries > _MOST_FILES:
+            raise _refusal(str(folder), f"holds more than {_MOST_FILES} files")
+        for name in (*folders, *names):
+            wanted = stat.S_IFDIR if name in folders else stat.S_IFREG
+            found = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+            _check_kind(found, wanted, str(below / name))
+        files.extend(below / name for name in names)
+    return sorted(files)
+
+
+def copy_received(folder: Path, name: str, into: Path, new_name: str, most_bytes: int) -> None:
+    """Copy a file of a run folder below a folder of ours.
+
+    Raises:
+        OSError: as of `read_received` and `check_below`, or the disk refuses.
+    """
+    path = check_below(into, new_name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open_received(folder, name) as source:
+        if os.fstat(source.fileno()).st_size > most_bytes:
+            raise _refusal(name, f"is longer than {most_bytes / _MIB:g} MiB")
+        path.unlink(missing_ok=True)
+        with path.open("xb") as copy:
+            shutil.copyfileobj(source, copy)
+
+
+def write_below(folder: Path, name: str, content: bytes) -> Path:
+    """Write a file below a folder, and make the folders between; the path of it.
+
+    Raises:
+        OSError: as of `check_below`, or the disk refuses.
+    """
+    path = check_below(folder, name)
+    replace_file(path, content)
+    return path
+
+
+def check_below(folder: Path, name: str) -> Path:
+    """The path of a file that is to be written below a folder.
+
+    Raises:
+        OSError: `name` would lead elsewhere: it isn't made of plain names, or a folder on the way
+            is a link.
+    """
+    path = folder
+    *folders, file_name = _parts_of(folder, name)
+    for part in folders:
+        path /= part
+        if path.is_symlink() or (path.exists() and not path.is_dir()):
+            raise _refusal(str(path), "is no folder of its own")
+    return path / file_name
+
+
+def decode_received(content: bytes, kind: type[_DecodedT]) -> _DecodedT:
+    """Decode JSON that another machine wrote.
+
+    Raises:
+        msgspec.DecodeError, UnicodeDecodeError, RecursionError: it can't be read as that kind, see
+            `specreg.core.files.UNREADABLE`.
+    """
+    decoded: Any = msgspec.json.decode(content)
+    return msgspec.convert(decoded, kind)
+
+
+def _parts_of(folder: Path, name: str) -> tuple[str, ...]:
+    """The parts of a name, each of which is a plain one."""
+    parts = tuple(name.split("/"))
+    if not all(_FILE_NAME.fullmatch(part) for part in parts):
+        raise _refusal(str(folder / name), "is an odd name")
+    return parts
+
+
+def _check_kind(found: os.stat_result, wanted: int, name: str) -> None:
+    kind = stat.S_IFMT(found.st_mode)
+    if kind != wanted:
+        needed = "a folder" if wanted == stat.S_IFDIR else "a regular file"
+        raise _refusal(name, f"is {_KINDS.get(kind, 'a regular file')}, needed {needed}")
+    if kind == stat.S_IFREG and found.st_nlink > 1:
+        raise _refusal(name, f"has {found.st_nlink} hard links, needed a file of its own")
+
+
+def _refusal(name: str, why: str) -> OSError:
+    return OSError(errno.EINVAL, f"{name!a} {why}")
