@@ -8,16 +8,17 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import msgspec
 import typer
 
 from specreg.baselines.record import COMMIT, commit_of
-from specreg.cli import HERE, RootOption, TierOption
+from specreg.cli import HERE, USUAL, RootOption, TierOption
 from specreg.core.commands import install_command
-from specreg.core.errors import SpecregError
+from specreg.core.errors import SpecregError, check_name
 from specreg.core.processes import start_process, stop_process
 from specreg.report.document import FILE_NAME, exit_status, load_report
 from specreg.report.progress import Progress
@@ -25,8 +26,8 @@ from specreg.report.terminal import render_report
 from specreg.suite.configure import open_suite
 from specreg.suite.finish import record_baselines, record_run, run_verdict
 from specreg.suite.merge import open_merged, take_shards
-from specreg.suite.options import Options
-from specreg.suite.plan import PLAN, MergedShards, load_shard
+from specreg.suite.options import Options, options_typed
+from specreg.suite.plan import PLAN, Inconclusive, MergedShards, has_plan, load_shard
 from specreg.suite.preflight import State, examine, render_findings
 from specreg.suite.shards import SHARDS, Shard
 
@@ -54,17 +55,62 @@ def doctor(
     raise typer.Exit(int(any(one.state is State.IN_THE_WAY for one in found)))
 
 
-def merge(
+def merge(  # noqa: PLR0913, PLR0917 - the options of a command
     runs: Annotated[list[Path], typer.Argument(help="the folders of the shards")],
     into: Annotated[Path, typer.Option(help="the folder of the merged run")],
     root: RootOption = HERE,
+    reason: Annotated[
+        str | None, typer.Option(help="why baselines are recorded; else what the shards say")
+    ] = None,
+    inconclusive: Annotated[
+        str, typer.Option(help="as the suite's: fail, warn or warn-speed")
+    ] = USUAL.inconclusive,
+    matrix: Annotated[
+        str, typer.Option(help="the folder of the tiers, from the root")
+    ] = USUAL.matrix,
+    baselines: Annotated[
+        str, typer.Option(help="the folder of the baselines, from the root")
+    ] = USUAL.baselines,
+    history: Annotated[
+        str | None, typer.Option(help="the folder of what all runs did, from the root")
+    ] = USUAL.history,
+    *,
+    update_baselines: Annotated[
+        bool, typer.Option("--update-baselines", help="write the baselines that shards recorded")
+    ] = False,
 ) -> None:
-    """Join the shards of a run: one report, one verdict, and the baselines if it records."""
-    into.mkdir(parents=True, exist_ok=True)
-    begun = [run for run in runs if (run / PLAN).exists()] or runs
+    """Join the shards of a run: one report, one verdict, and the baselines if they recorded.
+
+    The shards' folders are data. Where the tiers and baselines lie, how to judge and whether to
+    write is what is typed here.
+    """
+    check_name("--inconclusive", inconclusive, get_args(Inconclusive))
+    options = Options(
+        update_baselines=update_baselines,
+        reason=reason,
+        inconclusive=inconclusive,
+        matrix=matrix,
+        baselines=baselines,
+        history=history,
+    )
+    _merge(runs, into, root, options)
+
+
+def _merge(runs: Sequence[Path], into: Path, root: Path, options: Options) -> None:
+    """Join the shards of a run by the options of this machine."""
+    try:
+        into.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        message = f"--into '{into}': {error.strerror}; name a folder that can be made"
+        raise SpecregError(message) from error
+    begun = [run for run in runs if has_plan(run)] or runs
     said = [f"'{run}': no {PLAN}, so it ended before it began" for run in runs if run not in begun]
     shards = sorted(map(load_shard, begun), key=lambda one: one.plan.number)
-    suite = open_merged(root.resolve(), shards, into.resolve())
+    suite = open_merged(root.resolve(), options, shards, into.resolve())
+    told = shards[0].plan.options.inconclusive
+    if told != options.inconclusive:
+        here = f"this merge judges with '{options.inconclusive}'"
+        said.append(f"the shards ran with --specreg-inconclusive={told}, {here}")
     said += take_shards(suite, shards, whole=True)
     suite.conclude()
     status = exit_status(suite.verdicts) or int(any(one.failed_otherwise for one in shards))
@@ -73,7 +119,7 @@ def merge(
         recorded, all_written = record_baselines(suite, color=color)
         status = status or int(bool(said) or not all_written)
         typer.echo("\n\n".join(recorded))
-    run = run_verdict(suite, status, cut_short=not MergedShards(shards).is_whole)
+    run = run_verdict(suite, status, cut_short=not MergedShards(shards, suite.root).is_whole)
     command = shlex.join(("specreg", "merge", *map(str, runs), "--into", str(into)))
     wrong = record_run(suite, run, command=command, said=said)
     path = suite.run_folder / FILE_NAME
@@ -108,6 +154,7 @@ def ray(  # noqa: PLR0913 - the options of a command
         message = f"specreg ray: Ray isn't installed; {install_command('ray')}"
         raise SpecregError(message) from error
     root, given = root.resolve(), tuple(arguments or ())
+    options = options_typed(given)
     cut = [shard for shard in _shards(root, shards, given) if shard.groups]
     environment: dict[str, Any] = {"env_vars": {COMMIT: commit_of(root)}}
     if not shared:
@@ -153,7 +200,7 @@ def ray(  # noqa: PLR0913 - the options of a command
     cluster.shutdown()
     if not runs:
         raise SpecregError("specreg ray: no shard came home; see what the tasks said above")
-    merge(runs, into, root)
+    _merge(runs, into, root, options)
 
 
 def run_shard(

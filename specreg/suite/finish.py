@@ -238,8 +238,9 @@ def driver_version_of(suite: Suite) -> str:
 
 def torch_version_of(suite: Suite, case: Case) -> str:
     """The torch that a case's engine ran with, empty where it isn't known."""
-    told = suite.merged.torch_version(case.id) if suite.merged else ""
-    return told or suite.provision.torch_version(case.server)
+    if suite.merged is not None:  # what ran is on another machine, which has said its version
+        return suite.merged.torch_version(case.id)
+    return suite.provision.torch_version(case.server)
 
 
 def measured_cases(suite: Suite) -> Iterable[Case]:

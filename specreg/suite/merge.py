@@ -1,7 +1,10 @@
-"""Join what shards or workers measured: it is judged once more, all of it together."""
+"""Join what shards or workers measured: it is judged once more, all of it together.
+
+The folders of shards come from other machines. What they say is data: the paths, the programs and
+the judgement are those of the options and the repository of the machine that merges.
+"""
 
 import dataclasses
-import datetime as dt
 import hashlib
 import re
 import shutil
@@ -11,21 +14,35 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from specreg.baselines.record import commit_of
-from specreg.core.errors import SpecregError
-from specreg.correctness.checks import CorrectnessCheck
+from specreg.core.errors import SpecregError, check_name
+from specreg.core.received import copy_received
+from specreg.correctness.checks import CHECKS, CorrectnessCheck
 from specreg.matrix.case import Case, Tier
-from specreg.measurement.metrics import Metric
+from specreg.measurement.metrics import METRICS, RECORDED, Metric
 from specreg.servers.launch import Launch
 from specreg.suite.configure import load_cases
 from specreg.suite.options import Options
-from specreg.suite.plan import PLAN, MergedShards, RunPlan, ShardRun, journalled, load_shard
+from specreg.suite.plan import (
+    JOURNAL,
+    MergedShards,
+    PlanOptions,
+    RunPlan,
+    ShardRun,
+    has_plan,
+    journalled,
+    load_shard,
+)
 from specreg.suite.run import Suite
 from specreg.telemetry.identity import Environment, find_gpus
 
 WORKERS_FOLDER = "shards"
 """The folder in a run's own that holds its workers' folders."""
 _COPIED = ("logs", "power")
-_ALIKE = ("commit", "tier", "matrix_sha256", "environment", "launches", "reason", "of", "shards")
+_MOST_COPIED_BYTES = 2**30
+_ALIKE = (
+    *("commit", "tier", "matrix_sha256", "environment", "options", "launches", "reason", "of"),
+    "shards",
+)
 
 
 def matrix_sha256(tier: Tier) -> str:
@@ -38,14 +55,14 @@ def plan_of(suite: Suite, shards: Sequence[Collection[str]]) -> RunPlan:
     gpus = find_gpus()
     return RunPlan(
         run=suite.run_folder.name,
-        began_at=suite.began_at.isoformat(timespec="seconds"),
+        began_at=suite.began_at.replace(microsecond=0),
         host=socket.gethostname(),
         commit=commit_of(suite.root),
         tier=suite.tier.name,
         matrix_sha256=matrix_sha256(suite.tier),
         environment=suite.environment,
         gpus_gib=gpus.memory_gib,
-        options=dataclasses.asdict(suite.options),
+        options=plan_options(suite.options),
         reason=(suite.options.reason or "").strip() if suite.records else None,
         launches=suite.launches,
         number=suite.options.part[0] if suite.options.part else 0,
@@ -58,12 +75,18 @@ def plan_of(suite: Suite, shards: Sequence[Collection[str]]) -> RunPlan:
     )
 
 
+def plan_options(options: Options) -> PlanOptions:
+    """What a merge has to know of the options of a run."""
+    names = PlanOptions.__struct_fields__
+    return PlanOptions(**{name: getattr(options, name) for name in names})
+
+
 def take_shards(suite: Suite, shards: Sequence[ShardRun], *, whole: bool) -> tuple[str, ...]:
     """Judge what shards measured, as if one process had; return what is to be said of them.
 
     `whole` says whether a case that no shard measured is INVALID; else it is left out.
     """
-    merged = suite.merged = MergedShards(shards)
+    merged = suite.merged = MergedShards(shards, suite.root)
     asked: dict[str, set[str]] = {}
     for shard in shards:
         for case_id, names in shard.plan.asked.items():
@@ -88,7 +111,7 @@ def take_shards(suite: Suite, shards: Sequence[ShardRun], *, whole: bool) -> tup
 def take_workers(suite: Suite, *, whole: bool) -> tuple[str, ...]:
     """Judge what the workers of a run measured, and have all that they left in its own folder."""
     folder = suite.run_folder / WORKERS_FOLDER
-    shards = [load_shard(path) for path in sorted(folder.glob("*")) if (path / PLAN).exists()]
+    shards = [load_shard(path) for path in sorted(folder.glob("*")) if has_plan(path)]
     if not shards:
         return ()
     own = journalled(suite.run_folder, shards[0].plan, shards[0].report)  # gone on with
@@ -101,18 +124,20 @@ def take_workers(suite: Suite, *, whole: bool) -> tuple[str, ...]:
 def _copy_files(shards: Sequence[ShardRun], into: Path) -> None:
     """Copy the logs of all shards' servers and devices to one folder; equal names get a number."""
     found = [
-        (number, path, path.relative_to(shard.folder))
+        (number, shard.folder, name)
         for number, shard in enumerate(shards, start=1)
         if shard.folder != into
-        for name in _COPIED
-        for path in sorted((shard.folder / name).rglob("*"))
-        if path.is_file()
+        for name in shard.files
+        if name.parts[0] in _COPIED and len(name.parts) > 1
     ]
     names = Counter(name for _, _, name in found)
-    for number, path, name in found:
+    for number, folder, name in found:
         own = name.with_stem(f"{name.stem}-{number}") if names[name] > 1 else name
-        (into / own).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, into / own)
+        try:
+            copy_received(folder, str(name), into, str(own), _MOST_COPIED_BYTES)
+        except OSError as error:
+            message = f"run '{folder}': its logs weren't copied, {error.strerror}"
+            raise SpecregError(f"{message}; mend that, or leave the run out") from error
 
 
 def _check_alike(shards: Sequence[ShardRun]) -> None:
@@ -131,40 +156,88 @@ def _shown(value: object) -> str:
     return f"of {sum(map(len, value))} cases" if isinstance(value, tuple) else repr(value)
 
 
-def open_merged(root: Path, shards: Sequence[ShardRun], into: Path) -> Suite:
+def open_merged(root: Path, options: Options, shards: Sequence[ShardRun], into: Path) -> Suite:
     """Open the run that shards are parts of, in a folder of its own.
 
+    Args:
+        root: of the repository here, whose tiers and baselines count.
+        options: of the machine that merges: where those lie, how to judge, whether to record.
+        shards: what the parts of the run have left.
+        into: the folder of the merged run.
+
     Raises:
-        SpecregError: the repository isn't at the commit, or hasn't the cases, that they are of.
+        SpecregError: the repository isn't at the commit, or hasn't the cases, that they are of; or
+            they record baselines and the options don't, or the other way round.
     """
     _check_alike(shards)
     if any(shard.folder.resolve() == into for shard in shards):
         raise SpecregError(f"--into '{into}': it is one of the shards; name a folder of its own")
     plan = shards[0].plan
-    options = dataclasses.replace(Options(**plan.options), shard=None, resume=False)
-    if not (root / options.runs).exists():  # of another machine
-        options = dataclasses.replace(options, runs=Options().runs)
+    _check_recording(plan, options)
+    options = dataclasses.replace(
+        options,
+        launches=plan.launches,
+        num_prompts=plan.options.num_prompts,
+        oracle=plan.options.oracle,
+        engine=plan.options.engine,
+        reason=options.reason or plan.reason,
+    )
     tier = load_cases(root, options, plan.tier).chosen(plan.gpus_gib)
     for name, here in (("commit", commit_of(root)), ("matrix_sha256", matrix_sha256(tier))):
         if here != (theirs := getattr(plan, name)):
             differs = f"{name} differs: the shards have '{theirs}', '{root}' '{here}'"
             raise SpecregError(f"{differs}; check out the commit that they are of")
-    for name in _COPIED:
-        shutil.rmtree(into / name, ignore_errors=True)  # merged again
-    ends = (one.report.ended_at if one.report else one.plan.began_at for one in shards)
-    suite = Suite(
+    for shard in shards:
+        _check_names(shard, tier)
+    _empty(into)
+    ends = (one.report.ended_at if one.report else one.plan.began_at.isoformat() for one in shards)
+    return Suite(
         merged_run=re.sub(r"-\d+of\d+$", "", plan.run),
         options=options,
         root=root,
         tier=tier,
         environment=plan.environment,
-        began_at=min(dt.datetime.fromisoformat(shard.plan.began_at) for shard in shards),
+        began_at=min(shard.plan.began_at for shard in shards),
         ended_at=max(ends),
         run_folder=into,
         show=print,
     )
-    suite.journal.path.unlink(missing_ok=True)
-    return suite
+
+
+def _check_recording(plan: RunPlan, options: Options) -> None:
+    """Check that shards record baselines where the merge does, and only there."""
+    records = plan.reason is not None
+    if records and not options.update_baselines:
+        why = "the shards recorded baselines, and this merge isn't asked to write any"
+        raise SpecregError(f"specreg merge: {why}; add --update-baselines to write them here")
+    if options.update_baselines and not records:
+        why = "the shards judged and recorded no baselines"
+        raise SpecregError(f"specreg merge --update-baselines: {why}; leave it out")
+
+
+def _check_names(shard: ShardRun, tier: Tier) -> None:
+    """Check that a shard speaks of cases of the tier, and of metrics and checks that there are."""
+    plan = shard.plan
+    cases = {case.id for case in tier.cases}
+    of_shards = (case_id for case_ids in plan.shards for case_id in case_ids)
+    for case_id in (*plan.asked, *plan.skipped, *of_shards):
+        check_name("case", case_id, cases, f"'{shard.folder}'")
+    for name in dict.fromkeys(name for names in plan.asked.values() for name in names):
+        check_name("metric or check", name, {*METRICS, *CHECKS, RECORDED.name}, f"'{shard.folder}'")
+
+
+def _empty(into: Path) -> None:
+    """Remove what an earlier merge left in a folder and this one doesn't write over."""
+    try:
+        for name in _COPIED:
+            if (into / name).is_symlink():
+                (into / name).unlink()
+            elif (into / name).exists():
+                shutil.rmtree(into / name)
+        (into / JOURNAL).unlink(missing_ok=True)
+    except OSError as error:
+        message = f"--into '{into}': can't be emptied, {error.strerror}"
+        raise SpecregError(f"{message}; name another folder") from error
 
 
 def _judge(

@@ -1,5 +1,6 @@
 """The options of a run, each declared once, and what to say of one that is gone or mistyped."""
 
+import argparse
 import dataclasses
 import difflib
 import functools
@@ -150,6 +151,22 @@ GONE = {
 def flag_of(field: dataclasses.Field[Any]) -> str:
     """The flag that is typed for an option."""
     return field.metadata["flag"] or f"--specreg-{field.name.replace('_', '-')}"
+
+
+def options_typed(arguments: Sequence[str]) -> Options:
+    """The options among arguments of pytest, whose others are passed over.
+
+    Raises:
+        SpecregError: one of them has a value that it can't have.
+    """
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
+    for field in dataclasses.fields(Options):
+        parser.add_argument(flag_of(field), dest=field.name, **field.metadata["argparse"])
+    try:
+        typed, _ = parser.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise SpecregError(f"{error}; see pytest --help") from error
+    return Options(**vars(typed))
 
 
 def hints_of(typed: Sequence[str]) -> dict[str, str]:

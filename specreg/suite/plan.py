@@ -4,18 +4,24 @@ A shard leaves `plan.json` before it starts anything and its journal while it me
 died is joined as far as it came.
 """
 
+import dataclasses
+import datetime as dt
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Literal
 
 import msgspec
 
 from specreg.core.errors import SpecregError
 from specreg.core.files import UNREADABLE
+from specreg.core.names import CaseId, Name
+from specreg.core.received import decode_received, read_received, received_files
 from specreg.core.timeline import RunTime
 from specreg.correctness.checks import CorrectnessCheck
 from specreg.matrix.case import Case
+from specreg.matrix.models import served_models
 from specreg.measurement.journal import load_checks, load_journal
 from specreg.measurement.measure import Measurement
 from specreg.report.document import FILE_NAME, Report, exit_status, load_report
@@ -26,32 +32,60 @@ PLAN = "plan.json"
 JOURNAL = "journal.jsonl"
 
 
-class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run is about to do, written before it starts anything.
+PLAN_VERSION: Literal[1] = 1
+MOST_LAUNCHES_ASKED = 100
+MOST_PROMPTS_ASKED = 1_000_000
+MOST_SHARDS = 10_000
+_MOST_PLAN_BYTES = 16 * 2**20
+_AGAIN = "leave that run out, and run it again"
+Inconclusive = Literal["fail", "warn", "warn-speed"]
+_Text = Annotated[str, msgspec.Meta(max_length=20_000)]
+_Word = Annotated[str, msgspec.Meta(max_length=128)]
+_Number = Annotated[int, msgspec.Meta(ge=0, le=MOST_SHARDS)]
+_Gib = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
-    `began_at` is in UTC by ISO 8601, `gpus_gib` of each GPU, `reason` None where nothing is
-    recorded. `number` and `of` are 0 where the run isn't cut, `shards` the cases of each.
-    `asked`, the metrics and checks, and `skipped`, what it needs, are by case.
+
+class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a run was asked for, as facts: how many prompts it replays, and how it judges.
+
+    A merge compares them between shards and says what it measured by them. None of them is a path,
+    a program or a URL: those are the merging side's own.
     """
 
-    run: str
-    began_at: str
-    host: str
-    commit: str
-    tier: str
-    matrix_sha256: str
+    num_prompts: Annotated[int, msgspec.Meta(ge=1, le=MOST_PROMPTS_ASKED)] | None = None
+    inconclusive: Inconclusive = "fail"
+    oracle: bool = False
+    engine: Name | None = None
+    engine_version: _Word | None = None
+
+
+class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a run is about to do, written before it starts anything.
+
+    `gpus_gib` is of each GPU, `reason` None where nothing is recorded. `number` and `of` are 0
+    where the run isn't cut, `shards` the cases of each. `asked`, the metrics and checks, and
+    `skipped`, what it needs, are by case.
+    """
+
+    schema_version: Literal[1] = PLAN_VERSION
+    run: Name
+    began_at: Annotated[dt.datetime, msgspec.Meta(tz=True)]
+    host: _Word
+    commit: _Word
+    tier: Name
+    matrix_sha256: _Word
     environment: Environment
-    gpus_gib: tuple[float, ...] = ()
-    options: dict[str, Any]
-    reason: str | None
-    launches: int
-    number: int = 0
-    of: int = 0
-    shards: tuple[tuple[str, ...], ...] = ()
-    asked: dict[str, tuple[str, ...]]
-    skipped: dict[str, str] = {}
-    no_power: str = ""
-    driver_version: str = ""
+    gpus_gib: Annotated[tuple[_Gib, ...], msgspec.Meta(max_length=1024)] = ()
+    options: PlanOptions
+    reason: _Text | None
+    launches: Annotated[int, msgspec.Meta(ge=1, le=MOST_LAUNCHES_ASKED)]
+    number: _Number = 0
+    of: _Number = 0
+    shards: Annotated[tuple[tuple[CaseId, ...], ...], msgspec.Meta(max_length=MOST_SHARDS)] = ()
+    asked: dict[CaseId, tuple[Name, ...]]
+    skipped: dict[CaseId, _Text] = {}
+    no_power: _Text = ""
+    driver_version: _Word = ""
 
     @property
     def name(self) -> str:
@@ -63,13 +97,15 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
 class ShardRun:
     """What lies in the folder of a shard, by case's id and launch or check.
 
-    Of one that didn't come to its end there is no report.
+    Of one that didn't come to its end there is no report. `files` are all that lie in the folder,
+    from there on.
     """
 
     folder: Path
     plan: RunPlan
+    files: Sequence[PurePosixPath]
     measured: Mapping[tuple[str, int], Measurement]
-    checked: Mapping[tuple[str, str], Mapping[str, Any]]
+    checked: Mapping[tuple[str, str], Verdict]
     report: Report | None = None
 
     @property
@@ -79,38 +115,78 @@ class ShardRun:
         return run is not None and bool(run.exit_status) and not exit_status(run.verdicts)
 
 
+def has_plan(folder: Path) -> bool:
+    """Whether a run had begun: something is called as its plan, be it readable or not."""
+    return os.path.lexists(folder / PLAN)
+
+
 def load_shard(folder: Path) -> ShardRun:
-    """Load what lies in a shard's folder; SpecregError where it has no plan that can be read."""
+    """Load what lies in a shard's folder, which may come from another machine.
+
+    Raises:
+        SpecregError: it has no plan, holds a link or something else that is no regular file, or one
+            of its documents can't be read.
+    """
+    try:
+        files = received_files(folder)
+        content = read_received(folder, PLAN, _MOST_PLAN_BYTES)
+    except FileNotFoundError as error:
+        cure = "name the folder of a run that has one"
+        raise SpecregError(f"'{folder / PLAN}': {error.strerror}; {cure}") from error
+    except OSError as error:
+        raise SpecregError(f"run '{folder}': {error.strerror}; {_AGAIN}") from error
+    plan = _plan_of(folder, content)
+    has_report = PurePosixPath(FILE_NAME) in files
+    report = load_report(folder / FILE_NAME) if has_report else None
+    return journalled(folder, plan, report, files)
+
+
+def _plan_of(folder: Path, content: bytes) -> RunPlan:
+    """Decode the plan in a shard's folder; SpecregError where it is of another form."""
     path = folder / PLAN
     try:
-        plan = msgspec.json.decode(path.read_bytes(), type=RunPlan)
-    except OSError as error:
-        cure = "name the folder of a run that has one"
-        raise SpecregError(f"'{path}': {error.strerror}; {cure}") from error
+        version = decode_received(content, _PlanVersion).schema_version
+        if version != PLAN_VERSION:
+            message = f"'{path}': is of version {version}, this specreg reads {PLAN_VERSION}"
+            raise SpecregError(f"{message}; merge with the specreg that measured")
+        return decode_received(content, RunPlan)
     except UNREADABLE as error:
-        raise SpecregError(f"'{path}': {error}; leave that run out, and run it again") from error
-    report = load_report(folder / FILE_NAME) if (folder / FILE_NAME).exists() else None
-    return journalled(folder, plan, report)
+        raise SpecregError(f"'{path}': {error}; {_AGAIN}") from error
 
 
-def journalled(folder: Path, plan: RunPlan, report: Report | None) -> ShardRun:
-    """What the journal in a folder holds of a run."""
+class _PlanVersion(msgspec.Struct, frozen=True):
+    schema_version: int
+
+
+def journalled(
+    folder: Path, plan: RunPlan, report: Report | None, files: Sequence[PurePosixPath] = ()
+) -> ShardRun:
+    """What the journal in a folder holds of a run; SpecregError where it can't be read."""
     path = folder / JOURNAL
     measured, checked = (load_journal(path), load_checks(path)) if path.exists() else ({}, {})
+    try:
+        verdicts = {key: msgspec.convert(told, Verdict) for key, told in checked.items()}
+    except msgspec.ValidationError as error:
+        raise SpecregError(f"journal '{path}': {error}; {_AGAIN}") from error
     return ShardRun(
         folder=folder,
         plan=plan,
+        files=files,
         measured={(key.case_id, key.launch): one for key, one in measured.items()},
-        checked={(key.case_id, check): one for (key, check), one in checked.items()},
+        checked={(key.case_id, check): verdict for (key, check), verdict in verdicts.items()},
         report=report,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class MergedShards:
-    """What other processes measured and checked, in place of measuring and checking it here."""
+    """What other processes measured and checked, in place of measuring and checking it here.
+
+    `root` is of the repository of this machine, whose models count.
+    """
 
     shards: Sequence[ShardRun]
+    root: Path
 
     @property
     def plan(self) -> RunPlan:
@@ -118,17 +194,27 @@ class MergedShards:
         return self.shards[0].plan
 
     def measurement(self, case: Case, launch: int) -> Measurement:
-        """What the first shard that did has measured of a case; SpecregError where none did."""
+        """What the first shard that did has measured of a case, as of the case and models here.
+
+        Raises:
+            SpecregError: none did, or it measured another case under this one's id.
+        """
         for shard in self.shards:
-            if (found := shard.measured.get((case.id, launch))) is not None:
-                return found
+            measured = shard.measured.get((case.id, launch))
+            if measured is None:
+                continue
+            if measured.case.key != case.key:
+                message = f"{shard.plan.name} measured '{case.id}' with other settings than here"
+                raise SpecregError(f"{message}; see '{shard.folder}'")
+            target, draft = served_models(self.root, case.server)
+            return dataclasses.replace(measured, case=case, target=target, draft=draft)
         raise SpecregError(self._why_not(case.id))
 
     def verdict(self, check: CorrectnessCheck, case: Case) -> Verdict:
         """The verdict of a check; SpecregError where none was made."""
         for shard in self.shards:
-            if (found := shard.checked.get((case.id, check.name))) is not None:
-                return msgspec.convert(found, Verdict)
+            if (verdict := shard.checked.get((case.id, check.name))) is not None:
+                return dataclasses.replace(verdict, case_id=case.id, metric=check.name)
         raise SpecregError(self._why_not(case.id, check.name))
 
     def _why_not(self, case_id: str, metric: str = "") -> str:

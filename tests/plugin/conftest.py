@@ -176,6 +176,16 @@ class Suite:
         command = (sys.executable, "-m", "specreg", *map(str, arguments))
         return run_here(*command, env=self.environment(), timeout_s=self.patience_s)
 
+    def merge(
+        self, *runs: Path, into: Path, arguments: Sequence[str] = ()
+    ) -> subprocess.CompletedProcess[str]:
+        """`specreg merge` of some runs by the suite's own matrix and baselines, done."""
+        return self.specreg(
+            *("merge", *runs, f"--into={into}", f"--matrix={self.folder}"),
+            *(f"--baselines={self.baselines}", f"--history={self.folder / 'history'}"),
+            *arguments,
+        )
+
     def record(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Records baselines from two launches and insists that it worked.
 

@@ -86,7 +86,7 @@ def test_shards_that_are_merged_have_the_same_file(benched: Suite) -> None:
     for number, file in enumerate(files, start=1):
         run(benched, file.name, f"--specreg-shard={number}/2")
     into = benched.folder / "merged"
-    done = benched.specreg("merge", *benched.runs.iterdir(), f"--into={into}")
+    done = benched.merge(*benched.runs.iterdir(), into=into)
     path = into / "benchmark.json"
     assert f"benchmarks of the run, as --benchmark-json writes them: {path}" in done.stdout
     merged, alone = json.loads(path.read_text()), json.loads(files[0].read_text())

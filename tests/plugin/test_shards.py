@@ -1,7 +1,6 @@
 """A run in shards, merged, and by workers of pytest-xdist: the same as one process says."""
 
 import json
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,15 +25,12 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Suite:
         done = suite.run(*CHOSEN, f"--specreg-shard={number}/2", *update)
         assert done.returncode == 0, done.stdout
         assert suite.recorded() == {}, "a shard writes none"
-    done = merge(suite, *suite.runs.iterdir(), into=suite.folder / "recording")
+    done = suite.merge(
+        *suite.runs.iterdir(), into=suite.folder / "recording", arguments=["--update-baselines"]
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert set(suite.recorded()) == CASES
     return suite
-
-
-def merge(suite: Suite, *runs: Path, into: Path) -> subprocess.CompletedProcess[str]:
-    """`specreg merge`, done."""
-    return suite.specreg("merge", *runs, f"--into={into}")
 
 
 def words(verdict: RunVerdict) -> Mapping[tuple[str, str], tuple[str, float | None]]:
@@ -60,16 +56,16 @@ def test_shards_that_are_merged_say_what_one_process_says(recorded: Suite) -> No
     parts = [words(decided(run)) for run in shards]
     assert not parts[0].keys() & parts[1].keys()
     into = suite.folder / "merged"
-    done = merge(suite, *shards[::-1], into=into)
+    done = suite.merge(*shards[::-1], into=into)
     assert done.returncode == 0, done.stdout + done.stderr
     assert words(decided(into)) == expected == {**parts[0], **parts[1]}
     assert (into / "report.html").exists()
     assert (into / "junit.xml").read_text().count("<testcase") == len(expected)
     before = contents(into)
-    assert merge(suite, *shards[::-1], into=into).returncode == 0
+    assert suite.merge(*shards[::-1], into=into).returncode == 0
     assert contents(into) == before, "merged again: the same bytes"
 
-    one = merge(suite, shards[0], into=suite.folder / "half")
+    one = suite.merge(shards[0], into=suite.folder / "half")
     assert one.returncode == 10, one.stdout
     cure = "run it with --specreg-shard=2/2, merge again"
     assert f"SHARD_MISSING: shard 2/2 isn't there: {cure}" in one.stdout
@@ -79,23 +75,23 @@ def test_shards_that_are_merged_say_what_one_process_says(recorded: Suite) -> No
 
     empty = suite.folder / "empty"
     empty.mkdir()
-    begun = merge(suite, empty, shards[0], into=suite.folder / "begun")
+    begun = suite.merge(empty, shards[0], into=suite.folder / "begun")
     assert begun.returncode == 10, begun.stderr
     assert f"'{empty}': no plan.json, so it ended before it began" in begun.stdout
 
     document = json.loads((shards[1] / "report.json").read_text())
     document["run"]["exit_status"] = 1
     (shards[1] / "report.json").write_text(json.dumps(document))
-    failed = merge(suite, *shards, into=suite.folder / "failed")
+    failed = suite.merge(*shards, into=suite.folder / "failed")
     assert failed.returncode == 1
     assert "shard 2/2 ended with status 1, which its verdicts don't say" in failed.stdout
 
     (shards[1] / "report.json").unlink()  # it was killed after it had measured
-    died = merge(suite, *shards, into=suite.folder / "died")
+    died = suite.merge(*shards, into=suite.folder / "died")
     assert "shard 2/2 died before it was done" in died.stdout
     assert words(decided(suite.folder / "died")) == expected, "what it had finished counts"
 
-    itself = merge(suite, *shards, into=shards[0])
+    itself = suite.merge(*shards, into=shards[0])
     assert itself.returncode == 1
     assert "it is one of the shards; name a folder of its own" in itself.stderr
     assert (shards[0] / "journal.jsonl").stat().st_size
@@ -103,7 +99,7 @@ def test_shards_that_are_merged_say_what_one_process_says(recorded: Suite) -> No
     plan = json.loads((shards[1] / "plan.json").read_text())
     for name, value in (("commit", "other"), ("shards", plan["shards"][:1])):
         (shards[1] / "plan.json").write_text(json.dumps(plan | {name: value}))
-        other = merge(suite, *shards, into=suite.folder / "other")
+        other = suite.merge(*shards, into=suite.folder / "other")
         assert other.returncode == 1
         assert f"{name} differs: " in other.stderr
         assert "merge the shards of one run alone" in other.stderr

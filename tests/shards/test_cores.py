@@ -11,7 +11,6 @@ import pytest
 
 from specreg.verdicts.judge import Verdict
 from tests.plugin.conftest import PAIR, Suite, cases_of, decided, start_here
-from tests.plugin.test_shards import merge
 
 pytestmark = pytest.mark.vllm
 SETTINGS = {"prompts": 20, "output_cap_tokens": 128, "dtype": "float32"}
@@ -47,7 +46,9 @@ def test_two_shards_at_once_measure_what_each_does_alone(tmp_path: Path) -> None
     suite.write_tier(TIER)
     for number in SHARDS:
         end(start(suite, number, "--update-baselines", "--reason=alone"), 0)
-    recording = merge(suite, *suite.runs.iterdir(), into=tmp_path / "recording")
+    recording = suite.merge(
+        *suite.runs.iterdir(), into=tmp_path / "recording", arguments=["--update-baselines"]
+    )
     assert recording.returncode == 0, recording.stdout + recording.stderr
     alone = verdicts_of([tmp_path / "recording"])
 

