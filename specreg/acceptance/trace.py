@@ -2,12 +2,16 @@
 
 import operator
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
 
 import msgspec
 
 from specreg.acceptance.record import StepCounts
 from specreg.core.errors import InvalidMeasurementError
+
+ANSWER_DIGEST = 2
+"""Which definition of `RequestTrace.answer_sha256` this is; the first one left thoughts out."""
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -19,6 +23,16 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     at_ns: int
     tokens: int
+
+
+class Reply(StrEnum):
+    """What an answer holds beside its thought."""
+
+    TEXT = "text"
+    UNFINISHED_THOUGHT = "unfinished_thought"
+    """The answer never left the thought: there is a thought, and nothing after it."""
+    NOTHING = "nothing"
+    """There is neither a thought nor a text, or only blanks."""
 
 
 class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +49,14 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
         finish_reason: "stop" or "length", None if the stream ended without one.
         acceptance: the server's own counts for this request, None if it gave none.
         error: what went wrong, None for a request that finished.
-        text_sha256: of all that was generated, its first 16 digits; empty where that isn't known.
+        thought_chunk_sizes: the same as `chunk_sizes`, of the later chunks that carried a thought
+            alone, where the server tells thoughts apart.
+        answer_sha256: of all that was generated: its token ids where the server gives them, and
+            each text with the channel that it came in. The first 16 digits; empty where what came
+            doesn't show all that was generated.
+        reply: what the answer holds; None in a journal that doesn't say.
+        loops: whether the second half of the answer repeats itself.
+        empty_replies: how many of the replies that this request sent along were empty.
     """
 
     prompt_id: str
@@ -51,8 +72,12 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str | None = None
     acceptance: StepCounts | None = None
     error: str | None = None
-    text_sha256: str = ""
+    answer_sha256: str = ""
     prompt_tokens: int | None = None
+    thought_chunk_sizes: tuple[int, ...] = ()
+    reply: Reply | None = None
+    loops: bool = False
+    empty_replies: int = 0
 
     @property
     def later_tokens(self) -> int:
@@ -98,6 +123,10 @@ class StreamEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One decoded event of a stream; most have only one of the fields.
 
     Attributes:
+        text: what it adds to the answer, which is what a later turn is asked with.
+        thought: what it adds to the thought, where the server tells thoughts apart.
+        other: all else that it adds, tool calls for instance, as JSON.
+        token_ids: of its tokens; empty where the server gives none.
         finish_reason: on the last event with tokens, or after it.
         usage_tokens, prompt_tokens: of the whole request, on the final event.
         acceptance: the request's own counts, on one of the last events of a server that gives them.
@@ -105,6 +134,9 @@ class StreamEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     tokens: int = 0
     text: str = ""
+    thought: str = ""
+    other: str = ""
+    token_ids: Sequence[int] = ()
     finish_reason: str | None = None
     usage_tokens: int | None = None
     acceptance: StepCounts | None = None

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from specreg.acceptance.trace import ANSWER_DIGEST
 from specreg.compare.pairs import COMPARED, Pair, Side
 from specreg.core.errors import InvalidMeasurementError
 from specreg.core.files import UNREADABLE, replace_file
@@ -38,10 +39,14 @@ _verdict_on_answers = functools.partial(Verdict, metric=LOSSLESS, launches=0)
 
 
 class _Known(msgspec.Struct):
-    """What a gate's folder keeps of answers, by pair."""
+    """What a gate's folder keeps of answers, by pair.
+
+    `digest` is the definition by which answers counted as equal; without one it is the first.
+    """
 
     answers: dict[str, tuple[Transcript, ...]] = {}
     verdicts: dict[str, Verdict] = {}
+    digest: int = 1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,14 +57,18 @@ class AnswerComparison:
     root: Path
     path: Path
     show: Callable[[str], None]
-    _known: _Known = field(default_factory=_Known)
+    _known: _Known = field(default_factory=lambda: _Known(digest=ANSWER_DIGEST))
     _failed: dict[str, str] = field(default_factory=dict)  # by pair, why
     _launches: dict[str, set[int]] = field(default_factory=dict)  # by pair, those that were tried
 
     def take_over(self) -> None:
         """Load the answers that the folder has, if they can be read."""
         with contextlib.suppress(OSError, *UNREADABLE):
-            self._known = msgspec.json.decode(self.path.read_bytes(), type=_Known)
+            known = msgspec.json.decode(self.path.read_bytes(), type=_Known)
+            if known.digest != ANSWER_DIGEST:
+                known.verdicts.clear()
+                known.digest = ANSWER_DIGEST
+            self._known = known
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:

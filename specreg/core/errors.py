@@ -92,6 +92,10 @@ class ModelNotFetchedError(ServerStartError):
     """A server whose engine the hub didn't give a model."""
 
 
+class PortInUseError(ServerStartError):
+    """A server whose port another program took between its choice and its use."""
+
+
 class ServerRefusedError(ServerError):
     """A server that refused to generate a token; the message is its answer."""
 

@@ -123,13 +123,14 @@ def check_answers(running: RunningCase) -> Verdict:
 def were_equal(replay: Replay | None, prompt: Prompt) -> bool:
     """Whether a prompt's answers with and without speculation were the same whenever timed.
 
-    That is text, number of tokens and why it ended, of each turn. Not where nothing was timed.
+    That is all that was generated, thoughts too, the number of tokens and why it ended, of each
+    turn. Not where nothing was timed, nor where an answer doesn't show all that was generated.
     """
     if replay is None:
         return False
     ours, theirs = (
         {
-            (one.turn, one.text_sha256, one.tokens, one.finish_reason)
+            (one.turn, one.answer_sha256, one.tokens, one.finish_reason)
             for part in rounds
             for one in part.traces
             if one.prompt_id == prompt.id

@@ -54,7 +54,12 @@ def _without_thinking(reply: str) -> str:
     _, ended, answer = reply.rpartition("</think>")
     if ended:
         return answer.lstrip()
-    return "" if reply.lstrip().startswith("<think>") else reply
+    return "" if is_unfinished_thought(reply) else reply
+
+
+def is_unfinished_thought(reply: str) -> bool:
+    """Whether a reply opens a thought and never ends it, where it comes with the text."""
+    return reply.lstrip().startswith("<think>") and "</think>" not in reply
 
 
 REPLIES: Mapping[str, Callable[[str], str]] = MappingProxyType(

@@ -3,10 +3,10 @@
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Generic, Literal, TypeVar
+from typing import ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
@@ -145,14 +145,66 @@ def decode_event(decoder: msgspec.json.Decoder[EventT], event: bytes) -> EventT:
     return decoded
 
 
-class _Delta(msgspec.Struct, frozen=True, gc=False):
-    content: str | None = None
+class Channels(NamedTuple):
+    """What an event adds, by the channel that it came in: see `StreamEvent`."""
+
+    text: str = ""
+    thought: str = ""
+    other: str = ""
+
+
+_THOUGHT_KEYS = frozenset({"reasoning", "reasoning_content", "thinking"})
+"""vLLM says `reasoning`, SGLang and older vLLM `reasoning_content`, and some servers both."""
+
+
+def channels_of(delta: Mapping[str, object]) -> Channels:
+    """Sort all that a chat's delta adds, whatever the server calls it.
+
+    A field that isn't known here is kept as it is: an answer that differs in it alone differs.
+    """
+    text = thought = ""
+    others: dict[str, object] = {}
+    for name, value in delta.items():
+        if not value or name == "role":
+            continue
+        if name == "content" and isinstance(value, str):
+            text = value
+        elif name in _THOUGHT_KEYS and isinstance(value, str):
+            if value != thought:
+                thought += value
+        elif name == "content" and isinstance(value, list):
+            parts = [_channels_of_part(part) for part in value]
+            text = "".join(part.text for part in parts)
+            thought += "".join(part.thought for part in parts)
+            if unknown := [part.other for part in parts if part.other]:
+                others[name] = unknown
+        else:
+            others[name] = value
+    other = msgspec.json.encode(others).decode() if others else ""
+    return Channels(text=text, thought=thought, other=other)
+
+
+def _channels_of_part(part: object) -> Channels:
+    """Sort one part of a content that is a list of parts."""
+    if isinstance(part, str):
+        return Channels(text=part)
+    if isinstance(part, dict):
+        for name, value in part.items():
+            if name == "text" and isinstance(value, str):
+                is_thought = part.get("type") in _THOUGHT_KEYS
+                return Channels(thought=value) if is_thought else Channels(text=value)
+            if name in _THOUGHT_KEYS and isinstance(value, str):
+                return Channels(thought=value)
+            if name in _THOUGHT_KEYS and isinstance(value, list):
+                inner = [_channels_of_part(one) for one in value]
+                return Channels(thought="".join(one.text + one.thought for one in inner))
+    return Channels(other=msgspec.json.encode(part).decode())
 
 
 class _Choice(msgspec.Struct, frozen=True):
     """What a chunk adds: `delta` in a chat, `text` in a completion."""
 
-    delta: _Delta | None = None
+    delta: dict[str, object] | None = None
     text: str | None = None
     token_ids: list[int] | None = None
     finish_reason: Name | None = None
@@ -331,9 +383,17 @@ class WireFormat:
             before, usage = tokens, parsed.usage
             if usage is not None:
                 tokens = usage.completion_tokens
+            token_ids = choice.token_ids or ()
+            if choice.delta:
+                text, thought, other = channels_of(choice.delta)
+            else:
+                text, thought, other = choice.text or "", "", ""
             return StreamEvent(
-                tokens=len(choice.token_ids or ()) if self.tells_ids else tokens - before,
-                text=(choice.delta.content if choice.delta else choice.text) or "",
+                tokens=len(token_ids) if self.tells_ids else tokens - before,
+                text=text,
+                thought=thought,
+                other=other,
+                token_ids=token_ids,
                 finish_reason=choice.finish_reason,
                 usage_tokens=usage.completion_tokens if usage else None,
                 acceptance=record.counts if record else None,

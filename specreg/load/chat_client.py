@@ -16,6 +16,7 @@ from specreg.core.http import HEADERS, shortly
 from specreg.datasets.prompts import REPLIES, Prompt
 from specreg.engines.registry import ENGINES
 from specreg.engines.wire_format import DONE, Ask, Endpoint, EventSplitter, Message, ParseEvent
+from specreg.load.answer import AnswerText
 from specreg.matrix.case import Case
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ _MORE_TOKENS = 1024
 """How many tokens beyond the cap an answer may have: its last step may exceed it."""
 _TOKEN_CHARACTERS = 1024
 """The most characters that a token stands for."""
-_DIGITS = 16
 _NS_PER_S = 10**9
 
 Clock = Callable[[], int]
@@ -39,13 +39,15 @@ Clock = Callable[[], int]
 class FinishedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A request that has ended, with all that was seen of it; `late`: its time was up.
 
-    `place` is that of its conversation in the round, from 0; `chunks` are those with a token.
+    `place` is that of its conversation in the round, from 0; `chunks` are those with a token;
+    `thought` is what the server tells apart from the answer's `text`.
     """
 
     place: int
     trace: RequestTrace
     chunks: tuple[Chunk, ...]
     text: str
+    thought: str = ""
     late: bool = False
 
 
@@ -93,7 +95,8 @@ class _StreamState:
     error: str | None = None
     late: bool = False
     chunks: list[Chunk] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
+    thought_chunks: list[Chunk] = field(default_factory=list)
+    answer: AnswerText = field(default_factory=AnswerText)
     finish_reason: str | None = None
     usage_tokens: int | None = None
     prompt_tokens: int | None = None
@@ -101,16 +104,18 @@ class _StreamState:
 
     def take(self, event: StreamEvent, at_ns: int) -> None:
         """Take one more event, else `ANSWER_ENDLESS`, `TOKENS_IMPOSSIBLE`; a later count stays."""
+        self.characters += len(event.text) + len(event.thought) + len(event.other)
+        if self.characters > self.most_tokens * _TOKEN_CHARACTERS:
+            self._refuse("ANSWER_ENDLESS", f"{self.characters} characters")
+        self.answer.take(event)
         if event.tokens:
             self.tokens += event.tokens
             if event.tokens < 0 or self.tokens > self.most_tokens:
                 self._refuse("TOKENS_IMPOSSIBLE", f"a chunk of {event.tokens} tokens")
-            self.chunks.append(Chunk(at_ns=at_ns, tokens=event.tokens))
-        if event.text:
-            self.characters += len(event.text)
-            if self.characters > self.most_tokens * _TOKEN_CHARACTERS:
-                self._refuse("ANSWER_ENDLESS", f"{self.characters} characters")
-            self.texts.append(event.text)
+            chunk = Chunk(at_ns=at_ns, tokens=event.tokens)
+            if self.chunks and self.answer.in_thought:
+                self.thought_chunks.append(chunk)
+            self.chunks.append(chunk)
         if event.finish_reason is not None:
             self.finish_reason = event.finish_reason
         if event.usage_tokens is not None:
@@ -178,13 +183,18 @@ class ChatClient:
     async def replay(self, place: int, prompt: Prompt, planned_ns: int) -> None:
         """One conversation, each turn with the model's own replies before it."""
         said: tuple[Message, ...] = ()
+        empty_replies = 0
         for turn, text in enumerate(prompt.turns[: self.case.turns] or ("",), 1):
             said = (*said, Message("user", text))
             finished = await self._ask(place, prompt, turn, said, planned_ns)
+            if empty_replies:
+                trace = msgspec.structs.replace(finished.trace, empty_replies=empty_replies)
+                finished = msgspec.structs.replace(finished, trace=trace)
             self.end(finished)
             if finished.trace.error is not None:
                 return
             reply = REPLIES[self.case.history_reply](finished.text)
+            empty_replies += not reply.strip()
             said = (*said, Message("assistant", reply))
             planned_ns = self.clock()
 
@@ -228,8 +238,7 @@ class ChatClient:
             gathered.error = str(failure)
         finally:
             self._end(gathered)
-        chunks, text = gathered.chunks, "".join(gathered.texts)
-        digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+        chunks, answer = gathered.chunks, gathered.answer
         trace = RequestTrace(
             prompt_id=prompt.id,
             category=prompt.category,
@@ -244,11 +253,19 @@ class ChatClient:
             finish_reason=gathered.finish_reason,
             acceptance=gathered.acceptance,
             error=gathered.error,
-            text_sha256=digest[:_DIGITS],
+            answer_sha256=answer.sha256(gathered.tokens),
             prompt_tokens=gathered.prompt_tokens,
+            thought_chunk_sizes=chunk_sizes(gathered.thought_chunks),
+            reply=answer.reply,
+            loops=answer.loops,
         )
         return FinishedRequest(
-            place=place, trace=trace, chunks=tuple(chunks), text=text, late=gathered.late
+            place=place,
+            trace=trace,
+            chunks=tuple(chunks),
+            text=answer.text,
+            thought=answer.thought,
+            late=gathered.late,
         )
 
     async def _stream(

@@ -16,6 +16,7 @@ import filelock
 import msgspec
 
 from specreg.acceptance.record import AcceptanceRecord
+from specreg.acceptance.trace import ANSWER_DIGEST
 from specreg.core.errors import SpecregError
 from specreg.core.files import UNREADABLE, append_lines
 from specreg.load.chat_client import FinishedRequest, Record
@@ -80,11 +81,15 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A correctness check of a case is made; the verdict as `verdict.json` has it."""
+    """A correctness check of a case is made; the verdict as `verdict.json` has it.
+
+    `digest` is the definition by which answers counted as equal; without one it is the first.
+    """
 
     key: Key
     check: str
     verdict: dict[str, Any]
+    digest: int = 1
 
 
 Line = Attempt | Replayed | Ended | Checked
@@ -160,7 +165,8 @@ class Journal:
 
     def note_check(self, key: Key, check: str, verdict: object) -> None:
         """Record a correctness check's verdict."""
-        self._write(Checked(key=key, check=check, verdict=msgspec.to_builtins(verdict)))
+        said = msgspec.to_builtins(verdict)
+        self._write(Checked(key=key, check=check, verdict=said, digest=ANSWER_DIGEST))
 
     def take(self, part: Path) -> None:
         """Add the lines of another journal, if it is there; SpecregError where the disk refuses."""
@@ -243,9 +249,14 @@ def _measurement(
 
 
 def load_checks(path: Path) -> Mapping[tuple[Key, str], Mapping[str, Any]]:
-    """By key and check's name the verdicts in a journal; raises as `load_journal`."""
-    lines = _lines(path)
-    return {(one.key, one.check): one.verdict for one in lines if isinstance(one, Checked)}
+    """By key and check's name the verdicts in a journal; raises as `load_journal`.
+
+    A check by another definition of equal answers is left out, so that it is made again.
+    """
+    checks = [line for line in _lines(path) if isinstance(line, Checked)]
+    return {
+        (check.key, check.check): check.verdict for check in checks if check.digest == ANSWER_DIGEST
+    }
 
 
 def last_run(runs: Path, part: str = "") -> Path:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from specreg.core.errors import ServerDiedError, ServerStartError, SpecregError
+from specreg.core.errors import PortInUseError, ServerDiedError, ServerStartError, SpecregError
 from specreg.core.files import cache_dir, replace_file
 from specreg.core.processes import SupervisedProcess, start_process, stop_process
 from specreg.core.redaction import hide
@@ -25,7 +25,7 @@ from specreg.servers.attach import attach_server
 from specreg.servers.gpu_lease import GpuClaim, lease_gpus
 from specreg.servers.memory import fit_together, gpu_memory
 from specreg.servers.provision import Provision
-from specreg.servers.server import POLL_S, PORT_IN_USE, Server, StartedServer, ready_server
+from specreg.servers.server import POLL_S, Server, StartedServer, ready_server
 from specreg.telemetry.identity import find_gpus
 
 _PORTS = 3
@@ -105,8 +105,8 @@ class ServerStart:
         """The server once it has generated a token, None before; or a ServerStartError."""
         try:
             return ready_server(self._server, self._deadline_s)
-        except ServerStartError as error:
-            if self._attempts == _PORTS or not error.failure.endswith(PORT_IN_USE):
+        except PortInUseError:
+            if self._attempts == _PORTS:
                 raise
         self._processes.close()
         self._begin()

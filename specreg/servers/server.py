@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import re
 import shlex
 import subprocess
 import time
@@ -28,6 +27,7 @@ from specreg.core.processes import SupervisedProcess, log_end, process_ids, sett
 from specreg.engines.engine import Engine, Identity
 from specreg.engines.wire_format import DONE, Ask, Endpoint, EventSplitter, Form, Message
 from specreg.matrix.case import ServerSpec
+from specreg.servers.start_failures import why_not_started
 
 POLL_S = 0.2
 """How long to wait before asking a server again that isn't ready."""
@@ -36,70 +36,6 @@ _IDENTITY_TIMEOUT_S, _VERSION_TIMEOUT_S = 1.0, 5.0
 _HEALTH_TIMEOUT_S = 10.0
 """SGLang generates a token for this, and looks once a second whether it came."""
 _ANSWER_BYTES = 300
-PORT_IN_USE = "port in use"
-_NOT_FETCHED = "model can't be fetched"
-
-# Kind of failure, how to know it, what to do. The first that matches wins.
-_FAILURES = (
-    (
-        "out of memory",
-        r"out of memory|annot allocate|OutOfMemoryError|No available memory",
-        "free memory, or lower gpu_memory_frac or max_model_len_tokens in the matrix",
-    ),
-    (
-        "a model brings code of its own",
-        r"the argument `trust_remote_code=True`|requires you to execute the",  # in transformers
-        "name another model, or read that code and set trust_remote_code = true in the matrix",
-    ),
-    (
-        "unknown or refused argument",
-        (
-            "unrecognized arg|invalid choice|error: arg|(?<!HF)ValidationError"
-            r"|__init__\(\) got an unexpected keyword arg"
-        ),
-        "look at engine_args and the method's settings; another version may spell them otherwise",
-    ),
-    (PORT_IN_USE, r"already in use|Errno 98", "run again: another program took its port each time"),
-    (
-        "its kernels are missing, or are of another version",
-        r"No module named 'sgl_kernel'|ImportError: sgl_kernel: the stand-in",
-        "SGLang's are for GPUs; without one set engine_env as fixtures/matrix/sglang_cpu.toml",
-    ),
-    (
-        r"needs a newer system library, one with \1",
-        r"version `(\S+)' not found \(required by",
-        "run it on a newer system, or take another version of the engine",
-    ),
-    (
-        r"lacks the module '\1'",
-        # SGLang says "Ignore import error" of the models that it does without.
-        r"(?m)^(?!.*Ignore import).*(?:NotFoundError|python[\d.]*): No module named '?([\w.]+)",
-        "install its package there, or delete its folder in the cache, ~/.cache/specreg as a rule",
-    ),
-    (
-        "broken engine environment",
-        r"(?m)^(?!.*Ignore import).*(No module named|ModuleNotFound|ImportError|undefined symbol)",
-        "delete its folder in the cache, ~/.cache/specreg as a rule, or mend it if it is your own",
-    ),
-    (
-        _NOT_FETCHED,
-        # The words of huggingface_hub, transformers and, of any trouble with the hub, vLLM 0.32.0.
-        (
-            r"(Repository|Entry)NotFound|[Gg]ated ?[Rr]epo|offline mode|not a valid model"
-            r"|(connect to|reach) .?https?://|Invalid repository ID"
-        ),
-        "check the model's name, the network, and HF_TOKEN where it is gated or private",
-    ),
-    ("model not found", r"does not appear to have", "check the model's name or folder"),
-    (
-        r"its worker failed, \1\2",  # vLLM's API server sees no more of it
-        (
-            r"Worker failed with error '((?!No module).+?)', please check"
-            r"|EngineCore\S* pid=\d+\)\S* ERROR .*\] (\w+Error: .+)"
-        ),
-        "the log has more of it; if it is the engine's own fault, take another version",
-    ),
-)
 _DYING_S, _ENDING_S = 1.0, 10.0
 
 
@@ -263,25 +199,14 @@ def generates(server: Server, *, timeout_s: float, output_cap_tokens: int = 1) -
 
 
 def start_error(server: StartedServer, what: str) -> ServerStartError:
-    """The error of a start that came to nothing, with the kind of failure that its logs show."""
+    """Return the error of a start that came to nothing, with the cause that its log shows."""
     tail = server.process.last_lines()
-    # The cause may stand far above the traceback of the part that noticed.
-    texts = (f"{what}\n{tail}", log_end(server.log_path))
-    known = (
-        (match.expand(failure), advice)
-        for text in texts
-        for failure, pattern, advice in _FAILURES
-        for match in [*re.finditer(pattern, text)][-1:]  # above it stands what it did without
-    )
-    # SGLang also kills itself like this when a part of it fails.
-    killed = ("killed", "free memory if the log says nothing else")
-    unknown = killed if "status -9" in what else ("unknown cause", "read the log")
-    failure, advice = next(known, unknown)
-    if failure == unknown[0]:
+    failure = why_not_started(what, log_end(server.log_path))
+    advice = failure.advice
+    if not failure.is_known:
         command = shlex.join(map(str, cast("Sequence[str]", server.process.popen.args)))
         advice = f"{advice}, or run its command by hand:\n{command}"
-    kind, word = ServerStartError, "SERVER_NOT_STARTED"
-    if failure == _NOT_FETCHED:
-        kind, word = ModelNotFetchedError, "MODEL_NOT_FETCHED"
+    is_unfetched = failure.error is ModelNotFetchedError
+    word = "MODEL_NOT_FETCHED" if is_unfetched else "SERVER_NOT_STARTED"
     subject = f"{word}: server '{server.spec.id}'"
-    return kind(subject, f"{what}: {failure}", advice, server.log_path, tail)
+    return failure.error(subject, f"{what}: {failure.says}", advice, server.log_path, tail)

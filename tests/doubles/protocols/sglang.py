@@ -62,15 +62,16 @@ class _Generate(msgspec.Struct, frozen=True):
 class SglangChatWire(ChatWire):
     """The JSON of `/v1/chat/completions` with `continuous_usage_stats`."""
 
-    said: list[int] = field(default_factory=list)
+    thought_key: ClassVar = "reasoning_content"
 
     def opening(self) -> list[Json]:
         return [self._chunk({"role": "assistant", "content": ""})]
 
     def event(self, chunk: Chunk, steps: Steps, *, last: bool) -> Json:  # noqa: ARG002
         """A content delta with the usage so far."""
+        delta = self.texts(chunk.token_ids)
         self.said.extend(chunk.token_ids)
-        return self._chunk({"content": chunk.text}) | self.usage(len(self.said))
+        return self._chunk(delta) | self.usage(len(self.said))
 
     def closing(self, steps: Steps, metrics: Json | None) -> list[Json]:
         """Why it ended, the record of the speculation, and the usage: a chunk each."""
@@ -92,17 +93,16 @@ class GenerateWire(Wire):
     """The JSON of `/generate`: each event repeats all that was said."""
 
     id_prefix: ClassVar = "gen"
-    said: list[int] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
+    so_far: list[str] = field(default_factory=list)
 
     def event(self, chunk: Chunk, steps: Steps, *, last: bool) -> Json:
         """All so far; the last one has the record of the speculation."""
         self.said.extend(chunk.token_ids)
-        self.texts.append(chunk.text)
+        self.so_far.append(chunk.text)
         ended = {"type": steps.finish_reason, "length": len(self.said)} if last else None
         meta: Json = {"finish_reason": ended, "completion_tokens": len(self.said)}
         record = speculation_of(steps) if last and steps.accepted else {}
-        text = "".join(self.texts)
+        text = "".join(self.so_far)
         return {"text": text, "output_ids": list(self.said), "meta_info": meta | record}
 
     def closing(self, steps: Steps, metrics: Json | None) -> list[Json]:

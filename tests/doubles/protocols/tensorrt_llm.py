@@ -1,7 +1,7 @@
 """`trtllm-serve` as read in its source (serve/, metrics/collector.py), never recorded."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from aiohttp import web
 
@@ -48,12 +48,10 @@ class _Continuous(Wire):
     """Every chunk has the usage so far; what is null is left out; a space ends an event."""
 
     tail = b" \n\n"
-    said: list[int] = field(default_factory=list)
 
     def event(self, chunk: Chunk, steps: Steps, *, last: bool) -> Json:
         # dataclass(slots=True) makes another class, of which super() without names knows nothing.
         body = super(_Continuous, self).event(chunk, steps, last=last)
-        self.said.extend(chunk.token_ids)
         (choice,) = body["choices"] if isinstance(body["choices"], list) else ({},)
         return without_none(body | {"choices": [without_none(choice)]} | self.usage(len(self.said)))
 

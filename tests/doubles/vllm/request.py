@@ -86,6 +86,8 @@ def job_of(
     steps = body.steps(script, 0 if fault is Fault.SPEC_DISABLED else launch.draft_tokens)
     if fault is Fault.CHANGED_TOKEN and steps.accepted:
         steps = changed(steps)
+    if script.otherwise_from_token and steps.draft_tokens:
+        steps = changed(steps, script.otherwise_from_token)
     chunks = merged(steps.chunks) if fault is Fault.MERGED_CHUNKS else steps.chunks
     wire = shape(
         key=uuid.uuid4().hex[:16],
@@ -93,6 +95,7 @@ def job_of(
         model=launch.name,
         prompt_ids=prompt_token_ids(body.text),
         with_ids=bool(body.return_token_ids),
+        thought_tokens=script.thought_tokens,
         scored=body.logprobs,
         scored_by_id=bool(body.return_tokens_as_token_ids),
     )

@@ -87,6 +87,11 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         falls_per_s_frac: of the steps that would accept something, how many more accept nothing
             with each second of its life: AL - 1 falls in a line, until it is 0.
         slows_per_s_frac: by how much more steps are stretched with each second of its life.
+        thought_tokens: the first so many tokens of a chat's answer are its thought, which comes
+            apart from the answer.
+        otherwise_from_token: with speculation each answer has other tokens from this one on, which
+            counts from 1; 0 for the same tokens as without.
+        undrafted_frac: of the steps, how many draft nothing; they emit one token and count nowhere.
         leak_bytes: what each generation request leaves behind.
         ready_after_s: from the start to listening, or to `exit_at_start`.
         fault: what goes wrong.
@@ -107,6 +112,9 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     stretches: tuple[float, ...] = ()
     falls_per_s_frac: float = 0.0
     slows_per_s_frac: float = 0.0
+    thought_tokens: int = 0
+    otherwise_from_token: int = 0
+    undrafted_frac: float = 0.0
     leak_bytes: int = 0
     ready_after_s: float = 0.0
     fault: Fault | None = None

@@ -122,11 +122,18 @@ def merged(chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
     return (*chunks[:1], *pairs)
 
 
-def changed(steps: Steps) -> Steps:
-    """The same with another token halfway, the least likely word there."""
-    place = steps.completion_tokens // 2
-    before, (token, *after) = steps.token_ids[:place], steps.token_ids[place:]
-    return dataclasses.replace(steps, token_ids=(*before, likeliest(token)[-1], *after))
+def changed(steps: Steps, from_token: int | None = None) -> Steps:
+    """The same with the least likely words from a token on, which counts from 1.
+
+    Without a token only the one halfway is changed.
+    """
+    first = steps.completion_tokens // 2 if from_token is None else from_token - 1
+    last = first + 1 if from_token is None else steps.completion_tokens
+    token_ids = tuple(
+        likeliest(token)[-1] if first <= place < last and token != END_TOKEN_ID else token
+        for place, token in enumerate(steps.token_ids)
+    )
+    return dataclasses.replace(steps, token_ids=token_ids)
 
 
 def likeliest(token: int) -> tuple[int, ...]:

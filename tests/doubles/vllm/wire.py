@@ -1,6 +1,6 @@
 """The JSON of the answers: of what vLLM 0.32 said when recorded, all that is read. In: Steps."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from .launch import Launch
@@ -16,6 +16,8 @@ class Wire:
     Attributes:
         key: the random part of its id.
         with_ids: whether the request wants `return_token_ids`.
+        thought_tokens: how many tokens of a chat's answer are its thought.
+        said: the tokens streamed so far.
         scored: how many log-probabilities it wants of each token, None for none.
         scored_by_id: whether their tokens are to be named by id.
     """
@@ -27,7 +29,10 @@ class Wire:
     with_ids: bool
     scored: int | None = None
     scored_by_id: bool = False
+    thought_tokens: int = 0
+    said: list[int] = field(default_factory=list)
 
+    thought_key: ClassVar[str] = "reasoning"
     id_prefix: ClassVar[str]
     whole_object: ClassVar[str]
     event_object: ClassVar[str]
@@ -43,6 +48,7 @@ class Wire:
     def event(self, chunk: Chunk, steps: Steps, *, last: bool) -> Json:
         """The event of one chunk; the last one says why it ends."""
         choice = self.choice(chunk.token_ids, "delta") | {"index": 0, "token_ids": None}
+        self.said.extend(chunk.token_ids)
         if self.with_ids:
             choice["token_ids"] = chunk.token_ids
         ends = {"finish_reason": steps.finish_reason if last else None}
@@ -120,7 +126,14 @@ class ChatWire(Wire):
 
     def choice(self, token_ids: tuple[int, ...], part: str) -> Json:
         """A delta, or the assistant's message."""
-        return {part: {"content": text_of(token_ids)}}
+        return {part: self.texts(token_ids)}
+
+    def texts(self, token_ids: tuple[int, ...]) -> Json:
+        """The thought and the answer of the tokens that follow those said so far."""
+        if not self.thought_tokens:
+            return {"content": text_of(token_ids)}
+        cut = max(self.thought_tokens - len(self.said), 0)
+        return {self.thought_key: text_of(token_ids[:cut]), "content": text_of(token_ids[cut:])}
 
     def whole(self, steps: Steps, metrics: Json | None) -> Json:
         """The answer that isn't streamed, and the prompt's tokens beside it."""

@@ -73,7 +73,7 @@ def test_answers_that_were_the_same_when_they_were_timed_are_not_asked_for_again
 ) -> None:
     def timed(digest: str) -> Measurement:
         trace = builders.trace(builders.chunk(9))
-        trace = msgspec.structs.replace(trace, prompt_id="chat-0", text_sha256=digest)
+        trace = msgspec.structs.replace(trace, prompt_id="chat-0", answer_sha256=digest)
         replay = Replay(rounds=(Round(traces=(trace,), started_ns=0, ended_ns=9),))
         return dataclasses.replace(builders.measurement({}), replay=replay)
 

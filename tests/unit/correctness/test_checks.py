@@ -148,7 +148,7 @@ def timed(with_it: Mapping[str, str], without: Mapping[str, str]) -> Replay:
     plain = builders.trace(builders.chunk(1))
     ours, theirs = (
         tuple(
-            msgspec.structs.replace(plain, prompt_id=name, text_sha256=digits)
+            msgspec.structs.replace(plain, prompt_id=name, answer_sha256=digits)
             for name, digits in side.items()
         )
         for side in (with_it, without)

@@ -321,6 +321,17 @@ def test_a_journal_takes_the_lines_of_another_and_a_check_hides_no_measurement(p
     assert load_checks(path) == {(KEY, "lossless_frac"): {"outcome": "PASS"}}
 
 
+def test_a_check_by_an_earlier_definition_of_equal_answers_is_left_out(tmp_path: Path) -> None:
+    """The first definition left thoughts out, so that it called answers equal that weren't."""
+    path = tmp_path / "journal.jsonl"
+    line = {"type": "Checked", "key": msgspec.to_builtins(KEY), "check": "lossless_frac"}
+    for digest in ({}, {"digest": 1}):
+        path.write_bytes(msgspec.json.encode(line | {"verdict": {"outcome": "PASS"}} | digest))
+        assert load_checks(path) == {}
+    path.write_bytes(msgspec.json.encode(line | {"verdict": {"outcome": "PASS"}, "digest": 2}))
+    assert load_checks(path) == {(KEY, "lossless_frac"): {"outcome": "PASS"}}
+
+
 def test_nobody_goes_on_with_a_run_that_still_goes_on(path: Path) -> None:
     living, other = Journal(path), Journal(path)
     living.hold()

@@ -214,7 +214,7 @@ FRAME = '  File "core.py", line 12345 in step\n'
     [
         ("torch.OutOfMemoryError: CUDA out of memory.", "out of memory"),
         ("api_server.py: error: unrecognized arguments: --spec", "unknown or refused argument"),
-        ("pydantic_core.ValidationError: 1 error", "unknown or refused argument"),
+        ("pydantic_core.ValidationError: 1 error", "unknown cause"),
         (CODE, "a model brings code of its own"),
         ("OSError: [Errno 98] error while attempting to bind", "port in use"),
         (

@@ -1,0 +1,110 @@
+"""Gather what one streamed answer holds, by the channel in which it came."""
+
+import hashlib
+import itertools
+import operator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import msgspec
+
+from specreg.acceptance.trace import Reply, StreamEvent
+from specreg.datasets.prompts import is_unfinished_thought
+
+_DIGITS = 16
+_LEAST_LOOPING_CHARACTERS = 64
+"""Of a shorter answer a half may well repeat itself."""
+
+
+class _Channel(StrEnum):
+    THOUGHT = "thought"
+    TEXT = "text"
+    OTHER = "other"
+
+
+@dataclass(slots=True, eq=False)
+class AnswerText:
+    """All that one answer has said so far.
+
+    Attributes:
+        in_thought: whether what came last belongs to a thought.
+        is_partly_unseen: whether tokens came of which nothing was shown, neither ids nor text.
+    """
+
+    in_thought: bool = False
+    is_partly_unseen: bool = False
+    _pieces: list[tuple[_Channel, str]] = field(default_factory=list)
+    _token_ids: list[int] = field(default_factory=list)
+    _last_is_unseen: bool = False
+
+    def take(self, event: StreamEvent) -> None:
+        """Take what one more event shows."""
+        if event.thought:
+            self._pieces.append((_Channel.THOUGHT, event.thought))
+            self.in_thought = True
+        if event.text:
+            self._pieces.append((_Channel.TEXT, event.text))
+            self.in_thought = False
+        if event.other:
+            self._pieces.append((_Channel.OTHER, event.other))
+            self.in_thought = False
+        if event.tokens:
+            self._token_ids.extend(event.token_ids)
+            # The last token may well have no text: it ends the answer.
+            self.is_partly_unseen |= self._last_is_unseen
+            self._last_is_unseen = not (event.text or event.thought or event.other)
+
+    @property
+    def text(self) -> str:
+        """The answer without its thought."""
+        return self._joined(_Channel.TEXT)
+
+    @property
+    def thought(self) -> str:
+        """The thought, as far as the server tells it apart."""
+        return self._joined(_Channel.THOUGHT)
+
+    @property
+    def reply(self) -> Reply:
+        """What the answer holds beside its thought."""
+        text = self.text
+        has_other = any(channel is _Channel.OTHER for channel, _ in self._pieces)
+        if is_unfinished_thought(text) or (self.thought and not text and not has_other):
+            return Reply.UNFINISHED_THOUGHT
+        return Reply.TEXT if text.strip() or has_other else Reply.NOTHING
+
+    @property
+    def loops(self) -> bool:
+        """Whether the second half of all that was said repeats itself."""
+        said = "".join(text for _, text in self._pieces)
+        if len(said) < _LEAST_LOOPING_CHARACTERS:
+            return False
+        half = said[len(said) // 2 :]
+        period = half.find(half[: len(half) // 2], 1)
+        return 0 < period <= len(half) // 2 and half[period:] == half[:-period]
+
+    def sha256(self, tokens: int) -> str:
+        """The first 16 digits of a checksum of all that was generated.
+
+        Args:
+            tokens: how many tokens the answer has by the server's count.
+
+        Returns:
+            An empty text where what came doesn't show all of them: two such answers may differ in
+            what wasn't shown.
+        """
+        has_all_ids = bool(tokens) and len(self._token_ids) == tokens
+        if not has_all_ids and (self.is_partly_unseen or not self._pieces):
+            return ""
+        digest = hashlib.sha256()
+        if has_all_ids:
+            digest.update(msgspec.json.encode(self._token_ids))
+        # How an answer was cut into events says nothing of what it says.
+        for channel, pieces in itertools.groupby(self._pieces, operator.itemgetter(0)):
+            text = "".join(piece for _, piece in pieces).encode(errors="surrogatepass")
+            digest.update(b"%b %d " % (channel.encode(), len(text)))
+            digest.update(text)
+        return digest.hexdigest()[:_DIGITS]
+
+    def _joined(self, wanted: _Channel) -> str:
+        return "".join(text for channel, text in self._pieces if channel is wanted)

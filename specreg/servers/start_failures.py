@@ -1,0 +1,442 @@
+"""Name why a server didn't start, by what its log says.
+
+A cause is named only by words that nothing else says. Where an exception is left whose cause isn't
+known, it is quoted.
+"""
+
+import re
+from dataclasses import dataclass, field
+
+from specreg.core.errors import ModelNotFetchedError, PortInUseError, ServerStartError
+
+_QUOTE_CHARACTERS = 300
+_MESSAGE_LINES = 5
+"""Of an exception's message: pydantic's second line and the Hub's further ones have the cause."""
+_TAIL_LINES = 40
+_ENVIRONMENT = (
+    "delete its folder in the cache, ~/.cache/specreg as a rule, or mend it if it is yours"
+)
+_NEWER_ENGINE = (
+    "take a newer version with --specreg-engine-version, or name an environment that has a newer"
+    " Transformers with --specreg-engine-python"
+)
+_GPU = "run specreg doctor, which says what the driver shows"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownCause:
+    r"""A cause of failed starts, and the words in a log by which it is known.
+
+    Attributes:
+        says: What is wrong; `\1` stands for the first group of the pattern.
+        pattern: Words that a log has for this cause alone.
+        advice: What to do.
+        error: The class of the error that a start with this cause ends in.
+    """
+
+    says: str
+    pattern: str
+    advice: str
+    error: type[ServerStartError] = ServerStartError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartFailure:
+    """Why a server didn't start.
+
+    Attributes:
+        says: What is wrong.
+        advice: What to do.
+        error: The class of the error to raise.
+        is_known: False if the log doesn't tell the cause.
+    """
+
+    says: str
+    advice: str
+    error: type[ServerStartError] = ServerStartError
+    is_known: bool = True
+
+
+_CAUSES = (
+    KnownCause(
+        says="out of memory, no room is left for the KV cache",
+        # Of vLLM, older and newer, and of SGLang.
+        pattern=(
+            r"No available memory for the cache|the available KV cache memory"
+            r"|can be stored in (?:the )?KV cache|Not enough memory\. Please try to increase"
+        ),
+        advice=(
+            "raise gpu_memory_frac, or lower max_model_len_tokens or max_sequences in the matrix"
+        ),
+    ),
+    KnownCause(
+        says="out of memory",
+        pattern=(
+            r"out of memory|annot allocate|can't allocate memory|OutOfMemoryError|MemoryError"
+            r"|No available memory|is less than desired GPU memory|std::bad_alloc"
+        ),
+        advice="free memory, or lower gpu_memory_frac or max_model_len_tokens in the matrix",
+    ),
+    KnownCause(
+        says="a disk is full",
+        pattern=r"No space left on device|Errno 28\b",
+        advice="make room in the caches, in the temporary folder and in /dev/shm",
+    ),
+    KnownCause(
+        says="a model brings code of its own",
+        pattern=r"the argument `trust_remote_code=True`|requires you to execute the",
+        advice=(
+            "name another model, or read that code and set trust_remote_code = true in the matrix"
+        ),
+    ),
+    KnownCause(
+        says=r"the model's type '\1' is newer than the engine's Transformers",
+        pattern=(
+            r"model type `([^`\n]+)` but Transformers does not recognize"
+            # An older Transformers looks the type up in a table.
+            r"|configuration_auto\.py\", line \d+, in \w+\nKeyError: '([^'\n]+)'"
+        ),
+        advice=_NEWER_ENGINE,
+    ),
+    KnownCause(
+        says=r"the model's tokenizer \1 is newer than the engine's Transformers",
+        pattern=r"Tokenizer class (\w+) does not exist",
+        advice=_NEWER_ENGINE,
+    ),
+    KnownCause(
+        says="the model's config.json names no type that the engine's Transformers has",
+        pattern=r"Should have a `model_type` key",
+        advice=f"check the model's name or folder, or {_NEWER_ENGINE}",
+    ),
+    KnownCause(
+        says=r"the engine doesn't support the architecture \1",
+        # Of vLLM and SGLang; of both with a Transformers model; of TensorRT-LLM.
+        pattern=(
+            r"Model architectures (\[[^\]\n]*\]) are not supported"
+            r"|(\w+) has no (?:vLLM|SG[Ll]ang) implementation and"
+            r"|Unknown architecture for \w+: (\w+)"
+        ),
+        advice="take a version of the engine that has it, or another model",
+    ),
+    KnownCause(
+        says="max_model_len_tokens is more than the model's context",
+        # SGLang also says so as a warning of a start that goes on.
+        pattern=r"rror[:,] (?:Warning: )?User-specified (?:max_model_len|context_length)",
+        advice="lower max_model_len_tokens in the matrix",
+    ),
+    KnownCause(
+        says="the GPU doesn't have the model's data type or quantization",
+        pattern=(
+            r"[Cc]ompute capability of at least|for the current GPU\. Min"
+            r"|[Qq]uantization scheme is not supported|not supported for the current GPU"
+            r"|requires? (?:a GPU with )?(?:CUDA )?compute capability"
+        ),
+        advice="set another dtype in the matrix, or take another model or GPU",
+    ),
+    KnownCause(
+        says="the model's quantization doesn't fit the settings",
+        pattern=(
+            r"Unknown quantization method|is not supported for quantization method"
+            r"|does not match the quantization method"
+        ),
+        advice="look at dtype and engine_args in the matrix, or take another model",
+    ),
+    KnownCause(
+        says="the driver and its libraries are of different versions",
+        pattern=r"[Dd]river/library version mismatch|unsupported display driver / cuda driver",
+        advice="reload the driver or reboot",
+    ),
+    KnownCause(
+        says="the driver is older than the engine's CUDA",
+        pattern=(
+            r"driver on your system is too old|driver version is insufficient"
+            r"|with an unsupported toolchain|forward compatibility was attempted"
+        ),
+        advice="install a newer driver, or take a version of the engine for an older CUDA",
+    ),
+    KnownCause(
+        says="it sees no GPU",
+        pattern=(
+            r"Found no NVIDIA driver|No CUDA GPUs are available|Failed to infer device type"
+            r"|no CUDA-capable device|libcuda\.so\S*: cannot open"
+        ),
+        advice=_GPU,
+    ),
+    KnownCause(
+        says="it was built for other GPUs",
+        pattern=r"no kernel image is available|CUDA capability sm_\d+ is not compatible",
+        advice="take a version of the engine that has kernels for this GPU",
+    ),
+    KnownCause(
+        says="the GPU is lost or broken",
+        pattern=r"uncorrectable ECC|GPU is lost|fallen off the bus",
+        advice="look at the kernel's log (dmesg) for Xid",
+    ),
+    KnownCause(
+        says="the GPU is used by another process alone",
+        pattern=r"device\(s\) is/are busy",
+        advice="end that process, or choose another GPU with CUDA_VISIBLE_DEVICES",
+    ),
+    KnownCause(
+        says="unknown or refused argument",
+        # Of argparse, of the classes that hold arguments, and of pydantic about a field of one.
+        # A "value error" of pydantic is anything that the engine found out later.
+        pattern=(
+            r"error: unrecognized arg|error: arg|invalid choice:"
+            r"|(?:EngineArgs|ServerArgs|SpeculativeConfig)\.__init__\(\) got an unexpected keyword"
+            r"|validation errors? for (?:\w*LlmArgs|(?:Speculative|Model|Cache|Parallel|Scheduler"
+            r"|Load|Compilation|Vllm|\w*Decoding)Config)\n"
+            r".+\n.*\[type=(?!value_error|assertion_error)"
+        ),
+        advice=(
+            "look at engine_args and the method's settings; another version may spell them"
+            " otherwise"
+        ),
+    ),
+    KnownCause(
+        says="port in use",
+        pattern=(
+            r"[Aa]ddress already in use|Errno 98\b|[Pp]ort (?:\d+ )?is (?:already )?in use"
+            r"|port is already in use|ADDRINUSE"
+        ),
+        advice="run again: another program took its port each time",
+        error=PortInUseError,
+    ),
+    KnownCause(
+        says="its kernels are missing, or are of another version",
+        pattern=r"No module named 'sgl_kernel'|ImportError: sgl_kernel: the stand-in",
+        advice=(
+            "SGLang's are for GPUs; without one set engine_env as fixtures/matrix/sglang_cpu.toml"
+        ),
+    ),
+    KnownCause(
+        says="CUDA's compiler, nvcc, is missing",
+        pattern=(
+            r"Could not find nvcc|CUDA_HOME (?:environment variable )?is not set"
+            r"|\bnvcc: (?:command )?not found|No such file or directory: '(?:[^'\n]*/)?nvcc'"
+        ),
+        advice="install the CUDA toolkit and set CUDA_HOME",
+    ),
+    KnownCause(
+        says="ninja is missing",
+        pattern=(
+            r"Ninja is required|\bninja: (?:command )?not found"
+            r"|No such file or directory: '(?:[^'\n]*/)?ninja'"
+        ),
+        advice=f"install ninja, or {_ENVIRONMENT}",
+    ),
+    KnownCause(
+        says="a C++ compiler is missing",
+        pattern=(
+            r"Failed to find C compiler|No working C\+\+ compiler|InvalidCxxCompiler"
+            r"|(?:gcc|g\+\+|c\+\+|clang\+*): (?:command )?not found"
+            r"|No such file or directory: '(?:[^'\n]*/)?(?:gcc|g\+\+|c\+\+|cc|clang\+*)'"
+        ),
+        advice="install gcc and g++, or name a compiler in CC and CXX",
+    ),
+    KnownCause(
+        says="Python's headers are missing",
+        pattern=r"Python\.h: No such file",
+        advice="install them (python3-dev), or take an interpreter that has them",
+    ),
+    KnownCause(
+        says=r"needs a newer system library, one with \1",
+        pattern=r"version `(\S+)' not found \(required by",
+        advice="run it on a newer system, or take another version of the engine",
+    ),
+    KnownCause(
+        says=r"lacks the package \1",
+        # Transformers says so of a model's code and of a file format.
+        pattern=(
+            r"packages that were not found in your environment: ([\w.-]+)"
+            r"|requires the (\S+) library but it was not found"
+        ),
+        advice="install it in an environment of yours, and name that with --specreg-engine-python",
+    ),
+    KnownCause(
+        says=r"lacks the module '\1'",
+        # SGLang says "Ignore import error" of the models that it does without.
+        pattern=(
+            r"(?m)^(?!.*Ignore import).*"
+            r"(?:NotFoundError|python[\d.]*): No module named '?([\w.]+)"
+        ),
+        advice=f"install its package there, or {_ENVIRONMENT}",
+    ),
+    KnownCause(
+        says="broken engine environment",
+        pattern=(
+            r"(?m)^(?!.*Ignore import).*"
+            r"(?:No module named|ModuleNotFound|ImportError|undefined symbol|cannot open shared)"
+        ),
+        advice=_ENVIRONMENT,
+    ),
+    KnownCause(
+        says="model can't be fetched",
+        # The words of huggingface_hub, transformers and, of any trouble with the hub, vLLM 0.32.0.
+        pattern=(
+            r"(?:Repository|Entry)NotFound|[Gg]ated ?[Rr]epo|offline mode|not a valid model"
+            r"|(?:connect to|reach) .?https?://|Invalid repository ID|host='huggingface\.co'"
+            r"|Access to model \S+ is restricted|\b40[13] Client Error"
+        ),
+        advice="check the model's name, the network, and HF_TOKEN where it is gated or private",
+        error=ModelNotFetchedError,
+    ),
+    KnownCause(
+        says="a file of the model's weights is broken",
+        pattern=r"Error while deserializing header|SafetensorError|HeaderTooLarge",
+        advice="fetch it again; a repository that was cloned without git-lfs holds pointers alone",
+    ),
+    KnownCause(
+        says="model not found",
+        pattern=r"does not appear to have|Cannot find any model weights",
+        advice="check the model's name or folder",
+    ),
+    KnownCause(
+        says=r"its worker failed, \1",
+        # vLLM's API server sees no more of it.
+        pattern=(
+            r"Worker failed with error '((?!No module).+?)', please check"
+            r"|EngineCore\S* pid=\d+\)\S* ERROR .*\] (\w+Error: .+)"
+        ),
+        advice="the log has more of it; if it is the engine's own fault, take another version",
+    ),
+)
+"""Of the causes that a text has words for, the first one is named."""
+
+_LINE = re.compile(
+    # Who says it: vLLM's and Ray's processes, torch's ranks.
+    r"(?P<process>(?:\([^()\n]*pid=\d+[^()\n]*\) ?)*(?:\[rank\d+\]: ?)?)"
+    r"(?:(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)\b:?(?: [\d :.,-]+\[[^\]\n]*\] ?)?)?"
+    r"(?P<text>.*)"
+)
+_QUIET_LEVELS = {"DEBUG", "INFO", "WARNING"}
+_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:: .+)?")
+"""The last line of a traceback, where its frames aren't in the log any more."""
+_TRACEBACK = "Traceback (most recent call last):"
+_ENDS_MESSAGE = ("During handling of the above", "The above exception was", "[20")
+"""What stands after an exception's message: another one, or SGLang's next line with its time."""
+_POINTERS = re.compile(
+    r"[Ss]ee (?:the )?(?:root cause|stack trace|error messages? above)|EngineDeadError"
+    r"|[Cc]heck the logs for more details|scheduler (?:is dead|died)|Engine core init"
+    r"|^(?:SystemExit|KeyboardInterrupt|asyncio\.\w*CancelledError|concurrent\.futures)"
+    r"|(?:CalledProcess|ChildFailed)Error",
+    re.MULTILINE,
+)
+"""Exceptions that only point to another one."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LoggedException:
+    """An exception that a log holds.
+
+    Attributes:
+        level: The level at which it was logged; None where it was printed.
+        frame: The last frame of its traceback that names a file.
+        message: Its type and what it says, line by line; empty while its frames are read.
+    """
+
+    level: str | None = None
+    frame: str = ""
+    message: list[str] = field(default_factory=list)
+
+    @property
+    def quote(self) -> str:
+        """Its type and its message in one line."""
+        lines = self.message
+        # The first line of pydantic's errors only counts them.
+        if "validation error" not in lines[0]:
+            lines = lines[:1]
+        line = " ".join(text.strip() for text in lines).partition(" [type=")[0]
+        return line if len(line) <= _QUOTE_CHARACTERS else f"{line[:_QUOTE_CHARACTERS]}…"
+
+
+class LogReading:
+    """What a log says of a failure.
+
+    The processes of a server write into one log, line by line: their tracebacks are told apart.
+
+    Attributes:
+        exceptions: Its exceptions in order, without those that only point to another one.
+        lines: Its lines without the frames of tracebacks, and without those at a level at which
+            all may be well.
+    """
+
+    def __init__(self, log: str) -> None:
+        """Read a log."""
+        self.lines: list[str] = []
+        self._exceptions: list[LoggedException] = []
+        self._reading: dict[str, LoggedException] = {}
+        for line in log.splitlines():
+            if match := _LINE.fullmatch(line):
+                self._read(match)
+
+    @property
+    def exceptions(self) -> list[LoggedException]:
+        """The exceptions that say what is wrong."""
+        return [one for one in self._exceptions if not _POINTERS.search("\n".join(one.message))]
+
+    def _read(self, match: re.Match[str]) -> None:
+        """Read a line: of a traceback's frames, of an exception's message, or another one."""
+        process, level, text = match["process"], match["level"], match["text"]
+        exception = self._reading.get(process)
+        is_quiet = level in _QUIET_LEVELS
+        if text.endswith(_TRACEBACK):
+            self._reading[process] = LoggedException(level=level)
+        elif exception is not None and not exception.message and text.startswith((" ", "\t")):
+            if text.lstrip().startswith("File "):
+                exception.frame = text.strip()
+        elif not is_quiet:
+            self.lines.append(match.string)
+            if exception is None and _EXCEPTION.fullmatch(text):
+                self._reading[process] = exception = LoggedException(level=level)
+            if exception is not None and level == exception.level and text:
+                self._extend(process, exception, text)
+
+    def _extend(self, process: str, exception: LoggedException, text: str) -> None:
+        """Add a line to an exception's message, unless it has ended."""
+        if text.startswith(_ENDS_MESSAGE) or len(exception.message) == _MESSAGE_LINES:
+            del self._reading[process]
+            return
+        if not exception.message:
+            self._exceptions.append(exception)
+        exception.message.append(text)
+
+
+def why_not_started(what: str, log: str) -> StartFailure:
+    """Return why a server didn't start.
+
+    Args:
+        what: What was seen of it: how it ended, or what it answered.
+        log: The end of its log; the cause may stand far above the last lines.
+    """
+    reading = LogReading(log)
+    exceptions = reading.exceptions
+    texts = [
+        what,
+        *("\n".join((one.frame, *one.message)) for one in reversed(exceptions)),
+        "\n".join(reading.lines[-_TAIL_LINES:]),
+        "\n".join(reading.lines),
+    ]
+    for text in texts:
+        if known := _known_failure(text):
+            return known
+    # SGLang also kills itself like this when a part of it fails.
+    if "status -9" in what:
+        advice = "free memory if the log says nothing else"
+        return StartFailure(says="killed", advice=advice, is_known=False)
+    advice = "read the log"
+    if exceptions:
+        advice = f"its last error is '{exceptions[-1].quote}': {advice}"
+    return StartFailure(says="unknown cause", advice=advice, is_known=False)
+
+
+def _known_failure(text: str) -> StartFailure | None:
+    """Return the failure that a text has words for."""
+    for cause in _CAUSES:
+        matches = [*re.finditer(cause.pattern, text)]
+        if matches:
+            # Above the last one stands what it did without.
+            groups = [group for group in matches[-1].groups() if group is not None]
+            says = cause.says.replace(r"\1", groups[0] if groups else "")
+            return StartFailure(says=says, advice=cause.advice, error=cause.error)
+    return None

@@ -1,0 +1,108 @@
+"""Servers that think aloud in a channel of their own, and say otherwise with speculation."""
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from specreg.compare.answers import AnswerComparison
+from specreg.compare.pairs import Pair, Side
+from specreg.correctness.checks import RunningCase, check_answers
+from specreg.matrix.case import Case
+from specreg.matrix.prompts import load_case_prompts
+from specreg.measurement.arm import Arm
+from specreg.measurement.measure import Measurement, Plan, beside, measure, workload_of
+from specreg.servers.server import StartedServer
+from specreg.verdicts.judge import Outcome, Verdict
+from tests.doubles.vllm.script import Script
+from tests.unit import builders
+from tests.unit.servers.test_server import start
+
+THINKING = Script(thought_tokens=20)
+"""The thought takes all tokens that an answer may have."""
+OTHERWISE = msgspec.structs.replace(THINKING, otherwise_from_token=6)
+CASE = dataclasses.replace(builders.CASE, control=builders.PLAIN_SPEC)
+PLAN = Plan(show=lambda _: None)
+PROMPTS = load_case_prompts(builders.ROOT, CASE)[: CASE.prompts]
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, StartedServer]]:
+    """By what they do: servers that speculate, and a control."""
+    scripts = {"same": THINKING, "otherwise": OTHERWISE, "control": THINKING}
+    with ExitStack() as stack:
+        yield {
+            name: stack.enter_context(
+                start(
+                    tmp_path_factory.mktemp(name),
+                    script,
+                    spec=builders.PLAIN_SPEC if name == "control" else builders.SPEC,
+                )
+            )
+            for name, script in scripts.items()
+        }
+
+
+def measured(case: StartedServer, control: StartedServer) -> Measurement:
+    plain: Case = dataclasses.replace(CASE, server=builders.PLAIN_SPEC, control=None)
+    arms = [Arm(case=CASE, server=case), Arm(case=plain, server=control)]
+    return beside(*measure(arms, workload_of(CASE, PROMPTS), PLAN))
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome", "value"), [("same", Outcome.PASS, 1.0), ("otherwise", Outcome.WRONG, 0.0)]
+)
+def test_a_thought_that_speculation_changes_is_wrong(
+    servers: dict[str, StartedServer], name: str, outcome: Outcome, value: float
+) -> None:
+    found = measured(servers[name], servers["control"])
+    assert found.replay is not None
+    assert {trace.tokens for trace in found.replay.traces} == {20}
+    running = RunningCase(
+        case=CASE,
+        server=servers[name],
+        control=servers["control"],
+        prompts=PROMPTS,
+        predict_drafts=lambda _: pytest.fail("nothing asks the models"),
+        models=("target", None),
+        replay=found.replay,
+    )
+    verdict = check_answers(running)
+    assert (verdict.outcome, verdict.value) == (outcome, value)
+    assert ("token 6: " in verdict.reason) == (outcome is Outcome.WRONG)
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome"), [("same", Outcome.PASS), ("otherwise", Outcome.WRONG)]
+)
+def test_a_thought_that_differs_between_the_sides_of_a_gate_is_wrong(
+    servers: dict[str, StartedServer], tmp_path: Path, name: str, outcome: Outcome
+) -> None:
+    alone = dataclasses.replace(CASE, control=None)
+    pair = Pair(a=alone, b=alone)
+    sides = {Side.A: servers["same"], Side.B: servers[name]}
+    arms = [Arm(case=alone, server=server) for server in sides.values()]
+    found = measure(arms, workload_of(alone, PROMPTS), PLAN)
+    comparison = AnswerComparison(
+        pairs=[pair], root=builders.ROOT, path=tmp_path / "answers.json", show=lambda _: None
+    )
+    comparison.ask(pair, sides, 1, dict(zip(sides, found, strict=True)))
+    (verdict,) = comparison.verdicts
+    assert verdict.outcome is outcome, verdict.reason
+
+
+def test_a_verdict_by_an_earlier_definition_of_equal_is_made_again(tmp_path: Path) -> None:
+    """The first definition left thoughts out, so that it called answers equal that weren't."""
+    pair, path = Pair(a=CASE, b=CASE), tmp_path / "answers.json"
+    equal = Verdict(case_id=pair.id, metric="lossless_frac", outcome=Outcome.PASS, value=1.0)
+    content = {"answers": {}, "verdicts": {pair.id: msgspec.to_builtins(equal)}}
+    for digest, outcome in (({}, Outcome.INVALID), ({"digest": 2}, Outcome.PASS)):
+        path.write_bytes(msgspec.json.encode(content | digest))
+        comparison = AnswerComparison(
+            pairs=[pair], root=builders.ROOT, path=path, show=lambda _: None
+        )
+        comparison.take_over()
+        assert comparison.verdicts[0].outcome is outcome
