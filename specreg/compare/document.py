@@ -24,6 +24,7 @@ from specreg.report.document import (
     record_document,
 )
 from specreg.report.exports import ALWAYS, write_outputs
+from specreg.report.remarks import workload_remarks
 
 _ANSWERS = {
     "upgrade": (Tone.GOOD, "B is as good as A in all that was compared"),
@@ -125,7 +126,7 @@ def _hints(gate: Gate, decision: Decision, again: str) -> Iterator[str]:
 
 
 def _remarks(gate: Gate) -> Iterator[str]:
-    """How it measured and judged, and what couldn't be measured."""
+    """How it measured and judged, what the workload lacks, and what couldn't be measured."""
     options, rules = gate.options, gate.rules
     up = "at the same time" if gate.together else "one at a time"
     yield (
@@ -136,6 +137,12 @@ def _remarks(gate: Gate) -> Iterator[str]:
     )
     if options.pin_length_tokens is not None:
         yield f"the acceptance length of the pinned cases is {options.pin_length_tokens:g}"
+    for pair in gate.pairs:
+        for side in COMPARED:
+            launches = [one for one in gate.launches if (one.pair_id, one.side) == (pair.id, side)]
+            measured = [one.measurement for one in launches if one.measurement is not None]
+            if measured:
+                yield from workload_remarks(figures_of(measured[-1], launches[-1].number), side)
     for one in gate.launches:
         if one.failed:
             yield f"side {one.side}, launch {one.number}, {one.pair_id}: {one.failed}"

@@ -4,14 +4,14 @@ import functools
 import itertools
 import operator
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from specreg.acceptance.record import AcceptanceRecord, Source, StepCounts, View
-from specreg.acceptance.trace import RequestTrace
+from specreg.acceptance.trace import Reply, RequestTrace
 from specreg.engines.methods import METHODS
-from specreg.matrix.case import Case
 from specreg.measurement import metrics
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Family, Replay
@@ -59,6 +59,9 @@ class AcceptanceFigures(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         source, view: where it was read, and whose tokens are counted.
         category_acceptance_length_tokens: the mean over categories of their AL.
+        by_part: of thoughts and of answers apart, "thought" and "answer", where the server tells
+            thoughts apart. No server counts them apart, so each chunk is taken for a step: an
+            estimate in the emitted view, and empty where chunks merged.
     """
 
     source: Source
@@ -67,6 +70,32 @@ class AcceptanceFigures(msgspec.Struct, frozen=True, kw_only=True):
     category_acceptance_length_tokens: float | None
     by_category: dict[str, PartFigures]
     by_turn: dict[str, PartFigures]
+    by_part: dict[str, PartFigures] = {}
+
+
+class AnswerFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What the answers hold, so that a workload that says little is seen.
+
+    Attributes:
+        requests: how many; all others but `prompts` and `distinct` count some of them.
+        unfinished_thoughts: answers that never left the thought.
+        without_text: answers without a thought or a text.
+        without_tokens, of_one_token: answers that are as short.
+        looping: answers whose second half repeats itself.
+        after_empty_replies: later turns that were asked with an empty reply before them.
+        prompts, distinct: how many prompts had a first turn, and how many different answers these
+            had; null where an answer isn't known in full.
+    """
+
+    requests: int
+    unfinished_thoughts: int
+    without_text: int
+    without_tokens: int
+    of_one_token: int
+    looping: int
+    after_empty_replies: int
+    prompts: int
+    distinct: int | None
 
 
 class PaceFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,6 +167,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
         timing: of the case's server, null where a speed is invalid; control: of the one beside it.
         speedup: of one over the other; null without a control, and where speeds mean nothing.
         power: what the devices drew; null where that wasn't watched.
+        answers: what the answers of the case's server hold; null where nothing was measured.
     """
 
     case_id: str
@@ -150,6 +180,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     control: ArmFigures | None
     speedup: SpeedupFigures | None
     power: PowerRecord | None
+    answers: AnswerFigures | None = None
 
 
 def figures_of(measurement: Measurement, launch: int) -> Figures:
@@ -166,15 +197,64 @@ def figures_of(measurement: Measurement, launch: int) -> Figures:
         engine_version=measurement.engine_version,
         invalid=dict(invalid) or None,
         judged=dict(measurement.values),
-        acceptance=_acceptance(acceptance, measurement.case) if acceptance else None,
+        acceptance=_acceptance(acceptance, measurement) if acceptance else None,
         timing=timing,
         control=control,
         speedup=_speedup(measurement, timing, control),
         power=replay.power if replay and Family.POWER not in invalid else None,
+        answers=_answers(replay.traces) if replay and replay.traces else None,
     )
 
 
-def _acceptance(record: AcceptanceRecord, case: Case) -> AcceptanceFigures:
+def _answers(traces: Sequence[RequestTrace]) -> AnswerFigures:
+    replies = Counter(trace.reply for trace in traces)
+    lengths = Counter(trace.tokens for trace in traces)
+    first_turns = [trace for trace in traces if trace.turn == 1]
+    digests = {trace.answer_sha256 for trace in first_turns}
+    return AnswerFigures(
+        requests=len(traces),
+        unfinished_thoughts=replies[Reply.UNFINISHED_THOUGHT],
+        without_text=replies[Reply.NOTHING],
+        without_tokens=lengths[0],
+        of_one_token=lengths[1],
+        looping=sum(trace.loops for trace in traces),
+        after_empty_replies=sum(trace.empty_replies > 0 for trace in traces),
+        prompts=len({trace.prompt_id for trace in first_turns}),
+        distinct=None if "" in digests else len(digests),
+    )
+
+
+def _by_part(traces: Sequence[RequestTrace], draft_tokens: int) -> dict[str, PartFigures]:
+    """The acceptance of thoughts and answers apart, each later chunk being taken for a step."""
+    sizes = {"thought": Counter[int](), "answer": Counter[int]()}
+    for trace in traces:
+        for tokens, chunks in enumerate(trace.thought_chunk_sizes):
+            sizes["thought"][tokens] += chunks
+            sizes["answer"][tokens] -= chunks
+        for tokens, chunks in enumerate(trace.chunk_sizes):
+            sizes["answer"][tokens] += chunks
+    longest = max((tokens for part in sizes.values() for tokens in +part), default=0)
+    if not sizes["thought"].total() or longest > draft_tokens + 1:
+        return {}
+    return {
+        name: _part(
+            AcceptanceRecord(
+                source=Source.STREAM_CHUNKS,
+                view=View.EMITTED,
+                total=StepCounts.from_histogram(
+                    [part[tokens] for tokens in range(1, draft_tokens + 2)], proposed=None
+                ),
+                prompts=(),
+            ),
+            all_steps=False,
+        )
+        for name, part in sizes.items()
+        if part.total()
+    }
+
+
+def _acceptance(record: AcceptanceRecord, measurement: Measurement) -> AcceptanceFigures:
+    case, replay = measurement.case, measurement.replay or Replay()
     part = functools.partial(_part, all_steps=METHODS[case.server.method].drafts_every_step)
     return AcceptanceFigures(
         source=record.source,
@@ -185,6 +265,7 @@ def _acceptance(record: AcceptanceRecord, case: Case) -> AcceptanceFigures:
         ),
         by_category={name: part(one) for name, one in record.by_category.items()},
         by_turn={str(turn): part(one) for turn, one in record.by_turn.items()},
+        by_part=_by_part(replay.traces, case.server.draft_tokens),
     )
 
 

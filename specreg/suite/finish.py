@@ -38,6 +38,7 @@ from specreg.report.document import (
 )
 from specreg.report.exports import ALWAYS, append_job_summary, benchmark_of, times_of, write_outputs
 from specreg.report.page import render_markdown, render_page
+from specreg.report.remarks import workload_remarks
 from specreg.report.summary import answers_of_run, render_answers
 from specreg.report.tables import render_figures, render_times
 from specreg.servers.launch import launches_of
@@ -167,13 +168,16 @@ def report_of(suite: Suite, run: RunVerdict, *, command: str, said: tuple[str, .
 def remarks(suite: Suite) -> Iterator[str]:
     """Say what else a reader should know: a torn history, headroom, unused baselines.
 
-    Of a recording only what was measured twice, and whether acceptance is an estimate.
+    Of a recording only what was measured twice, whether acceptance is an estimate, and what the
+    workload lacks.
     """
     yield from suite.retried
     records = [one.acceptance for one in suite.measurements if one.acceptance]
     if any(record.source is Source.STREAM_CHUNKS for record in records):
         by = "the chunks of the answers, each taken for a step: their server counts no steps"
         yield f"acceptance is an estimate from {by}"
+    for figures in last_launches(suite.figures):
+        yield from workload_remarks(figures)
     if suite.records:
         return
     if fewer := {case.prompts for case in measured_cases(suite) if case.matrix_prompts}:

@@ -7,9 +7,12 @@ import msgspec
 import pytest
 
 from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, Source, View
+from specreg.acceptance.trace import Reply
 from specreg.load.rounds import Round
 from specreg.matrix.case import Case, Limits
 from specreg.measurement.figures import (
+    AcceptanceFigures,
+    AnswerFigures,
     ArmFigures,
     Figures,
     PaceFigures,
@@ -167,6 +170,47 @@ def test_the_pace_is_there_by_category_and_the_speedup_is_of_throughput_and_of_t
     assert figures["speedup"]["round_ratio"]["count"] == 1
 
 
+def test_what_the_answers_hold_is_counted() -> None:
+    thought = msgspec.structs.replace(SWIFT, reply=Reply.UNFINISHED_THOUGHT, answer_sha256="a")
+    later = msgspec.structs.replace(thought, turn=2, empty_replies=1, loops=True)
+    short = builders.trace(builders.chunk(MS))
+    short = msgspec.structs.replace(short, prompt_id="b", reply=Reply.NOTHING, answer_sha256="a")
+    none = msgspec.structs.replace(builders.trace(), prompt_id="c", answer_sha256="b")
+    answers = {
+        "requests": 4,
+        "unfinished_thoughts": 2,
+        "without_text": 1,
+        "without_tokens": 1,
+        "of_one_token": 1,
+        "looping": 1,
+        "after_empty_replies": 1,
+        "prompts": 3,
+        "distinct": 2,
+    }
+    part = dataclasses.replace(ROUNDS[0], traces=(thought, later, short, none))
+    assert as_json(measured(record(), rounds=(part,)))["answers"] == answers
+    unknown = msgspec.structs.replace(none, answer_sha256="")
+    part = dataclasses.replace(part, traces=(thought, later, short, unknown))
+    assert as_json(measured(record(), rounds=(part,)))["answers"] == answers | {"distinct": None}
+
+
+def test_thoughts_and_answers_have_an_acceptance_each_by_their_chunks() -> None:
+    """Chunks of 4, 4 and 2 tokens in the thought accept 3, 3 and 1; of 1 and 2 in the answer."""
+    sizes = {"chunk_sizes": (0, 1, 2, 0, 2), "thought_chunk_sizes": (0, 0, 1, 0, 2)}
+    thinking = msgspec.structs.replace(SWIFT, **sizes)
+    part = dataclasses.replace(ROUNDS[0], traces=(thinking, thinking))
+    acceptance = as_json(measured(record(), rounds=(part,)))["acceptance"]
+    by_part = {
+        name: (one["steps"], one["accepted"], one["acceptance_length_tokens"])
+        for name, one in acceptance["by_part"].items()
+    }
+    assert by_part == {"thought": (6, 14, 1 + 14 / 6), "answer": (4, 2, 1.5)}
+    merged = msgspec.structs.replace(thinking, chunk_sizes=(0, 1, 2, 0, 2, 1))
+    for traces in ((SWIFT,), (thinking, merged)):
+        part = dataclasses.replace(part, traces=traces)
+        assert as_json(measured(record(), rounds=(part,)))["acceptance"]["by_part"] == {}
+
+
 def test_there_is_no_speedup_without_a_control_or_a_speed() -> None:
     for case in (builders.PLAIN_CASE, dataclasses.replace(CASE, speed=False)):
         assert as_json(measured(record(), case))["speedup"] is None
@@ -258,8 +302,14 @@ def test_figures_of_an_invalid_family_alone_are_not_there(family: Family, gone: 
     assert {name for name in part if whole[name] and not part[name]} == gone
 
 
-@pytest.mark.parametrize("kind", [Figures, PartFigures, ArmFigures, PaceFigures, SpeedupFigures])
+KINDS = [Figures, AcceptanceFigures, AnswerFigures, PartFigures, ArmFigures, PaceFigures]
+ADDED = {"answers", "by_part"}
+"""Figures that reports of earlier versions, which can still be read, don't have."""
+
+
+@pytest.mark.parametrize("kind", [*KINDS, SpeedupFigures])
 def test_a_figure_is_never_left_out(kind: type[msgspec.Struct]) -> None:
     """So that a program can tell "no value" from "of another version"."""
-    assert all(field.required for field in msgspec.structs.fields(kind))
+    optional = {field.name for field in msgspec.structs.fields(kind) if not field.required}
+    assert optional <= ADDED
     assert not kind.__struct_config__.omit_defaults

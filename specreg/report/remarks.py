@@ -1,0 +1,64 @@
+"""What a reader should know of a workload beside its figures: that its answers say little."""
+
+from collections.abc import Iterator
+
+from specreg.measurement.figures import AcceptanceFigures, AnswerFigures, Figures
+
+_MANY_FRAC = 0.5
+"""From this share of the answers on, what may happen to any of them is what the workload is."""
+
+
+def workload_remarks(figures: Figures, side: str = "") -> Iterator[str]:
+    """Say what makes the workload of a case another one than it seems.
+
+    Args:
+        figures: of one launch of the case.
+        side: of a gate, "A" or "B"; empty of a run.
+    """
+    subject = f"'{figures.case_id}'{f', side {side}' if side else ''}"
+    if figures.answers is not None:
+        for remark in _answer_remarks(figures.answers):
+            yield f"{subject}: {remark}"
+    if figures.acceptance is not None and figures.acceptance.by_part:
+        yield f"{subject}: {_part_remark(figures.acceptance)}"
+
+
+def _answer_remarks(answers: AnswerFigures) -> Iterator[str]:
+    total = answers.requests
+    many = total * _MANY_FRAC
+    if answers.unfinished_thoughts:
+        yield (
+            f"{answers.unfinished_thoughts} of {total} answers never left the thought; raise"
+            " output_cap_tokens, or switch thinking off with chat_template_args"
+        )
+    if answers.after_empty_replies:
+        yield (
+            f"{answers.after_empty_replies} of {total} requests were later turns after an empty"
+            " reply, as no user would send them; replay first turns alone, with turns = 1, or have"
+            " the replies end within output_cap_tokens"
+        )
+    if answers.without_tokens:
+        yield f"{answers.without_tokens} of {total} answers have no token"
+    elif answers.without_text:
+        yield f"{answers.without_text} of {total} answers hold no text"
+    if answers.of_one_token >= many:
+        yield f"{answers.of_one_token} of {total} answers end at their first token, before any step"
+    if answers.looping >= many:
+        yield (
+            f"{answers.looping} of {total} answers repeat themselves throughout their second half,"
+            " where drafts are easy"
+        )
+    if answers.distinct == 1 and answers.prompts > 1:
+        yield f"all {answers.prompts} prompts have the same answer"
+
+
+def _part_remark(acceptance: AcceptanceFigures) -> str:
+    lengths = " and ".join(
+        f"{part.acceptance_length_tokens:.2f} in the {name}s"
+        for name, part in acceptance.by_part.items()
+        if part.acceptance_length_tokens is not None
+    )
+    return (
+        f"the acceptance length is about {lengths}, by the chunks of the answers, each taken for a"
+        " step: no server counts thoughts apart"
+    )

@@ -1,0 +1,50 @@
+"""What is said of a workload whose answers say little."""
+
+import msgspec
+import pytest
+
+from specreg.measurement.figures import AnswerFigures, figures_of
+from specreg.report.remarks import workload_remarks
+from tests.unit import reports
+
+FINE = AnswerFigures(
+    requests=20,
+    unfinished_thoughts=0,
+    without_text=0,
+    without_tokens=0,
+    of_one_token=9,
+    looping=9,
+    after_empty_replies=0,
+    prompts=10,
+    distinct=10,
+)
+FIGURES = figures_of(reports.measured(), 1)
+
+
+def said(answers: AnswerFigures | None, side: str = "") -> list[str]:
+    return list(workload_remarks(msgspec.structs.replace(FIGURES, answers=answers), side))
+
+
+def test_of_a_workload_like_others_nothing_is_said() -> None:
+    assert said(FINE) == []
+    assert said(None) == []
+    assert said(msgspec.structs.replace(FINE, distinct=None)) == []
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ({"unfinished_thoughts": 3}, "3 of 20 answers never left the thought; raise output_cap"),
+        ({"after_empty_replies": 2}, "2 of 20 requests were later turns after an empty reply"),
+        ({"without_text": 1}, "1 of 20 answers hold no text"),
+        ({"without_text": 1, "without_tokens": 1}, "1 of 20 answers have no token"),
+        ({"of_one_token": 10}, "10 of 20 answers end at their first token"),
+        ({"looping": 10}, "10 of 20 answers repeat themselves"),
+        ({"distinct": 1}, "all 10 prompts have the same answer"),
+    ],
+)
+def test_what_makes_a_workload_another_one_is_said(counts: dict[str, int], words: str) -> None:
+    (remark,) = said(msgspec.structs.replace(FINE, **counts))
+    assert remark.startswith(f"'{FIGURES.case_id}': {words}")
+    (remark,) = said(msgspec.structs.replace(FINE, **counts), "B")
+    assert remark.startswith(f"'{FIGURES.case_id}', side B: {words}")
