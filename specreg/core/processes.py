@@ -2,7 +2,9 @@
 
 A server's workers may leave its process group or outlive their parent, so each process that is
 started here carries a mark in its environment, which its descendants inherit. And we may be killed
-ourselves, so a supervisor stands beside each: it writes the log, and ends the process then. The
+ourselves, so a supervisor stands beside each: it writes the log, and ends the process then. What is
+started here may start processes here in its turn, as a shard on a cluster does: each has the marks
+of all above it, so that the outermost supervisor finds them all. The
 signals that end a run become a `KeyboardInterrupt` each, so that it ends its processes itself.
 
 A message is a line of JSON of a type that both sides know: ours go to the child's standard input,
@@ -36,9 +38,10 @@ from specreg.core.errors import UnkillableError
 from specreg.core.redaction import known_secrets, learn
 from specreg.core.supervisor import Session, end_all, living, shared_files, started_ticks
 
-_TERM_S = 5.0
-_KILL_S = 5.0
-_GONE_S = 25.0
+_ASKED_S = 5.0
+"""How long a process that is asked to end may take before it is killed, unless told otherwise."""
+_KILL_S = 10.0
+_GONE_S = 20.0
 """How long a killed process may take to give back its memory before it counts as unkillable."""
 _REAPED_S = 5.0
 _EXEC_S = 0.2
@@ -132,7 +135,8 @@ def start_process(
     """
     mark = uuid.uuid4().hex
     # setproctitle, which vLLM's workers call, writes over the environment that /proc shows.
-    marked = {**environment, supervisor.VARIABLE: mark, "SPT_NOENV": "1"}
+    marks = supervisor.marks_below(os.environ, mark)
+    marked = {**environment, supervisor.VARIABLE: marks, "SPT_NOENV": "1"}
     learn(environment, command)
     given = {"secrets": known_secrets(), "shared": tuple(shared_files())}
     log_path.write_bytes(b"")
@@ -145,6 +149,7 @@ def start_process(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            env={**os.environ, supervisor.VARIABLE: supervisor.supervisor_marks(os.environ)},
             pass_fds=(hears,),
             start_new_session=True,
             cwd="/",
@@ -164,7 +169,7 @@ def start_process(
             session = Session(mark, popen.pid, started_ticks(popen.pid))
             _tell(guard, f"{session.leader} {session.started}")
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
+            if not isinstance(error, Exception):
                 # Interrupted after the fork: the child can be found by its mark alone.
                 time.sleep(_EXEC_S)
                 end_all(Session(mark), signal.SIGKILL, _KILL_S)
@@ -209,17 +214,21 @@ def child_process(
         _close(process.popen)
 
 
-def stop_process(process: SupervisedProcess) -> None:
-    """End the process and all its descendants: asked first, killed 5 s later, then waited for.
+def stop_process(process: SupervisedProcess, *, asked_s: float = _ASKED_S) -> None:
+    """End the process and all its descendants: asked first, killed later, then waited for.
 
     All that they printed is on disk then. Ctrl-C meanwhile kills whatever else runs, too.
+
+    Args:
+        process: what to end.
+        asked_s: how long it may take to end by itself, in seconds.
 
     Raises:
         UnkillableError: some of them live all the same.
     """
     try:
         settle_log(process)
-        end_all(process.session, signal.SIGTERM, _TERM_S)
+        end_all(process.session, signal.SIGTERM, asked_s)
     except KeyboardInterrupt:  # a second Ctrl-C, as a rule: then kill at once
         kill_running()
         raise
@@ -262,7 +271,7 @@ def settle_log(process: SupervisedProcess) -> None:
 def _kill(process: SupervisedProcess) -> list[int]:
     """Kill what is left; return the survivors."""
     settle_log(process)
-    return end_all(process.session, signal.SIGKILL, _KILL_S)
+    return end_all(process.session, signal.SIGKILL, _KILL_S, nested_after_s=supervisor.NESTED_S)
 
 
 def log_end(path: Path) -> str:

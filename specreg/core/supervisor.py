@@ -16,6 +16,7 @@ import fcntl
 import functools
 import io
 import json
+import math
 import os
 import select
 import shutil
@@ -25,16 +26,27 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from specreg.core.redaction import hide, hide_bytes
 
 VARIABLE = "SPECREG_PROCESS_MARK"
-"""The environment variable whose value marks the descendants of a server."""
+"""The environment variable that has the marks of all supervised processes above a process.
+
+They are separated by slashes, the outermost first; the last one is of the process itself, or of the
+supervised process that started it.
+"""
 DONE, SETTLE = "done", "settle"
-_ASKED_S, _KILLED_S, _POLL_S = 2.0, 30.0, 0.05
+NESTED_S = 6.0
+"""How long a supervisor leaves the processes of an inner supervisor to that one.
+
+It is more than the inner one takes to ask them, so that the inner one can clean up after them.
+"""
+_ASKED_S = 2.0
+_KILLED_S = 30.0
+_POLL_S = 0.05
 _PIECE_BYTES = 2**20
 KEPT_BYTES = 8 * 2**20
 """How much of a log's beginning is kept, and of its end."""
@@ -49,7 +61,7 @@ class Session(NamedTuple):
     """The processes of a session, and all others that carry its mark.
 
     Attributes:
-        mark: the value of `VARIABLE` in their environment.
+        mark: one of the marks in their environment; see `VARIABLE`.
         leader, started: the id of the process that leads the session, and its start in ticks, as
             another may get its number; -1 before there is one.
     """
@@ -59,14 +71,48 @@ class Session(NamedTuple):
     started: int = -1
 
 
+class Members(NamedTuple):
+    """The ids of the living processes of a session.
+
+    Attributes:
+        direct: those that only the session's own supervisor looks after.
+        nested: those that an inner supervisor looks after, and these inner supervisors.
+    """
+
+    direct: frozenset[int]
+    nested: frozenset[int]
+
+
+class _Process(NamedTuple):
+    pid: int
+    session: int
+    marks: tuple[str, ...]
+
+
+def marks_below(environment: Mapping[str, str], mark: str) -> str:
+    """The value of `VARIABLE` for a child with a mark of its own."""
+    outer_marks = environment.get(VARIABLE, "")
+    return f"{outer_marks}/{mark}" if outer_marks else mark
+
+
+def supervisor_marks(environment: Mapping[str, str]) -> str:
+    """The value of `VARIABLE` for a supervisor, which none of its own processes' signals reach.
+
+    An outer supervisor takes it for nested, so it lets it finish.
+    """
+    return marks_below(environment, "supervisor")
+
+
 def started_ticks(pid: int) -> int:
     """When a process started, in the kernel's ticks since boot; OSError if there is none."""
     return int(_stat(pid)[19])
 
 
-def living(session: Session) -> list[int]:
-    """The ids of a session's processes; other users' can't be read.
+def members(session: Session) -> Members:
+    """The living processes of a session; other users' can't be read.
 
+    A process that wrote over its environment, or began anew without one, is known by its session:
+    each supervised process leads a session of its own, so nobody else's processes are in there.
     The number of a session isn't given away before its last process ended; one that another
     process leads is another's.
     """
@@ -74,37 +120,86 @@ def living(session: Session) -> list[int]:
     with contextlib.suppress(OSError):
         if leader >= 0 and started_ticks(leader) != session.started:
             leader = -1
-    marked = f"{VARIABLE}={session.mark}".encode()
-    return [pid for pid in _all_pids() if _is_ours(pid, marked, leader)]
+    processes = list(_living_processes())
+    own_sessions = {process.session for process in processes if process.marks[-1] == session.mark}
+    own_sessions.add(leader)
+    nested_sessions = {
+        process.session for process in processes if session.mark in process.marks[:-1]
+    }
+    nested_sessions -= own_sessions
+    return Members(
+        direct=frozenset(process.pid for process in processes if process.session in own_sessions),
+        nested=frozenset(
+            process.pid for process in processes if process.session in nested_sessions
+        ),
+    )
 
 
-def end_all(session: Session, number: signal.Signals, within_s: float) -> list[int]:
-    """Signal all processes, new ones too, until none is left or time is up; return survivors."""
-    deadline, signalled = time.monotonic() + within_s, set[int]()
-    while (pids := living(session)) and time.monotonic() < deadline:
-        for pid in set(pids) - signalled:
+def living(session: Session) -> list[int]:
+    """The ids of all living processes of a session, nested ones too."""
+    direct, nested = members(session)
+    return sorted(direct | nested)
+
+
+def end_all(
+    session: Session, number: signal.Signals, within_s: float, *, nested_after_s: float = math.inf
+) -> list[int]:
+    """Signal all processes, new ones too, until none is left or time is up.
+
+    Args:
+        session: the processes.
+        number: the signal; each process gets it once.
+        within_s: how long to wait until none is left, in seconds.
+        nested_after_s: how long to wait for the processes of inner supervisors before they get the
+            signal as well, in seconds.
+
+    Returns:
+        The ids of the survivors.
+    """
+    began_s = time.monotonic()
+    signalled = set[int]()
+    while True:
+        direct, nested = members(session)
+        elapsed_s = time.monotonic() - began_s
+        if not (direct or nested) or elapsed_s >= within_s:
+            return sorted(direct | nested)
+        targets = direct
+        if elapsed_s >= nested_after_s:
+            targets |= nested
+        for pid in targets - signalled:
             with contextlib.suppress(OSError):  # it ended, or runs as another user
                 os.kill(pid, number)
-        signalled.update(pids)
+        signalled |= targets
         time.sleep(_POLL_S)
-    return pids
 
 
 def _all_pids() -> list[int]:
     return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
 
 
-def _is_ours(pid: int, marked: bytes, leader: int) -> bool:
-    try:
-        fields = _stat(pid)
-        state, session, threads = fields[0], int(fields[3]), int(fields[17])
-        # Its first thread may have ended while others go on, and hold files and memory.
-        if state in {b"Z", b"X"} and threads <= 1:
-            return False
-        environment = Path(f"/proc/{pid}/environ")
-        return session == leader or marked in environment.read_bytes().split(b"\0")
-    except OSError:
-        return False
+def _living_processes() -> Iterator[_Process]:
+    for pid in _all_pids():
+        with contextlib.suppress(OSError):
+            fields = _stat(pid)
+            state, session, threads = fields[0], int(fields[3]), int(fields[17])
+            # Its first thread may have ended while others go on, and hold files and memory.
+            if state in {b"Z", b"X"} and threads <= 1:
+                continue
+            yield _Process(pid, session, _marks_of(pid))
+
+
+def _marks_of(pid: int) -> tuple[str, ...]:
+    """Return the marks in a process's environment; a single empty one if there are none to see."""
+    environment = b""
+    # That of another user can't be read, nor that of a process whose first thread has ended.
+    with contextlib.suppress(OSError):
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    name = f"{VARIABLE}=".encode()
+    for variable in environment.split(b"\0"):
+        if variable.startswith(name):
+            marks = variable.removeprefix(name).decode(errors="replace")
+            return tuple(marks.split("/"))
+    return ("",)
 
 
 def _stat(pid: int) -> list[bytes]:
@@ -317,7 +412,7 @@ def _end(session: Session, shared: set[str], shared_before: Collection[str]) -> 
     shared |= shared_by(session, shared_before)
     end_all(session, signal.SIGTERM, _ASKED_S)
     shared |= shared_by(session, shared_before)
-    end_all(session, signal.SIGKILL, _KILLED_S)
+    end_all(session, signal.SIGKILL, _KILLED_S, nested_after_s=NESTED_S)
 
 
 MAIN = (

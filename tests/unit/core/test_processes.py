@@ -155,9 +155,9 @@ def test_a_process_whose_first_thread_ended_is_gone(tmp_path: Path) -> None:
 
 
 SPARING = f"""{STARTING}
-processes._TERM_S, processes._KILL_S, processes._GONE_S, processes._REAPED_S = 0.5, 0.5, 1.0, 0.5
+processes._KILL_S, processes._GONE_S, processes._REAPED_S = 0.5, 1.0, 0.5
 try:
-    stop_process(start("log"))
+    stop_process(start("log"), asked_s=0.5)
 except UnkillableError as error:
     print(error)
 """
