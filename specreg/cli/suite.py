@@ -35,6 +35,14 @@ _BYTES_PER_GIB = 2**30
 _ANSWERS_WITHIN_S = 10.0
 _LEFT_OUT = (".git", ".specreg", ".nox", ".venv", "**/__pycache__", "**/.mypy_cache")
 """What of the repository no node needs."""
+_TASK_VARIABLES = {"RAY_kill_child_processes_on_worker_exit": "false"}
+"""Settings of the processes in which Ray runs the shards.
+
+Ray would kill the children of a process that it ends, and the supervisor of the shard with them,
+which removes the shard's folder.
+"""
+_SHARD_ENDS_WITHIN_S = 8.0
+"""How long a shard that is asked to end may take: more than it gives its server, which is 5 s."""
 
 
 def doctor(
@@ -156,7 +164,7 @@ def ray(  # noqa: PLR0913 - the options of a command
     root, given = root.resolve(), tuple(arguments or ())
     options = options_typed(given)
     cut = [shard for shard in _shards(root, shards, given) if shard.groups]
-    environment: dict[str, Any] = {"env_vars": {COMMIT: commit_of(root)}}
+    environment: dict[str, Any] = {"env_vars": {COMMIT: commit_of(root), **_TASK_VARIABLES}}
     if not shared:
         environment |= {"working_dir": str(root), "excludes": list(_LEFT_OUT)}
     host, _, port = address.rpartition(":")
@@ -218,11 +226,18 @@ def run_shard(
             *(f"--specreg-runs={runs}", *arguments),
         )
         here = Path(folder) if folder else Path.cwd()  # which Ray has made the copy's
-        process = start_process(command, environment=os.environ, log_path=log, cwd=here)
+        process = start_process(
+            command,
+            # All temporary files of the shard lie in the folder that goes with it.
+            environment={**os.environ, "TMPDIR": made},
+            log_path=log,
+            cwd=here,
+            temporary=[Path(made)],
+        )
         try:  # where Ray ends this task, nothing of the shard goes on
             status = process.popen.wait()
         finally:
-            stop_process(process)
+            stop_process(process, asked_s=_SHARD_ENDS_WITHIN_S)
         found = next(runs.glob(f"*-{number}of{of}"), None)
         packed = io.BytesIO()
         if found is not None:

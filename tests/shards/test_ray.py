@@ -1,20 +1,39 @@
-"""The shards of a run on a real Ray cluster of two nodes on this machine; `nox -s shards`."""
+"""The shards of a run on a real Ray cluster of two nodes on this machine; `nox -s shards`.
+
+`SPECREG_KILLS=50 nox -s shards -- -k killed` kills as many tasks.
+"""
 
 import contextlib
+import os
+import random
+import signal
 import sys
+import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
-from tests.doubles.vllm.script import Script
-from tests.faults.running import MARK, marked, wait_until
+from specreg.core.supervisor import VARIABLE, shared_files
+from tests.doubles.vllm.script import Fault, Script
+from tests.faults.running import MARK, lives, marked, shared_left, wait_until
 from tests.plugin.conftest import Suite, decided, run_here, start_here
 from tests.plugin.test_shards import CASES, CHOSEN, TIER
 
 cluster_utils = pytest.importorskip("ray.cluster_utils")
+
+KILLS = int(os.environ.get("SPECREG_KILLS", "10"))
+DEAF = Script(step_ms=10.0, shares_memory=True, ignore_sigterm=True)
+SERVERS = (
+    DEAF,
+    msgspec.structs.replace(DEAF, ignore_sigint=True),
+    msgspec.structs.replace(DEAF, fault=Fault.SURVIVOR, survivor_s=600.0),
+    msgspec.structs.replace(DEAF, fault=Fault.DAEMON, survivor_s=600.0),
+)
 
 
 @pytest.fixture
@@ -125,6 +144,64 @@ def test_a_shard_whose_node_dies_is_run_on_another(suite: Suite, cluster: Any) -
 def has_begun(suite: Suite) -> bool:
     """Whether a server of each shard runs."""
     return sum("--port" in arguments_of(one) for one in marked(suite.folder)) >= 2
+
+
+def supervised(folder: Path) -> list[psutil.Process]:
+    """The processes of a shard: pytest, its servers, and the supervisors of each."""
+    processes = []
+    for process in marked(folder):
+        with contextlib.suppress(psutil.Error):
+            if VARIABLE in process.environ():
+                processes.append(process)
+    return processes
+
+
+def running_shards(folder: Path) -> list[psutil.Process]:
+    """The processes of pytest that run a shard in a task; not the one that lists them."""
+    return [process for process in supervised(folder) if "pytest" in arguments_of(process)]
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for the temporary files of the cluster's tasks, with a short name for sockets."""
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setenv("RAY_TMPDIR", tempfile.gettempdir())
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("seed", range(KILLS))
+@pytest.mark.usefixtures("temporary")
+def test_a_task_that_is_killed_leaves_nothing(suite: Suite, temporary: Path, seed: int) -> None:
+    """By each signal, or with the command itself, at any moment, with each kind of server."""
+    chance = random.Random(seed)  # noqa: S311 - a moment, no secret
+    number = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, None)[seed % 4]
+    suite.script = SERVERS[(seed + seed // 4) % len(SERVERS)]
+    is_stopped = chance.random() < 0.25
+    moment_s = chance.uniform(0.0, 8.0)
+    shared_before = shared_files()
+    mark = {MARK: str(suite.folder), "TMPDIR": str(temporary)}
+    with cluster_of(1, variables=[suite.environment() | mark]) as cluster:
+        into = suite.folder / "merged"
+        command = command_of(cluster.address, into, "--", *CHOSEN[2:], *own_options(suite))
+        driver = start_here(command, suite.environment() | mark)
+        wait_until(lambda: bool(running_shards(suite.folder)), 120)
+        time.sleep(moment_s)
+        servers = [one for one in marked(suite.folder) if "--port" in arguments_of(one)]
+        if is_stopped and servers:
+            servers[0].suspend()
+        (run,) = running_shards(suite.folder)
+        before = supervised(suite.folder)
+        task = run.parent()
+        assert task is not None
+        if number is not None:
+            task.send_signal(number)
+            wait_until(lambda: not any(map(lives, before)), 20)
+        driver.kill()
+        driver.communicate(timeout=60)
+        wait_until(lambda: not supervised(suite.folder), 20)
+        assert not list(temporary.glob("shard-*"))
+    assert not shared_left(shared_before)
 
 
 @pytest.mark.vllm

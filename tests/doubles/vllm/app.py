@@ -60,7 +60,7 @@ class ScriptedServer:
             self.application(),
             host=self._launch.host,
             port=self._launch.port,
-            handle_signals=not self._script.ignore_sigterm,
+            handle_signals=not (self._script.ignore_sigterm or self._script.ignore_sigint),
             shutdown_timeout=0.1,
             access_log=None,
         )

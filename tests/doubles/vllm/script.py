@@ -35,6 +35,7 @@ class Fault(StrEnum):
     EXIT_AT_START = auto()  # Prints `exit_log` and exits with `exit_status` before it listens
     NEVER_READY = auto()  # `/health` answers 503 and nothing is generated
     SURVIVOR = auto()  # Has a child in a session of its own that ignores SIGTERM, as a worker
+    DAEMON = auto()  # Has a daemon that ignores SIGTERM: its child's child, whose parent has ended
     HEALTHY_BUT_MUTE = auto()  # `/health` answers 200 and nothing is generated
     CRASH_MID_RUN = auto()  # Exits with `exit_status` halfway through one answer
     SPEC_DISABLED = auto()  # Nothing is drafted: counters stay, records say 0 steps
@@ -98,8 +99,9 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         fault_after_requests: the generation requests, warm-up too, that come before the fault.
         exit_status: for `exit_at_start` and `crash_mid_run`.
         exit_log: printed by `exit_at_start`.
-        survivor_s: how long the child of `survivor` lives when nothing ends it.
-        ignore_sigterm: whether only SIGKILL ends the server.
+        survivor_s: how long the child of `survivor` or `daemon` lives when nothing ends it.
+        ignore_sigterm: whether SIGTERM doesn't end the server.
+        ignore_sigint: whether Ctrl-C doesn't, either.
         flood_bytes: of noise, which it prints before it listens.
         says_secrets: whether it prints its variables and arguments, as a debugger would.
         shares_memory: whether it leaves what it has in /dev/shm.
@@ -123,6 +125,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     exit_log: str = "RuntimeError: the script says so"
     survivor_s: float = 60.0
     ignore_sigterm: bool = False
+    ignore_sigint: bool = False
     flood_bytes: int = 0
     says_secrets: bool = False
     shares_memory: bool = False

@@ -45,12 +45,26 @@ def _apply_start_faults(script: Script) -> None:
     _flood(script.flood_bytes)
     if script.ignore_sigterm:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if script.ignore_sigint:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     if script.fault is Fault.SURVIVOR:
         _LOG.info("worker pid %d", _start_survivor(script.survivor_s))
+    if script.fault is Fault.DAEMON:
+        _start_daemon(script.survivor_s)
     time.sleep(script.ready_after_s)
     if script.fault is Fault.EXIT_AT_START:
         sys.stderr.write(f"{script.exit_log}\n")
         raise SystemExit(script.exit_status)
+
+
+def _start_daemon(survivor_s: float) -> None:
+    """Starts a survivor whose parent ends at once, so that it is nobody's child."""
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        _start_survivor(survivor_s)
+        os._exit(0)
+    os.waitpid(child, 0)
 
 
 def _start_survivor(survivor_s: float) -> int:
