@@ -25,6 +25,7 @@ from specreg.engines.methods import (
     Setting,
     Spelling,
 )
+from specreg.engines.repetition import RepeatingStream
 from specreg.engines.wire_format import (
     Ask,
     Call,
@@ -62,6 +63,7 @@ class _MetaInfo(SpecTokensDetails, frozen=True):
 
 class _Event(Event, frozen=True, kw_only=True):
     text: str = ""
+    output_ids: tuple[int, ...] | None = None
     meta_info: _MetaInfo = _MetaInfo()
 
 
@@ -108,21 +110,26 @@ class SglangWireFormat(WireFormat, TokenApi):
         }
 
     def new_parser(self, ask: Ask) -> ParseEvent:
-        """By the endpoint; each event of `/generate` repeats all text and counts all tokens."""
+        """By the endpoint; of `/generate` for events that repeat and for new text alone."""
         if ask.form is Form.CHAT:
             return super().new_parser(ask)
-        characters = tokens = 0
+        stream = RepeatingStream()
 
         def parse_event(event: bytes) -> StreamEvent:
-            nonlocal characters, tokens
             parsed = decode_event(_decoder, event)
-            meta, before, said = parsed.meta_info, tokens, parsed.text[characters:]
-            characters, tokens = len(parsed.text), meta.completion_tokens
+            meta = parsed.meta_info
+            added = stream.take(
+                text=parsed.text,
+                token_ids=parsed.output_ids,
+                all_tokens=meta.completion_tokens,
+                is_last=meta.finish_reason is not None,
+            )
             return StreamEvent(
-                tokens=tokens - before,
-                text=said,
+                tokens=added.tokens,
+                text=added.text,
+                token_ids=added.token_ids,
                 finish_reason=meta.finish_reason.type if meta.finish_reason else None,
-                usage_tokens=tokens,
+                usage_tokens=meta.completion_tokens,
                 acceptance=meta.counts,
                 prompt_tokens=meta.prompt_tokens,
             )
@@ -149,6 +156,10 @@ class SglangWireFormat(WireFormat, TokenApi):
 
         def parse(answer: bytes) -> Transcript:
             parsed = decode_answer(answer, _Answer)
+            tokens = parsed.meta_info.completion_tokens
+            if tokens not in {0, len(parsed.output_ids)}:
+                lacks = f"{len(parsed.output_ids)} output_ids, where it counts {tokens} tokens"
+                raise unreadable(lacks, answer)
             counts = parsed.meta_info.counts
             return Transcript(prompt=tuple(ids), output=parsed.output_ids, counts=counts)
 

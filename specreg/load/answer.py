@@ -14,6 +14,9 @@ from specreg.datasets.prompts import is_unfinished_thought
 _DIGITS = 16
 _LEAST_LOOPING_CHARACTERS = 64
 """Of a shorter answer a half may well repeat itself."""
+_REPEATED_EVENTS = 3
+"""So many events repeat the text before them and go on, with no more tokens than it had, by no
+chance."""
 
 
 class _Channel(StrEnum):
@@ -36,6 +39,8 @@ class AnswerText:
     _pieces: list[tuple[_Channel, str]] = field(default_factory=list)
     _token_ids: list[int] = field(default_factory=list)
     _last_is_unseen: bool = False
+    _last: StreamEvent | None = None
+    _repeats: int | None = 0
 
     def take(self, event: StreamEvent) -> None:
         """Take what one more event shows."""
@@ -48,11 +53,30 @@ class AnswerText:
         if event.other:
             self._pieces.append((_Channel.OTHER, event.other))
             self.in_thought = False
+        if self._repeats is not None and (event.text or event.thought):
+            self._count_repetition(event)
         if event.tokens:
             self._token_ids.extend(event.token_ids)
             # The last token may well have no text: it ends the answer.
             self.is_partly_unseen |= self._last_is_unseen
             self._last_is_unseen = not (event.text or event.thought or event.other)
+
+    def _count_repetition(self, event: StreamEvent) -> None:
+        """Count events that hold all before them; None once one doesn't."""
+        last = self._last
+        self._last = event
+        if last is None or self._repeats is None:
+            return
+        said, said_before = event.thought + event.text, last.thought + last.text
+        if not said.startswith(said_before):
+            self._repeats = None
+        elif len(said) > len(said_before) and event.tokens <= last.tokens:
+            self._repeats += 1
+
+    @property
+    def repeats_events(self) -> bool:
+        """Whether each event holds all text so far, where it should hold what is new alone."""
+        return self._repeats is not None and self._repeats >= _REPEATED_EVENTS
 
     @property
     def text(self) -> str:

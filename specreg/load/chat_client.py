@@ -284,6 +284,12 @@ class ChatClient:
                 for event in splitter.feed(piece):
                     if event != DONE:
                         gathered.take(parse_event(event), at_ns)
+        if gathered.answer.repeats_events:
+            message = (
+                "each event of the stream repeats the text before it, where specreg expects new"
+                " text alone; switch that off, or take a version of the engine that specreg knows"
+            )
+            raise InvalidMeasurementError("STREAM_UNRECOGNISED", message)
 
 
 def _seed_of(prompt: Prompt, turn: int) -> int:

@@ -16,6 +16,7 @@ _CALLS = "sglang:spec_verify_calls_total"
 
 class ScriptedSglang(ScriptedServer):
     remembers = True
+    generate_wire: ClassVar[type[Wire]]
 
     def application(self) -> web.Application:
         app = super().application()
@@ -26,7 +27,7 @@ class ScriptedSglang(ScriptedServer):
         return await self.answer(request, SglangChatWire)
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
-        return await self.answer(request, GenerateWire)
+        return await self.answer(request, self.generate_wire)
 
     async def _metrics(self, _: web.Request) -> web.Response:
         calls = sum(steps.verify_steps for steps in self.ended)
@@ -108,6 +109,23 @@ class GenerateWire(Wire):
     def closing(self, steps: Steps, metrics: Json | None) -> list[Json]:
         del steps, metrics
         return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncrementalGenerateWire(GenerateWire):
+    """The same with `--incremental-streaming-output`: each event holds what is new alone."""
+
+    def event(self, chunk: Chunk, steps: Steps, *, last: bool) -> Json:
+        # dataclass(slots=True) makes another class, of which super() without names knows nothing.
+        event = super(IncrementalGenerateWire, self).event(chunk, steps, last=last)
+        return event | {"text": chunk.text, "output_ids": list(chunk.token_ids)}
+
+
+class ScriptedIncrementalSglang(ScriptedSglang):
+    generate_wire = IncrementalGenerateWire
+
+
+ScriptedSglang.generate_wire = GenerateWire
 
 
 def speculation_of(steps: Steps) -> Json:

@@ -1,0 +1,78 @@
+"""A server whose events hold what is new alone is asked and read as one whose events repeat."""
+
+import asyncio
+import dataclasses
+import itertools
+import time
+
+import msgspec
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from specreg.acceptance.checks import check_requests
+from specreg.datasets.prompts import Prompt
+from specreg.engines.wire_format import Endpoint, Form
+from specreg.load.chat_client import FinishedRequest
+from specreg.load.rounds import open_clients
+from specreg.matrix.case import Case
+from tests.doubles.protocols.sglang import ScriptedIncrementalSglang, ScriptedSglang
+from tests.doubles.vllm.launch import Launch
+from tests.doubles.vllm.script import Script, steps_of
+from tests.unit import builders
+
+CASE = dataclasses.replace(builders.with_concurrency(1), form=Form.COMPLETIONS, turns=3)
+TURNS = ("Tell me one thing.", " And another.", " Now the last one.")
+CHAT = Prompt(id="a-chat", category="chat", turns=TURNS)
+
+
+def asked(application: web.Application, case: Case = CASE) -> list[FinishedRequest]:
+    """The requests of one conversation with a server in this process."""
+
+    async def run() -> list[FinishedRequest]:
+        finished: list[FinishedRequest] = []
+        async with TestServer(application) as listening:
+            url = str(listening.make_url(""))
+            endpoint = Endpoint(base_url=url, model="toy", engine="sglang")
+            async with open_clients(case, endpoint, clock=time.monotonic_ns) as clients:
+                await clients.replay([CHAT], finished.append)
+        return finished
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("server", [ScriptedSglang, ScriptedIncrementalSglang])
+def test_a_later_turn_is_asked_with_the_whole_reply_before_it(server: type[ScriptedSglang]) -> None:
+    """The scripted server's answers depend on each character that was said before."""
+    script = Script(prefill_ms=0.0, step_ms=0.0)
+    launch = Launch(model="folder", name="toy", draft_tokens=3, counts=True)
+    finished = asked(server(launch, script).application())
+    check_requests([one.trace for one in finished])
+    said = ""
+    for turn, one in zip(TURNS, finished, strict=True):
+        said += turn
+        truth = steps_of(said, script, num_speculative_tokens=3, max_tokens=20)
+        assert (one.text, one.trace.tokens) == (truth.text, truth.completion_tokens)
+        assert one.trace.acceptance is not None
+        assert one.trace.acceptance.accepted == truth.accepted_tokens
+        said += one.text
+
+
+def test_a_chat_whose_events_repeat_is_no_measurement() -> None:
+    """A delta holds what is new, by its name: a reply of all of them would be nobody's."""
+    words = tuple(itertools.accumulate(("One", " two", " three", " four", " five")))
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for tokens, text in enumerate(words, 1):
+            reason = "stop" if text == words[-1] else None
+            choice = {"delta": {"content": text}, "finish_reason": reason}
+            event = {"choices": [choice], "usage": {"completion_tokens": tokens}}
+            await response.write(b"data: %b\n\n" % msgspec.json.encode(event))
+        return response
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    (one,) = asked(app, dataclasses.replace(CASE, form=Form.CHAT))
+    assert (one.trace.error or "").startswith("STREAM_UNRECOGNISED: each event of the stream")
