@@ -1,11 +1,14 @@
 """A log holds the first and the last that was said, whatever that was, and no secret."""
 
+import functools
 import os
 from pathlib import Path
 
 import pytest
 
 from specreg.core.processes import log_tail
+from specreg.core.redaction import hide as hide_text
+from specreg.core.redaction import hide_bytes
 from specreg.core.supervisor import BoundedLog
 
 KEPT = 1000
@@ -106,3 +109,54 @@ def test_the_tail_of_a_log_is_printable_and_bounded(tmp_path: Path) -> None:
     tail = log_tail(log_path)
     assert len(tail) <= 40 * 1001 + 39
     assert all(one.isprintable() or one in "\t\n" for one in tail)
+
+
+MASKED = "pässwörd-secret-ø"
+"""A secret with characters of two bytes."""
+
+
+def hide_masked(content: bytes) -> bytes:
+    """As the supervisor hides: known secrets, and passwords in URLs."""
+    return hide_bytes(content, functools.partial(hide_text, secrets=[MASKED]))
+
+
+@pytest.mark.parametrize("kept_bytes", [1000, 8 * 2**20])
+@pytest.mark.parametrize("piece_bytes", [2**16 + 1, 2**20, 5 * 2**20])
+@pytest.mark.parametrize(
+    "secret", [MASKED, f"http://me:{MASKED}@host/", "http://me:another-wörd@host/", MASKED * 9]
+)
+def test_a_secret_is_never_cut_in_a_line_without_an_end(
+    tmp_path: Path, secret: str, piece_bytes: int, kept_bytes: int
+) -> None:
+    """The line has it everywhere, so also where a piece or a mebibyte ends."""
+    unit = secret.encode() + b"." * 61
+    said = unit * (6 * 2**20 // len(unit))
+    path = tmp_path / "log"
+    path.write_bytes(b"")
+    log = BoundedLog(path, hide_masked, kept_bytes=kept_bytes)
+    for first in range(0, len(said), piece_bytes):
+        log.take(said[first : first + piece_bytes])
+        log.write()
+    log.close()
+    written = path.read_bytes()
+    assert b"HIDDEN" in written
+    for part in (MASKED, "another-wörd"):
+        for first in range(len(part.encode()) - 4):
+            assert part.encode()[first : first + 5] not in written
+
+
+def test_a_line_that_can_be_cut_nowhere_is_left_out(tmp_path: Path) -> None:
+    def hide_all(content: bytes) -> bytes:
+        return b"HIDDEN" if len(content) > 1 else content
+
+    path = tmp_path / "log"
+    path.write_bytes(b"")
+    log = BoundedLog(path, hide_all, kept_bytes=KEPT)
+    for _ in range(20):
+        log.take(b"s" * 2**20)
+        log.write()
+    log.close()
+    first, _, rest = path.read_bytes().partition(b"\n[specreg: ")
+    left_out, _, last = rest.partition(b" bytes are left out here]\n")
+    assert int(left_out) > 16 * 2**20
+    assert first + last == b""
