@@ -133,6 +133,15 @@ class Options:
             raise SpecregError(f"{needed}; give 1/4 for the first of four, or list/4 to see all")
         return number, of
 
+    @property
+    def lists_shards(self) -> bool:
+        """Whether the shards are only listed, and nothing is run.
+
+        Raises:
+            SpecregError: as `part` does.
+        """
+        return self.part is not None and self.part[0] == 0
+
 
 _ATTACH = "start the server yourself, and measure it with --specreg-attach=URL"
 GONE = {

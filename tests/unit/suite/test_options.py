@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from specreg.plugin import read_options
+from specreg.plugin.options import read_options
 from specreg.suite.options import Options, flag_of, options_to_repeat
 from tests.plugin.conftest import run_here
 from tests.unit import builders

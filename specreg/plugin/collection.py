@@ -1,0 +1,169 @@
+"""Collection: give each test its cases, put the tests in order, and check that they can run.
+
+Nothing here writes a file or takes a lock; that happens when the run starts.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from specreg.baselines.schema import read_baselines
+from specreg.correctness.checks import CHECKS
+from specreg.matrix.case import Case
+from specreg.measurement.metrics import METRICS, RECORDED
+from specreg.plugin.state import NOTES, SHARDS, SUITE, Refusal, refuse, usage_errors
+from specreg.plugin.suite_tests import (
+    CORRECTNESS,
+    case_id_of,
+    case_of,
+    is_suite_test,
+    marker_of,
+    params_of,
+    subject_of,
+)
+from specreg.plugin.xdist import is_grouped
+from specreg.report.document import NO_BASELINE_STATUS
+from specreg.suite.configure import check_cases, choose
+from specreg.suite.run import Suite
+from specreg.suite.shards import Shard, check_workers, cut, server_groups
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Parametrise a test of the suite with its cases, servers and metrics, by its marker."""
+    marker = marker_of(metafunc.definition)
+    if marker is None or "case" not in metafunc.fixturenames:
+        return
+    suite = metafunc.config.stash[SUITE]
+    metafunc.config.stash[NOTES].note_parametrized()
+    rows = [
+        pytest.param(control, server, case, subject, id=f"{case.id}-{subject.name}{server.suffix}")
+        for control, server, case in suite.setups()
+        for subject in suite.asked_by(marker.name, marker.args[0], case, server)
+    ]
+    shared = ["control", "server", "case"]
+    subject_fixture = "check" if marker.name == CORRECTNESS else "metric"
+    # Without an explicit scope pytest assumes "function" if one argument is no fixture,
+    # and every test would start its own server.
+    metafunc.parametrize([*shared, subject_fixture], rows, indirect=shared, scope="session")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Order the suite's tests, keep those of the selected shard, skip and check what is left."""
+    suite = config.stash[SUITE]
+    only_lists = bool(config.getoption("collectonly"))
+    _drop_placeholders(items)
+    _sort_by_server(items, suite)
+    if suite.is_part:
+        _sort_by_group(items, suite)
+    if suite.options.part is not None:
+        config.stash[SHARDS] = _keep_shard(config, items, suite.options.part)
+    selected = [
+        item for item in items if is_suite_test(item) and not item.get_closest_marker("skip")
+    ]
+    config.stash[NOTES].note_selected(suite_tests=len(selected), all_tests=len(items))
+    _select(suite, selected, only_lists=only_lists)
+    if not only_lists:
+        _check(config, selected)
+
+
+def _drop_placeholders(items: list[pytest.Item]) -> None:
+    """Drop the item that pytest puts in place of a test whose family no case of the tier has."""
+    items[:] = [item for item in items if isinstance(params_of(item).get("case"), Case | None)]
+
+
+def _sort_by_server(items: list[pytest.Item], suite: Suite) -> None:
+    """Put the suite's tests after all others, by server, case and metric.
+
+    pytest's own order keeps a server's tests together, and scatters its cases and metrics.
+    The test that carries benchmarks comes last, after every launch was measured.
+    """
+    positions = {
+        (server.id, case.id): position for position, (_, server, case) in enumerate(suite.setups())
+    }
+    ranks = {name: rank for rank, name in enumerate((*METRICS, *CHECKS))}
+
+    def sort_key(item: pytest.Item) -> tuple[int, int]:
+        if not is_suite_test(item):
+            return (-1, 0)
+        subject = subject_of(item)
+        if subject is RECORDED:
+            return (len(positions), 0)
+        position = positions[params_of(item)["server"].id, case_id_of(item)]
+        return (position, ranks[subject.name])
+
+    items.sort(key=sort_key)
+
+
+def _cases_of(items: Sequence[pytest.Item]) -> Mapping[str, Case]:
+    """Return the cases of some tests by their ids."""
+    return {case_id_of(item): case_of(item) for item in items if is_suite_test(item)}
+
+
+def _sort_by_group(items: list[pytest.Item], suite: Suite) -> None:
+    """Put the server groups in the order in which a run of several processes deals them out."""
+    groups = server_groups(_cases_of(items).values(), suite)
+    positions = {
+        case_id: position for position, group in enumerate(groups) for case_id in group.cases
+    }
+    items.sort(key=lambda item: positions.get(case_id_of(item), -1))
+
+
+def _keep_shard(
+    config: pytest.Config, items: list[pytest.Item], part: tuple[int, int]
+) -> Sequence[Shard]:
+    """Deselect the tests of all other shards, and return how the run is cut.
+
+    Tests that aren't the suite's run with the first shard. Number 0 only lists the shards, so that
+    no test is left.
+    """
+    number, shard_count = part
+    groups = server_groups(_cases_of(items).values(), config.stash[SUITE])
+    shards = cut(groups, shard_count)
+    kept_ids = {case_id for shard in shards if shard.number == number for case_id in shard.case_ids}
+    if number == 1:
+        kept_ids.add("")
+    deselected = [item for item in items if case_id_of(item) not in kept_ids]
+    config.hook.pytest_deselected(items=deselected)
+    items[:] = [item for item in items if case_id_of(item) in kept_ids]
+    if deselected and not items:
+        config.stash[NOTES].note_empty_shard()
+    return shards
+
+
+def _select(suite: Suite, items: Sequence[pytest.Item], *, only_lists: bool) -> None:
+    """Have the run measure what the tests need, and skip the tests that can't run here."""
+    tests = [(case_of(item), subject_of(item)) for item in items]
+    reasons = choose(suite, tests, lists=only_lists)
+    for item, reason in zip(items, reasons, strict=True):
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _check(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+    """Check that the selected cases can be measured, before any server starts.
+
+    Raises:
+        pytest.UsageError: a case can't be measured as it is.
+        pytest.exit.Exception: a baseline can't be read.
+    """
+    if not items:
+        return
+    suite = config.stash[SUITE]
+    left_out = {*suite.skipped, *suite.unfetched}
+    cases = {case_id: case for case_id, case in _cases_of(items).items() if case_id not in left_out}
+    with usage_errors(config):
+        check_cases(suite, cases.values())
+        check_workers(suite, grouped=is_grouped(config))
+    unreadable = read_baselines(suite.store.files(cases))[1]
+    if unreadable:
+        refuse(config, Refusal("\n\n".join(unreadable), NO_BASELINE_STATUS))
+        pytest.exit("baselines can't be read, see below; no server was started")
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> Sequence[str]:
+    """Say where the page of a run of several cases will be while it lasts."""
+    suite = config.stash[SUITE]
+    if len(suite.progress.expected_s) <= 1:
+        return []
+    return [f"page, from the second case on: {suite.run_folder / 'report.html'}"]

@@ -1,0 +1,142 @@
+"""Reports: show a verdict or an error of specreg in words alone, and a summary at the end."""
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, cast
+
+import pytest
+
+from specreg.core.errors import MemoryHeldError, ModelNotFetchedError, SpecregError, leaves
+from specreg.core.redaction import hide_known
+from specreg.plugin.state import END, NOTES, PROGRESS, SUITE
+from specreg.plugin.suite_tests import (
+    case_id_of,
+    case_of,
+    is_suite_test,
+    reported_case_id,
+    subject_of,
+)
+from specreg.plugin.terminal import has_color
+from specreg.report.failures import Failure, properties, render_blocks, render_failures
+from specreg.suite import finish
+from specreg.verdicts.judge import Verdict
+
+
+def pytest_report_teststatus(config: pytest.Config) -> None:
+    """Have the progress line start anew: pytest is about to write on its own."""
+    config.stash[PROGRESS].leave_line()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Replace the traceback of a verdict or of an error of specreg by its words."""
+    report = yield
+    errors = leaves(call.excinfo.value) if call.excinfo is not None else ()
+    specreg_errors = [error for error in errors if isinstance(error, SpecregError)]
+    memory_errors = [error for error in errors if isinstance(error, MemoryHeldError)]
+    if memory_errors:
+        item.session.shouldstop = memory_errors[0].head
+    if specreg_errors and len(specreg_errors) == len(errors):
+        head = (memory_errors or specreg_errors)[0].head
+        _report_errors(item, report, specreg_errors, head)
+    else:
+        _report_outcome(item, report)
+    return report
+
+
+def _report_outcome(item: pytest.Item, report: pytest.TestReport) -> None:
+    """Show why a verdict fails, and note a test that fails without a verdict."""
+    verdict = _verdict_of(item)
+    if report.failed and report.when == "call" and verdict is not None and verdict.fails:
+        text = render_failures([verdict])
+        _show(report, message=text.partition("\n")[0], text=text)
+    has_verdict = bool(report.user_properties) and report.when != "teardown"
+    if report.failed and not has_verdict:
+        item.config.stash[NOTES].note_other_failure()
+
+
+def _verdict_of(item: pytest.Item) -> Verdict | None:
+    """Return the verdict that a test of the suite is about, once its fixture has made it."""
+    if not is_suite_test(item):
+        return None
+    fixtures = getattr(item, "funcargs", {})
+    return fixtures.get("verdict", fixtures.get("correctness"))
+
+
+def _report_errors(
+    item: pytest.Item, report: pytest.TestReport, errors: Sequence[SpecregError], head: str
+) -> None:
+    """Show errors of specreg, and note the case that couldn't be judged because of them.
+
+    Args:
+        item: the test that raised them.
+        report: the report of the phase in which it did.
+        errors: all that was raised.
+        head: the first line of the error that counts most.
+    """
+    suite = item.config.stash[SUITE]
+    is_unfetched = all(isinstance(error, ModelNotFetchedError) for error in errors)
+    if is_suite_test(item) and suite.skips_unfetched and is_unfetched:
+        report.outcome = "skipped"
+        report.longrepr = (str(item.path), item.location[1] or 0, f"Skipped: {head}")
+        suite.skipped[case_id_of(item)] = head
+        return
+    message = "\n".join(dict.fromkeys(map(str, errors)))
+    # An error that hits all cases of a server is shown in full only once.
+    was_shown = any(verdict.reason == head for verdict in suite.verdicts)
+    _show(report, message=head, text=f"{head}\n(as above)" if was_shown else message)
+    if is_suite_test(item) and report.when != "teardown":
+        verdict = suite.note_failure(case_of(item), subject_of(item).name, head, message)
+        report.user_properties.extend(properties(verdict))
+    else:
+        item.config.stash[NOTES].note_other_failure()
+
+
+def _show(report: pytest.TestReport, *, message: str, text: str) -> None:
+    """Have pytest show a text in place of a traceback, and a message in its short summary."""
+    report.longrepr = cast("Any", Failure(message=message, text=text))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note in the controller that a test of a worker failed otherwise than by its verdict."""
+    node = getattr(report, "node", None)
+    if node is not None and report.failed and not reported_case_id(report):
+        node.config.stash[NOTES].note_other_failure()
+
+
+def replace_tests_by_blocks(config: pytest.Config) -> Mapping[str, str]:
+    """Have pytest show no failed test, and return a block for each failed case instead.
+
+    Returns nothing, and changes nothing, if other tests failed too.
+    """
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    if reporter is None or config.option.tbstyle == "no":
+        return {}
+    reports = [*reporter.getreports("failed"), *reporter.getreports("error")]
+    if not reports or not all(reported_case_id(report) for report in reports):
+        return {}
+    config.option.tbstyle = "no"
+    suite = config.stash[SUITE]
+    return render_blocks(suite.verdicts, suite.errors)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show what failed, the table of the verdicts, what was recorded, and what to type next."""
+    config = terminalreporter.config
+    suite = config.stash[SUITE]
+    lines = config.stash[NOTES].lines
+    if not suite.verdicts and not lines:
+        return
+    end = config.stash.get(END, None)
+    blocks = end.failure_blocks if end else {}
+    if blocks:
+        terminalreporter.write_sep("=", "FAILURES")
+    for case_id, block in blocks.items():
+        terminalreporter.write_sep("_", case_id, red=True, bold=True)
+        terminalreporter.write_line(hide_known(block))
+    terminalreporter.section(f"specreg: tier {suite.tier.name} on {suite.environment.name}")
+    text = finish.render_end(
+        suite, end.run if end else None, lines, told=bool(blocks), color=has_color(config)
+    )
+    terminalreporter.write_line(hide_known(text))

@@ -1,0 +1,35 @@
+"""What pytest's terminal can show: colour, and a line that is written again in place."""
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from specreg.plugin.xdist import is_worker
+
+_CI_VARIABLES = ("CI", "BUILD_NUMBER")
+"""Set by services that may run their jobs in a terminal which nobody watches."""
+
+
+def cursor_column(config: pytest.Config) -> Callable[[], int] | None:
+    """Return a function that gives the column in which pytest's output ends, from 0.
+
+    None means that progress can't be shown in place: there is no terminal, or nobody watches it.
+    """
+    is_ci = any(os.environ.get(name) for name in _CI_VARIABLES)
+    is_dumb = os.environ.get("TERM") == "dumb"
+    is_terminal = os.isatty(1) and os.isatty(2)
+    if is_ci or is_dumb or is_worker(config) or not is_terminal:
+        return None
+
+    def column() -> int:
+        if not config.pluginmanager.hasplugin("terminalreporter"):
+            return 0
+        return config.get_terminal_writer().width_of_current_line
+
+    return column
+
+
+def has_color(config: pytest.Config) -> bool:
+    """Whether to write in colour."""
+    return bool(config.get_terminal_writer().hasmarkup) and "NO_COLOR" not in os.environ
