@@ -297,6 +297,13 @@ def nights(session: nox.Session) -> None:
 
 
 @nox.session(tags=["upkeep"])
+def write_reference(session: nox.Session) -> None:
+    """Write docs/reference from the code; the tests fail where it isn't current."""
+    _install(session)
+    session.run("python", "-m", "docs.write_reference")
+
+
+@nox.session(tags=["upkeep"])
 def lock(session: nox.Session) -> None:
     """Write constraints.txt from the dependencies; `-- --upgrade` for newer versions.
 

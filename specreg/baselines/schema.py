@@ -160,7 +160,7 @@ class RecordedDevice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Attributes:
         id: the UUID of this very device.
         name: the name of its kind.
-        scope: what its sensor covers: the GPU, or a module of GPU and processor.
+        scope: what its sensor covers: a GPU, a module of GPU and processor, or a processor package.
         from_counter: True if its energy was read from a counter, False if power was summed up.
         sm_clock_mhz: the median clock of its multiprocessors under load, in MHz; null if unknown.
     """

@@ -14,8 +14,11 @@ from specreg.core.errors import SpecregError
 from specreg.core.redaction import learn
 from specreg.suite.options import Options
 
-RootOption = Annotated[Path, typer.Option("--root", help="the repository's root")]
-TierOption = Annotated[str | None, typer.Option("--tier", help="gpu where there is one, else cpu")]
+RootOption = Annotated[Path, typer.Option("--root", help="the root of the repository")]
+TierOption = Annotated[
+    str | None,
+    typer.Option("--tier", help="the tier (default: gpu on a machine with a GPU, else cpu)"),
+]
 HERE = Path()
 USUAL = Options()
 """The folders of a repository, unless pytest is told others."""

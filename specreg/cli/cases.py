@@ -27,10 +27,13 @@ _S_PER_MIN = 60.0
 
 
 def baselines(
-    what: Annotated[Literal["list", "schema"], typer.Argument(help="all, or a file's JSON Schema")],
+    what: Annotated[
+        Literal["list", "schema"],
+        typer.Argument(help="list, or schema for the JSON Schema of a file"),
+    ],
     root: RootOption = HERE,
 ) -> None:
-    """List what was recorded where, when and why; status 1 if one can't be read."""
+    """List the baselines with date, engine and reason; status 1 if one of them can't be read."""
     if what == "schema":
         typer.echo(render_schema(), nl=False)
         return
@@ -59,8 +62,8 @@ def engines() -> None:
 
 
 def prepare(
-    name: Annotated[str, typer.Argument(help="of a dataset: gsm8k, speed-bench-qualitative")],
-    given: Annotated[Path | None, typer.Option("--from", help="a file that you have")] = None,
+    name: Annotated[str, typer.Argument(help="a prompt set, such as gsm8k")],
+    given: Annotated[Path | None, typer.Option("--from", help="your copy of the file")] = None,
 ) -> None:
     """Fetch a dataset, or read your copy, check it, and write it as cases replay it.
 
@@ -76,9 +79,9 @@ def prepare(
 
 
 def selftest(
-    nights: Annotated[int, typer.Option(help="identical nights to simulate")] = 200,
+    nights: Annotated[int, typer.Option(help="how many identical nights to simulate")] = 200,
 ) -> None:
-    """Plant known changes and simulate identical nights; print what was caught, and what wasn't."""
+    """Simulate nights with and without planted changes, and print how often verdicts err."""
     from specreg.verdicts.selftest import run_selftest  # noqa: PLC0415 - seconds of simulation
 
     text, holds = run_selftest(nights)

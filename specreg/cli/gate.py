@@ -76,9 +76,9 @@ def _ending() -> Iterator[None]:
 
 @_command
 def gate(options: GateOptions) -> int:
-    """Compare two engines, or two configurations, side by side; say whether to upgrade.
+    """Compare two engines or two configurations on this machine, and say whether to upgrade.
 
-    Exit status: 0 upgrade, 1 don't, 10 undecided or not to be measured.
+    Exit status: 0 upgrade, 1 don't, 10 undecided or not measurable.
     """
     if options.out is not None:
         set_aside(options.out)
@@ -108,7 +108,7 @@ def gate(options: GateOptions) -> int:
 def bisect(options: BisectOptions) -> int:
     """Find the release in which a case became worse, by gates against the good one.
 
-    Exit status: 0 found, 10 not to be found, or only between which releases.
+    Exit status: 0 found, 10 not found or only narrowed down.
     """
     tier = tier_of(options.root / options.matrix, options.tier)
     try:
@@ -127,7 +127,7 @@ def bisect(options: BisectOptions) -> int:
 def soak(options: SoakOptions) -> int:
     """Keep one server under a case's load, and say whether acceptance, step time or memory drift.
 
-    Exit status: 0 steady, 1 something drifts, 10 no telling or not to be measured.
+    Exit status: 0 steady, 1 something drifts, 10 undecided or not measurable.
     """
     soaked = open_soak(options, tier_of(options.root / options.matrix, options.tier))
     try:

@@ -20,19 +20,21 @@ from specreg.report.exports import ALWAYS, FORMS, write_outputs
 _FORMS = "; ".join(f"{name}: {text}" for name, (text, *_) in FORMS.items())
 RunArgument = Annotated[
     str | None,
-    typer.Argument(help="its folder, or its name among the runs; else the last that judged"),
+    typer.Argument(help="the folder or the name of a run (default: the last one with a verdict)"),
 ]
 OtherArgument = Annotated[
     str | None,
-    typer.Argument(help="a second run, to show beside the first; in its folder, if none is named"),
+    typer.Argument(help="a second run to show beside the first; written into its folder"),
 ]
 
 
 def report(
     run: RunArgument = None,
     other: OtherArgument = None,
-    to: Annotated[list[str] | None, typer.Option(help=f"once for each form; {_FORMS}")] = None,
-    folder: Annotated[Path | None, typer.Option(help="where to write; else the run's own")] = None,
+    to: Annotated[list[str] | None, typer.Option(help=f"a form to write; {_FORMS}")] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="the folder to write to (default: that of the run)")
+    ] = None,
     root: RootOption = HERE,
     *,
     schema: Annotated[

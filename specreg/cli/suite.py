@@ -49,12 +49,12 @@ def doctor(
     tier: TierOption = None,
     root: RootOption = HERE,
     engine_python: Annotated[
-        str | None, typer.Option(help="an interpreter that has the engine already")
+        str | None, typer.Option(help="a Python interpreter whose environment has the engine")
     ] = None,
 ) -> None:
     """Print what this machine is, what can be measured on it, and what is in the way of a tier.
 
-    Status 1 where something is. Nothing is started, fetched or changed.
+    Status 1 if something is in the way. Nothing is started, fetched or changed.
     """
     options = Options(tier=tier, engine_python=engine_python)
     found = tuple(examine(open_suite(root, options, Progress(io.StringIO()))))
@@ -68,29 +68,30 @@ def merge(  # noqa: PLR0913, PLR0917 - the options of a command
     into: Annotated[Path, typer.Option(help="the folder of the merged run")],
     root: RootOption = HERE,
     reason: Annotated[
-        str | None, typer.Option(help="why baselines are recorded; else what the shards say")
+        str | None,
+        typer.Option(help="why baselines are recorded (default: the reason of the shards)"),
     ] = None,
     inconclusive: Annotated[
-        str, typer.Option(help="as the suite's: fail, warn or warn-speed")
+        str, typer.Option(help="what INCONCLUSIVE does to the status: fail, warn or warn-speed")
     ] = USUAL.inconclusive,
     matrix: Annotated[
-        str, typer.Option(help="the folder of the tiers, from the root")
+        str, typer.Option(help="the folder of the tiers, relative to the root")
     ] = USUAL.matrix,
     baselines: Annotated[
-        str, typer.Option(help="the folder of the baselines, from the root")
+        str, typer.Option(help="the folder of the baselines, relative to the root")
     ] = USUAL.baselines,
     history: Annotated[
-        str | None, typer.Option(help="the folder of what all runs did, from the root")
+        str | None, typer.Option(help="the folder of the history, relative to the root")
     ] = USUAL.history,
     *,
     update_baselines: Annotated[
         bool, typer.Option("--update-baselines", help="write the baselines that shards recorded")
     ] = False,
 ) -> None:
-    """Join the shards of a run: one report, one verdict, and the baselines if they recorded.
+    """Join the shards of a run into one report and one verdict.
 
-    The shards' folders are data. Where the tiers and baselines lie, how to judge and whether to
-    write is what is typed here.
+    The folders of the shards are data: where tiers and baselines are, how to judge, and whether to
+    write baselines is decided by the options of this command.
     """
     check_name("--inconclusive", inconclusive, get_args(Inconclusive))
     options = Options(
@@ -138,24 +139,26 @@ def _merge(runs: Sequence[Path], into: Path, root: Path, options: Options) -> No
 
 def ray(  # noqa: PLR0913 - the options of a command
     arguments: Annotated[
-        list[str] | None, typer.Argument(help="of pytest, behind --: --specreg-tier=gpu, -k eagle3")
+        list[str] | None, typer.Argument(help="arguments of pytest, after --")
     ] = None,
-    address: Annotated[str, typer.Option(help="of the cluster, HOST:PORT or auto")] = "auto",
-    shards: Annotated[int, typer.Option(min=1, help="into how many the run is cut")] = 4,
+    address: Annotated[
+        str, typer.Option(help="the address of the cluster, HOST:PORT or auto")
+    ] = "auto",
+    shards: Annotated[int, typer.Option(min=1, help="how many shards the run is cut into")] = 4,
     memory_gib: Annotated[
-        float, typer.Option(min=0.1, help="of its node's memory, that a shard takes")
+        float, typer.Option(min=0.1, help="the memory that a shard takes of its node")
     ] = 4.0,
-    gpu_kind: Annotated[str, typer.Option(help="of the nodes, as Ray calls it: H100")] = "",
+    gpu_kind: Annotated[str, typer.Option(help="the kind of GPU, by Ray's name for it: H100")] = "",
     into: Annotated[Path, typer.Option(help="the folder of the merged run")] = Path(
         ".specreg/merged"
     ),
     root: RootOption = HERE,
     *,
     shared: Annotated[
-        bool, typer.Option("--shared", help="the nodes share this folder, so none is sent")
+        bool, typer.Option("--shared", help="the nodes share this folder, so no copy is sent")
     ] = False,
 ) -> None:
-    """Run the shards on a Ray cluster: each a task with the GPUs that it takes; then merge them."""
+    """Run the shards of a run on a Ray cluster, each as a task with its GPUs, and merge them."""
     try:
         import ray as cluster  # noqa: PLC0415 - an extra
     except ImportError as error:

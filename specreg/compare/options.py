@@ -26,11 +26,17 @@ def show_status(text: str) -> None:
 class ServerOptions:
     """The options of all three; `show` is told what goes on."""
 
-    tier: Annotated[str | None, Option(help="gpu where there is one, else cpu")] = None
-    ready_within_s: Annotated[float, Option(help="how long a start may take", min=0.01)] = 600.0
-    out: Annotated[Path | None, Option(help="where all is written; else in .specreg")] = None
+    tier: Annotated[
+        str | None, Option(help="the tier (default: gpu on a machine with a GPU, else cpu)")
+    ] = None
+    ready_within_s: Annotated[
+        float, Option(help="how many seconds a server may take to its first token", min=0.01)
+    ] = 600.0
+    out: Annotated[
+        Path | None, Option(help="the folder to write to (default: a new one in .specreg)")
+    ] = None
     root: Annotated[Path, Option(help="the repository's root")] = Path()
-    matrix: Annotated[Path, Option(help="the tiers' folder, from the root")] = Path(
+    matrix: Annotated[Path, Option(help="the folder of the tiers, relative to the root")] = Path(
         "fixtures/matrix"
     )
     show: Callable[[str], None] = show_status
@@ -45,13 +51,13 @@ class ServerOptions:
 class ComparisonOptions(ServerOptions):
     """The options of a gate, and of a bisect, which is several."""
 
-    launches: Annotated[int, Option(help="the most of each side", min=1)] = 16
-    prompts: Annotated[int | None, Option(help="how many each case replays", min=1)] = None
+    launches: Annotated[int, Option(help="the most launches of each side", min=1)] = 16
+    prompts: Annotated[int | None, Option(help="how many prompts each case replays", min=1)] = None
     tolerances: Annotated[
-        list[str], Option(TOLERANCE, help="METRIC=FRACTION, a loss that is fine")
+        list[str], Option(TOLERANCE, help="METRIC=FRACTION: the loss that passes, 0..1")
     ] = field(default_factory=list)
     least_s: Annotated[
-        float, Option("--seconds", help="of a launch, at least, where speed counts", min=0.01)
+        float, Option("--seconds", help="how long a launch is kept under load, at least", min=0.01)
     ] = 20.0
 
 
@@ -59,27 +65,32 @@ class ComparisonOptions(ServerOptions):
 class GateOptions(ComparisonOptions):
     """The options of a gate; `together` is None where no GPU has to hold all servers."""
 
-    a: Annotated[str, Argument(help="what is there: vllm==0.31.0, a wheel, a git checkout, …")]
-    b: Annotated[str, Argument(help="what would take its place")]
-    case_ids: Annotated[list[str], Option("--case", help="to compare; all without any")] = field(
-        default_factory=list
+    a: Annotated[
+        str, Argument(help="the side in use: vllm==0.31.0, a wheel, a git checkout or a Python")
+    ]
+    b: Annotated[str, Argument(help="the side that would replace it")]
+    case_ids: Annotated[list[str], Option("--case", help="a case to compare (default: all)")] = (
+        field(default_factory=list)
     )
     a_overrides: Annotated[
-        list[str], Option("--a", help="KEY=VALUE, what A's cases have otherwise")
+        list[str], Option("--a", help="KEY=VALUE: a setting of side A that differs")
     ] = field(default_factory=list)
-    b_overrides: Annotated[list[str], Option("--b", help="the same of B's")] = field(
-        default_factory=list
-    )
+    b_overrides: Annotated[
+        list[str], Option("--b", help="KEY=VALUE: a setting of side B that differs")
+    ] = field(default_factory=list)
     pin_length_tokens: Annotated[
-        float | None, Option("--pin", help="also compare the cost of a step, at this AL")
+        float | None,
+        Option("--pin", help="an acceptance length: also compare steps that are pinned to it"),
     ] = None
     minutes: Annotated[
-        float | None, Option(help="of all launches, at most; 20 without a GPU", min=0)
+        float | None,
+        Option(help="how long all launches may take (default: 20 without a GPU)", min=0),
     ] = None
     together: Annotated[
-        bool | None, Option("--together/--in-turn", help="how servers are up; side by side on CPUs")
+        bool | None,
+        Option("--together/--in-turn", help="if both sides run at once (default: without a GPU)"),
     ] = None
-    resume: Annotated[bool, Option("--resume", help="go on with what lies in --out")] = False
+    resume: Annotated[bool, Option("--resume", help="continue the gate in --out")] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +98,11 @@ class BisectOptions(ComparisonOptions):
     """The options of a bisect; `out` has a folder for each case, which a search goes on with."""
 
     case: Annotated[str, Argument(help="the case that became worse")]
-    good: Annotated[str, Option(help="the release that was well: vllm==0.29.0")]
-    bad: Annotated[str, Option(help="a later one that isn't: vllm==0.32.0")]
-    versions: Annotated[str, Option(help="0.30.0,0.31.0,…: search among these alone")] = ""
+    good: Annotated[str, Option(help="a release without the loss, such as vllm==0.29.0")]
+    bad: Annotated[str, Option(help="a later release with the loss, such as vllm==0.32.0")]
+    versions: Annotated[str, Option(help="the releases to search among, such as 0.30.0,0.31.0")] = (
+        ""
+    )
 
     @property
     def folder(self) -> Path:
@@ -101,13 +114,16 @@ class BisectOptions(ComparisonOptions):
 class SoakOptions(ServerOptions):
     """The options of a soak."""
 
-    case: Annotated[str, Argument(help="its id; else the tier's first that speculates")] = ""
-    minutes: Annotated[float, Option(help="how long to keep it under load", min=0.1)] = 10.0
-    engine: Annotated[str, Option(help="vllm==0.31.0, a wheel, a git checkout, …")] = ""
+    case: Annotated[str, Argument(help="a case id (default: the first that speculates)")] = ""
+    minutes: Annotated[float, Option(help="how long to keep the server under load", min=0.1)] = 10.0
+    engine: Annotated[str, Option(help="the engine: vllm==0.31.0, a wheel or a git checkout")] = ""
     prompts: Annotated[
-        int | None, Option(help="of a block; else four times what is in flight", min=1)
+        int | None,
+        Option(help="the prompts of a block (default: four times those in flight)", min=1),
     ] = None
     tolerance_frac: Annotated[
         float | None,
-        Option(TOLERANCE, help="the loss in an hour that is fine, 0..1; else its own", min=0),
+        Option(
+            TOLERANCE, help="the loss in an hour that passes, 0..1 (default: the case's)", min=0
+        ),
     ] = None

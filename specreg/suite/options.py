@@ -36,81 +36,85 @@ _once = functools.partial(_option, is_repeated=False)
 class Options:
     """What the user asked for."""
 
-    tier: str | None = _once("which matrix to run (default: gpu where there is one, else cpu)")
+    tier: str | None = _once("the tier to run (default: gpu on a machine with a GPU, else cpu)")
     require_tier: bool = _once(
-        "fail at once where the machine lacks what the tier needs (default: skip its cases)",
+        "fail at once if the machine lacks what the tier needs (default: skip those cases)",
         default=False,
     )
     update_baselines: bool = _once(
-        "record the baselines of the cases that run, and of no others",
+        "record baselines of the cases that run, and of no others",
         default=False,
         flag="--update-baselines",
     )
     reason: str | None = _once(
-        "why baselines are recorded (default: the engine, its version, the commit)", flag="--reason"
+        "why baselines are recorded (default: the engine, its version and the commit)",
+        flag="--reason",
     )
     launches: int | None = _once(
         "how many launches of each server to measure, 1 or more (default: 3 to record, else 1)",
         type=int,
     )
     record_minutes: float = _once(
-        "for how long launches beyond the first three may be measured to record what runs can"
-        " tell, in minutes; none with --specreg-launches",
+        "how many minutes may go into launches beyond the first three while recording, so that"
+        " later runs can detect smaller losses; without effect beside --specreg-launches",
         10.0,
         type=float,
     )
     num_prompts: int | None = _option(
-        "how many prompts each case replays, spread over their categories (default: its own"
-        " number); acceptance is compared prompt by prompt then, speed isn't",
+        "how many prompts each case replays, spread over their categories (default: the number in"
+        " the tier); acceptance is still compared, prompt by prompt, but speed isn't",
         flag="--num-prompts",
         type=int,
     )
     inconclusive: str = _option(
-        "what a test does where the measurements can't tell: fail, or warn and pass; warn-speed is"
-        " for speeds alone, where neighbours move the machine",
+        "what a test does if its metric is INCONCLUSIVE: fail, or warn and pass; warn-speed passes"
+        " speeds only, for a machine that is shared with others",
         "fail",
         choices=("fail", "warn", "warn-speed"),
     )
     shard: str | None = _once(
-        "run the I-th of N parts of the run, cut by expected time, I from 1; specreg merge joins"
-        " them. list/N shows them, list each server group",
+        "run the I-th of N parts of the run, from 1, cut by expected time; specreg merge joins"
+        " them. list/N shows the parts, and list shows the server groups",
         metavar="I/N|list",
     )
     oracle: bool = _option(
-        "hold each engine's steps against what its models give; needs torch, 1 to 5 GB",
+        "check each engine's steps against those that its models give; downloads torch, 1 to 5 GB",
         default=False,
     )
-    matrix: str = _option("the folder of the tiers, from the root", "fixtures/matrix")
-    baselines: str = _option("the folder of the baselines, from the root", "baselines")
+    matrix: str = _option("the folder of the tiers, relative to the root", "fixtures/matrix")
+    baselines: str = _option("the folder of the baselines, relative to the root", "baselines")
     runs: str = _option(
-        "the folder of what each run leaves: logs, journal, reports; from the root", ".specreg/runs"
+        "the folder of the runs' logs, journals and reports, relative to the root", ".specreg/runs"
     )
     history: str | None = _option(
-        "the folder of what all runs did, a line for each case and run; from the root (default:"
-        " history, beside the folder of the runs)"
+        "the folder of the history, which has a line for each case and run, relative to the root"
+        " (default: history, beside the folder of the runs)"
     )
     no_wait: bool = _option(
-        "fail at once where another run of specreg has the GPU (default: wait until it ends)",
+        "fail at once if another run of specreg has the GPU (default: wait until it ends)",
         default=False,
     )
     resume: bool = _once(
-        "go on with the last run that was cut off: what it finished isn't measured again",
+        "continue the last run that was cut off, without measuring again what it finished",
         default=False,
     )
     engine_version: str | None = _option(
-        "the engine's version to install, e.g. 0.31.0 (default: the one that specreg knows best)"
+        "the version of the engine to install, such as 0.31.0 (default: the version that specreg"
+        " is tested with)"
     )
     engine_python: str | None = _option(
-        "an interpreter that has the engine already (default: an environment made by uv, cached)"
+        "a Python interpreter whose environment has the engine (default: specreg makes an"
+        " environment with uv and keeps it)"
     )
     attach: str | None = _option(
-        "the URL of a server that runs already, http://HOST:PORT; choose its cases with -k"
+        "the URL of a running server to measure, http://HOST:PORT; choose its cases with -k"
     )
     engine: str | None = _option(
-        "the engine whose cases to run (default: all; needed to attach)", flag="--engine"
+        "the engine whose cases to run (default: all); required with --specreg-attach",
+        flag="--engine",
     )
     ready_within_s: float = _option(
-        "how long a server may take to its first token, in seconds", 600.0, type=float
+        "how many seconds a server may take from its start to its first token", 600.0, type=float
     )
 
     @property

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from docs.write_reference import FOLDER, PAGES, render
 from specreg.suite.options import Options, flag_of
 from specreg.verdicts.judge import GOOD, Outcome
 from tests.unit import builders
@@ -17,8 +18,24 @@ TABLES = "".join(re.findall(r"\| the reason says \|.+\n(?:\|.+\n)+", PAGE))
 QUOTED = re.findall(r"`([^`]+)`", "\n".join(row.split(" | ")[0] for row in TABLES.splitlines()))
 
 
-def test_each_outcome_is_explained_and_one_that_is_no_pass_has_a_section() -> None:
-    assert set(Outcome) <= set(re.findall(r"\b[A-Z]+(?:_[A-Z]+)*\b", PAGE))
+LINKED_FROM_OUTSIDE = ("README.md", "CONTRIBUTING.md")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_of_the_reference_is_what_the_code_says(name: str) -> None:
+    assert (FOLDER / name).read_text() == render(name), "run nox -s write_reference"
+
+
+@pytest.mark.parametrize("name", LINKED_FROM_OUTSIDE)
+def test_a_link_of_the_repository_leads_somewhere(name: str) -> None:
+    """Sphinx checks the pages of docs/ only."""
+    links = re.findall(r"(?:\]\(|src=\")([^)#\s\"]+)", (builders.ROOT / name).read_text())
+    files = [link for link in links if not link.startswith("http")]
+    assert files
+    assert [link for link in files if not (builders.ROOT / link).exists()] == []
+
+
+def test_each_outcome_that_is_no_pass_has_a_section() -> None:
     sections = set(re.findall(r"^## (\S+)$", PAGE, re.MULTILINE))
     assert set(Outcome) - GOOD - {Outcome.MEASURED} <= sections
 

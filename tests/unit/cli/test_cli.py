@@ -80,7 +80,7 @@ def test_what_only_reads_imports_nothing_that_asks_a_server(arguments: tuple[str
 def test_every_command_is_listed_with_its_first_line() -> None:
     assert CliRunner().invoke(app, ["--version"]).output == f"specreg {specreg_version}\n"
     shown = " ".join(CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output.split())
-    for name, words in (("baselines", "List what was recorded"), ("selftest", "Plant known")):
+    for name, words in (("baselines", "List the baselines"), ("selftest", "Simulate nights")):
         assert f"{name} " in shown
         assert words in shown
 

@@ -8,7 +8,7 @@ import pytest
 
 from specreg.core.errors import UnknownNameError
 from specreg.engines.methods import BRANCHES, DRAFT, DRAFT_TOKENS, METHODS, VERIFIED_TOKENS, Tree
-from specreg.engines.registry import ENGINES, render_methods
+from specreg.engines.registry import ENGINES
 from tests.unit import builders
 
 ROWS = [
@@ -21,10 +21,6 @@ TREE = Tree(branches=2, drafted_tokens=6)
 
 def test_engines_have_methods_that_are_known() -> None:
     assert {name for engine in ENGINES.values() for name in engine.methods} == set(METHODS)
-
-
-def test_the_page_has_the_table_that_the_command_prints() -> None:
-    assert render_methods() in (builders.ROOT / "docs/explanation/engines.md").read_text()
 
 
 def test_what_was_seen_running_is_a_method_with_version_and_date() -> None:
