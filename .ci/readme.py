@@ -1,9 +1,13 @@
-"""Types what README.md and docs/commands.md say, word for word, in a fresh clone.
+"""Type the commands of the README and of the guides, word for word, in a fresh clone.
 
-Without an option: the installation, and whether each command is understood (`--co`, `--help`);
-then what `specreg init` makes of an empty folder, with the wheel alone. With `--real` the five
-lines are run, and a case there, which takes an hour; of the gate, which takes hours on all cases
-of a tier, half of one, and any of its answers will do. Status 1 where one fails.
+Without an option this types the set-up and asks whether each command is understood (`--co`,
+`--help`, `--list`). Then it types what a repository of one's own needs, with the wheel alone.
+
+With `--real` it runs the README's five lines and a case in the other repository, which takes an
+hour. The gate would take hours for all cases of a tier, so it gets half an hour, and any answer of
+it will do.
+
+Exit status: 0 if all commands were understood, 1 if one of them wasn't.
 """
 
 import argparse
@@ -16,11 +20,16 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
+GUIDES = ("README.md", "docs/getting-started.md", "docs/how-to/*.md")
+"""The pages whose commands are typed."""
+
 GATE = "nox -s gate -- vllm==0.31.0 vllm==0.32.0"
-GATE_MINUTES, ANSWERS = 30, ("UPGRADE: ", "DON'T: ", "UNDECIDED: ")
-REAL = (
+GATE_MINUTES = 30
+GATE_ANSWERS = ("UPGRADE: ", "DON'T: ", "UNDECIDED: ")
+FIVE_LINES = (
     "nox -s gpu_perf",
     "pytest -k eagle3",
     "pytest -k eagle3 --update-baselines",
@@ -28,101 +37,132 @@ REAL = (
     "nox -s cpu_perf",
     "nox -s tests",
 )
-"""The lines that people type; the README must hold each of them."""
+"""The lines of the product; the README has to hold each of them."""
 WITHOUT_GPU = {"nox -s gpu_perf": "tier 'gpu' needs 1 GPU(s), this machine has 0"}
-"""What fails where there is no GPU, and how it says so."""
+"""The message with which a line is allowed to fail on a machine without a GPU."""
+
 ELSEWHERE = (
-    "python -m venv .venv && .venv/bin/pip install ../dist/*.whl 'nox[uv]'",
+    "python3 -m venv .venv && .venv/bin/pip install ../dist/*.whl 'nox[uv]'",
     "! pytest --help | grep specreg",
     "specreg init",
     "specreg matrix --tier cpu",
     "pytest -k eagle3 --specreg-tier=cpu --co -q",
     "nox --list",
 )
-"""What is typed in another repository; `--real` runs a case there."""
+"""What is typed in a repository of one's own."""
 ELSEWHERE_REAL = 'pytest -k "ngram and c1" --specreg-tier=cpu --update-baselines'
-STAND_INS = {"HOST:PORT": "127.0.0.1:1", "FROM.jsonl TO.jsonl": "a.jsonl b.jsonl"}
-_OURS = ("VIRTUAL_ENV", "NOX_CURRENT_SESSION", "SPECREG_LAUNCHER", "PYTHONPATH", "PYTHONHOME")
+
+STAND_INS = {
+    "HOST:PORT": "127.0.0.1:1",
+    "CASE": "vllm-eagle3-tiny-toy-c1",
+    "OLD": "0.31.0",
+    "NEW": "0.32.0",
+    "TIER": "cpu",
+    "NAME": "gsm8k",
+    "FILE": "prompts.jsonl",
+}
+"""What stands for the placeholders of the guides."""
+_PROGRAMS = ("nox ", "pytest ", "specreg ", "uv pip ")
+_HIDDEN = ("VIRTUAL_ENV", "NOX_CURRENT_SESSION", "SPECREG_LAUNCHER", "PYTHONPATH", "PYTHONHOME")
+"""Variables of whoever runs this, which a user who begins doesn't have."""
 
 
-def first_lines(text: str) -> list[str]:
-    """The lines of the README's first example, which install and run the suite."""
-    block = re.search(r"(?:^    .+\n)+", text, re.MULTILINE)
-    assert block is not None, "README.md: no example; begin it with how to install"  # noqa: S101
+class Step(NamedTuple):
+    """A command to type, and the line of a page that it stands for."""
+
+    command: str
+    line: str
+
+
+def setup_lines(readme: str) -> list[str]:
+    """Return the lines of the README's first example, which install and run."""
+    block = re.search(r"(?:^    .+\n)+", readme, re.MULTILINE)
+    assert block is not None, "README.md: no example; begin it with the set-up"  # noqa: S101
     return [line.strip() for line in block[0].splitlines()]
 
 
-def typed(text: str) -> list[str]:
-    """All commands of a page, each once."""
-    spans = re.findall(r"`([^`\n]+)`", text)
-    wanted = ("nox ", "pytest ", "specreg ", "uv pip ")
-    return list(dict.fromkeys(one for one in spans if one.startswith(wanted)))
+def commands_of(page: str) -> list[str]:
+    """Return the commands of a page, in its text and in its examples, each once.
+
+    Commands with a variable of a shell or of a workflow aren't among them: tests type those.
+    """
+    spans = re.findall(r"`([^`\n]+)`", page)
+    examples = [line.strip() for line in re.findall(r"^    (.+)$", page, re.MULTILINE)]
+    commands = [re.split(r"\s+#", text)[0] for text in (*spans, *examples)]
+    chosen = [text for text in commands if text.startswith(_PROGRAMS)]
+    return list(dict.fromkeys(text for text in chosen if not re.search(r"[$…\\]", text)))
 
 
 def question(command: str) -> str:
-    """A command that asks whether another is understood, and does nothing else."""
+    """Return the command that asks whether another is understood, and does nothing else."""
     for name, stand_in in STAND_INS.items():
-        command = command.replace(name, stand_in)
+        command = re.sub(rf"\b{name}\b", stand_in, command)
     program, *words = shlex.split(command)
     if program == "pytest":
-        return f"{command} {'' if '--co' in words else '--co '}-q"
+        return f"{command} -q" if "--co" in words else f"{command} --co -q"
     if program == "specreg":
         own, _, _ = command.partition(" -- ")
         return f"{own} --help"
     if program == "uv":
         return f"{command} --dry-run"
+    if "-s" not in words:
+        return command if "-l" in words else f"{command} --list"
     session = words[words.index("-s") + 1]
-    options = shlex.join(words[words.index("--") + 1 :] if "--" in words else [])
+    options = shlex.join(words[words.index("--") + 1 :]) if "--" in words else ""
     if session.endswith("_perf"):
         return f"nox -s {session} --list && pytest tests/perf {options} --co -q"
     return f"nox -s {session} --list"
 
 
 def environment(folder: Path) -> Mapping[str, str]:
-    """That of a user who has nothing yet: no engine, and nothing of who runs this."""
-    kept = {name: text for name, text in os.environ.items() if name not in _OURS}
+    """Return the environment of a user who has nothing yet, and no engine either."""
+    kept = {name: text for name, text in os.environ.items() if name not in _HIDDEN}
     return {"SPECREG_CACHE": str(folder / "cache"), **kept}
 
 
-def steps(text: str, *, real: bool) -> Iterator[tuple[str, str]]:
-    """What to type, and the line of the README that it is of."""
-    venv, nox, perf = first_lines(text)
-    once = re.search(r"once: `(uv pip install [^`]+)`", text)
-    assert once is not None, "README.md: doesn't say how to install pytest and specreg"  # noqa: S101
-    yield venv, venv
-    yield nox, nox
-    if real:
-        yield perf, perf
-    else:
-        yield f"{perf} -- --co -q", perf
-    yield once[1], once[1]
-    for line in ("pytest --co -q", 'pytest -k "eagle3 and c4" --co -q'):
-        yield line, line
-    commands = typed(text)
-    for line in REAL:
-        assert line in (*commands, perf), f"README.md: lacks `{line}`"  # noqa: S101
-        if real and line != perf:
-            yield line, line
-    for line in commands:
-        if not (real and line in REAL):
-            yield question(line), line
-    yield "mkdir ../elsewhere && uv build --wheel --out-dir ../dist", "uv build"
+def steps(clone: Path, *, real: bool) -> Iterator[Step]:
+    """Yield what to type."""
+    readme = (clone / "README.md").read_text()
+    for line in setup_lines(readme):
+        yield Step(line if real else f"{line} -- --co -q", line)
+    activation = re.search(r"^    (\. .venv/bin/activate && .+)$", readme, re.MULTILINE)
+    assert activation is not None, "README.md: it doesn't say how to get pytest"  # noqa: S101
+    yield Step(activation[1], activation[1])
+
+    known = commands_of(readme)
+    for line in FIVE_LINES:
+        assert line in known, f"README.md: lacks `{line}`"  # noqa: S101
+        if real:
+            yield Step(line, line)
+    pages = [path for pattern in GUIDES for path in sorted(clone.glob(pattern))]
+    asked = set[str]()
+    for page in pages:
+        for line in commands_of(page.read_text()):
+            command = question(line)
+            if command not in asked and not (real and line in FIVE_LINES):
+                asked.add(command)
+                yield Step(command, f"{page.relative_to(clone)}: {line}")
+
+    yield Step("mkdir ../elsewhere && uv build --wheel --out-dir ../dist", "uv build")
     for line in (*ELSEWHERE, *((ELSEWHERE_REAL,) if real else ())):
-        yield f"cd ../elsewhere && export PATH=$PWD/.venv/bin:$PATH && {line}", line
+        there = f"cd ../elsewhere && export PATH=$PWD/.venv/bin:$PATH && {line}"
+        yield Step(there, line)
 
 
 def limited(command: str) -> str:
-    """The command, with a limit where it would take hours."""
+    """Return the command, with a limit if it would take hours."""
     return f"{command} --minutes {GATE_MINUTES}" if command == GATE else command
 
 
-def expected(command: str) -> tuple[str, ...]:
-    """What a command may say where it ends with another status than 0."""
-    return ANSWERS if command == GATE else tuple(filter(None, (WITHOUT_GPU.get(command),)))
+def allowed_messages(command: str) -> tuple[str, ...]:
+    """Return what a command may say if it ends with another status than 0."""
+    if command == GATE:
+        return GATE_ANSWERS
+    return (WITHOUT_GPU[command],) if command in WITHOUT_GPU else ()
 
 
 def main() -> int:
-    """Types it all, and says how long each took and what came of it."""
+    """Type all steps, print how long each took, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--real", action="store_true", help="run the five lines")
     real = parser.parse_args().real
@@ -134,12 +174,12 @@ def main() -> int:
             ("git", "clone", "--quiet", str(ROOT), str(clone)),  # noqa: S607
             check=True,
         )
-        text = (clone / "README.md").read_text() + (clone / "docs/commands.md").read_text()
-        for number, (command, line) in enumerate(steps(text, real=real)):
-            before = ". .venv/bin/activate && " if number else ""
+        for step in steps(clone, real=real):
+            is_setup = not (clone / ".venv").exists()
+            before = "" if is_setup else ". .venv/bin/activate && "
             began_s = time.monotonic()
-            done = subprocess.run(  # noqa: S603 - what README.md says
-                ("bash", "-c", before + limited(command)),  # noqa: S607
+            done = subprocess.run(  # noqa: S603 - what the README says
+                ("bash", "-c", before + limited(step.command)),  # noqa: S607
                 check=False,
                 cwd=clone,
                 env=environment(folder),
@@ -147,15 +187,17 @@ def main() -> int:
                 capture_output=True,
                 text=True,
             )
-            said = done.stdout + done.stderr
-            fine = not done.returncode or any(one in said for one in expected(command))
-            print(f"{time.monotonic() - began_s:7.1f} s  {'ok' if fine else 'FAILED'}  {command}")  # noqa: T201
+            output = done.stdout + done.stderr
+            messages = allowed_messages(step.command)
+            passed = not done.returncode or any(message in output for message in messages)
+            took_s = time.monotonic() - began_s
+            print(f"{took_s:7.1f} s  {'ok' if passed else 'FAILED'}  {step.command}")  # noqa: T201
             sys.stdout.flush()
-            if not fine:
-                failed.append(line)
-                print(said[-3000:])  # noqa: T201
+            if not passed:
+                failed.append(step.line)
+                print(output[-3000:])  # noqa: T201
     if failed:
-        print("not as README.md and docs/commands.md say: " + "; ".join(failed))  # noqa: T201
+        print("not understood as the pages say: " + "; ".join(failed))  # noqa: T201
     return 1 if failed else 0
 
 
