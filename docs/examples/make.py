@@ -1,7 +1,7 @@
 """Makes the examples from real runs: the tier `cpu` as it is, and with planted faults.
 
 `nox -s examples` runs both and needs a quiet machine; `-- --render` only
-draws the committed reports again. Each folder gets `report.json`, `report.html`, `report.md` and
+draws the committed reports again. Each folder gets `report.json`, `report.html` and
 pictures of the page by day, by night and on a phone, and of one case unfolded: one that fails.
 """
 
@@ -15,7 +15,7 @@ from typing import Literal
 from playwright.sync_api import ViewportSize, sync_playwright
 
 from specreg.report.document import FILE_NAME, load_report
-from specreg.report.exports import ALWAYS, write_outputs
+from specreg.report.exports import write_outputs
 from tests.browser.test_page import NAMES, chromium
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +65,7 @@ def keep(name: str, run_folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     if run_folder != folder:
         shutil.copy(run_folder / "report.json", folder)
-    page, _ = write_outputs(ALWAYS, load_report(folder / FILE_NAME), folder, folder)
+    (page,) = write_outputs(("html",), load_report(folder / FILE_NAME), folder, folder)
     _picture(folder, page)
 
 
