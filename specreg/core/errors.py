@@ -136,6 +136,17 @@ class InvalidMeasurementError(SpecregError):
         super().__init__(f"{reason}: {message}")
 
 
+class ServerAnswerError(InvalidMeasurementError):
+    """A server that answers an error where it should answer a request; the message is its words.
+
+    `status` is HTTP's as the words have it, None where they have none.
+    """
+
+    def __init__(self, words: str, status: int | None = None) -> None:
+        super().__init__("SERVER_ERROR", f"the server says '{words}'")
+        self.status = status
+
+
 class HungError(InvalidMeasurementError):
     """A server that takes requests and generates nothing, for so many seconds; it is ended."""
 

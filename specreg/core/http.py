@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from specreg.core.errors import AnswerError
+from specreg.core.server_words import error_in
 
 if TYPE_CHECKING:
     import httpx
@@ -44,9 +45,15 @@ class Answer:
         return self.content.decode(errors="replace")
 
     def good(self) -> bytes:
-        """The content where the status is 2xx, else an `AnswerError`."""
-        if not HTTPStatus.OK <= self.status < HTTPStatus.MULTIPLE_CHOICES:
-            raise AnswerError(f"HTTP {self.status} from {self.path}", status=self.status)
+        """The content where the status is 2xx and it is no error, else an `AnswerError`.
+
+        Some servers answer an error with the status 200.
+        """
+        words = error_in(self.content)
+        is_good = HTTPStatus.OK <= self.status < HTTPStatus.MULTIPLE_CHOICES
+        if not is_good or words is not None:
+            said = f": {words.text}" if words is not None else ""
+            raise AnswerError(f"HTTP {self.status} from {self.path}{said}", status=self.status)
         return self.content
 
 

@@ -39,6 +39,7 @@ from specreg.engines.wire_format import (
     Transcript,
     Wanted,
     WireFormat,
+    check_ended_well,
     decode_answer,
     decode_event,
     unreadable,
@@ -68,6 +69,7 @@ class _Event(Event, frozen=True, kw_only=True):
 
 
 _decoder = msgspec.json.Decoder(_Event)
+_SAYS_NOTHING = _Event()
 
 
 class _Tokens(msgspec.Struct, frozen=True):
@@ -118,6 +120,10 @@ class SglangWireFormat(WireFormat, TokenApi):
         def parse_event(event: bytes) -> StreamEvent:
             parsed = decode_event(_decoder, event)
             meta = parsed.meta_info
+            finish_reason = meta.finish_reason.type if meta.finish_reason else None
+            check_ended_well(finish_reason, event)
+            if parsed == _SAYS_NOTHING:
+                return StreamEvent()
             added = stream.take(
                 text=parsed.text,
                 token_ids=parsed.output_ids,
@@ -128,7 +134,7 @@ class SglangWireFormat(WireFormat, TokenApi):
                 tokens=added.tokens,
                 text=added.text,
                 token_ids=added.token_ids,
-                finish_reason=meta.finish_reason.type if meta.finish_reason else None,
+                finish_reason=finish_reason,
                 usage_tokens=meta.completion_tokens,
                 acceptance=meta.counts,
                 prompt_tokens=meta.prompt_tokens,

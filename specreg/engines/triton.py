@@ -32,7 +32,14 @@ from specreg.engines.engine import (
     ServerSettings,
     ServerVersion,
 )
-from specreg.engines.wire_format import Ask, Event, ParseEvent, WireFormat, decode_event
+from specreg.engines.wire_format import (
+    Ask,
+    Event,
+    ParseEvent,
+    WireFormat,
+    check_ended_well,
+    decode_event,
+)
 
 _NOT_YET = {None, "", "None", "null"}
 """What the backend says for a reason that there isn't yet."""
@@ -81,10 +88,12 @@ class TritonWireFormat(WireFormat):
             nonlocal tokens
             parsed = decode_event(_decoder, event)
             tokens += parsed.num_output_tokens
+            finish_reason = None if parsed.finish_reason in _NOT_YET else parsed.finish_reason
+            check_ended_well(finish_reason, event)
             return StreamEvent(
                 tokens=parsed.num_output_tokens,
                 text=parsed.text_output,
-                finish_reason=None if parsed.finish_reason in _NOT_YET else parsed.finish_reason,
+                finish_reason=finish_reason,
                 usage_tokens=tokens,
             )
 

@@ -14,9 +14,10 @@ from prometheus_client.samples import Sample
 
 from specreg.acceptance.record import Counters, Source, StepCounts
 from specreg.acceptance.trace import Body, StreamEvent
-from specreg.core.errors import InvalidMeasurementError
+from specreg.core.errors import InvalidMeasurementError, ServerAnswerError
 from specreg.core.files import UNREADABLE
 from specreg.core.http import MOST_BYTES, Count, Histogram, Name
+from specreg.core.server_words import error_in, is_json, quote, words_in
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -120,29 +121,59 @@ class Endpoint:
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """An event of any server, which may be its error."""
+    """An event of any server, which may be its error: see `specreg.core.server_words`."""
 
     error: object = None
+    errors: object = None
+    detail: object = None
+    message: object = None
+
+    @property
+    def may_be_error(self) -> bool:
+        """Whether it has a field that errors have; nearly no event has."""
+        return (
+            self.error is not None
+            or self.message is not None
+            or self.detail is not None
+            or self.errors is not None
+        )
 
 
 EventT = TypeVar("EventT", bound=Event)
+_FAILED = frozenset({"abort", "error", "cancelled"})
+"""The finish reasons of an answer that the server gave up."""
 
 
 def decode_event(decoder: msgspec.json.Decoder[EventT], event: bytes) -> EventT:
-    """An event that is readable and no error, in a server's own form.
+    """Decode an event that is readable and no error, in a server's own form.
 
     Raises:
-        InvalidMeasurementError: `EVENT_UNREADABLE`; `SERVER_ERROR`, with what the server says.
+        InvalidMeasurementError: `EVENT_UNREADABLE`.
+        ServerAnswerError: the event is an error; the message has the server's words.
     """
     try:
         decoded = decoder.decode(event)
     except UNREADABLE as error:
-        text = event[:200].decode(errors="replace")
-        raise InvalidMeasurementError("EVENT_UNREADABLE", f"{error}, in: {text}") from error
-    if decoded.error is not None:
-        message = f"the server says {decoded.error!r}"[:300]
-        raise InvalidMeasurementError("SERVER_ERROR", message)
+        check_no_error(event)
+        raise InvalidMeasurementError("EVENT_UNREADABLE", f"{error}, in: {quote(event)}") from error
+    if decoded.may_be_error:
+        check_no_error(event)
     return decoded
+
+
+def check_no_error(answer: bytes) -> None:
+    """Check that an answer in JSON is no error, else a ServerAnswerError with the words of it."""
+    words = error_in(answer)
+    if words is not None:
+        raise ServerAnswerError(words.text, words.status)
+
+
+def check_ended_well(finish_reason: str | None, event: bytes) -> None:
+    """Check that an answer wasn't given up, else a ServerAnswerError that quotes the event."""
+    if finish_reason in _FAILED:
+        words = error_in(event)
+        what = quote(event) if words is None else words.text
+        raise ServerAnswerError(f"{finish_reason}: {what}")
 
 
 class Channels(NamedTuple):
@@ -379,6 +410,7 @@ class WireFormat:
             nonlocal tokens
             parsed = decode_event(_decoder, event)
             choice = parsed.choices[0] if parsed.choices else _Choice()
+            check_ended_well(choice.finish_reason, event)
             record = parsed.metrics or (parsed.sglext and parsed.sglext.spec_tokens_details)
             before, usage = tokens, parsed.usage
             if usage is not None:
@@ -454,7 +486,13 @@ class TokenApi(ABC):
 
 
 def decode_answer(answer: bytes, form: type[FormT]) -> FormT:
-    """An answer in a server's own form, else an InvalidMeasurementError, `ANSWER_UNREADABLE`."""
+    """Decode an answer in a server's own form.
+
+    Raises:
+        InvalidMeasurementError: `ANSWER_UNREADABLE`.
+        ServerAnswerError: the answer is an error; the message has the server's words.
+    """
+    check_no_error(answer)
     try:
         return msgspec.json.decode(answer, type=form)
     except UNREADABLE as error:
@@ -463,33 +501,108 @@ def decode_answer(answer: bytes, form: type[FormT]) -> FormT:
 
 def unreadable(lacks: str, answer: bytes) -> InvalidMeasurementError:
     """The error of an answer that says less than was asked for; `lacks` is what, and why."""
-    text = answer[:200].decode(errors="replace")
-    return InvalidMeasurementError("ANSWER_UNREADABLE", f"{lacks}, in: {text}")
+    return InvalidMeasurementError("ANSWER_UNREADABLE", f"{lacks}, in: {quote(answer)}")
 
 
 DONE = b"[DONE]"
 _PREFIX = b"data:"
+_OTHER_FIELDS = (b":", b"id:", b"retry:")
+_MOST_STRAY_BYTES = 64 * 2**10
 
 
 class EventSplitter:
-    """Cuts a byte stream into events: one `data:` line each; all else is skipped."""
+    """Cuts a byte stream into events, one `data:` line each as a rule.
+
+    An object that goes on over several lines of data is one event. What is no field of an event
+    is kept, for it may be the server's words about an error: see `check_rest`.
+    """
 
     def __init__(self) -> None:
-        self._begun = bytearray()
+        self._begun = bytearray()  # a line without its end
+        self._held = b""  # an object without its end
+        self._stray = bytearray()  # what belongs to no event
+        self._last = b""  # the data of the event that goes on
+        self._is_error = False  # whether that is called an error
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
         """The data of the events that `piece` completes, `[DONE]` included.
 
         Raises:
             InvalidMeasurementError: `EVENT_UNREADABLE`, a line doesn't end within `MOST_BYTES`.
+            ServerAnswerError: an event is called an error.
         """
         self._begun += piece
         lines: list[bytearray] = []
         if b"\n" in piece:  # else each piece of a long line would take a look at all of it
             *lines, self._begun = self._begun.split(b"\n")
-        if len(self._begun) > MOST_BYTES:
+        if len(self._begun) + len(self._held) > MOST_BYTES:
             message = f"after {MOST_BYTES} bytes a line has no end; is this a stream of events?"
             raise InvalidMeasurementError("EVENT_UNREADABLE", message)
         for line in lines:
             if line.startswith(_PREFIX):
-                yield bytes(line[len(_PREFIX) :].strip())
+                data = bytes(line[len(_PREFIX) :].strip())
+                if self._held:
+                    data = self._held + b"\n" + data
+                    is_whole = data.endswith(b"}") and is_json(data)
+                else:
+                    is_whole = not data.startswith(b"{") or data.endswith(b"}")
+                self._held = b"" if is_whole else data
+                if not is_whole:
+                    continue
+            else:
+                data = self._take_field(bytes(line.strip()))
+                if not data:
+                    continue
+            self._last = data
+            if self._is_error:
+                raise _error_event(data)
+            yield data
+
+    def _take_field(self, line: bytes) -> bytes:
+        """Take a line that is no data; return the object that it ends, if any.
+
+        Raises:
+            ServerAnswerError: the line calls the event before it an error.
+        """
+        if line.startswith(b"event:"):
+            self._is_error = line.removeprefix(b"event:").strip().lower() == b"error"
+            if self._is_error and self._last:
+                raise _error_event(self._last)
+        elif line and not line.startswith(_OTHER_FIELDS):
+            if len(self._stray) < _MOST_STRAY_BYTES:
+                self._stray += line + b"\n"
+        elif not line:
+            ended = self._held
+            is_error, self._is_error = self._is_error, False
+            self._held = self._last = b""
+            if is_error and ended:
+                raise _error_event(ended)
+            return ended
+        return b""
+
+    def check_rest(self, *, is_finished: bool) -> None:
+        """Check that what is left at the end of the stream is no error of the server.
+
+        Args:
+            is_finished: whether the answer has ended as answers do; then other words mean nothing.
+
+        Raises:
+            ServerAnswerError: what is left is an error.
+            InvalidMeasurementError: `EVENT_UNREADABLE`, there are other words, and no answer.
+        """
+        begun = bytes(self._begun.strip())
+        data = self._held + begun.removeprefix(_PREFIX).strip()
+        is_data = bool(self._held) or begun.startswith(_PREFIX)
+        stray = bytes(self._stray) if is_data else bytes(self._stray + begun)
+        if is_data and self._is_error:
+            raise _error_event(data)
+        for rest in (data, stray):
+            check_no_error(rest)
+        if not is_finished and stray.strip():
+            message = f"the answer is no stream of events: {quote(stray)}"
+            raise InvalidMeasurementError("EVENT_UNREADABLE", message)
+
+
+def _error_event(data: bytes) -> ServerAnswerError:
+    words = words_in(data)
+    return ServerAnswerError(words.text, words.status)

@@ -13,6 +13,7 @@ from specreg.acceptance.record import StepCounts
 from specreg.acceptance.trace import Chunk, RequestTrace, StreamEvent, chunk_sizes
 from specreg.core.errors import HungError, InvalidMeasurementError
 from specreg.core.http import HEADERS, shortly
+from specreg.core.server_words import quote, quote_answer
 from specreg.datasets.prompts import REPLIES, Prompt
 from specreg.engines.registry import ENGINES
 from specreg.engines.wire_format import DONE, Ask, Endpoint, EventSplitter, Message, ParseEvent
@@ -26,7 +27,8 @@ _SILENCE_S = 60.0
 """How long a stream may be silent before its request counts as failed, and all before the server
 counts as hung."""
 _WATCH_S = 1.0
-_ERROR_BYTES = 300
+_ERROR_BYTES = 16 * 2**10
+_SAYS_NOTHING = StreamEvent()
 _MORE_TOKENS = 1024
 """How many tokens beyond the cap an answer may have: its last step may exceed it."""
 _TOKEN_CHARACTERS = 1024
@@ -272,18 +274,24 @@ class ChatClient:
         self, path: str, body: bytes, gathered: _StreamState, parse_event: ParseEvent
     ) -> None:
         splitter, clock = EventSplitter(), self.clock
+        parsed = None
+        event = b""
         async with self.http.stream("POST", path, content=body, headers=HEADERS) as response:
             if response.status_code != HTTPStatus.OK:
-                text = await _beginning(response)
-                raise InvalidMeasurementError(
-                    "HTTP_ERROR", f"HTTP {response.status_code} from {path}: {text}"
-                )
+                said = quote_answer(await _beginning(response))
+                message = f"HTTP {response.status_code} from {path}: {said}"
+                raise InvalidMeasurementError("HTTP_ERROR", message)
             # `aiter_raw` would count the bytes too, at two microseconds a chunk.
             async for piece in cast("httpx.AsyncByteStream", response.stream):
                 gathered.heard_ns = at_ns = clock()
                 for event in splitter.feed(piece):
                     if event != DONE:
-                        gathered.take(parse_event(event), at_ns)
+                        parsed = parse_event(event)
+                        gathered.take(parsed, at_ns)
+        splitter.check_rest(is_finished=gathered.finish_reason is not None)
+        if gathered.finish_reason is None and parsed == _SAYS_NOTHING:
+            message = f"the stream ended without a finish reason, its last event is {quote(event)}"
+            raise InvalidMeasurementError("EVENT_UNREADABLE", message)
         if gathered.answer.repeats_events:
             message = (
                 "each event of the stream repeats the text before it, where specreg expects new"
@@ -298,11 +306,11 @@ def _seed_of(prompt: Prompt, turn: int) -> int:
     return int.from_bytes(digest[:4]) >> 1
 
 
-async def _beginning(response: "httpx.Response") -> str:
+async def _beginning(response: "httpx.Response") -> bytes:
     """The first bytes of an answer, however long it is."""
     content = b""
     async for piece in response.aiter_raw():
         content += piece
         if len(content) > _ERROR_BYTES:
             break
-    return content[:_ERROR_BYTES].decode(errors="replace")
+    return content[:_ERROR_BYTES]

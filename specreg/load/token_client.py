@@ -10,6 +10,7 @@ import msgspec
 
 from specreg.core.errors import AnswerError, HungError, InvalidMeasurementError, UnsupportedError
 from specreg.core.http import read
+from specreg.core.server_words import quote_answer
 from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import ENGINES
 from specreg.engines.wire_format import Ask, Call, Endpoint, Message, TokenApi, Transcript, Wanted
@@ -17,7 +18,6 @@ from specreg.matrix.case import Case
 
 _TIMEOUT_S = 600.0
 """How long an answer may take: it comes whole, and may wait for others."""
-_ANSWER_CHARACTERS = 300
 AnswerT = TypeVar("AnswerT")
 
 
@@ -118,7 +118,7 @@ def _post_all(
                         raise InvalidMeasurementError("HTTP_ERROR", message) from error
                     heard_s = time.monotonic()
                     if answer.status != HTTPStatus.OK:
-                        said = answer.text[:_ANSWER_CHARACTERS]
+                        said = quote_answer(answer.content)
                         message = f"HTTP {answer.status} from {call.path}: {said}"
                         raise InvalidMeasurementError("HTTP_ERROR", message)
                     return call.parse(answer.content)

@@ -83,7 +83,9 @@ def attach_server(spec: ServerSpec, url: str, *, root: Path, ready_within_s: flo
     except ServerRefusedError as error:
         raise AttachError(f"server at {url}: {error}; look at its log") from error
     if not ready:
-        raise AttachError(f"server at {url}: is not ready, or generates no token; look at its log")
+        said = f", it said last: {ready.said}" if ready.said else ""
+        message = f"server at {url}: is not ready, or generates no token{said}; look at its log"
+        raise AttachError(message)
     _check_counters(server)
     return server
 

@@ -18,14 +18,24 @@ from specreg.core.errors import (
     AttachError,
     InvalidMeasurementError,
     ModelNotFetchedError,
+    ServerAnswerError,
     ServerDiedError,
     ServerRefusedError,
     ServerStartError,
 )
-from specreg.core.http import ask
+from specreg.core.http import Answer, ask
 from specreg.core.processes import SupervisedProcess, log_end, process_ids, settle_log
+from specreg.core.server_words import quote_answer
 from specreg.engines.engine import Engine, Identity
-from specreg.engines.wire_format import DONE, Ask, Endpoint, EventSplitter, Form, Message
+from specreg.engines.wire_format import (
+    DONE,
+    Ask,
+    Endpoint,
+    EventSplitter,
+    Form,
+    Message,
+    ParseEvent,
+)
 from specreg.matrix.case import ServerSpec
 from specreg.servers.start_failures import why_not_started
 
@@ -35,7 +45,6 @@ _PROBE_TIMEOUT_S = 60.0
 _IDENTITY_TIMEOUT_S, _VERSION_TIMEOUT_S = 1.0, 5.0
 _HEALTH_TIMEOUT_S = 10.0
 """SGLang generates a token for this, and looks once a second whether it came."""
-_ANSWER_BYTES = 300
 _DYING_S, _ENDING_S = 1.0, 10.0
 
 
@@ -142,7 +151,8 @@ def ready_server(server: StartedServer, deadline: float) -> StartedServer | None
         raise start_error(server, how)
     if not ready:
         if time.monotonic() > deadline:
-            raise start_error(server, "generated no token in time")
+            said = f", it said last: {ready.said}" if ready.said else ""
+            raise start_error(server, f"generated no token in time{said}")
         return None
     settle_log(server.process)
     path, version = server.engine.version_path, "unknown"
@@ -157,8 +167,22 @@ def identify(engine: Engine, url: str, *, within_s: float) -> Identity:
     return engine.identify(lambda method, path: ask(url, method, path, within_s=within_s).good())
 
 
-def generates(server: Server, *, timeout_s: float, output_cap_tokens: int = 1) -> bool:
-    """Whether a server is up and generates so many tokens, or as many as it wants to.
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What came of a first request; true where the server generated a token.
+
+    `said` are the server's own words where it didn't, empty where it said nothing.
+    """
+
+    generated: bool
+    said: str = ""
+
+    def __bool__(self) -> bool:
+        return self.generated
+
+
+def generates(server: Server, *, timeout_s: float, output_cap_tokens: int = 1) -> Probe:
+    """Ask a server for so many tokens, or as many as it wants to: is it up, and does it generate?
 
     All of its answer must come in time.
 
@@ -175,27 +199,45 @@ def generates(server: Server, *, timeout_s: float, output_cap_tokens: int = 1) -
     url, wire_format = server.base_url, server.engine.wire_format
     path, body = wire_format.path(probe), msgspec.json.encode(wire_format.body(probe))
     within_s = min(_PROBE_TIMEOUT_S, max(POLL_S, timeout_s))
+    health_path = server.engine.health_path
     try:
-        health = ask(
-            url, "GET", server.engine.health_path, within_s=min(_HEALTH_TIMEOUT_S, within_s)
-        )
+        health = ask(url, "GET", health_path, within_s=min(_HEALTH_TIMEOUT_S, within_s))
         if health.status != HTTPStatus.OK:
-            return False
+            return Probe(generated=False, said=_said(health))
         answer = ask(url, "POST", path, within_s=within_s, body=body)
     except AnswerError:
-        return False
-    if HTTPStatus.BAD_REQUEST <= answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
-        said = answer.content[:_ANSWER_BYTES].decode(errors="replace")
-        raise ServerRefusedError(f"refused to generate, {said}")
+        return Probe(generated=False)
+    if _is_refusal(answer.status):
+        raise ServerRefusedError(f"refused to generate, {quote_answer(answer.content)}")
     if answer.status != HTTPStatus.OK:
-        return False
-    parse_event = wire_format.new_parser(probe)
+        return Probe(generated=False, said=_said(answer))
     try:
-        events = EventSplitter().feed(answer.content)
-        tokens = [parse_event(event).tokens for event in events if event != DONE]
-    except InvalidMeasurementError:
-        return False
+        return Probe(generated=_holds_a_token(answer.content, wire_format.new_parser(probe)))
+    except ServerAnswerError as error:
+        if error.status is not None and _is_refusal(error.status):
+            raise ServerRefusedError(f"refused to generate, {error}") from error
+        return Probe(generated=False, said=str(error))
+    except InvalidMeasurementError as error:
+        return Probe(generated=False, said=str(error))
+
+
+def _holds_a_token(content: bytes, parse_event: ParseEvent) -> bool:
+    """Whether a stream holds a token; raises as `ParseEvent` and `EventSplitter.check_rest`."""
+    splitter = EventSplitter()
+    tokens = [parse_event(event).tokens for event in splitter.feed(content) if event != DONE]
+    splitter.check_rest(is_finished=any(tokens))
     return any(tokens)
+
+
+def _is_refusal(status: int) -> bool:
+    """Whether HTTP's status says that the server won't, which is no matter of its start."""
+    return HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+def _said(answer: Answer) -> str:
+    """Return an answer's status and its words; empty where it has no words."""
+    words = quote_answer(answer.content)
+    return f"HTTP {answer.status} from {answer.path}: {words}" if words else ""
 
 
 def start_error(server: StartedServer, what: str) -> ServerStartError:

@@ -31,8 +31,16 @@ _LINE = b"x" * 2**16
 _FOREIGN = Body(prompt="a prompt of another client")
 
 
+_OWN_WORDS = "scripted: the engine is dead"
+_ERROR_EVENT: Json = {"object": "error", "message": _OWN_WORDS, "type": "InternalServerError"}
+
+
 class EndlessLineError(Exception):
     """From here on a stream is one line."""
+
+
+class ErrorEventError(Exception):
+    """Here a stream ends with an event that is called an error."""
 
 
 class ScriptedServer:
@@ -111,6 +119,8 @@ class ScriptedServer:
         fault = self._script.fault_of(number)
         if fault in _SILENCES:
             await asyncio.Event().wait()
+        if fault is Fault.ERROR_BODY:
+            return _json({"error": {"message": _OWN_WORDS, "code": 500}})
         if fault in _REFUSALS:
             return _error(*_REFUSALS[fault], f"scripted: {fault}")
         try:
@@ -153,6 +163,9 @@ class ScriptedServer:
                     await response.write(b"data: " + event + job.wire.tail)
         except ConnectionResetError:
             self._abort(request)
+        except ErrorEventError:
+            event = msgspec.json.encode(_ERROR_EVENT)
+            await response.write(b"event: error\ndata: " + event + b"\n\n")
         except EndlessLineError:
             with contextlib.suppress(ConnectionError):
                 while True:
@@ -230,6 +243,8 @@ class ScriptedServer:
             raise ConnectionResetError
         if job.fault is Fault.ENDLESS_LINE:
             raise EndlessLineError
+        if job.fault is Fault.ERROR_EVENT:
+            raise ErrorEventError
         if job.fault is Fault.HALF_OPEN:
             await asyncio.Event().wait()
 

@@ -50,6 +50,8 @@ class Fault(StrEnum):
     HALF_OPEN = auto()  # One stream says nothing from halfway on, its connection stays open
     SLOW_FIRST_TOKEN = auto()  # The first token of one request comes after a minute
     ENDLESS_LINE = auto()  # A line of one stream goes on and on from halfway
+    ERROR_EVENT = auto()  # HTTP 200, and halfway through each answer an event called an error
+    ERROR_BODY = auto()  # HTTP 200, and the error is the body of each answer, which is no stream
     WRONG_JSON = auto()  # One event of one stream is no JSON
     NO_USAGE = auto()  # Answers come without usage, and so without the record of their speculation
     MERGED_CHUNKS = auto()  # Two steps come in one chunk, after the chunk of the prefill
@@ -62,6 +64,8 @@ LASTING = frozenset(
         Fault.HEALTHY_BUT_MUTE,
         Fault.SPEC_DISABLED,
         Fault.COUNTERS_TOO_HIGH,
+        Fault.ERROR_EVENT,
+        Fault.ERROR_BODY,
         Fault.NO_USAGE,
         Fault.MERGED_CHUNKS,
     }

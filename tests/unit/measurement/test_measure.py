@@ -54,6 +54,7 @@ ONE_AT_A_TIME = builders.with_concurrency(1)
 BESIDE_CONTROL = dataclasses.replace(builders.CASE, control=builders.PLAIN_SPEC)
 QUIET = Plan(show=lambda _: None, clock=lambda: time.monotonic_ns() // 3)
 """Its clock is slow, so that a busy machine doesn't put the client behind."""
+OWN = "says 'scripted: the engine is dead'"
 FAILED = "REQUEST_FAILED: 1 of 1 requests failed"
 
 
@@ -113,6 +114,14 @@ def test_a_scheduled_drafter_sees_all_answers_before_any_is_measured(tmp_path: P
         (Fault.COUNTERS_RENAMED, 0, "SPEC_DISABLED: the server counts tokens, and has no spec"),
         (Fault.HTTP_500, BEFORE_ROUNDS + 1, f"{FAILED}, first prompt 'chat-1': HTTP_ERROR"),
         (Fault.NO_USAGE, BEFORE_ROUNDS, "USAGE_MISSING: prompt 'chat-0'"),
+        *(
+            (
+                fault,
+                BEFORE_ROUNDS,
+                f"{FAILED}, first prompt 'chat-0': SERVER_ERROR: the server {OWN}",
+            )
+            for fault in (Fault.ERROR_EVENT, Fault.ERROR_BODY)
+        ),
     ],
 )
 def test_a_broken_meter_makes_the_measurement_invalid(

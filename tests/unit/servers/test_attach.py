@@ -67,6 +67,13 @@ def test_where_nothing_answers_or_generates_the_error_says_why(tmp_path: Path) -
     script = Script(fault=Fault.HTTP_429, fault_after_requests=1)  # the probe of its own start
     with start(tmp_path, script) as server:
         refuse(builders.SPEC, server.base_url, tmp_path, "refused to generate, .*scripted")
+    for fault in (Fault.ERROR_EVENT, Fault.ERROR_BODY):
+        with start(tmp_path, Script(fault=fault, fault_after_requests=1)) as server:
+            words = "generates no token, it said last: .*'scripted: the engine is dead'"
+            refuse(builders.SPEC, server.base_url, tmp_path, words)
+    model_list = b'{"object": "error", "message": "not yet"}'
+    with serving({"/v1/models": model_list}) as url:
+        refuse(builders.SPEC, url, tmp_path, "doesn't answer as vllm does, HTTP 200 .*: not yet")
 
 
 def test_one_url_is_one_server_with_nothing_beside_it(tmp_path: Path) -> None:

@@ -111,6 +111,9 @@ def test_a_server_runs_with_the_command_line_of_its_engine_and_is_gone_afterward
     assert left_of(tmp_path) == []
 
 
+OWN_WORDS = "scripted: the engine is dead"
+
+
 @pytest.mark.parametrize(
     ("script", "failure"),
     [
@@ -120,14 +123,18 @@ def test_a_server_runs_with_the_command_line_of_its_engine_and_is_gone_afterward
         ),
         (Script(fault=Fault.NEVER_READY), "generated no token in time"),
         (Script(fault=Fault.HEALTHY_BUT_MUTE), "generated no token in time"),
+        *(
+            (Script(fault=fault), f"generated no token in time, it said last: .*'{OWN_WORDS}'")
+            for fault in (Fault.ERROR_EVENT, Fault.ERROR_BODY)
+        ),
         (Script(fault=Fault.HTTP_429), 'refused to generate, .*"message":"scripted: http_429"'),
     ],
-    ids=["exit", "never-ready", "mute", "refused"],
+    ids=["exit", "never-ready", "mute", "error-event", "error-body", "refused"],
 )
 def test_a_start_that_fails_says_why_by_its_deadline(
     tmp_path: Path, script: Script, failure: str
 ) -> None:
-    within_s = 1.5 if "in time" in failure else 30.0
+    within_s = (4.0 if "said" in failure else 1.5) if "in time" in failure else 30.0
     error = failed_start(tmp_path, script, ready_within_s=within_s)
     words = f"SERVER_NOT_STARTED: server 'vllm-draft_model-toy': {failure}"
     assert re.match(words, str(error))

@@ -1,0 +1,88 @@
+"""An error within an answer of HTTP 200 fails its request in the server's own words."""
+
+import msgspec
+import pytest
+
+from specreg.engines.registry import ENGINES
+from specreg.engines.wire_format import Wanted
+from tests.unit import builders
+from tests.unit.load.test_rounds import PIECES, Wire, event, replay_wire
+
+WORDS = "SERVER_ERROR: the server says 'the engine is dead'"
+FLAT = b'{"object": "error", "message": "the engine is dead", "type": "X", "code": 500}'
+NESTED = b'{"error": {"message": "the engine is dead", "code": 500}}'
+PRETTY = b'{\n  "error": {\n    "message": "the engine is dead"\n  }\n}\n'
+
+
+def error_of(*pieces: bytes, engine: str = "vllm") -> str:
+    """What is said of a request that is answered with such pieces."""
+    (trace,) = replay_wire(Wire(pieces), prompts=builders.PROMPTS[:1], engine=engine).traces
+    return trace.error or ""
+
+
+@pytest.mark.parametrize("begun", [(), PIECES[:1]], ids=["at-once", "midway"])
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt_llm"])
+@pytest.mark.parametrize(
+    "piece",
+    [
+        b"event: error\ndata: " + FLAT + b"\n\n",
+        b"event: error\r\ndata: " + FLAT + b"\r\n\r\n",
+        b"data: " + FLAT + b"\nevent: error\n\n",
+        b"event: error\ndata: the engine is dead\n\n",
+        b'event: error\ndata: {"reason": "the engine is dead"}\n\n',
+        b"event: error\ndata: " + FLAT,
+        b"data: " + FLAT + b"\n\n",
+        b"data: " + NESTED + b"\n\n",
+        b"data: " + NESTED,
+        b'data: {"detail": "the engine is dead"}\n\n',
+        b'data: {"error": "the engine is dead", "choices": null}\n\n',
+        b'data: {"error":\ndata: {"message": "the engine is dead"}}\n\n',
+        b"data: " + PRETTY.replace(b"\n", b"\ndata: ") + b"\n\n",
+        NESTED,
+        FLAT + b"\n",
+        PRETTY,
+        b'{"error": "the engine is dead"}',
+        b'{"detail": [{"loc": ["body"], "msg": "the engine is dead"}]}',
+    ],
+)
+def test_the_words_of_an_error_are_quoted(
+    piece: bytes, begun: tuple[bytes, ...], engine: str
+) -> None:
+    if engine != "vllm" and begun:
+        begun = (b'data: {"choices": [{"delta": {"content": "x"}}]}\n\n',)
+    assert error_of(*begun, piece, engine=engine) == WORDS
+
+
+@pytest.mark.parametrize(
+    ("pieces", "words"),
+    [
+        ((b"upstream connect error",), "EVENT_UNREADABLE: the answer is no stream of events: up"),
+        ((b"<html>\n<b>502</b>",), "EVENT_UNREADABLE: the answer is no stream of events: <html>"),
+        ((PIECES[0], b"Killed\n"), "EVENT_UNREADABLE: the answer is no stream of events: Killed"),
+        ((b'data: {"why": "dead"}\n\n',), 'EVENT_UNREADABLE: the stream ended .* {"why": "dead"}'),
+        ((event("1", '"abort"'),), "SERVER_ERROR: the server says 'abort: {"),
+        ((event("1", '"error"'),), "SERVER_ERROR: the server says 'error: {"),
+        ((b"data: the engine is dead\n\n",), "EVENT_UNREADABLE: .*, in: the engine is dead"),
+    ],
+)
+def test_other_last_words_are_quoted_too(pieces: tuple[bytes, ...], words: str) -> None:
+    with pytest.raises(AssertionError, match=words):
+        raise AssertionError(error_of(*pieces))
+
+
+@pytest.mark.parametrize(
+    "stray", [b"", b"\n", b": ping\n", b"id: 7\nretry: 5\n", b"a stray line\n"]
+)
+def test_what_belongs_to_no_event_means_nothing_in_a_whole_answer(stray: bytes) -> None:
+    assert error_of(*PIECES, stray) == ""
+
+
+def test_an_aborted_answer_of_sglang_is_an_error() -> None:
+    """It comes with HTTP 200 and a finish reason."""
+    reason = {"type": "abort", "message": "the engine is dead", "status_code": 500}
+    meta = {"completion_tokens": 0, "finish_reason": reason}
+    body = msgspec.json.encode({"text": "", "output_ids": [], "meta_info": meta})
+    api = ENGINES["sglang"].token_api
+    assert api is not None
+    with builders.invalid("SERVER_ERROR", "the engine is dead"):
+        api.complete("toy", [1], Wanted(output_cap_tokens=3)).parse(body)
