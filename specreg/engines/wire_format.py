@@ -314,8 +314,18 @@ _MOST = 2**48
 _POSITION = re.compile(r"[0-9]{1,3}")
 
 
+_MOST_PAGE_CHARACTERS = 8 * 2**20
+"""The longest page of metrics that is read: about 150 times what one engine of vLLM's has."""
+_MOST_LINE_CHARACTERS = 16 * 2**10
+"""The longest line of it: the time to parse a line grows with the square of its length."""
+_MOST_SAMPLES = 50_000
+"""The most samples of it, which take about a second; an engine of vLLM's has about 600."""
+
+
 class MetricsPage:
     """A page of Prometheus: `text`, from a path. What isn't one, or is no count, is an error.
+
+    A page that would take more than a few seconds is refused before it is parsed.
 
     Raises:
         InvalidMeasurementError: `METRICS_UNREADABLE`; of `require` `METRICS_MISSING`.
@@ -323,6 +333,7 @@ class MetricsPage:
 
     def __init__(self, text: str, *, path: str = "/metrics") -> None:
         self._path = path
+        self._check_size(text)
         try:
             families = list(text_string_to_metric_families(text))
         # The library raises whatever its parsing stumbles over.
@@ -331,6 +342,22 @@ class MetricsPage:
             raise InvalidMeasurementError("METRICS_UNREADABLE", message) from error
         self.samples = [sample for family in families for sample in family.samples]
         self.names = dict.fromkeys(sample.name for sample in self.samples)  # in their order
+
+    def _check_size(self, text: str) -> None:
+        lines = text.split("\n")
+        samples = sum(line != "" and not line.startswith("#") for line in lines)
+        longest = max(map(len, lines))
+        for size, most, unit in (
+            (len(text), _MOST_PAGE_CHARACTERS, "characters"),
+            (longest, _MOST_LINE_CHARACTERS, "characters in a line"),
+            (samples, _MOST_SAMPLES, "samples"),
+        ):
+            if size > most:
+                message = (
+                    f"{self._path} has {size:,} {unit}, and {most:,} are read at most;"
+                    " look at what fills it"
+                )
+                raise InvalidMeasurementError("METRICS_UNREADABLE", message)
 
     def require(self, *names: str, why: str) -> None:
         """Check that there are samples of all these names; `why` says how they may be missing."""

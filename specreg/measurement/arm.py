@@ -3,6 +3,7 @@
 Acceptance is read from each answer's own record, else the server's counters, else the chunks.
 """
 
+import asyncio
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -30,6 +31,9 @@ from specreg.servers.server import Server
 from specreg.telemetry.power_record import PowerRecord, check_alone, check_held_back, record_power
 from specreg.telemetry.sampler import Span, Watch
 
+_PARSED_WITHIN_S = 10.0
+"""How long a page of counters may take to parse; one of many engines takes about a second."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
@@ -53,6 +57,7 @@ class ArmReplay:
         before: the server's counters when the rounds began; None where they aren't needed.
         block: a stretch of load without a pause, for the power; None without one.
         invalid: by family why its figures mean nothing.
+        parsed_within_s: how long a page of counters may take to parse, in seconds.
     """
 
     arm: Arm
@@ -62,6 +67,7 @@ class ArmReplay:
     acceptance: AcceptanceRecord | None = None
     block: Round | None = None
     invalid: dict[Family, str] = field(default_factory=dict)
+    parsed_within_s: float = _PARSED_WITHIN_S
 
     async def begin(self) -> None:
         """Read the counters: what is accepted counts from here on.
@@ -139,8 +145,17 @@ class ArmReplay:
 
     async def _counters(self) -> Counters | None:
         wire_format = self.arm.server.engine.wire_format
-        path = wire_format.counters_path if self.arm.case.speculates else None
-        return None if path is None else wire_format.parse_counters(await self.clients.scrape(path))
+        path = wire_format.counters_path
+        if path is None or not self.arm.case.speculates:
+            return None
+        page = await self.clients.scrape(path)
+        # A page of another's making may take seconds, in which the event loop has to go on.
+        parsing = asyncio.to_thread(wire_format.parse_counters, page)
+        try:
+            return await asyncio.wait_for(parsing, self.parsed_within_s)
+        except TimeoutError as error:
+            message = f"{path} takes more than {self.parsed_within_s:g} s to parse; look at it"
+            raise InvalidMeasurementError("METRICS_UNREADABLE", message) from error
 
 
 def read_acceptance(

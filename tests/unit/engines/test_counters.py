@@ -132,6 +132,31 @@ def test_a_number_that_is_no_count_is_named(
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt_llm"])
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        ('a{b="' + '\\"' * 1_900_000 + '"} 1\n', "3,800,0.. characters in a line, and 16,384"),
+        (
+            "".join(f'a{{b="{number}"}} 1\n' for number in range(500_000)),
+            "500,000 samples, and 50,000 are read at most",
+        ),
+        ("# HELP a\n" * 1_000_000, "9,000,000 characters, and 8,388,608 are read at most"),
+    ],
+    ids=["quotes", "label-sets", "long"],
+)
+def test_a_page_that_would_take_minutes_is_refused(engine: str, page: str, words: str) -> None:
+    with builders.invalid("METRICS_UNREADABLE", rf"/metrics has {words}"):
+        read(engine, page)
+
+
+def test_a_page_of_sixty_four_engines_is_read() -> None:
+    lines = [line for line in VLLM_PAGE.splitlines() if line[0] != "#"]
+    engines = [f'engine="{number}"' for number in range(64)]
+    page = "\n".join(line.replace('engine="0"', engine) for engine in engines for line in lines)
+    assert read("vllm", f"{page}\n").steps == 64 * 88
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt_llm"])
 def test_a_page_that_is_no_metrics_is_unreadable(engine: str) -> None:
     with builders.invalid("METRICS_UNREADABLE", "not a Prometheus page"):
         read(engine, "<html> {not metrics} </html>\n")
