@@ -9,7 +9,7 @@ import collections
 import functools
 import importlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -31,6 +31,11 @@ _TOYS = "fixtures/prompts"
 _MOST_RANDOM_PROMPTS, _MOST_RANDOM_TOKENS = 1024, 2**22
 """Of a length; those longer than 4,096 tokens are fewer."""
 _ID_CHARACTERS = 200
+_MOST_ROWS = 1_000_000
+"""The most rows of a file that are read; ShareGPT, the longest published set, has 94,145."""
+_MOST_BYTES = 2**30
+"""The most bytes of a file, or of what it unpacks to; ShareGPT has 673 MB."""
+_BATCH_ROWS = 32
 _ADVICE = "a row needs its prompt, under turns, prompt, messages, conversations, question or text"
 # Half of SPEED-Bench's published rows are references to their sources, and begin so.
 _PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
@@ -455,29 +460,48 @@ def _check_prompt(prompt: Prompt) -> None:
 def _read_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     """Read the rows of a file as JSON, each with its place, `prompts.jsonl:3` for instance."""
     subject = f"prompt file '{path}'"
-    rows: Iterable[bytes]
-    first = 1
     try:
         if path.suffix == ".parquet":
-            rows = map(msgspec.json.encode, _parquet_rows(path, set(columns)))
+            yield from _parquet_rows(path, set(columns))
         else:
-            content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
-            text = content.strip()
-            if text.startswith(b"["):
-                rows = map(bytes, decode_json(text, list[msgspec.Raw]))
-            else:
-                rows = text.splitlines()
-                first += len(content[: len(content) - len(content.lstrip())].splitlines())
+            yield from _json_rows(path)
     except UNREADABLE as error:
         raise DatasetError(f"{subject}: {error}; {_ADVICE}") from error
     except (OSError, ValueError) as error:  # Arrow's error of a broken file is a ValueError
         raise DatasetError(f"{subject}: {error}; fetch it again, or name another") from error
+
+
+def _check_size(path: Path, size: int, most: int, unit: str) -> None:
+    """Refuse a file that has more than is read: its prompts would fill the memory."""
+    if size > most:
+        raise DatasetError(
+            f"prompt file '{path}': has {size:,} {unit}, and {most:,} are read at most;"
+            " give a file with the rows that are to be replayed"
+        )
+
+
+def _json_rows(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield the rows of JSON lines or of a JSON array."""
+    _check_size(path, path.stat().st_size, _MOST_BYTES, "bytes")
+    content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+    text = content.strip()
+    rows: Sequence[bytes | msgspec.Raw]
+    if text.startswith(b"["):
+        first = 1
+        rows = decode_json(text, list[msgspec.Raw])
+    else:
+        first = 1 + len(content[: len(content) - len(content.lstrip())].splitlines())
+        rows = text.splitlines()
+    _check_size(path, len(rows), _MOST_ROWS, "rows")
     for number, row in enumerate(rows, first):
-        yield f"{path}:{number}", row
+        yield f"{path}:{number}", bytes(row)
 
 
-def _parquet_rows(path: Path, columns: set[str]) -> list[dict[str, object]]:
-    """The rows of a Parquet file, of the columns named; a column without a value isn't there."""
+def _parquet_rows(path: Path, columns: set[str]) -> Iterator[tuple[str, bytes]]:
+    """Yield the rows of a Parquet file with the columns named, but for those without a value.
+
+    Equal values are stored once, so a small file may hold millions of rows, or gigabytes of text.
+    """
     try:
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
@@ -486,6 +510,15 @@ def _parquet_rows(path: Path, columns: set[str]) -> list[dict[str, object]]:
             f" {install_command('datasets')}"
         ) from error
     file = parquet.ParquetFile(path)
+    _check_size(path, file.metadata.num_rows, _MOST_ROWS, "rows")
     names = [name for name in file.schema_arrow.names if name in columns]
-    rows = file.read(columns=names).to_pylist()
-    return [{name: value for name, value in row.items() if value is not None} for row in rows]
+    number = 0
+    read_bytes = 0
+    for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=names):
+        for row in batch.to_pylist():
+            number += 1
+            filled = {name: value for name, value in row.items() if value is not None}
+            content = msgspec.json.encode(filled)
+            read_bytes += len(content)
+            _check_size(path, read_bytes, _MOST_BYTES, "bytes of text")
+            yield f"{path}:{number}", content

@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -332,6 +333,33 @@ def test_a_file_that_cannot_be_read_is_named(
     with pytest.raises(DatasetError, match=words) as error:
         load("genai-perf", path)
     assert str(path) in str(error.value)
+
+
+def test_a_small_file_of_parquet_with_millions_of_rows_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "test.parquet"
+    zeros = pa.array(np.zeros(30_000_000, np.int8))
+    texts = pa.DictionaryArray.from_arrays(zeros, pa.array(["x"]))
+    pq.write_table(pa.table({"text": texts}), path)
+    assert path.stat().st_size < 2**24
+    words = "has 30,000,000 rows, and 1,000,000 are read at most; give a file"
+    with pytest.raises(DatasetError, match=f"prompt file '{path}': {words}"):
+        load("genai-perf", path)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json"])
+def test_a_file_that_is_too_long_is_refused_before_it_is_read(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"prompts.{suffix}"
+    with path.open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(DatasetError, match=r"has 1,099,511,627,776 bytes, and 1,073,741,824 are"):
+        load("genai-perf", path)
+
+
+def test_a_file_of_more_lines_than_are_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"conversations": []}\n' * 1_000_001)
+    with pytest.raises(DatasetError, match="has 1,000,001 rows, and 1,000,000 are read"):
+        load("sharegpt", path)
 
 
 def test_a_conversation_without_a_word_of_the_user_is_left_out_and_counted(tmp_path: Path) -> None:
