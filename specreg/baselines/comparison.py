@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from specreg.baselines.schema import (
     RecordedDevice,
     load_acceptance,
 )
+from specreg.core.reasons import Invalidity, Reason
 from specreg.matrix.case import CaseSettings
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Family, Metric, ratio_parts
@@ -38,6 +40,7 @@ from specreg.telemetry.identity import Environment
 from specreg.telemetry.power_record import DeviceRecord
 
 _LEAST_CLOCK_FRAC = 0.95
+"""A GPU that runs below this share of the recorded clock was held back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +48,12 @@ class CaseBaselines:
     """The baselines that apply to a case, before it is judged.
 
     Attributes:
-        exact: the baseline of this environment; nearest: one of another, with the same settings.
+        exact: the baseline of this environment.
+        nearest: a baseline of another environment, with the same settings.
+        published: figures from a paper or a blog, for acceptance only.
         control: the baseline of the same load without speculation.
         spreads: by metric, how launches of this environment differ.
-        options: with which pytest runs the case, the tier among them.
+        options: the options with which pytest runs the case, the tier among them.
     """
 
     environment: Environment
@@ -62,59 +67,87 @@ class CaseBaselines:
 
     @property
     def baseline(self) -> Baseline | None:
-        """The one to compare with: of this machine, else of another."""
+        """The baseline to compare with: that of this machine, or else of another."""
         return self.exact or self.nearest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountsTable(Counts[Column]):
-    """The counts of each prompt, turns added up: prompts are independent draws, turns aren't.
+    """The counts of each prompt, with its turns added up.
 
-    The columns are of shape (n,), as long as `prompt_ids`, of which each is there once.
+    Prompts are independent draws and turns are not. All columns have the shape (n,), and
+    `prompt_ids` has n different ids.
     """
 
     prompt_ids: tuple[str, ...]
 
 
 def common_tables(*sides: Iterable[PromptAcceptance]) -> Sequence[CountsTable]:
-    """A table of each side, of the prompts that all of them have, in the order of the first."""
-    sums: list[dict[str, StepCounts]] = []
-    for side in sides:
-        rows: dict[str, StepCounts] = {}
-        for prompt in side:
-            rows[prompt.prompt_id] = rows.get(prompt.prompt_id, NO_STEPS) + prompt.counts
-        sums.append(rows)
-    common = tuple(one for one in sums[0] if all(one in rows for rows in sums)) if sums else ()
-    return [_table(common, [rows[one] for one in common]) for rows in sums]
+    """Tabulate the prompts that all sides have, in the order of the first side.
+
+    Returns:
+        One table for each side.
+    """
+    counts_by_side: list[dict[str, StepCounts]] = []
+    for prompts in sides:
+        counts: dict[str, StepCounts] = {}
+        for prompt in prompts:
+            counts[prompt.prompt_id] = counts.get(prompt.prompt_id, NO_STEPS) + prompt.counts
+        counts_by_side.append(counts)
+    if not counts_by_side:
+        return []
+    common_ids = tuple(
+        prompt_id
+        for prompt_id in counts_by_side[0]
+        if all(prompt_id in counts for counts in counts_by_side)
+    )
+    return [
+        _table(common_ids, [counts[prompt_id] for prompt_id in common_ids])
+        for counts in counts_by_side
+    ]
 
 
 def _table(prompt_ids: tuple[str, ...], rows: Sequence[StepCounts]) -> CountsTable:
-    proposed = [one.proposed for one in rows]
-    positions = itertools.zip_longest(*(one.position_counts for one in rows), fillvalue=0)
+    proposed = [row.proposed for row in rows]
+    positions = itertools.zip_longest(*(row.position_counts for row in rows), fillvalue=0)
     return CountsTable(
         prompt_ids=prompt_ids,
-        steps=np.array([one.steps for one in rows], np.float64),
-        accepted=np.array([one.accepted for one in rows], np.float64),
+        steps=np.array([row.steps for row in rows], np.float64),
+        accepted=np.array([row.accepted for row in rows], np.float64),
         proposed=None if None in proposed else np.array(proposed, np.float64),
         position_counts=tuple(np.array(column, np.float64) for column in positions),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """A case's launches beside what is known of it; the last one is judged by prompt.
+class RatioChange(NamedTuple):
+    """How an acceptance metric changed over the prompts that run and baseline share."""
 
-    `ours` and `theirs` are what each prompt did that both have; None where there are no prompts.
+    value: float
+    expected: float
+    effect: Effect
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaselineComparison:
+    """A case's launches beside the baselines that apply to the case.
+
+    Speeds are compared over all launches; acceptance is compared prompt by prompt, in the last one.
+
+    Attributes:
+        launches: one at least.
+        measured: what the prompts did that run and baseline share; None if the source of the
+            run's acceptance doesn't know single prompts.
+        recorded: what the same prompts did in the baseline; None without such a baseline.
     """
 
     launches: tuple[Measurement, ...]
     known: CaseBaselines
-    ours: CountsTable | None
-    theirs: CountsTable | None
+    measured: CountsTable | None
+    recorded: CountsTable | None
 
     @property
-    def without_extension(self) -> "Comparison":
-        """The comparison without the extension's prompts."""
+    def without_extension(self) -> "BaselineComparison":
+        """The comparison without the prompts of the extension."""
         return compare(self.launches, self.known, extended=False)
 
     @property
@@ -130,193 +163,253 @@ class Comparison:
     @property
     def other_card(self) -> str:
         """A sentence if the last launch ran on another card than the baseline's, else empty."""
-        return self._difference(lambda one: one.id, "measured on", "recorded on")
+        return self._difference(lambda device: device.id, "measured on", "recorded on")
 
     def _difference(self, name: Callable[[RecordedDevice], str], now: str, then: str) -> str:
-        ours = list(map(name, devices_of([self.measurement])))
-        theirs = list(map(name, self.known.exact.devices if self.known.exact else ()))
-        if not theirs or sorted(ours) == sorted(theirs):
+        recorded_devices = self.known.exact.devices if self.known.exact else ()
+        names = [name(device) for device in devices_of([self.measurement])]
+        recorded_names = [name(device) for device in recorded_devices]
+        if not recorded_names or sorted(names) == sorted(recorded_names):
             return ""
-        return f"{now} {', '.join(ours)}, {then} {', '.join(theirs)}"
+        return f"{now} {', '.join(names)}, {then} {', '.join(recorded_names)}"
 
     def launch_values(self, metric: Metric) -> tuple[float, ...]:
-        """The metric's value in each launch that has it."""
-        return tuple(m.values[metric.name] for m in self.launches if metric.name in m.values)
+        """Return the metric's value in each launch that has one."""
+        return tuple(
+            launch.values[metric.name] for launch in self.launches if metric.name in launch.values
+        )
 
-    def ratio_change(self, metric: Metric) -> tuple[float, float, Effect] | str:
-        """Value, expected value and change of an acceptance metric, or why it can't be told."""
-        if self.ours is None:
-            return (
-                "the source knows the sum of all requests only, so there is no telling how they"
-                " spread; use an engine whose answers carry their own counts"
+    def ratio_change(self, metric: Metric) -> RatioChange | Reason:
+        """Return how an acceptance metric changed, or why that can't be known."""
+        if self.measured is None:
+            return Reason(
+                text="the source knows the sum of all requests only, so there is no telling how"
+                " they spread",
+                remedy="use an engine whose answers carry their own counts",
             )
-        if len(self.ours.prompt_ids) < FEWEST_PROMPTS:
-            return (
-                f"{len(self.ours.prompt_ids)} prompts to compare by, {FEWEST_PROMPTS} are needed;"
-                " raise prompts in the matrix"
+        prompts = len(self.measured.prompt_ids)
+        if prompts < FEWEST_PROMPTS:
+            return Reason(
+                text=f"{prompts} prompts to compare by, {FEWEST_PROMPTS} are needed",
+                remedy="raise prompts in the matrix",
             )
-        ours, expected = ratio_parts(metric, self.ours), self.expected_ratio(metric)
-        value = _quotient(ours)
-        if ours is None or value is None or expected is None:
-            return f"the prompts to compare by hold no {metric.name}"
+        parts = ratio_parts(metric, self.measured)
+        ratio = _quotient(parts)
+        expected = self.expected_ratio(metric)
+        if parts is None or ratio is None or expected is None:
+            return Reason(text=f"the prompts to compare by hold no {metric.name}")
         if expected:
-            theirs = ratio_parts(metric, self.theirs) if self.theirs is not None else None
-            change = change_of_ratio(ours, theirs, expected)
-        else:  # a baseline of 0 (no draft ever accepted) can only be kept or improved
-            change = Effect(estimate_frac=float(value > 0), error_frac=0.0, freedom=1)
-        return metric.origin + value, metric.origin + expected, change
+            recorded_parts = ratio_parts(metric, self.recorded) if self.recorded else None
+            effect = change_of_ratio(parts, recorded_parts, expected)
+        else:
+            # A baseline of 0, in which no draft was ever accepted, can only be kept or improved.
+            effect = Effect(estimate_frac=float(ratio > 0), error_frac=0.0, freedom=1)
+        return RatioChange(metric.origin + ratio, metric.origin + expected, effect)
 
     def speed_change(self, metric: Metric) -> Effect | None:
-        """The change of a speed, better being positive.
+        """Return the change of a speed, better being positive.
 
-        None without a spread or a baseline, and of a speed that is 0 in a launch.
+        Returns:
+            None without a spread or a baseline, and for a speed that is 0 in a launch.
         """
-        ours = self.launch_values(metric)
-        return _change_of_speed(metric, ours, self.known.exact, self.known.spreads)
+        values = self.launch_values(metric)
+        return _change_of_speed(metric, values, self.known.exact, self.known.spreads)
 
     def control_change(self, metric: Metric) -> Effect | None:
-        """`speed_change` of the server without speculation beside the last launch.
+        """Return the `speed_change` of the control beside the last launch.
 
-        Held against its own case's baseline: whatever moved it didn't come from speculation.
+        The control is compared with the baseline of its own case. What moved it didn't come from
+        speculation.
         """
         replay = self.measurement.replay
         # An invalid speedup may mean that the control's rounds are invalid.
-        if Family.SPEEDUP in self.measurement.invalid or not replay or not replay.control_rounds:
+        if Family.SPEEDUP in self.measurement.invalid:
             return None
-        ours = (metric.function(replay.of_control) or 0.0,)
-        return _change_of_speed(metric, ours, self.known.control, self.known.spreads)
+        if replay is None or not replay.control_rounds:
+            return None
+        value = metric.function(replay.of_control) or 0.0
+        return _change_of_speed(metric, (value,), self.known.control, self.known.spreads)
 
     def expected_ratio(self, metric: Metric) -> float | None:
-        """The expected ratio: of the prompts that both have, else of the sum of all."""
-        if self.theirs is not None:
-            return _quotient(ratio_parts(metric, self.theirs))
+        """Return the expected ratio: of the shared prompts, or else of the sum of all prompts."""
+        if self.recorded is not None:
+            return _quotient(ratio_parts(metric, self.recorded))
+        value: float | None = None
         if self.known.baseline is not None:
             value = self.known.baseline.expected_value(metric)
-        else:
-            value = self.known.published.value(metric.name) if self.known.published else None
+        elif self.known.published is not None:
+            value = self.known.published.value(metric.name)
         return None if value is None else value - metric.origin
 
 
 def compare(
     launches: Sequence[Measurement], known: CaseBaselines, *, extended: bool = True
-) -> Comparison:
-    """Compare a case's launches, one at least, with what the baselines know of it."""
-    ours = launches[-1].acceptance
-    theirs = load_acceptance(known.baseline.acceptance) if known.baseline else None
-    if ours and not extended:
-        ids = list(dict.fromkeys(prompt.prompt_id for prompt in ours.prompts))
-        ours = ours.only(ids[: launches[-1].case.prompts])
-    tables = common_tables(*(one.prompts for one in (ours, theirs) if one and one.prompts))
-    return Comparison(
+) -> BaselineComparison:
+    """Compare a case's launches with what the baselines know of it.
+
+    Args:
+        launches: one at least.
+        known: the baselines that apply to the case.
+        extended: whether the prompts of the extension take part.
+    """
+    measured = launches[-1].acceptance
+    recorded = load_acceptance(known.baseline.acceptance) if known.baseline else None
+    if measured and not extended:
+        prompt_ids = list(dict.fromkeys(prompt.prompt_id for prompt in measured.prompts))
+        measured = measured.only(prompt_ids[: launches[-1].case.prompts])
+    has_measured = measured is not None and bool(measured.prompts)
+    has_recorded = recorded is not None and bool(recorded.prompts)
+    records = [record for record in (measured, recorded) if record and record.prompts]
+    tables = common_tables(*(record.prompts for record in records))
+    return BaselineComparison(
         launches=tuple(launches),
         known=known,
-        ours=tables[0] if ours and ours.prompts else None,
-        theirs=tables[-1] if theirs and theirs.prompts else None,
+        measured=tables[0] if has_measured else None,
+        recorded=tables[-1] if has_recorded else None,
     )
 
 
 def paired_ratio_change(
     metric: Metric, measured: Sequence[Measurement], before: Sequence[Measurement]
-) -> Effect | str:
-    """The change of an acceptance metric between the launches of two arms, prompt by prompt.
+) -> Effect | Reason:
+    """Return the change of an acceptance metric between the launches of two arms, or why not.
 
-    A prompt's launches are added up: where greedy answers repeat they tell nothing new, and where
-    they don't each launch is another draw of its text. A sentence where there is no telling.
+    The launches of a prompt are added up. Where greedy answers repeat, further launches say nothing
+    new; where they don't, each launch is another draw of the prompt's text.
     """
-    records = [[one.acceptance for one in arm if one.acceptance] for arm in (measured, before)]
-    tags = sorted({f"{one.source} {one.view}" for one in itertools.chain(*records)})
+    records = [
+        [launch.acceptance for launch in arm if launch.acceptance] for arm in (measured, before)
+    ]
+    tags = sorted({f"{record.source} {record.view}" for record in itertools.chain(*records)})
     if len(tags) > 1:
-        said = ", ".join(tags)
-        return f"the sides tell their acceptance differently ({said}), so they can't be compared"
-    ours, theirs = common_tables(
-        *([each for one in arm for each in one.prompts] for arm in records)
-    )
-    if len(ours.prompt_ids) < FEWEST_PROMPTS:
-        return (
-            f"{len(ours.prompt_ids)} prompts to compare by, {FEWEST_PROMPTS} are needed; give more"
-            " prompts, and an engine whose answers carry their own counts"
+        return Reason(
+            text=f"the sides tell their acceptance differently ({', '.join(tags)}), so they can't"
+            " be compared"
         )
-    change = _change_of_tables(metric, ours, theirs)
-    return change or "side A accepted nothing, or B took no step: there is no ratio to compare"
+    now, then = common_tables(
+        *(list(itertools.chain.from_iterable(record.prompts for record in arm)) for arm in records)
+    )
+    if len(now.prompt_ids) < FEWEST_PROMPTS:
+        return Reason(
+            text=f"{len(now.prompt_ids)} prompts to compare by, {FEWEST_PROMPTS} are needed",
+            remedy="give more prompts, and an engine whose answers carry their own counts",
+        )
+    effect = _change_of_tables(metric, now, then)
+    if effect is None:
+        return Reason(
+            text="side A accepted nothing, or B took no step: there is no ratio to compare"
+        )
+    return effect
 
 
-def _change_of_tables(metric: Metric, ours: CountsTable, theirs: CountsTable) -> Effect | None:
-    """The change of a ratio between tables of the same prompts; None where one of them has none."""
-    now, before = ratio_parts(metric, ours), ratio_parts(metric, theirs)
-    expected = _quotient(before)
-    if now is None or _quotient(now) is None or not expected:
+def _change_of_tables(metric: Metric, now: CountsTable, then: CountsTable) -> Effect | None:
+    """Return the change of a ratio between tables of the same prompts; None if one has no ratio."""
+    parts = ratio_parts(metric, now)
+    parts_before = ratio_parts(metric, then)
+    expected = _quotient(parts_before)
+    if parts is None or _quotient(parts) is None or not expected:
         return None
-    return change_of_ratio(now, before, expected)
+    return change_of_ratio(parts, parts_before, expected)
 
 
 def _change_of_speed(
-    metric: Metric, ours: Sequence[float], recorded: Baseline | None, spreads: Mapping[str, Spread]
+    metric: Metric,
+    values: Sequence[float],
+    baseline: Baseline | None,
+    spreads: Mapping[str, Spread],
 ) -> Effect | None:
-    spread, theirs = spreads.get(metric.name), recorded.launch_values(metric) if recorded else ()
-    if spread is None or not theirs or min(ours, default=0.0) <= 0:
+    spread = spreads.get(metric.name)
+    recorded = baseline.launch_values(metric) if baseline else ()
+    if spread is None or not recorded or min(values, default=0.0) <= 0:
         return None
-    return change_of_launches(ours, theirs, spread, metric.sign)
+    return change_of_launches(values, recorded, spread, metric.sign)
 
 
 def change_of_baseline(metric: Metric, old: Baseline, new: Baseline) -> Effect | None:
-    """What a new baseline changes; None where there is nothing to compare or no spread."""
+    """Return what a new baseline changes; None without a spread or anything to compare."""
     if metric.by_launch:
         return _change_of_speed(metric, new.launch_values(metric), old, spreads_of((new,)))
-    before, now = load_acceptance(old.acceptance), load_acceptance(new.acceptance)
-    return change_of_acceptance(metric, before, now) if before and now else None
+    before = load_acceptance(old.acceptance)
+    now = load_acceptance(new.acceptance)
+    if before is None or now is None:
+        return None
+    return change_of_acceptance(metric, before, now)
 
 
 def change_of_acceptance(
     metric: Metric, old: AcceptanceRecord, new: AcceptanceRecord
 ) -> Effect | None:
-    """The change over the prompts that both have; None where they are too few, or have no ratio."""
-    ours, theirs = common_tables(new.prompts, old.prompts)
-    few = len(ours.prompt_ids) < FEWEST_PROMPTS
-    return None if few else _change_of_tables(metric, ours, theirs)
+    """Return the change over the prompts that both records have.
+
+    Returns:
+        None if they share too few prompts, or have no ratio.
+    """
+    now, then = common_tables(new.prompts, old.prompts)
+    if len(now.prompt_ids) < FEWEST_PROMPTS:
+        return None
+    return _change_of_tables(metric, now, then)
 
 
 def spreads_of(baselines: Iterable[Baseline]) -> Mapping[str, Spread]:
-    """By metric, how the launches of one environment differ, pooled over its baselines.
+    """Return by metric how the launches of one environment differ, pooled over its baselines.
 
-    s_w² = Σ (ln x - mean ln x)² / Σ (n - 1) over those with two launches or more; s_b² the mean of
-    what their histories say, weighed by runs. Logarithms, because a slow machine slows by a factor.
-    Pooled, because three launches of one case say little.
+    s_w² = Σ (ln x - mean ln x)² / Σ (n - 1) over the baselines with two launches or more; s_b² is
+    the mean of what their histories say, weighed by runs. Logarithms are taken because a slow
+    machine slows by a factor. Baselines are pooled because three launches of one case say little.
     """
     baselines = tuple(baselines)
     return pooled_spreads(
-        [one.launches for one in baselines], [one.noise for one in baselines if one.noise]
+        [baseline.launches for baseline in baselines],
+        [baseline.noise for baseline in baselines if baseline.noise],
     )
 
 
 def pooled_spreads(
     cases: Sequence[Sequence[Mapping[str, float]]], noise: Sequence[Mapping[str, Noise]] = ()
 ) -> Mapping[str, Spread]:
-    """Pool by metric how the launches of some cases differ, and the noise known of their runs."""
-    found = {}
-    for name in dict.fromkeys(name for launches in cases for row in launches for name in row):
-        squares, freedom = 0.0, 0
-        for launches in cases:
-            logs = [math.log(row[name]) for row in launches if row.get(name, 0) > 0]
-            if len(logs) > 1:
-                squares += statistics.variance(logs) * (len(logs) - 1)
-                freedom += len(logs) - 1
-        noises = [one[name] for one in noise if name in one and one[name].runs > 1]
-        runs = sum(noise.runs - 1 for noise in noises)
-        between = sum(noise.between_frac**2 * (noise.runs - 1) for noise in noises)
+    """Pool by metric how the launches of some cases differ.
+
+    Args:
+        cases: for each case, the speeds of each of its launches by metric.
+        noise: for each case with a history, what is known of how its runs differ.
+    """
+    spreads = {}
+    for name in dict.fromkeys(name for launches in cases for launch in launches for name in launch):
+        squares, freedom = _squares_within(name, cases)
+        noises = [known[name] for known in noise if name in known and known[name].runs > 1]
+        runs = sum(each.runs - 1 for each in noises)
+        between = sum(each.between_frac**2 * (each.runs - 1) for each in noises)
         if freedom:
-            found[name] = Spread(
+            spreads[name] = Spread(
                 within_frac=math.sqrt(squares / freedom),
                 between_frac=math.sqrt(between / runs) if runs else 0.0,
                 freedom=min(freedom, runs) if runs else freedom,
             )
-    return found
+    return spreads
+
+
+def _squares_within(name: str, cases: Sequence[Sequence[Mapping[str, float]]]) -> tuple[float, int]:
+    """Sum the squared deviations of a speed's logarithms from the mean of their case.
+
+    Returns:
+        The sum and its degrees of freedom.
+    """
+    squares = 0.0
+    freedom = 0
+    for launches in cases:
+        logs = [math.log(launch[name]) for launch in launches if launch.get(name, 0) > 0]
+        if len(logs) > 1:
+            squares += statistics.variance(logs) * (len(logs) - 1)
+            freedom += len(logs) - 1
+    return squares, freedom
 
 
 def differing_settings(recorded: CaseSettings, current: CaseSettings) -> str:
-    """The settings that differ, as `name: recorded -> current`; empty when none does."""
+    """Return the settings that differ, as `name: recorded -> current`; empty when none does."""
+    names = [field.name for field in dataclasses.fields(CaseSettings)]
     return ", ".join(
         f"{name}: {getattr(recorded, name)} -> {getattr(current, name)}"
-        for name in (field.name for field in dataclasses.fields(CaseSettings))
+        for name in names
         if getattr(recorded, name) != getattr(current, name)
     )
 
@@ -324,51 +417,54 @@ def differing_settings(recorded: CaseSettings, current: CaseSettings) -> str:
 def of_any_number(settings: CaseSettings) -> CaseSettings:
     """Return the settings without `num_prompts`, by which a run overrides the matrix.
 
-    Acceptance is compared prompt by prompt, so that it bears another number of them.
+    Acceptance is compared prompt by prompt, so that another number of them doesn't matter.
     """
     return dataclasses.replace(settings, num_prompts=None)
 
 
-def why_held_back(launches: Iterable[Measurement], recorded: Baseline | None) -> str:
-    """Why no speed of some launches counts: a GPU ran slower than when it was recorded.
+def why_held_back(launches: Iterable[Measurement], baseline: Baseline | None) -> Invalidity | None:
+    """Return why no speed of some launches counts: a GPU ran slower than when it was recorded.
 
-    Empty where none did, or it isn't known.
+    Returns:
+        None if no GPU did, or that isn't known.
     """
-    theirs = recorded.devices if recorded else ()
-    pairs = (zip(devices_of([launch]), theirs, strict=False) for launch in launches)
-    for now, then in itertools.chain.from_iterable(pairs):
-        if now.sm_clock_mhz is None or then.sm_clock_mhz is None:
-            continue
-        if now.sm_clock_mhz < _LEAST_CLOCK_FRAC * then.sm_clock_mhz:
-            return (
-                f"CLOCK_LOW: {now.name} ran at {now.sm_clock_mhz:.0f} MHz, it was"
-                f" recorded at {then.sm_clock_mhz:.0f}; reset its clocks (nvidia-smi -rgc),"
-                " cool it, or look who limits its power"
-            )
-    return ""
+    recorded_devices = baseline.devices if baseline else ()
+    for launch in launches:
+        # Launches of one machine list their devices in the same order.
+        for now, then in zip(devices_of([launch]), recorded_devices, strict=False):
+            if now.sm_clock_mhz is None or then.sm_clock_mhz is None:
+                continue
+            if now.sm_clock_mhz < _LEAST_CLOCK_FRAC * then.sm_clock_mhz:
+                return Invalidity(
+                    "CLOCK_LOW",
+                    f"{now.name} ran at {now.sm_clock_mhz:.0f} MHz, it was recorded at"
+                    f" {then.sm_clock_mhz:.0f}; reset its clocks (nvidia-smi -rgc), cool it, or"
+                    " look who limits its power",
+                )
+    return None
 
 
 def devices_of(launches: Iterable[Measurement]) -> tuple[RecordedDevice, ...]:
-    """The devices whose power some launches measured, each at the median of its clocks."""
-    found: dict[str, list[DeviceRecord]] = {}
+    """Return the devices whose power some launches measured, each at the median of its clocks."""
+    records_by_device: dict[str, list[DeviceRecord]] = {}
     for launch in launches:
         power = launch.replay.power if launch.replay else None
-        for one in power.case.devices if power and power.case else ():
-            found.setdefault(one.device.id, []).append(one)
-    merged = []
-    for same in found.values():
-        last = same[-1]
-        clocks = [one.sm_clock_mhz for one in same if one.sm_clock_mhz is not None]
-        merged.append(
+        for record in power.case.devices if power and power.case else ():
+            records_by_device.setdefault(record.device.id, []).append(record)
+    devices = []
+    for records in records_by_device.values():
+        last = records[-1]
+        clocks_mhz = [record.sm_clock_mhz for record in records if record.sm_clock_mhz is not None]
+        devices.append(
             RecordedDevice(
                 id=last.device.id,
                 name=last.device.name,
                 scope=last.device.scope,
                 from_counter=last.from_counter,
-                sm_clock_mhz=statistics.median(clocks) if clocks else None,
+                sm_clock_mhz=statistics.median(clocks_mhz) if clocks_mhz else None,
             )
         )
-    return tuple(merged)
+    return tuple(devices)
 
 
 def _kind(device: RecordedDevice) -> str:

@@ -15,11 +15,12 @@ from specreg.baselines.schema import Baseline, load_baseline
 from specreg.baselines.store import BaselineStore
 from specreg.core.errors import BaselineError, InvalidMeasurementError
 from specreg.core.files import replace_file
+from specreg.core.reasons import Invalidity
 from specreg.matrix.case import Case, CaseSettings
 from specreg.matrix.models import model_sha256
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, SPOILS, Family, Invalid, render_invalid
-from specreg.stats.intervals import Look
+from specreg.stats.intervals import LEVELS, Look
 from specreg.telemetry.sensor import SCRIPTED
 
 COMMIT = "SPECREG_COMMIT"
@@ -62,7 +63,7 @@ def record_measurements(
     invalid = _invalid_of(measurements, old)
     alone = first.acceptance is None and invalid.keys() - {Family.POWER}
     if Family.ACCEPTANCE in invalid or alone:
-        raise _refusal(first.case, next(iter(invalid.values())))
+        raise _refusal(first.case, str(next(iter(invalid.values()))))
     for name in (*store.environment.gpus, *(one.name for one in devices_of(measurements))):
         if name.startswith(SCRIPTED):
             why = f"'{name}' is a device that a test made up; measure on a real one"
@@ -126,15 +127,19 @@ def record_baseline(path: Path, baseline: Baseline) -> None:
 
 def _invalid_of(measurements: Sequence[Measurement], old: Baseline | None) -> Invalid:
     """Say by family why nothing of it is recorded: it is invalid in one launch or more."""
-    powers = [one.replay.power for one in measurements if one.replay and one.replay.power]
-    broken = [(Family.POWER, power.invalid) for power in powers if power.invalid]
-    found = dict(broken) | {
-        family: why for one in measurements for family, why in one.invalid.items()
-    }
-    if low := why_held_back(measurements, old):
-        why = f"{low}; if it is to run so from now on, remove the baseline first"
-        found = {**dict.fromkeys(SPOILS["CLOCK_LOW"], why), **found}
-    return found
+    invalid: dict[Family, Invalidity] = {}
+    held_back = why_held_back(measurements, old)
+    if held_back is not None:
+        advice = "if it is to run so from now on, remove the baseline first"
+        invalidity = Invalidity(held_back.code, f"{held_back.text}; {advice}")
+        invalid.update(dict.fromkeys(SPOILS[held_back.code], invalidity))
+    for measurement in measurements:
+        power = measurement.replay.power if measurement.replay else None
+        if power is not None and power.invalid is not None:
+            invalid[Family.POWER] = power.invalid
+    for measurement in measurements:
+        invalid.update(measurement.invalid)
+    return invalid
 
 
 def _speeds_of(
@@ -183,7 +188,7 @@ def _check_acceptance_agrees(measurements: Sequence[Measurement]) -> None:
     records = [one.acceptance for one in measurements if one.acceptance is not None]
     for other in records[1:]:
         change = change_of_acceptance(METRICS["acceptance_length_tokens"], other, records[0])
-        low, high = change.bounds(Look.FULL.value) if change else (1.0, 1.0)
+        low, high = change.bounds(LEVELS[Look.FULL]) if change else (1.0, 1.0)
         ids = {one.prompt_id for one in other.prompts}
         ids &= {one.prompt_id for one in records[0].prompts}
         alike = [one.only(ids) if ids else one for one in (records[0], other)]

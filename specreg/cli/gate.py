@@ -137,7 +137,7 @@ def soak(options: SoakOptions) -> int:
         verdicts = soaked.look(LAST_LEVEL) if soaked.blocks else ()
         if soaked.blocks:
             typer.echo(render_verdicts(verdicts, color=sys.stdout.isatty()))
-            reasons = (f"{one.metric}: {one.reason}" for one in verdicts if one.reason)
+            reasons = (f"{one.metric}: {one.explanation}" for one in verdicts if one.reason)
             blocks = f"{len(soaked.blocks)} blocks; a change is that of an hour: {soaked.path}"
             typer.echo("\n".join((*reasons, blocks)))
     return exit_status(verdicts)

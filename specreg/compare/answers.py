@@ -19,6 +19,7 @@ from specreg.acceptance.trace import ANSWER_DIGEST
 from specreg.compare.pairs import COMPARED, Pair, Side
 from specreg.core.errors import InvalidMeasurementError
 from specreg.core.files import UNREADABLE, replace_file
+from specreg.core.reasons import Reason
 from specreg.correctness.checks import LOSSLESS, ask_greedy, other_batch, were_equal
 from specreg.correctness.lossless import Losslessness, Score, check_lossless, score_partings
 from specreg.datasets.prompts import Prompt
@@ -30,7 +31,7 @@ from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Replay
 from specreg.servers.server import Server
-from specreg.verdicts.judge import Outcome, Verdict
+from specreg.verdicts.verdict import Outcome, Verdict
 
 _MOST_LAUNCHES = 2
 """After so many launches without a comparison, answers aren't asked for any more."""
@@ -58,7 +59,7 @@ class AnswerComparison:
     path: Path
     show: Callable[[str], None]
     _known: _Known = field(default_factory=lambda: _Known(digest=ANSWER_DIGEST))
-    _failed: dict[str, str] = field(default_factory=dict)  # by pair, why
+    _failed: dict[str, Reason] = field(default_factory=dict)  # by pair, why
     _launches: dict[str, set[int]] = field(default_factory=dict)  # by pair, those that were tried
 
     def take_over(self) -> None:
@@ -80,9 +81,9 @@ class AnswerComparison:
             return self._known.verdicts[pair.id]
         say = functools.partial(_verdict_on_answers, case_id=pair.id)
         if why := why_not_compared(pair.a, pair.b):
-            return say(outcome=Outcome.NOT_COMPARABLE, reason=why)
-        unknown = self._failed.get(pair.id, "the answers weren't compared; --resume does so")
-        return say(outcome=Outcome.INVALID, reason=unknown)
+            return say(outcome=Outcome.NOT_COMPARABLE, reason=Reason(text=why))
+        not_yet = Reason(text="the answers weren't compared", remedy="--resume does so")
+        return say(outcome=Outcome.INVALID, reason=self._failed.get(pair.id, not_yet))
 
     def wants(self, pairs: Collection[Pair]) -> bool:
         """Whether a further launch may decide on answers where earlier ones couldn't."""
@@ -129,7 +130,7 @@ class AnswerComparison:
                 found = compare_answers(pair, servers, prompts, known.answers[pair.id])
                 known.verdicts[pair.id] = found
         except InvalidMeasurementError as error:
-            self._failed[pair.id] = f"side {side}: {error}"
+            self._failed[pair.id] = Reason(text=f"side {side}: {error}")
             for one in servers.values():
                 one.check_alive()
         replace_file(self.path, msgspec.json.encode(known))
@@ -169,9 +170,10 @@ def compare_answers(
     each = zip(prompts, texts, theirs, strict=True)
     unlike = [f"'{prompt.id}'" for prompt, ours, its in each if ours != its.prompt]
     if unlike:
-        reason = (
-            f"B makes other tokens of {len(unlike)} prompts: {', '.join(unlike[:_MOST_NAMED])};"
-            " look at its tokenizer and chat template"
+        named = ", ".join(unlike[:_MOST_NAMED])
+        reason = Reason(
+            text=f"B makes other tokens of {len(unlike)} prompts: {named}",
+            remedy="look at its tokenizer and chat template",
         )
         return say(outcome=Outcome.WRONG, reason=reason)
     ask, batch = functools.partial(ask_greedy, case, server, texts), other_batch(case)
@@ -188,7 +190,8 @@ def compare_answers(
         with contextlib.suppress(InvalidMeasurementError):
             found = judged_by_a(found, functools.partial(score, a.endpoint))
     outcome = Outcome.WRONG if found.failures else Outcome.PASS
-    return say(outcome=outcome, reason=found.describe("of B", "of A"), value=found.equal_frac)
+    reason = Reason(text=found.describe("of B", "of A"))
+    return say(outcome=outcome, reason=reason, value=found.equal_frac)
 
 
 def judged_by_a(found: Losslessness, ask_a: Score) -> Losslessness:

@@ -15,7 +15,7 @@ from packaging.version import InvalidVersion, Version
 
 from specreg.compare.document import record_gate, set_aside
 from specreg.compare.gate import JOURNAL, Gate, SideError, open_gate
-from specreg.compare.judging import Answer, Decision, why_broken
+from specreg.compare.judging import Decision, GateAnswer, why_broken
 from specreg.compare.options import TOLERANCE, BisectOptions, ComparisonOptions, GateOptions
 from specreg.compare.pairs import Side
 from specreg.core.commands import specreg_command
@@ -23,7 +23,7 @@ from specreg.core.errors import UnsupportedError
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, Tier
 from specreg.servers.provision import parse_origin, released_versions
-from specreg.verdicts.judge import GOOD, Outcome, Verdict
+from specreg.verdicts.verdict import GOOD, Outcome, Verdict
 
 _WORSE = frozenset({Outcome.REGRESSED, Outcome.WRONG})
 _UNCLEAR = frozenset({Outcome.INCONCLUSIVE, Outcome.INVALID})
@@ -112,7 +112,7 @@ def step_of(decision: Decision, lost: frozenset[str] | None) -> Step:
 
     The last one, of which `lost` is None, is bad whatever it lost.
     """
-    if lost is None and decision.answer is Answer.UPGRADE:
+    if lost is None and decision.answer is GateAnswer.UPGRADE:
         return Step.GOOD
     outcomes = {one.outcome for one in decision.verdicts if lost is None or one.metric in lost}
     if outcomes & _WORSE:
@@ -144,7 +144,7 @@ class _Search:
             unclear = [one for one in self._wanted(decision) if one.outcome in _UNCLEAR]
             whys = decision.reasons if step is Step.BAD else ()
             if step is Step.UNKNOWN:
-                whys = tuple(f"{one.metric}: {one.reason}" for one in unclear)
+                whys = tuple(f"{one.metric}: {one.explanation}" for one in unclear)
             why = "; ".join(whys)
             if step is Step.BAD and self.lost is None:  # what the last version lost is searched for
                 self.lost = frozenset(o.metric for o in decision.verdicts if o.outcome in _WORSE)
@@ -175,10 +175,10 @@ class _Search:
             status = None if gate.finished else _CUT_SHORT_STATUS
             record_gate(gate, command=specreg_command("bisect", self.case.id), status=status)
             gate.journal.close()
-        why = why_broken(gate.launches, Side.A)
-        if why and step_of(decision, self.lost) is Step.UNKNOWN:
+        broken = why_broken(gate.launches, Side.A)
+        if broken is not None and step_of(decision, self.lost) is Step.UNKNOWN:
             message = (
-                f"the good release can't be measured, {why}; see '{gate.folder / 'logs'}', and"
+                f"the good release can't be measured, {broken}; see '{gate.folder / 'logs'}', and"
                 " type the same again, or another --good"
             )
             raise SideError(Side.A, message)

@@ -107,7 +107,11 @@ def _case_report(gate: Gate, pair: Pair, decision: Decision, command: str) -> Ca
             recorded_on=dt.datetime.now(tz=dt.UTC).date().isoformat(),
             engine_version=", ".join(gate.versions(Side.A)),
             reason=gate.installed[0],
-            values={one.metric: one.expected for one in verdicts if one.expected is not None},
+            values={
+                one.metric: one.comparison.expected
+                for one in verdicts
+                if one.comparison.expected is not None
+            },
             marginal_frac=(),
         ),
         history=(),

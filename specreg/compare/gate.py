@@ -21,7 +21,7 @@ from specreg.compare.judging import (
     SideLaunch,
     decide,
     is_lost,
-    launches_of,
+    plan_launches,
     rules_of,
 )
 from specreg.compare.options import GateOptions
@@ -45,6 +45,7 @@ from specreg.core.errors import (
     SpecregError,
     UnsupportedError,
 )
+from specreg.core.reasons import Reason
 from specreg.datasets.prompts import prompts_sha256
 from specreg.load.chat_client import FinishedRequest, Record
 from specreg.matrix.case import Case, Tier
@@ -136,7 +137,7 @@ class Gate:
         usual = math.inf if self.sources[0].on_gpu else _MINUTES_WITHOUT_GPU
         minutes = usual if self.options.minutes is None else self.options.minutes
         deadline_s, longest_s = time.monotonic() + 60 * minutes, 0.0
-        for group, number, sides in launches_of(
+        for group, number, sides in plan_launches(
             self.groups, self.rules, self.decide, is_done or is_lost, self.answers.wants
         ):
             left = self._unknown(group, number, sides)
@@ -214,7 +215,8 @@ class Gate:
                 had = {(one.pair_id, one.number) for one in ours if one.side is error.side}
                 for pair_id in ids:
                     if (pair_id, number) not in had:
-                        failed = SideLaunch(pair_id, error.side, number, failed=str(error))
+                        reason = Reason(text=str(error))
+                        failed = SideLaunch(pair_id, error.side, number, failed=reason)
                         self.launches.append(failed)
 
     def _measure(self, pair: Pair, number: int, servers: dict[Side, StartedServer]) -> None:
@@ -235,15 +237,15 @@ class Gate:
         found = measure(arms, workload, plan)
         kept = []
         for side, measurement, replayed in zip(tuple(servers), found, requests, strict=True):
-            invalid = iter(measurement.invalid.values())
-            why = "" if measurement.replay else next(invalid, "nothing was measured")
-            if why:
-                options.show(f"launch {number}, side {side}, {pair.id}: {why}")
-                self.launches.append(SideLaunch(pair.id, side, number, failed=why))
-            else:
+            if measurement.replay is not None:
                 kept.append((side, measurement, replayed))
-            if why.startswith(HungError.name):
-                raise SideError(side, why)
+                continue
+            invalidities = [Reason.of(each) for each in measurement.invalid.values()]
+            reason = next(iter(invalidities), Reason(text="nothing was measured"))
+            options.show(f"launch {number}, side {side}, {pair.id}: {reason}")
+            self.launches.append(SideLaunch(pair.id, side, number, failed=reason))
+            if reason.code == HungError.code:
+                raise SideError(side, str(reason))
         if servers.keys() <= {*COMPARED}:
             measured = {side: measurement for side, measurement, _ in kept}
             self.answers.ask(pair, servers, number, measured)

@@ -1,7 +1,7 @@
-"""The launches of both sides of a gate judged: a verdict on each metric, and the answer.
+"""Judge the launches of both sides of a gate: a verdict on each metric, and the answer.
 
-It looks after 1, 2, 4, 8, … launches. Looks share the level equally, so that all of them together
-are wrong no more often than one would be; what a look has decided stays decided.
+The gate looks after 1, 2, 4, 8, … launches. The looks share the level equally, so that all of them
+together are wrong no more often than one would be. What a look has decided stays decided.
 """
 
 import dataclasses
@@ -22,35 +22,48 @@ from specreg.compare.options import TOLERANCE, ComparisonOptions
 from specreg.compare.pairs import ACCEPTANCE, COMPARED, CONTROL, OUTPUT, STEP, Group, Pair, Side
 from specreg.core.errors import UnsupportedError, check_name
 from specreg.core.files import UNREADABLE
+from specreg.core.reasons import Reason
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import GATE_METRICS, Metric, Replay, tokens_per_step
 from specreg.report.document import REGRESSED_STATUS, UNDECIDED_STATUS, exit_status
 from specreg.report.tables import label_of
 from specreg.stats.intervals import LEVEL, Effect, change_of_pairs, t_quantile
-from specreg.verdicts.judge import Outcome, Verdict, with_effect
+from specreg.verdicts.judge import Reference, judge_effect
 from specreg.verdicts.multiple_testing import MACHINE_MOVED
+from specreg.verdicts.verdict import Cause, Comparison, Outcome, Verdict
 
-UNCHECKED = "side A is still to be measured against itself"
-_MOST_FAILED = 2
+UNCHECKED = "UNCHECKED"
+"""The code of a loss of speed while side A hasn't been measured against itself."""
+_FAILED_LAUNCHES_TO_GIVE_UP = 2
 _FEW_EQUAL_FRAC = 0.5
+_MOST_TIMES_AS_MANY = 1000
+"""How many times the launches or prompts so far are tried when asking how many would decide."""
 
 _Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SideLaunch:
-    """A pair on one launch of a side's server, from 1; `failed`: why it came to nothing."""
+    """A pair on one launch of a side's server.
+
+    Attributes:
+        number: of the launch, from 1.
+        measurement: None if the launch came to nothing.
+        failed: why it came to nothing; None if it didn't.
+    """
 
     pair_id: str
     side: Side
     number: int
     measurement: Measurement | None = None
-    failed: str = ""
+    failed: Reason | None = None
 
-    def why_invalid(self, metric: Metric) -> str:
-        """Why a metric's value is invalid, empty where it isn't."""
-        invalid = self.measurement.invalid if self.measurement is not None else {}
-        return self.failed or invalid.get(metric.family, "")
+    def why_invalid(self, metric: Metric) -> Reason | None:
+        """Return why a metric's value is invalid, None if it is valid."""
+        if self.failed is not None or self.measurement is None:
+            return self.failed
+        invalidity = self.measurement.invalid.get(metric.family)
+        return None if invalidity is None else Reason.of(invalidity)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +71,10 @@ class Rules:
     """How much evidence there may be, and how it is weighed.
 
     Attributes:
-        launches: the most of each side.
-        figures: how many are judged; a loss of any stops an upgrade, and must stand among all
-            (Bonferroni).
-        tolerances: by metric, one that overrides its own.
+        launches: the most launches of each side.
+        figures: how many metrics are judged. A loss of any of them stops an upgrade, and must stand
+            among all of them (Bonferroni).
+        tolerances: by metric, a tolerance that overrides the metric's own.
     """
 
     launches: int
@@ -71,7 +84,8 @@ class Rules:
     @property
     def looks(self) -> tuple[int, ...]:
         """The numbers of launches after which it looks; few, as starting servers costs most."""
-        return (*(2**n for n in range((self.launches - 1).bit_length())), self.launches)
+        doublings = (self.launches - 1).bit_length()
+        return (*(2**exponent for exponent in range(doublings)), self.launches)
 
     @property
     def level(self) -> float:
@@ -80,23 +94,28 @@ class Rules:
 
     @property
     def loss_level(self) -> float:
-        """The level of a loss, shared by all figures."""
+        """The level of a loss, shared by all metrics."""
         return self.level / self.figures
 
 
 def rules_of(options: ComparisonOptions, *, figures: int) -> Rules:
-    """The rules that options ask for, else an error that says what of them can't be read."""
-    found = {}
+    """Return the rules that options ask for.
+
+    Raises:
+        UnsupportedError: a tolerance can't be read.
+        UnknownNameError: a tolerance is for a metric that doesn't exist.
+    """
+    tolerances = {}
     for text in options.tolerances:
-        name, _, frac = text.partition("=")
+        name, _, share = text.partition("=")
         where = f"{TOLERANCE} {text}"
         check_name("metric", name, GATE_METRICS, where)
         try:
-            found[name] = msgspec.convert(frac, _Share, strict=False)
+            tolerances[name] = msgspec.convert(share, _Share, strict=False)
         except UNREADABLE as error:
-            message = f"{where}: '{frac}' is no fraction between 0 and 1; 0.03 is 3 %"
+            message = f"{where}: '{share}' is no fraction between 0 and 1; 0.03 is 3 %"
             raise UnsupportedError(message) from error
-    return Rules(launches=options.launches, figures=figures, tolerances=found)
+    return Rules(launches=options.launches, figures=figures, tolerances=tolerances)
 
 
 class _Figure(NamedTuple):
@@ -107,7 +126,7 @@ class _Figure(NamedTuple):
     sides: tuple[Side, Side] = COMPARED
 
 
-class Answer(StrEnum):
+class GateAnswer(StrEnum):
     """Whether B may take the place of A."""
 
     UPGRADE = "upgrade"
@@ -115,19 +134,27 @@ class Answer(StrEnum):
     UNDECIDED = "undecided"
 
 
-_ANSWERS = {0: Answer.UPGRADE, REGRESSED_STATUS: Answer.DONT, UNDECIDED_STATUS: Answer.UNDECIDED}
+_ANSWERS = {
+    0: GateAnswer.UPGRADE,
+    REGRESSED_STATUS: GateAnswer.DONT,
+    UNDECIDED_STATUS: GateAnswer.UNDECIDED,
+}
 """The answer, by the exit status of all verdicts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What a gate decided: why, the weightiest first, and what is unclear, figure by figure.
+    """What a gate decided.
 
-    `verdicts` are on each pair, and on its answers; `control` is on side A against itself. About
-    `needed_launches` of each side would decide, 0 where no number does.
+    Attributes:
+        reasons: why, the weightiest first.
+        unclear: what is undecided, metric by metric.
+        needed_launches: about how many launches of each side would decide; 0 where no number does.
+        verdicts: on each pair, and on its answers.
+        control: the verdicts on side A against itself.
     """
 
-    answer: Answer
+    answer: GateAnswer
     reasons: tuple[str, ...] = ()
     unclear: tuple[str, ...] = ()
     needed_launches: int = 0
@@ -141,68 +168,106 @@ def decide(
     rules: Rules,
     answers: Sequence[Verdict] = (),
 ) -> Decision:
-    """Decide by the launches, in their order, and the verdicts on each pair's answers."""
-    verdicts = [one for pair in pairs for one in judge_pair(pair, launches, rules)]
-    wrong = any(one.outcome is Outcome.WRONG for one in answers)
-    worse = wrong or any(_is_lost(one) and not _is_speed(one) for one in verdicts)
-    verdicts = [_beside_itself(one, launches, is_worse=worse) for one in verdicts]
-    lost = [one for one in verdicts if _is_lost(one)]
-    every = (*verdicts, *answers)
-    answer = _ANSWERS[exit_status(every)]
-    unclear = [one for one in every if one.fails] if answer is Answer.UNDECIDED else []
-    controlled = {one.pair_id for one in launches if one.side in CONTROL}
+    """Decide by the launches so far.
+
+    Args:
+        pairs: what is compared.
+        launches: of all pairs, in the order in which they were made.
+        rules: how they are weighed.
+        answers: the verdicts on each pair's answers.
+    """
+    first_verdicts = list(
+        itertools.chain.from_iterable(judge_pair(pair, launches, rules) for pair in pairs)
+    )
+    has_wrong_answers = any(verdict.outcome is Outcome.WRONG for verdict in answers)
+    has_lost_acceptance = any(
+        _is_lost(verdict) and not _is_speed(verdict) for verdict in first_verdicts
+    )
+    is_worse_anyway = has_wrong_answers or has_lost_acceptance
+    verdicts = [
+        _against_control(verdict, launches, is_worse_anyway=is_worse_anyway)
+        for verdict in first_verdicts
+    ]
+    lost = [verdict for verdict in verdicts if _is_lost(verdict)]
+    all_verdicts = (*verdicts, *answers)
+    answer = _ANSWERS[exit_status(all_verdicts)]
+    unclear: list[Verdict] = []
+    if answer is GateAnswer.UNDECIDED:
+        unclear = [verdict for verdict in all_verdicts if verdict.fails]
     return Decision(
         answer=answer,
         reasons=(*_reasons(answers, lost), *_bounds(unclear)),
-        unclear=tuple(f"{v.case_id}: {v.reason or 'no telling'} ({v.metric})" for v in unclear),
-        needed_launches=max((one.needed_launches or 0 for one in unclear), default=0),
-        verdicts=every,
-        control=tuple(
-            one
-            for pair in pairs
-            if pair.id in controlled
-            for one in judge_pair(pair, launches, rules, CONTROL)
-            if _is_speed(one)
+        unclear=tuple(
+            f"{verdict.case_id}: {verdict.explanation or 'no telling'} ({verdict.metric})"
+            for verdict in unclear
         ),
+        needed_launches=max((verdict.needed_launches or 0 for verdict in unclear), default=0),
+        verdicts=all_verdicts,
+        control=tuple(_control_verdicts(pairs, launches, rules)),
     )
 
 
-def launches_of(
+def _control_verdicts(
+    pairs: Sequence[Pair], launches: Sequence[SideLaunch], rules: Rules
+) -> Iterator[Verdict]:
+    """Yield the verdicts on the speeds of side A against itself, of pairs that measured that."""
+    controlled = {launch.pair_id for launch in launches if launch.side in CONTROL}
+    for pair in pairs:
+        if pair.id in controlled:
+            for verdict in judge_pair(pair, launches, rules, CONTROL):
+                if _is_speed(verdict):
+                    yield verdict
+
+
+def plan_launches(
     groups: Sequence[Group],
     rules: Rules,
     look: Callable[[], Decision],
-    done: Callable[[Decision], bool],
-    wanted: Callable[[Group], bool] = lambda _: False,
+    is_done: Callable[[Decision], bool],
+    is_wanted: Callable[[Group], bool] = lambda _: False,
 ) -> Iterator[tuple[Group, int, tuple[Side, Side]]]:
-    """Yield what to launch until the answer is there: a group, the number, and which sides.
+    """Yield what to launch until the answer is there.
 
-    After each look at which B seems slower side A is launched beside itself, on no more launches
-    than B had. `look` is asked for what is known by then, with all that was launched so far, `done`
-    whether that is the answer, and `wanted` whether a group is launched even if it is settled.
+    After each look at which B seems slower, side A is launched beside itself, on no more launches
+    than B had.
+
+    Args:
+        groups: pairs that share their servers.
+        rules: when it looks.
+        look: gives what is known by then, with all that was launched so far.
+        is_done: whether that is the answer.
+        is_wanted: whether a group is launched even if it is settled.
+
+    Yields:
+        A group, the number of the launch, and which sides to launch.
     """
-    left = list(groups)
+    open_groups = list(groups)
     for number in range(1, rules.launches + 1):
-        yield from ((group, number, COMPARED) for group in left)
-        if number in rules.looks:
-            if done(look()):
-                return
-            for again, group in itertools.product(range(1, number + 1), left):
-                doubtful = {
-                    one.case_id
-                    for one in look().verdicts
-                    if one.reason.startswith((UNCHECKED, MACHINE_MOVED)) and not _is_lost(one)
-                }
-                if pairs := tuple(pair for pair in group if pair.id in doubtful):
-                    yield pairs, again, CONTROL
-            decision = look()
-            if done(decision):
-                return
-            left = [one for one in left if wanted(one) or not is_settled(one, decision)]
+        yield from ((group, number, COMPARED) for group in open_groups)
+        if number not in rules.looks:
+            continue
+        if is_done(look()):
+            return
+        for control_number, group in itertools.product(range(1, number + 1), open_groups):
+            doubtful = {
+                verdict.case_id
+                for verdict in look().verdicts
+                if verdict.has_code(UNCHECKED, MACHINE_MOVED) and not _is_lost(verdict)
+            }
+            pairs = tuple(pair for pair in group if pair.id in doubtful)
+            if pairs:
+                yield pairs, control_number, CONTROL
+        decision = look()
+        if is_done(decision):
+            return
+        open_groups = [
+            group for group in open_groups if is_wanted(group) or not is_settled(group, decision)
+        ]
 
 
 def is_lost(decision: Decision) -> bool:
-    """Whether no further launch would turn it into an upgrade."""
-    return decision.answer is Answer.DONT
+    """Return whether no further launch would turn a decision into an upgrade."""
+    return decision.answer is GateAnswer.DONT
 
 
 def _is_lost(verdict: Verdict) -> bool:
@@ -213,30 +278,35 @@ def _is_speed(verdict: Verdict) -> bool:
     return GATE_METRICS[verdict.metric].by_launch
 
 
-def _beside_itself(verdict: Verdict, launches: Sequence[SideLaunch], *, is_worse: bool) -> Verdict:
+def _against_control(
+    verdict: Verdict, launches: Sequence[SideLaunch], *, is_worse_anyway: bool
+) -> Verdict:
     """Judge a lost speed again, by how much side A differs from itself.
 
     A loss that isn't beyond that, 1 % being chance, is the machine's. Until that is measured there
-    is no loss, unless B `is_worse` in another way.
+    is no loss, unless B `is_worse_anyway`.
     """
     if not (_is_lost(verdict) and _is_speed(verdict)):
         return verdict
     figure = _Figure(GATE_METRICS[verdict.metric], verdict.case_id)
     change = _change(figure, launches)
-    itself = _change(figure._replace(sides=CONTROL), launches)
-    if change is None or itself is None:
-        outcome = Outcome.REGRESSED if is_worse else Outcome.INCONCLUSIVE
-        return dataclasses.replace(verdict, outcome=outcome, reason=UNCHECKED)
-    beyond = Effect(
-        estimate_frac=change.estimate_frac - itself.estimate_frac,
-        error_frac=math.hypot(change.error_frac, itself.error_frac),
-        freedom=min(change.freedom, itself.freedom),
+    control_change = _change(figure._replace(sides=CONTROL), launches)
+    if change is None or control_change is None:
+        reason = Reason(code=UNCHECKED, text="side A is still to be measured against itself")
+        outcome = Outcome.REGRESSED if is_worse_anyway else Outcome.INCONCLUSIVE
+        return dataclasses.replace(verdict, outcome=outcome, reason=reason)
+    beyond_control = Effect(
+        estimate_frac=change.estimate_frac - control_change.estimate_frac,
+        error_frac=math.hypot(change.error_frac, control_change.error_frac),
+        freedom=min(change.freedom, control_change.freedom),
     )
-    if beyond.bounds(LEVEL)[1] < 0:
+    _, high = beyond_control.bounds(LEVEL)
+    if high < 0:
         return verdict
-    reason = (
-        f"MACHINE_MOVED: side A differs from itself by {math.expm1(itself.estimate_frac):+.1%};"
-        " quieten the machine, and run again"
+    reason = Reason(
+        code=MACHINE_MOVED,
+        text=f"side A differs from itself by {math.expm1(control_change.estimate_frac):+.1%}",
+        remedy="quieten the machine, and run again",
     )
     return dataclasses.replace(verdict, outcome=Outcome.INVALID, reason=reason)
 
@@ -244,234 +314,345 @@ def _beside_itself(verdict: Verdict, launches: Sequence[SideLaunch], *, is_worse
 def _reasons(answers: Iterable[Verdict], lost: Sequence[Verdict]) -> Iterator[str]:
     """Yield which answers differ, can't be told or mostly round; then what was lost, and by what.
 
-    That is output itself where no other cause is proven.
+    A loss is by output itself where no other cause is proven.
     """
-    for one in answers:
-        few = one.value is not None and one.value < _FEW_EQUAL_FRAC
-        if few or one.outcome in {Outcome.WRONG, Outcome.INVALID}:
-            yield f"{one.case_id}: {one.reason}"
-    for case_id in dict.fromkeys(one.case_id for one in lost):
-        ones = [one for one in lost if one.case_id == case_id]
-        own = [GATE_METRICS[one.metric].cause for one in ones if one.metric != OUTPUT]
-        told = [one.cause.partition(" by ")[2].partition(",")[0] for one in ones]
-        causes = ", ".join(own) or next(filter(None, told), "output")
-        figures = ", ".join(f"{one.metric} {one.change_frac:+.1%}" for one in ones)
-        yield f"{case_id} is worse by {causes}: {figures}"
+    for verdict in answers:
+        few_are_equal = verdict.value is not None and verdict.value < _FEW_EQUAL_FRAC
+        if few_are_equal or verdict.outcome in {Outcome.WRONG, Outcome.INVALID}:
+            yield f"{verdict.case_id}: {verdict.explanation}"
+    for case_id in dict.fromkeys(verdict.case_id for verdict in lost):
+        losses = [verdict for verdict in lost if verdict.case_id == case_id]
+        figures = ", ".join(
+            f"{verdict.metric} {verdict.comparison.change_frac:+.1%}" for verdict in losses
+        )
+        yield f"{case_id} is worse by {_causes(losses)}: {figures}"
+
+
+def _causes(losses: Sequence[Verdict]) -> str:
+    """Name what made a case worse: proven losses of other metrics, or the worst part of output."""
+    proven = [GATE_METRICS[loss.metric].cause for loss in losses if loss.metric != OUTPUT]
+    if proven:
+        return ", ".join(proven)
+    parts = [loss.cause.parts[0][0] for loss in losses if loss.cause is not None]
+    return parts[0] if parts else "output"
 
 
 def _bounds(unclear: Iterable[Verdict]) -> Iterator[str]:
-    """Yield by undecided figure what is proven of it: the largest loss of any case."""
-    worst: dict[str, tuple[float, str]] = {}
-    for one in unclear:
-        if one.outcome is Outcome.INCONCLUSIVE and one.low_frac is not None:
-            loss = max(-one.low_frac, 0.0), one.case_id
-            worst[one.metric] = max(worst.get(one.metric, loss), loss)
-    for name, (frac, case_id) in worst.items():
-        yield f"B is not worse than A in {label_of(name)} by more than {frac:.1%} ({case_id})"
+    """Yield by undecided metric what is proven of it: the largest loss of any case."""
+    largest_losses: dict[str, tuple[float, str]] = {}
+    for verdict in unclear:
+        low_frac = verdict.comparison.low_frac
+        if verdict.outcome is Outcome.INCONCLUSIVE and low_frac is not None:
+            loss = max(-low_frac, 0.0), verdict.case_id
+            known = largest_losses.get(verdict.metric, loss)
+            largest_losses[verdict.metric] = max(known, loss)
+    for name, (loss_frac, case_id) in largest_losses.items():
+        yield f"B is not worse than A in {label_of(name)} by more than {loss_frac:.1%} ({case_id})"
 
 
 def is_settled(group: Group, decision: Decision) -> bool:
-    """Whether no further launch would change the answer on the pairs of a group.
+    """Return whether no further launch would change the answer on the pairs of a group.
 
-    Of one that is lost, by its answers or by more than output, the rest needs but an interval.
+    Of a pair that is lost, by its answers or by more than output, the rest only needs an interval.
     """
-    verdicts = [one for one in decision.verdicts if one.case_id in {pair.id for pair in group}]
-    lost = {
-        one.case_id
-        for one in verdicts
-        if one.outcome is Outcome.WRONG or (_is_lost(one) and one.metric != OUTPUT)
+    pair_ids = {pair.id for pair in group}
+    verdicts = [verdict for verdict in decision.verdicts if verdict.case_id in pair_ids]
+    lost_ids = {
+        verdict.case_id
+        for verdict in verdicts
+        if verdict.outcome is Outcome.WRONG or (_is_lost(verdict) and verdict.metric != OUTPUT)
     }
-    unclear = [one for one in verdicts if one.outcome is Outcome.INCONCLUSIVE]
-    return all(one.case_id in lost and one.low_frac is not None for one in unclear)
+    unclear = [verdict for verdict in verdicts if verdict.outcome is Outcome.INCONCLUSIVE]
+    return all(
+        verdict.case_id in lost_ids and verdict.comparison.low_frac is not None
+        for verdict in unclear
+    )
 
 
 def judge_pair(
     pair: Pair, launches: Sequence[SideLaunch], rules: Rules, sides: tuple[Side, Side] = COMPARED
 ) -> tuple[Verdict, ...]:
-    """The verdict on each metric of a pair, at the look that decides or else at the last one.
+    """Judge each metric of a pair, at the look that decides or else at the last one.
 
-    Compared is the first of the `sides` with the other. Launches are of all pairs, as they came.
+    Args:
+        pair: the case as both sides run it.
+        launches: of all pairs, in the order in which they were made.
+        rules: how they are weighed.
+        sides: the second is compared with the first.
     """
-    found = []
+    verdicts = []
     for metric in pair.metrics:
         verdict = _judge(_Figure(metric, pair.id, sides), launches, rules)
         if metric.name not in pair.deciding or sides is CONTROL:
-            verdict = dataclasses.replace(verdict, outcome=Outcome.MEASURED, reason="")
-        found.append(verdict)
-    return tuple(found)
+            verdict = dataclasses.replace(verdict, outcome=Outcome.MEASURED, reason=None)
+        verdicts.append(verdict)
+    return tuple(verdicts)
 
 
 def _judge(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules) -> Verdict:
-    found = _look(figure, (), rules)
+    decided = _look(figure, (), rules)
     # A launch repeated after it had failed changes no earlier look: it counts from the number of
     # launches on that there were by then.
-    told_at = list(itertools.accumulate((one.number for one in launches), max))
-    for look in [*(one for one in rules.looks if one < max(told_at, default=0)), math.inf]:
-        some = [one for one, at in zip(launches, told_at, strict=True) if at <= look]
-        verdict = _look(figure, some, rules)
+    known_at = list(itertools.accumulate((launch.number for launch in launches), max))
+    last = max(known_at, default=0)
+    for look in [*(number for number in rules.looks if number < last), math.inf]:
+        seen = [launch for launch, at in zip(launches, known_at, strict=True) if at <= look]
+        verdict = _look(figure, seen, rules)
         # That it holds is soon proven; that it is better by more may show later.
-        if found.outcome is Outcome.INCONCLUSIVE or verdict.outcome is Outcome.IMPROVED:
-            found = verdict
-        if found.outcome not in {Outcome.PASS, Outcome.INCONCLUSIVE}:
+        if decided.outcome is Outcome.INCONCLUSIVE or verdict.outcome is Outcome.IMPROVED:
+            decided = verdict
+        if decided.outcome not in {Outcome.PASS, Outcome.INCONCLUSIVE}:
             break
-    return found
+    return decided
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sides:
+    """What both sides of a figure measured: `before` is of the first side, `now` of the second."""
+
+    figure: _Figure
+    before: Sequence[Measurement]
+    now: Sequence[Measurement]
+    tolerance_frac: float
+
+    @property
+    def launches(self) -> int:
+        """How many launches both sides have."""
+        return min(len(self.before), len(self.now))
+
+    @property
+    def expected(self) -> float | None:
+        """The value of the first side."""
+        return _value(self.figure.metric, self.before)
+
+    def unjudged(
+        self, outcome: Outcome, reason: Reason, *, needed_launches: int | None = None
+    ) -> Verdict:
+        """Return the verdict on a figure without an effect."""
+        return Verdict(
+            case_id=self.figure.pair_id,
+            metric=self.figure.metric.name,
+            outcome=outcome,
+            value=_value(self.figure.metric, self.now),
+            comparison=Comparison(
+                expected=self.expected,
+                against=f"side {self.figure.sides[0]}",
+                tolerance_frac=self.tolerance_frac,
+            ),
+            reason=reason,
+            launches=self.launches,
+            needed_launches=needed_launches,
+        )
+
+    def judged(self, effect: Effect, rules: Rules, cause: Cause | None = None) -> Verdict:
+        """Return the verdict on an effect and, if it is undecided, what would decide it."""
+        metric = self.figure.metric
+        # A loss must be certain among all figures; that there is none only at this look.
+        reference = Reference(self.expected, f"side {self.figure.sides[0]}", self.tolerance_frac)
+        outcome, comparison = judge_effect(metric, effect, reference, rules.level, rules.loss_level)
+        reason: Reason | None = None
+        needed_launches: int | None = None
+        if outcome is Outcome.INCONCLUSIVE:
+            needed = _needed(metric, effect, comparison, rules, launches=self.launches)
+            needed_launches = needed if metric.by_launch else 0
+            reason = self._why_undecided(needed)
+        return Verdict(
+            case_id=self.figure.pair_id,
+            metric=metric.name,
+            outcome=outcome,
+            value=_value(metric, self.now),
+            comparison=comparison,
+            cause=cause,
+            reason=reason,
+            launches=self.launches,
+            needed_launches=needed_launches,
+        )
+
+    def _why_undecided(self, needed: int | None) -> Reason | None:
+        if needed is None:
+            return None
+        if self.figure.metric.by_launch:
+            return Reason(text=f"about {needed} launches instead of {self.launches}")
+        return Reason(
+            text=f"about {needed} prompts: a new gate, with --prompts {needed} and another --out"
+        )
 
 
 def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules) -> Verdict:
-    metric, pair_id, sides = figure
-    mine = [one for one in launches if one.pair_id == pair_id]
-    theirs, ours = (_measured(metric, side, mine) for side in sides)
-    verdict = Verdict(
-        case_id=pair_id,
-        metric=metric.name,
-        outcome=Outcome.INCONCLUSIVE,
-        value=_value(metric, ours),
-        expected=_value(metric, theirs),
-        tolerance_frac=rules.tolerances.get(metric.name, metric.gate_tolerance_frac),
-        against=f"side {sides[0]}",
-        launches=min(len(ours), len(theirs)),
+    metric, pair_id, (first_side, second_side) = figure
+    pair_launches = [launch for launch in launches if launch.pair_id == pair_id]
+    sides = _Sides(
+        figure=figure,
+        before=_measured(metric, first_side, pair_launches),
+        now=_measured(metric, second_side, pair_launches),
+        tolerance_frac=rules.tolerances.get(metric.name, metric.gate_tolerance_frac or 0.0),
     )
-    say = functools.partial(dataclasses.replace, verdict)
-    for broken in filter(None, (why_broken(mine, side, metric) for side in sides)):
-        return say(outcome=Outcome.INVALID, reason=broken)
-    if not (ours and theirs):
-        missing = sides[1] if theirs else sides[0]
-        return say(reason=f"side {missing} has no launch yet", needed_launches=1)
+    for side in figure.sides:
+        broken = why_broken(pair_launches, side, metric)
+        if broken is not None:
+            return sides.unjudged(Outcome.INVALID, broken)
+    if not (sides.before and sides.now):
+        missing = second_side if sides.before else first_side
+        reason = Reason(text=f"side {missing} has no launch yet")
+        return sides.unjudged(Outcome.INCONCLUSIVE, reason, needed_launches=1)
     if not metric.by_launch:
-        moved = paired_ratio_change(metric, ours, theirs)
-        if isinstance(moved, str):  # no further launch would tell
-            return say(outcome=Outcome.INVALID, reason=moved)
-        return _with_needed(verdict, metric, moved, rules)
+        moved = paired_ratio_change(metric, sides.now, sides.before)
+        if isinstance(moved, Reason):  # no further launch would tell
+            return sides.unjudged(Outcome.INVALID, moved)
+        return sides.judged(moved, rules)
     change = _change(figure, launches)
     if change is None:
-        more = 2 * (verdict.launches + 1)
-        return say(reason="too few launches to tell how they spread", needed_launches=more)
-    if metric.name == OUTPUT:
-        verdict = say(cause=_parts_of_output(ours, theirs))
-    return _with_needed(verdict, metric, change, rules)
+        reason = Reason(text="too few launches to tell how they spread")
+        needed_launches = 2 * (sides.launches + 1)
+        return sides.unjudged(Outcome.INCONCLUSIVE, reason, needed_launches=needed_launches)
+    cause = _parts_of_output(sides.now, sides.before) if metric.name == OUTPUT else None
+    return sides.judged(change, rules, cause)
 
 
 def _measured(metric: Metric, side: Side, launches: Iterable[SideLaunch]) -> list[Measurement]:
     """Return a side's launches with a valid metric; of each number the last one."""
-    found = {
-        one.number: one.measurement
-        for one in launches
-        if one.side is side and one.measurement is not None and not one.why_invalid(metric)
+    by_number = {
+        launch.number: launch.measurement
+        for launch in launches
+        if launch.side is side and launch.measurement is not None
+        if launch.why_invalid(metric) is None
     }
-    return [*found.values()]
+    return list(by_number.values())
 
 
 def _change(figure: _Figure, launches: Sequence[SideLaunch]) -> Effect | None:
-    """The change of a speed of a pair, with the spread of all pairs; None without a spread."""
+    """Return the change of a speed of a pair, with the spread of all pairs; None without one."""
     # What A does beside itself, which is measured later, changes no verdict on B.
-    others = [
+    other_figures = [
         _Figure(figure.metric, pair_id, sides)
-        for pair_id in dict.fromkeys(one.pair_id for one in launches)
+        for pair_id in dict.fromkeys(launch.pair_id for launch in launches)
         for sides in dict.fromkeys((COMPARED, figure.sides))
     ]
-    spreads = [_differences(one, launches) for one in others if one != figure]
-    return change_of_pairs(_differences(figure, launches), spreads)
+    other_differences = [
+        _differences(other, launches) for other in other_figures if other != figure
+    ]
+    return change_of_pairs(_differences(figure, launches), other_differences)
 
 
 def _differences(figure: _Figure, launches: Sequence[SideLaunch]) -> list[float]:
-    """By launch how much better a speed is on the other side: a difference of logarithms."""
-    theirs, ours = (
-        {
-            one.number: value
-            for one in launches
-            if (one.pair_id, one.side) == (figure.pair_id, side)
-            if (value := _log(figure.metric.name, one)) is not None
-        }
-        for side in figure.sides
-    )
+    """Return by launch how much better a speed is on the second side, as a log difference."""
+    before = _logs_by_number(figure, figure.sides[0], launches)
+    now = _logs_by_number(figure, figure.sides[1], launches)
     sign = figure.metric.sign
-    return [sign * (ours[number] - theirs[number]) for number in ours if number in theirs]
+    return [sign * (now[number] - before[number]) for number in now if number in before]
+
+
+def _logs_by_number(
+    figure: _Figure, side: Side, launches: Sequence[SideLaunch]
+) -> Mapping[int, float]:
+    """Return by number of the launch the logarithm of a side's speed."""
+    logs = {}
+    for launch in launches:
+        if (launch.pair_id, launch.side) == (figure.pair_id, side):
+            log = _log(figure.metric.name, launch)
+            if log is not None:
+                logs[launch.number] = log
+    return logs
 
 
 @functools.lru_cache(maxsize=4096)
 def _log(name: str, launch: SideLaunch) -> float | None:
     """Return the logarithm of a speed on a launch, None where it is invalid or 0."""
-    metric, measured = GATE_METRICS[name], launch.measurement
-    if measured is None or measured.replay is None or launch.why_invalid(metric):
+    metric = GATE_METRICS[name]
+    measurement = launch.measurement
+    if measurement is None or measurement.replay is None:
         return None
-    value = metric.function(measured.replay)
+    if launch.why_invalid(metric) is not None:
+        return None
+    value = metric.function(measurement.replay)
     return math.log(value) if value else None
 
 
-def _with_needed(verdict: Verdict, metric: Metric, change: Effect, rules: Rules) -> Verdict:
-    """Return the verdict with its change and, if undecided, what would decide it."""
-    # A loss must be certain among all figures; that there is none only at this look.
-    verdict = with_effect(verdict, metric, change, rules.level, loss_level=rules.loss_level)
-    if verdict.outcome is not Outcome.INCONCLUSIVE:
-        return verdict
-    needed = _needed(verdict, metric, change, rules)
-    if metric.by_launch:
-        reason = f"about {needed} launches instead of {verdict.launches}"
-    else:
-        reason = f"about {needed} prompts: a new gate, with --prompts {needed} and another --out"
-    return dataclasses.replace(
-        verdict, reason=reason if needed else "", needed_launches=needed if metric.by_launch else 0
-    )
+def _needed(
+    metric: Metric, effect: Effect, comparison: Comparison, rules: Rules, *, launches: int
+) -> int | None:
+    """Return about how many launches, or prompts, decide if estimate and spread stay as they are.
 
-
-def _needed(verdict: Verdict, metric: Metric, change: Effect, rules: Rules) -> int | None:
-    """About how many launches, or prompts, decide if estimate and spread stay what they are."""
-    estimate, tolerance = verdict.change_frac or 0.0, verdict.tolerance_frac or 0.0
-    within = estimate > -tolerance
-    room = estimate + tolerance if within else -estimate
-    had = verdict.launches if metric.by_launch else round(change.freedom) + 1
-    count = had
-    while count < 1000 * had:
+    Returns:
+        None if a thousand times as many as now wouldn't.
+    """
+    estimate_frac = comparison.change_frac or 0.0
+    tolerance_frac = comparison.tolerance_frac or 0.0
+    is_within = estimate_frac > -tolerance_frac
+    room_frac = estimate_frac + tolerance_frac if is_within else -estimate_frac
+    count_now = launches if metric.by_launch else round(effect.freedom) + 1
+    count = count_now
+    while count < _MOST_TIMES_AS_MANY * count_now:
         count = math.ceil(max(count + 1, count * 1.05))
-        launches = max(count, rules.launches) if metric.by_launch else rules.launches
-        some = dataclasses.replace(rules, launches=launches)
-        level = some.level if within else some.loss_level
-        reach = t_quantile(level, max(change.freedom * count / had, 1))
-        if reach * change.error_frac * math.sqrt(had / count) < room:
+        planned = rules
+        if metric.by_launch:  # more launches mean more looks, which share the level
+            planned = dataclasses.replace(rules, launches=max(count, rules.launches))
+        level = planned.level if is_within else planned.loss_level
+        reach = t_quantile(level, max(effect.freedom * count / count_now, 1))
+        if reach * effect.error_frac * math.sqrt(count_now / count) < room_frac:
             return count
     return None
 
 
-def why_broken(launches: Iterable[SideLaunch], side: Side, metric: Metric | None = None) -> str:
-    """Why a side can't be measured, or has no metric: most of its launches failed; else empty."""
-    ours = [one for one in launches if one.side is side]
-    whys = [one.why_invalid(metric) if metric else one.failed for one in ours]
-    broken = list(filter(None, whys))
-    most = max(_MOST_FAILED, len(whys) - len(broken))
-    return f"side {side}: {broken[-1]}" if len(broken) >= most else ""
+def why_broken(
+    launches: Iterable[SideLaunch], side: Side, metric: Metric | None = None
+) -> Reason | None:
+    """Return why a side can't be measured, or has no metric; None if it can and has.
+
+    A side is given up once most of its launches failed.
+    """
+    reasons = [
+        launch.failed if metric is None else launch.why_invalid(metric)
+        for launch in launches
+        if launch.side is side
+    ]
+    failures = [reason for reason in reasons if reason is not None]
+    successes = len(reasons) - len(failures)
+    if len(failures) < max(_FAILED_LAUNCHES_TO_GIVE_UP, successes):
+        return None
+    return Reason(text=f"side {side}: {failures[-1]}")
 
 
-def _value(metric: Metric, measured: Iterable[Measurement]) -> float | None:
+def _value(metric: Metric, measurements: Sequence[Measurement]) -> float | None:
     """Return acceptance over all launches together; of a speed the geometric mean."""
     if metric.by_launch:
-        return _mean_of(metric.function, measured)
-    total = sum((one.acceptance.total for one in measured if one.acceptance), NO_STEPS)
+        return _mean_of(metric.function, measurements)
+    counts = [
+        measurement.acceptance.total for measurement in measurements if measurement.acceptance
+    ]
+    total = sum(counts, NO_STEPS)
     return metric.origin + total.accepted / total.steps if total.steps else None
 
 
 def _mean_of(
-    function: Callable[[Replay], float | None], measured: Iterable[Measurement]
+    function: Callable[[Replay], float | None], measurements: Iterable[Measurement]
 ) -> float | None:
-    """The geometric mean over the launches that have a value; None where none has."""
-    values = [value for one in measured if one.replay and (value := function(one.replay))]
+    """Return the geometric mean over the launches that have a value; None where none has."""
+    values = [
+        value
+        for measurement in measurements
+        if measurement.replay and (value := function(measurement.replay))
+    ]
     return statistics.geometric_mean(values) if values else None
 
 
-def _parts_of_output(ours: Sequence[Measurement], theirs: Sequence[Measurement]) -> str:
-    """Δ log(throughput) = Δ log(tokens per step) - Δ log(time of a step) + what is left.
+def _parts_of_output(now: Sequence[Measurement], before: Sequence[Measurement]) -> Cause | None:
+    """Return the parts of Δ log(throughput), the worst first; None where one isn't known.
 
-    In words, the worst part first; empty where one isn't known.
+    Δ log(throughput) = Δ log(tokens per step) - Δ log(time of a step) + what is left.
     """
-    functions = (GATE_METRICS[OUTPUT].function, tokens_per_step, GATE_METRICS[STEP].function)
-    means = [(_mean_of(one, ours), _mean_of(one, theirs)) for one in functions]
-    moved = [math.log(value / expected) for value, expected in means if value and expected]
-    if len(moved) < len(functions):
-        return ""
+    moved = []
+    for function in (GATE_METRICS[OUTPUT].function, tokens_per_step, GATE_METRICS[STEP].function):
+        value = _mean_of(function, now)
+        expected = _mean_of(function, before)
+        if not value or not expected:
+            return None
+        moved.append(math.log(value / expected))
     output, tokens, step = moved
-    parts = {
-        GATE_METRICS[ACCEPTANCE].cause: tokens,
-        GATE_METRICS[STEP].cause: -step,
-        "prefill and the rest": output - tokens + step,
-    }
-    worst_first = sorted(parts, key=parts.__getitem__)
-    return ", ".join(f"{math.expm1(parts[name]):+.1%} by {name}" for name in worst_first)
+    log_parts = [
+        (GATE_METRICS[ACCEPTANCE].cause, tokens),
+        (GATE_METRICS[STEP].cause, -step),
+        ("prefill and the rest", output - tokens + step),
+    ]
+    log_parts.sort(key=lambda part: part[1])
+    return Cause(parts=tuple((name, math.expm1(change)) for name, change in log_parts))

@@ -1,6 +1,7 @@
 """A soak: one arm kept under its case's load for long, the last blocks against the first."""
 
 import dataclasses
+import functools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from specreg.compare.options import SoakOptions
 from specreg.core.errors import InvalidMeasurementError, UnsupportedError
 from specreg.core.files import append_lines
 from specreg.core.processes import resident_bytes
+from specreg.core.reasons import Reason
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.prompts import check_contexts, load_case_prompts
 from specreg.measurement.arm import Arm
@@ -24,7 +26,8 @@ from specreg.servers.server import StartedServer
 from specreg.stats.intervals import BLOCK_PARTS, change_of_blocks, part_means
 from specreg.telemetry.devices import held_bytes
 from specreg.telemetry.identity import find_gpus
-from specreg.verdicts.judge import Outcome, Verdict, outcome_of
+from specreg.verdicts.judge import outcome_of
+from specreg.verdicts.verdict import Comparison, Outcome, Verdict
 
 LEAD_IN_FRAC = 0.1
 """The share of a soak's time in which buffers fill and caches warm: nothing is judged."""
@@ -37,6 +40,7 @@ EARLY_LEVEL, LAST_LEVEL = LEVEL / 2 / len(LOOKS), LEVEL / 2
 _MEMORY_TOLERANCE_FRAC = 0.05
 _BATCHES = 4
 """How many times the prompts in flight a block has."""
+_AGAINST = "the first blocks"
 _NS_PER_S = 10**9
 _S_PER_H = 3600.0
 
@@ -128,9 +132,11 @@ class Soak:
                 self.look(EARLY_LEVEL)
             arm = dataclasses.replace(arm, warm=bool(self.blocks))
             (found,) = measure([arm], workload, Plan(show=lambda _: None, parts=1))
-            why = found.invalid.get(Family.ACCEPTANCE, "")
-            if found.replay is None or why:
-                raise InvalidMeasurementError(*why.split(": ", 1))
+            invalidity = found.invalid.get(Family.ACCEPTANCE)
+            if invalidity is not None:
+                raise InvalidMeasurementError(invalidity.code, invalidity.text)
+            if found.replay is None:
+                raise InvalidMeasurementError("NOTHING_MEASURED", "the server answered nothing")
             started_ns = started_ns or found.replay.rounds[0].started_ns
             self.blocks.append(self._block(found.replay, found.invalid, server, started_ns))
             append_lines(self.path, msgspec.json.encode(self.blocks[-1]) + b"\n")
@@ -160,7 +166,7 @@ class Soak:
         for one in verdicts:
             if one.outcome is Outcome.REGRESSED and one.metric not in self.alarms:
                 self.alarms[one.metric] = one
-                said = f"after {self.passed_s / 60:.1f} min: {one.metric}: {one.reason}"
+                said = f"after {self.passed_s / 60:.1f} min: {one.metric}: {one.explanation}"
                 self.options.show(said)
         return tuple(self.alarms.get(one.metric, one) for one in verdicts)
 
@@ -181,7 +187,7 @@ class Soak:
         PASS where the interval, which misses the truth on either side with `level`, excludes a loss
         beyond the tolerance; REGRESSED where all of it is a loss and the estimate is beyond it.
         """
-        told = [
+        points = [
             (block.at_s / _S_PER_H, float(value))
             for block in self.blocks
             if block.at_s >= LEAD_IN_FRAC * 60 * self.options.minutes
@@ -189,41 +195,45 @@ class Soak:
         ]
         asked_frac = self.options.tolerance_frac
         tolerance_frac = figure.tolerance_frac if asked_frac is None else asked_frac
-        verdict = Verdict(
-            case_id=self.case.id,
-            metric=figure.name,
-            outcome=Outcome.INCONCLUSIVE,
-            tolerance_frac=tolerance_frac,
-            against="the first blocks",
-            reason=f"no telling from {len(told)} blocks, {BLOCK_PARTS} are needed; soak longer, or"
-            " with fewer --prompts",
-        )
-        if len(told) < BLOCK_PARTS:
-            return verdict
-        hours, values = zip(*told, strict=True)
+        verdict = functools.partial(Verdict, case_id=self.case.id, metric=figure.name)
+        nothing_compared = Comparison(against=_AGAINST, tolerance_frac=tolerance_frac)
+        if len(points) < BLOCK_PARTS:
+            reason = Reason(
+                text=f"no telling from {len(points)} blocks, {BLOCK_PARTS} are needed",
+                remedy="soak longer, or with fewer --prompts",
+            )
+            return verdict(outcome=Outcome.INCONCLUSIVE, comparison=nothing_compared, reason=reason)
+        hours, values = zip(*points, strict=True)
         means = part_means(values)
         beyond = float(means[0]) - figure.origin
         if beyond <= 0:
-            why = f"it is never beyond {figure.origin:g}; there is nothing to lose"
-            return dataclasses.replace(verdict, reason=why)
+            reason = Reason(
+                text=f"it is never beyond {figure.origin:g}", remedy="there is nothing to lose"
+            )
+            return verdict(outcome=Outcome.INCONCLUSIVE, comparison=nothing_compared, reason=reason)
         change = change_of_blocks(values, hours, figure.sign / beyond)
         low, high = change.bounds(level)
         outcome = outcome_of(change.estimate_frac, low, high, tolerance_frac)
         reasons = {
-            Outcome.REGRESSED: f"worse by {-change.estimate_frac:.1%} in an hour; look at the"
-            " server's log for what grows or fills",
-            Outcome.INCONCLUSIVE: "no telling yet; soak longer",
+            Outcome.REGRESSED: Reason(
+                text=f"worse by {-change.estimate_frac:.1%} in an hour",
+                remedy="look at the server's log for what grows or fills",
+            ),
+            Outcome.INCONCLUSIVE: Reason(text="no telling yet", remedy="soak longer"),
         }
-        return dataclasses.replace(
-            verdict,
+        return verdict(
             outcome=outcome,
-            expected=float(means[0]),
             value=float(means[-1]),
-            change_frac=change.estimate_frac,
-            low_frac=low,
-            high_frac=high,
-            p_worse=change.p_worse,
-            reason=reasons.get(outcome, ""),
+            comparison=Comparison(
+                expected=float(means[0]),
+                against=_AGAINST,
+                tolerance_frac=tolerance_frac,
+                change_frac=change.estimate_frac,
+                low_frac=low,
+                high_frac=high,
+                p_worse=change.p_worse,
+            ),
+            reason=reasons.get(outcome),
         )
 
 

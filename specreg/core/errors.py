@@ -7,6 +7,7 @@ import difflib
 from collections.abc import Iterable
 from pathlib import Path
 
+from specreg.core.reasons import Invalidity, Reason
 from specreg.core.redaction import hide
 
 _MOST_CHARACTERS = 4_000
@@ -17,12 +18,17 @@ class SpecregError(Exception):
     """Anything that specreg says on purpose; its text is for the user: no traceback, no secret."""
 
     def __init__(self, message: str) -> None:
-        super().__init__("\n".join(map(_readable, hide(message).split("\n"))))
+        super().__init__(_clean(message))
 
     @property
     def head(self) -> str:
         """The first line, without the log that may follow it."""
         return str(self).partition("\n")[0]
+
+    @property
+    def reason(self) -> Reason:
+        """The reason that this error gives the verdict on what it prevented."""
+        return Reason(text=self.head)
 
 
 def leaves(error: BaseException) -> tuple[BaseException, ...]:
@@ -129,11 +135,16 @@ class UnkillableError(MemoryHeldError):
 
 
 class InvalidMeasurementError(SpecregError):
-    """A measurement that broke a check, for a `reason` such as "SPEC_DISABLED"."""
+    """A measurement that broke a check."""
 
-    def __init__(self, reason: str, message: str) -> None:
-        self.reason = reason
-        super().__init__(f"{reason}: {message}")
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.invalidity = Invalidity(code, _clean(message))
+
+    @property
+    def reason(self) -> Reason:
+        """The reason that the broken check gives its verdict."""
+        return Reason.of(self.invalidity)
 
 
 class ServerAnswerError(InvalidMeasurementError):
@@ -148,12 +159,12 @@ class ServerAnswerError(InvalidMeasurementError):
 
 
 class HungError(InvalidMeasurementError):
-    """A server that takes requests and generates nothing, for so many seconds; it is ended."""
+    """A server that takes requests and generates nothing for so many seconds. It is ended."""
 
-    name = "HUNG"
+    code = "HUNG"
 
     def __init__(self, silent_s: float) -> None:
-        super().__init__(self.name, f"no token came for {silent_s:g} s; look at the server's log")
+        super().__init__(self.code, f"no token came for {silent_s:g} s; look at the server's log")
         self.silent_s = silent_s
 
 
@@ -163,6 +174,11 @@ class BaselineError(SpecregError):
 
 class ReportError(SpecregError):
     """A report that can't be read, made or sent; the run that it is of stays as it is."""
+
+
+def _clean(message: str) -> str:
+    """Return a message without secrets, no line of it too long."""
+    return "\n".join(map(_readable, hide(message).split("\n")))
 
 
 def _readable(line: str) -> str:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.core.errors import InvalidMeasurementError
+from specreg.core.reasons import Reason
 from specreg.correctness.lossless import check_lossless
 from specreg.correctness.oracle_client import PredictDrafts, has_oracle, walk_answers
 from specreg.datasets.prompts import Prompt
@@ -22,7 +23,7 @@ from specreg.matrix.case import ROUNDING_NATS, Case
 from specreg.measurement.metrics import Replay
 from specreg.servers.server import Server
 from specreg.stats.permutation import BEGINNINGS_TOKENS, LEVEL, chance_of_alike
-from specreg.verdicts.judge import Outcome, Verdict
+from specreg.verdicts.verdict import Comparison, Outcome, Verdict
 
 LOSSLESS = "lossless_frac"
 SAMPLING = "sampling_frac"
@@ -115,8 +116,8 @@ def check_answers(running: RunningCase) -> Verdict:
         metric=LOSSLESS,
         outcome=Outcome.WRONG if found.failures else Outcome.PASS,
         value=found.equal_frac,
-        expected=found.control_equal_frac,
-        reason=said if found.partings or found.asked < found.prompts else "",
+        comparison=Comparison(expected=found.control_equal_frac),
+        reason=Reason(text=said) if found.partings or found.asked < found.prompts else None,
     )
 
 
@@ -162,8 +163,8 @@ def check_sampling(running: RunningCase) -> Verdict:
     pairs = list(zip(draw(running.server.endpoint, 0), draw(control.endpoint, _DRAWS), strict=True))
     chances = [chance_of_alike(pairs, tokens=tokens) for tokens in BEGINNINGS_TOKENS]
     chance = min(1.0, min(chances) * len(chances))  # Bonferroni's bound
-    reason = (
-        f"{_DRAWS} draws each of {len(texts)} prompts begin otherwise with speculation than"
+    reason = Reason(
+        text=f"{_DRAWS} draws each of {len(texts)} prompts begin otherwise with speculation than"
         f" without; by chance they do so {chance:.2g} of the time: the verifier draws from another"
         " distribution than the target's"
     )
@@ -173,7 +174,7 @@ def check_sampling(running: RunningCase) -> Verdict:
         metric=SAMPLING,
         outcome=Outcome.WRONG if wrong else Outcome.PASS,
         value=chance,
-        reason=reason if wrong else "",
+        reason=reason if wrong else None,
     )
 
 
@@ -238,12 +239,14 @@ def check_steps(running: RunningCase) -> Verdict:
         metric=ORACLE,
         outcome=Outcome.WRONG if wrong else Outcome.PASS,
         value=ours.acceptance_length,
-        expected=must.acceptance_length,
-        change_frac=change_frac,
-        low_frac=change_frac,
-        high_frac=change_frac,
-        tolerance_frac=_ORACLE_FRAC,
-        reason="; ".join(reasons),
+        comparison=Comparison(
+            expected=must.acceptance_length,
+            tolerance_frac=_ORACLE_FRAC,
+            change_frac=change_frac,
+            low_frac=change_frac,
+            high_frac=change_frac,
+        ),
+        reason=Reason(text="; ".join(reasons)) if reasons else None,
         by_position_frac=tuple(
             # One that took no step has none.
             zip(ours.marginal_acceptance, must.marginal_acceptance, strict=False)

@@ -20,6 +20,7 @@ from specreg.acceptance.record import (
 )
 from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import InvalidMeasurementError
+from specreg.core.reasons import Invalidity
 from specreg.datasets.prompts import Prompt
 from specreg.engines.methods import METHODS
 from specreg.engines.wire_format import WireFormat
@@ -28,7 +29,13 @@ from specreg.load.rounds import Clients, Round
 from specreg.matrix.case import Case, ServerSpec
 from specreg.measurement.metrics import ALL, Family, noting
 from specreg.servers.server import Server
-from specreg.telemetry.power_record import PowerRecord, check_alone, check_held_back, record_power
+from specreg.telemetry.power_record import (
+    POWER_INVALID,
+    PowerRecord,
+    check_alone,
+    check_held_back,
+    record_power,
+)
 from specreg.telemetry.sampler import Span, Watch
 
 _PARSED_WITHIN_S = 10.0
@@ -66,7 +73,7 @@ class ArmReplay:
     rounds: list[Round] = field(default_factory=list)
     acceptance: AcceptanceRecord | None = None
     block: Round | None = None
-    invalid: dict[Family, str] = field(default_factory=dict)
+    invalid: dict[Family, Invalidity] = field(default_factory=dict)
     parsed_within_s: float = _PARSED_WITHIN_S
 
     async def begin(self) -> None:
@@ -116,19 +123,19 @@ class ArmReplay:
         looked = [(self.rounds, ALL), ([block] if block else [], frozenset({Family.POWER}))]
         until_ns = max(one.ended_ns for rounds, _ in looked for one in rounds)
         traces, broken = watching.traces(until_ns)
+        invalidity = Invalidity(POWER_INVALID, broken) if broken else None
         try:
             checks.check_requests(block.traces if block and not broken else ())
         except InvalidMeasurementError as error:
-            broken = str(error)
+            invalidity = Invalidity(POWER_INVALID, str(error))
         for rounds, within in looked:
             spans = [(part.started_ns, part.ended_ns) for part in rounds]
             with noting(self.invalid, within):
                 check_held_back(traces, spans)
             with noting(self.invalid, within):
                 check_alone(traces, spans, pids)
-        if broken or block is None:
-            why = f"POWER_INVALID: {broken}" if broken else self.invalid[Family.POWER]
-            return PowerRecord(invalid=why)
+        if invalidity is not None or block is None:
+            return PowerRecord(invalid=invalidity or self.invalid[Family.POWER])
         # An extension's requests are no part of the rounds.
         timed = [trace for part in self.rounds for trace in part.traces]
         tokens = sum(trace.tokens for trace in timed)

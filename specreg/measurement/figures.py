@@ -11,6 +11,7 @@ import msgspec
 
 from specreg.acceptance.record import AcceptanceRecord, Source, StepCounts, View
 from specreg.acceptance.trace import Reply, RequestTrace
+from specreg.core.reasons import Invalidity
 from specreg.engines.methods import METHODS
 from specreg.measurement import metrics
 from specreg.measurement.measure import Measurement
@@ -173,7 +174,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     case_id: str
     launch: int
     engine_version: str
-    invalid: dict[Family, str] | None
+    invalid: dict[Family, Invalidity] | None
     judged: dict[str, float]
     acceptance: AcceptanceFigures | None
     timing: ArmFigures | None

@@ -19,6 +19,7 @@ from specreg.acceptance.record import AcceptanceRecord
 from specreg.acceptance.trace import ANSWER_DIGEST
 from specreg.core.errors import SpecregError
 from specreg.core.files import UNREADABLE, append_lines
+from specreg.core.reasons import Invalidity
 from specreg.load.chat_client import FinishedRequest, Record
 from specreg.load.rounds import Round, RoundBuilder
 from specreg.matrix.case import Case
@@ -77,7 +78,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     acceptance: AcceptanceRecord | None
     look: str = Look.FULL.name
     power: PowerRecord | None = None
-    invalid: dict[Family, str] = {}
+    invalid: dict[Family, Invalidity] = {}
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -178,15 +178,16 @@ def beside(case: Measurement, control: Measurement) -> Measurement:
 def _power_beside(ours: PowerRecord | None, theirs: PowerRecord | None) -> PowerRecord | None:
     """The power of a case with that of its control; the energy that speculation saves."""
     if ours is None or theirs is None or ours.case is None or theirs.case is None:
-        why = theirs.invalid if theirs is not None and ours is not None else ""
-        return PowerRecord(invalid=ours.invalid or why) if ours is not None and why else ours
+        if ours is None or theirs is None or theirs.invalid is None:
+            return ours
+        return PowerRecord(invalid=ours.invalid or theirs.invalid)
     case_j, control_j = ours.case.energy_j_per_token, theirs.case.energy_j_per_token
     too_short = ours.too_short or theirs.too_short
     return msgspec.structs.replace(
         ours,
         control=theirs.case,
         energy_ratio=control_j / case_j if control_j is not None and case_j else None,
-        invalid="" if too_short else ours.invalid or theirs.invalid,
+        invalid=None if too_short else ours.invalid or theirs.invalid,
         too_short=too_short,
     )
 
@@ -349,14 +350,14 @@ class _Measuring:
         except InvalidMeasurementError as error:
             for one in going:
                 one.block = None
-                one.invalid.setdefault(Family.POWER, str(error))
+                one.invalid.setdefault(Family.POWER, error.invalidity)
 
     async def _ask(self, one: ArmReplay, asking: Awaitable[None]) -> None:
         """Ask a server; an arm that fails is left out, if the others mean something without it."""
         try:
             await asking
         except InvalidMeasurementError as error:
-            one.invalid.update(dict.fromkeys(Family, str(error)))
+            one.invalid.update(dict.fromkeys(Family, error.invalidity))
             if one.arm.required:
                 raise
             await asyncio.to_thread(one.arm.server.check_alive)  # asks on a loop of its own

@@ -19,10 +19,11 @@ import msgspec
 from specreg.acceptance.record import AcceptanceRecord, Counts
 from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import InvalidMeasurementError, MatrixError, check_name
+from specreg.core.reasons import Invalidity
 from specreg.load.rounds import Round
 from specreg.matrix.case import NO_LIMITS, Case, Limits
 from specreg.stats.percentiles import Histogram
-from specreg.telemetry.power_record import PowerRecord
+from specreg.telemetry.power_record import POWER_INVALID, PowerRecord
 
 _CountT = TypeVar("_CountT")
 
@@ -43,8 +44,8 @@ class Family(StrEnum):
     POWER = "power"
 
 
-Invalid = Mapping[Family, str]
-"""Why a family's figures are invalid, by family; valid families are left out."""
+Invalid = Mapping[Family, Invalidity]
+"""By family, why its figures mean nothing. Valid families are left out."""
 
 ALL: AbstractSet[Family] = frozenset(Family)
 # Acceptance is counted, not timed: neither a throttled GPU nor a late client says anything against
@@ -68,7 +69,7 @@ SPOILS: Mapping[str, AbstractSet[Family]] = MappingProxyType(
         "DEVICE_SHARED": _TIMED,
         "MACHINE_MOVED": _TIMED - {Family.SPEEDUP},
         "THROTTLED": _TIMED,
-        "POWER_INVALID": frozenset({Family.POWER}),
+        POWER_INVALID: frozenset({Family.POWER}),
     }
 )
 """The families that a reason spoils; any other reason spoils all of them."""
@@ -76,32 +77,37 @@ SPOILS: Mapping[str, AbstractSet[Family]] = MappingProxyType(
 
 @contextlib.contextmanager
 def noting(
-    invalid: MutableMapping[Family, str], within: AbstractSet[Family] = ALL
+    invalid: MutableMapping[Family, Invalidity], within: AbstractSet[Family] = ALL
 ) -> Iterator[None]:
-    """Note what a failed check makes invalid, and go on; raise it where it spoils all families.
+    """Note which families a failed check makes invalid and go on; raise it if it spoils them all.
 
-    The first reason of a family stays. `within` are the families that what is checked tells of.
+    Args:
+        invalid: takes the invalidity of each family; the first one of a family stays.
+        within: the families about which the check says something.
     """
     try:
         yield
     except InvalidMeasurementError as error:
-        spoiled = SPOILS.get(error.reason, ALL) & within
+        spoiled = SPOILS.get(error.invalidity.code, ALL) & within
         if spoiled == ALL:
             raise
         for family in spoiled:
-            invalid.setdefault(family, str(error))
+            invalid.setdefault(family, error.invalidity)
 
 
-def render_invalid(invalid: Mapping[Family, str]) -> str:
-    """The reasons, each after the families that it spoils: `latency, power: THROTTLED: …`."""
-    families: dict[str, list[Family]] = {}
+def render_invalid(invalid: Invalid) -> str:
+    """Render each invalidity after the families that it spoils: `latency, power: THROTTLED: …`."""
+    families: dict[Invalidity, list[Family]] = {}
     for family in Family:
         if family in invalid:
             families.setdefault(invalid[family], []).append(family)
-    return "; ".join(
-        why if len(spoiled) == len(Family) else f"{', '.join(spoiled)}: {why}"
-        for why, spoiled in families.items()
-    )
+    sentences = []
+    for invalidity, spoiled in families.items():
+        if len(spoiled) == len(Family):
+            sentences.append(str(invalidity))
+        else:
+            sentences.append(f"{', '.join(spoiled)}: {invalidity}")
+    return "; ".join(sentences)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

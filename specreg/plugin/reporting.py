@@ -18,7 +18,7 @@ from specreg.plugin.suite_tests import (
 from specreg.plugin.terminal import has_color
 from specreg.report.failures import Failure, properties, render_blocks, render_failures
 from specreg.suite import finish
-from specreg.verdicts.judge import Verdict
+from specreg.verdicts.verdict import Verdict
 
 
 def pytest_report_teststatus(config: pytest.Config) -> None:
@@ -38,8 +38,8 @@ def pytest_runtest_makereport(
     if memory_errors:
         item.session.shouldstop = memory_errors[0].head
     if specreg_errors and len(specreg_errors) == len(errors):
-        head = (memory_errors or specreg_errors)[0].head
-        _report_errors(item, report, specreg_errors, head)
+        decisive_error = (memory_errors or specreg_errors)[0]
+        _report_errors(item, report, specreg_errors, decisive_error)
     else:
         _report_outcome(item, report)
     return report
@@ -65,7 +65,10 @@ def _verdict_of(item: pytest.Item) -> Verdict | None:
 
 
 def _report_errors(
-    item: pytest.Item, report: pytest.TestReport, errors: Sequence[SpecregError], head: str
+    item: pytest.Item,
+    report: pytest.TestReport,
+    errors: Sequence[SpecregError],
+    decisive_error: SpecregError,
 ) -> None:
     """Show errors of specreg, and note the case that couldn't be judged because of them.
 
@@ -73,8 +76,9 @@ def _report_errors(
         item: the test that raised them.
         report: the report of the phase in which it did.
         errors: all that was raised.
-        head: the first line of the error that counts most.
+        decisive_error: the error that counts most.
     """
+    head = decisive_error.head
     suite = item.config.stash[SUITE]
     is_unfetched = all(isinstance(error, ModelNotFetchedError) for error in errors)
     if is_suite_test(item) and suite.skips_unfetched and is_unfetched:
@@ -84,10 +88,11 @@ def _report_errors(
         return
     message = "\n".join(dict.fromkeys(map(str, errors)))
     # An error that hits all cases of a server is shown in full only once.
-    was_shown = any(verdict.reason == head for verdict in suite.verdicts)
+    was_shown = any(verdict.explanation == head for verdict in suite.verdicts)
     _show(report, message=head, text=f"{head}\n(as above)" if was_shown else message)
     if is_suite_test(item) and report.when != "teardown":
-        verdict = suite.note_failure(case_of(item), subject_of(item).name, head, message)
+        reason = decisive_error.reason
+        verdict = suite.note_failure(case_of(item), subject_of(item).name, reason, message)
         report.user_properties.extend(properties(verdict))
     else:
         item.config.stash[NOTES].note_other_failure()

@@ -20,7 +20,7 @@ from specreg.report.failures import first_bad, moment_of
 from specreg.report.tables import axis_of, label_of
 from specreg.telemetry.power_record import PowerRecord
 from specreg.verdicts.history import comparable
-from specreg.verdicts.judge import Verdict
+from specreg.verdicts.verdict import Verdict
 
 Layer = Mapping[str, object]
 _Line = Sequence[tuple[int, float]]

@@ -25,6 +25,7 @@ from specreg.baselines.schema import load_acceptance, schema_of
 from specreg.core.commands import specreg_command
 from specreg.core.errors import ReportError
 from specreg.core.files import UNREADABLE, replace_file
+from specreg.core.reasons import Reason
 from specreg.core.timeline import RunTime
 from specreg.matrix.case import CaseSettings
 from specreg.measurement.figures import Figures
@@ -33,9 +34,9 @@ from specreg.measurement.metrics import METRICS, Family, acceptance_value, bette
 from specreg.stats.percentiles import Summary
 from specreg.telemetry.identity import Environment, ProcessorLoad
 from specreg.verdicts.history import RunRecord
-from specreg.verdicts.judge import Outcome, Verdict
+from specreg.verdicts.verdict import Comparison, Outcome, Verdict
 
-SCHEMA_VERSION: Literal[2] = 2
+SCHEMA_VERSION: Literal[3] = 3
 FILE_NAME = "report.json"
 REGRESSED_STATUS, UNDECIDED_STATUS, NO_BASELINE_STATUS = 1, 10, 11
 
@@ -86,7 +87,7 @@ class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
         load: of this machine's processor when the run began; null where others measured.
     """
 
-    schema_version: Literal[2] = SCHEMA_VERSION
+    schema_version: Literal[3] = SCHEMA_VERSION
     run: str
     tier: str
     environment: str
@@ -186,7 +187,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         arms: of a gate, A and B, none of a run; control: its verdicts on A against itself.
     """
 
-    schema_version: Literal[2] = SCHEMA_VERSION
+    schema_version: Literal[3] = SCHEMA_VERSION
     run: RunVerdict
     machine: Environment
     origin: Origin
@@ -220,6 +221,17 @@ def count_outcomes(verdicts: Sequence[Verdict]) -> dict[str, int]:
     """How many verdicts there are of each outcome, in the order of the outcomes."""
     counted = Counter(verdict.outcome for verdict in verdicts)
     return {str(one): counted[one] for one in Outcome if counted[one]}
+
+
+def flat_fields(verdict: Verdict) -> dict[str, object]:
+    """Return all that a verdict says by name, without nesting: for rows and properties.
+
+    The fields of its comparison stand among its own; its reason and its cause are sentences.
+    """
+    fields = msgspec.to_builtins(verdict)
+    comparison = fields.pop("comparison")
+    sentences = {"reason": verdict.explanation, "cause": str(verdict.cause or "")}
+    return {**fields, **comparison, **sentences}
 
 
 def last_words(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
@@ -361,7 +373,8 @@ def side_by_side(a: Report, b: Report) -> Report:
     if not cases:
         raise ReportError(f"runs {names}: no case is in both; name two runs of one tier")
     verdicts = tuple(one for case in cases for one in _changes(a, b, known[case.case_id], case))
-    changed = [one.change_frac for one in verdicts if one.change_frac is not None]
+    every = [verdict.comparison.change_frac for verdict in verdicts]
+    changed = [change_frac for change_frac in every if change_frac is not None]
     better, worse = (sum(sign * change > 0 for change in changed) for sign in (1, -1))
     text = f"of {len(changed)} figures {better} are better in B and {worse} worse; none is judged"
     sides, both = {"A": a, "B": b}, {case.case_id for case in cases}
@@ -403,18 +416,22 @@ def _changes(a: Report, b: Report, old: CaseReport, new: CaseReport) -> Iterator
         if one.case_id != new.case_id or was is None or one.value is None or was.value is None:
             continue
         why = differing or (elsewhere if metric and metric.by_launch else "")
-        said = f"{was.outcome} in A, {one.outcome} in B"
+        both_outcomes = f"{was.outcome} in A, {one.outcome} in B"
         if Outcome.INVALID in (was.outcome, one.outcome):
-            why = said
+            why = both_outcomes
+        reason = why
+        if was.outcome is not one.outcome and why != both_outcomes:
+            reason = "; ".join(filter(None, (both_outcomes, why)))
+        change_frac = None
+        if metric is not None and not why:
+            change_frac = better_frac(metric, one.value, was.value)
         yield Verdict(
             case_id=one.case_id,
             metric=one.metric,
             outcome=Outcome.NOT_COMPARABLE if why else Outcome.MEASURED,
-            reason=why,
             value=one.value,
-            expected=was.value,
-            change_frac=better_frac(metric, one.value, was.value) if metric and not why else None,
-            cause="" if was.outcome is one.outcome or why == said else said,
+            comparison=Comparison(expected=was.value, change_frac=change_frac),
+            reason=Reason(text=reason) if reason else None,
         )
 
 

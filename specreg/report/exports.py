@@ -10,7 +10,6 @@ the statistics and writes the file; a merged run gets the same from here.
 
 import contextlib
 import csv
-import dataclasses
 import io
 import json
 import os
@@ -31,12 +30,19 @@ from specreg.core.redaction import hide_known
 from specreg.measurement.journal import load_journal
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, RECORDED, Family, Replay, e2e_ms, tpot_ms, ttft_ms
-from specreg.report.document import CaseReport, Report, began_at, last_words, write_whole
+from specreg.report.document import (
+    CaseReport,
+    Report,
+    began_at,
+    flat_fields,
+    last_words,
+    write_whole,
+)
 from specreg.report.failures import properties, render_skip, sentence_of
 from specreg.report.page import render_markdown, render_page
 from specreg.report.summary import OUTCOMES
 from specreg.telemetry.identity import Environment
-from specreg.verdicts.judge import Verdict
+from specreg.verdicts.verdict import Outcome, Verdict
 
 ALWAYS = ("html", "markdown")
 """What each run leaves."""
@@ -85,7 +91,7 @@ def render_junit(report: Report) -> str:
             ET.SubElement(held, "property", {"name": name, "value": hide_known(value)})
         if one.fails:
             message = hide_known(f"{one.outcome}: {sentence_of(one)}")
-            ET.SubElement(test, "failure", {"message": message}).text = hide_known(one.reason)
+            ET.SubElement(test, "failure", {"message": message}).text = hide_known(one.explanation)
         elif not one.holds:
             ET.SubElement(test, "skipped", {"message": hide_known(render_skip(one))})
     ET.indent(suites)
@@ -102,12 +108,12 @@ def append_job_summary(text: str) -> None:
 def render_verdict_rows(report: Report) -> str:
     """CSV with a row for each verdict with all that it says; what is unknown is empty."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, Verdict.__dataclass_fields__, lineterminator="\n")
+    columns = flat_fields(Verdict(case_id="", metric="", outcome=Outcome.PASS))
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(
-        {name: "" if value == () else value for name, value in dataclasses.asdict(one).items()}
-        for one in report.run.verdicts
-    )
+    for verdict in report.run.verdicts:
+        fields = flat_fields(verdict)
+        writer.writerow({name: "" if value == () else value for name, value in fields.items()})
     return text.getvalue()
 
 
@@ -133,7 +139,9 @@ def render_metrics(
         made_of = {name: getattr(case, name, "") for name in _LABELS[3:-1]}
         labels = {**run, "case_id": one.case_id, **made_of, "metric": one.metric}
         verdict.labels(**labels, outcome=str(one.outcome)).set(1)
-        for which, number in zip(gauges, (one.value, one.expected, one.change_frac), strict=True):
+        for which, number in zip(
+            gauges, (one.value, one.comparison.expected, one.comparison.change_frac), strict=True
+        ):
             if number is not None:
                 which.labels(**labels).set(number)
     status = gauge("exit_status", "Of the run: 0, 1, 10 or 11, or one of pytest's own.", *run)

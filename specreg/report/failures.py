@@ -4,12 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
-from specreg.report.document import CaseReport, began_at
+from specreg.report.document import CaseReport, began_at, flat_fields
 from specreg.report.tables import label_of, render_value
 from specreg.verdicts.history import RunRecord, comparable
-from specreg.verdicts.judge import Outcome, Verdict
+from specreg.verdicts.verdict import Outcome, Verdict
 
 _LASTING = {Outcome.REGRESSED, Outcome.WRONG, Outcome.INCONCLUSIVE}
 
@@ -39,34 +37,36 @@ def sentence_of(verdict: Verdict) -> str:
 
     `tpot p50 2.1 ms, recorded 2 ms: worse by 5.2 % (2.1 to 8.0 %), tolerated are 3 %`
     """
-    label, change = label_of(verdict.metric), verdict.change_frac
+    label = label_of(verdict.metric)
+    comparison = verdict.comparison
+    change = comparison.change_frac
     value = "" if verdict.value is None else f" {render_value(verdict.metric, verdict.value)}"
-    low, high = verdict.low_frac, verdict.high_frac
+    low, high = comparison.low_frac, comparison.high_frac
     if change is None or low is None or high is None:
         return f"{label}{value}"
-    up, down = ("more", "less") if verdict.two_sided else ("better", "worse")
+    up, down = ("more", "less") if comparison.two_sided else ("better", "worse")
     if low * high >= 0:
         least, most = sorted((100 * abs(low), 100 * abs(high)))
         between = f"{least:.1f} to {most:.1f} %"
     else:
         between = f"{-100 * low:.1f} % {down} to {100 * high:.1f} % {up}"
     return (
-        f"{label}{value}, recorded {render_value(verdict.metric, verdict.expected)}:"
+        f"{label}{value}, recorded {render_value(verdict.metric, comparison.expected)}:"
         f" {down if change < 0 else up} by {100 * abs(change):.1f} % ({between})"
-        f"{verdict.tolerated and f', tolerated are {verdict.tolerated}'}"
-        f"{verdict.cause and f'; {verdict.cause}'}"
+        f"{comparison.tolerated and f', tolerated are {comparison.tolerated}'}"
+        f"{f'; {verdict.cause}' if verdict.cause else ''}"
     )
 
 
 def render_skip(verdict: Verdict) -> str:
     """Why a test is skipped, in one line."""
     what = sentence_of(verdict).partition(", recorded")[0]
-    return f"{verdict.case_id}, {what}: {verdict.outcome}, {' '.join(verdict.reason.split())}"
+    return f"{verdict.case_id}, {what}: {verdict.outcome}, {' '.join(verdict.explanation.split())}"
 
 
 def properties(verdict: Verdict) -> Iterator[tuple[str, str]]:
-    """A verdict as names and texts of JUnit properties; what is absent isn't there."""
-    for name, value in msgspec.to_builtins(verdict).items():
+    """Yield a verdict as names and texts of JUnit properties; what is absent isn't there."""
+    for name, value in flat_fields(verdict).items():
         if value not in (None, "", ()):
             yield f"specreg.{name}", str(value)
 
@@ -95,15 +95,17 @@ def render_failures(verdicts: Sequence[Verdict], error: str = "") -> str:
     lines = []
     for outcome in dict.fromkeys(verdict.outcome for verdict in verdicts):
         alike = [verdict for verdict in verdicts if verdict.outcome is outcome]
-        compared = [sentence_of(one) for one in alike if one.change_frac is not None]
-        others = ", ".join(sentence_of(one) for one in alike if one.change_frac is None)
+        compared = [sentence_of(one) for one in alike if one.comparison.change_frac is not None]
+        others = ", ".join(sentence_of(one) for one in alike if one.comparison.change_frac is None)
         lines += [f"{outcome}: {one}" for one in (*compared, others) if one]
-        # Those of one kind differ in figures that the lines above have.
+        # Reasons of one kind differ only in figures that the lines above have.
         reasons: dict[str, str] = {}
         for verdict in alike:
-            reasons.setdefault(verdict.reason.partition(":")[0], verdict.reason)
-        for reason in reasons.values():
-            whole = error if reason and reason == error.partition("\n")[0] else reason
+            if verdict.reason is not None:
+                kind = verdict.reason.code or verdict.reason.text
+                reasons.setdefault(kind, verdict.explanation)
+        for explanation in reasons.values():
+            whole = error if explanation == error.partition("\n")[0] else explanation
             lines += [f"  {line}" for line in whole.splitlines()]
     return "\n".join(lines)
 

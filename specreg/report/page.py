@@ -23,7 +23,7 @@ from specreg.report.tables import (
     spreads_of,
 )
 from specreg.report.terminal import columns_of, next_of, render_notes
-from specreg.verdicts.judge import Verdict
+from specreg.verdicts.verdict import Verdict
 
 _MOST_NEXT_CHARS = 8_000
 _MOST_TEXT_CHARS = 300
@@ -95,9 +95,11 @@ def render_markdown(report: Report) -> str:
         next_steps=Markup(next_steps.replace("```", "'''")),  # noqa: S704 - ours, in a block
         failing=[one for one in verdicts if one.fails],
         verdicts=verdicts,
-        why=lambda one: _joined(one.cause, one.reason),
+        why=lambda one: _joined(str(one.cause or ""), one.explanation),
         interval=lambda one: (
-            "" if one.low_frac is None else _joined(_interval_of(one), one.tolerated)
+            ""
+            if one.comparison.low_frac is None
+            else _joined(_interval_of(one), one.comparison.tolerated)
         ),
         origin=_joined(*made_of),
     )
@@ -112,13 +114,22 @@ def _column(metric: str) -> str:
 def _worst(verdicts: Sequence[Verdict], columns: Sequence[str]) -> Sequence[Verdict | None]:
     """The worst verdict of a case for each column: by its outcome, then by its change."""
     order = list(OUTCOMES)
-    ranked = sorted(verdicts, key=lambda v: (order.index(v.outcome), v.change_frac or 0.0))
+    ranked = sorted(
+        verdicts, key=lambda v: (order.index(v.outcome), v.comparison.change_frac or 0.0)
+    )
     worst = {_column(verdict.metric): verdict for verdict in reversed(ranked)}
     return [worst.get(column) for column in columns]
 
 
+def _interval_and_tolerance(verdict: Verdict) -> str:
+    """Render the interval of a change and what is tolerated; empty without an interval."""
+    if verdict.comparison.low_frac is None:
+        return ""
+    return _joined(_interval_of(verdict), verdict.comparison.tolerated)
+
+
 def _interval_of(verdict: Verdict) -> str:
-    return render_interval(verdict.low_frac, verdict.high_frac)
+    return render_interval(verdict.comparison.low_frac, verdict.comparison.high_frac)
 
 
 def _joined(*parts: str) -> str:

@@ -11,7 +11,7 @@ from rich.style import Style
 from specreg.measurement.metrics import METRICS, Family
 from specreg.report.document import Answer, Report, RunVerdict, Tone, last_words
 from specreg.report.tables import label_of
-from specreg.verdicts.judge import GOOD, Outcome, Verdict
+from specreg.verdicts.verdict import GOOD, Outcome, Verdict
 
 MARKS: Mapping[Tone, str] = {Tone.GOOD: "✓", Tone.DOUBT: "?", Tone.BAD: "✗"}
 STYLES: Mapping[Tone, str] = {Tone.GOOD: "green", Tone.DOUBT: "yellow", Tone.BAD: "bold red"}
@@ -164,8 +164,8 @@ def _counts(run: RunVerdict, verdicts: Sequence[Verdict]) -> str:
 
 def _example(found: Sequence[Verdict]) -> str:
     """In brackets what changed most of several verdicts, or why; empty where neither is known."""
-    most = max(found, key=lambda verdict: abs(verdict.change_frac or 0.0))
-    if most.change_frac is not None:
-        return f" ({most.case_id}: {label_of(most.metric)} {most.change_frac:+.1%})"
-    why = most.reason.partition("\n")[0].partition("; ")[0]
-    return f" ({most.case_id}: {why})" if why else ""
+    most = max(found, key=lambda verdict: abs(verdict.comparison.change_frac or 0.0))
+    change_frac = most.comparison.change_frac
+    if change_frac is not None:
+        return f" ({most.case_id}: {label_of(most.metric)} {change_frac:+.1%})"
+    return f" ({most.case_id}: {most.reason.headline})" if most.reason is not None else ""

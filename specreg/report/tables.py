@@ -183,7 +183,7 @@ def spreads_of(figures: Figures) -> Iterator[tuple[str, Summary, Summary | None]
 def _power_cells(power: PowerRecord) -> Sequence[str]:
     arm = power.case
     if arm is None:
-        return (*[NOTHING] * 5, power.invalid)
+        return (*[NOTHING] * 5, str(power.invalid or ""))
     alone = power.control.energy_j_per_token if power.control else None
     capped = any("power cap" in device.throttled for device in arm.devices)
     error = "" if arm.error_frac is None else f"±{arm.error_frac:.1%}"

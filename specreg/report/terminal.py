@@ -22,8 +22,10 @@ from specreg.report.tables import (
     render_interval,
     render_rows,
 )
+from specreg.stats.intervals import LEVELS
 from specreg.verdicts.detection import to_frac
-from specreg.verdicts.judge import Lack, Outcome, Verdict, first_look
+from specreg.verdicts.judge import first_look
+from specreg.verdicts.verdict import Lack, Outcome, Verdict
 
 _WORSE = {Outcome.WRONG, Outcome.REGRESSED}
 _NOTED = {*_WORSE, Outcome.INVALID, Outcome.INCONCLUSIVE}
@@ -71,10 +73,10 @@ def render_verdicts(
         cells = (
             f"  {one.metric}",
             format_number(one.value),
-            format_number(one.expected),
-            render_change(one.change_frac),
-            render_interval(one.low_frac, one.high_frac),
-            one.tolerated or NOTHING,
+            format_number(one.comparison.expected),
+            render_change(one.comparison.change_frac),
+            render_interval(one.comparison.low_frac, one.comparison.high_frac),
+            one.comparison.tolerated or NOTHING,
         )
         style = STYLES[tone_of([one])] if color else ""
         rows[one.case_id].append([*cells, Text(one.outcome, style)])
@@ -94,7 +96,7 @@ def render_recorded(recorded: Iterable[RecordedBaseline], *, color: bool) -> str
                 continue
             old = was.expected_value(metric) if was else None
             change = change_of_baseline(metric, was, now) if was else None
-            bounds = change.bounds(first_look(metric).value) if change else ()
+            bounds = change.bounds(LEVELS[first_look(metric)]) if change else ()
             cells = (
                 f"  {name}",
                 format_number(old),
@@ -131,7 +133,7 @@ def render_notes(verdicts: Iterable[Verdict], environment: str | None) -> str:
     for one in verdicts:
         if one.reason and (one.outcome in _NOTED or one.lacks in _LACKS_NOTED):
             first.setdefault((one.case_id, one.outcome), f"{one.case_id}: {one.reason}")
-        foreign |= {one.against} - {"", environment}
+        foreign |= {one.comparison.against} - {"", environment}
     lines = list(first.values())
     if foreign and environment is not None:
         lines.append(

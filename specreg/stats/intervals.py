@@ -8,7 +8,7 @@ The levels add up, so no more than their sum is ever wrong, whatever the correla
 import functools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -34,18 +34,28 @@ _TINY = 1e-12
 
 
 class Look(Enum):
-    """A moment at which a metric may be decided, and its share of the level.
+    """A moment at which a metric may be decided.
 
     Of prompts: early, after one to four fifths of them, for what is plain among the hundreds of
     figures of a night; after all of them; and after as many more. Of a speed: after the launches of
     the run, and after each of those that follow.
     """
 
-    EARLY = 0.00001
-    FULL = 0.0093
-    EXTENDED = 0.00066
-    LAUNCH = 0.004
-    FURTHER_LAUNCH = 0.002
+    EARLY = "early"
+    FULL = "full"
+    EXTENDED = "extended"
+    LAUNCH = "launch"
+    FURTHER_LAUNCH = "further_launch"
+
+
+LEVELS: Mapping[Look, float] = {
+    Look.EARLY: 0.00001,
+    Look.FULL: 0.0093,
+    Look.EXTENDED: 0.00066,
+    Look.LAUNCH: 0.004,
+    Look.FURTHER_LAUNCH: 0.002,
+}
+"""By look, its share of the level of one test."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,7 @@ from specreg.verdicts.history import (
     record_history,
     run_record,
 )
-from specreg.verdicts.judge import Outcome
+from specreg.verdicts.verdict import Outcome
 
 
 def record_run(
@@ -369,7 +369,7 @@ def _record(suite: Suite, case: Case) -> RecordedBaseline:
     measurements = [one for one in suite.measurements if one.case == case]
     for one in suite.verdicts:
         if one.case_id == case.id and one.outcome is Outcome.WRONG:
-            raise BaselineError(f"baseline of '{case.id}': not written, WRONG: {one.reason}")
+            raise BaselineError(f"baseline of '{case.id}': not written, WRONG: {one.explanation}")
     if len(measurements) < suite.launches:
         why = f"{len(measurements)} of {suite.launches} launches were measured"
         raise SpecregError(f"baseline of '{case.id}': not written, {why}; select the whole case")

@@ -100,7 +100,7 @@ def take_shards(suite: Suite, shards: Sequence[ShardRun], *, whole: bool) -> tup
         if case.id in asked and case.id not in suite.skipped:
             for name, error in _judge(suite, case, control, server):
                 if whole:
-                    suite.note_failure(case, name, error.head)
+                    suite.note_failure(case, name, error.reason)
     _copy_files(shards, suite.run_folder)
     for shard in shards:
         if shard.folder != suite.run_folder:

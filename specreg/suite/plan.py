@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from specreg.core.errors import SpecregError
+from specreg.core.errors import InvalidMeasurementError, SpecregError
 from specreg.core.files import UNREADABLE
 from specreg.core.names import CaseId, Name
 from specreg.core.received import decode_received, read_received, received_files
@@ -26,10 +26,11 @@ from specreg.measurement.journal import load_checks, load_journal
 from specreg.measurement.measure import Measurement
 from specreg.report.document import FILE_NAME, Report, exit_status, load_report
 from specreg.telemetry.identity import Environment
-from specreg.verdicts.judge import Verdict
+from specreg.verdicts.verdict import Verdict
 
 PLAN = "plan.json"
 JOURNAL = "journal.jsonl"
+_SHARD_MISSING = "SHARD_MISSING"
 
 
 PLAN_VERSION: Literal[1] = 1
@@ -208,30 +209,38 @@ class MergedShards:
                 raise SpecregError(f"{message}; see '{shard.folder}'")
             target, draft = served_models(self.root, case.server)
             return dataclasses.replace(measured, case=case, target=target, draft=draft)
-        raise SpecregError(self._why_not(case.id))
+        raise self._why_not(case.id)
 
     def verdict(self, check: CorrectnessCheck, case: Case) -> Verdict:
         """The verdict of a check; SpecregError where none was made."""
         for shard in self.shards:
             if (verdict := shard.checked.get((case.id, check.name))) is not None:
                 return dataclasses.replace(verdict, case_id=case.id, metric=check.name)
-        raise SpecregError(self._why_not(case.id, check.name))
+        raise self._why_not(case.id, check.name)
 
-    def _why_not(self, case_id: str, metric: str = "") -> str:
+    def _why_not(self, case_id: str, metric: str = "") -> SpecregError:
+        """Return the error that says why no shard has measured or checked a case."""
         own = [shard for shard in self.shards if case_id in shard.plan.asked]
         if not own:
-            return self._why_missing(next(n for n, ids in self.missing.items() if case_id in ids))
+            number = next(number for number, ids in self.missing.items() if case_id in ids)
+            return InvalidMeasurementError(_SHARD_MISSING, self._why_missing(number))
         shard, report = own[-1], own[-1].report
         if report is None:
-            return f"SHARD_MISSING: {shard.plan.name} died before it was done, see '{shard.folder}'"
-        ours = [one for one in report.run.verdicts if one.case_id == case_id and one.reason]
-        told = [one for one in ours if one.metric == metric] or ours
-        return told[0].reason if told else f"SHARD_MISSING: {shard.plan.name} ended without it"
+            message = f"{shard.plan.name} died before it was done, see '{shard.folder}'"
+            return InvalidMeasurementError(_SHARD_MISSING, message)
+        verdicts = [verdict for verdict in report.run.verdicts if verdict.case_id == case_id]
+        explained = [verdict for verdict in verdicts if verdict.reason is not None]
+        of_metric = [verdict for verdict in explained if verdict.metric == metric]
+        reasons = [verdict.reason for verdict in (*of_metric, *explained) if verdict.reason]
+        if not reasons:
+            return InvalidMeasurementError(_SHARD_MISSING, f"{shard.plan.name} ended without it")
+        if reasons[0].code:
+            return InvalidMeasurementError(reasons[0].code, reasons[0].text)
+        return SpecregError(str(reasons[0]))
 
     def _why_missing(self, number: int) -> str:
         shard = f"{number}/{self.plan.of}"
-        cure = f"run it with --specreg-shard={shard}, merge again"
-        return f"SHARD_MISSING: shard {shard} isn't there: {cure}"
+        return f"shard {shard} isn't there: run it with --specreg-shard={shard}, merge again"
 
     @property
     def time(self) -> RunTime:
@@ -258,7 +267,8 @@ class MergedShards:
     @property
     def remarks(self) -> Iterator[str]:
         """What is missing, what died, and what was measured twice, in words."""
-        yield from map(self._why_missing, self.missing)
+        for number in self.missing:
+            yield f"{_SHARD_MISSING}: {self._why_missing(number)}"
         for shard in self.shards:
             if shard.report is None:
                 yield f"{shard.plan.name} died before it was done: '{shard.folder}'"

@@ -24,6 +24,7 @@ from specreg.core.errors import (
     SpecregError,
 )
 from specreg.core.processes import check_signalled
+from specreg.core.reasons import Reason
 from specreg.core.timeline import Phase, Timeline
 from specreg.correctness.checks import ControlAnswers, CorrectnessCheck, RunningCase
 from specreg.correctness.oracle_client import predict_drafts
@@ -45,7 +46,7 @@ from specreg.suite.scope import Scope
 from specreg.telemetry.sampler import Watch, watch
 from specreg.verdicts.confirmation import Confirmation, enough_for
 from specreg.verdicts.detection import MOST_LAUNCHES, detectable
-from specreg.verdicts.judge import Outcome, Verdict
+from specreg.verdicts.verdict import Outcome, Verdict
 
 ServerPair = tuple[Starting, Starting | None]
 """A case's server and the control that stands beside it, None for no speedup."""
@@ -150,7 +151,7 @@ class Suite(Scope):
             pair = pair if self.asks_speed(case) else (pair[0], None)
             once = functools.partial(self._measure_once, case, key, pair)
             measurement = self._twice(once, pair, again=f"{name}: measured again")
-            if any(reason.startswith(HungError.name) for reason in measurement.invalid.values()):
+            if any(each.code == HungError.code for each in measurement.invalid.values()):
                 for starting in filter(None, pair):  # a server that hangs isn't used again
                     starting.stop()
         self._measured[case.id, number] = measurement  # at once: its figures take a moment
@@ -263,7 +264,7 @@ class Suite(Scope):
 
     def measure_afresh(
         self, cases: Sequence[Case], further: int
-    ) -> Mapping[str, Measurement | str]:
+    ) -> Mapping[str, Measurement | Reason]:
         """Measure cases on one launch more of their servers, after all others were stopped.
 
         `further` is how many more that makes, from 1.
@@ -277,7 +278,7 @@ class Suite(Scope):
         number = self.launches + further
         if not all((case.id, number) in self._measured for case in cases):
             self.servers.stop()
-        found: dict[str, Measurement | str] = {}
+        found: dict[str, Measurement | Reason] = {}
         groups: dict[tuple[Launch, Launch], list[Case]] = {}
         for case in cases:
             groups.setdefault(launches_of(case, number), []).append(case)
@@ -295,7 +296,7 @@ class Suite(Scope):
                     except MemoryHeldError:
                         raise
                     except SpecregError as error:
-                        found[case.id] = error.head
+                        found[case.id] = error.reason
         return found
 
     def judge(self, metric: Metric, case: Case, pair: ServerPair) -> Verdict:
@@ -360,7 +361,7 @@ class Suite(Scope):
             found = self.measure_afresh(open_ones, further)
             took_s = (time.monotonic_ns() - began_ns) / _NS_PER_S
             share_s, self.further_s = share_s - took_s, self.further_s - took_s
-            if all(isinstance(one, str) for one in found.values()):
+            if all(isinstance(one, Reason) for one in found.values()):
                 return
 
     def _tells_more(self, case: Case) -> bool:
@@ -471,13 +472,13 @@ class Suite(Scope):
         for one, now in zip(before, self.verdicts, strict=True):
             if one.outcome is not now.outcome:
                 name = f"specreg.final.{now.case_id}.{now.metric}"
-                self.record_property(name, f"{now.outcome}: {now.reason}")
+                self.record_property(name, f"{now.outcome}: {now.explanation}")
                 changes.append(f"{now.case_id} {now.metric}: {one.outcome} -> {now.outcome}")
         many = f"{len(changes)} verdict{'s' * (len(changes) > 1)}"
         told = f"{many} changed when the whole run was looked at: {', '.join(changes)}"
         return [told] if changes else []
 
-    def note_failure(self, case: Case, metric: str, reason: str, told: str = "") -> Verdict:
+    def note_failure(self, case: Case, metric: str, reason: Reason, told: str = "") -> Verdict:
         """Remember that a metric could not be judged, so that no table leaves it out.
 
         `told` is what was said, in full; of a case the first counts.

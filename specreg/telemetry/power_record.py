@@ -21,12 +21,15 @@ import numpy as np
 
 from specreg.core.errors import InvalidMeasurementError, SensorError
 from specreg.core.processes import describe
+from specreg.core.reasons import Invalidity
 from specreg.telemetry.devices import held_back, throttle_reasons
 from specreg.telemetry.sampler import EVERY_NS, PowerTrace, Sample, Span
 from specreg.telemetry.sensor import Device
 
 SHORTEST_S = 10.0
 """A shorter block isn't judged: its two ends make it more than 1 % off."""
+POWER_INVALID = "POWER_INVALID"
+"""The code of a meter that is out of order."""
 _MOST_MISSING_FRAC = 0.1
 _MOST_APART_FRAC = 0.03
 _STUCK_NS = 10**9
@@ -242,14 +245,14 @@ class PowerRecord(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         case, control: of the one server and of the one beside it; null where nothing is known.
         energy_ratio: the control's energy per token over the case's: what speculation saves.
-        invalid: why the figures mean nothing, too_short: why they aren't judged; empty where
-            they do and are.
+        invalid: why the figures mean nothing; null where they mean something.
+        too_short: why they aren't judged; empty where they are.
     """
 
     case: ArmPower | None = None
     control: ArmPower | None = None
     energy_ratio: float | None = None
-    invalid: str = ""
+    invalid: Invalidity | None = None
     too_short: str = ""
 
 
@@ -269,8 +272,8 @@ def record_power(
             " are needed; raise power_s in the matrix"
         )
         return PowerRecord(case=arm, too_short=too_short)
-    wrong = [f"POWER_INVALID: {one.invalid}" for one in devices if one.invalid]
-    return PowerRecord(case=arm, invalid=wrong[0] if wrong else "")
+    broken = [device.invalid for device in devices if device.invalid]
+    return PowerRecord(case=arm, invalid=Invalidity(POWER_INVALID, broken[0]) if broken else None)
 
 
 def arm_power(

@@ -7,6 +7,7 @@ from specreg.baselines.schema import Baseline, Detectable
 from specreg.matrix.case import Case
 from specreg.measurement.metrics import METRICS, Metric
 from specreg.stats.intervals import (
+    LEVELS,
     MORE_LAUNCHES,
     Effect,
     Look,
@@ -48,13 +49,23 @@ def detects_against(
 def mde_of_launches(metric: Metric, launches: int, recorded: int, spread: Spread) -> float:
     """The minimum detectable effect of so many launches against so many recorded, 0 or more."""
     change = change_of_launches((1.0,) * launches, (1.0,) * recorded, spread, 1)
-    return mde_frac(metric, change, Look.LAUNCH if launches == 1 else Look.FURTHER_LAUNCH)
+    look = Look.LAUNCH if launches == 1 else Look.FURTHER_LAUNCH
+    return mde_frac(metric, change, LEVELS[look])
 
 
-def mde_frac(metric: Metric, change: Effect, look: Look) -> float:
-    """The loss that would be proven 99 times out of 100, 0 or more."""
-    reach = t_quantile(look.value, change.freedom) + t_quantile(_POWER_LEVEL, change.freedom)
-    return -to_frac(metric, -reach * change.error_frac)
+def mde_frac(metric: Metric, effect: Effect, level: float) -> float:
+    """Return the minimum detectable effect: the loss that would be proven 99 times out of 100.
+
+    Args:
+        metric: what is measured.
+        effect: its error and degrees of freedom count, its estimate doesn't.
+        level: the level at which a loss is proven, 0..0.5.
+
+    Returns:
+        A relative change, 0 or more.
+    """
+    reach = t_quantile(level, effect.freedom) + t_quantile(_POWER_LEVEL, effect.freedom)
+    return -to_frac(metric, -reach * effect.error_frac)
 
 
 def to_frac(metric: Metric, change: float) -> float:

@@ -21,7 +21,7 @@ from specreg.matrix.models import model_sha256
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Metric
 from specreg.stats.intervals import Spread
-from specreg.verdicts.judge import GOOD, JUDGED, Verdict
+from specreg.verdicts.verdict import GOOD, JUDGED, Verdict
 
 _FEWEST_RUNS = 5
 _LAST_RUNS = 7
@@ -119,7 +119,11 @@ def run_record(
         draft_sha256=model_sha256(first.draft) if first.draft else "",
         values=values,
         outcomes={verdict.metric: str(verdict.outcome) for verdict in verdicts},
-        changes={v.metric: v.change_frac for v in verdicts if v.change_frac is not None},
+        changes={
+            verdict.metric: verdict.comparison.change_frac
+            for verdict in verdicts
+            if verdict.comparison.change_frac is not None
+        },
         baseline_sha256=baseline_sha256(baseline),
         launches=sum(any(METRICS[name].by_launch for name in one.values) for one in launches)
         or len(launches),

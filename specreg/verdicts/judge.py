@@ -1,28 +1,24 @@
-"""Judge a metric of a case: its launches against what is known of it."""
+"""Judge a metric of a case: its launches against what the baselines know of it."""
 
-import dataclasses
-import itertools
 import math
 import statistics
-from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import NamedTuple
 
 from specreg.acceptance.record import AcceptanceRecord
 from specreg.baselines.comparison import (
+    BaselineComparison,
     CaseBaselines,
-    Comparison,
     differing_settings,
     of_any_number,
     why_held_back,
 )
 from specreg.baselines.schema import load_acceptance
 from specreg.core.commands import ATTACH_OPTION, is_attached, record_command
+from specreg.core.reasons import Invalidity, Reason
 from specreg.engines.methods import METHODS
 from specreg.matrix.case import Case
 from specreg.measurement.metrics import METRICS, SPOILS, Family, Metric, acceptance_value
-from specreg.stats.intervals import Effect, Look
+from specreg.stats.intervals import LEVELS, Effect, Look
 from specreg.verdicts.detection import (
     MOST_LAUNCHES,
     RUN_LAUNCHES,
@@ -30,161 +26,41 @@ from specreg.verdicts.detection import (
     mde_of_launches,
     to_frac,
 )
+from specreg.verdicts.verdict import Cause, Comparison, Lack, Outcome, Verdict
 
 _OTHER_CARD_FRAC = 0.1
 """How much the sensors of cards of one kind may differ: ±5 % each."""
 
 
-class Outcome(StrEnum):
-    """What a verdict says. The page of outcomes is made from these sentences."""
-
-    PASS = "PASS"  # noqa: S105 - a word, not a password
-    """It is proven that the metric lost no more than the tolerance."""
-    IMPROVED = "IMPROVED"
-    """It is proven that the metric gained more than the tolerance. Record it to keep the gain."""
-    REGRESSED = "REGRESSED"
-    """The metric is proven to be worse, and by more than the tolerance, on two launches."""
-    INCONCLUSIVE = "INCONCLUSIVE"
-    """The interval is too wide to prove either; the reason says what would decide it."""
-    UNDECIDABLE = "UNDECIDABLE"
-    """As INCONCLUSIVE, of a speed that the baseline said can't be decided on this machine."""
-    INVALID = "INVALID"
-    """A check of the meter, the machine or the client failed, so the figure says nothing."""
-    WRONG = "WRONG"
-    """Speculation changed the text, or took other steps than its models give."""
-    NO_BASELINE = "NO_BASELINE"
-    """Nothing was recorded for this case with these settings."""
-    NOT_COMPARABLE = "NOT_COMPARABLE"
-    """There is a baseline, but this metric can't be compared with it."""
-    MEASURED = "MEASURED"
-    """The metric was measured to be recorded or shown, and wasn't judged."""
-
-
-class Lack(StrEnum):
-    """What a figure that isn't compared lacks: recording it gives the first two."""
-
-    BASELINE = "baseline"
-    SOURCE = "source"
-    """A baseline that was measured in the same way."""
-    FILE = "file"
-    """A file that can be read."""
-
-
-GOOD = frozenset({Outcome.PASS, Outcome.IMPROVED})
-"""Compared with a baseline, and no worse than tolerated."""
-JUDGED = GOOD | {Outcome.REGRESSED, Outcome.WRONG, Outcome.INCONCLUSIVE, Outcome.UNDECIDABLE}
-"""Compared with a baseline."""
-SKIPPED = frozenset({Outcome.NOT_COMPARABLE, Outcome.UNDECIDABLE})
-"""Neither good nor bad: the test of such a verdict is skipped, and says why."""
-
-
-class Refusal(NamedTuple):
-    """Why a figure isn't compared: in a word, in a sentence, and what would let it be."""
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a metric isn't compared, and what is missing for it to be."""
 
     outcome: Outcome
-    reason: str
+    reason: Reason
     lacks: Lack | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """An effect held against a tolerance: one metric of one case.
-
-    Attributes:
-        reason: of the outcome, in a sentence; empty where the figures say it all.
-        lacks: of one that isn't compared what would let it be, None of others.
-        value, expected: measured and baseline, None where there is none.
-        change_frac: (value - expected) / (expected - origin), better is positive; low_frac,
-            high_frac: its interval; of a `two_sided` metric more is positive, and either way worse.
-        tolerance_frac: what would still have been fine.
-        mde_frac: the minimum detectable effect, a loss that is proven 99 times out of 100.
-        p_worse: how often chance alone would look that much worse, one-sided.
-        against: whose baseline: an environment or a source, empty without one.
-        cause: of a change in speed, how much is acceptance and how much the cost of a step.
-        launches: how many were measured; needed_launches: how many would tell, where this is
-            undecided; 0 where no number would, None where that isn't known.
-        softened: whether the test passes where there is no telling.
-        by_position_frac: of the oracle, by position of the draft, how many steps accepted so many
-            drafts or more, 0..1, and how many must have; empty of others.
-    """
-
-    case_id: str
-    metric: str
-    outcome: Outcome
-    reason: str = ""
-    lacks: Lack | None = None
-    value: float | None = None
-    expected: float | None = None
-    change_frac: float | None = None
-    low_frac: float | None = None
-    high_frac: float | None = None
-    tolerance_frac: float | None = None
-    mde_frac: float | None = None
-    p_worse: float | None = None
-    against: str = ""
-    cause: str = ""
-    launches: int = 1
-    needed_launches: int | None = None
-    softened: bool = False
-    two_sided: bool = False
-    by_position_frac: tuple[tuple[float, float], ...] = ()
-
-    @property
-    def tolerated(self) -> str:
-        """`3 %`: the change that would still have been fine, empty where there is none."""
-        return "" if self.tolerance_frac is None else f"{100 * self.tolerance_frac:.3g} %"
-
-    @property
-    def holds(self) -> bool:
-        """Whether the test of this verdict passes."""
-        if self.outcome is Outcome.INCONCLUSIVE:
-            return self.softened
-        return self.outcome in GOOD or self.outcome is Outcome.MEASURED
-
-    @property
-    def fails(self) -> bool:
-        """Whether the test fails; what can't be compared or decided here is skipped."""
-        return not self.holds and self.outcome not in SKIPPED
 
 
 def first_look(metric: Metric) -> Look:
-    """The look that a run plans for: at its launches, or at all prompts of the case."""
+    """Return the look that a run plans for: at its launches, or at all prompts of the case."""
     return Look.LAUNCH if metric.by_launch else Look.FULL
 
 
-def judge(metric: Metric, comparison: Comparison, look: Look) -> Verdict:
-    """The verdict on one metric of a case, at a look that has its share of the level to spend.
+def judge(metric: Metric, evidence: BaselineComparison, look: Look) -> Verdict:
+    """Judge one metric of a case at one look, which has its share of the level to spend.
 
-    What the prompts of the case decided stays decided, whatever the extension was measured for.
+    What the prompts of the case decided stays decided, whatever made the extension necessary.
     """
     if look is Look.EXTENDED:
-        verdict = judge(metric, comparison.without_extension, Look.FULL)
+        verdict = judge(metric, evidence.without_extension, Look.FULL)
         if verdict.outcome is not Outcome.INCONCLUSIVE:
             return verdict
-    measurement, known = comparison.measurement, comparison.known
-    verdict = Verdict(
-        case_id=measurement.case.id,
-        metric=metric.name,
-        outcome=Outcome.INCONCLUSIVE,
-        value=measurement.values.get(metric.name),
-        launches=len(comparison.launches) if metric.by_launch else 1,
-    )
-    of_its_kind = _refused_speed if metric.by_launch else _refused_acceptance
-    checks = (_refused_figure, _refused_baseline, of_its_kind)
-    refusals = itertools.chain.from_iterable(check(metric, comparison) for check in checks)
-    for outcome, why, lacks in refusals:
-        hint = f"; record one with\n  {record_command((measurement.case.id,), known.options)}"
-        if is_attached(known.options):
-            hint = f"; leave out {ATTACH_OPTION} to record one"
-        reason = f"{why}{hint if lacks else ''}"
-        return dataclasses.replace(verdict, outcome=outcome, reason=reason, lacks=lacks)
-    verdict = dataclasses.replace(
-        verdict,
-        against=known.baseline.environment.name if known.baseline else "published",
-        tolerance_frac=allowed_frac(metric, measurement.case, known),
-    )
-    of_kind = _judge_speed if metric.by_launch else _judge_acceptance
-    return of_kind(metric, comparison, look, verdict)
+    refusal = _why_not_compared(metric, evidence)
+    if refusal is not None:
+        return _refused(metric, evidence, refusal)
+    if metric.by_launch:
+        return _judge_speed(metric, evidence, look)
+    return _judge_acceptance(metric, evidence, look)
 
 
 def outcome_of(
@@ -195,273 +71,461 @@ def outcome_of(
     *,
     two_sided: bool = False,
 ) -> Outcome:
-    """The outcome by the whole interval; better is positive.
+    """Return the outcome that a whole interval gives; better is positive.
 
-    PASS: proven within tolerance. IMPROVED: proven better than it. REGRESSED: proven worse than
+    PASS: proven within the tolerance. IMPROVED: proven better than it. REGRESSED: proven worse than
     before, and the estimate is worse than tolerated; of what should stay as it is (`two_sided`):
     proven to have changed, and by more. INCONCLUSIVE: none of these.
     """
     if low_frac > -tolerance and (not two_sided or high_frac < tolerance):
         return Outcome.IMPROVED if low_frac > tolerance else Outcome.PASS
-    lost = high_frac < 0 and change_frac < -tolerance
-    gained = two_sided and low_frac > 0 and change_frac > tolerance
-    return Outcome.REGRESSED if lost or gained else Outcome.INCONCLUSIVE
+    has_lost = high_frac < 0 and change_frac < -tolerance
+    has_gained = two_sided and low_frac > 0 and change_frac > tolerance
+    return Outcome.REGRESSED if has_lost or has_gained else Outcome.INCONCLUSIVE
 
 
-def with_effect(
-    verdict: Verdict, metric: Metric, change: Effect, level: float, loss_level: float | None = None
-) -> Verdict:
-    """Return the verdict with a change, judged by its whole interval at a level (0..0.5).
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What a metric is held against.
 
-    `loss_level` is that at which a loss must be proven, None for the same.
+    Attributes:
+        expected: the value to compare with; None if only the change is known.
+        against: whose value that is: an environment, a source, or a side of a gate.
+        tolerance_frac: the change for the worse that is tolerated, 0..1.
     """
-    low, high = (to_frac(metric, end) for end in change.bounds(level))
-    certain_high = to_frac(metric, change.bounds(loss_level or level)[1])
-    estimate, worse = to_frac(metric, change.estimate_frac), change.p_worse
-    allowed = verdict.tolerance_frac or 0.0
-    return dataclasses.replace(
-        verdict,
-        outcome=outcome_of(estimate, low, certain_high, allowed, two_sided=metric.two_sided),
-        change_frac=estimate,
-        low_frac=low,
-        high_frac=high,
-        p_worse=2 * min(worse, 1 - worse) if metric.two_sided else worse,
+
+    expected: float | None
+    against: str
+    tolerance_frac: float
+
+
+def judge_effect(
+    metric: Metric,
+    effect: Effect,
+    reference: Reference,
+    level: float,
+    loss_level: float | None = None,
+) -> tuple[Outcome, Comparison]:
+    """Judge a change by its whole interval.
+
+    Args:
+        metric: the metric that changed.
+        effect: the change and its error.
+        reference: what the metric is held against.
+        level: how often the interval may miss the truth on either side, 0..0.5.
+        loss_level: the level at which a loss must be proven; None for `level`.
+    """
+    low_frac, high_frac = (to_frac(metric, bound) for bound in effect.bounds(level))
+    surely_below_frac = to_frac(metric, effect.bounds(loss_level or level)[1])
+    change_frac = to_frac(metric, effect.estimate_frac)
+    p_worse = effect.p_worse
+    if metric.two_sided:
+        p_worse = 2 * min(p_worse, 1 - p_worse)
+    outcome = outcome_of(
+        change_frac,
+        low_frac,
+        surely_below_frac,
+        reference.tolerance_frac,
         two_sided=metric.two_sided,
     )
+    comparison = Comparison(
+        expected=reference.expected,
+        against=reference.against,
+        tolerance_frac=reference.tolerance_frac,
+        two_sided=metric.two_sided,
+        change_frac=change_frac,
+        low_frac=low_frac,
+        high_frac=high_frac,
+        p_worse=p_worse,
+        mde_frac=mde_frac(metric, effect, level),
+    )
+    return outcome, comparison
 
 
 def allowed_frac(metric: Metric, case: Case, known: CaseBaselines) -> float:
-    """The tolerance of a case, wider against the acceptance of another machine or of a paper."""
-    own = metric.allowed_frac(case)
+    """Return the tolerance; it is wider for the acceptance of another machine or of a paper."""
+    own_frac = metric.allowed_frac(case)
     if metric.by_launch or known.exact is not None:
-        return own
-    wider = max(metric.portable_tolerance_frac or 0, own)
-    told = known.published
-    value = told.value(metric.name) if told and not known.baseline else None
-    if told and told.tolerance_frac is not None and value is not None and value > metric.origin:
-        theirs = told.tolerance_frac * value / (value - metric.origin)
-        # Near AL = 1 their percentage exceeds all there is to lose: it would never fail.
-        return max(wider, theirs) if theirs < 1 else wider
-    return wider
+        return own_frac
+    wider_frac = max(metric.portable_tolerance_frac or 0, own_frac)
+    if known.baseline is not None or known.published is None:
+        return wider_frac
+    value = known.published.value(metric.name)
+    published_frac = known.published.tolerance_frac
+    if published_frac is None or value is None or value <= metric.origin:
+        return wider_frac
+    # A paper's percentage is of AL, ours is of AL - 1.
+    converted_frac = published_frac * value / (value - metric.origin)
+    # Near AL = 1 their percentage exceeds all there is to lose: it would never fail.
+    return max(wider_frac, converted_frac) if converted_frac < 1 else wider_frac
 
 
 _ABSENT = dict.fromkeys(
     Family,
-    "no answer had two chunks or more, or the server beside it has none; raise output_cap_tokens",
+    "no value, as no answer had two chunks or more, or the server beside it has none; raise"
+    " output_cap_tokens",
 ) | {
-    Family.ACCEPTANCE: "this source doesn't tell it; name it under shown in the matrix",
-    Family.POWER: "no device's counter moved; look at power/ in the run's folder",
+    Family.ACCEPTANCE: "no value, as this source doesn't tell it; name it under shown in the"
+    " matrix",
+    Family.POWER: "no value, as no device's counter moved; look at power/ in the run's folder",
 }
 """By family, why a metric that a case should have may have no value, and what to do."""
 
 
-def _refused_figure(metric: Metric, comparison: Comparison) -> Iterator[Refusal]:
-    """Yield why what was measured can't be compared."""
-    measurement = comparison.measurement
-    if invalid := measurement.invalid.get(metric.family):
-        yield Refusal(Outcome.INVALID, invalid)
-    slow = why_held_back(comparison.launches, comparison.known.exact)
-    if slow and metric.family in SPOILS["CLOCK_LOW"]:
-        yield Refusal(Outcome.INVALID, slow)
+def _refused(metric: Metric, evidence: BaselineComparison, refusal: Refusal) -> Verdict:
+    """Return the verdict on a metric that isn't compared, with how to record what it lacks."""
+    measurement = evidence.measurement
+    reason = refusal.reason
+    if refusal.lacks is not None:
+        options = evidence.known.options
+        if is_attached(options):
+            remedy = f"leave out {ATTACH_OPTION} to record one"
+        else:
+            remedy = f"record one with\n  {record_command((measurement.case.id,), options)}"
+        reason = Reason(code=reason.code, text=reason.text, remedy=remedy)
+    return Verdict(
+        case_id=measurement.case.id,
+        metric=metric.name,
+        outcome=refusal.outcome,
+        value=measurement.values.get(metric.name),
+        reason=reason,
+        lacks=refusal.lacks,
+        launches=_launches_judged(metric, evidence),
+    )
+
+
+def _launches_judged(metric: Metric, evidence: BaselineComparison) -> int:
+    return len(evidence.launches) if metric.by_launch else 1
+
+
+def _why_not_compared(metric: Metric, evidence: BaselineComparison) -> Refusal | None:
+    """Return the first reason that keeps a metric from being compared, None without any."""
+    refusal = _refuse_figure(metric, evidence) or _refuse_baseline(metric, evidence)
+    if refusal is not None:
+        return refusal
+    if metric.by_launch:
+        return _refuse_speed(metric, evidence)
+    return _refuse_acceptance(metric, evidence)
+
+
+def _refuse_figure(metric: Metric, evidence: BaselineComparison) -> Refusal | None:
+    """Return why what was measured can't be compared."""
+    invalidity = _invalidity_of(metric, evidence)
+    if invalidity is not None:
+        return Refusal(Outcome.INVALID, Reason.of(invalidity))
     if metric.family is Family.POWER:
-        power = measurement.replay.power if measurement.replay else None
+        replay = evidence.measurement.replay
+        power = replay.power if replay else None
         if power is None:
-            yield Refusal(Outcome.NOT_COMPARABLE, "the power of this launch wasn't sampled")
-        elif power.invalid:
-            yield Refusal(Outcome.INVALID, power.invalid)
-        elif power.too_short:
-            yield Refusal(Outcome.NOT_COMPARABLE, power.too_short)
-    if metric.name not in measurement.values:
-        yield Refusal(Outcome.INVALID, f"METRIC_ABSENT: no value, as {_ABSENT[metric.family]}")
+            reason = Reason(text="the power of this launch wasn't sampled")
+            return Refusal(Outcome.NOT_COMPARABLE, reason)
+        if power.too_short:
+            return Refusal(Outcome.NOT_COMPARABLE, Reason(text=power.too_short))
+    if metric.name not in evidence.measurement.values:
+        absent = Invalidity("METRIC_ABSENT", _ABSENT[metric.family])
+        return Refusal(Outcome.INVALID, Reason.of(absent))
+    return None
 
 
-def _refused_baseline(metric: Metric, comparison: Comparison) -> Iterator[Refusal]:
-    """Yield why the baseline can't be compared with."""
-    case, known, baseline = comparison.measurement.case, comparison.known, comparison.known.baseline
-    if baseline is None and not (known.published and known.published.has_acceptance):
-        yield Refusal(Outcome.NO_BASELINE, _nothing_recorded(metric, known), Lack.BASELINE)
-    settings = of_any_number(known.settings)
-    if differing := differing_settings(baseline.case, settings) if baseline else "":
-        yield Refusal(
-            Outcome.NO_BASELINE, f"it was recorded with other settings: {differing}", Lack.BASELINE
+def _invalidity_of(metric: Metric, evidence: BaselineComparison) -> Invalidity | None:
+    """Return why a metric's figure means nothing, None if it means something."""
+    measurement = evidence.measurement
+    if metric.family in measurement.invalid:
+        return measurement.invalid[metric.family]
+    if metric.family in SPOILS["CLOCK_LOW"]:
+        held_back = why_held_back(evidence.launches, evidence.known.exact)
+        if held_back is not None:
+            return held_back
+    if metric.family is Family.POWER and measurement.replay and measurement.replay.power:
+        return measurement.replay.power.invalid
+    return None
+
+
+def _refuse_baseline(metric: Metric, evidence: BaselineComparison) -> Refusal | None:
+    """Return why the baseline can't be compared with."""
+    case = evidence.measurement.case
+    known = evidence.known
+    if known.baseline is None and not (known.published and known.published.has_acceptance):
+        reason = Reason(text=_nothing_recorded(metric, known))
+        return Refusal(Outcome.NO_BASELINE, reason, Lack.BASELINE)
+    if known.baseline is not None:
+        settings = of_any_number(known.settings)
+        differing = differing_settings(known.baseline.case, settings)
+        if differing:
+            reason = Reason(text=f"it was recorded with other settings: {differing}")
+            return Refusal(Outcome.NO_BASELINE, reason, Lack.BASELINE)
+    takes_all_prompts = metric.by_launch or case.needs_fresh_server
+    if known.settings.num_prompts is not None and takes_all_prompts:
+        figure = "a speed" if metric.by_launch else "what a drafter learns"
+        reason = Reason(
+            text=f"of {known.settings.num_prompts} prompts: {figure} is of all prompts of the case",
+            remedy="leave out --num-prompts to judge it",
         )
-    if known.settings.num_prompts is not None and (metric.by_launch or case.needs_fresh_server):
-        what = "a speed" if metric.by_launch else "what a drafter learns"
-        reason = f"of {known.settings.num_prompts} prompts: {what} is of all prompts of the case"
-        yield Refusal(Outcome.NOT_COMPARABLE, f"{reason}; leave out --num-prompts to judge it")
+        return Refusal(Outcome.NOT_COMPARABLE, reason)
+    return None
 
 
 def _nothing_recorded(metric: Metric, known: CaseBaselines) -> str:
-    """Say so, and what was published of the metric, if anything, and where that holds."""
-    told, words = known.published, f"nothing recorded in '{known.environment.name}'"
-    value = told.value(metric.name) if told else None
-    return f"{words}, published is {value:.3g} ({told.conditions})" if told and value else words
+    """Say that nothing was recorded, and what was published of the metric and where that holds."""
+    sentence = f"nothing recorded in '{known.environment.name}'"
+    value = known.published.value(metric.name) if known.published else None
+    if known.published is None or not value:
+        return sentence
+    return f"{sentence}, published is {value:.3g} ({known.published.conditions})"
 
 
-def _refused_acceptance(metric: Metric, comparison: Comparison) -> Iterator[Refusal]:
-    """Yield why two acceptances are not of the same kind."""
-    baseline, ours = comparison.known.baseline, comparison.measurement.acceptance
-    theirs = baseline.acceptance if baseline else None
-    if comparison.expected_ratio(metric) is None:
-        yield Refusal(Outcome.NO_BASELINE, f"the baseline holds no {metric.name}", Lack.BASELINE)
-    if ours is not None and theirs is not None:
-        tags, recorded = ((one.source, one.view) for one in (ours, theirs))
-        if tags != recorded:
-            reason = f"measured as {', '.join(tags)}, recorded as {', '.join(recorded)}"
-            yield Refusal(Outcome.NOT_COMPARABLE, reason, Lack.SOURCE)
+def _refuse_acceptance(metric: Metric, evidence: BaselineComparison) -> Refusal | None:
+    """Return why two acceptances are not of the same kind."""
+    if evidence.expected_ratio(metric) is None:
+        reason = Reason(text=f"the baseline holds no {metric.name}")
+        return Refusal(Outcome.NO_BASELINE, reason, Lack.BASELINE)
+    measured = evidence.measurement.acceptance
+    baseline = evidence.known.baseline
+    recorded = baseline.acceptance if baseline else None
+    if measured is None or recorded is None:
+        return None
+    if (measured.source, measured.view) != (recorded.source, recorded.view):
+        reason = Reason(
+            text=f"measured as {measured.source}, {measured.view}, recorded as"
+            f" {recorded.source}, {recorded.view}"
+        )
+        return Refusal(Outcome.NOT_COMPARABLE, reason, Lack.SOURCE)
+    return None
 
 
-def _refused_speed(metric: Metric, comparison: Comparison) -> Iterator[Refusal]:
-    """Yield why two speeds are not of the same kind."""
-    known, exact = comparison.known, comparison.known.exact
-    if exact is None:
-        where = f"'{known.baseline.environment.name}'" if known.baseline else "a published figure"
-        reason = f"{_nothing_recorded(metric, known)}, and speed doesn't carry over from {where}"
-        yield Refusal(Outcome.NOT_COMPARABLE, reason, Lack.BASELINE)
-    elif not exact.launches:
-        reason = "the baseline is of an earlier form, whose speeds differ"
-        yield Refusal(Outcome.NOT_COMPARABLE, reason, Lack.BASELINE)
-    elif not exact.launch_values(metric):
-        yield Refusal(Outcome.NO_BASELINE, "the baseline holds none", Lack.BASELINE)
+def _refuse_speed(metric: Metric, evidence: BaselineComparison) -> Refusal | None:
+    """Return why two speeds are not of the same kind."""
+    known = evidence.known
+    if known.exact is None:
+        source = "a published figure"
+        if known.baseline is not None:
+            source = f"'{known.baseline.environment.name}'"
+        reason = Reason(
+            text=f"{_nothing_recorded(metric, known)}, and speed doesn't carry over from {source}"
+        )
+        return Refusal(Outcome.NOT_COMPARABLE, reason, Lack.BASELINE)
+    if not known.exact.launches:
+        reason = Reason(text="the baseline is of an earlier form, whose speeds differ")
+        return Refusal(Outcome.NOT_COMPARABLE, reason, Lack.BASELINE)
+    if not known.exact.launch_values(metric):
+        return Refusal(Outcome.NO_BASELINE, Reason(text="the baseline holds none"), Lack.BASELINE)
     if metric.name not in known.spreads:
-        yield Refusal(Outcome.NO_BASELINE, "its spread takes two launches or more", Lack.BASELINE)
-    if metric.family is Family.POWER and (unlike := comparison.unlike_devices):
-        yield Refusal(Outcome.NOT_COMPARABLE, unlike, Lack.SOURCE)
+        reason = Reason(text="its spread takes two launches or more")
+        return Refusal(Outcome.NO_BASELINE, reason, Lack.BASELINE)
+    if metric.family is Family.POWER and evidence.unlike_devices:
+        reason = Reason(text=evidence.unlike_devices)
+        return Refusal(Outcome.NOT_COMPARABLE, reason, Lack.SOURCE)
+    return None
 
 
-def _judge_acceptance(
-    metric: Metric, comparison: Comparison, look: Look, verdict: Verdict
-) -> Verdict:
-    known, ours = comparison.known, comparison.ours
-    found = comparison.ratio_change(metric)
-    if isinstance(found, str):
-        return dataclasses.replace(verdict, reason=found, needed_launches=0)
-    value, expected, change = found
-    verdict = dataclasses.replace(verdict, value=value, expected=expected)
-    verdict = _with_mde(verdict, metric, change, look)
-    prompts = ours.prompt_ids if ours is not None else ()
-    if verdict.outcome is Outcome.INCONCLUSIVE:
-        finer = (verdict.mde_frac or 0.0) / (verdict.tolerance_frac or 1.0)
-        remedy = f"raise prompts in the matrix to about {max(2.0, finer**2) * len(prompts):.0f}"
-        return _undecided(verdict, f"{len(prompts)} prompts", remedy, needed_launches=0)
-    if verdict.outcome is Outcome.REGRESSED:
-        theirs = load_acceptance(known.baseline.acceptance) if known.baseline else None
-        records = (comparison.measurement.acceptance, theirs)
-        reason = _by_category(metric, *(one and one.only(set(prompts)) for one in records))
-        return dataclasses.replace(verdict, reason=reason)
-    return verdict
+def _against(known: CaseBaselines) -> str:
+    return known.baseline.environment.name if known.baseline else "published"
 
 
-def _judge_speed(metric: Metric, comparison: Comparison, look: Look, verdict: Verdict) -> Verdict:
-    known, ours = comparison.known, comparison.launch_values(metric)
+def _judge_acceptance(metric: Metric, evidence: BaselineComparison, look: Look) -> Verdict:
+    case = evidence.measurement.case
+    known = evidence.known
+    tolerance_frac = allowed_frac(metric, case, known)
+    against = _against(known)
+    change = evidence.ratio_change(metric)
+    if isinstance(change, Reason):
+        return Verdict(
+            case_id=case.id,
+            metric=metric.name,
+            outcome=Outcome.INCONCLUSIVE,
+            value=evidence.measurement.values.get(metric.name),
+            comparison=Comparison(against=against, tolerance_frac=tolerance_frac),
+            reason=change,
+            needed_launches=0,
+        )
+    reference = Reference(change.expected, against, tolerance_frac)
+    outcome, comparison = judge_effect(metric, change.effect, reference, LEVELS[look])
+    prompt_ids = evidence.measured.prompt_ids if evidence.measured is not None else ()
+    reason: Reason | None = None
+    needed_launches: int | None = None
+    if outcome is Outcome.INCONCLUSIVE:
+        reason = _too_few_prompts(comparison, len(prompt_ids))
+        needed_launches = 0
+    elif outcome is Outcome.REGRESSED:
+        recorded = load_acceptance(known.baseline.acceptance) if known.baseline else None
+        measured = evidence.measurement.acceptance
+        reason = _by_category(
+            metric,
+            measured.only(set(prompt_ids)) if measured else None,
+            recorded.only(set(prompt_ids)) if recorded else None,
+        )
+    return Verdict(
+        case_id=case.id,
+        metric=metric.name,
+        outcome=outcome,
+        value=change.value,
+        comparison=comparison,
+        reason=reason,
+        needed_launches=needed_launches,
+    )
+
+
+def _too_few_prompts(comparison: Comparison, prompts: int) -> Reason:
+    """Say how many prompts would detect a loss as large as tolerated; the error falls with √n."""
+    ratio = (comparison.mde_frac or 0.0) / (comparison.tolerance_frac or 1.0)
+    enough = max(2.0, ratio**2) * prompts
+    remedy = f"raise prompts in the matrix to about {enough:.0f}"
+    return _undecided(comparison, f"{prompts} prompts", remedy)
+
+
+def _judge_speed(metric: Metric, evidence: BaselineComparison, look: Look) -> Verdict:
+    case = evidence.measurement.case
+    known = evidence.known
+    values = evidence.launch_values(metric)
     recorded = known.exact.launch_values(metric) if known.exact else ()
-    other_card = comparison.other_card if metric.family is Family.POWER else ""
+    other_card = evidence.other_card if metric.family is Family.POWER else ""
+    tolerance_frac = allowed_frac(metric, case, known)
     if other_card:
-        wider = max(verdict.tolerance_frac or 0.0, _OTHER_CARD_FRAC)
-        verdict = dataclasses.replace(verdict, tolerance_frac=wider)
-    verdict = dataclasses.replace(verdict, expected=_geometric_mean(recorded))
-    change = comparison.speed_change(metric)
-    if change is None:  # a goodput of 0 has no logarithm, and is surely worse
-        always = max(ours) <= 0
-        return dataclasses.replace(
-            verdict,
-            outcome=Outcome.REGRESSED if always else Outcome.INCONCLUSIVE,
-            reason="" if always else "it is 0 in one launch, and isn't in another",
+        tolerance_frac = max(tolerance_frac, _OTHER_CARD_FRAC)
+    effect = evidence.speed_change(metric)
+    if effect is None:
+        return _judge_standstill(metric, evidence, tolerance_frac)
+    reference = Reference(_geometric_mean(recorded), _against(known), tolerance_frac)
+    outcome, comparison = judge_effect(metric, effect, reference, LEVELS[look])
+    reason: Reason | None = None
+    needed_launches: int | None = None
+    if other_card and outcome is not Outcome.PASS:
+        outcome = Outcome.NOT_COMPARABLE
+        reason = Reason(
+            text=f"{other_card}, and cards of one kind differ by {_OTHER_CARD_FRAC:.0%}"
+        )
+    elif outcome is Outcome.INCONCLUSIVE:
+        outcome, reason, needed_launches = _explain_undecided_speed(
+            metric, comparison, known, launches=len(values), recorded=len(recorded)
+        )
+    return Verdict(
+        case_id=case.id,
+        metric=metric.name,
+        outcome=outcome,
+        value=_geometric_mean(values),
+        comparison=comparison,
+        cause=_cause(metric, evidence, effect),
+        reason=reason,
+        launches=len(evidence.launches),
+        needed_launches=needed_launches,
+    )
+
+
+def _judge_standstill(
+    metric: Metric, evidence: BaselineComparison, tolerance_frac: float
+) -> Verdict:
+    """Judge a speed that is 0 in a launch: a goodput of 0 has no logarithm, and is surely worse."""
+    values = evidence.launch_values(metric)
+    recorded = evidence.known.exact.launch_values(metric) if evidence.known.exact else ()
+    is_always_zero = max(values) <= 0
+    reason = None if is_always_zero else Reason(text="it is 0 in one launch, and isn't in another")
+    return Verdict(
+        case_id=evidence.measurement.case.id,
+        metric=metric.name,
+        outcome=Outcome.REGRESSED if is_always_zero else Outcome.INCONCLUSIVE,
+        value=evidence.measurement.values.get(metric.name),
+        comparison=Comparison(
+            expected=_geometric_mean(recorded),
+            against=_against(evidence.known),
+            tolerance_frac=tolerance_frac,
             change_frac=-1.0,
             low_frac=-1.0,
             high_frac=-1.0,
             p_worse=0.0,
-        )
-    cause = _cause(metric, comparison, change)
-    verdict = dataclasses.replace(verdict, value=_geometric_mean(ours), cause=cause)
-    verdict = _with_mde(verdict, metric, change, look)
-    if other_card and verdict.outcome is not Outcome.PASS:
-        reason = f"{other_card}, and cards of one kind differ by {_OTHER_CARD_FRAC:.0%}"
-        return dataclasses.replace(verdict, outcome=Outcome.NOT_COMPARABLE, reason=reason)
-    if verdict.outcome is Outcome.INCONCLUSIVE:
-        return _undecided_speed(metric, verdict, known, len(recorded))
-    return verdict
+        ),
+        reason=reason,
+        launches=len(evidence.launches),
+    )
 
 
-def _with_mde(verdict: Verdict, metric: Metric, change: Effect, look: Look) -> Verdict:
-    verdict = with_effect(verdict, metric, change, look.value)
-    return dataclasses.replace(verdict, mde_frac=mde_frac(metric, change, look))
+def _explain_undecided_speed(
+    metric: Metric, comparison: Comparison, known: CaseBaselines, *, launches: int, recorded: int
+) -> tuple[Outcome, Reason, int]:
+    """Say why a speed is undecided, and how many launches would decide it.
 
+    It is UNDECIDABLE where the baseline said beforehand that so many launches wouldn't decide it.
+    That doesn't hold if more is tolerated now than was then, because how many launches would
+    decide that wasn't computed.
 
-def _undecided_speed(
-    metric: Metric, verdict: Verdict, known: CaseBaselines, recorded: int
-) -> Verdict:
-    """UNDECIDABLE where the baseline said beforehand that as many launches wouldn't tell.
-
-    Not where more is tolerated now than was then: how many launches tell that wasn't said.
+    Returns:
+        The outcome, the reason, and the launches that would decide it, 0 where no number would.
     """
-    tolerance_frac, spread = verdict.tolerance_frac or 0.0, known.spreads[metric.name]
-    told = known.exact.detects.get(metric.name) if known.exact else None
+    tolerance_frac = comparison.tolerance_frac or 0.0
+    recorded_sight = known.exact.detects.get(metric.name) if known.exact else None
     if (
-        told is not None
-        and not told.decides
-        and tolerance_frac <= told.tolerance_frac
-        and (not told.launches or verdict.launches < told.launches)
+        recorded_sight is not None
+        and not recorded_sight.decides
+        and tolerance_frac <= recorded_sight.tolerance_frac
+        and (not recorded_sight.launches or launches < recorded_sight.launches)
     ):
-        enough = "would" if told.launches else "wouldn't be enough"
-        reason = (
-            f"this machine can't tell {tolerance_frac:.1%} with {RUN_LAUNCHES} launches, which"
-            f" detect {told.mde_frac:.1%}, {told.launches or MOST_LAUNCHES} launches {enough};"
-            f" it is no more than {-(verdict.low_frac or 0.0):.1%} worse"
+        enough = "would" if recorded_sight.launches else "wouldn't be enough"
+        reason = Reason(
+            text=f"this machine can't tell {tolerance_frac:.1%} with {RUN_LAUNCHES} launches, which"
+            f" detect {recorded_sight.mde_frac:.1%}, {recorded_sight.launches or MOST_LAUNCHES}"
+            f" launches {enough}",
+            remedy=f"it is no more than {-(comparison.low_frac or 0.0):.1%} worse",
         )
-        return dataclasses.replace(
-            verdict, outcome=Outcome.UNDECIDABLE, reason=reason, needed_launches=told.launches
-        )
-    more = range(verdict.launches + 1, MOST_LAUNCHES + 1)
-    sees = ((k, mde_of_launches(metric, k, recorded, spread)) for k in more)
-    needed, mde = next(((k, mde) for k, mde in sees if mde <= tolerance_frac), (0, 0.0))
+        return Outcome.UNDECIDABLE, reason, recorded_sight.launches
+    spread = known.spreads[metric.name]
+    needed = 0
     remedy = (
-        f"measure {needed} launches, which detect {mde:.1%}"
-        if needed
-        else f"{MOST_LAUNCHES} launches would still be too few: record it anew from more launches,"
+        f"{MOST_LAUNCHES} launches would still be too few: record it anew from more launches,"
         " raise its tolerance in the matrix, or measure on a quieter machine"
     )
-    launches = f"{verdict.launches} launch{'es' if verdict.launches > 1 else ''}"
-    return _undecided(verdict, f"{launches} against {recorded}", remedy, needed_launches=needed)
+    for count in range(launches + 1, MOST_LAUNCHES + 1):
+        detected_frac = mde_of_launches(metric, count, recorded, spread)
+        if detected_frac <= tolerance_frac:
+            needed = count
+            remedy = f"measure {count} launches, which detect {detected_frac:.1%}"
+            break
+    many = f"{launches} launch{'es' if launches > 1 else ''} against {recorded}"
+    return Outcome.INCONCLUSIVE, _undecided(comparison, many, remedy), needed
 
 
-def _undecided(verdict: Verdict, by_what: str, remedy: str, *, needed_launches: int) -> Verdict:
-    """Say what the case can detect: a tolerance finer than that can't be kept."""
-    reason = (
-        f"its minimum detectable effect is {verdict.mde_frac:.1%} with {by_what}, its tolerance"
-        f" {verdict.tolerance_frac:.1%}; {remedy}"
+def _undecided(comparison: Comparison, evidence: str, remedy: str) -> Reason:
+    """Say what some evidence can detect: a tolerance finer than that can't be kept."""
+    return Reason(
+        text=f"its minimum detectable effect is {comparison.mde_frac:.1%} with {evidence}, its"
+        f" tolerance {comparison.tolerance_frac:.1%}",
+        remedy=remedy,
     )
-    return dataclasses.replace(verdict, reason=reason, needed_launches=needed_launches)
 
 
-def _cause(metric: Metric, comparison: Comparison, change: Effect) -> str:
-    """Δ log(output speed) = Δ log(tokens per step) - Δ log(step time), in words.
+def _cause(metric: Metric, evidence: BaselineComparison, effect: Effect) -> Cause | None:
+    """Return Δ log(output speed) = Δ log(tokens per step) - Δ log(step time), in its two parts.
 
-    Empty for what isn't a speed of output, without an acceptance to compare, and for a method that
-    doesn't draft in every step: AL leaves the other steps out.
+    Returns:
+        None for what isn't a speed of output, without an acceptance to compare, and for a method
+        that doesn't draft in every step, because AL leaves the other steps out.
     """
-    method = comparison.measurement.case.server.method
+    method = evidence.measurement.case.server.method
     if not metric.of_output or method == "none" or not METHODS[method].drafts_every_step:
-        return ""
-    length = comparison.without_extension.ratio_change(METRICS["acceptance_length_tokens"])
-    if isinstance(length, str):
-        return ""
-    acceptance = math.log(length[0] / length[1])
-    parts = math.expm1(acceptance), math.expm1(change.estimate_frac - acceptance)
-    return f"{parts[0]:+.1%} by acceptance, {parts[1]:+.1%} by the cost of a step"
+        return None
+    length = evidence.without_extension.ratio_change(METRICS["acceptance_length_tokens"])
+    if isinstance(length, Reason):
+        return None
+    from_acceptance = math.log(length.value / length.expected)
+    from_step = effect.estimate_frac - from_acceptance
+    return Cause(
+        parts=(
+            ("acceptance", math.expm1(from_acceptance)),
+            ("the cost of a step", math.expm1(from_step)),
+        )
+    )
 
 
 def _by_category(
-    metric: Metric, ours: AcceptanceRecord | None, theirs: AcceptanceRecord | None
-) -> str:
-    """Where acceptance was lost: `by category: coding 3.12 -> 1.85, math 2.74 -> 2.73`."""
-    recorded = theirs.by_category if theirs else {}
+    metric: Metric, measured: AcceptanceRecord | None, recorded: AcceptanceRecord | None
+) -> Reason | None:
+    """Say where acceptance was lost: `by category: coding 3.12 -> 1.85, math 2.74 -> 2.73`."""
+    recorded_by_category = recorded.by_category if recorded else {}
     parts = []
-    for category, record in (ours.by_category if ours else {}).items():
-        old, new = (acceptance_value(metric, one) for one in (recorded.get(category), record))
-        if old is not None and new is not None:
-            parts.append(f"{category} {old:.3g} -> {new:.3g}")
-    return f"by category: {', '.join(parts)}" if parts else ""
+    for category, record in (measured.by_category if measured else {}).items():
+        before = acceptance_value(metric, recorded_by_category.get(category))
+        now = acceptance_value(metric, record)
+        if before is not None and now is not None:
+            parts.append(f"{category} {before:.3g} -> {now:.3g}")
+    return Reason(text=f"by category: {', '.join(parts)}") if parts else None
 
 
 def _geometric_mean(values: tuple[float, ...]) -> float:

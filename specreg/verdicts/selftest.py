@@ -33,7 +33,7 @@ from specreg.stats.intervals import PARTS, Column, Look
 from specreg.telemetry.identity import Environment
 from specreg.verdicts.confirmation import Confirmation, enough_for, measured_prompts
 from specreg.verdicts.detection import detects_against
-from specreg.verdicts.judge import GOOD, Outcome, Verdict
+from specreg.verdicts.verdict import GOOD, Comparison, Outcome, Verdict
 
 RATES = (0.73, 0.71, 0.68)
 PROMPTS = 80
@@ -163,7 +163,12 @@ def try_plant(plant: Plant, trials: int, world: "World") -> tuple[Counter[Outcom
     """
     outcomes, used_frac = Counter[Outcome](), 0.0
     night = [
-        Verdict(case_id=f"other-{number}", metric=metric.name, outcome=Outcome.PASS, p_worse=0.5)
+        Verdict(
+            case_id=f"other-{number}",
+            metric=metric.name,
+            outcome=Outcome.PASS,
+            comparison=Comparison(p_worse=0.5),
+        )
         for number in range(world.cases - 1)
         for metric in _metrics_of(simulated_case(0))
     ]

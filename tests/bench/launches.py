@@ -19,8 +19,8 @@ from scipy.stats import chi2
 from specreg.measurement.metrics import METRICS
 from specreg.report.document import load_verdict
 from specreg.verdicts.detection import MOST_LAUNCHES
-from specreg.verdicts.judge import GOOD, Outcome
 from specreg.verdicts.selftest import Plant, World, simulated_case, try_plant
+from specreg.verdicts.verdict import GOOD, Outcome
 
 SPREAD_FRAC = 0.05
 CASES = 8
@@ -90,7 +90,11 @@ def spread_of_nights(folder: Path) -> tuple[float, int]:
     for path in sorted(folder.glob("runs/*/verdict.json")):
         run = load_verdict(path)
         for one in run.verdicts if run else ():
-            if one.metric == "speedup_ratio" and one.value and one.change_frac is not None:
+            if (
+                one.metric == "speedup_ratio"
+                and one.value
+                and one.comparison.change_frac is not None
+            ):
                 speedups.setdefault(one.case_id, []).append(math.log(one.value))
     freedom = sum(len(some) - 1 for some in speedups.values())
     squares = sum((len(some) - 1) * statistics.variance(some) for some in speedups.values())

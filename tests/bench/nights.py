@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 from specreg.report.document import RunVerdict, load_verdict
-from specreg.verdicts.judge import Outcome
+from specreg.verdicts.verdict import Outcome
 
 _LOSSES = {Outcome.REGRESSED, Outcome.WRONG, Outcome.INVALID}
 _MOST_INCONCLUSIVE = 1

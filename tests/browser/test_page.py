@@ -19,6 +19,7 @@ from specreg.correctness.checks import CHECKS
 from specreg.measurement.metrics import METRICS
 from specreg.report.document import Report, side_by_side
 from specreg.report.page import render_page
+from specreg.verdicts.verdict import NOTHING_COMPARED
 from tests.unit import builders, reports
 from tests.unit.report.test_document import another
 from tests.unit.report.test_page import many
@@ -81,7 +82,9 @@ def wide() -> Report:
         dataclasses.replace(reports.LOST, metric=metric, case_id=name)
         for metric in (*METRICS, *CHECKS)
     ]
-    bare = [dataclasses.replace(one, change_frac=None, value=12345.678) for one in verdicts]
+    bare = [
+        dataclasses.replace(one, comparison=NOTHING_COMPARED, value=12345.678) for one in verdicts
+    ]
     return msgspec.structs.replace(
         reports.with_case(case_id=name),
         run=reports.run_of(*verdicts, *(dataclasses.replace(one, case_id="b") for one in bare)),

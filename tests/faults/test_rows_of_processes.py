@@ -88,7 +88,7 @@ def test_row_03_a_server_that_hangs_in_the_run(run: Hurt) -> None:
     assert took_s >= 60, "a minute of silence"
     assert took_s < 60 + 10  # and row 5's time to be gone
     assert run.finished(CASES[0], attempt=0) >= finished
-    outcomes = {one.case_id: (one.outcome, one.reason) for one in run.verdict().verdicts}
+    outcomes = {one.case_id: (one.outcome, one.explanation) for one in run.verdict().verdicts}
     assert outcomes[CASES[0]][0] == "INVALID", output
     assert outcomes[CASES[0]][1].startswith("HUNG: no token came for 60 s"), output
     assert [outcomes[case][0] for case in CASES[1:]] == ["NO_BASELINE", "NO_BASELINE"], output
@@ -239,7 +239,7 @@ def test_row_12_speculation_that_is_silently_off(run: Hurt) -> None:
     run.script = Script(fault=Fault.SPEC_DISABLED)
     done = run.run()
     assert done.returncode == 10, done.stdout
-    reasons = {one.reason.partition(":")[0] for one in run.verdict().verdicts}
+    reasons = {one.explanation.partition(":")[0] for one in run.verdict().verdicts}
     assert reasons == {"SPEC_DISABLED"}
 
 

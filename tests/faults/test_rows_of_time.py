@@ -70,8 +70,10 @@ def test_row_19_a_gpu_that_gets_too_hot(run: Hurt) -> None:
     counted, speed, watts = sorted(run.verdict().verdicts, key=lambda one: ORDER.index(one.metric))
     for one in (speed, watts):
         assert one.outcome == "INVALID"
-        assert one.reason.startswith("THROTTLED: Scripted NVIDIA H100 was held back in 100% of")
-        assert "software thermal slowdown, 92 °C at 1200 MHz; cool it" in one.reason
+        assert one.explanation.startswith(
+            "THROTTLED: Scripted NVIDIA H100 was held back in 100% of"
+        )
+        assert "software thermal slowdown, 92 °C at 1200 MHz; cool it" in one.explanation
     assert counted.outcome == "NO_BASELINE", said
     assert counted.value is not None
 
@@ -84,7 +86,7 @@ def test_row_19_no_speed_is_recorded_from_a_gpu_that_is_too_hot(run: Hurt) -> No
     for one in run.verdict().verdicts:
         counted = METRICS[one.metric].family is Family.ACCEPTANCE
         assert one.outcome == ("MEASURED" if counted else "INVALID")
-        assert counted or one.reason.startswith("THROTTLED: "), one.reason
+        assert counted or one.explanation.startswith("THROTTLED: "), one.explanation
     assert path.read_bytes() == before
     assert [one.name for one in (run.folder / "baselines").rglob("*.json")] == [path.name]
 
@@ -95,7 +97,7 @@ def test_row_19_a_gpu_that_is_too_hot_already(run: Hurt) -> None:
     done = run.run("-k", "toy-c1 and (throughput or length)")
     counted, speed = sorted(run.verdict().verdicts, key=lambda one: ORDER.index(one.metric))
     assert speed.outcome == "INVALID"
-    assert speed.reason.startswith("THROTTLED: Scripted NVIDIA H100 was held back in 100% of")
+    assert speed.explanation.startswith("THROTTLED: Scripted NVIDIA H100 was held back in 100% of")
     assert counted.outcome == "NO_BASELINE", done.stdout
     assert counted.value is not None
 
@@ -111,7 +113,7 @@ def test_row_19_a_gpu_at_a_lower_clock(run: Hurt) -> None:
     verdict = found["throughput_tokens_per_s"]
     assert verdict.outcome == "INVALID"
     low = "CLOCK_LOW: Scripted NVIDIA H100 ran at 1500 MHz, it was recorded at 1980"
-    assert verdict.reason.startswith(low)
+    assert verdict.explanation.startswith(low)
 
 
 SOAK_MIN = 0.5

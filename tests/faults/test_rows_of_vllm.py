@@ -164,7 +164,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> HurtRun:
 def test_row_03_a_server_that_hangs_in_the_run(told: HurtRun) -> None:
     assert told.hung_s >= 60, "a minute of silence"
     assert told.hung_s < 60 + 10  # and row 5's time to be gone
-    reasons = {one.case_id: one.reason for one in told.run.verdict().verdicts}
+    reasons = {one.case_id: one.explanation for one in told.run.verdict().verdicts}
     assert reasons[CASES[0]].startswith("HUNG: no token came for 60 s"), told.output
     assert told.run.attempts(CASES[0]) == 1
 
@@ -241,6 +241,6 @@ def test_row_12_speculation_that_is_silently_off(tmp_path: Path) -> None:
     run = Hurt(folder=tmp_path, script=None, variables=planted)
     done = run.run()
     assert done.returncode == 10, done.stdout
-    reasons = {one.reason.partition(":")[0] for one in run.verdict().verdicts}
+    reasons = {one.explanation.partition(":")[0] for one in run.verdict().verdicts}
     assert reasons == {"SPEC_DISABLED"}
     assert run.left() == []

@@ -185,7 +185,7 @@ def test_what_is_sound_is_read(tmp_path: Path) -> None:
         try:
             said.read(tmp_path, said.content)
         except InvalidMeasurementError as error:
-            reason = error.reason
+            reason = error.invalidity.code
         assert reason in SILENT, said.content
 
 

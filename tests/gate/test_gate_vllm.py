@@ -15,7 +15,7 @@ import pytest
 from specreg.correctness.checks import LOSSLESS
 from specreg.engines.drafter.scheduled import step_after
 from specreg.report.document import Report, load_report
-from specreg.verdicts.judge import Verdict
+from specreg.verdicts.verdict import Verdict
 
 ROOT = Path(__file__).parents[2]
 VERSION = "vllm==0.32.0"
@@ -100,9 +100,9 @@ def test_3_percent_of_the_accepted_drafts_are_found(tmp_path: Path) -> None:
     assert lost.outcome == "REGRESSED"
     a, b = (foreseen(schedule) for schedule in (pinned, planted))
     assert b / a - 1 == pytest.approx(-0.03, abs=0.002)
-    assert lost.expected == pytest.approx(1 + a)
+    assert lost.comparison.expected == pytest.approx(1 + a)
     assert lost.value == pytest.approx(1 + b)
-    assert lost.change_frac == pytest.approx(b / a - 1)
+    assert lost.comparison.change_frac == pytest.approx(b / a - 1)
     assert f"{PINNED} is worse by acceptance" in said
     assert judged(report, CASE, "acceptance_length_tokens").outcome == "PASS"
     assert judged(report, CASE, LOSSLESS).outcome == "PASS"
@@ -138,7 +138,7 @@ def test_5_percent_of_a_step_are_found(tmp_path: Path) -> None:
     assert "DON'T" in said
     lost = judged(report, PADDED, "step_p50_ms")
     assert lost.outcome == "REGRESSED"
-    assert lost.change_frac == pytest.approx(-0.05, abs=0.02)
+    assert lost.comparison.change_frac == pytest.approx(-0.05, abs=0.02)
     assert judged(report, PADDED, "acceptance_length_tokens").outcome == "PASS"
     assert f"{PADDED} is worse by the cost of a step" in said
 

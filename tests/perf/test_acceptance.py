@@ -2,7 +2,7 @@
 
 import pytest
 
-from specreg.verdicts.judge import Verdict
+from specreg.verdicts.verdict import Verdict
 
 
 @pytest.mark.family("acceptance")

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import pytest
 
-from specreg.verdicts.judge import Verdict
+from specreg.verdicts.verdict import Verdict
 
 MOMENTS_S: deque[float] = deque()
 """What pytest-benchmark's timer says next, as a round begins and as it ends."""

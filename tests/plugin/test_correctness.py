@@ -2,7 +2,7 @@
 
 from specreg.datasets.prepare import load_prompts
 from specreg.datasets.table import dataset_named
-from specreg.verdicts.judge import Outcome
+from specreg.verdicts.verdict import Outcome
 from tests.doubles.vllm.script import Fault, Script, chat_prompt, prompt_token_ids, steps_of
 from tests.doubles.vllm.steps import likeliest
 from tests.plugin.conftest import ROOT, Suite

@@ -8,7 +8,7 @@ from collections import Counter
 from xml.etree import ElementTree as ET
 
 from specreg.report.document import FILE_NAME
-from specreg.verdicts.judge import Outcome
+from specreg.verdicts.verdict import Outcome
 from tests.doubles.vllm.script import VARIABLE, Fault, Script, record_script
 from tests.plugin.conftest import PAIR, Suite, cases_of
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from specreg.verdicts.judge import Outcome
+from specreg.verdicts.verdict import Outcome
 from tests.doubles.nvml.device import ScriptedGpu
 from tests.doubles.vllm.script import Fault, Script
 from tests.plugin.conftest import MATRIX, Suite, cases_of
@@ -84,7 +84,7 @@ def test_a_window_that_is_too_short_is_said_and_shown(suite: Suite) -> None:
     )
     verdict = suite.verdict()
     assert verdict.outcomes == {"NOT_COMPARABLE": 2}
-    assert all("and 10 s are needed" in one.reason for one in verdict.verdicts)
+    assert all("and 10 s are needed" in one.explanation for one in verdict.verdicts)
     rows = [line for line in done.stdout.splitlines() if line.startswith("vllm-none-tiny-")]
     assert re.search(r" (39|40)\d(\.\d)? ", rows[-1])  # W, idle: 4 s of slow reads
     assert len(list(suite.runs.glob("*/power/vllm-none-tiny-toy-c1.jsonl"))) == 1

@@ -10,7 +10,7 @@ import pytest
 from specreg.matrix.tier import load_tier
 from specreg.report.document import FILE_NAME, load_report
 from specreg.telemetry.power_record import PowerRecord
-from specreg.verdicts.judge import Outcome
+from specreg.verdicts.verdict import Outcome
 from tests.doubles.nvml.device import Load, ScriptedGpu
 from tests.plugin.conftest import Suite
 from tests.unit import builders
@@ -87,7 +87,7 @@ def recorded(suite: Suite, first: PowerRecord) -> Path:
 def test_the_power_of_a_case_is_the_true_one(first: PowerRecord) -> None:
     arm = first.case
     assert arm is not None
-    assert (first.invalid, first.too_short) == ("", "")
+    assert (first.invalid, first.too_short) == (None, "")
     assert 12 <= arm.window_s < 20
     assert arm.tokens > 20 * 64  # its prompts come again and again
     assert arm.mean_w == pytest.approx(400.0, rel=0.02)

@@ -58,8 +58,10 @@ def test_a_sound_engine_passes_both_and_takes_exactly_the_oracles_steps(tmp_path
     assert verdict.exit_status == 0
     for one in verdict.verdicts:
         # A reason would name each answer that is another, or whose S, A, D or positions are.
-        assert one.reason == ""
-        assert one.value == (one.expected if one.metric == "oracle_length_tokens" else 1.0)
+        assert one.explanation == ""
+        assert one.value == (
+            one.comparison.expected if one.metric == "oracle_length_tokens" else 1.0
+        )
 
 
 @pytest.mark.parametrize("fault", ["one_too_many", "no_correction", "wrong_rollback"])

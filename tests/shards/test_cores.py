@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specreg.verdicts.judge import Verdict
+from specreg.verdicts.verdict import Verdict
 from tests.plugin.conftest import PAIR, Suite, cases_of, decided, start_here
 
 pytestmark = pytest.mark.vllm
@@ -59,10 +59,14 @@ def test_two_shards_at_once_measure_what_each_does_alone(tmp_path: Path) -> None
 
     assert together.keys() == alone.keys()
     for place, one in together.items():
-        print(*place, one.expected, one.value, one.low_frac, one.high_frac)  # noqa: T201 - cited
+        of_baseline = one.comparison
+        cited = (of_baseline.expected, one.value, of_baseline.low_frac, of_baseline.high_frac)
+        print(*place, *cited)  # noqa: T201 - cited
         if one.metric.startswith("acceptance"):
             assert (str(one.outcome), one.value) == ("PASS", alone[place].value), one
         else:
-            assert one.low_frac is not None, one
-            assert one.high_frac is not None, one
-            assert one.low_frac <= 0 <= one.high_frac, "within what launches alone differ by"
+            assert one.comparison.low_frac is not None, one
+            assert one.comparison.high_frac is not None, one
+            assert one.comparison.low_frac <= 0 <= one.comparison.high_frac, (
+                "within what launches alone differ by"
+            )

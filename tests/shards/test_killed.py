@@ -59,7 +59,7 @@ def test_a_worker_that_is_killed_loses_no_finished_case(suite: Suite, seed: int)
     lost = {one.case_id for one in verdict.verdicts if one.outcome == "INVALID"}
     assert not lost & before, output
     for one in verdict.verdicts:
-        assert one.outcome != "INVALID" or "died before it was done" in one.reason, one
+        assert one.outcome != "INVALID" or "died before it was done" in one.explanation, one
 
 
 @pytest.mark.parametrize("seed", range(KILLS))

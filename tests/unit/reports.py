@@ -4,6 +4,7 @@ import dataclasses
 
 import msgspec
 
+from specreg.core.reasons import Reason
 from specreg.load.rounds import Round
 from specreg.measurement.figures import figures_of
 from specreg.measurement.measure import Measurement, values_of
@@ -18,7 +19,7 @@ from specreg.report.document import (
     exit_status,
 )
 from specreg.verdicts.history import RunRecord
-from specreg.verdicts.judge import Outcome, Verdict
+from specreg.verdicts.verdict import Cause, Comparison, Outcome, Verdict
 from tests.unit import builders
 
 MS = 10**6
@@ -53,9 +54,22 @@ def measured(
     return dataclasses.replace(found, replay=replay)
 
 
-def verdict(outcome: Outcome, **others: object) -> Verdict:
-    made = Verdict(case_id="case", metric="m", outcome=outcome)
-    return dataclasses.replace(made, **others)  # type: ignore[arg-type]
+_COMPARISON_FIELDS = frozenset(field.name for field in dataclasses.fields(Comparison))
+
+
+def verdict(outcome: Outcome, **fields: object) -> Verdict:
+    """A verdict on a metric of a case, with other fields of it or of its comparison."""
+    return with_fields(Verdict(case_id="case", metric="m", outcome=outcome), **fields)
+
+
+def with_fields(verdict: Verdict, **fields: object) -> Verdict:
+    """The verdict with other fields of its own or of its comparison; a reason may be its text."""
+    compared = {name: fields.pop(name) for name in _COMPARISON_FIELDS & fields.keys()}
+    comparison = dataclasses.replace(verdict.comparison, **compared)  # type: ignore[arg-type]
+    reason = fields.get("reason")
+    if isinstance(reason, str):
+        fields["reason"] = Reason(text=reason)
+    return dataclasses.replace(verdict, comparison=comparison, **fields)  # type: ignore[arg-type]
 
 
 HELD = Verdict(
@@ -63,25 +77,25 @@ HELD = Verdict(
     metric="acceptance_length_tokens",
     outcome=Outcome.PASS,
     value=2.64,
-    expected=2.65,
-    change_frac=-0.006,
-    low_frac=-0.01,
-    high_frac=0.01,
-    tolerance_frac=0.05,
-    mde_frac=0.02,
+    comparison=Comparison(
+        expected=2.65,
+        change_frac=-0.006,
+        low_frac=-0.01,
+        high_frac=0.01,
+        tolerance_frac=0.05,
+        mde_frac=0.02,
+    ),
 )
 LOST = Verdict(
     case_id=CASE.id,
     metric="throughput_tokens_per_s",
     outcome=Outcome.REGRESSED,
-    reason="it became slower",
-    cause="-8.0% by acceptance, -2.0% by the cost of a step",
+    reason=Reason(text="it became slower"),
+    cause=Cause(parts=(("acceptance", -0.08), ("the cost of a step", -0.02))),
     value=90.0,
-    expected=100.0,
-    change_frac=-0.1,
-    low_frac=-0.12,
-    high_frac=-0.08,
-    tolerance_frac=0.05,
+    comparison=Comparison(
+        expected=100.0, change_frac=-0.1, low_frac=-0.12, high_frac=-0.08, tolerance_frac=0.05
+    ),
 )
 EXPECTED = Expected(
     environment=builders.ENVIRONMENT.name,

@@ -7,7 +7,7 @@ import pytest
 
 from docs.write_reference import FOLDER, PAGES, render
 from specreg.suite.options import Options, flag_of
-from specreg.verdicts.judge import GOOD, Outcome
+from specreg.verdicts.verdict import GOOD, Outcome
 from tests.unit import builders
 from tests.unit.core.test_commands import texts, trees
 

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, PromptAcceptance, StepCounts
 from specreg.baselines.comparison import (
-    Comparison,
+    BaselineComparison,
     change_of_baseline,
     common_tables,
     compare,
     spreads_of,
 )
 from specreg.baselines.schema import Baseline, Noise, stored_acceptance
+from specreg.core.reasons import Invalidity, Reason
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Family, Metric, Replay
 from specreg.stats.intervals import Effect
@@ -57,23 +58,25 @@ def recorded(acceptance: AcceptanceRecord | None, *launches: Mapping[str, float]
     )
 
 
-def by_prompt(ours: Mapping[str, StepCounts], theirs: Mapping[str, StepCounts]) -> Comparison:
+def by_prompt(
+    ours: Mapping[str, StepCounts], theirs: Mapping[str, StepCounts]
+) -> BaselineComparison:
     return compare([measured(record(ours))], known(recorded(record(theirs))))
 
 
-def ratio_change(comparison: Comparison, metric: Metric) -> tuple[float, float, Effect]:
+def ratio_change(comparison: BaselineComparison, metric: Metric) -> tuple[float, float, Effect]:
     """Value, expected value and change of a metric, where it can be told."""
     found = comparison.ratio_change(metric)
-    assert not isinstance(found, str)
+    assert not isinstance(found, Reason)
     return found
 
 
 def test_prompts_are_paired_by_what_they_are_not_by_where_they_stand() -> None:
     backwards = dict(reversed(RECORDED.items()))
     comparison = by_prompt(backwards, RECORDED)
-    assert comparison.ours is not None
-    assert comparison.theirs is not None
-    assert comparison.ours.prompt_ids == comparison.theirs.prompt_ids == tuple(backwards)
+    assert comparison.measured is not None
+    assert comparison.recorded is not None
+    assert comparison.measured.prompt_ids == comparison.recorded.prompt_ids == tuple(backwards)
     change = ratio_change(comparison, LENGTH)[2]
     assert change == Effect(estimate_frac=0.0, error_frac=0.0, freedom=5)
 
@@ -118,7 +121,7 @@ def test_each_ratio_divides_what_it_is_of() -> None:
 def test_four_prompts_are_too_few_and_it_says_so() -> None:
     four = {name: RECORDED[name] for name in "abcd"}
     found = by_prompt(RECORDED, four).ratio_change(LENGTH)
-    assert found == "4 prompts to compare by, 5 are needed; raise prompts in the matrix"
+    assert str(found) == "4 prompts to compare by, 5 are needed; raise prompts in the matrix"
     five = {name: RECORDED[name] for name in "abcde"}
     assert ratio_change(by_prompt(RECORDED, five), LENGTH)
 
@@ -126,9 +129,9 @@ def test_four_prompts_are_too_few_and_it_says_so() -> None:
 def test_a_source_that_knows_the_sum_only_says_so() -> None:
     comparison = compare([measured(SUM)], known(recorded(record(RECORDED))))
     found = comparison.ratio_change(LENGTH)
-    assert isinstance(found, str)
-    assert found.startswith("the source knows the sum of all requests only")
-    assert comparison.without_extension.ours is None
+    assert isinstance(found, Reason)
+    assert found.text.startswith("the source knows the sum of all requests only")
+    assert comparison.without_extension.measured is None
 
 
 def test_a_published_figure_is_compared_beyond_the_one() -> None:
@@ -136,7 +139,7 @@ def test_a_published_figure_is_compared_beyond_the_one() -> None:
     value, expected, change = ratio_change(comparison, LENGTH)
     assert (value, expected, change.estimate_frac) == pytest.approx((2.3, 2.0, 0.3))
     missing = "the prompts to compare by hold no acceptance_rate_frac"
-    assert comparison.ratio_change(RATE) == missing
+    assert comparison.ratio_change(RATE) == Reason(text=missing)
 
 
 def test_what_is_known_is_expected_and_nothing_else() -> None:
@@ -168,12 +171,12 @@ def test_a_baseline_of_nothing_is_kept_or_improved(ours: StepCounts, gain: float
 def test_without_its_extension_a_run_has_the_prompts_of_its_case() -> None:
     """The case asks for four; a baseline that lacks one of them lends it none of the others."""
     whole = by_prompt(RECORDED, {name: RECORDED[name] for name in "fedcb"})
-    assert whole.ours is not None
-    assert whole.ours.prompt_ids == tuple("bcdef")
+    assert whole.measured is not None
+    assert whole.measured.prompt_ids == tuple("bcdef")
     short = whole.without_extension
-    assert short.ours is not None
-    assert short.theirs is not None
-    assert short.ours.prompt_ids == short.theirs.prompt_ids == tuple("bcd")
+    assert short.measured is not None
+    assert short.recorded is not None
+    assert short.measured.prompt_ids == short.recorded.prompt_ids == tuple("bcd")
     assert short.launches == whole.launches
 
 
@@ -233,7 +236,7 @@ def test_the_control_is_held_against_its_own_baseline() -> None:
 
 def test_a_control_says_nothing_without_a_baseline_rounds_or_a_spread() -> None:
     beside, of_control = beside_control(80), recorded(None, {THROUGHPUT.name: 100.0})
-    invalid = {Family.SPEEDUP: "CLIENT_BEHIND: in the control's rounds"}
+    invalid = {Family.SPEEDUP: Invalidity("CLIENT_BEHIND", "in the control's rounds")}
     here = known(control=of_control)
     for launch, baselines in (
         (beside, known(of_control)),

@@ -15,6 +15,7 @@ from specreg.baselines.record import RecordedBaseline, record_measurements
 from specreg.baselines.schema import Baseline, Noise, load_baseline
 from specreg.baselines.store import BaselineStore, settings_of
 from specreg.core.errors import BaselineError, DatasetError
+from specreg.core.reasons import Invalidity
 from specreg.datasets.prompts import Prompt
 from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case, CaseSettings
@@ -171,7 +172,10 @@ def test_a_recorded_baseline_holds_its_launches_and_where_it_comes_from(tmp_path
 @pytest.mark.parametrize(
     ("second", "words"),
     [
-        (launch(invalid=dict.fromkeys(Family, "SPEC_DISABLED: nothing")), "SPEC_DISABLED: nothing"),
+        (
+            launch(invalid=dict.fromkeys(Family, Invalidity("SPEC_DISABLED", "nothing"))),
+            "SPEC_DISABLED: nothing",
+        ),
         (
             launch(builders.counts(8, 0, 5, 7)),
             "its launches disagree on the acceptance length (2.5000, 2.5500); find out why first",
@@ -188,7 +192,7 @@ def test_launches_that_cannot_be_trusted_are_not_recorded(
     assert list(tmp_path.iterdir()) == []
 
 
-THROTTLED: Invalid = dict.fromkeys(SPOILS["THROTTLED"], "THROTTLED: 92 °C")
+THROTTLED: Invalid = dict.fromkeys(SPOILS["THROTTLED"], Invalidity("THROTTLED", "92 °C"))
 
 
 def test_of_a_throttled_launch_the_acceptance_alone_is_recorded(tmp_path: Path) -> None:
@@ -209,7 +213,7 @@ def test_a_speed_that_means_nothing_leaves_what_was_recorded_of_it_before(tmp_pa
     one = builders.measurement({"speedup_ratio": 1.5, "tpot_p50_ms": 5.0}, of=COUNTS)
     record(tmp_path, one, one, one)
     now = dataclasses.replace(
-        one, values={"tpot_p50_ms": 6.0}, invalid={Family.SPEEDUP: "CLIENT_BEHIND: x"}
+        one, values={"tpot_p50_ms": 6.0}, invalid={Family.SPEEDUP: Invalidity("CLIENT_BEHIND", "x")}
     )
     assert record(tmp_path, now, now).new.launches == (
         {"speedup_ratio": 1.5, "tpot_p50_ms": 6.0},
@@ -224,7 +228,7 @@ def test_power_that_means_nothing_is_left_out_in_words_and_the_speeds_are_record
 ) -> None:
     speeds = {"throughput_tokens_per_s": 100.0}
     one = builders.measurement(speeds, of=of)
-    power = PowerRecord(invalid="POWER_INVALID: the sampler ended")
+    power = PowerRecord(invalid=Invalidity("POWER_INVALID", "the sampler ended"))
     one = dataclasses.replace(one, replay=Replay(acceptance=one.acceptance, power=power))
     found = record(tmp_path, one, one)
     assert found.new.launches == (speeds, speeds)

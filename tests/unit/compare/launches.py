@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 
 from specreg.acceptance.record import AcceptanceRecord
-from specreg.compare.judging import Decision, Rules, SideLaunch, decide, is_lost, launches_of
+from specreg.compare.judging import Decision, Rules, SideLaunch, decide, is_lost, plan_launches
 from specreg.compare.pairs import COMPARED, Group, Pair, Side
+from specreg.core.reasons import Reason
 from specreg.load.rounds import Round
 from specreg.measurement.measure import values_of
 from specreg.measurement.metrics import Replay
@@ -58,7 +59,7 @@ def accepted(*histogram: int) -> AcceptanceRecord:
 
 
 def failed(side: Side, number: int, *, pair: Pair = PAIR) -> SideLaunch:
-    return SideLaunch(pair_id=pair.id, side=side, number=number, failed="it died")
+    return SideLaunch(pair_id=pair.id, side=side, number=number, failed=Reason(text="it died"))
 
 
 def scripted_sides(folder: Path) -> dict[str, Any]:
@@ -109,6 +110,6 @@ def decision_of(
     def look() -> Decision:
         return decide(pairs, done, rules)
 
-    for group, number, sides in launches_of(groups, rules, look, is_lost):
+    for group, number, sides in plan_launches(groups, rules, look, is_lost):
         done += launched(group, number, sides)
     return look()

@@ -22,7 +22,7 @@ from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Replay
 from specreg.servers.server import StartedServer
-from specreg.verdicts.judge import Outcome, Verdict
+from specreg.verdicts.verdict import Outcome, Verdict
 from tests.doubles.vllm.script import Script
 from tests.doubles.vllm.steps import likeliest
 from tests.unit import builders
@@ -83,7 +83,7 @@ def test_answers_that_were_the_same_when_they_were_timed_are_not_asked_for_again
     comparison.ask(PAIR, both, 1, measured)  # type: ignore[arg-type]
     [found] = comparison.verdicts
     assert (found.outcome, found.value) == (outcome, 1.0 if outcome is Outcome.PASS else None)
-    assert ("it answers in text" in found.reason) == (outcome is Outcome.INVALID)
+    assert ("it answers in text" in found.explanation) == (outcome is Outcome.INVALID)
 
 
 def test_what_cant_be_compared_on_two_launches_is_asked_for_no_more(
@@ -95,7 +95,7 @@ def test_what_cant_be_compared_on_two_launches_is_asked_for_no_more(
         comparison.ask(PAIR, ALONE_A, number, {})  # type: ignore[arg-type]
     assert not comparison.wants([PAIR])
     [found] = comparison.verdicts
-    assert found.reason == "side A: NO_IDS: it answers in text"
+    assert found.explanation == "side A: NO_IDS: it answers in text"
 
 
 Said = tuple[Transcript, ...]
@@ -183,13 +183,13 @@ def changed(said: Said, position: int, token: int) -> Said:
 def test_the_same_answers_are_equal(server: StartedServer, said: Said) -> None:
     found = compared(said, B=server)
     assert (found.outcome, found.value) == (Outcome.PASS, 1.0)
-    assert found.reason == "100.0% of 6 answers are equal"
+    assert found.explanation == "100.0% of 6 answers are equal"
 
 
 def test_a_token_that_b_would_never_say_is_wrong(server: StartedServer, said: Said) -> None:
     found = compared(changed(said, 3, 7), B=server)
     assert found.outcome is Outcome.WRONG
-    assert f"prompt 'chat-0', token 4: 7 of A, {said[0].output[3]} of B, " in found.reason
+    assert f"prompt 'chat-0', token 4: 7 of A, {said[0].output[3]} of B, " in found.explanation
 
 
 @pytest.mark.parametrize("a_knows", [True, False], ids=["A agrees", "A can't say"])
@@ -201,11 +201,11 @@ def test_where_it_is_up_side_a_is_asked_as_well(
     a = server if a_knows else dataclasses.replace(server, model="another")
     found = compared(rounded, 1.5, A=a, B=server)
     assert found.outcome is Outcome.PASS
-    assert found.reason.endswith("; 1 part where both tokens lie within 1.50 nats")
+    assert found.explanation.endswith("; 1 part where both tokens lie within 1.50 nats")
 
 
 def test_a_prompt_that_is_rendered_otherwise_is_wrong(server: StartedServer, said: Said) -> None:
     other = (dataclasses.replace(said[0], prompt=(1, 2)), *said[1:])
     found = compared(other, B=server)
     assert found.outcome is Outcome.WRONG
-    assert found.reason.startswith("B makes other tokens of 1 prompts: 'chat-0'")
+    assert found.explanation.startswith("B makes other tokens of 1 prompts: 'chat-0'")

@@ -10,7 +10,7 @@ import pytest
 from specreg.compare import bisect
 from specreg.compare.bisect import Step, bisect_versions, find_change, step_of, versions_between
 from specreg.compare.gate import Gate, SideError, open_gate
-from specreg.compare.judging import Answer, Decision, SideLaunch
+from specreg.compare.judging import Decision, GateAnswer, SideLaunch
 from specreg.compare.options import BisectOptions, GateOptions
 from specreg.compare.pairs import Group, Side
 from specreg.core.errors import UnsupportedError
@@ -18,7 +18,7 @@ from specreg.correctness.checks import LOSSLESS
 from specreg.matrix.case import Tier
 from specreg.matrix.tier import load_tier
 from specreg.report.document import load_report
-from specreg.verdicts.judge import Outcome, Verdict
+from specreg.verdicts.verdict import Outcome, Verdict
 from tests.unit import builders
 from tests.unit.compare.launches import failed, launch, scripted_sides
 
@@ -28,7 +28,7 @@ VERSIONS = tuple(f"0.{minor}.0" for minor in range(20, 33))
 
 
 def decision(
-    answer: Answer = Answer.UNDECIDED, texts: Outcome = Outcome.PASS, **outcomes: Outcome
+    answer: GateAnswer = GateAnswer.UNDECIDED, texts: Outcome = Outcome.PASS, **outcomes: Outcome
 ) -> Decision:
     """By metric's name its outcome."""
     verdicts = [
@@ -54,8 +54,8 @@ FOUND = decision(
         (FOUND, {"step_p50_ms", "throughput_tokens_per_s"}, Step.UNKNOWN),
         (decision(texts=Outcome.WRONG, step_p50_ms=Outcome.PASS), {"step_p50_ms"}, Step.GOOD),
         (decision(texts=Outcome.WRONG, step_p50_ms=Outcome.PASS), {LOSSLESS}, Step.BAD),
-        (decision(Answer.UPGRADE), None, Step.GOOD),
-        (decision(Answer.UNDECIDED), None, Step.UNKNOWN),
+        (decision(GateAnswer.UPGRADE), None, Step.GOOD),
+        (decision(GateAnswer.UNDECIDED), None, Step.UNKNOWN),
         (FOUND, None, Step.BAD),
     ],
 )

@@ -9,10 +9,11 @@ import pytest
 
 from specreg.compare.document import record_gate
 from specreg.compare.gate import Gate, open_gate
-from specreg.compare.judging import Answer
+from specreg.compare.judging import GateAnswer
 from specreg.compare.options import GateOptions
 from specreg.compare.pairs import COMPARED, CONTROL, Group, Side
 from specreg.core.errors import SpecregError, UnsupportedError
+from specreg.core.reasons import Reason
 from specreg.matrix.tier import load_tier
 from specreg.report.terminal import render_report
 from tests.doubles.vllm import __version__ as scripted_version
@@ -159,7 +160,7 @@ def test_a_gate_goes_on_with_what_is_left(here: GateOptions) -> None:
     for one in (gate, again):
         launched = [(launch.side, launch.number) for launch in one.launches]
         assert launched == [(Side.A, 1), (Side.B, 1), (Side.B, 2), (Side.A, 2)]
-        assert {launch.failed for launch in one.launches} == {""}
+        assert {launch.failed for launch in one.launches} == {None}
         arms = record_gate(one, command="").arms
         assert [arm.engine_versions for arm in arms] == [(scripted_version,)] * 2
 
@@ -195,7 +196,10 @@ def test_where_b_is_slower_a_is_measured_against_itself_while_there_is_time(
     monkeypatch.setattr(Gate, "_launch", slower)
     gate = opened(dataclasses.replace(here, launches=8, minutes=20.0 if has_time else 0.0))
     answer = gate.measure().answer
-    assert (answer, gate.finished) == (Answer.DONT if has_time else Answer.UNDECIDED, has_time)
+    assert (answer, gate.finished) == (
+        GateAnswer.DONT if has_time else GateAnswer.UNDECIDED,
+        has_time,
+    )
     launched = [(one.number, one.side) for one in gate.launches]
     every = [
         *((number, side) for number in range(1, 5) for side in COMPARED),
@@ -219,7 +223,7 @@ def test_why_a_control_failed_stays_on_the_page_once_it_was_measured(
     gate = opened(dataclasses.replace(here, launches=8, minutes=20.0, together=True))
     gate.measure()
     first = [one for one in gate.launches if (one.side, one.number) == (Side.A2, 1)]
-    assert [one.failed for one in first] == ["it died", ""]
+    assert [one.failed for one in first] == [Reason(text="it died"), None]
     remarks = record_gate(gate, command="").remarks
     assert f"side A2, launch 1, {gate.pairs[0].id}: it died" in remarks
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from specreg.compare.judging import (
-    UNCHECKED,
-    Answer,
     Decision,
+    GateAnswer,
     Rules,
     SideLaunch,
     decide,
@@ -18,13 +17,17 @@ from specreg.compare.judging import (
     judge_pair,
 )
 from specreg.compare.pairs import ACCEPTANCE, COMPARED, CONTROL, OUTPUT, STEP, Group, Pair, Side
+from specreg.core.reasons import Reason
 from specreg.report.document import exit_status
-from specreg.verdicts.judge import Outcome, Verdict
+from specreg.verdicts.verdict import Comparison, Outcome, Verdict
 from tests.bench.gate import CASES, World, simulated_decision
 from tests.unit import builders
 from tests.unit.compare.launches import PAIR, accepted, decision_of, failed, launch, launches
 
 RULES = Rules(launches=8, figures=3)
+
+
+CONTROL_MISSING = "UNCHECKED: side A is still to be measured against itself"
 
 
 def judge(
@@ -42,7 +45,11 @@ def answer(some: Sequence[SideLaunch], *answers: Verdict) -> Decision:
 
 def answers(outcome: Outcome, reason: str = "token 4", equal_frac: float = 1.0) -> Verdict:
     return Verdict(
-        case_id=PAIR.id, metric="lossless_frac", outcome=outcome, reason=reason, value=equal_frac
+        case_id=PAIR.id,
+        metric="lossless_frac",
+        outcome=outcome,
+        reason=Reason(text=reason),
+        value=equal_frac,
     )
 
 
@@ -59,9 +66,9 @@ def answers(outcome: Outcome, reason: str = "token 4", equal_frac: float = 1.0) 
 def test_the_outcome_looks_at_the_whole_interval(change_frac: float, outcome: Outcome) -> None:
     found = judge(launches(change_frac))
     assert found.outcome is outcome
-    assert found.change_frac == pytest.approx(change_frac, abs=0.002)
+    assert found.comparison.change_frac == pytest.approx(change_frac, abs=0.002)
     assert found.value == pytest.approx(100 * (1 + change_frac), rel=0.01)
-    assert found.expected == pytest.approx(100, rel=0.01)
+    assert found.comparison.expected == pytest.approx(100, rel=0.01)
 
 
 def test_what_hits_both_sides_alike_is_no_change_and_no_noise() -> None:
@@ -72,7 +79,7 @@ def test_what_hits_both_sides_alike_is_no_change_and_no_noise() -> None:
         for side in (Side.A, Side.B)
     ]
     found = judge(some)
-    assert (found.outcome, found.change_frac) == (Outcome.PASS, 0.0)
+    assert (found.outcome, found.comparison.change_frac) == (Outcome.PASS, 0.0)
 
 
 def test_looks_come_when_there_is_twice_as_much() -> None:
@@ -97,7 +104,7 @@ def test_the_spread_is_that_of_all_pairs() -> None:
     some.sort(key=lambda one: one.number)
     assert judge(some).outcome is Outcome.REGRESSED
     alone = judge([one for one in some if one.pair_id == PAIR.id])
-    assert (alone.outcome, alone.low_frac) == (Outcome.INCONCLUSIVE, None)
+    assert (alone.outcome, alone.comparison.low_frac) == (Outcome.INCONCLUSIVE, None)
 
 
 def test_what_a_look_has_decided_stays_decided() -> None:
@@ -149,7 +156,7 @@ def test_few_prompts_and_failures_are_told_and_a_single_failure_is_left_out(
 ) -> None:
     found = judge(some, metric=metric)
     assert found.outcome is outcome
-    assert found.reason.startswith(reason)
+    assert found.explanation.startswith(reason)
 
 
 def test_what_is_launched_once_more_later_changes_no_look_that_was_made() -> None:
@@ -159,7 +166,10 @@ def test_what_is_launched_once_more_later_changes_no_look_that_was_made() -> Non
     rules = Rules(launches=16, figures=3)
     first, again = judge(some, rules), judge([*some, *late], rules)
     assert first.outcome is Outcome.PASS
-    assert (again.low_frac, again.launches) == (first.low_frac, first.launches)
+    assert (again.comparison.low_frac, again.launches) == (
+        first.comparison.low_frac,
+        first.launches,
+    )
 
 
 def test_a_tolerance_may_be_another() -> None:
@@ -172,14 +182,14 @@ def test_what_does_not_decide_is_measured_only() -> None:
     some = [dataclasses.replace(one, pair_id=pair.id) for one in launches(-0.1)]
     found = {one.metric: one for one in judge_pair(pair, some, RULES)}
     assert found[OUTPUT].outcome is Outcome.REGRESSED
-    assert (found[STEP].outcome, found[STEP].reason) == (Outcome.MEASURED, "")
-    assert found[STEP].change_frac == 0.0
+    assert (found[STEP].outcome, found[STEP].explanation) == (Outcome.MEASURED, "")
+    assert found[STEP].comparison.change_frac == 0.0
 
 
 def test_all_proven_is_an_upgrade_and_one_loss_is_none() -> None:
-    assert answer(launches()).answer is Answer.UPGRADE
+    assert answer(launches()).answer is GateAnswer.UPGRADE
     lost = answer([*launches(-0.1), *launches(sides=CONTROL, count=1)])
-    assert lost.answer is Answer.DONT
+    assert lost.answer is GateAnswer.DONT
     said = f"{PAIR.id} is worse by prefill and the rest: throughput_tokens_per_s -10.0%"
     assert lost.reasons == (said,)
     assert [exit_status(one.verdicts) for one in (answer(launches()), lost)] == [0, 1]
@@ -187,56 +197,56 @@ def test_all_proven_is_an_upgrade_and_one_loss_is_none() -> None:
 
 def test_dont_know_is_no_upgrade() -> None:
     found = answer(launches(noise=10))
-    assert found.answer is Answer.UNDECIDED
+    assert found.answer is GateAnswer.UNDECIDED
     assert exit_status(found.verdicts) == 10
     assert found.needed_launches > RULES.launches
     (bound,) = (one for one in found.reasons if "throughput" in one)
-    low = judge(launches(noise=10)).low_frac
+    low = judge(launches(noise=10)).comparison.low_frac
     assert low is not None
     said = f"B is not worse than A in throughput by more than {-low:.1%} ({PAIR.id})"
     assert bound == said
-    assert answer([]).answer is Answer.UNDECIDED
+    assert answer([]).answer is GateAnswer.UNDECIDED
 
 
 def test_changed_answers_are_no_upgrade_however_fast() -> None:
-    assert answer(launches(0.1), answers(Outcome.PASS)).answer is Answer.UPGRADE
-    assert answer(launches(), answers(Outcome.NOT_COMPARABLE)).answer is Answer.UPGRADE
+    assert answer(launches(0.1), answers(Outcome.PASS)).answer is GateAnswer.UPGRADE
+    assert answer(launches(), answers(Outcome.NOT_COMPARABLE)).answer is GateAnswer.UPGRADE
     wrong = answer(launches(0.1), answers(Outcome.WRONG))
-    assert (wrong.answer, wrong.reasons) == (Answer.DONT, (f"{PAIR.id}: token 4",))
+    assert (wrong.answer, wrong.reasons) == (GateAnswer.DONT, (f"{PAIR.id}: token 4",))
     unknown = answer(launches(0.1), answers(Outcome.INVALID))
-    assert unknown.answer is Answer.UNDECIDED
+    assert unknown.answer is GateAnswer.UNDECIDED
     assert unknown.unclear == (f"{PAIR.id}: token 4 (lossless_frac)",)
 
 
 def test_answers_of_which_few_are_equal_pass_but_not_in_silence() -> None:
     said = "0.0% of 5 answers are equal; 5 part where B holds both tokens within 0.25 nats"
     found = answer(launches(), answers(Outcome.PASS, said, 0.0))
-    assert (found.answer, found.reasons) == (Answer.UPGRADE, (f"{PAIR.id}: {said}",))
+    assert (found.answer, found.reasons) == (GateAnswer.UPGRADE, (f"{PAIR.id}: {said}",))
     assert answer(launches(), answers(Outcome.PASS, said, 0.8)).reasons == ()
 
 
-def outcome_of_output(found: Decision) -> tuple[Answer, Outcome, str]:
+def outcome_of_output(found: Decision) -> tuple[GateAnswer, Outcome, str]:
     """The answer, and what it says of throughput."""
     (output,) = (one for one in found.verdicts if one.metric == OUTPUT)
-    return found.answer, output.outcome, output.reason
+    return found.answer, output.outcome, output.explanation
 
 
 def test_a_side_that_differs_from_itself_alike_blames_the_machine_and_no_side() -> None:
     found = answer([*launches(-0.1), *launches(-0.1, sides=CONTROL, count=2)])
     word, outcome, reason = outcome_of_output(found)
-    assert (word, outcome) == (Answer.UNDECIDED, Outcome.INVALID)
+    assert (word, outcome) == (GateAnswer.UNDECIDED, Outcome.INVALID)
     assert reason.startswith("MACHINE_MOVED: side A differs from itself by -10.")
     assert {one.outcome for one in found.control} == {Outcome.MEASURED}
-    assert {one.metric: one.change_frac for one in found.control}[OUTPUT] == pytest.approx(
-        -0.1, abs=0.01
-    )
+    assert {one.metric: one.comparison.change_frac for one in found.control}[
+        OUTPUT
+    ] == pytest.approx(-0.1, abs=0.01)
 
 
 def test_a_loss_of_speed_is_none_before_a_is_measured_against_itself() -> None:
     found = answer(launches(-0.1))
-    assert outcome_of_output(found) == (Answer.UNDECIDED, Outcome.INCONCLUSIVE, UNCHECKED)
+    assert outcome_of_output(found) == (GateAnswer.UNDECIDED, Outcome.INCONCLUSIVE, CONTROL_MISSING)
     wrong = answer(launches(-0.1), answers(Outcome.WRONG))
-    assert outcome_of_output(wrong) == (Answer.DONT, Outcome.REGRESSED, UNCHECKED)
+    assert outcome_of_output(wrong) == (GateAnswer.DONT, Outcome.REGRESSED, CONTROL_MISSING)
 
 
 def launched(change_frac: float, moved_frac: float = 0.0) -> list[str]:
@@ -264,7 +274,8 @@ def test_a_loss_of_output_is_of_what_it_is_made_of() -> None:
     some = launches(-0.09, noise=0.0, step_ms=11.0)
     found = judge(some)
     assert found.outcome is Outcome.REGRESSED
-    assert found.cause.split(" by ")[1].startswith("the cost of a step, ")
+    assert found.cause is not None
+    assert found.cause.parts[0][0] == "the cost of a step"
     (said,) = answer([*some, *launches(sides=CONTROL, count=1)]).reasons
     assert said.startswith(f"{PAIR.id} is worse by the cost of a step: ")
     assert OUTPUT in said
@@ -273,10 +284,10 @@ def test_a_loss_of_output_is_of_what_it_is_made_of() -> None:
 def test_a_lost_pair_is_settled_once_all_has_an_interval() -> None:
     lost = Verdict(case_id=PAIR.id, metric=STEP, outcome=Outcome.REGRESSED)
     open_yet = Verdict(case_id=PAIR.id, metric=OUTPUT, outcome=Outcome.INCONCLUSIVE)
-    told = dataclasses.replace(open_yet, low_frac=-0.1)
+    told = dataclasses.replace(open_yet, comparison=Comparison(low_frac=-0.1))
 
     def settled(*verdicts: Verdict) -> bool:
-        return is_settled((PAIR,), Decision(answer=Answer.UNDECIDED, verdicts=verdicts))
+        return is_settled((PAIR,), Decision(answer=GateAnswer.UNDECIDED, verdicts=verdicts))
 
     assert not settled(lost, open_yet)
     assert settled(lost, told)
@@ -310,7 +321,7 @@ def test_a_loss_that_is_the_machines_settles_nothing_else() -> None:
 def test_equal_sides_may_be_exchanged(*, together: bool) -> None:
     for seed in range(5):
         world = World(random=np.random.default_rng(seed))
-        assert simulated_decision(world, together=together).answer is Answer.UPGRADE
+        assert simulated_decision(world, together=together).answer is GateAnswer.UPGRADE
 
 
 @pytest.mark.parametrize(
@@ -325,7 +336,7 @@ def test_equal_sides_may_be_exchanged(*, together: bool) -> None:
 def test_a_loss_is_found_and_called_what_it_is(planted: dict[str, float], cause: str) -> None:
     world = World(random=np.random.default_rng(1), **planted)
     found = simulated_decision(world)
-    assert found.answer is Answer.DONT
+    assert found.answer is GateAnswer.DONT
     assert len(found.reasons) == CASES
     assert all(f" is worse by {cause}" in one for one in found.reasons)
 
@@ -333,7 +344,7 @@ def test_a_loss_is_found_and_called_what_it_is(planted: dict[str, float], cause:
 def test_a_machine_that_moves_is_no_sides_doing() -> None:
     world = World(random=np.random.default_rng(1), moved_frac=0.1)
     found = simulated_decision(world)
-    assert found.answer is Answer.UNDECIDED
+    assert found.answer is GateAnswer.UNDECIDED
     assert any("MACHINE_MOVED" in one for one in found.unclear)
     worse = World(random=np.random.default_rng(1), machine_spread_frac=0.1)
-    assert simulated_decision(worse, together=True).answer is Answer.UPGRADE
+    assert simulated_decision(worse, together=True).answer is GateAnswer.UPGRADE

@@ -16,7 +16,7 @@ from specreg.core.errors import UnsupportedError
 from specreg.matrix.case import Case
 from specreg.matrix.tier import load_tier
 from specreg.stats.intervals import BLOCK_PARTS
-from specreg.verdicts.judge import Outcome, Verdict
+from specreg.verdicts.verdict import Outcome, Verdict
 from tests.doubles.vllm.script import Script, record_script
 from tests.unit import builders
 
@@ -116,10 +116,17 @@ def test_a_fall_is_seen_with_its_slope_and_at_an_early_look() -> None:
     assert found.outcome is Outcome.REGRESSED
     # Relative to the first judged part: the ninth part of the soak after the lead-in, on average.
     first = 1 - 0.3 * (0.1 + 0.9 / BLOCK_PARTS / 2)
-    assert found.change_frac == pytest.approx(-0.3 / first, rel=0.01)
-    low, change, high = (one or 0 for one in (found.low_frac, found.change_frac, found.high_frac))
+    assert found.comparison.change_frac == pytest.approx(-0.3 / first, rel=0.01)
+    low, change, high = (
+        one or 0
+        for one in (
+            found.comparison.low_frac,
+            found.comparison.change_frac,
+            found.comparison.high_frac,
+        )
+    )
     assert low <= change <= high < 0
-    assert f"worse by {0.3 / first:.1%} in an hour" in found.reason
+    assert f"worse by {0.3 / first:.1%} in an hour" in found.explanation
     soak = soaked(fallen(0.3), np.ones(BLOCKS))
     assert list(soak.alarms) == ["acceptance_length_tokens"]
 
@@ -146,8 +153,8 @@ def test_a_figure_is_judged_by_all_of_its_interval(
 ) -> None:
     found = drift(values)
     assert found.outcome is outcome
-    assert found.reason.startswith(reason)
-    assert bool(found.reason) == bool(reason)
+    assert found.explanation.startswith(reason)
+    assert bool(found.explanation) == bool(reason)
 
 
 def test_more_than_before_is_a_drift_of_a_step() -> None:
@@ -158,10 +165,10 @@ def test_the_tolerance_is_that_of_the_case_and_a_twentieth_of_memory() -> None:
     case = dataclasses.replace(
         builders.CASE, tolerances=(("acceptance_length_tokens", 0.01), ("tpot_p50_ms", 0.5))
     )
-    told = [one.tolerance_frac for one in soak_of(case, needs_gpus=1).look(LEVEL)]
+    told = [one.comparison.tolerance_frac for one in soak_of(case, needs_gpus=1).look(LEVEL)]
     assert told == [0.01, 0.5, 0.05, 0.05]
     asked = soak_of(case, needs_gpus=1, tolerance_frac=0.2).look(LEVEL)
-    assert {one.tolerance_frac for one in asked} == {0.2}
+    assert {one.comparison.tolerance_frac for one in asked} == {0.2}
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from specreg.engines.registry import engine_named
 from specreg.load.rounds import Round
 from specreg.matrix.case import Case
 from specreg.measurement.metrics import Replay
-from specreg.verdicts.judge import Outcome, Verdict
+from specreg.verdicts.verdict import Outcome, Verdict
 from tests.unit import builders
 from tests.unit.answering import Answer, Json, answering
 
@@ -137,9 +137,9 @@ def test_another_token_is_wrong_beyond_rounding(
     control = by_prompt([4, 5], [6, 7], gap_nats)
     verdict = judged(check_answers, by_prompt([4, 5], with_it), control, ONE, OTHER)
     assert (verdict.metric, verdict.outcome) == (LOSSLESS, outcome)
-    assert (verdict.value, verdict.expected) == ((0.5, 1.0) if words else (1.0, None))
+    assert (verdict.value, verdict.comparison.expected) == ((0.5, 1.0) if words else (1.0, None))
     equal = "50.0% of 2 answers are equal, 100.0% without speculation at another batch size"
-    assert verdict.reason == (f"{equal}; {words}" if words else "")
+    assert verdict.explanation == (f"{equal}; {words}" if words else "")
     assert verdict.fails == (outcome is Outcome.WRONG)
 
 
@@ -160,7 +160,7 @@ def timed(with_it: Mapping[str, str], without: Mapping[str, str]) -> Replay:
 def test_answers_that_were_equal_when_they_were_timed_are_not_asked_for_again() -> None:
     replay = timed({"one": "a", "other": "b"}, {"one": "a", "other": "b"})
     verdict = judged(check_answers, never, never, ONE, OTHER, replay=replay)
-    assert (verdict.outcome, verdict.value, verdict.reason) == (Outcome.PASS, 1.0, "")
+    assert (verdict.outcome, verdict.value, verdict.explanation) == (Outcome.PASS, 1.0, "")
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_only_answers_that_differed_when_they_were_timed_are_asked_for_again(
     verdict = judged(check_answers, answer, control, ONE, OTHER, replay=replay)
     assert asked == [1], "the other prompt alone"
     assert (verdict.outcome, verdict.value) == (outcome, value)
-    assert "of 2 answers are equal (1 that differed when they were timed" in verdict.reason
+    assert "of 2 answers are equal (1 that differed when they were timed" in verdict.explanation
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_where_answers_part_the_control_answers_again_at_another_batch_size(
     case = builders.with_concurrency(at_once, CASE)
     verdict = judged(check_answers, says([6]), control, ONE, OTHER, case=case)
     assert most == [at_once, again]
-    assert (verdict.value, verdict.expected) == (0.0, 0.0)
+    assert (verdict.value, verdict.comparison.expected) == (0.0, 0.0)
 
 
 def test_the_control_answers_once_for_all_cases_that_ask_alike() -> None:
@@ -271,7 +271,7 @@ def test_draws_of_another_distribution_are_wrong(
     assert (verdict.metric, verdict.outcome) == (SAMPLING, outcome)
     is_wrong, chance = outcome is Outcome.WRONG, verdict.value or 0.0
     assert (chance < 0.001) == is_wrong
-    assert (f"by chance they do so {chance:.2g} of the time" in verdict.reason) == is_wrong
+    assert (f"by chance they do so {chance:.2g} of the time" in verdict.explanation) == is_wrong
 
 
 ANSWERED = says([4, 5, 6, 7, 8], told(0, 2))
@@ -281,8 +281,12 @@ FEWER_DRAFTS = says([4, 5, 6, 7, 8], told(0, 2) | {"spec_num_proposed_drafts": 4
 
 def test_other_steps_than_the_models_give_are_wrong_and_named() -> None:
     verdict = judged(check_steps, ANSWERED, predict_drafts=predicts(accepted=3))
-    assert (verdict.outcome, verdict.value, verdict.expected) == (Outcome.WRONG, 2.0, 4.0)
-    assert verdict.reason == (
+    assert (verdict.outcome, verdict.value, verdict.comparison.expected) == (
+        Outcome.WRONG,
+        2.0,
+        4.0,
+    )
+    assert verdict.explanation == (
         "1 of 1 answers took other steps than their text and models give:"
         " 'one' S 2, A 2 (2, 0, 0), D 6 instead of S 1, A 3 (1, 1, 1), D 3;"
         " the engine's drafter or verifier is wrong"
@@ -326,9 +330,9 @@ def test_one_percent_of_the_steps_and_their_drafts_and_rounding_may_differ(
     """Of 401 tokens, 200 steps, each of which accepts one draft by the models."""
     verdict = judged(check_steps, answer, predict_drafts=predict_drafts)
     assert verdict.outcome is (Outcome.WRONG if words else Outcome.PASS)
-    assert verdict.change_frac == pytest.approx(change_frac)
-    assert words in verdict.reason
-    assert ("verifier is wrong" in verdict.reason) == verdict.fails == bool(words)
+    assert verdict.comparison.change_frac == pytest.approx(change_frac)
+    assert words in verdict.explanation
+    assert ("verifier is wrong" in verdict.explanation) == verdict.fails == bool(words)
 
 
 LONG = says([*range(SPEC.max_model_len_tokens - 5)], told(0, 2))

@@ -16,7 +16,7 @@ from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.arm import Arm
 from specreg.measurement.measure import Measurement, Plan, beside, measure, workload_of
 from specreg.servers.server import StartedServer
-from specreg.verdicts.judge import Outcome, Verdict
+from specreg.verdicts.verdict import Outcome, Verdict
 from tests.doubles.vllm.script import Script
 from tests.unit import builders
 from tests.unit.servers.test_server import start

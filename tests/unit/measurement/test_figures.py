@@ -8,6 +8,7 @@ import pytest
 
 from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, Source, View
 from specreg.acceptance.trace import Reply
+from specreg.core.reasons import Invalidity
 from specreg.load.rounds import Round
 from specreg.matrix.case import Case, Limits
 from specreg.measurement.figures import (
@@ -275,14 +276,14 @@ def test_figures_of_nothing_are_null_and_neither_zero_nor_nan() -> None:
 
 def test_figures_of_what_is_invalid_say_why_and_nothing_else() -> None:
     broken = dataclasses.replace(
-        builders.measurement({}), replay=None, invalid=dict.fromkeys(Family, "X: y")
+        builders.measurement({}), replay=None, invalid=dict.fromkeys(Family, Invalidity("X", "y"))
     )
     figures = as_json(broken)
     assert {name: value for name, value in figures.items() if value} == {
         "case_id": builders.CASE.id,
         "launch": 2,
         "engine_version": "0.32.0",
-        "invalid": dict.fromkeys(Family, "X: y"),
+        "invalid": {family: {"code": "X", "text": "y"} for family in Family},
     }
 
 
@@ -297,8 +298,8 @@ def test_figures_of_what_is_invalid_say_why_and_nothing_else() -> None:
 def test_figures_of_an_invalid_family_alone_are_not_there(family: Family, gone: set[str]) -> None:
     one = measured(record())
     whole = as_json(one)
-    part = as_json(dataclasses.replace(one, invalid={family: "X: y"}))
-    assert part["invalid"] == {family: "X: y"}
+    part = as_json(dataclasses.replace(one, invalid={family: Invalidity("X", "y")}))
+    assert part["invalid"] == {family: {"code": "X", "text": "y"}}
     assert {name for name in part if whole[name] and not part[name]} == gone
 
 

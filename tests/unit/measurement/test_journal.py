@@ -16,6 +16,7 @@ import pytest
 
 from specreg.acceptance.record import AcceptanceRecord, Source, View
 from specreg.core.errors import SpecregError
+from specreg.core.reasons import Invalidity
 from specreg.engines.methods import Tree
 from specreg.load.chat_client import FinishedRequest
 from specreg.load.rounds import Round, RoundBuilder
@@ -209,7 +210,7 @@ def test_an_invalid_measurement_is_never_complete(path: Path) -> None:
     journal = Journal(path)
     journal.begin(KEY)
     journal.record_round(arm=0, number=0)(finished("one"))
-    invalid = dict.fromkeys(Family, "X: y")
+    invalid = dict.fromkeys(Family, Invalidity("X", "y"))
     journal.end(dataclasses.replace(builders.measurement({}), replay=None, invalid=invalid))
     journal.close()
     assert dict(load_journal(path)) == {}
@@ -221,7 +222,7 @@ def test_what_is_invalid_in_some_families_and_an_empty_round_come_back_as_they_w
 ) -> None:
     measured = journaled(path)
     assert measured.replay is not None
-    invalid = {Family.LATENCY: "THROTTLED: 92 °C", Family.POWER: "THROTTLED: 92 °C"}
+    invalid = dict.fromkeys((Family.LATENCY, Family.POWER), Invalidity("THROTTLED", "92 °C"))
     rounds = (*measured.replay.rounds, RoundBuilder().as_round())
     replay = dataclasses.replace(measured.replay, rounds=rounds)
     values = values_of(CASE, replay, invalid)

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from specreg.core.errors import InvalidMeasurementError
+from specreg.core.reasons import Invalidity
 from specreg.measurement.metrics import ALL, SPOILS, Family, noting, render_invalid
+from specreg.verdicts.multiple_testing import MACHINE_MOVED
 from tests.unit import builders
 
 NAME = re.compile(r"[A-Z]+(?:_[A-Z]+)+|HUNG|THROTTLED")
@@ -45,7 +47,7 @@ def reasons_in(path: Path) -> Iterator[str]:
             yield from (text for text in texts if NAME.fullmatch(text) and text in TOLD)
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
             continue
-        if node.func.id == InvalidMeasurementError.__name__:
+        if node.func.id in {InvalidMeasurementError.__name__, Invalidity.__name__}:
             reason = node.args[0]
             if isinstance(reason, ast.Constant):
                 yield str(reason.value)
@@ -56,6 +58,7 @@ def reasons_in(path: Path) -> Iterator[str]:
 def test_the_page_says_of_each_reason_that_is_raised_what_it_spoils() -> None:
     modules = (builders.ROOT / "specreg").rglob("*.py")
     raised = {reason for path in modules for reason in reasons_in(path)}
+    raised.add(MACHINE_MOVED)  # of a verdict, not of a measurement
     assert len(raised) > 30
     assert set(SPOILS) <= raised
     assert {reason: SPOILS.get(reason, ALL) for reason in raised} == TOLD
@@ -63,19 +66,19 @@ def test_the_page_says_of_each_reason_that_is_raised_what_it_spoils() -> None:
 
 def test_the_first_reason_of_a_family_stays() -> None:
     """Also where what is checked says something of that family alone."""
-    invalid: dict[Family, str] = {}
+    invalid: dict[Family, Invalidity] = {}
     with noting(invalid, frozenset({Family.SPEEDUP})):
         raise InvalidMeasurementError("HTTP_ERROR", "in the control's rounds")
     with noting(invalid):
         raise InvalidMeasurementError("THROTTLED", "by 92 °C")
     assert invalid == {
-        **dict.fromkeys(TIMED, "THROTTLED: by 92 °C"),
-        Family.SPEEDUP: "HTTP_ERROR: in the control's rounds",
+        **dict.fromkeys(TIMED, Invalidity("THROTTLED", "by 92 °C")),
+        Family.SPEEDUP: Invalidity("HTTP_ERROR", "in the control's rounds"),
     }
 
 
 def test_what_spoils_all_ends_the_measurement() -> None:
-    invalid: dict[Family, str] = {}
+    invalid: dict[Family, Invalidity] = {}
     with pytest.raises(InvalidMeasurementError, match="FOREIGN_TRAFFIC"), noting(invalid):
         raise InvalidMeasurementError("FOREIGN_TRAFFIC", "somebody else asks too")
     assert invalid == {}
@@ -83,12 +86,12 @@ def test_what_spoils_all_ends_the_measurement() -> None:
 
 def test_a_reason_stands_behind_the_families_that_it_spoils() -> None:
     invalid = {
-        Family.POWER: "POWER_INVALID: b",
-        Family.LATENCY: "CLIENT_BEHIND: a",
-        Family.THROUGHPUT: "CLIENT_BEHIND: a",
+        Family.POWER: Invalidity("POWER_INVALID", "b"),
+        Family.LATENCY: Invalidity("CLIENT_BEHIND", "a"),
+        Family.THROUGHPUT: Invalidity("CLIENT_BEHIND", "a"),
     }
     assert (
         render_invalid(invalid) == "throughput, latency: CLIENT_BEHIND: a; power: POWER_INVALID: b"
     )
-    assert render_invalid(dict.fromkeys(Family, "HUNG: c")) == "HUNG: c"
+    assert render_invalid(dict.fromkeys(Family, Invalidity("HUNG", "c"))) == "HUNG: c"
     assert render_invalid({}) == ""

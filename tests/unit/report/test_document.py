@@ -11,6 +11,7 @@ import pytest
 
 from specreg.baselines.record import record_measurements
 from specreg.core.errors import ReportError
+from specreg.core.reasons import Invalidity, Reason
 from specreg.measurement.figures import Figures, figures_of
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Family, Replay
@@ -31,7 +32,7 @@ from specreg.report.page import render_markdown, render_page
 from specreg.stats.percentiles import summarize
 from specreg.suite.finish import report_of, run_verdict
 from specreg.telemetry.identity import Environment
-from specreg.verdicts.judge import Outcome
+from specreg.verdicts.verdict import Outcome
 from tests.unit import builders, reports
 from tests.unit.report.test_page import Page
 from tests.unit.reports import CASE, measured, verdict
@@ -63,8 +64,8 @@ def test_what_is_written_keeps_to_the_schema_and_is_read_again(
     ("content", "said"),
     [
         (b'{"schema_version": 1}', "enum value 1 - at `.*schema_version`; run the tier again"),
-        (b'{"schema_version": 2, "cases": []}', "missing required field `run`"),
-        (b'{"schema_version": 2, "run"', "Input data was truncated"),
+        (b'{"schema_version": 3, "cases": []}', "missing required field `run`"),
+        (b'{"schema_version": 3, "run"', "Input data was truncated"),
         (b"\xff", "run the tier again"),
     ],
     ids=["older", "lacking", "torn", "no-text"],
@@ -91,7 +92,7 @@ def compared(folder: Path, recorded: Measurement, launch: Measurement, at: Envir
     store = dataclasses.replace(one.store, environment=at)
     record_measurements([recorded] * 2, one.settings(builders.CASE), store, reason="first")
     with_measurement(one, launch)
-    one.note_failure(builders.CASE, LENGTH.name, "so that it is there")
+    one.note_failure(builders.CASE, LENGTH.name, Reason(text="so that it is there"))
     (case,) = report_of(one, run_verdict(one, 10, cut_short=False), command="").cases
     assert case.expected is not None
     return case.expected
@@ -119,8 +120,12 @@ def test_the_speed_of_another_machine_is_no_baseline(tmp_path: Path, *, elsewher
 
 
 def test_the_last_launch_of_each_case_that_is_valid_in_most_is_shown() -> None:
-    broken = dataclasses.replace(measured(), replay=None, invalid=dict.fromkeys(Family, "X: y"))
-    slow = dataclasses.replace(measured(), invalid={Family.LATENCY: "THROTTLED: 92 °C"})
+    broken = dataclasses.replace(
+        measured(), replay=None, invalid=dict.fromkeys(Family, Invalidity("X", "y"))
+    )
+    slow = dataclasses.replace(
+        measured(), invalid={Family.LATENCY: Invalidity("THROTTLED", "92 °C")}
+    )
     first, second, throttled = (
         figures_of(one, n) for n, one in enumerate((measured(), measured(), slow), start=1)
     )
@@ -190,10 +195,10 @@ def another(version: str = "0.33.0", environment: str = "", **settings: object) 
 def test_each_figure_that_both_have_is_compared_and_none_judged() -> None:
     found = side_by_side(reports.REPORT, another())
     held, faster = found.run.verdicts
-    assert (held.value, held.expected, held.change_frac) == (2.64, 2.64, 0.0)
-    assert (faster.value, faster.expected) == (99.0, 90.0)
-    assert faster.change_frac == pytest.approx(0.1)
-    assert faster.cause == "REGRESSED in A, PASS in B"
+    assert (held.value, held.comparison.expected, held.comparison.change_frac) == (2.64, 2.64, 0.0)
+    assert (faster.value, faster.comparison.expected) == (99.0, 90.0)
+    assert faster.comparison.change_frac == pytest.approx(0.1)
+    assert faster.explanation == "REGRESSED in A, PASS in B"
     assert {one.outcome for one in found.run.verdicts} == {Outcome.MEASURED}
     told = "of 2 figures 1 are better in B and 0 worse; none is judged"
     assert str(found.answers[0]) == f"B against A: {told}"
@@ -217,16 +222,18 @@ def test_the_page_and_the_markdown_name_both_runs_and_their_engines() -> None:
 def test_other_settings_machines_and_invalid_figures_have_no_change() -> None:
     found = side_by_side(reports.REPORT, another(draft_tokens=7))
     assert all(one.outcome is Outcome.NOT_COMPARABLE for one in found.run.verdicts)
-    assert all("draft_tokens: 3 -> 7" in one.reason for one in found.run.verdicts)
+    assert all("draft_tokens: 3 -> 7" in one.explanation for one in found.run.verdicts)
     held, faster = side_by_side(reports.REPORT, another(environment="h100")).run.verdicts
     assert held.outcome is Outcome.MEASURED
     assert faster.outcome is Outcome.NOT_COMPARABLE
-    assert faster.change_frac is None
-    assert faster.reason == f"measured on {reports.REPORT.run.environment} and on h100"
+    assert faster.comparison.change_frac is None
+    assert faster.explanation == (
+        f"REGRESSED in A, PASS in B; measured on {reports.REPORT.run.environment} and on h100"
+    )
     bad = dataclasses.replace(reports.HELD, outcome=Outcome.INVALID)
     invalid = replace(another(), run=reports.run_of(bad))
     (one,) = side_by_side(reports.REPORT, invalid).run.verdicts
-    assert (one.reason, one.cause) == ("PASS in A, INVALID in B", "")
+    assert one.explanation == "PASS in A, INVALID in B"
 
 
 def test_cases_that_one_run_alone_has_are_told() -> None:

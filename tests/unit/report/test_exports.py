@@ -17,6 +17,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as prometheus
 
 from specreg.core.errors import ReportError
+from specreg.core.reasons import Invalidity, Reason
 from specreg.load.rounds import Round
 from specreg.measurement.metrics import Family
 from specreg.report.document import Report
@@ -29,7 +30,7 @@ from specreg.report.exports import (
     write_outputs,
 )
 from specreg.report.page import render_markdown
-from specreg.verdicts.judge import Outcome
+from specreg.verdicts.verdict import Outcome
 from tests.unit import builders, reports
 from tests.unit.measurement.test_journal import journaled
 from tests.unit.reports import CASE, MS, measured
@@ -40,7 +41,9 @@ MEASURED = {CASE.id: measured()}
 
 def with_reason(text: str) -> Report:
     """The report with what a server said as the reason of a failure."""
-    return reports.with_verdicts(reports.HELD, dataclasses.replace(reports.LOST, reason=text))
+    return reports.with_verdicts(
+        reports.HELD, dataclasses.replace(reports.LOST, reason=Reason(text=text))
+    )
 
 
 def parsed(text: str) -> list[Token]:
@@ -75,7 +78,7 @@ def test_what_a_server_said_is_no_markup_in_markdown() -> None:
 
 def test_markdown_keeps_to_what_github_takes() -> None:
     many = [
-        dataclasses.replace(reports.LOST, case_id=f"{CASE.id}-{n}", reason="x " * 2000)
+        dataclasses.replace(reports.LOST, case_id=f"{CASE.id}-{n}", reason=Reason(text="x " * 2000))
         for n in range(2000)
     ]
     report = msgspec.structs.replace(reports.with_verdicts(*many), remarks=("y " * 2000,) * 100)
@@ -95,9 +98,15 @@ def test_prometheus_reads_values_verdicts_and_the_status(
     render = FORMS[form][-1]
     assert render is not None
     families = {one.name: one for one in read(render(reports.REPORT))}
-    for name, field in (("value",) * 2, ("expected",) * 2, ("change_ratio", "change_frac")):
-        found = {one.labels["metric"]: one.value for one in families[f"specreg_{name}"].samples}
-        assert found == {one.metric: getattr(one, field) for one in reports.REPORT.run.verdicts}
+    verdicts = reports.REPORT.run.verdicts
+    expected = {
+        "value": {verdict.metric: verdict.value for verdict in verdicts},
+        "expected": {verdict.metric: verdict.comparison.expected for verdict in verdicts},
+        "change_ratio": {verdict.metric: verdict.comparison.change_frac for verdict in verdicts},
+    }
+    for name, values in expected.items():
+        samples = families[f"specreg_{name}"].samples
+        assert {sample.labels["metric"]: sample.value for sample in samples} == values
     verdicts = families["specreg_verdict"].samples
     outcomes = {one.labels["metric"]: one.labels["outcome"] for one in verdicts}
     assert outcomes == {one.metric: str(one.outcome) for one in reports.REPORT.run.verdicts}
@@ -197,5 +206,5 @@ def test_the_outcome_of_a_benchmark_is_the_worst_last_word_on_its_case() -> None
 
 @pytest.mark.parametrize("family", [Family.THROUGHPUT, Family.LATENCY])
 def test_a_case_whose_speeds_mean_nothing_is_no_benchmark(family: Family) -> None:
-    invalid = dataclasses.replace(measured(), invalid={family: "CLIENT_BEHIND: late"})
+    invalid = dataclasses.replace(measured(), invalid={family: Invalidity("CLIENT_BEHIND", "late")})
     assert render_benchmarks(reports.REPORT, {CASE.id: invalid}) == {}

@@ -5,15 +5,19 @@ from typing import Any
 
 import pytest
 
+from specreg.core.reasons import Reason
 from specreg.report.failures import render_blocks, render_failures, render_skip, sentence_of
-from specreg.verdicts.judge import Outcome, Verdict
+from specreg.verdicts.verdict import Cause, Outcome, Verdict
 from tests.unit import reports
 
-LOST = dataclasses.replace(reports.LOST, case_id="a-case", reason="", cause="")
+LOST = dataclasses.replace(reports.LOST, case_id="a-case", reason=None, cause=None)
 BROKEN = Verdict(
-    case_id="a-case", metric="acceptance_length_tokens", outcome=Outcome.INVALID, reason="HUNG: x"
+    case_id="a-case",
+    metric="acceptance_length_tokens",
+    outcome=Outcome.INVALID,
+    reason=Reason(code="HUNG", text="x"),
 )
-CAUSE = "-5.0% by acceptance, +0.0% by the cost of a step"
+CAUSE = Cause(parts=(("acceptance", -0.05), ("the cost of a step", 0.0)))
 BETTER = {"low_frac": 0.02, "change_frac": 0.05, "high_frac": 0.08}
 
 
@@ -31,11 +35,11 @@ BETTER = {"low_frac": 0.02, "change_frac": 0.05, "high_frac": 0.08}
 def test_a_change_is_a_sentence_with_its_interval_and_what_is_tolerated(
     changes: dict[str, Any], words: str
 ) -> None:
-    assert words in sentence_of(dataclasses.replace(LOST, **changes))
+    assert words in sentence_of(reports.with_fields(LOST, **changes))
 
 
 def test_a_reason_that_several_metrics_share_is_told_once_below_them() -> None:
-    moved = "MACHINE_MOVED: the server beside it became 5.0% worse too"
+    moved = Reason(code="MACHINE_MOVED", text="the server beside it became 5.0% worse too")
     other = dataclasses.replace(LOST, metric="tpot_p50_ms", reason=moved)
     broken = dataclasses.replace(BROKEN, metric="acceptance_rate_frac")
     shown = render_failures([dataclasses.replace(LOST, reason=moved), other, BROKEN, broken])
@@ -61,7 +65,9 @@ def test_an_error_is_told_in_full_in_the_first_case_that_it_stopped() -> None:
 
 
 def test_a_skipped_test_says_in_a_line_of_which_case_and_why() -> None:
-    reason = "nothing recorded in 'here'; record one with\n  pytest -k a-case-"
+    reason = Reason(
+        text="nothing recorded in 'here'", remedy="record one with\n  pytest -k a-case-"
+    )
     unlike = dataclasses.replace(LOST, outcome=Outcome.NOT_COMPARABLE, reason=reason)
     assert render_skip(unlike) == (
         "a-case, throughput 90 tokens/s: NOT_COMPARABLE, nothing recorded in 'here'; record one"

@@ -7,12 +7,13 @@ from html.parser import HTMLParser
 import msgspec
 import pytest
 
+from specreg.core.reasons import Reason
 from specreg.report.charts import Chart, break_even, charts_of, gains_over_load
 from specreg.report.document import CaseReport, Report
 from specreg.report.page import render_page
 from specreg.telemetry.power_record import PowerRecord
 from specreg.verdicts.history import RunRecord
-from specreg.verdicts.judge import Outcome, Verdict
+from specreg.verdicts.verdict import Outcome, Verdict
 from tests.unit import builders, reports
 from tests.unit.reports import CASE, FIGURES
 
@@ -257,7 +258,7 @@ def test_the_first_bad_run_of_those_that_still_are_is_marked() -> None:
 def hostile_reports() -> dict[str, Report]:
     """By place the report with a hostile text there."""
     report, replace = reports.REPORT, msgspec.structs.replace
-    lost = dataclasses.replace(reports.LOST, reason=HOSTILE)
+    lost = dataclasses.replace(reports.LOST, reason=Reason(text=HOSTILE))
     other = dataclasses.replace(reports.LOST, case_id=HOSTILE)
     loads = [replace(at_load(load, 3, 1.5), models=HOSTILE) for load in (1, 4, 8)]
     return {
@@ -302,7 +303,7 @@ def test_of_many_cases_those_that_fail_come_first() -> None:
 
 def test_of_several_positions_the_worst_is_shown() -> None:
     lost = [
-        dataclasses.replace(reports.LOST, metric=f"acceptance_pos{n}_frac", change_frac=change)
+        reports.with_fields(reports.LOST, metric=f"acceptance_pos{n}_frac", change_frac=change)
         for n, change in enumerate((-0.1, -0.3, -0.2), start=1)
     ]
     text = Page(render_page(reports.with_verdicts(reports.HELD, *lost))).text

@@ -10,7 +10,7 @@ from specreg.report.exports import render_metrics
 from specreg.report.page import render_markdown, render_page
 from specreg.report.summary import answers_of, render_answers
 from specreg.telemetry.identity import ProcessorLoad
-from specreg.verdicts.judge import Outcome, Verdict
+from specreg.verdicts.verdict import Outcome, Verdict
 from tests.unit import reports
 from tests.unit.report.test_page import Page
 from tests.unit.reports import CASE
@@ -28,8 +28,8 @@ def judged(*verdicts: Verdict, **changes: object) -> Report:
 
 
 def speed(outcome: Outcome, **changes: object) -> Verdict:
-    made = dataclasses.replace(reports.LOST, outcome=outcome, reason="")
-    return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
+    without_reason = dataclasses.replace(reports.LOST, outcome=outcome, reason=None)
+    return reports.with_fields(without_reason, **changes)
 
 
 def texts(report: Report) -> dict[str, str]:
@@ -79,13 +79,13 @@ def test_acceptance_speed_and_power_are_answered_one_by_one() -> None:
 @pytest.mark.parametrize(
     ("outcome", "reason", "said"),
     [
-        (Outcome.MEASURED, "", "measured, not judged"),
+        (Outcome.MEASURED, None, "measured, not judged"),
         (Outcome.MEASURED, "no speed; so it is", "measured, not judged (0: no speed)"),
         (Outcome.NOT_COMPARABLE, "nothing in 'x'\n  z", "not comparable (0: nothing in 'x')"),
         (Outcome.INVALID, "CLIENT_LATE: 3 ms; x", "invalid (0: CLIENT_LATE: 3 ms)"),
     ],
 )
-def test_what_was_not_compared_says_why(outcome: Outcome, reason: str, said: str) -> None:
+def test_what_was_not_compared_says_why(outcome: Outcome, reason: str | None, said: str) -> None:
     one = speed(outcome, change_frac=None, reason=reason)
     report = judged(*(dataclasses.replace(one, case_id=str(n)) for n in range(2)))
     assert texts(report)["speed"] == f"2 of 2 figures {said}"

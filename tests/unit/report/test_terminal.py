@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from specreg.baselines.record import RecordedBaseline
+from specreg.core.reasons import Reason
 from specreg.report.document import Answer, ArmReport, Tone
 from specreg.report.page import render_markdown, render_page
 from specreg.report.terminal import (
@@ -16,7 +17,7 @@ from specreg.report.terminal import (
     render_report,
     render_verdicts,
 )
-from specreg.verdicts.judge import Lack, Outcome, Verdict
+from specreg.verdicts.verdict import Lack, Outcome, Verdict
 from tests.unit import builders, reports
 from tests.unit.reports import verdict
 
@@ -54,7 +55,7 @@ def test_the_reason_of_a_case_is_said_once_and_so_is_another_machine() -> None:
         Outcome.NO_BASELINE, case_id="new", reason="nothing recorded", lacks=Lack.BASELINE
     )
     speed = verdict(Outcome.NOT_COMPARABLE, reason="nothing recorded", lacks=Lack.BASELINE)
-    unlike = dataclasses.replace(speed, reason="counted otherwise", lacks=Lack.SOURCE)
+    unlike = dataclasses.replace(speed, reason=Reason(text="counted otherwise"), lacks=Lack.SOURCE)
     here = verdict(Outcome.REGRESSED, against=HERE)
     repeated = dataclasses.replace(broken, metric="b")
     verdicts = [broken, repeated, other, torn, never, speed, unlike, here]

@@ -11,6 +11,7 @@ from scipy import stats
 
 from specreg.stats.intervals import (
     LEVEL,
+    LEVELS,
     MORE_LAUNCHES,
     PARTS,
     Column,
@@ -25,7 +26,7 @@ from specreg.stats.intervals import (
 from specreg.verdicts.selftest import PROMPT_SPREAD, RATES, STEPS, accepted_frac
 
 FREEDOMS = (1, 2, 3, 4, 7, 15, 19, 79, 159, 1000, 5000)
-LEVELS = (0.5, 0.4, 0.1, 0.05, 0.01, 0.0093, 0.0003, 0.0001, 1e-6)
+TRIED_LEVELS = (0.5, 0.4, 0.1, 0.05, 0.01, 0.0093, 0.0003, 0.0001, 1e-6)
 
 
 def accepted(
@@ -63,7 +64,7 @@ def test_tail_and_quantile_are_students(freedom: int) -> None:
         exact = float(stats.t.sf(t, freedom))
         assert t_tail(t, freedom) == pytest.approx(exact, rel=1e-8, abs=1e-14)
         assert t_tail(-t, freedom) == pytest.approx(1 - exact, rel=1e-8)
-    for level in LEVELS:
+    for level in TRIED_LEVELS:
         exact = float(stats.t.isf(level, freedom))
         assert t_quantile(level, freedom) == pytest.approx(exact, rel=1e-7, abs=1e-9)
 
@@ -153,8 +154,8 @@ def test_an_interval_is_wrong_as_often_as_it_says(prompts: int, shared_steps: in
 
 def test_the_levels_of_all_looks_add_up() -> None:
     """So that together they err no more often than one would, however they hang together."""
-    of_prompts = (PARTS - 1) * Look.EARLY.value + Look.FULL.value + Look.EXTENDED.value
-    of_launches = Look.LAUNCH.value + MORE_LAUNCHES * Look.FURTHER_LAUNCH.value
+    of_prompts = (PARTS - 1) * LEVELS[Look.EARLY] + LEVELS[Look.FULL] + LEVELS[Look.EXTENDED]
+    of_launches = LEVELS[Look.LAUNCH] + MORE_LAUNCHES * LEVELS[Look.FURTHER_LAUNCH]
     assert (of_prompts, of_launches) == pytest.approx((LEVEL, LEVEL))
 
 

@@ -7,11 +7,12 @@ import msgspec
 import pytest
 
 from specreg.acceptance.record import Source
+from specreg.core.reasons import Reason
 from specreg.measurement.metrics import METRICS
 from specreg.suite.finish import leave_page, record_baselines, remarks, run_verdict
 from specreg.suite.run import Suite
 from specreg.verdicts.history import baseline_sha256, record_history, settings_sha256
-from specreg.verdicts.judge import Outcome, Verdict
+from specreg.verdicts.verdict import Outcome, Verdict
 from tests.unit import builders, reports
 from tests.unit.suite.test_run import COUNTS, LENGTH, SPEED, judged, measured, recorded, suite
 
@@ -103,7 +104,7 @@ def test_what_nobody_asks_for_is_named_after_a_run_of_everything(tmp_path: Path)
     (tmp_path / "torn.toml").write_text("[")
     assert list(remarks(one)) == []
     (tmp_path / "torn.toml").unlink()
-    one.note_failure(builders.CASE, SPEED.name, "its server went away")
+    one.note_failure(builders.CASE, SPEED.name, Reason(text="its server went away"))
     assert list(remarks(one)) == []
 
 
@@ -111,7 +112,9 @@ def test_a_case_that_is_wrong_is_not_recorded(tmp_path: Path) -> None:
     launch = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0}, of=COUNTS)
     one = measured(suite(tmp_path, update_baselines=True, launches=2), launch, launch)
     wrong = Verdict(case_id=builders.CASE.id, metric="lossless_frac", outcome=Outcome.WRONG)
-    one.confirmation.verdicts.append(dataclasses.replace(wrong, reason="token 3 differs"))
+    one.confirmation.verdicts.append(
+        dataclasses.replace(wrong, reason=Reason(text="token 3 differs"))
+    )
     (said,), all_written = record_baselines(one, color=False)
     assert said == f"baseline of '{builders.CASE.id}': not written, WRONG: token 3 differs"
     assert not all_written

@@ -20,6 +20,7 @@ from specreg.core.errors import (
     ServerDiedError,
     SpecregError,
 )
+from specreg.core.reasons import Reason
 from specreg.correctness.checks import LOSSLESS, CorrectnessCheck, RunningCase
 from specreg.matrix.case import Tier
 from specreg.measurement.arm import Arm
@@ -32,7 +33,7 @@ from specreg.suite.finish import record_runs
 from specreg.suite.options import Options
 from specreg.suite.run import Suite
 from specreg.verdicts.history import load_history
-from specreg.verdicts.judge import Outcome, Verdict
+from specreg.verdicts.verdict import Comparison, Outcome, Verdict
 from tests.unit import builders
 from tests.unit.answering import answering
 
@@ -295,7 +296,9 @@ def test_a_second_look_goes_on_after_what_cannot_be_measured_unless_memory_is_no
             run.measure(builders.CASE, (failing, None))
     with pytest.raises(MemoryHeldError):
         one.measure_afresh([builders.CASE], 1)
-    assert other.measure_afresh([builders.CASE], 1) == {builders.CASE.id: "server 'x': ended"}
+    assert other.measure_afresh([builders.CASE], 1) == {
+        builders.CASE.id: Reason(text="server 'x': ended")
+    }
 
 
 def test_a_second_look_at_what_was_measured_for_an_earlier_launch_stops_no_server(
@@ -325,7 +328,9 @@ def test_a_verdict_that_the_whole_run_changes_is_told_apart(tmp_path: Path) -> N
     one = suite(tmp_path)
     for outcome, metric in ((Outcome.REGRESSED, LENGTH), (Outcome.PASS, SPEED)):
         verdict = Verdict(case_id=builders.CASE.id, metric=metric.name, outcome=outcome)
-        one.confirmation.verdicts.append(dataclasses.replace(verdict, p_worse=0.5))
+        one.confirmation.verdicts.append(
+            dataclasses.replace(verdict, comparison=Comparison(p_worse=0.5))
+        )
     properties: dict[str, object] = {}
     one.record_property = properties.__setitem__
     (said,) = one.conclude()

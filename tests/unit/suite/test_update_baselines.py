@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from specreg.core.reasons import Reason
 from specreg.matrix.case import Case, Tier
 from specreg.measurement.measure import Measurement
 from specreg.servers.launch import launches_of
@@ -24,17 +25,17 @@ class Recording(Suite):
     speeds: Mapping[str, Sequence[float]]
     asked_for: list[list[str]] = dataclasses.field(default_factory=list)
 
-    def take(self, case: Case, launch: int) -> Measurement | str:
+    def take(self, case: Case, launch: int) -> Measurement | Reason:
         speeds = self.speeds[case.id]
         if launch > len(speeds):
-            return "the server didn't start"
+            return Reason(text="the server didn't start")
         values = {SPEED.name: speeds[launch - 1]}
         self._measured[case.id, launch] = found = builders.measurement(values, case=case)
         return found
 
     def measure_afresh(
         self, cases: Sequence[Case], further: int
-    ) -> Mapping[str, Measurement | str]:
+    ) -> Mapping[str, Measurement | Reason]:
         self.asked_for.append([case.id for case in cases])
         return {case.id: self.take(case, self.launches + further) for case in cases}
 

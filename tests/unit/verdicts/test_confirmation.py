@@ -13,12 +13,13 @@ from specreg.acceptance.record import AcceptanceRecord, StepCounts
 from specreg.baselines.comparison import CaseBaselines
 from specreg.baselines.schema import stored_acceptance
 from specreg.core.errors import BaselineError
+from specreg.core.reasons import Invalidity, Reason
 from specreg.matrix.case import Case
 from specreg.measurement.measure import Enough, Measurement
 from specreg.measurement.metrics import METRICS, Family, Metric, Replay
-from specreg.stats.intervals import Look, t_quantile
+from specreg.stats.intervals import LEVELS, Look, t_quantile
 from specreg.verdicts.confirmation import Confirmation, enough_for
-from specreg.verdicts.judge import Lack, Outcome, Verdict
+from specreg.verdicts.verdict import Lack, Outcome, Verdict
 from tests.unit import builders
 
 SPEED = METRICS["throughput_tokens_per_s"]
@@ -29,7 +30,7 @@ GOOD, BAD = builders.counts(2, 2, 2, 4), builders.counts(5, 3, 1, 1)
 CASES = tuple(builders.with_concurrency(number) for number in range(1, 6))
 ONE, TWO = CASES[:2]
 
-Fresh = Mapping[Case, Sequence[Measurement | str]]
+Fresh = Mapping[Case, Sequence[Measurement | Reason]]
 """By case, what comes of each launch more."""
 
 
@@ -57,7 +58,7 @@ def begin(
     """A confirmation, and what it asks to be measured afresh: what is prepared, and no more."""
     asked: Asked = []
 
-    def measure(cases: Sequence[Case], further: int) -> Mapping[str, Measurement | str]:
+    def measure(cases: Sequence[Case], further: int) -> Mapping[str, Measurement | Reason]:
         asked.append((list(cases), further))
         return {case.id: (fresh or {})[case][further - 1] for case in cases}
 
@@ -77,10 +78,13 @@ USUALLY, FASTER, SLOWER, STALLED, OPEN = (launch(speed=one) for one in (100, 130
 LOST = launch(of=BAD)
 FEW = dataclasses.replace(launch(), replay=Replay(acceptance=builders.acceptance(BAD)))
 BROKEN = dataclasses.replace(
-    launch(), replay=None, values={}, invalid=dict.fromkeys(Family, "REQUEST_FAILED: prompt 'a'")
+    launch(),
+    replay=None,
+    values={},
+    invalid=dict.fromkeys(Family, Invalidity("REQUEST_FAILED", "prompt 'a'")),
 )
 LOST_LAST = (OPEN, OPEN, launch(speed=50))
-DIED = "the server died, see its log"
+DIED = Reason(text="the server died, see its log")
 NO_LAUNCH_LEFT = "REGRESSED at a look, and no launch was left to confirm it"
 TWICE, NOT_TWICE = "seen on two launches, a first launch had", "which a fresh one didn't confirm"
 PASS, IMPROVED, REGRESSED = Outcome.PASS, Outcome.IMPROVED, Outcome.REGRESSED
@@ -105,8 +109,8 @@ INCONCLUSIVE, INVALID = Outcome.INCONCLUSIVE, Outcome.INVALID
         pytest.param(SPEED, OPEN, (STALLED, USUALLY), 0.01, PASS, NOT_TWICE, id="late-once"),
         pytest.param(SPEED, OPEN, (STALLED, SLOWER), 0.01, REGRESSED, TWICE, id="late-twice"),
         pytest.param(SPEED, OPEN, LOST_LAST, 0.01, INCONCLUSIVE, NO_LAUNCH_LEFT, id="last"),
-        pytest.param(SPEED, SLOWER, (DIED,), 0.01, INVALID, DIED, id="loss-died"),
-        pytest.param(SPEED, OPEN, (DIED,), 0.01, INVALID, DIED, id="open-died"),
+        pytest.param(SPEED, SLOWER, (DIED,), 0.01, INVALID, str(DIED), id="loss-died"),
+        pytest.param(SPEED, OPEN, (DIED,), 0.01, INVALID, str(DIED), id="open-died"),
         pytest.param(SPEED, SLOWER, (BROKEN,), 0.01, INVALID, "REQUEST_FAILED", id="loss-broken"),
         pytest.param(SPEED, OPEN, (BROKEN,), 0.01, INVALID, "REQUEST_FAILED", id="open-broken"),
     ],
@@ -124,7 +128,7 @@ def test_a_figure_has_the_last_word_of_as_many_launches_as_it_needs(
     run.judge(metric, [first])
     (verdict,) = concluded(run)
     assert verdict.outcome is outcome
-    assert words in verdict.reason
+    assert words in verdict.explanation
     assert asked == [([ONE], number) for number in range(1, len(fresh) + 1)]
 
 
@@ -146,14 +150,14 @@ def test_each_launch_more_has_its_share_of_the_level() -> None:
     (verdict,) = concluded(run)
     estimate, error = math.log(0.96 * 0.995) / 2, 0.01 * math.sqrt(1 / 2 + 1 / 3)
     first, further = (
-        math.expm1(estimate - t_quantile(look.value, 20) * error)
+        math.expm1(estimate - t_quantile(LEVELS[look], 20) * error)
         for look in (Look.LAUNCH, Look.FURTHER_LAUNCH)
     )
     assert further < -0.05 < first
     estimate, error = math.log(0.96 * 0.995 * 0.98) / 3, 0.01 * math.sqrt(1 / 3 + 1 / 3)
-    low = math.expm1(estimate - t_quantile(Look.FURTHER_LAUNCH.value, 20) * error)
+    low = math.expm1(estimate - t_quantile(LEVELS[Look.FURTHER_LAUNCH], 20) * error)
     assert (verdict.outcome, verdict.launches) == (PASS, 3)
-    assert verdict.low_frac == pytest.approx(low)
+    assert verdict.comparison.low_frac == pytest.approx(low)
     assert asked == [([ONE], 1), ([ONE], 2)]
 
 
@@ -195,7 +199,7 @@ def test_a_baseline_that_can_not_be_read_is_none(
     run.known_of = unreadable
     run.judge(SPEED, [measured])
     (verdict,) = run.verdicts
-    assert (verdict.outcome, verdict.reason) == (outcome, reason)
+    assert (verdict.outcome, verdict.explanation) == (outcome, reason)
     assert verdict.lacks == (Lack.FILE if outcome is Outcome.NO_BASELINE else None)
 
 
@@ -222,7 +226,7 @@ def test_a_run_that_is_cut_off_in_its_second_looks_leaves_nothing_unconfirmed() 
     run.conclude()
     (verdict,) = run.verdicts
     assert (verdict.outcome, verdict.value) == (INCONCLUSIVE, 80.0)
-    assert verdict.reason == "REGRESSED at a look, and the run ended before another"
+    assert verdict.explanation == "REGRESSED at a look, and the run ended before another"
 
 
 FIRST = METRICS["acceptance_pos1_frac"]

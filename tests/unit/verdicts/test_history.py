@@ -23,7 +23,7 @@ from specreg.verdicts.history import (
     run_record,
     settings_sha256,
 )
-from specreg.verdicts.judge import Outcome, Verdict
+from specreg.verdicts.verdict import Comparison, Outcome, Verdict
 from tests.unit import builders
 
 SPEED = METRICS["throughput_tokens_per_s"]
@@ -116,7 +116,7 @@ def test_a_run_is_what_its_launches_did_on_average() -> None:
         Verdict(case_id=builders.CASE.id, metric=name, outcome=Outcome(word))
         for name, word in outcomes.items()
     ]
-    verdicts[0] = dataclasses.replace(verdicts[0], change_frac=0.25)
+    verdicts[0] = dataclasses.replace(verdicts[0], comparison=Comparison(change_frac=0.25))
     found = run_record("20261121-0730", launches, verdicts, builders.SETTINGS, BASELINE)
     assert found.values == pytest.approx({SPEED.name: 100.0, TIME.name: 8.0, goodput: 0, rate: 0.5})
     assert msgspec.structs.replace(found, values={}) == msgspec.structs.replace(

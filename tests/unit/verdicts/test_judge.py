@@ -9,11 +9,13 @@ import pytest
 from specreg.acceptance.record import AcceptanceRecord, Source, StepCounts, View
 from specreg.baselines.comparison import CaseBaselines, compare
 from specreg.baselines.schema import Baseline, Detectable, stored_acceptance
+from specreg.core.reasons import Invalidity
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Family, Metric, Replay
-from specreg.stats.intervals import Look, Spread, t_quantile
+from specreg.stats.intervals import LEVELS, Look, Spread, t_quantile
 from specreg.verdicts.detection import detectable, detects_against
-from specreg.verdicts.judge import Lack, Outcome, Verdict, first_look, judge, outcome_of
+from specreg.verdicts.judge import first_look, judge, outcome_of
+from specreg.verdicts.verdict import Lack, Outcome, Verdict
 from tests.unit import builders
 
 LENGTH = METRICS["acceptance_length_tokens"]
@@ -126,11 +128,11 @@ def test_a_length_is_judged_as_what_it_adds_to_one(
     baseline = builders.baseline(of=of_length(recorded), environment=environment)
     measurement = builders.measurement({LENGTH.name: measured}, of=of_length(measured), case=case)
     verdict = judged(LENGTH, measurement, known(baseline) if here else known(nearest=baseline))
-    assert (verdict.outcome, verdict.tolerance_frac) == (outcome, tolerance_frac)
-    assert verdict.against == environment.name
+    assert (verdict.outcome, verdict.comparison.tolerance_frac) == (outcome, tolerance_frac)
+    assert verdict.comparison.against == environment.name
     assert verdict.value == pytest.approx(measured)
     if recorded > 1:
-        assert verdict.change_frac == pytest.approx(measured - recorded)
+        assert verdict.comparison.change_frac == pytest.approx(measured - recorded)
 
 
 @pytest.mark.parametrize(
@@ -153,28 +155,28 @@ def test_a_speed_is_judged_by_which_way_is_better_and_by_what_the_launches_tell(
     name: str, measured: float, within_frac: float, outcome: Outcome
 ) -> None:
     verdict = judge_speed(name, measured, 100.0, 100.0, within_frac=within_frac)
-    assert (verdict.outcome, verdict.tolerance_frac) == (outcome, 0.05)
+    assert (verdict.outcome, verdict.comparison.tolerance_frac) == (outcome, 0.05)
     better = METRICS[name].sign
-    assert verdict.change_frac == pytest.approx(better * (measured - 100) / 100)
+    assert verdict.comparison.change_frac == pytest.approx(better * (measured - 100) / 100)
 
 
 def test_a_speed_is_as_sure_as_its_launches_repeat() -> None:
     """One launch against two that differ by 1 %: t(0.004, 16) × 0.01 × √(1 + 1/2), either way."""
-    reach = t_quantile(Look.LAUNCH.value, 16) * 0.01 * math.sqrt(1 + 1 / 2)
+    reach = t_quantile(LEVELS[Look.LAUNCH], 16) * 0.01 * math.sqrt(1 + 1 / 2)
     up = judge_speed("throughput_tokens_per_s", 99.0, 100.0, 100.0, within_frac=0.01)
     down = judge_speed("tpot_p50_ms", 101.0, 100.0, 100.0, within_frac=0.01)
-    assert up.low_frac == pytest.approx(0.99 * math.exp(-reach) - 1)
-    assert up.high_frac == pytest.approx(0.99 * math.exp(reach) - 1)
-    assert down.low_frac == pytest.approx(1 - 1.01 * math.exp(reach))
-    assert down.high_frac == pytest.approx(1 - 1.01 * math.exp(-reach))
+    assert up.comparison.low_frac == pytest.approx(0.99 * math.exp(-reach) - 1)
+    assert up.comparison.high_frac == pytest.approx(0.99 * math.exp(reach) - 1)
+    assert down.comparison.low_frac == pytest.approx(1 - 1.01 * math.exp(reach))
+    assert down.comparison.high_frac == pytest.approx(1 - 1.01 * math.exp(-reach))
     assert (up.outcome, down.outcome) == (PASS, PASS)
 
 
 def test_an_inconclusive_verdict_says_what_the_case_can_see() -> None:
     verdict = judge_speed(THROUGHPUT.name, 100.0, 100.0, 100.0, within_frac=0.03)
-    reach = (t_quantile(Look.LAUNCH.value, 16) + t_quantile(0.01, 16)) * 0.03 * math.sqrt(1.5)
-    assert verdict.mde_frac == pytest.approx(1 - math.exp(-reach))
-    assert verdict.reason.startswith(
+    reach = (t_quantile(LEVELS[Look.LAUNCH], 16) + t_quantile(0.01, 16)) * 0.03 * math.sqrt(1.5)
+    assert verdict.comparison.mde_frac == pytest.approx(1 - math.exp(-reach))
+    assert verdict.explanation.startswith(
         "its minimum detectable effect is 18.6% with 1 launch against 2, its tolerance 5.0%;"
         " 12 launches would still be too few"
     )
@@ -198,7 +200,7 @@ def test_how_many_launches_would_tell_comes_from_how_they_spread(
     assert (verdict.outcome, verdict.needed_launches) == (INCONCLUSIVE, needed)
     if needed:
         again = judge(THROUGHPUT, compare([measured] * needed, of), Look.LAUNCH)
-        assert (again.mde_frac or 1) <= (again.tolerance_frac or 0)
+        assert (again.comparison.mde_frac or 1) <= (again.comparison.tolerance_frac or 0)
 
 
 def spread_lengths(*accepted: int) -> AcceptanceRecord:
@@ -243,8 +245,11 @@ def test_acceptance_is_judged_by_its_prompts(
 ) -> None:
     verdict = judge_records(ours, theirs, look)
     assert verdict.outcome is outcome
-    assert words in verdict.reason
-    assert outcome is not PASS or verdict.low_frac == -(verdict.high_frac or 0) != 0
+    assert words in verdict.explanation
+    assert (
+        outcome is not PASS
+        or verdict.comparison.low_frac == -(verdict.comparison.high_frac or 0) != 0
+    )
 
 
 def test_a_change_of_speed_says_what_it_comes_from() -> None:
@@ -261,7 +266,7 @@ def test_a_change_of_speed_says_what_it_comes_from() -> None:
         measurement = builders.measurement(values, of=of_length(1.8), case=case)
         verdict = judged(METRICS[name], measurement, known(baseline))
         assert verdict.outcome is REGRESSED
-        assert verdict.cause == cause
+        assert str(verdict.cause or "") == cause
 
 
 def test_a_goodput_of_nothing_regressed() -> None:
@@ -269,12 +274,16 @@ def test_a_goodput_of_nothing_regressed() -> None:
     baseline = builders.baseline({goodput.name: 5.0}, {goodput.name: 5.1})
     of = known(baseline, within_frac=0.01)
     verdict = judged(goodput, builders.measurement({goodput.name: 0.0}), of)
-    assert (verdict.outcome, verdict.change_frac, verdict.value) == (REGRESSED, -1.0, 0.0)
-    assert verdict.expected == pytest.approx(5.05, abs=0.001)
+    assert (verdict.outcome, verdict.comparison.change_frac, verdict.value) == (
+        REGRESSED,
+        -1.0,
+        0.0,
+    )
+    assert verdict.comparison.expected == pytest.approx(5.05, abs=0.001)
     launches = [builders.measurement({goodput.name: value}) for value in (0.0, 5.0)]
     stalled = judge(goodput, compare(launches, of), Look.FURTHER_LAUNCH)
     assert stalled.outcome is INCONCLUSIVE
-    assert stalled.reason == "it is 0 in one launch, and isn't in another"
+    assert stalled.explanation == "it is 0 in one launch, and isn't in another"
 
 
 def test_a_loss_is_told_by_category_of_the_prompts_that_both_have() -> None:
@@ -283,7 +292,7 @@ def test_a_loss_is_told_by_category_of_the_prompts_that_both_have() -> None:
     further = builders.prompt_acceptance(of_length(3.0), prompt_id="chat-9")
     more = builders.acceptance_of([*theirs.prompts, further])
     verdict = judge_records(builders.acceptance(of_length(1.5), prompts=6), more, Look.FULL)
-    assert verdict.reason == "by category: chat 2 -> 1.5"
+    assert verdict.explanation == "by category: chat 2 -> 1.5"
 
 
 @pytest.mark.parametrize(
@@ -305,7 +314,7 @@ def test_a_published_figure_is_better_than_none(
     verdict, speed, rate = (
         judged(metric, measurement, known(published=told)) for metric in (LENGTH, THROUGHPUT, RATE)
     )
-    assert (verdict.outcome, verdict.against) == (outcome, "published")
+    assert (verdict.outcome, verdict.comparison.against) == (outcome, "published")
     assert (speed.outcome, rate.outcome) == (NOT_COMPARABLE, NO_BASELINE)
 
 
@@ -328,7 +337,7 @@ FEWER = dataclasses.replace(
 )
 LEARNS = dataclasses.replace(MEASURED, case=builders.on_server(method="suffix"))
 BROKEN = dataclasses.replace(
-    MEASURED, invalid=dict.fromkeys(Family, "SPEC_DISABLED: nothing was drafted")
+    MEASURED, invalid=dict.fromkeys(Family, Invalidity("SPEC_DISABLED", "nothing was drafted"))
 )
 
 
@@ -375,17 +384,19 @@ def test_what_cannot_be_compared_says_why_and_is_never_green(
 ) -> None:
     verdict = judged(metric, measurement, of)
     assert verdict.outcome is outcome
-    assert words in verdict.reason
-    assert (verdict.lacks is not None) == verdict.reason.endswith(HINT)
-    assert (verdict.lacks is Lack.SOURCE) == verdict.reason.startswith("measured as")
+    assert words in verdict.explanation
+    assert (verdict.lacks is not None) == verdict.explanation.endswith(HINT)
+    assert (verdict.lacks is Lack.SOURCE) == verdict.explanation.startswith("measured as")
 
 
 def test_what_spoils_speed_leaves_acceptance_to_be_judged() -> None:
     assert judged(LENGTH, MEASURED, FEWER).outcome is PASS
-    slow = dataclasses.replace(MEASURED, invalid={Family.THROUGHPUT: "THROTTLED: 92 °C"})
+    slow = dataclasses.replace(
+        MEASURED, invalid={Family.THROUGHPUT: Invalidity("THROTTLED", "92 °C")}
+    )
     assert judged(LENGTH, slow, known(RECORDED)).outcome is PASS
     verdict = judged(THROUGHPUT, slow, known(RECORDED))
-    assert (verdict.outcome, verdict.reason) == (INVALID, "THROTTLED: 92 °C")
+    assert (verdict.outcome, verdict.explanation) == (INVALID, "THROTTLED: 92 °C")
 
 
 @pytest.mark.parametrize(
@@ -398,7 +409,7 @@ def test_what_spoils_speed_leaves_acceptance_to_be_judged() -> None:
 )
 def test_the_hint_is_a_command_that_records(options: tuple[str, ...], hint: str) -> None:
     verdict = judged(LENGTH, MEASURED, dataclasses.replace(known(), options=options))
-    assert verdict.reason.endswith(hint)
+    assert verdict.explanation.endswith(hint)
 
 
 @pytest.mark.parametrize(
@@ -463,7 +474,7 @@ def test_what_a_baseline_said_beforehand_excuses_no_loss_and_only_doubt(
 def test_an_undecidable_figure_says_the_bound_that_was_reached() -> None:
     measured = builders.measurement({THROUGHPUT.name: 100.0})
     verdict = judged(THROUGHPUT, measured, known(told(9), within_frac=0.03))
-    assert verdict.reason == (
+    assert verdict.explanation == (
         "this machine can't tell 5.0% with 4 launches, which detect 14.8%, 9 launches would; it"
         " is no more than 10.5% worse"
     )

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from specreg.baselines.comparison import Comparison, compare
+from specreg.baselines.comparison import BaselineComparison, compare
 from specreg.measurement.metrics import Replay
-from specreg.verdicts.judge import Outcome, Verdict
 from specreg.verdicts.multiple_testing import blame_machine, hold_together
+from specreg.verdicts.verdict import Comparison, Outcome, Verdict
 from tests.unit import builders
 
 SPEED = "throughput_tokens_per_s"
@@ -22,7 +22,12 @@ def verdict(
 ) -> Verdict:
     """A verdict on something that was compared."""
     change = -0.2 if outcome is WORSE else 0.0
-    return Verdict(case_id=case_id, metric=metric, outcome=outcome, change_frac=change, p_worse=p)
+    return Verdict(
+        case_id=case_id,
+        metric=metric,
+        outcome=outcome,
+        comparison=Comparison(change_frac=change, p_worse=p),
+    )
 
 
 def of_cases(*outcomes: Outcome, metric: str = SPEED) -> tuple[Verdict, ...]:
@@ -73,7 +78,7 @@ def test_what_most_cases_do_alike_is_the_machines_doing(metric: str) -> None:
     verdicts = of_cases(WORSE, FINE, WORSE, Outcome.INCONCLUSIVE, WORSE, metric=metric)
     blamed, no = blame_machine(verdicts, {}), Outcome.INVALID
     assert outcomes(blamed) == [no, FINE, no, Outcome.INCONCLUSIVE, no]
-    assert blamed[0].reason == (
+    assert blamed[0].explanation == (
         "MACHINE_MOVED: 3 of 5 cases became worse alike, so it isn't this case's doing; quieten"
         " the machine and run again, or compare two engines side by side"
     )
@@ -102,7 +107,7 @@ def test_what_fewer_do_is_not(verdicts: tuple[Verdict, ...]) -> None:
 
 def beside_control(
     tokens: int, *, within_frac: float = 0.001, tolerance_frac: float = 0.05
-) -> Comparison:
+) -> BaselineComparison:
     """A launch beside a control that delivered so many tokens in a second, of 1000 recorded."""
     replay = Replay(control_rounds=(builders.replayed(0, 10**9, tokens),))
     case = dataclasses.replace(builders.CASE, tolerances=((SPEED, tolerance_frac),))
@@ -138,9 +143,9 @@ def test_what_is_no_fault_of_the_machine_stays(metric: str, tokens: int) -> None
     ],
 )
 def test_what_the_server_beside_it_does_too_is_the_machines_doing(
-    comparison: Comparison, outcome: Outcome
+    comparison: BaselineComparison, outcome: Outcome
 ) -> None:
     (blamed,) = blame_machine([verdict(WORSE)], {("case", SPEED): comparison})
     assert blamed.outcome is outcome
     why = "MACHINE_MOVED: the server without speculation beside it became 10.0% worse too"
-    assert blamed.reason.startswith(why if outcome is Outcome.INVALID else "")
+    assert blamed.explanation.startswith(why if outcome is Outcome.INVALID else "")

@@ -10,6 +10,7 @@ import pytest
 
 from specreg.baselines.comparison import compare
 from specreg.baselines.schema import RecordedDevice
+from specreg.core.reasons import Invalidity
 from specreg.load.rounds import Clients
 from specreg.measurement.arm import Arm, ArmReplay
 from specreg.measurement.figures import figures_of
@@ -20,8 +21,9 @@ from specreg.report.tables import render_figures
 from specreg.telemetry.power_record import PowerRecord
 from specreg.telemetry.sampler import PowerTrace, Sample, Watch
 from specreg.telemetry.sensor import Scope, State
-from specreg.verdicts.judge import Outcome, Verdict, first_look, judge
+from specreg.verdicts.judge import first_look, judge
 from specreg.verdicts.multiple_testing import confirm
+from specreg.verdicts.verdict import Outcome, Verdict
 from tests.unit import builders
 
 SPEED = "throughput_tokens_per_s"
@@ -75,7 +77,7 @@ def test_a_token_shall_not_cost_more_and_watts_shall_stay_as_they_are(
 
 CARDS = "GPU-other, recorded on GPU-NVIDIA H200, and cards of one kind differ by 10%"
 OTHER_CARD = msgspec.structs.replace(CARD, id="GPU-other")
-BROKEN = PowerRecord(invalid="POWER_INVALID: the sampler ended")
+BROKEN = PowerRecord(invalid=Invalidity("POWER_INVALID", "the sampler ended"))
 SHORT = msgspec.structs.replace(builders.power(), too_short="7 s, and 10 s are needed")
 MODULE = builders.power(of=msgspec.structs.replace(CARD, scope=Scope.MODULE))
 
@@ -99,7 +101,7 @@ def test_power_of_something_else_is_not_compared(
 ) -> None:
     verdict = judged(ENERGY.name, power)
     assert verdict.outcome is outcome
-    assert words in verdict.reason
+    assert words in verdict.explanation
     assert judged(SPEED, power).outcome is Outcome.PASS
 
 
@@ -111,7 +113,9 @@ def test_a_gpu_that_runs_slower_than_it_was_recorded_makes_its_speeds_invalid(
     verdict = judged(name, builders.power(sm_clock_mhz=clock_mhz))
     assert (verdict.outcome is Outcome.INVALID) == invalid
     if invalid:
-        assert verdict.reason.startswith("CLOCK_LOW: NVIDIA H200 ran at 1870 MHz, it was recorded")
+        assert verdict.explanation.startswith(
+            "CLOCK_LOW: NVIDIA H200 ran at 1870 MHz, it was recorded"
+        )
 
 
 def test_figures_tell_what_a_token_costs_and_what_speculation_saves() -> None:
@@ -146,7 +150,7 @@ def test_a_slow_gpu_is_seen_though_its_meter_is_out_of_order_and_in_an_earlier_l
     broken = msgspec.structs.replace(slow, case=arm, invalid="POWER_INVALID: 1.7 times")
     earlier = judged(SPEED, builders.power(), measured(slow))
     for verdict in (judged(ENERGY.name, broken), judged(SPEED, broken), earlier):
-        assert verdict.reason.startswith("CLOCK_LOW: ")
+        assert verdict.explanation.startswith("CLOCK_LOW: ")
 
 
 @pytest.mark.parametrize(
@@ -173,7 +177,9 @@ class Sampler:
         return (PowerTrace(device=CARD, samples=self.samples),), self.why
 
 
-def power_under(sampler: Sampler, error: str | None, invalid: dict[Family, str]) -> PowerRecord:
+def power_under(
+    sampler: Sampler, error: str | None, invalid: dict[Family, Invalidity]
+) -> PowerRecord:
     """The power of a replay under a load whose one request failed, or didn't."""
     replay = measured(None).replay
     assert replay is not None
@@ -186,9 +192,9 @@ def power_under(sampler: Sampler, error: str | None, invalid: dict[Family, str])
 
 
 def test_a_request_that_fails_under_load_for_power_makes_power_alone_invalid() -> None:
-    invalid: dict[Family, str] = {}
+    invalid: dict[Family, Invalidity] = {}
     found = power_under(Sampler([], ""), "HTTP 500", invalid)
-    assert found.invalid.startswith("POWER_INVALID: REQUEST_FAILED: 1 of 1 requests failed")
+    assert str(found.invalid).startswith("POWER_INVALID: REQUEST_FAILED: 1 of 1 requests failed")
     assert invalid == {}
 
 
@@ -198,8 +204,8 @@ def test_a_request_that_fails_under_load_for_power_makes_power_alone_invalid() -
 def test_what_a_dead_sampler_had_seen_counts(mask: int, pid: int, reason: str) -> None:
     state = State(throttle_mask=mask, temperature_c=90)
     seen = Sample(device=0, at_ns=10**9, state=state, pids=(17, pid))
-    invalid: dict[Family, str] = {}
+    invalid: dict[Family, Invalidity] = {}
     found = power_under(Sampler([seen], "the sampler of power ended"), None, invalid)
-    assert found.invalid.startswith("POWER_INVALID: the sampler of power ended")
-    assert {why.partition(":")[0] for why in invalid.values()} == ({reason} if reason else set())
+    assert str(found.invalid).startswith("POWER_INVALID: the sampler of power ended")
+    assert {why.code for why in invalid.values()} == ({reason} if reason else set())
     assert invalid.keys() == (set(Family) - {Family.ACCEPTANCE} if reason else set())

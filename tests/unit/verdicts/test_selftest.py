@@ -7,7 +7,6 @@ import pytest
 from scipy import stats
 
 from specreg.measurement.metrics import METRICS
-from specreg.verdicts.judge import Outcome
 from specreg.verdicts.selftest import (
     NOTHING,
     PLANTS,
@@ -19,6 +18,7 @@ from specreg.verdicts.selftest import (
     simulated_case,
     try_plant,
 )
+from specreg.verdicts.verdict import Outcome
 
 [FIFTEEN] = [one for one in PLANTS if one.acceptance_frac == 0.15]
 SPEED = METRICS["throughput_tokens_per_s"]

@@ -1,0 +1,157 @@
+"""The verdict on one metric of one case as data: outcome, comparison, cause and reason."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from specreg.core.reasons import Reason
+
+
+class Outcome(StrEnum):
+    """What a verdict says. The page of outcomes is made from these sentences."""
+
+    PASS = "PASS"  # noqa: S105 - a word, not a password
+    """It is proven that the metric lost no more than the tolerance."""
+    IMPROVED = "IMPROVED"
+    """It is proven that the metric gained more than the tolerance. Record it to keep the gain."""
+    REGRESSED = "REGRESSED"
+    """The metric is proven to be worse, and by more than the tolerance, on two launches."""
+    INCONCLUSIVE = "INCONCLUSIVE"
+    """The interval is too wide to prove either; the reason says what would decide it."""
+    UNDECIDABLE = "UNDECIDABLE"
+    """As INCONCLUSIVE, of a speed that the baseline said can't be decided on this machine."""
+    INVALID = "INVALID"
+    """A check of the meter, the machine or the client failed, so the figure says nothing."""
+    WRONG = "WRONG"
+    """Speculation changed the text, or took other steps than its models give."""
+    NO_BASELINE = "NO_BASELINE"
+    """Nothing was recorded for this case with these settings."""
+    NOT_COMPARABLE = "NOT_COMPARABLE"
+    """There is a baseline, but this metric can't be compared with it."""
+    MEASURED = "MEASURED"
+    """The metric was measured to be recorded or shown, and wasn't judged."""
+
+
+GOOD = frozenset({Outcome.PASS, Outcome.IMPROVED})
+"""Outcomes of a metric that was compared with a baseline and is no worse than tolerated."""
+JUDGED = GOOD | {Outcome.REGRESSED, Outcome.WRONG, Outcome.INCONCLUSIVE, Outcome.UNDECIDABLE}
+"""Outcomes of a metric that was compared with a baseline."""
+SKIPPED = frozenset({Outcome.NOT_COMPARABLE, Outcome.UNDECIDABLE})
+"""Outcomes that are neither good nor bad. The test of such a verdict is skipped and says why."""
+
+
+class Lack(StrEnum):
+    """What is missing for a metric to be compared. Recording a baseline supplies the first two."""
+
+    BASELINE = "baseline"
+    SOURCE = "source"
+    """A baseline that was measured in the same way."""
+    FILE = "file"
+    """A baseline file that can be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """How much of a change each of its parts contributes.
+
+    Attributes:
+        parts: the name of each part and its relative change, better being positive. The changes of
+            all parts multiply to the change of the metric.
+    """
+
+    parts: tuple[tuple[str, float], ...]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{change_frac:+.1%} by {name}" for name, change_frac in self.parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """How a metric differs from what was expected of it. A field is None where it isn't known.
+
+    Attributes:
+        expected: the value of the baseline, or of side A of a gate.
+        against: whose value that is: an environment, a source, or a side.
+        tolerance_frac: the change for the worse that is tolerated.
+        change_frac: (value - expected) / (expected - origin); positive is better. Of a `two_sided`
+            metric positive is more, and a change in either direction is worse.
+        low_frac, high_frac: the ends of the interval of `change_frac`.
+        p_worse: how often chance alone would make the metric look that much worse, one-sided.
+        mde_frac: the minimum detectable effect: a loss that is proven 99 times out of 100.
+    """
+
+    expected: float | None = None
+    against: str = ""
+    tolerance_frac: float | None = None
+    two_sided: bool = False
+    change_frac: float | None = None
+    low_frac: float | None = None
+    high_frac: float | None = None
+    p_worse: float | None = None
+    mde_frac: float | None = None
+
+    @property
+    def tolerated(self) -> str:
+        """The tolerance as text, such as `3 %`; empty where there is none."""
+        return "" if self.tolerance_frac is None else f"{100 * self.tolerance_frac:.3g} %"
+
+
+NOTHING_COMPARED = Comparison()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """A comparison judged against a tolerance: one metric of one case.
+
+    Attributes:
+        value: what was measured; None where nothing was.
+        comparison: how it differs from what was expected; empty where it wasn't compared.
+        cause: of a change of a speed, how much comes from acceptance and how much from the cost of
+            a step; None where that isn't known.
+        reason: why it has this outcome; None where the figures say it all.
+        lacks: what is missing for the metric to be compared; None of one that is compared.
+        launches: how many launches were judged.
+        needed_launches: of an undecided metric, how many launches would decide it: 0 where no
+            number would, None where that isn't known.
+        softened: whether the test passes although the metric is INCONCLUSIVE.
+        by_position_frac: of the oracle, by position of the draft, the share of the steps (0..1)
+            that accepted so many drafts or more, and the share that must have; empty of others.
+    """
+
+    case_id: str
+    metric: str
+    outcome: Outcome
+    value: float | None = None
+    comparison: Comparison = NOTHING_COMPARED
+    cause: Cause | None = None
+    reason: Reason | None = None
+    lacks: Lack | None = None
+    launches: int = 1
+    needed_launches: int | None = None
+    softened: bool = False
+    by_position_frac: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def figure(self) -> tuple[str, str]:
+        """The case and the metric that the verdict is about."""
+        return self.case_id, self.metric
+
+    @property
+    def explanation(self) -> str:
+        """The reason as a sentence, empty without one."""
+        return "" if self.reason is None else str(self.reason)
+
+    def has_code(self, *codes: str) -> bool:
+        """Return whether the reason is of one of some kinds."""
+        return self.reason is not None and self.reason.code in codes
+
+    @property
+    def holds(self) -> bool:
+        """Whether the test of this verdict passes."""
+        if self.outcome is Outcome.INCONCLUSIVE:
+            return self.softened
+        return self.outcome in GOOD or self.outcome is Outcome.MEASURED
+
+    @property
+    def fails(self) -> bool:
+        """Whether the test fails; it is skipped where nothing can be compared or decided here."""
+        return not self.holds and self.outcome not in SKIPPED
