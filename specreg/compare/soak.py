@@ -136,7 +136,7 @@ class Soak:
             if invalidity is not None:
                 raise InvalidMeasurementError(invalidity.code, invalidity.text)
             if found.replay is None:
-                raise InvalidMeasurementError("NOTHING_MEASURED", "the server answered nothing")
+                raise InvalidMeasurementError("ACCEPTANCE_MISSING", "the server answered nothing")
             started_ns = started_ns or found.replay.rounds[0].started_ns
             self.blocks.append(self._block(found.replay, found.invalid, server, started_ns))
             append_lines(self.path, msgspec.json.encode(self.blocks[-1]) + b"\n")

@@ -72,7 +72,7 @@ def test_a_thought_that_speculation_changes_is_wrong(
     )
     verdict = check_answers(running)
     assert (verdict.outcome, verdict.value) == (outcome, value)
-    assert ("token 6: " in verdict.reason) == (outcome is Outcome.WRONG)
+    assert ("token 6: " in verdict.explanation) == (outcome is Outcome.WRONG)
 
 
 @pytest.mark.parametrize(

@@ -107,8 +107,8 @@ def test_prometheus_reads_values_verdicts_and_the_status(
     for name, values in expected.items():
         samples = families[f"specreg_{name}"].samples
         assert {sample.labels["metric"]: sample.value for sample in samples} == values
-    verdicts = families["specreg_verdict"].samples
-    outcomes = {one.labels["metric"]: one.labels["outcome"] for one in verdicts}
+    rows = families["specreg_verdict"].samples
+    outcomes = {row.labels["metric"]: row.labels["outcome"] for row in rows}
     assert outcomes == {one.metric: str(one.outcome) for one in reports.REPORT.run.verdicts}
     (status,) = families["specreg_exit_status"].samples
     assert (status.value, status.labels["tier"]) == (1, "cpu")

@@ -118,7 +118,7 @@ INCONCLUSIVE, INVALID = Outcome.INCONCLUSIVE, Outcome.INVALID
 def test_a_figure_has_the_last_word_of_as_many_launches_as_it_needs(
     metric: Metric,
     first: Measurement,
-    fresh: Sequence[Measurement | str],
+    fresh: Sequence[Measurement | Reason],
     within_frac: float,
     outcome: Outcome,
     words: str,
