@@ -41,7 +41,7 @@ from specreg.report.document import exit_status
 from specreg.report.tables import axis_of
 from specreg.suite.options import Options, flag_of
 from specreg.telemetry.identity import Environment
-from specreg.verdicts.judge import SKIPPED, Outcome, Verdict
+from specreg.verdicts.verdict import SKIPPED, Outcome, Verdict
 
 FOLDER = Path(__file__).parent / "reference"
 _HEAD = "<!-- Made from the code by `nox -s write_reference`. Edit the code, not this page. -->"

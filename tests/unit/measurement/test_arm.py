@@ -74,4 +74,4 @@ def test_a_page_that_takes_too_long_to_parse_spoils_the_acceptance() -> None:
         return replay
 
     why = asyncio.run(go()).invalid[Family.ACCEPTANCE]
-    assert why.startswith("METRICS_UNREADABLE: /metrics takes more than 0.05 s to parse")
+    assert str(why).startswith("METRICS_UNREADABLE: /metrics takes more than 0.05 s to parse")
