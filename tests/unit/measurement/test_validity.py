@@ -51,7 +51,7 @@ def reasons_in(path: Path) -> Iterator[str]:
             reason = node.args[0]
             if isinstance(reason, ast.Constant):
                 yield str(reason.value)
-            elif isinstance(reason, ast.Name):  # it comes from elsewhere in the module
+            elif not isinstance(reason, ast.Attribute):  # it is chosen elsewhere in the module
                 yield from (text for text in texts if NAME.fullmatch(text))
 
 
