@@ -63,7 +63,8 @@ def check_acceptance(
     depth = len(total.position_counts)
     # A histogram may end at the most that was accepted; then what was drafted tells the depth.
     drafts = max(depth, (total.proposed or 0) // total.steps)
-    if drafts != asked or depth > draft_tokens:
+    differs = drafts > asked if _drafts_vary(record) else drafts != asked
+    if differs or depth > draft_tokens:
         message = (
             f"the server drafts up to {drafts} tokens per step, up to {depth} of them accepted;"
             f" the case asks for {asked}, up to {draft_tokens}; look at the engine's arguments"
@@ -72,6 +73,20 @@ def check_acceptance(
     check_counts(total, "all requests", drafted_tokens=asked)
     for prompt in record.prompts:
         check_counts(prompt.counts, f"prompt '{prompt.prompt_id}'", drafted_tokens=asked)
+
+
+def _drafts_vary(record: AcceptanceRecord) -> bool:
+    """Whether steps draft more or fewer tokens, so that the counts don't show how many at most.
+
+    Only of a source whose histogram ends at the most that a step accepted; others show the most.
+    """
+    if record.source is not Source.SGLANG_REQUEST:
+        return False
+    counts = [record.total, *(prompt.counts for prompt in record.prompts)]
+    rates = {
+        (one.proposed or 0) / one.steps for one in counts if one.steps and one.proposed is not None
+    }
+    return len(rates) > 1 or any(not rate.is_integer() for rate in rates)
 
 
 def check_pinned(record: AcceptanceRecord, length_tokens: float, in_flight: int) -> None:
@@ -92,21 +107,40 @@ def check_pinned(record: AcceptanceRecord, length_tokens: float, in_flight: int)
         raise InvalidMeasurementError("NOT_PINNED", message)
 
 
-def check_emitted(record: AcceptanceRecord, traces: Sequence[RequestTrace]) -> None:
-    """Check that steps emitted what was delivered, N ≤ R + Σ (a + 1), else `TOKENS_IMPOSSIBLE`.
+def check_emitted(
+    record: AcceptanceRecord, traces: Sequence[RequestTrace], *, draft_tokens: int
+) -> None:
+    """Check that steps emitted what was delivered, N ≤ R + A + all steps, else `TOKENS_IMPOSSIBLE`.
 
-    Less is fine: the end of text or the output cap cuts the last step. Only for methods that draft
-    in every step: S leaves out the steps without a draft, and such a step emits a token too.
+    Less is fine: the end of text or the output cap cuts the last step. The counted steps S leave
+    out those that drafted nothing, as dynamic speculation has them; each of these emits a token
+    too, and comes in a chunk of its own. So where more chunks than counted steps came, there are as
+    many steps as chunks, and more where chunks merged. Only for methods that draft in every step:
+    others often go without a draft.
+
+    Args:
+        record: the counts, of each request where its source tells them.
+        traces: the requests; where the record has prompts, one for each in the same order.
+        draft_tokens: the most drafts that a step can accept, k.
     """
     rows = [
-        (f"prompt '{prompt.prompt_id}'", 1, prompt.counts, prompt.completion_tokens)
-        for prompt in record.prompts
+        (f"prompt '{prompt.prompt_id}'", prompt.counts, [trace])
+        for prompt, trace in zip(record.prompts, traces, strict=bool(record.prompts))
     ]
-    delivered = sum(trace.tokens for trace in traces)
-    for whose, requests, counts, tokens in (*rows, ("all", len(traces), record.total, delivered)):
-        emitted = requests + counts.accepted + counts.steps
+    for whose, counts, requests in (*rows, ("all", record.total, traces)):
+        tokens = sum(trace.tokens for trace in requests)
+        chunks = sum(trace.later_chunks for trace in requests)
+        steps = counts.steps
+        if chunks > steps:
+            steps = chunks + sum(trace.hidden_steps(draft_tokens) for trace in requests)
+        emitted = len(requests) + counts.accepted + steps
         if tokens > emitted:
-            message = f"{whose}: {tokens} tokens delivered, its steps emitted {emitted}{_VERSION}"
+            message = (
+                f"{whose}: {tokens} tokens delivered, its {steps} steps emitted {emitted} at most,"
+                f" of which {counts.accepted} are accepted drafts; the server counts fewer drafts"
+                " than it accepts, or steps without a draft came in merged chunks: lower the load"
+                f"{_OR_VERSION}"
+            )
             raise InvalidMeasurementError("TOKENS_IMPOSSIBLE", message)
 
 

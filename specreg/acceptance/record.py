@@ -136,13 +136,18 @@ class Counters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptAcceptance:
-    """What one request did: its counts and its completion tokens; `turn` counts from 1."""
+    """What one request did: its counts and its completion tokens; `turn` counts from 1.
+
+    `undrafted_steps` are those that drafted nothing, which are none of the counted ones; None where
+    that isn't known.
+    """
 
     prompt_id: str
     category: str
     counts: StepCounts
     completion_tokens: int
     turn: int = 1
+    undrafted_steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,12 +158,17 @@ class AcceptanceRecord:
         source, view: two records that differ in one of them are not compared.
         prompts: what each request did, in the order of the prompts; empty where the source only
             knows the sum.
+        undrafted_steps: of all requests, the steps that drafted nothing; see `undrafted_steps_of`.
+        later_tokens: of all requests, the tokens delivered after the first one of each, N - R. Both
+            are None where that isn't known.
     """
 
     source: Source
     view: View
     total: StepCounts
     prompts: tuple[PromptAcceptance, ...]
+    undrafted_steps: int | None = None
+    later_tokens: int | None = None
 
     @property
     def by_category(self) -> "Mapping[str, AcceptanceRecord]":
@@ -190,5 +200,12 @@ class AcceptanceRecord:
 
     def _part(self, prompts: Iterable[PromptAcceptance]) -> "AcceptanceRecord":
         kept = tuple(prompts)
-        total = sum((prompt.counts for prompt in kept), NO_STEPS)
-        return dataclasses.replace(self, total=total, prompts=kept)
+        undrafted = [prompt.undrafted_steps for prompt in kept]
+        known = [steps for steps in undrafted if steps is not None]
+        return dataclasses.replace(
+            self,
+            total=sum((prompt.counts for prompt in kept), NO_STEPS),
+            prompts=kept,
+            undrafted_steps=sum(known) if len(known) == len(undrafted) else None,
+            later_tokens=sum(prompt.completion_tokens - 1 for prompt in kept),
+        )

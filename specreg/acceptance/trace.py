@@ -89,6 +89,20 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
         """All tokens delivered, N."""
         return self.first_chunk_tokens + self.later_tokens
 
+    @property
+    def later_chunks(self) -> int:
+        """Chunks after the first: as many as steps, unless some merged."""
+        return sum(self.chunk_sizes)
+
+    def hidden_steps(self, draft_tokens: int) -> int:
+        """The most steps that chunks hide which hold more tokens than a step can emit, k + 1.
+
+        A chunk of several steps holds at least one token of each.
+        """
+        merged = list(enumerate(self.chunk_sizes))[draft_tokens + 2 :]
+        hidden = sum((tokens - 1) * chunks for tokens, chunks in merged)
+        return hidden + max(self.first_chunk_tokens - 1, 0)
+
     def counts_of_chunks(self, *, draft_tokens: int, drafts_every_step: bool) -> StepCounts:
         """The counts if each chunk after the first is what one step emitted: a + 1 tokens.
 
@@ -111,6 +125,18 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
         histogram = [*self.chunk_sizes[1:], *[0] * (draft_tokens + 1)][: draft_tokens + 1]
         proposed = draft_tokens * sum(histogram) if drafts_every_step else None
         return StepCounts.from_histogram(histogram, proposed)
+
+
+def undrafted_steps_of(traces: Sequence[RequestTrace], counts: StepCounts) -> int:
+    """How many steps of some requests drafted nothing, at least.
+
+    Dynamic speculation turns drafting off for a step, which emits one token and counts nowhere.
+    Such steps are the chunks beyond the counted steps, and the tokens that these can't have
+    emitted; where chunks merged, fewer are seen.
+    """
+    chunks = sum(trace.later_chunks for trace in traces)
+    later_tokens = sum(max(trace.tokens - 1, 0) for trace in traces)
+    return max(chunks - counts.steps, later_tokens - counts.accepted - counts.steps, 0)
 
 
 def chunk_sizes(chunks: Iterable[Chunk]) -> tuple[int, ...]:

@@ -297,8 +297,19 @@ def stored_acceptance(record: AcceptanceRecord | None) -> StoredAcceptance | Non
     """Convert a record to the form on disk."""
     if record is None:
         return None
-    rows = map(dataclasses.asdict, record.prompts)
-    prompts = tuple(StoredPrompt(**row.pop("counts"), **row) for row in rows)
+    prompts = tuple(
+        StoredPrompt(
+            prompt_id=prompt.prompt_id,
+            category=prompt.category,
+            accepted=prompt.counts.accepted,
+            steps=prompt.counts.steps,
+            proposed=prompt.counts.proposed,
+            completion_tokens=prompt.completion_tokens,
+            position_counts=prompt.counts.position_counts,
+            turn=prompt.turn,
+        )
+        for prompt in record.prompts
+    )
     total = None if prompts else record.total
     return StoredAcceptance(
         source=record.source, view=record.view, weighting="step", total=total, prompts=prompts

@@ -18,7 +18,7 @@ from specreg.acceptance.record import (
     StepCounts,
     View,
 )
-from specreg.acceptance.trace import RequestTrace
+from specreg.acceptance.trace import RequestTrace, undrafted_steps_of
 from specreg.core.errors import InvalidMeasurementError
 from specreg.core.reasons import Invalidity
 from specreg.datasets.prompts import Prompt
@@ -189,7 +189,12 @@ def read_acceptance(
     elif wire_format.counters_source is not None and moved is not None and moved.counts is not None:
         checks.check_ended(len(traces), moved)
         record = AcceptanceRecord(
-            source=wire_format.counters_source, view=View.VERIFIER, total=moved.counts, prompts=()
+            source=wire_format.counters_source,
+            view=View.VERIFIER,
+            total=moved.counts,
+            prompts=(),
+            undrafted_steps=undrafted_steps_of(traces, moved.counts),
+            later_tokens=sum(max(trace.tokens - 1, 0) for trace in traces),
         )
     elif wire_format.request_source is not None:
         message = (
@@ -205,15 +210,20 @@ def read_acceptance(
         record, draft_tokens=spec.draft_tokens, drafted_tokens=spec.drafted_tokens
     )
     if method.drafts_every_step:
-        checks.check_emitted(record, traces)
+        checks.check_emitted(record, traces, draft_tokens=spec.draft_tokens)
     return record.to_depth(spec.draft_tokens)
 
 
 def _own_counts(traces: Sequence[RequestTrace]) -> list[StepCounts]:
-    """Return the counts that each answer tells; an answer of one token had no steps."""
+    """Return the counts that each answer tells.
+
+    An answer without counts had no step that drafted: it is of one token, or each of its chunks
+    after the first is.
+    """
     counts = []
     for trace in traces:
-        if trace.acceptance is None and trace.tokens > 1:
+        drafted_nothing = trace.tokens <= 1 or trace.later_chunks == trace.tokens - 1
+        if trace.acceptance is None and not drafted_nothing:
             message = f"prompt '{trace.prompt_id}': the server sent no acceptance, to others it did"
             raise InvalidMeasurementError("ACCEPTANCE_MISSING", message)
         counts.append(trace.acceptance or NO_STEPS)
@@ -223,18 +233,22 @@ def _own_counts(traces: Sequence[RequestTrace]) -> list[StepCounts]:
 def _record(
     source: Source, view: View, traces: Sequence[RequestTrace], counts: Sequence[StepCounts]
 ) -> AcceptanceRecord:
+    prompts = tuple(
+        PromptAcceptance(
+            prompt_id=trace.prompt_id,
+            category=trace.category,
+            turn=trace.turn,
+            counts=own,
+            completion_tokens=trace.tokens,
+            undrafted_steps=undrafted_steps_of([trace], own),
+        )
+        for trace, own in zip(traces, counts, strict=True)
+    )
     return AcceptanceRecord(
         source=source,
         view=view,
         total=sum(counts, NO_STEPS),
-        prompts=tuple(
-            PromptAcceptance(
-                prompt_id=trace.prompt_id,
-                category=trace.category,
-                turn=trace.turn,
-                counts=own,
-                completion_tokens=trace.tokens,
-            )
-            for trace, own in zip(traces, counts, strict=True)
-        ),
+        prompts=prompts,
+        undrafted_steps=sum(prompt.undrafted_steps or 0 for prompt in prompts),
+        later_tokens=sum(max(trace.tokens - 1, 0) for trace in traces),
     )

@@ -31,10 +31,10 @@ class PartFigures(msgspec.Struct, frozen=True, kw_only=True):
         requests: how many, R; macro_acceptance_length_tokens: the mean of the AL of each that had a
             step, in which short answers weigh like long ones; never compared with AL. Both are null
             where the source only knows the sum.
-        tokens_per_step: the client's view, (N - R) / S; truncated_tokens: R + Σ (a + 1) - N,
-            emitted, then cut off by the end of a text or the output cap; null in the emitted view.
-            Both are null without requests too, and where steps without a draft, which aren't among
-            S, emit tokens as well.
+        undrafted_steps: how many steps drafted nothing, U, at least; none of them is among S.
+        tokens_per_step: the client's view, over all steps: (N - R) / (S + U); truncated_tokens:
+            R + Σ (a + 1) + U - N, emitted, then cut off by the end of a text or the output cap;
+            null in the emitted view. Both are null where N or U isn't known.
         histogram: entry j counts the steps with j drafts accepted.
         marginal_frac, conditional_frac, joint_frac: by position, from the first.
     """
@@ -52,6 +52,7 @@ class PartFigures(msgspec.Struct, frozen=True, kw_only=True):
     marginal_frac: tuple[float, ...]
     conditional_frac: tuple[float, ...]
     joint_frac: tuple[float, ...]
+    undrafted_steps: int | None = None
 
 
 class AcceptanceFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +61,7 @@ class AcceptanceFigures(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         source, view: where it was read, and whose tokens are counted.
         category_acceptance_length_tokens: the mean over categories of their AL.
+        drafts_every_step: whether the method drafts in every step, unless the server turns it off.
         by_part: of thoughts and of answers apart, "thought" and "answer", where the server tells
             thoughts apart. No server counts them apart, so each chunk is taken for a step: an
             estimate in the emitted view, and empty where chunks merged.
@@ -72,6 +74,7 @@ class AcceptanceFigures(msgspec.Struct, frozen=True, kw_only=True):
     by_category: dict[str, PartFigures]
     by_turn: dict[str, PartFigures]
     by_part: dict[str, PartFigures] = {}
+    drafts_every_step: bool = True
 
 
 class AnswerFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,7 +250,7 @@ def _by_part(traces: Sequence[RequestTrace], draft_tokens: int) -> dict[str, Par
                 ),
                 prompts=(),
             ),
-            all_steps=False,
+            drafts_every_step=False,
         )
         for name, part in sizes.items()
         if part.total()
@@ -256,7 +259,8 @@ def _by_part(traces: Sequence[RequestTrace], draft_tokens: int) -> dict[str, Par
 
 def _acceptance(record: AcceptanceRecord, measurement: Measurement) -> AcceptanceFigures:
     case, replay = measurement.case, measurement.replay or Replay()
-    part = functools.partial(_part, all_steps=METHODS[case.server.method].drafts_every_step)
+    drafts_every_step = METHODS[case.server.method].drafts_every_step
+    part = functools.partial(_part, drafts_every_step=drafts_every_step)
     return AcceptanceFigures(
         source=record.source,
         view=record.view,
@@ -267,14 +271,24 @@ def _acceptance(record: AcceptanceRecord, measurement: Measurement) -> Acceptanc
         by_category={name: part(one) for name, one in record.by_category.items()},
         by_turn={str(turn): part(one) for turn, one in record.by_turn.items()},
         by_part=_by_part(replay.traces, case.server.draft_tokens),
+        drafts_every_step=drafts_every_step,
     )
 
 
-def _part(record: AcceptanceRecord, *, all_steps: bool) -> PartFigures:
+def _part(record: AcceptanceRecord, *, drafts_every_step: bool) -> PartFigures:
     counts: StepCounts = record.total
-    delivered = sum(prompt.completion_tokens - 1 for prompt in record.prompts)
-    emitted = counts.accepted + counts.steps
-    tells = bool(all_steps and record.prompts)
+    later_tokens = record.later_tokens
+    if record.prompts:
+        later_tokens = sum(prompt.completion_tokens - 1 for prompt in record.prompts)
+    undrafted_steps = record.undrafted_steps
+    if undrafted_steps is None and drafts_every_step:
+        undrafted_steps = 0
+    tokens_per_step = truncated_tokens = None
+    if later_tokens is not None and undrafted_steps is not None:
+        steps = counts.steps + undrafted_steps
+        tokens_per_step = later_tokens / steps if steps else None
+        if record.view is View.VERIFIER:
+            truncated_tokens = counts.accepted + steps - later_tokens
     return PartFigures(
         requests=len(record.prompts) or None,
         steps=counts.steps,
@@ -283,8 +297,9 @@ def _part(record: AcceptanceRecord, *, all_steps: bool) -> PartFigures:
         acceptance_length_tokens=counts.acceptance_length,
         macro_acceptance_length_tokens=_mean_length(one.counts for one in record.prompts),
         acceptance_rate_frac=counts.acceptance_rate,
-        tokens_per_step=delivered / counts.steps if tells and counts.steps else None,
-        truncated_tokens=emitted - delivered if tells and record.view is View.VERIFIER else None,
+        undrafted_steps=undrafted_steps,
+        tokens_per_step=tokens_per_step,
+        truncated_tokens=truncated_tokens,
         histogram=counts.histogram,
         marginal_frac=counts.marginal_acceptance,
         conditional_frac=counts.conditional_acceptance,

@@ -6,6 +6,8 @@ from specreg.measurement.figures import AcceptanceFigures, AnswerFigures, Figure
 
 _MANY_FRAC = 0.5
 """From this share of the answers on, what may happen to any of them is what the workload is."""
+_FULL_FRAC = 0.99
+"""Of the most drafts that a step can have. Where the mean is less, their number changes."""
 
 
 def workload_remarks(figures: Figures, side: str = "") -> Iterator[str]:
@@ -19,8 +21,9 @@ def workload_remarks(figures: Figures, side: str = "") -> Iterator[str]:
     if figures.answers is not None:
         for remark in _answer_remarks(figures.answers):
             yield f"{subject}: {remark}"
-    if figures.acceptance is not None and figures.acceptance.by_part:
-        yield f"{subject}: {_part_remark(figures.acceptance)}"
+    if figures.acceptance is not None:
+        for remark in _acceptance_remarks(figures.acceptance):
+            yield f"{subject}: {remark}"
 
 
 def _answer_remarks(answers: AnswerFigures) -> Iterator[str]:
@@ -50,6 +53,27 @@ def _answer_remarks(answers: AnswerFigures) -> Iterator[str]:
         )
     if answers.distinct == 1 and answers.prompts > 1:
         yield f"all {answers.prompts} prompts have the same answer"
+
+
+def _acceptance_remarks(acceptance: AcceptanceFigures) -> Iterator[str]:
+    total = acceptance.total
+    undrafted = total.undrafted_steps or 0
+    if undrafted and acceptance.drafts_every_step:
+        steps = total.steps + undrafted
+        per_step = ""
+        if total.tokens_per_step is not None:
+            per_step = f"; over all steps it is {total.tokens_per_step:.2f} tokens per step"
+        yield (
+            f"{undrafted} of {steps} steps ({undrafted / steps:.0%}) drafted nothing, so acceptance"
+            f" is that of the other {total.steps}{per_step}"
+        )
+    most = len(total.marginal_frac)
+    if total.proposed is not None and acceptance.drafts_every_step and total.steps:
+        mean = total.proposed / total.steps
+        if mean < _FULL_FRAC * most:
+            yield f"a step that drafted has {mean:.2f} drafts on average, {most} at most"
+    if acceptance.by_part:
+        yield _part_remark(acceptance)
 
 
 def _part_remark(acceptance: AcceptanceFigures) -> str:

@@ -495,11 +495,14 @@ def _cause(metric: Metric, evidence: BaselineComparison, effect: Effect) -> Caus
     """Return Δ log(output speed) = Δ log(tokens per step) - Δ log(step time), in its two parts.
 
     Returns:
-        None for what isn't a speed of output, without an acceptance to compare, and for a method
-        that doesn't draft in every step, because AL leaves the other steps out.
+        None for what isn't a speed of output, without an acceptance to compare, and where steps
+        went without a draft, by the method or by dynamic speculation: AL leaves those steps out.
     """
     method = evidence.measurement.case.server.method
     if not metric.of_output or method == "none" or not METHODS[method].drafts_every_step:
+        return None
+    record = evidence.measurement.acceptance
+    if record is not None and record.undrafted_steps:
         return None
     length = evidence.without_extension.ratio_change(METRICS["acceptance_length_tokens"])
     if isinstance(length, Reason):

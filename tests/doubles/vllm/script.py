@@ -210,12 +210,13 @@ def steps_of(
     natural = least + int(_share(prompt, "length") * (most - least + 1))
     stops = natural <= room and not ignore_eos
     tokens = _continued(prompt, natural - 1 if stops else room)
-    accepted = _accepted(prompt, script, num_speculative_tokens, len(tokens) + stops)
+    accepted, undrafted = _accepted(prompt, script, num_speculative_tokens, len(tokens) + stops)
     return Steps(
         draft_tokens=num_speculative_tokens,
         accepted=accepted,
         token_ids=(*tokens, END_TOKEN_ID) if stops else tokens,
         finish_reason=FinishReason.STOP if stops else FinishReason.LENGTH,
+        undrafted=undrafted,
     )
 
 
@@ -229,14 +230,25 @@ def _continued(prompt: str, tokens: int) -> tuple[int, ...]:
     return tuple(said)
 
 
-def _accepted(prompt: str, script: Script, drafted: int, completion_tokens: int) -> tuple[int, ...]:
-    """Draws steps until the completion is full; the last one may go past its end."""
+def _accepted(
+    prompt: str, script: Script, drafted: int, completion_tokens: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Draws steps until the completion is full; the last one may go past its end.
+
+    Gives what the steps with a draft accept, and the places of those without.
+    """
     accepted: list[int] = []
+    undrafted: list[int] = []
     emitted = 1
     while drafted and emitted < completion_tokens:
+        place = len(accepted) + len(undrafted)
+        if _share(prompt, script.seed, "undrafted", place) < script.undrafted_frac:
+            undrafted.append(place)
+            emitted += 1
+            continue
         accepted.append(_accepted_in(prompt, script, drafted, len(accepted)))
         emitted += accepted[-1] + 1
-    return tuple(accepted)
+    return tuple(accepted), tuple(undrafted)
 
 
 def _accepted_in(prompt: str, script: Script, drafted: int, step: int) -> int:

@@ -54,8 +54,9 @@ class Steps:
     """The truth about one request; the verifier's view where tokens were cut off.
 
     Attributes:
-        draft_tokens: k, drafted in every step; 0 without speculation.
-        accepted: a_s by step, 0..k, tokens past the end included.
+        draft_tokens: k, drafted in every step but the undrafted ones; 0 without speculation.
+        accepted: a_s by step that drafts, 0..k, tokens past the end included.
+        undrafted: the places of the steps without a draft among all steps, from 0.
         token_ids: the N tokens delivered, an end token included.
         finish_reason: why it ends.
     """
@@ -64,6 +65,7 @@ class Steps:
     accepted: tuple[int, ...]
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
+    undrafted: tuple[int, ...] = ()
 
     @property
     def text(self) -> str:
@@ -104,11 +106,14 @@ class Steps:
         """The prefill's token, then one chunk per step, the last one cut."""
         if not self.draft_tokens:
             return tuple(Chunk((token,)) for token in self.token_ids)
+        drafted = iter(self.accepted)
+        each = range(len(self.accepted) + len(self.undrafted))
+        by_step = [() if place in self.undrafted else (next(drafted),) for place in each]
         ends = [1]
-        for accepted in self.accepted:
-            ends.append(ends[-1] + accepted + 1)
-        steps = zip(pairwise(ends), self.accepted, strict=True)
-        later = (Chunk(self.token_ids[first:end], (a,)) for (first, end), a in steps)
+        for accepted in by_step:
+            ends.append(ends[-1] + sum(accepted) + 1)
+        steps = zip(pairwise(ends), by_step, strict=True)
+        later = (Chunk(self.token_ids[first:end], accepted) for (first, end), accepted in steps)
         return (Chunk(self.token_ids[:1]), *later)
 
 

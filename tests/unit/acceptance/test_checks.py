@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from specreg.acceptance import checks
-from specreg.acceptance.record import NO_STEPS, Counters, StepCounts
+from specreg.acceptance.record import NO_STEPS, Counters, Source, StepCounts
+from specreg.acceptance.trace import RequestTrace, undrafted_steps_of
 from specreg.core.errors import InvalidMeasurementError
 from tests.unit import builders
 
@@ -155,12 +156,100 @@ def test_a_pinned_length_may_be_off_by_what_is_drawn(
 def test_no_more_is_delivered_than_the_steps_emitted() -> None:
     """Proposed [5, 4], accepted [3, 2]: 8 were emitted. Less is fine, the last step may be cut."""
     counts = StepCounts.from_histogram((0, 0, 1, 1, 0, 0), proposed=9)
-    for cut_tokens in (2, 0):
-        prompt = builders.prompt_acceptance(counts, cut_tokens=cut_tokens)
-        checks.check_emitted(builders.acceptance_of([prompt]), [])
-    beyond = builders.acceptance_of([builders.prompt_acceptance(counts, cut_tokens=-1)])
-    with builders.invalid("TOKENS_IMPOSSIBLE", "9 tokens delivered, its steps emitted 8"):
-        checks.check_emitted(beyond, [])
+    record = builders.acceptance_of([builders.prompt_acceptance(counts)])
+    for last_tokens in (1, 3):
+        checks.check_emitted(record, [of_sizes(1, 4, last_tokens)], draft_tokens=5)
+    beyond = "'chat-0': 9 tokens delivered, its 2 steps emitted 8 at most, of which 5 are accepted"
+    with builders.invalid("TOKENS_IMPOSSIBLE", beyond):
+        checks.check_emitted(record, [of_sizes(1, 4, 4)], draft_tokens=5)
+
+
+def of_sizes(*tokens: int) -> RequestTrace:
+    """A request whose chunks carried so many tokens."""
+    return builders.trace(*(builders.chunk(at, size) for at, size in enumerate(tokens, 1)))
+
+
+DRAFTED = StepCounts.from_histogram((0, 1, 0, 1), proposed=6)
+"""Two steps of three drafts each; they accept one and three, so they emit two and four tokens."""
+
+
+@pytest.mark.parametrize(
+    ("tokens", "undrafted"),
+    [
+        ((1, 2, 4), 0),
+        ((1, 2, 3), 0),
+        ((1, 2, 1, 4, 1), 2),
+        ((1, 2, 1, 4, 1, 1, 1), 4),
+        ((1, 1, 2, 3), 1),
+        # Chunks of 4 and 2, of 2 and 1, or the first two merged: fewer steps are seen.
+        ((1, 1, 1, 6, 1), 3),
+        ((1, 3, 4, 1), 2),
+        ((3, 1, 4, 1), 2),
+    ],
+)
+def test_steps_without_a_draft_are_seen_by_their_chunks_and_tokens(
+    tokens: tuple[int, ...], undrafted: int
+) -> None:
+    assert undrafted_steps_of([of_sizes(*tokens)], DRAFTED) == undrafted
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        (1, 2, 1, 4, 1),
+        (1, 1, 2, 3),
+        # A chunk of more than four tokens is more than one step.
+        (1, 1, 1, 6, 1),
+        (1, 2, 1, 1, 5),
+        (2, 1, 4, 1, 1),
+    ],
+)
+def test_steps_without_a_draft_emit_a_token_each(tokens: tuple[int, ...]) -> None:
+    request = of_sizes(*tokens)
+    by_prompt = builders.acceptance_of([builders.prompt_acceptance(DRAFTED)])
+    by_sum = dataclasses.replace(by_prompt, prompts=())
+    for record in (by_prompt, by_sum):
+        checks.check_emitted(record, [request], draft_tokens=3)
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        # More drafts than the server says must have been accepted.
+        (1, 2, 1, 4, 2),
+        (1, 4, 4, 4),
+        (1, 2, 4, 2, 1, 1),
+        # No more chunks than steps: no step without a draft was seen.
+        (1, 3, 4),
+        (1, 7),
+        (8,),
+    ],
+)
+def test_steps_without_a_draft_explain_no_drafts(tokens: tuple[int, ...]) -> None:
+    request = of_sizes(*tokens)
+    by_prompt = builders.acceptance_of([builders.prompt_acceptance(DRAFTED)])
+    for record in (by_prompt, dataclasses.replace(by_prompt, prompts=())):
+        with builders.invalid("TOKENS_IMPOSSIBLE", "tokens delivered, its [23456] steps emitted"):
+            checks.check_emitted(record, [request], draft_tokens=3)
+
+
+def test_a_draft_length_that_changes_is_no_other_setting() -> None:
+    """SGLang's histogram ends at the most that was accepted, so its counts show no most."""
+    first, second = (
+        StepCounts.from_histogram((1, 2, 1), proposed=proposed) for proposed in (8, 14)
+    )
+    changing = builders.acceptance_of(
+        [builders.prompt_acceptance(first), builders.prompt_acceptance(second, prompt_id="b")],
+        Source.SGLANG_REQUEST,
+    )
+    checks.check_acceptance(changing, draft_tokens=5)
+    uneven = builders.acceptance(dataclasses.replace(first, proposed=9), Source.SGLANG_REQUEST)
+    checks.check_acceptance(uneven, draft_tokens=5)
+    for record in (builders.acceptance(first, Source.SGLANG_REQUEST), builders.acceptance(first)):
+        with builders.invalid("SETTINGS_DIFFER", "drafts up to 2 tokens per step"):
+            checks.check_acceptance(record, draft_tokens=5)
+    with builders.invalid("SETTINGS_DIFFER"):
+        checks.check_acceptance(changing, draft_tokens=1)
 
 
 def page(counts: StepCounts) -> Counters:
@@ -223,9 +312,10 @@ def test_counters_that_moved_otherwise_are_refused(counters: Counters, reason: s
 def test_all_that_was_delivered_is_held_against_a_sum_too() -> None:
     record = dataclasses.replace(builders.acceptance(COUNTS), prompts=())
     request = builders.trace(builders.chunk(1), builders.chunk(2, tokens=50))
-    checks.check_emitted(record, [request])
-    with builders.invalid("TOKENS_IMPOSSIBLE", "all: 52 tokens delivered, its steps"):
-        checks.check_emitted(record, [builders.trace(builders.chunk(1, tokens=52))])
+    checks.check_emitted(record, [request], draft_tokens=3)
+    request = builders.trace(builders.chunk(1, tokens=52))
+    with builders.invalid("TOKENS_IMPOSSIBLE", "all: 52 tokens delivered, its 20 steps"):
+        checks.check_emitted(record, [request], draft_tokens=3)
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,7 @@ def test_the_acceptance_of_all_requests_is_there_in_every_form() -> None:
         "marginal_frac": [16 / 24, 16 / 24, 10 / 24],
         "conditional_frac": [16 / 24, 1.0, 10 / 16],
         "joint_frac": pytest.approx([16 / 24, 16 / 24, 10 / 24]),
+        "undrafted_steps": 0,
     }
     assert acceptance["category_acceptance_length_tokens"] == (1 + 36 / 22 + 4) / 2
     by_category, by_turn = acceptance["by_category"], acceptance["by_turn"]
@@ -304,7 +305,7 @@ def test_figures_of_an_invalid_family_alone_are_not_there(family: Family, gone: 
 
 
 KINDS = [Figures, AcceptanceFigures, AnswerFigures, PartFigures, ArmFigures, PaceFigures]
-ADDED = {"answers", "by_part"}
+ADDED = {"answers", "by_part", "undrafted_steps", "drafts_every_step"}
 """Figures that reports of earlier versions, which can still be read, don't have."""
 
 

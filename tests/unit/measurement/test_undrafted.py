@@ -1,0 +1,102 @@
+"""With dynamic speculation some steps draft nothing: no fault, and no acceptance of 0."""
+
+import asyncio
+import dataclasses
+import time
+
+import pytest
+from aiohttp.test_utils import TestServer
+
+from specreg.acceptance.record import AcceptanceRecord
+from specreg.core.errors import InvalidMeasurementError
+from specreg.engines.registry import ENGINES
+from specreg.engines.wire_format import Endpoint
+from specreg.load.rounds import open_clients
+from specreg.measurement.arm import read_acceptance
+from specreg.measurement.figures import figures_of
+from specreg.measurement.metrics import Replay
+from specreg.report.remarks import workload_remarks
+from tests.doubles.protocols.sglang import ScriptedSglang
+from tests.doubles.protocols.tensorrt_llm import ScriptedTensorrtLlm
+from tests.doubles.vllm.app import ScriptedServer
+from tests.doubles.vllm.launch import Launch
+from tests.doubles.vllm.script import Script
+from tests.doubles.vllm.steps import Steps
+from tests.unit import builders
+
+SCRIPT = Script(undrafted_frac=0.3, step_ms=1.0, prefill_ms=0.0)
+SERVERS: dict[str, tuple[type[ScriptedServer], bool]] = {
+    "vllm": (ScriptedServer, True),
+    "vllm-counters": (ScriptedServer, False),
+    "sglang": (ScriptedSglang, True),
+    "tensorrt_llm": (ScriptedTensorrtLlm, False),
+}
+"""By name the server, and whether each answer has its own record."""
+CASE = builders.with_concurrency(1)
+
+
+def truth() -> list[Steps]:
+    return [builders.truth(prompt, SCRIPT) for prompt in builders.PROMPTS]
+
+
+def replayed(name: str, script: Script = SCRIPT) -> Replay:
+    """A round of all prompts, with its acceptance."""
+    kind, counts = SERVERS[name]
+    engine = name.partition("-")[0]
+    wire_format = ENGINES[engine].wire_format
+    server = kind(Launch(model="folder", name="toy", draft_tokens=3, counts=counts), script)
+
+    async def run() -> Replay:
+        async with TestServer(server.application()) as listening:
+            url = str(listening.make_url(""))
+            endpoint = Endpoint(base_url=url, model="toy", engine=engine)
+            async with open_clients(CASE, endpoint, clock=time.monotonic_ns) as clients:
+                path = wire_format.counters_path or ""
+                before = wire_format.parse_counters(await clients.scrape(path))
+                done = await clients.replay(builders.PROMPTS)
+                after = wire_format.parse_counters(await clients.scrape(path))
+        record = read_acceptance(builders.SPEC, wire_format, done.traces, before, after)
+        return Replay(rounds=(done,), acceptance=record)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_acceptance_is_that_of_the_steps_that_drafted(name: str) -> None:
+    replay, steps = replayed(name), truth()
+    undrafted = sum(len(one.undrafted) for one in steps)
+    assert undrafted > 10
+    record: AcceptanceRecord | None = replay.acceptance
+    assert record is not None
+    assert record.total == builders.counts_of(steps)
+    assert record.undrafted_steps == undrafted
+    if record.prompts:
+        expected = [len(one.undrafted) for one in steps]
+        assert [prompt.undrafted_steps for prompt in record.prompts] == expected
+    measurement = dataclasses.replace(builders.measurement({}), replay=replay)
+    figures = figures_of(measurement, 1)
+    assert figures.acceptance is not None
+    total = figures.acceptance.total
+    drafted = record.total.steps
+    later_tokens = sum(one.completion_tokens - 1 for one in steps)
+    assert total.tokens_per_step == later_tokens / (drafted + undrafted)
+    assert total.acceptance_length_tokens == record.total.acceptance_length
+    (remark,) = workload_remarks(figures)
+    share = f"{undrafted} of {drafted + undrafted} steps ({undrafted / (drafted + undrafted):.0%})"
+    assert f"{share} drafted nothing, so acceptance is that of the other {drafted}" in remark
+    assert f"over all steps it is {total.tokens_per_step:.2f} tokens per step" in remark
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_server_that_drafts_in_every_step_needs_no_remark(name: str) -> None:
+    replay = replayed(name, Script(step_ms=1.0, prefill_ms=0.0))
+    assert replay.acceptance is not None
+    assert replay.acceptance.undrafted_steps == 0
+    measurement = dataclasses.replace(builders.measurement({}), replay=replay)
+    assert list(workload_remarks(figures_of(measurement, 1))) == []
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_a_drafter_that_is_always_off_is_still_found(name: str) -> None:
+    with pytest.raises(InvalidMeasurementError, match=r"SPEC_DISABLED|ACCEPTANCE_MISSING"):
+        replayed(name, Script(undrafted_frac=1.0, step_ms=1.0, prefill_ms=0.0))
