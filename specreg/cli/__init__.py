@@ -3,6 +3,7 @@
 import ast
 import importlib
 import sys
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ import typer
 
 import specreg
 from specreg.core.errors import SpecregError
+from specreg.core.readable import readable_block
 from specreg.core.redaction import learn
 from specreg.suite.options import Options
 
@@ -81,11 +83,19 @@ def _options(
         raise typer.Exit
 
 
+def say(text: object, *, err: bool = False, styled: bool = False) -> None:
+    """Print a text of several lines, whoever wrote it; `styled` where our tables' styles stay."""
+    typer.echo(readable_block(str(text), styled=styled), err=err)
+
+
 def main() -> None:
-    """The command line; an error of specreg is its message alone, with status 1."""
+    """Run the command line; an error of specreg is its message alone, with status 1."""
     try:
         learn({}, sys.argv[1:])
         app()
     except SpecregError as error:
-        typer.echo(str(error), err=True)
+        say(error, err=True)
         raise SystemExit(1) from error
+    except Exception:  # noqa: BLE001 - a fault of ours; Python's own traceback hides no secret
+        say(traceback.format_exc(), err=True)
+        raise SystemExit(1) from None

@@ -1,5 +1,6 @@
 """What is known before a run: `specreg matrix`, `baselines`, `prepare` and `selftest`."""
 
+import functools
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,10 +11,9 @@ import typer
 from specreg.baselines.estimate import READ_GIB_PER_S, START_S, Estimate, estimate_of, run_s
 from specreg.baselines.schema import baseline_files, read_baselines, render_schema
 from specreg.baselines.store import BaselineStore
-from specreg.cli import HERE, USUAL, RootOption, TierOption
+from specreg.cli import HERE, USUAL, RootOption, TierOption, say
 from specreg.core.commands import specreg_command
 from specreg.core.files import data_dir
-from specreg.core.redaction import hide
 from specreg.datasets.prepare import prepare as prepare_set
 from specreg.datasets.table import dataset_named
 from specreg.engines.registry import render_methods
@@ -52,13 +52,13 @@ def baselines(
     ]
     head = ("baseline", "recorded", "engine", "launches", "AL", "tokens/s", "reason")
     table = render_rows(head, rows, left=("engine",), folded=("reason",))
-    typer.echo("\n".join((table, *unreadable)))
+    say("\n".join((table, *unreadable)))
     raise typer.Exit(1 if unreadable else 0)
 
 
 def engines() -> None:
     """Print which engine has which method, and which of them were seen running."""
-    typer.echo(render_methods())
+    say(render_methods())
 
 
 def prepare(
@@ -71,10 +71,7 @@ def prepare(
     written to SPECREG_DATA, else to specreg's cache.
     """
     prepare_set(
-        dataset_named(name),
-        data_dir=data_dir(),
-        given=given,
-        show=lambda text: typer.echo(hide(text), err=True),
+        dataset_named(name), data_dir=data_dir(), given=given, show=functools.partial(say, err=True)
     )
 
 
@@ -85,7 +82,7 @@ def selftest(
     from specreg.verdicts.selftest import run_selftest  # noqa: PLC0415 - seconds of simulation
 
     text, holds = run_selftest(nights)
-    typer.echo(text)
+    say(text)
     raise typer.Exit(0 if holds else 1)
 
 
@@ -106,8 +103,8 @@ def matrix(tier: TierOption = None, root: RootOption = HERE) -> None:
     store = BaselineStore(folder=root / USUAL.baselines, environment=environment)
     kind = "gpu" if found.needs_gpus else "cpu"
     estimates = {case.id: estimate_of(case, store, kind) for case in found.cases}
-    typer.echo(render_matrix(found, estimates, gpus))
-    typer.echo(f"tiers: {', '.join(tier_names(files))}")
+    say(render_matrix(found, estimates, gpus))
+    say(f"tiers: {', '.join(tier_names(files))}")
 
 
 def render_matrix(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> str:

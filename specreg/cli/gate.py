@@ -12,6 +12,7 @@ from typing import Any, get_type_hints
 
 import typer
 
+from specreg.cli import say
 from specreg.cli.cases import tier_of
 from specreg.compare.bisect import find_change
 from specreg.compare.document import record_gate, set_aside
@@ -21,7 +22,6 @@ from specreg.compare.soak import LAST_LEVEL, open_soak
 from specreg.core.commands import specreg_command
 from specreg.core.errors import SpecregError
 from specreg.core.processes import interrupt_on_signals
-from specreg.core.redaction import hide_known
 from specreg.report.document import exit_status
 from specreg.report.terminal import render_report, render_verdicts
 
@@ -65,7 +65,7 @@ def _ending() -> Iterator[None]:
         raise typer.Exit(INTERRUPTED_STATUS) from None
     except (SpecregError, OSError) as error:
         advice = "; make room or mend its rights" if isinstance(error, OSError) else ""
-        typer.echo(f"{error}{advice}", err=True)
+        say(f"{error}{advice}", err=True)
         raise typer.Exit(FAILED_STATUS) from error
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise
@@ -97,10 +97,11 @@ def gate(options: GateOptions) -> int:
     command = specreg_command(*sys.argv[1:])
     again = shlex.join(("--resume", "--out", str(opened.folder)))
     report = record_gate(opened, command=command, again=again, status=cut_short)
-    typer.echo(hide_known(render_report(report, color=sys.stdout.isatty())))
-    typer.echo(f"report: {opened.folder / 'report.html'}")
+    color = sys.stdout.isatty()
+    say(render_report(report, color=color), styled=color)
+    say(f"report: {opened.folder / 'report.html'}")
     if not report.run.complete:
-        typer.echo(f"go on: type the same with {again}")
+        say(f"go on: type the same with {again}")
     return report.run.exit_status
 
 
@@ -114,12 +115,12 @@ def bisect(options: BisectOptions) -> int:
     try:
         last_good, *between, first_bad = find_change(options, tier, tier.named(options.case))
     finally:
-        typer.echo(f"gates: {options.folder}; to go on, type the same again")
+        say(f"gates: {options.folder}; to go on, type the same again")
     if between:
         unknown = ", ".join(between)
-        typer.echo(f"it changed after {last_good} and by {first_bad}; unknown: {unknown}")
+        say(f"it changed after {last_good} and by {first_bad}; unknown: {unknown}")
         return FAILED_STATUS
-    typer.echo(f"it changed in {first_bad}; {last_good} is good")
+    say(f"it changed in {first_bad}; {last_good} is good")
     return 0
 
 
@@ -136,8 +137,9 @@ def soak(options: SoakOptions) -> int:
     finally:  # what was measured is told, whatever cuts it short
         verdicts = soaked.look(LAST_LEVEL) if soaked.blocks else ()
         if soaked.blocks:
-            typer.echo(render_verdicts(verdicts, color=sys.stdout.isatty()))
+            color = sys.stdout.isatty()
+            say(render_verdicts(verdicts, color=color), styled=color)
             reasons = (f"{one.metric}: {one.explanation}" for one in verdicts if one.reason)
             blocks = f"{len(soaked.blocks)} blocks; a change is that of an hour: {soaked.path}"
-            typer.echo("\n".join((*reasons, blocks)))
+            say("\n".join((*reasons, blocks)))
     return exit_status(verdicts)

@@ -6,10 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import typer
-
 from specreg import __version__
-from specreg.cli import HERE, USUAL, RootOption
+from specreg.cli import HERE, USUAL, RootOption, say
 from specreg.core.errors import SpecregError
 from specreg.core.files import OWN_REPOSITORY, replace_file
 
@@ -84,8 +82,8 @@ def init(root: RootOption = HERE) -> None:
         except (OSError, UnicodeDecodeError) as error:
             message = f"repository '{root}': {name}: {error}; give --root a folder to write into"
             raise SpecregError(message) from error
-        typer.echo(done)
-    typer.echo(_NEXT)
+        say(done)
+    say(_NEXT)
 
 
 def _there(root: Path, name: str) -> Path | None:

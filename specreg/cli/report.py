@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from specreg.cli import HERE, USUAL, RootOption
+from specreg.cli import HERE, USUAL, RootOption, say
 from specreg.core.errors import ReportError, check_name
 from specreg.report.document import (
     FILE_NAME,
@@ -16,6 +16,7 @@ from specreg.report.document import (
     side_by_side,
 )
 from specreg.report.exports import ALWAYS, FORMS, write_outputs
+from specreg.report.vocabulary import declare_report_vocabulary
 
 _FORMS = "; ".join(f"{name}: {text}" for name, (text, *_) in FORMS.items())
 RunArgument = Annotated[
@@ -49,13 +50,14 @@ def report(
         check_name("form", name, FORMS, "specreg report --to")
     found = _folder_of(root / USUAL.runs, run)
     shown, into = load_report(found / FILE_NAME), folder or found
+    declare_report_vocabulary(shown)
     if other is not None:
         first, found = shown, _folder_of(root / USUAL.runs, other)
         shown = side_by_side(first, load_report(found / FILE_NAME))
         into = folder or found / f"against-{first.run.run}"
         record_document(into / FILE_NAME, shown)
     for path in write_outputs(to or ALWAYS, shown, found, into):
-        typer.echo(path)
+        say(path)
 
 
 def _folder_of(runs: Path, run: str | None) -> Path:
@@ -74,5 +76,5 @@ def _folder_of(runs: Path, run: str | None) -> Path:
     name = next((name for name, one in verdicts if one is None or one.verdicts), names[0])
     last = max(path.name for path in runs.iterdir() if path.is_dir())
     if last > name:
-        typer.echo(f"the last run, '{last}', judged nothing; this is '{name}'", err=True)
+        say(f"the last run, '{last}', judged nothing; this is '{name}'", err=True)
     return runs / name

@@ -16,7 +16,7 @@ import msgspec
 import typer
 
 from specreg.baselines.record import COMMIT, commit_of
-from specreg.cli import HERE, USUAL, RootOption, TierOption
+from specreg.cli import HERE, USUAL, RootOption, TierOption, say
 from specreg.core.commands import install_command
 from specreg.core.errors import SpecregError, check_name
 from specreg.core.processes import start_process, stop_process
@@ -59,7 +59,7 @@ def doctor(
     options = Options(tier=tier, engine_python=engine_python)
     found = tuple(examine(open_suite(root, options, Progress(io.StringIO()))))
     color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    typer.echo(render_findings(found, color=color))
+    say(render_findings(found, color=color), styled=color)
     raise typer.Exit(int(any(one.state is State.IN_THE_WAY for one in found)))
 
 
@@ -127,13 +127,13 @@ def _merge(runs: Sequence[Path], into: Path, root: Path, options: Options) -> No
     if suite.records:
         recorded, all_written = record_baselines(suite, color=color)
         status = status or int(bool(said) or not all_written)
-        typer.echo("\n\n".join(recorded))
+        say("\n\n".join(recorded), styled=color)
     run = run_verdict(suite, status, cut_short=not MergedShards(shards, suite.root).is_whole)
     command = shlex.join(("specreg", "merge", *map(str, runs), "--into", str(into)))
     wrong = record_run(suite, run, command=command, said=said)
     path = suite.run_folder / FILE_NAME
-    typer.echo("\n".join((render_report(load_report(path), color=color), *wrong)))
-    typer.echo(path.with_suffix(".html"))
+    say("\n".join((render_report(load_report(path), color=color), *wrong)), styled=color)
+    say(path.with_suffix(".html"))
     raise typer.Exit(status)
 
 
@@ -199,11 +199,11 @@ def ray(  # noqa: PLR0913 - the options of a command
             status, said, packed = cluster.get(done)
         except cluster.exceptions.RayError as error:
             why = getattr(error, "cause", None) or error  # its own words are a traceback
-            typer.echo(f"shard {number}/{shards}: lost, {why!r}", err=True)
+            say(f"shard {number}/{shards}: lost, {why!r}", err=True)
             continue
-        typer.echo(f"shard {number}/{shards}: ended with status {status}", err=True)
+        say(f"shard {number}/{shards}: ended with status {status}", err=True)
         if not packed:
-            typer.echo(said, err=True)
+            say(said, err=True)
             continue
         with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
             archive.extractall(home, filter="data")

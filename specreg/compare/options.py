@@ -12,14 +12,14 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from specreg.core.redaction import hide
+from specreg.core.readable import readable_block
 
 TOLERANCE = "--tolerance"
 
 
 def show_status(text: str) -> None:
-    """Print what goes on, without secrets."""
-    typer.echo(hide(text), err=True)
+    """Print what goes on."""
+    typer.echo(readable_block(text), err=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

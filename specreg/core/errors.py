@@ -7,18 +7,18 @@ import difflib
 from collections.abc import Iterable
 from pathlib import Path
 
+from specreg.core.readable import readable_block
 from specreg.core.reasons import Invalidity, Reason
-from specreg.core.redaction import hide
 
-_MOST_CHARACTERS = 4_000
-"""The longest line: some quote a whole log, and what to do stands at the end."""
+_LINE_CHARACTERS = 4_000
+"""The longest line of a message. Some quote a whole log, and what to do stands at the end."""
 
 
 class SpecregError(Exception):
-    """Anything that specreg says on purpose; its text is for the user: no traceback, no secret."""
+    """Any error that specreg raises on purpose; its message is fit to be shown to the user."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(_clean(message))
+        super().__init__(readable_block(message, line_characters=_LINE_CHARACTERS))
 
     @property
     def head(self) -> str:
@@ -139,7 +139,7 @@ class InvalidMeasurementError(SpecregError):
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
-        self.invalidity = Invalidity(code, _clean(message))
+        self.invalidity = Invalidity(code, readable_block(message, line_characters=_LINE_CHARACTERS))
 
     @property
     def reason(self) -> Reason:
@@ -174,14 +174,3 @@ class BaselineError(SpecregError):
 
 class ReportError(SpecregError):
     """A report that can't be read, made or sent; the run that it is of stays as it is."""
-
-
-def _clean(message: str) -> str:
-    """Return a message without secrets, no line of it too long."""
-    return "\n".join(map(_readable, hide(message).split("\n")))
-
-
-def _readable(line: str) -> str:
-    """Cut the middle out of a line that is too long."""
-    half = _MOST_CHARACTERS // 2
-    return line if len(line) <= _MOST_CHARACTERS else f"{line[:half]} … {line[-half:]}"

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from specreg.core.errors import AnswerError
-from specreg.core.server_words import error_in
+from specreg.core.readable import readable_line
+from specreg.core.server_words import MOST_QUOTED_CHARACTERS, error_in
 
 if TYPE_CHECKING:
     import httpx
@@ -27,7 +28,6 @@ Histogram = Annotated[tuple[Count, ...], msgspec.Meta(max_length=1024)]
 Name = Annotated[str, msgspec.Meta(max_length=1024)]
 """The name of a model, a version, an answer."""
 
-_WORDS_CHARACTERS = 300
 HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
 
@@ -114,4 +114,4 @@ def _why(error: BaseException) -> str:
 
 def shortly(error: BaseException) -> str:
     """Return an error's message as a line of 300 characters at most: some quote a whole answer."""
-    return " ".join(str(error).split())[:_WORDS_CHARACTERS]
+    return readable_line(str(error), MOST_QUOTED_CHARACTERS)

@@ -35,6 +35,7 @@ import psutil
 
 from specreg.core import supervisor
 from specreg.core.errors import UnkillableError
+from specreg.core.readable import readable_block
 from specreg.core.redaction import known_secrets, learn
 from specreg.core.supervisor import Session, end_all, living, shared_files, started_ticks
 
@@ -49,7 +50,6 @@ _MESSAGE_BYTES = 256 * 2**20
 _TAIL_BYTES = 64 * 1024
 _TAIL_LINES = 40
 _LINE_CHARACTERS = 1000
-_COLOR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _HELD_KIB = re.compile(r"^Pss_(?:Anon|Shmem): *(\d+) kB", re.MULTILINE)
 _HERE = str(Path(__file__).parents[2])
 """The folder that holds specreg, for a process that knows of no other."""
@@ -282,14 +282,9 @@ def log_end(path: Path) -> str:
 
 
 def log_tail(path: Path) -> str:
-    """The last 40 lines of a log, of its last 64 KiB: printable, and none of them long."""
-    lines = _COLOR.sub("", log_end(path)).splitlines()[-_TAIL_LINES:]
-    return "\n".join(_printable(line) for line in lines)
-
-
-def _printable(line: str) -> str:
-    shown = line if len(line) <= _LINE_CHARACTERS else f"{line[:_LINE_CHARACTERS]}…"
-    return "".join(one if one.isprintable() or one == "\t" else "\ufffd" for one in shown)
+    """The last 40 lines of a log, of its last 64 KiB: fit to be shown, and none of them long."""
+    lines = log_end(path).splitlines()[-_TAIL_LINES:]
+    return readable_block("\n".join(lines), line_characters=_LINE_CHARACTERS)
 
 
 def describe(pid: int) -> str:

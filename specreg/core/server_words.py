@@ -11,8 +11,10 @@ from dataclasses import dataclass
 import msgspec
 
 from specreg.core.files import UNREADABLE
+from specreg.core.readable import readable_line
 
 MOST_QUOTED_CHARACTERS = 300
+_MOST_SEARCHED = 16 * 2**10
 _MOST_FIELDS = 12
 """An object with more fields describes something else, of which an `error` is only a part."""
 _FLAT = ("errors", "detail", "message", "msg", "error_message")
@@ -34,10 +36,10 @@ class ServerWords:
 
 def quote(content: bytes | str) -> str:
     """Return what was said as one printable line of 300 characters at most."""
-    if isinstance(content, bytes):
-        content = content[: 4 * MOST_QUOTED_CHARACTERS].decode(errors="replace")
-    printable = (character if character.isprintable() else " " for character in content)
-    return " ".join("".join(printable).split())[:MOST_QUOTED_CHARACTERS]
+    # More is looked at than is quoted: half a secret would be quoted as any other text.
+    content = content[:_MOST_SEARCHED]
+    text = content.decode(errors="replace") if isinstance(content, bytes) else content
+    return readable_line(text, MOST_QUOTED_CHARACTERS)
 
 
 def quote_answer(content: bytes) -> str:

@@ -16,6 +16,7 @@ from specreg.plugin.pytest_benchmark import (
     pytest_pycollect_makeitem,
 )
 from specreg.plugin.reporting import (
+    pytest_internalerror,
     pytest_report_teststatus,
     pytest_runtest_logreport,
     pytest_runtest_makereport,
@@ -44,6 +45,7 @@ __all__ = [
     "pytest_configure",
     "pytest_configure_node",
     "pytest_generate_tests",
+    "pytest_internalerror",
     "pytest_pycollect_makeitem",
     "pytest_report_collectionfinish",
     "pytest_report_teststatus",

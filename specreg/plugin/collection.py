@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from specreg.baselines.schema import read_baselines
+from specreg.core.readable import readable_line
 from specreg.correctness.checks import CHECKS
 from specreg.matrix.case import Case
 from specreg.measurement.metrics import METRICS, RECORDED
@@ -137,7 +138,7 @@ def _select(suite: Suite, items: Sequence[pytest.Item], *, only_lists: bool) -> 
     reasons = choose(suite, tests, lists=only_lists)
     for item, reason in zip(items, reasons, strict=True):
         if reason:
-            item.add_marker(pytest.mark.skip(reason=reason))
+            item.add_marker(pytest.mark.skip(reason=readable_line(reason)))
 
 
 def _check(config: pytest.Config, items: Sequence[pytest.Item]) -> None:

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from specreg.core.errors import MemoryHeldError, ModelNotFetchedError, SpecregError, leaves
-from specreg.core.redaction import hide_known
+from specreg.core.readable import readable_block, readable_line
 from specreg.plugin.state import END, NOTES, PROGRESS, SUITE
 from specreg.plugin.suite_tests import (
     case_id_of,
@@ -16,7 +16,13 @@ from specreg.plugin.suite_tests import (
     subject_of,
 )
 from specreg.plugin.terminal import has_color
-from specreg.report.failures import Failure, properties, render_blocks, render_failures
+from specreg.report.failures import (
+    Failure,
+    make_traceback_readable,
+    properties,
+    render_blocks,
+    render_failures,
+)
 from specreg.suite import finish
 from specreg.verdicts.verdict import Verdict
 
@@ -49,8 +55,11 @@ def _report_outcome(item: pytest.Item, report: pytest.TestReport) -> None:
     """Show why a verdict fails, and note a test that fails without a verdict."""
     verdict = _verdict_of(item)
     if report.failed and report.when == "call" and verdict is not None and verdict.fails:
-        text = render_failures([verdict])
-        _show(report, message=text.partition("\n")[0], text=text)
+        report.longrepr = cast("Any", Failure.of(render_failures([verdict])))
+    elif is_suite_test(item):
+        report.longrepr = make_traceback_readable(report.longrepr)
+    if is_suite_test(item):
+        report.sections = make_traceback_readable(report.sections)
     has_verdict = bool(report.user_properties) and report.when != "teardown"
     if report.failed and not has_verdict:
         item.config.stash[NOTES].note_other_failure()
@@ -89,7 +98,8 @@ def _report_errors(
     message = "\n".join(dict.fromkeys(map(str, errors)))
     # An error that hits all cases of a server is shown in full only once.
     was_shown = any(verdict.explanation == head for verdict in suite.verdicts)
-    _show(report, message=head, text=f"{head}\n(as above)" if was_shown else message)
+    text = f"{head}\n(as above)" if was_shown else message
+    report.longrepr = cast("Any", Failure.of(text, head))
     if is_suite_test(item) and report.when != "teardown":
         reason = decisive_error.reason
         verdict = suite.note_failure(case_of(item), subject_of(item).name, reason, message)
@@ -98,9 +108,10 @@ def _report_errors(
         item.config.stash[NOTES].note_other_failure()
 
 
-def _show(report: pytest.TestReport, *, message: str, text: str) -> None:
-    """Have pytest show a text in place of a traceback, and a message in its short summary."""
-    report.longrepr = cast("Any", Failure(message=message, text=text))
+@pytest.hookimpl(tryfirst=True)
+def pytest_internalerror(excrepr: Any) -> None:  # noqa: ANN401 - pytest exports no type of it
+    """Take the secrets out of the traceback of a fault, ours or another plugin's."""
+    make_traceback_readable(excrepr)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -138,10 +149,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if blocks:
         terminalreporter.write_sep("=", "FAILURES")
     for case_id, block in blocks.items():
-        terminalreporter.write_sep("_", case_id, red=True, bold=True)
-        terminalreporter.write_line(hide_known(block))
-    terminalreporter.section(f"specreg: tier {suite.tier.name} on {suite.environment.name}")
-    text = finish.render_end(
-        suite, end.run if end else None, lines, told=bool(blocks), color=has_color(config)
-    )
-    terminalreporter.write_line(hide_known(text))
+        terminalreporter.write_sep("_", readable_line(case_id), red=True, bold=True)
+        terminalreporter.write_line(readable_block(block))
+    heading = f"specreg: tier {suite.tier.name} on {suite.environment.name}"
+    terminalreporter.section(readable_line(heading))
+    color = has_color(config)
+    text = finish.render_end(suite, end.run if end else None, lines, told=bool(blocks), color=color)
+    terminalreporter.write_line(readable_block(text, styled=color))

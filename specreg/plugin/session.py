@@ -53,8 +53,9 @@ def pytest_configure(config: pytest.Config) -> None:
     warnings.filterwarnings("default", module="pytest_benchmark")
     interrupt_on_signals()
     with usage_errors(config):
-        learn({}, config.invocation_params.args)
         options = _options_of(config)
+        # A worker of pytest-xdist has the options, and not what was typed.
+        learn({}, (*config.invocation_params.args, *map(str, dataclasses.astuple(options))))
         progress = Progress(column=cursor_column(config))
         config.stash[PROGRESS] = progress
         config.stash[NOTES] = SessionNotes()

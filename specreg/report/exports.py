@@ -26,7 +26,8 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 
 from specreg.acceptance.record import StepCounts
 from specreg.core.errors import ReportError
-from specreg.core.redaction import hide_known
+from specreg.core.readable import readable_line
+from specreg.core.values import readable_values
 from specreg.measurement.journal import load_journal
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, RECORDED, Family, Replay, e2e_ms, tpot_ms, ttft_ms
@@ -77,23 +78,24 @@ def write_outputs(
 
 def render_junit(report: Report) -> str:
     """JUnit's XML with a test for each verdict: its last word, after all of them were looked at."""
-    run = report.run
+    run = readable_values(report).run
     failed = sum(one.fails for one in run.verdicts)
     skipped = sum(not (one.fails or one.holds) for one in run.verdicts)
     counts = {"tests": len(run.verdicts), "failures": failed, "errors": 0, "skipped": skipped}
     suites = ET.Element("testsuites")
-    suite = ET.SubElement(suites, "testsuite", {"name": f"specreg {run.tier}"})
+    suite = ET.SubElement(suites, "testsuite", {"name": readable_line(f"specreg {run.tier}")})
     suite.attrib.update({name: str(count) for name, count in counts.items()})
     for one in run.verdicts:
-        test = ET.SubElement(suite, "testcase", {"classname": one.case_id, "name": one.metric})
+        names = {"classname": readable_line(one.case_id), "name": readable_line(one.metric)}
+        test = ET.SubElement(suite, "testcase", names)
         held = ET.SubElement(test, "properties")
         for name, value in properties(one):
-            ET.SubElement(held, "property", {"name": name, "value": hide_known(value)})
+            ET.SubElement(held, "property", {"name": name, "value": value})
         if one.fails:
-            message = hide_known(f"{one.outcome}: {sentence_of(one)}")
-            ET.SubElement(test, "failure", {"message": message}).text = hide_known(one.explanation)
+            message = readable_line(f"{one.outcome}: {sentence_of(one)}")
+            ET.SubElement(test, "failure", {"message": message}).text = one.explanation
         elif not one.holds:
-            ET.SubElement(test, "skipped", {"message": hide_known(render_skip(one))})
+            ET.SubElement(test, "skipped", {"message": render_skip(one)})
     ET.indent(suites)
     return f"{ET.tostring(suites, encoding='unicode', xml_declaration=True)}\n"
 
@@ -102,11 +104,12 @@ def append_job_summary(text: str) -> None:
     """Add to the summary of a GitHub job, where one runs. A disk that refuses loses it."""
     if place := os.environ.get("GITHUB_STEP_SUMMARY"):
         with contextlib.suppress(OSError), Path(place).open("a", encoding="utf-8") as file:
-            file.write(hide_known(text))
+            file.write(text)
 
 
 def render_verdict_rows(report: Report) -> str:
     """CSV with a row for each verdict with all that it says; what is unknown is empty."""
+    report = readable_values(report)
     text = io.StringIO()
     columns = flat_fields(Verdict(case_id="", metric="", outcome=Outcome.PASS))
     writer = csv.DictWriter(text, columns, lineterminator="\n")
@@ -122,6 +125,7 @@ def render_metrics(
 ) -> str:
     """Gauges for a file that the node exporter collects; `render` may be OpenMetrics' own."""
     registry = CollectorRegistry()
+    report = readable_values(report)
     run = {"tier": report.run.tier, "environment": report.run.environment}
     cases = {case.case_id: case for case in report.cases}
 
@@ -177,7 +181,7 @@ def render_aiperf(report: Report, measured: Mapping[str, Measurement]) -> Mappin
     began_ns = int(moment.timestamp()) * _NS_PER_S if moment else 0
     return {
         f"aiperf/{case.case_id}/profile_export.jsonl": "".join(
-            f"{json.dumps(record)}\n"
+            f"{json.dumps(readable_values(record))}\n"
             for record in _aiperf_records(case, measured[case.case_id], began_ns)
         )
         for case in report.cases
@@ -303,7 +307,9 @@ def render_benchmarks(report: Report, measured: Mapping[str, Measurement]) -> Ma
         "datetime": report.ended_at,
         "version": f"specreg {report.origin.specreg_version}",
     }
-    return {_BENCHMARKS: hide_known(json.dumps(content, indent=4)) + "\n"} if benchmarks else {}
+    if not benchmarks:
+        return {}
+    return {_BENCHMARKS: json.dumps(readable_values(content), indent=4) + "\n"}
 
 
 def _stats(times_s: Sequence[float]) -> Mapping[str, object]:

@@ -1,14 +1,19 @@
 """What failed, why, and since when: a block of text for each case."""
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specreg.core.readable import readable_block, readable_line
+from specreg.core.values import readable_values
 from specreg.report.document import CaseReport, began_at, flat_fields
 from specreg.report.tables import label_of, render_value
 from specreg.verdicts.history import RunRecord, comparable
 from specreg.verdicts.verdict import Outcome, Verdict
 
+_VALUES_SHOWN = {"reprfuncargs", "reprlocals"}
+"""What pytest calls the values of a function's arguments and variables in a traceback."""
 _LASTING = {Outcome.REGRESSED, Outcome.WRONG, Outcome.INCONCLUSIVE}
 
 
@@ -18,6 +23,12 @@ class Failure:
 
     message: str
     text: str
+
+    @classmethod
+    def of(cls, text: str, message: str = "") -> "Failure":
+        """Return a failure that is fit to be shown; its message is its first line by default."""
+        shown = readable_block(text)
+        return cls(message=readable_line(message or shown.partition("\n")[0]), text=shown)
 
     @property
     def reprcrash(self) -> "Failure":
@@ -30,6 +41,24 @@ class Failure:
 
     def __str__(self) -> str:
         return self.text
+
+
+def make_traceback_readable(traceback: Any) -> Any:  # noqa: ANN401 - pytest's, of several types
+    """Make what pytest shows of an exception fit to be shown, in place, and return it.
+
+    It has no values of arguments and variables: they may be secrets, and pytest cuts their middle
+    out, so that they aren't recognised.
+    """
+    if isinstance(traceback, str):
+        return readable_block(traceback)
+    if isinstance(traceback, list | tuple):
+        return type(traceback)(map(make_traceback_readable, traceback))
+    if dataclasses.is_dataclass(traceback) and not isinstance(traceback, type):
+        for field in dataclasses.fields(traceback):
+            value = getattr(traceback, field.name)
+            shown = None if field.name in _VALUES_SHOWN else make_traceback_readable(value)
+            setattr(traceback, field.name, shown)
+    return traceback
 
 
 def sentence_of(verdict: Verdict) -> str:
@@ -61,14 +90,14 @@ def sentence_of(verdict: Verdict) -> str:
 def render_skip(verdict: Verdict) -> str:
     """Why a test is skipped, in one line."""
     what = sentence_of(verdict).partition(", recorded")[0]
-    return f"{verdict.case_id}, {what}: {verdict.outcome}, {' '.join(verdict.explanation.split())}"
+    return readable_line(f"{verdict.case_id}, {what}: {verdict.outcome}, {verdict.explanation}")
 
 
 def properties(verdict: Verdict) -> Iterator[tuple[str, str]]:
     """Yield a verdict as names and texts of JUnit properties; what is absent isn't there."""
-    for name, value in flat_fields(verdict).items():
+    for name, value in flat_fields(readable_values(verdict)).items():
         if value not in (None, "", ()):
-            yield f"specreg.{name}", str(value)
+            yield f"specreg.{name}", readable_line(str(value))
 
 
 def render_blocks(verdicts: Sequence[Verdict], errors: Mapping[str, str]) -> Mapping[str, str]:

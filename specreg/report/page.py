@@ -8,6 +8,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from specreg.core.commands import install_command, run_command
+from specreg.core.readable import readable_block, readable_line
+from specreg.core.values import readable_values
 from specreg.measurement.metrics import render_invalid
 from specreg.report.charts import can_draw, charts_of, gains_over_load
 from specreg.report.document import Report, Tone, last_words
@@ -40,6 +42,7 @@ def render_page(report: Report, in_progress: str = "") -> str:
     Of a run that goes on `in_progress` says which case it is at, and when: the page then reloads
     itself and has no charts, which a process that measures doesn't draw.
     """
+    report = readable_values(report)
     draws = can_draw() and not in_progress
     run, is_run, verdicts = report.run, not report.arms, last_words(report.run.verdicts)
     found, red = by_case(verdicts), by_case(one for one in verdicts if one.fails)
@@ -74,6 +77,7 @@ def render_page(report: Report, in_progress: str = "") -> str:
 
 def render_markdown(report: Report) -> str:
     """The summary for a pull request or a job, as much as GitHub takes; failures first."""
+    report = readable_values(report)
     run, origin, verdicts = report.run, report.origin, last_words(report.run.verdicts)
     engines = (
         f"{case.engine} {case.figures.engine_version}" for case in report.cases if case.figures
@@ -132,6 +136,13 @@ def _interval_of(verdict: Verdict) -> str:
     return render_interval(verdict.comparison.low_frac, verdict.comparison.high_frac)
 
 
+def _readable(value: object) -> object:
+    """Return what the page shows of a value; a drawing holds texts too, and stays markup."""
+    if isinstance(value, Markup):
+        return Markup(readable_block(value))  # noqa: S704 - it is markup already
+    return readable_block(str(value))
+
+
 def _joined(*parts: str) -> str:
     return "; ".join(filter(None, parts))
 
@@ -140,9 +151,7 @@ def _plain(value: object) -> Markup:
     """A text that is data, not Markdown, on one line: what a server said may stand in it."""
     if isinstance(value, Markup):
         return value
-    words = " ".join(str(value).split())
-    if len(words) > _MOST_TEXT_CHARS:
-        words = words[: _MOST_TEXT_CHARS - 1] + "…"
+    words = readable_line(str(value), _MOST_TEXT_CHARS)
     plain = _MARKUP.sub(lambda found: _INERT.get(found[0], f"\\{found[0]}"), words)
     return Markup(plain)  # noqa: S704 - that is what makes it so
 
@@ -151,6 +160,7 @@ _TEMPLATES = Environment(
     loader=PackageLoader("specreg.report"),
     autoescape=True,
     undefined=StrictUndefined,
+    finalize=_readable,
     trim_blocks=True,
     lstrip_blocks=True,
 )

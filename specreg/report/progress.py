@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from specreg.acceptance.record import NO_STEPS, StepCounts
-from specreg.core.redaction import hide
+from specreg.core.readable import readable_block, readable_line
 from specreg.core.timeline import Phase, Step, process_began_ns
 from specreg.load.chat_client import FinishedRequest, Record
 from specreg.measurement.measure import RecordRound
@@ -146,7 +146,7 @@ class Progress:
     def tell(self, text: str) -> None:
         """Prints a line at once."""
         with self._lock:
-            self._write(f"{hide(text)}\n")
+            self._write(f"{readable_block(text)}\n")
 
     def leave_line(self) -> None:
         """Has the next line begin on one of its own: pytest has written on this one."""
@@ -189,7 +189,7 @@ class Progress:
         ends = f" of about {render_time(ends_ns - self._began_ns)}" if ends_ns > at_ns else ""
         moment = render_time(at_ns - self._began_ns) + (f"{ends}, {place}:" if place else "")
         parts = (f"{moment} {step.phase} {step.of}", *details)
-        return " ".join(hide(", ".join(filter(None, parts))).split())
+        return readable_line(", ".join(filter(None, parts)))
 
     def _draw(self, text: str) -> None:
         """Puts a text on the line in place, below pytest's own."""

@@ -11,6 +11,7 @@ from rich.text import Text
 from specreg.baselines.comparison import change_of_baseline, spreads_of
 from specreg.baselines.record import RecordedBaseline, commit_of
 from specreg.core.commands import is_attached, record_command, run_command
+from specreg.core.values import readable_values
 from specreg.measurement.metrics import METRICS, better_frac
 from specreg.report.document import Report, last_words
 from specreg.report.summary import STYLES, answers_of, notes_of, render_answers, title_of, tone_of
@@ -34,6 +35,7 @@ _LACKS_NOTED = {Lack.SOURCE, Lack.FILE}
 
 def render_report(report: Report, *, color: bool) -> str:
     """All of a document that a terminal shows: answers first, what to type next last."""
+    report = readable_values(report)
     now, before = columns_of(report)
     run, control = report.run, report.control
     again = render_verdicts(control, color=color, columns=(f"{before}2", before))

@@ -118,7 +118,7 @@ def test_one_refusal_spoils_all_and_is_told_by_its_status_its_path_and_its_begin
 
     with answering(answer) as url, pytest.raises(InvalidMeasurementError) as caught:
         complete(at(url), [(1,), (2,)], [TWO] * 2, in_flight=2)
-    words = ('{"refused":"' + "x" * 500)[:300]
+    words = f'{{"refused":"{"x" * 287}…'
     assert str(caught.value) == f"HTTP_ERROR: HTTP 503 from /generate: {words}"
 
 

@@ -1,0 +1,87 @@
+"""Make text that others wrote fit to be shown: on a terminal, in a CI log, on a page, in a file.
+
+Servers' answers, logs, models' texts, other machines' files and file names may hold anything.
+Secrets are hidden, and what a terminal, a CI system or a reader would take for something else is
+replaced:
+
+- control characters, characters that turn the direction of writing, separators of lines and
+  whatever else isn't printable become `�`, or a space where they are one;
+- sequences that style a text on a terminal are removed;
+- `::` that begins a word, and `##[`, are taken apart: at the beginning of a line GitHub and Azure
+  take them for commands, and any program may break a line before a word.
+
+What is left is legal in XML too.
+"""
+
+import re
+from collections.abc import Iterable
+
+from specreg.core.redaction import hide
+
+_REPLACEMENT = "\ufffd"
+_STYLING = re.compile(
+    # The control sequences of ECMA-48, and its control strings, such as the title of a window.
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90\x98\x9c-\x9f]*(?:\x07|\x1b\\|\x9c)"
+)
+_OWN_STYLE = re.compile(r"\x1b\[(?:0|1|2|3[1-7])?(?:;(?:0|1|2|3[1-7]))*m")
+"""The styles in which our own tables are printed: bold, dim and colours of the foreground."""
+_UNUSUAL = re.compile(r"[^\t\n\x20-\x7e]")
+_CI_COMMAND = re.compile(r"(?<!\S):{2,}")
+_AZURE_COMMAND = re.compile(r"##(?=\w*\[)")
+
+
+def readable_block(
+    text: str,
+    *,
+    styled: bool = False,
+    line_characters: int | None = None,
+    secrets: Iterable[str] | None = None,
+) -> str:
+    """Return a text of several lines as it may be shown.
+
+    Args:
+        text: what is shown.
+        styled: whether our own styles stay, for a terminal.
+        line_characters: the most characters of a line, whose middle is left out; None for any.
+        secrets: as of `hide`; None for the known ones.
+    """
+    if styled:
+        # What lies between two of our own styles is as any other text.
+        own_styles = _OWN_STYLE.findall(text)
+        parts = [readable_block(part, secrets=secrets) for part in _OWN_STYLE.split(text)]
+        return "".join(part + style for part, style in zip(parts, [*own_styles, ""], strict=True))
+    text = text.replace("\r\n", "\n")
+    if "\x1b" in text or not text.isascii():
+        text = _STYLING.sub("", text)
+    text = hide(text, secrets)
+    text = _UNUSUAL.sub(_printable, text)
+    text = _CI_COMMAND.sub(_spaced, text)
+    text = _AZURE_COMMAND.sub("# #", text)
+    if line_characters is not None:
+        text = "\n".join(_without_middle(line, line_characters) for line in text.split("\n"))
+    return text
+
+
+def readable_line(text: str, most_characters: int | None = None) -> str:
+    """Return a text as one line, whose end is left out beyond so many characters."""
+    line = " ".join(readable_block(text).split())
+    if most_characters is not None and len(line) > most_characters:
+        line = f"{line[: most_characters - 1]}…"
+    return line
+
+
+def _printable(found: re.Match[str]) -> str:
+    character = found[0]
+    if character.isprintable():
+        return character
+    return " " if character.isspace() else _REPLACEMENT
+
+
+def _spaced(found: re.Match[str]) -> str:
+    return " ".join(found[0])
+
+
+def _without_middle(line: str, most_characters: int) -> str:
+    half = most_characters // 2
+    return line if len(line) <= most_characters else f"{line[:half]}…{line[-half:]}"
