@@ -28,18 +28,39 @@ _STEP_TOKENS = 2
 
 
 def alone(tier: Tier, url: str) -> Tier:
-    """Return the tier without controls: one server is there. AttachError of a malformed URL."""
-    try:
-        parts = urlsplit(url)
-        beyond = parts.path.strip("/") or parts.query or parts.fragment
-        # Reading a malformed port raises too.
-        fits = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
-    except ValueError:
-        fits = beyond = ""
-    if not fits or beyond:
-        raise AttachError(f"--specreg-attach: got '{url}', needed http://HOST:PORT")
+    """Return the tier without controls: one server is there.
+
+    Raises:
+        AttachError: the URL is malformed, or has more than a host and a port.
+    """
+    if why := _why_unusable(url):
+        raise AttachError(f"--specreg-attach: {why}; give http://HOST:PORT")
     cases = tuple(dataclasses.replace(case, control=None) for case in tier.cases)
     return dataclasses.replace(tier, cases=cases)
+
+
+def _why_unusable(url: str) -> str:
+    """Say what is wrong with a URL; empty where nothing is.
+
+    A part that may hold a secret is named and not quoted: it would stand in a CI's log.
+    """
+    if "@" in url:
+        return "got a URL with a user or a password, needed one without; specreg sends neither"
+    if not url.isprintable() or not url.isascii():
+        return "got a URL with characters that no URL has"
+    try:
+        parts = urlsplit(url)
+        # Reading a malformed port raises too.
+        is_server = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+    except ValueError:
+        return "got no URL of a server"
+    if not is_server:
+        return "got no URL of a server"
+    if parts.query or parts.fragment:
+        return f"got '{parts.hostname}' with a query or a fragment, needed the server alone"
+    if parts.path.strip("/"):
+        return f"got '{url}', whose path is too much"
+    return ""
 
 
 def check_attached(cases: Collection[Case], url: str, *, root: Path) -> None:

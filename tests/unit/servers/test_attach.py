@@ -79,7 +79,7 @@ def test_where_nothing_answers_or_generates_the_error_says_why(tmp_path: Path) -
 def test_one_url_is_one_server_with_nothing_beside_it(tmp_path: Path) -> None:
     without_port = ("localhost:8000", "ftp://host", "http://", "http://h/v1", "http://h:1/?a=b")
     for url in (*without_port, "http://[::1", "http://h:x", "http://h:99999"):
-        with pytest.raises(AttachError, match="needed http://HOST:PORT"):
+        with pytest.raises(AttachError, match="give http://HOST:PORT"):
             alone(TIER, url)
     case = dataclasses.replace(builders.CASE, control=builders.PLAIN_SPEC)
     (found,) = alone(dataclasses.replace(TIER, cases=(case,)), "http://host:8000/").cases
