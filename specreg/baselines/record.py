@@ -16,6 +16,7 @@ from specreg.baselines.store import BaselineStore
 from specreg.core.errors import BaselineError, InvalidMeasurementError
 from specreg.core.files import replace_file
 from specreg.core.reasons import Invalidity
+from specreg.core.values import readable_values
 from specreg.matrix.case import Case, CaseSettings
 from specreg.matrix.models import model_sha256
 from specreg.measurement.measure import Measurement
@@ -116,7 +117,7 @@ def record_baseline(path: Path, baseline: Baseline) -> None:
     load_baseline(path)
     try:
         schema.check_figures(baseline)
-        replace_file(path, schema.render_baseline(baseline).encode())
+        replace_file(path, schema.render_baseline(readable_values(baseline)).encode())
     except (InvalidMeasurementError, OSError) as error:
         advice = "raise the limits, or look at the figures of the run"
         if isinstance(error, OSError):

@@ -11,7 +11,7 @@ from specreg.baselines import schema
 from specreg.baselines.comparison import CaseBaselines, of_any_number, spreads_of
 from specreg.baselines.schema import Baseline, PublishedFigure
 from specreg.core.errors import BaselineError
-from specreg.core.redaction import hide_known
+from specreg.core.values import readable_values
 from specreg.datasets.prompts import Prompt, prompts_sha256
 from specreg.engines.engine import ServerSettings, taken
 from specreg.matrix.case import Case, CaseSettings, Load, RequestSettings
@@ -30,16 +30,13 @@ def settings_in(root: Path, case: Case) -> CaseSettings:
 def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSettings:
     """Return what must be equal for two measurements of a case to be compared.
 
-    Of the dataset's prompts those of a run by the matrix and of its extension count.
+    Of the dataset's prompts those of a run by the matrix and of its extension count. Texts are as a
+    baseline's file holds them, without secrets.
     """
     server = case.server
     target_sha256 = model_sha256(target)
-    return CaseSettings(
-        **taken(ServerSettings, server)
-        | {
-            "engine_args": tuple(map(hide_known, server.engine_args)),
-            "engine_env": tuple((name, hide_known(value)) for name, value in server.engine_env),
-        },
+    settings = CaseSettings(
+        **taken(ServerSettings, server),
         **taken(RequestSettings, case),
         **taken(Load, case.load),
         engine=server.engine,
@@ -53,6 +50,7 @@ def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSetti
         prompts=case.matrix_prompts or case.prompts,
         num_prompts=case.prompts if case.matrix_prompts else None,
     )
+    return readable_values(settings)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from specreg.compare.pairs import COMPARED, Pair, Side
 from specreg.core.errors import InvalidMeasurementError
 from specreg.core.files import UNREADABLE, replace_file
 from specreg.core.reasons import Reason
+from specreg.core.values import hide_values
 from specreg.correctness.checks import LOSSLESS, ask_greedy, other_batch, were_equal
 from specreg.correctness.lossless import Losslessness, Score, check_lossless, score_partings
 from specreg.datasets.prompts import Prompt
@@ -133,7 +134,7 @@ class AnswerComparison:
             self._failed[pair.id] = Reason(text=f"side {side}: {error}")
             for one in servers.values():
                 one.check_alive()
-        replace_file(self.path, msgspec.json.encode(known))
+        replace_file(self.path, msgspec.json.encode(hide_values(known)))
 
 
 def why_not_compared(a: Case, b: Case) -> str:

@@ -25,6 +25,7 @@ from specreg.report.document import (
 )
 from specreg.report.exports import ALWAYS, write_outputs
 from specreg.report.remarks import workload_remarks
+from specreg.report.vocabulary import render_unhidden
 
 _ANSWERS = {
     "upgrade": (Tone.GOOD, "B is as good as A in all that was compared"),
@@ -139,6 +140,8 @@ def _remarks(gate: Gate) -> Iterator[str]:
         f" after {', '.join(map(str, rules.looks))} launches share 1 %: {rules.level:.2g} each, and"
         f" {rules.loss_level:.2g} for a loss of one of {rules.figures} figures"
     )
+    if not_hidden := render_unhidden():
+        yield not_hidden
     if options.pin_length_tokens is not None:
         yield f"the acceptance length of the pinned cases is {options.pin_length_tokens:g}"
     for pair in gate.pairs:

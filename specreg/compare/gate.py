@@ -54,6 +54,7 @@ from specreg.matrix.prompts import check_contexts, load_case_prompts
 from specreg.measurement.arm import Arm
 from specreg.measurement.journal import Journal, Key, load_journal
 from specreg.measurement.measure import Plan, measure, workload_of
+from specreg.report.vocabulary import declare_vocabulary
 from specreg.servers.launch import ServerStart
 from specreg.servers.provision import Origin, Provision, parse_origin, provision_side
 from specreg.servers.server import StartedServer
@@ -316,6 +317,7 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
     root, on_gpu = options.root, tier.needs_gpus > 0
     origins = parse_origin(options.a), parse_origin(options.b)
     a, b = (list(map(parse_override, some)) for some in (options.a_overrides, options.b_overrides))
+    declare_vocabulary(tier.cases, tier.name, folder.name)
     chosen = _chosen(options, tier, origins)
     pairs = pairs_of(tier, chosen, (a, b), prompts=options.prompts, show=options.show)
     if options.pin_length_tokens is not None:

@@ -15,11 +15,13 @@ from specreg.core.errors import InvalidMeasurementError, UnsupportedError
 from specreg.core.files import append_lines
 from specreg.core.processes import resident_bytes
 from specreg.core.reasons import Reason
+from specreg.core.values import hide_values
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.prompts import check_contexts, load_case_prompts
 from specreg.measurement.arm import Arm
 from specreg.measurement.measure import Plan, Workload, batch_of, measure
 from specreg.measurement.metrics import METRICS, Family, Invalid, Replay
+from specreg.report.vocabulary import declare_vocabulary
 from specreg.servers.launch import ServerStart
 from specreg.servers.provision import parse_origin, provision_side
 from specreg.servers.server import StartedServer
@@ -139,7 +141,7 @@ class Soak:
                 raise InvalidMeasurementError("ACCEPTANCE_MISSING", "the server answered nothing")
             started_ns = started_ns or found.replay.rounds[0].started_ns
             self.blocks.append(self._block(found.replay, found.invalid, server, started_ns))
-            append_lines(self.path, msgspec.json.encode(self.blocks[-1]) + b"\n")
+            append_lines(self.path, msgspec.json.encode(hide_values(self.blocks[-1])) + b"\n")
 
     def _block(
         self, replay: Replay, invalid: Invalid, server: StartedServer, started_ns: int
@@ -250,4 +252,5 @@ def open_soak(options: SoakOptions, tier: Tier) -> Soak:
     if case is None:
         why = unmet.get(options.case, "no case that speculates fits this machine")
         raise UnsupportedError(f"tier '{tier.name}': {why}; choose another case")
+    declare_vocabulary([case], tier.name, path.parent.name)
     return Soak(options=options, tier=tier, case=case, path=path)

@@ -139,7 +139,9 @@ class InvalidMeasurementError(SpecregError):
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
-        self.invalidity = Invalidity(code, readable_block(message, line_characters=_LINE_CHARACTERS))
+        self.invalidity = Invalidity(
+            code, readable_block(message, line_characters=_LINE_CHARACTERS)
+        )
 
     @property
     def reason(self) -> Reason:

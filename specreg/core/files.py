@@ -1,7 +1,7 @@
 """Write files that are the old or the new one at any moment, and say where specreg keeps its own.
 
-What is written here has no known secret in it; see `specreg.core.redaction`. What was left by
-writers that were killed goes when the same is written again.
+Bytes are written as they are: whoever encodes a document hides the secrets in its values first,
+see `specreg.core.values`. What killed writers left goes when the same is written again.
 """
 
 import contextlib
@@ -15,8 +15,6 @@ from pathlib import Path
 
 import msgspec
 import platformdirs
-
-from specreg.core.redaction import hide_bytes
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What a decoder raises of bytes that it can't read; the last for too deep a nesting."""
@@ -48,7 +46,7 @@ def replace_file(path: Path, content: bytes) -> None:
     part = _new_part(path)
     try:
         with part.open("wb") as file:
-            file.write(hide_bytes(content))
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
@@ -78,7 +76,7 @@ def append_lines(path: Path, content: bytes) -> None:
         if before_bytes:
             file.seek(-1, os.SEEK_END)
             content = content if file.read(1) == b"\n" else b"\n" + content
-        left = memoryview(hide_bytes(content))
+        left = memoryview(content)
         try:
             while left:  # a disk that is almost full takes a part, and refuses the next time
                 left = left[file.write(left) :]

@@ -1,102 +1,316 @@
-"""Hide secrets in what we write and print.
+"""Find the secrets of a run, and hide them in text.
 
-Secrets are the values of environment variables and options whose names end in token, key, secret
-or password, and the passwords in URLs. Nothing is guessed.
+A secret is the value of an environment variable or an option whose name says so (`HF_TOKEN`,
+`--api-key`), a password in a URL, a parameter of a URL with such a name, or what follows
+`Authorization:` or `Bearer`. A value that is shorter than 8 characters, or that is a word of
+specreg's own, can't be hidden wherever it occurs: every text would have holes. `unhidden` names it.
 
-The standard library alone: the supervisor, which writes the logs, has nothing else.
+This module needs the standard library alone: the supervisor, which writes the logs, has nothing
+else.
 """
 
+import base64
 import functools
 import html
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from urllib.parse import quote, unquote
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+from urllib.parse import quote, quote_plus, unquote
 
 HIDDEN = "HIDDEN"
 """What replaces a secret."""
 
 _LEAST_CHARACTERS = 8
-_NAME = re.compile(r"[\w.-]*(?:token|key|secret|password)", re.IGNORECASE)
-_ORDINARY = re.compile(r"[\d.,:+-]*|true|false|none|null", re.IGNORECASE)
-"""Numbers are never hidden: a file of ours couldn't be read without them."""
-_PASSWORD = re.compile(r"(://[^\s/:@'\"]*:)[^\s/@'\"]+(?=@)|(://)[^\s/:@'\"]{16,}(?=@)")
+_SAYS_SECRET = re.compile(
+    # Long words anywhere in a part of a name; TOKENIZERS_PARALLELISM and SECRETARY aren't meant.
+    r"[A-Z0-9]*(?:TOKEN(?!IZ)|SECRET(?!AR)|PASSWORD|PASSWD|PASSPHRASE|PASSCODE|CREDENTIAL)[A-Z0-9]*"
+    # Short words at the end of a part: APIKEY and SSHPASS, but neither KEYBOARD nor AUTHOR.
+    r"|[A-Z0-9]*(?:KEY|PASS|AUTH)S?\d*"
+    r"|(?:PATS?|PWD|CREDS?|AUTHORIZATION|BEARER|JWT)\d*"
+)
+_ORDINARY_PARTS = frozenset({"BYPASS", "COMPASS", "HOTKEY", "MONKEY", "TURKEY"})
+"""Parts of names that end like a secret's and are words of their own."""
+_ORDINARY_NAMES = frozenset(
+    {
+        "GIT_ASKPASS",
+        "HF_HUB_DISABLE_IMPLICIT_TOKEN",
+        "OLDPWD",
+        "PWD",
+        "SSH_ASKPASS",
+        "SSH_ASKPASS_REQUIRE",
+        "SUDO_ASKPASS",
+    }
+)
+_ABOUT_A_SECRET = frozenset(
+    {
+        "DIR",
+        "FILE",
+        "FOLDER",
+        "FORMAT",
+        "HOST",
+        "LAYOUT",
+        "LENGTH",
+        "MAP",
+        "METHOD",
+        "MODE",
+        "NAME",
+        "PATH",
+        "PORT",
+        "SOCK",
+        "TYPE",
+        "URI",
+        "URL",
+        "VERSION",
+    }
+)
+"""Last parts of names that hold something about a secret and not the secret: HF_TOKEN_PATH."""
+_NUMBER = re.compile(r"[\d.,:+-]*")
+_SETTING = re.compile(r"[\d.,:+-]*|true|false|none|null", re.IGNORECASE)
+"""A parameter of a URL with such a value is no secret: `?max_tokens=64`."""
+_SCHEME = re.compile(r"(?:bearer|basic|digest|token)\b\s*", re.IGNORECASE)
+_ASSIGNED = re.compile(
+    r"(?<![^\s\"'{\[(,;&?=])-{0,2}([A-Za-z_][\w.-]{0,127})[\"']?\s{0,8}[:=]\s{0,8}"
+    # The value isn't consumed, so that another assignment in it is seen too.
+    r"(?=\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)'|([^\s\"',;&{}\[\]()]+))"
+)
+"""`name=value`, `--name=value` and `"name": "value"`."""
+# Every repetition is bounded: what others write is searched with these, megabytes of it.
+_PASSWORD = re.compile(
+    r"(://[^\s/:@'\"]{0,256}:)(?:[^\s/'\"]{1,512}|(?!\d+/)[^\s'\"]{1,128}?)(?=@)"
+    r"|(://)[^\s/:@'\"]{16,512}(?=@)"
+)
 """A password in a URL, after a group that stays: behind a user's name, or a long token alone."""
+_PARAMETER = re.compile(r"([?&;#]([\w.-]{1,128})=)([^\s&#\"'<>]+)")
+_HEADER = re.compile(
+    r"((?<![A-Za-z])authorization[\"']?\s{0,8}[:=]\s{0,8}[\"']?"
+    r"(?:(?:bearer|basic|digest|token)\s{1,8})?)([^\s\"',;]+)",
+    re.IGNORECASE,
+)
+_BEARER = re.compile(
+    r"((?<![A-Za-z])bearer\s{1,8})((?=[^\s\"']{0,512}\d)[\w.~+/=-]{8,}|[\w.~+/=-]{16,})",
+    re.IGNORECASE,
+)
 
-_TOLD: set[str] = set()
+
+class NamedValue(NamedTuple):
+    """A value whose name, of a variable or an option, says that it is secret."""
+
+    name: str
+    value: str
+
+
+_LEARNT: set[NamedValue] = set()
+_WORDS: list[str] = [""]
+"""All words that were declared, a line each, in one text that is searched at once."""
 
 
 def learn(environment: Mapping[str, str], arguments: Sequence[str] = ()) -> None:
-    """Hide the secrets in variables and arguments from now on; our own variables' already are."""
-    _TOLD.update(secrets_in(environment, arguments))
+    """Hide the secrets of variables and arguments from now on; those of our own variables are."""
+    _LEARNT.update(_named_values(environment, arguments))
+
+
+def declare_words(words: Iterable[str]) -> None:
+    """Never hide these words, nor parts of them: names of fields, metrics, cases and the like."""
+    known = set(_WORDS[0].split("\n"))
+    _WORDS[0] = "\n".join(sorted(known.union(words)))
+
+
+def secrets_in(environment: Mapping[str, str], arguments: Sequence[str] = ()) -> frozenset[str]:
+    """The values of variables and arguments that are hidden.
+
+    Of variables as `HF_TOKEN`, and of a command line's `--api-key X`, `--api-key=X`, `api_key=X`
+    and JSON with such names; several values may follow one name.
+    """
+    named = _named_values(environment, arguments)
+    return frozenset(secret.value for secret in named if not _why_unhidden(secret.value))
 
 
 def known_secrets() -> tuple[str, ...]:
     """All that is to be hidden wherever it occurs, in each way of writing it, the longest first."""
-    return _known(tuple(os.environ.items()), frozenset(_TOLD))
+    return _known(tuple(os.environ.items()), frozenset(_LEARNT), _WORDS[0])
 
 
-@functools.lru_cache(maxsize=2)
-def _known(variables: tuple[tuple[str, str], ...], told: frozenset[str]) -> tuple[str, ...]:
-    found = set()
-    for secret in secrets_in(dict(variables)) | told:
-        lines = (line.strip() for line in secret.splitlines())  # a log has them one by one
-        for one in (secret, *(line for line in lines if len(line) >= _LEAST_CHARACTERS)):
-            found |= {one, quote(one, safe="", errors="surrogateescape"), html.escape(one)}
-            found |= {json.dumps(one)[1:-1], json.dumps(one, ensure_ascii=False)[1:-1]}
-            found.add(repr(one)[1:-1])
-    return tuple(sorted(found, key=len, reverse=True))
+def unhidden() -> tuple[str, ...]:
+    """By name each variable and option whose value is shown where it occurs, and why."""
+    named = _named_values(os.environ, ()) | _LEARNT
+    reasons = {f"{one.name} ({why})" for one in named if (why := _why_unhidden(one.value))}
+    return tuple(sorted(reasons))
 
 
-def secrets_in(environment: Mapping[str, str], arguments: Sequence[str] = ()) -> frozenset[str]:
-    """The values that are secret, 8 characters long or more; no numbers nor paths that exist.
+def hide(text: str, secrets: Iterable[str] | None = None) -> str:
+    """Return a text without secrets: the given ones (None: all known), and those it marks itself.
 
-    Of variables as `HF_TOKEN`, and of a command line's `--api-key X`, `--api-key=X` and
-    `api_key=X`; several values may follow one name.
+    A text marks a secret by writing a password or a parameter into a URL, or by `Authorization:`
+    or `Bearer` before it.
     """
-    named = [value for name, value in environment.items() if _NAME.fullmatch(name)]
-    takes = False
+    for secret in known_secrets() if secrets is None else secrets:
+        text = text.replace(secret, HIDDEN)
+    # Looking for a word first is a hundred times faster than the expression.
+    if "://" in text:
+        text = _PASSWORD.sub(lambda found: f"{found[1] or found[2]}{HIDDEN}", text)
+    if "=" in text:
+        text = _PARAMETER.sub(_without_parameter, text)
+    if "uthorization" in text or "UTHORIZATION" in text:
+        text = _HEADER.sub(_without_value, text)
+    if "earer" in text or "EARER" in text:
+        text = _BEARER.sub(_without_value, text)
+    return text
+
+
+def hide_bytes(content: bytes, hide: Callable[[str], str] = hide) -> bytes:
+    """Do with any bytes what `hide` does with a text."""
+    return hide(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+
+
+def _without_parameter(found: re.Match[str]) -> str:
+    before, name, value = found.groups()
+    is_secret = says_secret(name) and not _SETTING.fullmatch(value)
+    return f"{before}{HIDDEN}" if is_secret else found[0]
+
+
+def _without_value(found: re.Match[str]) -> str:
+    return found[0] if _SETTING.fullmatch(found[2]) else f"{found[1]}{HIDDEN}"
+
+
+def says_secret(name: str) -> bool:
+    """Whether the name of a variable or an option says that its value is secret."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)  # authToken
+    parts = [part for part in re.split(r"[^A-Z0-9]+", words.upper()) if part]
+    if not parts or parts[-1] in _ABOUT_A_SECRET or "_".join(parts) in _ORDINARY_NAMES:
+        return False
+    return any(_SAYS_SECRET.fullmatch(part) for part in parts if part not in _ORDINARY_PARTS)
+
+
+def _named_values(
+    environment: Mapping[str, str], arguments: Sequence[str] = ()
+) -> frozenset[NamedValue]:
+    """Return all values that a name or a URL marks as secret, short ones as well."""
+    found = {
+        NamedValue(name, value) for name, value in environment.items() if _is_secret(name, value)
+    }
+    flag = ""
     for argument in arguments:
-        name, equals, value = argument.partition("=")
-        if equals and _NAME.fullmatch(name):
-            named.append(value.strip("\"'"))
-            takes = False
-        elif argument.startswith("--"):
-            takes = bool(_NAME.fullmatch(argument))
-        elif takes:
-            named.append(argument)
+        if argument.startswith("--"):
+            flag = "" if "=" in argument else argument
+        elif flag and _is_secret(flag, argument):
+            found.add(NamedValue(flag, argument))
+        found.update(_assigned_in(argument))
     for text in (*environment.values(), *arguments):
-        for found in _PASSWORD.finditer(text):
-            password = found[0].removeprefix(found[1] or found[2])
-            named += [password, unquote(password)]
-    return frozenset(filter(_is_secret, named))
+        found.update(_marked_in(text))
+    for value in environment.values():
+        if value.startswith(("{", "[")):
+            found.update(_assigned_in(value))
+        elif value.startswith("-"):  # options, as in PYTEST_ADDOPTS
+            found.update(_named_values({}, value.split()))
+    return frozenset(found)
 
 
-def _is_secret(value: str) -> bool:
+def _marked_in(text: str) -> Iterator[NamedValue]:
+    """Yield the passwords and parameters in a text's URLs, and its bearer tokens."""
+    if "://" in text:
+        for match in _PASSWORD.finditer(text):
+            password = match[0].removeprefix(match[1] or match[2])
+            if len(password) >= _LEAST_CHARACTERS:  # a short one is hidden in its URL alone
+                yield NamedValue("the password of a URL", password)
+                yield NamedValue("the password of a URL", unquote(password))
+    for _, name, value in _PARAMETER.findall(text):
+        if _is_secret(name, value) and not _SETTING.fullmatch(value):
+            yield NamedValue(name, value)
+            yield NamedValue(name, unquote(value))
+    for match in _BEARER.finditer(text):
+        yield NamedValue("a bearer token", match[2])
+
+
+def _assigned_in(text: str) -> Iterator[NamedValue]:
+    """Yield the secrets that stand in a text behind a name: `token=…`, `"token": "…"`."""
+    for match in _ASSIGNED.finditer(text):
+        name, (double_quoted, single_quoted, bare) = match[1], match.groups()[1:]
+        value = double_quoted or single_quoted or bare or ""
+        value = _SCHEME.sub("", value, count=1)
+        for secret in dict.fromkeys((value, _decoded(value))):
+            if _is_secret(name, secret):
+                yield NamedValue(name, secret)
+
+
+def _decoded(text: str) -> str:
+    """Return what a string of JSON stands for; the text itself where it is none."""
+    try:
+        return str(json.loads(f'"{text}"'))
+    except ValueError:
+        return text
+
+
+def _is_secret(name: str, value: str) -> bool:
+    """Whether a value is secret, whatever its length."""
+    is_count = "TOKENS" in name.upper() and _NUMBER.fullmatch(value)
+    is_special_token = value.startswith("<") and value.endswith(">")  # eos_token=<|end|>
     return (
-        len(value) >= _LEAST_CHARACTERS
+        value not in {"", HIDDEN}
+        and says_secret(name)
+        and not is_count
+        and not is_special_token
         and "://" not in value  # the password in it, if there is one, is
-        and not _ORDINARY.fullmatch(value)
         and not ("/" in value and os.access(value, os.F_OK))
     )
 
 
-def hide(text: str, secrets: Iterable[str] | None = None) -> str:
-    """Return a text without secrets (None: the known ones) and without passwords in its URLs."""
-    text = hide_known(text, secrets)
-    if "://" not in text:  # a hundred times faster than the expression
-        return text
-    return _PASSWORD.sub(lambda found: f"{found[1] or found[2]}{HIDDEN}", text)
+def _why_unhidden(value: str) -> str:
+    """Say why a secret isn't hidden where it occurs; empty of one that is."""
+    if len(value) < _LEAST_CHARACTERS:
+        return f"shorter than {_LEAST_CHARACTERS} characters"
+    if "\n" not in value and value in _WORDS[0]:
+        return "a word that specreg itself writes"
+    return ""
 
 
-def hide_known(text: str, secrets: Iterable[str] | None = None) -> str:
-    """Return a text without the known secrets, and else unchanged: for files of our own."""
-    for secret in known_secrets() if secrets is None else secrets:
-        text = text.replace(secret, HIDDEN)
-    return text
+@functools.lru_cache(maxsize=2)
+def _known(
+    variables: tuple[tuple[str, str], ...], learnt: frozenset[NamedValue], words: str
+) -> tuple[str, ...]:
+    """Return all forms of all secrets; `words` are part of what decides, and so of the key."""
+    del words
+    named = _named_values(dict(variables)) | learnt
+    forms = set[str]()
+    for value in {secret.value for secret in named}:
+        lines = (line.strip() for line in value.splitlines())  # a log has them one by one
+        for text in {value, *lines}:
+            if not _why_unhidden(text):
+                forms.update(_forms_of(text))
+    return tuple(sorted(forms, key=len, reverse=True))
 
 
-def hide_bytes(content: bytes, hide: Callable[[str], str] = hide_known) -> bytes:
-    """Do with any bytes what `hide` does with a text."""
-    return hide(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+def _forms_of(secret: str) -> Iterator[str]:
+    """Yield a secret in each way in which programs write it."""
+    yield secret
+    yield html.escape(secret)
+    yield repr(secret)[1:-1]
+    yield shlex.quote(secret).strip("'")
+    yield json.dumps(secret)[1:-1]
+    yield json.dumps(secret, ensure_ascii=False)[1:-1]
+    for encode in (quote, quote_plus):
+        for safe in ("", "/"):
+            encoded = encode(secret, safe=safe, errors="surrogateescape")
+            yield encoded
+            yield re.sub(r"%[0-9A-F]{2}", lambda found: found[0].lower(), encoded)
+    content = secret.encode(errors="surrogateescape")
+    yield content.hex()
+    yield content.hex().upper()
+    for alphabet in (base64.b64encode, base64.urlsafe_b64encode):
+        yield alphabet(content).decode()
+        yield from _inside_base64(content, alphabet)
+
+
+def _inside_base64(content: bytes, alphabet: Callable[[bytes], bytes]) -> Iterator[str]:
+    """Yield what every base64 of a text with the content in it has: `user:password`, for one.
+
+    Three bytes are four characters, so there is one form for each remainder of what precedes it.
+    The characters that it shares with its neighbours are left out.
+    """
+    for before_bytes in range(3):
+        encoded = alphabet(bytes(before_bytes) + content).decode()
+        first = -(-8 * before_bytes // 6)
+        end = 8 * (before_bytes + len(content)) // 6
+        yield encoded[first:end]

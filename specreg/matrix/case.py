@@ -15,7 +15,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from specreg.core.errors import check_name
-from specreg.core.redaction import hide_known, learn
+from specreg.core.redaction import learn
+from specreg.core.values import hide_values
 from specreg.datasets.prompts import AS_IS
 from specreg.engines.engine import LaunchSettings, Parallel, Positive, ServerSettings
 from specreg.engines.registry import engine_named
@@ -289,7 +290,7 @@ class Case(WorkloadSettings):
     @property
     def key(self) -> str:
         """All of it as JSON without secrets; equal where two cases are measured alike."""
-        return hide_known(msgspec.json.encode(self).decode())
+        return msgspec.json.encode(hide_values(self)).decode()
 
     @property
     def in_flight(self) -> int:

@@ -20,6 +20,7 @@ from specreg.acceptance.trace import ANSWER_DIGEST
 from specreg.core.errors import SpecregError
 from specreg.core.files import UNREADABLE, append_lines
 from specreg.core.reasons import Invalidity
+from specreg.core.values import hide_values
 from specreg.load.chat_client import FinishedRequest, Record
 from specreg.load.rounds import Round, RoundBuilder
 from specreg.matrix.case import Case
@@ -166,8 +167,8 @@ class Journal:
 
     def note_check(self, key: Key, check: str, verdict: object) -> None:
         """Record a correctness check's verdict."""
-        said = msgspec.to_builtins(verdict)
-        self._write(Checked(key=key, check=check, verdict=said, digest=ANSWER_DIGEST))
+        shown = msgspec.to_builtins(hide_values(verdict))
+        self._write(Checked(key=key, check=check, verdict=shown, digest=ANSWER_DIGEST))
 
     def take(self, part: Path) -> None:
         """Add the lines of another journal, if it is there; SpecregError where the disk refuses."""
@@ -183,7 +184,7 @@ class Journal:
             self._lock = None
 
     def _write(self, line: Line) -> None:
-        self._append(msgspec.json.encode(line) + b"\n")
+        self._append(msgspec.json.encode(hide_values(line)) + b"\n")
 
     def _append(self, content: bytes) -> None:
         with _named(self.path, "make room or mend its rights"):

@@ -27,6 +27,7 @@ from specreg.core.errors import ReportError
 from specreg.core.files import UNREADABLE, replace_file
 from specreg.core.reasons import Reason
 from specreg.core.timeline import RunTime
+from specreg.core.values import readable_values
 from specreg.matrix.case import CaseSettings
 from specreg.measurement.figures import Figures
 from specreg.measurement.measure import Measurement
@@ -250,7 +251,8 @@ def last_words(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
 
 def record_document(path: Path, content: object) -> None:
     """Write what programs read of a run as JSON; ReportError where the disk refuses."""
-    write_whole(path, msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
+    encoded = msgspec.json.encode(readable_values(content))
+    write_whole(path, msgspec.json.format(encoded, indent=1) + b"\n")
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -19,6 +19,7 @@ from specreg.matrix.tier import load_tier
 from specreg.measurement.journal import last_run, load_checks, load_journal
 from specreg.measurement.metrics import Metric, check_allowed
 from specreg.report.progress import Progress
+from specreg.report.vocabulary import declare_vocabulary
 from specreg.servers.attach import alone, check_attached
 from specreg.servers.provision import why_no_program
 from specreg.suite.finish import leave_page
@@ -92,6 +93,7 @@ def open_suite(
     whole = within.parents[1] if within else run_folder
     if options.resume:
         run_folder = whole = last_run(runs, part)
+    declare_vocabulary(tier.cases, tier.name, environment.name, whole.name)
     suite = Suite(
         options=options,
         root=root,

@@ -41,6 +41,7 @@ from specreg.report.page import render_markdown, render_page
 from specreg.report.remarks import workload_remarks
 from specreg.report.summary import answers_of_run, render_answers
 from specreg.report.tables import render_figures, render_times
+from specreg.report.vocabulary import render_unhidden
 from specreg.servers.launch import launches_of
 from specreg.suite.run import Suite
 from specreg.telemetry.identity import find_gpus
@@ -172,6 +173,8 @@ def remarks(suite: Suite) -> Iterator[str]:
     workload lacks.
     """
     yield from suite.retried
+    if not_hidden := render_unhidden():
+        yield not_hidden
     records = [one.acceptance for one in suite.measurements if one.acceptance]
     if any(record.source is Source.STREAM_CHUNKS for record in records):
         by = "the chunks of the answers, each taken for a step: their server counts no steps"

@@ -19,6 +19,7 @@ from specreg.core.received import copy_received
 from specreg.correctness.checks import CHECKS, CorrectnessCheck
 from specreg.matrix.case import Case, Tier
 from specreg.measurement.metrics import METRICS, RECORDED, Metric
+from specreg.report.vocabulary import declare_vocabulary
 from specreg.servers.launch import Launch
 from specreg.suite.configure import load_cases
 from specreg.suite.options import Options
@@ -190,6 +191,7 @@ def open_merged(root: Path, options: Options, shards: Sequence[ShardRun], into: 
     for shard in shards:
         _check_names(shard, tier)
     _empty(into)
+    declare_vocabulary(tier.cases, tier.name, plan.environment.name, plan.run, into.name)
     ends = (one.report.ended_at if one.report else one.plan.began_at.isoformat() for one in shards)
     return Suite(
         merged_run=re.sub(r"-\d+of\d+$", "", plan.run),

@@ -16,6 +16,7 @@ import msgspec
 from specreg.baselines.schema import Baseline, Noise
 from specreg.core.errors import ReportError
 from specreg.core.files import UNREADABLE, append_lines
+from specreg.core.values import readable_values
 from specreg.matrix.case import CaseSettings
 from specreg.matrix.models import model_sha256
 from specreg.measurement.measure import Measurement
@@ -136,7 +137,8 @@ def record_history(path: Path, records: Iterable[RunRecord]) -> None:
     Raises:
         ReportError: the disk refuses.
     """
-    lines = b"".join(msgspec.json.encode(one) + b"\n" for one in records)
+    readable = map(readable_values, records)
+    lines = b"".join(msgspec.json.encode(record) + b"\n" for record in readable)
     try:
         append_lines(path, lines)
     except OSError as error:

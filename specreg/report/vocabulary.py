@@ -1,0 +1,46 @@
+"""The words that specreg writes itself, which are never taken for a secret."""
+
+import functools
+from collections.abc import Iterable
+
+from specreg.baselines.schema import Baseline
+from specreg.core.redaction import declare_words, unhidden
+from specreg.core.values import words_in
+from specreg.correctness.checks import CHECKS
+from specreg.engines.methods import METHODS
+from specreg.engines.registry import ENGINES
+from specreg.matrix.case import Case
+from specreg.measurement.journal import Line
+from specreg.measurement.metrics import METRICS
+from specreg.report.document import Report
+from specreg.verdicts.history import RunRecord
+
+
+def declare_vocabulary(cases: Iterable[Case], *names: str) -> None:
+    """Have no word be hidden that specreg writes: of its own, of the cases, and other names."""
+    words = {*_own_words(), *names}
+    for case in cases:
+        server = case.server
+        words |= {case.id, server.id, server.engine, server.method, server.models, case.dataset}
+    declare_words(words)
+
+
+def declare_report_vocabulary(report: Report) -> None:
+    """Have no word be hidden that a report, which may be another machine's, is read by."""
+    run = report.run
+    case_ids = {case.case_id for case in report.cases}
+    declare_words({*_own_words(), run.run, run.tier, run.environment, *case_ids})
+
+
+def render_unhidden() -> str:
+    """Say which secrets are shown where they occur, and why; empty where there are none."""
+    named = ", ".join(unhidden())
+    if not named:
+        return ""
+    return f"not hidden where its value occurs: {named}; give it a longer value, or another name"
+
+
+@functools.cache
+def _own_words() -> frozenset[str]:
+    names = frozenset().union(METRICS, CHECKS, ENGINES, METHODS)
+    return names | words_in(Report, Line, Baseline, RunRecord)
