@@ -31,11 +31,12 @@ from specreg.baselines.schema import (
 from specreg.cli import app
 from specreg.core.errors import UnsupportedError
 from specreg.correctness.checks import LOSSLESS, ORACLE, SAMPLING
+from specreg.datasets.table import SETS, PromptSet, dataset_named
 from specreg.engines.engine import Engine, Parallel
 from specreg.engines.methods import METHODS, Method, Tree
 from specreg.engines.registry import ENGINES, render_methods
 from specreg.matrix.case import CaseSettings
-from specreg.matrix.tier import CasesTable, ModelsTable, TierFile
+from specreg.matrix.tier import CasesTable, ModelsTable, TierFile, load_tier, tier_names
 from specreg.measurement.metrics import GATE_METRICS, METRICS, SPOILS, Family, Metric
 from specreg.report.document import exit_status
 from specreg.report.tables import axis_of
@@ -43,7 +44,9 @@ from specreg.suite.options import Options, flag_of
 from specreg.telemetry.identity import Environment
 from specreg.verdicts.verdict import SKIPPED, Outcome, Verdict
 
-FOLDER = Path(__file__).parent / "reference"
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs/reference"
+MATRIX = ROOT / "fixtures/matrix"
 _HEAD = "<!-- Made from the code by `nox -s write_reference`. Edit the code, not this page. -->"
 _NOTHING = "–"
 _NO_DEFAULT = object()
@@ -405,6 +408,67 @@ def _test_of(outcome: Outcome) -> str:
     return "fails" if _verdict_of(outcome).fails else "passes"
 
 
+_TIERS = """
+# Tiers
+
+The files of `fixtures/matrix/`. `--specreg-tier=NAME` runs one of them.
+[Choose what runs](../how-to/choose-what-runs.md) shows how to write another. The tiers for GPUs
+load and collect, but haven't run on a real GPU in their present form.
+
+{tiers}
+"""
+
+
+def tiers_page() -> str:
+    """Return the page of the tiers."""
+    rows = []
+    for name in tier_names(MATRIX):
+        tier = load_tier(MATRIX, name)
+        engines = sorted({case.server.engine for case in tier.cases})
+        datasets = sorted({case.dataset for case in tier.cases})
+        prepared = [dataset for dataset in datasets if dataset_named(dataset).licence]
+        # The first line of a file's comment says in a sentence what the tier is for.
+        first_line, _, _ = (MATRIX / f"{name}.toml").read_text().partition("\n")
+        rows.append(
+            [
+                code(name),
+                first_line.removeprefix("# "),
+                ", ".join(engines),
+                str(tier.needs_gpus or ""),
+                str(len(tier.cases)),
+                ", ".join(map(code, prepared)),
+            ]
+        )
+    head = ["tier", "runs", "engines", "GPUs", "cases", "prompts to prepare"]
+    return _TIERS.format(tiers=table(head, rows))
+
+
+_DATASETS = """
+# Datasets
+
+The prompts that a case can name. [Prepare prompts](../how-to/prepare-prompts.md) shows how to get
+them. Sets without a source are part of specreg, or drawn: `random-N` has prompts of N random token
+ids, for any N of up to six digits.
+
+{datasets}
+"""
+
+
+def datasets_page() -> str:
+    """Return the page of the datasets, those of one source and licence in a row."""
+    sets_of: dict[tuple[str, str], list[PromptSet]] = {}
+    for prompts in SETS.values():
+        source = prompts.url if prompts.repo or prompts.page else ""
+        sets_of.setdefault((source, " ".join(prompts.licence.split())), []).append(prompts)
+    rows = []
+    for (source, licence), sets in sets_of.items():
+        names = ", ".join(code(prompts.name) for prompts in sets)
+        counts = dict.fromkeys(prompts.rows for prompts in sets if prompts.rows)
+        rows.append([names, ", ".join(f"{count:,}" for count in counts), source, licence])
+    head = ["dataset", "rows", "source", "licence"]
+    return _DATASETS.format(datasets=table(head, rows))
+
+
 _TIER_FILES = """
 # Tier files
 
@@ -494,7 +558,9 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "metrics.md": metrics_page,
     "engines.md": engines_page,
     "outcomes.md": outcomes_page,
+    "tiers.md": tiers_page,
     "tier-files.md": tier_files_page,
+    "datasets.md": datasets_page,
     "baseline-file.md": baseline_file_page,
 }
 """By file of docs/reference, what makes its text."""
