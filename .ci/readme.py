@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,6 +64,7 @@ STAND_INS = {
 }
 """What stands for the placeholders of the guides."""
 _PROGRAMS = ("nox ", "pytest ", "specreg ", "uv pip ")
+_QUESTIONS_AT_ONCE = 3
 _HIDDEN = ("VIRTUAL_ENV", "NOX_CURRENT_SESSION", "SPECREG_LAUNCHER", "PYTHONPATH", "PYTHONHOME")
 """Variables of whoever runs this, which a user who begins doesn't have."""
 
@@ -120,33 +122,35 @@ def environment(folder: Path) -> Mapping[str, str]:
     return {"SPECREG_CACHE": str(folder / "cache"), **kept}
 
 
-def steps(clone: Path, *, real: bool) -> Iterator[Step]:
-    """Yield what to type."""
-    readme = (clone / "README.md").read_text()
+def setup_steps(readme: str, *, real: bool) -> Iterator[Step]:
+    """Yield how to install, and with `real` the five lines; each needs those before it."""
     for line in setup_lines(readme):
         yield Step(line if real else f"{line} -- --co -q", line)
     activation = re.search(r"^    (\. .venv/bin/activate && .+)$", readme, re.MULTILINE)
     assert activation is not None, "README.md: it doesn't say how to get pytest"  # noqa: S101
     yield Step(activation[1], activation[1])
-
     known = commands_of(readme)
     for line in FIVE_LINES:
         assert line in known, f"README.md: lacks `{line}`"  # noqa: S101
         if real:
             yield Step(line, line)
-    pages = [path for pattern in GUIDES for path in sorted(clone.glob(pattern))]
-    asked = set[str]()
-    for page in pages:
-        for line in commands_of(page.read_text()):
-            command = question(line)
-            if command not in asked and not (real and line in FIVE_LINES):
-                asked.add(command)
-                yield Step(command, f"{page.relative_to(clone)}: {line}")
 
+
+def questions(clone: Path) -> list[Step]:
+    """Return what asks whether the commands of all pages are understood, each question once."""
+    steps: dict[str, Step] = {}
+    for path in (path for pattern in GUIDES for path in sorted(clone.glob(pattern))):
+        for line in commands_of(path.read_text()):
+            command = question(line)
+            steps.setdefault(command, Step(command, f"{path.relative_to(clone)}: {line}"))
+    return list(steps.values())
+
+
+def elsewhere_steps(*, real: bool) -> Iterator[Step]:
+    """Yield what is typed in a repository of one's own; each needs those before it."""
     yield Step("mkdir ../elsewhere && uv build --wheel --out-dir ../dist", "uv build")
     for line in (*ELSEWHERE, *((ELSEWHERE_REAL,) if real else ())):
-        there = f"cd ../elsewhere && export PATH=$PWD/.venv/bin:$PATH && {line}"
-        yield Step(there, line)
+        yield Step(f"cd ../elsewhere && export PATH=$PWD/.venv/bin:$PATH && {line}", line)
 
 
 def limited(command: str) -> str:
@@ -161,6 +165,29 @@ def allowed_messages(command: str) -> tuple[str, ...]:
     return (WITHOUT_GPU[command],) if command in WITHOUT_GPU else ()
 
 
+def is_understood(step: Step, clone: Path) -> bool:
+    """Type a step in the clone, print how long it took, and say whether it was understood."""
+    before = ". .venv/bin/activate && " if (clone / ".venv").exists() else ""
+    began_s = time.monotonic()
+    done = subprocess.run(  # noqa: S603 - what the README says
+        ("bash", "-c", before + limited(step.command)),  # noqa: S607
+        check=False,
+        cwd=clone,
+        env=environment(clone.parent),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    took_s = time.monotonic() - began_s
+    output = done.stdout + done.stderr
+    messages = allowed_messages(step.command)
+    passed = not done.returncode or any(message in output for message in messages)
+    end = "" if passed else f"\n{output[-3000:]}"
+    print(f"{took_s:7.1f} s  {'ok' if passed else 'FAILED'}  {step.command}{end}")  # noqa: T201
+    sys.stdout.flush()
+    return passed
+
+
 def main() -> int:
     """Type all steps, print how long each took, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -168,34 +195,19 @@ def main() -> int:
     real = parser.parse_args().real
     failed = []
     with tempfile.TemporaryDirectory(prefix="readme-") as name:
-        folder = Path(name)
-        clone = folder / "specreg"
+        clone = Path(name) / "specreg"
         subprocess.run(  # noqa: S603
             ("git", "clone", "--quiet", str(ROOT), str(clone)),  # noqa: S607
             check=True,
         )
-        for step in steps(clone, real=real):
-            is_setup = not (clone / ".venv").exists()
-            before = "" if is_setup else ". .venv/bin/activate && "
-            began_s = time.monotonic()
-            done = subprocess.run(  # noqa: S603 - what the README says
-                ("bash", "-c", before + limited(step.command)),  # noqa: S607
-                check=False,
-                cwd=clone,
-                env=environment(folder),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-            )
-            output = done.stdout + done.stderr
-            messages = allowed_messages(step.command)
-            passed = not done.returncode or any(message in output for message in messages)
-            took_s = time.monotonic() - began_s
-            print(f"{took_s:7.1f} s  {'ok' if passed else 'FAILED'}  {step.command}")  # noqa: T201
-            sys.stdout.flush()
-            if not passed:
-                failed.append(step.line)
-                print(output[-3000:])  # noqa: T201
+        setup = setup_steps((clone / "README.md").read_text(), real=real)
+        failed += [step.line for step in setup if not is_understood(step, clone)]
+        asked = questions(clone)
+        with ThreadPoolExecutor(_QUESTIONS_AT_ONCE) as pool:
+            answers = pool.map(lambda step: is_understood(step, clone), asked)
+            failed += [step.line for step, passed in zip(asked, answers, strict=True) if not passed]
+        last = elsewhere_steps(real=real)
+        failed += [step.line for step in last if not is_understood(step, clone)]
     if failed:
         print("not understood as the pages say: " + "; ".join(failed))  # noqa: T201
     return 1 if failed else 0
