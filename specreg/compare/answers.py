@@ -8,6 +8,7 @@ rounding, in other kernels for instance.
 import contextlib
 import dataclasses
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,10 +24,11 @@ from specreg.core.reasons import Reason
 from specreg.core.values import hide_values
 from specreg.correctness.checks import LOSSLESS, ask_greedy, other_batch, were_equal
 from specreg.correctness.lossless import Losslessness, Score, check_lossless, score_partings
+from specreg.correctness.turns import ask_each_turn
 from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import engine_named
 from specreg.engines.wire_format import Transcript
-from specreg.load.token_client import encode_prompts, score
+from specreg.load.token_client import score
 from specreg.matrix.case import ROUNDING_NATS, Case
 from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.measure import Measurement
@@ -68,8 +70,7 @@ class AnswerComparison:
         with contextlib.suppress(OSError, *UNREADABLE):
             known = msgspec.json.decode(self.path.read_bytes(), type=_Known)
             if known.digest != ANSWER_DIGEST:
-                known.verdicts.clear()
-                known.digest = ANSWER_DIGEST
+                known = _Known(digest=ANSWER_DIGEST)
             self._known = known
 
     @property
@@ -123,8 +124,9 @@ class AnswerComparison:
         try:
             plain = servers.get(Side.A)
             if pair.id not in {*known.verdicts, *known.answers} and plain is not None:
-                texts = encode_prompts(plain.endpoint, pair.a, prompts)
-                known.answers[pair.id] = ask_greedy(pair.a, plain, texts)
+                ask_a = functools.partial(ask_greedy, pair.a, plain)
+                turns = ask_each_turn(plain.endpoint, pair.a, prompts, ask_a)
+                known.answers[pair.id] = tuple(turn.answer for turn in turns)
             side = Side.B
             if Side.B in servers and pair.id in known.answers.keys() - known.verdicts.keys():
                 self.show(f"{pair.id}: comparing the answers")
@@ -148,7 +150,7 @@ def why_not_compared(a: Case, b: Case) -> str:
     of_target = operator.attrgetter("target", "padding_layers", "widen", "dtype")
     if of_target(a.server) != of_target(b.server):
         return "the targets of both sides differ, or their number formats"
-    asked = operator.attrgetter("dataset", "prompts", "output_cap_tokens", "ignore_eos")
+    asked = operator.attrgetter("dataset", "prompts", "output_cap_tokens", "ignore_eos", "turns")
     return "" if asked(a) == asked(b) else "the sides are asked otherwise"
 
 
@@ -167,9 +169,13 @@ def compare_answers(
     """
     case, server, a = pair.b, servers[Side.B], servers.get(Side.A)
     say = functools.partial(_verdict_on_answers, case_id=pair.id)
-    texts = encode_prompts(server.endpoint, case, prompts)
-    each = zip(prompts, texts, theirs, strict=True)
-    unlike = [f"'{prompt.id}'" for prompt, ours, its in each if ours != its.prompt]
+    left = iter(theirs)
+    # A's replies come before the later turns on both sides.
+    turns = ask_each_turn(
+        server.endpoint, case, prompts, lambda texts: list(itertools.islice(left, len(texts)))
+    )
+    names, texts = [turn.name for turn in turns], [turn.text for turn in turns]
+    unlike = [f"'{turn.name}'" for turn in turns if turn.text != turn.answer.prompt]
     if unlike:
         named = ", ".join(unlike[:_MOST_NAMED])
         reason = Reason(
@@ -179,7 +185,7 @@ def compare_answers(
         return say(outcome=Outcome.WRONG, reason=reason)
     ask, batch = functools.partial(ask_greedy, case, server, texts), other_batch(case)
     found = check_lossless(
-        [prompt.id for prompt in prompts],
+        names,
         ask(),
         theirs,
         functools.partial(ask, batch) if batch else None,

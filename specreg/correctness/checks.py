@@ -15,6 +15,7 @@ from specreg.core.errors import InvalidMeasurementError
 from specreg.core.reasons import Reason
 from specreg.correctness.lossless import check_lossless
 from specreg.correctness.oracle_client import PredictDrafts, has_oracle, walk_answers
+from specreg.correctness.turns import ask_each_turn, turns_of
 from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import engine_named
 from specreg.engines.wire_format import Endpoint, Transcript, Wanted
@@ -78,9 +79,10 @@ def other_batch(case: Case) -> int:
 
 
 def check_answers(running: RunningCase) -> Verdict:
-    """Compare greedy answers with speculation to those without, token by token.
+    """Compare greedy answers with speculation to those without, token by token, in each turn.
 
-    Answers whose text was equal when timed count as equal; the others are asked for again.
+    Answers that were equal when timed count as equal; the others are asked for again, later turns
+    after the replies without speculation.
 
     Raises:
         InvalidMeasurementError: a server didn't answer in ids, or the one without speculation
@@ -90,9 +92,8 @@ def check_answers(running: RunningCase) -> Verdict:
     prompts = [one for one in running.prompts if not were_equal(running.replay, one)]
     if running.prompts and not prompts:
         return Verdict(case_id=case.id, metric=LOSSLESS, outcome=Outcome.PASS, value=1.0)
-    texts = encode_prompts(control.endpoint, case, prompts)
 
-    def ask_control(at_once: int) -> tuple[Transcript, ...]:
+    def ask_control(texts: Sequence[tuple[int, ...]], at_once: int) -> tuple[Transcript, ...]:
         """Ask the control once for all cases that ask alike."""
         asked = (tuple(texts), case.output_cap_tokens, case.ignore_eos, at_once)
         key = (control.spec, control.base_url, *asked)
@@ -100,15 +101,19 @@ def check_answers(running: RunningCase) -> Verdict:
             running.control_answers[key] = ask_greedy(case, control, texts, at_once)
         return running.control_answers[key]
 
+    ask_plain = functools.partial(ask_control, at_once=case.in_flight)
+    turns = ask_each_turn(control.endpoint, case, prompts, ask_plain)
+    texts = [turn.text for turn in turns]
     batch = other_batch(case)
+    equal = [prompt for prompt in running.prompts if prompt not in prompts]
     found = check_lossless(
-        [prompt.id for prompt in prompts],
-        ask_control(case.in_flight),
+        [turn.name for turn in turns],
+        [turn.answer for turn in turns],
         ask_greedy(case, running.server, texts),
-        functools.partial(ask_control, batch) if batch else None,
+        functools.partial(ask_control, texts, batch) if batch else None,
         functools.partial(score, control.endpoint),
         rounding_nats=case.rounding_nats,
-        known_equal=len(running.prompts) - len(prompts),
+        known_equal=sum(turns_of(case, prompt) for prompt in equal),
     )
     said = found.describe("without speculation", "with speculation")
     return Verdict(

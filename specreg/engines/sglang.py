@@ -79,6 +79,7 @@ class _Tokens(msgspec.Struct, frozen=True):
 class _Answer(msgspec.Struct, frozen=True):
     output_ids: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
     meta_info: _MetaInfo
+    text: str | None = None
 
 
 def _sampling(wanted: Wanted) -> dict[str, object]:
@@ -167,7 +168,8 @@ class SglangWireFormat(WireFormat, TokenApi):
                 lacks = f"{len(parsed.output_ids)} output_ids, where it counts {tokens} tokens"
                 raise unreadable(lacks, answer)
             counts = parsed.meta_info.counts
-            return Transcript(prompt=tuple(ids), output=parsed.output_ids, counts=counts)
+            output = parsed.output_ids
+            return Transcript(prompt=tuple(ids), output=output, counts=counts, text=parsed.text)
 
         body = {"input_ids": ids, "sampling_params": _sampling(wanted)}
         return Call(path=_GENERATE, body=body, parse=parse)

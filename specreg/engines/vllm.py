@@ -43,6 +43,7 @@ class _Logprobs(msgspec.Struct, frozen=True):
 
 
 class _Choice(msgspec.Struct, frozen=True):
+    text: str | None = None
     token_ids: tuple[Count, ...] | None = None
     prompt_token_ids: tuple[Count, ...] | None = None
     logprobs: _Logprobs | None = None
@@ -113,11 +114,12 @@ class VllmWireFormat(WireFormat, TokenApi):
 
         def parse(answer: bytes) -> Transcript:
             parsed = decode_answer(answer, _Answer)
-            output = parsed.choices[0].token_ids
+            choice = parsed.choices[0]
+            output = choice.token_ids
             if not output:
                 raise unreadable("no token_ids; the server must know return_token_ids", answer)
             counts = parsed.metrics.counts if parsed.metrics else None
-            return Transcript(prompt=tuple(ids), output=output, counts=counts)
+            return Transcript(prompt=tuple(ids), output=output, counts=counts, text=choice.text)
 
         return Call(path=_COMPLETIONS, body=body, parse=parse)
 

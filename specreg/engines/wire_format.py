@@ -486,11 +486,15 @@ class Call(Generic[AnswerT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transcript:
-    """An answer in token ids, the one that ends a text included; its steps where it tells them."""
+    """An answer in token ids, the one that ends a text included; its steps where it tells them.
+
+    `text` is the same as text, None where the server gives none.
+    """
 
     prompt: tuple[int, ...]
     output: tuple[int, ...]
     counts: StepCounts | None = None
+    text: str | None = None
 
 
 class TokenApi(ABC):

@@ -43,21 +43,32 @@ def encode_prompts(
         InvalidMeasurementError: `HTTP_ERROR` or `ANSWER_UNREADABLE`.
         HungError: no answer came in ten minutes.
     """
+    chats = [(Message("user", prompt.turns[0]),) for prompt in prompts if not prompt.token_ids]
+    encoded = iter(encode_chats(endpoint, case, chats))
+    return tuple(prompt.token_ids or next(encoded) for prompt in prompts)
+
+
+def encode_chats(
+    endpoint: Endpoint, case: Case, chats: Sequence[tuple[Message, ...]]
+) -> tuple[tuple[int, ...], ...]:
+    """The ids of what was said so far in each chat, the user's message last; as `encode_prompts`.
+
+    Raises:
+        UnsupportedError, InvalidMeasurementError, HungError: as of `encode_prompts`.
+    """
     api = token_api_of(endpoint)
     asks = [
         Ask(
             model=endpoint.model,
             form=case.form,
-            messages=(Message("user", prompt.turns[0]),),
+            messages=messages,
             output_cap_tokens=1,
             temperature=0.0,
             chat_template_args=case.chat_template_args,
         )
-        for prompt in prompts
-        if not prompt.token_ids
+        for messages in chats
     ]
-    encoded = iter(_post_all(endpoint, list(map(api.encode, asks)), case.server.max_sequences))
-    return tuple(prompt.token_ids or next(encoded) for prompt in prompts)
+    return _post_all(endpoint, list(map(api.encode, asks)), case.server.max_sequences)
 
 
 def complete(

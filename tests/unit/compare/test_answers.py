@@ -37,8 +37,9 @@ ALONE_A, ALONE_B = {Side.A: SERVER}, {Side.B: SERVER}
 def comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AnswerComparison:
     """Of sides that answer the same."""
     same = Verdict(case_id=PAIR.id, metric=LOSSLESS, outcome=Outcome.PASS)
-    for name in ("load_case_prompts", "encode_prompts", "ask_greedy"):
+    for name in ("load_case_prompts", "ask_greedy"):
         monkeypatch.setattr(answers, name, lambda *_: ())
+    monkeypatch.setattr(answers, "ask_each_turn", lambda *asked: asked[-1](()))
     monkeypatch.setattr(answers, "compare_answers", lambda *_: same)
     return begun(tmp_path)
 
