@@ -1,6 +1,6 @@
 """Estimate how long a case takes, from what was recorded of it or else as a rough guess.
 
-It cuts a run into shards of about the same length, and is shown by `specreg matrix`.
+A run is cut by it into shards of about the same length, and `specreg matrix` shows it.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from specreg.baselines.schema import read_baselines
+from specreg.baselines.schema import Baseline, read_baselines
 from specreg.baselines.store import BaselineStore
 from specreg.datasets.table import dataset_named
 from specreg.matrix.case import Case
@@ -29,7 +29,12 @@ _WARM_UP_BATCHES = 7
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """About how long one launch of a case takes, without its start; `source`: known from what."""
+    """About how long one launch of a case takes, without its start.
+
+    Attributes:
+        case_s: the time in seconds.
+        source: what it was derived from: a recording, or a guess.
+    """
 
     case_s: float
     source: str
@@ -38,54 +43,83 @@ class Estimate:
 def estimate_of(
     case: Case, store: BaselineStore, kind: str, among: Collection[Path] | None = None
 ) -> Estimate:
-    """An estimate of a case: warm-up, rounds and power on server and control, then the checks.
+    """Estimate a case: warm-up, rounds and power on server and control, then the checks.
 
-    The tier is for a `kind` of machine, "cpu" or "gpu"; `among` are the files of baselines that
-    count, None for all.
+    Args:
+        case: the case.
+        store: the baselines.
+        kind: the kind of machine that the tier is for, "cpu" or "gpu".
+        among: the files of baselines that count; None for all.
     """
-    alone = dataclasses.replace(case, server=case.control, control=None) if case.control else None
-    paces_s, sources = [], []
-    for one in filter(None, (case, alone)):
-        pace_s, source = _pace(one, store, kind, among)
-        rate = case.load.requests_per_s
-        paces_s.append(max(pace_s, 1 / rate if rate else 0.0))  # the next isn't sent before
-        sources.append(source)
-    warm_up = _WARM_UP_BATCHES * (case.load.concurrency or 1)
-    rounds_s = len(paces_s) * case.rounds * (case.load.duration_s or 0.0)
-    once = 2 if case.control and case.rounds == 1 else 1  # so that each arm is first once
-    passes = max(once, math.ceil(case.least_s / (min(paces_s) * case.prompts)))
-    seconds = sum(paces_s) * warm_up + (rounds_s or sum(paces_s) * case.prompts * passes)
-    seconds += len(paces_s) * case.power_s + paces_s[0] * case.prompts
-    return Estimate(seconds, " and ".join(dict.fromkeys(sources)))
+    cases = [case]
+    if case.control:
+        cases.append(dataclasses.replace(case, server=case.control, control=None))
+    rate = case.load.requests_per_s
+    least_pace_s = 1 / rate if rate else 0.0  # the next request isn't sent before
+    paces = [_pace(each, store, kind, among) for each in cases]
+    paces_s = [max(seconds, least_pace_s) for seconds, _ in paces]
+    sources = dict.fromkeys(source for _, source in paces)
+
+    warm_up_requests = _WARM_UP_BATCHES * (case.load.concurrency or 1)
+    fewest_passes = 2 if case.control and case.rounds == 1 else 1  # each arm is first once
+    passes = max(fewest_passes, math.ceil(case.least_s / (min(paces_s) * case.prompts)))
+    timed_s = sum(paces_s) * case.prompts * passes
+    if case.load.duration_s:
+        timed_s = len(cases) * case.rounds * case.load.duration_s
+    power_s = len(cases) * case.power_s
+    checks_s = paces_s[0] * case.prompts
+    total_s = sum(paces_s) * warm_up_requests + timed_s + power_s + checks_s
+    return Estimate(total_s, " and ".join(sources))
 
 
 def _pace(
     case: Case, store: BaselineStore, kind: str, among: Collection[Path] | None
 ) -> tuple[float, str]:
-    """Return the seconds that a prompt takes, and their source: a baseline, else `guess`."""
-    tokens = case.output_cap_tokens * min(dataset_named(case.dataset).turns, case.turns or math.inf)
+    """Return the seconds that a prompt takes, and their source: a baseline, or else `guess`."""
+    turns = min(dataset_named(case.dataset).turns, case.turns or math.inf)
+    most_tokens = case.output_cap_tokens * turns
     paths = sorted(store.folder.glob(f"*/{case.id}.json"))
-    found, _ = read_baselines(path for path in paths if among is None or path in among)
-    for one in sorted(found.values(), key=lambda one: one.environment != store.environment):
-        speeds = one.launch_values(METRICS["throughput_tokens_per_s"])
-        if one.environment.kind == kind and speeds:
-            here = one.environment == store.environment
-            source = "recorded" if here else f"recorded on {one.environment.name}"
-            answers = one.acceptance.prompts if one.acceptance else ()
-            if conversations := sum(answer.turn == 1 for answer in answers):
-                tokens = sum(answer.completion_tokens for answer in answers) / conversations
+    baselines, _ = read_baselines(path for path in paths if among is None or path in among)
+    # This machine's comes first.
+    ordered = sorted(
+        baselines.values(), key=lambda baseline: baseline.environment != store.environment
+    )
+    for baseline in ordered:
+        speeds = baseline.launch_values(METRICS["throughput_tokens_per_s"])
+        if baseline.environment.kind == kind and speeds:
+            source = "recorded"
+            if baseline.environment != store.environment:
+                source = f"recorded on {baseline.environment.name}"
+            tokens = _tokens_per_prompt(baseline) or most_tokens
             return tokens / statistics.median(speeds), source
-    server, sizes = case.server, case.server.sizes
-    weights_gib = sizes.target_gib + server.draft_tokens * (sizes.draft_gib or 0) if sizes else 0.0
-    step_s = max(weights_gib / server.parallel.tensor / READ_GIB_PER_S, _LEAST_STEP_S[kind])
-    return tokens * step_s / case.in_flight, "guess"  # as if no draft were accepted
+    return most_tokens * _guessed_step_s(case, kind) / case.in_flight, "guess"
+
+
+def _tokens_per_prompt(baseline: Baseline) -> float | None:
+    """Return how many tokens the answers to a prompt had on average, all its turns together."""
+    answers = baseline.acceptance.prompts if baseline.acceptance else ()
+    conversations = sum(answer.turn == 1 for answer in answers)
+    if not conversations:
+        return None
+    return sum(answer.completion_tokens for answer in answers) / conversations
+
+
+def _guessed_step_s(case: Case, kind: str) -> float:
+    """Guess the time of a step by the weights that it reads, as if no draft were accepted."""
+    server = case.server
+    weights_gib = 0.0
+    if server.sizes:
+        drafts_gib = server.draft_tokens * (server.sizes.draft_gib or 0)
+        weights_gib = server.sizes.target_gib + drafts_gib
+    read_s = weights_gib / server.parallel.tensor / READ_GIB_PER_S
+    return max(read_s, _LEAST_STEP_S[kind])
 
 
 def run_s(cases: Collection[Case], estimates: Mapping[str, Estimate], kind: str) -> float:
-    """How long a run of cases takes, each counted on all GPUs that it takes."""
+    """Return how long a run of cases takes, each counted on all GPUs that it takes."""
     servers = {server for case in cases for server in (case.server, case.control) if server}
     fresh = [case.server for case in cases if case.needs_fresh_server]
     starts = [*servers.difference(fresh), *fresh]
-    return sum(START_S[kind] * server.parallel.gpus for server in starts) + sum(
-        estimates[case.id].case_s * case.server.parallel.gpus for case in cases
-    )
+    starts_s = sum(START_S[kind] * server.parallel.gpus for server in starts)
+    cases_s = sum(estimates[case.id].case_s * case.server.parallel.gpus for case in cases)
+    return starts_s + cases_s

@@ -5,10 +5,12 @@ import itertools
 import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
 import specreg
+from specreg.acceptance.record import AcceptanceRecord
 from specreg.baselines import schema
 from specreg.baselines.comparison import change_of_acceptance, devices_of, why_held_back
 from specreg.baselines.schema import Baseline, load_baseline
@@ -22,6 +24,7 @@ from specreg.matrix.models import model_sha256
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, SPOILS, Family, Invalid, render_invalid
 from specreg.stats.intervals import LEVELS, Look
+from specreg.telemetry.identity import Environment
 from specreg.telemetry.sensor import SCRIPTED
 
 COMMIT = "SPECREG_COMMIT"
@@ -30,7 +33,14 @@ _SAME_AL_FRAC = 0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedBaseline:
-    """A baseline that was written, and what it replaced; `left_out`: what isn't in it, and why."""
+    """A baseline that was written.
+
+    Attributes:
+        path: the file.
+        old: what it replaced; None for a new file.
+        new: what it holds.
+        left_out: which families are missing and why, as a sentence; empty if none is.
+    """
 
     path: Path
     old: Baseline | None
@@ -38,73 +48,116 @@ class RecordedBaseline:
     left_out: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingNotes:
+    """What a baseline says of its recording beside the measurements.
+
+    Attributes:
+        reason: what `--reason` said; empty for the engine, its version and the commit.
+        torch_version: the version of torch in the engine's environment; empty if unknown.
+        driver_version: the version of the GPU's driver; empty without a GPU.
+    """
+
+    reason: str = ""
+    torch_version: str = ""
+    driver_version: str = ""
+
+
 def record_measurements(
     measurements: Sequence[Measurement],
     settings: CaseSettings,
     store: BaselineStore,
-    *,
-    reason: str,
-    torch_version: str = "",
-    driver_version: str = "",
+    notes: RecordingNotes,
     complete: Callable[[Baseline], Baseline] = lambda baseline: baseline,
 ) -> RecordedBaseline:
     """Write the baseline of one case from the measurements of its launches.
 
-    Of metrics that mean nothing in a launch what was recorded before is kept; of the acceptances
-    that with the most prompts. `reason` may be empty, for the engine, its version and the commit;
-    `complete` adds how identical runs differed, and what a run can tell against such a baseline.
+    Families that mean nothing in a launch keep what was recorded before. Of the acceptances, the
+    one with the most prompts is written.
+
+    Args:
+        measurements: one for each launch of the case, one at least.
+        settings: the settings that a run must share to be compared.
+        store: where the file belongs.
+        notes: what is said of the recording.
+        complete: adds how identical runs differed, and what a run can detect against the baseline.
 
     Raises:
         BaselineError: nothing of a measurement may be recorded, the launches disagree, the file
             that is there can't be read, or the disk refuses. Nothing is written then.
     """
-    first = measurements[0]
-    path = store.path(first.case.id)
+    case = measurements[0].case
+    path = store.path(case.id)
     old = load_baseline(path)
     invalid = _invalid_of(measurements, old)
-    alone = first.acceptance is None and invalid.keys() - {Family.POWER}
-    if Family.ACCEPTANCE in invalid or alone:
+    _check_recordable(measurements, invalid, store.environment)
+    kept = old if old is not None and old.case == settings else None
+    speeds = _speeds_of(measurements, invalid)
+    launches = speeds
+    devices: tuple[schema.RecordedDevice, ...] = ()
+    if kept is not None:
+        launches = _with_kept_speeds(speeds, kept.launches, invalid)
+        devices = kept.devices
+    if speeds and Family.POWER not in invalid:
+        devices = devices_of(measurements)
+    baseline = complete(
+        Baseline(
+            schema_version=schema.SCHEMA_VERSION,
+            case=settings,
+            environment=store.environment,
+            provenance=_provenance_of(measurements[0], settings, store, notes),
+            acceptance=schema.stored_acceptance(_fullest_acceptance(measurements)),
+            launches=launches,
+            devices=devices,
+            # How hours differ is the machine's: what is known of it outlives an engine's version.
+            noise=kept.noise if kept else {},
+        )
+    )
+    record_baseline(path, baseline)
+    left_out = ""
+    if invalid:
+        left_out = f"baseline of '{case.id}': written without {render_invalid(invalid)}"
+    return RecordedBaseline(path=path, old=old, new=baseline, left_out=left_out)
+
+
+def _check_recordable(
+    measurements: Sequence[Measurement], invalid: Invalid, environment: Environment
+) -> None:
+    """Check that something of a case may be recorded, else raise a BaselineError."""
+    first = measurements[0]
+    has_only_invalid_speeds = first.acceptance is None and bool(invalid.keys() - {Family.POWER})
+    if Family.ACCEPTANCE in invalid or has_only_invalid_speeds:
         raise _refusal(first.case, str(next(iter(invalid.values()))))
-    for name in (*store.environment.gpus, *(one.name for one in devices_of(measurements))):
+    device_names = [device.name for device in devices_of(measurements)]
+    for name in (*environment.gpus, *device_names):
         if name.startswith(SCRIPTED):
             why = f"'{name}' is a device that a test made up; measure on a real one"
             raise _refusal(first.case, why)
     _check_acceptance_agrees(measurements)
-    speeds = _speeds_of(measurements, invalid)
-    kept = old if old is not None and old.case == settings else None
-    launches = _beside_kept(speeds, kept.launches, invalid) if kept is not None else speeds
-    acceptances = [one.acceptance for one in measurements if one.acceptance]
-    fullest = max(acceptances, key=lambda one: len(one.prompts), default=None)
-    devices = kept.devices if kept is not None else ()
-    if speeds and Family.POWER not in invalid:
-        devices = devices_of(measurements)
+
+
+def _provenance_of(
+    measurement: Measurement, settings: CaseSettings, store: BaselineStore, notes: RecordingNotes
+) -> schema.Provenance:
     commit = commit_of(store.folder.parent)
-    of_engine = f"{settings.engine} {first.engine_version}"
-    baseline = Baseline(
-        schema_version=schema.SCHEMA_VERSION,
-        case=settings,
-        environment=store.environment,
-        provenance=schema.Provenance(
-            engine_version=first.engine_version,
-            draft_sha256=model_sha256(first.draft) if first.draft else "",
-            specreg_version=specreg.__version__,
-            commit=commit,
-            recorded_on=dt.datetime.now(tz=dt.UTC).date().isoformat(),
-            reason=reason or (f"{of_engine} at {commit[:7]}" if commit else of_engine),
-            driver_version=driver_version,
-            torch_version=torch_version,
-        ),
-        acceptance=schema.stored_acceptance(fullest),
-        launches=launches,
-        devices=devices,
-        # How hours differ is the machine's: what is known of it outlives an engine's version.
-        noise=kept.noise if kept else {},
+    engine = f"{settings.engine} {measurement.engine_version}"
+    usual_reason = f"{engine} at {commit[:7]}" if commit else engine
+    return schema.Provenance(
+        engine_version=measurement.engine_version,
+        draft_sha256=model_sha256(measurement.draft) if measurement.draft else "",
+        specreg_version=specreg.__version__,
+        commit=commit,
+        recorded_on=dt.datetime.now(tz=dt.UTC).date().isoformat(),
+        reason=notes.reason or usual_reason,
+        driver_version=notes.driver_version,
+        torch_version=notes.torch_version,
     )
-    baseline = complete(baseline)
-    record_baseline(path, baseline)
-    why = render_invalid(invalid)
-    left_out = f"baseline of '{first.case.id}': written without {why}" if why else ""
-    return RecordedBaseline(path=path, old=old, new=baseline, left_out=left_out)
+
+
+def _fullest_acceptance(measurements: Sequence[Measurement]) -> AcceptanceRecord | None:
+    """Return the acceptance with the most prompts; None if no launch has one."""
+    records = [launch.acceptance for launch in measurements if launch.acceptance is not None]
+    return max(records, key=lambda record: len(record.prompts), default=None)
 
 
 def record_baseline(path: Path, baseline: Baseline) -> None:
@@ -146,58 +199,94 @@ def _invalid_of(measurements: Sequence[Measurement], old: Baseline | None) -> In
 def _speeds_of(
     measurements: Sequence[Measurement], invalid: Invalid
 ) -> tuple[dict[str, float], ...]:
-    """Return the speeds of the launches; none where one launch has no valid speed.
+    """Return the speeds of the launches; none if a launch has no valid speed.
 
-    One launch alone tells none: acceptance is recorded then.
+    One launch alone tells no speed: its acceptance is recorded then.
+
+    Raises:
+        BaselineError: there is a single launch, and it has no acceptance.
     """
+    first = measurements[0]
     if len(measurements) == 1:
-        if measurements[0].acceptance is not None:
+        if first.acceptance is not None:
             return ()
         why = "one launch tells no speed, and there is no acceptance; leave out --specreg-launches"
-        raise _refusal(measurements[0].case, why)
-    rows = [
-        {
-            name: value
-            for name, value in one.values.items()
-            if METRICS[name].by_launch and METRICS[name].family not in invalid
-        }
-        for one in measurements
-    ]
-    return tuple(rows) if all(rows) or not invalid else ()
+        raise _refusal(first.case, why)
+    launches = tuple(_valid_speeds(measurement, invalid) for measurement in measurements)
+    return launches if all(launches) or not invalid else ()
 
 
-def _beside_kept(
-    speeds: Sequence[Mapping[str, float]], kept: Sequence[Mapping[str, float]], invalid: Invalid
+def _valid_speeds(measurement: Measurement, invalid: Invalid) -> dict[str, float]:
+    return {
+        name: value
+        for name, value in measurement.values.items()
+        if METRICS[name].by_launch and METRICS[name].family not in invalid
+    }
+
+
+def _with_kept_speeds(
+    speeds: Sequence[Mapping[str, float]],
+    kept_launches: Sequence[Mapping[str, float]],
+    invalid: Invalid,
 ) -> tuple[dict[str, float], ...]:
-    """Return the launches; metrics that aren't recorded now keep their earlier values."""
+    """Return the launches, in which metrics that aren't recorded now keep their earlier values."""
     if not speeds:
-        return tuple(map(dict, kept))
-    left = [
-        {name: row[name] for name in row if name in METRICS and METRICS[name].family in invalid}
-        for row in kept
-    ]
-    none: Mapping[str, float] = {}
-    pairs = itertools.zip_longest(left if any(left) else [], speeds, fillvalue=none)
+        return tuple(dict(launch) for launch in kept_launches)
+    kept = [_speeds_in(invalid.keys(), launch) for launch in kept_launches]
+    if not any(kept):
+        return tuple(dict(launch) for launch in speeds)
+    nothing: Mapping[str, float] = {}
+    pairs = itertools.zip_longest(kept, speeds, fillvalue=nothing)
     return tuple({**before, **now} for before, now in pairs)
 
 
-def _check_acceptance_agrees(measurements: Sequence[Measurement]) -> None:
-    """Check that no launch's AL differs from the first's by more than 0.5 % and chance allows.
+def _speeds_in(families: AbstractSet[Family], launch: Mapping[str, float]) -> dict[str, float]:
+    """Return the speeds of a launch that belong to some families."""
+    return {
+        name: value
+        for name, value in launch.items()
+        if name in METRICS and METRICS[name].family in families
+    }
 
-    Over the prompts that both replayed; of a source that knows the sum only, by more than 0.5 %.
+
+def _check_acceptance_agrees(measurements: Sequence[Measurement]) -> None:
+    """Check that the launches of a case have the same AL.
+
+    An AL may differ from the first launch's by 0.5 %, or by what chance allows over the prompts
+    that both replayed. For a source that knows the sum only, there is no allowance for chance.
+
+    Raises:
+        BaselineError: two launches disagree.
     """
-    records = [one.acceptance for one in measurements if one.acceptance is not None]
-    for other in records[1:]:
-        change = change_of_acceptance(METRICS["acceptance_length_tokens"], other, records[0])
-        low, high = change.bounds(LEVELS[Look.FULL]) if change else (1.0, 1.0)
-        ids = {one.prompt_id for one in other.prompts}
-        ids &= {one.prompt_id for one in records[0].prompts}
-        alike = [one.only(ids) if ids else one for one in (records[0], other)]
-        both = [one.total.acceptance_length or 1.0 for one in alike]
-        if not low <= 0 <= high and abs(both[0] - both[1]) > _SAME_AL_FRAC * min(both):
-            lengths = ", ".join(f"{one:.4f}" for one in both)
-            why = f"its launches disagree on the acceptance length ({lengths}); find out why first"
-            raise _refusal(measurements[0].case, why)
+    records = [launch.acceptance for launch in measurements if launch.acceptance is not None]
+    for record in records[1:]:
+        if not _differs_by_chance(records[0], record):
+            first_length, length = _common_lengths(records[0], record)
+            if abs(first_length - length) > _SAME_AL_FRAC * min(first_length, length):
+                why = (
+                    f"its launches disagree on the acceptance length ({first_length:.4f},"
+                    f" {length:.4f}); find out why first"
+                )
+                raise _refusal(measurements[0].case, why)
+
+
+def _differs_by_chance(first: AcceptanceRecord, record: AcceptanceRecord) -> bool:
+    """Return whether chance explains how two acceptances differ."""
+    change = change_of_acceptance(METRICS["acceptance_length_tokens"], record, first)
+    if change is None:
+        return False
+    low, high = change.bounds(LEVELS[Look.FULL])
+    return low <= 0 <= high
+
+
+def _common_lengths(first: AcceptanceRecord, record: AcceptanceRecord) -> tuple[float, float]:
+    """Return the AL of two records, over the prompts of both if prompts are known."""
+    first_ids = {prompt.prompt_id for prompt in first.prompts}
+    common_ids = first_ids & {prompt.prompt_id for prompt in record.prompts}
+    if common_ids:
+        first = first.only(common_ids)
+        record = record.only(common_ids)
+    return first.total.acceptance_length or 1.0, record.total.acceptance_length or 1.0
 
 
 def _refusal(case: Case, why: str) -> BaselineError:
@@ -205,15 +294,18 @@ def _refusal(case: Case, why: str) -> BaselineError:
 
 
 def commit_of(folder: Path) -> str:
-    """The commit that a folder is at, empty outside a repository or without git.
+    """Return the commit that a folder is at, empty outside a repository or without git.
 
     Of a copy without its repository it is what the variable SPECREG_COMMIT says.
     """
-    if (told := os.environ.get(COMMIT)) is not None:
-        return told
+    commit = os.environ.get(COMMIT)
+    if commit is not None:
+        return commit
     command = ("git", "-C", str(folder), "rev-parse", "--short=12", "HEAD")
     try:
-        done = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603
+        completed = subprocess.run(  # noqa: S603
+            command, check=False, capture_output=True, text=True
+        )
     except OSError:
         return ""
-    return done.stdout.strip()
+    return completed.stdout.strip()

@@ -1,4 +1,4 @@
-"""Baselines, and published figures: what was measured once, on disk, to be compared with.
+"""Baselines and published figures: what was measured once, as files to compare with.
 
 `baselines/<environment>/<case-id>.json`, one prompt per line, so that a change can be reviewed.
 """
@@ -8,9 +8,9 @@ import inspect
 import json
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeGuard
 
 import msgspec
 
@@ -31,10 +31,6 @@ from specreg.telemetry.identity import Environment
 from specreg.telemetry.sensor import Scope
 
 SCHEMA_VERSION = 4
-_SHORT_TURNS = 4
-"""Before this version, speeds were medians of long rounds, which can't be compared with today's."""
-_GONE = frozenset({"rounds", "stream"})
-"""Settings of earlier versions that are gone; only baselines of streamed answers are still read."""
 _FEWEST_RUNS = 2
 _ADVICE = "restore it with git, or remove it and record it anew"
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
@@ -97,20 +93,33 @@ class Detectable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     launches: int
 
     @classmethod
-    def of(cls, mdes: Mapping[int, float], tolerance_frac: float, most: int) -> "Detectable":
-        """By launches, from 1, their minimum detectable effect; a run takes `most`."""
-        launches = next((one for one, mde in mdes.items() if mde <= tolerance_frac), 0)
+    def of(
+        cls, mde_frac_by_launches: Mapping[int, float], tolerance_frac: float, run_launches: int
+    ) -> "Detectable":
+        """Return what a run can detect.
+
+        Args:
+            mde_frac_by_launches: by number of launches, from 1, their minimum detectable effect.
+            tolerance_frac: the loss that is tolerated, 0..1.
+            run_launches: the most launches that a run takes.
+        """
+        enough = [
+            launches
+            for launches, mde_frac in mde_frac_by_launches.items()
+            if mde_frac <= tolerance_frac
+        ]
+        launches = min(enough, default=0)
         return cls(
-            decides=1 <= launches <= most,
-            mde_frac=mdes[most],
+            decides=1 <= launches <= run_launches,
+            mde_frac=mde_frac_by_launches[run_launches],
             tolerance_frac=tolerance_frac,
             launches=launches,
         )
 
     def __str__(self) -> str:
-        """The tolerance in percent, and what would be told instead."""
-        told = f"detects {self.mde_frac:.1%}, {self.launches or 'not even 12'} launches would"
-        return f"{100 * self.tolerance_frac:.3g} % ({told})"
+        """Say what is tolerated in percent, and what can be detected instead."""
+        enough = f"{self.launches or 'not even 12'} launches would"
+        return f"{100 * self.tolerance_frac:.3g} % (detects {self.mde_frac:.1%}, {enough})"
 
 
 class StoredPrompt(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -200,11 +209,11 @@ class Baseline(
     devices: tuple[RecordedDevice, ...] = ()
 
     def launch_values(self, metric: Metric) -> tuple[float, ...]:
-        """The metric's value in each launch that has it."""
+        """Return the metric's value in each launch that has it."""
         return tuple(launch[metric.name] for launch in self.launches if metric.name in launch)
 
     def expected_value(self, metric: Metric) -> float | None:
-        """A metric's value: of the prompts' counts, or the geometric mean over the launches."""
+        """Return a metric's value: of the prompts' counts, or the launches' geometric mean."""
         if not metric.by_launch:
             return acceptance_value(metric, load_acceptance(self.acceptance))
         launches = self.launch_values(metric)
@@ -212,29 +221,18 @@ class Baseline(
 
 
 def load_baseline(path: Path) -> Baseline | None:
-    """Load a baseline, an earlier form converted to this one; None if there is no file.
+    """Load a baseline; None if there is no file.
 
     Raises:
-        BaselineError: it can't be read, or is of a newer form. It is left as it is.
+        BaselineError: the file can't be read, or is of another form. It is left as it is.
     """
     content = b""
     try:
         content = path.read_bytes()
         head = msgspec.json.decode(content, type=_Head)
-        version = head.schema_version
-        if version > SCHEMA_VERSION:
-            raise BaselineError(
-                f"baseline '{path}': schema version {version}, this specreg reads {SCHEMA_VERSION};"
-                " use a newer specreg"
-            )
-        # Versions 2 and 4 added optional fields; 3 took settings away.
+        _check_version(path, head.schema_version)
+        _check_settings(head)
         baseline = msgspec.json.decode(content, type=Baseline)
-        known = {field.name for field in dataclasses.fields(CaseSettings)} | _GONE
-        if bytes(head.case.get("stream", b"")) == b"false":
-            raise msgspec.ValidationError("its answers came whole, which is no longer measured")
-        if unknown := head.case.keys() - known:  # which msgspec passes over in a dataclass
-            name = min(unknown)
-            raise msgspec.ValidationError(f"Object contains unknown field `{name}` - at `$.case`")
         check_figures(baseline)
     except FileNotFoundError:
         return None
@@ -242,33 +240,62 @@ def load_baseline(path: Path) -> Baseline | None:
         raise BaselineError(
             f"baseline '{path}': {why_unusable(content, error)}; {_ADVICE}"
         ) from error
-    if version < _SHORT_TURNS:
-        baseline = msgspec.structs.replace(baseline, launches=())
-    return msgspec.structs.replace(baseline, schema_version=SCHEMA_VERSION)
+    return baseline
+
+
+def _check_version(path: Path, version: int) -> None:
+    """Check that a file is of the form that this specreg reads, else raise a BaselineError."""
+    if version == SCHEMA_VERSION:
+        return
+    advice = "use a newer specreg" if version > SCHEMA_VERSION else "record it anew"
+    raise BaselineError(
+        f"baseline '{path}': schema version {version}, this specreg reads {SCHEMA_VERSION};"
+        f" {advice}"
+    )
+
+
+def _check_settings(head: "_Head") -> None:
+    """Check that all settings are known, as msgspec passes over unknown fields of a dataclass.
+
+    Raises:
+        msgspec.ValidationError: one isn't known.
+    """
+    unknown = head.case.keys() - {field.name for field in dataclasses.fields(CaseSettings)}
+    if unknown:
+        message = f"Object contains unknown field `{min(unknown)}` - at `$.case`"
+        raise msgspec.ValidationError(message)
 
 
 def baseline_files(folder: Path) -> Iterator[Path]:
     """Yield the files of all machines' baselines, without published figures."""
-    yield from (path for path in sorted(folder.glob("*/*.json")) if path.parent.name != "published")
+    for path in sorted(folder.glob("*/*.json")):
+        if path.parent.name != "published":
+            yield path
 
 
 def read_baselines(paths: Iterable[Path]) -> tuple[dict[Path, Baseline], list[str]]:
-    """Load baselines by their paths, and say why others can't be read."""
-    found: dict[Path, Baseline] = {}
-    unreadable: list[str] = []
+    """Load the baselines that can be read.
+
+    Returns:
+        The baselines by their paths, and for each other file a sentence that says what is wrong.
+    """
+    baselines: dict[Path, Baseline] = {}
+    errors: list[str] = []
     for path in paths:
         try:
-            if baseline := load_baseline(path):
-                found[path] = baseline
+            baseline = load_baseline(path)
         except BaselineError as error:
-            unreadable.append(str(error))
-    return found, unreadable
+            errors.append(str(error))
+        else:
+            if baseline is not None:
+                baselines[path] = baseline
+    return baselines, errors
 
 
 def render_baseline(baseline: Baseline) -> str:
-    """JSON with sorted keys; a list of lists has one of them per line.
+    """Render a baseline as JSON with sorted keys, each prompt on a line of its own.
 
-    Settings are written with their defaults, which may change.
+    Settings are written with their defaults, because these may change.
     """
     content = msgspec.to_builtins(baseline)
     if not baseline.environment.power_limit_w:
@@ -277,17 +304,18 @@ def render_baseline(baseline: Baseline) -> str:
 
 
 def schema_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """The JSON Schema of a struct, whose docstrings have no margin, as from Python 3.13 on."""
+    """Return the JSON Schema of a struct."""
     any_value = {"description": "what a chat template takes"}
     schema = msgspec.json.schema(kind, schema_hook=lambda _: any_value)
-    for one in schema["$defs"].values():
-        if "description" in one:
-            one["description"] = inspect.cleandoc(one["description"])
+    for definition in schema["$defs"].values():
+        if "description" in definition:
+            # Docstrings have no margin from Python 3.13 on: schemas must be equal on every Python.
+            definition["description"] = inspect.cleandoc(definition["description"])
     return schema
 
 
 def render_schema() -> str:
-    """The JSON Schema of a baseline file; `baselines/schema.json` holds it for other tools."""
+    """Render the JSON Schema of a baseline; `baselines/schema.json` holds it for other tools."""
     schema = schema_of(Baseline)
     schema["$defs"]["CaseSettings"]["additionalProperties"] = False
     return json.dumps(schema, indent=1, sort_keys=True) + "\n"
@@ -297,27 +325,31 @@ def stored_acceptance(record: AcceptanceRecord | None) -> StoredAcceptance | Non
     """Convert a record to the form on disk."""
     if record is None:
         return None
-    prompts = tuple(
-        StoredPrompt(
-            prompt_id=prompt.prompt_id,
-            category=prompt.category,
-            accepted=prompt.counts.accepted,
-            steps=prompt.counts.steps,
-            proposed=prompt.counts.proposed,
-            completion_tokens=prompt.completion_tokens,
-            position_counts=prompt.counts.position_counts,
-            turn=prompt.turn,
-        )
-        for prompt in record.prompts
-    )
-    total = None if prompts else record.total
+    prompts = tuple(_stored_prompt(prompt) for prompt in record.prompts)
     return StoredAcceptance(
-        source=record.source, view=record.view, weighting="step", total=total, prompts=prompts
+        source=record.source,
+        view=record.view,
+        weighting="step",
+        total=None if prompts else record.total,
+        prompts=prompts,
+    )
+
+
+def _stored_prompt(prompt: PromptAcceptance) -> StoredPrompt:
+    return StoredPrompt(
+        prompt_id=prompt.prompt_id,
+        category=prompt.category,
+        accepted=prompt.counts.accepted,
+        steps=prompt.counts.steps,
+        proposed=prompt.counts.proposed,
+        completion_tokens=prompt.completion_tokens,
+        position_counts=prompt.counts.position_counts,
+        turn=prompt.turn,
     )
 
 
 def load_acceptance(stored: StoredAcceptance | None) -> AcceptanceRecord | None:
-    """Convert a stored record back."""
+    """Convert the form on disk back to a record."""
     if stored is None:
         return None
     prompts = msgspec.convert(stored.prompts, tuple[PromptAcceptance, ...], from_attributes=True)
@@ -326,7 +358,11 @@ def load_acceptance(stored: StoredAcceptance | None) -> AcceptanceRecord | None:
 
 
 def check_figures(baseline: Baseline) -> None:
-    """Raise an InvalidMeasurementError where a figure could never be missed or counts disagree."""
+    """Check that each figure could be missed, and that counts agree with one another.
+
+    Raises:
+        InvalidMeasurementError: `FIGURE_IMPOSSIBLE`, or as of `check_counts`.
+    """
     for launch in baseline.launches:
         for name, value in launch.items():
             if not 0 < value < math.inf:
@@ -335,11 +371,14 @@ def check_figures(baseline: Baseline) -> None:
     for name, noise in baseline.noise.items():
         if not 0 <= noise.between_frac < math.inf or noise.runs < _FEWEST_RUNS:
             raise InvalidMeasurementError("FIGURE_IMPOSSIBLE", f"noise of {name} is {noise}")
-    drafted = baseline.case.tree.drafted_tokens if baseline.case.tree else None
-    if record := load_acceptance(baseline.acceptance):
-        for prompt in record.prompts:
-            check_counts(prompt.counts, f"prompt '{prompt.prompt_id}'", drafted_tokens=drafted)
-        check_counts(record.total, "all prompts", drafted_tokens=drafted)
+    record = load_acceptance(baseline.acceptance)
+    if record is None:
+        return
+    drafted_tokens = baseline.case.tree.drafted_tokens if baseline.case.tree else None
+    for prompt in record.prompts:
+        subject = f"prompt '{prompt.prompt_id}'"
+        check_counts(prompt.counts, subject, drafted_tokens=drafted_tokens)
+    check_counts(record.total, "all prompts", drafted_tokens=drafted_tokens)
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -348,23 +387,31 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 def why_unusable(content: bytes, error: Exception) -> str:
-    """What is wrong with a file: what a merge left in it, else what the error says."""
+    """Say what is wrong with a file: what a merge left in it, else what the error says."""
     for number, line in enumerate(content.splitlines(), start=1):
         if line.startswith(b"<<<<<<< "):
             return f"holds both sides of a merge conflict, from line {number} on"
-    return str(error.strerror if isinstance(error, OSError) else error)
+    if isinstance(error, OSError):
+        return str(error.strerror)
+    return str(error)
 
 
 def _render(value: object, indent: str) -> str:
-    """A mapping's keys and a list's lists stand on lines of their own; all else on one."""
+    """Render a value: each key of a mapping and each list in a list on its own line."""
     deeper = indent + " "
     if isinstance(value, dict):
-        rows = (f"{json.dumps(k)}: {_render(value[k], deeper)}" for k in sorted(value))
+        rows = [f"{json.dumps(key)}: {_render(value[key], deeper)}" for key in sorted(value)]
         return "{\n" + ",\n".join(deeper + row for row in rows) + f"\n{indent}}}"
-    if isinstance(value, (list, tuple)) and any(isinstance(i, (list, tuple, dict)) for i in value):
-        rows = (json.dumps(item, ensure_ascii=False, sort_keys=True) for item in value)
+    if _holds_containers(value):
+        rows = [json.dumps(item, ensure_ascii=False, sort_keys=True) for item in value]
         return "[\n" + ",\n".join(deeper + row for row in rows) + f"\n{indent}]"
     return json.dumps(value, ensure_ascii=False)
+
+
+def _holds_containers(value: object) -> TypeGuard[Sequence[object]]:
+    if not isinstance(value, (list, tuple)):
+        return False
+    return any(isinstance(item, (list, tuple, dict)) for item in value)
 
 
 class PublishedFigure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -410,16 +457,19 @@ class PublishedFigure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def has_acceptance(self) -> bool:
         """Whether it holds something to judge by, not a speedup alone."""
         figures = (self.acceptance_length_tokens, self.acceptance_rate_frac, *self.position_frac)
-        return any(one is not None for one in figures)
+        return any(figure is not None for figure in figures)
 
     def value(self, metric_name: str) -> float | None:
-        """The figure of a metric, which has its name; None where it wasn't published."""
-        figures = {f"acceptance_pos{n}_frac": one for n, one in enumerate(self.position_frac, 1)}
-        return figures.get(metric_name, getattr(self, metric_name, None))
+        """Return the figure of a metric; None where it wasn't published."""
+        positions = {
+            f"acceptance_pos{position}_frac": share
+            for position, share in enumerate(self.position_frac, start=1)
+        }
+        return positions.get(metric_name, getattr(self, metric_name, None))
 
 
 def load_published(folder: Path) -> tuple[PublishedFigure, ...]:
-    """All published figures below a folder of baselines, in the order of their names.
+    """Load all published figures below a folder of baselines, in the order of their names.
 
     Raises:
         BaselineError: one of them can't be read, or can't be true.
@@ -428,29 +478,38 @@ def load_published(folder: Path) -> tuple[PublishedFigure, ...]:
 
 
 def published_for(case: Case, published: Iterable[PublishedFigure]) -> PublishedFigure | None:
-    """The first figure of the same models, settings and load; with acceptance where one has it."""
-    ours = (one for one in published if _is_of(one, case))
-    return max(ours, key=lambda one: one.has_acceptance, default=None)
+    """Return the first figure of a case's models, settings and load, one with acceptance if any."""
+    matching = [figure for figure in published if _is_of(figure, case)]
+    return max(matching, key=lambda figure: figure.has_acceptance, default=None)
 
 
-def _is_of(one: PublishedFigure, case: Case) -> bool:
+def _is_of(figure: PublishedFigure, case: Case) -> bool:
+    """Return whether a figure is of a case; what the figure leaves open, any case has."""
     server = case.server
-    told = (one.method, one.target, one.draft, one.draft_tokens, one.dataset)
-    wanted = (server.method, server.target, server.draft, server.draft_tokens)
-    return (
-        told == (*wanted, case.dataset)
-        and server.tree is None  # a figure doesn't say how the drafts branched
-        and one.temperature in {None, case.temperature}
-        and one.turns in {None, case.turns}
-        and one.output_cap_tokens in {None, case.output_cap_tokens}
-        and one.engine in {None, server.engine}
-        and one.concurrency in {None, case.load.concurrency}
+    must_be_equal = (
+        (figure.method, server.method),
+        (figure.target, server.target),
+        (figure.draft, server.draft),
+        (figure.draft_tokens, server.draft_tokens),
+        (figure.dataset, case.dataset),
+        (None, server.tree),  # a figure doesn't say how the drafts branched
+    )
+    may_be_open = (
+        (figure.temperature, case.temperature),
+        (figure.turns, case.turns),
+        (figure.output_cap_tokens, case.output_cap_tokens),
+        (figure.engine, server.engine),
+        (figure.concurrency, case.load.concurrency),
+    )
+    return all(published == actual for published, actual in must_be_equal) and all(
+        published is None or published == actual for published, actual in may_be_open
     )
 
 
 def _contradictions(published: PublishedFigure) -> Iterator[str]:
-    """Say what can't be true of a figure, got and needed."""
-    length, positions = published.acceptance_length_tokens, published.position_frac
+    """Yield what can't be true of a figure, with what was got and what is needed."""
+    length = published.acceptance_length_tokens
+    positions = published.position_frac
     most = published.draft_tokens
     if published.speedup_ratio is not None and not (published.engine and published.concurrency):
         yield "a speedup without engine and concurrency, needed both"
@@ -468,12 +527,13 @@ def _contradictions(published: PublishedFigure) -> Iterator[str]:
 
 
 def _load_figure(path: Path) -> PublishedFigure:
-    subject, advice = f"published figure '{path}'", "restore it with git, or remove it"
+    subject = f"published figure '{path}'"
+    advice = "restore it with git, or remove it"
     try:
         published = msgspec.json.decode(path.read_bytes(), type=PublishedFigure)
     except (OSError, *UNREADABLE) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise BaselineError(f"{subject}: {why}; {advice}") from error
-    for wrong in _contradictions(published):
-        raise BaselineError(f"{subject}: {wrong}; {advice}")
+    for contradiction in _contradictions(published):
+        raise BaselineError(f"{subject}: {contradiction}; {advice}")
     return published

@@ -1,4 +1,4 @@
-"""What is expected of a case: its prompts, its settings, and what the baselines know of it."""
+"""Find what is expected of a case: its settings, and the baselines that apply to it."""
 
 import contextlib
 import dataclasses
@@ -22,7 +22,7 @@ from specreg.telemetry.identity import Environment
 
 
 def settings_in(root: Path, case: Case) -> CaseSettings:
-    """The settings of a case, with the files of a repository."""
+    """Return the settings of a case, with the files of a repository."""
     target, _ = served_models(root, case.server)
     return settings_of(case, target, load_case_prompts(root, case))
 
@@ -30,11 +30,17 @@ def settings_in(root: Path, case: Case) -> CaseSettings:
 def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSettings:
     """Return what must be equal for two measurements of a case to be compared.
 
-    Of the dataset's prompts those of a run by the matrix and of its extension count. Texts are as a
-    baseline's file holds them, without secrets.
+    Of the dataset's prompts, those of a run by the matrix and of its extension count. Texts are as
+    a baseline's file holds them, without secrets.
+
+    Args:
+        case: the case.
+        target: a folder or a hub id.
+        prompts: all prompts of the dataset, in order.
     """
     server = case.server
     target_sha256 = model_sha256(target)
+    matrix_prompts = case.matrix_prompts or case.prompts
     settings = CaseSettings(
         **taken(ServerSettings, server),
         **taken(RequestSettings, case),
@@ -43,11 +49,11 @@ def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSetti
         method=server.method,
         draft_tokens=server.draft_tokens,
         target_sha256=target_sha256,
-        # A folder is told by its files, wherever it lies; a hub id by its name alone.
+        # A folder is identified by its files, wherever it is; a hub id by its name.
         target="" if target_sha256 else server.target,
-        prompts_sha256=prompts_sha256(prompts[: 2 * (case.matrix_prompts or case.prompts)]),
+        prompts_sha256=prompts_sha256(prompts[: 2 * matrix_prompts]),
         limits=case.limits,
-        prompts=case.matrix_prompts or case.prompts,
+        prompts=matrix_prompts,
         num_prompts=case.prompts if case.matrix_prompts else None,
     )
     return readable_values(settings)
@@ -55,9 +61,13 @@ def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSetti
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineStore:
-    """The baselines in a folder that apply to one machine; what all cases share is read once.
+    """The baselines in a folder that apply to one machine. What all cases share is read once.
 
-    `options` are those with which pytest runs the cases that are looked up, the tier among them.
+    Attributes:
+        folder: `baselines` of the repository.
+        environment: the machine.
+        options: the options with which pytest runs the cases that are looked up, the tier among
+            them.
     """
 
     folder: Path
@@ -71,48 +81,68 @@ class BaselineStore:
 
     @functools.cached_property
     def published(self) -> tuple[PublishedFigure, ...]:
-        """The published figures; raises BaselineError where one can't be read."""
+        """The published figures.
+
+        Raises:
+            BaselineError: one of them can't be read.
+        """
         return schema.load_published(self.folder)
 
     def path(self, case_id: str) -> Path:
-        """Where a case's baseline lies."""
+        """Return the path of a case's baseline on this machine."""
         return self.folder / self.environment.name / f"{case_id}.json"
 
     def look_up(self, case: Case, settings: CaseSettings) -> CaseBaselines:
-        """What is known of a case; raises BaselineError where its baseline can't be read."""
+        """Return the baselines that apply to a case with some settings.
+
+        Raises:
+            BaselineError: the case's baseline, or a published figure, can't be read.
+        """
         exact = self._exact(case)
-        nearest = None if exact else self._nearest(case, of_any_number(settings))
-        known = exact is not None or nearest is not None
+        nearest: Baseline | None = None
+        published: PublishedFigure | None = None
+        if exact is None:
+            nearest = self._nearest(case, of_any_number(settings))
+        if exact is None and nearest is None:
+            published = schema.published_for(case, self.published)
         return CaseBaselines(
             environment=self.environment,
             settings=settings,
             exact=exact,
             nearest=nearest,
-            published=None if known else schema.published_for(case, self.published),
+            published=published,
             control=self._control(case, settings),
             spreads=self.spreads,
             options=self.options,
         )
 
     def files(self, case_ids: Iterable[str]) -> Iterator[Path]:
-        """The files that say what is expected of the cases: this machine's, else all others'."""
-        for own in map(self.path, case_ids):
-            yield from [own] if own.exists() else sorted(self.folder.glob(f"*/{own.name}"))
+        """Yield the files that apply to some cases: this machine's, or else all others'."""
+        for case_id in case_ids:
+            path = self.path(case_id)
+            if path.exists():
+                yield path
+            else:
+                yield from sorted(self.folder.glob(f"*/{path.name}"))
 
     def own(self) -> Mapping[Path, Baseline]:
-        """The baselines of this machine that can be read."""
-        return schema.read_baselines(self._own_files())[0]
+        """Return the baselines of this machine that can be read, by their paths."""
+        baselines, _ = schema.read_baselines(self._own_files())
+        return baselines
 
     def unused(self, case_ids: Iterable[str]) -> tuple[Path, ...]:
-        """The files of this machine that none of the cases asks for."""
-        return tuple(sorted(set(self._own_files()) - set(map(self.path, case_ids))))
+        """Return the files of this machine that belong to none of some cases."""
+        used = {self.path(case_id) for case_id in case_ids}
+        return tuple(path for path in self._own_files() if path not in used)
 
     def _own_files(self) -> list[Path]:
         return sorted((self.folder / self.environment.name).glob("*.json"))
 
     def _exact(self, case: Case) -> Baseline | None:
-        found = schema.load_baseline(self.path(case.id))
-        return found if found is not None and found.environment == self.environment else None
+        baseline = schema.load_baseline(self.path(case.id))
+        if baseline is None or baseline.environment != self.environment:
+            return None
+        return baseline
 
     def _nearest(self, case: Case, settings: CaseSettings) -> Baseline | None:
         """Return the baseline of the most similar other machine with the same settings."""
@@ -122,22 +152,25 @@ class BaselineStore:
             fields = Environment.__struct_fields__
             return sum(getattr(here, field) == getattr(there, field) for field in fields)
 
-        found, _ = schema.read_baselines(sorted(self.folder.glob(f"*/{case.id}.json")))
-        alike = [baseline for baseline in found.values() if baseline.case == settings]
-        return max(alike, key=shared_facts, default=None)
+        baselines, _ = schema.read_baselines(sorted(self.folder.glob(f"*/{case.id}.json")))
+        comparable = [baseline for baseline in baselines.values() if baseline.case == settings]
+        return max(comparable, key=shared_facts, default=None)
 
     def _control(self, case: Case, settings: CaseSettings) -> Baseline | None:
         """Return the baseline of the same settings without speculation."""
         if case.control is None:
             return None
-        wanted = dataclasses.replace(
+        control_settings = dataclasses.replace(
             settings,
             method="none",
             draft_tokens=0,
             tree=None,
             parallel=settings.parallel.without_draft,
         )
+        control_case = dataclasses.replace(case, server=case.control, control=None)
+        baseline: Baseline | None = None
         with contextlib.suppress(BaselineError):  # its own case reports it
-            found = self._exact(dataclasses.replace(case, server=case.control, control=None))
-            return found if found is not None and found.case == wanted else None
-        return None
+            baseline = self._exact(control_case)
+        if baseline is None or baseline.case != control_settings:
+            return None
+        return baseline

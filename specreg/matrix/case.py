@@ -171,7 +171,7 @@ class CaseSettings(ServerSettings, RequestSettings, Load):
         target: the hub id of the target; empty for files.
         prompts_sha256: the checksum of the prompts of a run and of its extension.
         limits: the limits on TTFT and TPOT that a good request keeps.
-        prompts: how many prompts the tier says; null in a file of an earlier form.
+        prompts: how many prompts the tier says.
         num_prompts: how many prompts `--num-prompts` asked for instead; null without it.
     """
 

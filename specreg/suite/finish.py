@@ -12,7 +12,7 @@ import msgspec
 
 from specreg.acceptance.record import Source
 from specreg.baselines.comparison import differing_settings, spreads_of
-from specreg.baselines.record import RecordedBaseline, record_measurements
+from specreg.baselines.record import RecordedBaseline, RecordingNotes, record_measurements
 from specreg.baselines.schema import Baseline
 from specreg.core.commands import record_command, run_command, specreg_command
 from specreg.core.errors import BaselineError, SpecregError
@@ -391,8 +391,10 @@ def _record(suite: Suite, case: Case) -> RecordedBaseline:
         measurements,
         settings,
         suite.store,
-        reason=(suite.options.reason or "").strip(),
-        torch_version=torch_version_of(suite, case),
-        driver_version=driver_version_of(suite),
+        RecordingNotes(
+            reason=(suite.options.reason or "").strip(),
+            torch_version=torch_version_of(suite, case),
+            driver_version=driver_version_of(suite),
+        ),
         complete=completed,
     )

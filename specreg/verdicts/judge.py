@@ -305,7 +305,7 @@ def _refuse_speed(metric: Metric, evidence: BaselineComparison) -> Refusal | Non
         )
         return Refusal(Outcome.NOT_COMPARABLE, reason, Lack.BASELINE)
     if not known.exact.launches:
-        reason = Reason(text="the baseline is of an earlier form, whose speeds differ")
+        reason = Reason(text="the baseline holds acceptance alone, and no speed")
         return Refusal(Outcome.NOT_COMPARABLE, reason, Lack.BASELINE)
     if not known.exact.launch_values(metric):
         return Refusal(Outcome.NO_BASELINE, Reason(text="the baseline holds none"), Lack.BASELINE)

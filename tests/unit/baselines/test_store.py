@@ -11,7 +11,7 @@ import pytest
 
 from specreg.acceptance.record import AcceptanceRecord, StepCounts
 from specreg.baselines.comparison import CaseBaselines, differing_settings
-from specreg.baselines.record import RecordedBaseline, record_measurements
+from specreg.baselines.record import RecordedBaseline, RecordingNotes, record_measurements
 from specreg.baselines.schema import Baseline, Noise, load_baseline
 from specreg.baselines.store import BaselineStore, settings_of
 from specreg.core.errors import BaselineError, DatasetError
@@ -60,7 +60,8 @@ def launch(
 
 
 def record(folder: Path, *launches: Measurement, **more: Any) -> RecordedBaseline:  # noqa: ANN401
-    return record_measurements(launches, builders.SETTINGS, store(folder), reason="again", **more)
+    notes = RecordingNotes(reason="again")
+    return record_measurements(launches, builders.SETTINGS, store(folder), notes, **more)
 
 
 def test_the_baseline_of_this_machine_is_found(tmp_path: Path) -> None:

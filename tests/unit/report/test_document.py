@@ -9,7 +9,7 @@ import jsonschema
 import msgspec
 import pytest
 
-from specreg.baselines.record import record_measurements
+from specreg.baselines.record import RecordingNotes, record_measurements
 from specreg.core.errors import ReportError
 from specreg.core.reasons import Invalidity, Reason
 from specreg.measurement.figures import Figures, figures_of
@@ -90,7 +90,9 @@ def compared(folder: Path, recorded: Measurement, launch: Measurement, at: Envir
     """What is shown beside a launch, of a baseline of two others that was recorded somewhere."""
     one = suite(folder)
     store = dataclasses.replace(one.store, environment=at)
-    record_measurements([recorded] * 2, one.settings(builders.CASE), store, reason="first")
+    record_measurements(
+        [recorded] * 2, one.settings(builders.CASE), store, RecordingNotes(reason="first")
+    )
     with_measurement(one, launch)
     one.note_failure(builders.CASE, LENGTH.name, Reason(text="so that it is there"))
     (case,) = report_of(one, run_verdict(one, 10, cut_short=False), command="").cases

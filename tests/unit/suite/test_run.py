@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from specreg.baselines.record import record_measurements
+from specreg.baselines.record import RecordingNotes, record_measurements
 from specreg.baselines.schema import Baseline
 from specreg.baselines.store import settings_in
 from specreg.core.errors import (
@@ -73,7 +73,9 @@ def recorded(one: Suite) -> tuple[Measurement, Baseline]:
     """A launch of the case, two of which are recorded, and its baseline."""
     launch = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0}, of=COUNTS)
     settings = settings_in(builders.ROOT, builders.CASE)
-    return launch, record_measurements([launch, launch], settings, one.store, reason="first").new
+    return launch, record_measurements(
+        [launch, launch], settings, one.store, RecordingNotes(reason="first")
+    ).new
 
 
 def started(number: int = 1) -> Starting:
