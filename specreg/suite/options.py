@@ -1,4 +1,4 @@
-"""The options of a run, each declared once, and what to say of one that is gone or mistyped."""
+"""The options of a run, each declared once, and what to say of one that is mistyped."""
 
 import argparse
 import dataclasses
@@ -147,20 +147,6 @@ class Options:
         return self.part is not None and self.part[0] == 0
 
 
-_ATTACH = "start the server yourself, and measure it with --specreg-attach=URL"
-GONE = {
-    "--specreg-verbose": "report.html and report.json of the run have all percentiles",
-    "--specreg-budget-gpu-min": "--num-prompts=N replays N prompts of each case, and"
-    " --specreg-shard=I/N cuts the run; specreg matrix says how long it takes",
-    "--specreg-workers": "pytest -n auto measures on all GPUs of this machine",
-    "--specreg-ray": "specreg ray --address auto runs the shards on a cluster",
-    "--specreg-slurm": "an array of jobs with --specreg-shard=I/N, then specreg merge",
-    "--specreg-nodes": _ATTACH,
-    "--specreg-node-command": _ATTACH,
-}
-"""Options of earlier versions, and what to use instead."""
-
-
 def flag_of(field: dataclasses.Field[Any]) -> str:
     """The flag that is typed for an option."""
     return field.metadata["flag"] or f"--specreg-{field.name.replace('_', '-')}"
@@ -182,15 +168,18 @@ def options_typed(arguments: Sequence[str]) -> Options:
     return Options(**vars(typed))
 
 
-def hints_of(typed: Sequence[str]) -> dict[str, str]:
-    """What to say where pytest refuses what was typed: what may be meant, and what is gone."""
-    flags = [*map(flag_of, dataclasses.fields(Options))]
-    names = [one.partition("=")[0] for one in typed if one.startswith("--")]
-    unknown = [one for one in names if one not in flags and one not in GONE]
-    close = [difflib.get_close_matches(one, flags, n=1) for one in unknown]
-    meant = ", ".join(one[0] for one in close if one)
-    gone = {one: f"is gone; {GONE[one]}" for one in names if one in GONE}
-    return {"did you mean": meant, **gone} if meant else gone
+def hints_of(arguments: Sequence[str]) -> dict[str, str]:
+    """Return what pytest says beside its usage where it refuses what was typed.
+
+    Returns:
+        By label, the options that may be meant by those that don't exist; empty without any.
+    """
+    flags = [flag_of(field) for field in dataclasses.fields(Options)]
+    names = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
+    unknown = [name for name in names if name not in flags]
+    matches = [difflib.get_close_matches(name, flags, n=1) for name in unknown]
+    suggestions = [match[0] for match in matches if match]
+    return {"did you mean": ", ".join(suggestions)} if suggestions else {}
 
 
 def options_to_repeat(options: Options, tier: str) -> tuple[str, ...]:

@@ -136,7 +136,7 @@ def test_workers_of_xdist_say_what_one_process_says(recorded: Suite) -> None:
         ((*SHARED, "--dist=load"), 0, ""),
         ((*SHARED, "--dist=worksteal"), 4, "leave out --dist, or give --dist=loadgroup"),
         ((*SHARED, "--specreg-shard=1/2"), 4, "a shard is one process's"),
-        (("--specreg-workers=auto",), 4, "is gone; pytest -n auto measures on all GPUs"),
+        (("--specreg-shards=1/2",), 4, "did you mean: --specreg-shard"),
     ],
 )
 def test_what_cannot_be_shared_out_is_refused(

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from specreg.cli import app
 from specreg.core import commands
 from specreg.core.commands import install_command, record_command, specreg_command
-from specreg.suite.options import GONE, Options, flag_of
+from specreg.suite.options import Options, flag_of
 from tests.unit import builders
 
 LIBRARY = builders.ROOT / "specreg"
@@ -63,7 +63,7 @@ def test_hints_that_name_a_command_have_it_from_one_place() -> None:
 
 
 def test_an_option_that_a_text_names_is_one() -> None:
-    known = {*map(flag_of, dataclasses.fields(Options)), *GONE}
+    known = set(map(flag_of, dataclasses.fields(Options)))
     named = {
         flag
         for _, tree in trees()
