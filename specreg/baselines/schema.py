@@ -24,7 +24,7 @@ from specreg.acceptance.record import (
     View,
 )
 from specreg.core.errors import BaselineError, InvalidMeasurementError
-from specreg.core.files import UNREADABLE
+from specreg.core.files import MIB, UNREADABLE, read_regular
 from specreg.matrix.case import Case, CaseSettings
 from specreg.measurement.metrics import Metric, acceptance_value
 from specreg.telemetry.identity import Environment
@@ -32,6 +32,7 @@ from specreg.telemetry.sensor import Scope
 
 SCHEMA_VERSION = 4
 _FEWEST_RUNS = 2
+_MOST_BYTES = 256 * MIB
 _ADVICE = "restore it with git, or remove it and record it anew"
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -228,7 +229,7 @@ def load_baseline(path: Path) -> Baseline | None:
     """
     content = b""
     try:
-        content = path.read_bytes()
+        content = read_regular(path, _MOST_BYTES)
         head = msgspec.json.decode(content, type=_Head)
         _check_version(path, head.schema_version)
         _check_settings(head)
@@ -530,7 +531,7 @@ def _load_figure(path: Path) -> PublishedFigure:
     subject = f"published figure '{path}'"
     advice = "restore it with git, or remove it"
     try:
-        published = msgspec.json.decode(path.read_bytes(), type=PublishedFigure)
+        published = msgspec.json.decode(read_regular(path, MIB), type=PublishedFigure)
     except (OSError, *UNREADABLE) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise BaselineError(f"{subject}: {why}; {advice}") from error

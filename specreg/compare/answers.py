@@ -19,7 +19,7 @@ import msgspec
 from specreg.acceptance.trace import ANSWER_DIGEST
 from specreg.compare.pairs import COMPARED, Pair, Side
 from specreg.core.errors import InvalidMeasurementError
-from specreg.core.files import UNREADABLE, replace_file
+from specreg.core.files import MIB, UNREADABLE, read_regular, replace_file
 from specreg.core.reasons import Reason
 from specreg.core.values import hide_values
 from specreg.correctness.checks import LOSSLESS, ask_greedy, other_batch, were_equal
@@ -68,7 +68,7 @@ class AnswerComparison:
     def take_over(self) -> None:
         """Load the answers that the folder has, if they can be read."""
         with contextlib.suppress(OSError, *UNREADABLE):
-            known = msgspec.json.decode(self.path.read_bytes(), type=_Known)
+            known = msgspec.json.decode(read_regular(self.path, 1024 * MIB), type=_Known)
             if known.digest != ANSWER_DIGEST:
                 known = _Known(digest=ANSWER_DIGEST)
             self._known = known

@@ -5,19 +5,32 @@ see `specreg.core.values`. What killed writers left goes when the same is writte
 """
 
 import contextlib
+import errno
 import hashlib
 import os
 import platform
 import re
 import shutil
+import stat
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import BinaryIO
 
 import msgspec
 import platformdirs
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What a decoder raises of bytes that it can't read; the last for too deep a nesting."""
+MIB = 2**20
+_KINDS = {
+    stat.S_IFREG: "a regular file",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 _PACKAGE = Path(__file__).parents[1]
 _IN_WHEEL = _PACKAGE / "repository"
 OWN_REPOSITORY = _IN_WHEEL if _IN_WHEEL.is_dir() else _PACKAGE.parent
@@ -41,11 +54,61 @@ def data_dir() -> Path:
     return Path(os.environ.get("SPECREG_DATA") or cache_dir() / "datasets")
 
 
+def refusal(why: str, named: PurePath | None = None) -> OSError:
+    """An error of which `strerror` says what is wrong, with the name that has to be named."""
+    return OSError(errno.EINVAL, why if named is None else f"{str(named)!a} {why}")
+
+
+def check_kind(found: os.stat_result, wanted: int, named: PurePath | None = None) -> None:
+    """Check that what is in a folder is of a kind, `stat.S_IFREG` for instance; else an OSError."""
+    kind = stat.S_IFMT(found.st_mode)
+    if kind != wanted:
+        raise refusal(f"is {_KINDS.get(kind, 'odd')}, needed {_KINDS[wanted]}", named)
+
+
+@contextlib.contextmanager
+def open_checked(name: str | Path, folder: int | None = None) -> Iterator[BinaryIO]:
+    """Open a regular file to read it.
+
+    Args:
+        name: its path; or its name in a folder, and then a link isn't followed.
+        folder: the descriptor of that folder.
+
+    Raises:
+        OSError: it can't be opened, or is no regular file. Reading a FIFO would wait for ever.
+    """
+    follows = folder is None
+    # A device may act when it is opened, so it is looked at first, and once more when opened.
+    check_kind(os.stat(name, dir_fd=folder, follow_symlinks=follows), stat.S_IFREG)
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follows else os.O_NOFOLLOW)
+    with open(os.open(name, flags, dir_fd=folder), "rb") as file:  # noqa: PTH123 - has no dir_fd
+        check_kind(os.fstat(file.fileno()), stat.S_IFREG)
+        yield file
+
+
+def read_bounded(file: BinaryIO, most_bytes: int) -> bytes:
+    """Read all of an open file; an OSError where it is longer than `most_bytes`."""
+    content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise refusal(f"is longer than {most_bytes / MIB:g} MiB")
+    return content
+
+
+def read_regular(path: Path, most_bytes: int) -> bytes:
+    """Read a file of this machine; links are followed.
+
+    Raises:
+        OSError: it can't be read, is no regular file, or is longer than `most_bytes`.
+    """
+    with open_checked(path) as file:
+        return read_bounded(file, most_bytes)
+
+
 def replace_file(path: Path, content: bytes) -> None:
     """Write a file, and make its folder; the old one stays until the new is on disk, or OSError."""
     part = _new_part(path)
     try:
-        with part.open("wb") as file:
+        with part.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -114,8 +177,8 @@ def file_sha256(path: Path) -> str:
     with contextlib.suppress(OSError):
         if re.fullmatch(r"[0-9a-f]{64}", known := kept.read_text(errors="replace")):
             return known
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    with open_checked(path) as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
     if _kept_path(path) == kept:
         with contextlib.suppress(OSError):  # where it can't be kept the file is read again
             replace_file(kept, found.encode())

@@ -7,34 +7,20 @@ changed meanwhile leads nowhere else either.
 """
 
 import contextlib
-import errno
 import os
 import re
 import shutil
 import stat
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, TypeVar
+from pathlib import Path, PurePath, PurePosixPath
+from typing import BinaryIO
 
-import msgspec
+from specreg.core.files import MIB, check_kind, open_checked, read_bounded, refusal, replace_file
 
-from specreg.core.files import replace_file
-
-_MIB = 2**20
 _FILE_NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.~-]{1,200}", re.ASCII)
 _MOST_FILES = 20_000
 _MOST_FOLDERS_DEEP = 8
-_KINDS = {
-    stat.S_IFLNK: "a symbolic link",
-    stat.S_IFIFO: "a FIFO",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFDIR: "a folder",
-}
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_DecodedT = TypeVar("_DecodedT")
 
 
 @contextlib.contextmanager
@@ -50,16 +36,11 @@ def open_received(folder: Path, name: str) -> Iterator[BinaryIO]:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         opened.callback(os.close, descriptor)
         for part in folders:
-            _check_kind(os.stat(part, dir_fd=descriptor, follow_symlinks=False), stat.S_IFDIR, name)
+            check_kind(os.stat(part, dir_fd=descriptor, follow_symlinks=False), stat.S_IFDIR)
             descriptor = os.open(part, _OPEN_FOLDER, dir_fd=descriptor)
             opened.callback(os.close, descriptor)
-        # A device may act when it is opened, so it is looked at first, and once more when opened.
-        _check_kind(
-            os.stat(file_name, dir_fd=descriptor, follow_symlinks=False), stat.S_IFREG, name
-        )
-        file = open(os.open(file_name, _OPEN_FILE, dir_fd=descriptor), "rb")  # noqa: PTH123, SIM115
-        opened.callback(file.close)
-        _check_kind(os.fstat(file.fileno()), stat.S_IFREG, name)
+        file = opened.enter_context(open_checked(file_name, descriptor))
+        _check_alone(os.fstat(file.fileno()))
         yield file
 
 
@@ -70,10 +51,7 @@ def read_received(folder: Path, name: str, most_bytes: int) -> bytes:
         OSError: as of `open_received`, or it is longer than `most_bytes`.
     """
     with open_received(folder, name) as file:
-        content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:
-        raise _refusal(name, f"is longer than {most_bytes / _MIB:g} MiB")
-    return content
+        return read_bounded(file, most_bytes)
 
 
 def received_files(folder: Path) -> list[PurePosixPath]:
@@ -88,14 +66,15 @@ def received_files(folder: Path) -> list[PurePosixPath]:
     for path, folders, names, descriptor in os.fwalk(top, follow_symlinks=False):
         below = PurePosixPath(Path(path).relative_to(top))
         if len(below.parts) > _MOST_FOLDERS_DEEP:
-            raise _refusal(str(below), f"lies more than {_MOST_FOLDERS_DEEP} folders deep")
+            raise refusal(f"lies more than {_MOST_FOLDERS_DEEP} folders deep", below)
         entries += len(folders) + len(names)
         if entries > _MOST_FILES:
-            raise _refusal(str(folder), f"holds more than {_MOST_FILES} files")
+            raise refusal(f"holds more than {_MOST_FILES} files")
         for name in (*folders, *names):
             wanted = stat.S_IFDIR if name in folders else stat.S_IFREG
             found = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
-            _check_kind(found, wanted, str(below / name))
+            check_kind(found, wanted, below / name)
+            _check_alone(found, below / name)
         files.extend(below / name for name in names)
     return sorted(files)
 
@@ -110,7 +89,7 @@ def copy_received(folder: Path, name: str, into: Path, new_name: str, most_bytes
     path.parent.mkdir(parents=True, exist_ok=True)
     with open_received(folder, name) as source:
         if os.fstat(source.fileno()).st_size > most_bytes:
-            raise _refusal(name, f"is longer than {most_bytes / _MIB:g} MiB")
+            raise refusal(f"is longer than {most_bytes / MIB:g} MiB")
         path.unlink(missing_ok=True)
         with path.open("xb") as copy:
             shutil.copyfileobj(source, copy)
@@ -139,37 +118,19 @@ def check_below(folder: Path, name: str) -> Path:
     for part in folders:
         path /= part
         if path.is_symlink() or (path.exists() and not path.is_dir()):
-            raise _refusal(str(path), "is no folder of its own")
+            raise refusal("is no folder of its own", path)
     return path / file_name
-
-
-def decode_received(content: bytes, kind: type[_DecodedT]) -> _DecodedT:
-    """Decode JSON that another machine wrote.
-
-    Raises:
-        msgspec.DecodeError, UnicodeDecodeError, RecursionError: it can't be read as that kind, see
-            `specreg.core.files.UNREADABLE`.
-    """
-    decoded: Any = msgspec.json.decode(content)
-    return msgspec.convert(decoded, kind)
 
 
 def _parts_of(folder: Path, name: str) -> tuple[str, ...]:
     """The parts of a name, each of which is a plain one."""
     parts = tuple(name.split("/"))
     if not all(_FILE_NAME.fullmatch(part) for part in parts):
-        raise _refusal(str(folder / name), "is an odd name")
+        raise refusal("is an odd name", folder / name)
     return parts
 
 
-def _check_kind(found: os.stat_result, wanted: int, name: str) -> None:
-    kind = stat.S_IFMT(found.st_mode)
-    if kind != wanted:
-        needed = "a folder" if wanted == stat.S_IFDIR else "a regular file"
-        raise _refusal(name, f"is {_KINDS.get(kind, 'a regular file')}, needed {needed}")
-    if kind == stat.S_IFREG and found.st_nlink > 1:
-        raise _refusal(name, f"has {found.st_nlink} hard links, needed a file of its own")
-
-
-def _refusal(name: str, why: str) -> OSError:
-    return OSError(errno.EINVAL, f"{name!a} {why}")
+def _check_alone(found: os.stat_result, named: PurePath | None = None) -> None:
+    """Check that a file has no other name, which may be that of a file of ours."""
+    if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+        raise refusal(f"has {found.st_nlink} hard links, needed a file of its own", named)

@@ -9,6 +9,7 @@ import collections
 import functools
 import importlib
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -18,7 +19,16 @@ import numpy as np
 
 from specreg.core.commands import install_command, specreg_command
 from specreg.core.errors import DatasetError
-from specreg.core.files import UNREADABLE, file_sha256, replace_file, repository_path
+from specreg.core.files import (
+    MIB,
+    UNREADABLE,
+    file_sha256,
+    open_checked,
+    read_bounded,
+    read_regular,
+    replace_file,
+    repository_path,
+)
 from specreg.core.files import data_dir as usual_data_dir
 from specreg.datasets.hub import fetch_dataset_file
 from specreg.datasets.prompts import Prompt, interleaved
@@ -176,7 +186,7 @@ def load_record(folder: Path, name: str) -> PreparedSet | None:
     prompts, path = paths_of(folder, name)
     remedy = f"prepare it anew: {specreg_command('prepare', name)}"
     try:
-        record = msgspec.json.decode(path.read_bytes(), type=PreparedSet)
+        record = msgspec.json.decode(read_regular(path, MIB), type=PreparedSet)
         got = file_sha256(prompts)
     except FileNotFoundError:
         return None
@@ -482,8 +492,9 @@ def _check_size(path: Path, size: int, most: int, unit: str) -> None:
 
 def _json_rows(path: Path) -> Iterator[tuple[str, bytes]]:
     """Yield the rows of JSON lines or of a JSON array."""
-    _check_size(path, path.stat().st_size, _MOST_BYTES, "bytes")
-    content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+    with open_checked(path) as file:
+        _check_size(path, os.fstat(file.fileno()).st_size, _MOST_BYTES, "bytes")
+        content = read_bounded(file, _MOST_BYTES).removeprefix(codecs.BOM_UTF8)
     text = content.strip()
     rows: Sequence[bytes | msgspec.Raw]
     if text.startswith(b"["):
@@ -509,16 +520,17 @@ def _parquet_rows(path: Path, columns: set[str]) -> Iterator[tuple[str, bytes]]:
             f"prompt file '{path}': reading Parquet takes pyarrow, which isn't installed;"
             f" {install_command('datasets')}"
         ) from error
-    file = parquet.ParquetFile(path)
-    _check_size(path, file.metadata.num_rows, _MOST_ROWS, "rows")
-    names = [name for name in file.schema_arrow.names if name in columns]
-    number = 0
-    read_bytes = 0
-    for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=names):
-        for row in batch.to_pylist():
-            number += 1
-            filled = {name: value for name, value in row.items() if value is not None}
-            content = msgspec.json.encode(filled)
-            read_bytes += len(content)
-            _check_size(path, read_bytes, _MOST_BYTES, "bytes of text")
-            yield f"{path}:{number}", content
+    with open_checked(path) as source:
+        file = parquet.ParquetFile(source)
+        _check_size(path, file.metadata.num_rows, _MOST_ROWS, "rows")
+        names = [name for name in file.schema_arrow.names if name in columns]
+        number = 0
+        read_bytes = 0
+        for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=names):
+            for row in batch.to_pylist():
+                number += 1
+                filled = {name: value for name, value in row.items() if value is not None}
+                content = msgspec.json.encode(filled)
+                read_bytes += len(content)
+                _check_size(path, read_bytes, _MOST_BYTES, "bytes of text")
+                yield f"{path}:{number}", content

@@ -28,7 +28,15 @@ import numpy as np
 import numpy.typing as npt
 
 from specreg.core.errors import ModelError
-from specreg.core.files import cache_dir, file_sha256, passing_folder, repository_path
+from specreg.core.files import (
+    MIB,
+    cache_dir,
+    file_sha256,
+    open_checked,
+    passing_folder,
+    read_regular,
+    repository_path,
+)
 from specreg.datasets.hub import fetch_model_file, why_unfetchable
 from specreg.matrix.case import ServerSpec, Width
 
@@ -145,7 +153,7 @@ def vocabulary_of(reference: str) -> int:
     """How many token ids a model knows; a ModelError where its configuration doesn't say."""
     path = model_file(reference, _CONFIG)
     try:
-        config = json.loads(path.read_bytes())
+        config = json.loads(read_regular(path, MIB))
         return int(config.get("text_config", config)["vocab_size"])
     except (*_UNFIT, OSError) as error:
         message = f"model '{reference}': no vocab_size in its {_CONFIG} ({error}); name a folder"
@@ -234,7 +242,7 @@ def _unfit(source: Path, why: object) -> ModelError:
 def _read_model(source: Path) -> tuple[dict[str, Any], dict[str, Bits]]:
     """The configuration of a model folder, and its weights, of one file in bfloat16."""
     try:
-        config = json.loads((source / _CONFIG).read_bytes())
+        config = json.loads(read_regular(source / _CONFIG, MIB))
         if not isinstance(config, dict):
             raise TypeError(f"{_CONFIG} is no object")
         return config, read_tensors(source / _WEIGHTS)
@@ -250,7 +258,8 @@ _LENGTH_BYTES = 8
 
 def read_tensors(path: Path) -> dict[str, Bits]:
     """The tensors of a file, by name; an OSError or one of `_UNFIT` unless it is in bfloat16."""
-    content = path.read_bytes()
+    with open_checked(path) as file:
+        content = file.read()
     start = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
     header = json.loads(content[_LENGTH_BYTES:start])
     header.pop("__metadata__", None)
