@@ -7,6 +7,7 @@ import typer
 
 from specreg.cli import HERE, USUAL, RootOption, say
 from specreg.core.errors import ReportError, check_name
+from specreg.core.names import check_spelling
 from specreg.report.document import (
     FILE_NAME,
     load_report,
@@ -54,7 +55,10 @@ def report(
     if other is not None:
         first, found = shown, _folder_of(root / USUAL.runs, other)
         shown = side_by_side(first, load_report(found / FILE_NAME))
+        check_spelling("run", first.run.run)  # whatever was written there becomes a folder
         into = folder or found / f"against-{first.run.run}"
+        if into.is_symlink():
+            raise ReportError(f"'{into}': is a symbolic link; remove it, or name another --folder")
         record_document(into / FILE_NAME, shown)
     for path in write_outputs(to or ALWAYS, shown, found, into):
         say(path)

@@ -18,12 +18,16 @@ MOST_CASE_CHARACTERS = 128
 _SHOWN_CHARACTERS = 80
 
 
+def _characters(most: int) -> str:
+    return rf"[A-Za-z0-9_.-]{{1,{most}}}"
+
+
 def _pattern(most_characters: int) -> str:
     """The regular expression of a name, for `re.search` and for a JSON Schema.
 
     `$` alone would let a newline pass at the end.
     """
-    return rf"^(?!\.{{1,2}}$)[A-Za-z0-9_.-]{{1,{most_characters}}}$(?!\n)"
+    return rf"^(?!\.{{1,2}}$){_characters(most_characters)}$(?!\n)"
 
 
 NAME_PATTERN = _pattern(MOST_NAME_CHARACTERS)
@@ -31,6 +35,9 @@ CASE_PATTERN = _pattern(MOST_CASE_CHARACTERS)
 Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
 """An environment, a model pair, a tier, a run, a metric or a check."""
 CaseId = Annotated[str, msgspec.Meta(pattern=CASE_PATTERN)]
+_CASE = _characters(MOST_CASE_CHARACTERS)
+ReportedCase = Annotated[str, msgspec.Meta(pattern=rf"^(?!\.{{1,2}}$){_CASE}( > {_CASE})?$(?!\n)")]
+"""The id of a case, or of the two cases that a gate compares where their ids differ."""
 
 
 def is_name(text: str, most_characters: int = MOST_NAME_CHARACTERS) -> bool:

@@ -11,6 +11,7 @@ import msgspec
 
 from specreg.acceptance.record import AcceptanceRecord, Source, StepCounts, View
 from specreg.acceptance.trace import Reply, RequestTrace
+from specreg.core.names import ReportedCase
 from specreg.core.reasons import Invalidity
 from specreg.engines.methods import METHODS
 from specreg.measurement import metrics
@@ -174,7 +175,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
         answers: what the answers of the case's server hold; null where nothing was measured.
     """
 
-    case_id: str
+    case_id: ReportedCase
     launch: int
     engine_version: str
     invalid: dict[Family, Invalidity] | None

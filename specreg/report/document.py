@@ -24,8 +24,10 @@ from specreg.baselines.record import commit_of
 from specreg.baselines.schema import load_acceptance, schema_of
 from specreg.core.commands import specreg_command
 from specreg.core.errors import ReportError
-from specreg.core.files import UNREADABLE, replace_file
+from specreg.core.files import MIB, UNREADABLE, replace_file
+from specreg.core.names import ReportedCase
 from specreg.core.reasons import Reason
+from specreg.core.received import read_received, write_below
 from specreg.core.timeline import RunTime
 from specreg.core.values import readable_values
 from specreg.matrix.case import CaseSettings
@@ -39,6 +41,7 @@ from specreg.verdicts.verdict import Comparison, Outcome, Verdict
 
 SCHEMA_VERSION: Literal[3] = 3
 FILE_NAME = "report.json"
+_MOST_BYTES = 256 * MIB
 REGRESSED_STATUS, UNDECIDED_STATUS, NO_BASELINE_STATUS = 1, 10, 11
 
 
@@ -160,7 +163,7 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
         error: what went wrong with it in full.
     """
 
-    case_id: str
+    case_id: ReportedCase
     engine: str
     method: str
     models: str
@@ -255,6 +258,19 @@ def record_document(path: Path, content: object) -> None:
     write_whole(path, msgspec.json.format(encoded, indent=1) + b"\n")
 
 
+def write_in(folder: Path, name: str, content: bytes) -> Path:
+    """Write a file below a folder at once; a ReportError where it would lie elsewhere, or as above.
+
+    A part of the name may be what a document says, a case's id for instance.
+    """
+    try:
+        return write_below(folder, name, content)
+    except OSError as error:
+        message = f"{str(folder / name)!a}: not written, {error.strerror}"
+        advice = "make room, mend its rights, or name another folder"
+        raise ReportError(f"{message}; {advice}") from error
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file at once; ReportError where the disk refuses."""
     try:
@@ -267,7 +283,8 @@ def write_whole(path: Path, content: bytes) -> None:
 def load_report(path: Path) -> Report:
     """The document in a file; ReportError where none can be read, or it is of another form."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Report)
+        content = read_received(path.parent, path.name, _MOST_BYTES)
+        return msgspec.json.decode(content, type=Report)
     except (OSError, *UNREADABLE) as error:
         advice = "run the tier again, or use the specreg of the run"
         raise ReportError(f"report '{path}': {error}; {advice}") from error
@@ -292,7 +309,8 @@ def render_schema() -> str:
 def load_verdict(path: Path) -> RunVerdict | None:
     """The file that was written, None where there is none that can be read."""
     with contextlib.suppress(OSError, *UNREADABLE):
-        return msgspec.json.decode(path.read_bytes(), type=RunVerdict)
+        content = read_received(path.parent, path.name, _MOST_BYTES)
+        return msgspec.json.decode(content, type=RunVerdict)
     return None
 
 

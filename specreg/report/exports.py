@@ -26,19 +26,13 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 
 from specreg.acceptance.record import StepCounts
 from specreg.core.errors import ReportError
+from specreg.core.names import MOST_CASE_CHARACTERS, check_spelling
 from specreg.core.readable import readable_line
 from specreg.core.values import readable_values
 from specreg.measurement.journal import load_journal
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, RECORDED, Family, Replay, e2e_ms, tpot_ms, ttft_ms
-from specreg.report.document import (
-    CaseReport,
-    Report,
-    began_at,
-    flat_fields,
-    last_words,
-    write_whole,
-)
+from specreg.report.document import CaseReport, Report, began_at, flat_fields, last_words, write_in
 from specreg.report.failures import properties, render_skip, sentence_of
 from specreg.report.page import render_markdown, render_page
 from specreg.report.summary import OUTCOMES
@@ -71,8 +65,8 @@ def write_outputs(
         _, file, render = FORMS[name]
         files = {file: render(report)} if render else _render_journal(name, report, run_folder)
         for path, text in files.items():
-            write_whole(folder / path, text.encode())  # the node exporter may be reading
-            written.append(folder / path)
+            # At once: the node exporter may be reading.
+            written.append(write_in(folder, path, text.encode()))
     return written
 
 
@@ -179,13 +173,15 @@ def render_aiperf(report: Report, measured: Mapping[str, Measurement]) -> Mappin
     """By path, aiperf's records of the requests of a case, whose id is the key of its launch."""
     moment = began_at(report.run.run)
     began_ns = int(moment.timestamp()) * _NS_PER_S if moment else 0
+    cases = [case for case in report.cases if case.case_id in measured]
+    for case in cases:  # each becomes the name of a folder
+        check_spelling("case", case.case_id, MOST_CASE_CHARACTERS)
     return {
         f"aiperf/{case.case_id}/profile_export.jsonl": "".join(
             f"{json.dumps(readable_values(record))}\n"
             for record in _aiperf_records(case, measured[case.case_id], began_ns)
         )
-        for case in report.cases
-        if case.case_id in measured
+        for case in cases
     }
 
 

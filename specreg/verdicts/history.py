@@ -10,12 +10,14 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from specreg.baselines.schema import Baseline, Noise
 from specreg.core.errors import ReportError
-from specreg.core.files import UNREADABLE, append_lines
+from specreg.core.files import MIB, UNREADABLE, append_lines, read_regular
+from specreg.core.names import ReportedCase
 from specreg.core.values import readable_values
 from specreg.matrix.case import CaseSettings
 from specreg.matrix.models import model_sha256
@@ -25,7 +27,9 @@ from specreg.stats.intervals import Spread
 from specreg.verdicts.verdict import GOOD, JUDGED, Verdict
 
 _FEWEST_RUNS = 5
+_Text = Annotated[str, msgspec.Meta(max_length=1024)]
 _LAST_RUNS = 7
+_MOST_BYTES = 1024 * MIB
 _TAKEN = b"short turns, all over all"
 """How speeds are taken; those of records of another way differ."""
 
@@ -42,8 +46,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         baseline_sha256: of that baseline; empty without one.
     """
 
-    run: str
-    case_id: str
+    run: _Text
+    case_id: ReportedCase
     settings_sha256: str
     engine_version: str
     draft_sha256: str
@@ -153,7 +157,7 @@ def load_history(path: Path) -> History:
     Of a run that was gone on with only the last line of a case counts: it measured it once.
     """
     try:
-        lines = path.read_bytes().splitlines()
+        lines = read_regular(path, _MOST_BYTES).splitlines()
     except FileNotFoundError:
         return History({})
     except OSError as error:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from specreg.core.names import Name, ReportedCase
 from specreg.core.reasons import Reason
 
 
@@ -117,8 +118,8 @@ class Verdict:
             that accepted so many drafts or more, and the share that must have; empty of others.
     """
 
-    case_id: str
-    metric: str
+    case_id: ReportedCase
+    metric: Name
     outcome: Outcome
     value: float | None = None
     comparison: Comparison = NOTHING_COMPARED

@@ -16,11 +16,11 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as prometheus
 
-from specreg.core.errors import ReportError
+from specreg.core.errors import ReportError, SpecregError
 from specreg.core.reasons import Invalidity, Reason
 from specreg.load.rounds import Round
 from specreg.measurement.metrics import Family
-from specreg.report.document import Report
+from specreg.report.document import Report, load_report
 from specreg.report.exports import (
     FORMS,
     benchmark_of,
@@ -32,7 +32,7 @@ from specreg.report.exports import (
 from specreg.report.page import render_markdown
 from specreg.verdicts.verdict import Outcome
 from tests.unit import builders, reports
-from tests.unit.measurement.test_journal import journaled
+from tests.unit.measurement.test_journal import KEY, journaled
 from tests.unit.reports import CASE, MS, measured
 
 HOSTILE = "<script>alert(1)</script> | `x` @all\n```\n# head"
@@ -208,3 +208,32 @@ def test_the_outcome_of_a_benchmark_is_the_worst_last_word_on_its_case() -> None
 def test_a_case_whose_speeds_mean_nothing_is_no_benchmark(family: Family) -> None:
     invalid = dataclasses.replace(measured(), invalid={family: Invalidity("CLIENT_BEHIND", "late")})
     assert render_benchmarks(reports.REPORT, {CASE.id: invalid}) == {}
+
+
+ODD_IDS = ("../../x", "/etc/x", "..", "a/b", "", "a\n", "x" * 300, "a\0b", "$(touch x)")
+
+
+@pytest.mark.parametrize("case_id", ODD_IDS)
+def test_a_report_names_no_file_by_its_cases(tmp_path: Path, case_id: str) -> None:
+    """A report and a journal of another machine may say so together."""
+    run, into = tmp_path / "run", tmp_path / "into"
+    (case,) = reports.with_case(case_id=case_id).cases
+    report = msgspec.structs.replace(reports.REPORT, cases=(case,))
+    journaled(run / "journal.jsonl", msgspec.structs.replace(KEY, case_id=case_id), CASE)
+    before = {path for path in tmp_path.rglob("*") if not path.is_relative_to(into)}
+    with pytest.raises(SpecregError):
+        write_outputs(["aiperf"], report, run, into)
+    assert {path for path in tmp_path.rglob("*") if not path.is_relative_to(into)} == before
+    (run / "report.json").write_bytes(msgspec.json.encode(report))
+    with pytest.raises(ReportError, match="regex"):
+        load_report(run / "report.json")
+
+
+def test_a_form_is_written_through_no_link(tmp_path: Path) -> None:
+    run, outside = tmp_path / "run", tmp_path / "outside"
+    outside.mkdir()
+    journaled(run / "journal.jsonl", case=CASE)
+    (run / "aiperf").symlink_to(outside)
+    with pytest.raises(ReportError, match="is no folder of its own"):
+        write_outputs(["aiperf"], reports.REPORT, run, run)
+    assert not list(outside.iterdir())
