@@ -47,6 +47,8 @@ from specreg.verdicts.verdict import SKIPPED, Outcome, Verdict
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs/reference"
 MATRIX = ROOT / "fixtures/matrix"
+NONSENSE = 10**9
+"""The least of the numbers that nobody would write in a file."""
 _HEAD = "<!-- Made from the code by `nox -s write_reference`. Edit the code, not this page. -->"
 _NOTHING = "–"
 _NO_DEFAULT = object()
@@ -105,8 +107,10 @@ def type_of(hint: Any) -> str:  # noqa: ANN401 - it describes any type
     if origin is typing.Annotated:
         limits = next((one for one in arguments[1:] if isinstance(one, msgspec.Meta)), None)
         signs = (("≥", "ge"), (">", "gt"), ("≤", "le"), ("<", "lt"))
-        bounds = [f"{sign} {getattr(limits, name)}" for sign, name in signs]
-        bounds = [bound for bound in bounds if not bound.endswith("None")]
+        values = [(sign, getattr(limits, name)) for sign, name in signs]
+        # A bound that is only there against nonsense tells a reader nothing.
+        told = [(sign, value) for sign, value in values if value is not None and value < NONSENSE]
+        bounds = [f"{sign} {value}" for sign, value in told]
         return " ".join([type_of(arguments[0]), " and ".join(bounds)]).strip()
     if origin in {typing.Union, types.UnionType}:
         kinds = [type_of(one) for one in arguments if one is not types.NoneType]

@@ -4,6 +4,7 @@ Every hint that names a command has it from here, so that it works as printed.
 """
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -25,9 +26,15 @@ def run_command(case_ids: Sequence[str], options: Sequence[str]) -> str:
     A dash behind each keeps `…-c1` from meaning `…-c16` too. The options name the tier.
     """
     names = " or ".join(f"{case_id}-" for case_id in case_ids)
-    chosen = [f"-k {names}" if len(case_ids) == 1 else f'-k "{names}"'] if case_ids else []
+    chosen = [f"-k {_quoted(names)}"] if case_ids else []
     launcher = os.environ.get(LAUNCHER) or "pytest tests/perf"
     return " ".join(filter(None, (launcher, *chosen, shlex.join(options))))
+
+
+def _quoted(names: str) -> str:
+    """An expression of pytest's as one word of the shell, in the quotes that people type."""
+    plain = re.fullmatch(r"[A-Za-z0-9_.-]+( or [A-Za-z0-9_.-]+)+", names)
+    return f'"{names}"' if plain else shlex.quote(names)
 
 
 def record_command(case_ids: Sequence[str], options: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from specreg.core.http import Name
 from specreg.engines.methods import Setting, Spelling, Tree
 from specreg.engines.wire_format import TokenApi, WireFormat
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
 
 
 class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

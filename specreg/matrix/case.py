@@ -35,8 +35,8 @@ ROUNDING_NATS = 0.25
 USUAL_DRAFT_TOKENS = 3
 """What is drafted per step unless a table says otherwise; no case's id says it."""
 
-AboveZero = Annotated[float, msgspec.Meta(gt=0)]
-NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+AboveZero = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 DraftTokens = Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFT_TOKENS)]
 Width = Literal["8b", "1b", "30m"]
 """How large a pair is made, by about the parameters of its target."""

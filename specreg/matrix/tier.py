@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import re
 import tomllib
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,8 @@ import msgspec
 
 from specreg.core.commands import specreg_command
 from specreg.core.errors import MatrixError, SpecregError, UnknownNameError, check_name
+from specreg.core.files import MIB, read_regular
+from specreg.core.names import MOST_CASE_CHARACTERS, check_spelling, is_name
 from specreg.datasets.prompts import REPLIES
 from specreg.datasets.table import dataset_named
 from specreg.engines.engine import LaunchSettings, Positive, taken
@@ -40,6 +43,8 @@ PAIRS = Path("models/pairs.toml")
 _MOST_BESIDE_FRAC = 0.5
 """The share of a GPU's memory that a server may take beside another."""
 _POWER_S = 30.0
+_MOST_CASES = 10_000
+_LIKE_LAUNCH = re.compile(r"-launch\d+$")
 _ADVICE = f"mend it, or begin with a file of {specreg_command('init')}"
 _TableT = TypeVar("_TableT")
 _SomeNames = Annotated[list[str], msgspec.Meta(min_length=1)]
@@ -64,7 +69,7 @@ class ModelsTable(msgspec.Struct, frozen=True, kw_only=True):
 
     target: str
     drafts: dict[str, str] = {}
-    padding_layers: Annotated[int, msgspec.Meta(ge=0)] = 0
+    padding_layers: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
     widen: Width | None = None
     target_gib: AboveZero | None = None
     drafts_gib: dict[str, AboveZero] = {}
@@ -124,7 +129,7 @@ class TierFile(msgspec.Struct, frozen=True, kw_only=True):
         cases: the tables of cases.
     """
 
-    needs_gpus: Annotated[int, msgspec.Meta(ge=0)]
+    needs_gpus: Annotated[int, msgspec.Meta(ge=0, le=2**16)]
     models: dict[str, Any] = {}
     defaults: dict[str, Any] = {}
     cases: list[Any]
@@ -152,7 +157,7 @@ def load_tier(folder: Path, name: str) -> Tier:
     if not folder.is_dir():
         message = f"tiers '{folder}': no such folder; run this in the repository, or name its root"
         raise MatrixError(message)
-    if not path.is_file():
+    if name not in tier_names(folder):
         raise UnknownNameError("tier", name, tier_names(folder))
     head = _load_file(path, TierFile)
     pairs, shared = _pairs_of(path, head.models), folder.parent / PAIRS
@@ -161,6 +166,7 @@ def load_tier(folder: Path, name: str) -> Tier:
     on_gpu = head.needs_gpus > 0
     choices: dict[str, tuple[str, ...]] = {}
     places: dict[str, str] = {}
+    pairs_by_server: dict[str, str] = {}
     found: list[Case] = []
     for number, one in enumerate(head.cases, 1):
         place = f"matrix file '{path}', [[cases]] no. {number}"
@@ -168,14 +174,36 @@ def load_tier(folder: Path, name: str) -> Tier:
             own = {**head.defaults, **one} if isinstance(one, dict) else one
             table = _convert(own, CasesTable)
             for case in _cases_of(table, pairs, on_gpu=on_gpu):
-                if case.id in places:
-                    also = f"the other is of {places[case.id]}; remove one"
-                    raise MatrixError(f"two cases are called '{case.id}', {also}")
+                _check_id(case, pairs_by_server, places)
                 places[case.id] = place
+                pairs_by_server[case.server.id] = case.server.models
                 found.append(case)
                 choices[case.id] = _each(table.models)
     cases = tuple(_with_controls(found, places, on_gpu=on_gpu))
     return Tier(name=name, needs_gpus=head.needs_gpus, cases=cases, places=places, choices=choices)
+
+
+def _check_id(case: Case, pairs_by_server: Mapping[str, str], places: Mapping[str, str]) -> None:
+    """Check that a case, and its server, can be told from those before it by their ids.
+
+    Args:
+        case: the next one of a tier.
+        pairs_by_server: by the id of a server before it, the model pair of that.
+        places: by the id of a case before it, where its table stands.
+
+    Raises:
+        MatrixError: an id is taken, or can't be one.
+    """
+    check_spelling("case", case.id, MOST_CASE_CHARACTERS)
+    if case.id in places:
+        also = f"the other is of {places[case.id]}; remove one"
+        raise MatrixError(f"two cases are called '{case.id}', {also}")
+    other = pairs_by_server.get(case.server.id, case.server.models)
+    if other != case.server.models:
+        both = f"one of model pair '{case.server.models}', the other of '{other}'"
+        raise MatrixError(f"two servers are called '{case.server.id}', {both}; rename a pair")
+    if len(places) >= _MOST_CASES:
+        raise MatrixError(f"there are more than {_MOST_CASES} cases; leave some out")
 
 
 @contextlib.contextmanager
@@ -191,7 +219,7 @@ def within(place: str) -> Iterator[None]:
 def _load_file(path: Path, kind: type[_TableT]) -> _TableT:
     with within(f"matrix file '{path}'"):
         try:
-            return _convert(tomllib.loads(path.read_text(encoding="utf-8")), kind)
+            return _convert(tomllib.loads(read_regular(path, MIB).decode()), kind)
         except (OSError, ValueError, RecursionError) as error:  # of TOML, and of a long number
             raise MatrixError(f"can't be read, {error}; {_ADVICE}") from error
 
@@ -202,6 +230,10 @@ def _pairs_of(path: Path, tables: Mapping[str, object]) -> dict[str, ModelsTable
     pairs = {}
     for name, table in tables.items():
         with within(f"matrix file '{path}', [models.{name}]"):
+            check_spelling("model pair", name)
+            if _LIKE_LAUNCH.search(name):
+                why = "it ends as a second launch of a server does"
+                raise MatrixError(f"model pair '{name}': {why}; give it another name")
             pairs[name] = pair = _convert(table, ModelsTable)
             if pair.widen and pair.padding_layers:
                 message = "padding_layers with widen, which says how many; leave one of them out"
@@ -225,7 +257,8 @@ def _convert(raw: object, kind: type[_TableT]) -> _TableT:
 
 def tier_names(folder: Path) -> tuple[str, ...]:
     """The tiers that a folder holds, sorted."""
-    return tuple(sorted(path.stem for path in folder.glob("*.toml")))
+    files = (path for path in folder.glob("*.toml") if path.is_file())
+    return tuple(sorted(path.stem for path in files if is_name(path.stem)))
 
 
 def _cases_of(

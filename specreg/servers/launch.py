@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import re
 import socket
 import tempfile
 import time
@@ -42,6 +43,14 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def numbered(path: Path, number: int) -> Path:
+    """A path beside another one, of the same thing: `server~2.log` beside `server.log`.
+
+    No name has a tilde, so it isn't the log of another server, `tiny-2` beside `tiny` for instance.
+    """
+    return path.with_name(f"{path.stem}~{number}{path.suffix}")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -132,7 +141,7 @@ class ServerStart:
         )
         log_path, further = self.log_path, itertools.count(2)
         while log_path.exists():  # an earlier attempt's log is kept
-            log_path = self.log_path.with_stem(f"{self.log_path.stem}-{next(further)}")
+            log_path = numbered(self.log_path, next(further))
         self._deadline_s = time.monotonic() + self.ready_within_s
         self._server = StartedServer(
             spec=spec,
@@ -372,8 +381,11 @@ class Servers:
 
     def log_paths(self, launch: Launch) -> Sequence[Path]:
         """The logs of a launch, those of further attempts and other processes too."""
-        paths = (self.logs / f"{launch.id}.log", *sorted(self.logs.glob(f"{launch.id}-[0-9]*.log")))
-        return [path for path in paths if path.is_file()]
+        named = re.compile(rf"{re.escape(launch.id)}(~\d+)*\.log")
+        if not self.logs.is_dir():
+            return []
+        paths = (path for path in self.logs.iterdir() if named.fullmatch(path.name))
+        return sorted((path for path in paths if path.is_file()), key=lambda path: path.stem)
 
     @contextlib.contextmanager
     def _server(self, launch: Launch) -> Iterator[Poll]:

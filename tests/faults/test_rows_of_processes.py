@@ -107,7 +107,7 @@ def test_row_04_a_server_that_crashes_in_the_run(run: Hurt) -> None:
         f"{CASES[0]}: measured again, SERVER_DIED: server 'vllm-ngram-tiny': ended with status -9"
         in output
     )
-    assert run.logs() == ["vllm-ngram-tiny-2.log", "vllm-ngram-tiny.log"]
+    assert run.logs() == ["vllm-ngram-tiny.log", "vllm-ngram-tiny~2.log"]
     assert run.replays().keys() == set(CASES)
     assert len(run.replays()[CASES[0]].traces) == 20, "the second attempt alone, and all of it"
 

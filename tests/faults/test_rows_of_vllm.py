@@ -232,7 +232,7 @@ def test_row_09_the_port_is_taken_meanwhile(tmp_path: Path) -> None:
             (card,) = httpx.get(f"{server.base_url}/v1/models").json()["data"]
             assert card["id"] == server.model != SPEC.id
             assert server.model.startswith(SPEC.id)
-        assert (tmp_path / "logs" / "server-2.log").exists()
+        assert (tmp_path / "logs" / "server~2.log").exists()
     assert marked(tmp_path) == []
 
 

@@ -117,3 +117,14 @@ def test_an_extra_that_a_hint_names_is_one(arguments: tuple[str, ...]) -> None:
     assert extra in project["optional-dependencies"]
     assert install_command(extra) == f'uv pip install -e ".[{extra}]"'
     assert importlib.metadata.version("uv")
+
+
+@pytest.mark.parametrize("case_id", ["a$(touch x)", "a`x`", "a b", "a'b", 'a"b', "a;b", "a\nb"])
+def test_no_name_in_a_command_is_the_shell_s(case_id: str) -> None:
+    for case_ids in ((case_id,), ("plain", case_id)):
+        words = shlex.split(record_command(case_ids, ("--specreg-tier=a b",)))
+        chosen = words[words.index("-k") + 1]
+        assert chosen == " or ".join(f"{one}-" for one in case_ids)
+        typed = record_command(case_ids, ())
+        quoted = re.sub(r"'[^']*'", "", typed)
+        assert not re.search(r"[$`;\n]", quoted)

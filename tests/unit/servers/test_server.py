@@ -175,7 +175,7 @@ def test_a_port_that_another_server_has_is_left_to_it(tmp_path: Path) -> None:
         ports = iter([port_of(stranger), free_port()])
         with start(tmp_path, Script(), choose_port=lambda: next(ports)) as server:
             assert port_of(server) != port_of(stranger)
-            assert server.log_path == tmp_path / "logs" / "server-3.log"
+            assert server.log_path == tmp_path / "logs" / "server~3.log"
         (tmp_path / "slow").mkdir()
         slow = Script(ready_after_s=30.0)  # so that it is ours that doesn't listen yet
         error = failed_start(
