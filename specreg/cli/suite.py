@@ -26,8 +26,8 @@ from specreg.report.terminal import render_report
 from specreg.suite.configure import open_suite
 from specreg.suite.finish import record_baselines, record_run, run_verdict
 from specreg.suite.merge import open_merged, take_shards
-from specreg.suite.options import Options, options_typed
-from specreg.suite.plan import PLAN, Inconclusive, MergedShards, has_plan, load_shard
+from specreg.suite.options import Inconclusive, Options, options_typed
+from specreg.suite.plan import PLAN, MergedShards, has_plan, load_shard
 from specreg.suite.preflight import State, examine, render_findings
 from specreg.suite.shards import SHARDS, Shard
 

@@ -51,8 +51,10 @@ class ServerOptions:
 class ComparisonOptions(ServerOptions):
     """The options of a gate, and of a bisect, which is several."""
 
-    launches: Annotated[int, Option(help="the most launches of each side", min=1)] = 16
-    prompts: Annotated[int | None, Option(help="how many prompts each case replays", min=1)] = None
+    launches: Annotated[int, Option(help="the most launches of each side", min=1, max=1000)] = 16
+    prompts: Annotated[
+        int | None, Option(help="how many prompts each case replays", min=1, max=1_000_000)
+    ] = None
     tolerances: Annotated[
         list[str], Option(TOLERANCE, help="METRIC=FRACTION: the loss that passes, 0..1")
     ] = field(default_factory=list)

@@ -5,6 +5,8 @@ Each line of `.specreg/runs/<run>/journal.jsonl` is an `Attempt`, a `Replayed`, 
 """
 
 import contextlib
+import itertools
+import os
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -20,12 +22,20 @@ from specreg.acceptance.trace import ANSWER_DIGEST
 from specreg.core.errors import SpecregError
 from specreg.core.files import UNREADABLE, append_lines
 from specreg.core.reasons import Invalidity
+from specreg.core.received import open_received
 from specreg.core.values import hide_values
 from specreg.load.chat_client import FinishedRequest, Record
 from specreg.load.rounds import Round, RoundBuilder
 from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Family, Replay
+from specreg.measurement.plausible import (
+    check_lags,
+    check_numbers,
+    check_power,
+    check_record,
+    check_request,
+)
 from specreg.stats.intervals import Look
 from specreg.stats.percentiles import Histogram
 from specreg.telemetry.power_record import PowerRecord
@@ -96,6 +106,12 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 Line = Attempt | Replayed | Ended | Checked
 
+_MIB = 2**20
+_MOST_LINE_BYTES = 64 * _MIB
+_MOST_LINES = 2_000_000
+_WRITTEN_AT_ONCE_BYTES = _MIB
+_UNREADABLE_LINE = b"null\n"
+_AGAIN = "leave that run out, and run it again"
 _LOCK = "journal.lock"
 """Beside the journal; held by the process that writes it."""
 
@@ -171,11 +187,26 @@ class Journal:
         self._write(Checked(key=key, check=check, verdict=shown, digest=ANSWER_DIGEST))
 
     def take(self, part: Path) -> None:
-        """Add the lines of another journal, if it is there; SpecregError where the disk refuses."""
-        with _named(part, "mend its rights"):
-            lines = part.read_bytes() if part.exists() else b""
-            if lines:
-                self._append(lines if lines.endswith(b"\n") else lines + b"\n")
+        """Add the lines of another journal, if it is there.
+
+        One that can't be read stays one that can't be read, so that what it is part of is left out.
+
+        Raises:
+            SpecregError: the disk refuses, or the other journal is no file of its own.
+        """
+        if not os.path.lexists(part):
+            return
+        waiting: list[bytes] = []
+        waiting_bytes = 0
+        for content, line in _lines(part):
+            kept = _UNREADABLE_LINE if line is None else content
+            waiting.append(kept)
+            waiting_bytes += len(kept)
+            if waiting_bytes > _WRITTEN_AT_ONCE_BYTES:
+                self._append(b"".join(waiting))
+                waiting, waiting_bytes = [], 0
+        if waiting:
+            self._append(b"".join(waiting))
 
     def close(self) -> None:
         """Let go of the run; another process may go on with it then."""
@@ -191,29 +222,44 @@ class Journal:
             append_lines(self.path, content)
 
 
-def load_journal(path: Path, *, last: bool = False) -> Mapping[Key, Measurement]:
-    """The complete measurements of a journal, else a SpecregError where the file can't be read.
+def load_journal(
+    path: Path, *, last: bool = False, known: Mapping[str, Case] | None = None
+) -> Mapping[Key, Measurement]:
+    """The complete measurements of a journal.
 
     A measurement that a torn or unreadable line is part of is left out. Of one that was made twice
     the first counts: a worker that was given up may end after the one that took its place. Or the
     `last`, where no other process writes it, in the order in which those that count were made.
+
+    Args:
+        path: of the journal.
+        last: see above.
+        known: of a journal of another machine the cases here by their keys, which alone count. A
+            line that isn't torn and can't be read is an error there. None for a journal of ours.
+
+    Raises:
+        SpecregError: the file can't be read, or one of another machine says what can't be.
     """
     found: dict[Key, Measurement] = {}
     key: Key | None = None
     builders: dict[tuple[bool, int], RoundBuilder] = {}
-    for line in _lines(path):
+    for _, line in _lines(path, strict=known is not None):
         if isinstance(line, Attempt):
             key, builders = line.key, {}
         elif isinstance(line, Replayed) and key is not None:
             builders.setdefault((line.control, line.round), RoundBuilder()).take(line.finished)
         elif isinstance(line, Ended) and key is not None:
-            # A case that another version wrote may have another form: it can't be taken over.
-            # Nor for one with a look that this version doesn't know.
-            with contextlib.suppress(msgspec.ValidationError, KeyError):
-                made = _measurement(key, line, builders)
+            try:
+                measurement = _measurement(key, line, builders, known)
+            except msgspec.ValidationError as error:
+                # A case that another version wrote may have another form, which isn't taken over.
+                if known is not None:
+                    message = f"journal '{path}': measurement of '{key.case_id}': {error}"
+                    raise SpecregError(f"{message}; {_AGAIN}") from error
+            else:
                 if last:
                     found.pop(key, None)
-                found.setdefault(key, made)
+                found.setdefault(key, measurement)
             key = None
         elif not isinstance(line, Checked):
             key = None
@@ -221,15 +267,26 @@ def load_journal(path: Path, *, last: bool = False) -> Mapping[Key, Measurement]
 
 
 def _measurement(
-    key: Key, line: Ended, builders: Mapping[tuple[bool, int], RoundBuilder]
+    key: Key,
+    line: Ended,
+    builders: Mapping[tuple[bool, int], RoundBuilder],
+    known: Mapping[str, Case] | None,
 ) -> Measurement:
-    case = msgspec.json.decode(key.case, type=Case)
+    """Put a measurement together; a msgspec.ValidationError where it can't be one."""
+    case = _case_of(key, known)
+    if line.look not in Look.__members__:
+        raise msgspec.ValidationError(f"no look is called '{line.look}'")
     rounds: tuple[list[Round], list[Round]] = [], []
     for control, side in enumerate(line.lags):
         for number, lags in enumerate(side):
+            check_lags(lags)
             builder = builders.get((bool(control), number), RoundBuilder())
             builder.lags = lags
             rounds[control].append(builder.as_round())
+    if line.acceptance is not None:
+        check_record(line.acceptance)
+    if line.power is not None:
+        check_power(line.power)
     replay = Replay(
         rounds=tuple(rounds[0]),
         control_rounds=tuple(rounds[1]),
@@ -238,24 +295,39 @@ def _measurement(
         limits=case.limits,
         power=line.power,
     )
+    values = values_of(case, replay, line.invalid)
+    check_numbers(values)
     return Measurement(
         case=case,
         engine_version=line.engine_version,
         target=line.target,
         draft=line.draft,
         replay=replay,
-        values=values_of(case, replay, line.invalid),
+        values=values,
         invalid=line.invalid,
         look=Look[line.look],
     )
 
 
-def load_checks(path: Path) -> Mapping[tuple[Key, str], Mapping[str, Any]]:
-    """By key and check's name the verdicts in a journal; raises as `load_journal`.
+def _case_of(key: Key, known: Mapping[str, Case] | None) -> Case:
+    """The case of a key, which must be among those that are known if any are given."""
+    if known is None:
+        return msgspec.json.decode(key.case, type=Case)
+    case = known.get(key.case)
+    if case is None or case.id != key.case_id:
+        raise msgspec.ValidationError("measured with other settings than the case has here")
+    return case
+
+
+def load_checks(
+    path: Path, *, known: Mapping[str, Case] | None = None
+) -> Mapping[tuple[Key, str], Mapping[str, Any]]:
+    """By key and check's name the verdicts in a journal; `known` and what is raised as above.
 
     A check by another definition of equal answers is left out, so that it is made again.
     """
-    checks = [line for line in _lines(path) if isinstance(line, Checked)]
+    lines = (line for _, line in _lines(path, strict=known is not None))
+    checks = [line for line in lines if isinstance(line, Checked)]
     return {
         (check.key, check.check): check.verdict for check in checks if check.digest == ANSWER_DIGEST
     }
@@ -292,12 +364,33 @@ def last_run(runs: Path, part: str = "") -> Path:
     return last
 
 
-def _lines(path: Path) -> Iterator[Line | None]:
-    """Yield each line decoded; None for one that can't be read."""
+def _lines(path: Path, *, strict: bool = False) -> Iterator[tuple[bytes, Line | None]]:
+    """Yield each line, ended and decoded; None for one that can't be read.
+
+    Where a reading is `strict` only a line that isn't JSON may be unreadable: a writer that was
+    killed has left part of it.
+    """
     decoder = msgspec.json.Decoder(Line)
-    with _named(path, "name a run that has one, or measure anew"), path.open("rb") as file:
-        for line in file:
+    with (
+        _named(path, "name a run that has one, or measure anew"),
+        open_received(path.parent, path.name) as file,
+    ):
+        for number in itertools.count(1):
+            content = file.readline(_MOST_LINE_BYTES)
+            if not content:
+                return
+            if number > _MOST_LINES or len(content) == _MOST_LINE_BYTES:
+                limits = f"{_MOST_LINES} lines of {_MOST_LINE_BYTES // _MIB} MiB"
+                raise SpecregError(f"journal '{path}': is longer than {limits}; {_AGAIN}")
+            line: Line | None = None
             try:
-                yield decoder.decode(line)
-            except UNREADABLE:
-                yield None
+                line = decoder.decode(content)
+                if isinstance(line, Replayed):
+                    check_request(line.finished)
+            except UNREADABLE as error:
+                line = None
+                is_torn = not isinstance(error, (msgspec.ValidationError, RecursionError))
+                if strict and not is_torn:
+                    message = f"journal '{path}', line {number}: {error}"
+                    raise SpecregError(f"{message}; {_AGAIN}") from error
+            yield content if content.endswith(b"\n") else content + b"\n", line

@@ -23,7 +23,7 @@ from specreg.report.vocabulary import declare_vocabulary
 from specreg.servers.attach import alone, check_attached
 from specreg.servers.provision import why_no_program
 from specreg.suite.finish import leave_page
-from specreg.suite.options import Options, flag_of
+from specreg.suite.options import MOST_LAUNCHES_ASKED, MOST_PROMPTS_ASKED, Options, flag_of
 from specreg.suite.plan import JOURNAL
 from specreg.suite.run import Suite
 from specreg.suite.shards import expected_times
@@ -47,10 +47,13 @@ def _check_options(options: Options) -> None:
     if options.update_baselines and options.num_prompts is not None:
         why = "a baseline is of as many prompts as the matrix says; leave one of them out"
         raise SpecregError(f"--update-baselines with --num-prompts: {why}")
-    counts = {"--specreg-launches": options.launches, "--num-prompts": options.num_prompts}
-    for flag, count in counts.items():
-        if count is not None and count < 1:
-            raise SpecregError(f"{flag}: got {count}, needed 1 or more; leave it out")
+    counts = {
+        "--specreg-launches": (options.launches, MOST_LAUNCHES_ASKED),
+        "--num-prompts": (options.num_prompts, MOST_PROMPTS_ASKED),
+    }
+    for flag, (count, most) in counts.items():
+        if count is not None and not 1 <= count <= most:
+            raise SpecregError(f"{flag}: got {count}, needed 1 to {most}; leave it out")
 
 
 def load_cases(root: Path, options: Options, name: str) -> Tier:

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import itertools
 import shlex
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -43,9 +42,10 @@ from specreg.report.summary import answers_of_run, render_answers
 from specreg.report.tables import render_figures, render_times
 from specreg.report.vocabulary import render_unhidden
 from specreg.servers.launch import launches_of
+from specreg.suite.options import MOST_LAUNCHES_ASKED
 from specreg.suite.run import Suite
 from specreg.telemetry.identity import find_gpus
-from specreg.verdicts.detection import detects_against
+from specreg.verdicts.detection import MOST_LAUNCHES, detects_against
 from specreg.verdicts.history import (
     RunRecord,
     headroom_frac,
@@ -232,6 +232,7 @@ def render_end(
 
 
 _LAST_RUNS = 60
+_MOST_LAUNCHES = MOST_LAUNCHES_ASKED + MOST_LAUNCHES
 
 
 def _time(suite: Suite) -> RunTime:
@@ -333,7 +334,7 @@ def _with_version(options: tuple[str, ...], figures: Figures | None) -> tuple[st
 
 def _logs(suite: Suite, case: Case) -> Iterator[str]:
     """The logs of its servers on each launch, those of further looks too; its own first."""
-    for number in itertools.count(1):
+    for number in range(1, _MOST_LAUNCHES + 1):
         launches = dict.fromkeys(reversed(launches_of(case, number)))
         paths = [path for launch in launches for path in suite.servers.log_paths(launch)]
         if not paths:

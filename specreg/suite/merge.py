@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from specreg.baselines.record import commit_of
+from specreg.core.commands import specreg_command
 from specreg.core.errors import SpecregError, check_name
 from specreg.core.received import copy_received
 from specreg.correctness.checks import CHECKS, CorrectnessCheck
@@ -30,8 +31,8 @@ from specreg.suite.plan import (
     RunPlan,
     ShardRun,
     has_plan,
-    journalled,
     load_shard,
+    with_journal,
 )
 from specreg.suite.run import Suite
 from specreg.telemetry.identity import Environment, find_gpus
@@ -40,6 +41,7 @@ WORKERS_FOLDER = "shards"
 """The folder in a run's own that holds its workers' folders."""
 _COPIED = ("logs", "power")
 _MOST_COPIED_BYTES = 2**30
+_UPDATE = "--update-baselines"
 _ALIKE = (
     *("commit", "tier", "matrix_sha256", "environment", "options", "launches", "reason", "of"),
     "shards",
@@ -82,11 +84,15 @@ def plan_options(options: Options) -> PlanOptions:
     return PlanOptions(**{name: getattr(options, name) for name in names})
 
 
-def take_shards(suite: Suite, shards: Sequence[ShardRun], *, whole: bool) -> tuple[str, ...]:
+def take_shards(
+    suite: Suite, shards: Sequence[ShardRun], *, whole: bool, are_ours: bool = False
+) -> tuple[str, ...]:
     """Judge what shards measured, as if one process had; return what is to be said of them.
 
-    `whole` says whether a case that no shard measured is INVALID; else it is left out.
+    `whole` says whether a case that no shard measured is INVALID; else it is left out. `are_ours`
+    says whether they are workers of this run.
     """
+    shards = [with_journal(shard, suite.tier.cases, is_ours=are_ours) for shard in shards]
     merged = suite.merged = MergedShards(shards, suite.root)
     asked: dict[str, set[str]] = {}
     for shard in shards:
@@ -115,9 +121,11 @@ def take_workers(suite: Suite, *, whole: bool) -> tuple[str, ...]:
     shards = [load_shard(path) for path in sorted(folder.glob("*")) if has_plan(path)]
     if not shards:
         return ()
-    own = journalled(suite.run_folder, shards[0].plan, shards[0].report)  # gone on with
-    went_on = own.measured or own.checked
-    taken = take_shards(suite, [own, *shards] if went_on else shards, whole=whole)
+    # What the run itself holds is that of an earlier process, which it goes on with.
+    own = ShardRun(folder=suite.run_folder, plan=shards[0].plan, report=shards[0].report)
+    went_on = (suite.run_folder / JOURNAL).exists()
+    parts = [own, *shards] if went_on else shards
+    taken = take_shards(suite, parts, whole=whole, are_ours=True)
     shutil.rmtree(folder, ignore_errors=True)
     return taken
 
@@ -133,7 +141,7 @@ def _copy_files(shards: Sequence[ShardRun], into: Path) -> None:
     ]
     names = Counter(name for _, _, name in found)
     for number, folder, name in found:
-        own = name.with_stem(f"{name.stem}-{number}") if names[name] > 1 else name
+        own = name.with_name(f"{name.stem}~{number}{name.suffix}") if names[name] > 1 else name
         try:
             copy_received(folder, str(name), into, str(own), _MOST_COPIED_BYTES)
         except OSError as error:
@@ -208,13 +216,14 @@ def open_merged(root: Path, options: Options, shards: Sequence[ShardRun], into: 
 
 def _check_recording(plan: RunPlan, options: Options) -> None:
     """Check that shards record baselines where the merge does, and only there."""
+    command = specreg_command("merge")
     records = plan.reason is not None
     if records and not options.update_baselines:
         why = "the shards recorded baselines, and this merge isn't asked to write any"
-        raise SpecregError(f"specreg merge: {why}; add --update-baselines to write them here")
+        raise SpecregError(f"{command}: {why}; add {_UPDATE} to write them here")
     if options.update_baselines and not records:
         why = "the shards judged and recorded no baselines"
-        raise SpecregError(f"specreg merge --update-baselines: {why}; leave it out")
+        raise SpecregError(f"{command} {_UPDATE}: {why}; leave it out")
 
 
 def _check_names(shard: ShardRun, tier: Tier) -> None:

@@ -7,9 +7,15 @@ import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from specreg.core.errors import SpecregError
+
+MOST_LAUNCHES_ASKED = 100
+MOST_PROMPTS_ASKED = 1_000_000
+MOST_SHARDS = 10_000
+Inconclusive = Literal["fail", "warn", "warn-speed"]
+"""What a test does where the measurements can't tell."""
 
 
 def _option(
@@ -70,7 +76,7 @@ class Options:
         "what a test does if its metric is INCONCLUSIVE: fail, or warn and pass; warn-speed passes"
         " speeds only, for a machine that is shared with others",
         "fail",
-        choices=("fail", "warn", "warn-speed"),
+        choices=get_args(Inconclusive),
     )
     shard: str | None = _once(
         "run the I-th of N parts of the run, from 1, cut by expected time; specreg merge joins"
@@ -128,13 +134,15 @@ class Options:
         """
         if self.shard is None:
             return None
-        found = re.fullmatch(r"(?:(list)|(\d+))(?:/(\d+))?", self.shard)
-        if found and found[1]:
-            return 0, int(found[3] or 0)
-        number, of = (int(found[2]), int(found[3] or 0)) if found else (0, 0)
-        if not 1 <= number <= of:
+        found = re.fullmatch(r"(?:(list)|(\d{1,5}))(?:/(\d{1,5}))?", self.shard)
+        of = int(found[3] or 0) if found else 0
+        number = int(found[2] or 0) if found else 0
+        lists = found is not None and found[1] is not None
+        if not (lists or 1 <= number <= of) or of > MOST_SHARDS:
             needed = f"--specreg-shard '{self.shard}': got no shard, needed I/N with I from 1 to N"
-            raise SpecregError(f"{needed}; give 1/4 for the first of four, or list/4 to see all")
+            most = f" and N up to {MOST_SHARDS}" if of > MOST_SHARDS else ""
+            cure = "give 1/4 for the first of four, or list/4 to see all"
+            raise SpecregError(f"{needed}{most}; {cure}")
         return number, of
 
     @property

@@ -7,8 +7,8 @@ died is joined as far as it came.
 import dataclasses
 import datetime as dt
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
@@ -17,7 +17,7 @@ import msgspec
 from specreg.core.errors import InvalidMeasurementError, SpecregError
 from specreg.core.files import UNREADABLE
 from specreg.core.names import CaseId, Name
-from specreg.core.received import decode_received, read_received, received_files
+from specreg.core.received import read_received, received_files
 from specreg.core.timeline import RunTime
 from specreg.correctness.checks import CorrectnessCheck
 from specreg.matrix.case import Case
@@ -25,6 +25,7 @@ from specreg.matrix.models import served_models
 from specreg.measurement.journal import load_checks, load_journal
 from specreg.measurement.measure import Measurement
 from specreg.report.document import FILE_NAME, Report, exit_status, load_report
+from specreg.suite.options import MOST_LAUNCHES_ASKED, MOST_PROMPTS_ASKED, MOST_SHARDS, Inconclusive
 from specreg.telemetry.identity import Environment
 from specreg.verdicts.verdict import Verdict
 
@@ -34,12 +35,8 @@ _SHARD_MISSING = "SHARD_MISSING"
 
 
 PLAN_VERSION: Literal[1] = 1
-MOST_LAUNCHES_ASKED = 100
-MOST_PROMPTS_ASKED = 1_000_000
-MOST_SHARDS = 10_000
 _MOST_PLAN_BYTES = 16 * 2**20
 _AGAIN = "leave that run out, and run it again"
-Inconclusive = Literal["fail", "warn", "warn-speed"]
 _Text = Annotated[str, msgspec.Meta(max_length=20_000)]
 _Word = Annotated[str, msgspec.Meta(max_length=128)]
 _Number = Annotated[int, msgspec.Meta(ge=0, le=MOST_SHARDS)]
@@ -99,14 +96,15 @@ class ShardRun:
     """What lies in the folder of a shard, by case's id and launch or check.
 
     Of one that didn't come to its end there is no report. `files` are all that lie in the folder,
-    from there on.
+    from there on. What was `measured` and `checked` is read by `with_journal`, once the cases of
+    the repository here are known.
     """
 
     folder: Path
     plan: RunPlan
-    files: Sequence[PurePosixPath]
-    measured: Mapping[tuple[str, int], Measurement]
-    checked: Mapping[tuple[str, str], Verdict]
+    files: Sequence[PurePosixPath] = ()
+    measured: Mapping[tuple[str, int], Measurement] = field(default_factory=dict)
+    checked: Mapping[tuple[str, str], Verdict] = field(default_factory=dict)
     report: Report | None = None
 
     @property
@@ -139,18 +137,18 @@ def load_shard(folder: Path) -> ShardRun:
     plan = _plan_of(folder, content)
     has_report = PurePosixPath(FILE_NAME) in files
     report = load_report(folder / FILE_NAME) if has_report else None
-    return journalled(folder, plan, report, files)
+    return ShardRun(folder=folder, plan=plan, files=files, report=report)
 
 
 def _plan_of(folder: Path, content: bytes) -> RunPlan:
     """Decode the plan in a shard's folder; SpecregError where it is of another form."""
     path = folder / PLAN
     try:
-        version = decode_received(content, _PlanVersion).schema_version
+        version = msgspec.json.decode(content, type=_PlanVersion).schema_version
         if version != PLAN_VERSION:
             message = f"'{path}': is of version {version}, this specreg reads {PLAN_VERSION}"
             raise SpecregError(f"{message}; merge with the specreg that measured")
-        return decode_received(content, RunPlan)
+        return msgspec.json.decode(content, type=RunPlan)
     except UNREADABLE as error:
         raise SpecregError(f"'{path}': {error}; {_AGAIN}") from error
 
@@ -159,23 +157,35 @@ class _PlanVersion(msgspec.Struct, frozen=True):
     schema_version: int
 
 
-def journalled(
-    folder: Path, plan: RunPlan, report: Report | None, files: Sequence[PurePosixPath] = ()
-) -> ShardRun:
-    """What the journal in a folder holds of a run; SpecregError where it can't be read."""
-    path = folder / JOURNAL
-    measured, checked = (load_journal(path), load_checks(path)) if path.exists() else ({}, {})
+def with_journal(shard: ShardRun, cases: Iterable[Case], *, is_ours: bool) -> ShardRun:
+    """The shard with what its journal holds of these cases, which are those of the repository here.
+
+    Args:
+        shard: its folder.
+        cases: of the tier.
+        is_ours: whether this machine wrote the journal, which an earlier process may have begun by
+            other settings of the cases. What can't be read of it is left out then.
+
+    Raises:
+        SpecregError: the journal can't be read, or one of another machine says what can't be.
+    """
+    path = shard.folder / JOURNAL
+    if not os.path.lexists(path):
+        return shard
+    known = {case.key: case for case in cases}
+    trusted = None if is_ours else known
+    every = load_journal(path, known=trusted)
+    measured = {key: one for key, one in every.items() if key.case in known}
+    checks = load_checks(path, known=trusted)
+    checked = {key: verdict for key, verdict in checks.items() if key[0].case in known}
     try:
         verdicts = {key: msgspec.convert(told, Verdict) for key, told in checked.items()}
     except msgspec.ValidationError as error:
         raise SpecregError(f"journal '{path}': {error}; {_AGAIN}") from error
-    return ShardRun(
-        folder=folder,
-        plan=plan,
-        files=files,
+    return dataclasses.replace(
+        shard,
         measured={(key.case_id, key.launch): one for key, one in measured.items()},
         checked={(key.case_id, check): verdict for (key, check), verdict in verdicts.items()},
-        report=report,
     )
 
 
@@ -195,20 +205,15 @@ class MergedShards:
         return self.shards[0].plan
 
     def measurement(self, case: Case, launch: int) -> Measurement:
-        """What the first shard that did has measured of a case, as of the case and models here.
+        """What the first shard that did has measured of a case, with the models here.
 
         Raises:
-            SpecregError: none did, or it measured another case under this one's id.
+            SpecregError: none did.
         """
         for shard in self.shards:
-            measured = shard.measured.get((case.id, launch))
-            if measured is None:
-                continue
-            if measured.case.key != case.key:
-                message = f"{shard.plan.name} measured '{case.id}' with other settings than here"
-                raise SpecregError(f"{message}; see '{shard.folder}'")
-            target, draft = served_models(self.root, case.server)
-            return dataclasses.replace(measured, case=case, target=target, draft=draft)
+            if (measured := shard.measured.get((case.id, launch))) is not None:
+                target, draft = served_models(self.root, case.server)
+                return dataclasses.replace(measured, target=target, draft=draft)
         raise self._why_not(case.id)
 
     def verdict(self, check: CorrectnessCheck, case: Case) -> Verdict:

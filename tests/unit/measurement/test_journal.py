@@ -266,7 +266,9 @@ def test_a_disk_that_was_full_for_a_while_costs_no_other_measurement(path: Path)
 
 def test_a_journal_that_cannot_be_read_is_named(path: Path) -> None:
     path.mkdir(parents=True)
-    with pytest.raises(SpecregError, match=r"journal '.*': Is a directory; name a run"):
+    with pytest.raises(
+        SpecregError, match=r"journal '.*': is a folder, needed a regular file; name a run"
+    ):
         load_journal(path)
 
 

@@ -40,8 +40,9 @@ def opened(folder: Path, *, gpus: int = 0, method: str = "eagle3", **given: Any)
         ({"tier": "heer"}, "unknown tier 'heer'; did you mean 'here'? known: here"),
         ({"method": "eagle33"}, "unknown method 'eagle33'; did you mean 'eagle3'?"),
         ({"engine": "sglang"}, "tier 'here': unknown engine 'sglang'; known: vllm"),
-        ({"launches": 0}, "--specreg-launches: got 0, needed 1 or more"),
-        ({"num_prompts": 0}, "--num-prompts: got 0, needed 1 or more"),
+        ({"launches": 0}, "--specreg-launches: got 0, needed 1 to 100"),
+        ({"launches": 10**7}, "--specreg-launches: got 10000000, needed 1 to 100"),
+        ({"num_prompts": 0}, "--num-prompts: got 0, needed 1 to 1000000"),
         (
             {"num_prompts": 6, "update_baselines": True},
             "--update-baselines with --num-prompts: a baseline is of as many",

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from specreg.acceptance.trace import ANSWER_DIGEST
 from specreg.core.errors import SpecregError
 from specreg.report.document import load_verdict
 from specreg.suite.plan import PLAN, PlanOptions
+from tests.unit.servers.test_server import at_most
 from tests.unit.shard_folders import LENGTH, TPOT, MergingMachine, change_json, merging_machine
 
 SECRET = "the secret of the machine that merges"  # noqa: S105 - a text to look for
@@ -240,8 +242,7 @@ def test_a_measurement_counts_for_the_case_here_alone(machine: MergingMachine) -
             line["key"]["case"] = json.dumps(case)
     journal.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     done = machine.merge(shard)
-    assert done.exit_code == 10, done.output
-    assert "with other settings than here" in done.output
+    assert "with other settings than the case has here" in str(done.exception)
 
 
 @pytest.mark.parametrize(
@@ -260,3 +261,153 @@ def test_a_shard_speaks_of_cases_and_metrics_that_there_are(
     text = json.dumps(changes).replace("{case}", machine.case.id)
     change_json(shard / PLAN, json.loads(text))
     assert isinstance(machine.merge(shard).exception, SpecregError)
+
+
+MISFIT_PLANS = (
+    {"schema_version": 2},
+    {"schema_version": "1"},
+    {"schema_version": 10**400},
+    {"began_at": "yesterday"},
+    {"began_at": "2026-13-01T00:00:00Z"},
+    {"began_at": "2026-01-01T00:00:00"},
+    {"began_at": "9" * 400},
+    {"launches": 0},
+    {"launches": 10**7},
+    {"launches": 10**400},
+    {"launches": "3"},
+    {"options.inconclusive": "never"},
+    {"options.num_prompts": 10**12},
+    {"options.engine": "../../x"},
+    {"options": {"attach": "http://127.0.0.1:1"}},
+    {"number": -1},
+    {"of": 10**9},
+    {"gpus_gib": [1e300]},
+    {"gpus_gib": [80.0] * 5_000},
+    {"environment.kind": "tpu"},
+    {"environment.cores": 10**400},
+    {"environment": None},
+    {"host": "x" * 10_000},
+    {"reason": ["x"]},
+    {"asked": {"x": ["y" * 1_000]}},
+)
+
+
+@pytest.mark.parametrize("changes", MISFIT_PLANS, ids=lambda one: repr(one)[:60])
+def test_a_plan_of_another_form_is_refused(
+    machine: MergingMachine, changes: Mapping[str, Any]
+) -> None:
+    shard = machine.shard()
+    change_json(shard / PLAN, changes)
+    with at_most(5.0):
+        done = machine.merge(shard)
+    assert isinstance(done.exception, SpecregError), done.output
+    assert PLAN in str(done.exception)
+
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+
+@pytest.mark.parametrize("name", [PLAN, "journal.jsonl", "report.json"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xfe", b"null", DEEP, b"1" * 10_000, b'{"a": ' * 50_000]
+)
+def test_a_document_that_is_none_ends_in_words(
+    machine: MergingMachine, name: str, content: bytes
+) -> None:
+    shard = machine.shard()
+    (shard / name).write_bytes(content)
+    with at_most(10.0):
+        done = machine.merge(shard)
+    assert isinstance(done.exception, SpecregError | SystemExit), done.output
+
+
+@pytest.mark.parametrize("name", [PLAN, "journal.jsonl", "report.json"])
+def test_a_fifo_keeps_nobody_waiting(machine: MergingMachine, name: str) -> None:
+    shard = machine.shard()
+    (shard / name).unlink(missing_ok=True)
+    os.mkfifo(shard / name)
+    with at_most(5.0):
+        done = machine.merge(shard)
+    assert "is a FIFO, needed a regular file" in str(done.exception)
+
+
+MISFIT_LINES = (
+    ("Replayed", {"finished.trace.sent_ns": 10**400}),
+    ("Replayed", {"finished.trace.sent_ns": -1}),
+    ("Replayed", {"finished.trace.last_ns": 10**30}),
+    ("Replayed", {"finished.trace.first_ns": 2**62, "finished.trace.last_ns": 1}),
+    ("Replayed", {"finished.trace.chunk_sizes": [-1]}),
+    ("Replayed", {"finished.trace.first_chunk_tokens": 0, "finished.trace.chunk_sizes": []}),
+    ("Replayed", {"finished.trace.acceptance.steps": 10**400}),
+    ("Replayed", {"finished.chunks": [{"at_ns": 10**400, "tokens": 1}]}),
+    ("Replayed", {"finished.place": 10**400}),
+    ("Ended", {"look": "NEVER"}),
+    ("Ended", {"lags": [[{"counts": {"99999999999": 1}}], []]}),
+    ("Ended", {"acceptance.total.steps": 10**400}),
+    ("Ended", {"invalid": {"beauty": "why"}}),
+    ("Begun", {"key.launch": "one"}),
+    ("Begun", {"key.case_id": "another"}),
+)
+
+
+@pytest.mark.parametrize(("kind", "changes"), MISFIT_LINES, ids=repr)
+def test_a_journal_that_says_what_cannot_be_is_refused(
+    machine: MergingMachine, kind: str, changes: Mapping[str, Any]
+) -> None:
+    shard = machine.shard()
+    journal = shard / "journal.jsonl"
+    lines = journal.read_text().splitlines()
+    place = next(n for n, line in enumerate(lines) if json.loads(line)["type"] == kind)
+    (shard / "line.json").write_text(lines[place])
+    change_json(shard / "line.json", changes)
+    lines[place] = (shard / "line.json").read_text()
+    journal.write_text("\n".join(lines) + "\n")
+    with at_most(5.0):
+        done = machine.merge(shard)
+    assert isinstance(done.exception, SpecregError), done.output
+    assert "journal" in str(done.exception)
+
+
+def test_a_torn_line_loses_no_other_measurement(machine: MergingMachine) -> None:
+    shard = machine.shard()
+    with (shard / "journal.jsonl").open("ab") as journal:
+        journal.write(b'{"type":"Begun","key":{"case":"')
+    done = machine.merge(shard)
+    assert done.exit_code == 11, done.output
+    assert b"null\n" in (machine.into / "journal.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("verdict", [{"outcome": "FINE"}, {"value": 10**400}, {"metric": "../x"}])
+def test_the_verdict_of_a_check_is_one(machine: MergingMachine, verdict: Mapping[str, Any]) -> None:
+    shard = machine.shard(asked={machine.case.id: ("lossless_frac",)})
+    lines = (shard / "journal.jsonl").read_text().splitlines()
+    checked = {
+        "type": "Checked",
+        "key": json.loads(lines[0])["key"],
+        "check": "lossless_frac",
+        "verdict": {"case_id": machine.case.id, "metric": "x", "outcome": "PASS", **verdict},
+        "digest": ANSWER_DIGEST,
+    }
+    with (shard / "journal.jsonl").open("a") as journal:
+        journal.write(f"{json.dumps(checked)}\n")
+    assert isinstance(machine.merge(shard).exception, SpecregError)
+
+
+def test_logs_of_one_name_are_told_apart_by_a_sign_that_no_name_has(
+    machine: MergingMachine,
+) -> None:
+    first = machine.shard("first", number=1, of=2, shards=((machine.case.id,), ()))
+    second = machine.shard("second", number=2, of=2, shards=((machine.case.id,), ()))
+    done = machine.merge(first, second)
+    assert done.exit_code == 11, done.output
+    logs = {path.name for path in (machine.into / "logs").iterdir()}
+    assert logs == {"server~1.log", "server~2.log"}
+
+
+def test_a_folder_that_cannot_be_made_is_named(machine: MergingMachine) -> None:
+    shard = machine.shard()
+    machine.into.write_text("a file")
+    assert "name a folder" in str(machine.merge(shard).exception)
+    machine.into.unlink()
+    (machine.into / "journal.jsonl").mkdir(parents=True)
+    assert "name another folder" in str(machine.merge(shard).exception)

@@ -1,0 +1,109 @@
+"""Whether what a journal says can have been measured at all.
+
+A journal may come from another machine. What is calculated from it relies on moments that are in
+order and on counts that a request can have, so both are checked before anything is calculated.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from specreg.acceptance.record import AcceptanceRecord, StepCounts
+from specreg.load.chat_client import FinishedRequest
+from specreg.stats.percentiles import PER_E, Histogram
+from specreg.telemetry.power_record import PowerRecord
+
+_MOST_COUNT = 2**53
+"""The largest count that a float holds exactly."""
+_LAST_MOMENT_NS = 2**62
+_MOST_BUCKET = math.ceil(PER_E * math.log(_LAST_MOMENT_NS))
+_MOST_NUMBER = 1e30
+_MOST_CHUNK_TOKENS = 2**24
+_MOST_POSITIONS = 1024
+
+
+def check_request(finished: FinishedRequest) -> None:
+    """Check that a request can have been sent and answered.
+
+    Raises:
+        msgspec.ValidationError: its moments aren't in order, or it counts what can't be.
+    """
+    trace = finished.trace
+    _check_counts((finished.place, trace.first_chunk_tokens, *trace.chunk_sizes), "a request")
+    _check_counts(trace.thought_chunk_sizes, "a thought")
+    known = (trace.usage_tokens, trace.prompt_tokens)
+    _check_counts((count for count in known if count is not None), "a request")
+    _check_counts((trace.turn - 1,), "turns")
+    _check_counts((chunk.tokens for chunk in finished.chunks), "a chunk")
+    if len(trace.chunk_sizes) > _MOST_CHUNK_TOKENS:
+        raise msgspec.ValidationError(f"a chunk of {len(trace.chunk_sizes)} tokens")
+    if trace.acceptance is not None:
+        _check_steps(trace.acceptance)
+    ends_ns = [moment for moment in (trace.first_ns, trace.last_ns) if moment is not None]
+    _check_order((0, trace.planned_ns, _LAST_MOMENT_NS))
+    _check_order((0, trace.sent_ns, *ends_ns, _LAST_MOMENT_NS))
+    _check_order((0, *(chunk.at_ns for chunk in finished.chunks), _LAST_MOMENT_NS))
+    if trace.last_ns is not None and (trace.first_ns is None or not trace.tokens):
+        raise msgspec.ValidationError("a request that ended with a token has none")
+
+
+def check_lags(lags: Histogram) -> None:
+    """Check that a histogram can be one of durations; else a msgspec.ValidationError."""
+    _check_counts(lags.counts.values(), "lags")
+    _check_order((0, lags.min_ns, lags.max_ns, _LAST_MOMENT_NS))
+    buckets_fit = all(0 <= bucket <= _MOST_BUCKET for bucket in lags.counts)
+    sums_fit = 0 <= lags.total_ns <= _MOST_NUMBER and 0 <= lags.total_ns2 <= _MOST_NUMBER**2
+    if not buckets_fit or not sums_fit or not all(lags.counts.values()):
+        raise msgspec.ValidationError("a histogram of durations that can't be")
+
+
+def check_record(record: AcceptanceRecord) -> None:
+    """Check the counts of an acceptance record; else a msgspec.ValidationError."""
+    _check_steps(record.total)
+    for prompt in record.prompts:
+        _check_steps(prompt.counts)
+        _check_counts((prompt.completion_tokens, prompt.turn - 1), "a prompt")
+
+
+def check_power(power: PowerRecord) -> None:
+    """Check the numbers of a power record; else a msgspec.ValidationError."""
+    check_numbers(msgspec.to_builtins(power))
+
+
+def check_numbers(value: object) -> None:
+    """Check that all numbers of a value of JSON are of a size that can be calculated with.
+
+    Raises:
+        msgspec.ValidationError: one isn't.
+    """
+    if isinstance(value, Mapping):
+        for part in value.values():
+            check_numbers(part)
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            check_numbers(part)
+    elif isinstance(value, (int, float)) and not -_MOST_NUMBER <= value <= _MOST_NUMBER:
+        raise msgspec.ValidationError("a number that is too large to calculate with")
+
+
+def _check_steps(counts: StepCounts) -> None:
+    """Check counts of steps. They may contradict one another: that makes a figure INVALID."""
+    numbers = (counts.steps, counts.accepted, counts.proposed or 0, *counts.position_counts)
+    if len(counts.position_counts) > _MOST_POSITIONS:
+        raise msgspec.ValidationError(f"{len(counts.position_counts)} positions of drafts")
+    if not all(-_MOST_COUNT <= number <= _MOST_COUNT for number in numbers):
+        raise msgspec.ValidationError("counts of steps that are too large")
+
+
+def _check_counts(counts: Iterable[int], of: str) -> None:
+    for count in counts:
+        if not 0 <= count <= _MOST_COUNT:
+            raise msgspec.ValidationError(f"a count of {of} that can't be")
+
+
+def _check_order(moments_ns: Iterable[int]) -> None:
+    for earlier_ns, later_ns in itertools.pairwise(moments_ns):
+        if earlier_ns > later_ns:
+            raise msgspec.ValidationError("moments that aren't in order")
