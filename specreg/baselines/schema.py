@@ -299,7 +299,7 @@ def render_baseline(baseline: Baseline) -> str:
     Settings are written with their defaults, because these may change.
     """
     content = msgspec.to_builtins(baseline)
-    if not baseline.environment.power_limit_w:
+    if baseline.environment.power_limit_w == 0:
         del content["environment"]["power_limit_w"]
     return _render(content, "") + "\n"
 

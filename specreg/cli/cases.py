@@ -17,7 +17,7 @@ from specreg.core.files import data_dir
 from specreg.datasets.prepare import prepare as prepare_set
 from specreg.datasets.table import dataset_named
 from specreg.engines.registry import render_methods
-from specreg.matrix.case import Tier
+from specreg.matrix.case import Tier, render_memory
 from specreg.matrix.tier import load_tier, tier_names
 from specreg.measurement.metrics import METRICS, check_allowed
 from specreg.report.tables import NOTHING, format_number, render_rows
@@ -89,6 +89,8 @@ def selftest(
 def tier_of(folder: Path, name: str | None) -> Tier:
     """The tier of a name, else that of this machine, with the model pairs that its GPUs hold."""
     gpus = find_gpus()
+    if name is None:
+        gpus.check_usable()
     return load_tier(folder, name or ("gpu" if gpus.devices else "cpu")).chosen(gpus.memory_gib)
 
 
@@ -136,7 +138,6 @@ def render_matrix(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> 
         reads = f"a step reads all weights at {READ_GIB_PER_S:.0f} GiB/s"
         lines.append(f"guess: {reads}; no draft is accepted")
     if lacking := tier.unmet(gpus.memory_gib):
-        there = ", ".join(f"{math.floor(each)} GiB" for each in gpus.memory_gib)
-        why = there or f"no GPU ({gpus.why_none})"
+        why = render_memory(gpus.memory_gib) or f"no GPU ({gpus.why_none})"
         lines.append(f"{len(lacking)} of {len(tier.cases)} cases don't fit this machine: {why}")
     return "\n".join(lines)

@@ -374,7 +374,10 @@ def _sides(
 
 def _chosen(options: GateOptions, tier: Tier, origins: tuple[Origin, Origin]) -> Sequence[Case]:
     """The cases that are named; without any those of the sides' engine that fit the GPUs."""
-    unmet = dict(tier.unmet(find_gpus().memory_gib))
+    gpus = find_gpus()
+    if tier.needs_gpus:
+        gpus.check_usable()
+    unmet = dict(tier.unmet(gpus.memory_gib))
     if named := [tier.named(case_id) for case_id in dict.fromkeys(options.case_ids)]:
         for case in named:
             if case.id in unmet:

@@ -245,7 +245,10 @@ def open_soak(options: SoakOptions, tier: Tier) -> Soak:
     if path.exists():
         message = f"--out '{path.parent}': holds a soak already; name another folder"
         raise UnsupportedError(message)
-    unmet = tier.unmet(find_gpus().memory_gib)
+    gpus = find_gpus()
+    if tier.needs_gpus:
+        gpus.check_usable()
+    unmet = tier.unmet(gpus.memory_gib)
     named = [tier.named(options.case)] if options.case else []
     asked = named or [case for case in tier.cases if case.speculates]
     case = next((case for case in asked if case.id not in unmet), None)

@@ -126,6 +126,10 @@ class SensorError(SpecregError):
     """A device whose power can't be read, that is gone, or on which another run measures."""
 
 
+class NoGpuError(SensorError):
+    """A machine that has no GPU, or a process that is shown none."""
+
+
 class MemoryHeldError(SensorError):
     """A GPU whose memory isn't back after its server's end; it ends the run."""
 

@@ -325,14 +325,20 @@ class Case(WorkloadSettings):
         share_gib = weights_gib + sizes.cache_gib(server.parallel, tokens) + BESIDE_GIB
         return share_gib / server.gpu_memory_frac
 
-    def unmet(self, gpus_gib: Sequence[float]) -> str:
-        """What a machine with such GPUs lacks of what it needs, empty when nothing."""
-        gpus, memory_gib = self.server.parallel.gpus_by_node, self.memory_gib
-        taken = gpus_gib[:gpus]
-        if len(taken) == gpus and min(taken) >= (memory_gib or 0.0):
+    def unmet(self, gpus_gib: Sequence[float | None]) -> str:
+        """What a machine with such GPUs lacks of what it needs, empty when nothing is known to be.
+
+        Args:
+            gpus_gib: The memory of each of the machine's GPUs, None where it isn't known.
+        """
+        gpus = self.server.parallel.gpus_by_node
+        memory_gib = self.memory_gib
+        known_gib = [gib for gib in gpus_gib[:gpus] if gib is not None]
+        is_too_small = memory_gib is not None and min(known_gib, default=memory_gib) < memory_gib
+        if len(gpus_gib) >= gpus and not is_too_small:
             return ""
         each = "" if memory_gib is None else f" of {math.ceil(memory_gib)} GiB"
-        there = ", ".join(f"{math.floor(gib)} GiB" for gib in gpus_gib) or "none"
+        there = render_memory(gpus_gib) or "none"
         return f"needs {gpus} GPU(s){each}, this machine has {there}"
 
     @property
@@ -351,6 +357,11 @@ class Case(WorkloadSettings):
     def needs_fresh_server(self) -> bool:
         """Whether another case's requests to the server would change what this one measures."""
         return engine_named(self.server.engine).spelling_of(self.server.method).learns
+
+
+def render_memory(gpus_gib: Sequence[float | None]) -> str:
+    """Return the memory of each GPU in words, `79 GiB, unknown`."""
+    return ", ".join("unknown" if gib is None else f"{math.floor(gib)} GiB" for gib in gpus_gib)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -375,7 +386,7 @@ class Tier:
         check_name("case", case_id, cases, f"tier '{self.name}'")
         return cases[case_id]
 
-    def chosen(self, gpus_gib: Sequence[float]) -> "Tier":
+    def chosen(self, gpus_gib: Sequence[float | None]) -> "Tier":
         """The tier as a machine runs it: of several pairs the first all of whose cases fit.
 
         Where none fits that is the last one; a machine without GPUs is taken to hold all.
@@ -390,14 +401,14 @@ class Tier:
         cases = tuple(case for case, names in pairs if taken(names) == case.server.models)
         return dataclasses.replace(self, cases=cases)
 
-    def unmet(self, gpus_gib: Sequence[float]) -> dict[str, str]:
+    def unmet(self, gpus_gib: Sequence[float | None]) -> dict[str, str]:
         """By case's id what it needs and a machine lacks, in a sentence; none where all fit."""
         if not self.needs_gpus:
             return {}
         lacks = {case.id: case.unmet(gpus_gib) for case in self.cases}
         return {case_id: f"{case_id} {lack}" for case_id, lack in lacks.items() if lack}
 
-    def gpus_used(self, gpus_gib: Sequence[float]) -> int:
+    def gpus_used(self, gpus_gib: Sequence[float | None]) -> int:
         """How many of a machine's GPUs the widest case takes that it can run."""
         lacking = self.unmet(gpus_gib)
         able = [case.server for case in self.cases if case.id not in lacking]

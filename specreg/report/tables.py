@@ -185,7 +185,7 @@ def _power_cells(power: PowerRecord) -> Sequence[str]:
     if arm is None:
         return (*[NOTHING] * 5, str(power.invalid or ""))
     alone = power.control.energy_j_per_token if power.control else None
-    capped = any("power cap" in device.throttled for device in arm.devices)
+    capped = any("power cap" in (device.throttled or ()) for device in arm.devices)
     error = "" if arm.error_frac is None else f"±{arm.error_frac:.1%}"
     return (
         *map(format_number, (arm.energy_j_per_token, alone)),

@@ -339,7 +339,9 @@ class Servers:
         if idle and self.claim is not None and not up:
             gpus = max(one.launch.spec.parallel.gpus for one in idle)
             self.claim.take(gpus if self.provision.on_gpu else 0, self.provision.tell)
-        gpus_gib = (find_gpus().memory_gib or (0.0,)) if self.provision.on_gpu else ()
+        gpus_gib: tuple[float | None, ...] = ()
+        if self.provision.on_gpu:
+            gpus_gib = find_gpus().memory_gib or (None,)
         # Before the others: their time would pass while its environment is installed.
         waiting = [*([self._starting(ahead)] if ahead and not self.provision.on_gpu else []), *idle]
         starts = self.provision.url is None and len(waiting) > 1

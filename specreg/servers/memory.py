@@ -33,12 +33,17 @@ _LIMITS = (
 """The files of version 2 and of version 1: limit, use, and what of it the kernel drops at need."""
 
 
-def gpu_memory(spec: ServerSpec, gpus_gib: Sequence[float]) -> Memory | None:
+def gpu_memory(spec: ServerSpec, gpus_gib: Sequence[float | None]) -> Memory | None:
     """What a server gets of each of its GPUs, the first of `gpus_gib`; None to let it decide.
+
+    It decides where the memory of one isn't known.
 
     Never more than its `gpu_memory_frac`: the cache is smaller then, but holds one request.
     """
-    gpu_gib = min(gpus_gib[: spec.parallel.gpus], default=0.0)
+    known_gib = [gib for gib in gpus_gib[: spec.parallel.gpus] if gib is not None]
+    if len(known_gib) < min(spec.parallel.gpus, len(gpus_gib)) or not known_gib:
+        return None
+    gpu_gib = min(known_gib)
     sizes, flags = spec.sizes, engine_named(spec.engine).memory_flags
     if sizes is None or not flags or any(one.startswith(flags) for one in spec.engine_args):
         return None
@@ -62,7 +67,7 @@ def gpu_memory(spec: ServerSpec, gpus_gib: Sequence[float]) -> Memory | None:
 
 
 def fit_together(
-    specs: Sequence[ServerSpec], gpus_gib: Sequence[float], cgroups: Path = _CGROUPS
+    specs: Sequence[ServerSpec], gpus_gib: Sequence[float | None], cgroups: Path = _CGROUPS
 ) -> bool:
     """Whether servers may take their memory at the same time; `gpus_gib` is empty without a GPU."""
     if gpus_gib:

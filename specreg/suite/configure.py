@@ -23,7 +23,14 @@ from specreg.report.vocabulary import declare_vocabulary
 from specreg.servers.attach import alone, check_attached
 from specreg.servers.provision import why_no_program
 from specreg.suite.finish import leave_page
-from specreg.suite.options import MOST_LAUNCHES_ASKED, MOST_PROMPTS_ASKED, Options, flag_of
+from specreg.suite.machine import check_usable, gpus_of, remarks_on
+from specreg.suite.options import (
+    MOST_GPU_MEMORY_GIB,
+    MOST_LAUNCHES_ASKED,
+    MOST_PROMPTS_ASKED,
+    Options,
+    flag_of,
+)
 from specreg.suite.plan import JOURNAL
 from specreg.suite.run import Suite
 from specreg.suite.shards import expected_times
@@ -54,6 +61,10 @@ def _check_options(options: Options) -> None:
     for flag, (count, most) in counts.items():
         if count is not None and not 1 <= count <= most:
             raise SpecregError(f"{flag}: got {count}, needed 1 to {most}; leave it out")
+    gib = options.gpu_memory_gib
+    if gib is not None and not 0 < gib <= MOST_GPU_MEMORY_GIB:
+        needed = f"needed more than 0 and at most {MOST_GPU_MEMORY_GIB:.0f} GiB"
+        raise SpecregError(f"--specreg-gpu-memory: got {gib:g}, {needed}; mend it")
 
 
 def load_cases(root: Path, options: Options, name: str) -> Tier:
@@ -83,7 +94,7 @@ def open_suite(
         SpecregError: an option, the tier or the machine doesn't fit; the message names it.
     """
     _check_options(options)
-    gpus, environment = find_gpus(), UNKNOWN_ENVIRONMENT
+    gpus, environment = gpus_of(options), UNKNOWN_ENVIRONMENT
     tier = load_cases(root, options, options.tier or ("gpu" if gpus.devices else "cpu"))
     if options.attach is None:
         tier = tier.chosen(gpus.memory_gib)
@@ -144,7 +155,7 @@ def why_unfit(suite: Suite) -> Mapping[str, str]:
         return {}
     if why := unmet_need(suite):
         return {case.id: why for case in suite.tier.cases}
-    unfit = dict(suite.tier.unmet(find_gpus().memory_gib))
+    unfit = dict(suite.tier.unmet(gpus_of(suite.options).memory_gib))
     for case in suite.tier.cases if not suite.options.require_tier else ():
         if why := why_no_program(engine_named(case.server.engine)):
             unfit[case.id] = why
@@ -180,7 +191,15 @@ def choose(
 
 
 def check_cases(suite: Suite, cases: Collection[Case]) -> None:
-    """Check that every case can be measured, as far as is known beforehand; else a SpecregError."""
+    """Check that every case can be measured, as far as is known beforehand; else a SpecregError.
+
+    What isn't known of the GPUs is told.
+    """
+    gpus = gpus_of(suite.options)
+    check_usable(gpus, suite.options, needs_gpus=suite.tier.needs_gpus > 0)
+    if suite.tier.needs_gpus and suite.options.attach is None and not suite.shares_machine:
+        for remark in remarks_on(gpus):
+            suite.tell(remark)
     if suite.provision.url is not None:
         check_attached(cases, suite.provision.url, root=suite.root)
     else:

@@ -23,6 +23,7 @@ from specreg.measurement.metrics import METRICS, RECORDED, Metric
 from specreg.report.vocabulary import declare_vocabulary
 from specreg.servers.launch import Launch
 from specreg.suite.configure import load_cases
+from specreg.suite.machine import gpus_of
 from specreg.suite.options import Options
 from specreg.suite.plan import (
     JOURNAL,
@@ -35,7 +36,7 @@ from specreg.suite.plan import (
     with_journal,
 )
 from specreg.suite.run import Suite
-from specreg.telemetry.identity import Environment, find_gpus
+from specreg.telemetry.identity import Environment
 
 WORKERS_FOLDER = "shards"
 """The folder in a run's own that holds its workers' folders."""
@@ -55,7 +56,7 @@ def matrix_sha256(tier: Tier) -> str:
 
 def plan_of(suite: Suite, shards: Sequence[Collection[str]]) -> RunPlan:
     """What a run whose tests are chosen is about to do; the cases of all shards, if it is one."""
-    gpus = find_gpus()
+    gpus = gpus_of(suite.options)
     return RunPlan(
         run=suite.run_folder.name,
         began_at=suite.began_at.replace(microsecond=0),

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 from specreg.core.errors import SpecregError
 
+MOST_GPU_MEMORY_GIB = 1e6
 MOST_LAUNCHES_ASKED = 100
 MOST_PROMPTS_ASKED = 1_000_000
 MOST_SHARDS = 10_000
@@ -111,6 +112,13 @@ class Options:
     engine_python: str | None = _option(
         "a Python interpreter whose environment has the engine (default: specreg makes an"
         " environment with uv and keeps it)"
+    )
+    gpu_memory_gib: float | None = _option(
+        "the memory of each GPU in GiB, where its driver doesn't say it (default: the machine's,"
+        " for a GPU that is part of a processor; else it isn't checked whether cases fit)",
+        flag="--specreg-gpu-memory",
+        metavar="GIB",
+        type=float,
     )
     attach: str | None = _option(
         "the URL of a running server to measure, http://HOST:PORT; choose its cases with -k"

@@ -60,9 +60,9 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a run is about to do, written before it starts anything.
 
-    `gpus_gib` is of each GPU, `reason` None where nothing is recorded. `number` and `of` are 0
-    where the run isn't cut, `shards` the cases of each. `asked`, the metrics and checks, and
-    `skipped`, what it needs, are by case.
+    `gpus_gib` is of each GPU and None where that isn't known, `reason` None where nothing is
+    recorded. `number` and `of` are 0 where the run isn't cut, `shards` the cases of each. `asked`,
+    the metrics and checks, and `skipped`, what it needs, are by case.
     """
 
     schema_version: Literal[1] = PLAN_VERSION
@@ -73,7 +73,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     tier: Name
     matrix_sha256: _Word
     environment: Environment
-    gpus_gib: Annotated[tuple[_Gib, ...], msgspec.Meta(max_length=1024)] = ()
+    gpus_gib: Annotated[tuple[_Gib | None, ...], msgspec.Meta(max_length=1024)] = ()
     options: PlanOptions
     reason: _Text | None
     launches: Annotated[int, msgspec.Meta(ge=1, le=MOST_LAUNCHES_ASKED)]

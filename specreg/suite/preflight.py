@@ -25,9 +25,10 @@ from specreg.report.tables import render_rows
 from specreg.servers.memory import free_gib
 from specreg.servers.provision import environment_exists
 from specreg.suite.configure import why_unfit
+from specreg.suite.machine import gpus_of, remarks_on
 from specreg.suite.run import Suite
 from specreg.telemetry.devices import check_cool, check_free, devices_of, open_probe
-from specreg.telemetry.identity import current_environment, find_gpus
+from specreg.telemetry.identity import current_environment
 from specreg.telemetry.sensor import Device
 
 _GIB = 2**30
@@ -104,7 +105,7 @@ def _running(suite: Suite) -> list[Case]:
 
 def _devices(suite: Suite) -> tuple[Device, ...]:
     """The devices whose power a run measures; SensorError where it can't."""
-    used = suite.tier.gpus_used(find_gpus().memory_gib)
+    used = suite.tier.gpus_used(gpus_of(suite.options).memory_gib)
     return devices_of(used if suite.provision.on_gpu else 0, os.environ)
 
 
@@ -118,16 +119,20 @@ def _examine_processor(suite: Suite) -> Iterator[Finding]:
 
 
 def _examine_gpus(suite: Suite) -> Iterator[Finding]:
-    gpus, on_gpu = find_gpus(), suite.provision.on_gpu
-    if not gpus.devices:
-        none = Finding("GPUs", f"none ({gpus.why_none.partition('; ')[0]})")
-        yield _of_error("GPUs", gpus.why_none) if on_gpu else none
+    gpus = gpus_of(suite.options)
+    on_gpu = suite.provision.on_gpu
+    if not gpus.devices and (on_gpu or gpus.is_unusable):
+        yield _of_error("GPUs", gpus.why_none)
+    elif not gpus.devices:
+        yield Finding("GPUs", f"none ({gpus.why_none.partition('; ')[0]})")
+    for remark in remarks_on(gpus):
+        says, _, advice = remark.partition("; ")
+        yield _note("GPUs", says, advice or "a run goes on without it")
     used = {device.id for device in _devices(suite)} if on_gpu and gpus.devices else set()
     for device in gpus.devices:
         subject = f"GPU {device.number}"
         try:
-            facts = f"{device.name}, {device.id}, {device.memory_bytes / _GIB:.1f} GiB"
-            yield Finding(subject, f"{facts}, driver {device.driver_version}")
+            yield Finding(subject, _facts_of(device))
             if device.id in used:
                 check_free([device], frozenset())
                 check_cool([device])
@@ -137,11 +142,26 @@ def _examine_gpus(suite: Suite) -> Iterator[Finding]:
             yield _of_error(subject, error)
 
 
+def _facts_of(device: Device) -> str:
+    """Return what a GPU is, with the word unknown for what its driver doesn't say."""
+    memory = "memory unknown"
+    if device.memory_bytes is not None:
+        memory = f"{device.memory_bytes / _GIB:.1f} GiB"
+    elif device.shares_memory:
+        memory = "the machine's memory"
+    name = device.name or "name unknown"
+    return f"{name}, {device.id}, {memory}, driver {device.driver_version or 'unknown'}"
+
+
 def _oddities_of(device: Device) -> Iterator[tuple[str, str]]:
     """What differs from a GPU that is empty and as its vendor set it, and what to do."""
-    state = open_probe(device).state()
-    used_gib = (state.used_bytes or 0) / _GIB
-    if used_gib > _EMPTY_GIB:
+    probe = open_probe(device)
+    state = probe.state()
+    if probe.processes() is None:
+        says = "which processes compute on it isn't known"
+        yield says, "look with nvidia-smi that there is none"
+    used_gib = None if state.used_bytes is None else state.used_bytes / _GIB
+    if used_gib is not None and used_gib > _EMPTY_GIB:
         says = f"{used_gib:.1f} GiB of its memory are taken, and no process is seen on it"
         yield says, "another container may use it; look with nvidia-smi on the host"
     if device.limit_w:

@@ -45,7 +45,7 @@ def devices_of(gpus: int, variables: Mapping[str, str]) -> tuple[Device, ...]:
     Raises:
         SensorError: there are fewer, or none.
     """
-    found = nvml.find(variables) if gpus else rapl.find()
+    found = nvml.find(variables).devices if gpus else rapl.find()
     if len(found) < gpus:
         raise SensorError(f"{found[0].sensor} shows {len(found)} of {gpus} GPUs")
     return found[: gpus or None]
@@ -58,10 +58,11 @@ def held_back(states: Sequence[State]) -> tuple[float, str]:
         return 0.0, ""
     masks = [(state.throttle_mask or 0) & _HELD_BACK for state in held]
     reasons = sorted({why for mask in masks for why in throttle_reasons(mask)})
-    hottest_c = max(state.temperature_c or 0 for state in held)
+    temperatures_c = [state.temperature_c for state in held if state.temperature_c is not None]
     clocks_mhz = [state.sm_clock_mhz for state in held if state.sm_clock_mhz]
+    heat = f", {max(temperatures_c)} °C" if temperatures_c else ""
     clock = f" at {min(clocks_mhz)} MHz" if clocks_mhz else ""
-    return len(held) / len(states), f"{', '.join(reasons)}, {hottest_c} °C{clock}"
+    return len(held) / len(states), f"{', '.join(reasons)}{heat}{clock}"
 
 
 def check_cool(devices: Sequence[Device]) -> None:

@@ -5,15 +5,18 @@ import hashlib
 import os
 import platform
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
+import psutil
 
-from specreg.core.errors import SensorError
+from specreg.core.errors import NoGpuError, SensorError
 from specreg.core.names import MOST_NAME_CHARACTERS
 from specreg.telemetry import nvml
+from specreg.telemetry.nvml import HiddenGpu
 from specreg.telemetry.sensor import Device
 
 # The widest vector unit decides the kernels that a CPU engine picks.
@@ -54,8 +57,10 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         instruction_set: the widest instruction set of the processor; empty for "gpu".
         cores: how many cores this process may use; 0 for "gpu".
         gpus: the names of the GPUs in use; empty for "cpu".
-        gpu_memory_gb: the memory of the first GPU, in GB, rounded; 0 for "cpu".
-        power_limit_w: the power limit of the GPUs, in W, where somebody changed it; else 0.
+        gpu_memory_gb: the memory of the first GPU, in GB, rounded; 0 for "cpu", null where the
+            driver doesn't say it.
+        power_limit_w: the power limit of the GPUs, in W, where somebody changed it; else 0, or null
+            where the driver doesn't say it.
     """
 
     kind: Literal["cpu", "gpu", "unknown"]
@@ -63,8 +68,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     instruction_set: _DeviceName = ""
     cores: Annotated[int, msgspec.Meta(ge=0, le=2**20)] = 0
     gpus: Annotated[tuple[_DeviceName, ...], msgspec.Meta(max_length=1024)] = ()
-    gpu_memory_gb: Annotated[int, msgspec.Meta(ge=0, le=2**20)] = 0
-    power_limit_w: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.0
+    gpu_memory_gb: Annotated[int, msgspec.Meta(ge=0, le=2**20)] | None = 0
+    power_limit_w: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = 0.0
 
     @property
     def name(self) -> str:
@@ -85,8 +90,10 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
             gpus = "-".join(_slug(name) for name in dict.fromkeys(self.gpus))
             names = re.sub(r"\bnvidia-", "", gpus)
             limit = f"-{self.power_limit_w:.0f}w" if self.power_limit_w else ""
-            memory_gib = round(self.gpu_memory_gb * _BYTES_PER_GB / _BYTES_PER_GIB)
-            memory = "" if re.search(r"\dgb\b", names) else f"-{memory_gib}gb"
+            memory = ""
+            if self.gpu_memory_gb is not None and not re.search(r"\dgb\b", names):
+                memory_gib = round(self.gpu_memory_gb * _BYTES_PER_GB / _BYTES_PER_GIB)
+                memory = f"-{memory_gib}gb"
             return f"{names}{memory}{limit}-x{len(self.gpus)}"
         if self.kind == "unknown":
             return self.kind
@@ -101,16 +108,42 @@ UNKNOWN_ENVIRONMENT = Environment(kind="unknown")
 class Gpus:
     """The GPUs that a process sees.
 
-    `devices` are in the order in which engines take them; `why_none` is empty where there are some.
+    Attributes:
+        devices: In the order in which engines take them.
+        why_none: Why there are none; empty where there are some.
+        is_unusable: True if there are none because the driver or the GPUs that are there can't be
+            used: this isn't a machine without a GPU.
+        hidden: GPUs that can't be used beside those that can.
     """
 
     devices: tuple[Device, ...]
     why_none: str
+    is_unusable: bool = False
+    hidden: tuple[HiddenGpu, ...] = ()
 
     @property
-    def memory_gib(self) -> tuple[float, ...]:
-        """The memory of each."""
-        return tuple(device.memory_bytes / _BYTES_PER_GIB for device in self.devices)
+    def memory_gib(self) -> tuple[float | None, ...]:
+        """The memory of each, None where it isn't known.
+
+        A GPU that is part of a processor has the machine's.
+        """
+        return tuple(_memory_gib(device) for device in self.devices)
+
+    def with_memory(self, memory_gib: float | None) -> "Gpus":
+        """Return the GPUs with so much memory each where their driver doesn't say how much."""
+        if memory_gib is None:
+            return self
+        memory_bytes = round(memory_gib * _BYTES_PER_GIB)
+        devices = tuple(
+            msgspec.structs.replace(device, memory_bytes=device.memory_bytes or memory_bytes)
+            for device in self.devices
+        )
+        return replace(self, devices=devices)
+
+    def check_usable(self) -> None:
+        """Check that the driver works, if there is one; else a SensorError."""
+        if self.is_unusable:
+            raise SensorError(self.why_none)
 
     @property
     def driver_version(self) -> str:
@@ -118,15 +151,25 @@ class Gpus:
         return self.devices[0].driver_version if self.devices else ""
 
 
+def _memory_gib(device: Device) -> float | None:
+    memory_bytes = device.memory_bytes
+    if memory_bytes is None and device.shares_memory:
+        memory_bytes = psutil.virtual_memory().total
+    return None if memory_bytes is None else memory_bytes / _BYTES_PER_GIB
+
+
 def current_environment(*, needs_gpus: int) -> Environment:
     """Return the environment of cases that use so many of this machine's GPUs; 0 for none."""
     used = find_gpus().devices[:needs_gpus]
+    if used and not all(device.name for device in used):
+        return UNKNOWN_ENVIRONMENT
     if used:
+        memory_bytes = used[0].memory_bytes
         return Environment(
             kind="gpu",
             gpus=tuple(device.name for device in used),
-            gpu_memory_gb=round(used[0].memory_bytes / _BYTES_PER_GB),
-            power_limit_w=min((one.limit_w for one in used if one.limit_w), default=0.0),
+            gpu_memory_gb=None if memory_bytes is None else round(memory_bytes / _BYTES_PER_GB),
+            power_limit_w=_power_limit_w(used),
         )
     cpu, instruction_set = _read_cpu(Path("/proc/cpuinfo"))
     return Environment(
@@ -134,13 +177,28 @@ def current_environment(*, needs_gpus: int) -> Environment:
     )
 
 
+def _power_limit_w(devices: Sequence[Device]) -> float | None:
+    """Return the lowest limit that isn't the vendor's, 0 if all are the vendor's.
+
+    None if one isn't known.
+    """
+    limits_w = [device.limit_w for device in devices]
+    lowered_w = [limit_w for limit_w in limits_w if limit_w]
+    if lowered_w:
+        return min(lowered_w)
+    return None if None in limits_w else 0.0
+
+
 @functools.cache
 def find_gpus() -> Gpus:
     """Return the GPUs of this machine that this process sees, by their drivers."""
     try:
-        return Gpus(devices=nvml.find(os.environ), why_none="")
-    except SensorError as error:
+        found = nvml.find(os.environ)
+    except NoGpuError as error:
         return Gpus(devices=(), why_none=str(error))
+    except SensorError as error:
+        return Gpus(devices=(), why_none=str(error), is_unusable=True)
+    return Gpus(devices=found.devices, why_none="", hidden=found.hidden)
 
 
 def _read_cpu(cpuinfo: Path) -> tuple[str, str]:

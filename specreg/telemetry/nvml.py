@@ -3,25 +3,83 @@
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
 import pynvml
 
-from specreg.core.errors import SensorError
+from specreg.core.errors import NoGpuError, SensorError
 from specreg.telemetry.sensor import Device, Probe, Scope, State
 
 _T = TypeVar("_T")
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _ORDER = "CUDA_DEVICE_ORDER"
+_CONTROL_NODE = Path("/dev/nvidiactl")
+"""What a process opens to use any GPU; a container that was given none doesn't have it."""
 _MW_PER_W = 1000
 _PERCENT = 100
 _SLICED = (
     "NVML: MIG is on, and slices of a GPU tell no power of their own; measure on one without MIG"
 )
-_LOST = (pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_Unknown)
+_UNSLICED = (
+    "NVML: MIG is on, and the GPU has no slice to compute on; make one (nvidia-smi mig), or switch"
+    " MIG off"
+)
 _SCOPES = {Scope.GPU: 0, Scope.MODULE: 1}  # nvml.h; older packages don't name them
+_INSTALL = "install NVIDIA's driver, or start the container with --gpus"
+_RELOAD = "reload the driver or reboot"
+_LOOK = "look at the kernel's log (dmesg) for Xid"
+_REMEDIES: Mapping[int, str] = MappingProxyType(
+    {
+        pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: _INSTALL,
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED: (
+            "load the driver (modprobe nvidia) or reboot, or start the container with --gpus"
+        ),
+        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: _RELOAD,
+        pynvml.NVML_ERROR_NO_PERMISSION: (
+            "run as a user who may use it, or where it was given to the job or container"
+        ),
+        pynvml.NVML_ERROR_OPERATING_SYSTEM: (
+            "look at the rights of /dev/nvidia* and at the job's or container's cgroup"
+        ),
+        pynvml.NVML_ERROR_INSUFFICIENT_POWER: "look at the GPU's power cables",
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "install a newer driver",
+        pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: "install a newer driver",
+        pynvml.NVML_ERROR_GPU_IS_LOST: _LOOK,
+        pynvml.NVML_ERROR_IRQ_ISSUE: _LOOK,
+        pynvml.NVML_ERROR_CORRUPTED_INFOROM: _LOOK,
+        pynvml.NVML_ERROR_RESET_REQUIRED: "reset the GPU (nvidia-smi --gpu-reset) or reboot",
+    }
+)
+"""What to do about an error of NVML, by its number."""
+_OTHERWISE = f"{_LOOK}, and {_RELOAD}"
+_SAYS: Mapping[int, str] = MappingProxyType(
+    {
+        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
+            "the loaded driver and NVIDIA's library are of different versions, as after an upgrade"
+        )
+    }
+)
+"""Where NVML's own words aren't plain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HiddenGpu:
+    """A GPU that is there and can't be used; `number` is its place in the driver's order."""
+
+    number: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisibleGpus:
+    """The GPUs of a process, in the order in which CUDA takes them, and those it can't use."""
+
+    devices: tuple[Device, ...]
+    hidden: tuple[HiddenGpu, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +115,93 @@ class _Gpu(Probe):
         return None if found is None else {one.pid: one.usedGpuMemory for one in found}
 
 
-def find(variables: Mapping[str, str]) -> tuple[Device, ...]:
-    """List the GPUs that CUDA_VISIBLE_DEVICES leaves, numbered by their places on the bus.
+def find(variables: Mapping[str, str], control_node: Path = _CONTROL_NODE) -> VisibleGpus:
+    """Find the GPUs that CUDA_VISIBLE_DEVICES leaves, numbered by their places on the bus.
+
+    A GPU that can't be opened, because it is lost or given to another job, hides only itself. Of a
+    GPU in slices (MIG) a process sees a slice and not the whole.
+
+    Args:
+        variables: The environment variables of the process.
+        control_node: A file that only a process has that was given GPUs.
 
     Raises:
-        SensorError: there is no driver, no GPU, none that is left, or no telling which.
+        NoGpuError: There is no driver or no GPU, or the variables leave none.
+        SensorError: The driver doesn't work, no GPU can be used, or it is unknown which are left.
     """
-    with _mapped_errors():
+    try:
         pynvml.nvmlInit()
-        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-        found = [_device(handle, number) for number, handle in enumerate(handles)]
-        if not found:
-            raise SensorError("NVML: the driver shows no GPU; check the container's --gpus")
-        left = visible(found, variables, slice_called=_slice)
+    except pynvml.NVMLError_LibraryNotFound as error:
+        if control_node.exists():
+            message = f"{_described(error)}, though '{control_node}' is there"
+            raise SensorError(f"NVML: {message}; {_INSTALL}") from error
+        raise NoGpuError(_message(error)) from error
+    except pynvml.NVMLError as error:
+        raise SensorError(_message(error)) from error
+    with _mapped_errors():
+        count = pynvml.nvmlDeviceGetCount()
+    if not count:
+        raise NoGpuError("NVML: the driver shows no GPU; check the container's --gpus")
+    opened, hidden = _open_all(count)
+    if not opened:
+        raise SensorError(hidden[0].why)
+    left = visible(opened, variables, slice_called=_slice)
     if not left:
-        message = f"NVML: {_VISIBLE}={variables.get(_VISIBLE, '')} leaves none of {len(found)}"
-        raise SensorError(f"{message} GPU(s); unset it, or name one that is there")
-    return left
+        message = f"NVML: {_VISIBLE}={variables.get(_VISIBLE, '')} leaves none of {len(opened)}"
+        raise NoGpuError(f"{message} GPU(s); unset it, or name one that is there")
+    with _mapped_errors():
+        devices, unsliced = _with_slices(left)
+    if not devices:
+        raise SensorError(unsliced[0].why)
+    return VisibleGpus(devices=devices, hidden=(*hidden, *unsliced))
+
+
+def _open_all(count: int) -> tuple[list[Device], list[HiddenGpu]]:
+    """Return the GPUs that this process may open, and why it can't open the others."""
+    devices: list[Device] = []
+    hidden: list[HiddenGpu] = []
+    for number in range(count):
+        try:
+            with _mapped_errors():
+                handle = pynvml.nvmlDeviceGetHandleByIndex(number)
+                devices.append(_device(handle, number))
+        except SensorError as error:
+            hidden.append(HiddenGpu(number=number, why=str(error)))
+    return devices, hidden
+
+
+def _with_slices(devices: Sequence[Device]) -> tuple[tuple[Device, ...], list[HiddenGpu]]:
+    """Return the devices with the first slice in the place of a GPU that is in slices.
+
+    A process that computes on a slice sees nothing else beside it (NVIDIA's guide to MIG, "CUDA
+    device enumeration"). A driver that can't list the slices leaves the GPU, whose memory is
+    unknown then.
+    """
+    whole: list[Device] = []
+    unsliced: list[HiddenGpu] = []
+    for device in devices:
+        is_slice = device.id.startswith("MIG-")
+        handle = None if is_slice else _ask(pynvml.nvmlDeviceGetHandleByUUID, device.id)
+        if handle is None or not _is_sliced(handle):
+            whole.append(device)
+            continue
+        slices = _slices_of(handle, device.number)
+        if slices:
+            return (slices[0],), []
+        if slices is None:
+            whole.append(msgspec.structs.replace(device, memory_bytes=None))
+        else:
+            unsliced.append(HiddenGpu(number=device.number, why=_UNSLICED))
+    return tuple(whole), unsliced
+
+
+def _slices_of(handle: object, number: int) -> list[Device] | None:
+    """Return the slices of a GPU; None where its driver doesn't list them."""
+    most = _ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle)
+    if most is None:
+        return None
+    handles = [_ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, i) for i in range(most)]
+    return [_slice_device(each, number) for each in handles if each is not None]
 
 
 def open_probe(device: Device) -> Probe:
@@ -85,29 +213,60 @@ def open_probe(device: Device) -> Probe:
 
 def _device(handle: object, number: int) -> Device:
     scope, why_not = _readable(handle)
-    memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
-    limit_mw = _ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
-    own_limit_mw = _ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
+    memory_bytes, shares_memory = _memory(handle)
     place = _ask(pynvml.nvmlDeviceGetPciInfo, handle)
     return Device(
         sensor="nvml",
         id=pynvml.nvmlDeviceGetUUID(handle),
-        name=pynvml.nvmlDeviceGetName(handle),
+        name=_ask(pynvml.nvmlDeviceGetName, handle) or "",
         number=number,
         scope=scope,
-        limit_w=limit_mw / _MW_PER_W if limit_mw and limit_mw != own_limit_mw else 0.0,
-        memory_bytes=0 if memory is None else memory.total,
-        driver_version=pynvml.nvmlSystemGetDriverVersion(),
+        limit_w=_own_limit_w(handle),
+        memory_bytes=memory_bytes,
+        shares_memory=shares_memory,
+        driver_version=_ask(pynvml.nvmlSystemGetDriverVersion) or "",
         # NVML writes a domain with eight digits, Linux with four.
         bus_id="" if place is None else place.busId.lower()[-len("0000:00:00.0") :],
         why_not=why_not,
     )
 
 
+def _memory(handle: object) -> tuple[int | None, bool]:
+    """Return a GPU's memory, None where it isn't known, and whether it is the machine's.
+
+    A GPU that is part of a processor, such as GB10 (DGX Spark), has none to ask for: its driver
+    answers that the question isn't supported (nvitop#208). Others, of a user who may not ask for
+    instance, are just unknown.
+    """
+    try:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    except pynvml.NVMLError_GpuIsLost:
+        raise
+    except pynvml.NVMLError_NotSupported:
+        return None, True
+    except pynvml.NVMLError:
+        return None, False
+    return memory.total or None, False
+
+
+def _own_limit_w(handle: object) -> float | None:
+    """Return a GPU's power limit if it isn't the vendor's, else 0; None where it isn't known."""
+    limit_mw = _ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    vendors_mw = _ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
+    if not limit_mw or not vendors_mw:
+        return None
+    return 0.0 if limit_mw == vendors_mw else limit_mw / _MW_PER_W
+
+
 def _slice(uuid: str) -> Device | None:
     """Return the slice of a GPU of that UUID."""
     handle = _ask(pynvml.nvmlDeviceGetHandleByUUID, uuid)
-    return handle and msgspec.structs.replace(_device(handle, 0), why_not=_SLICED)
+    return None if handle is None else _slice_device(handle, 0)
+
+
+def _slice_device(handle: object, number: int) -> Device:
+    device = _device(handle, number)
+    return msgspec.structs.replace(device, shares_memory=False, why_not=_SLICED)
 
 
 def visible(
@@ -161,18 +320,28 @@ def _mapped_errors() -> Iterator[None]:
     try:
         yield
     except pynvml.NVMLError as error:
-        cure = "install NVIDIA's driver, or start the container with --gpus"
-        if isinstance(error, _LOST):
-            cure = "look at the kernel's log (dmesg) for Xid"
-        raise SensorError(f"NVML: {error}; {cure}") from error
+        raise SensorError(_message(error)) from error
+
+
+def _message(error: pynvml.NVMLError) -> str:
+    """Return what an error of NVML says, and what to do about it."""
+    return f"NVML: {_described(error)}; {_REMEDIES.get(error.value, _OTHERWISE)}"
+
+
+def _described(error: pynvml.NVMLError) -> str:
+    return _SAYS.get(error.value) or str(error).rstrip(".")
 
 
 def _ask(question: Callable[..., _T], *arguments: object) -> _T | None:
-    """Return NVML's answer; None for what the card doesn't have or we may not see."""
+    """Return NVML's answer; None for what the card doesn't have, or doesn't tell us.
+
+    Raises:
+        SensorError: The GPU is lost.
+    """
     with _mapped_errors():
         try:
             return question(*arguments)
-        except _LOST:
+        except pynvml.NVMLError_GpuIsLost:
             raise
         except pynvml.NVMLError:
             return None
@@ -180,17 +349,27 @@ def _ask(question: Callable[..., _T], *arguments: object) -> _T | None:
 
 def _readable(handle: object) -> tuple[Scope, str]:
     """Return whose power a GPU tells, and why it tells none."""
-    sliced = _ask(pynvml.nvmlDeviceGetMigMode, handle)
-    if sliced is not None and sliced[0] == pynvml.NVML_DEVICE_MIG_ENABLE:
+    if _is_sliced(handle):
         return Scope.GPU, _SLICED
     for scope in _SCOPES:
         if any(value is not None for value in _power(handle, scope)):
             return scope, ""
     try:
         pynvml.nvmlDeviceGetPowerUsage(handle)
-    except pynvml.NVMLError as error:
+    except pynvml.NVMLError_NoPermission as error:
         return Scope.GPU, f"NVML: its power can't be read, {error}; run as a user who may"
+    except pynvml.NVMLError_NotSupported:
+        pass
+    except pynvml.NVMLError as error:
+        remedy = _REMEDIES.get(error.value, _OTHERWISE)
+        return Scope.GPU, f"NVML: its power can't be read, {_described(error)}; {remedy}"
     return Scope.GPU, "NVML: it tells no power; take a newer driver, or another GPU"
+
+
+def _is_sliced(handle: object) -> bool:
+    """Return whether a GPU is cut into slices (MIG)."""
+    modes = _ask(pynvml.nvmlDeviceGetMigMode, handle)
+    return modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
 
 
 def _power(handle: object, scope: Scope) -> tuple[int | None, int | None]:

@@ -195,7 +195,8 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
         mean_w: energy_j / the time; peak_w: the highest sample.
         idle_w: the mean while the servers had nothing to do.
         sm_clock_mhz, memory_clock_mhz: medians; temperature_c, used_bytes: the highest;
-            utilisation_frac: the mean; throttled: all reasons that were seen.
+            utilisation_frac: the mean; throttled: all reasons that were seen, None where the
+            device tells none.
         missing_frac: the share of the samples that aren't there.
         invalid: why its energy means nothing, empty where it does.
     """
@@ -212,7 +213,7 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
     temperature_c: int | None = None
     used_bytes: int | None = None
     utilisation_frac: float | None = None
-    throttled: tuple[str, ...] = ()
+    throttled: tuple[str, ...] | None = ()
     counter_ratio: float | None = None
     missing_frac: float = 0.0
     invalid: str = ""
@@ -329,7 +330,8 @@ def _record_device(trace: PowerTrace, span: Span, idle: Span) -> DeviceRecord:
         told = [found for state in states if (found := getattr(state, field)) is not None]
         return statistic(told) if told else None
 
-    masks = [state.throttle_mask or 0 for state in states]
+    masks = [state.throttle_mask for state in states if state.throttle_mask is not None]
+    throttled = throttle_reasons(functools.reduce(operator.or_, masks)) if masks else None
     peaks_mw = [mw for state in states if (mw := state.instant_mw or state.average_mw) is not None]
     return DeviceRecord(
         device=trace.device,
@@ -342,7 +344,7 @@ def _record_device(trace: PowerTrace, span: Span, idle: Span) -> DeviceRecord:
         temperature_c=of("temperature_c", max),
         used_bytes=of("used_bytes", max),
         utilisation_frac=of("utilisation_frac", statistics.fmean),
-        throttled=throttle_reasons(functools.reduce(operator.or_, masks, 0)),
+        throttled=throttled,
         missing_frac=missing_frac(trace, span),
         invalid=invalid,
     )

@@ -19,13 +19,16 @@ class Scope(enum.StrEnum):
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU or a processor; 0 and empty for what its driver doesn't say.
+    """A GPU or a processor; None and empty for what its driver doesn't say.
 
     Attributes:
-        sensor: what reads it, nvml or rapl; id: unique and constant, such as a GPU's UUID.
-        number: in the driver's order, from 0; bus_id: as Linux writes it, 0000:1b:00.0.
-        limit_w: a power limit that isn't the vendor's.
-        why_not: why its power can't be read, empty where it can.
+        sensor: What reads it, nvml or rapl.
+        id: Unique and constant, such as a GPU's UUID.
+        number: Its place in the driver's order, from 0.
+        limit_w: A power limit that isn't the vendor's; 0 where it is the vendor's.
+        shares_memory: True if it has no memory of its own and uses the machine's.
+        bus_id: As Linux writes it, 0000:1b:00.0.
+        why_not: Why its power can't be read; empty where it can.
     """
 
     sensor: str
@@ -33,8 +36,9 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     number: int
     scope: Scope
-    limit_w: float = 0.0
-    memory_bytes: int = 0
+    limit_w: float | None = None
+    memory_bytes: int | None = None
+    shares_memory: bool = False
     driver_version: str = ""
     bus_id: str = ""
     why_not: str = ""

@@ -17,7 +17,14 @@ from filelock import FileLock
 
 from specreg.report.document import RunVerdict, load_verdict
 from specreg.verdicts.multiple_testing import MACHINE_MOVED
-from tests.doubles.nvml.device import ScriptedGpu, build, environment, write_script
+from tests.doubles.nvml.device import (
+    Answer,
+    ScriptedDriver,
+    ScriptedGpu,
+    build,
+    environment,
+    write_script,
+)
 from tests.doubles.vllm.script import Script, record_script
 
 ROOT = Path(__file__).parents[2]
@@ -102,6 +109,7 @@ class Suite:
         self.job_summary: Path | None = None
         self.variables: dict[str, str] = {}
         self.gpus: tuple[ScriptedGpu, ...] = ()
+        self.driver_answers: tuple[Answer, ...] = ()
         self.patience_s = 120.0
         self.write_tier(MATRIX)
 
@@ -134,10 +142,11 @@ class Suite:
         scripted = record_script(self.script, self.folder) | {"COLUMNS": "120"}
         if self.python_path is not None:
             scripted["PYTHONPATH"] = f"{self.python_path}{os.pathsep}{scripted['PYTHONPATH']}"
-        if self.gpus:
+        if self.gpus or self.driver_answers:
             library = self.folder / "libnvidia-ml.so.1"
             library = library if library.exists() else build(self.folder)
-            scripted |= environment(library, write_script(self.folder / "gpus", self.gpus))
+            driver = ScriptedDriver(self.gpus, self.driver_answers)
+            scripted |= environment(library, write_script(self.folder / "gpus", driver))
         if self.job_summary is not None:
             outer["GITHUB_STEP_SUMMARY"] = str(self.job_summary)
         return outer | scripted | self.variables

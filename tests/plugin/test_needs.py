@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from specreg.verdicts.verdict import Outcome
-from tests.doubles.nvml.device import ScriptedGpu
+from tests.doubles.nvml.device import Answer, ScriptedGpu
 from tests.doubles.vllm.script import Fault, Script
-from tests.plugin.conftest import MATRIX, Suite, cases_of
+from tests.plugin.conftest import MATRIX, Suite, cases_of, run_here
 
 HERE = '"fixtures/models/tiny/target"'
 CASE = {"methods": ["none"], "prompts": 10, "power_s": 0, "output_cap_tokens": 8}
@@ -97,3 +97,46 @@ def test_nothing_is_recorded_from_a_scripted_gpu(suite: Suite) -> None:
     assert done.returncode != 0
     assert "is a device that a test made up; measure on a real one" in done.stdout
     assert not suite.recorded()
+
+
+MISMATCH = Answer("nvmlInit", 18)
+
+
+@pytest.mark.parametrize("needs_gpus", [0, 1])
+def test_a_machine_whose_driver_does_not_work_is_not_taken_for_one_without_a_gpu(
+    suite: Suite, needs_gpus: int
+) -> None:
+    """Without a tier that is named; and with one that needs a GPU."""
+    suite.driver_answers = (MISMATCH,)
+    suite.write_tier(MATRIX.replace("needs_gpus = 0", f"needs_gpus = {needs_gpus}"))
+    typed = suite.command("tests/perf", "-q", "-k", "eagle3")
+    if not needs_gpus:
+        typed = tuple(word for word in typed if word != "--specreg-tier=cpu")
+
+    done = run_here(*typed, env=suite.environment())
+
+    assert done.returncode == 4, done.stdout
+    said = " ".join((done.stdout + done.stderr).split())
+    assert "of different versions, as after an upgrade; reload the driver or reboot" in said
+    assert "--specreg-tier=cpu" in said
+    assert not list(suite.runs.rglob("*.log"))
+
+
+def test_the_cpus_tier_runs_by_its_name_where_the_driver_does_not_work(suite: Suite) -> None:
+    suite.driver_answers = (MISMATCH,)
+    done = suite.run("tests/perf", "-q", "-k", "acceptance_length and c1")
+    assert "NO_BASELINE" in done.stdout, done.stdout
+    assert "reload the driver" not in done.stdout
+
+
+def test_cases_run_on_a_gpu_whose_memory_is_not_known_and_it_is_said_once(suite: Suite) -> None:
+    suite = on_a_gpu(suite, small=f"{HERE}\ntarget_gib = 60")
+    suite.gpus = (ScriptedGpu(answers=(Answer("nvmlDeviceGetMemoryInfo", 4),)),)
+
+    done = suite.run("tests/perf", "-q", "-k", "throughput")
+
+    assert "NO_BASELINE" in done.stdout, done.stdout
+    assert (done.stdout + done.stderr).count("say it with --specreg-gpu-memory=GIB") == 1
+    told = suite.run("tests/perf", "-q", "-k", "throughput", "--specreg-gpu-memory=80")
+    assert f"{SMALL} needs 1 GPU(s) of 155 GiB, this machine has 80 GiB" in told.stdout
+    assert "say it with" not in told.stdout + told.stderr

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tests.doubles.nvml.device import ScriptedGpu, environment, write_script
+from tests.doubles.nvml.device import ScriptedDriver, ScriptedGpu, environment, write_script
 from tests.unit import builders
 
 _OF_CUDA = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
@@ -22,7 +22,7 @@ def running(gpu: ScriptedGpu) -> ScriptedGpu:
 def run_python(
     library: Path,
     folder: Path,
-    gpus: Sequence[ScriptedGpu],
+    driver: Sequence[ScriptedGpu] | ScriptedDriver,
     program: str,
     *arguments: str,
     **variables: str,
@@ -32,7 +32,7 @@ def run_python(
     The script is written to a folder, which the program runs in.
     """
     plain = {name: said for name, said in os.environ.items() if name not in _OF_CUDA}
-    scripted = environment(library, write_script(folder / "gpus", gpus))
+    scripted = environment(library, write_script(folder / "gpus", driver))
     done = subprocess.run(
         (sys.executable, "-c", program, *arguments),
         env=plain | scripted | {"PYTHONPATH": str(builders.ROOT)} | variables,

@@ -37,6 +37,13 @@ class Process(NamedTuple):
     from_s: float = 0.0
 
 
+class Answer(NamedTuple):
+    """A function of NVML, and the code that it answers in place of what it would say."""
+
+    function: str
+    code: int
+
+
 class Throttle(NamedTuple):
     """Bits of the mask of what holds the clocks back, for a time."""
 
@@ -86,7 +93,9 @@ class ScriptedGpu:
         counter_factor: times the truth; `counter_sticks_after_s`: its last tick;
             `counter_resets_at_s`: where it begins at 0 again, as when a driver is loaded anew.
         default_power_limit_w: the vendor's, power_limit_w: what it is set to.
-        mig: whether the GPU is cut into slices.
+        mig: whether the GPU is cut into slices; slices: how many there are then, each with
+            `slice_memory_bytes`.
+        answers: what functions answer of this GPU; `nvmlDeviceGetHandleByIndex` too.
     """
 
     load: Load = field(default_factory=lambda: constant(400.0))
@@ -115,10 +124,20 @@ class ScriptedGpu:
     power_limit_w: float = 700.0
     default_power_limit_w: float = 700.0
     mig: bool = False
+    slices: int = 1
+    slice_memory_bytes: int = 10_200_547_328
+    answers: tuple[Answer, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name.startswith("Scripted"):
             raise ValueError(f"'{self.name}': a scripted GPU says so; begin its name with Scripted")
+
+
+class ScriptedDriver(NamedTuple):
+    """A driver, its GPUs, and what its functions answer that are of no GPU, `nvmlInit` for one."""
+
+    gpus: Sequence[ScriptedGpu] = ()
+    answers: Sequence[Answer] = ()
 
 
 def true_energy_j(gpu: ScriptedGpu, from_ns: int, to_ns: int) -> float:
@@ -147,10 +166,15 @@ def build(folder: Path) -> Path:
     return library
 
 
-def write_script(script: Path, gpus: Sequence[ScriptedGpu]) -> Path:
+def write_script(script: Path, driver: Sequence[ScriptedGpu] | ScriptedDriver) -> Path:
     """Tells the library what to play; one that is in use plays it from its next call on."""
+    if not isinstance(driver, ScriptedDriver):
+        driver = ScriptedDriver(gpus=driver)
+    lines = [f"answer {' '.join(map(str, row))}" for row in driver.answers]
+    for gpu in driver.gpus:
+        lines += _lines(gpu)
     new = script.with_suffix(".new")
-    new.write_text("".join(f"{line}\n" for gpu in gpus for line in _lines(gpu)))
+    new.write_text("".join(f"{line}\n" for line in lines))
     return new.replace(script)  # at once: half a script is never read
 
 
@@ -165,6 +189,7 @@ def _lines(gpu: ScriptedGpu) -> Iterator[str]:
     said = dataclasses.asdict(gpu)
     yield f"uuid {said.pop('uuid')}"
     yield from (f"process {' '.join(map(str, row))}" for row in said.pop("processes"))
+    yield from (f"answer {' '.join(map(str, row))}" for row in said.pop("answers"))
     yield from (f"throttle {' '.join(map(str, row))}" for row in said.pop("throttle"))
     for key, value in (said.pop("load") | said).items():
         yield f"{key} {int(value) if isinstance(value, bool) else value}"

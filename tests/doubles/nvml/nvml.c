@@ -27,7 +27,7 @@ enum {
     UNKNOWN = 999,
 };
 typedef unsigned long long u64;
-enum { MOST_GPUS = 16, MOST_ROWS = 32, LONGEST = 96 };
+enum { MOST_GPUS = 16, MOST_ROWS = 32, LONGEST = 96, MOST_SLICES = 7 };
 
 #define NS_PER_S 1000000000LL
 #define FRAME_NS 100000000LL /* how often a sensor that samples reports anew */
@@ -41,10 +41,15 @@ enum { MOST_GPUS = 16, MOST_ROWS = 32, LONGEST = 96 };
     X(counter_sticks_after_s) X(counter_resets_at_s) X(read_ms) X(slow_read_ms)                    \
     X(sm_clock_mhz) X(memory_clock_mhz)                                                            \
     X(memory_total_bytes) X(memory_used_bytes) X(utilisation_percent) X(temperature_c)             \
-    X(power_limit_w) X(default_power_limit_w) X(mig)
+    X(power_limit_w) X(default_power_limit_w) X(mig) X(slices) X(slice_memory_bytes)
 
 struct process { double pid, memory_bytes, from_s; };
 struct throttle { double mask, from_s, to_s; };
+/* What a function answers in place of what it would say. */
+struct answers {
+    int count;
+    struct answer { char function[LONGEST]; int code; } rows[MOST_ROWS];
+};
 struct gpu {
     char uuid[LONGEST], name[LONGEST];
     long long started_ns; /* no double: an uptime of 104 days has no room in one */
@@ -56,10 +61,12 @@ struct gpu {
     int process_count, throttle_count;
     struct process processes[MOST_ROWS];
     struct throttle throttles[MOST_ROWS];
+    struct answers answers;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* ctypes lets go of Python's own */
 static struct gpu gpus[MOST_GPUS];
+static struct answers driver_answers; /* of the functions that are of no GPU */
 static unsigned gpu_count, users;
 static struct stat seen;
 
@@ -68,6 +75,21 @@ static int read_number(struct gpu *gpu, const char *key, const char *value) {
     NUMBERS(X)
 #undef X
     return 0;
+}
+
+/* The code that a function is to answer; a name stands for its later versions (_v2), too. */
+static int scripted(const struct answers *answers, const char *function) {
+    for (int row = 0; row < answers->count; row++) {
+        const struct answer *answer = &answers->rows[row];
+        if (!strncmp(function, answer->function, strlen(answer->function))) return answer->code;
+    }
+    return SUCCESS;
+}
+
+static int read_answer(struct answers *answers, const char *value) {
+    if (answers->count == MOST_ROWS) return 0;
+    struct answer *answer = &answers->rows[answers->count++];
+    return sscanf(value, "%95s %d", answer->function, &answer->code) == 2;
 }
 
 /* Whether a line was understood: a key that isn't read would be a fault that isn't seen. */
@@ -80,8 +102,9 @@ static int read_line(const char *key, const char *value) {
         gpu->index = gpu_count++;
         return 1;
     }
-    if (!gpu_count) return 0;
+    if (!gpu_count) return !strcmp(key, "answer") && read_answer(&driver_answers, value);
     struct gpu *gpu = &gpus[gpu_count - 1];
+    if (!strcmp(key, "answer")) return read_answer(&gpu->answers, value);
     if (!strcmp(key, "name")) return snprintf(gpu->name, LONGEST, "%s", value) > 0;
     if (!strcmp(key, "started_ns")) return (gpu->started_ns = atoll(value)) != 0;
     if (!strcmp(key, "process") && gpu->process_count < MOST_ROWS) {
@@ -108,6 +131,7 @@ static int read_script(void) {
     char line[256], key[64], value[LONGEST];
     int understood = 1;
     gpu_count = 0;
+    driver_answers.count = 0;
     while (understood && fgets(line, sizeof line, file)) {
         understood = sscanf(line, "%63s %95[^\n]", key, value) == 2 && read_line(key, value);
         if (!understood) fprintf(stderr, "scripted NVML: %s: can't use this line: %s", path, line);
@@ -118,9 +142,21 @@ static int read_script(void) {
     return SUCCESS;
 }
 
-/* A copy of the GPU behind a handle, as it is now; a handle is an index, plus 1 as 0 is none. */
+/* A slice of a GPU is a device of its own, with a part of the memory. */
+static void cut_slice(struct gpu *gpu, unsigned slice) {
+    char whole[LONGEST];
+    memcpy(whole, gpu->uuid, LONGEST);
+    snprintf(gpu->uuid, LONGEST, "MIG-%.80s-%u", whole, slice);
+    memcpy(whole, gpu->name, LONGEST);
+    snprintf(gpu->name, LONGEST, "%.80s MIG 1g", whole);
+    gpu->memory_total_bytes = gpu->slice_memory_bytes;
+    gpu->memory_used_bytes = 0;
+}
+
+/* A copy of the GPU behind a handle, as it is now; a handle is an index, plus 1 as 0 is none. A
+ * slice's handle is its GPU's, and in the upper half its own number, plus 1. */
 static int look(void *handle, struct gpu *gpu) {
-    size_t number = (size_t)handle;
+    size_t number = (size_t)handle & 0xffff, slice = (size_t)handle >> 16;
     struct timespec now;
     pthread_mutex_lock(&lock);
     int answer = users ? read_script() : UNINITIALIZED;
@@ -128,6 +164,7 @@ static int look(void *handle, struct gpu *gpu) {
     if (answer == SUCCESS) *gpu = gpus[number - 1];
     pthread_mutex_unlock(&lock);
     if (answer != SUCCESS) return answer;
+    if (slice) cut_slice(gpu, (unsigned)slice - 1);
     clock_gettime(CLOCK_MONOTONIC, &now);
     gpu->now_ns = now.tv_sec * NS_PER_S + now.tv_nsec - gpu->started_ns;
     return gpu->now_ns >= gpu->lost_at_s * NS_PER_S ? GPU_IS_LOST : SUCCESS;
@@ -223,6 +260,7 @@ int nvmlInitWithFlags(unsigned flags) {
     (void)flags;
     pthread_mutex_lock(&lock);
     int answer = read_script();
+    if (answer == SUCCESS) answer = scripted(&driver_answers, "nvmlInit");
     if (answer == SUCCESS) users++;
     pthread_mutex_unlock(&lock);
     return answer;
@@ -249,11 +287,15 @@ static int say(const char *text, char *out, unsigned size) {
     return (unsigned)snprintf(out, size, "%s", text) < size ? SUCCESS : INSUFFICIENT_SIZE;
 }
 
-int nvmlSystemGetDriverVersion(char *out, unsigned size) { return say("580.scripted", out, size); }
+int nvmlSystemGetDriverVersion(char *out, unsigned size) {
+    int answer = scripted(&driver_answers, "nvmlSystemGetDriverVersion");
+    return answer == SUCCESS ? say("580.scripted", out, size) : answer;
+}
 
 int nvmlDeviceGetCount_v2(unsigned *count) {
     pthread_mutex_lock(&lock);
     int answer = users ? read_script() : UNINITIALIZED;
+    if (answer == SUCCESS) answer = scripted(&driver_answers, "nvmlDeviceGetCount");
     *count = gpu_count;
     pthread_mutex_unlock(&lock);
     return answer;
@@ -262,7 +304,23 @@ int nvmlDeviceGetCount_v2(unsigned *count) {
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
     struct gpu gpu;
     *handle = (void *)((size_t)index + 1);
-    return look(*handle, &gpu);
+    int answer = look(*handle, &gpu);
+    return answer == SUCCESS ? scripted(&gpu.answers, "nvmlDeviceGetHandleByIndex") : answer;
+}
+
+int nvmlDeviceGetMaxMigDeviceCount(void *handle, unsigned *count) {
+    struct gpu gpu;
+    int answer = look(handle, &gpu);
+    *count = MOST_SLICES;
+    return answer == SUCCESS ? scripted(&gpu.answers, "nvmlDeviceGetMaxMigDeviceCount") : answer;
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(void *handle, unsigned index, void **slice) {
+    struct gpu gpu;
+    int answer = look(handle, &gpu);
+    if (answer != SUCCESS) return answer;
+    *slice = (void *)((size_t)handle | ((size_t)index + 1) << 16);
+    return gpu.mig && index < gpu.slices ? SUCCESS : NOT_FOUND;
 }
 
 int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
@@ -273,6 +331,13 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
         int one = nvmlDeviceGetHandleByIndex_v2(index, handle);
         look(*handle, &gpu);
         if (!strcmp(gpu.uuid, uuid)) return one;
+        void *whole = *handle;
+        for (unsigned slice = 0; gpu.mig && slice < gpu.slices; slice++) {
+            struct gpu cut = gpu;
+            cut_slice(&cut, slice);
+            if (strcmp(cut.uuid, uuid)) continue;
+            return nvmlDeviceGetMigDeviceHandleByIndex(whole, slice, handle);
+        }
     }
     return answer == SUCCESS ? NOT_FOUND : answer;
 }
@@ -283,6 +348,7 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
     int function(void *handle, __VA_ARGS__) {                                                      \
         struct gpu gpu;                                                                            \
         int answer = looks(handle, &gpu);                                                          \
+        if (answer == SUCCESS) answer = scripted(&gpu.answers, #function);                         \
         return answer == SUCCESS ? (says) : answer;                                                \
     }
 #define ASKED(function, says, ...) LOOKED(look, function, says, __VA_ARGS__)
@@ -387,6 +453,7 @@ static void read_field(const struct gpu *gpu, struct field *field) {
 int nvmlDeviceGetFieldValues(void *handle, int count, struct field *fields) {
     struct gpu gpu;
     int answer = look_slowly(handle, &gpu);
+    if (answer == SUCCESS) answer = scripted(&gpu.answers, "nvmlDeviceGetFieldValues");
     for (int place = 0; answer == SUCCESS && place < count; place++)
         read_field(&gpu, &fields[place]);
     return answer;

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
@@ -145,6 +146,14 @@ def test_two_that_would_count_one_anothers_memory_start_one_after_the_other(
     spec = dataclasses.replace(PLAIN, **change)
     assert gpu_memory(spec, (gpu_gib,)) is None
     assert not fit_together([PLAIN, spec], (gpu_gib,))
+
+
+def test_a_gpu_whose_memory_is_not_known_is_left_to_the_engine() -> None:
+    assert gpu_memory(PLAIN, (None,)) is None
+    assert not fit_together([PLAIN, PLAIN], (None,))
+    two = dataclasses.replace(PLAIN, parallel=msgspec.structs.replace(PLAIN.parallel, tensor=2))
+    assert gpu_memory(two, (80.0, None)) is None
+    assert gpu_memory(PLAIN, (80.0, None)) is not None
 
 
 def test_a_cache_is_cut_to_the_share_of_its_server() -> None:

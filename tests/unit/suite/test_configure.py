@@ -43,6 +43,8 @@ def opened(folder: Path, *, gpus: int = 0, method: str = "eagle3", **given: Any)
         ({"launches": 0}, "--specreg-launches: got 0, needed 1 to 100"),
         ({"launches": 10**7}, "--specreg-launches: got 10000000, needed 1 to 100"),
         ({"num_prompts": 0}, "--num-prompts: got 0, needed 1 to 1000000"),
+        ({"gpu_memory_gib": 0.0}, "--specreg-gpu-memory: got 0, needed more than 0"),
+        ({"gpu_memory_gib": float("nan")}, "--specreg-gpu-memory: got nan, needed more than 0"),
         (
             {"num_prompts": 6, "update_baselines": True},
             "--update-baselines with --num-prompts: a baseline is of as many",

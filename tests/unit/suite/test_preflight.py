@@ -23,7 +23,7 @@ from specreg.suite.options import Options
 from specreg.suite.preflight import Finding, State, examine, render_findings
 from specreg.suite.run import Suite
 from specreg.telemetry.identity import ProcessorLoad
-from tests.doubles.nvml.device import Process, ScriptedGpu, Throttle
+from tests.doubles.nvml.device import Answer, Process, ScriptedDriver, ScriptedGpu, Throttle
 from tests.unit import builders
 from tests.unit.playing import run_python, running
 
@@ -110,10 +110,17 @@ def seen(one: Finding) -> tuple[State, str]:
     return one.state, one.says
 
 
-def with_gpus(root: Path, library: Path, *gpus: ScriptedGpu, **changed: object) -> Found:
+def with_gpus(
+    root: Path,
+    library: Path,
+    *gpus: ScriptedGpu,
+    answers: tuple[Answer, ...] = (),
+    **changed: object,
+) -> Found:
     """What is found where the driver shows such GPUs."""
     given = json.dumps({"gpus": 1, **changed})
-    said = run_python(library, root, [*map(running, gpus)], PROGRAM, str(root), given)
+    driver = ScriptedDriver([*map(running, gpus)], answers)
+    said = run_python(library, root, driver, PROGRAM, str(root), given)
     return msgspec.json.decode(said, type=dict[str, list[Finding]])
 
 
@@ -173,10 +180,57 @@ def test_a_driver_without_gpus_is_in_the_way_of_a_tier_that_needs_one(
     assert "tier 'here' needs 1 GPU(s), this machine has 0" in second.says
 
 
+@pytest.mark.parametrize("gpus_of_tier", [0, 1])
+def test_a_driver_that_does_not_work_is_in_the_way_of_any_tier(
+    root: Path, library: Path, gpus_of_tier: int
+) -> None:
+    mismatch = (Answer("nvmlInit", 18),)
+    (found,) = with_gpus(root, library, WELL, answers=mismatch, gpus=gpus_of_tier)["GPUs"]
+    assert found.state == State.IN_THE_WAY
+    assert "different versions" in found.says
+    assert found.advice == "reload the driver or reboot"
+
+
+def test_what_a_driver_does_not_say_is_unknown_and_cases_run(root: Path, library: Path) -> None:
+    limits = ("nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetPowerManagementDefaultLimit")
+    functions = ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetComputeRunningProcesses", *limits)
+    spark = dataclasses.replace(
+        WELL,
+        name="Scripted NVIDIA GB10",
+        answers=tuple(Answer(function, 3) for function in functions),
+    )
+    found = with_gpus(root, library, spark)
+    facts, processes = found["GPU 0"]
+    assert facts.says.endswith("the machine's memory, driver 580.scripted")
+    assert seen(processes) == (State.NOTE, "which processes compute on it isn't known")
+    limit, memory = found["GPUs"]
+    assert limit.says.endswith("its driver doesn't say its power limit")
+    assert "it has no memory of its own" in memory.says
+    assert seen(found["cases"][0]) == (State.OK, "2 of 2 cases of tier 'here' run here")
+    assert found["environment"][0].says == "scripted-gb10-x1"
+
+    secret = dataclasses.replace(WELL, answers=(Answer("nvmlDeviceGetMemoryInfo", 4),))
+    found = with_gpus(root, library, secret, target_gib=1e6)
+    assert "memory unknown" in found["GPU 0"][0].says
+    assert found["GPUs"][0].advice == "say it with --specreg-gpu-memory=GIB"
+    assert seen(found["cases"][0]) == (State.OK, "2 of 2 cases of tier 'here' run here")
+
+
+def test_a_gpu_that_may_not_be_opened_is_noted_and_the_others_are_used(
+    root: Path, library: Path
+) -> None:
+    closed = dataclasses.replace(WELL, answers=(Answer("nvmlDeviceGetHandleByIndex", 4),))
+    found = with_gpus(root, library, closed, dataclasses.replace(WELL, uuid="GPU-2"))
+    (hidden,) = found["GPUs"]
+    assert seen(hidden) == (State.NOTE, "GPU 0 isn't used: NVML: Insufficient Permissions")
+    assert "GPU 1" in found
+    assert seen(found["cases"][0]) == (State.OK, "2 of 2 cases of tier 'here' run here")
+
+
 def test_a_case_too_large_for_the_gpu_is_left_out(root: Path, library: Path) -> None:
     small = dataclasses.replace(WELL, memory_total_bytes=56 * 2**30)
-    large = {"target_gib": 20.0}  # with its draft, cache and reserve on half of the memory
-    first, second = with_gpus(root, library, small, **large)["cases"]
+    # With its draft, cache and reserve on half of the memory.
+    first, second = with_gpus(root, library, small, target_gib=20.0)["cases"]
     assert seen(first) == (State.OK, "1 of 2 cases of tier 'here' run here")
     assert second.state == State.NOTE
     assert second.says.startswith("vllm-eagle3-pair-toy-c4: needs 1 GPU(s) of ")

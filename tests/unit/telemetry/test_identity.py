@@ -6,10 +6,13 @@ import platform
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
+from specreg.core.errors import NoGpuError, SensorError
 from specreg.core.names import is_name
 from specreg.telemetry.identity import (
+    UNKNOWN_ENVIRONMENT,
     Environment,
     Gpus,
     _read_cpu,
@@ -17,7 +20,8 @@ from specreg.telemetry.identity import (
     current_environment,
     find_gpus,
 )
-from tests.doubles.nvml.device import ScriptedGpu
+from specreg.telemetry.sensor import State
+from tests.doubles.nvml.device import Answer, ScriptedDriver, ScriptedGpu, Throttle
 from tests.unit import builders
 from tests.unit.playing import run_python
 
@@ -36,10 +40,11 @@ TWO = (H200, dataclasses.replace(H200, uuid="GPU-2"))
 
 
 def seen(
-    library: Path, *gpus: ScriptedGpu, **variables: str
+    library: Path, *gpus: ScriptedGpu, answers: tuple[Answer, ...] = (), **variables: str
 ) -> tuple[Gpus, Environment, Environment]:
     """What a process that has one core sees of a machine with these GPUs, as `PROGRAM` says."""
-    said = run_python(library, library.parent, gpus, PROGRAM, **variables)
+    driver = ScriptedDriver(gpus, answers)
+    said = run_python(library, library.parent, driver, PROGRAM, **variables)
     return msgspec.json.decode(said, type=tuple[Gpus, Environment, Environment])
 
 
@@ -147,3 +152,216 @@ def test_whatever_a_machine_says_of_itself_its_name_is_one_folder(environment: E
 def test_long_names_of_different_machines_differ() -> None:
     long, longer = (Environment(kind="cpu", cpu="x" * length, cores=2) for length in (200, 201))
     assert long.name != longer.name
+
+
+NOT_SUPPORTED, NO_PERMISSION, UNKNOWN = 3, 4, 999
+LIMITS = ("nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetPowerManagementDefaultLimit")
+
+
+def answering(code: int, *functions: str, **changes: object) -> ScriptedGpu:
+    """A GPU of which some functions answer an error."""
+    answers = tuple(Answer(function, code) for function in functions)
+    return dataclasses.replace(H200, answers=answers, **changes)  # type: ignore[arg-type]
+
+
+def test_a_gpu_that_is_part_of_a_processor_has_the_machines_memory(library: Path) -> None:
+    """As GB10 answers, the processor of NVIDIA's DGX Spark."""
+    spark = answering(
+        NOT_SUPPORTED, "nvmlDeviceGetMemoryInfo", *LIMITS, name="Scripted NVIDIA GB10"
+    )
+    gpus, _, environment = seen(library, spark)
+    (device,) = gpus.devices
+    assert (device.memory_bytes, device.shares_memory, device.limit_w) == (None, True, None)
+    assert gpus.memory_gib == (psutil.virtual_memory().total / 2**30,)
+    assert (environment.gpu_memory_gb, environment.power_limit_w) == (None, None)
+    assert environment.name == "scripted-gb10-x1"
+
+
+@pytest.mark.parametrize(
+    "gpu",
+    [
+        answering(NO_PERMISSION, "nvmlDeviceGetMemoryInfo"),
+        answering(UNKNOWN, "nvmlDeviceGetMemoryInfo"),
+        dataclasses.replace(H200, memory_total_bytes=0, memory_used_bytes=0),
+    ],
+    ids=["no-permission", "unknown", "zero"],
+)
+def test_a_memory_that_is_not_known_is_unknown_and_not_zero(
+    library: Path, gpu: ScriptedGpu
+) -> None:
+    gpus, _, environment = seen(library, gpu, TWO[1])
+    unknown_gib, other_gib = gpus.memory_gib
+    assert unknown_gib is None
+    assert other_gib == pytest.approx(140.4, abs=0.01)
+    assert gpus.with_memory(24.0).memory_gib == (24.0, other_gib)
+    assert environment.gpu_memory_gb is None
+    assert environment.name == "scripted-h200-x1"
+
+
+@pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_PERMISSION, UNKNOWN])
+@pytest.mark.parametrize("function", LIMITS)
+def test_a_power_limit_that_is_not_known_is_not_the_vendors(
+    library: Path, function: str, code: int
+) -> None:
+    _, _, environment = seen(library, answering(code, function))
+    assert environment.power_limit_w is None
+    assert environment.name == "scripted-h200-141gb-x1"
+
+
+@pytest.mark.parametrize("code", [NOT_SUPPORTED, UNKNOWN])
+def test_a_gpu_without_a_name_is_of_no_known_environment(library: Path, code: int) -> None:
+    gpus, _, environment = seen(library, answering(code, "nvmlDeviceGetName"))
+    assert gpus.devices[0].name == ""
+    assert environment == UNKNOWN_ENVIRONMENT
+
+
+@pytest.mark.parametrize("code", [NO_PERMISSION, UNKNOWN, 15])
+@pytest.mark.parametrize("function", ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID"])
+def test_a_gpu_that_cannot_be_opened_hides_itself_alone(
+    library: Path, function: str, code: int
+) -> None:
+    first = answering(code, function)
+    gpus, _, environment = seen(library, first, TWO[1])
+    assert [device.id for device in gpus.devices] == ["GPU-2"]
+    assert gpus.devices[0].number == 1
+    assert [hidden.number for hidden in gpus.hidden] == [0]
+    assert "; " in gpus.hidden[0].why
+    assert environment.kind == "gpu"
+    assert [
+        one.id for one in seen(library, first, TWO[1], CUDA_VISIBLE_DEVICES="0")[0].devices
+    ] == ["GPU-2"]
+    alone, _, _ = seen(library, first)
+    assert alone.is_unusable
+    assert alone.why_none == gpus.hidden[0].why
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (
+            18,
+            "the loaded driver and NVIDIA's library are of different versions, as after an upgrade",
+        ),
+        (9, "Driver Not Loaded; load the driver (modprobe nvidia) or reboot"),
+        (NO_PERMISSION, "Insufficient Permissions; run as a user who may use it"),
+        (15, "GPU is lost; look at the kernel's log (dmesg) for Xid"),
+        (17, "The operating system has blocked the request; look at the rights of /dev/nvidia*"),
+        (16, "GPU requires restart; reset the GPU"),
+        (13, "Function Not Found; install a newer driver"),
+        (UNKNOWN, "Unknown Error; look at the kernel's log (dmesg) for Xid, and reload the driver"),
+        (77, "; look at the kernel's log (dmesg) for Xid, and reload the driver or reboot"),
+    ],
+)
+@pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetCount"])
+def test_a_driver_that_does_not_work_is_not_a_machine_without_a_gpu(
+    library: Path, function: str, code: int, says: str
+) -> None:
+    gpus, _, _ = seen(library, H200, answers=(Answer(function, code),))
+    assert gpus.devices == ()
+    assert gpus.is_unusable
+    assert says in gpus.why_none
+    with pytest.raises(SensorError, match="NVML: "):
+        gpus.check_usable()
+
+
+def test_driver_and_library_of_different_versions_are_mended_by_a_reload(library: Path) -> None:
+    gpus, _, _ = seen(library, H200, answers=(Answer("nvmlInit", 18),))
+    assert gpus.why_none.endswith("; reload the driver or reboot")
+
+
+def test_a_machine_without_a_driver_or_without_a_gpu_is_just_that(library: Path) -> None:
+    without_driver, _, _ = seen(library, answers=(Answer("nvmlInit", 12),))
+    assert not without_driver.is_unusable
+    assert without_driver.why_none.endswith("or start the container with --gpus")
+    assert not seen(library)[0].is_unusable
+    assert not seen(library, H200, CUDA_VISIBLE_DEVICES="-1")[0].is_unusable
+
+
+def test_a_process_that_was_given_gpus_without_their_library_is_not_one_without_gpus(
+    library: Path, tmp_path: Path
+) -> None:
+    program = (
+        "import sys; from pathlib import Path; from specreg.telemetry import nvml\n"
+        "try: nvml.find({}, Path(sys.argv[1]))\n"
+        "except Exception as error: print(type(error).__name__, error)"
+    )
+    driver = ScriptedDriver(answers=(Answer("nvmlInit", 12),))
+    node = tmp_path / "nvidiactl"
+    without = run_python(library, tmp_path, driver, program, str(node))
+    assert without.startswith(f"{NoGpuError.__name__} NVML: NVML Shared Library Not Found; install")
+    node.touch()
+    given = run_python(library, tmp_path, driver, program, str(node))
+    assert given.startswith(f"{SensorError.__name__} NVML: NVML Shared Library Not Found, though")
+
+
+def test_gpus_whose_order_is_unknown_are_not_none(library: Path) -> None:
+    mixed = dataclasses.replace(TWO[1], name="Scripted NVIDIA L4")
+    gpus, _, _ = seen(library, H200, mixed)
+    assert gpus.is_unusable
+    assert "set CUDA_DEVICE_ORDER=PCI_BUS_ID" in gpus.why_none
+
+
+def test_a_gpu_in_slices_is_seen_as_its_first_slice(library: Path) -> None:
+    cut = dataclasses.replace(H200, mig=True, slices=2, slice_memory_bytes=18 * 2**30)
+    unset = seen(library, cut)
+    by_number = seen(library, cut, CUDA_VISIBLE_DEVICES="0")
+    by_uuid = seen(library, cut, CUDA_VISIBLE_DEVICES=cut.uuid)
+    for gpus, _, environment in (unset, by_number, by_uuid):
+        (device,) = gpus.devices
+        assert device.id == f"MIG-{cut.uuid}-0"
+        assert gpus.memory_gib == (18.0,)
+        assert "MIG is on" in device.why_not
+        assert environment.gpus == ("Scripted NVIDIA H200 MIG 1g",)
+    named, _, _ = seen(library, cut, CUDA_VISIBLE_DEVICES=f"MIG-{cut.uuid}-1")
+    assert [device.id for device in named.devices] == [f"MIG-{cut.uuid}-1"]
+    beside, _, _ = seen(library, TWO[1], cut)
+    assert [device.id for device in beside.devices] == [f"MIG-{cut.uuid}-0"]
+
+
+def test_a_gpu_in_slices_that_has_none_or_does_not_list_them_is_not_the_whole_card(
+    library: Path,
+) -> None:
+    cut = dataclasses.replace(H200, mig=True, slices=0)
+    empty, _, _ = seen(library, cut)
+    assert empty.is_unusable
+    assert "has no slice to compute on" in empty.why_none
+    beside, _, _ = seen(library, cut, TWO[1])
+    assert [device.id for device in beside.devices] == ["GPU-2"]
+    assert [hidden.number for hidden in beside.hidden] == [0]
+    unlisted = answering(13, "nvmlDeviceGetMaxMigDeviceCount", mig=True)
+    assert seen(library, unlisted)[0].memory_gib == (None,)
+
+
+STATE = """
+import msgspec, os
+from specreg.telemetry.devices import devices_of, held_back, open_probe
+(device,) = devices_of(1, os.environ)
+state = open_probe(device).state()
+print(msgspec.json.encode((state, held_back([state])[1])).decode())
+"""
+
+
+@pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_PERMISSION, UNKNOWN])
+@pytest.mark.parametrize(
+    ("function", "field"),
+    [
+        ("nvmlDeviceGetTemperature", "temperature_c"),
+        ("nvmlDeviceGetUtilizationRates", "utilisation_frac"),
+        ("nvmlDeviceGetMemoryInfo", "used_bytes"),
+        ("nvmlDeviceGetClockInfo", "sm_clock_mhz"),
+        ("nvmlDeviceGetClockInfo", "memory_clock_mhz"),
+        ("nvmlDeviceGetCurrentClocks", "throttle_mask"),
+    ],
+)
+def test_what_a_driver_does_not_tell_of_a_moment_is_none(
+    library: Path, function: str, field: str, code: int
+) -> None:
+    hot = answering(code, function, throttle=(Throttle(0x40),))
+    said = run_python(library, library.parent, [hot], STATE)
+    state, why = msgspec.json.decode(said, type=tuple[State, str])
+    fields = msgspec.structs.asdict(state)
+    assert fields.pop(field) is None
+    others = {name for name, value in fields.items() if value is None}
+    assert others <= {"memory_clock_mhz", "sm_clock_mhz"}
+    assert "0 °C" not in why
+    assert "0 MHz" not in why.replace("1980 MHz", "")

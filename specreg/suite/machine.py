@@ -1,0 +1,58 @@
+"""The GPUs of the machine as a run takes them: what isn't known of them, and what is in its way."""
+
+from collections.abc import Iterator
+
+from specreg.core.commands import run_command
+from specreg.core.errors import SensorError
+from specreg.suite.options import Options
+from specreg.telemetry.identity import Gpus, find_gpus
+from specreg.telemetry.sensor import Device
+
+
+def gpus_of(options: Options) -> Gpus:
+    """Return the GPUs of this machine, with the memory that the user says where no driver does."""
+    return find_gpus().with_memory(options.gpu_memory_gib)
+
+
+def check_usable(gpus: Gpus, options: Options, *, needs_gpus: bool) -> None:
+    """Check that a machine whose GPUs can't be used isn't taken for one without GPUs.
+
+    Args:
+        gpus: The machine's.
+        options: With a tier that needs none, or a server elsewhere, the run goes on.
+        needs_gpus: True if the tier needs some.
+
+    Raises:
+        SensorError: The driver doesn't work, or no GPU can be used.
+    """
+    if not gpus.is_unusable or options.attach is not None:
+        return
+    if options.tier is None or needs_gpus:
+        otherwise = run_command((), ["--specreg-tier=cpu"])
+        raise SensorError(f"{gpus.why_none}, or measure without its GPUs: {otherwise}")
+
+
+def remarks_on(gpus: Gpus) -> Iterator[str]:
+    """Say what isn't known of the GPUs and which of them can't be used, a line each."""
+    for hidden in gpus.hidden:
+        yield f"GPU {hidden.number} isn't used: {hidden.why}"
+    for device, memory_gib in zip(gpus.devices, gpus.memory_gib, strict=True):
+        subject = f"GPU {device.number} ({device.name or 'of an unknown kind'})"
+        if not device.name:
+            yield f"{subject}: its driver doesn't say its name; speeds aren't compared"
+        if device.limit_w is None and not device.why_not:
+            yield f"{subject}: its driver doesn't say its power limit"
+        if memory := _remark_on_memory(device, memory_gib):
+            yield f"{subject}: {memory}"
+
+
+def _remark_on_memory(device: Device, memory_gib: float | None) -> str:
+    """Return how a GPU's memory is known where its driver doesn't say it; empty where it does."""
+    if memory_gib is None:
+        return (
+            "its driver doesn't say how much memory it has, and cases run without a look at that;"
+            " say it with --specreg-gpu-memory=GIB"
+        )
+    if device.memory_bytes is None:
+        return f"it has no memory of its own; the machine's {memory_gib:.1f} GiB are taken for it"
+    return ""
