@@ -7,6 +7,7 @@ known, it is quoted.
 import re
 from dataclasses import dataclass, field
 
+from specreg.core.commands import specreg_command
 from specreg.core.errors import ModelNotFetchedError, PortInUseError, ServerStartError
 
 _QUOTE_CHARACTERS = 300
@@ -20,7 +21,7 @@ _NEWER_ENGINE = (
     "take a newer version with --specreg-engine-version, or name an environment that has a newer"
     " Transformers with --specreg-engine-python"
 )
-_GPU = "run specreg doctor, which says what the driver shows"
+_GPU = f"run {specreg_command('doctor')}, which says what the driver shows"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
