@@ -85,8 +85,9 @@ _PASSWORD = re.compile(
 """A password in a URL, after a group that stays: behind a user's name, or a long token alone."""
 _PARAMETER = re.compile(r"([?&;#]([\w.-]{1,128})=)([^\s&#\"'<>]+)")
 _HEADER = re.compile(
-    r"((?<![A-Za-z])authorization[\"']?\s{0,8}[:=]\s{0,8}[\"']?"
-    r"(?:(?:bearer|basic|digest|token)\s{1,8})?)([^\s\"',;]+)",
+    # JSON in a string of JSON has backslashes before its quotes.
+    r"((?<![A-Za-z])authorization[\\\"']{0,4}\s{0,8}[:=]\s{0,8}[\\\"']{0,4}"
+    r"(?:(?:bearer|basic|digest|token)\s{1,8})?)([^\s\"',;\\]+)",
     re.IGNORECASE,
 )
 _BEARER = re.compile(
@@ -175,6 +176,7 @@ def _without_value(found: re.Match[str]) -> str:
     return found[0] if _SETTING.fullmatch(found[2]) else f"{found[1]}{HIDDEN}"
 
 
+@functools.lru_cache(maxsize=4096)
 def says_secret(name: str) -> bool:
     """Whether the name of a variable or an option says that its value is secret."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)  # authToken

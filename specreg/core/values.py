@@ -6,6 +6,7 @@ digit or the name of a case, and nobody could read it again.
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import Any, TypeVar, cast
@@ -16,13 +17,20 @@ from specreg.core.readable import readable_block
 from specreg.core.redaction import hide, known_secrets
 
 _ContentT = TypeVar("_ContentT")
-_WITH_FIELDS = msgspec.inspect.StructType, msgspec.inspect.DataclassType
+_WITH_FIELDS = (
+    msgspec.inspect.StructType,
+    msgspec.inspect.DataclassType,
+    msgspec.inspect.NamedTupleType,
+    msgspec.inspect.TypedDictType,
+)
+_HALF = re.compile("[\ud800-\udfff]")
 
 NAMING_FIELDS = frozenset(
     {
         # Names that the repository or specreg itself gives.
         "against",
         "asked",
+        "case",
         "case_id",
         "cases",
         "category",
@@ -30,6 +38,7 @@ NAMING_FIELDS = frozenset(
         "code",
         "dataset",
         "digest",
+        "draft",
         "dtype",
         "engine",
         "environment",
@@ -48,24 +57,17 @@ NAMING_FIELDS = frozenset(
         "shards",
         "shown",
         "subject",
+        "target",
         "tier",
         "tier_cases",
         "tolerances",
-        # Checksums, versions of our own, and moments.
-        "baseline_sha256",
+        # Versions of our own, and moments.
         "began_at",
         "commit",
-        "draft_sha256",
         "ended_at",
-        "files_sha256",
-        "matrix_sha256",
-        "prompts_sha256",
         "python_version",
         "recorded_on",
-        "settings_sha256",
         "specreg_version",
-        "target_sha256",
-        "text_sha256",
         # What a machine is called, by which baselines are found.
         "bus_id",
         "cpu",
@@ -80,7 +82,10 @@ NAMING_FIELDS = frozenset(
         "finish_reason",
     }
 )
-"""Fields that hold names, by which files and what is in them are found and compared."""
+"""Fields that hold names, by which files and what is in them are found and compared.
+
+A field that holds a checksum is one too.
+"""
 
 
 def hide_values(content: _ContentT) -> _ContentT:
@@ -128,11 +133,22 @@ def _changed(content: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401
 
 def _changed_mapping(content: Mapping[Any, Any], change: Callable[[str], str]) -> Any:  # noqa: ANN401
     changed = {
-        key: value if key in NAMING_FIELDS else _changed(value, change)
+        key: value if _is_for_names(key) and _is_name(value) else _changed(value, change)
         for key, value in content.items()
     }
     is_same = all(changed[key] is value for key, value in content.items())
     return content if is_same else changed
+
+
+def _is_for_names(field: object) -> bool:
+    return field in NAMING_FIELDS or str(field).endswith("_sha256")
+
+
+def _is_name(value: object) -> bool:
+    """Whether a value is a name, or names alone: `run` may be a run's name or all of the run."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_name, value))
+    return isinstance(value, str)
 
 
 def _changed_collection(content: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401
@@ -161,9 +177,7 @@ def _changed_fields(content: Any, change: Callable[[str], str]) -> Any:  # noqa:
 
 def _encodable(text: str) -> str:
     """Return a text without halves of characters, which UTF-8 doesn't have."""
-    if text.isascii():
-        return text
-    return text.encode(errors="surrogatepass").decode(errors="replace")
+    return _HALF.sub("\ufffd", text)
 
 
 @functools.cache
@@ -174,16 +188,17 @@ def _fields_with_text(kind: type) -> tuple[str, ...]:
     """
     info = msgspec.inspect.type_info(kind)
     fields = info.fields if isinstance(info, _WITH_FIELDS) else ()
-    return tuple(
-        field.name
-        for field in fields
-        if field.name not in NAMING_FIELDS and _may_hold_text(field.type)
-    )
+    return tuple(field.name for field in fields if _may_hold_text(field.name, field.type))
 
 
-def _may_hold_text(info: msgspec.inspect.Type) -> bool:
+def _may_hold_text(name: str, info: msgspec.inspect.Type) -> bool:
+    """Whether a field may hold a text: of one for names, only where it has fields of its own."""
+    parts = list(_types_in(info))
+    has_fields = any(isinstance(part, _WITH_FIELDS) for part in parts)
+    if _is_for_names(name) and not has_fields:
+        return False
     texts = msgspec.inspect.StrType, msgspec.inspect.AnyType
-    return any(isinstance(part, texts) for part in _types_in(info))
+    return any(isinstance(part, texts) for part in parts)
 
 
 def _types_in(info: msgspec.inspect.Type) -> Iterator[msgspec.inspect.Type]:

@@ -43,4 +43,4 @@ def render_unhidden() -> str:
 @functools.cache
 def _own_words() -> frozenset[str]:
     names = frozenset().union(METRICS, CHECKS, ENGINES, METHODS)
-    return names | words_in(Report, Line, Baseline, RunRecord)
+    return names | words_in(Report, Line, Baseline, RunRecord, Case)

@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import os
+import random
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -140,6 +141,20 @@ def test_whatever_was_measured_comes_back(
 ) -> None:
     measured = journaled(path, key_of(case), case, acceptance)
     assert dict(load_journal(path)) == {key_of(case): measured}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_is_secret_a_measurement_comes_back(
+    path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Any part of the journal, as a variable may have it."""
+    journaled(path)
+    content = path.read_text()
+    path.unlink()
+    begin = random.Random(seed).randrange(len(content) - 20)  # noqa: S311 - a case, no secret
+    monkeypatch.setenv("X_TOKEN", content[begin : begin + 8 + seed % 12])
+    measured = journaled(path)
+    assert load_journal(path) == {KEY: measured}
 
 
 def test_a_request_is_on_disk_as_soon_as_it_has_ended(path: Path) -> None:

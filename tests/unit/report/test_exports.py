@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import msgspec
 import pytest
@@ -237,3 +238,20 @@ def test_a_form_is_written_through_no_link(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="is no folder of its own"):
         write_outputs(["aiperf"], reports.REPORT, run, run)
     assert not list(outside.iterdir())
+
+
+CONTROLS = "\x1b[31mred\x1b[0m\0\u202e\u2028\ud800\ufffe\n::error::x ##[error]y"
+
+
+@pytest.mark.parametrize("name", [name for name, (_, _, render) in FORMS.items() if render])
+def test_no_form_has_what_a_terminal_or_a_ci_obeys(tmp_path: Path, name: str) -> None:
+    report = with_reason(f"a server said {CONTROLS}")
+    told = msgspec.structs.replace(report, remarks=(CONTROLS,), title=CONTROLS)
+    (path,) = write_outputs([name], told, tmp_path, tmp_path)
+    text = path.read_text()
+    assert not set("\x1b\0\u202e\u2028\ufffe") & set(text)
+    assert not [line for line in text.splitlines() if line.strip().startswith("::")]
+    assert "##[" not in text
+    if name == "junit":
+        failures = ET.fromstring(text).iter("failure")  # noqa: S314 - our own
+        assert any("red" in (failure.text or "") for failure in failures)
