@@ -86,9 +86,9 @@ class Effect:
 
 
 def change_of_ratio(
-    ours: tuple[Column, Column], theirs: tuple[Column, Column] | None, expected: float
+    measured: tuple[Column, Column], recorded: tuple[Column, Column] | None, expected: float
 ) -> Effect:
-    """The relative change of a ratio of sums, Σx/Σy, prompt by prompt.
+    """Return the relative change of a ratio of sums, Σx/Σy, prompt by prompt.
 
     r = R'/R - 1 with R = Σx/Σy. Linearised, prompt i contributes
     d_i = (x'_i - R' y'_i) / (R Σy') - (1 + r) (x_i - R y_i) / (R Σy), and the error is
@@ -96,23 +96,32 @@ def change_of_ratio(
     6.3), at a thousandth of its cost. Two equal runs have none.
 
     Args:
-        ours: x' and y' of the run, shape (n,), n ≥ 2; Σy' > 0.
-        theirs: x and y of the baseline for the same prompts; None where their ratio alone is known.
+        measured: x' and y' of the run, shape (n,), n ≥ 2; Σy' > 0.
+        recorded: x and y of the baseline for the same prompts; None if only their ratio is known.
         expected: R, above 0.
     """
-    part, ratio = _deviations(*ours)
+    measured_deviations, ratio = _deviations(*measured)
     change = ratio / expected - 1
-    deviations = part / expected
-    if theirs is not None:
-        deviations = deviations - (1 + change) * _deviations(*theirs)[0] / expected
+    deviations = measured_deviations / expected
+    if recorded is not None:
+        recorded_deviations, _ = _deviations(*recorded)
+        deviations = deviations - (1 + change) * recorded_deviations / expected
     size = len(deviations)
     error = math.sqrt(size / (size - 1) * float(np.dot(deviations, deviations)))
-    # 0 for what rounding leaves of two equal runs, 1e-17.
-    change, error = (value if abs(value) > _TINY else 0.0 for value in (change, error))
-    return Effect(estimate_frac=change, error_frac=error, freedom=size - 1)
+    return Effect(
+        estimate_frac=_without_rounding(change),
+        error_frac=_without_rounding(error),
+        freedom=size - 1,
+    )
+
+
+def _without_rounding(value: float) -> float:
+    """Return 0 for what rounding leaves of two equal runs, about 1e-17, else the value."""
+    return value if abs(value) > _TINY else 0.0
 
 
 def _deviations(numerators: Column, denominators: Column) -> tuple[Column, float]:
+    """Return how each prompt deviates from the ratio of the sums, over Σy, and that ratio."""
     total = float(denominators.sum())
     ratio = float(numerators.sum()) / total
     return (numerators - ratio * denominators) / total, ratio
@@ -134,63 +143,80 @@ class Spread:
 
 
 def change_of_launches(
-    ours: Sequence[float], theirs: Sequence[float], spread: Spread, sign: int
+    measured: Sequence[float], recorded: Sequence[float], spread: Spread, sign: int
 ) -> Effect:
-    """The change of a speed: the difference of the launches' mean logarithms.
+    """Return the change of a speed: the difference of the launches' mean logarithms.
 
-    Its error is √(s_w² (1/k + 1/n) + 2 s_b²), with k launches of ours and n of theirs; run and
-    baseline each carry one draw of what differs from hour to hour.
+    Its error is √(s_w² (1/k + 1/n) + 2 s_b²), with k launches of the run and n of the baseline. Run
+    and baseline each carry one draw of what differs from hour to hour.
 
-    All values are above 0; `sign` is 1 where more is better, -1 where less is.
+    Args:
+        measured: the speed in each launch of the run, above 0.
+        recorded: the speed in each launch of the baseline, above 0.
+        spread: how launches differ within a run and from run to run.
+        sign: 1 if more is better, -1 if less is.
     """
-    ours_log, theirs_log = (math.fsum(map(math.log, one)) / len(one) for one in (ours, theirs))
-    within = spread.within_frac**2 * (1 / len(ours) + 1 / len(theirs))
+    difference = _mean_log(measured) - _mean_log(recorded)
+    within = spread.within_frac**2 * (1 / len(measured) + 1 / len(recorded))
     return Effect(
-        estimate_frac=sign * (ours_log - theirs_log),
+        estimate_frac=sign * difference,
         error_frac=math.sqrt(within + 2 * spread.between_frac**2),
         freedom=spread.freedom,
     )
 
 
-def change_of_pairs(
-    differences: Sequence[float], others: Sequence[Sequence[float]] = ()
-) -> Effect | None:
-    """The change from one arm to another that was up beside it, by launches of both.
+def _mean_log(values: Sequence[float]) -> float:
+    return math.fsum(map(math.log, values)) / len(values)
 
-    The mean of n differences, its error s/√n; s is their spread pooled with that of `others`, the
-    differences of other pairs of arms: two launches of one pair say little. A median is known no
-    finer than a bucket of its histogram, q wide; that adds q²/12 to the variance of each launch, so
+
+def change_of_pairs(
+    differences: Sequence[float], other_pairs: Sequence[Sequence[float]] = ()
+) -> Effect | None:
+    """Return the change from one arm to another that was up beside it, by launches of both.
+
+    It is the mean of n differences, with the error s/√n. s is their spread pooled with that of
+    other pairs of arms, because two launches of one pair say little. A median is known no finer
+    than a bucket of its histogram, q wide; that adds q²/12 to the variance of each launch, so that
     no error is 0 by rounding.
 
-    `differences` are of logarithms, better being positive. None with fewer than three degrees of
-    freedom: a spread may well look small by chance.
+    Args:
+        differences: by launch, of logarithms; better is positive.
+        other_pairs: the differences of each other pair of arms.
+
+    Returns:
+        None with fewer than three degrees of freedom, because a spread may then look small by
+        chance.
     """
-    spread = [one for one in (differences, *others) if len(one) > 1]
-    freedom = sum(len(one) - 1 for one in spread)
+    samples = [sample for sample in (differences, *other_pairs) if len(sample) > 1]
+    freedom = sum(len(sample) - 1 for sample in samples)
     if not differences or freedom < _LEAST_FREEDOM:
         return None
     mean = math.fsum(differences) / len(differences)
-    squares = sum((len(one) - 1) * statistics.variance(one) for one in spread)
-    variance = squares / freedom + 2 / (12 * PER_E**2)
+    squares = sum((len(sample) - 1) * statistics.variance(sample) for sample in samples)
+    rounding_variance = 2 / (12 * PER_E**2)
+    variance = squares / freedom + rounding_variance
     return Effect(
-        estimate_frac=mean if abs(mean) > _TINY else 0.0,
+        estimate_frac=_without_rounding(mean),
         error_frac=math.sqrt(variance / len(differences)),
         freedom=freedom,
     )
 
 
 def change_of_blocks(values: Sequence[float], hours: Sequence[float], scale: float) -> Effect:
-    """The change in an hour from the first blocks to the last, of one arm that was measured long.
+    """Return the change in an hour from the first blocks of a long measurement to the last.
 
     Blocks are correlated, so no line is fitted: its error would take each for a draw of its own.
-    They are cut into eight parts; the change from the mean of the first to that of the last is the
+    They are cut into eight parts. The change from the mean of the first to that of the last is the
     sum of seven moves, and their spread is its error, which noise and single jumps only widen.
 
-    `values` are of the blocks, `BLOCK_PARTS` at least, in order; `scale` makes a difference of them
-    a relative change, better being positive.
+    Args:
+        values: of the blocks in order, `BLOCK_PARTS` at least.
+        hours: when each block was measured.
+        scale: turns a difference of values into a relative change, better being positive.
     """
-    means, times = part_means(values), part_means(hours)
-    moves, span_h = np.diff(means) * scale, float(times[-1] - times[0])
+    moves = np.diff(part_means(values)) * scale
+    part_hours = part_means(hours)
+    span_h = float(part_hours[-1] - part_hours[0])
     return Effect(
         estimate_frac=float(moves.sum()) / span_h,
         error_frac=float(moves.std(ddof=1)) * math.sqrt(len(moves)) / span_h,
@@ -199,15 +225,15 @@ def change_of_blocks(values: Sequence[float], hours: Sequence[float], scale: flo
 
 
 def part_means(values: Sequence[float]) -> NDArray[np.float64]:
-    """The means of `BLOCK_PARTS` parts, as even as can be, in order."""
+    """Return the means of `BLOCK_PARTS` parts, as even as possible, in order."""
     return np.array([part.mean() for part in np.array_split(np.asarray(values), BLOCK_PARTS)])
 
 
 def t_tail(t: float, freedom: float) -> float:
-    """P(T > t) of Student's distribution.
+    """Return P(T > t) of Student's distribution.
 
-    ∫ cos^(n-1) from atan(t/√n) to π/2, over B(½, n/2): the density with t = √n tan θ. scipy would
-    double the size of an installation for this number.
+    It is ∫ cos^(n-1) from atan(t/√n) to π/2, over B(½, n/2): the density with t = √n tan θ. scipy
+    would double the size of an installation for this number.
     """
     if math.isinf(t):
         return float(t < 0)
@@ -223,8 +249,14 @@ def t_tail(t: float, freedom: float) -> float:
 
 @functools.cache
 def t_quantile(level: float, freedom: float) -> float:
-    """The t, 0 or more, that Student's distribution exceeds with probability `level` (0..0.5)."""
-    low, high = 0.0, math.pi / 2
+    """Return the t, 0 or more, that Student's distribution exceeds with a probability.
+
+    Args:
+        level: the probability, 0..0.5.
+        freedom: the degrees of freedom, above 0.
+    """
+    low = 0.0
+    high = math.pi / 2
     for _ in range(60):
         middle = (low + high) / 2
         if t_tail(math.sqrt(freedom) * math.tan(middle), freedom) > level:

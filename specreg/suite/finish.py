@@ -188,8 +188,8 @@ def remarks(suite: Suite) -> Iterator[str]:
         how = "acceptance was compared over those that its baseline has too, speed wasn't"
         yield f"--num-prompts left {many} prompts of a case: {how}"
     history = load_history(suite.history)
-    if history.wrong:
-        yield history.wrong
+    if history.problem:
+        yield history.problem
     for case in measured_cases(suite):
         yield from _headroom(suite, case, history.of(case.id))
     if suite.asks_for_all and suite.verdicts and not any(one.fails for one in suite.verdicts):

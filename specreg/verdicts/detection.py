@@ -1,4 +1,4 @@
-"""Say what launches can tell of a speed, by how they spread: the minimum detectable effect."""
+"""The minimum detectable effect of launches of a speed, by how they differ."""
 
 import math
 from collections.abc import Mapping
@@ -27,27 +27,37 @@ _FURTHEST = 50.0
 
 
 def detectable(metric: Metric, allowed_frac: float, recorded: int, spread: Spread) -> Detectable:
-    """What a run can tell of a speed against a baseline of so many launches, 1 or more."""
-    numbers = range(1, MOST_LAUNCHES + 1)
-    mdes = {launches: mde_of_launches(metric, launches, recorded, spread) for launches in numbers}
-    return Detectable.of(mdes, allowed_frac, RUN_LAUNCHES)
+    """Return what a run can detect of a speed.
+
+    Args:
+        metric: the speed.
+        allowed_frac: the loss that is tolerated, 0..1.
+        recorded: how many launches the baseline has, 1 or more.
+        spread: how launches differ.
+    """
+    mde_frac_by_launches = {
+        launches: mde_of_launches(metric, launches, recorded, spread)
+        for launches in range(1, MOST_LAUNCHES + 1)
+    }
+    return Detectable.of(mde_frac_by_launches, allowed_frac, RUN_LAUNCHES)
 
 
 def detects_against(
     baseline: Baseline, case: Case, spreads: Mapping[str, Spread]
 ) -> dict[str, Detectable]:
-    """By speed that is judged, what a run can tell against a baseline; none without a spread."""
-    found = {}
-    for name in dict.fromkeys(name for row in baseline.launches for name in row):
+    """Return what a run can detect of each speed that is judged and has a spread, by its name."""
+    detectables = {}
+    for name in dict.fromkeys(name for launch in baseline.launches for name in launch):
         metric = METRICS.get(name)
         if metric is not None and name in spreads and metric.is_judged(case):
-            launches = len(baseline.launch_values(metric))
-            found[name] = detectable(metric, metric.allowed_frac(case), launches, spreads[name])
-    return found
+            recorded = len(baseline.launch_values(metric))
+            allowed_frac = metric.allowed_frac(case)
+            detectables[name] = detectable(metric, allowed_frac, recorded, spreads[name])
+    return detectables
 
 
 def mde_of_launches(metric: Metric, launches: int, recorded: int, spread: Spread) -> float:
-    """The minimum detectable effect of so many launches against so many recorded, 0 or more."""
+    """Return the minimum detectable effect of launches against the recorded ones, 0 or more."""
     change = change_of_launches((1.0,) * launches, (1.0,) * recorded, spread, 1)
     look = Look.LAUNCH if launches == 1 else Look.FURTHER_LAUNCH
     return mde_frac(metric, change, LEVELS[look])
@@ -69,9 +79,10 @@ def mde_frac(metric: Metric, effect: Effect, level: float) -> float:
 
 
 def to_frac(metric: Metric, change: float) -> float:
-    """Convert a change to a relative one; that of launches is a difference of logarithms.
+    """Convert the change of an effect to a relative one.
 
-    Better is positive of such a difference.
+    That of a speed is a difference of logarithms of which better is positive; that of acceptance is
+    relative already.
     """
     if not metric.by_launch:
         return change

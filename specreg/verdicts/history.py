@@ -30,8 +30,8 @@ _FEWEST_RUNS = 5
 _Text = Annotated[str, msgspec.Meta(max_length=1024)]
 _LAST_RUNS = 7
 _MOST_BYTES = 1024 * MIB
-_TAKEN = b"short turns, all over all"
-"""How speeds are taken; those of records of another way differ."""
+_SPEED_DEFINITION = b"short turns, all over all"
+"""How speeds are measured; a record of speeds that were measured otherwise isn't compared."""
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,11 +39,16 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         run: the name of its folder, which begins with the time in UTC.
-        settings_sha256: of all that must be equal to compare.
-        values: by metric that was judged, the geometric mean over the launches that had some
-            of it, 0 where none had; launches: how many had a speed, or were measured without.
-        outcomes: by metric, the word; changes: by metric, against the baseline, better positive.
-        baseline_sha256: of that baseline; empty without one.
+        case_id: the id of the case.
+        settings_sha256: a checksum of all that must be equal to compare.
+        engine_version: the version of the engine.
+        draft_sha256: a checksum of the draft's files; empty without a draft.
+        values: by metric that was judged, the geometric mean over the launches whose value is
+            above 0; 0 if there is none.
+        outcomes: by metric, its outcome.
+        changes: by metric, the relative change against the baseline; positive is better.
+        baseline_sha256: a checksum of that baseline; empty without one.
+        launches: how many launches had a speed, or were measured without any.
     """
 
     run: _Text
@@ -58,43 +63,51 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     launches: int = 1
 
     def judged(self, metric: str) -> bool:
-        """Whether the run held a metric against a baseline, and the measurement was in order."""
+        """Return whether the run compared a valid metric with a baseline."""
         return self.outcomes.get(metric) in JUDGED
 
     def fine(self, metric: str) -> bool:
-        """Whether the run judged a valid metric, and it held."""
+        """Return whether the run judged a metric and found it no worse than tolerated."""
         return self.outcomes.get(metric) in GOOD
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The records of a file by case's id, the oldest first; `wrong`: what couldn't be read."""
+    """The records of a history file.
+
+    Attributes:
+        by_case: by case's id, its records with the oldest first.
+        problem: what couldn't be read of the file; empty if all could.
+    """
 
     by_case: Mapping[str, tuple[RunRecord, ...]]
-    wrong: str = ""
+    problem: str = ""
 
     def of(self, case_id: str) -> tuple[RunRecord, ...]:
-        """The records of a case, none of one that didn't run."""
+        """Return the records of a case; none if it never ran."""
         return self.by_case.get(case_id, ())
 
 
 def comparable(records: Sequence[RunRecord], metric: str) -> tuple[RunRecord, ...]:
-    """The runs that judged a metric, with the settings of the last one: others differ in more."""
-    judged = [one for one in records if one.judged(metric)]
-    return tuple(one for one in judged if one.settings_sha256 == judged[-1].settings_sha256)
+    """Return the runs that judged a metric with the settings of the last run that did."""
+    judged = [record for record in records if record.judged(metric)]
+    return tuple(
+        record for record in judged if record.settings_sha256 == judged[-1].settings_sha256
+    )
 
 
 def settings_sha256(settings: CaseSettings) -> str:
-    """A checksum of all that must be equal to compare."""
-    return hashlib.sha256(_TAKEN + msgspec.json.encode(settings)).hexdigest()
+    """Return a checksum of all that must be equal to compare."""
+    return hashlib.sha256(_SPEED_DEFINITION + msgspec.json.encode(settings)).hexdigest()
 
 
 def baseline_sha256(baseline: Baseline | None) -> str:
-    """A checksum of what a baseline expects, empty of none."""
+    """Return a checksum of what a baseline expects; empty without a baseline."""
     if baseline is None:
         return ""
-    expects = msgspec.structs.replace(baseline, schema_version=0, noise={}, detects={})
-    return hashlib.sha256(msgspec.json.encode(expects)).hexdigest()
+    # What is derived from other runs may change without another recording.
+    expectation = msgspec.structs.replace(baseline, schema_version=0, noise={}, detects={})
+    return hashlib.sha256(msgspec.json.encode(expectation)).hexdigest()
 
 
 def run_record(
@@ -104,18 +117,28 @@ def run_record(
     settings: CaseSettings,
     baseline: Baseline | None,
 ) -> RunRecord:
-    """The record of a case: its launches with a valid value, one at least, and the verdicts.
+    """Return the record of a case of one run.
 
     Only what was judged is kept: other speeds were measured without their control, or on fewer
     prompts.
+
+    Args:
+        run: the name of the run's folder.
+        launches: those that have a valid value, one at least.
+        verdicts: those on the case.
+        settings: the settings of the case.
+        baseline: what the case was compared with, if it is this machine's.
     """
     first = launches[0]
     values = {}
-    for name in {verdict.metric: None for verdict in verdicts}:
-        found = [one.values[name] for one in launches if one.values.get(name, -1.0) >= 0]
-        if found:
-            some = [value for value in found if value > 0]  # there is no logarithm of nothing
-            values[name] = statistics.geometric_mean(some) if some else 0.0
+    for name in dict.fromkeys(verdict.metric for verdict in verdicts):
+        measured = [launch.values[name] for launch in launches if launch.values.get(name, -1) >= 0]
+        if measured:
+            positive = [value for value in measured if value > 0]  # 0 has no logarithm
+            values[name] = statistics.geometric_mean(positive) if positive else 0.0
+    timed_launches = [
+        launch for launch in launches if any(METRICS[name].by_launch for name in launch.values)
+    ]
     return RunRecord(
         run=run,
         case_id=first.case.id,
@@ -130,8 +153,7 @@ def run_record(
             if verdict.comparison.change_frac is not None
         },
         baseline_sha256=baseline_sha256(baseline),
-        launches=sum(any(METRICS[name].by_launch for name in one.values) for one in launches)
-        or len(launches),
+        launches=len(timed_launches) or len(launches),
     )
 
 
@@ -152,9 +174,9 @@ def record_history(path: Path, records: Iterable[RunRecord]) -> None:
 
 
 def load_history(path: Path) -> History:
-    """Load a history; a line that can't be read is left out, and `wrong` says so.
+    """Load a history file. A line that can't be read is left out, and `problem` says so.
 
-    Of a run that was gone on with only the last line of a case counts: it measured it once.
+    If a run was resumed, only its last line for a case counts, because it measured the case once.
     """
     try:
         lines = read_regular(path, _MOST_BYTES).splitlines()
@@ -162,54 +184,69 @@ def load_history(path: Path) -> History:
         return History({})
     except OSError as error:
         return History({}, f"history '{path}': {error.strerror}; mend its rights to have it shown")
-    found: dict[str, dict[str, RunRecord]] = {}
-    torn = 0
+    records_by_case: dict[str, dict[str, RunRecord]] = {}
+    torn_lines = 0
     for line in lines:
         try:
             record = msgspec.json.decode(line, type=RunRecord)
         except UNREADABLE:
-            torn += 1
+            torn_lines += 1
         else:
-            found.setdefault(record.case_id, {})[record.run] = record
-    wrong = f"history '{path}': {torn} line(s) can't be read; the rest is shown" if torn else ""
-    return History({case_id: tuple(by_run.values()) for case_id, by_run in found.items()}, wrong)
+            records_by_case.setdefault(record.case_id, {})[record.run] = record
+    problem = ""
+    if torn_lines:
+        problem = f"history '{path}': {torn_lines} line(s) can't be read; the rest is shown"
+    by_case = {case_id: tuple(records.values()) for case_id, records in records_by_case.items()}
+    return History(by_case, problem)
 
 
 def noise_of(identical: Sequence[RunRecord], spreads: Mapping[str, Spread]) -> dict[str, Noise]:
-    """By metric how identical runs differ, beyond what the launches of one run do.
+    """Estimate by metric how identical runs differ, beyond what the launches of one run do.
 
-    s_b² = var(ln x over the runs) - s_w² / k for runs of k launches, no less than 0. There is none
-    of a metric that fewer than five runs saw, or whose launches have no spread.
+    s_b² = var(ln x over the runs) - s_w² / k for runs of k launches, no less than 0. A metric that
+    fewer than five runs saw, or whose launches have no spread, has no estimate.
+
+    Args:
+        identical: runs of one case with the same settings, engine and draft.
+        spreads: by metric, how launches differ within a run.
     """
-    found = {}
+    noise_by_metric = {}
     for name, spread in spreads.items():
-        seen = [one for one in identical if one.values.get(name, 0) > 0]
-        if len(seen) >= _FEWEST_RUNS:
-            within = spread.within_frac**2 * statistics.fmean(1 / one.launches for one in seen)
-            beyond = statistics.variance(math.log(one.values[name]) for one in seen) - within
-            found[name] = Noise(between_frac=math.sqrt(max(beyond, 0.0)), runs=len(seen))
-    return found
+        runs = [record for record in identical if record.values.get(name, 0) > 0]
+        if len(runs) >= _FEWEST_RUNS:
+            mean_inverse_launches = statistics.fmean(1 / record.launches for record in runs)
+            within_variance = spread.within_frac**2 * mean_inverse_launches
+            total_variance = statistics.variance(math.log(record.values[name]) for record in runs)
+            between_variance = max(total_variance - within_variance, 0.0)
+            noise_by_metric[name] = Noise(between_frac=math.sqrt(between_variance), runs=len(runs))
+    return noise_by_metric
 
 
 def identical_to(
     records: Iterable[RunRecord], settings: CaseSettings, engine_version: str, draft_sha256: str
 ) -> list[RunRecord]:
-    """The runs with these settings, this engine and this draft."""
-    alike = (settings_sha256(settings), engine_version, draft_sha256)
-    return [r for r in records if (r.settings_sha256, r.engine_version, r.draft_sha256) == alike]
+    """Return the runs with some settings, some engine and some draft."""
+    identity = (settings_sha256(settings), engine_version, draft_sha256)
+    return [
+        record
+        for record in records
+        if (record.settings_sha256, record.engine_version, record.draft_sha256) == identity
+    ]
 
 
 def headroom_frac(metric: Metric, baseline: Baseline, records: Sequence[RunRecord]) -> float | None:
-    """How far a baseline lies below the last seven runs on average: a loss that would pass.
+    """Return how far a baseline is below the last seven runs on average: a loss that would pass.
 
-    None while fewer than five runs were judged against it, or where one of them wasn't better.
+    Returns:
+        None if fewer than five runs were judged against the baseline, or one wasn't better.
     """
     sha256 = baseline_sha256(baseline)
     changes = [
-        one.changes[metric.name]
-        for one in records
-        if one.baseline_sha256 == sha256 and metric.name in one.changes
-    ][-_LAST_RUNS:]
-    if len(changes) < _FEWEST_RUNS or min(changes) <= 0:
+        record.changes[metric.name]
+        for record in records
+        if record.baseline_sha256 == sha256 and metric.name in record.changes
+    ]
+    last_changes = changes[-_LAST_RUNS:]
+    if len(last_changes) < _FEWEST_RUNS or min(last_changes) <= 0:
         return None
-    return statistics.fmean(changes)
+    return statistics.fmean(last_changes)

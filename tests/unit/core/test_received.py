@@ -129,7 +129,7 @@ def test_an_id_of_a_case_may_be_longer() -> None:
 
 
 def read_history(path: Path) -> None:
-    if wrong := load_history(path).wrong:
+    if wrong := load_history(path).problem:
         raise SpecregError(wrong)
 
 

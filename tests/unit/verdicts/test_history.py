@@ -82,7 +82,7 @@ def test_a_line_that_can_not_be_read_is_left_out_and_counted(path: Path, torn: b
         file.write(torn + b"\n")
     record_history(path, [after])
     assert load_history(path).of("case") == (before, after)
-    assert load_history(path).wrong.endswith(": 1 line(s) can't be read; the rest is shown")
+    assert load_history(path).problem.endswith(": 1 line(s) can't be read; the rest is shown")
 
 
 @pytest.mark.parametrize(
