@@ -1,7 +1,7 @@
-"""Whether what the sessions install has known vulnerabilities, by pip-audit.
+"""Look for known vulnerabilities in what the sessions install, with pip-audit.
 
-Exit status: 0 none is known of any, 1 of some, which are named, 10 unknown: pip-audit calls
-that a success, as it skips whatever it can't look up.
+Exit status: 0 if none is known, 1 if there are some, which are named, and 10 if that couldn't be
+looked up. pip-audit calls the last one a success, because it skips what it can't look up.
 """
 
 import subprocess
@@ -10,24 +10,32 @@ from collections.abc import Sequence
 
 import msgspec
 
-NONE_STATUS, SOME_STATUS, UNTOLD_STATUS = 0, 1, 10
-_ASKED = ("--disable-pip", "--require-hashes", "--progress-spinner", "off", "--format", "json")
+NONE_STATUS = 0
+SOME_STATUS = 1
+UNKNOWN_STATUS = 10
+_OPTIONS = ("--disable-pip", "--require-hashes", "--progress-spinner", "off", "--format", "json")
 
 
 class Vulnerability(msgspec.Struct, frozen=True, kw_only=True):
-    """One that is known: its name, and the versions that haven't got it."""
+    """A known vulnerability.
+
+    Attributes:
+        id: its name.
+        fix_versions: the versions without it.
+    """
 
     id: str
     fix_versions: tuple[str, ...] = ()
 
 
 class Dependency(msgspec.Struct, frozen=True, kw_only=True):
-    """What was looked up.
+    """A distribution that was looked up.
 
     Attributes:
-        name, version: of the distribution; no version where it was skipped.
-        vulns: pip-audit's word for its vulnerabilities.
-        skip_reason: why it wasn't looked up.
+        name: the name of the distribution.
+        version: its version; empty if it was skipped.
+        vulns: its vulnerabilities, by pip-audit's name for them.
+        skip_reason: why it wasn't looked up; empty if it was.
     """
 
     name: str
@@ -37,47 +45,51 @@ class Dependency(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Audit(msgspec.Struct, frozen=True, kw_only=True):
-    """What pip-audit says."""
+    """The answer of pip-audit."""
 
     dependencies: tuple[Dependency, ...]
 
 
 def judge(answer: bytes) -> tuple[int, str]:
-    """The status, and what to say.
+    """Return the exit status and what to print.
 
     Args:
-        answer: pip-audit's, empty or no JSON where it failed.
+        answer: pip-audit's answer; empty or no JSON if it failed.
     """
     try:
-        asked = msgspec.json.decode(answer, type=Audit).dependencies
+        dependencies = msgspec.json.decode(answer, type=Audit).dependencies
     except msgspec.DecodeError:
-        return UNTOLD_STATUS, "UNTOLD: pip-audit gave no answer; see above, and try again"
-    lines = [
-        f"{one.name} {one.version}: {each.id}, mended in {', '.join(each.fix_versions) or 'none'}"
-        for one in asked
-        for each in one.vulns
-    ]
-    untold = [one for one in asked if one.skip_reason]
+        message = "UNKNOWN: pip-audit gave no answer; see above, and try again"
+        return UNKNOWN_STATUS, message
+
+    lines = []
+    for dependency in dependencies:
+        for vulnerability in dependency.vulns:
+            versions = ", ".join(vulnerability.fix_versions) or "no version"
+            name = f"{dependency.name} {dependency.version}"
+            lines.append(f"{name}: {vulnerability.id}, fixed in {versions}")
     if lines:
         advice = "nox -s lock -- --upgrade-package NAME takes a newer one"
         return SOME_STATUS, "\n".join(("VULNERABLE:", *lines, advice))
-    if untold or not asked:
-        why = untold[0].skip_reason if untold else "nothing was looked up"
+
+    skipped = [dependency for dependency in dependencies if dependency.skip_reason]
+    if skipped or not dependencies:
+        reason = skipped[0].skip_reason if skipped else "nothing was looked up"
         message = (
-            f"UNTOLD: {len(untold)} of {len(asked)} packages weren't looked up, the first:"
-            f" {why}; run it where pypi.org or, with --vulnerability-service osv, api.osv.dev can"
-            " be reached"
+            f"UNKNOWN: {len(skipped)} of {len(dependencies)} packages weren't looked up, the first"
+            f" because: {reason}; run it where pypi.org can be reached, or api.osv.dev with"
+            " --vulnerability-service osv"
         )
-        return UNTOLD_STATUS, message
-    return NONE_STATUS, f"NONE: no vulnerability is known of {len(asked)} packages"
+        return UNKNOWN_STATUS, message
+    return NONE_STATUS, f"NONE: no vulnerability is known of {len(dependencies)} packages"
 
 
-def main(file: str, further: Sequence[str]) -> int:
-    """Audits a file of requirements with further arguments of pip-audit; the status."""
-    command = ("pip-audit", "--requirement", file, *_ASKED, *further)
+def main(requirements: str, options: Sequence[str]) -> int:
+    """Audit a file of requirements with further options of pip-audit; return the exit status."""
+    command = ("pip-audit", "--requirement", requirements, *_OPTIONS, *options)
     done = subprocess.run(command, check=False, stdout=subprocess.PIPE)  # noqa: S603 - our own
-    status, said = judge(done.stdout)
-    print(said)  # noqa: T201 - that is its purpose
+    status, message = judge(done.stdout)
+    print(message)  # noqa: T201 - that is its purpose
     return status
 
 

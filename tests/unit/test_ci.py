@@ -379,9 +379,9 @@ SKIPPED = {"name": "c", "skip_reason": "Dependency not found on PyPI"}
     ("answer", "status", "said"),
     [
         ([clean("a"), clean("b")], 0, "NONE: no vulnerability is known of 2 packages"),
-        ([clean("a"), VULNERABLE], 1, "VULNERABLE:\nb 2.0: PYSEC-1, mended in 2.1"),
-        ([clean("a"), SKIPPED], 10, "UNTOLD: 1 of 2 packages weren't looked up"),
-        (None, 10, "UNTOLD: pip-audit gave no answer"),
+        ([clean("a"), VULNERABLE], 1, "VULNERABLE:\nb 2.0: PYSEC-1, fixed in 2.1"),
+        ([clean("a"), SKIPPED], 10, "UNKNOWN: 1 of 2 packages weren't looked up"),
+        (None, 10, "UNKNOWN: pip-audit gave no answer"),
     ],
     ids=["clean", "vulnerable", "skipped", "no answer"],
 )
