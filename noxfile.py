@@ -92,7 +92,7 @@ def cpu_perf(session: nox.Session) -> None:
 
 @nox.session(tags=["use"])
 def gpu_perf(session: nox.Session) -> None:
-    """Run the suite on a machine with a GPU; fail at once where there is none."""
+    """Run the suite on a machine with a GPU; without one it fails at once."""
     _install(session, extras=["benchmark", "datasets", "report", "xdist"])
     _suite(session, "tests/perf", "--specreg-tier=gpu", "--specreg-require-tier")
 
