@@ -109,7 +109,7 @@ class RequestSettings:
         paired_seeds: True if each turn of a prompt has a seed of its own that is the same on every
             server and launch, so that two servers draw alike as far as speculation allows.
         turns: the most turns of a conversation; without it all turns are sent.
-        history_reply: what the next turn contains of a reply: `"as_is"`, `"stripped"` of surrounding
+        history_reply: what the next turn has of a reply: `"as_is"`, `"stripped"` of surrounding
             blanks, or `"without_thinking"` (without everything up to the last `</think>`).
         form: `"chat"` (through the model's chat template) or `"completions"`.
         chat_template_args: arguments of the chat template, such as `{ enable_thinking = false }`.
