@@ -40,6 +40,7 @@ from specreg.engines.wire_format import (
     Wanted,
     WireFormat,
     check_ended_well,
+    check_no_error,
     decode_answer,
     decode_event,
     unreadable,
@@ -122,8 +123,10 @@ class SglangWireFormat(WireFormat, TokenApi):
             parsed = decode_event(_decoder, event)
             meta = parsed.meta_info
             finish_reason = meta.finish_reason.type if meta.finish_reason else None
-            check_ended_well(finish_reason, event)
+            if finish_reason is not None:
+                check_ended_well(finish_reason, event)
             if parsed == _SAYS_NOTHING:
+                check_no_error(event)
                 return StreamEvent()
             added = stream.take(
                 text=parsed.text,

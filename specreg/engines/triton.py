@@ -38,6 +38,7 @@ from specreg.engines.wire_format import (
     ParseEvent,
     WireFormat,
     check_ended_well,
+    check_no_error,
     decode_event,
 )
 
@@ -87,9 +88,12 @@ class TritonWireFormat(WireFormat):
         def parse_event(event: bytes) -> StreamEvent:
             nonlocal tokens
             parsed = decode_event(_decoder, event)
+            if not parsed.text_output:
+                check_no_error(event)
             tokens += parsed.num_output_tokens
             finish_reason = None if parsed.finish_reason in _NOT_YET else parsed.finish_reason
-            check_ended_well(finish_reason, event)
+            if finish_reason is not None:
+                check_ended_well(finish_reason, event)
             return StreamEvent(
                 tokens=parsed.num_output_tokens,
                 text=parsed.text_output,

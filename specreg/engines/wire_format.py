@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
@@ -121,22 +121,9 @@ class Endpoint:
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """An event of any server, which may be its error: see `specreg.core.server_words`."""
+    """An event of any server, which may be its error."""
 
     error: object = None
-    errors: object = None
-    detail: object = None
-    message: object = None
-
-    @property
-    def may_be_error(self) -> bool:
-        """Whether it has a field that errors have; nearly no event has."""
-        return (
-            self.error is not None
-            or self.message is not None
-            or self.detail is not None
-            or self.errors is not None
-        )
 
 
 EventT = TypeVar("EventT", bound=Event)
@@ -147,6 +134,8 @@ _FAILED = frozenset({"abort", "error", "cancelled"})
 def decode_event(decoder: msgspec.json.Decoder[EventT], event: bytes) -> EventT:
     """Decode an event that is readable and no error, in a server's own form.
 
+    An error without a field `error` is an event that says nothing: see `check_no_error`.
+
     Raises:
         InvalidMeasurementError: `EVENT_UNREADABLE`.
         ServerAnswerError: the event is an error; the message has the server's words.
@@ -156,7 +145,7 @@ def decode_event(decoder: msgspec.json.Decoder[EventT], event: bytes) -> EventT:
     except UNREADABLE as error:
         check_no_error(event)
         raise InvalidMeasurementError("EVENT_UNREADABLE", f"{error}, in: {quote(event)}") from error
-    if decoded.may_be_error:
+    if decoded.error is not None:
         check_no_error(event)
     return decoded
 
@@ -168,7 +157,7 @@ def check_no_error(answer: bytes) -> None:
         raise ServerAnswerError(words.text, words.status)
 
 
-def check_ended_well(finish_reason: str | None, event: bytes) -> None:
+def check_ended_well(finish_reason: str, event: bytes) -> None:
     """Check that an answer wasn't given up, else a ServerAnswerError that quotes the event."""
     if finish_reason in _FAILED:
         words = error_in(event)
@@ -176,13 +165,8 @@ def check_ended_well(finish_reason: str | None, event: bytes) -> None:
         raise ServerAnswerError(f"{finish_reason}: {what}")
 
 
-class Channels(NamedTuple):
-    """What an event adds, by the channel that it came in: see `StreamEvent`."""
-
-    text: str = ""
-    thought: str = ""
-    other: str = ""
-
+Channels = tuple[str, str, str]
+"""What an event adds: text, thought and all else, as `StreamEvent` has them."""
 
 _THOUGHT_KEYS = frozenset({"reasoning", "reasoning_content", "thinking"})
 """vLLM says `reasoning`, SGLang and older vLLM `reasoning_content`, and some servers both."""
@@ -193,6 +177,9 @@ def channels_of(delta: Mapping[str, object]) -> Channels:
 
     A field that isn't known here is kept as it is: an answer that differs in it alone differs.
     """
+    content = delta.get("content")
+    if len(delta) == 1 and isinstance(content, str):  # nearly every delta of most servers
+        return content, "", ""
     text = thought = ""
     others: dict[str, object] = {}
     for name, value in delta.items():
@@ -205,31 +192,31 @@ def channels_of(delta: Mapping[str, object]) -> Channels:
                 thought += value
         elif name == "content" and isinstance(value, list):
             parts = [_channels_of_part(part) for part in value]
-            text = "".join(part.text for part in parts)
-            thought += "".join(part.thought for part in parts)
-            if unknown := [part.other for part in parts if part.other]:
+            text = "".join(part_text for part_text, _, _ in parts)
+            thought += "".join(part_thought for _, part_thought, _ in parts)
+            if unknown := [part_other for _, _, part_other in parts if part_other]:
                 others[name] = unknown
         else:
             others[name] = value
     other = msgspec.json.encode(others).decode() if others else ""
-    return Channels(text=text, thought=thought, other=other)
+    return text, thought, other
 
 
 def _channels_of_part(part: object) -> Channels:
     """Sort one part of a content that is a list of parts."""
     if isinstance(part, str):
-        return Channels(text=part)
+        return part, "", ""
     if isinstance(part, dict):
         for name, value in part.items():
             if name == "text" and isinstance(value, str):
                 is_thought = part.get("type") in _THOUGHT_KEYS
-                return Channels(thought=value) if is_thought else Channels(text=value)
+                return ("", value, "") if is_thought else (value, "", "")
             if name in _THOUGHT_KEYS and isinstance(value, str):
-                return Channels(thought=value)
+                return "", value, ""
             if name in _THOUGHT_KEYS and isinstance(value, list):
                 inner = [_channels_of_part(one) for one in value]
-                return Channels(thought="".join(one.text + one.thought for one in inner))
-    return Channels(other=msgspec.json.encode(part).decode())
+                return "", "".join(text + thought for text, thought, _ in inner), ""
+    return "", "", msgspec.json.encode(part).decode()
 
 
 class _Choice(msgspec.Struct, frozen=True):
@@ -310,6 +297,7 @@ class _Event(Event, frozen=True, kw_only=True):
 
 
 _decoder = msgspec.json.Decoder(_Event)
+_SAYS_NOTHING = _Choice()
 _MOST = 2**48
 _POSITION = re.compile(r"[0-9]{1,3}")
 
@@ -436,17 +424,21 @@ class WireFormat:
         def parse_event(event: bytes) -> StreamEvent:
             nonlocal tokens
             parsed = decode_event(_decoder, event)
-            choice = parsed.choices[0] if parsed.choices else _Choice()
-            check_ended_well(choice.finish_reason, event)
+            if parsed.choices:
+                choice = parsed.choices[0]
+            else:
+                choice = _SAYS_NOTHING
+                check_no_error(event)
+            if choice.finish_reason is not None:
+                check_ended_well(choice.finish_reason, event)
             record = parsed.metrics or (parsed.sglext and parsed.sglext.spec_tokens_details)
             before, usage = tokens, parsed.usage
             if usage is not None:
                 tokens = usage.completion_tokens
             token_ids = choice.token_ids or ()
+            text, thought, other = choice.text or "", "", ""
             if choice.delta:
                 text, thought, other = channels_of(choice.delta)
-            else:
-                text, thought, other = choice.text or "", "", ""
             return StreamEvent(
                 tokens=len(token_ids) if self.tells_ids else tokens - before,
                 text=text,
@@ -574,16 +566,20 @@ class EventSplitter:
                 data = bytes(line[len(_PREFIX) :].strip())
                 if self._held:
                     data = self._held + b"\n" + data
+                    self._held = b""
                     is_whole = data.endswith(b"}") and is_json(data)
                 else:
-                    is_whole = not data.startswith(b"{") or data.endswith(b"}")
-                self._held = b"" if is_whole else data
+                    is_whole = data.endswith(b"}") or not data.startswith(b"{")
                 if not is_whole:
+                    self._held = data
                     continue
-            else:
+            elif line or self._held or self._is_error:
                 data = self._take_field(bytes(line.strip()))
                 if not data:
                     continue
+            else:  # an event ends
+                self._last = b""
+                continue
             self._last = data
             if self._is_error:
                 raise _error_event(data)

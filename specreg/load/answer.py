@@ -1,10 +1,8 @@
 """Gather what one streamed answer holds, by the channel in which it came."""
 
 import hashlib
-import itertools
-import operator
 from dataclasses import dataclass, field
-from enum import StrEnum
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,10 +17,15 @@ _REPEATED_EVENTS = 3
 chance."""
 
 
-class _Channel(StrEnum):
-    THOUGHT = "thought"
-    TEXT = "text"
-    OTHER = "other"
+_THOUGHT, _TEXT, _OTHER = "thought", "text", "other"
+"""The channels of an answer."""
+
+
+class _Run(NamedTuple):
+    """What came in one channel, until another one took its turn."""
+
+    channel: str
+    texts: list[str]
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +39,8 @@ class AnswerText:
 
     in_thought: bool = False
     is_partly_unseen: bool = False
-    _pieces: list[tuple[_Channel, str]] = field(default_factory=list)
+    _runs: list[_Run] = field(default_factory=list)
+    _channel: str = ""
     _token_ids: list[int] = field(default_factory=list)
     _last_is_unseen: bool = False
     _last: StreamEvent | None = None
@@ -44,22 +48,30 @@ class AnswerText:
 
     def take(self, event: StreamEvent) -> None:
         """Take what one more event shows."""
+        is_unseen = True
         if event.thought:
-            self._pieces.append((_Channel.THOUGHT, event.thought))
-            self.in_thought = True
+            is_unseen = False
+            self._say(_THOUGHT, event.thought)
         if event.text:
-            self._pieces.append((_Channel.TEXT, event.text))
-            self.in_thought = False
+            is_unseen = False
+            self._say(_TEXT, event.text)
         if event.other:
-            self._pieces.append((_Channel.OTHER, event.other))
-            self.in_thought = False
-        if self._repeats is not None and (event.text or event.thought):
+            is_unseen = False
+            self._say(_OTHER, event.other)
+        if self._repeats is not None and not is_unseen:
             self._count_repetition(event)
         if event.tokens:
-            self._token_ids.extend(event.token_ids)
-            # The last token may well have no text: it ends the answer.
-            self.is_partly_unseen |= self._last_is_unseen
-            self._last_is_unseen = not (event.text or event.thought or event.other)
+            self._token_ids += event.token_ids
+            if self._last_is_unseen:  # the last token may well have no text: it ends the answer
+                self.is_partly_unseen = True
+            self._last_is_unseen = is_unseen
+
+    def _say(self, channel: str, text: str) -> None:
+        if channel != self._channel:
+            self._runs.append(_Run(channel, []))
+            self._channel = channel
+            self.in_thought = channel == _THOUGHT
+        self._runs[-1].texts.append(text)
 
     def _count_repetition(self, event: StreamEvent) -> None:
         """Count events that hold all before them; None once one doesn't."""
@@ -81,18 +93,18 @@ class AnswerText:
     @property
     def text(self) -> str:
         """The answer without its thought."""
-        return self._joined(_Channel.TEXT)
+        return self._joined(_TEXT)
 
     @property
     def thought(self) -> str:
         """The thought, as far as the server tells it apart."""
-        return self._joined(_Channel.THOUGHT)
+        return self._joined(_THOUGHT)
 
     @property
     def reply(self) -> Reply:
         """What the answer holds beside its thought."""
         text = self.text
-        has_other = any(channel is _Channel.OTHER for channel, _ in self._pieces)
+        has_other = any(run.channel == _OTHER for run in self._runs)
         if is_unfinished_thought(text) or (self.thought and not text and not has_other):
             return Reply.UNFINISHED_THOUGHT
         return Reply.TEXT if text.strip() or has_other else Reply.NOTHING
@@ -100,7 +112,7 @@ class AnswerText:
     @property
     def loops(self) -> bool:
         """Whether the second half of all that was said repeats itself."""
-        said = "".join(text for _, text in self._pieces)
+        said = "".join(text for run in self._runs for text in run.texts)
         if len(said) < _LEAST_LOOPING_CHARACTERS:
             return False
         half = said[len(said) // 2 :]
@@ -118,17 +130,17 @@ class AnswerText:
             what wasn't shown.
         """
         has_all_ids = bool(tokens) and len(self._token_ids) == tokens
-        if not has_all_ids and (self.is_partly_unseen or not self._pieces):
+        if not has_all_ids and (self.is_partly_unseen or not self._runs):
             return ""
         digest = hashlib.sha256()
         if has_all_ids:
             digest.update(msgspec.json.encode(self._token_ids))
-        # How an answer was cut into events says nothing of what it says.
-        for channel, pieces in itertools.groupby(self._pieces, operator.itemgetter(0)):
-            text = "".join(piece for _, piece in pieces).encode(errors="surrogatepass")
-            digest.update(b"%b %d " % (channel.encode(), len(text)))
+        for run in self._runs:
+            text = "".join(run.texts).encode(errors="surrogatepass")
+            digest.update(b"%b %d " % (run.channel.encode(), len(text)))
             digest.update(text)
         return digest.hexdigest()[:_DIGITS]
 
-    def _joined(self, wanted: _Channel) -> str:
-        return "".join(text for channel, text in self._pieces if channel is wanted)
+    def _joined(self, channel: str) -> str:
+        runs = [run for run in self._runs if run.channel == channel]
+        return "".join(text for run in runs for text in run.texts)

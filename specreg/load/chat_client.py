@@ -106,7 +106,9 @@ class _StreamState:
 
     def take(self, event: StreamEvent, at_ns: int) -> None:
         """Take one more event, else `ANSWER_ENDLESS`, `TOKENS_IMPOSSIBLE`; a later count stays."""
-        self.characters += len(event.text) + len(event.thought) + len(event.other)
+        self.characters += len(event.text)
+        if event.thought or event.other:
+            self.characters += len(event.thought) + len(event.other)
         if self.characters > self.most_tokens * _TOKEN_CHARACTERS:
             self._refuse("ANSWER_ENDLESS", f"{self.characters} characters")
         self.answer.take(event)
