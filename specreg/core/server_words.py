@@ -63,6 +63,11 @@ def words_in(content: bytes) -> ServerWords:
     return ServerWords(_words_of(answer), _status_of(answer)) if words is None else words
 
 
+def words_of(described: object) -> ServerWords:
+    """Return the words of what describes an error, the value of a field `error` for instance."""
+    return ServerWords(_words_of(described), _status_of(described))
+
+
 def is_json(content: bytes) -> bool:
     """Whether a text is JSON, and all of it."""
     try:

@@ -17,7 +17,7 @@ from specreg.acceptance.trace import Body, StreamEvent
 from specreg.core.errors import InvalidMeasurementError, ServerAnswerError
 from specreg.core.files import UNREADABLE
 from specreg.core.http import MOST_BYTES, Count, Histogram, Name
-from specreg.core.server_words import error_in, is_json, quote, words_in
+from specreg.core.server_words import error_in, is_error, is_json, quote, words_in, words_of
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -145,8 +145,9 @@ def decode_event(decoder: msgspec.json.Decoder[EventT], event: bytes) -> EventT:
     except UNREADABLE as error:
         check_no_error(event)
         raise InvalidMeasurementError("EVENT_UNREADABLE", f"{error}, in: {quote(event)}") from error
-    if decoded.error is not None:
-        check_no_error(event)
+    if decoded.error is not None and is_error(decoded.error):
+        words = words_of(decoded.error)
+        raise ServerAnswerError(words.text, words.status)
     return decoded
 
 

@@ -86,7 +86,8 @@ def new_client(endpoint: Endpoint, *, connections: int) -> "httpx.AsyncClient":
 class _StreamState:
     """What has come of one stream so far, no more than was asked for; the last of it at `heard_ns`.
 
-    A `late` one's time was up, so that its end is no sign of life.
+    A `late` one's time was up, so that its end is no sign of life. One that `is_counted_late` has
+    shown text before any token was counted.
     """
 
     sent_ns: int
@@ -96,6 +97,7 @@ class _StreamState:
     characters: int = 0
     error: str | None = None
     late: bool = False
+    is_counted_late: bool = False
     chunks: list[Chunk] = field(default_factory=list)
     thought_chunks: list[Chunk] = field(default_factory=list)
     answer: AnswerText = field(default_factory=AnswerText)
@@ -112,7 +114,9 @@ class _StreamState:
         if self.characters > self.most_tokens * _TOKEN_CHARACTERS:
             self._refuse("ANSWER_ENDLESS", f"{self.characters} characters")
         self.answer.take(event)
-        if event.tokens:
+        if not event.tokens:
+            self.is_counted_late |= self.tokens == 0 and bool(event.text or event.thought)
+        else:
             self.tokens += event.tokens
             if event.tokens < 0 or self.tokens > self.most_tokens:
                 self._refuse("TOKENS_IMPOSSIBLE", f"a chunk of {event.tokens} tokens")
@@ -294,6 +298,13 @@ class ChatClient:
         if gathered.finish_reason is None and parsed == _SAYS_NOTHING:
             message = f"the stream ended without a finish reason, its last event is {quote(event)}"
             raise InvalidMeasurementError("EVENT_UNREADABLE", message)
+        if gathered.is_counted_late and gathered.tokens:
+            message = (
+                "text came before any of its tokens was counted, so the server counts them at the"
+                " end alone, and neither times nor steps can be told; take a version of the engine"
+                " that counts with each chunk"
+            )
+            raise InvalidMeasurementError("USAGE_LATE", message)
         if gathered.answer.repeats_events:
             message = (
                 "each event of the stream repeats the text before it, where specreg expects new"

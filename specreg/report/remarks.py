@@ -36,9 +36,9 @@ def _answer_remarks(answers: AnswerFigures) -> Iterator[str]:
         )
     if answers.after_empty_replies:
         yield (
-            f"{answers.after_empty_replies} of {total} requests were later turns after an empty"
-            " reply, as no user would send them; replay first turns alone, with turns = 1, or have"
-            " the replies end within output_cap_tokens"
+            f"{answers.after_empty_replies} of {total} requests were later turns that had empty"
+            " replies before them, as no user would send; replay first turns alone, with turns = 1,"
+            " or have the replies end within output_cap_tokens"
         )
     if answers.without_tokens:
         yield f"{answers.without_tokens} of {total} answers have no token"
@@ -64,7 +64,7 @@ def _acceptance_remarks(acceptance: AcceptanceFigures) -> Iterator[str]:
         if total.tokens_per_step is not None:
             per_step = f"; over all steps it is {total.tokens_per_step:.2f} tokens per step"
         yield (
-            f"{undrafted} of {steps} steps ({undrafted / steps:.0%}) drafted nothing, so acceptance"
+            f"{undrafted} of {steps} steps ({undrafted / steps:.0%}) were undrafted, so acceptance"
             f" is that of the other {total.steps}{per_step}"
         )
     most = len(total.marginal_frac)

@@ -35,7 +35,7 @@ def test_answers_that_never_left_the_thought_are_counted_everywhere(suite: Suite
     done = suite.run("tests/perf", "-q", "-k", "acceptance_length")
 
     thoughts = f"'{case_id}': 12 of 12 answers never left the thought"
-    turns = f"'{case_id}': 8 of 12 requests were later turns after an empty reply"
+    turns = f"'{case_id}': 8 of 12 requests were later turns that had empty replies"
     parts = f"'{case_id}': the acceptance length is about 2."
     report = report_of(suite)
     (page,) = suite.runs.glob("*/report.md")

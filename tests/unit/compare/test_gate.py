@@ -5,8 +5,10 @@ import sys
 from pathlib import Path
 
 import filelock
+import msgspec
 import pytest
 
+from specreg.acceptance.trace import Reply
 from specreg.compare.document import record_gate
 from specreg.compare.gate import Gate, open_gate
 from specreg.compare.judging import GateAnswer
@@ -226,6 +228,25 @@ def test_why_a_control_failed_stays_on_the_page_once_it_was_measured(
     assert [one.failed for one in first] == [Reason(text="it died"), None]
     remarks = record_gate(gate, command="").remarks
     assert f"side A2, launch 1, {gate.pairs[0].id}: it died" in remarks
+
+
+def test_the_document_says_on_which_side_answers_never_left_the_thought(here: GateOptions) -> None:
+    gate = opened(here)
+    (pair, *_) = gate.pairs
+    gate.launches = [launch(side, 1, pair=pair) for side in COMPARED]
+    of_b = gate.launches[1].measurement
+    assert of_b is not None
+    assert of_b.replay is not None
+    (part,) = of_b.replay.rounds
+    (trace,) = part.traces
+    thinking = msgspec.structs.replace(trace, reply=Reply.UNFINISHED_THOUGHT)
+    rounds = (dataclasses.replace(part, traces=(thinking,)),)
+    replay = dataclasses.replace(of_b.replay, rounds=rounds)
+    measurement = dataclasses.replace(of_b, replay=replay)
+    gate.launches[1] = dataclasses.replace(gate.launches[1], measurement=measurement)
+    thoughts = [one for one in record_gate(gate, command="").remarks if "thought" in one]
+    (remark,) = thoughts
+    assert remark.startswith(f"'{pair.b.id}', side B: 1 of 1 answers never left the thought")
 
 
 def test_the_document_says_what_was_measured_and_how(here: GateOptions) -> None:

@@ -11,6 +11,7 @@ from tests.unit.load.test_rounds import PIECES, Wire, event, replay_wire
 WORDS = "SERVER_ERROR: the server says 'the engine is dead'"
 FLAT = b'{"object": "error", "message": "the engine is dead", "type": "X", "code": 500}'
 NESTED = b'{"error": {"message": "the engine is dead", "code": 500}}'
+MANY_FIELDS = b", ".join(b'"field%d": 1' % number for number in range(20))
 PRETTY = b'{\n  "error": {\n    "message": "the engine is dead"\n  }\n}\n'
 
 
@@ -36,6 +37,7 @@ def error_of(*pieces: bytes, engine: str = "vllm") -> str:
         b"data: " + NESTED,
         b'data: {"detail": "the engine is dead"}\n\n',
         b'data: {"error": "the engine is dead", "choices": null}\n\n',
+        b'data: {"error": "the engine is dead", "choices": [], %b}\n\n' % MANY_FIELDS,
         b'data: {"error":\ndata: {"message": "the engine is dead"}}\n\n',
         b"data: " + PRETTY.replace(b"\n", b"\ndata: ") + b"\n\n",
         NESTED,
@@ -86,3 +88,14 @@ def test_an_aborted_answer_of_sglang_is_an_error() -> None:
     assert api is not None
     with builders.invalid("SERVER_ERROR", "the engine is dead"):
         api.complete("toy", [1], Wanted(output_cap_tokens=3)).parse(body)
+
+
+def test_a_server_that_counts_its_tokens_at_the_end_alone_tells_no_times() -> None:
+    """It ignores that usage is asked for with each chunk; all tokens would have come at the end."""
+    texts = [b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'] * 3
+    end = b'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\n'
+    usage = b'data: {"choices": [], "usage": {"completion_tokens": 3}}\n\n'
+    for engine in ("sglang", "tensorrt_llm"):
+        assert error_of(*texts, end, usage, engine=engine).startswith(
+            "USAGE_LATE: text came before"
+        )
