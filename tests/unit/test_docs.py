@@ -35,6 +35,22 @@ def test_a_link_of_the_repository_leads_somewhere(name: str) -> None:
     assert [link for link in files if not (builders.ROOT / link).exists()] == []
 
 
+def test_what_the_map_of_the_code_names_is_there() -> None:
+    """`verdicts/judge.outcome_of` is a name in that module, `verdicts/confirmation` a module."""
+    page = (builders.ROOT / "docs/explanation/structure.md").read_text()
+    named = re.findall(r"`([a-z_]+/[a-z_]+)((?:\.\w+)*)`", page)
+    assert len(named) > 20
+    missing = []
+    for module, names in named:
+        path = builders.ROOT / f"specreg/{module}.py"
+        text = path.read_text() if path.exists() else ""
+        missing += [f"{module}{names}"] if not text else []
+        for name in names.split(".")[1:]:
+            if text and not re.search(rf"^ *(def|class) {name}\b|^{name}\b", text, re.MULTILINE):
+                missing.append(f"{module}.{name}")
+    assert missing == []
+
+
 def test_each_outcome_that_is_no_pass_has_a_section() -> None:
     sections = set(re.findall(r"^## (\S+)$", PAGE, re.MULTILINE))
     assert set(Outcome) - GOOD - {Outcome.MEASURED} <= sections
