@@ -86,7 +86,7 @@ _PASSWORD = re.compile(
 _PARAMETER = re.compile(r"([?&;#]([\w.-]{1,128})=)([^\s&#\"'<>]+)")
 _HEADER = re.compile(
     # JSON in a string of JSON has backslashes before its quotes.
-    r"((?<![A-Za-z])authorization[\\\"']{0,4}\s{0,8}[:=]\s{0,8}[\\\"']{0,4}"
+    r"((?<![A-Za-z])(?:authorization|x-api-key)[\\\"']{0,4}\s{0,8}[:=]\s{0,8}[\\\"']{0,4}"
     r"(?:(?:bearer|basic|digest|token)\s{1,8})?)([^\s\"',;\\]+)",
     re.IGNORECASE,
 )
@@ -154,7 +154,7 @@ def hide(text: str, secrets: Iterable[str] | None = None) -> str:
         text = _PASSWORD.sub(lambda found: f"{found[1] or found[2]}{HIDDEN}", text)
     if "=" in text:
         text = _PARAMETER.sub(_without_parameter, text)
-    if "uthorization" in text or "UTHORIZATION" in text:
+    if any(word in text for word in ("uthorization", "UTHORIZATION", "-key", "-Key", "-KEY")):
         text = _HEADER.sub(_without_value, text)
     if "earer" in text or "EARER" in text:
         text = _BEARER.sub(_without_value, text)
@@ -286,12 +286,9 @@ def _known(
 
 def _forms_of(secret: str) -> Iterator[str]:
     """Yield a secret in each way in which programs write it."""
-    yield secret
-    yield html.escape(secret)
-    yield repr(secret)[1:-1]
-    yield shlex.quote(secret).strip("'")
-    yield json.dumps(secret)[1:-1]
-    yield json.dumps(secret, ensure_ascii=False)[1:-1]
+    for written in {secret, shlex.quote(secret).strip("'"), *_quoted(secret)}:
+        yield written
+        yield from _quoted(written)  # JSON in a log of JSON, or in the repr of a command
     for encode in (quote, quote_plus):
         for safe in ("", "/"):
             encoded = encode(secret, safe=safe, errors="surrogateescape")
@@ -303,6 +300,14 @@ def _forms_of(secret: str) -> Iterator[str]:
     for alphabet in (base64.b64encode, base64.urlsafe_b64encode):
         yield alphabet(content).decode()
         yield from _inside_base64(content, alphabet)
+
+
+def _quoted(text: str) -> Iterator[str]:
+    """Yield a text as it stands between quotes in HTML, Python and JSON."""
+    yield html.escape(text)
+    yield repr(text)[1:-1]
+    yield json.dumps(text)[1:-1]
+    yield json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _inside_base64(content: bytes, alphabet: Callable[[bytes], bytes]) -> Iterator[str]:

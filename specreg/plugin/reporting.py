@@ -48,6 +48,8 @@ def pytest_runtest_makereport(
         _report_errors(item, report, specreg_errors, decisive_error)
     else:
         _report_outcome(item, report)
+    if is_suite_test(item):
+        report.sections = make_traceback_readable(report.sections)
     return report
 
 
@@ -58,8 +60,6 @@ def _report_outcome(item: pytest.Item, report: pytest.TestReport) -> None:
         report.longrepr = cast("Any", Failure.of(render_failures([verdict])))
     elif is_suite_test(item):
         report.longrepr = make_traceback_readable(report.longrepr)
-    if is_suite_test(item):
-        report.sections = make_traceback_readable(report.sections)
     has_verdict = bool(report.user_properties) and report.when != "teardown"
     if report.failed and not has_verdict:
         item.config.stash[NOTES].note_other_failure()
@@ -112,6 +112,13 @@ def _report_errors(
 def pytest_internalerror(excrepr: Any) -> None:  # noqa: ANN401 - pytest exports no type of it
     """Take the secrets out of the traceback of a fault, ours or another plugin's."""
     make_traceback_readable(excrepr)
+
+
+def hide_values_of_interrupt(config: pytest.Config) -> None:
+    """Take the secrets out of the traceback of Ctrl-C, which --full-trace shows with values."""
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    # pytest has no hook in which it could be changed.
+    make_traceback_readable(getattr(reporter, "_keyboardinterrupt_memo", None))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -168,8 +168,11 @@ def test_a_url_with_a_password_is_refused_in_a_line_without_it(suite: Suite, url
 
 
 FAILING = """
+import builtins
 import os
 import pytest
+
+ERROR = getattr(builtins, os.environ["RAISES"])
 
 class Client:
     def __init__(self, url):
@@ -179,7 +182,7 @@ class Client:
 
 def ask(client, password):
     held = [password] * 20
-    raise ValueError(f"no such host: {client.url}")
+    raise ERROR(f"no such host: {client.url}")
 
 @pytest.mark.family("acceptance")
 def test_fails(control, server, case, metric):
@@ -187,8 +190,10 @@ def test_fails(control, server, case, metric):
 """
 
 
-def test_a_traceback_of_a_fault_has_no_secret(suite: Suite) -> None:
-    suite.variables = {"DB_PASSWORD": "planted-secret-of-many-characters-" * 4}
+@pytest.mark.parametrize(("raises", "status"), [("ValueError", 1), ("KeyboardInterrupt", 2)])
+def test_a_traceback_of_a_fault_has_no_secret(suite: Suite, raises: str, status: int) -> None:
+    password = "planted-secret-of-many-characters-" * 4
+    suite.variables = {"DB_PASSWORD": password, "RAISES": raises}
     failing = suite.folder / "test_failing.py"
     failing.write_text(FAILING)
     junit = suite.folder / "junit.xml"
@@ -196,10 +201,10 @@ def test_a_traceback_of_a_fault_has_no_secret(suite: Suite) -> None:
     done = suite.run(
         "tests/perf", str(failing), "-k", f"test_fails and {CASE}- and length", *options
     )
-    assert done.returncode == 1, done.stdout
+    assert done.returncode == status, done.stdout
     for text in (done.stdout, done.stderr, junit.read_text()):
         assert "planted" not in text
-    assert "ValueError: no such host: http://someone:HIDDEN@host" in done.stdout
+    assert f"{raises}: no such host: http://someone:HIDDEN@host" in done.stdout
 
 
 BROKEN = """

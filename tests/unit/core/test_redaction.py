@@ -145,7 +145,18 @@ def test_secrets_stand_in_options_and_urls(arguments: tuple[str, ...], secrets: 
     assert secrets_in({}, arguments) == secrets
 
 
-@pytest.mark.parametrize("write", [str, json.dumps, html.escape, repr, partial(quote, safe="")])
+def json_in(outer: Callable[[str], str]) -> Callable[[str], str]:
+    """Writes a text as JSON, and that once more."""
+    return lambda text: outer(json.dumps(text)[1:-1])
+
+
+WAYS = [
+    *(str, json.dumps, html.escape, repr, partial(quote, safe="")),
+    *(json_in(json.dumps), json_in(repr), json_in(html.escape)),
+]
+
+
+@pytest.mark.parametrize("write", WAYS, ids=range(len(WAYS)))
 def test_a_known_secret_is_hidden_however_it_is_written(
     monkeypatch: pytest.MonkeyPatch, write: Callable[[str], str]
 ) -> None:
@@ -198,6 +209,11 @@ def test_a_secret_of_several_lines_is_hidden_line_by_line(monkeypatch: pytest.Mo
         ("'Authorization': 'Bearer planted-1'", f"'Authorization': 'Bearer {HIDDEN}'"),
         ("authorization: Basic cGxhbnRlZA==", f"authorization: Basic {HIDDEN}"),
         ("sent Bearer planted-1, refused", f"sent Bearer {HIDDEN}, refused"),
+        (
+            '{\\"Authorization\\": \\"Basic cGw=\\"}',
+            f'{{\\"Authorization\\": \\"Basic {HIDDEN}\\"}}',
+        ),
+        ("X-Api-Key: planted", f"X-Api-Key: {HIDDEN}"),
     ],
 )
 def test_a_password_in_a_url_is_hidden_though_nobody_knows_it(said: str, hidden: str) -> None:
