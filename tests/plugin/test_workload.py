@@ -1,6 +1,7 @@
 """What a run says of a workload that isn't what it seems."""
 
 import json
+import re
 from typing import Any
 
 from specreg.report.document import FILE_NAME
@@ -48,3 +49,24 @@ def test_answers_that_never_left_the_thought_are_counted_everywhere(suite: Suite
     assert (answers["requests"], answers["unfinished_thoughts"]) == (12, 12)
     assert answers["after_empty_replies"] == 8
     assert list(case["figures"]["acceptance"]["by_part"]) == ["thought"]
+
+
+def test_dynamic_speculation_is_measured_and_its_undrafted_steps_are_counted(suite: Suite) -> None:
+    suite.script = Script(undrafted_frac=0.3)
+
+    done = suite.run("tests/perf", "-q", "-k", "acceptance_length and c4")
+
+    assert "INVALID" not in done.stdout, done.stdout
+    assert done.returncode == 11, "only the baseline is missing"
+    words = (
+        r"'vllm-eagle3-tiny-toy-c4': (\d+) of (\d+) steps \(\d+%\) were undrafted, so acceptance is"
+    )
+    found = re.search(words, done.stdout)
+    assert found is not None
+    (case,) = report_of(suite)["cases"]
+    total = case["figures"]["acceptance"]["total"]
+    assert [int(number) for number in found.groups()] == [
+        total["undrafted_steps"],
+        total["steps"] + total["undrafted_steps"],
+    ]
+    assert total["tokens_per_step"] < total["acceptance_length_tokens"]
