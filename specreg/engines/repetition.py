@@ -80,18 +80,19 @@ class RepeatingStream:
     def _take_ids(self, token_ids: list[int], new_tokens: int, text: str) -> Sequence[int]:
         """Return the ids that are new; which ones these are also tells the way."""
         before = self._token_ids
-        repeats = token_ids[: len(before)] == before and (
-            len(token_ids) == len(before) + new_tokens
-        )
-        is_new_alone = len(token_ids) == new_tokens
-        if len(before) != self._tokens or not (repeats or is_new_alone):
+        # An event that repeats may hold ids that it doesn't count yet: SGLang counts when a step
+        # ends, and lists the ids when it sends the event.
+        all_tokens = self._tokens + new_tokens
+        repeats = token_ids[: len(before)] == before and len(token_ids) >= all_tokens
+        is_new_alone = len(before) == self._tokens and len(token_ids) == new_tokens
+        if not (repeats or is_new_alone):
             message = (
                 f"an event holds {len(token_ids)} token ids, where {new_tokens} tokens are new"
                 f" after {self._tokens}"
             )
             raise _unrecognised(message, text)
         new_ids = token_ids[len(before) :] if repeats else token_ids
-        if before:
+        if before or not is_new_alone:
             self._decide(_Way.REPEATING if repeats else _Way.NEW_ALONE, text)
         before.extend(new_ids)
         return new_ids

@@ -50,6 +50,9 @@ def test_an_answer_is_the_same_whichever_way_its_events_come(events: tuple[Event
         ([("a", [1], 1), ("ab", [1, 2], 2), ("ab", [1, 2], 2)], "ab"),
         ([("a", [1], 1), ("b", [2], 2), ("", [], 2)], "ab"),
         ([("ab", [1, 2], 2)], "ab"),
+        # Ids that aren't counted yet.
+        ([("a", [1], 1), ("abc", [1, 2, 3], 2), ("abc", [1, 2, 3], 3)], "abc"),
+        ([("ab", [1, 2], 1), ("abc", [1, 2, 3], 3)], "abc"),
         ([("", [], 0), ("", [1], 1), ("ab", [1, 2], 2), ("abc", [1, 2, 3], 3)], "abc"),
     ],
 )
@@ -88,6 +91,7 @@ def test_a_text_without_a_new_token_repeats() -> None:
         ([("ab", [1, 2], 2), ("c", [3], 1)], "counts 1 tokens after 2"),
         ([("ab", [1, 2], 2), ("xyz", [1, 2, 3], 3)], "repeats the token ids before it, not"),
         ([("a", None, 1), ("b", [2], 2)], "1 token ids, where 1 tokens are new after 1"),
+        ([("ab", [1, 2], 1), ("c", [3], 2)], "1 token ids, where 1 tokens are new after 1"),
     ],
 )
 def test_what_comes_neither_way_is_no_measurement(events: list[Event], words: str) -> None:
