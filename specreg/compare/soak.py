@@ -19,8 +19,10 @@ from specreg.core.values import hide_values
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.prompts import check_contexts, load_case_prompts
 from specreg.measurement.arm import Arm
+from specreg.measurement.figures import figures_of
 from specreg.measurement.measure import Plan, Workload, batch_of, measure
 from specreg.measurement.metrics import METRICS, Family, Invalid, Replay
+from specreg.report.remarks import workload_remarks
 from specreg.report.vocabulary import declare_vocabulary
 from specreg.servers.launch import ServerStart
 from specreg.servers.provision import parse_origin, provision_side
@@ -139,6 +141,9 @@ class Soak:
                 raise InvalidMeasurementError(invalidity.code, invalidity.text)
             if found.replay is None:
                 raise InvalidMeasurementError("ACCEPTANCE_MISSING", "the server answered nothing")
+            if not self.blocks:
+                for remark in workload_remarks(figures_of(found, launch=1)):
+                    self.options.show(remark)
             started_ns = started_ns or found.replay.rounds[0].started_ns
             self.blocks.append(self._block(found.replay, found.invalid, server, started_ns))
             append_lines(self.path, msgspec.json.encode(hide_values(self.blocks[-1])) + b"\n")

@@ -197,7 +197,8 @@ def test_an_alarm_stays_whatever_comes_after_it() -> None:
 def test_a_soak_keeps_what_a_scripted_server_did_block_by_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in record_script(Script(), tmp_path).items():
+    said: list[str] = []
+    for name, value in record_script(Script(thought_tokens=1000), tmp_path).items():
         monkeypatch.setenv(name, value)
     options = SoakOptions(
         case="vllm-eagle3-tiny-toy-c1",
@@ -206,7 +207,7 @@ def test_a_soak_keeps_what_a_scripted_server_did_block_by_block(
         prompts=2,
         root=builders.ROOT,
         out=tmp_path / "soak",
-        show=lambda _: None,
+        show=said.append,
     )
     soak = open_soak(options, TIER)
     soak.run()
@@ -216,6 +217,8 @@ def test_a_soak_keeps_what_a_scripted_server_did_block_by_block(
     assert len({one.acceptance_length_tokens for one in soak.blocks}) == 1
     told = {one.metric: one.outcome for one in soak.look(LAST_LEVEL)}
     assert told["acceptance_length_tokens"] is Outcome.PASS
+    thoughts = [one for one in said if "2 of 2 answers never left the thought" in one]
+    assert len(thoughts) == 1, "of the first block alone"
 
 
 def test_a_folder_that_holds_a_soak_is_left_alone(tmp_path: Path) -> None:
