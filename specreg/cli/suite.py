@@ -1,14 +1,17 @@
 """`specreg doctor`, `merge` and `ray`: what is in the way of a run, and its shards as one run."""
 
+import contextlib
 import io
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -41,6 +44,7 @@ _TASK_VARIABLES = {"RAY_kill_child_processes_on_worker_exit": "false"}
 Ray would kill the children of a process that it ends, and the supervisor of the shard with them,
 which removes the shard's folder.
 """
+_POLL_S = 0.1
 _SHARD_ENDS_WITHIN_S = 8.0
 """How long a shard that is asked to end may take: more than it gives its server, which is 5 s."""
 
@@ -222,7 +226,7 @@ def run_shard(
     Returns:
         Its status, the end of what it said, and its run's folder packed; empty without one.
     """
-    with tempfile.TemporaryDirectory(prefix="shard-") as made:
+    with _interruptible(), tempfile.TemporaryDirectory(prefix="shard-") as made:
         runs, log = Path(made, "runs"), Path(made, "said.log")
         command = (
             *(sys.executable, "-m", "pytest", "tests/perf", f"--specreg-shard={number}/{of}"),
@@ -238,7 +242,9 @@ def run_shard(
             temporary=[Path(made)],
         )
         try:  # where Ray ends this task, nothing of the shard goes on
-            status = process.popen.wait()
+            # Ray cancels a task by an exception that comes between two instructions of Python.
+            while (status := process.popen.poll()) is None:
+                time.sleep(_POLL_S)
         finally:
             stop_process(process, asked_s=_SHARD_ENDS_WITHIN_S)
         found = next(runs.glob(f"*-{number}of{of}"), None)
@@ -247,6 +253,16 @@ def run_shard(
             with tarfile.open(fileobj=packed, mode="w:gz") as archive:
                 archive.add(found, arcname=found.name)
         return status, process.last_lines(), packed.getvalue()
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let SIGINT end this process, and those that it starts: Ray has it blocked in its own."""
+    blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def _shards(root: Path, of: int, arguments: tuple[str, ...]) -> list[Shard]:
