@@ -319,6 +319,8 @@ def lock(session: nox.Session) -> None:
         *("--universal", "--python-version", "3.11", "--generate-hashes", "--no-annotate"),
         *("--custom-compile-command", "nox -s lock", *session.posargs),
     )
+    # What is installed with each engine, in the environments that the suite makes.
+    session.run("python", ".ci/lock_engines.py", *session.posargs, env={"PYTHONPATH": "."})
 
 
 @nox.session(tags=["upkeep"])

@@ -143,6 +143,10 @@ class LaunchOptions(LaunchSettings):
     memory: Memory | None = None
 
 
+LOCKS = Path(__file__).parent / "locks"
+"""The locks of the engines' own versions, which `nox -s lock` writes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requirement:
     """What to install for an engine.
@@ -153,6 +157,7 @@ class Requirement:
         overrides: requirements that replace what the package asks for, one per line of a file.
         local_torch: the torch build to look for in a find-links folder, None for any from PyPI.
         source: the wheel or folder that it is built from; empty for a release.
+        locks: the folder with the lock of each version that has one.
     """
 
     package: str
@@ -161,6 +166,14 @@ class Requirement:
     overrides: tuple[str, ...] = ()
     local_torch: str | None = None
     source: str = field(default="", repr=False)
+    locks: Path = field(default=LOCKS, repr=False)
+
+    @property
+    def lock(self) -> Path | None:
+        """The file that pins all that is installed with it, with checksums; None without one."""
+        device = "gpu" if self.local_torch is None else "cpu"
+        path = self.locks / f"{self.package}-{self.version}-{device}.txt"
+        return path if not self.source and path.is_file() else None
 
     @property
     def pin(self) -> str:

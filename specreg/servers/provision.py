@@ -20,24 +20,30 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import filelock
+import msgspec
 import packaging.requirements
-import uv
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from specreg.core.errors import EnvironmentSetupError, SensorError, UnsupportedError
-from specreg.core.files import cache_dir, file_sha256
-from specreg.core.processes import start_process, stop_process
+from specreg.core.files import UNREADABLE, cache_dir, file_sha256, replace_file
 from specreg.engines.engine import Engine, Requirement
 from specreg.engines.methods import is_older
 from specreg.engines.registry import engine_named
 from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case, ServerSpec
+from specreg.servers.installer import (
+    differing_packages,
+    installed_packages,
+    run_uv,
+    uv_command,
+    uv_variables,
+)
 from specreg.telemetry.devices import devices_of
 from specreg.telemetry.sensor import Device
 
@@ -88,6 +94,7 @@ def engine_environment(requirement: Requirement, *, show: Callable[[str], None])
     failures = []
     with filelock.FileLock(f"{folder}.lock"):
         if environment_exists(requirement):
+            _check_unchanged(python, requirement)
             return str(python)
         for torch_source, arguments in _torch_sources(requirement, os.environ):
             show(f"installing {requirement.pin} (once; torch from {torch_source})")
@@ -97,12 +104,58 @@ def engine_environment(requirement: Requirement, *, show: Callable[[str], None])
                 words = "\n".join(error.stderr.strip().splitlines()[-_ERROR_LINES:])
                 failures.append(f"torch from {torch_source}:\n{words}")
                 continue
-            (folder / MARKER).touch()
+            _record_environment(python, torch_source)
             return str(python)
     raise EnvironmentSetupError(
         f"environment for '{requirement.pin}': could not be installed;"
         " check the network, and the disk: it takes 3 to 7 GB\n" + "\n".join(failures)
     )
+
+
+class EnvironmentRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What was installed in an environment; it lies there, and shows that all of it is there.
+
+    Attributes:
+        torch_source: Where torch came from; empty if that isn't known.
+        packages: The packages with their versions, as `uv pip freeze` says them.
+        packages_sha256: Their checksum.
+    """
+
+    torch_source: str
+    packages: tuple[str, ...]
+    packages_sha256: str
+
+
+def packages_sha256(packages: Sequence[str]) -> str:
+    """Return the checksum of the packages of an environment; empty without any."""
+    return hashlib.sha256("\n".join(packages).encode()).hexdigest() if packages else ""
+
+
+def _record_environment(python: Path, torch_source: str) -> None:
+    installed_packages.cache_clear()  # another environment may have been there
+    packages = installed_packages(str(python))
+    record = EnvironmentRecord(
+        torch_source=torch_source, packages=packages, packages_sha256=packages_sha256(packages)
+    )
+    encoded = msgspec.json.format(msgspec.json.encode(record))
+    replace_file(python.parents[1] / MARKER, encoded + b"\n")
+
+
+def _check_unchanged(python: Path, requirement: Requirement) -> None:
+    """Check that an environment has what was installed in it, else an EnvironmentSetupError."""
+    folder = python.parents[1]
+    try:
+        record = msgspec.json.decode((folder / MARKER).read_bytes(), type=EnvironmentRecord)
+    except (OSError, *UNREADABLE):  # one that was made before there were records
+        _record_environment(python, "")
+        return
+    changes = differing_packages(record.packages, installed_packages(str(python)))
+    if changes:
+        raise EnvironmentSetupError(
+            f"environment for '{requirement.pin}': was changed after it was installed; it had and"
+            f" has {', '.join(changes)}; remove '{folder}' to have it installed anew, or name an"
+            " environment of your own with --specreg-engine-python"
+        )
 
 
 def environment_exists(requirement: Requirement) -> bool:
@@ -114,6 +167,8 @@ def environment_exists(requirement: Requirement) -> bool:
 def interpreter_of(requirement: Requirement) -> Path:
     """Where an environment has its interpreter, in a folder for each recipe and each Python."""
     made_of = f"{requirement!r} {sys.version_info[:2]}"
+    if requirement.lock is not None:
+        made_of += file_sha256(requirement.lock)
     fingerprint = hashlib.sha256(made_of.encode()).hexdigest()[:8]
     name = f"{requirement.package}-{requirement.version}-{fingerprint}"
     return cache_dir() / "environments" / name / "bin" / "python"
@@ -124,16 +179,18 @@ def _install(
 ) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     log_path = Path(f"{folder}.log")
-    _uv(log_path, "venv", "--python", sys.executable, str(folder))
+    run_uv(log_path, "venv", "--no-project", "--python", sys.executable, str(folder))
     install = ("pip", "install", "--python", str(folder / "bin" / "python"))
     overrides = folder / "overrides.txt"
     lines = requirement.overrides
     if requirement.local_torch is not None and torch_source == "pypi":
-        _uv(log_path, *install, "--no-deps", requirement.pin)
+        run_uv(log_path, *install, "--no-deps", requirement.pin)
         lines = (*lines, *_torch_of_pypi(folder))
     overrides.write_text("\n".join(lines))
+    if requirement.lock is not None:  # uv takes nothing whose checksum is another
+        arguments = ("--constraint", str(requirement.lock), *arguments)
     # Without compiled bytecode the first start of a server takes minutes.
-    _uv(
+    run_uv(
         log_path,
         *(*install, "--compile-bytecode", "--override", str(overrides), *arguments),
         *(requirement.pin, *requirement.extras),
@@ -170,18 +227,6 @@ def _torch_sources(
         yield "pytorch-cpu-index", ("--torch-backend", "cpu")
     # For a CPU PyPI's is a CUDA build, twice the size; the server runs just the same.
     yield "pypi", ()
-
-
-def _uv(log_path: Path, *arguments: str) -> None:
-    """Run uv, which may build for an hour; its descendants end with it, however we end."""
-    command = (uv.find_uv_bin(), "--no-progress", *arguments)
-    process = start_process(command, environment=os.environ, log_path=log_path, cwd=Path.cwd())
-    try:
-        status = process.popen.wait()
-    finally:
-        stop_process(process)
-    if status:
-        raise subprocess.CalledProcessError(status, command, stderr=process.last_lines())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,6 +322,11 @@ class Provision:
         built = (self.build.version, self.build.source) if self.build else ()
         where = (has.package, has.version, *built, self.python)
         return " ".join(filter(None, where))
+
+    def packages(self, spec: ServerSpec) -> tuple[str, ...]:
+        """Return the packages that a server runs with; nothing if they aren't known."""
+        python, _ = self.environment(spec)
+        return installed_packages(python) if python else ()
 
     def torch_version(self, spec: ServerSpec) -> str:
         """The version of torch that a server runs with."""
@@ -439,8 +489,10 @@ def provision_side(
 
 def released_versions(package: str) -> tuple[str, ...]:
     """All versions that pip would install; an EnvironmentSetupError where no index lists them."""
-    command = (uv.find_uv_bin(), "tool", "run", "pip", "index", "versions", package, "--json")
-    done = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603
+    command = uv_command("tool", "run", "pip", "index", "versions", package, "--json")
+    done = subprocess.run(  # noqa: S603 - our own arguments, no shell
+        command, check=False, capture_output=True, text=True, env=uv_variables(os.environ)
+    )
     try:
         return tuple(json.loads(done.stdout)["versions"])
     except (ValueError, KeyError) as error:

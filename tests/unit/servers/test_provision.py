@@ -4,21 +4,26 @@ Nothing is downloaded: uv is offline and finds small wheels in a folder.
 """
 
 import dataclasses
+import hashlib
 import re
+import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from specreg.core.errors import EnvironmentSetupError, UnknownNameError, UnsupportedError
 from specreg.engines.engine import Parallel, Requirement
+from specreg.engines.registry import ENGINES
 from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case
+from specreg.servers.installer import installed_packages
 from specreg.servers.provision import (
     MARKER,
+    EnvironmentRecord,
     Origin,
     Provision,
     _torch_sources,
@@ -30,6 +35,7 @@ from specreg.servers.provision import (
     provision_side,
 )
 from tests.unit import builders
+from tests.unit.wheels import write_wheel
 
 INSTALLED = Provision(on_gpu=False, show=lambda _: None)
 
@@ -193,27 +199,18 @@ def wheels(tmp_path: Path) -> Path:
     return folder
 
 
-def write_wheel(folder: Path, name: str, version: str, *requires: str) -> None:
-    """A wheel without a module."""
-    path = f"{name}-{version}.dist-info"
-    needed = "".join(f"Requires-Dist: {one}\n" for one in requires)
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
-        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needed}"
-        wheel.writestr(f"{path}/METADATA", metadata)
-        wheel.writestr(f"{path}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n")
-        wheel.writestr(f"{path}/RECORD", "")
-
-
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Makes an engine's environment of wheels in folders; its interpreter, and what was told."""
     monkeypatch.setenv("SPECREG_CACHE", str(tmp_path / "cache"))
 
-    def make(uv_links: Path | str, pip_links: Path | str = "") -> tuple[Path, list[str]]:
+    def make(
+        uv_links: Path | str, pip_links: Path | str = "", requirement: Requirement = OWN
+    ) -> tuple[Path, list[str]]:
         monkeypatch.setenv("UV_FIND_LINKS", str(uv_links))
         monkeypatch.setenv("PIP_FIND_LINKS", str(pip_links))
         told: list[str] = []
-        return Path(engine_environment(OWN, show=told.append)), told
+        return Path(engine_environment(requirement, show=told.append)), told
 
     return make
 
@@ -280,6 +277,91 @@ def test_an_environment_that_is_not_whole_is_made_anew(
     told = ["installing specregengine==1.0 (once; torch from pytorch-cpu-index)"]
     assert make(tmp_path) == (python, told)
     assert python.exists()
+
+
+def test_an_environment_says_what_was_installed_in_it(tmp_path: Path, make: Make) -> None:
+    write_wheel(tmp_path, "specregpart", "1.0")
+    write_wheel(tmp_path, "specregengine", "1.0", "specregpart")
+    python, _ = make(tmp_path)
+    marker = python.parents[1] / MARKER
+    record = msgspec.json.decode(marker.read_bytes(), type=EnvironmentRecord)
+    packages = ("specregengine==1.0", "specregpart==1.0")
+    assert record.packages == packages == installed_packages(str(python))
+    assert record.packages_sha256 == hashlib.sha256("\n".join(packages).encode()).hexdigest()
+    assert record.torch_source == "pytorch-cpu-index"
+
+
+def test_an_environment_that_was_changed_by_hand_is_refused(tmp_path: Path, make: Make) -> None:
+    write_wheel(tmp_path, "specregpart", "1.0")
+    write_wheel(tmp_path, "specregengine", "1.0", "specregpart")
+    python, _ = make(tmp_path)
+    metadata = next(python.parents[1].glob("lib/*/site-packages/specregpart-1.0.dist-info"))
+    shutil.move(metadata, metadata.with_name("specregpart-2.0.dist-info"))
+    changed = metadata.with_name("specregpart-2.0.dist-info") / "METADATA"
+    changed.write_text(changed.read_text().replace("Version: 1.0", "Version: 2.0"))
+    installed_packages.cache_clear()
+    words = r"after it was installed; it had and has specregpart 1\.0 and 2\.0; remove '"
+    with pytest.raises(EnvironmentSetupError, match=words):
+        make(tmp_path)
+
+
+def test_an_environment_of_before_the_records_gets_one(tmp_path: Path, make: Make) -> None:
+    write_wheel(tmp_path, "specregengine", "1.0")
+    python, _ = make(tmp_path)
+    marker = python.parents[1] / MARKER
+    marker.write_bytes(b"")
+    assert make(tmp_path) == (python, [])
+    record = msgspec.json.decode(marker.read_bytes(), type=EnvironmentRecord)
+    assert record.packages == ("specregengine==1.0",)
+
+
+def locked(folder: Path, *lines: str) -> Requirement:
+    """The engine with a lock of its own."""
+    locks = folder / "locks"
+    locks.mkdir(exist_ok=True)
+    (locks / "specregengine-1.0-cpu.txt").write_text("\n".join(lines))
+    return dataclasses.replace(OWN, locks=locks)
+
+
+def test_a_lock_says_which_packages_are_installed(tmp_path: Path, make: Make) -> None:
+    sha256 = write_wheel(tmp_path, "specregpart", "1.0")
+    write_wheel(tmp_path, "specregpart", "2.0")
+    write_wheel(tmp_path, "specregengine", "1.0", "specregpart")
+    requirement = locked(tmp_path, f"specregpart==1.0 --hash=sha256:{sha256}")
+    python, _ = make(tmp_path, requirement=requirement)
+    assert installed_packages(str(python)) == ("specregengine==1.0", "specregpart==1.0")
+    without, _ = make(tmp_path)
+    assert installed_packages(str(without)) == ("specregengine==1.0", "specregpart==2.0")
+    assert without != python
+
+
+def test_a_package_with_another_checksum_than_its_lock_has_is_refused(
+    tmp_path: Path, make: Make
+) -> None:
+    write_wheel(tmp_path, "specregpart", "1.0")
+    write_wheel(tmp_path, "specregengine", "1.0", "specregpart")
+    requirement = locked(tmp_path, f"specregpart==1.0 --hash=sha256:{'0' * 64}")
+    with pytest.raises(EnvironmentSetupError, match=r"Hash mismatch for `specregpart==1\.0`"):
+        make(tmp_path, requirement=requirement)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize("engine", ["reference", "sglang", "vllm"])
+def test_the_own_version_of_an_engine_has_a_lock(engine: str, *, on_gpu: bool) -> None:
+    requirement = ENGINES[engine].requirement(on_gpu=on_gpu)
+    assert requirement.lock is not None
+    text = requirement.lock.read_text()
+    assert "://" not in text, "where it came from isn't said, so that a mirror does"
+    entries = [entry for entry in re.split(r"\n(?=[a-z])", text) if not entry.startswith("#")]
+    assert len(entries) > 50
+    assert all(re.search(r"--hash=sha256:[0-9a-f]{64}", entry) for entry in entries)
+    pins = [re.match(r"[\w.-]+==[^ ]+", entry) for entry in entries]
+    names = [pin[0] for pin in pins if pin is not None]
+    assert requirement.pin in names
+    # A build of torch for CPUs has another checksum than PyPI's.
+    assert any(name.startswith("torch==") for name in names) == on_gpu
+    newer = dataclasses.replace(requirement, version=f"{requirement.version}.1")
+    assert newer.lock is None
 
 
 def test_when_no_way_works_each_says_why(make: Make) -> None:

@@ -1,0 +1,85 @@
+"""How uv is called: as the user has set it up, and whatever the working folder says."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from specreg.servers.installer import differing_packages, installed_packages, run_uv, uv_variables
+from tests.unit.wheels import write_wheel
+
+MIRROR = "https://mirror.example.org/simple"
+NOWHERE = '[[index]]\nurl = "http://127.0.0.1:9/simple"\ndefault = true\n'
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("uv.toml", NOWHERE),
+        ("pyproject.toml", "[tool.uv]\n" + NOWHERE.replace("[[index]]", "[[tool.uv.index]]")),
+        ("uv.toml", "this is no TOML"),
+        ("pyproject.toml", '[project]\nname = "a"\nversion = "1"\nrequires-python = ">=3.99"'),
+    ],
+    ids=["uv.toml", "pyproject.toml", "broken", "of-another-python"],
+)
+def test_a_file_in_the_working_folder_decides_nothing(
+    file: str, content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / file).write_text(content)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path))
+    write_wheel(tmp_path, "specregengine", "1.0")
+    python = tmp_path / "environment" / "bin" / "python"
+    log_path = tmp_path / "log"
+    run_uv(log_path, "venv", "--no-project", "--python", sys.executable, str(python.parents[1]))
+    run_uv(log_path, "pip", "install", "--python", str(python), "specregengine==1.0")
+    assert installed_packages(str(python)) == ("specregengine==1.0",)
+
+
+@pytest.mark.parametrize(
+    ("variables", "index"),
+    [
+        ({}, None),
+        ({"UV_DEFAULT_INDEX": MIRROR}, MIRROR),
+        ({"UV_DEFAULT_INDEX": MIRROR, "PIP_INDEX_URL": "https://other/"}, MIRROR),
+        ({"UV_INDEX_URL": MIRROR, "PIP_INDEX_URL": "https://other/"}, None),
+        ({"PIP_INDEX_URL": MIRROR}, MIRROR),
+    ],
+)
+def test_the_index_is_the_one_that_the_environment_names(
+    variables: Mapping[str, str], index: str | None, tmp_path: Path
+) -> None:
+    home = {"HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path)}
+    given = uv_variables({**home, **variables})
+    assert given.get("UV_DEFAULT_INDEX") == index
+    assert given.items() >= variables.items()
+
+
+@pytest.mark.parametrize("variable", ["HOME", "XDG_CONFIG_HOME", "XDG_CONFIG_DIRS"])
+def test_a_file_of_the_user_or_of_the_machine_is_read(variable: str, tmp_path: Path) -> None:
+    folder = tmp_path / ".config" if variable == "HOME" else tmp_path
+    path = folder / "uv" / "uv.toml"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    variables = {"HOME": "/nowhere", variable: str(tmp_path), "PIP_INDEX_URL": MIRROR}
+    given = uv_variables(variables)
+    assert given["UV_CONFIG_FILE"] == str(path)
+    assert "UV_DEFAULT_INDEX" not in given, "the file may name one"
+    assert uv_variables({**variables, "UV_CONFIG_FILE": "own"})["UV_CONFIG_FILE"] == "own"
+
+
+def test_packages_that_differ_are_named_with_both_versions() -> None:
+    before = ("numpy==2.4.5", "six==1.17.0", "gone==1.0", "vllm @ file:///a/vllm.whl")
+    after = ("numpy==2.4.6", "six==1.17.0", "new==3", "vllm @ file:///b/vllm.whl")
+    assert differing_packages(before, before) == ()
+    assert differing_packages(before, after) == (
+        "gone 1.0 and none",
+        "new none and 3",
+        "numpy 2.4.5 and 2.4.6",
+        "vllm file:///a/vllm.whl and file:///b/vllm.whl",
+    )
+
+
+def test_an_interpreter_that_cannot_be_run_has_no_packages() -> None:
+    assert installed_packages("/no/such/python") == ()
