@@ -8,7 +8,7 @@ from specreg.compare.gate import Gate
 from specreg.compare.judging import Decision
 from specreg.compare.pairs import COMPARED, Pair, Side
 from specreg.core.errors import ReportError
-from specreg.measurement.figures import figures_of
+from specreg.measurement.figures import Figures, figures_of
 from specreg.report.document import (
     FILE_NAME,
     Answer,
@@ -43,9 +43,14 @@ def set_aside(folder: Path) -> None:
 def record_gate(gate: Gate, *, command: str, again: str = "", status: int | None = None) -> Report:
     """Write what a gate says so far, with its pages.
 
-    `again` has the command go on with it; `status` is the exit status if it was cut short.
+    Args:
+        gate: the gate.
+        command: what was typed.
+        again: the options with which the command continues the gate.
+        status: the exit status if the gate was cut short; None for that of the verdicts.
     """
-    options, decision = gate.options, gate.decide()
+    options = gate.options
+    decision = gate.decide()
     tone, text = _ANSWERS[decision.answer]
     answer = "; ".join((text, *decision.reasons))
     report = Report(
@@ -90,9 +95,7 @@ def record_gate(gate: Gate, *, command: str, again: str = "", status: int | None
 def _case_report(gate: Gate, pair: Pair, decision: Decision, command: str) -> CaseReport:
     """Report a case with B's figures as the run's and A's as the baseline's."""
     case = pair.b
-    of_b = [one for one in gate.launches if (one.pair_id, one.side) == (pair.id, Side.B)]
-    measured = [(one.measurement, one.number) for one in of_b if one.measurement is not None]
-    verdicts = [one for one in decision.verdicts if one.case_id == pair.id]
+    verdicts = [verdict for verdict in decision.verdicts if verdict.case_id == pair.id]
     return CaseReport(
         case_id=pair.id,
         engine=case.server.engine,
@@ -102,16 +105,16 @@ def _case_report(gate: Gate, pair: Pair, decision: Decision, command: str) -> Ca
         target=case.server.target,
         draft=case.server.draft or "",
         settings=None,
-        figures=figures_of(*measured[-1]) if measured else None,
+        figures=_last_figures(gate, pair, Side.B),
         expected=Expected(
             environment="side A",
             recorded_on=dt.datetime.now(tz=dt.UTC).date().isoformat(),
             engine_version=", ".join(gate.versions(Side.A)),
             reason=gate.installed[0],
             values={
-                one.metric: one.comparison.expected
-                for one in verdicts
-                if one.comparison.expected is not None
+                verdict.metric: verdict.comparison.expected
+                for verdict in verdicts
+                if verdict.comparison.expected is not None
             },
             marginal_frac=(),
         ),
@@ -120,19 +123,30 @@ def _case_report(gate: Gate, pair: Pair, decision: Decision, command: str) -> Ca
     )
 
 
+def _last_figures(gate: Gate, pair: Pair, side: Side) -> Figures | None:
+    """Return the figures of a side's last launch that was measured; None if none was."""
+    for launch in reversed(gate.launches):
+        is_of_side = (launch.pair_id, launch.side) == (pair.id, side)
+        if is_of_side and launch.measurement is not None:
+            return figures_of(launch.measurement, launch.number)
+    return None
+
+
 def _hints(gate: Gate, decision: Decision, again: str) -> Iterator[str]:
-    """What to type to have it decided, and what is unclear."""
-    if most := decision.needed_launches:
-        more = f"--launches {most}" if most > gate.rules.launches else ""
-        options = " ".join(filter(None, (again, more)))
-        typed = f"type the same{f' with {options}' if options else ''}"
-        yield f"about {most} launches of each side: {typed}; a quieter machine needs fewer"
+    """Yield what to type to have it decided, and what is unclear."""
+    needed = decision.needed_launches
+    if needed:
+        more_launches = f"--launches {needed}" if needed > gate.rules.launches else ""
+        options = " ".join(filter(None, (again, more_launches)))
+        command = f"type the same with {options}" if options else "type the same"
+        yield f"about {needed} launches of each side: {command}; a quieter machine needs fewer"
     yield from decision.unclear
 
 
 def _remarks(gate: Gate) -> Iterator[str]:
-    """How it measured and judged, what the workload lacks, and what couldn't be measured."""
-    options, rules = gate.options, gate.rules
+    """Yield how it measured and judged, what the workload lacks, and what wasn't measured."""
+    options = gate.options
+    rules = gate.rules
     up = "at the same time" if gate.together else "one at a time"
     yield (
         f"the servers of both sides were up {up},"
@@ -140,16 +154,16 @@ def _remarks(gate: Gate) -> Iterator[str]:
         f" after {', '.join(map(str, rules.looks))} launches share 1 %: {rules.level:.2g} each, and"
         f" {rules.loss_level:.2g} for a loss of one of {rules.figures} figures"
     )
-    if not_hidden := render_unhidden():
-        yield not_hidden
+    unhidden = render_unhidden()
+    if unhidden:
+        yield unhidden
     if options.pin_length_tokens is not None:
         yield f"the acceptance length of the pinned cases is {options.pin_length_tokens:g}"
     for pair in gate.pairs:
         for side in COMPARED:
-            launches = [one for one in gate.launches if (one.pair_id, one.side) == (pair.id, side)]
-            measured = [one.measurement for one in launches if one.measurement is not None]
-            if measured:
-                yield from workload_remarks(figures_of(measured[-1], launches[-1].number), side)
-    for one in gate.launches:
-        if one.failed:
-            yield f"side {one.side}, launch {one.number}, {one.pair_id}: {one.failed}"
+            figures = _last_figures(gate, pair, side)
+            if figures is not None:
+                yield from workload_remarks(figures, side)
+    for launch in gate.launches:
+        if launch.failed is not None:
+            yield f"side {launch.side}, launch {launch.number}, {launch.pair_id}: {launch.failed}"

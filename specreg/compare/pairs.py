@@ -20,18 +20,22 @@ from specreg.matrix.case import Case, DraftTokens, ServerSpec, Tier
 from specreg.matrix.tier import check_pinned, check_tree, within
 from specreg.measurement.metrics import GATE_METRICS, Metric
 
-_HINTS = typing.get_type_hints(LaunchSettings, include_extras=True)
+_LAUNCH_TYPES = typing.get_type_hints(LaunchSettings, include_extras=True)
+_NOT_OVERRIDDEN = frozenset({"parallel", "tree"})
 _TYPES: Mapping[str, object] = MappingProxyType(
     {
-        **{name: kind for name, kind in _HINTS.items() if name not in {"parallel", "tree"}},
+        **{name: kind for name, kind in _LAUNCH_TYPES.items() if name not in _NOT_OVERRIDDEN},
         **dict.fromkeys(("method", "draft", "target", "engine_args", "engine_env"), str),
         "draft_tokens": DraftTokens,
         "padding_layers": Annotated[int, msgspec.Meta(ge=0)],
     }
 )
-_OF_SPECULATION = frozenset({"method", "draft", "draft_tokens"})
-"""A server without a drafter has none of them."""
-ACCEPTANCE, OUTPUT, STEP = "acceptance_length_tokens", "throughput_tokens_per_s", "step_p50_ms"
+"""By setting that a side may override, the type of its value."""
+_SPECULATION_SETTINGS = frozenset({"method", "draft", "draft_tokens"})
+"""Settings that a server without a drafter doesn't have."""
+ACCEPTANCE = "acceptance_length_tokens"
+OUTPUT = "throughput_tokens_per_s"
+STEP = "step_p50_ms"
 
 
 class Side(StrEnum):
@@ -44,7 +48,7 @@ class Side(StrEnum):
 
     @property
     def is_b(self) -> bool:
-        """Whether it is B's."""
+        """Whether it is side B."""
         return self is Side.B
 
 
@@ -62,33 +66,40 @@ class Pair:
 
     @property
     def id(self) -> str:
-        """The case's id; both where the sides' differ."""
+        """The case's id; both ids if the sides' differ."""
         return self.a.id if self.a.id == self.b.id else f"{self.a.id} > {self.b.id}"
 
     def of(self, side: Side) -> Case:
-        """The case as a side runs it."""
+        """Return the case as a side runs it."""
         return self.b if side.is_b else self.a
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
         """The metrics that both sides have."""
-        every = GATE_METRICS.values()
-        return tuple(one for one in every if one.applies_to(self.a) and one.applies_to(self.b))
+        return tuple(
+            metric
+            for metric in GATE_METRICS.values()
+            if metric.applies_to(self.a) and metric.applies_to(self.b)
+        )
 
     @property
     def deciding(self) -> frozenset[str]:
         """The metrics that decide the answer; the others explain the output.
 
-        Sides that draft alike are judged by all metrics. For others output and prefill decide:
-        accepting more drafts may cost longer steps.
+        Sides that draft in the same way are judged by all metrics. For others output and prefill
+        decide, because accepting more drafts may cost longer steps. Where neither is measured,
+        acceptance decides if both sides draft as many tokens.
         """
-        ours, theirs = self.a.server, self.b.server
-        names = {one.name for one in self.metrics}
+        names = frozenset(metric.name for metric in self.metrics)
         drafting = operator.attrgetter("method", "draft", "draft_tokens", "tree")
-        if drafting(ours) == drafting(theirs):
-            return frozenset(names)
-        alone = {ACCEPTANCE} if ours.draft_tokens == theirs.draft_tokens else set()
-        return frozenset((names - {ACCEPTANCE, STEP}) or (names & alone))
+        if drafting(self.a.server) == drafting(self.b.server):
+            return names
+        results = names - {ACCEPTANCE, STEP}
+        if results:
+            return results
+        if self.a.server.draft_tokens == self.b.server.draft_tokens:
+            return names & {ACCEPTANCE}
+        return frozenset()
 
 
 Group = tuple[Pair, ...]
@@ -98,9 +109,14 @@ Group = tuple[Pair, ...]
 def slots_of(
     launch: int, sides: tuple[Side, Side], *, together: bool
 ) -> tuple[tuple[Side, ...], ...]:
-    """Return the sides to start for a launch (from 1), in order; each tuple runs together.
+    """Return the sides to start for a launch, in order; each tuple runs at the same time.
 
     Every other launch goes the other way round, so that no side has the better half of two.
+
+    Args:
+        launch: the number of the launch, from 1.
+        sides: the two that are compared.
+        together: whether both run at the same time.
     """
     order = sides if launch % 2 else sides[::-1]
     return (order,) if together else tuple((side,) for side in order)
@@ -108,7 +124,13 @@ def slots_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Override:
-    """One setting of a side's servers; `name` is of the variable where it is `engine_env`."""
+    """One setting of a side's servers.
+
+    Attributes:
+        key: the name of the setting.
+        value: what it becomes.
+        name: the name of the environment variable if the key is `engine_env`, else empty.
+    """
 
     key: str
     value: object
@@ -116,7 +138,7 @@ class Override:
 
 
 def parse_override(text: str) -> Override:
-    """An override as it was typed: `KEY=VALUE` or `engine_env.NAME=VALUE`.
+    """Parse an override as it was typed: `KEY=VALUE` or `engine_env.NAME=VALUE`.
 
     Raises:
         UnsupportedError: it is in neither form, or the setting takes no such value.
@@ -138,38 +160,48 @@ def parse_override(text: str) -> Override:
 
 
 def overridden(case: Case, overrides: Sequence[Override], drafts: Mapping[str, str]) -> Case:
-    """A case of the matrix as a side runs it; the last override of a key counts.
+    """Return a case of the matrix as a side runs it. The last override of a key counts.
 
-    `drafts` are by method those of the case's model pair.
+    Args:
+        case: the case of the matrix.
+        overrides: the settings of the side.
+        drafts: the drafts of the case's model pair, by method.
 
     Raises:
         UnknownNameError: the engine doesn't have the method, or the pair no draft for it.
         MatrixError: the method drafts trees and the case has none, or its tree can't be so deep.
     """
     spec = case.server
-    for one in overrides:
-        if case.speculates or one.key not in _OF_SPECULATION:
-            value = one.value
-            if one.key == "engine_args":  # after the case's own, as variables are beside them
-                value = (*spec.engine_args, *shlex.split(str(value)))
-            elif one.key == "engine_env":
-                value = tuple(sorted({**dict(spec.engine_env), one.name: str(value)}.items()))
-            spec = dataclasses.replace(spec, **{one.key: value})  # type: ignore[arg-type]
+    for override in overrides:
+        if case.speculates or override.key not in _SPECULATION_SETTINGS:
+            value = _value_of(override, spec)
+            spec = dataclasses.replace(spec, **{override.key: value})  # type: ignore[arg-type]
     with within(f"override of '{case.id}'"):
         if spec.method != case.server.method:
-            named = any(one.key == "draft" for one in overrides)
-            spec = _with_draft(spec, drafts, named=named)
+            names_draft = any(override.key == "draft" for override in overrides)
+            spec = _with_draft(spec, drafts, named=names_draft)
         if spec.method == "none":
             spec = spec.without_speculation
         else:
             check_tree(spec.tree, spec.method, spec.draft_tokens)
-    of_models = operator.attrgetter("target", "draft", "padding_layers", "dtype")
-    if of_models(spec) != of_models(case.server):  # what others take isn't known
+    models = operator.attrgetter("target", "draft", "padding_layers", "dtype")
+    if models(spec) != models(case.server):  # how much memory others take isn't known
         spec = dataclasses.replace(spec, sizes=None)
     return dataclasses.replace(case, server=spec)
 
 
+def _value_of(override: Override, spec: ServerSpec) -> object:
+    """Return what a setting becomes; arguments and variables are added to those of the case."""
+    if override.key == "engine_args":
+        return (*spec.engine_args, *shlex.split(str(override.value)))
+    if override.key == "engine_env":
+        variables = {**dict(spec.engine_env), override.name: str(override.value)}
+        return tuple(sorted(variables.items()))
+    return override.value
+
+
 def _with_draft(spec: ServerSpec, drafts: Mapping[str, str], *, named: bool) -> ServerSpec:
+    """Return a server with the draft of its method; one that was `named` stays."""
     method = spec.method
     check_name("method", method, METHODS)
     engine_named(spec.engine).spelling_of(method)
@@ -191,80 +223,111 @@ def pairs_of(
     prompts: int | None,
     show: Callable[[str], None],
 ) -> tuple[Pair, ...]:
-    """Chosen cases of a tier as A and B run them; what can't be compared is left out, and shown.
+    """Return some cases of a tier as A and B run them. What can't be compared is left out.
+
+    Args:
+        tier: the tier, which has the drafts of each model pair.
+        chosen: the cases to compare.
+        overrides: the settings of A and of B.
+        prompts: how many prompts to replay; None for the case's own.
+        show: is called with a sentence for each case that is left out.
 
     Raises:
         UnsupportedError: nothing would be compared, or a side's overrides change none of its cases.
     """
-    # The other side is the control, so none runs beside it.
-    alone = [dataclasses.replace(case, control=None) for case in chosen]
-    asked = [case if prompts is None else case.replaying(prompts) for case in alone]
+    # The other side takes the place of the control.
+    cases = [dataclasses.replace(case, control=None) for case in chosen]
+    if prompts is not None:
+        cases = [case.replaying(prompts) for case in cases]
+    drafts = _drafts_by_models(tier)
+    cases_of_a = _overridden_cases("--a", cases, overrides[0], drafts)
+    cases_of_b = _overridden_cases("--b", cases, overrides[1], drafts)
+    pairs = []
+    for case_of_a, case_of_b in zip(cases_of_a, cases_of_b, strict=True):
+        pair = Pair(a=case_of_a, b=case_of_b)
+        if pair.deciding:
+            pairs.append(pair)
+        else:
+            show(f"left out: {pair.id} says nothing that could be compared")
+    if not pairs:
+        message = (
+            f"tier '{tier.name}': none of {len(cases)} cases can be compared: they measure no"
+            " speed, and their drafts are others on both sides; choose other cases"
+        )
+        raise UnsupportedError(message)
+    return tuple(pairs)
+
+
+def _drafts_by_models(tier: Tier) -> Mapping[str, Mapping[str, str]]:
+    """Return by model pair of a tier the draft of each method."""
     drafts: dict[str, dict[str, str]] = {case.server.models: {} for case in tier.cases}
     for case in tier.cases:
         if case.server.draft is not None:
             drafts[case.server.models][case.server.method] = case.server.draft
-    a, b = (
-        [overridden(case, changes, drafts[case.server.models]) for case in asked]
-        for changes in overrides
-    )
-    for option, changes, changed in (("--a", overrides[0], a), ("--b", overrides[1], b)):
-        if changes and [case.server for case in changed] == [case.server for case in asked]:
-            keys = ", ".join(dict.fromkeys(one.key for one in changes))
-            message = (
-                f"{option} {keys}: changes none of {len(chosen)} cases, which are so already or"
-                " have no use for it; leave it out, or choose other cases"
-            )
-            raise UnsupportedError(message)
-    found = []
-    for pair in (Pair(a=one, b=other) for one, other in zip(a, b, strict=True)):
-        if pair.deciding:
-            found.append(pair)
-        else:
-            show(f"left out: {pair.id} says nothing that could be compared")
-    if not found:
+    return drafts
+
+
+def _overridden_cases(
+    option: str,
+    cases: Sequence[Case],
+    overrides: Sequence[Override],
+    drafts: Mapping[str, Mapping[str, str]],
+) -> list[Case]:
+    """Return cases as a side runs them.
+
+    Raises:
+        UnsupportedError: the side has overrides and they change none of the cases.
+    """
+    changed = [overridden(case, overrides, drafts[case.server.models]) for case in cases]
+    if overrides and [case.server for case in changed] == [case.server for case in cases]:
+        keys = ", ".join(dict.fromkeys(override.key for override in overrides))
         message = (
-            f"tier '{tier.name}': none of {len(a)} cases can be compared: they measure no"
-            " speed, and their drafts are others on both sides; choose other cases"
+            f"{option} {keys}: changes none of {len(cases)} cases, which are so already or have no"
+            " use for it; leave it out, or choose other cases"
         )
         raise UnsupportedError(message)
-    return tuple(found)
+    return changed
 
 
 def groups_of(pairs: Iterable[Pair]) -> tuple[Group, ...]:
-    """The pairs by what they need to start."""
-    sharing: dict[tuple[object, ...], list[Pair]] = {}
+    """Group pairs that can share their servers."""
+    pairs_by_servers: dict[tuple[object, ...], list[Pair]] = {}
     for pair in pairs:
-        alone = pair.id if pair.a.needs_fresh_server or pair.b.needs_fresh_server else ""
-        sharing.setdefault((pair.a.server, pair.b.server, alone), []).append(pair)
-    return tuple(map(tuple, sharing.values()))
+        needs_own_servers = pair.a.needs_fresh_server or pair.b.needs_fresh_server
+        own_id = pair.id if needs_own_servers else ""
+        key = (pair.a.server, pair.b.server, own_id)
+        pairs_by_servers.setdefault(key, []).append(pair)
+    return tuple(tuple(group) for group in pairs_by_servers.values())
 
 
 def pinned_pairs(pairs: Iterable[Pair], length_tokens: float, *, on_gpu: bool) -> tuple[Pair, ...]:
-    """A pair of known acceptance for each load and models that are speculated on.
+    """Return a pair with a pinned acceptance for each pair of models and load that speculates.
 
-    What differs then is the cost of a step.
+    What then differs between the sides is the cost of a step.
 
     Raises:
         UnsupportedError: nothing speculates.
         MatrixError: fewer tokens are drafted than are to be accepted, or the engine can't pin it.
     """
-    found: dict[str, Pair] = {}
+    pinned_by_id: dict[str, Pair] = {}
     with within(f"--pin {length_tokens:g}"):
         for pair in pairs:
             if pair.a.speculates and pair.b.speculates:
-                a, b = (pinned_case(one, length_tokens, on_gpu=on_gpu) for one in (pair.a, pair.b))
-                pinned = Pair(a=a, b=b)
-                found.setdefault(pinned.id, pinned)
-        if not found:
+                pinned = Pair(
+                    a=pinned_case(pair.a, length_tokens, on_gpu=on_gpu),
+                    b=pinned_case(pair.b, length_tokens, on_gpu=on_gpu),
+                )
+                pinned_by_id.setdefault(pinned.id, pinned)
+        if not pinned_by_id:
             raise UnsupportedError("no case speculates; choose one that does")
-    return tuple(found.values())
+    return tuple(pinned_by_id.values())
 
 
 def pinned_case(case: Case, length_tokens: float, *, on_gpu: bool) -> Case:
-    """A case whose engine keeps to an acceptance length.
+    """Return a case whose engine keeps to an acceptance length.
 
-    Where it can't of the case's own method, by the scheduled drafter, which knows greedy answers to
-    first turns: that is what is asked then.
+    Where the engine can't pin the case's own method, the scheduled drafter does it. That one knows
+    greedy answers to first turns only, so the case is asked for those.
     """
     spec = dataclasses.replace(case.server, pinned_length_tokens=length_tokens)
     methods = engine_named(spec.engine).pinned_methods(on_gpu=on_gpu)
