@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from specreg.acceptance.trace import ANSWER_DIGEST
-from specreg.compare.pairs import COMPARED, Pair, Side
+from specreg.compare.pairs import Pair, Side
 from specreg.core.errors import InvalidMeasurementError
 from specreg.core.files import MIB, UNREADABLE, read_regular, replace_file
 from specreg.core.reasons import Reason
@@ -39,13 +39,15 @@ from specreg.verdicts.verdict import Outcome, Verdict
 _MOST_LAUNCHES = 2
 """After so many launches without a comparison, answers aren't asked for any more."""
 _MOST_NAMED = 3
-_verdict_on_answers = functools.partial(Verdict, metric=LOSSLESS, launches=0)
 
 
 class _Known(msgspec.Struct):
-    """What a gate's folder keeps of answers, by pair.
+    """What a gate's folder keeps of answers.
 
-    `digest` is the definition by which answers counted as equal; without one it is the first.
+    Attributes:
+        answers: by pair, what side A answered.
+        verdicts: by pair, the verdict on the answers of side B.
+        digest: the definition by which answers counted as equal; the first one if it isn't there.
     """
 
     answers: dict[str, tuple[Transcript, ...]] = {}
@@ -55,40 +57,49 @@ class _Known(msgspec.Struct):
 
 @dataclass(slots=True, kw_only=True)
 class AnswerComparison:
-    """The answers of a gate, as far as they were asked for; the file of `path` keeps them."""
+    """The answers of a gate, as far as they were asked for.
+
+    Attributes:
+        pairs: what is compared.
+        root: the repository.
+        path: the file that keeps the answers.
+        show: is called with a sentence about what goes on.
+        _known: the answers and verdicts so far.
+        _failures: by pair, why its answers couldn't be compared.
+        _launches: by pair, the launches on which it was tried.
+    """
 
     pairs: Sequence[Pair]
     root: Path
     path: Path
     show: Callable[[str], None]
     _known: _Known = field(default_factory=lambda: _Known(digest=ANSWER_DIGEST))
-    _failed: dict[str, Reason] = field(default_factory=dict)  # by pair, why
-    _launches: dict[str, set[int]] = field(default_factory=dict)  # by pair, those that were tried
+    _failures: dict[str, Reason] = field(default_factory=dict)
+    _launches: dict[str, set[int]] = field(default_factory=dict)
 
     def take_over(self) -> None:
         """Load the answers that the folder has, if they can be read."""
         with contextlib.suppress(OSError, *UNREADABLE):
             known = msgspec.json.decode(read_regular(self.path, 1024 * MIB), type=_Known)
-            if known.digest != ANSWER_DIGEST:
-                known = _Known(digest=ANSWER_DIGEST)
-            self._known = known
+            if known.digest == ANSWER_DIGEST:
+                self._known = known
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
         """The verdicts on each pair's answers, or why there are none."""
-        return tuple(map(self._verdict, self.pairs))
+        return tuple(self._verdict(pair) for pair in self.pairs)
 
     def _verdict(self, pair: Pair) -> Verdict:
         if pair.id in self._known.verdicts:
             return self._known.verdicts[pair.id]
-        say = functools.partial(_verdict_on_answers, case_id=pair.id)
-        if why := why_not_compared(pair.a, pair.b):
-            return say(outcome=Outcome.NOT_COMPARABLE, reason=Reason(text=why))
+        refusal = why_not_compared(pair.a, pair.b)
+        if refusal:
+            return _verdict_on(pair, Outcome.NOT_COMPARABLE, reason=Reason(text=refusal))
         not_yet = Reason(text="the answers weren't compared", remedy="--resume does so")
-        return say(outcome=Outcome.INVALID, reason=self._failed.get(pair.id, not_yet))
+        return _verdict_on(pair, Outcome.INVALID, reason=self._failures.get(pair.id, not_yet))
 
     def wants(self, pairs: Collection[Pair]) -> bool:
-        """Whether a further launch may decide on answers where earlier ones couldn't."""
+        """Return whether a further launch may decide on answers where earlier ones couldn't."""
         return any(
             self._verdict(pair).outcome is Outcome.INVALID
             and len(self._launches.get(pair.id, ())) < _MOST_LAUNCHES
@@ -102,10 +113,16 @@ class AnswerComparison:
         launch: int,
         measured: Mapping[Side, Measurement],
     ) -> None:
-        """Ask side A for its answers once, and hold side B's against them once.
+        """Ask side A for its answers once, and compare side B's with them once.
 
-        Where both were `measured` beside one another and said the same whenever they were timed,
+        Where both sides were measured side by side and answered the same whenever they were timed,
         they need not be asked again.
+
+        Args:
+            pair: the case as both sides run it.
+            servers: those that are up.
+            launch: the number of the launch.
+            measured: what was measured on this launch, by side.
 
         Raises:
             ServerDiedError: a server went away.
@@ -114,101 +131,160 @@ class AnswerComparison:
             return
         self._launches.setdefault(pair.id, set()).add(launch)
         prompts = load_case_prompts(self.root, pair.a)[: pair.a.prompts]
-        known, side = self._known, Side.A
-        replays = [one.replay for one in map(measured.get, COMPARED) if one and one.replay]
-        if len(replays) == len(COMPARED):
-            timed = Replay(rounds=replays[1].rounds, control_rounds=replays[0].rounds)
-            if all(were_equal(timed, prompt) for prompt in prompts):
-                same = _verdict_on_answers(case_id=pair.id, outcome=Outcome.PASS, value=1.0)
-                known.verdicts[pair.id] = same
+        if _were_all_equal(measured, prompts):
+            self._known.verdicts[pair.id] = _verdict_on(pair, Outcome.PASS, value=1.0)
+        side = Side.A
         try:
-            plain = servers.get(Side.A)
-            if pair.id not in {*known.verdicts, *known.answers} and plain is not None:
-                ask_a = functools.partial(ask_greedy, pair.a, plain)
-                turns = ask_each_turn(plain.endpoint, pair.a, prompts, ask_a)
-                known.answers[pair.id] = tuple(turn.answer for turn in turns)
+            self._ask_a(pair, servers, prompts)
             side = Side.B
-            if Side.B in servers and pair.id in known.answers.keys() - known.verdicts.keys():
-                self.show(f"{pair.id}: comparing the answers")
-                found = compare_answers(pair, servers, prompts, known.answers[pair.id])
-                known.verdicts[pair.id] = found
+            self._compare_b(pair, servers, prompts)
         except InvalidMeasurementError as error:
-            self._failed[pair.id] = Reason(text=f"side {side}: {error}")
-            for one in servers.values():
-                one.check_alive()
-        replace_file(self.path, msgspec.json.encode(hide_values(known)))
+            self._failures[pair.id] = Reason(text=f"side {side}: {error}")
+            for server in servers.values():
+                server.check_alive()
+        replace_file(self.path, msgspec.json.encode(hide_values(self._known)))
+
+    def _ask_a(self, pair: Pair, servers: Mapping[Side, Server], prompts: Sequence[Prompt]) -> None:
+        """Ask side A for its answers, if it is up and they aren't known."""
+        server = servers.get(Side.A)
+        is_known = pair.id in self._known.verdicts or pair.id in self._known.answers
+        if server is None or is_known:
+            return
+        ask = functools.partial(ask_greedy, pair.a, server)
+        turns = ask_each_turn(server.endpoint, pair.a, prompts, ask)
+        self._known.answers[pair.id] = tuple(turn.answer for turn in turns)
+
+    def _compare_b(
+        self, pair: Pair, servers: Mapping[Side, Server], prompts: Sequence[Prompt]
+    ) -> None:
+        """Compare side B's answers, if it is up, A's are known and there is no verdict yet."""
+        can_compare = Side.B in servers and pair.id in self._known.answers
+        if not can_compare or pair.id in self._known.verdicts:
+            return
+        self.show(f"{pair.id}: comparing the answers")
+        answers_of_a = self._known.answers[pair.id]
+        self._known.verdicts[pair.id] = compare_answers(pair, servers, prompts, answers_of_a)
+
+
+def _verdict_on(
+    pair: Pair, outcome: Outcome, *, value: float | None = None, reason: Reason | None = None
+) -> Verdict:
+    """Return a verdict on the answers of a pair, which no launch is counted for."""
+    return Verdict(
+        case_id=pair.id, metric=LOSSLESS, outcome=outcome, value=value, reason=reason, launches=0
+    )
+
+
+def _were_all_equal(measured: Mapping[Side, Measurement], prompts: Sequence[Prompt]) -> bool:
+    """Return whether both sides were timed side by side and answered all prompts the same."""
+    measurement_of_a = measured.get(Side.A)
+    measurement_of_b = measured.get(Side.B)
+    if measurement_of_a is None or measurement_of_b is None:
+        return False
+    if measurement_of_a.replay is None or measurement_of_b.replay is None:
+        return False
+    timed = Replay(
+        rounds=measurement_of_b.replay.rounds, control_rounds=measurement_of_a.replay.rounds
+    )
+    return all(were_equal(timed, prompt) for prompt in prompts)
 
 
 def why_not_compared(a: Case, b: Case) -> str:
-    """Why both sides need not give the same answers, or can't be asked; empty where they must."""
+    """Return why both sides need not give the same answers, or can't be asked; empty if they must.
+
+    Args:
+        a: the case as side A runs it.
+        b: the case as side B runs it.
+    """
     if engine_named(a.server.engine).token_api is None:
         return f"engine '{a.server.engine}' tells no token ids"
     if not a.temperature == b.temperature == 0:
         return "the answers are drawn at a temperature"
     if a.server.pinned_length_tokens or b.server.pinned_length_tokens:
         return "their acceptance is pinned, whatever the targets say"
-    of_target = operator.attrgetter("target", "padding_layers", "widen", "dtype")
-    if of_target(a.server) != of_target(b.server):
+    target_settings = operator.attrgetter("target", "padding_layers", "widen", "dtype")
+    if target_settings(a.server) != target_settings(b.server):
         return "the targets of both sides differ, or their number formats"
-    asked = operator.attrgetter("dataset", "prompts", "output_cap_tokens", "ignore_eos", "turns")
-    return "" if asked(a) == asked(b) else "the sides are asked otherwise"
+    request_settings = operator.attrgetter(
+        "dataset", "prompts", "output_cap_tokens", "ignore_eos", "turns"
+    )
+    if request_settings(a) != request_settings(b):
+        return "the sides are asked otherwise"
+    return ""
 
 
 def compare_answers(
     pair: Pair,
     servers: Mapping[Side, Server],
     prompts: Sequence[Prompt],
-    theirs: Sequence[Transcript],
+    answers_of_a: Sequence[Transcript],
 ) -> Verdict:
-    """The verdict on what side B's server answers to prompts, held against A's answers.
+    """Compare what side B's server answers to prompts with A's answers.
 
-    B's is asked how likely both were, and then A's where it is up and can say.
+    B's server is asked how likely both tokens were where they part, and then A's if it is up and
+    can say.
+
+    Args:
+        pair: the case as both sides run it.
+        servers: those that are up; side B's is one of them.
+        prompts: the prompts of the case.
+        answers_of_a: A's answer to each turn, in order.
 
     Raises:
-        InvalidMeasurementError: it doesn't answer in ids, or differently at another batch size.
+        InvalidMeasurementError: B doesn't answer in ids, or differently at another batch size.
     """
-    case, server, a = pair.b, servers[Side.B], servers.get(Side.A)
-    say = functools.partial(_verdict_on_answers, case_id=pair.id)
-    left = iter(theirs)
+    case = pair.b
+    server = servers[Side.B]
+    remaining_answers = iter(answers_of_a)
     # A's replies come before the later turns on both sides.
     turns = ask_each_turn(
-        server.endpoint, case, prompts, lambda texts: list(itertools.islice(left, len(texts)))
+        server.endpoint,
+        case,
+        prompts,
+        lambda texts: list(itertools.islice(remaining_answers, len(texts))),
     )
-    names, texts = [turn.name for turn in turns], [turn.text for turn in turns]
-    unlike = [f"'{turn.name}'" for turn in turns if turn.text != turn.answer.prompt]
-    if unlike:
-        named = ", ".join(unlike[:_MOST_NAMED])
+    tokenized_otherwise = [f"'{turn.name}'" for turn in turns if turn.text != turn.answer.prompt]
+    if tokenized_otherwise:
+        examples = ", ".join(tokenized_otherwise[:_MOST_NAMED])
         reason = Reason(
-            text=f"B makes other tokens of {len(unlike)} prompts: {named}",
+            text=f"B makes other tokens of {len(tokenized_otherwise)} prompts: {examples}",
             remedy="look at its tokenizer and chat template",
         )
-        return say(outcome=Outcome.WRONG, reason=reason)
-    ask, batch = functools.partial(ask_greedy, case, server, texts), other_batch(case)
-    found = check_lossless(
-        names,
-        ask(),
-        theirs,
-        functools.partial(ask, batch) if batch else None,
+        return _verdict_on(pair, Outcome.WRONG, reason=reason)
+    ask_b = functools.partial(ask_greedy, case, server, [turn.text for turn in turns])
+    batch = other_batch(case)
+    losslessness = check_lossless(
+        [turn.name for turn in turns],
+        ask_b(),
+        answers_of_a,
+        functools.partial(ask_b, batch) if batch else None,
         functools.partial(score, server.endpoint),
         # Another version may have other kernels, whatever a case demands of speculation.
         rounding_nats=max(case.rounding_nats, ROUNDING_NATS),
     )
-    if a is not None and not found.failures:
+    server_of_a = servers.get(Side.A)
+    if server_of_a is not None and not losslessness.failures:
         with contextlib.suppress(InvalidMeasurementError):
-            found = judged_by_a(found, functools.partial(score, a.endpoint))
-    outcome = Outcome.WRONG if found.failures else Outcome.PASS
-    reason = Reason(text=found.describe("of B", "of A"))
-    return say(outcome=outcome, reason=reason, value=found.equal_frac)
+            losslessness = judged_by_a(losslessness, functools.partial(score, server_of_a.endpoint))
+    return _verdict_on(
+        pair,
+        Outcome.WRONG if losslessness.failures else Outcome.PASS,
+        value=losslessness.equal_frac,
+        reason=Reason(text=losslessness.describe("of B", "of A")),
+    )
 
 
-def judged_by_a(found: Losslessness, ask_a: Score) -> Losslessness:
-    """Return what B found, the gaps measured by A: how much likelier A's own tokens are.
+def judged_by_a(by_b: Losslessness, ask_a: Score) -> Losslessness:
+    """Return what B found with gaps measured by A: how much likelier A's own tokens are.
 
-    Where A finds B's token likelier than its own, B does no worse: the gap is 0. `found` has no
-    failures by B's word, `ask_a` asks A's server.
+    Where A finds B's token likelier than its own, B does no worse, and the gap is 0.
+
+    Args:
+        by_b: what B found, without any failure.
+        ask_a: asks A's server how likely tokens are.
     """
     partings = tuple(
-        dataclasses.replace(one, gap_nats=max(0.0, -(one.gap_nats or 0.0)))
-        for one in score_partings(found.partings, ask_a)
+        dataclasses.replace(parting, gap_nats=max(0.0, -(parting.gap_nats or 0.0)))
+        for parting in score_partings(by_b.partings, ask_a)
     )
-    return dataclasses.replace(found, partings=partings)
+    return dataclasses.replace(by_b, partings=partings)

@@ -46,14 +46,15 @@ def find_change(options: BisectOptions, tier: Tier, case: Case) -> tuple[str, ..
         SideError: the good release can't be measured.
         SpecregError: there is nothing to find.
     """
-    good, bad = parse_origin(options.good), parse_origin(options.bad)
-    for one in (good, bad):
-        if not one.version:
-            raise UnsupportedError(f"'{one.text}': is no release; give ENGINE==VERSION")
+    good = parse_origin(options.good)
+    bad = parse_origin(options.bad)
+    for origin in (good, bad):
+        if not origin.version:
+            raise UnsupportedError(f"'{origin.text}': is no release; give ENGINE==VERSION")
     if good.engine != bad.engine:
         message = f"--good {good.text} --bad {bad.text}: of two engines; give two versions of one"
         raise UnsupportedError(message)
-    named = [one.strip() for one in options.versions.split(",") if one.strip()]
+    named = [version.strip() for version in options.versions.split(",") if version.strip()]
     released: Sequence[str] = (good.version, *named, bad.version)
     if not named:
         requirement = engine_named(good.engine).requirement(on_gpu=tier.needs_gpus > 0)
@@ -67,62 +68,107 @@ def find_change(options: BisectOptions, tier: Tier, case: Case) -> tuple[str, ..
 def bisect_versions(
     versions: Sequence[str], compare: Callable[[str], tuple[Step, str]]
 ) -> tuple[str, ...]:
-    """Bisect versions, the first of them good and the last bad; see `find_change`."""
-    good, last = versions[0], versions[-1]
+    """Bisect versions, of which the first is good and the last bad.
+
+    Args:
+        versions: in order.
+        compare: says of a version what it is, compared with the good one, and why.
+
+    Returns:
+        The last good version, the undecided ones, and the first bad one.
+
+    Raises:
+        UnsupportedError: the last version isn't bad, or can't be judged.
+    """
+    good = versions[0]
+    last = versions[-1]
     step, why = compare(last)
     if step is Step.UNKNOWN:
         raise UnsupportedError(f"{last}: no telling whether it is worse than {good}, {why}")
     if step is Step.GOOD:
         would = f"there is nothing to find, or {TOLERANCE} says what would be"
         raise UnsupportedError(f"{last}: isn't worse than {good}; {would}")
-    low, high, unknown = 0, len(versions) - 1, set[int]()
-    while left := [place for place in range(low + 1, high) if place not in unknown]:
-        middle = min(left, key=lambda place: abs(2 * place - low - high))
+    last_good = 0
+    first_bad = len(versions) - 1
+    unknown: set[int] = set()
+
+    def distance_from_middle(index: int) -> int:
+        return abs(2 * index - last_good - first_bad)
+
+    while True:
+        candidates = [index for index in range(last_good + 1, first_bad) if index not in unknown]
+        if not candidates:
+            return tuple(versions[last_good : first_bad + 1])
+        middle = min(candidates, key=distance_from_middle)
         step, _ = compare(versions[middle])
         if step is Step.UNKNOWN:
             unknown.add(middle)
         elif step is Step.BAD:
-            high = middle
+            first_bad = middle
         else:
-            low = middle
-    return tuple(versions[low : high + 1])
+            last_good = middle
 
 
 def versions_between(good: str, bad: str, released: Sequence[str]) -> tuple[str, ...]:
-    """The released versions from the good to the bad one, in order; pre-releases are left out."""
+    """Return the released versions from the good to the bad one, in order, without pre-releases.
+
+    Raises:
+        UnsupportedError: one can't be read, was never released, or the good one isn't the older.
+    """
     try:
-        known = {Version(one): one for one in released}
-        first, last = Version(good), Version(bad)
+        known = {Version(text): text for text in released}
+        first = Version(good)
+        last = Version(bad)
     except InvalidVersion as error:
         raise UnsupportedError(f"{error}; give versions as 0.31.0") from error
     for version in (first, last):
         if version not in known:
-            last_ones = ", ".join(map(str, sorted(known)[-_MOST_NAMED:]))
-            message = f"version '{version}': was never released; the last ones are {last_ones}"
+            newest = ", ".join(str(version) for version in sorted(known)[-_MOST_NAMED:])
+            message = f"version '{version}': was never released; the last ones are {newest}"
             raise UnsupportedError(message)
     if not first < last:
         message = f"--good {good} --bad {bad}: the good one must be the older; swap them"
         raise UnsupportedError(message)
-    between = sorted(one for one in known if first < one < last and not one.is_prerelease)
-    return tuple(known[one] for one in (first, *between, last))
+    between = [version for version in sorted(known) if first < version < last]
+    releases = [version for version in between if not version.is_prerelease]
+    return tuple(known[version] for version in (first, *releases, last))
 
 
 def step_of(decision: Decision, lost: frozenset[str] | None) -> Step:
-    """Tell whether a version is good or bad by only the metrics that the last one lost.
+    """Return what a version is, by the metrics that the last version lost.
 
-    The last one, of which `lost` is None, is bad whatever it lost.
+    Args:
+        decision: what its gate decided.
+        lost: the metrics that the last version lost; None for the last version itself, which is
+            bad whatever it lost.
     """
     if lost is None and decision.answer is GateAnswer.UPGRADE:
         return Step.GOOD
-    outcomes = {one.outcome for one in decision.verdicts if lost is None or one.metric in lost}
+    outcomes = {verdict.outcome for verdict in _searched(decision, lost)}
     if outcomes & _WORSE:
         return Step.BAD
-    return Step.GOOD if lost and outcomes and outcomes <= GOOD else Step.UNKNOWN
+    if lost and outcomes and outcomes <= GOOD:
+        return Step.GOOD
+    return Step.UNKNOWN
+
+
+def _searched(decision: Decision, lost: frozenset[str] | None) -> list[Verdict]:
+    """Return the verdicts on the metrics that are searched for; on all if `lost` is None."""
+    return [verdict for verdict in decision.verdicts if lost is None or verdict.metric in lost]
 
 
 @dataclass(slots=True)
 class _Search:
-    """Gates of a case; `lost`: the metrics that are searched for, None before the first gate."""
+    """A search for the release that lost something, as gates against the good release.
+
+    Attributes:
+        options: what it was asked for.
+        tier: the tier of the case.
+        case: the case that became worse.
+        engine: the engine of all releases.
+        good: the version of the good release.
+        lost: the metrics that are searched for; None before the first gate.
+    """
 
     options: BisectOptions
     tier: Tier
@@ -132,35 +178,47 @@ class _Search:
     lost: frozenset[str] | None = None
 
     def compare(self, version: str) -> tuple[Step, str]:
-        """Compare a version with the good one, and say why, or what it would take to tell."""
+        """Compare a version with the good one, and say why or what it would take to decide."""
         try:
             decision = self._gate_against(version)
         except SideError as error:
             if error.side is not Side.B:
                 raise
-            step, why = Step.UNKNOWN, error.head
+            step = Step.UNKNOWN
+            why = error.head
         else:
             step = step_of(decision, self.lost)
-            unclear = [one for one in self._wanted(decision) if one.outcome in _UNCLEAR]
-            whys = decision.reasons if step is Step.BAD else ()
-            if step is Step.UNKNOWN:
-                whys = tuple(f"{one.metric}: {one.explanation}" for one in unclear)
-            why = "; ".join(whys)
+            why = "; ".join(self._reasons(step, decision))
             if step is Step.BAD and self.lost is None:  # what the last version lost is searched for
-                self.lost = frozenset(o.metric for o in decision.verdicts if o.outcome in _WORSE)
+                self.lost = frozenset(
+                    verdict.metric for verdict in decision.verdicts if verdict.outcome in _WORSE
+                )
         self.options.show(f"{version}: {step}{f', {why}' if why else ''}")
         return step, why
+
+    def _reasons(self, step: Step, decision: Decision) -> Sequence[str]:
+        """Return why a version is bad, or why it can't be judged."""
+        if step is Step.BAD:
+            return decision.reasons
+        if step is Step.GOOD:
+            return ()
+        unclear = [
+            verdict for verdict in _searched(decision, self.lost) if verdict.outcome in _UNCLEAR
+        ]
+        return [f"{verdict.metric}: {verdict.explanation}" for verdict in unclear]
 
     def _gate_against(self, version: str) -> Decision:
         """Run a gate of the good version against another."""
         options = self.options
-        made_of = repr((self.case, options.prompts, options.least_s))
-        fingerprint = hashlib.sha256(made_of.encode()).hexdigest()[:8]
+        settings = repr((self.case, options.prompts, options.least_s))
+        fingerprint = hashlib.sha256(settings.encode()).hexdigest()[:8]
         folder = options.folder / f"{self.good}..{version}-{fingerprint}"
         set_aside(folder)
-        names = (one.name for one in dataclasses.fields(ComparisonOptions))
-        shared = {name: getattr(options, name) for name in names}
-        asked = GateOptions(
+        shared = {
+            field.name: getattr(options, field.name)
+            for field in dataclasses.fields(ComparisonOptions)
+        }
+        gate_options = GateOptions(
             **{**shared, "out": folder},
             a=f"{self.engine}=={self.good}",
             b=f"{self.engine}=={version}",
@@ -168,9 +226,9 @@ class _Search:
             minutes=math.inf,
             resume=(folder / JOURNAL).exists(),
         )
-        gate = open_gate(asked, self.tier)
+        gate = open_gate(gate_options, self.tier)
         try:
-            decision = gate.measure(functools.partial(self._is_told, gate))
+            decision = gate.measure(functools.partial(self._is_decided, gate))
         finally:
             status = None if gate.finished else _CUT_SHORT_STATUS
             record_gate(gate, command=specreg_command("bisect", self.case.id), status=status)
@@ -184,13 +242,11 @@ class _Search:
             raise SideError(Side.A, message)
         return decision
 
-    def _is_told(self, gate: Gate, decision: Decision) -> bool:
-        """Whether no launch would tell more: of the last version all that it lost is wanted."""
+    def _is_decided(self, gate: Gate, decision: Decision) -> bool:
+        """Return whether no further launch is needed; all that the last version lost is."""
         if self.lost is not None and step_of(decision, self.lost) is not Step.UNKNOWN:
             return True
-        unclear = any(one.outcome is Outcome.INCONCLUSIVE for one in self._wanted(decision))
-        return not unclear and not gate.answers.wants(gate.pairs)
-
-    def _wanted(self, decision: Decision) -> list[Verdict]:
-        """The verdicts on what is searched for."""
-        return [one for one in decision.verdicts if self.lost is None or one.metric in self.lost]
+        is_unclear = any(
+            verdict.outcome is Outcome.INCONCLUSIVE for verdict in _searched(decision, self.lost)
+        )
+        return not is_unclear and not gate.answers.wants(gate.pairs)

@@ -65,21 +65,37 @@ _MINUTES_WITHOUT_GPU = 20.0
 
 
 class SideError(SpecregError):
-    """One of the sides failed: which, and whether its server had started."""
+    """A side of a gate that failed.
+
+    Attributes:
+        side: which one.
+        started: whether its server had started.
+    """
 
     def __init__(self, side: Side, message: str, *, started: bool = True) -> None:
         super().__init__(message)
-        self.side, self.started = side, started
+        self.side = side
+        self.started = started
 
 
 @dataclass(slots=True, kw_only=True)
 class Gate:
-    """A gate, and its launches so far, as they came.
+    """A gate and its launches so far.
 
     Attributes:
-        sources: where the servers of A and of B come from; installed: what they are.
-        together: whether those of a launch are up at the same time.
-        finished: whether it ended by itself.
+        options: what it was asked for.
+        tier: the tier of its cases.
+        folder: where it writes.
+        sources: where the servers of A and of B come from.
+        installed: what A and B are: package, version, and where it came from if that is no index.
+        groups: the pairs of cases that it compares, by the servers that they share.
+        together: whether the servers of a launch are up at the same time.
+        environment: the machine.
+        rules: how the launches are weighed.
+        journal: keeps each launch.
+        answers: compares what both sides answer.
+        launches: in the order in which they were made.
+        finished: whether the gate ended by itself.
     """
 
     options: GateOptions
@@ -102,24 +118,27 @@ class Gate:
         return tuple(itertools.chain.from_iterable(self.groups))
 
     def take_over(self) -> None:
-        """Go on with what a gate that was cut off had measured.
+        """Take over what the gate had measured before it was cut off.
 
         Raises:
-            UnsupportedError: it is of another gate.
+            UnsupportedError: the folder is of another gate.
         """
-        sides = itertools.product(self.pairs, Side)
-        known = {self._key(pair, side, 0): (pair.id, side) for pair, side in sides}
+        arms = {
+            self._key(pair, side, 0): (pair.id, side)
+            for pair, side in itertools.product(self.pairs, Side)
+        }
         for key, measurement in load_journal(self.journal.path, last=True).items():
-            place = known.get(msgspec.structs.replace(key, launch=0))
-            if place is None:
+            arm = arms.get(msgspec.structs.replace(key, launch=0))
+            if arm is None:
                 message = (
                     f"'{self.journal.path}': is of another gate; name the same sides, cases and"
                     " options as then, or another --out"
                 )
                 raise UnsupportedError(message)
-            self.launches.append(SideLaunch(*place, key.launch, measurement))
+            pair_id, side = arm
+            self.launches.append(SideLaunch(pair_id, side, key.launch, measurement))
         self.answers.take_over()
-        begun = max((one.number for one in self.launches), default=0)
+        begun = max((launch.number for launch in self.launches), default=0)
         if begun > self.rules.launches:
             self.rules = dataclasses.replace(self.rules, launches=begun)
             self.options.show(
@@ -130,35 +149,45 @@ class Gate:
     def measure(self, is_done: Callable[[Decision], bool] | None = None) -> Decision:
         """Launch both sides until the answer is there, or there is no time left.
 
-        `is_done` is asked at each look, else whether a further launch would change the answer.
+        Args:
+            is_done: is asked at each look whether its decision is the answer; None to go on while
+                a further launch could turn it into an upgrade.
 
         Raises:
             SpecregError: a side can't start at all, or the disk refuses.
         """
-        usual = math.inf if self.sources[0].on_gpu else _MINUTES_WITHOUT_GPU
-        minutes = usual if self.options.minutes is None else self.options.minutes
-        deadline_s, longest_s = time.monotonic() + 60 * minutes, 0.0
+        minutes = self.options.minutes
+        if minutes is None:
+            minutes = math.inf if self.sources[0].on_gpu else _MINUTES_WITHOUT_GPU
+        deadline_s = time.monotonic() + 60 * minutes
+        longest_s = 0.0
         for group, number, sides in plan_launches(
             self.groups, self.rules, self.decide, is_done or is_lost, self.answers.wants
         ):
-            left = self._unknown(group, number, sides)
-            for slot in slots_of(number, sides, together=self.together) if left else ():
+            pairs = self._unknown(group, number, sides)
+            if not pairs:
+                continue
+            for slot in slots_of(number, sides, together=self.together):
                 began_s = time.monotonic()
                 if longest_s and began_s + longest_s > deadline_s:
                     return self.decide()
-                self._launch(left, number, slot)
+                self._launch(pairs, number, slot)
                 longest_s = max(longest_s, time.monotonic() - began_s)
         self.finished = True
         return self.decide()
 
     def decide(self) -> Decision:
-        """Decide by the launches so far."""
+        """Return the decision by the launches so far."""
         return decide(self.pairs, self.launches, self.rules, self.answers.verdicts)
 
     def versions(self, side: Side) -> tuple[str, ...]:
-        """The versions that the servers of a side told, each once."""
-        ours = (one.measurement for one in self.launches if one.side.is_b == side.is_b)
-        return tuple(sorted({one.engine_version for one in ours if one is not None} - {""}))
+        """Return the versions that the servers of a side report, each once."""
+        versions = {
+            launch.measurement.engine_version
+            for launch in self.launches
+            if launch.side.is_b == side.is_b and launch.measurement is not None
+        }
+        return tuple(sorted(versions - {""}))
 
     def _unknown(self, group: Group, number: int, sides: tuple[Side, Side]) -> Group:
         """Return the pairs of a group that weren't measured on both sides by that number.
@@ -166,40 +195,35 @@ class Gate:
         What one side did alone is forgotten: it would be compared with a launch of another hour.
         Why a launch failed is kept, for the page.
         """
-        same = [one for one in self.launches if one.number == number and not one.failed]
-        known = {(one.pair_id, one.side) for one in same}
-        left = tuple(pair for pair in group if not {(pair.id, side) for side in sides} <= known)
-        again = {(pair.id, side) for pair in left for side in sides}
-        for one in same:
-            if (one.pair_id, one.side) in again:
-                self.launches.remove(one)
-        return left
+        measured = [
+            launch for launch in self.launches if launch.number == number and launch.failed is None
+        ]
+        measured_arms = {(launch.pair_id, launch.side) for launch in measured}
+        unknown = tuple(
+            pair for pair in group if not {(pair.id, side) for side in sides} <= measured_arms
+        )
+        arms_to_measure = set(itertools.product((pair.id for pair in unknown), sides))
+        for launch in measured:
+            if (launch.pair_id, launch.side) in arms_to_measure:
+                self.launches.remove(launch)
+        return unknown
 
     def _launch(self, group: Group, number: int, sides: tuple[Side, ...]) -> None:
-        """Start servers and measure all pairs that share them; what fails is noted, not raised.
+        """Start servers and measure all pairs that share them. A failure is noted, not raised.
 
         Raises:
             SideError: a side's server never started.
         """
-        named = f"side {sides[0]}" if len(sides) == 1 else f"sides {', '.join(sides)}"
-        servers_of = dict.fromkeys((group[0].a.server.id, group[0].b.server.id))
-        self.options.show(f"launch {number}, {named}: {' > '.join(servers_of)}")
+        side_names = f"side {sides[0]}" if len(sides) == 1 else f"sides {', '.join(sides)}"
+        server_ids = dict.fromkeys((group[0].a.server.id, group[0].b.server.id))
+        self.options.show(f"launch {number}, {side_names}: {' > '.join(server_ids)}")
         starts: dict[Side, ServerStart] = {}
         servers: dict[Side, StartedServer] = {}
         with contextlib.ExitStack() as stack:
             try:
                 for side in sides:
-                    case, source = group[0].of(side), self.sources[side.is_b]
-                    name = f"{number:03}-{side}-{case.server.id}".replace(" ", "")
-                    log_path = self.folder / "logs" / f"{name}.log"
-                    start = ServerStart(
-                        spec=case.server,
-                        provision=source,
-                        root=self.options.root,
-                        ready_within_s=self.options.ready_within_s,
-                        log_path=log_path,
-                    )
                     with _blaming(side, self.options):
+                        start = self._start_of(group[0], side, number)
                         starts[side] = stack.enter_context(start.begin())
                 for side, start in starts.items():
                     with _blaming(side, self.options):
@@ -208,23 +232,49 @@ class Gate:
                     for pair in group:
                         self._measure(pair, number, servers)
             except SideError as error:
-                ours = [one for one in self.launches if one.side.is_b == error.side.is_b]
-                ids = dict.fromkeys(pair.id for pair in group)
-                if not error.started and all(one.failed or one.pair_id not in ids for one in ours):
+                if not error.started and not self._has_started(error.side, group):
                     raise
                 self.options.show(f"launch {number}, side {error.side}: {error}")
-                had = {(one.pair_id, one.number) for one in ours if one.side is error.side}
-                for pair_id in ids:
-                    if (pair_id, number) not in had:
-                        reason = Reason(text=str(error))
-                        failed = SideLaunch(pair_id, error.side, number, failed=reason)
-                        self.launches.append(failed)
+                self._note_failure(error, group, number)
+
+    def _start_of(self, pair: Pair, side: Side, number: int) -> ServerStart:
+        """Return the start of a side's server, which begins nothing yet."""
+        spec = pair.of(side).server
+        log_name = f"{number:03}-{side}-{spec.id}".replace(" ", "")
+        return ServerStart(
+            spec=spec,
+            provision=self.sources[side.is_b],
+            root=self.options.root,
+            ready_within_s=self.options.ready_within_s,
+            log_path=self.folder / "logs" / f"{log_name}.log",
+        )
+
+    def _has_started(self, side: Side, group: Group) -> bool:
+        """Return whether a side's server of a group has ever come up."""
+        pair_ids = {pair.id for pair in group}
+        return any(
+            launch.pair_id in pair_ids and launch.failed is None
+            for launch in self.launches
+            if launch.side.is_b == side.is_b
+        )
+
+    def _note_failure(self, error: SideError, group: Group, number: int) -> None:
+        """Note why a side came to nothing for the pairs that it hadn't measured on a launch."""
+        noted = {
+            launch.pair_id
+            for launch in self.launches
+            if launch.side is error.side and launch.number == number
+        }
+        for pair_id in dict.fromkeys(pair.id for pair in group):
+            if pair_id not in noted:
+                reason = Reason(text=str(error))
+                self.launches.append(SideLaunch(pair_id, error.side, number, failed=reason))
 
     def _measure(self, pair: Pair, number: int, servers: dict[Side, StartedServer]) -> None:
         """Measure a pair on the servers that are up, and compare its answers.
 
         Raises:
-            SideError: a server went away or hangs; nothing is kept then.
+            SideError: a server went away or hangs. Nothing is kept then.
         """
         options = self.options
         requests: list[list[tuple[int, FinishedRequest]]] = [[] for _ in servers]
@@ -235,11 +285,13 @@ class Gate:
         arms = [Arm(case=pair.of(side), server=server) for side, server in servers.items()]
         plan = Plan(show=lambda _: None, least_s=options.least_s, record=record)
         workload = workload_of(pair.a, load_case_prompts(options.root, pair.a))
-        found = measure(arms, workload, plan)
-        kept = []
-        for side, measurement, replayed in zip(tuple(servers), found, requests, strict=True):
+        measurements = measure(arms, workload, plan)
+        measured = []
+        for side, measurement, arm_requests in zip(
+            tuple(servers), measurements, requests, strict=True
+        ):
             if measurement.replay is not None:
-                kept.append((side, measurement, replayed))
+                measured.append((side, measurement, arm_requests))
                 continue
             invalidities = [Reason.of(each) for each in measurement.invalid.values()]
             reason = next(iter(invalidities), Reason(text="nothing was measured"))
@@ -248,21 +300,23 @@ class Gate:
             if reason.code == HungError.code:
                 raise SideError(side, str(reason))
         if servers.keys() <= {*COMPARED}:
-            measured = {side: measurement for side, measurement, _ in kept}
-            self.answers.ask(pair, servers, number, measured)
-        for side, measurement, replayed in kept:
+            by_side = {side: measurement for side, measurement, _ in measured}
+            self.answers.ask(pair, servers, number, by_side)
+        for side, measurement, arm_requests in measured:
             self.launches.append(SideLaunch(pair.id, side, number, measurement))
             self.journal.begin(self._key(pair, side, number))
-            for part, finished in replayed:
+            for part, finished in arm_requests:
                 self.journal.record_round(0, part)(finished)
             self.journal.end(measurement)
 
     def _key(self, pair: Pair, side: Side, number: int) -> Key:
-        """What has to be equal for a launch to be taken over."""
-        case, root = pair.of(side), self.options.root
+        """Return what has to be equal for a launch to be taken over."""
+        case = pair.of(side)
         spec = case.server
+        root = self.options.root
         models = [resolve_model(root, name) for name in (spec.target, spec.draft) if name]
-        files = [prompts_sha256(load_case_prompts(root, case)), *map(model_sha256, models)]
+        models_sha256 = [model_sha256(model) for model in models]
+        checksums = [prompts_sha256(load_case_prompts(root, case)), *models_sha256]
         how = "together" if self.together else "in turn"
         return Key(
             case=case.key,
@@ -271,7 +325,7 @@ class Gate:
             asked=f"side {side}, {how}, {self.options.least_s:g} s",
             environment=self.environment.name,
             engine=self.installed[side.is_b],
-            files_sha256=" ".join(files),
+            files_sha256=" ".join(checksums),
         )
 
 
@@ -279,7 +333,7 @@ class Gate:
 def _blaming(
     side: Side, options: GateOptions, kinds: tuple[type[SpecregError], ...] = (SpecregError,)
 ) -> Iterator[None]:
-    """Say which side can't start."""
+    """Turn errors of some kinds into a SideError that says which side can't start."""
     try:
         yield
     except MemoryHeldError:  # of the machine, not of a side
@@ -291,7 +345,7 @@ def _blaming(
 
 @contextlib.contextmanager
 def _naming(servers: Mapping[Side, StartedServer]) -> Iterator[None]:
-    """Say which side's server went away."""
+    """Turn the death of a server into a SideError that says whose it was."""
     try:
         yield
     except ServerDiedError:
@@ -314,12 +368,16 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
         where = f"in '{options.out}'" if options.out is not None else "without a folder"
         raise UnsupportedError(f"--resume: nothing to go on with {where}; name its --out")
     folder = options.folder_in("gates")
-    root, on_gpu = options.root, tier.needs_gpus > 0
-    origins = parse_origin(options.a), parse_origin(options.b)
-    a, b = (list(map(parse_override, some)) for some in (options.a_overrides, options.b_overrides))
+    root = options.root
+    on_gpu = tier.needs_gpus > 0
+    origins = (parse_origin(options.a), parse_origin(options.b))
+    overrides_of_a = [parse_override(text) for text in options.a_overrides]
+    overrides_of_b = [parse_override(text) for text in options.b_overrides]
     declare_vocabulary(tier.cases, tier.name, folder.name)
     chosen = _chosen(options, tier, origins)
-    pairs = pairs_of(tier, chosen, (a, b), prompts=options.prompts, show=options.show)
+    pairs = pairs_of(
+        tier, chosen, (overrides_of_a, overrides_of_b), prompts=options.prompts, show=options.show
+    )
     if options.pin_length_tokens is not None:
         pairs += pinned_pairs(pairs, options.pin_length_tokens, on_gpu=on_gpu)
     rules = rules_of(options, figures=sum(len(pair.deciding) for pair in pairs))
@@ -358,9 +416,10 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
 def _sides(
     options: GateOptions, origins: Sequence[Origin], pairs: Sequence[Pair], *, on_gpu: bool
 ) -> tuple[list[Provision], list[str]]:
-    """Where both sides come from, and what they are once their environments are made."""
-    sources, installed = [], []
-    kinds = UnsupportedError, EnvironmentSetupError
+    """Return where both sides come from, and what they are once their environments are made."""
+    sources = []
+    installed = []
+    kinds = (UnsupportedError, EnvironmentSetupError)
     for side, origin in zip(COMPARED, origins, strict=True):
         cases = [pair.of(side) for pair in pairs]
         with _blaming(side, options, kinds):
@@ -368,31 +427,34 @@ def _sides(
             check_contexts(options.root, cases)
     for side, source in zip(COMPARED, sources, strict=True):
         with _blaming(side, options, kinds):
-            installed.append(", ".join(dict.fromkeys(source.installed(p.of(side)) for p in pairs)))
+            packages = dict.fromkeys(source.installed(pair.of(side)) for pair in pairs)
+            installed.append(", ".join(packages))
     return sources, installed
 
 
 def _chosen(options: GateOptions, tier: Tier, origins: tuple[Origin, Origin]) -> Sequence[Case]:
-    """The cases that are named; without any those of the sides' engine that fit the GPUs."""
+    """Return the cases that are named, or else those of the sides' engine that fit the GPUs."""
     gpus = find_gpus()
     if tier.needs_gpus:
         gpus.check_usable()
     unmet = dict(tier.unmet(gpus.memory_gib))
-    if named := [tier.named(case_id) for case_id in dict.fromkeys(options.case_ids)]:
+    named = [tier.named(case_id) for case_id in dict.fromkeys(options.case_ids)]
+    if named:
         for case in named:
             if case.id in unmet:
                 raise UnsupportedError(f"{unmet[case.id]}; choose other cases with --case")
         return named
+    engines = {origin.engine for origin in origins}
     for case in tier.cases:
-        if {one.engine for one in origins} - {"", case.server.engine}:
+        if engines - {"", case.server.engine}:
             unmet[case.id] = f"'{case.id}' is of engine '{case.server.engine}'"
-    for why in unmet.values():
-        options.show(f"left out: {why}")
-    found = [case for case in tier.cases if case.id not in unmet]
-    if not found:
+    for need in unmet.values():
+        options.show(f"left out: {need}")
+    fitting = [case for case in tier.cases if case.id not in unmet]
+    if not fitting:
         message = (
             f"tier '{tier.name}': none of its {len(unmet)} cases can be compared,"
             f" {list(unmet.values())[-1]}; choose another --tier, or other sides"
         )
         raise UnsupportedError(message)
-    return found
+    return fitting

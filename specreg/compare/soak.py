@@ -39,13 +39,15 @@ LOOKS = (0.2, 0.4, 0.6, 0.8)
 """The fractions of a soak's time at which it is looked at before its end."""
 LEVEL = 0.01
 """In how many soaks of a steady server an alarm is raised, at most."""
-EARLY_LEVEL, LAST_LEVEL = LEVEL / 2 / len(LOOKS), LEVEL / 2
-"""The level of each look; all of them add up to the whole."""
+EARLY_LEVEL = LEVEL / 2 / len(LOOKS)
+"""The level of each look before the end. Together with the last they add up to the whole."""
+LAST_LEVEL = LEVEL / 2
 _MEMORY_TOLERANCE_FRAC = 0.05
 _BATCHES = 4
 """How many times the prompts in flight a block has."""
 _AGAINST = "the first blocks"
 _NS_PER_S = 10**9
+_NS_PER_MS = 10**6
 _S_PER_H = 3600.0
 
 
@@ -86,7 +88,16 @@ class Figure(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Soak:
-    """One soak, what it measured so far, and by figure the first verdict that is an alarm."""
+    """A soak that is under way.
+
+    Attributes:
+        options: what it was asked for.
+        tier: the tier of the case.
+        case: the case whose server is kept under load.
+        path: the file of its blocks.
+        blocks: what was measured so far.
+        alarms: by figure, the first verdict that is an alarm.
+    """
 
     options: SoakOptions
     tier: Tier
@@ -97,8 +108,11 @@ class Soak:
 
     @property
     def passed_s(self) -> float:
-        """From the start of the first block to the end of the last, in seconds."""
-        return self.blocks[-1].at_s + self.blocks[-1].lasted_s / 2 if self.blocks else 0.0
+        """The time from the start of the first block to the end of the last, in seconds."""
+        if not self.blocks:
+            return 0.0
+        last = self.blocks[-1]
+        return last.at_s + last.lasted_s / 2
 
     def run(self) -> None:
         """Start the server, and measure block after block until the time is over.
@@ -106,7 +120,8 @@ class Soak:
         Raises:
             SpecregError: it can't be measured, or no more; what was measured stays.
         """
-        options, case = self.options, self.case
+        options = self.options
+        case = self.case
         origin = parse_origin(options.engine or case.server.engine)
         on_gpu = self.tier.needs_gpus > 0
         source = provision_side(origin, [case], on_gpu=on_gpu, show=options.show)
@@ -126,60 +141,79 @@ class Soak:
         load = dataclasses.replace(self.case.load, duration_s=None, ramp_up_s=0.0)
         arm = Arm(case=dataclasses.replace(self.case, load=load), server=server)
         prompts = load_case_prompts(self.options.root, self.case)
-        taken = self.options.prompts or min(_BATCHES * batch_of(arm.case), self.case.prompts)
-        workload = Workload(prompts=prompts[:taken], warm_up=prompts)
+        usual_prompts = min(_BATCHES * batch_of(arm.case), self.case.prompts)
+        block_prompts = self.options.prompts or usual_prompts
+        workload = Workload(prompts=prompts[:block_prompts], warm_up=prompts)
         self.options.show(f"{self.case.id}: {len(workload.prompts)} prompts in each block")
-        looks, started_ns, length_s = list(LOOKS), 0, 60 * self.options.minutes
+        remaining_looks = list(LOOKS)
+        started_ns = 0
+        length_s = 60 * self.options.minutes
         while self.passed_s < length_s:
-            if looks and self.passed_s >= looks[0] * length_s:
-                looks.pop(0)
+            if remaining_looks and self.passed_s >= remaining_looks[0] * length_s:
+                remaining_looks.pop(0)
                 self.look(EARLY_LEVEL)
             arm = dataclasses.replace(arm, warm=bool(self.blocks))
-            (found,) = measure([arm], workload, Plan(show=lambda _: None, parts=1))
-            invalidity = found.invalid.get(Family.ACCEPTANCE)
+            (measurement,) = measure([arm], workload, Plan(show=lambda _: None, parts=1))
+            invalidity = measurement.invalid.get(Family.ACCEPTANCE)
             if invalidity is not None:
                 raise InvalidMeasurementError(invalidity.code, invalidity.text)
-            if found.replay is None:
+            if measurement.replay is None:
                 raise InvalidMeasurementError("ACCEPTANCE_MISSING", "the server answered nothing")
             if not self.blocks:
-                for remark in workload_remarks(figures_of(found, launch=1)):
+                for remark in workload_remarks(figures_of(measurement, launch=1)):
                     self.options.show(remark)
-            started_ns = started_ns or found.replay.rounds[0].started_ns
-            self.blocks.append(self._block(found.replay, found.invalid, server, started_ns))
+            replay = measurement.replay
+            started_ns = started_ns or replay.rounds[0].started_ns
+            self.blocks.append(self._block(replay, measurement.invalid, server, started_ns))
             append_lines(self.path, msgspec.json.encode(hide_values(self.blocks[-1])) + b"\n")
 
     def _block(
         self, replay: Replay, invalid: Invalid, server: StartedServer, started_ns: int
     ) -> Block:
-        (done,), accepted, spec = replay.rounds, replay.acceptance, server.spec
-        timed = bool(done.gaps.size) and Family.LATENCY not in invalid
-        gpus = spec.parallel.gpus if self.tier.needs_gpus else 0
-        variables = {**os.environ, **dict(spec.engine_env)}
+        (block_round,) = replay.rounds
+        gaps = block_round.gaps
+        step_ms: float | None = None
+        if gaps.size and Family.LATENCY not in invalid:
+            step_ms = gaps.total_ns / gaps.size / _NS_PER_MS
+        length_tokens: float | None = None
+        if replay.acceptance is not None:
+            length_tokens = replay.acceptance.total.acceptance_length
+        gpu_memory_bytes: int | None = None
+        if self.tier.needs_gpus:
+            variables = {**os.environ, **dict(server.spec.engine_env)}
+            gpus = server.spec.parallel.gpus
+            gpu_memory_bytes = held_bytes(gpus, variables, server.pids())
+        middle_ns = (block_round.started_ns + block_round.ended_ns) / 2
         return Block(
             number=len(self.blocks) + 1,
-            at_s=((done.started_ns + done.ended_ns) / 2 - started_ns) / _NS_PER_S,
-            lasted_s=(done.ended_ns - done.started_ns) / _NS_PER_S,
-            requests=len(done.traces),
-            acceptance_length_tokens=accepted.total.acceptance_length if accepted else None,
-            step_ms=done.gaps.total_ns / done.gaps.size / 1e6 if timed else None,
+            at_s=(middle_ns - started_ns) / _NS_PER_S,
+            lasted_s=(block_round.ended_ns - block_round.started_ns) / _NS_PER_S,
+            requests=len(block_round.traces),
+            acceptance_length_tokens=length_tokens,
+            step_ms=step_ms,
             memory_bytes=resident_bytes(server.process) or None,
-            gpu_memory_bytes=held_bytes(gpus, variables, server.pids()) if gpus else None,
+            gpu_memory_bytes=gpu_memory_bytes,
         )
 
     def look(self, level: float) -> tuple[Verdict, ...]:
-        """The verdict on each figure so far; what drifts raises an alarm, which stays."""
+        """Judge each figure so far. A figure that drifts raises an alarm, which stays.
+
+        Args:
+            level: how often all figures together may wrongly raise an alarm, 0..1.
+        """
         figures = tuple(self._figures())
         verdicts = [self._judge(figure, level / len(figures)) for figure in figures]
-        for one in verdicts:
-            if one.outcome is Outcome.REGRESSED and one.metric not in self.alarms:
-                self.alarms[one.metric] = one
-                said = f"after {self.passed_s / 60:.1f} min: {one.metric}: {one.explanation}"
-                self.options.show(said)
-        return tuple(self.alarms.get(one.metric, one) for one in verdicts)
+        for verdict in verdicts:
+            if verdict.outcome is Outcome.REGRESSED and verdict.metric not in self.alarms:
+                self.alarms[verdict.metric] = verdict
+                after = f"after {self.passed_s / 60:.1f} min"
+                self.options.show(f"{after}: {verdict.metric}: {verdict.explanation}")
+        return tuple(self.alarms.get(verdict.metric, verdict) for verdict in verdicts)
 
     def _figures(self) -> Iterator[Figure]:
         """Yield what is watched."""
-        length, step = METRICS["acceptance_length_tokens"], METRICS["tpot_p50_ms"]
+        length = METRICS["acceptance_length_tokens"]
+        step = METRICS["tpot_p50_ms"]
         if self.case.speculates:
             yield Figure(length.name, length.allowed_frac(self.case), 1, length.origin)
         if self.case.speed:
@@ -189,19 +223,15 @@ class Soak:
             yield Figure("gpu_memory_bytes")
 
     def _judge(self, figure: Figure, level: float) -> Verdict:
-        """The verdict on how a figure moved over the blocks after the lead-in, in an hour.
+        """Judge how a figure moved in an hour, over the blocks after the lead-in.
 
         PASS where the interval, which misses the truth on either side with `level`, excludes a loss
         beyond the tolerance; REGRESSED where all of it is a loss and the estimate is beyond it.
         """
-        points = [
-            (block.at_s / _S_PER_H, float(value))
-            for block in self.blocks
-            if block.at_s >= LEAD_IN_FRAC * 60 * self.options.minutes
-            and (value := getattr(block, figure.name)) is not None
-        ]
-        asked_frac = self.options.tolerance_frac
-        tolerance_frac = figure.tolerance_frac if asked_frac is None else asked_frac
+        points = self._points(figure)
+        tolerance_frac = self.options.tolerance_frac
+        if tolerance_frac is None:
+            tolerance_frac = figure.tolerance_frac
         verdict = functools.partial(Verdict, case_id=self.case.id, metric=figure.name)
         nothing_compared = Comparison(against=_AGAINST, tolerance_frac=tolerance_frac)
         if len(points) < BLOCK_PARTS:
@@ -243,9 +273,24 @@ class Soak:
             reason=reasons.get(outcome),
         )
 
+    def _points(self, figure: Figure) -> list[tuple[float, float]]:
+        """Return the hour and the value of each block after the lead-in that has the figure."""
+        lead_in_s = LEAD_IN_FRAC * 60 * self.options.minutes
+        points = []
+        for block in self.blocks:
+            value = getattr(block, figure.name)
+            if block.at_s >= lead_in_s and value is not None:
+                points.append((block.at_s / _S_PER_H, float(value)))
+        return points
+
 
 def open_soak(options: SoakOptions, tier: Tier) -> Soak:
-    """A soak of a case that is named, or else of the first that speculates and fits the machine."""
+    """Open a soak of a named case, or of the first that speculates and fits the machine.
+
+    Raises:
+        UnsupportedError: the folder holds a soak already, or no case fits.
+        UnknownNameError: the tier has no such case.
+    """
     path = options.folder_in("soaks") / "soak.jsonl"
     if path.exists():
         message = f"--out '{path.parent}': holds a soak already; name another folder"
@@ -254,11 +299,14 @@ def open_soak(options: SoakOptions, tier: Tier) -> Soak:
     if tier.needs_gpus:
         gpus.check_usable()
     unmet = tier.unmet(gpus.memory_gib)
-    named = [tier.named(options.case)] if options.case else []
-    asked = named or [case for case in tier.cases if case.speculates]
-    case = next((case for case in asked if case.id not in unmet), None)
-    if case is None:
+    if options.case:
+        candidates = [tier.named(options.case)]
+    else:
+        candidates = [case for case in tier.cases if case.speculates]
+    fitting = [case for case in candidates if case.id not in unmet]
+    if not fitting:
         why = unmet.get(options.case, "no case that speculates fits this machine")
         raise UnsupportedError(f"tier '{tier.name}': {why}; choose another case")
+    case = fitting[0]
     declare_vocabulary([case], tier.name, path.parent.name)
     return Soak(options=options, tier=tier, case=case, path=path)
