@@ -305,9 +305,9 @@ def write_reference(session: nox.Session) -> None:
 
 @nox.session(tags=["upkeep"])
 def lock(session: nox.Session) -> None:
-    """Write constraints.txt from the dependencies; `-- --upgrade` for newer versions.
+    """Write constraints.txt and the locks of the engines; `-- --upgrade` for newer versions.
 
-    The lock covers every Python that is supported, and keeps the versions that still fit. It
+    The lock of the project covers every Python that is supported, and keeps the versions that still fit. It
     doesn't say which index they came from, so a mirror will do.
     """
     _install(session)
