@@ -5,12 +5,14 @@ The stream of a measured request is read by `specreg.load.chat_client`, within t
 
 import asyncio
 import os
+import ssl
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from specreg.core.certificates import trusted_certificates, why_not_trusted
 from specreg.core.errors import AnswerError
 from specreg.core.readable import readable_line
 from specreg.core.server_words import MOST_QUOTED_CHARACTERS, error_in
@@ -94,9 +96,8 @@ def ask(
     import httpx  # noqa: PLC0415 - takes long, and few commands ask a server
 
     async def once() -> Answer:
-        # Without TLS the certificates would be loaded for nothing, which takes a while.
-        tls = base_url.startswith("https:")
-        async with httpx.AsyncClient(base_url=base_url, trust_env=False, verify=tls) as client:
+        trusted = trusted_certificates(base_url)
+        async with httpx.AsyncClient(base_url=base_url, trust_env=False, verify=trusted) as client:
             return await read(client, method, path, within_s=within_s, body=body)
 
     return asyncio.run(once())
@@ -106,6 +107,8 @@ def _why(error: BaseException) -> str:
     """Return the system's own error, if any, as a line: the libraries' errors hide it."""
     cause: BaseException | None = error
     while cause is not None:
+        if isinstance(cause, ssl.SSLError):
+            return why_not_trusted(cause)
         if isinstance(cause, OSError) and cause.errno:
             return os.strerror(cause.errno)
         cause = cause.__cause__ or cause.__context__

@@ -11,6 +11,7 @@ import msgspec
 
 from specreg.acceptance.record import StepCounts
 from specreg.acceptance.trace import Chunk, RequestTrace, StreamEvent, chunk_sizes
+from specreg.core.certificates import trusted_certificates
 from specreg.core.errors import HungError, InvalidMeasurementError
 from specreg.core.http import HEADERS, shortly
 from specreg.core.server_words import quote, quote_answer
@@ -77,8 +78,7 @@ def new_client(endpoint: Endpoint, *, connections: int) -> "httpx.AsyncClient":
         limits=limits,
         timeout=timeout,
         trust_env=False,
-        # Without TLS the certificates would be loaded for nothing, which takes a while.
-        verify=endpoint.base_url.startswith("https:"),
+        verify=trusted_certificates(endpoint.base_url),
     )
 
 

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from specreg.core.certificates import trusted_certificates
 from specreg.core.errors import AnswerError, HungError, InvalidMeasurementError, UnsupportedError
 from specreg.core.http import read
 from specreg.core.server_words import quote_answer
@@ -113,7 +114,9 @@ def _post_all(
         free, heard_s = asyncio.Semaphore(in_flight), time.monotonic()
         import httpx  # noqa: PLC0415 - takes long, and few commands ask a server
 
-        async with httpx.AsyncClient(base_url=endpoint.base_url, trust_env=False) as client:
+        url = endpoint.base_url
+        trusted = trusted_certificates(url)
+        async with httpx.AsyncClient(base_url=url, trust_env=False, verify=trusted) as client:
 
             async def post(call: Call[AnswerT]) -> AnswerT:
                 nonlocal heard_s
