@@ -23,8 +23,6 @@ from specreg.servers.server import Server, generates, identify
 
 _TIMEOUT_S = 10.0
 _KEYLESS = {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}
-_STEP_TOKENS = 2
-"""One of the prefill and one of a verify step: before it some servers have no counters."""
 
 
 def alone(tier: Tier, url: str) -> Tier:
@@ -100,7 +98,7 @@ def attach_server(spec: ServerSpec, url: str, *, root: Path, ready_within_s: flo
         engine_version=found.version,
     )
     try:
-        ready = generates(server, timeout_s=ready_within_s, output_cap_tokens=_STEP_TOKENS)
+        ready = generates(server, timeout_s=ready_within_s)
     except ServerRefusedError as error:
         raise AttachError(f"server at {url}: {error}; look at its log") from error
     if not ready:
