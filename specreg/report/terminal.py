@@ -125,6 +125,30 @@ def render_undecidable(recorded: Iterable[RecordedBaseline]) -> str:
     return "\n".join((head, *lines)) if lines else ""
 
 
+def render_unjudged(recorded: Iterable[RecordedBaseline], timed: AbstractSet[str]) -> str:
+    """List what new baselines don't hold, so that no run can judge it; empty if they hold all.
+
+    Args:
+        recorded: the baselines that were written.
+        timed: the ids of the cases whose speed was measured.
+    """
+    lines = []
+    for record in recorded:
+        acceptance = record.new.acceptance
+        if acceptance is not None and not acceptance.prompts:
+            lines.append(
+                f"  {record.path.stem}: acceptance, as the engine counts for all requests together;"
+                " use an engine whose answers carry their own counts"
+            )
+        if not record.new.launches and record.path.stem in timed:
+            lines.append(
+                f"  {record.path.stem}: speed and power, as one launch doesn't show how launches"
+                " differ; leave out --specreg-launches"
+            )
+    head = "no run can judge these by what was recorded:"
+    return "\n".join((head, *lines)) if lines else ""
+
+
 def render_notes(verdicts: Iterable[Verdict], environment: str | None) -> str:
     """Why something isn't judged, once a case and outcome; what another machine's baseline judged.
 

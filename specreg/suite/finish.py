@@ -361,6 +361,8 @@ def record_baselines(suite: Suite, *, color: bool) -> tuple[list[str], bool]:
         everything = {case.id for case in suite.tier.cases}
         said.append(terminal.render_recorded(written, color=color))
         said.append(terminal.render_undecidable(written))
+        timed = {case.id for case in suite.tier.cases if suite.asks_speed(case)}
+        said.append(terminal.render_unjudged(written, timed))
         said.append(terminal.render_written(written, everything, suite.store.options))
     failed = {verdict.case_id for verdict in suite.verdicts if verdict.fails}
     if again := tuple(case_id for case_id in refused if case_id not in failed):

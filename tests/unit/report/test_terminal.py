@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from specreg.acceptance.record import Source, StepCounts
 from specreg.baselines.record import RecordedBaseline
 from specreg.core.reasons import Reason
 from specreg.report.document import Answer, ArmReport, Tone
@@ -15,6 +16,7 @@ from specreg.report.terminal import (
     render_notes,
     render_recorded,
     render_report,
+    render_unjudged,
     render_verdicts,
 )
 from specreg.verdicts.verdict import Lack, Outcome, Verdict
@@ -115,6 +117,34 @@ def test_a_recorded_change_is_positive_when_better() -> None:
     (row,) = (line.split() for line in lines if "tpot_p50_ms" in line)
     assert row == ["tpot_p50_ms", "10", "9", "+10.0%", "+10.0..+10.0%", "0.0%", "2"]
     assert not [line for line in lines if "speedup_ratio" in line]
+
+
+def test_a_recording_says_what_no_run_can_judge_by_it() -> None:
+    """On an H100 vLLM 0.26.0 was recorded green, and each run after that was red."""
+    counts = StepCounts.from_histogram([10, 10, 10, 30], 180)
+    speeds = {"tpot_p50_ms": 10.0}
+    of_all = builders.stored(counts, Source.VLLM_COUNTERS, prompts=0)
+    whole = builders.baseline(speeds, speeds, of=counts)
+    baselines = {
+        "of-all": msgspec.structs.replace(whole, acceptance=of_all),
+        "one-launch": builders.baseline(of=counts),
+        "whole": whole,
+        "untimed": builders.baseline(of=counts),
+    }
+    timed = {"of-all", "one-launch", "whole"}
+    recorded = [
+        RecordedBaseline(path=Path(f"gpu-x/{name}.json"), old=None, new=new)
+        for name, new in baselines.items()
+    ]
+    head, of_all_line, one_launch_line = render_unjudged(recorded, timed).splitlines()
+    assert head == "no run can judge these by what was recorded:"
+    assert of_all_line.startswith(
+        "  of-all: acceptance, as the engine counts for all requests together"
+    )
+    assert one_launch_line.startswith(
+        "  one-launch: speed and power, as one launch doesn't show how"
+    )
+    assert not render_unjudged(recorded[2:], timed)
 
 
 def test_a_case_of_several_launches_is_shown_once() -> None:
