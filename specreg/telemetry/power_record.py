@@ -116,12 +116,20 @@ def _doubt_ns(name: str, moments_ns: np.ndarray, energies_mj: np.ndarray) -> flo
 
 
 def check_counter(energy: Energy) -> None:
-    """Raise a SensorError where counter and power are more than 3 %, or `error_frac`, apart."""
+    """Check that counter and power agree within 3 % and what the ends of the span leave in doubt.
+
+    Of 10 s in which the load of an H100 swung between 130 and 700 W they were up to 3.4 % apart.
+
+    Raises:
+        SensorError: they are further apart.
+    """
+    allowed_frac = _MOST_APART_FRAC + energy.error_frac
     ratio = energy.counter_ratio
-    if ratio is not None and abs(ratio - 1) > max(_MOST_APART_FRAC, energy.error_frac):
+    if ratio is not None and abs(ratio - 1) > allowed_frac:
         raise SensorError(
             f"its energy counter says {ratio:.2f} times what its power says over the same time,"
-            " and they may lie 3 % apart; its sensor reads only a part of the time, or is wrong"
+            f" and they may lie {allowed_frac:.1%} apart; its sensor reads only a part of the time,"
+            " or is wrong"
         )
 
 

@@ -1,10 +1,14 @@
 """The sampler in simulated time, beside a counter whose truth is known; and an H100's own trace."""
 
+import bisect
 import gzip
+import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,6 +23,10 @@ from tests.unit import builders
 NS_PER_S = 10**9
 H100 = builders.ROOT / "fixtures/recordings/nvml/h100/nvml_none_c16_140s.jsonl.gz"
 LOAD_FROM_S, LOAD_TO_S = 6.0, 138.0
+STEPS = (
+    H100.with_name("nvml_steps_33s_card_a.jsonl.gz"),
+    H100.with_name("nvml_steps_32s_card_b.jsonl.gz"),
+)
 SQUARE = Load(low_w=100.0, high_w=700.0, period_ms=100.0)
 UNEVEN = Load(low_w=100.0, high_w=700.0, period_ms=130.0, duty_frac=0.3)
 SLOW = Load(low_w=100.0, high_w=700.0, period_ms=1_700.0)
@@ -129,8 +137,18 @@ def counting(energy_mj: Callable[[int], float]) -> PowerTrace:
 @pytest.fixture(scope="module", params=[1, 2], ids=["20 Hz", "10 Hz"])
 def h100(request: pytest.FixtureRequest) -> PowerTrace:
     """What an H100 said under load: each sample, or each second one."""
-    rows = map(msgspec.json.decode, gzip.decompress(H100.read_bytes()).splitlines())
-    samples = [
+    samples = recorded_samples(recorded_rows(H100))
+    return PowerTrace(device=builders.device(), samples=samples[:: request.param])
+
+
+def recorded_rows(path: Path) -> list[Mapping[str, Any]]:
+    """The lines of a recording."""
+    return [msgspec.json.decode(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+
+
+def recorded_samples(rows: Iterable[Mapping[str, Any]]) -> list[Sample]:
+    """The samples among the lines of a recording."""
+    return [
         Sample(
             device=0,
             at_ns=round(row["t_ms"] * 1e6),
@@ -140,7 +158,6 @@ def h100(request: pytest.FixtureRequest) -> PowerTrace:
         for row in rows
         if "energy_mj" in row
     ]
-    return PowerTrace(device=builders.device(), samples=samples[:: request.param])
 
 
 def test_a_real_h100_draws_what_both_of_its_fields_say(h100: PowerTrace) -> None:
@@ -161,6 +178,38 @@ def test_blocks_of_a_real_h100_are_as_exact_as_is_said(
         found = energy_of(h100, span)
         assert abs((found.counter_ratio or 0) - 1) <= bound_frac
         assert found.error_frac <= 0.6 * bound_frac
+
+
+def moment_ns(rows: Iterable[Mapping[str, Any]], load: str) -> int:
+    """When the load of a recording first went on or off."""
+    t_ms: float = next(row["t_ms"] for row in rows if row.get("load") == load)
+    return round(t_ms * 1e6)
+
+
+@pytest.mark.parametrize("path", STEPS, ids=["card-a", "card-b"])
+def test_the_average_field_follows_a_step_in_a_second_and_the_instant_one_at_once(
+    path: Path,
+) -> None:
+    rows = recorded_rows(path)
+    on_ns = moment_ns(rows, "on")
+    after = [one for one in recorded_samples(rows) if one.at_ns > on_ns]
+    for name, low_s, high_s in (("average_mw", 0.8, 1.0), ("instant_mw", 0.0, 0.2)):
+        at_ns = next(one.at_ns for one in after if getattr(one.state, name) > 630_000)
+        assert low_s <= (at_ns - on_ns) / NS_PER_S <= high_s
+
+
+@pytest.mark.parametrize("path", STEPS, ids=["card-a", "card-b"])
+def test_the_meter_of_an_h100_whose_load_swings_is_in_order(path: Path) -> None:
+    """Of 10 s that swing between 130 and 700 W counter and average were up to 3.4 % apart."""
+    samples = recorded_samples(recorded_rows(path))
+    due_ns = itertools.count(samples[0].at_ns, EVERY_NS)
+    due = itertools.takewhile(lambda at_ns: at_ns < samples[-1].at_ns, due_ns)
+    at_10_hz = [
+        samples[bisect.bisect(samples, at_ns, key=lambda one: one.at_ns) - 1] for at_ns in due
+    ]
+    trace = PowerTrace(device=builders.device(), samples=at_10_hz)
+    for start_ns in range(at_10_hz[8].at_ns, at_10_hz[-8].at_ns - 10 * NS_PER_S, NS_PER_S // 20):
+        check_counter(energy_of(trace, (start_ns, start_ns + 10 * NS_PER_S)))
 
 
 @pytest.mark.parametrize("stuck_s", [0.9, 1.3])
