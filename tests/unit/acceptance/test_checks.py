@@ -1,6 +1,7 @@
 """The checks of DEFINITIONS.md: each is silent on sound counts and names the broken one."""
 
 import dataclasses
+import gzip
 from typing import Any
 
 import msgspec
@@ -339,3 +340,39 @@ def test_a_chunk_is_what_a_step_accepted_and_one_more(
     counts = request.counts_of_chunks(draft_tokens=3, drafts_every_step=drafts_every_step)
     assert (counts.steps, counts.accepted, counts.proposed) == told
     assert len(counts.position_counts) == 3
+
+
+H100 = builders.ROOT / "fixtures/recordings/h100/requests_c16_two_launches.jsonl.gz"
+
+
+def recorded_requests(launch: int, *, extended: bool) -> list[RequestTrace]:
+    """The requests of EAGLE-3 in a launch's first round, and those of its extension."""
+    rows = [msgspec.json.decode(line) for line in gzip.decompress(H100.read_bytes()).splitlines()]
+    ours = [row for row in rows if row["launch"] == launch and row["arm"] == "eagle3"]
+    first_round = {row["prompt"] for row in ours if row["round"] == 0}
+    taken = [
+        row for row in ours if row["round"] == 0 or (extended and row["prompt"] not in first_round)
+    ]
+    return [
+        msgspec.structs.replace(
+            FINISHED, prompt_id=row["prompt"], first_chunk_tokens=1, chunk_sizes=row["chunk_sizes"]
+        )
+        for row in taken
+    ]
+
+
+@pytest.mark.parametrize(
+    ("launch", "extended", "steps", "accepted", "cut_off"),
+    [(0, True, 4_321, 9_817, 199), (1, False, 2_163, 4_891, 106)],
+)
+def test_sixteen_streams_of_an_h100_carry_a_step_in_each_chunk(
+    launch: int, steps: int, accepted: int, cut_off: int, *, extended: bool
+) -> None:
+    """What the cap cut off was accepted, and counts in the view of the verifier alone."""
+    requests = recorded_requests(launch, extended=extended)
+    counts = [
+        request.counts_of_chunks(draft_tokens=3, drafts_every_step=True) for request in requests
+    ]
+    emitted = sum(counts, NO_STEPS)
+    assert (emitted.steps, emitted.accepted) == (steps, accepted - cut_off)
+    assert undrafted_steps_of(requests, emitted) == 0

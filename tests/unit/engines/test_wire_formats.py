@@ -33,7 +33,10 @@ TEXT = dataclasses.replace(CHAT, form=Form.COMPLETIONS, ignore_eos=True, chat_te
 IDS = dataclasses.replace(TEXT, messages=(), token_ids=(5, 6))
 VLLM_STREAMS = ("chat_stream.txt", "chat_stream_usage.txt", "comp_stream.txt", "ids_stream.txt")
 REFERENCE_STREAMS = ("chat_stream.txt", "ids_stream.txt")
-VLLM_VERSIONS = ("0.27.1", "0.29.0", "0.31.0", "0.32.0")
+VLLM_WITHOUT_COUNTS = ("0.26.0", "0.27.1")
+"""The versions whose answers don't carry their own counts; 0.26.0 was recorded on an H100."""
+VLLM_WITH_COUNTS = ("0.29.0", "0.31.0", "0.32.0")
+VLLM_VERSIONS = (*VLLM_WITHOUT_COUNTS, *VLLM_WITH_COUNTS)
 STREAMS = [
     *(("vllm", version, name, CHAT) for version in VLLM_VERSIONS for name in VLLM_STREAMS),
     *(("reference", "5.19.0", name, CHAT) for name in REFERENCE_STREAMS),
@@ -78,7 +81,7 @@ def test_a_recorded_stream_adds_up(engine: str, version: str, name: str, ask: As
     assert events[-1].usage_tokens == sum(sizes) > 0
     assert len([event.finish_reason for event in events if event.finish_reason]) == 1
     said = [event.acceptance for event in events if event.acceptance]
-    assert len(said) == (engine != "triton" and version != "0.27.1")
+    assert len(said) == (engine != "triton" and version not in VLLM_WITHOUT_COUNTS)
     if engine in {"sglang", "reference"}:
         (counts,) = said
         # One request at a time: each chunk after the first is a step, and only the last is cut.
@@ -101,7 +104,7 @@ def test_each_event_of_vllm_is_understood_and_the_last_one_tells_its_steps(
         assert understood.finish_reason == choice.get("finish_reason")
         assert understood.usage_tokens == (raw.get("usage") or {}).get("completion_tokens")
     counts = understood.acceptance
-    assert (counts is None) == (version == "0.27.1")
+    assert (counts is None) == (version in VLLM_WITHOUT_COUNTS)
     if counts is not None:
         own = raw["metrics"]["speculative_decoding"]
         assert counts.steps == own["num_spec_steps"]
@@ -113,7 +116,22 @@ def test_each_event_of_vllm_is_understood_and_the_last_one_tells_its_steps(
         assert (counts.acceptance_rate or 0.0) == own["draft_acceptance_rate"]
 
 
-@pytest.mark.parametrize("version", VLLM_VERSIONS[1:])
+@pytest.mark.parametrize("version", VLLM_WITHOUT_COUNTS)
+def test_the_counters_moved_by_a_step_for_each_chunk(version: str) -> None:
+    """A chat was asked whole and streamed twice, a completion whole and streamed once: greedy."""
+    before, after = (
+        ENGINES["vllm"].wire_format.parse_counters((recording("vllm", version) / name).read_text())
+        for name in ("metrics_before.txt", "metrics.txt")
+    )
+    chat, usage, completion, ids = (
+        sum(event.tokens > 0 for event in parsed("vllm", *raw_events("vllm", version, name))) - 1
+        for name in VLLM_STREAMS
+    )
+    assert chat == usage
+    assert after.steps - before.steps == 3 * chat + 2 * completion + ids
+
+
+@pytest.mark.parametrize("version", VLLM_WITH_COUNTS)
 def test_the_counters_moved_by_what_the_recorded_answers_say(version: str) -> None:
     folder = recording("vllm", version)
     before, after = (
