@@ -25,6 +25,7 @@ from specreg.core.errors import (
 )
 from specreg.core.http import Answer, ask
 from specreg.core.processes import SupervisedProcess, log_end, process_ids, settle_log
+from specreg.core.readable import readable_block
 from specreg.core.server_words import quote_answer
 from specreg.engines.engine import Engine, Identity
 from specreg.engines.wire_format import (
@@ -246,7 +247,7 @@ def _said(answer: Answer) -> str:
 def start_error(server: StartedServer, what: str) -> ServerStartError:
     """Return the error of a start that came to nothing, with the cause that its log shows."""
     tail = server.process.last_lines()
-    failure = why_not_started(what, log_end(server.log_path))
+    failure = why_not_started(what, readable_block(log_end(server.log_path)))
     advice = failure.advice
     if not failure.is_known:
         command = shlex.join(map(str, cast("Sequence[str]", server.process.popen.args)))

@@ -114,7 +114,7 @@ _CAUSES = (
         # Of vLLM and SGLang; of both with a Transformers model; of TensorRT-LLM.
         pattern=(
             r"Model architectures (\[[^\]\n]*\]) are not supported"
-            r"|(\w+) has no (?:vLLM|SG[Ll]ang) implementation and"
+            r"|\b(\w{1,200}) has no (?:vLLM|SG[Ll]ang) implementation and"
             r"|Unknown architecture for \w+: (\w+)"
         ),
         advice="take a version of the engine that has it, or another model",
@@ -126,13 +126,13 @@ _CAUSES = (
         advice="lower max_model_len_tokens in the matrix",
     ),
     KnownCause(
-        says="the GPU doesn't have the model's data type or quantization",
+        says="the GPU's compute capability is too low for the model's data type or the settings",
         pattern=(
             r"[Cc]ompute capability of at least|for the current GPU\. Min"
             r"|[Qq]uantization scheme is not supported|not supported for the current GPU"
             r"|requires? (?:a GPU with )?(?:CUDA )?compute capability"
         ),
-        advice="set another dtype in the matrix, or take another model or GPU",
+        advice="look at dtype and engine_args in the matrix, or take another model or GPU",
     ),
     KnownCause(
         says="the model's quantization doesn't fit the settings",
@@ -144,7 +144,10 @@ _CAUSES = (
     ),
     KnownCause(
         says="the driver and its libraries are of different versions",
-        pattern=r"[Dd]river/library version mismatch|unsupported display driver / cuda driver",
+        pattern=(
+            r"[Dd]river/library version mismatch|NVML/RM version mismatch"
+            r"|unsupported display driver / cuda driver"
+        ),
         advice="reload the driver or reboot",
     ),
     KnownCause(
@@ -159,7 +162,7 @@ _CAUSES = (
         says="it sees no GPU",
         pattern=(
             r"Found no NVIDIA driver|No CUDA GPUs are available|Failed to infer device type"
-            r"|no CUDA-capable device|libcuda\.so\S*: cannot open"
+            r"|no CUDA-capable device|CUDA driver initialization failed|libcuda\.so\S*: cannot open"
         ),
         advice=_GPU,
     ),
@@ -183,7 +186,8 @@ _CAUSES = (
         # Of argparse, of the classes that hold arguments, and of pydantic about a field of one.
         # A "value error" of pydantic is anything that the engine found out later.
         pattern=(
-            r"error: unrecognized arg|error: arg|invalid choice:"
+            r"error: unrecognized arg|error: arg|invalid choice:|error: ambiguous option"
+            r"|error: the following arguments are required"
             r"|(?:EngineArgs|ServerArgs|SpeculativeConfig)\.__init__\(\) got an unexpected keyword"
             r"|validation errors? for (?:\w*LlmArgs|(?:Speculative|Model|Cache|Parallel|Scheduler"
             r"|Load|Compilation|Vllm|\w*Decoding)Config)\n"
@@ -289,7 +293,10 @@ _CAUSES = (
     ),
     KnownCause(
         says="model not found",
-        pattern=r"does not appear to have|Cannot find any model weights",
+        pattern=(
+            r"does not appear to have|Cannot find any model weights|Incorrect path_or_model_id"
+            r"|Can't load the configuration of"
+        ),
         advice="check the model's name or folder",
     ),
     KnownCause(
@@ -311,8 +318,10 @@ _LINE = re.compile(
     r"(?P<text>.*)"
 )
 _QUIET_LEVELS = {"DEBUG", "INFO", "WARNING"}
-_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:: .+)?")
-"""The last line of a traceback, where its frames aren't in the log any more."""
+_EXCEPTION = re.compile(
+    r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:: .+)?|Fatal Python error: .+"
+)
+"""The last line of a traceback, where its frames aren't in the log; or a crash of Python."""
 _TRACEBACK = "Traceback (most recent call last):"
 _ENDS_MESSAGE = ("During handling of the above", "The above exception was", "[20")
 """What stands after an exception's message: another one, or SGLang's next line with its time."""

@@ -131,8 +131,10 @@ def open_suite(
         if path.exists():
             suite.earlier |= load_journal(path)
             suite.earlier_checks |= load_checks(path)
-    if options.require_tier and (why := unmet_need(suite)):
-        raise SpecregError(why)
+    if options.require_tier:
+        check_usable(gpus, options, needs_gpus=tier.needs_gpus > 0)
+        if why := unmet_need(suite):
+            raise SpecregError(why)
     return suite
 
 

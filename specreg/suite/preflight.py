@@ -212,14 +212,14 @@ def _to_install(suite: Suite) -> Mapping[Requirement, bool]:
     return found
 
 
-def _models_gib(suite: Suite) -> Mapping[str, float]:
-    """What each model takes, by reference; 0 where the matrix doesn't say."""
-    found: dict[str, float] = {}
+def _models_gib(suite: Suite) -> Mapping[str, float | None]:
+    """Return what each model takes, by reference; None where the tier doesn't say."""
+    sizes_gib: dict[str, float | None] = {}
     for spec in dict.fromkeys(case.server for case in _running(suite)):
-        found[spec.target] = spec.sizes.target_gib if spec.sizes else 0.0
+        sizes_gib[spec.target] = spec.sizes.target_gib if spec.sizes else None
         if spec.draft is not None:
-            found[spec.draft] = (spec.sizes.draft_gib if spec.sizes else None) or 0.0
-    return found
+            sizes_gib[spec.draft] = spec.sizes.draft_gib if spec.sizes else None
+    return sizes_gib
 
 
 def _examine_disks(suite: Suite) -> Iterator[Finding]:
@@ -227,10 +227,12 @@ def _examine_disks(suite: Suite) -> Iterator[Finding]:
     lacking = [
         gib for name, gib in _models_gib(suite).items() if is_hub_id(name) and not is_cached(name)
     ]
+    known_gib = [gib for gib in lacking if gib is not None]
+    unknown = lacking.count(None)
     disks: dict[int, list[tuple[str, Path, float]]] = {}
     for what, folder, needed_gib in (
         ("engines", cache_dir(), _ENVIRONMENT_GIB * list(_to_install(suite).values()).count(False)),
-        ("models", hub_cache_dir(), sum(lacking)),
+        ("models", hub_cache_dir(), sum(known_gib)),
         ("runs", suite.run_folder.parent, _RUN_GIB),
     ):
         if folder is not None:
@@ -241,6 +243,8 @@ def _examine_disks(suite: Suite) -> Iterator[Finding]:
         names, places, sizes_gib = zip(*parts, strict=True)
         left_gib, needed_gib = shutil.disk_usage(places[0]).free / _GIB, sum(sizes_gib)
         says = f"{left_gib:.1f} GiB free for {', '.join(names)}; about {needed_gib:.1f} GiB needed"
+        if unknown and "models" in names:
+            says = f"{says}, without {unknown} model(s) of unknown size"
         if left_gib < needed_gib:
             advice = "make room, or name other folders: SPECREG_CACHE, HF_HUB_CACHE, --specreg-runs"
             yield _of_error("disk", f"{says}; {advice}")
@@ -259,7 +263,7 @@ def _examine_engines(suite: Suite) -> Iterator[Finding]:
 
 def _examine_models(suite: Suite) -> Iterator[Finding]:
     for reference, size_gib in _models_gib(suite).items():
-        size = f" (about {size_gib:.1f} GiB)" if size_gib else ""
+        size = "" if size_gib is None else f" (about {size_gib:.1f} GiB)"
         try:
             yield _model(suite, reference, size)
         except SpecregError as error:

@@ -102,14 +102,18 @@ def test_nothing_is_recorded_from_a_scripted_gpu(suite: Suite) -> None:
 MISMATCH = Answer("nvmlInit", 18)
 
 
-@pytest.mark.parametrize("needs_gpus", [0, 1])
+@pytest.mark.parametrize(
+    ("needs_gpus", "options"),
+    [(0, ()), (1, ()), (1, ("--specreg-require-tier",))],
+    ids=["no-tier-named", "tier-needs-gpus", "tier-required"],
+)
 def test_a_machine_whose_driver_does_not_work_is_not_taken_for_one_without_a_gpu(
-    suite: Suite, needs_gpus: int
+    suite: Suite, needs_gpus: int, options: tuple[str, ...]
 ) -> None:
     """Without a tier that is named; and with one that needs a GPU."""
     suite.driver_answers = (MISMATCH,)
     suite.write_tier(MATRIX.replace("needs_gpus = 0", f"needs_gpus = {needs_gpus}"))
-    typed = suite.command("tests/perf", "-q", "-k", "eagle3")
+    typed = suite.command("tests/perf", "-q", "-k", "eagle3", *options)
     if not needs_gpus:
         typed = tuple(word for word in typed if word != "--specreg-tier=cpu")
 

