@@ -135,11 +135,13 @@ def soak(options: SoakOptions) -> int:
         with _ending():
             soaked.run()
     finally:  # what was measured is told, whatever cuts it short
-        verdicts = soaked.look(LAST_LEVEL) if soaked.blocks else ()
-        if soaked.blocks:
+        verdicts = soaked.look(LAST_LEVEL) if soaked.segments else ()
+        if soaked.segments:
             color = sys.stdout.isatty()
             say(render_verdicts(verdicts, color=color), styled=color)
             reasons = (f"{one.metric}: {one.explanation}" for one in verdicts if one.reason)
-            blocks = f"{len(soaked.blocks)} blocks; a change is that of an hour: {soaked.path}"
-            say("\n".join((*reasons, blocks)))
+            segments = (
+                f"{len(soaked.segments)} segments; a change is that of an hour: {soaked.path}"
+            )
+            say("\n".join((*reasons, segments)))
     return exit_status(verdicts)

@@ -31,7 +31,7 @@ _CUT_SHORT_STATUS = 10
 _MOST_NAMED = 10
 
 
-class Step(StrEnum):
+class VersionState(StrEnum):
     """What a version is, compared with the good one."""
 
     GOOD = "good"
@@ -66,7 +66,7 @@ def find_change(options: BisectOptions, tier: Tier, case: Case) -> tuple[str, ..
 
 
 def bisect_versions(
-    versions: Sequence[str], compare: Callable[[str], tuple[Step, str]]
+    versions: Sequence[str], compare: Callable[[str], tuple[VersionState, str]]
 ) -> tuple[str, ...]:
     """Bisect versions, of which the first is good and the last bad.
 
@@ -82,10 +82,10 @@ def bisect_versions(
     """
     good = versions[0]
     last = versions[-1]
-    step, why = compare(last)
-    if step is Step.UNKNOWN:
+    state, why = compare(last)
+    if state is VersionState.UNKNOWN:
         raise UnsupportedError(f"{last}: no telling whether it is worse than {good}, {why}")
-    if step is Step.GOOD:
+    if state is VersionState.GOOD:
         would = f"there is nothing to find, or {TOLERANCE} says what would be"
         raise UnsupportedError(f"{last}: isn't worse than {good}; {would}")
     last_good = 0
@@ -100,10 +100,10 @@ def bisect_versions(
         if not candidates:
             return tuple(versions[last_good : first_bad + 1])
         middle = min(candidates, key=distance_from_middle)
-        step, _ = compare(versions[middle])
-        if step is Step.UNKNOWN:
+        state, _ = compare(versions[middle])
+        if state is VersionState.UNKNOWN:
             unknown.add(middle)
-        elif step is Step.BAD:
+        elif state is VersionState.BAD:
             first_bad = middle
         else:
             last_good = middle
@@ -134,7 +134,7 @@ def versions_between(good: str, bad: str, released: Sequence[str]) -> tuple[str,
     return tuple(known[version] for version in (first, *releases, last))
 
 
-def step_of(decision: Decision, lost: frozenset[str] | None) -> Step:
+def state_of(decision: Decision, lost: frozenset[str] | None) -> VersionState:
     """Return what a version is, by the metrics that the last version lost.
 
     Args:
@@ -143,13 +143,13 @@ def step_of(decision: Decision, lost: frozenset[str] | None) -> Step:
             bad whatever it lost.
     """
     if lost is None and decision.answer is GateAnswer.UPGRADE:
-        return Step.GOOD
+        return VersionState.GOOD
     outcomes = {verdict.outcome for verdict in _searched(decision, lost)}
     if outcomes & _WORSE:
-        return Step.BAD
+        return VersionState.BAD
     if lost and outcomes and outcomes <= GOOD:
-        return Step.GOOD
-    return Step.UNKNOWN
+        return VersionState.GOOD
+    return VersionState.UNKNOWN
 
 
 def _searched(decision: Decision, lost: frozenset[str] | None) -> list[Verdict]:
@@ -177,30 +177,32 @@ class _Search:
     good: str
     lost: frozenset[str] | None = None
 
-    def compare(self, version: str) -> tuple[Step, str]:
+    def compare(self, version: str) -> tuple[VersionState, str]:
         """Compare a version with the good one, and say why or what it would take to decide."""
         try:
             decision = self._gate_against(version)
         except SideError as error:
             if error.side is not Side.B:
                 raise
-            step = Step.UNKNOWN
+            state = VersionState.UNKNOWN
             why = error.head
         else:
-            step = step_of(decision, self.lost)
-            why = "; ".join(self._reasons(step, decision))
-            if step is Step.BAD and self.lost is None:  # what the last version lost is searched for
+            state = state_of(decision, self.lost)
+            why = "; ".join(self._reasons(state, decision))
+            if (
+                state is VersionState.BAD and self.lost is None
+            ):  # what the last version lost is searched for
                 self.lost = frozenset(
                     verdict.metric for verdict in decision.verdicts if verdict.outcome in _WORSE
                 )
-        self.options.show(f"{version}: {step}{f', {why}' if why else ''}")
-        return step, why
+        self.options.show(f"{version}: {state}{f', {why}' if why else ''}")
+        return state, why
 
-    def _reasons(self, step: Step, decision: Decision) -> Sequence[str]:
+    def _reasons(self, state: VersionState, decision: Decision) -> Sequence[str]:
         """Return why a version is bad, or why it can't be judged."""
-        if step is Step.BAD:
+        if state is VersionState.BAD:
             return decision.reasons
-        if step is Step.GOOD:
+        if state is VersionState.GOOD:
             return ()
         unclear = [
             verdict for verdict in _searched(decision, self.lost) if verdict.outcome in _UNCLEAR
@@ -234,7 +236,7 @@ class _Search:
             record_gate(gate, command=specreg_command("bisect", self.case.id), status=status)
             gate.journal.close()
         broken = why_broken(gate.launches, Side.A)
-        if broken is not None and step_of(decision, self.lost) is Step.UNKNOWN:
+        if broken is not None and state_of(decision, self.lost) is VersionState.UNKNOWN:
             message = (
                 f"the good release can't be measured, {broken}; see '{gate.folder / 'logs'}', and"
                 " type the same again, or another --good"
@@ -244,7 +246,7 @@ class _Search:
 
     def _is_decided(self, gate: Gate, decision: Decision) -> bool:
         """Return whether no further launch is needed; all that the last version lost is."""
-        if self.lost is not None and step_of(decision, self.lost) is not Step.UNKNOWN:
+        if self.lost is not None and state_of(decision, self.lost) is not VersionState.UNKNOWN:
             return True
         is_unclear = any(
             verdict.outcome is Outcome.INCONCLUSIVE for verdict in _searched(decision, self.lost)

@@ -11,10 +11,10 @@ from specreg.core.errors import ReportError
 from specreg.measurement.figures import Figures, figures_of
 from specreg.report.document import (
     FILE_NAME,
-    Answer,
     ArmReport,
     CaseReport,
     Expected,
+    Headline,
     Report,
     RunVerdict,
     Tone,
@@ -70,7 +70,7 @@ def record_gate(gate: Gate, *, command: str, again: str = "", status: int | None
         remarks=tuple(_remarks(gate)),
         ended_at=dt.datetime.now(tz=dt.UTC).isoformat(timespec="seconds"),
         title=f"May B take the place of A? Tier {gate.tier.name} on {gate.environment.name}",
-        answers=(Answer(subject=decision.answer.upper(), tone=tone, text=answer),),
+        answers=(Headline(subject=decision.answer.upper(), tone=tone, text=answer),),
         arms=tuple(
             ArmReport(
                 name=side,

@@ -121,7 +121,7 @@ class SoakOptions(ServerOptions):
     engine: Annotated[str, Option(help="the engine: vllm==0.31.0, a wheel or a git checkout")] = ""
     prompts: Annotated[
         int | None,
-        Option(help="the prompts of a block (default: four times those in flight)", min=1),
+        Option(help="the prompts of a segment (default: four times those in flight)", min=1),
     ] = None
     tolerance_frac: Annotated[
         float | None,

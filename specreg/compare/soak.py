@@ -1,4 +1,4 @@
-"""A soak: one arm kept under its case's load for long, the last blocks against the first."""
+"""A soak: one arm kept under its case's load for long, the last segments against the first."""
 
 import dataclasses
 import functools
@@ -27,7 +27,7 @@ from specreg.report.vocabulary import declare_vocabulary
 from specreg.servers.launch import ServerStart
 from specreg.servers.provision import parse_origin, provision_side
 from specreg.servers.server import StartedServer
-from specreg.stats.intervals import BLOCK_PARTS, change_of_blocks, part_means
+from specreg.stats.intervals import SEGMENT_PARTS, change_of_segments, part_means
 from specreg.telemetry.devices import held_bytes
 from specreg.telemetry.identity import find_gpus
 from specreg.verdicts.judge import outcome_of
@@ -44,19 +44,19 @@ EARLY_LEVEL = LEVEL / 2 / len(LOOKS)
 LAST_LEVEL = LEVEL / 2
 _MEMORY_TOLERANCE_FRAC = 0.05
 _BATCHES = 4
-"""How many times the prompts in flight a block has."""
-_AGAINST = "the first blocks"
+"""How many times the prompts in flight a segment has."""
+_AGAINST = "the first segments"
 _NS_PER_S = 10**9
 _NS_PER_MS = 10**6
 _S_PER_H = 3600.0
 
 
-class Block(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One replay of the prompts; a line of `soak.jsonl`, figures None where they have no value.
 
     Attributes:
         number: from 1.
-        at_s: its middle, counted from the first block's start; lasted_s: how long it took.
+        at_s: its middle, counted from the first segment's start; lasted_s: how long it took.
         step_ms: the mean time between two chunks of a request, which chunks that are read at once
             leave as it is.
         memory_bytes: what the server's processes hold of the machine's; gpu_memory_bytes: of GPUs'.
@@ -73,7 +73,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Figure(NamedTuple):
-    """A field of each block that should stay as it is, counted from `origin`.
+    """A field of each segment that should stay as it is, counted from `origin`.
 
     Attributes:
         tolerance_frac: the loss in an hour that is still fine.
@@ -94,8 +94,8 @@ class Soak:
         options: what it was asked for.
         tier: the tier of the case.
         case: the case whose server is kept under load.
-        path: the file of its blocks.
-        blocks: what was measured so far.
+        path: the file of its segments.
+        segments: what was measured so far.
         alarms: by figure, the first verdict that is an alarm.
     """
 
@@ -103,19 +103,19 @@ class Soak:
     tier: Tier
     case: Case
     path: Path
-    blocks: list[Block] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
     alarms: dict[str, Verdict] = field(default_factory=dict)
 
     @property
     def passed_s(self) -> float:
-        """The time from the start of the first block to the end of the last, in seconds."""
-        if not self.blocks:
+        """The time from the start of the first segment to the end of the last, in seconds."""
+        if not self.segments:
             return 0.0
-        last = self.blocks[-1]
+        last = self.segments[-1]
         return last.at_s + last.lasted_s / 2
 
     def run(self) -> None:
-        """Start the server, and measure block after block until the time is over.
+        """Start the server, and measure segment after segment until the time is over.
 
         Raises:
             SpecregError: it can't be measured, or no more; what was measured stays.
@@ -137,14 +137,14 @@ class Soak:
             self._soak(server)
 
     def _soak(self, server: StartedServer) -> None:
-        # A block is prompts, not a time, and each begins at full load.
+        # A segment is prompts, not a time, and each begins at full load.
         load = dataclasses.replace(self.case.load, duration_s=None, ramp_up_s=0.0)
         arm = Arm(case=dataclasses.replace(self.case, load=load), server=server)
         prompts = load_case_prompts(self.options.root, self.case)
         usual_prompts = min(_BATCHES * batch_of(arm.case), self.case.prompts)
-        block_prompts = self.options.prompts or usual_prompts
-        workload = Workload(prompts=prompts[:block_prompts], warm_up=prompts)
-        self.options.show(f"{self.case.id}: {len(workload.prompts)} prompts in each block")
+        segment_prompts = self.options.prompts or usual_prompts
+        workload = Workload(prompts=prompts[:segment_prompts], warm_up=prompts)
+        self.options.show(f"{self.case.id}: {len(workload.prompts)} prompts in each segment")
         remaining_looks = list(LOOKS)
         started_ns = 0
         length_s = 60 * self.options.minutes
@@ -152,26 +152,26 @@ class Soak:
             if remaining_looks and self.passed_s >= remaining_looks[0] * length_s:
                 remaining_looks.pop(0)
                 self.look(EARLY_LEVEL)
-            arm = dataclasses.replace(arm, warm=bool(self.blocks))
+            arm = dataclasses.replace(arm, warm=bool(self.segments))
             (measurement,) = measure([arm], workload, Plan(show=lambda _: None, parts=1))
             invalidity = measurement.invalid.get(Family.ACCEPTANCE)
             if invalidity is not None:
                 raise InvalidMeasurementError(invalidity.code, invalidity.text)
             if measurement.replay is None:
                 raise InvalidMeasurementError("ACCEPTANCE_MISSING", "the server answered nothing")
-            if not self.blocks:
+            if not self.segments:
                 for remark in workload_remarks(figures_of(measurement, launch=1)):
                     self.options.show(remark)
             replay = measurement.replay
             started_ns = started_ns or replay.rounds[0].started_ns
-            self.blocks.append(self._block(replay, measurement.invalid, server, started_ns))
-            append_lines(self.path, msgspec.json.encode(hide_values(self.blocks[-1])) + b"\n")
+            self.segments.append(self._segment(replay, measurement.invalid, server, started_ns))
+            append_lines(self.path, msgspec.json.encode(hide_values(self.segments[-1])) + b"\n")
 
-    def _block(
+    def _segment(
         self, replay: Replay, invalid: Invalid, server: StartedServer, started_ns: int
-    ) -> Block:
-        (block_round,) = replay.rounds
-        gaps = block_round.gaps
+    ) -> Segment:
+        (segment_round,) = replay.rounds
+        gaps = segment_round.gaps
         step_ms: float | None = None
         if gaps.size and Family.LATENCY not in invalid:
             step_ms = gaps.total_ns / gaps.size / _NS_PER_MS
@@ -183,12 +183,12 @@ class Soak:
             variables = {**os.environ, **dict(server.spec.engine_env)}
             gpus = server.spec.parallel.gpus
             gpu_memory_bytes = held_bytes(gpus, variables, server.pids())
-        middle_ns = (block_round.started_ns + block_round.ended_ns) / 2
-        return Block(
-            number=len(self.blocks) + 1,
+        middle_ns = (segment_round.started_ns + segment_round.ended_ns) / 2
+        return Segment(
+            number=len(self.segments) + 1,
             at_s=(middle_ns - started_ns) / _NS_PER_S,
-            lasted_s=(block_round.ended_ns - block_round.started_ns) / _NS_PER_S,
-            requests=len(block_round.traces),
+            lasted_s=(segment_round.ended_ns - segment_round.started_ns) / _NS_PER_S,
+            requests=len(segment_round.traces),
             acceptance_length_tokens=length_tokens,
             step_ms=step_ms,
             memory_bytes=resident_bytes(server.process) or None,
@@ -223,7 +223,7 @@ class Soak:
             yield Figure("gpu_memory_bytes")
 
     def _judge(self, figure: Figure, level: float) -> Verdict:
-        """Judge how a figure moved in an hour, over the blocks after the lead-in.
+        """Judge how a figure moved in an hour, over the segments after the lead-in.
 
         PASS where the interval, which misses the truth on either side with `level`, excludes a loss
         beyond the tolerance; REGRESSED where all of it is a loss and the estimate is beyond it.
@@ -234,9 +234,9 @@ class Soak:
             tolerance_frac = figure.tolerance_frac
         verdict = functools.partial(Verdict, case_id=self.case.id, metric=figure.name)
         nothing_compared = Comparison(against=_AGAINST, tolerance_frac=tolerance_frac)
-        if len(points) < BLOCK_PARTS:
+        if len(points) < SEGMENT_PARTS:
             reason = Reason(
-                text=f"no telling from {len(points)} blocks, {BLOCK_PARTS} are needed",
+                text=f"no telling from {len(points)} segments, {SEGMENT_PARTS} are needed",
                 remedy="soak longer, or with fewer --prompts",
             )
             return verdict(outcome=Outcome.INCONCLUSIVE, comparison=nothing_compared, reason=reason)
@@ -248,7 +248,7 @@ class Soak:
                 text=f"it is never beyond {figure.origin:g}", remedy="there is nothing to lose"
             )
             return verdict(outcome=Outcome.INCONCLUSIVE, comparison=nothing_compared, reason=reason)
-        change = change_of_blocks(values, hours, figure.sign / beyond)
+        change = change_of_segments(values, hours, figure.sign / beyond)
         low, high = change.bounds(level)
         outcome = outcome_of(change.estimate_frac, low, high, tolerance_frac)
         reasons = {
@@ -274,13 +274,13 @@ class Soak:
         )
 
     def _points(self, figure: Figure) -> list[tuple[float, float]]:
-        """Return the hour and the value of each block after the lead-in that has the figure."""
+        """Return the hour and the value of each segment after the lead-in that has the figure."""
         lead_in_s = LEAD_IN_FRAC * 60 * self.options.minutes
         points = []
-        for block in self.blocks:
-            value = getattr(block, figure.name)
-            if block.at_s >= lead_in_s and value is not None:
-                points.append((block.at_s / _S_PER_H, float(value)))
+        for segment in self.segments:
+            value = getattr(segment, figure.name)
+            if segment.at_s >= lead_in_s and value is not None:
+                points.append((segment.at_s / _S_PER_H, float(value)))
         return points
 
 

@@ -34,7 +34,7 @@ HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class HttpResponse:
     """The answer of a path: HTTP's status, and a content of `MOST_BYTES` or less."""
 
     path: str
@@ -66,7 +66,7 @@ async def read(
     *,
     within_s: float,
     body: bytes | None = None,
-) -> Answer:
+) -> HttpResponse:
     """Ask a server, JSON if anything, and read its answer of any status whole, else AnswerError."""
     import aiohttp  # noqa: PLC0415 - takes long, and few commands ask a server
     import httpx  # noqa: PLC0415 - the same
@@ -86,16 +86,16 @@ async def read(
     # The transport passes on some errors of aiohttp, as for an answer that isn't HTTP.
     except (httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError) as error:
         raise AnswerError(f"{path}: {type(error).__name__}, {_why(error)}") from error
-    return Answer(path=path, status=response.status_code, content=bytes(content))
+    return HttpResponse(path=path, status=response.status_code, content=bytes(content))
 
 
 def ask(
     base_url: str, method: str, path: str, *, within_s: float, body: bytes | None = None
-) -> Answer:
+) -> HttpResponse:
     """Ask the server at `http://HOST:PORT` once, outside of any event loop; see `read`."""
     import httpx  # noqa: PLC0415 - takes long, and few commands ask a server
 
-    async def once() -> Answer:
+    async def once() -> HttpResponse:
         trusted = trusted_certificates(base_url)
         async with httpx.AsyncClient(base_url=base_url, trust_env=False, verify=trusted) as client:
             return await read(client, method, path, within_s=within_s, body=body)

@@ -32,7 +32,7 @@ from specreg.datasets.prompts import Prompt
 from specreg.engines.wire_format import Endpoint
 from specreg.load.chat_client import ChatClient, Clock, FinishedRequest, Record, new_client
 from specreg.matrix.case import Arrivals, Case, Load
-from specreg.stats.percentiles import Histogram
+from specreg.stats.percentiles import TimeHistogram
 
 if TYPE_CHECKING:
     import httpx
@@ -65,8 +65,8 @@ class Round:
     traces: tuple[RequestTrace, ...]
     started_ns: int
     ended_ns: int
-    gaps: Histogram = field(default_factory=Histogram)
-    lags: Histogram = field(default_factory=Histogram)
+    gaps: TimeHistogram = field(default_factory=TimeHistogram)
+    lags: TimeHistogram = field(default_factory=TimeHistogram)
 
 
 @dataclass(slots=True)
@@ -78,8 +78,8 @@ class RoundBuilder:
 
     record: Record | None = None
     traces: dict[tuple[int, int], RequestTrace] = field(default_factory=dict)
-    gaps: Histogram = field(default_factory=Histogram)
-    lags: Histogram = field(default_factory=Histogram)
+    gaps: TimeHistogram = field(default_factory=TimeHistogram)
+    lags: TimeHistogram = field(default_factory=TimeHistogram)
     late: int = 0
 
     def take(self, finished: FinishedRequest) -> None:
@@ -234,7 +234,7 @@ async def _sleep_until(moment_ns: int, clock: Clock) -> None:
         await asyncio.sleep(left_ns / _NS_PER_S)
 
 
-async def _measure_lag(lags: Histogram, clock: Clock) -> None:
+async def _measure_lag(lags: TimeHistogram, clock: Clock) -> None:
     """Measure how late each beat comes: what the loop's other work delays it by."""
     while True:
         due_ns = clock() + BEAT_NS
@@ -255,7 +255,7 @@ class _Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A request that ended or, at the end, the lags, or for how long no token came."""
 
     finished: FinishedRequest | None = None
-    lags: Histogram | None = None
+    lags: TimeHistogram | None = None
     hung_s: float | None = None
 
 

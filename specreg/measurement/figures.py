@@ -17,7 +17,7 @@ from specreg.engines.methods import METHODS
 from specreg.measurement import metrics
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Family, Replay
-from specreg.stats.percentiles import Histogram, Summary, summarize
+from specreg.stats.percentiles import Summary, TimeHistogram, summarize
 from specreg.telemetry.power_record import PowerRecord
 
 _NS_PER_MS = 10**6
@@ -334,7 +334,7 @@ def _arm(replay: Replay) -> ArmFigures:
         requests_per_s=metrics.per_s(replay, lambda _: 1.0),
         goodput_requests_per_s=metrics.goodput_requests_per_s(replay),
         send_delay_ms=summarize((one.sent_ns - one.planned_ns) / _NS_PER_MS for one in traces),
-        client_lag_ms=Histogram.merged(part.lags for part in replay.rounds).summary_ms(),
+        client_lag_ms=TimeHistogram.merged(part.lags for part in replay.rounds).summary_ms(),
         by_category={name: _pace(part) for name, part in by_category.items()},
     )
 

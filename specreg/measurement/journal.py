@@ -37,7 +37,7 @@ from specreg.measurement.plausible import (
     check_request,
 )
 from specreg.stats.intervals import Look
-from specreg.stats.percentiles import Histogram
+from specreg.stats.percentiles import TimeHistogram
 from specreg.telemetry.power_record import PowerRecord
 
 
@@ -85,7 +85,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     engine_version: str
     target: str
     draft: str | None
-    lags: tuple[tuple[Histogram, ...], tuple[Histogram, ...]]
+    lags: tuple[tuple[TimeHistogram, ...], tuple[TimeHistogram, ...]]
     acceptance: AcceptanceRecord | None
     look: str = Look.FULL.name
     power: PowerRecord | None = None

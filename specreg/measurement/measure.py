@@ -26,7 +26,7 @@ from specreg.matrix.case import Case, Load
 from specreg.measurement.arm import Arm, ArmReplay
 from specreg.measurement.metrics import ALL, METRICS, Family, Invalid, Replay, noting
 from specreg.stats.intervals import Look
-from specreg.stats.percentiles import Histogram
+from specreg.stats.percentiles import TimeHistogram
 from specreg.telemetry.power_record import PowerRecord
 from specreg.telemetry.sampler import Span, Watch
 
@@ -493,7 +493,7 @@ def check_client(rounds: Sequence[Round]) -> None:
         raise InvalidMeasurementError("CLIENT_BEHIND", message)
     wait_ns = statistics.median(waits or [0])
     answer_ns = statistics.median([time_ns for time_ns, _ in answers] or [wait_ns])
-    lags = Histogram.merged(part.lags for part in rounds)
+    lags = TimeHistogram.merged(part.lags for part in rounds)
     told_ns = lags.size * BEAT_NS + lags.total_ns  # a loop that stalls has few beats
     beats_ns = lags.quantile_ns(0.5) if told_ns >= _ENOUGH_BEATS_NS else 0.0
     for what, late_ns, bears_ns in (

@@ -22,7 +22,7 @@ from specreg.core.errors import InvalidMeasurementError, MatrixError, check_name
 from specreg.core.reasons import Invalidity
 from specreg.load.rounds import Round
 from specreg.matrix.case import NO_LIMITS, Case, Limits
-from specreg.stats.percentiles import Histogram
+from specreg.stats.percentiles import TimeHistogram
 from specreg.telemetry.power_record import POWER_INVALID, PowerRecord
 
 _CountT = TypeVar("_CountT")
@@ -145,9 +145,9 @@ class Replay:
         )
 
     @property
-    def gaps(self) -> Histogram:
+    def gaps(self) -> TimeHistogram:
         """The times between two chunks of an answer, which are steps."""
-        return Histogram.merged(part.gaps for part in self.rounds)
+        return TimeHistogram.merged(part.gaps for part in self.rounds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import msgspec
 
 from specreg.acceptance.record import AcceptanceRecord, StepCounts
 from specreg.load.chat_client import FinishedRequest
-from specreg.stats.percentiles import PER_E, Histogram
+from specreg.stats.percentiles import PER_E, TimeHistogram
 from specreg.telemetry.power_record import PowerRecord
 
 _MOST_COUNT = 2**53
@@ -49,7 +49,7 @@ def check_request(finished: FinishedRequest) -> None:
         raise msgspec.ValidationError("a request that ended with a token has none")
 
 
-def check_lags(lags: Histogram) -> None:
+def check_lags(lags: TimeHistogram) -> None:
     """Check that a histogram can be one of durations; else a msgspec.ValidationError."""
     _check_counts(lags.counts.values(), "lags")
     _check_order((0, lags.min_ns, lags.max_ns, _LAST_MOMENT_NS))

@@ -53,7 +53,7 @@ class Tone(StrEnum):
     BAD = "bad"
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class Headline(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to one question in a line: of a run on "acceptance", "speed" or "power"."""
 
     subject: str
@@ -106,7 +106,7 @@ class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
     load: ProcessorLoad | None = None
 
 
-class Origin(msgspec.Struct, frozen=True, kw_only=True):
+class RunOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """Where a run comes from: what was typed, and the options that repeat it beside the cases.
 
     The commit of the repository and the driver of the GPUs are empty without one.
@@ -122,9 +122,9 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
 def origin_of(
     root: Path, command: str, driver_version: str = "", options: tuple[str, ...] = ()
-) -> Origin:
+) -> RunOrigin:
     """Where a run of this specreg comes from, in a repository at `root`."""
-    return Origin(
+    return RunOrigin(
         command=command,
         specreg_version=specreg.__version__,
         commit=commit_of(root),
@@ -194,14 +194,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     schema_version: Literal[3] = SCHEMA_VERSION
     run: RunVerdict
     machine: Environment
-    origin: Origin
+    origin: RunOrigin
     cases: tuple[CaseReport, ...]
     tier_cases: tuple[str, ...]
     remarks: tuple[str, ...] = ()
     ended_at: str = ""
     time: RunTime | None = None
     title: str = ""
-    answers: tuple[Answer, ...] = ()
+    answers: tuple[Headline, ...] = ()
     arms: tuple[ArmReport, ...] = ()
     control: tuple[Verdict, ...] = ()
     hints: tuple[str, ...] = ()
@@ -411,7 +411,7 @@ def side_by_side(a: Report, b: Report) -> Report:
         remarks=tuple(f"only {name} has {', '.join(ids)}" for name, ids in alone.items() if ids),
         time=None,
         title="Two runs side by side",
-        answers=(Answer(subject="B against A", tone=Tone.DOUBT, text=text),),
+        answers=(Headline(subject="B against A", tone=Tone.DOUBT, text=text),),
         arms=tuple(
             ArmReport(
                 name=name,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rich.style import Style
 
 from specreg.measurement.metrics import METRICS, Family
-from specreg.report.document import Answer, Report, RunVerdict, Tone, last_words
+from specreg.report.document import Headline, Report, RunVerdict, Tone, last_words
 from specreg.report.tables import label_of
 from specreg.verdicts.verdict import GOOD, Outcome, Verdict
 
@@ -65,12 +65,12 @@ def title_of(report: Report) -> str:
     return report.title or f"tier {report.run.tier} on {report.run.environment}"
 
 
-def answers_of(report: Report) -> Sequence[Answer]:
+def answers_of(report: Report) -> Sequence[Headline]:
     """The document's own answers, else those that follow from its run."""
     return report.answers or answers_of_run(report.run)
 
 
-def answers_of_run(run: RunVerdict) -> Sequence[Answer]:
+def answers_of_run(run: RunVerdict) -> Sequence[Headline]:
     """An answer on acceptance (and losslessness), speed and power, in this order always.
 
     Green is a whole run that ended well, and in it each verdict of the subject PASS or IMPROVED.
@@ -83,7 +83,7 @@ def answers_of_run(run: RunVerdict) -> Sequence[Answer]:
     return [_answer(run, subject, verdicts) for subject, verdicts in by_subject.items()]
 
 
-def render_answers(answers: Sequence[Answer], *, color: bool) -> str:
+def render_answers(answers: Sequence[Headline], *, color: bool) -> str:
     """The answers as lines of text."""
     styles = [Style.parse(STYLES[one.tone] if color else "none") for one in answers]
     return "\n".join(style.render(str(one)) for style, one in zip(styles, answers, strict=True))
@@ -120,13 +120,13 @@ def notes_of(report: Report) -> Iterator[str]:
         yield f"Cases that were skipped: {len(run.skipped)}."
 
 
-def _answer(run: RunVerdict, subject: str, verdicts: Sequence[Verdict]) -> Answer:
+def _answer(run: RunVerdict, subject: str, verdicts: Sequence[Verdict]) -> Headline:
     if not verdicts:
         why = run.no_power if subject == "power" else ""
         if run.skipped and not run.verdicts:
             why = next(iter(run.skipped.values()))
         text = f"not measured: {why}" if why else "not judged: no test of it ran"
-        return Answer(subject=subject, tone=Tone.DOUBT, text=text)
+        return Headline(subject=subject, tone=Tone.DOUBT, text=text)
     tone, parts, is_speed = tone_of(verdicts), [_counts(run, verdicts)], subject == "speed"
     if is_speed and run.slowed:
         worst = sorted(run.slowed.items(), key=lambda item: item[1])
@@ -137,7 +137,7 @@ def _answer(run: RunVerdict, subject: str, verdicts: Sequence[Verdict]) -> Answe
     # A speculation that costs speed may well equal its baseline; that is nothing to be glad of.
     if tone is Tone.GOOD and ((is_speed and run.slowed) or not run.complete or _ended_badly(run)):
         tone = Tone.DOUBT
-    return Answer(subject=subject, tone=tone, text="; ".join(parts))
+    return Headline(subject=subject, tone=tone, text="; ".join(parts))
 
 
 def _ended_badly(run: RunVerdict) -> bool:

@@ -23,7 +23,7 @@ from specreg.core.errors import (
     ServerRefusedError,
     ServerStartError,
 )
-from specreg.core.http import Answer, ask
+from specreg.core.http import HttpResponse, ask
 from specreg.core.processes import SupervisedProcess, log_end, process_ids, settle_log
 from specreg.core.readable import readable_block
 from specreg.core.server_words import quote_answer
@@ -238,7 +238,7 @@ def _is_refusal(status: int) -> bool:
     return HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR
 
 
-def _said(answer: Answer) -> str:
+def _said(answer: HttpResponse) -> str:
     """Return an answer's status and its words; empty where it has no words."""
     words = quote_answer(answer.content)
     return f"HTTP {answer.status} from {answer.path}: {words}" if words else ""

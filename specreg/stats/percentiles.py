@@ -51,7 +51,7 @@ def summarize(values: Iterable[float | None]) -> Summary | None:
     )
 
 
-class Histogram(msgspec.Struct):
+class TimeHistogram(msgspec.Struct):
     """Counts durations in buckets of half a percent, so its size doesn't grow with their number.
 
     Attributes:
@@ -75,17 +75,19 @@ class Histogram(msgspec.Struct):
         buckets = (math.floor(PER_E * math.log(max(one, 1))) for one in durations_ns)
         squares_ns2 = sum(map(operator.mul, durations_ns, durations_ns))
         least_ns, most_ns = min(durations_ns, default=0), max(durations_ns, default=0)
-        self.merge(Histogram(Counter(buckets), sum(durations_ns), squares_ns2, least_ns, most_ns))
+        self.merge(
+            TimeHistogram(Counter(buckets), sum(durations_ns), squares_ns2, least_ns, most_ns)
+        )
 
     @classmethod
-    def merged(cls, parts: Iterable["Histogram"]) -> "Histogram":
+    def merged(cls, parts: Iterable["TimeHistogram"]) -> "TimeHistogram":
         """A new histogram of all durations of some others."""
         whole = cls()
         for part in parts:
             whole.merge(part)
         return whole
 
-    def merge(self, other: "Histogram") -> None:
+    def merge(self, other: "TimeHistogram") -> None:
         """Add all durations of another histogram."""
         if not other.counts:
             return

@@ -12,8 +12,8 @@ from specreg.measurement.metrics import Replay
 from specreg.report.document import (
     CaseReport,
     Expected,
-    Origin,
     Report,
+    RunOrigin,
     RunVerdict,
     count_outcomes,
     exit_status,
@@ -154,7 +154,7 @@ def run_of(*verdicts: Verdict) -> RunVerdict:
 REPORT = Report(
     run=run_of(HELD, LOST),
     machine=builders.ENVIRONMENT,
-    origin=Origin(
+    origin=RunOrigin(
         command="pytest tests/perf --specreg-tier=cpu",
         specreg_version="0.1.0",
         commit="0123456789ab",

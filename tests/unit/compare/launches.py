@@ -16,7 +16,7 @@ from specreg.core.reasons import Reason
 from specreg.load.rounds import Round
 from specreg.measurement.measure import values_of
 from specreg.measurement.metrics import Replay
-from specreg.stats.percentiles import Histogram
+from specreg.stats.percentiles import TimeHistogram
 from tests.doubles.vllm.script import Script, record_script
 from tests.unit import builders
 
@@ -44,7 +44,7 @@ def launch(  # noqa: PLR0913 - most by name
     chunks = round((TOKENS - 1) / tokens_per_step)
     of_two = TOKENS - 1 - chunks
     trace = msgspec.structs.replace(trace, chunk_sizes=(0, chunks - of_two, of_two))
-    gaps = Histogram()
+    gaps = TimeHistogram()
     gaps.add_all((round(step_ms * 1e6),))
     part = Round(traces=(trace,), started_ns=0, ended_ns=lasted_ns, gaps=gaps)
     replay = Replay(rounds=(part,), control_rounds=(), acceptance=acceptance or accepted())

@@ -8,7 +8,13 @@ from typing import Never
 import pytest
 
 from specreg.compare import bisect
-from specreg.compare.bisect import Step, bisect_versions, find_change, step_of, versions_between
+from specreg.compare.bisect import (
+    VersionState,
+    bisect_versions,
+    find_change,
+    state_of,
+    versions_between,
+)
 from specreg.compare.gate import Gate, SideError, open_gate
 from specreg.compare.judging import Decision, GateAnswer, SideLaunch
 from specreg.compare.options import BisectOptions, GateOptions
@@ -46,23 +52,27 @@ FOUND = decision(
 
 
 @pytest.mark.parametrize(
-    ("found", "lost", "step"),
+    ("found", "lost", "state"),
     [
-        (FOUND, {"step_p50_ms"}, Step.GOOD),
-        (FOUND, {"ttft_p50_ms"}, Step.BAD),
-        (FOUND, {"throughput_tokens_per_s"}, Step.UNKNOWN),
-        (FOUND, {"step_p50_ms", "throughput_tokens_per_s"}, Step.UNKNOWN),
-        (decision(texts=Outcome.WRONG, step_p50_ms=Outcome.PASS), {"step_p50_ms"}, Step.GOOD),
-        (decision(texts=Outcome.WRONG, step_p50_ms=Outcome.PASS), {LOSSLESS}, Step.BAD),
-        (decision(GateAnswer.UPGRADE), None, Step.GOOD),
-        (decision(GateAnswer.UNDECIDED), None, Step.UNKNOWN),
-        (FOUND, None, Step.BAD),
+        (FOUND, {"step_p50_ms"}, VersionState.GOOD),
+        (FOUND, {"ttft_p50_ms"}, VersionState.BAD),
+        (FOUND, {"throughput_tokens_per_s"}, VersionState.UNKNOWN),
+        (FOUND, {"step_p50_ms", "throughput_tokens_per_s"}, VersionState.UNKNOWN),
+        (
+            decision(texts=Outcome.WRONG, step_p50_ms=Outcome.PASS),
+            {"step_p50_ms"},
+            VersionState.GOOD,
+        ),
+        (decision(texts=Outcome.WRONG, step_p50_ms=Outcome.PASS), {LOSSLESS}, VersionState.BAD),
+        (decision(GateAnswer.UPGRADE), None, VersionState.GOOD),
+        (decision(GateAnswer.UNDECIDED), None, VersionState.UNKNOWN),
+        (FOUND, None, VersionState.BAD),
     ],
 )
 def test_a_version_is_what_it_is_by_what_the_last_one_lost(
-    found: Decision, lost: set[str] | None, step: Step
+    found: Decision, lost: set[str] | None, state: VersionState
 ) -> None:
-    assert step_of(found, None if lost is None else frozenset(lost)) is step
+    assert state_of(found, None if lost is None else frozenset(lost)) is state
 
 
 @pytest.fixture
@@ -182,10 +192,12 @@ def searched(first_bad: str, *unknown: str) -> tuple[tuple[str, ...], list[str]]
     """What is found where versions from one on are bad and some can't be told; what was asked."""
     asked: list[str] = []
 
-    def compare(version: str) -> tuple[Step, str]:
+    def compare(version: str) -> tuple[VersionState, str]:
         asked.append(version)
         bad = VERSIONS.index(version) >= VERSIONS.index(first_bad)
-        return Step.UNKNOWN if version in unknown else Step.BAD if bad else Step.GOOD, ""
+        if version in unknown:
+            return VersionState.UNKNOWN, ""
+        return VersionState.BAD if bad else VersionState.GOOD, ""
 
     return bisect_versions(VERSIONS, compare), asked
 
@@ -202,15 +214,15 @@ def test_what_cant_be_told_is_left_between() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "said"),
+    ("state", "said"),
     [
-        (Step.UNKNOWN, "0.32.0: no telling whether it is worse than 0.20.0, why"),
-        (Step.GOOD, "0.32.0: isn't worse than 0.20.0; there is nothing to find"),
+        (VersionState.UNKNOWN, "0.32.0: no telling whether it is worse than 0.20.0, why"),
+        (VersionState.GOOD, "0.32.0: isn't worse than 0.20.0; there is nothing to find"),
     ],
 )
-def test_a_last_version_that_isnt_bad_ends_it(step: Step, said: str) -> None:
+def test_a_last_version_that_isnt_bad_ends_it(state: VersionState, said: str) -> None:
     with pytest.raises(UnsupportedError, match=said):
-        bisect_versions(VERSIONS, lambda _: (step, "why"))
+        bisect_versions(VERSIONS, lambda _: (state, "why"))
 
 
 def test_releases_are_in_the_order_of_versions_without_previews_however_they_are_spelt() -> None:

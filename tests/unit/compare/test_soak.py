@@ -1,4 +1,4 @@
-"""A soak: what is said of blocks whose drift is known."""
+"""A soak: what is said of segments whose drift is known."""
 
 import dataclasses
 import sys
@@ -11,11 +11,11 @@ import pytest
 from numpy.typing import NDArray
 
 from specreg.compare.options import SoakOptions
-from specreg.compare.soak import EARLY_LEVEL, LAST_LEVEL, LEVEL, LOOKS, Block, Soak, open_soak
+from specreg.compare.soak import EARLY_LEVEL, LAST_LEVEL, LEVEL, LOOKS, Segment, Soak, open_soak
 from specreg.core.errors import UnsupportedError
 from specreg.matrix.case import Case
 from specreg.matrix.tier import load_tier
-from specreg.stats.intervals import BLOCK_PARTS
+from specreg.stats.intervals import SEGMENT_PARTS
 from specreg.verdicts.verdict import Outcome, Verdict
 from tests.doubles.vllm.script import Script, record_script
 from tests.unit import builders
@@ -28,11 +28,11 @@ SOAKS = 1000
 Values = NDArray[np.float64]
 
 
-def blocks_of(lengths: Values, steps_ms: Values) -> list[Block]:
-    """Blocks that share an hour evenly, with such acceptance lengths and steps."""
+def segments_of(lengths: Values, steps_ms: Values) -> list[Segment]:
+    """Segments that share an hour evenly, with such acceptance lengths and steps."""
     lasted_s = LENGTH_S / len(lengths)
     return [
-        Block(
+        Segment(
             number=place + 1,
             at_s=(place + 0.5) * lasted_s,
             lasted_s=lasted_s,
@@ -48,26 +48,26 @@ def blocks_of(lengths: Values, steps_ms: Values) -> list[Block]:
 def drift(values: Values, name: str = "acceptance_length_tokens") -> Verdict:
     """The drift of an hour with such values, of which 5 % are fine."""
     soak = soak_of(tolerance_frac=0.05)
-    soak.blocks = blocks_of(values, values)
+    soak.segments = segments_of(values, values)
     return {one.metric: one for one in soak.look(0.03)}[name]
 
 
 def soak_of(
     case: Case = builders.CASE, *, tolerance_frac: float | None = None, needs_gpus: int = 0
 ) -> Soak:
-    """A soak of an hour that has no block yet."""
+    """A soak of an hour that has no segment yet."""
     options = SoakOptions(minutes=LENGTH_S / 60, tolerance_frac=tolerance_frac, show=lambda _: None)
     tier = dataclasses.replace(TIER, needs_gpus=needs_gpus)
     return Soak(options=options, tier=tier, case=case, path=Path("soak.jsonl"))
 
 
-def fallen(by_frac: float, blocks: int = BLOCKS) -> Values:
+def fallen(by_frac: float, segments: int = BLOCKS) -> Values:
     """Acceptance lengths whose part beyond 1 falls evenly by a fraction of it in the hour."""
-    return 1 + 2 * (1 - by_frac * (np.arange(blocks) + 0.5) / blocks)
+    return 1 + 2 * (1 - by_frac * (np.arange(segments) + 0.5) / segments)
 
 
 def moody(rng: np.random.Generator) -> Values:
-    """Each block has nine tenths of what moved the one before: a neighbour's moods."""
+    """Each segment has nine tenths of what moved the one before: a neighbour's moods."""
     moved, found = rng.normal() / np.sqrt(1 - 0.9**2), []
     for shock in rng.normal(size=BLOCKS):
         moved = 0.9 * moved + shock
@@ -101,12 +101,12 @@ def test_a_steady_server_raises_no_more_alarms_than_the_level_allows(
 
 
 def soaked(lengths: Values, steps_ms: Values) -> Soak:
-    """A soak of such blocks, looked at as often as a real one."""
-    soak, blocks = soak_of(tolerance_frac=0.0), blocks_of(lengths, steps_ms)
+    """A soak of such segments, looked at as often as a real one."""
+    soak, segments = soak_of(tolerance_frac=0.0), segments_of(lengths, steps_ms)
     for frac in LOOKS:
-        soak.blocks = [block for block in blocks if block.at_s < frac * LENGTH_S]
+        soak.segments = [segment for segment in segments if segment.at_s < frac * LENGTH_S]
         soak.look(EARLY_LEVEL)
-    soak.blocks = blocks
+    soak.segments = segments
     soak.look(LAST_LEVEL)
     return soak
 
@@ -115,7 +115,7 @@ def test_a_fall_is_seen_with_its_slope_and_at_an_early_look() -> None:
     found = drift(fallen(0.3))
     assert found.outcome is Outcome.REGRESSED
     # Relative to the first judged part: the ninth part of the soak after the lead-in, on average.
-    first = 1 - 0.3 * (0.1 + 0.9 / BLOCK_PARTS / 2)
+    first = 1 - 0.3 * (0.1 + 0.9 / SEGMENT_PARTS / 2)
     assert found.comparison.change_frac == pytest.approx(-0.3 / first, rel=0.01)
     low, change, high = (
         one or 0
@@ -143,7 +143,7 @@ BURNT_IN = np.where(np.arange(BLOCKS) < BLOCKS // 10, 9.0, 3.0)
         (fallen(-0.3), Outcome.IMPROVED, ""),
         (BURNT_IN, Outcome.PASS, ""),
         (3 + RNG.normal(scale=0.5, size=BLOCKS), Outcome.INCONCLUSIVE, "no telling yet; soak "),
-        (np.full(8, 3.0), Outcome.INCONCLUSIVE, "no telling from 7 blocks, 8 are needed; soak "),
+        (np.full(8, 3.0), Outcome.INCONCLUSIVE, "no telling from 7 segments, 8 are needed; soak "),
         (np.ones(BLOCKS), Outcome.INCONCLUSIVE, "it is never beyond 1; there is nothing to lose"),
     ],
     ids=["through noise", "tolerated", "more", "lead-in", "noise", "too few", "nothing to lose"],
@@ -194,7 +194,7 @@ def test_an_alarm_stays_whatever_comes_after_it() -> None:
     assert found["step_ms"] is not Outcome.REGRESSED
 
 
-def test_a_soak_keeps_what_a_scripted_server_did_block_by_block(
+def test_a_soak_keeps_what_a_scripted_server_did_segment_by_segment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
@@ -212,13 +212,13 @@ def test_a_soak_keeps_what_a_scripted_server_did_block_by_block(
     soak = open_soak(options, TIER)
     soak.run()
     assert soak.passed_s >= 60 * options.minutes
-    assert soak.path.read_bytes().splitlines() == [msgspec.json.encode(b) for b in soak.blocks]
-    assert {one.requests for one in soak.blocks} == {2}
-    assert len({one.acceptance_length_tokens for one in soak.blocks}) == 1
+    assert soak.path.read_bytes().splitlines() == [msgspec.json.encode(b) for b in soak.segments]
+    assert {one.requests for one in soak.segments} == {2}
+    assert len({one.acceptance_length_tokens for one in soak.segments}) == 1
     told = {one.metric: one.outcome for one in soak.look(LAST_LEVEL)}
     assert told["acceptance_length_tokens"] is Outcome.PASS
     thoughts = [one for one in said if "2 of 2 answers never left the thought" in one]
-    assert len(thoughts) == 1, "of the first block alone"
+    assert len(thoughts) == 1, "of the first segment alone"
 
 
 def test_a_folder_that_holds_a_soak_is_left_alone(tmp_path: Path) -> None:

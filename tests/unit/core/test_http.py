@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from specreg.core.errors import AnswerError, ServerDiedError
-from specreg.core.http import MOST_BYTES, Answer, ask
+from specreg.core.http import MOST_BYTES, HttpResponse, ask
 from specreg.servers.server import generates
 from tests.unit import builders
 
@@ -78,7 +78,7 @@ def test_an_answer_is_read_whatever_its_status_and_encoding() -> None:
     head = b"Content-Type: text/plain; charset=utf-16\r\nContent-Length: 4\r\n\r\n"
     with saying(said(b"HTTP/1.1 503 Busy\r\n" + head + b"a\xffbc")) as url:
         answer = ask(url, "GET", "/health", within_s=5.0)
-    assert answer == Answer(path="/health", status=503, content=b"a\xffbc")
+    assert answer == HttpResponse(path="/health", status=503, content=b"a\xffbc")
     assert answer.text == "a\N{REPLACEMENT CHARACTER}bc"
     with pytest.raises(AnswerError, match=r"^HTTP 503 from /health$") as error:
         answer.good()

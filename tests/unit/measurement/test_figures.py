@@ -23,7 +23,7 @@ from specreg.measurement.figures import (
 )
 from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Family, Replay
-from specreg.stats.percentiles import Histogram
+from specreg.stats.percentiles import TimeHistogram
 from tests.unit import builders
 
 MS = 10**6
@@ -37,8 +37,8 @@ SLOW = builders.trace(builders.chunk(30 * MS), builders.chunk(70 * MS, 4))
 LATE = msgspec.structs.replace(SLOW, planned_ns=-5 * MS)
 
 
-def spread(*durations_ns: int) -> Histogram:
-    found = Histogram()
+def spread(*durations_ns: int) -> TimeHistogram:
+    found = TimeHistogram()
     found.add_all(durations_ns)
     return found
 

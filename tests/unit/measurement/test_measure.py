@@ -40,7 +40,7 @@ from specreg.measurement.measure import (
 from specreg.measurement.metrics import Family, metrics_of
 from specreg.servers.server import Server
 from specreg.stats.intervals import Look
-from specreg.stats.percentiles import Histogram
+from specreg.stats.percentiles import TimeHistogram
 from specreg.telemetry.power_record import PowerRecord
 from specreg.telemetry.sampler import PowerTrace, Sample, Watch
 from tests.doubles.vllm.script import BEFORE_ROUNDS, DEFAULTS, SLOWING, Fault, Script
@@ -458,7 +458,7 @@ def late(*delays_ms: float, lag_ms: float = 0.0, beats: int = 30) -> Round:
         )
         for delay_ms in delays_ms
     )
-    lags = Histogram()
+    lags = TimeHistogram()
     lags.add_all([round(lag_ms * MS)] * beats)
     return Round(traces=traces, started_ns=0, ended_ns=100 * MS, lags=lags)
 
@@ -538,7 +538,7 @@ def warmed_up(batches: Iterable[Batch], case: Case = builders.CASE) -> tuple[lis
         assert len(prompts) == load.concurrency
         one = served[min(len(loads), len(served) - 1)]
         loads.append(load)
-        gaps = Histogram()
+        gaps = TimeHistogram()
         if one.step_ms:
             gaps.add_all((round(one.step_ms * MS),))
         started_ns, now_ns = now_ns, now_ns + round(one.lasts_s * 1e9)

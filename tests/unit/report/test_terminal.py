@@ -9,7 +9,7 @@ import pytest
 from specreg.acceptance.record import Source, StepCounts
 from specreg.baselines.record import RecordedBaseline
 from specreg.core.reasons import Reason
-from specreg.report.document import Answer, ArmReport, Tone
+from specreg.report.document import ArmReport, Headline, Tone
 from specreg.report.page import render_markdown, render_page
 from specreg.report.terminal import (
     render_next,
@@ -158,7 +158,7 @@ def test_a_case_of_several_launches_is_shown_once() -> None:
 GATE = msgspec.structs.replace(
     reports.REPORT,
     title="DON'T: vllm==0.31.0 → vllm==0.32.0",
-    answers=(Answer(subject="don't", tone=Tone.BAD, text="throughput is worse"),),
+    answers=(Headline(subject="don't", tone=Tone.BAD, text="throughput is worse"),),
     arms=(
         ArmReport(name="A", text="vllm==0.31.0", engine_versions=("0.31.0",)),
         ArmReport(name="B", text="vllm==0.32.0", overrides=("draft_tokens=5",)),

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specreg.stats.percentiles import Histogram, summarize
+from specreg.stats.percentiles import TimeHistogram, summarize
 
 DURATIONS = st.lists(st.integers(0, 10**12), min_size=1, max_size=200)
 
 
-def filled(durations_ns: list[int]) -> Histogram:
+def filled(durations_ns: list[int]) -> TimeHistogram:
     """A histogram of some durations."""
-    histogram = Histogram()
+    histogram = TimeHistogram()
     histogram.add_all(durations_ns)
     return histogram
 
@@ -34,7 +34,7 @@ def test_one_value_has_no_spread_and_none_has_no_summary() -> None:
     assert one is not None
     assert (one.stdev, one.p99) == (0.0, 3.0)
     assert summarize([]) is None
-    assert Histogram().summary_ms() is None
+    assert TimeHistogram().summary_ms() is None
 
 
 @settings(max_examples=50, deadline=None)
@@ -62,8 +62,8 @@ def test_percentiles_of_a_histogram_are_off_by_a_quarter_of_a_percent_at_most() 
 def test_merging_is_taking_all_of_both(some: list[int], others: list[int]) -> None:
     merged = filled(some)
     merged.merge(filled(others))
-    merged.merge(Histogram())
+    merged.merge(TimeHistogram())
     assert merged == filled(some + others)
-    into_nothing = Histogram()
+    into_nothing = TimeHistogram()
     into_nothing.merge(filled(some))
     assert into_nothing == filled(some)
