@@ -307,8 +307,8 @@ def write_reference(session: nox.Session) -> None:
 def lock(session: nox.Session) -> None:
     """Write constraints.txt and the locks of the engines; `-- --upgrade` for newer versions.
 
-    The lock of the project covers every Python that is supported, and keeps the versions that still fit. It
-    doesn't say which index they came from, so a mirror will do.
+    The lock of the project covers every Python that is supported, and keeps the versions that still
+    fit. It doesn't say which index they came from, so a mirror will do.
     """
     _install(session)
     parts = [("--group", name) for name in _PROJECT["dependency-groups"]]
