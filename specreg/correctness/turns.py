@@ -18,7 +18,7 @@ _WITHOUT_THINKING = "without_thinking"
 """A thought that comes with the reply isn't sent along: it could fill the context."""
 
 
-class AskedTurn(NamedTuple):
+class TurnAnswer(NamedTuple):
     """One turn of a prompt: its name, its text in token ids, and the answer to it."""
 
     name: str
@@ -36,7 +36,7 @@ def ask_each_turn(
     case: Case,
     prompts: Sequence[Prompt],
     ask: Callable[[Texts], Sequence[Transcript]],
-) -> tuple[AskedTurn, ...]:
+) -> tuple[TurnAnswer, ...]:
     """Ask all first turns, then all second ones, and so on.
 
     Args:
@@ -48,7 +48,7 @@ def ask_each_turn(
     Raises:
         InvalidMeasurementError: a server doesn't answer in ids, or a reply has no text.
     """
-    asked: list[AskedTurn] = []
+    asked: list[TurnAnswer] = []
     said: dict[str, tuple[Message, ...]] = {}
     for turn in range(1, max(turns_of(case, prompt) for prompt in prompts) + 1):
         going = [prompt for prompt in prompts if turn <= turns_of(case, prompt)]
@@ -61,7 +61,7 @@ def ask_each_turn(
         texts = [prompt.token_ids or next(encoded) for prompt in going]
         for prompt, text, answer in zip(going, texts, ask(texts), strict=True):
             name = prompt.id if turn == 1 else f"{prompt.id} turn {turn}"
-            asked.append(AskedTurn(name, text, answer))
+            asked.append(TurnAnswer(name, text, answer))
             if turn < turns_of(case, prompt):
                 reply = Message("assistant", _reply(case, name, answer))
                 said[prompt.id] = (*said[prompt.id], reply)
