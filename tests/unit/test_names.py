@@ -25,7 +25,8 @@ UNITS = (
 )
 UNITLESS = re.compile(
     r"burstiness|freedom|p_worse|temperature|waiting"  # numbers of their own kind
-    r"|changes|parts|slowed|tolerances|turns|(tpot_)?ratio(_by_category)?"  # shares, or times something
+    r"|changes|parts|slowed|tolerances|turns"  # shares
+    r"|(tpot_)?ratio(_by_category)?"  # times something
     r"|expected|first|judged|last|launches|origin|scale|values?|a|b"  # in the unit of a metric
     r"|max|mean|min|stdev|p\d\d"  # in the unit of what is summarised
 )
