@@ -1,4 +1,4 @@
-"""What failed, why, and since when: a block of text for each case."""
+"""What failed, why, and since when: a paragraph for each case."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from specreg.core.values import readable_values
 from specreg.report.document import CaseReport, began_at, flat_fields
 from specreg.report.tables import label_of, render_value
 from specreg.verdicts.history import RunRecord, comparable
-from specreg.verdicts.verdict import Outcome, Verdict
+from specreg.verdicts.verdict import Comparison, Outcome, Verdict
 
 _VALUES_SHOWN = {"reprfuncargs", "reprlocals"}
 """What pytest calls the values of a function's arguments and variables in a traceback."""
@@ -62,35 +62,57 @@ def make_traceback_readable(traceback: Any) -> Any:  # noqa: ANN401 - pytest's, 
 
 
 def sentence_of(verdict: Verdict) -> str:
-    """What was measured, and how far from what was recorded, each number with its unit.
+    """Say what was measured and how far it is from what was recorded, each number with its unit.
 
     `tpot p50 2.1 ms, recorded 2 ms: worse by 5.2 % (2.1 to 8.0 %), tolerated are 3 %`
     """
-    label = label_of(verdict.metric)
     comparison = verdict.comparison
-    change = comparison.change_frac
-    value = "" if verdict.value is None else f" {render_value(verdict.metric, verdict.value)}"
-    low, high = comparison.low_frac, comparison.high_frac
-    if change is None or low is None or high is None:
-        return f"{label}{value}"
-    up, down = ("more", "less") if comparison.two_sided else ("better", "worse")
-    if low * high >= 0:
-        least, most = sorted((100 * abs(low), 100 * abs(high)))
-        between = f"{least:.1f} to {most:.1f} %"
-    else:
-        between = f"{-100 * low:.1f} % {down} to {100 * high:.1f} % {up}"
-    return (
-        f"{label}{value}, recorded {render_value(verdict.metric, comparison.expected)}:"
-        f" {down if change < 0 else up} by {100 * abs(change):.1f} % ({between})"
-        f"{comparison.tolerated and f', tolerated are {comparison.tolerated}'}"
-        f"{f'; {verdict.cause}' if verdict.cause else ''}"
-    )
+    subject = _label_and_value(verdict)
+    if comparison.change_frac is None or comparison.low_frac is None:
+        return subject
+    expected = render_value(verdict.metric, comparison.expected)
+    direction = _direction(comparison, comparison.change_frac)
+    percent = 100 * abs(comparison.change_frac)
+    interval = _interval_words(comparison)
+    sentence = f"{subject}, recorded {expected}: {direction} by {percent:.1f} % ({interval})"
+    if comparison.tolerated:
+        sentence += f", tolerated are {comparison.tolerated}"
+    if verdict.cause is not None:
+        sentence += f"; {verdict.cause}"
+    return sentence
+
+
+def _label_and_value(verdict: Verdict) -> str:
+    """Return what was measured, such as `tpot p50 2.1 ms`, without a value if there is none."""
+    label = label_of(verdict.metric)
+    if verdict.value is None:
+        return label
+    return f"{label} {render_value(verdict.metric, verdict.value)}"
+
+
+def _direction(comparison: Comparison, change_frac: float) -> str:
+    """Return the word for a change; of what should stay as it is only the direction counts."""
+    if comparison.two_sided:
+        return "less" if change_frac < 0 else "more"
+    return "worse" if change_frac < 0 else "better"
+
+
+def _interval_words(comparison: Comparison) -> str:
+    """Return the interval of a change in percent, with directions if it holds both."""
+    low_percent = 100 * (comparison.low_frac or 0.0)
+    high_percent = 100 * (comparison.high_frac or 0.0)
+    if low_percent * high_percent >= 0:
+        nearer, farther = sorted((abs(low_percent), abs(high_percent)))
+        return f"{nearer:.1f} to {farther:.1f} %"
+    down = _direction(comparison, -1.0)
+    up = _direction(comparison, 1.0)
+    return f"{-low_percent:.1f} % {down} to {high_percent:.1f} % {up}"
 
 
 def render_skip(verdict: Verdict) -> str:
-    """Why a test is skipped, in one line."""
-    what = sentence_of(verdict).partition(", recorded")[0]
-    return readable_line(f"{verdict.case_id}, {what}: {verdict.outcome}, {verdict.explanation}")
+    """Say in one line why a test is skipped."""
+    subject = _label_and_value(verdict)
+    return readable_line(f"{verdict.case_id}, {subject}: {verdict.outcome}, {verdict.explanation}")
 
 
 def properties(verdict: Verdict) -> Iterator[tuple[str, str]]:
@@ -101,46 +123,66 @@ def properties(verdict: Verdict) -> Iterator[tuple[str, str]]:
 
 
 def render_blocks(verdicts: Sequence[Verdict], errors: Mapping[str, str]) -> Mapping[str, str]:
-    """By case that failed, in the order of the run, what went wrong with it.
+    """Say what went wrong with each case that failed, in the order of the run.
 
-    `errors` has by case that failed otherwise than by a verdict the whole message, which the first
-    of several cases shows.
+    Args:
+        verdicts: those of the run.
+        errors: by case that failed otherwise than by a verdict, the whole message. Of several
+            cases with the same one, the first shows it whole.
     """
-    shown: set[str] = set()
-    blocks = {}
-    for case_id, failed in by_case(one for one in verdicts if one.fails).items():
+    shown_heads: set[str] = set()
+    texts = {}
+    failed = [verdict for verdict in verdicts if verdict.fails]
+    for case_id, case_verdicts in by_case(failed).items():
         error = errors.get(case_id, "")
-        head = error.partition("\n")[0]
-        blocks[case_id] = render_failures(failed, f"{head}\n(as above)" if head in shown else error)
-        shown.add(head)
-    return blocks
+        head, _, _ = error.partition("\n")
+        shown_error = f"{head}\n(as above)" if head in shown_heads else error
+        texts[case_id] = render_failures(case_verdicts, shown_error)
+        shown_heads.add(head)
+    return texts
 
 
 def render_failures(verdicts: Sequence[Verdict], error: str = "") -> str:
-    """What went wrong with one case: a line for each metric, and below them each reason once.
+    """Say what went wrong with one case: a line for each metric, and below them each reason once.
 
-    The error is shown in place of the reason that is its first line.
+    Args:
+        verdicts: those of the case that fail.
+        error: is shown in place of the reason that is its first line.
     """
     lines = []
     for outcome in dict.fromkeys(verdict.outcome for verdict in verdicts):
-        alike = [verdict for verdict in verdicts if verdict.outcome is outcome]
-        compared = [sentence_of(one) for one in alike if one.comparison.change_frac is not None]
-        others = ", ".join(sentence_of(one) for one in alike if one.comparison.change_frac is None)
-        lines += [f"{outcome}: {one}" for one in (*compared, others) if one]
-        # Reasons of one kind differ only in figures that the lines above have.
-        reasons: dict[str, str] = {}
-        for verdict in alike:
-            if verdict.reason is not None:
-                kind = verdict.reason.code or verdict.reason.text
-                reasons.setdefault(kind, verdict.explanation)
-        for explanation in reasons.values():
-            whole = error if explanation == error.partition("\n")[0] else explanation
-            lines += [f"  {line}" for line in whole.splitlines()]
+        same_outcome = [verdict for verdict in verdicts if verdict.outcome is outcome]
+        lines += [f"{outcome}: {sentence}" for sentence in _sentences(same_outcome)]
+        for explanation in _explanations(same_outcome):
+            error_head, _, _ = error.partition("\n")
+            text = error if explanation == error_head else explanation
+            lines += [f"  {line}" for line in text.splitlines()]
     return "\n".join(lines)
 
 
+def _sentences(verdicts: Sequence[Verdict]) -> list[str]:
+    """Return a sentence for each metric that was compared, and one for all others together."""
+    compared = [
+        sentence_of(verdict) for verdict in verdicts if verdict.comparison.change_frac is not None
+    ]
+    others = [
+        sentence_of(verdict) for verdict in verdicts if verdict.comparison.change_frac is None
+    ]
+    return [*compared, ", ".join(others)] if others else compared
+
+
+def _explanations(verdicts: Iterable[Verdict]) -> Iterable[str]:
+    """Return one explanation of each kind; those of one kind differ in figures that are shown."""
+    by_kind: dict[str, str] = {}
+    for verdict in verdicts:
+        if verdict.reason is not None:
+            kind = verdict.reason.code or verdict.reason.text
+            by_kind.setdefault(kind, verdict.explanation)
+    return by_kind.values()
+
+
 def by_case(verdicts: Iterable[Verdict]) -> Mapping[str, Sequence[Verdict]]:
-    """Verdicts by their case, in the order of the run."""
+    """Group verdicts by their case, in the order of the run."""
     cases: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         cases.setdefault(verdict.case_id, []).append(verdict)
@@ -148,28 +190,29 @@ def by_case(verdicts: Iterable[Verdict]) -> Mapping[str, Sequence[Verdict]]:
 
 
 def since_when(case: CaseReport, failing: Iterable[Verdict]) -> Iterator[str]:
-    """`tpot p50: not fine since …`, of the metrics that earlier runs judged too."""
-    for metric in (one.metric for one in failing if one.outcome in _LASTING):
-        runs = comparable(case.history, metric)
-        bad = first_bad(runs, metric)
+    """Yield since which run each metric is not fine, if earlier runs judged it too."""
+    for verdict in failing:
+        if verdict.outcome not in _LASTING:
+            continue
+        runs = comparable(case.history, verdict.metric)
+        bad = first_bad(runs, verdict.metric)
         streak = runs[bad:]
         if not streak or len(runs) == 1:
             continue
-        many = f", {len(streak)} judged runs in a row" if len(streak) > 1 else ""
-        last = f"; last fine {moment_of(runs[bad - 1])}" if bad else ", and never before"
-        yield f"{label_of(metric)}: not fine since {moment_of(streak[0])}{many}{last}"
+        since = f"{label_of(verdict.metric)}: not fine since {moment_of(streak[0])}"
+        length = f", {len(streak)} judged runs in a row" if len(streak) > 1 else ""
+        last_fine = f"; last fine {moment_of(runs[bad - 1])}" if bad else ", and never before"
+        yield f"{since}{length}{last_fine}"
 
 
 def first_bad(runs: Sequence[RunRecord], metric: str) -> int:
-    """The place of the first run that was not fine, with none that was after it, from 0.
-
-    That behind the last one where that was fine.
-    """
-    return max((place for place, one in enumerate(runs, start=1) if one.fine(metric)), default=0)
+    """Return the index of the first run after the last fine one; 0 if no run was fine."""
+    fine = [index for index, run in enumerate(runs) if run.fine(metric)]
+    return fine[-1] + 1 if fine else 0
 
 
 def moment_of(run: RunRecord) -> str:
-    """`2026-11-21 02:00 UTC with 0.32.0`; the run's name where that says no time."""
+    """Return when a run began and with what: `2026-11-21 02:00 UTC with 0.32.0`."""
     moment = began_at(run.run)
     when = f"{moment:%Y-%m-%d %H:%M} UTC" if moment else f"run {run.run}"
     return f"{when} with {run.engine_version}"

@@ -1,4 +1,4 @@
-"""Numbers as text, and the tables of what a run measured beside its verdicts."""
+"""Render numbers as text, and what a run measured as tables."""
 
 import io
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -10,7 +10,7 @@ from rich.text import Text
 from specreg.core.timeline import Phase, RunTime
 from specreg.measurement.figures import Figures
 from specreg.stats.percentiles import Summary
-from specreg.telemetry.power_record import PowerRecord
+from specreg.telemetry.power_record import ArmPower, PowerRecord
 
 NOTHING = "–"
 _WIDTH = 110
@@ -34,7 +34,7 @@ _UNITS = {
     "_ms": "ms",
     "_w": "W",
 }
-"""The longer ones first: what ends in `_tokens_per_s` doesn't end in another."""
+"""By the end of a metric's name, its unit; the longer ends come first."""
 _FIVE_DIGITS = 9999.5
 _LARGEST_FRAC = 10
 _TIMED = ("ms/token\nalone", "\nwith", "\ngain", "tokens/s\nalone", "\nwith", "\ngain")
@@ -45,49 +45,54 @@ _WORDS = "AL: acceptance length, tokens/step; A/D: accepted/drafted; c4: 4 in fl
 """The abbreviations of the tables and of case ids; docs/reference/glossary.md explains terms."""
 _POWER = ("power", "J/token", "alone", "saved", "W", "idle", "remark")
 _SHOWN_S = 0.05
-"""Of a phase; one that took no pair longer has no column."""
+"""A phase that took every pair less time has no column."""
 
 
 def format_number(value: float | None) -> str:
-    """Four digits, all that stand before the point, or a dash for what is unknown."""
+    """Return four digits, or all before the point if there are more; a dash for None."""
     if value is None:
         return NOTHING
     return f"{value:.0f}" if abs(value) >= _FIVE_DIGITS else f"{value:.4g}"
 
 
 def label_of(metric: str) -> str:
-    """`acceptance length` of `acceptance_length_tokens`."""
+    """Return the words of a metric's name: `acceptance length` of `acceptance_length_tokens`."""
     return metric.removesuffix(_suffix(metric)).replace("_", " ")
 
 
 def axis_of(metric: str) -> str:
-    """`throughput, tokens/s` of `throughput_tokens_per_s`; shares have no unit."""
-    return ", ".join(filter(None, (label_of(metric), _UNITS.get(_suffix(metric), ""))))
+    """Return a metric with its unit: `throughput, tokens/s`. Shares have no unit."""
+    unit = _unit_of(metric)
+    return f"{label_of(metric)}, {unit}" if unit else label_of(metric)
 
 
 def render_value(metric: str, value: float | None) -> str:
-    """`90 tokens/s`, `54.3%`, or a dash for what is unknown."""
+    """Return a value with its unit: `90 tokens/s`, `54.3%`; a dash for None."""
     if value is None:
         return NOTHING
     if _suffix(metric) == "_frac":
         return f"{100 * value:.4g}%"
-    return " ".join(filter(None, (format_number(value), _UNITS.get(_suffix(metric), ""))))
+    unit = _unit_of(metric)
+    return f"{format_number(value)} {unit}" if unit else format_number(value)
 
 
 def render_change(change_frac: float | None) -> str:
-    """`+1.2%`, or a dash for what is unknown."""
+    """Return a change in percent with its sign: `+1.2%`; a dash for None."""
     return NOTHING if change_frac is None else f"{change_frac:+.1%}"
 
 
-def render_interval(low: float | None, high: float | None) -> str:
-    """`-1.2..+0.8%`: where a change lies; beyond a factor of ten no figure means anything."""
-    if low is None or high is None:
+def render_interval(low_frac: float | None, high_frac: float | None) -> str:
+    """Return where a change lies: `-1.2..+0.8%`; a dash for None."""
+    if low_frac is None or high_frac is None:
         return NOTHING
-    ends = (
-        f"{100 * end:+.1f}" if abs(end) < _LARGEST_FRAC else "<-999" if end < 0 else ">999"
-        for end in (low, high)
-    )
-    return f"{'..'.join(ends)}%"
+    return f"{_render_bound(low_frac)}..{_render_bound(high_frac)}%"
+
+
+def _render_bound(bound_frac: float) -> str:
+    """Return a bound in percent; beyond a factor of ten no figure means anything."""
+    if abs(bound_frac) < _LARGEST_FRAC:
+        return f"{100 * bound_frac:+.1f}"
+    return "<-999" if bound_frac < 0 else ">999"
 
 
 def render_rows(
@@ -98,10 +103,17 @@ def render_rows(
     left: Collection[str] = (),
     folded: Collection[str] = (),
 ) -> str:
-    """Rows below their heads, 110 columns of text at most; empty without rows.
+    """Render rows below their heads, in 110 columns of text at most; empty without rows.
 
-    A short row leaves the last columns empty, and one cell alone is a heading. The first column is
-    set left and wraps, those `folded` too; those `left` don't wrap, others are set right.
+    A short row leaves the last columns empty, and a single cell is a heading. The first column is
+    set left and wraps.
+
+    Args:
+        head: the names of the columns.
+        rows: the cells of each row.
+        color: whether to write escape sequences for colours.
+        left: columns that are set left and don't wrap; others are set right.
+        folded: columns that are set left and wrap.
     """
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in head:
@@ -111,111 +123,157 @@ def render_rows(
             name, justify="left" if is_left else "right", no_wrap=not wraps, overflow="fold"
         )
     for row in rows:
-        # Not as strings: rich takes what stands in brackets for markup.
-        cells = (Text(cell) if isinstance(cell, str) else cell for cell in row)
+        # Strings would have rich take what is in brackets for markup.
+        cells = [Text(cell) if isinstance(cell, str) else cell for cell in row]
         table.add_row(*cells, style="bold" if len(row) == 1 else None)
+    if not table.row_count:
+        return ""
     text = io.StringIO()
     console = Console(
         file=text, width=_WIDTH, force_terminal=color, no_color=not color, highlight=False
     )
     console.print(table)
-    return "\n".join(map(str.rstrip, text.getvalue().splitlines())) if table.row_count else ""
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
 def render_figures(figures: Sequence[Figures], *, color: bool) -> str:
-    """All tables of what one launch of each case measured, each where there is something to show.
+    """Render the tables of what one launch of each case measured; a table without rows is left out.
 
     TPOT is the median over requests, throughput all tokens over all time. `A/D` is the draft
     efficiency, and the positions are marginal: how often a step accepted so many drafts or more.
     J/token is all energy over all tokens, `alone` that without speculation, `saved` the share of it
-    that speculation saves; the remark says by how much the block's ends may falsify these.
+    that speculation saves. The remark says by how much the ends of the block may falsify these.
     """
-    speedups = [_speedup_row(one) for one in figures if one.speedup and one.control]
+    speedup_rows = [_speedup_row(case) for case in figures if case.speedup and case.control]
+    category_rows = [row for case in figures for row in _category_rows(case)]
+    power_rows = [[case.case_id, *_power_cells(case.power)] for case in figures if case.power]
     tables = (
-        (_SPEEDUP, speedups),
-        (_CATEGORIES, [row for one in figures for row in _category_rows(one)]),
-        (_POWER, [[one.case_id, *_power_cells(one.power)] for one in figures if one.power]),
+        render_rows(_SPEEDUP, speedup_rows, color=color, folded=(_POSITIONS,)),
+        render_rows(_CATEGORIES, category_rows, color=color),
+        render_rows(_POWER, power_rows, color=color, folded=("remark",)),
+        _WORDS if speedup_rows else "",
     )
-    shown = (
-        render_rows(head, rows, color=color, folded=(_POSITIONS, "remark")) for head, rows in tables
-    )
-    return "\n\n".join(filter(None, (*shown, _WORDS if speedups else "")))
+    return "\n\n".join(table for table in tables if table)
 
 
-def _speedup_row(one: Figures) -> Sequence[str]:
-    cells = [one.case_id]
-    if one.timing and one.control and one.speedup:
-        arms = one.control, one.timing
-        cells += [*(_median(arm.tpot_ms) for arm in arms), _gain(one.speedup.tpot_ratio)]
-        cells += [format_number(arm.throughput_tokens_per_s) for arm in arms]
-        cells.append(_gain(one.speedup.throughput_ratio))
-    if one.acceptance:
-        total = one.acceptance.total
-        cells += map(_fixed, (total.acceptance_length_tokens, total.acceptance_rate_frac))
-        cells.append(" ".join(map(_fixed, total.marginal_frac)))
+def _speedup_row(figures: Figures) -> Sequence[str]:
+    cells = [figures.case_id]
+    if figures.timing and figures.control and figures.speedup:
+        cells += [
+            _median(figures.control.tpot_ms),
+            _median(figures.timing.tpot_ms),
+            _gain(figures.speedup.tpot_ratio),
+            format_number(figures.control.throughput_tokens_per_s),
+            format_number(figures.timing.throughput_tokens_per_s),
+            _gain(figures.speedup.throughput_ratio),
+        ]
+    if figures.acceptance:
+        total = figures.acceptance.total
+        cells += [
+            _fixed(total.acceptance_length_tokens),
+            _fixed(total.acceptance_rate_frac),
+            " ".join(_fixed(share) for share in total.marginal_frac),
+        ]
     return cells
 
 
-def _category_rows(one: Figures) -> Iterator[Sequence[str]]:
-    """A row for each category of a case that speculates and has several."""
-    if one.timing is None or one.acceptance is None or len(one.timing.by_category) == 1:
+def _category_rows(figures: Figures) -> Iterator[Sequence[str]]:
+    """Yield a row for each category of a case that speculates and has several."""
+    if figures.timing is None or figures.acceptance is None:
         return
-    yield [one.case_id]
-    for name, pace in one.timing.by_category.items():
-        part = one.acceptance.by_category.get(name)
-        known = (part.acceptance_length_tokens, part.acceptance_rate_frac) if part else (None,) * 2
-        cells = [f"  {name}", str(pace.requests), *map(_fixed, known)]
-        if one.speedup and one.control:
-            alone = one.control.by_category.get(name)
-            cells += [_median(alone.tpot_ms if alone else None), _median(pace.tpot_ms)]
-            cells.append(_gain(one.speedup.tpot_ratio_by_category.get(name)))
+    if len(figures.timing.by_category) == 1:
+        return
+    yield [figures.case_id]
+    for name, pace in figures.timing.by_category.items():
+        part = figures.acceptance.by_category.get(name)
+        cells = [
+            f"  {name}",
+            str(pace.requests),
+            _fixed(part.acceptance_length_tokens if part else None),
+            _fixed(part.acceptance_rate_frac if part else None),
+        ]
+        if figures.speedup and figures.control:
+            control_pace = figures.control.by_category.get(name)
+            cells += [
+                _median(control_pace.tpot_ms if control_pace else None),
+                _median(pace.tpot_ms),
+                _gain(figures.speedup.tpot_ratio_by_category.get(name)),
+            ]
         yield cells
 
 
 def spreads_of(figures: Figures) -> Iterator[tuple[str, Summary, Summary | None]]:
-    """What was timed: its name, how it spreads, and how it does without speculation."""
+    """Yield what was timed: its name, how it spreads, and how it does without speculation."""
+    if figures.timing is None:
+        return
     for field, name in SPREADS.items():
-        ours = getattr(figures.timing, field) if figures.timing else None
-        if ours is not None:
-            yield name, ours, getattr(figures.control, field) if figures.control else None
+        summary = getattr(figures.timing, field)
+        if summary is not None:
+            control_summary = getattr(figures.control, field) if figures.control else None
+            yield name, summary, control_summary
 
 
 def _power_cells(power: PowerRecord) -> Sequence[str]:
     arm = power.case
     if arm is None:
         return (*[NOTHING] * 5, str(power.invalid or ""))
-    alone = power.control.energy_j_per_token if power.control else None
-    capped = any("power cap" in (device.throttled or ()) for device in arm.devices)
-    error = "" if arm.error_frac is None else f"±{arm.error_frac:.1%}"
+    control_j_per_token = power.control.energy_j_per_token if power.control else None
+    saved = NOTHING
+    if power.energy_ratio is not None:
+        saved = f"{1 - 1 / power.energy_ratio:+.0%}"
     return (
-        *map(format_number, (arm.energy_j_per_token, alone)),
-        NOTHING if power.energy_ratio is None else f"{1 - 1 / power.energy_ratio:+.0%}",
-        *map(format_number, (arm.mean_w, arm.idle_w)),
-        "; ".join(filter(None, (error, power.too_short, "at its power cap" if capped else ""))),
+        format_number(arm.energy_j_per_token),
+        format_number(control_j_per_token),
+        saved,
+        format_number(arm.mean_w),
+        format_number(arm.idle_w),
+        "; ".join(_power_remarks(power, arm)),
     )
 
 
-def render_times(run_time: RunTime, *, color: bool) -> str:
-    """Where the time of a run went, in seconds: a row for each server pair, and the sum.
+def _power_remarks(power: PowerRecord, arm: ArmPower) -> list[str]:
+    """Return the error of an energy, why it isn't judged, and whether the power was capped."""
+    remarks = []
+    if arm.error_frac is not None:
+        remarks.append(f"±{arm.error_frac:.1%}")
+    if power.too_short:
+        remarks.append(power.too_short)
+    if any("power cap" in (device.throttled or ()) for device in arm.devices):
+        remarks.append("at its power cap")
+    return remarks
 
-    Nothing where no server was asked for.
+
+def render_times(run_time: RunTime, *, color: bool) -> str:
+    """Render where the time of a run went in seconds: a row for each server pair, and the sums.
+
+    Returns:
+        Empty if no server was asked for.
     """
-    pairs = run_time.pairs
+    if not run_time.pairs:
+        return ""
     phases = [
-        phase for phase in Phase if any(one.phases_s.get(phase, 0) >= _SHOWN_S for one in pairs)
+        phase
+        for phase in Phase
+        if any(pair.phases_s.get(phase, 0) >= _SHOWN_S for pair in run_time.pairs)
     ]
     rows = []
-    for one in pairs:
-        spent_s = (*(one.phases_s.get(phase, 0) for phase in phases), one.total_s)
-        rows.append([one.pair, *(f"{each_s:.1f}" for each_s in spent_s)])
-    sums_s = {"for no pair": run_time.idle_s, "since the process began": run_time.wall_s}
-    rows += [[name, *[""] * len(phases), f"{each_s:.1f}"] for name, each_s in sums_s.items()]
+    for pair in run_time.pairs:
+        phase_cells = [f"{pair.phases_s.get(phase, 0):.1f}" for phase in phases]
+        rows.append([pair.pair, *phase_cells, f"{pair.total_s:.1f}"])
+    no_phases = [""] * len(phases)
+    rows.append(["for no pair", *no_phases, f"{run_time.idle_s:.1f}"])
+    rows.append(["since the process began", *no_phases, f"{run_time.wall_s:.1f}"])
     head = ("where the time went, s", *phases, "total")
-    return render_rows(head, rows, color=color) if pairs else ""
+    return render_rows(head, rows, color=color)
 
 
 def _suffix(metric: str) -> str:
+    """Return the end of a metric's name that is its unit; empty if it has none."""
     return next((suffix for suffix in _UNITS if metric.endswith(suffix)), "")
+
+
+def _unit_of(metric: str) -> str:
+    return _UNITS.get(_suffix(metric), "")
 
 
 def _median(summary: Summary | None) -> str:
@@ -227,5 +285,5 @@ def _gain(ratio: float | None) -> str:
 
 
 def _fixed(value: float | None) -> str:
-    """Two digits behind the point, or a dash for what is unknown."""
+    """Return two digits behind the point; a dash for None."""
     return NOTHING if value is None else f"{value:.2f}"

@@ -1,4 +1,4 @@
-"""A document on a terminal, and baselines as tables; below them what to type next."""
+"""Render a document and baselines for a terminal, with what to type next."""
 
 import itertools
 import shlex
@@ -12,7 +12,7 @@ from specreg.baselines.comparison import change_of_baseline, spreads_of
 from specreg.baselines.record import RecordedBaseline, commit_of
 from specreg.core.commands import is_attached, record_command, run_command
 from specreg.core.values import readable_values
-from specreg.measurement.metrics import METRICS, better_frac
+from specreg.measurement.metrics import METRICS, Metric, better_frac
 from specreg.report.document import Report, last_words
 from specreg.report.summary import STYLES, answers_of, notes_of, render_answers, title_of, tone_of
 from specreg.report.tables import (
@@ -34,25 +34,29 @@ _LACKS_NOTED = {Lack.SOURCE, Lack.FILE}
 
 
 def render_report(report: Report, *, color: bool) -> str:
-    """All of a document that a terminal shows: answers first, what to type next last."""
+    """Render all of a document that a terminal shows: answers first, what to type next last."""
     report = readable_values(report)
+    run = report.run
     now, before = columns_of(report)
-    run, control = report.run, report.control
-    again = render_verdicts(control, color=color, columns=(f"{before}2", before))
+    control_text = ""
+    if report.control:
+        columns = (f"{before}2", before)
+        control_table = render_verdicts(report.control, color=color, columns=columns)
+        control_text = f"the control, {before} against itself:\n{control_table}"
     parts = (
         title_of(report),
         render_answers(answers_of(report), color=color),
         render_verdicts(run.verdicts, color=color, columns=(now, before)),
-        f"the control, {before} against itself:\n{again}" if control else "",
+        control_text,
         render_notes(run.verdicts, None if report.arms else run.environment),
         "\n".join((*notes_of(report), *report.remarks)),
         next_of(report),
     )
-    return "\n\n".join(filter(None, parts))
+    return "\n\n".join(part for part in parts if part)
 
 
 def columns_of(report: Report) -> tuple[str, str]:
-    """What a verdict's `value` and `expected` are called: of a gate by its arms."""
+    """Return what a verdict's `value` and `expected` are called; in a gate, after its arms."""
     if not report.arms:
         return "value", "baseline"
     before, now = (arm.name for arm in report.arms)
@@ -60,7 +64,7 @@ def columns_of(report: Report) -> tuple[str, str]:
 
 
 def next_of(report: Report) -> str:
-    """What to type next: the document's own hints, else those that follow from its run."""
+    """Return what to type next: the document's own hints, or what follows from its run."""
     if report.arms:
         return "\n".join(report.hints)
     return render_next(report.run.verdicts, set(report.tier_cases), report.origin.options)
@@ -69,58 +73,78 @@ def next_of(report: Report) -> str:
 def render_verdicts(
     verdicts: Sequence[Verdict], *, color: bool, columns: tuple[str, str] = ("value", "baseline")
 ) -> str:
-    """A row for the last word on each figure, in the order of the run, grouped by case."""
-    rows: dict[str, list[Sequence[str | Text]]] = {one.case_id: [[one.case_id]] for one in verdicts}
-    for one in last_words(verdicts):
-        cells = (
-            f"  {one.metric}",
-            format_number(one.value),
-            format_number(one.comparison.expected),
-            render_change(one.comparison.change_frac),
-            render_interval(one.comparison.low_frac, one.comparison.high_frac),
-            one.comparison.tolerated or NOTHING,
+    """Render a row for the last word on each figure, in the order of the run, grouped by case."""
+    rows_by_case: dict[str, list[Sequence[str | Text]]] = {
+        verdict.case_id: [[verdict.case_id]] for verdict in verdicts
+    }
+    for verdict in last_words(verdicts):
+        comparison = verdict.comparison
+        style = STYLES[tone_of([verdict])] if color else ""
+        rows_by_case[verdict.case_id].append(
+            [
+                f"  {verdict.metric}",
+                format_number(verdict.value),
+                format_number(comparison.expected),
+                render_change(comparison.change_frac),
+                render_interval(comparison.low_frac, comparison.high_frac),
+                comparison.tolerated or NOTHING,
+                Text(verdict.outcome, style),
+            ]
         )
-        style = STYLES[tone_of([one])] if color else ""
-        rows[one.case_id].append([*cells, Text(one.outcome, style)])
     head = ("case and metric", *columns, "change", "interval", "tolerated", "outcome")
-    every = itertools.chain.from_iterable(rows.values())
-    return render_rows(head, every, color=color, left=("outcome",))
+    rows = itertools.chain.from_iterable(rows_by_case.values())
+    return render_rows(head, rows, color=color, left=("outcome",))
 
 
 def render_recorded(recorded: Iterable[RecordedBaseline], *, color: bool) -> str:
-    """Old and new value of each metric of baselines that were written, or that changed."""
+    """Render the old and the new value of each metric of baselines that were written."""
     rows: list[Sequence[str]] = []
     for record in recorded:
         rows.append([f"{record.path.parent.name}/{record.path.stem}"])
-        spreads, was, now = spreads_of((record.new,)), record.old, record.new
-        for name, metric in METRICS.items():
-            if (new := now.expected_value(metric)) is None:
+        spreads = spreads_of((record.new,))
+        for metric in METRICS.values():
+            new_value = record.new.expected_value(metric)
+            if new_value is None:
                 continue
-            old = was.expected_value(metric) if was else None
-            change = change_of_baseline(metric, was, now) if was else None
-            bounds = change.bounds(LEVELS[first_look(metric)]) if change else ()
+            spread = spreads.get(metric.name)
             cells = (
-                f"  {name}",
-                format_number(old),
-                format_number(new),
-                render_change(None if old is None else better_frac(metric, new, old)),
-                render_interval(*(to_frac(metric, end) for end in bounds)) if bounds else NOTHING,
-                f"{spreads[name].within_frac:.1%}" if name in spreads else NOTHING,
-                str(len(now.launches)),
+                f"  {metric.name}",
+                *_change_cells(metric, record, new_value),
+                f"{spread.within_frac:.1%}" if spread else NOTHING,
+                str(len(record.new.launches)),
             )
             rows.append(cells)
     head = ("baseline", "old", "new", "change", "interval", "spread", "launches")
     return render_rows(head, rows, color=color)
 
 
+def _change_cells(
+    metric: Metric, record: RecordedBaseline, new_value: float
+) -> tuple[str, str, str, str]:
+    """Return the old value, the new one, the change and its interval."""
+    old_value = record.old.expected_value(metric) if record.old else None
+    if record.old is None or old_value is None:
+        return NOTHING, format_number(new_value), NOTHING, NOTHING
+    interval = NOTHING
+    effect = change_of_baseline(metric, record.old, record.new)
+    if effect is not None:
+        low, high = effect.bounds(LEVELS[first_look(metric)])
+        interval = render_interval(to_frac(metric, low), to_frac(metric, high))
+    change = render_change(better_frac(metric, new_value, old_value))
+    return format_number(old_value), format_number(new_value), change, interval
+
+
 def render_undecidable(recorded: Iterable[RecordedBaseline]) -> str:
-    """The speeds that no run can decide against new baselines, empty without any."""
+    """List the speeds that no run can decide against new baselines; empty without any."""
     lines = []
     for record in recorded:
-        told = ", ".join(
-            f"{label_of(name)} {one}" for name, one in record.new.detects.items() if not one.decides
-        )
-        lines += [f"  {record.path.stem}: {told}"] if told else []
+        undecidable = [
+            f"{label_of(name)} {detectable}"
+            for name, detectable in record.new.detects.items()
+            if not detectable.decides
+        ]
+        if undecidable:
+            lines.append(f"  {record.path.stem}: {', '.join(undecidable)}")
     head = "a run can't decide these here, so they will be skipped where there is doubt:"
     return "\n".join((head, *lines)) if lines else ""
 
@@ -150,17 +174,22 @@ def render_unjudged(recorded: Iterable[RecordedBaseline], timed: AbstractSet[str
 
 
 def render_notes(verdicts: Iterable[Verdict], environment: str | None) -> str:
-    """Why something isn't judged, once a case and outcome; what another machine's baseline judged.
+    """Say why something isn't judged, once per case and outcome, and what foreign baselines judged.
 
-    The environment is the machine's, None where no baseline is compared with.
+    Args:
+        verdicts: those of the run.
+        environment: the machine; None if nothing was compared with a baseline.
     """
-    first: dict[tuple[str, Outcome], str] = {}
-    foreign = set()
-    for one in verdicts:
-        if one.reason and (one.outcome in _NOTED or one.lacks in _LACKS_NOTED):
-            first.setdefault((one.case_id, one.outcome), f"{one.case_id}: {one.reason}")
-        foreign |= {one.comparison.against} - {"", environment}
-    lines = list(first.values())
+    first_notes: dict[tuple[str, Outcome], str] = {}
+    against = set()
+    for verdict in verdicts:
+        is_noted = verdict.outcome in _NOTED or verdict.lacks in _LACKS_NOTED
+        if verdict.reason is not None and is_noted:
+            note = f"{verdict.case_id}: {verdict.explanation}"
+            first_notes.setdefault((verdict.case_id, verdict.outcome), note)
+        against.add(verdict.comparison.against)
+    lines = list(first_notes.values())
+    foreign = against - {"", environment}
     if foreign and environment is not None:
         lines.append(
             f"nothing was recorded on this kind of machine: acceptance is judged against"
@@ -170,54 +199,83 @@ def render_notes(verdicts: Iterable[Verdict], environment: str | None) -> str:
 
 
 def render_next(
-    verdicts: Sequence[Verdict], everything: AbstractSet[str], options: Sequence[str]
+    verdicts: Sequence[Verdict], tier_case_ids: AbstractSet[str], options: Sequence[str]
 ) -> str:
-    """The commands to run next, empty when there is nothing to do.
+    """Return the commands to run next; empty when there is nothing to do.
 
-    `everything` are the ids of all cases of the tier, which run again as they did with `options`.
+    Args:
+        verdicts: those of the run.
+        tier_case_ids: the ids of all cases of the tier.
+        options: the options with which the cases ran, and will run again.
     """
-    # A server that runs already isn't launched here, and not recorded.
-    ours = not is_attached(options)
-    undecided = [one for one in verdicts if one.outcome is Outcome.INCONCLUSIVE]
-    open_ones = [one for one in undecided if one.needed_launches != 0]
-    needed = max((verdict.needed_launches or 0 for verdict in open_ones), default=0)
-    more = (f"--specreg-launches={needed}",) if needed and ours else ()
-    steps = [
-        (f"{what}:\n  {run_command(ids, (*options, *added))}")
-        for what, outcomes, found, added in (
-            ("look again, on a fresh launch", _WORSE, verdicts, ()),
-            ("measure again, once the reason above is mended", {Outcome.INVALID}, verdicts, ()),
-            ("measure again, until it is decided", {Outcome.INCONCLUSIVE}, open_ones, more),
-        )
-        if (ids := _case_ids(found, outcomes))
+    # A server that was attached to can neither be launched nor recorded here.
+    can_launch = not is_attached(options)
+    undecided = [
+        verdict
+        for verdict in verdicts
+        if verdict.outcome is Outcome.INCONCLUSIVE and verdict.needed_launches != 0
     ]
-    new = _case_ids(verdicts, {Outcome.NO_BASELINE})
-    new = new or _case_ids((one for one in verdicts if one.lacks), {Outcome.NOT_COMPARABLE})
-    if new and ours:
-        chosen = () if set(new) == everything else new
+    needed_launches = max((verdict.needed_launches or 0 for verdict in undecided), default=0)
+    launch_options: tuple[str, ...] = ()
+    if needed_launches and can_launch:
+        launch_options = (f"--specreg-launches={needed_launches}",)
+    steps = [
+        _step("look again, on a fresh launch", _case_ids(verdicts, _WORSE), options),
+        _step(
+            "measure again, once the reason above is mended",
+            _case_ids(verdicts, {Outcome.INVALID}),
+            options,
+        ),
+        _step(
+            "measure again, until it is decided",
+            _case_ids(undecided, {Outcome.INCONCLUSIVE}),
+            (*options, *launch_options),
+        ),
+    ]
+    unrecorded = _case_ids(verdicts, {Outcome.NO_BASELINE})
+    if not unrecorded:
+        lacking = [verdict for verdict in verdicts if verdict.lacks]
+        unrecorded = _case_ids(lacking, {Outcome.NOT_COMPARABLE})
+    if unrecorded and can_launch:
+        chosen = () if set(unrecorded) == tier_case_ids else unrecorded
         steps.append(f"record what this machine does:\n  {record_command(chosen, options)}")
-    return "\n".join(steps)
+    return "\n".join(step for step in steps if step)
+
+
+def _step(purpose: str, case_ids: Sequence[str], options: Sequence[str]) -> str:
+    """Return what to type for a purpose; empty if no case needs it."""
+    return f"{purpose}:\n  {run_command(case_ids, options)}" if case_ids else ""
 
 
 def render_written(
-    recorded: Sequence[RecordedBaseline], everything: AbstractSet[str], options: Sequence[str]
+    recorded: Sequence[RecordedBaseline], tier_case_ids: AbstractSet[str], options: Sequence[str]
 ) -> str:
-    """The files of the baselines that were written, and what to type next, as `render_next`."""
+    """List the files of the baselines that were written, and what to type next.
+
+    Args:
+        recorded: the baselines, one at least.
+        tier_case_ids: the ids of all cases of the tier.
+        options: the options with which the cases ran.
+    """
     here = Path.cwd()
-    paths = [
-        one.path.relative_to(here) if one.path.is_relative_to(here) else one.path
-        for one in recorded
-    ]
-    ids = [path.stem for path in paths]
+    paths = []
+    for record in recorded:
+        is_here = record.path.is_relative_to(here)
+        paths.append(record.path.relative_to(here) if is_here else record.path)
+    case_ids = [path.stem for path in paths]
     folder = paths[0].parent.parent
-    then = [run_command(() if set(ids) == everything else ids, options)]
+    chosen = [] if set(case_ids) == tier_case_ids else case_ids
+    commands = [run_command(chosen, options)]
     if commit_of(folder):
-        diff, add = (shlex.join(("git", verb, str(folder))) for verb in ("diff", "add"))
-        then = [diff, *then, add]
-    return "\n  ".join(("written:", *map(str, paths))) + "\n  ".join(
-        ("\nlook at it, run against it, keep it:", *then)
-    )
+        diff = shlex.join(("git", "diff", str(folder)))
+        add = shlex.join(("git", "add", str(folder)))
+        commands = [diff, *commands, add]
+    written = "\n  ".join(("written:", *map(str, paths)))
+    next_steps = "\n  ".join(("look at it, run against it, keep it:", *commands))
+    return f"{written}\n{next_steps}"
 
 
 def _case_ids(verdicts: Iterable[Verdict], outcomes: Container[Outcome]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(v.case_id for v in verdicts if v.outcome in outcomes))
+    """Return the cases that have a verdict of some outcomes, in the order of the verdicts."""
+    case_ids = [verdict.case_id for verdict in verdicts if verdict.outcome in outcomes]
+    return tuple(dict.fromkeys(case_ids))
