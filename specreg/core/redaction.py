@@ -31,19 +31,9 @@ _SAYS_SECRET = re.compile(
     r"|[A-Z0-9]*(?:KEY|PASS|AUTH)S?\d*"
     r"|(?:PATS?|PWD|CREDS?|AUTHORIZATION|BEARER|JWT)\d*"
 )
-_ORDINARY_PARTS = frozenset({"BYPASS", "COMPASS", "HOTKEY", "MONKEY", "TURKEY"})
+_ORDINARY_PARTS = frozenset({"ASKPASS", "BYPASS", "COMPASS", "HOTKEY", "MONKEY", "TURKEY"})
 """Parts of names that end like a secret's and are words of their own."""
-_ORDINARY_NAMES = frozenset(
-    {
-        "GIT_ASKPASS",
-        "HF_HUB_DISABLE_IMPLICIT_TOKEN",
-        "OLDPWD",
-        "PWD",
-        "SSH_ASKPASS",
-        "SSH_ASKPASS_REQUIRE",
-        "SUDO_ASKPASS",
-    }
-)
+_ORDINARY_NAMES = frozenset({"HF_HUB_DISABLE_IMPLICIT_TOKEN", "OLDPWD", "PWD"})
 _ABOUT_A_SECRET = frozenset(
     {
         "DIR",
