@@ -238,6 +238,7 @@ class Engine(ABC):
         memory_flags: how the flags begin that say what it takes of a GPU; empty where none says how
             large its KV cache is.
         pinned_on_gpu, pinned_on_cpu: the methods whose acceptance it can pin there.
+        compiles: whether its servers compile kernels with nvcc on a GPU.
     """
 
     name: ClassVar[str]
@@ -256,6 +257,7 @@ class Engine(ABC):
     memory_flags: ClassVar[tuple[str, ...]] = ()
     pinned_on_gpu: ClassVar[Collection[str]] = ()
     pinned_on_cpu: ClassVar[Collection[str]] = ()
+    compiles: ClassVar[bool] = False
 
     @abstractmethod
     def requirement(self, *, on_gpu: bool) -> Requirement:

@@ -251,6 +251,7 @@ class Sglang(Engine):
     # Those of models that draft one continuation; so many for all requests of a step.
     pinned_on_gpu: ClassVar = ("draft_model", "eagle", "eagle3", "mtp", "dflash")
     pinned_on_cpu: ClassVar = pinned_on_gpu
+    compiles: ClassVar = True
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
         """`sglang`; without a GPU on a CPU's torch, and without its kernels."""

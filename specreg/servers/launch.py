@@ -27,6 +27,7 @@ from specreg.servers.gpu_lease import GpuClaim, lease_gpus
 from specreg.servers.memory import fit_together, gpu_memory
 from specreg.servers.provision import Provision
 from specreg.servers.server import POLL_S, Server, StartedServer, ready_server
+from specreg.servers.toolkit import toolkit_variables
 from specreg.telemetry.identity import find_gpus
 
 _PORTS = 3
@@ -172,6 +173,8 @@ class ServerStart:
             **({"PYTHONPATH": os.pathsep.join(modules)} if modules else {}),
         }
         try:
+            if engine.compiles and self.provision.on_gpu:
+                variables |= toolkit_variables(Path(self._python), variables)
             log_path.parent.mkdir(parents=True, exist_ok=True)
             for name, text in engine.files(options).items():
                 written = options.folder / name

@@ -1,0 +1,84 @@
+"""On a machine that has a driver alone, a server finds the toolkit that its packages bring."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from specreg.engines.registry import ENGINES
+from specreg.servers.toolkit import toolkit_variables
+
+ABSENT = Path("/nowhere")
+
+
+@pytest.fixture
+def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The interpreter of an environment with the files that CUDA's wheels 13.5 put there."""
+    monkeypatch.setenv("SPECREG_CACHE", str(tmp_path / "cache"))
+    packages = tmp_path / "environment/lib/python3.12/site-packages/nvidia"
+    for name in (
+        *("cu13/bin/nvcc", "cu13/nvvm/bin/cicc", "cu13/include/cuda_runtime.h", "cu13/cccl/cub.h"),
+        *("cu13/lib/libcudart.so.13", "cu13/lib/libcudart_static.a", "cu13/lib/libnvvm.so.4"),
+        "cudnn/lib/libcudnn.so.9",
+    ):
+        (packages / name).parent.mkdir(parents=True, exist_ok=True)
+        (packages / name).write_text(name)
+        (packages / name).chmod(0o755)
+    (tmp_path / "driver").mkdir()
+    (tmp_path / "driver/libcuda.so.1").write_text("libcuda")
+    return tmp_path / "environment/bin/python"
+
+
+def found(python: Path, **variables: str) -> Mapping[str, str]:
+    """What a server gets on a machine without a toolkit, beside variables of its own."""
+    driver = python.parents[2] / "driver"
+    own = {"PATH": "/nowhere", "LD_LIBRARY_PATH": f":{driver}", **variables}
+    return toolkit_variables(python, own, installed=ABSENT)
+
+
+def test_the_compiler_and_what_it_links_with_are_where_builds_look_for_them(python: Path) -> None:
+    home = Path(found(python)["CUDA_HOME"])
+    for path, content in (
+        ("bin/nvcc", "cu13/bin/nvcc"),
+        ("nvvm/bin/cicc", "cu13/nvvm/bin/cicc"),
+        ("include/cuda_runtime.h", "cu13/include/cuda_runtime.h"),
+        ("cccl/cub.h", "cu13/cccl/cub.h"),
+        ("lib64/libcudart.so", "cu13/lib/libcudart.so.13"),
+        ("lib64/libcudart.so.13", "cu13/lib/libcudart.so.13"),
+        ("lib64/libcudart_static.a", "cu13/lib/libcudart_static.a"),
+        ("lib64/libcuda.so", "libcuda"),
+    ):
+        assert (home / path).read_text() == content
+
+
+def test_the_folder_stays_the_same_and_follows_the_environment(python: Path) -> None:
+    """What was compiled names it: another folder would have everything compiled anew."""
+    home = Path(found(python)["CUDA_HOME"])
+    library = (home / "lib64/libcudart.so").readlink()
+    library.rename(library.with_name("libcudart.so.14"))
+    assert Path(found(python)["CUDA_HOME"]) == home
+    assert (home / "lib64/libcudart.so").read_text() == "cu13/lib/libcudart.so.13"
+    assert sorted(path.name for path in (home / "lib64").iterdir() if path.exists()) == [
+        *("libcuda.so", "libcuda.so.1", "libcudart.so", "libcudart.so.14", "libcudart_static.a"),
+        *("libnvvm.so", "libnvvm.so.4"),
+    ]
+
+
+def test_a_toolkit_of_the_machine_is_left_alone(python: Path, tmp_path: Path) -> None:
+    compiler = tmp_path / "toolkit/bin/nvcc"
+    compiler.parent.mkdir(parents=True)
+    compiler.write_text("")
+    compiler.chmod(0o755)
+    assert not found(python, CUDA_HOME="/usr/local/cuda-12.8")
+    assert not found(python, CUDA_PATH="/usr/local/cuda-12.8")
+    assert not found(python, PATH=str(compiler.parent))
+    assert not toolkit_variables(python, {}, installed=tmp_path / "toolkit")
+
+
+def test_an_environment_without_a_toolkit_gets_none(tmp_path: Path) -> None:
+    assert not found(tmp_path / "environment/bin/python")
+
+
+def test_only_an_engine_that_compiles_gets_one() -> None:
+    """With nvcc vLLM would take FlashInfer, which it does without where there is none."""
+    assert [name for name, engine in ENGINES.items() if engine.compiles] == ["sglang"]
