@@ -251,7 +251,7 @@ def load_journal(
         elif isinstance(line, Ended) and key is not None:
             try:
                 measurement = _measurement(key, line, builders, known)
-            except msgspec.ValidationError as error:
+            except UNREADABLE as error:
                 # A case that another version wrote may have another form, which isn't taken over.
                 if known is not None:
                     message = f"journal '{path}': measurement of '{key.case_id}': {error}"

@@ -11,12 +11,17 @@ from typing import Any
 
 Mutation = Callable[[random.Random, bytes], bytes]
 
-_DEEP, _LONG, _BEYOND = "@deep@", "@long@", "@beyond@"
-_LITERALS = {_DEEP: "[" * 100_000 + "]" * 100_000, _LONG: "9" * 5_000, _BEYOND: "1e999"}
+_DEEP, _LONG, _WIDE, _BEYOND = "@deep@", "@long@", "@wide@", "@beyond@"
+_LITERALS = {
+    _DEEP: "[" * 100_000 + "]" * 100_000,
+    _LONG: "9" * 5_000,
+    _WIDE: "9" * 400,
+    _BEYOND: "1e999",
+}
 """What no value of Python would be written as."""
 _ODD: tuple[object, ...] = (
     *(None, True, False, -1, 0, 1, 1.5, -0.0, 2**31, 2**53 + 1, 2**63, 2**64, -(2**63), 10**30),
-    *(1e308, float("nan"), float("inf"), _DEEP, _LONG, _BEYOND),
+    *(1e308, float("nan"), float("inf"), _DEEP, _LONG, _WIDE, _BEYOND),
     *("", "0", " ", "NaN", "\x00", "\ud800", "\u202e", "é" * 3_000, "x" * 20_000, "../../etc"),
     *("%s", "<script>alert(1)</script>", "http://[", "a\nb", "\x1b[31m", "²"),
     *([], {}, [[]], [0] * 3_000, {"": {}}, [None], [-1], ["x"], {"x": 1}, [1e308], [2**62, 2**62]),
@@ -30,6 +35,16 @@ _VALUES = (
     *("NaN", "+Inf", "-Inf", "-1", "0.5", "1e300", "1e999", "9" * 400, "", "x", "1 2 3 4", "0x10"),
 )
 _LABELS = ('position="²"', 'position="999999999999"', 'position="-1"', 'position=""', "position=0")
+_HEADERS = (
+    *('[models."a/../b"]', '[models."[0-9]*"]', '[models."\\u0000"]', "[models.tiny-launch2]"),
+    *(
+        f"[models.{'x' * 300}]",
+        '[models.""]',
+        '[models."$(touch x)"]',
+        "[models.tiny]",
+        "[[cases]]",
+    ),
+)
 _TOML = (
     *("-1", "0", "1e999", "nan", "inf", "true", '""', "[]", "{}", "[[]]", '"\\u0000"'),
     *("9" * 5_000, "[" * 2_000 + "]" * 2_000, '["x"]', "{ a = 1 }", '"' + "x" * 5_000),
@@ -141,6 +156,9 @@ def toml_of(rng: random.Random, content: bytes) -> bytes:
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         at = rng.randrange(len(lines))
         key, equals, _ = lines[at].partition("=")
+        if lines[at].startswith("["):
+            lines[at] = rng.choice((*_HEADERS, lines[at]))
+            continue
         lines[at] = rng.choice(
             (
                 "",

@@ -1,0 +1,137 @@
+"""Run folders with something wrong in them are merged and rendered in words, or validly.
+
+Plans, journals and reports may come from other machines.
+"""
+
+import functools
+import itertools
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from specreg.core.errors import SpecregError
+from specreg.measurement.figures import figures_of
+from specreg.measurement.journal import Journal, load_checks, load_journal
+from specreg.report.document import FILE_NAME, ArmReport, Report, load_report, side_by_side
+from specreg.report.exports import FORMS, render_aiperf, render_benchmarks
+from specreg.report.terminal import render_report
+from specreg.suite.merge import open_merged, take_shards
+from specreg.suite.options import Options
+from specreg.suite.plan import JOURNAL, PLAN, load_shard, with_journal
+from tests.fuzz.mutations import json_of, rows_of
+from tests.fuzz.trying import Sample, try_all
+from tests.unit import reports
+from tests.unit.shard_folders import MergingMachine, merging_machine
+
+Kinds = tuple[tuple[Sample, ...], ...]
+
+
+def shard_with(shard: Path, folder: Path, name: str, content: bytes) -> Path:
+    """A copy of a shard's folder in which one file has another content."""
+    copy = folder / "shard"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(shard, copy)
+    (copy / name).write_bytes(content)
+    return copy
+
+
+def read_plan(machine: MergingMachine, shard: Path, folder: Path, content: bytes) -> None:
+    """What a plan says, as far as a run is opened by it and what was measured is judged."""
+    copy = shard_with(shard, folder, PLAN, content)
+    shards = [load_shard(copy)]
+    suite = open_merged(machine.root, Options(), shards, folder / "merged")
+    take_shards(suite, shards, whole=True)
+    assert (folder / "merged").is_dir()
+    assert suite.environment.name == suite.store.path("x").parent.name
+
+
+def read_journal(machine: MergingMachine, shard: Path, folder: Path, content: bytes) -> None:
+    """What a journal says, calculated with as a merge and a report do."""
+    copy = shard_with(shard, folder, JOURNAL, content)
+    loaded = with_journal(load_shard(copy), machine.tier.cases, is_ours=False)
+    for (case_id, launch), measurement in loaded.measured.items():
+        assert measurement.case.id == case_id
+        msgspec.json.encode(figures_of(measurement, launch))
+        measured = {case_id: measurement}
+        render_aiperf(reports.REPORT, measured)
+        render_benchmarks(reports.REPORT, measured)
+
+
+def read_own_journal(_: MergingMachine, shard: Path, folder: Path, content: bytes) -> None:
+    """What is left of a journal of this machine, which is gone on with and added to another."""
+    copy = shard_with(shard, folder, JOURNAL, content)
+    measured = load_journal(copy / JOURNAL)
+    load_checks(copy / JOURNAL)
+    for key, measurement in measured.items():
+        msgspec.json.encode(figures_of(measurement, key.launch))
+    whole = Journal(folder / "whole.jsonl")
+    whole.path.unlink(missing_ok=True)
+    whole.take(copy / JOURNAL)
+    if content:
+        assert load_journal(whole.path) == measured
+
+
+def read_merged_journal(machine: MergingMachine, shard: Path, folder: Path, content: bytes) -> None:
+    """What a journal says, judged."""
+    copy = shard_with(shard, folder, JOURNAL, content)
+    shards = [load_shard(copy)]
+    suite = open_merged(machine.root, Options(), shards, folder / "merged")
+    take_shards(suite, shards, whole=True)
+    msgspec.json.encode(suite.verdicts)
+
+
+def read_report(folder: Path, content: bytes) -> None:
+    """A report, in each form that is rendered from it alone, and beside another one."""
+    (folder / FILE_NAME).write_bytes(content)
+    report = load_report(folder / FILE_NAME)
+    render_report(report, color=True)
+    for _, _, render in FORMS.values():
+        if render is not None:
+            render(report)
+    with_words = [(report, reports.REPORT), (reports.REPORT, report)]
+    for a, b in with_words:
+        try:
+            both = side_by_side(a, b)
+        except SpecregError:
+            continue
+        assert isinstance(both, Report)
+
+
+@pytest.fixture(scope="session")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> Kinds:
+    machine = merging_machine(tmp_path_factory.mktemp("merging"))
+    shard = machine.shard(launches=2)
+    plan, journal = ((shard / name).read_bytes() for name in (PLAN, JOURNAL))
+    reading = functools.partial(read_plan, machine, shard)
+    plans = (Sample(content=plan, wrong=json_of, read=reading),)
+    readings = [
+        functools.partial(read, machine, shard)
+        for read in (read_journal, read_own_journal, read_merged_journal)
+    ]
+    journals = tuple(Sample(content=journal, wrong=rows_of, read=read) for read in readings)
+    return plans, journals, tuple(rendered_reports())
+
+
+def rendered_reports() -> Iterable[Sample]:
+    """The report of a run and of a gate."""
+    sides = tuple(ArmReport(name=name, text="vllm", overrides=("a=1",)) for name in ("A", "B"))
+    gate = msgspec.structs.replace(reports.REPORT, arms=sides, title="a gate", hints=("type it",))
+    for report in (reports.REPORT, gate):
+        yield Sample(content=msgspec.json.encode(report), wrong=json_of, read=read_report)
+
+
+def test_what_is_sound_is_read(kinds: Kinds, tmp_path: Path) -> None:
+    """Else no case would get as far as what is wrong in it."""
+    for number, file in enumerate(itertools.chain(*kinds)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        file.read(folder, file.content)
+
+
+def test_any_run_folder_ends_in_words_or_in_a_reading(
+    numbers: range, kinds: Kinds, tmp_path: Path
+) -> None:
+    try_all(numbers, kinds, tmp_path)
