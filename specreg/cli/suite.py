@@ -23,6 +23,7 @@ from specreg.cli import HERE, USUAL, RootOption, TierOption, say
 from specreg.core.commands import install_command
 from specreg.core.errors import SpecregError, check_name
 from specreg.core.processes import start_process, stop_process
+from specreg.core.received import unpack_received
 from specreg.report.document import FILE_NAME, exit_status, load_report
 from specreg.report.progress import Progress
 from specreg.report.terminal import render_report
@@ -209,9 +210,10 @@ def ray(  # noqa: PLR0913 - the options of a command
         if not packed:
             say(said, err=True)
             continue
-        with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-            archive.extractall(home, filter="data")
-        runs.append(next(home.glob(f"*-{number}of{shards}")))
+        try:
+            runs.append(unpack_received(packed, home / str(number)))
+        except OSError as error:
+            say(f"shard {number}/{shards}: lost, its folder {error.strerror}", err=True)
     cluster.shutdown()
     if not runs:
         raise SpecregError("specreg ray: no shard came home; see what the tasks said above")

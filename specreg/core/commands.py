@@ -56,6 +56,16 @@ def install_command(extra: str) -> str:
     return f'uv pip install{where} {what}[{extra}]"'
 
 
+def is_plain_command(text: str) -> bool:
+    """Whether a line that is to be typed starts one program, with words alone.
+
+    A document of another machine shows such lines, and nothing in them may be the shell's: no
+    substitution, no pipe and no second command outside single quotes.
+    """
+    unquoted = re.sub(r"'[^'\x00-\x1f]*'", "", text)
+    return re.fullmatch(r'[A-Za-z0-9_@%+=:,./~ "-]*', unquoted) is not None
+
+
 def is_attached(options: Sequence[str]) -> bool:
     """Whether the server is one that is neither launched nor recorded here."""
     return any(option.startswith(ATTACH_OPTION) for option in options)

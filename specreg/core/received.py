@@ -7,10 +7,13 @@ changed meanwhile leads nowhere else either.
 """
 
 import contextlib
+import io
 import os
 import re
 import shutil
 import stat
+import tarfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePath, PurePosixPath
 from typing import BinaryIO
@@ -20,6 +23,7 @@ from specreg.core.files import MIB, check_kind, open_checked, read_bounded, refu
 _FILE_NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.~-]{1,200}", re.ASCII)
 _MOST_FILES = 20_000
 _MOST_FOLDERS_DEEP = 8
+_MOST_UNPACKED_BYTES = 8 * 2**30
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -104,6 +108,35 @@ def write_below(folder: Path, name: str, content: bytes) -> Path:
     path = check_below(folder, name)
     replace_file(path, content)
     return path
+
+
+def unpack_received(packed: bytes, into: Path) -> Path:
+    """Unpack a run folder that another machine has packed with tar.
+
+    Returns:
+        The folder, which lies alone in `into`.
+
+    Raises:
+        OSError: it is no archive of one folder, holds something else than folders and regular
+            files, or unpacks to too much.
+    """
+    into.mkdir(parents=True)
+    left_bytes = _MOST_UNPACKED_BYTES
+    try:
+        with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+            for number, member in enumerate(archive):
+                left_bytes -= member.size
+                if number > _MOST_FILES or left_bytes < 0:
+                    raise refusal("unpacks to too much")
+                if not (member.isfile() or member.isdir()):
+                    raise refusal("is neither a folder nor a regular file", Path(member.name))
+                archive.extract(member, into, filter="data")
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise refusal(f"can't be unpacked, {error}") from error
+    folders = list(into.iterdir())
+    if len(folders) != 1 or not folders[0].is_dir():
+        raise refusal(f"holds {len(folders)} entries, needed one folder")
+    return folders[0]
 
 
 def check_below(folder: Path, name: str) -> Path:

@@ -244,24 +244,26 @@ def load_journal(
     key: Key | None = None
     builders: dict[tuple[bool, int], RoundBuilder] = {}
     for _, line in _lines(path, strict=known is not None):
-        if isinstance(line, Attempt):
-            key, builders = line.key, {}
-        elif isinstance(line, Replayed) and key is not None:
-            builders.setdefault((line.control, line.round), RoundBuilder()).take(line.finished)
-        elif isinstance(line, Ended) and key is not None:
-            try:
+        try:
+            if isinstance(line, Attempt):
+                key = line.key
+                builders = {}
+            elif isinstance(line, Replayed) and key is not None:
+                check_request(line.finished)
+                builders.setdefault((line.control, line.round), RoundBuilder()).take(line.finished)
+            elif isinstance(line, Ended) and key is not None:
                 measurement = _measurement(key, line, builders, known)
-            except UNREADABLE as error:
-                # A case that another version wrote may have another form, which isn't taken over.
-                if known is not None:
-                    message = f"journal '{path}': measurement of '{key.case_id}': {error}"
-                    raise SpecregError(f"{message}; {_AGAIN}") from error
-            else:
                 if last:
                     found.pop(key, None)
                 found.setdefault(key, measurement)
-            key = None
-        elif not isinstance(line, Checked):
+                key = None
+            elif not isinstance(line, Checked):
+                key = None
+        except UNREADABLE as error:
+            # A case that another version wrote may have another form, which isn't taken over.
+            if known is not None and key is not None:
+                message = f"journal '{path}': measurement of '{key.case_id}': {error}"
+                raise SpecregError(f"{message}; {_AGAIN}") from error
             key = None
     return found
 
@@ -385,10 +387,7 @@ def _lines(path: Path, *, strict: bool = False) -> Iterator[tuple[bytes, Line | 
             line: Line | None = None
             try:
                 line = decoder.decode(content)
-                if isinstance(line, Replayed):
-                    check_request(line.finished)
             except UNREADABLE as error:
-                line = None
                 is_torn = not isinstance(error, (msgspec.ValidationError, RecursionError))
                 if strict and not is_torn:
                     message = f"journal '{path}', line {number}: {error}"

@@ -45,7 +45,8 @@ def check_request(finished: FinishedRequest) -> None:
     _check_order((0, trace.planned_ns, _LAST_MOMENT_NS))
     _check_order((0, trace.sent_ns, *ends_ns, _LAST_MOMENT_NS))
     _check_order((0, *(chunk.at_ns for chunk in finished.chunks), _LAST_MOMENT_NS))
-    if trace.last_ns is not None and (trace.first_ns is None or not trace.tokens):
+    has_tokens = trace.first_chunk_tokens or any(trace.chunk_sizes[1:])
+    if trace.last_ns is not None and (trace.first_ns is None or not has_tokens):
         raise msgspec.ValidationError("a request that ended with a token has none")
 
 

@@ -22,7 +22,7 @@ import specreg
 from specreg.baselines.comparison import CaseBaselines, differing_settings
 from specreg.baselines.record import commit_of
 from specreg.baselines.schema import load_acceptance, schema_of
-from specreg.core.commands import specreg_command
+from specreg.core.commands import is_plain_command, specreg_command
 from specreg.core.errors import ReportError
 from specreg.core.files import MIB, UNREADABLE, replace_file
 from specreg.core.names import ReportedCase
@@ -284,10 +284,15 @@ def load_report(path: Path) -> Report:
     """The document in a file; ReportError where none can be read, or it is of another form."""
     try:
         content = read_received(path.parent, path.name, _MOST_BYTES)
-        return msgspec.json.decode(content, type=Report)
+        report = msgspec.json.decode(content, type=Report)
+        for case in report.cases:  # a reader copies it from the page
+            if not is_plain_command(case.reproduce):
+                raise msgspec.ValidationError(f"`reproduce` of {case.case_id} is no plain command")
     except (OSError, *UNREADABLE) as error:
         advice = "run the tier again, or use the specreg of the run"
         raise ReportError(f"report '{path}': {error}; {advice}") from error
+    else:
+        return report
 
 
 def began_at(run: str) -> dt.datetime | None:

@@ -386,7 +386,7 @@ class Servers:
 
     def log_paths(self, launch: Launch) -> Sequence[Path]:
         """The logs of a launch, those of further attempts and other processes too."""
-        named = re.compile(rf"{re.escape(launch.id)}(~\d+)*\.log")
+        named = re.compile(rf"{re.escape(launch.id)}(~\d+)?(~shard\d+)?\.log")
         if not self.logs.is_dir():
             return []
         paths = (path for path in self.logs.iterdir() if named.fullmatch(path.name))

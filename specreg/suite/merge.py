@@ -26,6 +26,7 @@ from specreg.suite.configure import load_cases
 from specreg.suite.machine import gpus_of
 from specreg.suite.options import Options
 from specreg.suite.plan import (
+    COPIED,
     JOURNAL,
     MergedShards,
     PlanOptions,
@@ -40,7 +41,6 @@ from specreg.telemetry.identity import Environment
 
 WORKERS_FOLDER = "shards"
 """The folder in a run's own that holds its workers' folders."""
-_COPIED = ("logs", "power")
 _MOST_COPIED_BYTES = 2**30
 _UPDATE = "--update-baselines"
 _ALIKE = (
@@ -132,17 +132,22 @@ def take_workers(suite: Suite, *, whole: bool) -> tuple[str, ...]:
 
 
 def _copy_files(shards: Sequence[ShardRun], into: Path) -> None:
-    """Copy the logs of all shards' servers and devices to one folder; equal names get a number."""
+    """Copy the logs of all shards' servers and devices to one folder.
+
+    Of equal names each gets the number of its shard, behind that of the attempt if it has one.
+    """
     found = [
         (number, shard.folder, name)
         for number, shard in enumerate(shards, start=1)
         if shard.folder != into
         for name in shard.files
-        if name.parts[0] in _COPIED and len(name.parts) > 1
+        if name.parts[0] in COPIED and len(name.parts) > 1
     ]
     names = Counter(name for _, _, name in found)
     for number, folder, name in found:
-        own = name.with_name(f"{name.stem}~{number}{name.suffix}") if names[name] > 1 else name
+        own = name
+        if names[name] > 1:
+            own = name.with_name(f"{name.stem}~shard{number}{name.suffix}")
         try:
             copy_received(folder, str(name), into, str(own), _MOST_COPIED_BYTES)
         except OSError as error:
@@ -241,7 +246,7 @@ def _check_names(shard: ShardRun, tier: Tier) -> None:
 def _empty(into: Path) -> None:
     """Remove what an earlier merge left in a folder and this one doesn't write over."""
     try:
-        for name in _COPIED:
+        for name in COPIED:
             if (into / name).is_symlink():
                 (into / name).unlink()
             elif (into / name).exists():

@@ -17,7 +17,7 @@ import msgspec
 from specreg.core.errors import InvalidMeasurementError, SpecregError
 from specreg.core.files import UNREADABLE
 from specreg.core.names import CaseId, Name
-from specreg.core.received import read_received, received_files
+from specreg.core.received import check_below, read_received, received_files
 from specreg.core.timeline import RunTime
 from specreg.correctness.checks import CorrectnessCheck
 from specreg.matrix.case import Case
@@ -31,6 +31,8 @@ from specreg.verdicts.verdict import Verdict
 
 PLAN = "plan.json"
 JOURNAL = "journal.jsonl"
+COPIED = ("logs", "power")
+"""The folders of a run that are those of its servers and devices."""
 _SHARD_MISSING = "SHARD_MISSING"
 
 
@@ -128,6 +130,9 @@ def load_shard(folder: Path) -> ShardRun:
     """
     try:
         files = received_files(folder)
+        for name in files:
+            if name.parts[0] in COPIED:  # by this name below the folder of the merged run
+                check_below(folder, str(name))
         content = read_received(folder, PLAN, _MOST_PLAN_BYTES)
     except FileNotFoundError as error:
         cure = "name the folder of a run that has one"

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from specreg.cli import app
 from specreg.core import commands
-from specreg.core.commands import install_command, record_command, specreg_command
+from specreg.core.commands import install_command, is_plain_command, record_command, specreg_command
 from specreg.suite.options import Options, flag_of
 from tests.unit import builders
 
@@ -128,3 +128,36 @@ def test_no_name_in_a_command_is_the_shell_s(case_id: str) -> None:
         typed = record_command(case_ids, ())
         quoted = re.sub(r"'[^']*'", "", typed)
         assert not re.search(r"[$`;\n]", quoted)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(
+            record_command(IDS, ("--specreg-tier=a b", "--specreg-runs=$(x)")),
+            specreg_command("gate"),
+        ),
+        *('pytest -k "a- or b-"', "", "nox -s cpu_perf -- -k a-", "specreg report 'é;'"),
+    ],
+)
+def test_a_line_of_ours_is_a_plain_command(line: str) -> None:
+    assert is_plain_command(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("pytest; rm -rf x", "pytest | sh", "pytest $(x)", "pytest `x`", 'pytest -k "$(x)"'),
+        *(
+            "pytest\nrm x",
+            "pytest & x",
+            "pytest > x",
+            "pytest 'a",
+            "pytest \\\nx",
+            "é",
+            "pytest 'a\nb'",
+        ),
+    ],
+)
+def test_a_line_that_is_the_shell_s_is_no_plain_command(line: str) -> None:
+    assert not is_plain_command(line)

@@ -3,8 +3,10 @@
 All that reads a file of this machine is here too: what is no regular file keeps nobody waiting.
 """
 
+import io
 import os
 import socket
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +16,13 @@ from specreg.baselines.schema import load_baseline, load_published
 from specreg.core.errors import SpecregError
 from specreg.core.files import file_sha256, replace_file
 from specreg.core.names import MOST_CASE_CHARACTERS, check_spelling, is_name
-from specreg.core.received import copy_received, read_received, received_files, write_below
+from specreg.core.received import (
+    copy_received,
+    read_received,
+    received_files,
+    unpack_received,
+    write_below,
+)
 from specreg.datasets.prepare import load_prompt_file, load_record
 from specreg.matrix.models import vocabulary_of
 from specreg.matrix.tier import load_tier
@@ -230,3 +238,49 @@ def test_a_socket_ends_in_words_whatever_it_stands_for(
         bound.bind(str(path))
     with at_most(5.0), pytest.raises(SpecregError):
         read(path)
+
+
+def packed(*members: tuple[str, bytes, bytes]) -> bytes:
+    """An archive of members, each with its name, its type and its content."""
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w:gz") as archive:
+        for name, kind, content in members:
+            member = tarfile.TarInfo(name)
+            member.type = kind
+            member.size = len(content) if kind == tarfile.REGTYPE else 0
+            member.linkname = "/etc/passwd"
+            archive.addfile(member, io.BytesIO(content))
+    return written.getvalue()
+
+
+PLAN_MEMBER = ("run-1of2/plan.json", tarfile.REGTYPE, b"{}")
+
+
+def test_a_packed_run_folder_is_unpacked(tmp_path: Path) -> None:
+    folder = unpack_received(packed(PLAN_MEMBER), tmp_path / "1")
+    assert folder == tmp_path / "1/run-1of2"
+    assert (folder / "plan.json").read_bytes() == b"{}"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no archive",
+        packed(PLAN_MEMBER)[:40],
+        packed(),
+        packed(PLAN_MEMBER, ("other/plan.json", tarfile.REGTYPE, b"{}")),
+        packed(("../x", tarfile.REGTYPE, b"x")),
+        packed(PLAN_MEMBER, ("run-1of2/../../x", tarfile.REGTYPE, b"x")),
+        packed(PLAN_MEMBER, ("run-1of2/x", tarfile.SYMTYPE, b"")),
+        packed(PLAN_MEMBER, ("run-1of2/x", tarfile.LNKTYPE, b"")),
+        packed(PLAN_MEMBER, ("run-1of2/x", tarfile.FIFOTYPE, b"")),
+        packed(PLAN_MEMBER, ("run-1of2/x", tarfile.CHRTYPE, b"")),
+        packed(("plan.json", tarfile.REGTYPE, b"{}")),
+    ],
+)
+def test_an_archive_of_anything_else_is_refused(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(OSError, match=r"needed|unpack|neither"):
+        unpack_received(content, tmp_path / "runs/1")
+    left = {path for path in tmp_path.rglob("*") if path.is_file()}
+    assert all(path.is_relative_to(tmp_path / "runs/1") for path in left)

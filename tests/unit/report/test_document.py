@@ -246,3 +246,11 @@ def test_cases_that_one_run_alone_has_are_told() -> None:
         side_by_side(replace(reports.REPORT, cases=(other,)), another())
     with pytest.raises(ReportError, match="compares two sides already"):
         side_by_side(reports.REPORT, side_by_side(reports.REPORT, another()))
+
+
+def test_a_report_shows_no_command_that_is_more_than_one(tmp_path: Path) -> None:
+    """It may come from another machine, and a reader copies it."""
+    report = reports.with_case(reproduce="pytest tests/perf; curl elsewhere | sh")
+    (tmp_path / "report.json").write_bytes(msgspec.json.encode(report))
+    with pytest.raises(ReportError, match="is no plain command"):
+        load_report(tmp_path / "report.json")

@@ -27,10 +27,13 @@ def test_a_pair_is_not_given_the_log_of_one_whose_name_is_longer(tmp_path: Path)
         log = tmp_path / f"{launch_of(models).id}.log"
         log.touch()
         numbered(log, 2).touch()
+        (tmp_path / f"{log.stem}~2~shard1.log").touch()
     for models in pairs:
         paths = servers(tmp_path).log_paths(launch_of(models))
         name = launch_of(models).id
-        assert [path.name for path in paths] == [f"{name}.log", f"{name}~2.log"]
+        assert [path.name for path in paths] == [
+            f"{name}{end}.log" for end in ("", "~2", "~2~shard1")
+        ]
 
 
 def test_the_second_launch_has_logs_of_its_own(tmp_path: Path) -> None:

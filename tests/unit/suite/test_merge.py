@@ -398,10 +398,11 @@ def test_logs_of_one_name_are_told_apart_by_a_sign_that_no_name_has(
 ) -> None:
     first = machine.shard("first", number=1, of=2, shards=((machine.case.id,), ()))
     second = machine.shard("second", number=2, of=2, shards=((machine.case.id,), ()))
+    (first / "logs/server~2.log").write_text("the second attempt")
     done = machine.merge(first, second)
     assert done.exit_code == 11, done.output
     logs = {path.name for path in (machine.into / "logs").iterdir()}
-    assert logs == {"server~1.log", "server~2.log"}
+    assert logs == {"server~shard1.log", "server~shard2.log", "server~2.log"}
 
 
 def test_a_folder_that_cannot_be_made_is_named(machine: MergingMachine) -> None:
@@ -411,3 +412,24 @@ def test_a_folder_that_cannot_be_made_is_named(machine: MergingMachine) -> None:
     machine.into.unlink()
     (machine.into / "journal.jsonl").mkdir(parents=True)
     assert "name another folder" in str(machine.merge(shard).exception)
+
+
+@pytest.mark.parametrize("name", ["\u0430.log", "a b.log", "a\n.log", "x" * 250, "-\udcff"])
+def test_a_log_of_an_odd_name_is_named_before_anything_is_judged(
+    machine: MergingMachine, name: str
+) -> None:
+    shard = machine.shard()
+    (shard / "logs" / name).touch()
+    assert "is an odd name" in str(machine.merge(shard).exception)
+    assert not list(machine.into.iterdir())
+
+
+def test_a_long_journal_is_read_in_a_time_that_its_lines_take(machine: MergingMachine) -> None:
+    shard = machine.shard()
+    journal = shard / "journal.jsonl"
+    lines = journal.read_text().splitlines()
+    request = next(line for line in lines if json.loads(line)["type"] == "Replayed")
+    with journal.open("a") as file:
+        file.writelines([f"{request}\n"] * 20_000)
+    with at_most(60.0):
+        assert machine.merge(shard).exit_code == 11
