@@ -12,16 +12,8 @@ import numpy as np
 import pytest
 
 from specreg.core.errors import ModelError
-from specreg.matrix.models import (
-    Bits,
-    model_sha256,
-    read_tensors,
-    resolve_model,
-    served_models,
-    vocabulary_of,
-    write_padded_model,
-    write_tensors,
-)
+from specreg.matrix.models import model_sha256, resolve_model, served_models, vocabulary_of
+from specreg.matrix.weights import Bits, read_tensors, write_padded_model, write_tensors
 from tests.unit import builders
 
 TINY = builders.ROOT / "fixtures/models/tiny/target"
@@ -112,9 +104,9 @@ def test_padding_adds_layers_of_zeros_and_leaves_what_was_there(
 
 KILLED = """
 import dataclasses, os, pathlib, signal, sys
-from specreg.matrix import models
+from specreg.matrix import models, weights
 from tests.unit import builders
-models.read_tensors = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+weights.read_tensors = lambda _: os.kill(os.getpid(), signal.SIGKILL)
 spec = dataclasses.replace(builders.PLAIN_SPEC, target=sys.argv[1], padding_layers=2)
 models.served_models(pathlib.Path("/"), spec)
 """

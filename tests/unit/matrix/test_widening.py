@@ -15,7 +15,8 @@ import pytest
 from specreg.baselines.store import settings_in
 from specreg.core.errors import ModelError
 from specreg.matrix.case import ServerSpec, Width
-from specreg.matrix.models import SHAPES, model_sha256, read_tensors, served_models, widen_models
+from specreg.matrix.models import model_sha256, served_models, widen_models
+from specreg.matrix.weights import SHAPES, read_tensors
 from tests.unit import builders
 
 TINY = builders.ROOT / "fixtures/models/tiny"

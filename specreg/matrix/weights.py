@@ -1,0 +1,388 @@
+"""Write the weights of models that say what a tiny model says and cost more.
+
+They are padded with layers, or widened. An identity layer's projections are zero: it adds nothing
+to the residual stream, and the language stays the same to the last bit.
+
+In a widened model the further dimensions of the residual stream stay zero. What multiplies zeros is
+random, because multiplying zeros by zeros would draw less power. RMSNorm divides by the mean over
+all dimensions: its weights are scaled by the root of narrow / wide, which is a power of two and so
+costs no bit, and its epsilon by narrow / wide.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specreg.core.errors import ModelError
+from specreg.core.files import MIB, open_checked, read_regular
+from specreg.matrix.case import Width
+
+CONFIG = "config.json"
+TARGET = "target"
+"""The role of the model whose text it is; a draft's role is its method."""
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+UNFIT = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What is raised for a file that isn't JSON, or not of the expected form."""
+_WEIGHTS = "model.safetensors"
+_NOISE_NUMBERS = 2**24
+"""How many random weights there are. They are used over and over."""
+_NOISE_SIGMA = 0.02
+"""The standard deviation of the random weights."""
+
+Bits = npt.NDArray[np.uint16]
+"""Numbers in bfloat16: the upper half of a float32."""
+_ONE = 0x3F80
+"""1 in bfloat16."""
+_FIRST_LAYER = "model.layers.0."
+_LAYER = re.compile(r"(?P<layer>model\.layers\.\d+\.|midlayer\.)(?P<rest>.+)")
+"""The name of a tensor of a layer: the layer, and which of its tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The size that a model is widened to, by the names of `config.json`."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    num_hidden_layers: int = 1
+
+
+SHAPES: Mapping[Width, Mapping[str, Shape]] = MappingProxyType(
+    {
+        "8b": {
+            TARGET: Shape(8192, 22016, 256, 64, 12),
+            "eagle3": Shape(8192, 8192, 256, 64),
+            "draft_model": Shape(1024, 3072, 32, 8, 16),
+        },
+        "1b": {
+            TARGET: Shape(2048, 5504, 64, 16, 24),
+            "eagle3": Shape(2048, 5504, 64, 16),
+            # Few layers: on a GPU each costs its kernels' launches, however small it is.
+            "draft_model": Shape(256, 22016, 32, 8, 4),
+        },
+        "30m": {
+            TARGET: Shape(512, 1376, 16, 4, 11),
+            "eagle3": Shape(512, 256, 16, 4),
+            "draft_model": Shape(256, 2048, 8, 2),
+        },
+    }
+)
+"""By width, the target's shape and, by method, its draft's; see docs/how-to/choose-what-runs.md.
+
+The hidden size is a power of four times the narrow one's. The head has as many heads of the KV
+cache as its target, whose blocks it shares.
+"""
+
+
+def write_padded_model(source: Path, target: Path, layers: int) -> None:
+    """Write a model with identity layers appended.
+
+    Args:
+        source: the folder of a dense bfloat16 Llama.
+        target: the folder to write to.
+        layers: how many layers to append.
+
+    Raises:
+        ModelError: the source is no such model.
+        OSError: the disk refuses.
+    """
+    config, tensors = _read_model(source)
+    try:
+        first = int(config["num_hidden_layers"])
+    except UNFIT as error:
+        raise _unfit(source, error) from error
+    template = {
+        name.removeprefix(_FIRST_LAYER): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(_FIRST_LAYER)
+    }
+    if not template:
+        raise _unfit(source, f"no {_FIRST_LAYER} in its weights")
+    for layer in range(first, first + layers):
+        for name, tensor in template.items():
+            fill = _ONE if "norm" in name else 0
+            tensors[f"model.layers.{layer}.{name}"] = np.full_like(tensor, fill)
+    write_tensors(tensors, target / _WEIGHTS)
+    _write_config(source, target, config | {"num_hidden_layers": first + layers})
+
+
+def _unfit(source: Path, why: object) -> ModelError:
+    return ModelError(
+        f"model folder '{source}': can't be made larger, {why}; needed is a dense bfloat16 Llama in"
+        f" one {_WEIGHTS}: name another folder, or leave padding_layers and widen out"
+    )
+
+
+def _read_model(source: Path) -> tuple[dict[str, Any], dict[str, Bits]]:
+    """Read the configuration of a model folder, and its weights, of one file in bfloat16."""
+    try:
+        config = json.loads(read_regular(source / CONFIG, MIB))
+        if not isinstance(config, dict):
+            raise TypeError(f"{CONFIG} is no object")
+        return config, read_tensors(source / _WEIGHTS)
+    except (OSError, *UNFIT) as error:
+        raise _unfit(source, f"{type(error).__name__}: {error}") from error
+
+
+# The format: the header's length in 8 bytes, little-endian; a JSON header; the data
+# (https://huggingface.co/docs/safetensors, "Format"). By hand, because the library knows bfloat16
+# by torch alone, and the bytes of what is written are part of a baseline.
+_LENGTH_BYTES = 8
+
+
+def read_tensors(path: Path) -> dict[str, Bits]:
+    """Read the tensors of a file, by name.
+
+    Raises:
+        OSError: the file can't be read.
+        ValueError, LookupError, TypeError, AttributeError, RecursionError: it isn't of the format,
+            or a tensor isn't in bfloat16.
+    """
+    with open_checked(path) as file:
+        content = file.read()
+    start = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
+    header = json.loads(content[_LENGTH_BYTES:start])
+    header.pop("__metadata__", None)
+    tensors = {}
+    for name, entry in header.items():
+        if entry["dtype"] != "BF16":
+            raise ValueError(f"{name} is in {entry['dtype']}")
+        begin, end = entry["data_offsets"]
+        bits = np.frombuffer(content[start + begin : start + end], np.uint16)
+        tensors[name] = bits.reshape(entry["shape"])
+    return tensors
+
+
+def write_tensors(tensors: Mapping[str, Bits], path: Path) -> None:
+    """Write tensors in bfloat16 to a file."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, tensor in tensors.items():
+        end = offset + tensor.nbytes
+        header[name] = {"dtype": "BF16", "shape": tensor.shape, "data_offsets": (offset, end)}
+        offset = end
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % _LENGTH_BYTES)
+    length = len(encoded).to_bytes(_LENGTH_BYTES, "little")
+    with path.open("wb") as file:
+        file.writelines((length, encoded, *(tensor.tobytes() for tensor in tensors.values())))
+
+
+def _write_config(source: Path, target: Path, config: Mapping[str, object]) -> None:
+    """Write a configuration, and copy the tokenizer of `source` to the same folder."""
+    (target / CONFIG).write_text(json.dumps(config, indent=2))
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Axis:
+    """The rows or the columns of a widened tensor.
+
+    Attributes:
+        length: how many there are.
+        real: the indices of the narrow tensor's, in their order.
+        reached: up to which index what is real has an effect. Heads of queries that are added share
+            the narrow model's keys and values.
+    """
+
+    length: int
+    real: npt.NDArray[np.int64]
+    reached: int
+
+    @classmethod
+    def of_first(cls, length: int, real: int) -> "_Axis":
+        """Return an axis whose first indices are the narrow tensor's."""
+        return cls(length=length, real=np.arange(real), reached=real)
+
+    def repeated(self, times: int) -> "_Axis":
+        """Return several of them in a row, as a projection's columns that read several streams."""
+        starts = range(0, times * self.length, self.length)
+        real = np.concatenate([start + self.real for start in starts])
+        return _Axis(length=times * self.length, real=real, reached=self.reached)
+
+
+_AXES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "q_proj": ("queries", "hidden"),
+        "k_proj": ("keys", "hidden"),
+        "v_proj": ("keys", "hidden"),
+        "o_proj": ("hidden", "queries"),
+        "gate_proj": ("intermediate", "hidden"),
+        "up_proj": ("intermediate", "hidden"),
+        "down_proj": ("hidden", "intermediate"),
+        "fc": ("hidden", "hidden"),
+        "lm_head": ("vocabulary", "hidden"),
+        "embed_tokens": ("vocabulary", "hidden"),
+    }
+)
+"""By projection, what its rows and columns are."""
+
+
+def _axes_of(
+    config: Mapping[str, Any], narrow: Mapping[str, Bits], shape: Shape
+) -> Mapping[str, _Axis]:
+    """Return the axes of a narrow model that is widened to a shape, by what they are.
+
+    Raises:
+        ValueError: the model can't be widened to that shape.
+    """
+    _check_widenable(config, narrow, shape)
+    head_dim = config["head_dim"]
+    heads = config["num_attention_heads"]
+    group = shape.num_attention_heads // shape.num_key_value_heads
+    reached = heads * group * head_dim
+    # The narrow model's heads of queries are the first of the groups that share their keys.
+    queries = np.arange(reached).reshape(heads, group, head_dim)[:, 0].reshape(-1)
+    return {
+        "hidden": _Axis.of_first(shape.hidden_size, config["hidden_size"]),
+        "intermediate": _Axis.of_first(shape.intermediate_size, config["intermediate_size"]),
+        "queries": _Axis(
+            length=shape.num_attention_heads * head_dim, real=queries, reached=reached
+        ),
+        "keys": _Axis.of_first(shape.num_key_value_heads * head_dim, heads * head_dim),
+    }
+
+
+def _check_widenable(config: Mapping[str, Any], narrow: Mapping[str, Bits], shape: Shape) -> None:
+    """Check that a model can be widened to a shape, else raise a ValueError."""
+    growth = {name: size / config[name] for name, size in dataclasses.asdict(shape).items()}
+    projections = {name.split(".")[-2] for name, bits in narrow.items() if bits.ndim > 1}
+    conditions = (
+        min(growth.values()) >= 1,
+        (math.log2(growth["hidden_size"]) / 2).is_integer(),
+        config["num_attention_heads"] == config["num_key_value_heads"],
+        config["head_dim"] > 0,
+        config["rms_norm_eps"] > 0,
+        projections <= _AXES.keys(),
+    )
+    if not all(conditions):
+        raise ValueError(
+            f"to {shape} from one with as many heads of keys as of queries, no larger than that,"
+            " whose hidden size is that over 1, 4, 16 or another power of 4"
+        )
+
+
+def _widened_tensor(
+    projection: str, like: Bits, narrow: Bits | None, axes: Mapping[str, _Axis]
+) -> Bits:
+    """Return a widened tensor.
+
+    Args:
+        projection: what it is, such as `q_proj`.
+        like: the narrow tensor that it has the axes of.
+        narrow: the narrow tensor that it says the same as; None in a layer that adds nothing.
+        axes: those of the widened model.
+    """
+    if like.ndim == 1:
+        return _widened_norm(narrow, axes["hidden"].length)
+    row_axis, column_axis = _AXES[projection]
+    rows = axes.get(row_axis) or _Axis.of_first(len(like), len(like))
+    columns = axes[column_axis].repeated(like.shape[1] // len(axes[column_axis].real))
+    bits = np.resize(_noise(), (rows.length, columns.length))
+    if projection == "embed_tokens":
+        bits[:] = 0
+    elif projection in {"v_proj", "gate_proj"}:  # what is added is multiplied by these
+        is_added = np.ones(rows.length, bool)
+        is_added[rows.real if narrow is not None else []] = False
+        bits[is_added] = 0
+    elif projection == "fc":
+        bits[:, columns.real] = 0
+    elif projection in {"o_proj", "down_proj"} and narrow is not None:
+        bits[:, : columns.reached] = 0
+    if narrow is not None:
+        bits[np.ix_(rows.real, columns.real)] = narrow
+    return bits
+
+
+def _widened_norm(narrow: Bits | None, length: int) -> Bits:
+    """Return the weights of a norm over a wider stream, scaled so that they say the same."""
+    weights = np.ones(length, np.float32)
+    if narrow is not None:
+        real = (narrow.astype(np.uint32) << 16).view(np.float32)
+        weights[: len(real)] = real * math.sqrt(len(real) / length)
+    return _rounded(weights)
+
+
+def _rounded(numbers: npt.NDArray[np.float32]) -> Bits:
+    """Return the upper halves of numbers: bfloat16, rounded towards zero."""
+    return (numbers.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def write_widened_model(source: Path, shape: Shape, folder: Path) -> None:
+    """Write a model in a wider shape, one layer per file, so that one layer alone is in memory.
+
+    Args:
+        source: the folder of the narrow model.
+        shape: the sizes to widen to.
+        folder: where to write.
+
+    Raises:
+        ModelError: the source can't be widened to that shape.
+        OSError: the disk refuses.
+    """
+    config, narrow = _read_model(source)
+    try:
+        axes = _axes_of(config, narrow, shape)
+        files = list(_names_by_file(narrow, shape))
+    except (*UNFIT, ZeroDivisionError) as error:
+        raise _unfit(source, f"{type(error).__name__}: {error}") from error
+    weight_map: dict[str, str] = {}
+    size_bytes = 0
+    for number, names in enumerate(files, start=1):
+        file_name = f"model-{number:05}-of-{len(files):05}.safetensors"
+        tensors = {
+            name: _widened_tensor(name.split(".")[-2], narrow[like], narrow.get(name), axes)
+            for name, like in names.items()
+        }
+        write_tensors(tensors, folder / file_name)
+        weight_map |= dict.fromkeys(tensors, file_name)
+        size_bytes += sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": size_bytes}, "weight_map": weight_map}
+    (folder / f"{_WEIGHTS}.index.json").write_text(json.dumps(index, indent=1))
+    epsilon = config["rms_norm_eps"] * config["hidden_size"] / shape.hidden_size
+    _write_config(source, folder, config | dataclasses.asdict(shape) | {"rms_norm_eps": epsilon})
+
+
+def _names_by_file(narrow: Mapping[str, Bits], shape: Shape) -> Iterator[Mapping[str, str]]:
+    """Yield for each file the names of its tensors, each with the narrow tensor that it is like.
+
+    A file has one layer, all like the narrow model's first; the last file has all other tensors.
+    """
+    layer_tensors = {name: match for name in narrow if (match := _LAYER.fullmatch(name))}
+    first_layer = min(match["layer"] for match in layer_tensors.values())
+    layers = shape.num_hidden_layers if first_layer.startswith("model.") else 1
+    for layer in range(layers):
+        prefix = re.sub(r"\d+", str(layer), first_layer)
+        yield {
+            prefix + match["rest"]: like
+            for like, match in layer_tensors.items()
+            if match["layer"] == first_layer
+        }
+    yield {name: name for name in narrow if name not in layer_tensors}
+
+
+@functools.cache
+def _noise() -> Bits:
+    """Return random weights, the same each time."""
+    numbers = np.random.default_rng(0).normal(scale=_NOISE_SIGMA, size=_NOISE_NUMBERS)
+    return _rounded(numbers.astype(np.float32))
