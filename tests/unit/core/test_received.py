@@ -262,23 +262,23 @@ def test_a_packed_run_folder_is_unpacked(tmp_path: Path) -> None:
     assert (folder / "plan.json").read_bytes() == b"{}"
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"no archive",
-        packed(PLAN_MEMBER)[:40],
-        packed(),
-        packed(PLAN_MEMBER, ("other/plan.json", tarfile.REGTYPE, b"{}")),
-        packed(("../x", tarfile.REGTYPE, b"x")),
-        packed(PLAN_MEMBER, ("run-1of2/../../x", tarfile.REGTYPE, b"x")),
-        packed(PLAN_MEMBER, ("run-1of2/x", tarfile.SYMTYPE, b"")),
-        packed(PLAN_MEMBER, ("run-1of2/x", tarfile.LNKTYPE, b"")),
-        packed(PLAN_MEMBER, ("run-1of2/x", tarfile.FIFOTYPE, b"")),
-        packed(PLAN_MEMBER, ("run-1of2/x", tarfile.CHRTYPE, b"")),
-        packed(("plan.json", tarfile.REGTYPE, b"{}")),
-    ],
-)
+ARCHIVES = {
+    "nothing": b"",
+    "no-archive": b"no archive",
+    "cut-off": packed(PLAN_MEMBER)[:40],
+    "empty": packed(),
+    "two-folders": packed(PLAN_MEMBER, ("other/plan.json", tarfile.REGTYPE, b"{}")),
+    "outside": packed(("../x", tarfile.REGTYPE, b"x")),
+    "outside-from-within": packed(PLAN_MEMBER, ("run-1of2/../../x", tarfile.REGTYPE, b"x")),
+    "link": packed(PLAN_MEMBER, ("run-1of2/x", tarfile.SYMTYPE, b"")),
+    "hard-link": packed(PLAN_MEMBER, ("run-1of2/x", tarfile.LNKTYPE, b"")),
+    "fifo": packed(PLAN_MEMBER, ("run-1of2/x", tarfile.FIFOTYPE, b"")),
+    "device": packed(PLAN_MEMBER, ("run-1of2/x", tarfile.CHRTYPE, b"")),
+    "no-folder": packed(("plan.json", tarfile.REGTYPE, b"{}")),
+}
+
+
+@pytest.mark.parametrize("content", ARCHIVES.values(), ids=ARCHIVES)
 def test_an_archive_of_anything_else_is_refused(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(OSError, match=r"needed|unpack|neither"):
         unpack_received(content, tmp_path / "runs/1")
