@@ -416,8 +416,8 @@ _TIERS = """
 # Tiers
 
 The files of `fixtures/matrix/`. `--specreg-tier=NAME` runs one of them.
-[Choose what runs](../how-to/choose-what-runs.md) shows how to write another. The tiers for GPUs
-load and collect, but haven't run on a real GPU in their present form.
+[Choose what runs](../how-to/choose-what-runs.md) shows how to write another. Of the tiers for
+GPUs, only a case of `gpu_smoke` has run on a real one.
 
 {tiers}
 """
