@@ -6,6 +6,7 @@ its own models and text give.
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from specreg.correctness.turns import ask_each_turn, turns_of
 from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import engine_named
 from specreg.engines.wire_format import Endpoint, Transcript, Wanted
+from specreg.load.rounds import Round
 from specreg.load.token_client import complete, encode_prompts, score
 from specreg.matrix.case import ROUNDING_NATS, Case
 from specreg.measurement.metrics import Replay
@@ -31,8 +33,8 @@ SAMPLING = "sampling_frac"
 ORACLE = "oracle_length_tokens"
 
 _ORACLE_FRAC = 0.01
-"""0 was seen of vLLM's and SGLang's methods in float32. Rounding may choose another draft where
-two are almost equally likely."""
+"""How far an engine's counts may be from the oracle's. 0 was seen of vLLM's and SGLang's methods in
+float32. Rounding may choose another draft where two are almost equally likely."""
 _DRAWN_PROMPTS = 4
 _DRAWS = 250
 _MOST_NAMED = 3
@@ -45,11 +47,14 @@ class RunningCase:
     """A case whose servers are up.
 
     Attributes:
-        server: with speculation; control: without it, None where there is none beside it.
+        case: the case.
+        server: the server with speculation.
+        control: the server without; None if the case has none.
+        prompts: those of the case.
         predict_drafts: asks the models themselves.
         models: target and draft as folders or hub ids; the target as it is, without padding.
-        control_answers: those so far, kept for all cases that have this control.
-        replay: what was timed of both servers; None where nothing was.
+        control_answers: the control's answers so far, kept for all cases that have this control.
+        replay: what was timed of both servers; None if nothing was.
     """
 
     case: Case
@@ -63,50 +68,60 @@ class RunningCase:
 
 
 def ask_greedy(
-    case: Case, server: Server, texts: Sequence[Sequence[int]], at_once: int = 0
+    case: Case, server: Server, texts: Sequence[Sequence[int]], in_flight: int = 0
 ) -> tuple[Transcript, ...]:
-    """Return a server's greedy answers to texts in ids, `at_once` (0: the case's) in flight."""
-    one = Wanted(output_cap_tokens=case.output_cap_tokens, ignore_eos=case.ignore_eos)
-    wanted = [one] * len(texts)
-    return complete(server.endpoint, texts, wanted, in_flight=at_once or case.in_flight)
+    """Return a server's greedy answers to texts.
+
+    Args:
+        case: says how long answers may be.
+        server: the server.
+        texts: as token ids.
+        in_flight: how many requests at once; 0 for as many as the case has.
+    """
+    request = Wanted(output_cap_tokens=case.output_cap_tokens, ignore_eos=case.ignore_eos)
+    requests = [request] * len(texts)
+    return complete(server.endpoint, texts, requests, in_flight=in_flight or case.in_flight)
 
 
 def other_batch(case: Case) -> int:
-    """Return another number of requests at once than the case's; 0 where there is none."""
+    """Return another number of requests at once than the case's; 0 if there is none."""
     if case.in_flight > 1:
         return 1
-    return case.server.max_sequences if case.server.max_sequences > 1 else 0
+    if case.server.max_sequences > 1:
+        return case.server.max_sequences
+    return 0
 
 
 def check_answers(running: RunningCase) -> Verdict:
     """Compare greedy answers with speculation to those without, token by token, in each turn.
 
-    Answers that were equal when timed count as equal; the others are asked for again, later turns
+    Answers that were equal when timed count as equal. The others are asked for again, later turns
     after the replies without speculation.
 
     Raises:
         InvalidMeasurementError: a server didn't answer in ids, or the one without speculation
             answers differently at another batch size.
     """
-    case, control = running.case, _control(running)
-    prompts = [one for one in running.prompts if not were_equal(running.replay, one)]
+    case = running.case
+    control = _control(running)
+    equal = [prompt for prompt in running.prompts if were_equal(running.replay, prompt)]
+    prompts = [prompt for prompt in running.prompts if prompt not in equal]
     if running.prompts and not prompts:
         return Verdict(case_id=case.id, metric=LOSSLESS, outcome=Outcome.PASS, value=1.0)
 
-    def ask_control(texts: Sequence[tuple[int, ...]], at_once: int) -> tuple[Transcript, ...]:
-        """Ask the control once for all cases that ask alike."""
-        asked = (tuple(texts), case.output_cap_tokens, case.ignore_eos, at_once)
-        key = (control.spec, control.base_url, *asked)
+    def ask_control(texts: Sequence[tuple[int, ...]], in_flight: int) -> tuple[Transcript, ...]:
+        """Ask the control once for all cases that ask the same."""
+        request = (tuple(texts), case.output_cap_tokens, case.ignore_eos, in_flight)
+        key = (control.spec, control.base_url, *request)
         if key not in running.control_answers:
-            running.control_answers[key] = ask_greedy(case, control, texts, at_once)
+            running.control_answers[key] = ask_greedy(case, control, texts, in_flight)
         return running.control_answers[key]
 
-    ask_plain = functools.partial(ask_control, at_once=case.in_flight)
+    ask_plain = functools.partial(ask_control, in_flight=case.in_flight)
     turns = ask_each_turn(control.endpoint, case, prompts, ask_plain)
     texts = [turn.text for turn in turns]
     batch = other_batch(case)
-    equal = [prompt for prompt in running.prompts if prompt not in prompts]
-    found = check_lossless(
+    losslessness = check_lossless(
         [turn.name for turn in turns],
         [turn.answer for turn in turns],
         ask_greedy(case, running.server, texts),
@@ -115,35 +130,42 @@ def check_answers(running: RunningCase) -> Verdict:
         rounding_nats=case.rounding_nats,
         known_equal=sum(turns_of(case, prompt) for prompt in equal),
     )
-    said = found.describe("without speculation", "with speculation")
+    needs_words = losslessness.partings or losslessness.asked < losslessness.prompts
+    description = losslessness.describe("without speculation", "with speculation")
     return Verdict(
         case_id=case.id,
         metric=LOSSLESS,
-        outcome=Outcome.WRONG if found.failures else Outcome.PASS,
-        value=found.equal_frac,
-        comparison=Comparison(expected=found.control_equal_frac),
-        reason=Reason(text=said) if found.partings or found.asked < found.prompts else None,
+        outcome=Outcome.WRONG if losslessness.failures else Outcome.PASS,
+        value=losslessness.equal_frac,
+        comparison=Comparison(expected=losslessness.control_equal_frac),
+        reason=Reason(text=description) if needs_words else None,
     )
 
 
 def were_equal(replay: Replay | None, prompt: Prompt) -> bool:
-    """Whether a prompt's answers with and without speculation were the same whenever timed.
+    """Return whether a prompt's answers with and without speculation were the same when timed.
 
-    That is all that was generated, thoughts too, the number of tokens and why it ended, of each
-    turn. Not where nothing was timed, nor where an answer doesn't show all that was generated.
+    Compared are all that was generated, thoughts too, the number of tokens and why the answer
+    ended, of each turn and each time.
+
+    Returns:
+        False also if nothing was timed, or an answer doesn't show all that was generated.
     """
     if replay is None:
         return False
-    ours, theirs = (
-        {
-            (one.turn, one.answer_sha256, one.tokens, one.finish_reason)
-            for part in rounds
-            for one in part.traces
-            if one.prompt_id == prompt.id
-        }
-        for rounds in (replay.rounds, replay.control_rounds)
-    )
-    return bool(ours) and ours == theirs and all(digest for _, digest, *_ in ours)
+    answers = _answers_to(prompt, replay.rounds)
+    control_answers = _answers_to(prompt, replay.control_rounds)
+    are_whole = all(digest for _, digest, _, _ in answers)
+    return bool(answers) and answers == control_answers and are_whole
+
+
+def _answers_to(prompt: Prompt, rounds: Sequence[Round]) -> set[tuple[int, str, int, str | None]]:
+    """Return turn, digest, tokens and end of each answer to a prompt."""
+    return {
+        (trace.turn, trace.answer_sha256, trace.tokens, trace.finish_reason)
+        for trace in itertools.chain.from_iterable(part.traces for part in rounds)
+        if trace.prompt_id == prompt.id
+    }
 
 
 def check_sampling(running: RunningCase) -> Verdict:
@@ -152,35 +174,39 @@ def check_sampling(running: RunningCase) -> Verdict:
     Raises:
         InvalidMeasurementError: a server didn't answer in ids.
     """
-    case, control = running.case, _control(running)
+    case = running.case
+    control = _control(running)
     texts = encode_prompts(control.endpoint, case, running.prompts[:_DRAWN_PROMPTS])
-
-    def draw(endpoint: Endpoint, first_seed: int) -> list[list[tuple[int, ...]]]:
-        one = Wanted(output_cap_tokens=max(BEGINNINGS_TOKENS), temperature=case.temperature)
-        seeds = range(first_seed, first_seed + _DRAWS)
-        wanted = [dataclasses.replace(one, seed=seed) for seed in seeds]
-        asked = [text for text in texts for _ in wanted]
-        in_flight = case.server.max_sequences
-        drawn = complete(endpoint, asked, wanted * len(texts), in_flight=in_flight)
-        answers = [one.output for one in drawn]
-        return [answers[start : start + _DRAWS] for start in range(0, len(answers), _DRAWS)]
-
-    pairs = list(zip(draw(running.server.endpoint, 0), draw(control.endpoint, _DRAWS), strict=True))
+    drawn = _draw(case, running.server.endpoint, texts, first_seed=0)
+    drawn_by_control = _draw(case, control.endpoint, texts, first_seed=_DRAWS)
+    pairs = list(zip(drawn, drawn_by_control, strict=True))
     chances = [chance_of_alike(pairs, tokens=tokens) for tokens in BEGINNINGS_TOKENS]
     chance = min(1.0, min(chances) * len(chances))  # Bonferroni's bound
+    if chance >= LEVEL:
+        return Verdict(case_id=case.id, metric=SAMPLING, outcome=Outcome.PASS, value=chance)
     reason = Reason(
         text=f"{_DRAWS} draws each of {len(texts)} prompts begin otherwise with speculation than"
         f" without; by chance they do so {chance:.2g} of the time: the verifier draws from another"
         " distribution than the target's"
     )
-    wrong = chance < LEVEL
     return Verdict(
-        case_id=case.id,
-        metric=SAMPLING,
-        outcome=Outcome.WRONG if wrong else Outcome.PASS,
-        value=chance,
-        reason=reason if wrong else None,
+        case_id=case.id, metric=SAMPLING, outcome=Outcome.WRONG, value=chance, reason=reason
     )
+
+
+def _draw(
+    case: Case, endpoint: Endpoint, texts: Sequence[Sequence[int]], *, first_seed: int
+) -> list[list[tuple[int, ...]]]:
+    """Return for each text the answers that a server draws, each with a seed of its own."""
+    request = Wanted(output_cap_tokens=max(BEGINNINGS_TOKENS), temperature=case.temperature)
+    seeds = range(first_seed, first_seed + _DRAWS)
+    requests = [dataclasses.replace(request, seed=seed) for seed in seeds]
+    repeated_texts = [text for text in texts for _ in requests]
+    transcripts = complete(
+        endpoint, repeated_texts, requests * len(texts), in_flight=case.server.max_sequences
+    )
+    answers = [transcript.output for transcript in transcripts]
+    return [answers[start : start + _DRAWS] for start in range(0, len(answers), _DRAWS)]
 
 
 def check_steps(running: RunningCase) -> Verdict:
@@ -191,11 +217,12 @@ def check_steps(running: RunningCase) -> Verdict:
             nothing was drafted.
         ModelError: the models can't be read.
     """
-    case, server = running.case, running.server
+    case = running.case
+    server = running.server
     answers = ask_greedy(case, server, encode_prompts(server.endpoint, case, running.prompts))
-    beside = running.control or server
+    endpoint = (running.control or server).endpoint
     expected, gaps_nats = walk_answers(
-        case, answers, beside.endpoint, running.models, running.predict_drafts
+        case, answers, endpoint, running.models, running.predict_drafts
     )
     if not any(answer.counts for answer in answers):
         message = "no answer tells its steps, so there is nothing to hold against the oracle"
@@ -203,49 +230,31 @@ def check_steps(running: RunningCase) -> Verdict:
     # SGLang's histograms end at the most that a step accepted; the expected ones don't.
     depth = case.server.draft_tokens
     counted = [(answer.counts or NO_STEPS).to_depth(depth) for answer in answers]
-    ours, must = sum(counted, NO_STEPS), sum(expected, NO_STEPS)
-    if not ours.steps and not must.steps:
+    total = sum(counted, NO_STEPS)
+    expected_total = sum(expected, NO_STEPS)
+    if not total.steps and not expected_total.steps:
         message = "neither the engine nor its models drafted; replay prompts that give drafts"
         raise InvalidMeasurementError("NOTHING_DRAFTED", message)
-    otherwise = [
-        f"'{prompt.id}' {_said(one)} instead of {_said(other)}"
-        for prompt, one, other in zip(running.prompts, counted, expected, strict=True)
-        if one != other
-    ]
-    # The models are read by other kernels than the engine's, whatever a case demands of its own.
-    rounding_nats = max(case.rounding_nats, ROUNDING_NATS)
-    unlike = [
-        f"'{prompt.id}' by {gap:.2f} nats"
-        for prompt, gap in zip(running.prompts, gaps_nats, strict=True)
-        if gap > rounding_nats
-    ]
-    reasons = [
-        f"{len(ones)} of {len(counted)} answers {what}: {'; '.join(ones[:_MOST_NAMED])}"
-        for what, ones in (
-            ("took other steps than their text and models give", otherwise),
-            ("hold a token that the target finds less likely than another", unlike),
-        )
-        if ones
-    ]
-    # The relative change of drafts accepted per step; of 0 expected, what there is.
-    per_step, expects = (one.accepted / one.steps if one.steps else 0.0 for one in (ours, must))
-    change_frac = per_step / expects - 1 if expects else per_step
-    # Steps and drafts too: drafting in half the steps leaves the acceptance of a step as it is.
-    differs = abs(change_frac) > _ORACLE_FRAC or any(
-        abs(one - other) > _ORACLE_FRAC * other
-        for one, other in ((ours.steps, must.steps), (ours.proposed, must.proposed))
-        if one is not None and other is not None
-    )
-    wrong = differs or bool(unlike)
-    if wrong:
+    other_steps = _other_steps(running.prompts, counted, expected)
+    unlikely_tokens = _unlikely_tokens(case, running.prompts, gaps_nats)
+    reasons = []
+    if other_steps:
+        description = "took other steps than their text and models give"
+        reasons.append(_describe(other_steps, len(counted), description))
+    if unlikely_tokens:
+        description = "hold a token that the target finds less likely than another"
+        reasons.append(_describe(unlikely_tokens, len(counted), description))
+    change_frac = _change_of_acceptance(total, expected_total)
+    is_wrong = _differs(total, expected_total, change_frac) or bool(unlikely_tokens)
+    if is_wrong:
         reasons.append("the engine's drafter or verifier is wrong")
     return Verdict(
         case_id=case.id,
         metric=ORACLE,
-        outcome=Outcome.WRONG if wrong else Outcome.PASS,
-        value=ours.acceptance_length,
+        outcome=Outcome.WRONG if is_wrong else Outcome.PASS,
+        value=total.acceptance_length,
         comparison=Comparison(
-            expected=must.acceptance_length,
+            expected=expected_total.acceptance_length,
             tolerance_frac=_ORACLE_FRAC,
             change_frac=change_frac,
             low_frac=change_frac,
@@ -253,15 +262,67 @@ def check_steps(running: RunningCase) -> Verdict:
         ),
         reason=Reason(text="; ".join(reasons)) if reasons else None,
         by_position_frac=tuple(
-            # One that took no step has none.
-            zip(ours.marginal_acceptance, must.marginal_acceptance, strict=False)
+            # Counts without a step have no shares.
+            zip(total.marginal_acceptance, expected_total.marginal_acceptance, strict=False)
         ),
     )
 
 
-def _said(counts: StepCounts) -> str:
-    steps = ", ".join(map(str, counts.position_counts))
-    return f"S {counts.steps}, A {counts.accepted} ({steps}), D {counts.proposed}"
+def _other_steps(
+    prompts: Sequence[Prompt], counted: Sequence[StepCounts], expected: Sequence[StepCounts]
+) -> list[str]:
+    """Name the prompts whose answers took other steps than expected, with both."""
+    return [
+        f"'{prompt.id}' {_describe_counts(counts)} instead of {_describe_counts(expected_counts)}"
+        for prompt, counts, expected_counts in zip(prompts, counted, expected, strict=True)
+        if counts != expected_counts
+    ]
+
+
+def _unlikely_tokens(
+    case: Case, prompts: Sequence[Prompt], gaps_nats: Sequence[float]
+) -> list[str]:
+    """Name the prompts whose answers hold a token that isn't the target's likeliest."""
+    # The models are read by other kernels than the engine's, whatever a case demands of its own.
+    rounding_nats = max(case.rounding_nats, ROUNDING_NATS)
+    return [
+        f"'{prompt.id}' by {gap_nats:.2f} nats"
+        for prompt, gap_nats in zip(prompts, gaps_nats, strict=True)
+        if gap_nats > rounding_nats
+    ]
+
+
+def _describe(examples: Sequence[str], answers: int, description: str) -> str:
+    """Say how many of some answers something is true of, with the first examples."""
+    shown = "; ".join(examples[:_MOST_NAMED])
+    return f"{len(examples)} of {answers} answers {description}: {shown}"
+
+
+def _describe_counts(counts: StepCounts) -> str:
+    positions = ", ".join(str(count) for count in counts.position_counts)
+    return f"S {counts.steps}, A {counts.accepted} ({positions}), D {counts.proposed}"
+
+
+def _change_of_acceptance(total: StepCounts, expected: StepCounts) -> float:
+    """Return the relative change of the drafts accepted per step; the value itself if 0 is due."""
+    per_step = total.accepted / total.steps if total.steps else 0.0
+    expected_per_step = expected.accepted / expected.steps if expected.steps else 0.0
+    return per_step / expected_per_step - 1 if expected_per_step else per_step
+
+
+def _differs(total: StepCounts, expected: StepCounts, change_frac: float) -> bool:
+    """Return whether acceptance, steps or drafts are beyond what rounding explains.
+
+    Steps and drafts count too, because drafting in half of the steps leaves the acceptance of a
+    step as it is.
+    """
+    if abs(change_frac) > _ORACLE_FRAC:
+        return True
+    if abs(total.steps - expected.steps) > _ORACLE_FRAC * expected.steps:
+        return True
+    if total.proposed is None or expected.proposed is None:
+        return False
+    return abs(total.proposed - expected.proposed) > _ORACLE_FRAC * expected.proposed
 
 
 def _control(running: RunningCase) -> Server:
@@ -282,15 +343,21 @@ CHECKS = {name: CorrectnessCheck(name, check) for name, check in _CHECKS.items()
 
 
 def checks_of(case: Case, *, with_torch: bool) -> tuple[CorrectnessCheck, ...]:
-    """Return the checks that apply to a case; the oracle takes torch."""
+    """Return the checks that apply to a case.
+
+    Args:
+        case: the case.
+        with_torch: whether to ask the models themselves, which takes torch.
+    """
     if not case.speculates or engine_named(case.server.engine).token_api is None:
         return ()
     if case.server.pinned_length_tokens:  # what is accepted need not be what the target says
         return ()
-    greedy, beside = case.temperature == 0, case.control is not None
+    is_greedy = case.temperature == 0
+    has_control = case.control is not None
     applies = {
-        LOSSLESS: greedy and beside,
-        SAMPLING: not greedy and beside,
-        ORACLE: greedy and with_torch and has_oracle(case),
+        LOSSLESS: is_greedy and has_control,
+        SAMPLING: not is_greedy and has_control,
+        ORACLE: is_greedy and with_torch and has_oracle(case),
     }
     return tuple(check for name, check in CHECKS.items() if applies[name])

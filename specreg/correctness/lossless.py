@@ -2,8 +2,7 @@
 
 Greedy speculation must not change a text. Where two answers part, either rounding chose between two
 tokens that are as good as equally likely, or one of them is wrong: the server that gave the plain
-answers says how likely both were. What follows that place are two different texts, and tells
-nothing.
+answers says how likely both were. After that token the texts differ, and say nothing.
 """
 
 import dataclasses
@@ -20,7 +19,7 @@ MOST_NOISE_NATS = 1.0
 _MOST_NAMED = 3
 
 Score = Callable[[Sequence[tuple[Sequence[int], Sequence[int]]]], Sequence[Sequence[float]]]
-"""Texts and candidates in, the log-probabilities of these by a server out."""
+"""Takes texts with candidates, and gives the log-probabilities of these by a server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +27,12 @@ class Parting:
     """Where an answer first differs from the one without speculation.
 
     Attributes:
-        prompt_id: of which prompt; position: the first differing token of the answer, from 0.
-        plain, other: the tokens there, None where an answer has ended.
-        text: in ids, the prompt and what both answers say up to there.
-        gap_nats: how much likelier `plain` is; None where an answer has ended.
+        prompt_id: the prompt.
+        position: the index of the first differing token of the answer.
+        plain: the token without speculation there; None if that answer has ended.
+        other: the token with speculation there; None if that answer has ended.
+        text: as ids, the prompt and what both answers say up to there.
+        gap_nats: how much likelier `plain` is; None if an answer has ended.
     """
 
     prompt_id: str
@@ -44,14 +45,15 @@ class Parting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losslessness:
-    """A case's answers beside the plain ones.
+    """How a case's answers compare with the plain ones, those without speculation.
 
     Attributes:
-        prompts: how many were compared, one at least; asked: how many of them token by token, the
-            others being known to be equal.
-        partings: of the answers from the plain ones.
-        noise: of the plain ones from themselves, at another batch size; None where not asked again.
-        rounding_nats: what the case calls rounding; 0 is a demand for every token.
+        prompts: how many answers were compared, one at least.
+        asked: how many of them were compared token by token; the others are known to be equal.
+        partings: where the answers part from the plain ones.
+        noise: where the plain ones part from themselves at another batch size; None if they weren't
+            asked for again.
+        rounding_nats: what the case calls rounding; 0 demands that every token is equal.
     """
 
     prompts: int
@@ -62,16 +64,20 @@ class Losslessness:
 
     @property
     def bound_nats(self) -> float:
-        """The gap that counts as rounding: the control's own noise where that is more."""
-        floor = (abs(one.gap_nats) for one in self.noise or () if one.gap_nats is not None)
-        return max(self.rounding_nats, *floor, 0.0)
+        """The gap that counts as rounding: the control's own noise if that is more."""
+        noise_nats = [
+            abs(parting.gap_nats) for parting in self.noise or () if parting.gap_nats is not None
+        ]
+        return max(self.rounding_nats, *noise_nats, 0.0)
 
     @property
     def failures(self) -> tuple[Parting, ...]:
         """The differences that rounding doesn't explain."""
         bound = self.bound_nats if self.rounding_nats else -1.0
         return tuple(
-            one for one in self.partings if one.gap_nats is None or abs(one.gap_nats) > bound
+            parting
+            for parting in self.partings
+            if parting.gap_nats is None or abs(parting.gap_nats) > bound
         )
 
     @property
@@ -81,34 +87,44 @@ class Losslessness:
 
     @property
     def control_equal_frac(self) -> float | None:
-        """The same of the control's own answers at another batch size: the honest match rate.
+        """The share of the control's own answers that are equal at another batch size, 0..1.
 
-        Of those that were compared token by token.
+        It is of the answers that were compared token by token; None if they weren't asked again.
         """
-        return None if self.noise is None else 1 - len(self.noise) / self.asked
+        if self.noise is None:
+            return None
+        return 1 - len(self.noise) / self.asked
 
     def describe(self, plain: str, other: str) -> str:
         """Say what is equal, what rounding explains and what nothing does.
 
         `plain` and `other` name the answers, "without speculation" for instance.
         """
-        said = [f"{self.equal_frac:.1%} of {self.prompts} answers are equal"]
+        summary = f"{self.equal_frac:.1%} of {self.prompts} answers are equal"
         if self.asked < self.prompts:
-            said[0] += f" ({self.asked} that differed when they were timed were asked again)"
+            summary += f" ({self.asked} that differed when they were timed were asked again)"
         if self.control_equal_frac is not None:
-            said[0] += f", {self.control_equal_frac:.1%} {plain} at another batch size"
+            summary += f", {self.control_equal_frac:.1%} {plain} at another batch size"
+        clauses = [summary]
         rounded = len(self.partings) - len(self.failures)
         if rounded:
-            said.append(f"{rounded} part where both tokens lie within {self.bound_nats:.2f} nats")
-        for one in self.failures[:_MOST_NAMED]:
-            where = f"prompt '{one.prompt_id}', token {one.position + 1}"
-            if one.gap_nats is None:
-                ended, on = (plain, other) if one.plain is None else (other, plain)
-                said.append(f"{where}: the answer {ended} has ended, the one {on} goes on")
-            else:
-                apart = f"{abs(one.gap_nats):.2f} nats apart"
-                said.append(f"{where}: {one.other} {other}, {one.plain} {plain}, {apart}")
-        return "; ".join(said)
+            bound = f"{self.bound_nats:.2f} nats"
+            clauses.append(f"{rounded} part where both tokens lie within {bound}")
+        clauses += [
+            _describe_failure(failure, plain, other) for failure in self.failures[:_MOST_NAMED]
+        ]
+        return "; ".join(clauses)
+
+
+def _describe_failure(failure: Parting, plain: str, other: str) -> str:
+    """Say where two answers part, and how likely both tokens are."""
+    where = f"prompt '{failure.prompt_id}', token {failure.position + 1}"
+    if failure.gap_nats is not None:
+        gap = f"{abs(failure.gap_nats):.2f} nats apart"
+        return f"{where}: {failure.other} {other}, {failure.plain} {plain}, {gap}"
+    if failure.plain is None:
+        return f"{where}: the answer {plain} has ended, the one {other} goes on"
+    return f"{where}: the answer {other} has ended, the one {plain} goes on"
 
 
 def check_lossless(
@@ -121,11 +137,17 @@ def check_lossless(
     rounding_nats: float = ROUNDING_NATS,
     known_equal: int = 0,
 ) -> Losslessness:
-    """Compare answers to the same prompts, one at least, token by token.
+    """Compare answers to the same prompts token by token.
 
-    `again` asks for the plain ones at another batch size, if there is one, only where some part;
-    `score` asks their server. Below `rounding_nats` rounding explains a difference, 0 demands that
-    every token is equal. `known_equal` further answers are.
+    Args:
+        prompt_ids: one at least.
+        plain: the answers without speculation.
+        other: the answers with speculation.
+        again: asks for the plain answers at another batch size; it is called only if some answers
+            part. None if there is no other batch size.
+        score: asks the server without speculation how likely tokens are.
+        rounding_nats: the gap that rounding explains; 0 demands that every token is equal.
+        known_equal: how many further answers are known to be equal.
 
     Raises:
         InvalidMeasurementError: `CONTROL_UNSTEADY`, the plain answers are others at another batch
@@ -133,35 +155,39 @@ def check_lossless(
     """
     partings = _partings(prompt_ids, plain, other, score)
     noise = _partings(prompt_ids, plain, again(), score) if partings and again else None
-    found = Losslessness(
+    losslessness = Losslessness(
         prompts=len(plain) + known_equal,
         asked=len(plain),
         partings=partings,
         noise=noise,
         rounding_nats=rounding_nats,
     )
-    if found.bound_nats > max(MOST_NOISE_NATS, rounding_nats):
+    if losslessness.bound_nats > max(MOST_NOISE_NATS, rounding_nats):
         message = (
             "the server that answers are held against answers differently at another batch size, by"
-            f" {found.bound_nats:.2f} nats; rounding is {MOST_NOISE_NATS:g} at most: take another"
-            " version, or vLLM's engine_env VLLM_BATCH_INVARIANT on a GPU"
+            f" {losslessness.bound_nats:.2f} nats; rounding is {MOST_NOISE_NATS:g} at most: take"
+            " another version, or vLLM's engine_env VLLM_BATCH_INVARIANT on a GPU"
         )
         raise InvalidMeasurementError("CONTROL_UNSTEADY", message)
-    return found
+    return losslessness
 
 
 def score_partings(partings: Sequence[Parting], score: Score) -> tuple[Parting, ...]:
-    """Ask how likely both tokens of each parting are."""
-    asked = [
-        (one.text, (one.plain, one.other))
-        for one in partings
-        if one.plain is not None and one.other is not None
+    """Return partings with their gaps, for which a server is asked how likely both tokens are."""
+    questions = [
+        (parting.text, (parting.plain, parting.other))
+        for parting in partings
+        if parting.plain is not None and parting.other is not None
     ]
-    gaps = iter([plain - other for plain, other in score(asked)] if asked else ())
-    return tuple(
-        one if None in (one.plain, one.other) else dataclasses.replace(one, gap_nats=next(gaps))
-        for one in partings
-    )
+    log_probabilities = iter(score(questions) if questions else ())
+    scored = []
+    for parting in partings:
+        if parting.plain is None or parting.other is None:
+            scored.append(parting)
+        else:
+            plain, other = next(log_probabilities)
+            scored.append(dataclasses.replace(parting, gap_nats=plain - other))
+    return tuple(scored)
 
 
 def _partings(
@@ -170,11 +196,12 @@ def _partings(
     others: Sequence[Transcript],
     score: Score,
 ) -> tuple[Parting, ...]:
-    found = []
-    for prompt_id, ours, theirs in zip(prompt_ids, plain, others, strict=True):
-        tokens = list(itertools.zip_longest(ours.output, theirs.output))
-        at = next((at for at, (one, other) in enumerate(tokens) if one != other), None)
-        if at is not None:
-            (one, other), text = tokens[at], (*ours.prompt, *ours.output[:at])
-            found.append(Parting(prompt_id, position=at, plain=one, other=other, text=text))
-    return score_partings(found, score)
+    partings = []
+    for prompt_id, plain_answer, other_answer in zip(prompt_ids, plain, others, strict=True):
+        tokens = itertools.zip_longest(plain_answer.output, other_answer.output)
+        for position, (plain_token, other_token) in enumerate(tokens):
+            if plain_token != other_token:
+                text = (*plain_answer.prompt, *plain_answer.output[:position])
+                partings.append(Parting(prompt_id, position, plain_token, other_token, text))
+                break
+    return score_partings(partings, score)

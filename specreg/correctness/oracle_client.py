@@ -1,13 +1,12 @@
 """Walk the steps that a method must have taken to an answer, and ask for what that takes.
 
-What a greedy drafter would have proposed at any place of a text follows from the text alone, so
-the steps of an answer can be walked again. That they are others says that the engine's drafter or
-verifier is wrong, not that the text has changed: the walk is along the engine's own text. The
-models are read by `specreg.engines.pytorch.oracle`, in the reference engine's environment.
+What a greedy drafter would have proposed anywhere in a text follows from the text alone, so the
+steps of an answer can be walked again. If they are others, the engine's drafter or verifier is
+wrong; the text hasn't changed, because the walk is along the engine's own text. The models are read
+by `specreg.engines.pytorch.oracle`, in the reference engine's environment.
 """
 
 import functools
-import itertools
 import os
 import signal
 import tempfile
@@ -43,51 +42,70 @@ _MOST_LINES = 15
 
 PredictDrafts = Callable[[Question], OracleAnswer]
 DraftsAt = Callable[[int], tuple[int, int]]
-"""A place in a text, from 0, in; how many tokens a step that begins there drafts, and how many of
-them the text goes on with, out."""
+"""Takes the index of a token in a text. Gives how many tokens a step that begins there drafts, and
+how many of them the text goes on with."""
 
 
 def walk(drafts_at: DraftsAt, text: Text, width: int) -> StepCounts:
-    """The steps of an answer, counted as the verifier does: drafts beyond its end count too.
+    """Count the steps of an answer as the verifier does: drafts beyond its end count too.
 
     The prefill emits the first token; each step emits what it accepts and one more. A step in
-    which nothing is drafted counts for nothing, and emits its one token. `width` is the most
-    tokens drafted per step.
+    which nothing is drafted counts for nothing, and emits its one token.
+
+    Args:
+        drafts_at: says what a step drafts and accepts.
+        text: the prompt and the answer.
+        width: the most tokens drafted per step.
     """
-    counts, place = NO_STEPS, text.prompt_tokens + 1
+    counts = NO_STEPS
+    index = text.prompt_tokens + 1
     end = text.prompt_tokens + text.output_tokens
-    while place < end:
-        proposed, accepted = drafts_at(place)
+    while index < end:
+        proposed, accepted = drafts_at(index)
         if proposed:
-            histogram = [int(accepted == one) for one in range(width + 1)]
+            histogram = [int(accepted == bucket) for bucket in range(width + 1)]
             counts += StepCounts.from_histogram(histogram, proposed)
-        place += accepted + 1
+        index += accepted + 1
     return counts
 
 
-def drafts_of_lookup(text: Sequence[int], draft_tokens: int, place: int) -> tuple[int, int]:
-    """`DraftsAt` of n-gram lookup along prompt, answer and a further step's tokens."""
-    drafts = propose(text[:place], draft_tokens)
-    same = map(int.__eq__, drafts, text[place:])
-    return len(drafts), sum(itertools.takewhile(bool, same))
+def drafts_of_lookup(text: Sequence[int], draft_tokens: int, index: int) -> tuple[int, int]:
+    """Say what n-gram lookup drafts and accepts along prompt, answer and a further step's tokens.
+
+    See `DraftsAt`, to which this is partially applied.
+    """
+    drafts = propose(text[:index], draft_tokens)
+    accepted = 0
+    for draft, token in zip(drafts, text[index:], strict=False):
+        if draft != token:
+            break
+        accepted += 1
+    return len(drafts), accepted
 
 
 def has_oracle(case: Case) -> bool:
-    """Whether it is known what the case's engine drafts by its method."""
+    """Return whether it is known what the case's engine drafts by its method."""
     return _drafter(case) in _UNSEEN_TOKENS
 
 
 def walk_answers(
     case: Case,
     answers: Sequence[Transcript],
-    beside: Endpoint,
+    endpoint: Endpoint,
     models: tuple[str, str | None],
     predict_drafts: PredictDrafts,
 ) -> tuple[tuple[StepCounts, ...], tuple[float, ...]]:
-    """By greedy answer, its steps walked again, and the gap of `OracleAnswer` in nats.
+    """Walk the steps of greedy answers again.
 
-    `beside` says how the answers would go on, best one without speculation; `models` are target and
-    draft as folders or hub ids.
+    Args:
+        case: the case that was asked.
+        answers: the engine's answers.
+        endpoint: a server that says how the answers would go on, best one without speculation.
+        models: target and draft as folders or hub ids.
+        predict_drafts: asks the models.
+
+    Returns:
+        By answer its steps, and by answer the gap of `OracleAnswer` in nats.
 
     Raises:
         InvalidMeasurementError: a server didn't answer in ids, or `CONTEXT_FULL`.
@@ -104,7 +122,7 @@ def walk_answers(
         raise InvalidMeasurementError("CONTEXT_FULL", message)
     # The last step's drafts go beyond the answer, and so must the text.
     tails = complete(
-        beside,
+        endpoint,
         [(*answer.prompt, *answer.output) for answer in answers],
         [Wanted(output_cap_tokens=spec.draft_tokens, ignore_eos=True)] * len(answers),
         in_flight=case.in_flight,
@@ -136,13 +154,16 @@ def walk_answers(
         if spec.method == "ngram":
             drafts_at = functools.partial(drafts_of_lookup, text.ids, spec.draft_tokens)
             return walk(drafts_at, text, spec.draft_tokens)
-        return walk(lambda place: (spec.drafted_tokens, accepted[place]), text, spec.draft_tokens)
+        return walk(lambda index: (spec.drafted_tokens, accepted[index]), text, spec.draft_tokens)
 
-    return tuple(map(steps_of, texts, predicted.accepted)), predicted.gaps_nats
+    steps = tuple(
+        steps_of(text, accepted) for text, accepted in zip(texts, predicted.accepted, strict=True)
+    )
+    return steps, predicted.gaps_nats
 
 
 def _drafter(case: Case) -> tuple[str, str]:
-    """The engine that speculates, whatever server is around it, and its method."""
+    """Return the engine that speculates, whatever server is around it, and its method."""
     engine = engine_named(case.server.engine)
     return engine.backend or engine.name, case.server.method
 
@@ -150,7 +171,7 @@ def _drafter(case: Case) -> tuple[str, str]:
 def predict_drafts(
     question: Question, *, on_gpu: bool, show: Callable[[str], None]
 ) -> OracleAnswer:
-    """Ask the models in an environment of their own; nothing of it outlives this process.
+    """Ask the models in an environment of their own. Nothing of it outlives this process.
 
     Raises:
         EnvironmentSetupError: the environment could not be made.
@@ -162,13 +183,15 @@ def predict_drafts(
     # As the engine has it: without a name it takes the machine's first GPU, or its CPU.
     device = () if on_gpu else ("cpu",)
     models = (question.target, question.draft)
-    offline = {"HF_HUB_OFFLINE": "1"} if all(Path(one).is_dir() for one in models) else {}
+    variables = {**os.environ, "PYTHONPATH": _HERE}
+    if all(Path(model).is_dir() for model in models):
+        variables["HF_HUB_OFFLINE"] = "1"
     with (
         tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as temporary,
         child_process(
             (python, "-m", "specreg.engines.pytorch.oracle", *device),
             log_path=Path(temporary) / "log",
-            environment={**os.environ, **offline, "PYTHONPATH": _HERE},
+            environment=variables,
             temporary=[Path(temporary)],
         ) as child,
     ):
@@ -176,10 +199,10 @@ def predict_drafts(
         answer = child.receive(OracleAnswer)
         if answer is None:
             status = child.popen.wait()
-            tail = "\n".join(child.last_lines().splitlines()[-_MOST_LINES:])
+            last_lines = "\n".join(child.last_lines().splitlines()[-_MOST_LINES:])
             killed = ", killed as where memory runs out" if status == -signal.SIGKILL else ""
-            why = f"its process ended with status {status}{killed}; its last words:\n{tail}"
-            answer = OracleAnswer(refusal=why)
+            refusal = f"its process ended with status {status}{killed}; its last words:"
+            answer = OracleAnswer(refusal=f"{refusal}\n{last_lines}")
     if answer.refusal:
         message = f"oracle of method '{question.method}': {answer.refusal}"
         raise ModelError(message)
