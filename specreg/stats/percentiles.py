@@ -1,4 +1,4 @@
-"""Percentiles of values, and of durations that are counted in a histogram of fixed size."""
+"""Summarize values, and durations that are counted in a histogram of bounded size."""
 
 import math
 import operator
@@ -10,15 +10,17 @@ import msgspec
 import numpy as np
 
 PER_E = 200
-"""Buckets per factor e: a percentile of a `Histogram` is off by 0.25 % at most."""
+"""Buckets per factor e: a percentile of a `TimeHistogram` is off by 0.25 % at most."""
 _PERCENTS = (50, 75, 90, 95, 99)
 _NS_PER_MS = 10**6
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """The mean, extremes and percentiles of `count` values, one at least, in their unit.
+    """The mean, extremes and percentiles of some values, in their unit.
 
-    `stdev` is the sample's standard deviation, 0 for one value.
+    Attributes:
+        count: how many values there are, 1 or more.
+        stdev: the sample's standard deviation; 0 for one value.
     """
 
     count: int
@@ -34,9 +36,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarize(values: Iterable[float | None]) -> Summary | None:
-    """Summarize the values that there are; None of none.
+    """Summarize values, of which None is left out.
 
-    Percentiles are linear between the two nearest values.
+    Percentiles are interpolated linearly between the two nearest values.
+
+    Returns:
+        None if there is no value.
     """
     ordered = sorted(value for value in values if value is not None)
     if not ordered:
@@ -47,7 +52,7 @@ def summarize(values: Iterable[float | None]) -> Summary | None:
         min=ordered[0],
         max=ordered[-1],
         stdev=statistics.stdev(ordered) if len(ordered) > 1 else 0.0,
-        **{f"p{one}": float(np.percentile(ordered, one)) for one in _PERCENTS},
+        **{f"p{percent}": float(np.percentile(ordered, percent)) for percent in _PERCENTS},
     )
 
 
@@ -55,8 +60,11 @@ class TimeHistogram(msgspec.Struct):
     """Counts durations in buckets of half a percent, so its size doesn't grow with their number.
 
     Attributes:
-        counts: by bucket; a duration of d ns is in bucket floor(200 ln d).
-        total_ns, total_ns2, min_ns, max_ns: exact.
+        counts: by bucket, how many durations it has; d ns is in bucket floor(200 ln d).
+        total_ns: the exact sum of the durations.
+        total_ns2: the exact sum of their squares.
+        min_ns: the shortest duration.
+        max_ns: the longest duration.
     """
 
     counts: dict[int, int] = {}
@@ -72,20 +80,23 @@ class TimeHistogram(msgspec.Struct):
 
     def add_all(self, durations_ns: Sequence[int]) -> None:
         """Add durations, each 0 or more."""
-        buckets = (math.floor(PER_E * math.log(max(one, 1))) for one in durations_ns)
-        squares_ns2 = sum(map(operator.mul, durations_ns, durations_ns))
-        least_ns, most_ns = min(durations_ns, default=0), max(durations_ns, default=0)
-        self.merge(
-            TimeHistogram(Counter(buckets), sum(durations_ns), squares_ns2, least_ns, most_ns)
+        buckets = (math.floor(PER_E * math.log(max(duration, 1))) for duration in durations_ns)
+        added = TimeHistogram(
+            counts=Counter(buckets),
+            total_ns=sum(durations_ns),
+            total_ns2=sum(map(operator.mul, durations_ns, durations_ns)),
+            min_ns=min(durations_ns, default=0),
+            max_ns=max(durations_ns, default=0),
         )
+        self.merge(added)
 
     @classmethod
     def merged(cls, parts: Iterable["TimeHistogram"]) -> "TimeHistogram":
-        """A new histogram of all durations of some others."""
-        whole = cls()
+        """Return a new histogram of all durations of some others."""
+        merged = cls()
         for part in parts:
-            whole.merge(part)
-        return whole
+            merged.merge(part)
+        return merged
 
     def merge(self, other: "TimeHistogram") -> None:
         """Add all durations of another histogram."""
@@ -99,18 +110,26 @@ class TimeHistogram(msgspec.Struct):
         self.max_ns = max(self.max_ns, other.max_ns)
 
     def quantile_ns(self, frac: float) -> float:
-        """The middle of the bucket in which `frac` of the durations is reached; 0 of none."""
-        left = frac * self.size
+        """Return the middle of the bucket in which a share of the durations is reached.
+
+        Args:
+            frac: the share, 0..1.
+
+        Returns:
+            0 if there are no durations.
+        """
+        remaining = frac * self.size
         for bucket in sorted(self.counts):
-            left -= self.counts[bucket]
-            if left <= 0:
+            remaining -= self.counts[bucket]
+            if remaining <= 0:
                 middle = math.exp((bucket + 0.5) / PER_E)
                 return min(max(middle, self.min_ns), self.max_ns)
         return 0.0
 
     def summary_ms(self) -> Summary | None:
-        """The summary in milliseconds; None of none."""
-        if not (count := self.size):
+        """Return the summary in milliseconds; None if there are no durations."""
+        count = self.size
+        if not count:
             return None
         mean = self.total_ns / count
         variance = max(self.total_ns2 - count * mean * mean, 0.0) / max(count - 1, 1)
@@ -120,5 +139,7 @@ class TimeHistogram(msgspec.Struct):
             min=self.min_ns / _NS_PER_MS,
             max=self.max_ns / _NS_PER_MS,
             stdev=math.sqrt(variance) / _NS_PER_MS,
-            **{f"p{one}": self.quantile_ns(one / 100) / _NS_PER_MS for one in _PERCENTS},
+            **{
+                f"p{percent}": self.quantile_ns(percent / 100) / _NS_PER_MS for percent in _PERCENTS
+            },
         )

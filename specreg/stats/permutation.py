@@ -1,7 +1,8 @@
 """Test by permutation whether two servers draw their answers from one distribution.
 
-Speculative sampling must leave it as it was (Leviathan et al. 2023). Many draws of a few prompts
-tell: how often each beginning of one, two and three tokens came, with speculation and without.
+Speculative sampling must not change the distribution (Leviathan et al. 2023). Many draws of a few
+prompts show it: how often each beginning of one, two and three tokens came, with speculation and
+without.
 """
 
 from collections.abc import Sequence
@@ -21,36 +22,48 @@ Draws = Sequence[Sequence[int]]
 def chance_of_alike(
     drawn: Sequence[tuple[Draws, Draws]], *, tokens: int, seed: int = 0, shuffles: int = SHUFFLES
 ) -> float:
-    """How often draws from one distribution differ as much as these, 0..1.
+    """Return how often draws from one distribution differ as much as these, 0..1.
 
     The statistic is Pearson's χ² of the table of beginnings by server, summed over the prompts,
-    so that what every prompt shows a little shows in all of them. Its chance is that of shuffling
-    which draw came from which server, prompt by prompt, so that rare beginnings need no pooling.
+    so that a small difference in every prompt adds up. Its chance is that of shuffling which draw
+    came from which server, prompt by prompt, so that rare beginnings need no pooling.
 
-    `drawn` is by prompt, with speculation and without it, one draw at least of each, of which so
-    many first tokens count. No chance is less than 1 in one more than the shuffles.
+    Args:
+        drawn: by prompt, the draws with speculation and without it, one of each at least.
+        tokens: how many first tokens of a draw count.
+        seed: of the shuffles.
+        shuffles: how many there are. No chance is less than 1 / (shuffles + 1).
     """
     random = np.random.default_rng(seed)
-    found, shuffled = 0.0, np.zeros(shuffles)
-    for ours, theirs in drawn:
-        places: dict[tuple[int, ...], int] = {}
-        codes = [places.setdefault(tuple(one[:tokens]), len(places)) for one in (*ours, *theirs)]
+    statistic = 0.0
+    shuffled_statistics = np.zeros(shuffles)
+    for draws, control_draws in drawn:
+        codes = _codes_of([tuple(draw[:tokens]) for draw in (*draws, *control_draws)])
         totals = np.bincount(codes)
-        seen = np.bincount(codes[: len(ours)], minlength=len(totals))
-        found += float(_statistic(seen, totals))
+        counts = np.bincount(codes[: len(draws)], minlength=len(totals))
+        statistic += float(_statistic(counts, totals))
         # How many draws of each beginning the one server has after a shuffle.
-        dealt = random.multivariate_hypergeometric(totals, len(ours), shuffles, method="count")
-        shuffled += _statistic(dealt, totals)
-    as_far = int((shuffled >= found - 1e-9).sum())
-    return (as_far + 1) / (shuffles + 1)
+        shuffled = random.multivariate_hypergeometric(totals, len(draws), shuffles, method="count")
+        shuffled_statistics += _statistic(shuffled, totals)
+    as_large = int((shuffled_statistics >= statistic - 1e-9).sum())
+    return (as_large + 1) / (shuffles + 1)
 
 
-def _statistic(seen: np.ndarray, totals: np.ndarray) -> np.ndarray:
-    """χ² of tables of beginnings by two servers, Σ (seen − expected)² / expected over both.
+def _codes_of(beginnings: Sequence[tuple[int, ...]]) -> list[int]:
+    """Number beginnings from 0 by their first appearance; equal ones have one number."""
+    codes: dict[tuple[int, ...], int] = {}
+    return [codes.setdefault(beginning, len(codes)) for beginning in beginnings]
 
-    What the one has more of a beginning, the other has less: `seen` counts the one server's,
-    (…, beginnings), `totals` those of both, (beginnings,), 1 or more each.
+
+def _statistic(counts: np.ndarray, totals: np.ndarray) -> np.ndarray:
+    """Return χ² of tables of beginnings by two servers, Σ (count - expected)² / expected over both.
+
+    What one server has more of a beginning, the other has less.
+
+    Args:
+        counts: of one server, of shape (…, beginnings).
+        totals: of both servers, of shape (beginnings,), 1 or more each.
     """
-    share = seen.sum(-1, keepdims=True) / totals.sum()
-    apart = (seen - share * totals) ** 2 / totals / (share * (1 - share))
-    return np.asarray(apart.sum(-1))
+    share = counts.sum(-1, keepdims=True) / totals.sum()
+    terms = (counts - share * totals) ** 2 / totals / (share * (1 - share))
+    return np.asarray(terms.sum(-1))
