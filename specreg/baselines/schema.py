@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import json
 import math
+import os
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -265,6 +266,25 @@ def _check_settings(head: "_Head") -> None:
     if unknown:
         message = f"Object contains unknown field `{min(unknown)}` - at `$.case`"
         raise msgspec.ValidationError(message)
+
+
+def check_folders(folder: Path) -> None:
+    """Check that a folder of baselines, and each folder in it, can be read; else BaselineError."""
+    try:
+        with os.scandir(folder) as entries:
+            folders = [entry.path for entry in entries if entry.is_dir()]
+        for path in folders:
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    entry.stat()  # takes other rights than to list the names
+                    break
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise BaselineError(
+            f"baselines '{error.filename}': can't be read, {error.strerror}; mend its rights, or"
+            " name another folder with --specreg-baselines"
+        ) from error
 
 
 def baseline_files(folder: Path) -> Iterator[Path]:

@@ -74,6 +74,14 @@ class BaselineStore:
     environment: Environment
     options: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Check that the folder, and those of all machines in it, can be read.
+
+        Raises:
+            BaselineError: One can't be read; its baselines would seem not to be there.
+        """
+        schema.check_folders(self.folder)
+
     @functools.cached_property
     def spreads(self) -> Mapping[str, Spread]:
         """By metric, how launches of this machine differ."""

@@ -19,6 +19,8 @@ from typing import BinaryIO
 import msgspec
 import platformdirs
 
+from specreg.core.errors import SpecregError
+
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What a decoder raises of bytes that it can't read; the last for too deep a nesting."""
 MIB = 2**20
@@ -47,6 +49,52 @@ def repository_path(root: Path, path: str) -> Path:
 def cache_dir() -> Path:
     """The folder of environments and of models made larger; shared by all checkouts of a user."""
     return Path(os.environ.get("SPECREG_CACHE") or platformdirs.user_cache_dir("specreg"))
+
+
+def check_cache() -> None:
+    """Check, without changing anything, that files can be written to the cache.
+
+    Raises:
+        SpecregError: They can't.
+    """
+    cache = cache_dir().absolute()
+    existing = next(path for path in (cache, *cache.parents) if os.path.lexists(path))
+    with _naming_cache(cache):
+        _check_writable(existing)
+
+
+def cache_folder(name: str) -> Path:
+    """Return a folder of the cache that files can be written to; make it if it isn't there.
+
+    Raises:
+        SpecregError: It can't be made, or no file can be written to it.
+    """
+    folder = cache_dir() / name
+    with _naming_cache(cache_dir()):
+        folder.mkdir(parents=True, exist_ok=True)
+        _check_writable(folder)
+    return folder
+
+
+def _check_writable(folder: Path) -> None:
+    number = 0
+    if not folder.is_dir():
+        number = errno.ENOTDIR
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        number = errno.EACCES
+    if number:
+        raise OSError(number, os.strerror(number))
+
+
+@contextlib.contextmanager
+def _naming_cache(cache: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SpecregError(
+            f"cache '{cache}': can't be written, {error.strerror}; mend its rights, or name another"
+            " folder with SPECREG_CACHE"
+        ) from error
 
 
 def data_dir() -> Path:

@@ -154,9 +154,12 @@ def served_models(root: Path, spec: ServerSpec) -> tuple[str, str | None]:
 def widen_models(root: Path, spec: ServerSpec, *, show: Callable[[str], None]) -> None:
     """Make a server's widened models that aren't in the cache yet; raises as `served_models`."""
     for source, shape, folder in _widened(root, spec):
-        if not folder.is_dir():
+
+        def write(made: Path, source: Path = source, shape: Shape = shape) -> None:
             show(f"widening {source.name} to {spec.widen}, once")
-        _make_folder(folder, functools.partial(write_widened_model, source, shape))
+            write_widened_model(source, shape, made)
+
+        _make_folder(folder, write)
 
 
 def _content_sha256(folder: Path, *parameters: object) -> str:
@@ -172,9 +175,9 @@ def _content_sha256(folder: Path, *parameters: object) -> str:
 
 def _make_folder(folder: Path, write: Callable[[Path], None]) -> None:
     """Make a folder of the cache once, whole or not at all, also for several processes."""
-    if folder.is_dir():
-        return
     try:
+        if folder.is_dir():
+            return
         folder.parent.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(folder.parent.with_suffix(".lock")):
             if not folder.is_dir():

@@ -219,9 +219,25 @@ def within(place: str) -> Iterator[None]:
 def _load_file(path: Path, kind: type[_TableT]) -> _TableT:
     with within(f"matrix file '{path}'"):
         try:
-            return _convert(tomllib.loads(read_regular(path, MIB).decode()), kind)
+            document = tomllib.loads(read_regular(path, MIB).decode())
+            _check_texts(document)
+            return _convert(document, kind)
         except (OSError, ValueError, RecursionError) as error:  # of TOML, and of a long number
             raise MatrixError(f"can't be read, {error}; {_ADVICE}") from error
+
+
+def _check_texts(value: object, place: str = "$") -> None:
+    """Check that no text has a NUL character: no path, argument or variable can have one."""
+    if isinstance(value, dict):
+        for name, own in value.items():
+            if "\0" in name:
+                raise MatrixError(f"a key of {place} has a NUL character; give it another name")
+            _check_texts(own, f"{place}.{name}")
+    elif isinstance(value, list):
+        for number, own in enumerate(value):
+            _check_texts(own, f"{place}[{number}]")
+    elif isinstance(value, str) and "\0" in value:
+        raise MatrixError(f"{place} has a NUL character; remove it")
 
 
 def _pairs_of(path: Path, tables: Mapping[str, object]) -> dict[str, ModelsTable]:
@@ -266,6 +282,10 @@ def _cases_of(
 ) -> Iterator[Case]:
     dataset_named(table.dataset)
     check_name("history_reply", table.history_reply, REPLIES)
+    for name in table.engine_env:
+        if not name or "=" in name:
+            message = f"engine_env: '{name}' is no name of a variable, which is neither empty nor"
+            raise MatrixError(f"{message} has '='; rename it")
     _check_table(table)
     power_s = (_POWER_S if on_gpu else 0.0) if table.power_s is None else table.power_s
     axis = "concurrency" if table.concurrency else "requests_per_s"

@@ -63,7 +63,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item for item in items if is_suite_test(item) and not item.get_closest_marker("skip")
     ]
     config.stash[NOTES].note_selected(suite_tests=len(selected), all_tests=len(items))
-    _select(suite, selected, only_lists=only_lists)
+    with usage_errors(config):
+        _select(suite, selected, only_lists=only_lists)
     if not only_lists:
         _check(config, selected)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import filelock
 
 from specreg.core.errors import MemoryHeldError, SensorError, UnkillableError
-from specreg.core.files import cache_dir, replace_file
+from specreg.core.files import cache_folder, replace_file
 from specreg.core.processes import check_signalled, describe, our_ids
 from specreg.telemetry.devices import open_probe, wait_until_free
 from specreg.telemetry.identity import find_gpus
@@ -83,8 +83,7 @@ def hold(device: Device, *, waits: bool, tell: Callable[[str], None] = print) ->
     Raises:
         SensorError: another run has it, and we don't wait for that.
     """
-    path = cache_dir() / "gpus" / f"{device.id}.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = cache_folder("gpus") / f"{device.id}.lock"
     lock = _LOCKS.setdefault(device.id, filelock.FileLock(path, thread_local=False))
     holder_path = path.with_suffix(".txt")
     try:
@@ -157,8 +156,7 @@ class GpuClaim:
         if len(everything.devices) < gpus:
             why = everything.why_none or f"there are {len(everything.devices)}"
             raise SensorError(f"{gpus} GPUs: {why}")
-        line = cache_dir() / "gpus" / "line.lock"
-        line.parent.mkdir(parents=True, exist_ok=True)
+        line = cache_folder("gpus") / "line.lock"
         with filelock.FileLock(line, thread_local=False):
             ours = self._take_free(everything.devices, gpus)
             if not ours:

@@ -31,7 +31,14 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from specreg.core.errors import EnvironmentSetupError, SensorError, UnsupportedError
-from specreg.core.files import UNREADABLE, cache_dir, file_sha256, replace_file
+from specreg.core.files import (
+    UNREADABLE,
+    cache_dir,
+    cache_folder,
+    check_cache,
+    file_sha256,
+    replace_file,
+)
 from specreg.engines.engine import Engine, Requirement
 from specreg.engines.methods import is_older
 from specreg.engines.registry import engine_named
@@ -48,6 +55,7 @@ from specreg.telemetry.devices import devices_of
 from specreg.telemetry.sensor import Device
 
 MARKER = "specreg.json"
+_ENVIRONMENTS = "environments"
 _ERROR_LINES = 15
 _REQUIREMENT = re.compile(r"(?P<engine>[\w.-]+)(==(?P<version>\S+))?")
 _OF_ENGINE = re.compile(r"(?P<engine>[\w-]+)@(?P<place>.+)")
@@ -89,8 +97,7 @@ def engine_environment(requirement: Requirement, *, show: Callable[[str], None])
         EnvironmentSetupError: no way of getting torch and the engine worked.
     """
     python = interpreter_of(requirement)
-    folder = python.parents[1]
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder = cache_folder(_ENVIRONMENTS) / python.parents[1].name
     failures = []
     with filelock.FileLock(f"{folder}.lock"):
         if environment_exists(requirement):
@@ -171,7 +178,7 @@ def interpreter_of(requirement: Requirement) -> Path:
         made_of += file_sha256(requirement.lock)
     fingerprint = hashlib.sha256(made_of.encode()).hexdigest()[:8]
     name = f"{requirement.package}-{requirement.version}-{fingerprint}"
-    return cache_dir() / "environments" / name / "bin" / "python"
+    return cache_dir() / _ENVIRONMENTS / name / "bin" / "python"
 
 
 def _install(
@@ -257,7 +264,10 @@ class Provision:
         Raises:
             UnsupportedError: an engine doesn't run here, isn't installed, or can't be as asked, or
                 its version, arguments or spread don't fit a case.
+            SpecregError: the cache, which a run needs, can't be written.
         """
+        if self._needs_cache(cases):
+            check_cache()
         engines = sorted({case.server.engine for case in cases})
         asked = self._asked
         if len(engines) > 1 and asked:
@@ -276,6 +286,16 @@ class Provision:
             # Of a build it is known once it is installed.
             version = self.requirement(case.server).version if self.build is None else ""
             check_version(case, version)
+
+    def _needs_cache(self, cases: Collection[Case]) -> bool:
+        """True if environments or larger models are made, or GPUs are locked, for some cases."""
+        if self.url is not None:
+            return False
+        servers = {case.server for case in cases}
+        engines = {engine_named(server.engine) for server in servers}
+        makes_environments = any(engine.program is None for engine in engines)
+        makes_models = any(server.padding_layers or server.widen for server in servers)
+        return self.on_gpu or makes_models or (self.python is None and makes_environments)
 
     @property
     def _asked(self) -> str:

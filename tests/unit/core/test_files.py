@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from specreg.core.errors import SpecregError
 from specreg.core.files import (
     append_lines,
     cache_dir,
+    cache_folder,
+    check_cache,
     data_dir,
     file_sha256,
     passing_folder,
@@ -144,3 +147,24 @@ def test_a_file_that_was_changed_is_read_anew(
 def test_a_sum_that_cannot_be_kept_costs_only_time(weights: Path) -> None:
     cache_dir().write_text("in the way")
     assert file_sha256(weights) == true_sum(weights)
+
+
+@pytest.mark.parametrize("make", [Path.touch, lambda path: path.symlink_to(path)])
+def test_a_cache_that_is_no_folder_is_named_before_it_is_needed(
+    make: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "file")
+    monkeypatch.setenv("SPECREG_CACHE", str(tmp_path / "file" / "cache"))
+    for use in (check_cache, lambda: cache_folder("gpus")):
+        with pytest.raises(SpecregError, match=r"cache '.*/file/cache': can't be written"):
+            use()
+
+
+def test_a_cache_that_is_not_there_is_made_once_it_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECREG_CACHE", str(tmp_path / "cache"))
+    check_cache()
+    assert not (tmp_path / "cache").exists()
+    assert cache_folder("gpus") == tmp_path / "cache" / "gpus"
+    assert (tmp_path / "cache" / "gpus").is_dir()

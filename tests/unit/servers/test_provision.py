@@ -15,7 +15,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from specreg.core.errors import EnvironmentSetupError, UnknownNameError, UnsupportedError
+from specreg.core.errors import (
+    EnvironmentSetupError,
+    SpecregError,
+    UnknownNameError,
+    UnsupportedError,
+)
 from specreg.engines.engine import Parallel, Requirement
 from specreg.engines.registry import ENGINES
 from specreg.engines.wire_format import Form
@@ -277,6 +282,18 @@ def test_an_environment_that_is_not_whole_is_made_anew(
     told = ["installing specregengine==1.0 (once; torch from pytorch-cpu-index)"]
     assert make(tmp_path) == (python, told)
     assert python.exists()
+
+
+def test_a_cache_that_cannot_be_written_is_named_where_environments_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    cache.touch()
+    monkeypatch.setenv("SPECREG_CACHE", str(cache))
+    own = dataclasses.replace(INSTALLED, python=sys.executable)
+    for provision in (INSTALLED, dataclasses.replace(own, on_gpu=True)):
+        with pytest.raises(SpecregError, match=f"cache '{cache}': can't be written, Not a dir"):
+            provision.check([case("reference") if provision is INSTALLED else case("vllm")])
 
 
 def test_an_environment_says_what_was_installed_in_it(tmp_path: Path, make: Make) -> None:

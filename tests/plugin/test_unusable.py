@@ -1,0 +1,114 @@
+"""What a run can't use is named at once, in one line, before any server starts."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specreg.telemetry.identity import current_environment
+from tests.plugin.conftest import MATRIX, Suite, run_here
+
+_WITHOUT_OVERRIDE = (
+    *("setpriv", "--bounding-set=-dac_override,-dac_read_search"),
+    "--inh-caps=-dac_override,-dac_read_search",
+)
+"""Starts a program that rights of files hold for, though it runs as root."""
+CHOSEN = ("tests/perf", "-q", "-k", "acceptance and eagle3 and c1")
+
+
+def refusal_of(suite: Suite, **variables: str) -> str:
+    """Run the suite, insist that it is refused at once, and return what it says."""
+    command = suite.command(*CHOSEN)
+    if os.geteuid() == 0:
+        command = (*_WITHOUT_OVERRIDE, *command)
+    done = run_here(*command, env=suite.environment() | variables)
+    output = done.stdout + done.stderr
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR, output
+    assert "INTERNALERROR" not in output
+    assert "Traceback" not in output
+    assert "starting" not in output
+    (line,) = (line for line in output.splitlines() if line.startswith("ERROR: "))
+    return line
+
+
+def lock_folder(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0)
+
+
+def lock_environment(folder: Path) -> None:
+    lock_folder(folder / current_environment(needs_gpus=0).name)
+
+
+def lock_names_only(folder: Path) -> None:
+    """Let the names of the files be listed, and none of them be read."""
+    environment = folder / current_environment(needs_gpus=0).name
+    environment.mkdir(parents=True)
+    (environment / "vllm-eagle3-tiny-toy-c1.json").touch()
+    environment.chmod(0o600)
+
+
+def unlock(folder: Path) -> None:
+    """Let pytest remove a folder and those in it."""
+    folder.chmod(0o700)
+    for path in folder.iterdir() if folder.is_dir() else ():
+        path.chmod(0o700)
+
+
+def write_file(folder: Path) -> None:
+    folder.write_text("no folder")
+
+
+@pytest.mark.parametrize("spoil", [lock_folder, lock_environment, lock_names_only, write_file])
+def test_a_folder_of_baselines_that_cannot_be_read(
+    suite: Suite, spoil: Callable[[Path], None]
+) -> None:
+    """No baseline would be found in it, as if there were none."""
+    spoil(suite.baselines)
+    try:
+        line = refusal_of(suite)
+    finally:
+        unlock(suite.baselines)
+    assert line.startswith(f"ERROR: baselines '{suite.baselines}")
+    assert "can't be read, " in line
+    assert "; mend its rights, or name another folder with --specreg-baselines" in line
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ('engine_env = { A = "b\\u0000c" }', "$.cases[0].engine_env.A has a NUL character"),
+        ('engine_env = { "A\\u0000" = "b" }', "a key of $.cases[0].engine_env has a NUL character"),
+        ('engine_args = ["a", "\\u0000"]', "$.cases[0].engine_args[1] has a NUL character"),
+        ('dtype = "\\u0000"', "$.cases[0].dtype has a NUL character"),
+        ('engine_env = { "A=B" = "c" }', "engine_env: 'A=B' is no name of a variable"),
+        ('engine_env = { "" = "c" }', "engine_env: '' is no name of a variable"),
+    ],
+)
+def test_a_setting_that_no_process_can_be_started_with(
+    suite: Suite, setting: str, words: str
+) -> None:
+    suite.write_tier(MATRIX.replace("prompts = 10", f"prompts = 10\n    {setting}"))
+    assert words in refusal_of(suite)
+
+
+def test_a_model_with_a_nul_character(suite: Suite) -> None:
+    tier = MATRIX.replace('"fixtures/models/tiny/target"', '"fixtures\\u0000"')
+    suite.write_tier(tier)
+    assert "$.models.tiny.target has a NUL character; remove it" in refusal_of(suite)
+
+
+@pytest.mark.parametrize("spoil", [lock_folder, write_file])
+@pytest.mark.parametrize("setting", ["padding_layers = 12", 'widen = "30m"'])
+def test_a_cache_that_cannot_be_written(
+    suite: Suite, setting: str, spoil: Callable[[Path], None]
+) -> None:
+    """The models that a case has made larger lie in it."""
+    cache = suite.folder / "cache"
+    spoil(cache)
+    head = '    target = "fixtures/models/tiny/target"'
+    suite.write_tier(MATRIX.replace(head, f"{head}\n    {setting}"))
+    line = refusal_of(suite, SPECREG_CACHE=str(cache))
+    assert "can't be written, " in line
+    assert "SPECREG_CACHE" in line
