@@ -23,7 +23,7 @@ TierOption = Annotated[
 ]
 HERE = Path()
 USUAL = Options()
-"""The folders of a repository, unless pytest is told others."""
+"""The options of a run at their defaults: where a repository has its folders."""
 _COMMANDS: Mapping[str, str] = {
     "init": "init",
     "gate": "gate",
@@ -39,11 +39,11 @@ _COMMANDS: Mapping[str, str] = {
     "baselines": "cases",
     "engines": "cases",
 }
-"""By command the module that it is in, which is imported once the command is typed."""
+"""By command, the module that it is in. A module is imported only when its command is typed."""
 
 
 class Commands(typer.core.TyperGroup):
-    """All commands; in a list of them each is its name and the first line of its docstring."""
+    """The commands of specreg, listed by name with the first line of their docstrings."""
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - Typer's own
         super().__init__(**settings)
@@ -51,18 +51,22 @@ class Commands(typer.core.TyperGroup):
         self.commands = {name: typer.core.TyperCommand(name, help=lines[name]) for name in lines}
 
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override] # noqa: ANN401
-        """The command that is typed, whose module is imported for it."""
-        name, _, rest = super().resolve_command(ctx, args)
-        file = importlib.import_module(f"specreg.cli.{_COMMANDS[str(name)]}")
-        alone = typer.Typer(add_completion=False)
-        alone.command(name)(getattr(file, str(name)))
-        return name, typer.main.get_command(alone), rest
+        """Return the command that is typed, and import its module."""
+        name, _, arguments = super().resolve_command(ctx, args)
+        module = importlib.import_module(f"specreg.cli.{_COMMANDS[str(name)]}")
+        single_command = typer.Typer(add_completion=False)
+        single_command.command(name)(getattr(module, str(name)))
+        return name, typer.main.get_command(single_command), arguments
 
 
 def _first_line(name: str) -> str:
+    """Return the first line of a command's docstring, without importing its module."""
     tree = ast.parse(Path(__file__).with_name(f"{_COMMANDS[name]}.py").read_bytes())
-    functions = (one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == name)
-    return (ast.get_docstring(next(functions)) or "").partition("\n")[0]
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            first_line, _, _ = (ast.get_docstring(node) or "").partition("\n")
+            return first_line
+    raise LookupError(name)
 
 
 app = typer.Typer(
@@ -84,12 +88,18 @@ def _options(
 
 
 def say(text: object, *, err: bool = False, styled: bool = False) -> None:
-    """Print a text of several lines, whoever wrote it; `styled` where our tables' styles stay."""
+    """Print a text of several lines, whoever wrote it.
+
+    Args:
+        text: what to print.
+        err: whether to print to standard error.
+        styled: whether the styles of our tables stay.
+    """
     typer.echo(readable_block(str(text), styled=styled), err=err)
 
 
 def main() -> None:
-    """Run the command line; an error of specreg is its message alone, with status 1."""
+    """Run the command line. An error of specreg shows its message alone, and ends with 1."""
     try:
         learn({}, sys.argv[1:])
         app()

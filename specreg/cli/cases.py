@@ -17,7 +17,7 @@ from specreg.core.files import data_dir
 from specreg.datasets.prepare import prepare as prepare_set
 from specreg.datasets.table import dataset_named
 from specreg.engines.registry import render_methods
-from specreg.matrix.case import Tier, render_memory
+from specreg.matrix.case import Case, Tier, render_memory
 from specreg.matrix.tier import load_tier, tier_names
 from specreg.measurement.metrics import METRICS, check_allowed
 from specreg.report.tables import NOTHING, format_number, render_rows
@@ -37,23 +37,25 @@ def baselines(
     if what == "schema":
         typer.echo(render_schema(), nl=False)
         return
-    found, unreadable = read_baselines(baseline_files(root / USUAL.baselines))
-    names = ("acceptance_length_tokens", "throughput_tokens_per_s")
+    by_path, errors = read_baselines(baseline_files(root / USUAL.baselines))
+    length = METRICS["acceptance_length_tokens"]
+    throughput = METRICS["throughput_tokens_per_s"]
     rows = [
         (
             f"{path.parent.name}/{path.stem}",
-            one.provenance.recorded_on,
-            f"{one.case.engine}=={one.provenance.engine_version}",
-            str(len(one.launches)),
-            *(format_number(one.expected_value(METRICS[name])) for name in names),
-            " ".join(one.provenance.reason.split()),
+            baseline.provenance.recorded_on,
+            f"{baseline.case.engine}=={baseline.provenance.engine_version}",
+            str(len(baseline.launches)),
+            format_number(baseline.expected_value(length)),
+            format_number(baseline.expected_value(throughput)),
+            " ".join(baseline.provenance.reason.split()),
         )
-        for path, one in found.items()
+        for path, baseline in by_path.items()
     ]
     head = ("baseline", "recorded", "engine", "launches", "AL", "tokens/s", "reason")
     table = render_rows(head, rows, left=("engine",), folded=("reason",))
-    say("\n".join((table, *unreadable)))
-    raise typer.Exit(1 if unreadable else 0)
+    say("\n".join((table, *errors)))
+    raise typer.Exit(1 if errors else 0)
 
 
 def engines() -> None:
@@ -87,7 +89,12 @@ def selftest(
 
 
 def tier_of(folder: Path, name: str | None) -> Tier:
-    """The tier of a name, else that of this machine, with the model pairs that its GPUs hold."""
+    """Load a tier, or that of this machine, with the model pairs that its GPUs hold.
+
+    Args:
+        folder: the folder of the tiers.
+        name: the name of the tier; None for `gpu` on a machine with a GPU, else `cpu`.
+    """
     gpus = find_gpus()
     if name is None:
         gpus.check_usable()
@@ -96,48 +103,59 @@ def tier_of(folder: Path, name: str | None) -> Tier:
 
 def matrix(tier: TierOption = None, root: RootOption = HERE) -> None:
     """Print a tier's cases, what each needs, and about how long it takes."""
-    files = root / USUAL.matrix
-    found = tier_of(files, tier)
-    for case in found.cases:
-        check_allowed(case, found.places[case.id])
+    folder = root / USUAL.matrix
+    chosen = tier_of(folder, tier)
+    for case in chosen.cases:
+        check_allowed(case, chosen.places[case.id])
     gpus = find_gpus()
-    environment = current_environment(needs_gpus=found.gpus_used(gpus.memory_gib))
+    environment = current_environment(needs_gpus=chosen.gpus_used(gpus.memory_gib))
     store = BaselineStore(folder=root / USUAL.baselines, environment=environment)
-    kind = "gpu" if found.needs_gpus else "cpu"
-    estimates = {case.id: estimate_of(case, store, kind) for case in found.cases}
-    say(render_matrix(found, estimates, gpus))
-    say(f"tiers: {', '.join(tier_names(files))}")
+    kind = "gpu" if chosen.needs_gpus else "cpu"
+    estimates = {case.id: estimate_of(case, store, kind) for case in chosen.cases}
+    say(render_matrix(chosen, estimates, gpus))
+    say(f"tiers: {', '.join(tier_names(folder))}")
 
 
 def render_matrix(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> str:
-    """A row for each case; below it the total, what to prepare, and what doesn't fit the GPUs."""
+    """Render a row for each case, the total, what to prepare, and what doesn't fit the GPUs.
+
+    Args:
+        tier: the tier.
+        estimates: by case's id, how long it takes.
+        gpus: those of this machine.
+    """
     on_gpu = tier.needs_gpus > 0
-    rows = []
-    for case in tier.cases:
-        estimate, memory_gib = estimates[case.id], case.memory_gib
-        rows.append(
-            (
-                case.id,
-                str(case.server.parallel.gpus_by_node) if on_gpu else NOTHING,
-                str(math.ceil(memory_gib)) if on_gpu and memory_gib is not None else NOTHING,
-                str(case.prompts),
-                f"{estimate.case_s / _S_PER_MIN:.1f}",
-                estimate.source,
-            )
-        )
+    rows = [_matrix_row(case, estimates[case.id], on_gpu=on_gpu) for case in tier.cases]
     columns = ("case", "GPUs", "GiB each", "prompts", "minutes", "by")
-    kind, unit = ("gpu", "minutes of a GPU") if on_gpu else ("cpu", "minutes")
-    total = f"about {run_s(tier.cases, estimates, kind) / _S_PER_MIN:.0f} {unit} in all"
-    lines = [render_rows(columns, rows, folded=("by",)), ""]
-    lines.append(f"{total}, {START_S[kind]:.0f} s for each server's start")
+    kind = "gpu" if on_gpu else "cpu"
+    unit = "minutes of a GPU" if on_gpu else "minutes"
+    total_min = run_s(tier.cases, estimates, kind) / _S_PER_MIN
+    lines = [
+        render_rows(columns, rows, folded=("by",)),
+        "",
+        f"about {total_min:.0f} {unit} in all, {START_S[kind]:.0f} s for each server's start",
+    ]
     datasets = sorted({case.dataset for case in tier.cases})
-    if prepared := [name for name in datasets if dataset_named(name).licence]:
-        commands = "; ".join(specreg_command("prepare", name) for name in prepared)
+    licensed = [name for name in datasets if dataset_named(name).licence]
+    if licensed:
+        commands = "; ".join(specreg_command("prepare", name) for name in licensed)
         lines.append(f"to prepare: {commands}")
     if any("guess" in estimate.source for estimate in estimates.values()):
         reads = f"a step reads all weights at {READ_GIB_PER_S:.0f} GiB/s"
         lines.append(f"guess: {reads}; no draft is accepted")
-    if lacking := tier.unmet(gpus.memory_gib):
-        why = render_memory(gpus.memory_gib) or f"no GPU ({gpus.why_none})"
-        lines.append(f"{len(lacking)} of {len(tier.cases)} cases don't fit this machine: {why}")
+    unfit = tier.unmet(gpus.memory_gib)
+    if unfit:
+        memory = render_memory(gpus.memory_gib) or f"no GPU ({gpus.why_none})"
+        lines.append(f"{len(unfit)} of {len(tier.cases)} cases don't fit this machine: {memory}")
     return "\n".join(lines)
+
+
+def _matrix_row(case: Case, estimate: Estimate, *, on_gpu: bool) -> tuple[str, ...]:
+    gpus = NOTHING
+    memory = NOTHING
+    if on_gpu:
+        gpus = str(case.server.parallel.gpus_by_node)
+        if case.memory_gib is not None:
+            memory = str(math.ceil(case.memory_gib))
+    minutes = f"{estimate.case_s / _S_PER_MIN:.1f}"
+    return case.id, gpus, memory, str(case.prompts), minutes, estimate.source

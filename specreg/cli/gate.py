@@ -7,7 +7,7 @@ import inspect
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, get_type_hints
 
 import typer
@@ -18,37 +18,41 @@ from specreg.compare.bisect import find_change
 from specreg.compare.document import record_gate, set_aside
 from specreg.compare.gate import open_gate
 from specreg.compare.options import BisectOptions, GateOptions, SoakOptions, show_status
-from specreg.compare.soak import LAST_LEVEL, open_soak
+from specreg.compare.soak import LAST_LEVEL, Soak, open_soak
 from specreg.core.commands import specreg_command
 from specreg.core.errors import SpecregError
 from specreg.core.processes import interrupt_on_signals
 from specreg.report.document import exit_status
 from specreg.report.terminal import render_report, render_verdicts
+from specreg.verdicts.verdict import Verdict
 
-FAILED_STATUS, INTERRUPTED_STATUS = 10, 130
+FAILED_STATUS = 10
+INTERRUPTED_STATUS = 130
 
 
 def _command(function: Callable[[Any], int]) -> Callable[..., None]:
-    """Makes a command of a function that takes options and returns its status.
+    """Make a command of a function that takes options and returns an exit status.
 
-    What may be typed are the fields of its options that Typer describes.
+    The fields of its options that Typer describes can be typed.
     """
-    kind = get_type_hints(function)["options"]
-    described = get_type_hints(kind, include_extras=True)
-    hints = {name: hint for name, hint in described.items() if hasattr(hint, "__metadata__")}
-    # A dataclass has a signature already, but for the defaults that are made for each.
-    lists = {one.name for one in dataclasses.fields(kind) if one.default_factory is list}
-    parameters = [
-        one.replace(annotation=hints[name], default=[] if name in lists else one.default)
-        for name, one in inspect.signature(kind).parameters.items()
-        if name in hints
-    ]
+    options_type = get_type_hints(function)["options"]
+    all_hints = get_type_hints(options_type, include_extras=True)
+    hints = {name: hint for name, hint in all_hints.items() if hasattr(hint, "__metadata__")}
+    # A dataclass has a signature already, except for defaults that are made for each instance.
+    list_fields = {
+        field.name for field in dataclasses.fields(options_type) if field.default_factory is list
+    }
+    parameters = []
+    for name, parameter in inspect.signature(options_type).parameters.items():
+        if name in hints:
+            default = [] if name in list_fields else parameter.default
+            parameters.append(parameter.replace(annotation=hints[name], default=default))
 
     @functools.wraps(function)
-    def command(**given: Any) -> None:  # noqa: ANN401 - of each its own
+    def command(**arguments: Any) -> None:  # noqa: ANN401 - each option has its own type
         with _ending():
-            given["root"] = given["root"].resolve()
-            raise typer.Exit(function(kind(**given)))
+            arguments["root"] = arguments["root"].resolve()
+            raise typer.Exit(function(options_type(**arguments)))
 
     command.__annotations__ = hints
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -82,24 +86,24 @@ def gate(options: GateOptions) -> int:
     """
     if options.out is not None:
         set_aside(options.out)
-    opened = open_gate(options, tier_of(options.root / options.matrix, options.tier))
+    running_gate = open_gate(options, tier_of(options.root / options.matrix, options.tier))
     options.show(
-        f"cases: {len(opened.pairs)}; servers of each side: {len(opened.groups)}; launches of"
-        f" each at most: {opened.rules.launches}"
+        f"cases: {len(running_gate.pairs)}; servers of each side: {len(running_gate.groups)};"
+        f" launches of each at most: {running_gate.rules.launches}"
     )
-    cut_short = None
+    cut_short_status: int | None = None
     try:
         with _ending():
-            opened.measure()
+            running_gate.measure()
     except typer.Exit as ended:
-        cut_short = ended.exit_code
+        cut_short_status = ended.exit_code
     # Write the report first: printing fails on a terminal that was closed.
     command = specreg_command(*sys.argv[1:])
-    again = shlex.join(("--resume", "--out", str(opened.folder)))
-    report = record_gate(opened, command=command, again=again, status=cut_short)
+    again = shlex.join(("--resume", "--out", str(running_gate.folder)))
+    report = record_gate(running_gate, command=command, again=again, status=cut_short_status)
     color = sys.stdout.isatty()
     say(render_report(report, color=color), styled=color)
-    say(f"report: {opened.folder / 'report.html'}")
+    say(f"report: {running_gate.folder / 'report.html'}")
     if not report.run.complete:
         say(f"go on: type the same with {again}")
     return report.run.exit_status
@@ -130,18 +134,25 @@ def soak(options: SoakOptions) -> int:
 
     Exit status: 0 steady, 1 something drifts, 10 undecided or not measurable.
     """
-    soaked = open_soak(options, tier_of(options.root / options.matrix, options.tier))
+    running_soak = open_soak(options, tier_of(options.root / options.matrix, options.tier))
+    verdicts: tuple[Verdict, ...] = ()
     try:
         with _ending():
-            soaked.run()
-    finally:  # what was measured is told, whatever cuts it short
-        verdicts = soaked.look(LAST_LEVEL) if soaked.segments else ()
-        if soaked.segments:
-            color = sys.stdout.isatty()
-            say(render_verdicts(verdicts, color=color), styled=color)
-            reasons = (f"{one.metric}: {one.explanation}" for one in verdicts if one.reason)
-            segments = (
-                f"{len(soaked.segments)} segments; a change is that of an hour: {soaked.path}"
-            )
-            say("\n".join((*reasons, segments)))
+            running_soak.run()
+    finally:  # what was measured is shown, whatever cuts it short
+        if running_soak.segments:
+            verdicts = running_soak.look(LAST_LEVEL)
+            _show_soak(running_soak, verdicts)
     return exit_status(verdicts)
+
+
+def _show_soak(finished: Soak, verdicts: Sequence[Verdict]) -> None:
+    color = sys.stdout.isatty()
+    say(render_verdicts(verdicts, color=color), styled=color)
+    reasons = [
+        f"{verdict.metric}: {verdict.explanation}"
+        for verdict in verdicts
+        if verdict.reason is not None
+    ]
+    segments = f"{len(finished.segments)} segments; a change is that of an hour: {finished.path}"
+    say("\n".join((*reasons, segments)))

@@ -49,18 +49,21 @@ def report(
         return
     for name in to or ():
         check_name("form", name, FORMS, "specreg report --to")
-    found = _folder_of(root / USUAL.runs, run)
-    shown, into = load_report(found / FILE_NAME), folder or found
-    declare_report_vocabulary(shown)
+    run_folder = _folder_of(root / USUAL.runs, run)
+    document = load_report(run_folder / FILE_NAME)
+    declare_report_vocabulary(document)
+    target = folder or run_folder
     if other is not None:
-        first, found = shown, _folder_of(root / USUAL.runs, other)
-        shown = side_by_side(first, load_report(found / FILE_NAME))
+        first = document
+        run_folder = _folder_of(root / USUAL.runs, other)
+        document = side_by_side(first, load_report(run_folder / FILE_NAME))
         check_spelling("run", first.run.run)  # whatever was written there becomes a folder
-        into = folder or found / f"against-{first.run.run}"
-        if into.is_symlink():
-            raise ReportError(f"'{into}': is a symbolic link; remove it, or name another --folder")
-        record_document(into / FILE_NAME, shown)
-    for path in write_outputs(to or ALWAYS, shown, found, into):
+        target = folder or run_folder / f"against-{first.run.run}"
+        if target.is_symlink():
+            message = f"'{target}': is a symbolic link; remove it, or name another --folder"
+            raise ReportError(message)
+        record_document(target / FILE_NAME, document)
+    for path in write_outputs(to or ALWAYS, document, run_folder, target):
         say(path)
 
 
@@ -75,10 +78,15 @@ def _folder_of(runs: Path, run: str | None) -> Path:
     if run is not None:
         check_name("run", run, names, str(runs))
         return runs / run
-    # One that skipped all it was asked for has no verdict.
-    verdicts = ((name, load_verdict(runs / name / "verdict.json")) for name in names)
-    name = next((name for name, one in verdicts if one is None or one.verdicts), names[0])
+    judged = [name for name in names if _has_judged(runs / name)]
+    shown = judged[0] if judged else names[0]
     last = max(path.name for path in runs.iterdir() if path.is_dir())
-    if last > name:
-        say(f"the last run, '{last}', judged nothing; this is '{name}'", err=True)
-    return runs / name
+    if last > shown:
+        say(f"the last run, '{last}', judged nothing; this is '{shown}'", err=True)
+    return runs / shown
+
+
+def _has_judged(folder: Path) -> bool:
+    """Return whether a run has a verdict; one that skipped all it was asked for has none."""
+    verdict = load_verdict(folder / "verdict.json")
+    return verdict is None or bool(verdict.verdicts)
