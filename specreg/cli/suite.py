@@ -27,9 +27,11 @@ from specreg.core.received import unpack_received
 from specreg.report.document import FILE_NAME, exit_status, load_report
 from specreg.report.progress import Progress
 from specreg.report.terminal import render_report
-from specreg.suite.configure import open_suite
-from specreg.suite.finish import record_baselines, record_run, run_verdict
-from specreg.suite.merge import open_merged, take_shards
+from specreg.suite.configure import open_context
+from specreg.suite.document import run_verdict
+from specreg.suite.finish import record_run
+from specreg.suite.merge import last_end, merge_shards, open_merged
+from specreg.suite.new_baselines import record_baselines
 from specreg.suite.options import Inconclusive, Options, options_typed
 from specreg.suite.plan import PLAN, MergedShards, has_plan, load_shard
 from specreg.suite.preflight import State, examine, render_findings
@@ -62,7 +64,7 @@ def doctor(
     Status 1 if something is in the way. Nothing is started, fetched or changed.
     """
     options = Options(tier=tier, engine_python=engine_python)
-    found = tuple(examine(open_suite(root, options, Progress(io.StringIO()))))
+    found = tuple(examine(open_context(root, options, Progress(io.StringIO()))))
     color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     say(render_findings(found, color=color), styled=color)
     raise typer.Exit(int(any(one.state is State.IN_THE_WAY for one in found)))
@@ -118,26 +120,32 @@ def _merge(runs: Sequence[Path], into: Path, root: Path, options: Options) -> No
         message = f"--into '{into}': {error.strerror}; name a folder that can be made"
         raise SpecregError(message) from error
     begun = [run for run in runs if has_plan(run)] or runs
-    said = [f"'{run}': no {PLAN}, so it ended before it began" for run in runs if run not in begun]
-    shards = sorted(map(load_shard, begun), key=lambda one: one.plan.number)
-    suite = open_merged(root.resolve(), options, shards, into.resolve())
-    told = shards[0].plan.options.inconclusive
-    if told != options.inconclusive:
+    remarks = [
+        f"'{run}': no {PLAN}, so it ended before it began" for run in runs if run not in begun
+    ]
+    shards = sorted(map(load_shard, begun), key=lambda shard: shard.plan.number)
+    context = open_merged(root.resolve(), options, shards, into.resolve())
+    shards_inconclusive = shards[0].plan.options.inconclusive
+    if shards_inconclusive != options.inconclusive:
         here = f"this merge judges with '{options.inconclusive}'"
-        said.append(f"the shards ran with --specreg-inconclusive={told}, {here}")
-    said += take_shards(suite, shards, whole=True)
-    suite.conclude()
-    status = exit_status(suite.verdicts) or int(any(one.failed_otherwise for one in shards))
+        remarks.append(f"the shards ran with --specreg-inconclusive={shards_inconclusive}, {here}")
+    run, shard_remarks = merge_shards(context, shards, whole=True, ended_at=last_end(shards))
+    remarks += shard_remarks
+    run.judge.conclude()
+    result = run.result()
+    failed_otherwise = any(shard.failed_otherwise for shard in shards)
+    status = exit_status(result.verdicts) or int(failed_otherwise)
     color = sys.stdout.isatty()
-    if suite.records:
-        recorded, all_written = record_baselines(suite, color=color)
-        status = status or int(bool(said) or not all_written)
+    if context.is_recording:
+        recorded, all_written = record_baselines(result, color=color)
+        status = status or int(bool(remarks) or not all_written)
         say("\n\n".join(recorded), styled=color)
-    run = run_verdict(suite, status, cut_short=not MergedShards(shards, suite.root).is_whole)
+    is_whole = MergedShards(shards, context.root).is_whole
+    verdict = run_verdict(result, status, cut_short=not is_whole)
     command = shlex.join(("specreg", "merge", *map(str, runs), "--into", str(into)))
-    wrong = record_run(suite, run, command=command, said=said)
-    path = suite.run_folder / FILE_NAME
-    say("\n".join((render_report(load_report(path), color=color), *wrong)), styled=color)
+    lines = record_run(result, verdict, command=command, remarks=remarks)
+    path = context.run_folder / FILE_NAME
+    say("\n".join((render_report(load_report(path), color=color), *lines)), styled=color)
     say(path.with_suffix(".html"))
     raise typer.Exit(status)
 

@@ -12,7 +12,16 @@ from specreg.core.readable import readable_line
 from specreg.correctness.checks import CHECKS
 from specreg.matrix.case import Case
 from specreg.measurement.metrics import METRICS, RECORDED
-from specreg.plugin.state import NOTES, SHARDS, SUITE, Refusal, refuse, usage_errors
+from specreg.plugin.state import (
+    CONTEXT,
+    NOTES,
+    PROGRESS,
+    SELECTION,
+    SHARDS,
+    Refusal,
+    refuse,
+    usage_errors,
+)
 from specreg.plugin.suite_tests import (
     CORRECTNESS,
     case_id_of,
@@ -24,9 +33,10 @@ from specreg.plugin.suite_tests import (
 )
 from specreg.plugin.xdist import is_grouped
 from specreg.report.document import NO_BASELINE_STATUS
-from specreg.suite.configure import check_cases, choose
-from specreg.suite.run import Suite
-from specreg.suite.shards import Shard, check_workers, cut, server_groups
+from specreg.suite.configure import check_cases
+from specreg.suite.context import RunContext
+from specreg.suite.selection import Selection, select, subjects_of
+from specreg.suite.shards import Shard, check_workers, cut, expected_times, server_groups
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -34,12 +44,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marker = marker_of(metafunc.definition)
     if marker is None or "case" not in metafunc.fixturenames:
         return
-    suite = metafunc.config.stash[SUITE]
+    context = metafunc.config.stash[CONTEXT]
     metafunc.config.stash[NOTES].note_parametrized()
     rows = [
-        pytest.param(control, server, case, subject, id=f"{case.id}-{subject.name}{server.suffix}")
-        for control, server, case in suite.setups()
-        for subject in suite.asked_by(marker.name, marker.args[0], case, server)
+        pytest.param(
+            launch.control,
+            launch.server,
+            launch.case,
+            subject,
+            id=f"{launch.case.id}-{subject.name}{launch.server.suffix}",
+        )
+        for launch in context.case_launches()
+        for subject in subjects_of(
+            marker.name, marker.args[0], launch, with_torch=context.options.oracle
+        )
     ]
     shared = ["control", "server", "case"]
     subject_fixture = "check" if marker.name == CORRECTNESS else "metric"
@@ -51,22 +69,26 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Order the suite's tests, keep those of the selected shard, skip and check what is left."""
-    suite = config.stash[SUITE]
+    context = config.stash[CONTEXT]
     only_lists = bool(config.getoption("collectonly"))
     _drop_placeholders(items)
-    _sort_by_server(items, suite)
-    if suite.is_part:
-        _sort_by_group(items, suite)
-    if suite.options.part is not None:
-        config.stash[SHARDS] = _keep_shard(config, items, suite.options.part)
-    selected = [
+    _sort_by_server(items, context)
+    if context.is_part:
+        _sort_by_group(items, context)
+    if context.options.part is not None:
+        config.stash[SHARDS] = _keep_shard(config, items, context.options.part)
+    suite_items = [
         item for item in items if is_suite_test(item) and not item.get_closest_marker("skip")
     ]
-    config.stash[NOTES].note_selected(suite_tests=len(selected), all_tests=len(items))
+    config.stash[NOTES].note_selected(suite_tests=len(suite_items), all_tests=len(items))
+    tests = [(case_of(item), subject_of(item)) for item in suite_items]
     with usage_errors(config):
-        _select(suite, selected, only_lists=only_lists)
+        selection = select(tests, context, asks_hub=not only_lists)
+    config.stash[SELECTION] = selection
+    _skip(suite_items, selection)
     if not only_lists:
-        _check(config, selected)
+        _expect(config, selection)
+        _check(config, suite_items, selection)
 
 
 def _drop_placeholders(items: list[pytest.Item]) -> None:
@@ -74,14 +96,15 @@ def _drop_placeholders(items: list[pytest.Item]) -> None:
     items[:] = [item for item in items if isinstance(params_of(item).get("case"), Case | None)]
 
 
-def _sort_by_server(items: list[pytest.Item], suite: Suite) -> None:
+def _sort_by_server(items: list[pytest.Item], context: RunContext) -> None:
     """Put the suite's tests after all others, by server, case and metric.
 
     pytest's own order keeps a server's tests together, and scatters its cases and metrics.
     The test that carries benchmarks comes last, after every launch was measured.
     """
     positions = {
-        (server.id, case.id): position for position, (_, server, case) in enumerate(suite.setups())
+        (launch.server.id, launch.case.id): position
+        for position, launch in enumerate(context.case_launches())
     }
     ranks = {name: rank for rank, name in enumerate((*METRICS, *CHECKS))}
 
@@ -102,9 +125,9 @@ def _cases_of(items: Sequence[pytest.Item]) -> Mapping[str, Case]:
     return {case_id_of(item): case_of(item) for item in items if is_suite_test(item)}
 
 
-def _sort_by_group(items: list[pytest.Item], suite: Suite) -> None:
+def _sort_by_group(items: list[pytest.Item], context: RunContext) -> None:
     """Put the server groups in the order in which a run of several processes deals them out."""
-    groups = server_groups(_cases_of(items).values(), suite)
+    groups = server_groups(_cases_of(items).values(), context)
     positions = {
         case_id: position for position, group in enumerate(groups) for case_id in group.cases
     }
@@ -120,7 +143,7 @@ def _keep_shard(
     no test is left.
     """
     number, shard_count = part
-    groups = server_groups(_cases_of(items).values(), config.stash[SUITE])
+    groups = server_groups(_cases_of(items).values(), config.stash[CONTEXT])
     shards = cut(groups, shard_count)
     kept_ids = {case_id for shard in shards if shard.number == number for case_id in shard.case_ids}
     if number == 1:
@@ -133,16 +156,22 @@ def _keep_shard(
     return shards
 
 
-def _select(suite: Suite, items: Sequence[pytest.Item], *, only_lists: bool) -> None:
-    """Have the run measure what the tests need, and skip the tests that can't run here."""
-    tests = [(case_of(item), subject_of(item)) for item in items]
-    reasons = choose(suite, tests, lists=only_lists)
-    for item, reason in zip(items, reasons, strict=True):
+def _skip(items: Sequence[pytest.Item], selection: Selection) -> None:
+    """Skip the tests that can't run on this machine."""
+    for item in items:
+        reason = selection.why_skipped(case_of(item), subject_of(item))
         if reason:
             item.add_marker(pytest.mark.skip(reason=readable_line(reason)))
 
 
-def _check(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+def _expect(config: pytest.Config, selection: Selection) -> None:
+    """Have the progress say how long the run takes, unless other processes share it."""
+    context = config.stash[CONTEXT]
+    if not context.is_worker:
+        config.stash[PROGRESS].run.expect(expected_times(context, selection))
+
+
+def _check(config: pytest.Config, items: Sequence[pytest.Item], selection: Selection) -> None:
     """Check that the selected cases can be measured, before any server starts.
 
     Raises:
@@ -151,13 +180,13 @@ def _check(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
     """
     if not items:
         return
-    suite = config.stash[SUITE]
-    left_out = {*suite.skipped, *suite.unfetched}
+    context = config.stash[CONTEXT]
+    left_out = {*selection.skipped, *selection.unfetched}
     cases = {case_id: case for case_id, case in _cases_of(items).items() if case_id not in left_out}
     with usage_errors(config):
-        check_cases(suite, cases.values())
-        check_workers(suite, grouped=is_grouped(config))
-    unreadable = read_baselines(suite.store.files(cases))[1]
+        check_cases(context, cases.values())
+        check_workers(context, selection, grouped=is_grouped(config))
+    unreadable = read_baselines(context.store.files(cases))[1]
     if unreadable:
         refuse(config, Refusal("\n\n".join(unreadable), NO_BASELINE_STATUS))
         pytest.exit("baselines can't be read, see below; no server was started")
@@ -165,7 +194,7 @@ def _check(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
 
 def pytest_report_collectionfinish(config: pytest.Config) -> Sequence[str]:
     """Say where the page of a run of several cases will be while it lasts."""
-    suite = config.stash[SUITE]
-    if len(suite.progress.expected_s) <= 1:
+    if len(config.stash[PROGRESS].run.expected_s) <= 1:
         return []
-    return [f"page, from the second case on: {suite.run_folder / 'report.html'}"]
+    path = config.stash[CONTEXT].run_folder / "report.html"
+    return [f"page, from the second case on: {path}"]

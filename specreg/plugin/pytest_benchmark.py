@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from specreg.measurement.metrics import RECORDED
-from specreg.plugin.state import SUITE
+from specreg.plugin.state import CONTEXT, END
 from specreg.plugin.xdist import has_workers, is_worker
 from specreg.report.exports import SAVING, SHOWING, is_given, machine_info_of
-from specreg.suite import finish
+from specreg.suite.benchmarks import describe_benchmarks
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -34,13 +34,13 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[
 @pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
     """Complete the file that pytest-benchmark is about to write."""
-    finish.describe_benchmarks(config.stash[SUITE], output_json["benchmarks"])
+    describe_benchmarks(config.stash[END].result, output_json["benchmarks"])
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_benchmark_group_stats(config: pytest.Config, benchmarks: list[dict[str, Any]]) -> None:
     """Complete pytest-benchmark's table; leave out the cases unless the user wants them shown."""
-    case_benchmarks = finish.describe_benchmarks(config.stash[SUITE], benchmarks)
+    case_benchmarks = describe_benchmarks(config.stash[END].result, benchmarks)
     if not is_given(config.getoption, SHOWING):
         benchmarks[:] = [benchmark for benchmark in benchmarks if benchmark not in case_benchmarks]
 
@@ -48,4 +48,4 @@ def pytest_benchmark_group_stats(config: pytest.Config, benchmarks: list[dict[st
 @pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_generate_machine_info(config: pytest.Config) -> Mapping[str, object]:
     """Return the machine as the environment that names its baselines."""
-    return machine_info_of(config.stash[SUITE].environment)
+    return machine_info_of(config.stash[CONTEXT].environment)

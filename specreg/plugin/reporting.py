@@ -7,14 +7,8 @@ import pytest
 
 from specreg.core.errors import MemoryHeldError, ModelNotFetchedError, SpecregError, leaves
 from specreg.core.readable import readable_block, readable_line
-from specreg.plugin.state import END, NOTES, PROGRESS, SUITE
-from specreg.plugin.suite_tests import (
-    case_id_of,
-    case_of,
-    is_suite_test,
-    reported_case_id,
-    subject_of,
-)
+from specreg.plugin.state import CONTEXT, END, NOTES, PROGRESS, RUN
+from specreg.plugin.suite_tests import case_of, is_suite_test, reported_case_id, subject_of
 from specreg.plugin.terminal import has_color
 from specreg.report.failures import (
     Failure,
@@ -23,7 +17,8 @@ from specreg.report.failures import (
     render_blocks,
     render_failures,
 )
-from specreg.suite import finish
+from specreg.suite.finish import render_end
+from specreg.suite.result import RunResult
 from specreg.verdicts.verdict import Verdict
 
 
@@ -88,24 +83,28 @@ def _report_errors(
         decisive_error: the error that counts most.
     """
     head = decisive_error.head
-    suite = item.config.stash[SUITE]
+    message = "\n".join(dict.fromkeys(map(str, errors)))
+    if not is_suite_test(item):
+        report.longrepr = cast("Any", Failure.of(message, head))
+        item.config.stash[NOTES].note_other_failure()
+        return
+    judge = item.config.stash[RUN].judge
     is_unfetched = all(isinstance(error, ModelNotFetchedError) for error in errors)
-    if is_suite_test(item) and suite.skips_unfetched and is_unfetched:
+    if is_unfetched and item.config.stash[CONTEXT].skips_unfetched:
         report.outcome = "skipped"
         report.longrepr = (str(item.path), item.location[1] or 0, f"Skipped: {head}")
-        suite.skipped[case_id_of(item)] = head
+        judge.note_skip(case_of(item), head)
         return
-    message = "\n".join(dict.fromkeys(map(str, errors)))
     # An error that hits all cases of a server is shown in full only once.
-    was_shown = any(verdict.explanation == head for verdict in suite.verdicts)
+    was_shown = any(verdict.explanation == head for verdict in judge.verdicts)
     text = f"{head}\n(as above)" if was_shown else message
     report.longrepr = cast("Any", Failure.of(text, head))
-    if is_suite_test(item) and report.when != "teardown":
-        reason = decisive_error.reason
-        verdict = suite.note_failure(case_of(item), subject_of(item).name, reason, message)
-        report.user_properties.extend(properties(verdict))
-    else:
+    if report.when == "teardown":
         item.config.stash[NOTES].note_other_failure()
+    else:
+        reason = decisive_error.reason
+        verdict = judge.note_failure(case_of(item), subject_of(item).name, reason, message)
+        report.user_properties.extend(properties(verdict))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -128,7 +127,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         node.config.stash[NOTES].note_other_failure()
 
 
-def replace_tests_by_blocks(config: pytest.Config) -> Mapping[str, str]:
+def replace_tests_by_blocks(config: pytest.Config, result: RunResult) -> Mapping[str, str]:
     """Have pytest show no failed test, and return a block for each failed case instead.
 
     Returns nothing, and changes nothing, if other tests failed too.
@@ -140,26 +139,26 @@ def replace_tests_by_blocks(config: pytest.Config) -> Mapping[str, str]:
     if not reports or not all(reported_case_id(report) for report in reports):
         return {}
     config.option.tbstyle = "no"
-    suite = config.stash[SUITE]
-    return render_blocks(suite.verdicts, suite.errors)
+    return render_blocks(result.verdicts, result.errors)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Show what failed, the table of the verdicts, what was recorded, and what to type next."""
     config = terminalreporter.config
-    suite = config.stash[SUITE]
-    lines = config.stash[NOTES].lines
-    if not suite.verdicts and not lines:
-        return
     end = config.stash.get(END, None)
-    blocks = end.failure_blocks if end else {}
-    if blocks:
+    lines = config.stash[NOTES].lines
+    if end is None or not (end.result.verdicts or lines):
+        return
+    if end.failure_blocks:
         terminalreporter.write_sep("=", "FAILURES")
-    for case_id, block in blocks.items():
+    for case_id, block in end.failure_blocks.items():
         terminalreporter.write_sep("_", readable_line(case_id), red=True, bold=True)
         terminalreporter.write_line(readable_block(block))
-    heading = f"specreg: tier {suite.tier.name} on {suite.environment.name}"
+    context = config.stash[CONTEXT]
+    heading = f"specreg: tier {context.tier.name} on {context.environment.name}"
     terminalreporter.section(readable_line(heading))
     color = has_color(config)
-    text = finish.render_end(suite, end.run if end else None, lines, told=bool(blocks), color=color)
+    text = render_end(
+        end.result, end.verdict, lines, shows_failures=bool(end.failure_blocks), color=color
+    )
     terminalreporter.write_line(readable_block(text, styled=color))

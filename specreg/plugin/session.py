@@ -5,7 +5,8 @@ import gc
 import os
 import shlex
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -15,11 +16,14 @@ from specreg.core.redaction import learn
 from specreg.plugin.options import read_options
 from specreg.plugin.reporting import hide_values_of_interrupt, replace_tests_by_blocks
 from specreg.plugin.state import (
+    CONTEXT,
     END,
     NOTES,
     PROGRESS,
+    RECORD_PROPERTY,
+    RUN,
+    SELECTION,
     SHARDS,
-    SUITE,
     SessionEnd,
     SessionNotes,
     usage_errors,
@@ -33,15 +37,19 @@ from specreg.plugin.xdist import (
     judge_workers,
     worker_folder,
 )
-from specreg.report.document import exit_status, record_document
+from specreg.report.document import exit_status
 from specreg.report.progress import Progress
-from specreg.suite import finish
-from specreg.suite.configure import open_suite
-from specreg.suite.merge import plan_of
+from specreg.suite.configure import open_context
+from specreg.suite.document import run_verdict
+from specreg.suite.finish import VERDICT_FILE, record_run
+from specreg.suite.group_judge import GroupJudge, properties_of, render_changes
+from specreg.suite.new_baselines import record_baselines
 from specreg.suite.options import Options
-from specreg.suite.plan import PLAN
-from specreg.suite.run import Suite
+from specreg.suite.result import Run, RunResult, empty_result
+from specreg.suite.selection import Selection
 from specreg.suite.shards import list_shards
+from specreg.suite.start import start_run
+from specreg.verdicts.verdict import Verdict
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -59,7 +67,9 @@ def pytest_configure(config: pytest.Config) -> None:
         progress = Progress(column=cursor_column(config))
         config.stash[PROGRESS] = progress
         config.stash[NOTES] = SessionNotes()
-        config.stash[SUITE] = open_suite(config.rootpath, options, progress, worker_folder(config))
+        config.stash[CONTEXT] = open_context(
+            config.rootpath, options, progress, worker_folder(config)
+        )
     deal_out_groups(config)
 
 
@@ -82,8 +92,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """Put the terminal back as it was, and let another process continue the run."""
     if PROGRESS in config.stash:
         config.stash[PROGRESS].close()
-    if SUITE in config.stash:
-        config.stash[SUITE].journal.close()
+    if RUN in config.stash:
+        config.stash[RUN].cases.journal.close()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -92,16 +102,17 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     config = session.config
     if session.testsfailed and not config.option.continue_on_collection_errors:
         return  # pytest itself ends the session in a moment
-    suite = config.stash[SUITE]
+    context = config.stash[CONTEXT]
     shards = config.stash.get(SHARDS, ())
     has_suite_tests = any(is_suite_test(item) for item in session.items)
     with usage_errors(config):
-        if suite.options.lists_shards:
-            config.stash[NOTES].add_lines([list_shards(suite.root, shards)])
+        if context.options.lists_shards:
+            config.stash[NOTES].add_lines([list_shards(context.root, shards)])
         if has_suite_tests and not config.getoption("collectonly"):
-            suite.journal.hold()  # no other run may continue it meanwhile
             case_ids = [shard.case_ids for shard in shards]
-            record_document(suite.run_folder / PLAN, plan_of(suite, case_ids))
+            config.stash[RUN] = start_run(
+                context, config.stash[SELECTION], case_ids, config.stash[PROGRESS]
+            )
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -114,7 +125,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """
     item.config.stash[PROGRESS].leave_line()
     check_signalled()
-    reason = item.config.stash[SUITE].unfetched.get(case_id_of(item))
+    reason = item.config.stash[SELECTION].unfetched.get(case_id_of(item))
     if reason is not None:
         raise SpecregError(reason)
 
@@ -135,28 +146,65 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
     """
     config = session.config
     notes = config.stash[NOTES]
-    suite = config.stash[SUITE]
+    context = config.stash[CONTEXT]
     if notes.is_empty_shard:
         session.exitstatus = pytest.ExitCode.OK
+        result = empty_result(context, config.stash.get(SELECTION, Selection()))
+        config.stash[END] = SessionEnd(result=result, verdict=None, failure_blocks={})
         return
     if len(SIGNALLED) > 1:
         kill_running()
         raise KeyboardInterrupt
     cut_short = _is_cut_short(session, exitstatus)
     # Servers first: a report takes a while, and a second Ctrl-C must leave no server.
-    notes.add_lines(_stop_servers(suite, cut_short=cut_short))
-    notes.add_lines(judge_workers(session, cut_short=cut_short))
-    notes.add_lines(suite.conclude())
-    if suite.measurements and cut_short:
+    notes.add_lines(_stop_servers(config, cut_short=cut_short))
+    run = _finished_run(session, cut_short=cut_short)
+    if run is None:
+        result = empty_result(context, config.stash.get(SELECTION, Selection()))
+    else:
+        notes.add_lines(_conclude(config, run.judge))
+        result = run.result()
+    if result.launches and cut_short:
         notes.add_lines(["to go on from here, type the same again with --specreg-resume"])
-    if suite.records and suite.measurements and not suite.is_part:
-        notes.add_lines(_update_baselines(session, cut_short=cut_short))
-    _set_exit_status(session, exitstatus)
-    run = None
-    if suite.verdicts or _judged_nothing(session):
-        run = finish.run_verdict(suite, int(session.exitstatus), cut_short=cut_short)
-        notes.add_lines(finish.record_run(suite, run, command=_command(config)))
-    config.stash[END] = SessionEnd(run=run, failure_blocks=replace_tests_by_blocks(config))
+    if context.is_recording and result.launches and not context.is_part:
+        notes.add_lines(_update_baselines(session, result, cut_short=cut_short))
+    _set_exit_status(session, exitstatus, result.verdicts)
+    verdict = None
+    if result.verdicts or _judged_nothing(session):
+        verdict = run_verdict(result, int(session.exitstatus), cut_short=cut_short)
+        notes.add_lines(record_run(result, verdict, command=_command(config)))
+    blocks = replace_tests_by_blocks(config, result)
+    config.stash[END] = SessionEnd(result=result, verdict=verdict, failure_blocks=blocks)
+
+
+def _finished_run(session: pytest.Session, *, cut_short: bool) -> Run[Any] | None:
+    """Return the run of this process, or of the workers of pytest-xdist together.
+
+    None if no test of the suite ran.
+    """
+    config = session.config
+    try:
+        run, lines = judge_workers(session, config.stash[CONTEXT], cut_short=cut_short)
+    except SpecregError as error:
+        config.stash[NOTES].add_lines([str(error)])
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        return None
+    config.stash[NOTES].add_lines(lines)
+    return run or config.stash.get(RUN, None)
+
+
+def _conclude(config: pytest.Config, judge: GroupJudge) -> Iterator[str]:
+    """Look at all verdicts together, and yield a line if outcomes change.
+
+    JUnit's file has the tests as they ended, so it gets the changes as properties of the run.
+    """
+    changes = judge.conclude()
+    record_property = config.stash.get(RECORD_PROPERTY, None)
+    if record_property is not None:
+        for name, value in properties_of(changes).items():
+            record_property(name, value)
+    if changes:
+        yield render_changes(changes)
 
 
 def _is_cut_short(session: pytest.Session, exitstatus: int) -> bool:
@@ -165,10 +213,11 @@ def _is_cut_short(session: pytest.Session, exitstatus: int) -> bool:
     return is_stopped or exitstatus in {pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR}
 
 
-def _stop_servers(suite: Suite, *, cut_short: bool) -> Iterator[str]:
+def _stop_servers(config: pytest.Config, *, cut_short: bool) -> Iterator[str]:
     """Stop all servers, and yield what went wrong."""
     try:
-        suite.servers.stop()
+        if RUN in config.stash:
+            config.stash[RUN].cases.servers.stop()
     except SpecregError as error:
         yield str(error)
     if cut_short:
@@ -177,26 +226,24 @@ def _stop_servers(suite: Suite, *, cut_short: bool) -> Iterator[str]:
             gc.collect()
 
 
-def _update_baselines(session: pytest.Session, *, cut_short: bool) -> list[str]:
+def _update_baselines(session: pytest.Session, result: RunResult, *, cut_short: bool) -> list[str]:
     """Write the baselines unless the run was cut short, and return lines for the summary."""
     if cut_short:
         reason = "the run was interrupted"
         if session.shouldfail:
             reason = "-x or --maxfail stopped the run"
         return [f"no baseline was written: {reason}"]
-    suite = session.config.stash[SUITE]
-    lines, all_written = finish.record_baselines(suite, color=has_color(session.config))
+    lines, all_written = record_baselines(result, color=has_color(session.config))
     if not all_written and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     return lines
 
 
-def _set_exit_status(session: pytest.Session, exitstatus: int) -> None:
+def _set_exit_status(session: pytest.Session, exitstatus: int, verdicts: Sequence[Verdict]) -> None:
     """Set the exit status of the verdicts, unless something else failed too."""
     notes = session.config.stash[NOTES]
     only_verdicts_failed = exitstatus == pytest.ExitCode.TESTS_FAILED and not notes.failed_otherwise
     if exitstatus == pytest.ExitCode.OK or only_verdicts_failed:
-        verdicts = session.config.stash[SUITE].verdicts
         session.exitstatus = exit_status(verdicts) or session.exitstatus
     if notes.refusal is not None:
         session.exitstatus = notes.refusal.status
@@ -208,14 +255,14 @@ def _judged_nothing(session: pytest.Session) -> bool:
     A resumed run that selects nothing keeps the verdict that its folder has.
     """
     config = session.config
-    suite = config.stash[SUITE]
+    context = config.stash[CONTEXT]
     return (
         config.stash[NOTES].is_wanted
-        and not suite.records
+        and not context.is_recording
         and not config.getoption("collectonly")
         and not is_worker(config)
         and session.exitstatus != pytest.ExitCode.USAGE_ERROR
-        and not (suite.run_folder / "verdict.json").exists()
+        and not (context.run_folder / VERDICT_FILE).exists()
     )
 
 

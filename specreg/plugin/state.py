@@ -1,7 +1,7 @@
 """What the hooks keep in pytest's stash while a session lasts."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -9,7 +9,10 @@ import pytest
 from specreg.core.errors import SpecregError
 from specreg.report.document import RunVerdict
 from specreg.report.progress import Progress
-from specreg.suite.run import Suite
+from specreg.suite.case_runner import CaseRunner
+from specreg.suite.context import RunContext
+from specreg.suite.result import Run, RunResult
+from specreg.suite.selection import Selection
 from specreg.suite.shards import Shard
 
 REFUSAL = "specreg_refused"
@@ -77,19 +80,27 @@ class SessionEnd:
     """What the end of the session hands to the terminal summary.
 
     Attributes:
-        run: what the run decided, None if it judged nothing.
+        result: what the run came to.
+        verdict: what it decided, None if it judged nothing.
         failure_blocks: a block of text for each failed case, empty where pytest shows each test.
     """
 
-    run: RunVerdict | None
+    result: RunResult
+    verdict: RunVerdict | None
     failure_blocks: Mapping[str, str]
 
 
-SUITE = pytest.StashKey[Suite]()
+CONTEXT = pytest.StashKey[RunContext]()
 PROGRESS = pytest.StashKey[Progress]()
 NOTES = pytest.StashKey[SessionNotes]()
+SELECTION = pytest.StashKey[Selection]()
+"""What the collected tests need; absent in a controller of pytest-xdist, which collects nothing."""
 SHARDS = pytest.StashKey[Sequence[Shard]]()
 """How the run is cut, if one shard of it is selected."""
+RUN = pytest.StashKey[Run[CaseRunner]]()
+"""The run, once it has started; absent if no test of the suite runs in this process."""
+RECORD_PROPERTY = pytest.StashKey[Callable[[str, object], None]]()
+"""Takes a property of the whole run for JUnit's file."""
 END = pytest.StashKey[SessionEnd]()
 
 

@@ -1,15 +1,16 @@
 """pytest-xdist: workers measure whole server groups, and the controller judges them together."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specreg.core.errors import SpecregError
-from specreg.plugin.state import REFUSAL, SUITE, Refusal, refuse
-from specreg.suite.merge import WORKERS_FOLDER, take_workers
-from specreg.suite.shards import make_scheduler
+from specreg.matrix.case import Case
+from specreg.plugin.state import CONTEXT, REFUSAL, Refusal, refuse
+from specreg.suite.context import CaseLaunch, RunContext
+from specreg.suite.merge import WORKERS_FOLDER, MergedCases, merge_workers
+from specreg.suite.result import Run
 from specreg.telemetry.identity import find_gpus
 
 RUN_FOLDER = "specreg_run_folder"
@@ -58,7 +59,7 @@ def pytest_xdist_auto_num_workers() -> int | None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:  # noqa: ANN401 - its type is pytest-xdist's own
     """Tell a worker which run it has a share of."""
-    node.workerinput[RUN_FOLDER] = str(node.config.stash[SUITE].run_folder)
+    node.workerinput[RUN_FOLDER] = str(node.config.stash[CONTEXT].run_folder)
     node.workerinput[GROUPED] = node.config.option.dist == GROUPED_DIST
 
 
@@ -67,7 +68,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:  # noqa
     """Give a worker the tests of a server group together, in the order of the run."""
     if config.option.dist != GROUPED_DIST:
         return None
-    return make_scheduler(config.stash[SUITE], config, log)
+    return make_scheduler(config.stash[CONTEXT].tier.cases, config, log)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -79,15 +80,48 @@ def pytest_testnodedown(node: Any) -> None:  # noqa: ANN401 - its type is pytest
         pytest.exit("a worker refused to begin, see below")
 
 
-def judge_workers(session: pytest.Session, *, cut_short: bool) -> Iterator[str]:
-    """End the workers, judge what they measured, and yield lines for the summary."""
+def judge_workers(
+    session: pytest.Session, context: RunContext, *, cut_short: bool
+) -> tuple[Run[MergedCases] | None, tuple[str, ...]]:
+    """End the workers, and judge what they measured.
+
+    Returns:
+        The run, None if no worker began one, and lines for the summary.
+
+    Raises:
+        SpecregError: what a worker left can't be read.
+    """
     controller = session.config.pluginmanager.getplugin("dsession")
     if controller is None:
-        return
+        return None, ()
     controller.pytest_sessionfinish()
-    suite = session.config.stash[SUITE]
-    try:
-        yield from take_workers(suite, whole=not cut_short)
-    except SpecregError as error:
-        yield str(error)
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    return merge_workers(context, whole=not cut_short) or (None, ())
+
+
+def make_scheduler(cases: Iterable[Case], config: pytest.Config, log: Any) -> Any:  # noqa: ANN401 - pytest-xdist's
+    """Return a scheduler that gives a worker the tests of a server group together, in our order.
+
+    The group that a mark names doesn't reach pytest-xdist 3.8 with pytest 9.
+    """
+    from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - an extra
+
+    groups = {case.id: CaseLaunch.of(case, 1).server.id for case in cases}
+
+    class ServerGroupScheduling(LoadScopeScheduling):  # type: ignore[misc] # Any without its types
+        """Deals out server groups, and any other test alone."""
+
+        def _split_scope(self, nodeid: str) -> str:
+            for case_id, group in groups.items():
+                if f"[{case_id}-" in nodeid:
+                    return group
+            return nodeid
+
+        def _reschedule(self, node: Any) -> None:  # noqa: ANN401 - pytest-xdist's
+            """Give a worker a group more once its last test is left, which waits for the next one.
+
+            pytest-xdist gives it with two left, which are all that a group of one case may have.
+            """
+            if not self.workqueue or self._pending_of(self.assigned_work[node]) <= 1:
+                super()._reschedule(node)
+
+    return ServerGroupScheduling(config, log)

@@ -47,6 +47,10 @@ class RunProgress:
     _asked_ns: int = 0  # by all requests together
     _counts: StepCounts = NO_STEPS
 
+    def expect(self, expected_s: Mapping[str, float]) -> None:
+        """Take over how long each case is expected to take."""
+        self.expected_s = expected_s
+
     def begin(self, name: str) -> bool:
         """Note that a case begins on a launch; whether it is for the first time."""
         if name in self._begun:

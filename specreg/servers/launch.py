@@ -384,14 +384,6 @@ class Servers:
         if self.claim is not None and not any(one.is_up for one in self._startings.values()):
             self.claim.give_back()
 
-    def log_paths(self, launch: Launch) -> Sequence[Path]:
-        """The logs of a launch, those of further attempts and other processes too."""
-        named = re.compile(rf"{re.escape(launch.id)}(~\d+)?(~shard\d+)?\.log")
-        if not self.logs.is_dir():
-            return []
-        paths = (path for path in self.logs.iterdir() if named.fullmatch(path.name))
-        return sorted((path for path in paths if path.is_file()), key=lambda path: path.stem)
-
     @contextlib.contextmanager
     def _server(self, launch: Launch) -> Iterator[Poll]:
         spec, provision = launch.spec, self.provision
@@ -411,3 +403,12 @@ class Servers:
         )
         with start.begin():
             yield start.poll
+
+
+def log_paths(logs: Path, launch: Launch) -> Sequence[Path]:
+    """Return the logs of a launch in a folder, also those of further attempts and processes."""
+    name = re.compile(rf"{re.escape(launch.id)}(~\d+)?(~shard\d+)?\.log")
+    if not logs.is_dir():
+        return []
+    paths = [path for path in logs.iterdir() if name.fullmatch(path.name) and path.is_file()]
+    return sorted(paths, key=lambda path: path.stem)

@@ -4,40 +4,52 @@ The folders of shards come from other machines. What they say is data: the paths
 the judgement are those of the options and the repository of the machine that merges.
 """
 
+import contextlib
 import dataclasses
-import hashlib
 import re
 import shutil
-import socket
+import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from specreg.baselines.record import commit_of
 from specreg.core.commands import specreg_command
 from specreg.core.errors import SpecregError, check_name
+from specreg.core.reasons import Reason
 from specreg.core.received import copy_received
+from specreg.core.timeline import RunTime, Timeline
 from specreg.correctness.checks import CHECKS, CorrectnessCheck
 from specreg.matrix.case import Case, Tier
-from specreg.measurement.metrics import METRICS, RECORDED, Metric
+from specreg.measurement.journal import Journal
+from specreg.measurement.measure import Measurement
+from specreg.measurement.metrics import METRICS, RECORDED
 from specreg.report.vocabulary import declare_vocabulary
-from specreg.servers.launch import Launch
+from specreg.servers.launch import Poll, Starting
 from specreg.suite.configure import load_cases
-from specreg.suite.machine import gpus_of
+from specreg.suite.context import CaseLaunch, RunClock, RunContext, provision_of, store_of
+from specreg.suite.group_judge import GroupJudge
+from specreg.suite.measured import MeasuredLaunch, MeasuredLaunches
 from specreg.suite.options import Options
 from specreg.suite.plan import (
     COPIED,
     JOURNAL,
     MergedShards,
-    PlanOptions,
     RunPlan,
     ShardRun,
     has_plan,
     load_shard,
+    matrix_sha256,
     with_journal,
 )
-from specreg.suite.run import Suite
+from specreg.suite.recording import RecordingBudget
+from specreg.suite.result import Run
+from specreg.suite.selection import Selection, covers_tier
+from specreg.suite.server_set import ServerSet
 from specreg.telemetry.identity import Environment
+from specreg.verdicts.detection import MOST_LAUNCHES
+from specreg.verdicts.verdict import Verdict
 
 WORKERS_FOLDER = "shards"
 """The folder in a run's own that holds its workers' folders."""
@@ -49,86 +61,177 @@ _ALIKE = (
 )
 
 
-def matrix_sha256(tier: Tier) -> str:
-    """A checksum of all settings of a tier's cases."""
-    return hashlib.sha256("\n".join(case.key for case in tier.cases).encode()).hexdigest()
+@dataclass(slots=True, kw_only=True)
+class MergedCases:
+    """Reads what shards measured and checked, in place of measuring and checking it here.
+
+    Attributes:
+        shards: what the processes of the run have left.
+        launches: the launches that were read so far.
+        retried: nothing: the reports of the shards say what was measured twice.
+    """
+
+    shards: MergedShards
+    launches: MeasuredLaunches = field(default_factory=MeasuredLaunches)
+    retried: list[str] = field(default_factory=list)
+
+    @property
+    def hosts(self) -> Mapping[str, str]:
+        """By case, the machine that measured it."""
+        return self.shards.hosts
+
+    @property
+    def time(self) -> RunTime:
+        """Where the time of all shards went."""
+        return self.shards.time
+
+    @property
+    def driver_version(self) -> str:
+        """The driver of the machines that measured."""
+        return self.shards.plan.driver_version
+
+    def torch_version(self, case: Case) -> str:
+        """Return the torch that a case's engine ran with; empty if no report says it."""
+        return self.shards.torch_version(case.id)
+
+    def measure(self, case: Case, servers: ServerSet) -> Measurement:
+        """Return what a shard measured of a case on a launch; a SpecregError if none did."""
+        return self._read(case, servers.launch.number)
+
+    def _read(self, case: Case, number: int) -> Measurement:
+        launch = self.launches.find(case, number)
+        if launch is None:
+            measurement = self.shards.measurement(case, number)
+            launch = MeasuredLaunch(measurement=measurement, number=number)
+            self.launches.add(launch)
+        return launch.measurement
+
+    def measure_afresh(
+        self, cases: Sequence[Case], number: int
+    ) -> Mapping[str, Measurement | Reason]:
+        """Return by case what was measured on a further launch, or why nothing was."""
+        results: dict[str, Measurement | Reason] = {}
+        for case in cases:
+            try:
+                results[case.id] = self._read(case, number)
+            except SpecregError as error:
+                results[case.id] = error.reason
+        return results
+
+    def check(self, check: CorrectnessCheck, case: Case, servers: ServerSet) -> Verdict:
+        """Return the verdict that a shard found; a SpecregError if none did."""
+        del servers  # none runs
+        return self.shards.verdict(check, case)
 
 
-def plan_of(suite: Suite, shards: Sequence[Collection[str]]) -> RunPlan:
-    """What a run whose tests are chosen is about to do; the cases of all shards, if it is one."""
-    gpus = gpus_of(suite.options)
-    return RunPlan(
-        run=suite.run_folder.name,
-        began_at=suite.began_at.replace(microsecond=0),
-        host=socket.gethostname(),
-        commit=commit_of(suite.root),
-        tier=suite.tier.name,
-        matrix_sha256=matrix_sha256(suite.tier),
-        environment=suite.environment,
-        gpus_gib=gpus.memory_gib,
-        options=plan_options(suite.options),
-        reason=(suite.options.reason or "").strip() if suite.records else None,
-        launches=suite.launches,
-        number=suite.options.part[0] if suite.options.part else 0,
-        of=len(shards),
-        shards=tuple(map(tuple, shards)),
-        asked={case: tuple(sorted(names)) for case, names in suite.asked.items()},
-        skipped=dict(suite.skipped),
-        no_power=suite.no_power,
-        driver_version=gpus.driver_version,
+def merge_shards(
+    context: RunContext,
+    shards: Sequence[ShardRun],
+    *,
+    whole: bool,
+    are_workers: bool = False,
+    ended_at: str = "",
+) -> tuple[Run[MergedCases], tuple[str, ...]]:
+    """Judge what shards measured, as if one process had, and have all that they left in one folder.
+
+    Args:
+        context: the merged run.
+        shards: what its parts have left.
+        whole: whether a case that no shard measured is INVALID; else it is left out.
+        are_workers: whether they are workers of this run, on this machine.
+        ended_at: when the last shard ended, by ISO 8601; empty for now.
+
+    Returns:
+        The run, and what is to be said of its shards.
+
+    Raises:
+        SpecregError: the files of a shard can't be copied.
+    """
+    shards = [with_journal(shard, context.tier.cases, is_ours=are_workers) for shard in shards]
+    merged = MergedShards(shards, context.root)
+    selection = _selection_of(merged, context)
+    cases = MergedCases(shards=merged)
+    judge = GroupJudge(
+        context=context,
+        selection=selection,
+        cases=cases,
+        budget=RecordingBudget(left_s=0.0, store=context.store),
+        timeline=Timeline(),
+    )
+    for case_launch in context.case_launches():
+        if case_launch.case.id in selection.names and case_launch.case.id not in selection.skipped:
+            for name, error in _judge(judge, case_launch):
+                if whole:
+                    judge.note_failure(case_launch.case, name, error.reason)
+    if selection.is_recording:
+        _read_further_launches(cases, selection.cases_of(context.tier), context.launches)
+    _copy_files(shards, context.run_folder)
+    journal = Journal(context.run_folder / JOURNAL)
+    for shard in shards:
+        if shard.folder != context.run_folder:
+            journal.take(shard.folder / JOURNAL)
+    run = Run(
+        context=context,
+        selection=selection,
+        cases=cases,
+        judge=judge,
+        ended_at=ended_at,
+        is_merged=True,
+    )
+    return run, tuple(merged.remarks)
+
+
+def _selection_of(merged: MergedShards, context: RunContext) -> Selection:
+    """Return what the tests of all shards needed.
+
+    A shard that isn't there is taken to have needed all that the others needed of their cases.
+    """
+    names: dict[str, set[str]] = {}
+    skipped: dict[str, str] = {}
+    for shard in merged.shards:
+        for case_id, of_case in shard.plan.asked.items():
+            names.setdefault(case_id, set()).update(of_case)
+        skipped.update(shard.plan.skipped)
+    all_names = {name for of_case in names.values() for name in of_case}
+    for case_ids in merged.missing.values():
+        names.update(dict.fromkeys(case_ids, all_names))
+    return Selection(
+        names=names,
+        skipped=skipped,
+        no_power=merged.plan.no_power,
+        is_recording=context.is_recording,
+        covers_tier=covers_tier(names, context),
     )
 
 
-def plan_options(options: Options) -> PlanOptions:
-    """What a merge has to know of the options of a run."""
-    names = PlanOptions.__struct_fields__
-    return PlanOptions(**{name: getattr(options, name) for name in names})
+def _read_further_launches(cases: MergedCases, recorded: Sequence[Case], launches: int) -> None:
+    """Count the launches that shards measured beyond the first ones, to record more."""
+    for number in range(launches + 1, MOST_LAUNCHES + 1):
+        cases.measure_afresh(recorded, number)
 
 
-def take_shards(
-    suite: Suite, shards: Sequence[ShardRun], *, whole: bool, are_ours: bool = False
-) -> tuple[str, ...]:
-    """Judge what shards measured, as if one process had; return what is to be said of them.
+def merge_workers(
+    context: RunContext, *, whole: bool
+) -> tuple[Run[MergedCases], tuple[str, ...]] | None:
+    """Judge what the workers of a run measured, and have all that they left in its own folder.
 
-    `whole` says whether a case that no shard measured is INVALID; else it is left out. `are_ours`
-    says whether they are workers of this run.
+    Returns:
+        As `merge_shards`; None if no worker began.
+
+    Raises:
+        SpecregError: what a worker left can't be read.
     """
-    shards = [with_journal(shard, suite.tier.cases, is_ours=are_ours) for shard in shards]
-    merged = suite.merged = MergedShards(shards, suite.root)
-    asked: dict[str, set[str]] = {}
-    for shard in shards:
-        for case_id, names in shard.plan.asked.items():
-            asked.setdefault(case_id, set()).update(names)
-        suite.skipped.update(shard.plan.skipped)
-    everything = {name for names in asked.values() for name in names}
-    for cases in merged.missing.values():
-        asked.update(dict.fromkeys(cases, everything))
-    suite.asked, suite.no_power = asked, merged.plan.no_power
-    for control, server, case in suite.setups():
-        if case.id in asked and case.id not in suite.skipped:
-            for name, error in _judge(suite, case, control, server):
-                if whole:
-                    suite.note_failure(case, name, error.reason)
-    _copy_files(shards, suite.run_folder)
-    for shard in shards:
-        if shard.folder != suite.run_folder:
-            suite.journal.take(shard.folder / suite.journal.path.name)
-    return tuple(merged.remarks)
-
-
-def take_workers(suite: Suite, *, whole: bool) -> tuple[str, ...]:
-    """Judge what the workers of a run measured, and have all that they left in its own folder."""
-    folder = suite.run_folder / WORKERS_FOLDER
+    folder = context.run_folder / WORKERS_FOLDER
     shards = [load_shard(path) for path in sorted(folder.glob("*")) if has_plan(path)]
     if not shards:
-        return ()
-    # What the run itself holds is that of an earlier process, which it goes on with.
-    own = ShardRun(folder=suite.run_folder, plan=shards[0].plan, report=shards[0].report)
-    went_on = (suite.run_folder / JOURNAL).exists()
-    parts = [own, *shards] if went_on else shards
-    taken = take_shards(suite, parts, whole=whole, are_ours=True)
+        return None
+    if (context.run_folder / JOURNAL).exists():
+        # The run continues what an earlier process has left in its folder.
+        own = ShardRun(folder=context.run_folder, plan=shards[0].plan, report=shards[0].report)
+        shards = [own, *shards]
+    merged = merge_shards(context, shards, whole=whole, are_workers=True)
     shutil.rmtree(folder, ignore_errors=True)
-    return taken
+    return merged
 
 
 def _copy_files(shards: Sequence[ShardRun], into: Path) -> None:
@@ -171,8 +274,8 @@ def _shown(value: object) -> str:
     return f"of {sum(map(len, value))} cases" if isinstance(value, tuple) else repr(value)
 
 
-def open_merged(root: Path, options: Options, shards: Sequence[ShardRun], into: Path) -> Suite:
-    """Open the run that shards are parts of, in a folder of its own.
+def open_merged(root: Path, options: Options, shards: Sequence[ShardRun], into: Path) -> RunContext:
+    """Return the context of the run that shards are parts of, in a folder of its own.
 
     Args:
         root: of the repository here, whose tiers and baselines count.
@@ -206,17 +309,25 @@ def open_merged(root: Path, options: Options, shards: Sequence[ShardRun], into: 
         _check_names(shard, tier)
     _empty(into)
     declare_vocabulary(tier.cases, tier.name, plan.environment.name, plan.run, into.name)
-    ends = (one.report.ended_at if one.report else one.plan.began_at.isoformat() for one in shards)
-    return Suite(
-        merged_run=re.sub(r"-\d+of\d+$", "", plan.run),
-        options=options,
+    began_at = min(shard.plan.began_at for shard in shards)
+    return RunContext(
+        name=re.sub(r"-\d+of\d+$", "", plan.run),
         root=root,
         tier=tier,
         environment=plan.environment,
-        began_at=min(shard.plan.began_at for shard in shards),
-        ended_at=max(ends),
+        options=options,
         run_folder=into,
-        show=print,
+        provision=provision_of(options, on_gpu=tier.needs_gpus > 0, show=print),
+        store=store_of(options, root, plan.environment, tier.name),
+        clock=RunClock(began_at=began_at, began_ns=time.monotonic_ns()),
+    )
+
+
+def last_end(shards: Sequence[ShardRun]) -> str:
+    """Return when the last shard ended, by ISO 8601; one that died counts with its start."""
+    return max(
+        shard.report.ended_at if shard.report else shard.plan.began_at.isoformat()
+        for shard in shards
     )
 
 
@@ -257,18 +368,24 @@ def _empty(into: Path) -> None:
         raise SpecregError(f"{message}; name another folder") from error
 
 
-def _judge(
-    suite: Suite, case: Case, control: Launch, server: Launch
-) -> Iterator[tuple[str, SpecregError]]:
+def _judge(judge: GroupJudge, case_launch: CaseLaunch) -> Iterator[tuple[str, SpecregError]]:
     """Judge what was measured of a case on a launch; yield by name why the rest wasn't."""
-    with suite.servers.start(control) as beside, suite.servers.start(server, beside) as ours:
-        pair = ours, beside if case.control else None  # as it was measured, neither starts
-        asked: list[Metric | CorrectnessCheck] = [*suite.asked_of(case)]
-        for one in (*asked, *suite.checks_of(case, server.number)):
-            try:
-                if isinstance(one, Metric):
-                    suite.judge(one, case, pair)
-                else:
-                    suite.check(one, case, pair)
-            except SpecregError as error:
-                yield one.name, error
+    case = case_launch.case
+    server = Starting(launch=case_launch.server, start=_start_nothing)
+    control = Starting(launch=case_launch.control, start=_start_nothing)
+    servers = ServerSet.of(case, server, control)
+    for metric in judge.selection.metrics_of(case):
+        try:
+            judge.judge(metric, case, servers)
+        except SpecregError as error:
+            yield metric.name, error
+    for check in judge.selection.checks_of(case, case_launch.server.number):
+        try:
+            judge.check(check, case, servers)
+        except SpecregError as error:
+            yield check.name, error
+
+
+def _start_nothing() -> contextlib.AbstractContextManager[Poll]:
+    """Fail: what shards measured takes no server."""
+    raise AssertionError("a merge starts no server")

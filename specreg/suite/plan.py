@@ -6,26 +6,38 @@ died is joined as far as it came.
 
 import dataclasses
 import datetime as dt
+import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import socket
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
 import msgspec
 
+from specreg.baselines.record import commit_of
 from specreg.core.errors import InvalidMeasurementError, SpecregError
 from specreg.core.files import UNREADABLE
 from specreg.core.names import CaseId, Name
 from specreg.core.received import check_below, read_received, received_files
 from specreg.core.timeline import RunTime
 from specreg.correctness.checks import CorrectnessCheck
-from specreg.matrix.case import Case
+from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import served_models
 from specreg.measurement.journal import load_checks, load_journal
 from specreg.measurement.measure import Measurement
 from specreg.report.document import FILE_NAME, Report, exit_status, load_report
-from specreg.suite.options import MOST_LAUNCHES_ASKED, MOST_PROMPTS_ASKED, MOST_SHARDS, Inconclusive
+from specreg.suite.context import RunContext
+from specreg.suite.machine import gpus_of
+from specreg.suite.options import (
+    MOST_LAUNCHES_ASKED,
+    MOST_PROMPTS_ASKED,
+    MOST_SHARDS,
+    Inconclusive,
+    Options,
+)
+from specreg.suite.selection import Selection
 from specreg.telemetry.identity import Environment
 from specreg.verdicts.verdict import Verdict
 
@@ -308,3 +320,47 @@ class MergedShards:
         cases = (one for it in self.shards if it.report for one in it.report.cases)
         versions = (one.torch_version for one in cases if one.case_id == case_id)
         return next(filter(None, versions), "")
+
+
+def matrix_sha256(tier: Tier) -> str:
+    """A checksum of all settings of a tier's cases."""
+    return hashlib.sha256("\n".join(case.key for case in tier.cases).encode()).hexdigest()
+
+
+def plan_of(
+    context: RunContext, selection: Selection, shards: Sequence[Collection[str]]
+) -> RunPlan:
+    """Return what a run is about to do.
+
+    Args:
+        context: what is fixed for the run.
+        selection: what its tests need.
+        shards: the cases of each shard, if the run is one of them.
+    """
+    gpus = gpus_of(context.options)
+    return RunPlan(
+        run=context.run_folder.name,
+        began_at=context.clock.began_at.replace(microsecond=0),
+        host=socket.gethostname(),
+        commit=commit_of(context.root),
+        tier=context.tier.name,
+        matrix_sha256=matrix_sha256(context.tier),
+        environment=context.environment,
+        gpus_gib=gpus.memory_gib,
+        options=plan_options(context.options),
+        reason=(context.options.reason or "").strip() if context.is_recording else None,
+        launches=context.launches,
+        number=context.options.part[0] if context.options.part else 0,
+        of=len(shards),
+        shards=tuple(map(tuple, shards)),
+        asked={case: tuple(sorted(names)) for case, names in selection.names.items()},
+        skipped=dict(selection.skipped),
+        no_power=selection.no_power,
+        driver_version=gpus.driver_version,
+    )
+
+
+def plan_options(options: Options) -> PlanOptions:
+    """What a merge has to know of the options of a run."""
+    names = PlanOptions.__struct_fields__
+    return PlanOptions(**{name: getattr(options, name) for name in names})

@@ -25,8 +25,8 @@ from specreg.report.tables import render_rows
 from specreg.servers.memory import free_gib
 from specreg.servers.provision import environment_exists
 from specreg.suite.configure import why_unfit
+from specreg.suite.context import RunContext
 from specreg.suite.machine import gpus_of, remarks_on
-from specreg.suite.run import Suite
 from specreg.telemetry.devices import check_cool, check_free, devices_of, open_probe
 from specreg.telemetry.identity import current_environment
 from specreg.telemetry.sensor import Device
@@ -58,12 +58,12 @@ class Finding(msgspec.Struct, frozen=True):
     state: State = State.OK
 
 
-def examine(suite: Suite) -> Iterator[Finding]:
+def examine(context: RunContext) -> Iterator[Finding]:
     """All findings on a run's machine and needs; a check that breaks says so, the others go on."""
     for check in _CHECKS:
         subject = check.__name__.removeprefix("_examine_")
         try:
-            yield from check(suite)
+            yield from check(context)
         except SpecregError as error:
             yield _of_error(subject, error)
         except Exception as error:  # noqa: BLE001 - the rest is still worth knowing
@@ -98,29 +98,29 @@ def _of_error(subject: str, error: SpecregError | str, state: State = State.IN_T
     return Finding(subject, says or advice, advice if says else "", state)
 
 
-def _running(suite: Suite) -> list[Case]:
-    unfit = why_unfit(suite)
-    return [case for case in suite.tier.cases if case.id not in unfit]
+def _running(context: RunContext) -> list[Case]:
+    unfit = why_unfit(context)
+    return [case for case in context.tier.cases if case.id not in unfit]
 
 
-def _devices(suite: Suite) -> tuple[Device, ...]:
+def _devices(context: RunContext) -> tuple[Device, ...]:
     """The devices whose power a run measures; SensorError where it can't."""
-    used = suite.tier.gpus_used(gpus_of(suite.options).memory_gib)
-    return devices_of(used if suite.provision.on_gpu else 0, os.environ)
+    used = context.tier.gpus_used(gpus_of(context.options).memory_gib)
+    return devices_of(used if context.provision.on_gpu else 0, os.environ)
 
 
-def _examine_processor(suite: Suite) -> Iterator[Finding]:
+def _examine_processor(context: RunContext) -> Iterator[Finding]:
     here = current_environment(needs_gpus=0)
-    yield Finding("environment", suite.environment.name)
+    yield Finding("environment", context.environment.name)
     yield Finding("processor", f"{here.cpu}, {here.instruction_set}, {here.cores} core(s) to use")
-    if suite.load is not None and suite.load.is_high:
+    if context.processor_load is not None and context.processor_load.is_high:
         advice = "that disturbs engines on the processor and the client; run when it is quiet"
-        yield _note("speed", str(suite.load), advice)
+        yield _note("speed", str(context.processor_load), advice)
 
 
-def _examine_gpus(suite: Suite) -> Iterator[Finding]:
-    gpus = gpus_of(suite.options)
-    on_gpu = suite.provision.on_gpu
+def _examine_gpus(context: RunContext) -> Iterator[Finding]:
+    gpus = gpus_of(context.options)
+    on_gpu = context.provision.on_gpu
     if not gpus.devices and (on_gpu or gpus.is_unusable):
         yield _of_error("GPUs", gpus.why_none)
     elif not gpus.devices:
@@ -128,7 +128,7 @@ def _examine_gpus(suite: Suite) -> Iterator[Finding]:
     for remark in remarks_on(gpus):
         says, _, advice = remark.partition("; ")
         yield _note("GPUs", says, advice or "a run goes on without it")
-    used = {device.id for device in _devices(suite)} if on_gpu and gpus.devices else set()
+    used = {device.id for device in _devices(context)} if on_gpu and gpus.devices else set()
     for device in gpus.devices:
         subject = f"GPU {device.number}"
         try:
@@ -173,9 +173,9 @@ def _oddities_of(device: Device) -> Iterator[tuple[str, str]]:
         yield says, "to undo it, as root: nvidia-smi -rgc, and nvidia-smi -rac"
 
 
-def _examine_power(suite: Suite) -> Iterator[Finding]:
+def _examine_power(context: RunContext) -> Iterator[Finding]:
     try:
-        for device in _devices(suite):
+        for device in _devices(context):
             by = f"{device.name}, {device.scope} scope, by {device.sensor}"
             if device.why_not:
                 yield _of_error("power", f"{device.name}: {device.why_not}", State.NOTE)
@@ -188,9 +188,9 @@ def _examine_power(suite: Suite) -> Iterator[Finding]:
         yield _of_error("power", error, State.NOTE)
 
 
-def _examine_memory(suite: Suite) -> Iterator[Finding]:
+def _examine_memory(context: RunContext) -> Iterator[Finding]:
     left_gib, needed_gib = free_gib(), 0.0
-    for case in _running(suite) if not suite.provision.on_gpu else ():
+    for case in _running(context) if not context.provision.on_gpu else ():
         pair = [spec.sizes for spec in (case.server, case.control) if spec and spec.sizes]
         needed_gib = max(needed_gib, sum(one.target_gib + (one.draft_gib or 0.0) for one in pair))
     says = f"{left_gib:.1f} GiB free"
@@ -201,39 +201,40 @@ def _examine_memory(suite: Suite) -> Iterator[Finding]:
         yield Finding("memory", says)
 
 
-def _to_install(suite: Suite) -> Mapping[Requirement, bool]:
+def _to_install(context: RunContext) -> Mapping[Requirement, bool]:
     """The engines that a run installs, and whether they are installed already."""
     found: dict[Requirement, bool] = {}
-    for case in _running(suite) if suite.provision.python is None else ():
+    for case in _running(context) if context.provision.python is None else ():
         with contextlib.suppress(UnsupportedError):  # the finding on its cases says so
-            requirement = suite.provision.requirement(case.server)
+            requirement = context.provision.requirement(case.server)
             if requirement.package != engine_named(case.server.engine).program:
                 found[requirement] = environment_exists(requirement)
     return found
 
 
-def _models_gib(suite: Suite) -> Mapping[str, float | None]:
+def _models_gib(context: RunContext) -> Mapping[str, float | None]:
     """Return what each model takes, by reference; None where the tier doesn't say."""
     sizes_gib: dict[str, float | None] = {}
-    for spec in dict.fromkeys(case.server for case in _running(suite)):
+    for spec in dict.fromkeys(case.server for case in _running(context)):
         sizes_gib[spec.target] = spec.sizes.target_gib if spec.sizes else None
         if spec.draft is not None:
             sizes_gib[spec.draft] = spec.sizes.draft_gib if spec.sizes else None
     return sizes_gib
 
 
-def _examine_disks(suite: Suite) -> Iterator[Finding]:
+def _examine_disks(context: RunContext) -> Iterator[Finding]:
     """Whether there is room where a run writes; a line for each disk."""
     lacking = [
-        gib for name, gib in _models_gib(suite).items() if is_hub_id(name) and not is_cached(name)
+        gib for name, gib in _models_gib(context).items() if is_hub_id(name) and not is_cached(name)
     ]
     known_gib = [gib for gib in lacking if gib is not None]
     unknown = lacking.count(None)
     disks: dict[int, list[tuple[str, Path, float]]] = {}
+    missing_engines = list(_to_install(context).values()).count(False)
     for what, folder, needed_gib in (
-        ("engines", cache_dir(), _ENVIRONMENT_GIB * list(_to_install(suite).values()).count(False)),
+        ("engines", cache_dir(), _ENVIRONMENT_GIB * missing_engines),
         ("models", hub_cache_dir(), sum(known_gib)),
-        ("runs", suite.run_folder.parent, _RUN_GIB),
+        ("runs", context.run_folder.parent, _RUN_GIB),
     ):
         if folder is not None:
             absolute = folder.resolve()
@@ -252,8 +253,8 @@ def _examine_disks(suite: Suite) -> Iterator[Finding]:
             yield Finding("disk", says)
 
 
-def _examine_engines(suite: Suite) -> Iterator[Finding]:
-    for requirement, is_there in _to_install(suite).items():
+def _examine_engines(context: RunContext) -> Iterator[Finding]:
+    for requirement, is_there in _to_install(context).items():
         if is_there:
             yield Finding("engine", f"{requirement.pin} is installed")
         else:
@@ -261,18 +262,18 @@ def _examine_engines(suite: Suite) -> Iterator[Finding]:
             yield _note("engine", f"{requirement.pin} isn't installed yet", advice)
 
 
-def _examine_models(suite: Suite) -> Iterator[Finding]:
-    for reference, size_gib in _models_gib(suite).items():
+def _examine_models(context: RunContext) -> Iterator[Finding]:
+    for reference, size_gib in _models_gib(context).items():
         size = "" if size_gib is None else f" (about {size_gib:.1f} GiB)"
         try:
-            yield _model(suite, reference, size)
+            yield _model(context, reference, size)
         except SpecregError as error:
             yield _of_error("model", error)
 
 
-def _model(suite: Suite, reference: str, size: str) -> Finding:
+def _model(context: RunContext, reference: str, size: str) -> Finding:
     if not is_hub_id(reference):
-        resolve_model(suite.root, reference)
+        resolve_model(context.root, reference)
         return Finding("model", f"{reference}: is there")
     if not is_installed():
         says = f"{reference}: whether it is in the hub's cache takes huggingface_hub to tell"
@@ -285,12 +286,12 @@ def _model(suite: Suite, reference: str, size: str) -> Finding:
     return _note("model", says, "its engine fetches it; a gated model needs HF_TOKEN")
 
 
-def _examine_datasets(suite: Suite) -> Iterator[Finding]:
-    for case in {case.dataset: case for case in _running(suite)}.values():
+def _examine_datasets(context: RunContext) -> Iterator[Finding]:
+    for case in {case.dataset: case for case in _running(context)}.values():
         says = "made when it is asked for"
         try:
             if dataset_named(case.dataset).tokens is None:
-                says = f"{len(load_case_prompts(suite.root, case))} prompts"
+                says = f"{len(load_case_prompts(context.root, case))} prompts"
             yield Finding("dataset", f"{case.dataset}: {says}")
         except ModelError:  # the finding on it says so
             continue
@@ -298,36 +299,36 @@ def _examine_datasets(suite: Suite) -> Iterator[Finding]:
             yield _of_error("dataset", error)
 
 
-def _examine_baselines(suite: Suite) -> Iterator[Finding]:
-    here, folder, cases = suite.environment, suite.store.folder, _running(suite)
+def _examine_baselines(context: RunContext) -> Iterator[Finding]:
+    here, folder, cases = context.environment, context.store.folder, _running(context)
     yield from (_of_error("baselines", one) for one in read_baselines(baseline_files(folder))[1])
-    known = sum(suite.store.path(case.id).exists() for case in cases)
+    known = sum(context.store.path(case.id).exists() for case in cases)
     says = f"{known} of {len(cases)} case(s) have one in '{here.name}' to compare with"
     if known == len(cases):
         yield Finding("baselines", says)
     else:
-        record = record_command((), (f"--specreg-tier={suite.tier.name}",))
+        record = record_command((), (f"--specreg-tier={context.tier.name}",))
         yield _note("baselines", says, f"record them: {record}")
 
 
-def _examine_cases(suite: Suite) -> Iterator[Finding]:
+def _examine_cases(context: RunContext) -> Iterator[Finding]:
     """How many run; what a run would leave out; and what would end it before it began."""
     refused: dict[str, str] = {}
-    running = _running(suite)
+    running = _running(context)
     for case in running:
         try:
-            suite.provision.check([case])
+            context.provision.check([case])
         except SpecregError as error:
             refused[case.id] = str(error)
-    runs, of = len(running) - len(refused), len(suite.tier.cases)
-    says = f"{runs} of {of} cases of tier '{suite.tier.name}' run here"
+    runs, of = len(running) - len(refused), len(context.tier.cases)
+    says = f"{runs} of {of} cases of tier '{context.tier.name}' run here"
     if runs:
         yield Finding("cases", says)
     else:
         yield _of_error("cases", f"{says}; do what is said of them, or choose another tier")
     for why, ids in _by_reason(refused):
         yield _of_error("cases", f"{ids}: {why}")
-    for why, ids in _by_reason(why_unfit(suite)):
+    for why, ids in _by_reason(why_unfit(context)):
         yield _note("cases", f"{ids}: {why}", "left out; run them on a machine that has that")
 
 

@@ -1,4 +1,4 @@
-"""Share a run out: cut it into shards, or deal its server groups to workers of pytest-xdist.
+"""Share a run out: cut it into shards of server groups.
 
 A shard is a set of server groups that an ordinary pytest process runs. The cut depends on committed
 files alone, so it is the same on every machine at the same commit.
@@ -8,7 +8,6 @@ import dataclasses
 import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -18,8 +17,9 @@ from specreg.core.errors import SpecregError
 from specreg.matrix.case import Case
 from specreg.measurement.metrics import METRICS
 from specreg.report.document import record_document
-from specreg.servers.launch import Launch, launches_of
-from specreg.suite.scope import Scope
+from specreg.servers.launch import Launch
+from specreg.suite.context import CaseLaunch, RunContext
+from specreg.suite.selection import Selection, least_time_s
 from specreg.telemetry.identity import UNKNOWN_ENVIRONMENT
 
 SHARDS = Path(".specreg/shards.json")
@@ -52,44 +52,53 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(case for group in self.groups for case in group.cases)
 
 
-def server_groups(cases: Iterable[Case], scope: Scope) -> list[ServerGroup]:
-    """The server groups of some cases, the widest and longest first, by committed baselines."""
-    folder, needs_gpus = scope.store.folder, scope.tier.needs_gpus > 0
+def server_groups(cases: Iterable[Case], context: RunContext) -> list[ServerGroup]:
+    """Return the server groups of some cases, the widest and longest first.
+
+    How long they take follows from committed baselines.
+    """
+    folder = context.store.folder
+    needs_gpus = context.tier.needs_gpus > 0
+    kind = "gpu" if needs_gpus else "cpu"
     store = BaselineStore(folder=folder, environment=UNKNOWN_ENVIRONMENT)
-    kind, committed = "gpu" if needs_gpus else "cpu", committed_in(folder)
-    together: dict[tuple[Launch, Launch], list[Case]] = {}
+    committed = committed_in(folder)
+    cases_by_launches: dict[tuple[Launch, Launch], list[Case]] = {}
     for case in cases:
-        together.setdefault(launches_of(case, 1), []).append(case)
+        launch = CaseLaunch.of(case, 1)
+        cases_by_launches.setdefault((launch.control, launch.server), []).append(case)
     groups = []
-    for (_, server), ours in together.items():
-        measured_s = sum(estimate_of(case, store, kind, committed).case_s for case in ours)
+    for (_, server), group_cases in cases_by_launches.items():
+        measured_s = sum(estimate_of(case, store, kind, committed).case_s for case in group_cases)
         group = ServerGroup(
             id=server.id,
-            cases=tuple(case.id for case in ours),
-            gpus=ours[0].server.parallel.gpus_by_node if needs_gpus else 0,
-            memory_gib=max(case.memory_gib or 0.0 for case in ours) or None,
-            expected_s=scope.launches * (START_S[kind] + measured_s),
+            cases=tuple(case.id for case in group_cases),
+            gpus=group_cases[0].server.parallel.gpus_by_node if needs_gpus else 0,
+            memory_gib=max(case.memory_gib or 0.0 for case in group_cases) or None,
+            expected_s=context.launches * (START_S[kind] + measured_s),
         )
         groups.append(group)
-    return sorted(groups, key=lambda one: (-one.gpus, -one.expected_s, one.id))
+    return sorted(groups, key=lambda group: (-group.gpus, -group.expected_s, group.id))
 
 
-def expected_times(scope: Scope) -> dict[str, float]:
-    """By each case to measure on each launch, in order, about how long it takes, in seconds.
+def expected_times(context: RunContext, selection: Selection) -> dict[str, float]:
+    """Return about how long each case takes on each launch, in seconds, in the order of the run.
 
-    The first one on a server takes its start as well, unless that runs already.
+    The first case on a server takes its start as well, unless that runs already.
     """
-    kind = "gpu" if scope.tier.needs_gpus else "cpu"
+    kind = "gpu" if context.tier.needs_gpus else "cpu"
     times_s: dict[str, float] = {}
-    started = set()
-    for _, server, case in scope.setups():
-        if case.id in scope.asked.keys() - scope.unfetched.keys():
-            start_s = 0.0 if server in started or scope.provision.url else START_S[kind]
-            started.add(server)
-            asked = dataclasses.replace(case, least_s=scope.least_s(case))
-            if not scope.asks_speed(case):
-                asked = dataclasses.replace(asked, control=None, power_s=0.0)
-            times_s[server.case_id(case)] = start_s + estimate_of(asked, scope.store, kind).case_s
+    started: set[Launch] = set()
+    for case_launch in context.case_launches():
+        case = case_launch.case
+        if case.id not in selection.measured_ids:
+            continue
+        starts = case_launch.server not in started and context.provision.url is None
+        started.add(case_launch.server)
+        to_measure = dataclasses.replace(case, least_s=least_time_s(case, selection, context))
+        if not selection.needs_speed(case):
+            to_measure = dataclasses.replace(to_measure, control=None, power_s=0.0)
+        case_s = estimate_of(to_measure, context.store, kind).case_s
+        times_s[case_launch.name] = case_s + (START_S[kind] if starts else 0.0)
     return times_s
 
 
@@ -126,42 +135,29 @@ def committed_in(folder: Path) -> frozenset[Path] | None:
     return frozenset(folder / name for name in filter(None, listed.split("\0")))
 
 
-def make_scheduler(scope: Scope, config: Any, log: Any) -> Any:  # noqa: ANN401 - xdist's
-    """What hands a worker the tests of a server group together, in our order.
+def check_workers(context: RunContext, selection: Selection, *, grouped: bool) -> None:
+    """Check that workers keep server groups together, and disturb no speed.
 
-    The group that a mark names doesn't reach pytest-xdist 3.8 with pytest 9.
+    Args:
+        context: the run of which this process may be a worker.
+        selection: what it judges.
+        grouped: whether whole server groups are dealt out.
+
+    Raises:
+        SpecregError: they don't.
     """
-    from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - an extra
-
-    groups = {case.id: launches_of(case, 1)[1].id for case in scope.tier.cases}
-
-    class ServerGroupScheduling(LoadScopeScheduling):  # type: ignore[misc] # Any without its types
-        """Deals out server groups, and any other test alone."""
-
-        def _split_scope(self, nodeid: str) -> str:
-            found = [group for case, group in groups.items() if f"[{case}-" in nodeid]
-            return found[0] if found else nodeid
-
-        def _reschedule(self, node: Any) -> None:  # noqa: ANN401 - xdist's
-            """Give a worker a group more once its last test is left, which waits for the next one.
-
-            pytest-xdist gives it with two left, which are all that a group of one case may have.
-            """
-            if not self.workqueue or self._pending_of(self.assigned_work[node]) <= 1:
-                super()._reschedule(node)
-
-    return ServerGroupScheduling(config, log)
-
-
-def check_workers(scope: Scope, *, grouped: bool) -> None:
-    """Check that workers keep server groups together, and disturb no speed; else a SpecregError."""
-    if not scope.shares_machine:
+    if not context.is_worker:
         return
     if not grouped:
-        why = "cases that share a server stay together; leave out --dist, or give --dist=loadgroup"
-        raise SpecregError(f"pytest-xdist: {why}")
+        problem = "cases that share a server stay together"
+        cure = "leave out --dist, or give --dist=loadgroup"
+        raise SpecregError(f"pytest-xdist: {problem}; {cure}")
     speeds = {name for name, metric in METRICS.items() if metric.by_launch}
-    if not scope.tier.needs_gpus and any(speeds & names for names in scope.asked.values()):
-        why = "servers share the processor, and speeds measured at the same time mean nothing"
+    selected = {name for names in selection.names.values() for name in names}
+    if not context.tier.needs_gpus and speeds & selected:
+        problem = (
+            "without a GPU servers share the processor, and speeds measured at the same time mean"
+            " nothing"
+        )
         cure = "leave out -n, or choose acceptance alone: -k acceptance"
-        raise SpecregError(f"pytest-xdist: without a GPU {why}; {cure}")
+        raise SpecregError(f"pytest-xdist: {problem}; {cure}")

@@ -22,9 +22,8 @@ from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Replay
 from specreg.report.document import record_document
 from specreg.suite.configure import load_cases
-from specreg.suite.merge import matrix_sha256
 from specreg.suite.options import Options
-from specreg.suite.plan import JOURNAL, PLAN, PlanOptions, RunPlan
+from specreg.suite.plan import JOURNAL, PLAN, PlanOptions, RunPlan, matrix_sha256
 from tests.unit import builders
 
 TIER = """

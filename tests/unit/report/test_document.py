@@ -30,14 +30,13 @@ from specreg.report.document import (
 from specreg.report.failures import properties
 from specreg.report.page import render_markdown, render_page
 from specreg.stats.percentiles import summarize
-from specreg.suite.finish import report_of, run_verdict
+from specreg.suite.document import report_of, run_verdict
 from specreg.telemetry.identity import Environment
 from specreg.verdicts.verdict import Outcome
-from tests.unit import builders, reports
+from tests.unit import builders, reports, runs
 from tests.unit.report.test_page import Page
 from tests.unit.reports import CASE, measured, verdict
-from tests.unit.suite.test_run import COUNTS, LENGTH, SPEED, suite
-from tests.unit.suite.test_run import measured as with_measurement
+from tests.unit.runs import COUNTS, LENGTH, SPEED
 
 LAUNCH = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0})
 SCHEMA = builders.ROOT / "docs/report.schema.json"
@@ -88,14 +87,14 @@ def test_a_disk_that_refuses_is_said(tmp_path: Path) -> None:
 
 def compared(folder: Path, recorded: Measurement, launch: Measurement, at: Environment) -> Expected:
     """What is shown beside a launch, of a baseline of two others that was recorded somewhere."""
-    one = suite(folder)
-    store = dataclasses.replace(one.store, environment=at)
-    record_measurements(
-        [recorded] * 2, one.settings(builders.CASE), store, RecordingNotes(reason="first")
-    )
-    with_measurement(one, launch)
-    one.note_failure(builders.CASE, LENGTH.name, Reason(text="so that it is there"))
-    (case,) = report_of(one, run_verdict(one, 10, cut_short=False), command="").cases
+    context = runs.context(folder)
+    store = dataclasses.replace(context.store, environment=at)
+    settings = context.settings(builders.CASE)
+    record_measurements([recorded] * 2, settings, store, RecordingNotes(reason="first"))
+    run = runs.measured_run(context, launch)
+    run.judge.note_failure(builders.CASE, LENGTH.name, Reason(text="so that it is there"))
+    result = run.result()
+    (case,) = report_of(result, run_verdict(result, 10, cut_short=False), command="").cases
     assert case.expected is not None
     return case.expected
 

@@ -5,20 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from specreg.servers.launch import Launch, Servers, numbered
-from specreg.servers.provision import Provision
+from specreg.servers.launch import Launch, log_paths, numbered
 from tests.unit import builders
 
 
 def launch_of(models: str, number: int = 1) -> Launch:
     """A launch of a server of a model pair."""
     return Launch(spec=dataclasses.replace(builders.SPEC, models=models), number=number)
-
-
-def servers(folder: Path) -> Servers:
-    """Servers whose logs lie in a folder."""
-    provision = Provision(on_gpu=False, show=print)
-    return Servers(root=builders.ROOT, provision=provision, ready_within_s=1.0, logs=folder)
 
 
 def test_a_pair_is_not_given_the_log_of_one_whose_name_is_longer(tmp_path: Path) -> None:
@@ -29,7 +22,7 @@ def test_a_pair_is_not_given_the_log_of_one_whose_name_is_longer(tmp_path: Path)
         numbered(log, 2).touch()
         (tmp_path / f"{log.stem}~2~shard1.log").touch()
     for models in pairs:
-        paths = servers(tmp_path).log_paths(launch_of(models))
+        paths = log_paths(tmp_path, launch_of(models))
         name = launch_of(models).id
         assert [path.name for path in paths] == [
             f"{name}{end}.log" for end in ("", "~2", "~2~shard1")
@@ -38,14 +31,14 @@ def test_a_pair_is_not_given_the_log_of_one_whose_name_is_longer(tmp_path: Path)
 
 def test_the_second_launch_has_logs_of_its_own(tmp_path: Path) -> None:
     (tmp_path / f"{launch_of('tiny').id}.log").touch()
-    assert servers(tmp_path).log_paths(launch_of("tiny", 2)) == []
+    assert log_paths(tmp_path, launch_of("tiny", 2)) == []
 
 
 @pytest.mark.parametrize("models", ["[0-9]*", "tiny?", "*"])
 def test_a_pattern_in_a_name_finds_nothing_else(tmp_path: Path, models: str) -> None:
     (tmp_path / f"{launch_of('tiny-1').id}.log").touch()
-    assert servers(tmp_path).log_paths(launch_of(models)) == []
+    assert log_paths(tmp_path, launch_of(models)) == []
 
 
 def test_there_are_no_logs_where_there_is_no_folder(tmp_path: Path) -> None:
-    assert servers(tmp_path / "gone").log_paths(launch_of("tiny")) == []
+    assert log_paths(tmp_path / "gone", launch_of("tiny")) == []

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from specreg.core.errors import SpecregError
-from specreg.measurement.metrics import METRICS
 from specreg.report.progress import Progress
-from specreg.suite.configure import open_suite
+from specreg.suite.configure import open_context
+from specreg.suite.context import RunContext
 from specreg.suite.options import Options
-from specreg.suite.run import Suite
 from tests.unit import builders
 from tests.unit.suite.test_preflight import write_tier
 
@@ -25,13 +24,13 @@ NOT_ATTACHED: dict[str, dict[str, Any]] = {
 }
 
 
-def opened(folder: Path, *, gpus: int = 0, method: str = "eagle3", **given: Any) -> Suite:  # noqa: ANN401 - any option
+def opened(folder: Path, *, gpus: int = 0, method: str = "eagle3", **given: Any) -> RunContext:  # noqa: ANN401 - any option
     """A run of a tier of its own with such options."""
     write_tier(folder, gpus=gpus, methods=f'["none", "{method}"]')
     matrix, runs = folder / "fixtures/matrix", folder / "runs"
     usual = Options(tier="here", matrix=str(matrix), runs=str(runs))
     options = dataclasses.replace(usual, **given)
-    return open_suite(builders.ROOT, options, Progress(io.StringIO()))
+    return open_context(builders.ROOT, options, Progress(io.StringIO()))
 
 
 @pytest.mark.parametrize(
@@ -64,14 +63,3 @@ def test_what_cannot_be_is_refused_by_name(
         opened(tmp_path, **given)
     assert words in str(caught.value)
     assert not (tmp_path / "runs").exists()
-
-
-def test_metrics_are_softened_as_asked(tmp_path: Path) -> None:
-    choices = ("fail", "warn", "warn-speed")
-    softened = [opened(tmp_path, inconclusive=choice).softened for choice in choices]
-    speeds = {metric.name for metric in METRICS.values() if metric.by_launch}
-    assert softened == [set(), METRICS.keys(), speeds]
-
-
-def test_who_says_how_many_launches_gets_no_further_ones(tmp_path: Path) -> None:
-    assert [opened(tmp_path, launches=number).further_s for number in (None, 4)] == [600.0, 0.0]

@@ -1,4 +1,4 @@
-"""The end of a run: what is said besides the verdicts, and what is kept of it."""
+"""The end of a run: its remarks, its history, its page, and what is kept of it."""
 
 import dataclasses
 from pathlib import Path
@@ -8,114 +8,162 @@ import pytest
 
 from specreg.acceptance.record import Source
 from specreg.core.reasons import Reason
-from specreg.measurement.metrics import METRICS
-from specreg.suite.finish import leave_page, record_baselines, remarks, run_verdict
-from specreg.suite.run import Suite
-from specreg.verdicts.history import baseline_sha256, record_history, settings_sha256
+from specreg.report.progress import RunProgress
+from specreg.suite.case_runner import CaseRunner
+from specreg.suite.document import run_verdict
+from specreg.suite.finish import add_to_history
+from specreg.suite.live_page import LivePage
+from specreg.suite.new_baselines import record_baselines
+from specreg.suite.remarks import remarks_of
+from specreg.suite.result import Run, RunResult
+from specreg.suite.selection import Selection
+from specreg.verdicts.history import baseline_sha256, load_history, record_history, settings_sha256
 from specreg.verdicts.verdict import Outcome, Verdict
-from tests.unit import builders, reports
-from tests.unit.suite.test_run import COUNTS, LENGTH, SPEED, judged, measured, recorded, suite
-
-EVERYTHING = {builders.CASE.id: {m.name for m in METRICS.values() if m.applies_to(builders.CASE)}}
+from tests.unit import builders, reports, runs
+from tests.unit.runs import COUNTS, LENGTH, MEASURED, SPEED
 
 
-def suite_with_past(folder: Path, better_frac: float) -> Suite:
-    """A suite whose last six runs were better than the baseline by so much in throughput."""
-    one = suite(folder)
-    launch, baseline = recorded(one)
-    changed = {
-        "settings_sha256": settings_sha256(one.settings(builders.CASE)),
+def run_with_past(folder: Path, better_frac: float) -> Run[CaseRunner]:
+    """A run whose last six runs were better than the baseline by so much in throughput."""
+    context = runs.context(folder)
+    launch, baseline = runs.record(context)
+    changes = {
+        "settings_sha256": settings_sha256(context.settings(builders.CASE)),
         "changes": {SPEED.name: better_frac},
         "baseline_sha256": baseline_sha256(baseline),
     }
-    runs = [msgspec.structs.replace(reports.past_run(number), **changed) for number in range(6)]
-    record_history(one.history, runs)
-    return measured(one, launch)
+    past = [msgspec.structs.replace(reports.past_run(number), **changes) for number in range(6)]
+    record_history(context.history_path, past)
+    return runs.measured_run(context, launch)
 
 
-@pytest.mark.parametrize(("better_frac", "said"), [(0.03, True), (0.02, False), (-0.03, False)])
-def test_a_baseline_that_lies_well_below_the_last_runs_is_named(
-    tmp_path: Path, better_frac: float, *, said: bool
+@pytest.mark.parametrize(("better_frac", "is_named"), [(0.03, True), (0.02, False), (-0.03, False)])
+def test_a_baseline_well_below_the_last_runs_is_named(
+    tmp_path: Path, better_frac: float, *, is_named: bool
 ) -> None:
     """Half the tolerance is 2.5 %."""
-    found = list(remarks(suite_with_past(tmp_path, better_frac)))
-    assert bool(found) is said
-    if said:
-        words = "is 3.0% below the last runs; a loss of 3.0% would pass, so record it anew"
-        assert found == [f"{builders.CASE.id}: the baseline of {SPEED.name} {words}"]
+    remarks = list(remarks_of(run_with_past(tmp_path, better_frac).result()))
 
-
-def test_the_page_of_a_run_that_goes_on_takes_a_twentieth_of_its_time(tmp_path: Path) -> None:
-    one = measured(suite(tmp_path), builders.measurement({LENGTH.name: 2.5}, of=COUNTS))
-    page = tmp_path / "report.html"
-    leave_page(one)
-    assert not page.exists(), "nothing was judged"
-    judged(one, LENGTH)
-    leave_page(one)
-    page.unlink()
-    leave_page(one)
-    assert not page.exists(), "it would be too soon"
-    one.page_due_ns, one.shares_machine = 0, True
-    leave_page(one)
-    assert not page.exists(), "another process has the rest of the run"
+    words = "is 3.0% below the last runs; a loss of 3.0% would pass, so record it anew"
+    named = [f"{builders.CASE.id}: the baseline of {SPEED.name} {words}"]
+    assert remarks == (named if is_named else [])
 
 
 def test_a_torn_history_is_named(tmp_path: Path) -> None:
-    one = suite_with_past(tmp_path, 0.0)
-    with one.history.open("ab") as file:
+    run = run_with_past(tmp_path, 0.0)
+    with run.context.history_path.open("ab") as file:
         file.write(b'{"run": "2026')
-    (said,) = remarks(one)
-    assert said.endswith("1 line(s) can't be read; the rest is shown")
+
+    (remark,) = remarks_of(run.result())
+
+    assert remark.endswith("1 line(s) can't be read; the rest is shown")
 
 
-def test_an_acceptance_that_chunks_alone_tell_is_called_an_estimate(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("source", "is_estimate"), [(Source.VLLM_REQUEST, False), (Source.STREAM_CHUNKS, True)]
+)
+def test_an_acceptance_counted_by_chunks_is_called_an_estimate(
+    tmp_path: Path, source: Source, *, is_estimate: bool
+) -> None:
+    record = builders.acceptance(COUNTS, source, prompts=builders.PROMPTS_MEASURED)
+    launch = builders.measurement({LENGTH.name: 2.5}, of=record)
+
+    remarks = list(remarks_of(runs.measured_run(runs.context(tmp_path), launch).result()))
+
     words = "acceptance is an estimate from the chunks of the answers"
-    for source in (Source.VLLM_REQUEST, Source.STREAM_CHUNKS):
-        record = builders.acceptance(COUNTS, source, prompts=builders.PROMPTS_MEASURED)
-        one = measured(suite(tmp_path), builders.measurement({LENGTH.name: 2.5}, of=record))
-        told = [said.startswith(words) for said in remarks(one)]
-        assert told == [True] * (source is Source.STREAM_CHUNKS)
+    assert [remark.startswith(words) for remark in remarks] == [True] * is_estimate
 
 
-def test_a_run_is_complete_when_all_of_the_tier_was_judged_and_nothing_cut_it_short(
+def test_baselines_that_no_case_needs_are_named_after_a_green_run(tmp_path: Path) -> None:
+    (tmp_path / "tier.toml").write_text("needs_gpus = 0\nmodels = {}\ncases = []\n")
+    run = run_with_past(tmp_path, 0.0)
+    assert list(remarks_of(run.result())) == [], "nothing was judged"
+
+    passed = Verdict(case_id=builders.CASE.id, metric=LENGTH.name, outcome=Outcome.PASS)
+    run.judge.confirmation.verdicts.append(passed)
+    path = run.context.store.path(builders.CASE.id)
+    named = [f"no case asks for these baselines: git rm {path}"]
+    assert list(remarks_of(run.result())) == named
+
+    acceptance = runs.selection(run.context, {builders.CASE.id: [LENGTH.name]})
+    assert list(remarks_of(dataclasses.replace(run.result(), selection=acceptance))) == []
+
+    (tmp_path / "torn.toml").write_text("[")
+    assert list(remarks_of(run.result())) == [], "another tier can't be read"
+
+    (tmp_path / "torn.toml").unlink()
+    run.judge.note_failure(builders.CASE, SPEED.name, Reason(text="its server went away"))
+    assert list(remarks_of(run.result())) == [], "the run is red"
+
+
+def test_a_run_is_complete_if_the_whole_tier_was_judged_and_nothing_stopped_it(
     tmp_path: Path,
 ) -> None:
-    one = suite(tmp_path)
-    assert not run_verdict(one, 0, cut_short=False).complete
-    one.asked = EVERYTHING
-    assert run_verdict(one, 0, cut_short=False).complete
-    assert not run_verdict(one, 0, cut_short=True).complete
-    one.asked = {builders.CASE.id: {LENGTH.name}}
-    assert not run_verdict(one, 0, cut_short=False).complete
+    context = runs.context(tmp_path)
+
+    def is_complete(selection: Selection, *, cut_short: bool = False) -> bool:
+        result = RunResult(context=context, selection=selection, ended_at="")
+        return run_verdict(result, 0, cut_short=cut_short).complete
+
+    everything = runs.everything(context)
+    assert is_complete(everything)
+    assert not is_complete(everything, cut_short=True)
+    assert not is_complete(Selection())
+    assert not is_complete(runs.selection(context, {builders.CASE.id: [LENGTH.name]}))
 
 
-def test_what_nobody_asks_for_is_named_after_a_run_of_everything(tmp_path: Path) -> None:
-    one = suite_with_past(tmp_path, 0.0)
-    (tmp_path / "tier.toml").write_text("needs_gpus = 0\nmodels = {}\ncases = []\n")
-    assert list(remarks(one)) == []
-    one.asked = EVERYTHING
-    assert list(remarks(one)) == [], "nothing was judged"
-    one.confirmation.verdicts.append(
-        Verdict(case_id=builders.CASE.id, metric=LENGTH.name, outcome=Outcome.PASS)
-    )
-    path = one.store.path(builders.CASE.id)
-    expected = f"no case asks for these baselines: git rm {path}"
-    assert list(remarks(one)) == [expected]
-    (tmp_path / "torn.toml").write_text("[")
-    assert list(remarks(one)) == []
-    (tmp_path / "torn.toml").unlink()
-    one.note_failure(builders.CASE, SPEED.name, Reason(text="its server went away"))
-    assert list(remarks(one)) == []
+def test_a_run_that_judged_is_added_to_the_history(tmp_path: Path) -> None:
+    run = runs.measured_run(runs.context(tmp_path), MEASURED)
+    runs.judge(run, LENGTH)
+
+    add_to_history(run.result())
+
+    (past_run,) = load_history(run.context.history_path).of(builders.CASE.id)
+    assert past_run.outcomes[LENGTH.name] == "NO_BASELINE"
+    assert past_run.values == {LENGTH.name: 2.5}
+    assert past_run.engine_version == "0.32.0"
+
+
+def test_a_run_that_records_is_not_added_to_the_history(tmp_path: Path) -> None:
+    context = runs.context(tmp_path, update_baselines=True, launches=1)
+    run = runs.measured_run(context, MEASURED)
+    runs.judge(run, LENGTH)
+
+    add_to_history(run.result())
+
+    assert not context.history_path.exists()
+
+
+def test_the_page_of_a_run_that_goes_on_takes_a_twentieth_of_its_time(tmp_path: Path) -> None:
+    run = runs.measured_run(runs.context(tmp_path), MEASURED)
+    moments_ns = iter([0, 0, 5, 99, 100, 105])
+    live_page = LivePage(progress=RunProgress(), clock=lambda: next(moments_ns))
+    path = tmp_path / "report.html"
+
+    live_page.update(run.result)
+    assert not path.exists(), "nothing was judged"
+
+    runs.judge(run, LENGTH)
+    live_page.update(run.result)
+    path.unlink()
+    live_page.update(run.result)
+    assert not path.exists(), "the page took 5 ns, so it is due again after 100 ns"
+
+    live_page.update(run.result)
+    assert path.exists()
 
 
 def test_a_case_that_is_wrong_is_not_recorded(tmp_path: Path) -> None:
     launch = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0}, of=COUNTS)
-    one = measured(suite(tmp_path, update_baselines=True, launches=2), launch, launch)
+    context = runs.context(tmp_path, update_baselines=True, launches=2)
+    run = runs.measured_run(context, launch, launch)
     wrong = Verdict(case_id=builders.CASE.id, metric="lossless_frac", outcome=Outcome.WRONG)
-    one.confirmation.verdicts.append(
+    run.judge.confirmation.verdicts.append(
         dataclasses.replace(wrong, reason=Reason(text="token 3 differs"))
     )
-    (said,), all_written = record_baselines(one, color=False)
-    assert said == f"baseline of '{builders.CASE.id}': not written, WRONG: token 3 differs"
+
+    lines, all_written = record_baselines(run.result(), color=False)
+
+    assert lines == [f"baseline of '{builders.CASE.id}': not written, WRONG: token 3 differs"]
     assert not all_written
-    assert not one.store.path(builders.CASE.id).exists()
+    assert not context.store.path(builders.CASE.id).exists()

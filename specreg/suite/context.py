@@ -1,0 +1,197 @@
+"""What is fixed for a run once its options are read."""
+
+import datetime as dt
+import time
+from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from specreg.baselines.comparison import CaseBaselines
+from specreg.baselines.store import BaselineStore, settings_in
+from specreg.datasets.hub import is_offline
+from specreg.matrix.case import Case, CaseSettings, Tier
+from specreg.measurement.metrics import METRICS
+from specreg.servers.launch import Launch, launches_of
+from specreg.servers.provision import Provision
+from specreg.suite.options import Options, options_to_repeat
+from specreg.telemetry.identity import Environment, ProcessorLoad
+
+_LAUNCHES_TO_RECORD = 3
+_NS_PER_US = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunClock:
+    """The time of day during a run, whatever becomes of the machine's own clock.
+
+    Attributes:
+        began_at: when the run began, in UTC.
+        began_ns: the same moment on the monotonic clock.
+    """
+
+    began_at: dt.datetime
+    began_ns: int
+    monotonic_ns: Callable[[], int] = time.monotonic_ns
+
+    @classmethod
+    def start(cls) -> Self:
+        """Return a clock of a run that begins now."""
+        return cls(began_at=dt.datetime.now(tz=dt.UTC), began_ns=time.monotonic_ns())
+
+    def now(self) -> dt.datetime:
+        """Return the start of the run plus the time since, in UTC."""
+        passed_us = (self.monotonic_ns() - self.began_ns) // _NS_PER_US
+        return self.began_at + dt.timedelta(microseconds=passed_us)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseLaunch:
+    """A case on one launch of its servers.
+
+    Attributes:
+        control: the launch of the server without speculation; the server's own where the case has
+            no control.
+    """
+
+    case: Case
+    server: Launch
+    control: Launch
+
+    @classmethod
+    def of(cls, case: Case, number: int) -> Self:
+        """Return a case on the launch of a number, from 1."""
+        control, server = launches_of(case, number)
+        return cls(case=case, server=server, control=control)
+
+    @property
+    def name(self) -> str:
+        """The id of the case on this launch, from the second one on with `-launch2`."""
+        return self.server.case_id(self.case)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext:
+    """What is fixed for a run: where it runs, what it may measure, and what the user asked for.
+
+    Attributes:
+        name: what the history and the documents call the run.
+        tier: the cases that the run may measure.
+        environment: the machine, by which baselines are named.
+        run_folder: where the run leaves its journal, logs and reports.
+        provision: where the engines come from.
+        store: the baselines that apply to this machine.
+        is_worker: whether other processes of the same run measure on this machine.
+        processor_load: of this machine when the run began; None where others measured.
+    """
+
+    name: str
+    root: Path
+    tier: Tier
+    environment: Environment
+    options: Options
+    run_folder: Path
+    provision: Provision
+    store: BaselineStore
+    clock: RunClock
+    is_worker: bool = False
+    processor_load: ProcessorLoad | None = None
+
+    @property
+    def launches(self) -> int:
+        """How many launches of each server are measured."""
+        if self.options.launches is not None:
+            return self.options.launches
+        return _LAUNCHES_TO_RECORD if self.is_recording else 1
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether baselines are recorded, and nothing is judged."""
+        return self.options.update_baselines
+
+    @property
+    def is_part(self) -> bool:
+        """Whether the run is one of several that are merged, so that it records nothing itself."""
+        return self.is_worker or self.options.shard is not None
+
+    @property
+    def skips_unfetched(self) -> bool:
+        """Whether a case is skipped, not INVALID, if its models can't be fetched."""
+        return not self.options.require_tier or is_offline()
+
+    @property
+    def softened(self) -> AbstractSet[str]:
+        """The metrics whose tests pass if their effect is INCONCLUSIVE."""
+        if self.options.inconclusive == "warn":
+            return METRICS.keys()
+        if self.options.inconclusive == "warn-speed":
+            return {name for name, metric in METRICS.items() if metric.by_launch}
+        return set()
+
+    @property
+    def history_path(self) -> Path:
+        """The file of what earlier runs on this machine did."""
+        folder = self.options.history or Path(self.options.runs).parent / "history"
+        return self.root / folder / f"{self.environment.name}.jsonl"
+
+    def case_launches(self) -> Iterator[CaseLaunch]:
+        """Yield every case of the tier on each launch, in the order in which a run measures them.
+
+        Cases that share a server follow one another.
+        """
+        servers = list(dict.fromkeys(case.server for case in self.tier.cases))
+        cases = sorted(self.tier.cases, key=lambda case: servers.index(case.server))
+        for number in range(1, self.launches + 1):
+            for case in cases:
+                if self.options.engine in {None, case.server.engine}:
+                    yield CaseLaunch.of(case, number)
+
+    def settings(self, case: Case) -> CaseSettings:
+        """Return what must be equal for another measurement of a case to be compared."""
+        return settings_in(self.root, case)
+
+    def baselines_of(self, case: Case) -> CaseBaselines:
+        """Return what the baselines hold for a case.
+
+        Raises:
+            BaselineError: a baseline can't be read.
+        """
+        return self.store.look_up(case, self.settings(case))
+
+
+def store_of(
+    options: Options, root: Path, environment: Environment, tier_name: str
+) -> BaselineStore:
+    """Return the baselines of a machine, in the folder that the options name."""
+    return BaselineStore(
+        folder=root / options.baselines,
+        environment=environment,
+        options=options_to_repeat(options, tier_name),
+    )
+
+
+def provision_of(
+    options: Options,
+    *,
+    on_gpu: bool,
+    show: Callable[[str], None],
+    tell: Callable[[str], None] = print,
+) -> Provision:
+    """Return where the engines of a run come from.
+
+    Args:
+        options: what the user asked for.
+        on_gpu: whether the engines run on GPUs.
+        show: takes what goes on, for a line of progress.
+        tell: takes what must be printed in any case.
+    """
+    return Provision(
+        on_gpu=on_gpu,
+        version=options.engine_version,
+        python=options.engine_python,
+        url=options.attach.rstrip("/") if options.attach else None,
+        show=show,
+        tell=tell,
+        waits=not options.no_wait,
+    )

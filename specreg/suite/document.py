@@ -1,0 +1,161 @@
+"""Fill the documents of a run: its verdict and its report."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from specreg.baselines.comparison import differing_settings
+from specreg.baselines.schema import Baseline
+from specreg.core.commands import run_command
+from specreg.core.errors import BaselineError, SpecregError
+from specreg.matrix.case import Case
+from specreg.measurement.figures import Figures
+from specreg.report.document import (
+    CaseReport,
+    Report,
+    RunVerdict,
+    count_outcomes,
+    expected_of,
+    origin_of,
+    slowed_of,
+)
+from specreg.servers.launch import log_paths
+from specreg.suite.context import CaseLaunch, RunContext
+from specreg.suite.measured import shown_launch
+from specreg.suite.options import MOST_LAUNCHES_ASKED
+from specreg.suite.result import RunResult
+from specreg.verdicts.detection import MOST_LAUNCHES
+from specreg.verdicts.history import RunRecord, load_history
+
+LOGS_FOLDER = "logs"
+"""The folder of a run that has the logs of its servers."""
+_LAST_RUNS = 60
+"""How many earlier runs of a case the report shows."""
+_MOST_LAUNCHES = MOST_LAUNCHES_ASKED + MOST_LAUNCHES
+"""The highest number of a launch: those that the user asks for, and further ones."""
+_NAME_THE_ENGINE = ("--specreg-engine-version", "--specreg-engine-python", "--specreg-attach")
+
+
+def run_verdict(result: RunResult, status: int, *, cut_short: bool) -> RunVerdict:
+    """Return what the run decided, for programs.
+
+    Args:
+        result: what the run came to.
+        status: the exit status of the run.
+        cut_short: whether it ended before everything that was selected was judged.
+    """
+    context = result.context
+    is_complete = result.selection.covers_tier and not cut_short and not result.skipped
+    return RunVerdict(
+        run=context.name,
+        tier=context.tier.name,
+        environment=context.environment.name,
+        attached=context.provision.url or "",
+        complete=is_complete,
+        exit_status=status,
+        outcomes=count_outcomes(result.verdicts),
+        verdicts=result.verdicts,
+        skipped=dict(result.skipped),
+        no_power=result.selection.no_power,
+        slowed=slowed_of(result.figures),
+        load=context.processor_load,
+    )
+
+
+def report_of(
+    result: RunResult, run: RunVerdict, *, command: str, remarks: tuple[str, ...] = ()
+) -> Report:
+    """Fill the report of a run.
+
+    Args:
+        result: what the run came to.
+        run: what it decided.
+        command: what the user typed.
+        remarks: what else a reader should know.
+    """
+    context = result.context
+    history = load_history(context.history_path)
+    judged_ids = {verdict.case_id for verdict in result.verdicts}
+    cases = [case for case in context.tier.cases if case.id in judged_ids]
+    return Report(
+        run=run,
+        machine=context.environment,
+        origin=origin_of(context.root, command, result.driver_version, context.store.options),
+        cases=tuple(_case_report(result, case, history.of(case.id)) for case in cases),
+        tier_cases=tuple(case.id for case in context.tier.cases),
+        remarks=remarks,
+        ended_at=result.ended_at,
+        time=result.time,
+    )
+
+
+def _case_report(result: RunResult, case: Case, records: Sequence[RunRecord]) -> CaseReport:
+    """Return what the report says of a case, with its earlier runs."""
+    context = result.context
+    measurements = [
+        measurement for measurement in result.measurements if measurement.case.id == case.id
+    ]
+    valid = [measurement for measurement in measurements if measurement.values]
+    settings = None
+    expected = None
+    with contextlib.suppress(SpecregError):  # the case is red for it, and says why
+        settings = context.settings(case)
+        expected = expected_of(context.baselines_of(case), (valid or measurements)[-1:])
+    shown = shown_launch(result.launches, case.id)
+    figures = shown.figures if shown else None
+    torch_version = ""
+    if measurements and result.selection.is_recording:
+        torch_version = result.torch_version_of(case)
+    options = _with_engine_version(context.store.options, figures)
+    return CaseReport(
+        case_id=case.id,
+        engine=case.server.engine,
+        method=case.server.method,
+        models=case.server.models,
+        dataset=case.dataset,
+        target=case.server.target,
+        draft=case.server.draft or "",
+        settings=settings,
+        figures=figures,
+        expected=expected,
+        history=tuple(records[-_LAST_RUNS:]),
+        reproduce=run_command((case.id,), options),
+        logs=tuple(_logs(context.run_folder, case)),
+        torch_version=torch_version,
+        error=result.errors.get(case.id, ""),
+    )
+
+
+def _with_engine_version(options: tuple[str, ...], figures: Figures | None) -> tuple[str, ...]:
+    """Add the version of the engine that was measured to options that don't name an engine.
+
+    Without it, the same command measures another version once specreg prefers a newer one.
+    """
+    if figures is None or any(option.startswith(_NAME_THE_ENGINE) for option in options):
+        return options
+    version = figures.engine_version.partition("+")[0]
+    return (*options, f"--specreg-engine-version={version}") if version else options
+
+
+def _logs(run_folder: Path, case: Case) -> Iterator[str]:
+    """Yield the logs of a case's servers, launch by launch, its own server first."""
+    for number in range(1, _MOST_LAUNCHES + 1):
+        case_launch = CaseLaunch.of(case, number)
+        launches = dict.fromkeys((case_launch.server, case_launch.control))
+        paths = [
+            path for launch in launches for path in log_paths(run_folder / LOGS_FOLDER, launch)
+        ]
+        if not paths:
+            return
+        yield from (path.relative_to(run_folder).as_posix() for path in paths)
+
+
+def exact_baseline(context: RunContext, case: Case) -> Baseline | None:
+    """Return the baseline that a case was judged against, if it is this machine's."""
+    try:
+        known = context.baselines_of(case)
+    except BaselineError:
+        return None
+    if known.exact is None or differing_settings(known.exact.case, known.settings):
+        return None
+    return known.exact

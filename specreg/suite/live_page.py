@@ -1,0 +1,50 @@
+"""The page of a run that goes on: what it has judged so far."""
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from specreg.report.document import write_whole
+from specreg.report.page import render_page
+from specreg.report.progress import RunProgress
+from specreg.suite.document import report_of, run_verdict
+from specreg.suite.result import RunResult
+
+_TIME_SHARE = 20
+"""The page is rendered again so late that it takes a twentieth of the time."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LivePage:
+    """Leaves the page of a run in its folder before each case.
+
+    The verdicts and the page at the end don't depend on it.
+
+    Attributes:
+        progress: says which case of how many is at hand.
+        clock: monotonic, in nanoseconds.
+    """
+
+    progress: RunProgress
+    clock: Callable[[], int] = time.monotonic_ns
+    _due_ns: int = field(default=0)
+
+    def update(self, get_result: Callable[[], RunResult]) -> None:
+        """Leave the page if it is due and anything was judged.
+
+        Args:
+            get_result: gives what the run came to so far.
+        """
+        began_ns = self.clock()
+        if began_ns < self._due_ns:
+            return
+        result = get_result()
+        if not result.verdicts:
+            return
+        with contextlib.suppress(Exception):
+            report = report_of(result, run_verdict(result, 0, cut_short=True), command="")
+            now = result.context.clock.now()
+            page = render_page(report, in_progress=f"{self.progress.place}, {now:%H:%M:%S} UTC")
+            write_whole(result.context.run_folder / "report.html", page.encode())
+        self._due_ns = began_ns + _TIME_SHARE * (self.clock() - began_ns)

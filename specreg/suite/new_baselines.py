@@ -1,0 +1,105 @@
+"""Write the baselines of a run that records them."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from specreg.baselines.comparison import spreads_of
+from specreg.baselines.record import RecordedBaseline, RecordingNotes, record_measurements
+from specreg.baselines.schema import Baseline
+from specreg.core.commands import record_command
+from specreg.core.errors import BaselineError, SpecregError
+from specreg.matrix.case import Case
+from specreg.matrix.models import model_sha256
+from specreg.report import terminal
+from specreg.suite.recording import speed_spreads
+from specreg.suite.result import RunResult
+from specreg.verdicts.detection import detects_against
+from specreg.verdicts.history import identical_to, load_history, noise_of
+from specreg.verdicts.verdict import Outcome
+
+
+def record_baselines(result: RunResult, *, color: bool) -> tuple[list[str], bool]:
+    """Write the baselines of the cases whose launches were all measured.
+
+    Returns:
+        Lines for the summary, and whether every baseline was written as a whole.
+    """
+    recorded: list[RecordedBaseline] = []
+    refused: dict[str, str] = {}
+    for case in result.cases:
+        try:
+            baseline = _record(result, case)
+        except SpecregError as error:
+            refused[case.id] = str(error)
+            continue
+        recorded.append(baseline)
+        if baseline.left_out:
+            refused[case.id] = baseline.left_out
+    lines = [*refused.values(), *_written(result, recorded, color=color)]
+    failed_ids = {verdict.case_id for verdict in result.verdicts if verdict.fails}
+    to_repeat = tuple(case_id for case_id in refused if case_id not in failed_ids)
+    if to_repeat:
+        command = record_command(to_repeat, result.context.store.options)
+        lines.append(f"record again what wasn't written:\n  {command}")
+    return [line for line in lines if line], not refused
+
+
+def _written(
+    result: RunResult, recorded: Sequence[RecordedBaseline], *, color: bool
+) -> Sequence[str]:
+    """Return what to say of the baselines that were written."""
+    if not recorded:
+        return ()
+    tier_cases = result.context.tier.cases
+    tier_ids = {case.id for case in tier_cases}
+    timed_ids = {case.id for case in tier_cases if result.selection.needs_speed(case)}
+    return (
+        terminal.render_recorded(recorded, color=color),
+        terminal.render_undecidable(recorded),
+        terminal.render_unjudged(recorded, timed_ids),
+        terminal.render_written(recorded, tier_ids, result.context.store.options),
+    )
+
+
+def _record(result: RunResult, case: Case) -> RecordedBaseline:
+    """Write the baseline of a case.
+
+    Raises:
+        BaselineError: the case is WRONG, or its measurements aren't fit to be compared with.
+        SpecregError: not all of its launches were measured.
+    """
+    context = result.context
+    measurements = result.measurements_of(case)
+    for verdict in result.verdicts_of(case.id):
+        if verdict.outcome is Outcome.WRONG:
+            raise BaselineError(
+                f"baseline of '{case.id}': not written, WRONG: {verdict.explanation}"
+            )
+    if len(measurements) < context.launches:
+        count = f"{len(measurements)} of {context.launches} launches were measured"
+        raise SpecregError(f"baseline of '{case.id}': not written, {count}; select the whole case")
+    settings = context.settings(case)
+    first = measurements[0]
+    draft_sha256 = model_sha256(first.draft) if first.draft else ""
+    history = load_history(context.history_path).of(case.id)
+    identical = identical_to(history, settings, first.engine_version, draft_sha256)
+    spreads = speed_spreads(result.measurements, context.store)
+
+    def complete(baseline: Baseline) -> Baseline:
+        """Add how identical runs differed, and what a launch can detect against the baseline."""
+        detects = detects_against(baseline, case, spreads)
+        noise = {**baseline.noise, **noise_of(identical, spreads_of((baseline,)))}
+        return msgspec.structs.replace(baseline, noise=noise, detects=detects)
+
+    return record_measurements(
+        measurements,
+        settings,
+        context.store,
+        RecordingNotes(
+            reason=(context.options.reason or "").strip(),
+            torch_version=result.torch_version_of(case),
+            driver_version=result.driver_version,
+        ),
+        complete=complete,
+    )

@@ -1,0 +1,90 @@
+"""What a reader of a run should know besides its verdicts."""
+
+import contextlib
+import shlex
+from collections.abc import Iterator, Sequence
+
+from specreg.acceptance.record import Source
+from specreg.core.errors import SpecregError
+from specreg.matrix.case import Case
+from specreg.matrix.tier import load_tier, tier_names
+from specreg.report.document import last_launches
+from specreg.report.remarks import workload_remarks
+from specreg.report.vocabulary import render_unhidden
+from specreg.suite.context import RunContext
+from specreg.suite.document import exact_baseline
+from specreg.suite.result import RunResult
+from specreg.verdicts.history import RunRecord, headroom_frac, load_history
+
+
+def remarks_of(result: RunResult) -> Iterator[str]:
+    """Yield what a reader of a run should know: a torn history, headroom, unused baselines.
+
+    For a recording, that is only what was measured twice, whether acceptance is an estimate, and
+    what the workload lacks.
+    """
+    yield from result.retried
+    not_hidden = render_unhidden()
+    if not_hidden:
+        yield not_hidden
+    yield from _estimate(result)
+    for figures in last_launches(result.figures):
+        yield from workload_remarks(figures)
+    if result.selection.is_recording:
+        return
+    yield from _fewer_prompts(result.cases)
+    history = load_history(result.context.history_path)
+    if history.problem:
+        yield history.problem
+    for case in result.cases:
+        yield from _headroom(result, case, history.of(case.id))
+    is_green = bool(result.verdicts) and not any(verdict.fails for verdict in result.verdicts)
+    if is_green and result.selection.covers_tier:
+        yield from _unused_baselines(result.context)
+
+
+def _estimate(result: RunResult) -> Iterator[str]:
+    """Say that acceptance is an estimate, if no server counts steps."""
+    sources = [
+        measurement.acceptance.source
+        for measurement in result.measurements
+        if measurement.acceptance
+    ]
+    if Source.STREAM_CHUNKS in sources:
+        chunks = "the chunks of the answers, each taken for a step: their server counts no steps"
+        yield f"acceptance is an estimate from {chunks}"
+
+
+def _fewer_prompts(cases: Sequence[Case]) -> Iterator[str]:
+    """Say that a run of fewer prompts compares acceptance alone."""
+    prompts = {case.prompts for case in cases if case.matrix_prompts}
+    if not prompts:
+        return
+    counts = " to ".join(map(str, sorted({min(prompts), max(prompts)})))
+    compared = "acceptance was compared over those that its baseline has too, speed wasn't"
+    yield f"--num-prompts left {counts} prompts of a case: {compared}"
+
+
+def _headroom(result: RunResult, case: Case, records: Sequence[RunRecord]) -> Iterator[str]:
+    """Name the metrics whose baseline lies so far below the last runs that a loss would pass."""
+    baseline = exact_baseline(result.context, case)
+    if baseline is None:
+        return
+    for metric in result.selection.metrics_of(case):
+        if metric.two_sided:
+            continue
+        headroom = headroom_frac(metric, baseline, records)
+        if headroom is not None and headroom >= metric.allowed_frac(case) / 2:
+            low = f"{case.id}: the baseline of {metric.name} is {headroom:.1%} below the last runs"
+            yield f"{low}; a loss of {headroom:.1%} would pass, so record it anew"
+
+
+def _unused_baselines(context: RunContext) -> Iterator[str]:
+    """Name the baselines of this machine that no case of any tier needs."""
+    folder = context.root / context.options.matrix
+    with contextlib.suppress(SpecregError):  # a tier that can't be read says so in its own runs
+        tiers = [load_tier(folder, name) for name in tier_names(folder)]
+        unused = context.store.unused({case.id for tier in tiers for case in tier.cases})
+        if unused:
+            command = shlex.join(("git", "rm", *map(str, unused)))
+            yield f"no case asks for these baselines: {command}"

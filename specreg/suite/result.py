@@ -1,0 +1,117 @@
+"""What a run came to, for its reports, its history and its baselines."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from specreg.core.timeline import RunTime
+from specreg.matrix.case import Case
+from specreg.measurement.figures import Figures
+from specreg.measurement.measure import Measurement
+from specreg.suite.case_runner import CaseSource
+from specreg.suite.context import RunContext
+from specreg.suite.group_judge import GroupJudge
+from specreg.suite.measured import MeasuredLaunch
+from specreg.suite.selection import Selection
+from specreg.verdicts.verdict import Verdict
+
+_NO_TIME = RunTime(pairs=(), idle_s=0.0, wall_s=0.0)
+CasesT = TypeVar("CasesT", bound=CaseSource)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """What a run has measured and judged, so far or at its end.
+
+    Attributes:
+        launches: in the order of the run.
+        verdicts: in the order of the run.
+        errors: by the id of a case that failed otherwise than by a verdict, what was said, in full.
+        skipped: by the id of a case that couldn't run here, what it needs.
+        retried: in words, what was measured twice because its server had gone away.
+        time: where the time went.
+        ended_at: ISO 8601, in UTC.
+        driver_version: of the GPUs, empty without one.
+        torch_version_of: asks the engine of a case for the torch that it ran with; empty if that
+            isn't known.
+        is_merged: whether it joins what several processes measured.
+    """
+
+    context: RunContext
+    selection: Selection = field(default_factory=Selection)
+    launches: tuple[MeasuredLaunch, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    errors: Mapping[str, str] = field(default_factory=dict)
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    retried: tuple[str, ...] = ()
+    time: RunTime = _NO_TIME
+    ended_at: str
+    driver_version: str = ""
+    torch_version_of: Callable[[Case], str] = lambda _: ""
+    is_merged: bool = False
+
+    @property
+    def measurements(self) -> tuple[Measurement, ...]:
+        """All measurements, in the order of the run."""
+        return tuple(launch.measurement for launch in self.launches)
+
+    @property
+    def figures(self) -> tuple[Figures, ...]:
+        """The figures of all launches, in the order of the run."""
+        return tuple(launch.figures for launch in self.launches)
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """The cases that were measured, each once."""
+        return tuple({launch.case.id: launch.case for launch in self.launches}.values())
+
+    def measurements_of(self, case: Case) -> list[Measurement]:
+        """Return all measurements of a case, in the order of its launches."""
+        return [measurement for measurement in self.measurements if measurement.case == case]
+
+    def verdicts_of(self, case_id: str) -> list[Verdict]:
+        """Return all verdicts on a case."""
+        return [verdict for verdict in self.verdicts if verdict.case_id == case_id]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run(Generic[CasesT]):
+    """The parts of a run that has started.
+
+    Attributes:
+        cases: measures the selected cases, or reads what shards measured of them.
+        judge: judges them.
+        ended_at: when the last shard ended; empty for a run that ends now.
+    """
+
+    context: RunContext
+    selection: Selection
+    cases: CasesT
+    judge: GroupJudge
+    ended_at: str = ""
+    is_merged: bool = False
+
+    def result(self) -> RunResult:
+        """Return what the run came to so far."""
+        launches = tuple(self.cases.launches)
+        now = self.context.clock.now().isoformat(timespec="seconds")
+        return RunResult(
+            context=self.context,
+            selection=self.selection,
+            launches=launches,
+            verdicts=self.judge.verdicts,
+            errors=dict(self.judge.errors),
+            skipped={**self.selection.skipped, **self.judge.skipped},
+            retried=tuple(self.cases.retried),
+            time=self.cases.time,
+            ended_at=self.ended_at or now,
+            driver_version=self.cases.driver_version,
+            torch_version_of=self.cases.torch_version,
+            is_merged=self.is_merged,
+        )
+
+
+def empty_result(context: RunContext, selection: Selection) -> RunResult:
+    """Return the result of a run that ended before it started."""
+    now = context.clock.now().isoformat(timespec="seconds")
+    return RunResult(context=context, selection=selection, skipped=selection.skipped, ended_at=now)

@@ -1,0 +1,191 @@
+"""Which metrics and checks of which cases a run judges, and what it leaves out."""
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from specreg.core.errors import BaselineError
+from specreg.correctness.checks import CorrectnessCheck, checks_of
+from specreg.matrix.case import Case, Tier
+from specreg.matrix.models import why_no_models
+from specreg.measurement.metrics import METRICS, RECORDED, Family, Metric, metrics_of
+from specreg.suite.configure import why_unfit
+from specreg.suite.context import CaseLaunch, RunContext
+
+Subject: TypeAlias = Metric | CorrectnessCheck
+"""What a test of the suite is about."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What the collected tests need of each case, by case id.
+
+    Attributes:
+        names: the metrics and checks to judge; a case that isn't there isn't measured.
+        skipped: what a case needs that this machine lacks.
+        unfetched: why the models of a case can't be fetched, which fails its tests.
+        unpowered: why the power of a case that was to be judged can't be measured.
+        no_power: all reasons why power isn't measured; empty if it is, or if no test needs it.
+        is_recording: whether baselines are recorded, and nothing is judged.
+        covers_tier: whether everything is judged that the tier has, on all its prompts.
+    """
+
+    names: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    unfetched: Mapping[str, str] = field(default_factory=dict)
+    unpowered: Mapping[str, str] = field(default_factory=dict)
+    no_power: str = ""
+    is_recording: bool = False
+    covers_tier: bool = False
+
+    @property
+    def measured_ids(self) -> AbstractSet[str]:
+        """The cases that the run will measure."""
+        return self.names.keys() - self.unfetched.keys()
+
+    def cases_of(self, tier: Tier) -> list[Case]:
+        """Return the selected cases of a tier, in its order."""
+        return [case for case in tier.cases if case.id in self.names]
+
+    def metrics_of(self, case: Case) -> tuple[Metric, ...]:
+        """Return the metrics that the run judges of a case."""
+        names = self.names.get(case.id, frozenset())
+        return tuple(
+            metric for metric in METRICS.values() if metric.name in names and metric.is_judged(case)
+        )
+
+    def checks_of(self, case: Case, launch: int) -> tuple[CorrectnessCheck, ...]:
+        """Return the correctness checks of a case; only the first launch is checked."""
+        if launch != 1:
+            return ()
+        names = self.names.get(case.id, frozenset())
+        return tuple(check for check in checks_of(case, with_torch=True) if check.name in names)
+
+    def needs_speed(self, case: Case) -> bool:
+        """Whether the run needs to know how fast a case is.
+
+        A case whose speeds are all shown and not judged is timed whenever it is measured.
+        """
+        speeds = [
+            metric for metric in METRICS.values() if metric.by_launch and metric.applies_to(case)
+        ]
+        only_shown = bool(speeds) and not any(metric.is_judged(case) for metric in speeds)
+        is_recorded = self.is_recording and case.speed
+        is_benchmark = RECORDED.name in self.names.get(case.id, frozenset())
+        is_judged = any(metric.by_launch for metric in self.metrics_of(case))
+        return only_shown or is_recorded or is_benchmark or is_judged
+
+    def needs_power(self, case: Case) -> bool:
+        """Whether the run needs to know how much power a case draws."""
+        return self.is_recording or any(
+            metric.family is Family.POWER for metric in self.metrics_of(case)
+        )
+
+    def why_skipped(self, case: Case, subject: Subject) -> str:
+        """Return why a test is skipped; empty if it runs."""
+        if case.id in self.skipped:
+            return self.skipped[case.id]
+        return self.unpowered.get(case.id, "") if _is_power(subject) else ""
+
+
+def subjects_of(
+    marker: str, name: str, case_launch: CaseLaunch, *, with_torch: bool
+) -> Sequence[Subject]:
+    """Return what the tests of a metric family, or of a correctness check, judge of a case.
+
+    Args:
+        marker: the pytest marker of the test, "family" or "correctness".
+        name: the family or the check that the marker names.
+        case_launch: the case on one launch of its server.
+        with_torch: whether checks are made that need torch.
+    """
+    case = case_launch.case
+    is_first_launch = case_launch.server.number == 1
+    if name == RECORDED.name:
+        # Once per case, if the run can measure and time it.
+        is_judged = any(metric.is_judged(case) for metric in METRICS.values())
+        return [RECORDED] if is_first_launch and case.speed and is_judged else []
+    if marker == "family":
+        return metrics_of(case, Family(name))
+    if not is_first_launch:
+        return []
+    return [check for check in checks_of(case, with_torch=with_torch) if check.name == name]
+
+
+def select(
+    tests: Sequence[tuple[Case, Subject]], context: RunContext, *, asks_hub: bool = True
+) -> Selection:
+    """Select what the collected tests need, and leave out what can't be measured here.
+
+    Args:
+        tests: the case of each test, and what the test judges of it.
+        context: the run.
+        asks_hub: whether to ask the hub for the models of the cases.
+    """
+    cases = {case.id: case for case, _ in tests}
+    unfetched = _unfetched(cases, context) if asks_hub else {}
+    skipped = dict(why_unfit(context))
+    if context.skips_unfetched:
+        skipped = {**unfetched, **skipped}
+        unfetched = {}
+    skipped = {case_id: why for case_id, why in skipped.items() if case_id in cases}
+    unpowered: dict[str, str] = {}
+    names: dict[str, set[str]] = {}
+    for case, subject in tests:
+        if case.id in skipped:
+            continue
+        why_no_power = context.provision.why_no_power(case.server) if _is_power(subject) else ""
+        if why_no_power:
+            unpowered[case.id] = why_no_power
+        else:
+            names.setdefault(case.id, set()).add(subject.name)
+    return Selection(
+        names=names,
+        skipped=skipped,
+        unfetched=unfetched,
+        unpowered=unpowered,
+        no_power="; ".join(dict.fromkeys(unpowered.values())),
+        is_recording=context.is_recording,
+        covers_tier=covers_tier(names, context),
+    )
+
+
+def _is_power(subject: Subject) -> bool:
+    return isinstance(subject, Metric) and subject.family is Family.POWER
+
+
+def _unfetched(cases: Mapping[str, Case], context: RunContext) -> Mapping[str, str]:
+    """Return by case why its models can't be fetched; an attached server has them already."""
+    if context.provision.url is not None:
+        return {}
+    reasons = {case_id: why_no_models(case.server) for case_id, case in cases.items()}
+    return {case_id: why for case_id, why in reasons.items() if why}
+
+
+def covers_tier(names: Mapping[str, AbstractSet[str]], context: RunContext) -> bool:
+    """Whether some names are everything that can be judged here of the tier, on all its prompts."""
+    for case in context.tier.cases:
+        judged = [metric for metric in METRICS.values() if metric.is_judged(case)]
+        if context.provision.why_no_power(case.server):
+            judged = [metric for metric in judged if metric.family is not Family.POWER]
+        measurable = {metric.name for metric in judged}
+        if case.matrix_prompts or not names.get(case.id, frozenset()) >= measurable:
+            return False
+    return True
+
+
+def least_time_s(case: Case, selection: Selection, context: RunContext) -> float:
+    """Return how long the servers of a case take requests at least, in seconds.
+
+    It is 0 unless a speed is recorded, or compared with a recorded one.
+    """
+    if not selection.needs_speed(case):
+        return 0.0
+    if selection.is_recording:
+        return case.least_s
+    try:
+        exact = context.baselines_of(case).exact
+    except BaselineError:
+        return 0.0
+    return case.least_s if exact and exact.launches else 0.0

@@ -1,0 +1,181 @@
+"""Runs of one machine whose files are all in one folder; no server starts unless a test says so."""
+
+import contextlib
+import datetime as dt
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from specreg.baselines.record import RecordingNotes, record_measurements
+from specreg.baselines.schema import Baseline
+from specreg.baselines.store import settings_in
+from specreg.core.timeline import Timeline
+from specreg.matrix.case import Case, Tier
+from specreg.measurement.journal import Journal, Key
+from specreg.measurement.measure import Measurement
+from specreg.measurement.metrics import METRICS, Metric
+from specreg.servers.launch import Launch, Poll, Servers, Starting
+from specreg.servers.server import Server
+from specreg.suite.case_runner import CaseRunner
+from specreg.suite.context import CaseLaunch, RunClock, RunContext, provision_of, store_of
+from specreg.suite.group_judge import GroupJudge
+from specreg.suite.options import Options
+from specreg.suite.recording import RecordingBudget
+from specreg.suite.result import Run
+from specreg.suite.resumed import Resumed, journal_key
+from specreg.suite.selection import Selection, covers_tier
+from specreg.suite.server_set import ServerSet
+from specreg.telemetry.identity import Environment
+from specreg.verdicts.verdict import Verdict
+from tests.unit import builders
+
+LENGTH = METRICS["acceptance_length_tokens"]
+SPEED = METRICS["throughput_tokens_per_s"]
+COUNTS = builders.counts(8, 0, 6, 6)
+MEASURED = builders.measurement({LENGTH.name: 2.5}, of=COUNTS)
+"""A launch of `builders.CASE` of which only the acceptance is known."""
+LAUNCH = Launch(spec=builders.SPEC, number=1)
+
+
+def context(
+    folder: Path,
+    *,
+    cases: Sequence[Case] = (builders.CASE,),
+    root: Path = builders.ROOT,
+    environment: Environment = builders.ENVIRONMENT,
+    is_worker: bool = False,
+    **options: Any,  # noqa: ANN401 - any option
+) -> RunContext:
+    """The context of a run in a folder, of a tier with these cases."""
+    files = {"baselines": str(folder / "baselines"), "history": str(folder / "history")}
+    given = Options(matrix=str(folder), **{**files, **options})
+    began_at = dt.datetime(2026, 11, 21, 2, 0, tzinfo=dt.UTC)
+    return RunContext(
+        name=folder.name,
+        root=root,
+        tier=Tier(name="cpu", needs_gpus=0, cases=tuple(cases)),
+        environment=environment,
+        options=given,
+        run_folder=folder,
+        provision=provision_of(given, on_gpu=False, show=lambda _: None),
+        store=store_of(given, root, environment, "cpu"),
+        clock=RunClock(began_at=began_at, began_ns=0, monotonic_ns=lambda: 0),
+        is_worker=is_worker,
+    )
+
+
+def selection(run_context: RunContext, names: Mapping[str, Iterable[str]]) -> Selection:
+    """A selection of metrics and checks by case id."""
+    selected = {case_id: frozenset(of_case) for case_id, of_case in names.items()}
+    return Selection(
+        names=selected,
+        is_recording=run_context.is_recording,
+        covers_tier=covers_tier(selected, run_context),
+    )
+
+
+def everything(run_context: RunContext) -> Selection:
+    """A selection of all that the run can judge."""
+    metrics = METRICS.values()
+    names = {
+        case.id: [metric.name for metric in metrics if metric.is_judged(case)]
+        for case in run_context.tier.cases
+    }
+    return selection(run_context, names)
+
+
+def run(
+    run_context: RunContext,
+    selected: Selection | None = None,
+    *,
+    resumed: Resumed | None = None,
+    further_s: float = 0.0,
+    servers: Servers | None = None,
+    **runner: Any,  # noqa: ANN401 - any field of CaseRunner
+) -> Run[CaseRunner]:
+    """A run that has started; without a selection it judges everything."""
+    chosen = selected or everything(run_context)
+    timeline = Timeline()
+    cases = CaseRunner(
+        context=run_context,
+        selection=chosen,
+        servers=servers or all_servers(run_context),
+        journal=Journal(run_context.run_folder / "journal.jsonl"),
+        timeline=timeline,
+        resumed=resumed or Resumed(),
+        **runner,
+    )
+    judge = GroupJudge(
+        context=run_context,
+        selection=chosen,
+        cases=cases,
+        budget=RecordingBudget(left_s=further_s, store=run_context.store),
+        timeline=timeline,
+    )
+    return Run(context=run_context, selection=chosen, cases=cases, judge=judge)
+
+
+def all_servers(run_context: RunContext) -> Servers:
+    """The servers of a run."""
+    return Servers(
+        root=run_context.root,
+        provision=run_context.provision,
+        ready_within_s=1.0,
+        logs=run_context.run_folder / "logs",
+    )
+
+
+def resumed_from(
+    run_context: RunContext, selected: Selection, *launches: Measurement, first: int = 1
+) -> Resumed:
+    """What an interrupted run had measured: launches of their cases, numbered from `first`."""
+    measurements: dict[Key, Measurement] = {}
+    for number, launch in enumerate(launches, start=first):
+        measurements[journal_key(launch.case, number, selected, run_context)] = launch
+    return Resumed(measurements=measurements)
+
+
+def measured_run(
+    run_context: RunContext, *launches: Measurement, selected: Selection | None = None
+) -> Run[CaseRunner]:
+    """A run that has measured these launches of the case."""
+    chosen = selected or everything(run_context)
+    resumed = resumed_from(run_context, chosen, *launches)
+    started = run(run_context, chosen, resumed=resumed)
+    for number, launch in enumerate(launches, start=1):
+        started.cases.measure(launch.case, servers(number, launch.case))
+    return started
+
+
+def judge(started: Run[CaseRunner], metric: Metric, number: int = 1) -> Verdict:
+    """The verdict on a metric of the case."""
+    return started.judge.judge(metric, builders.CASE, servers(number))
+
+
+def servers(number: int = 1, case: Case = builders.CASE) -> ServerSet:
+    """The server of a case on a launch, which nothing may start."""
+    launch = CaseLaunch.of(case, number).server
+    return ServerSet(Starting(launch=launch, start=start_nothing))
+
+
+def start_nothing() -> AbstractContextManager[Poll]:
+    """Fail: no server is needed."""
+    raise AssertionError
+
+
+@contextlib.contextmanager
+def ready(started: list[Server]) -> Iterator[Poll]:
+    """A server that is ready at once, and whose process has ended; it is added to a list."""
+    server = builders.server()
+    started.append(server)
+    yield lambda: server
+
+
+def record(run_context: RunContext) -> tuple[Measurement, Baseline]:
+    """A launch of the case, and the baseline that two launches of it were recorded as."""
+    launch = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0}, of=COUNTS)
+    settings = settings_in(builders.ROOT, builders.CASE)
+    notes = RecordingNotes(reason="first")
+    recorded = record_measurements([launch, launch], settings, run_context.store, notes)
+    return launch, recorded.new

@@ -1,0 +1,260 @@
+"""Measuring and checking cases: at most once, again on a fresh server, or taken over."""
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from specreg.core.errors import (
+    HungError,
+    InvalidMeasurementError,
+    MemoryHeldError,
+    ModelError,
+    ServerDiedError,
+    SpecregError,
+)
+from specreg.core.reasons import Reason
+from specreg.correctness.checks import LOSSLESS, CorrectnessCheck, RunningCase
+from specreg.measurement.arm import Arm
+from specreg.measurement.journal import load_checks
+from specreg.measurement.measure import Measurement
+from specreg.servers.launch import Launch, Poll, Servers, Starting
+from specreg.servers.server import Server
+from specreg.suite.case_runner import CaseRunner
+from specreg.suite.context import CaseLaunch, RunContext
+from specreg.suite.result import Run
+from specreg.suite.resumed import Resumed
+from specreg.suite.server_set import ServerSet
+from specreg.verdicts.verdict import Outcome, Verdict
+from tests.unit import builders, runs
+from tests.unit.answering import answering
+from tests.unit.runs import LAUNCH, MEASURED
+
+EQUAL = Verdict(case_id=builders.CASE.id, metric=LOSSLESS, outcome=Outcome.PASS)
+METHODS = [
+    dataclasses.replace(builders.on_server(method=name), control=builders.PLAIN_SPEC)
+    for name in ("draft_model", "eagle3", "ngram")
+]
+
+
+def check_of(*results: Verdict | SpecregError) -> CorrectnessCheck:
+    """A check that ends in these results, one after the other."""
+    left = iter(results)
+
+    def check(_: RunningCase) -> Verdict:
+        result = next(left)
+        if isinstance(result, SpecregError):
+            raise result
+        return result
+
+    return CorrectnessCheck(LOSSLESS, check)
+
+
+def test_a_server_that_failed_to_start_is_not_tried_again() -> None:
+    errors = iter([ServerDiedError("first"), ServerDiedError("second")])
+
+    def start() -> AbstractContextManager[Poll]:
+        raise next(errors)
+
+    starting = Starting(launch=LAUNCH, start=start)
+
+    for _ in range(2):
+        with pytest.raises(ServerDiedError, match="first"):
+            _ = starting.server
+
+
+def test_a_measurement_whose_server_dies_is_tried_twice_and_not_again(tmp_path: Path) -> None:
+    started: list[Server] = []
+    run = runs.run(runs.context(tmp_path))
+    servers = ServerSet(Starting(launch=LAUNCH, start=lambda: runs.ready(started)))
+
+    for _ in range(2):
+        with pytest.raises(ServerDiedError):
+            run.cases.measure(builders.CASE, servers)
+
+    assert len(started) == 2
+    (remark,) = run.cases.retried
+    assert remark.startswith(f"{builders.CASE.id}: measured again, SERVER_DIED: ")
+
+
+def test_a_check_whose_server_died_is_made_once_more_on_a_fresh_one(tmp_path: Path) -> None:
+    started: list[Server] = []
+    context = runs.context(tmp_path)
+    run = runs.run(context)
+    servers = ServerSet(Starting(launch=LAUNCH, start=lambda: runs.ready(started)))
+    gone = InvalidMeasurementError("HTTP_ERROR", "connection refused")
+
+    verdict = run.judge.check(check_of(gone, EQUAL), builders.CASE, servers)
+
+    assert verdict is EQUAL
+    assert len(started) == 2
+    assert run.judge.verdicts == (EQUAL,)
+    (remark,) = run.cases.retried
+    assert remark.startswith(f"{builders.CASE.id}: lossless_frac checked again, SERVER_DIED: ")
+    assert "ended with status 1" in remark
+
+    resumed = Resumed(checks=load_checks(run.cases.journal.path))
+    again = runs.run(context, resumed=resumed)
+    assert again.cases.check(check_of(), builders.CASE, runs.servers()) == EQUAL
+
+
+@pytest.mark.parametrize("error", [HungError(120.0), InvalidMeasurementError("UNSTEADY", "x")])
+def test_a_server_that_hangs_in_a_check_is_stopped_and_no_other(
+    tmp_path: Path, error: SpecregError
+) -> None:
+    with answering(lambda _, __: {}) as url:
+        ended = builders.server(url)
+        names = [field.name for field in dataclasses.fields(Server)]
+        alive = Server(**{name: getattr(ended, name) for name in names})
+        server, control = (
+            Starting(launch=LAUNCH, start=lambda: contextlib.nullcontext(lambda: alive))
+            for _ in range(2)
+        )
+        run = runs.run(runs.context(tmp_path))
+        with pytest.raises(type(error)):
+            run.cases.check(check_of(error), builders.CASE, ServerSet(server, control))
+
+    stays = not isinstance(error, HungError)
+    assert (server.running, control.running) == (stays, stays)
+
+
+def failing_run(folder: Path, error: SpecregError) -> Run[CaseRunner]:
+    """A run in which the second launch of the case has failed."""
+    run = runs.run(runs.context(folder))
+    second = dataclasses.replace(LAUNCH, number=2)
+    failed = Starting(launch=second, start=runs.start_nothing, _error=error)
+    with pytest.raises(type(error)):
+        run.cases.measure(builders.CASE, ServerSet(failed))
+    return run
+
+
+def test_a_fresh_launch_that_fails_says_why_and_the_run_goes_on(tmp_path: Path) -> None:
+    run = failing_run(tmp_path, SpecregError("server 'x': ended\nits log"))
+    results = run.cases.measure_afresh([builders.CASE], 2)
+    assert results == {builders.CASE.id: Reason(text="server 'x': ended")}
+
+
+def test_a_fresh_launch_without_its_memory_ends_the_run(tmp_path: Path) -> None:
+    run = failing_run(tmp_path, MemoryHeldError("GPU 0: 40 GiB"))
+    with pytest.raises(MemoryHeldError):
+        run.cases.measure_afresh([builders.CASE], 2)
+
+
+def test_a_fresh_launch_that_is_measured_already_stops_no_server(tmp_path: Path) -> None:
+    """With three launches, a loss in each of them asks for the fourth."""
+    context = runs.context(tmp_path, launches=3)
+    everything = runs.everything(context)
+    resumed = runs.resumed_from(context, everything, MEASURED, first=4)
+    run = runs.run(context, everything, resumed=resumed)
+    with run.cases.servers.start(LAUNCH) as starting:
+        starting.start = lambda: runs.ready([])
+        for stays in (False, True):
+            _ = starting.server
+            results = run.cases.measure_afresh([builders.CASE], 4)
+            assert results == {builders.CASE.id: MEASURED}
+            assert starting.running == stays
+
+
+class ScriptedArms:
+    """Measures nothing, and notes whether the last arm of each measurement was warm."""
+
+    def __init__(self) -> None:
+        self.last_is_warm: list[bool] = []
+
+    def __call__(self, arms: Sequence[Arm], *_: object) -> list[Measurement]:
+        self.last_is_warm.append(arms[-1].warm)
+        empty = builders.measurement({})
+        return [dataclasses.replace(empty, case=arm.case) for arm in arms]
+
+
+def ready_starting(launch: Launch) -> Starting:
+    """A launch whose server is ready at once."""
+    return Starting(launch=launch, start=lambda: runs.ready([]))
+
+
+def test_a_control_is_warmed_up_once_for_each_load_and_after_each_start(tmp_path: Path) -> None:
+    arms = ScriptedArms()
+    run = runs.run(runs.context(tmp_path, update_baselines=True), measure_arms=arms)
+    control = ready_starting(CaseLaunch.of(METHODS[0], 1).control)
+    cases = [
+        builders.with_concurrency(1, METHODS[0]),
+        builders.with_concurrency(4, METHODS[1]),
+        builders.with_concurrency(1, METHODS[2]),
+    ]
+
+    for number, case in enumerate(cases, start=1):
+        server = ready_starting(CaseLaunch.of(case, number).server)
+        run.cases.measure(case, ServerSet(server, control))
+    assert arms.last_is_warm == [False, False, True]
+
+    control.stop()
+    server = ready_starting(CaseLaunch.of(cases[0], 4).server)
+    run.cases.measure(cases[0], ServerSet(server, control))
+    assert arms.last_is_warm[3:] == [False]
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class NotingServers(Servers):
+    """Servers that note which launch is started ahead of its turn, and don't start it."""
+
+    ahead: list[Launch | None] = dataclasses.field(default_factory=list)
+
+    def start_all(self, startings: Sequence[Starting], ahead: Launch | None = None) -> None:
+        self.ahead.append(ahead)
+        Servers.start_all(self, startings)
+
+
+def noting_servers(context: RunContext) -> NotingServers:
+    """Servers of a run that note what is started ahead."""
+    return NotingServers(
+        root=context.root,
+        provision=context.provision,
+        ready_within_s=1.0,
+        logs=context.run_folder / "logs",
+    )
+
+
+@pytest.mark.parametrize(
+    ("draft", "is_fetched", "starts"),
+    [(None, True, True), ("./gone", True, False), (None, False, False)],
+    ids=["at-hand", "no-folder", "unfetched"],
+)
+def test_the_next_server_beside_the_same_control_starts_ahead(
+    tmp_path: Path, draft: str | None, *, is_fetched: bool, starts: bool
+) -> None:
+    third_server = dataclasses.replace(METHODS[2].server, draft=draft)
+    third = dataclasses.replace(METHODS[2], server=third_server)
+    cases = [*METHODS[:2], third]
+    without_control = builders.on_server(method="suffix")
+    context = runs.context(
+        tmp_path, cases=(*cases, without_control), update_baselines=True, launches=1
+    )
+    selection = runs.selection(context, {case.id: () for case in context.tier.cases})
+    if not is_fetched:
+        unfetched = {third.id: "the hub doesn't give it"}
+        selection = dataclasses.replace(selection, unfetched=unfetched)
+    arms = ScriptedArms()
+    all_servers = noting_servers(context)
+    run = runs.run(context, selection, servers=all_servers, measure_arms=arms)
+    control = ready_starting(CaseLaunch.of(cases[0], 1).control)
+    sets = [ServerSet(ready_starting(CaseLaunch.of(case, 1).server), control) for case in cases]
+
+    run.cases.measure(cases[0], sets[0])
+    run.cases.measure(cases[1], sets[1])
+    with pytest.raises(ModelError) if draft else contextlib.nullcontext():
+        run.cases.measure(third, sets[2])
+
+    assert len(arms.last_is_warm) == (2 if draft else 3)
+    assert all_servers.ahead[:2] == [None, sets[2].launch if starts else None]
+    assert not any(all_servers.ahead[2:])
+
+
+def test_a_set_of_servers_has_a_control_only_where_the_case_has_one() -> None:
+    server = ready_starting(LAUNCH)
+    control = ready_starting(dataclasses.replace(LAUNCH, spec=builders.PLAIN_SPEC))
+
+    assert list(ServerSet.of(METHODS[0], server, control)) == [server, control]
+    assert list(ServerSet.of(builders.CASE, server, control)) == [server]
