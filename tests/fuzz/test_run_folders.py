@@ -18,7 +18,7 @@ from specreg.measurement.journal import Journal, load_checks, load_journal
 from specreg.report.document import FILE_NAME, ArmReport, Report, load_report, side_by_side
 from specreg.report.exports import FORMS, render_aiperf, render_benchmarks
 from specreg.report.terminal import render_report
-from specreg.suite.merge import open_merged, take_shards
+from specreg.suite.merge import merge_shards, open_merged
 from specreg.suite.options import Options
 from specreg.suite.plan import JOURNAL, PLAN, load_shard, with_journal
 from tests.fuzz.mutations import json_of, rows_of
@@ -78,9 +78,9 @@ def read_merged_journal(machine: MergingMachine, shard: Path, folder: Path, cont
     """What a journal says, judged."""
     copy = shard_with(shard, folder, JOURNAL, content)
     shards = [load_shard(copy)]
-    suite = open_merged(machine.root, Options(), shards, folder / "merged")
-    take_shards(suite, shards, whole=True)
-    msgspec.json.encode(suite.verdicts)
+    context = open_merged(machine.root, Options(), shards, folder / "merged")
+    run, _ = merge_shards(context, shards, whole=True)
+    msgspec.json.encode(run.judge.verdicts)
 
 
 def read_report(folder: Path, content: bytes) -> None:
