@@ -42,10 +42,10 @@ def read_plan(machine: MergingMachine, shard: Path, folder: Path, content: bytes
     """What a plan says, as far as a run is opened by it and what was measured is judged."""
     copy = shard_with(shard, folder, PLAN, content)
     shards = [load_shard(copy)]
-    suite = open_merged(machine.root, Options(), shards, folder / "merged")
-    take_shards(suite, shards, whole=True)
+    context = open_merged(machine.root, Options(), shards, folder / "merged")
+    merge_shards(context, shards, whole=True)
     assert (folder / "merged").is_dir()
-    assert suite.environment.name == suite.store.path("x").parent.name
+    assert context.environment.name == context.store.path("x").parent.name
 
 
 def read_journal(machine: MergingMachine, shard: Path, folder: Path, content: bytes) -> None:
