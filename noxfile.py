@@ -125,12 +125,13 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(tags=["develop"])
 def lint(session: nox.Session) -> None:
-    """Check style, types, and which package imports which; a quarter of a minute."""
+    """Check style, types, workflows, and which package imports which; a quarter of a minute."""
     _install(session, "lint")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
     session.run("lint-imports")
+    session.run("zizmor", "--offline", "--quiet", ".github")
 
 
 @nox.session(tags=["develop"])
@@ -318,6 +319,12 @@ def lock(session: nox.Session) -> None:
         *itertools.chain.from_iterable(parts),
         *("--universal", "--python-version", "3.11", "--generate-hashes", "--no-annotate"),
         *("--custom-compile-command", "nox -s lock", *session.posargs),
+    )
+    # What installs nox itself, where a workflow has nothing yet.
+    session.run(
+        *("uv", "pip", "compile", ".ci/nox.in", "--output-file", ".ci/nox.txt", "--quiet"),
+        *("--constraint", _LOCK, "--universal", "--python-version", "3.11", "--generate-hashes"),
+        *("--no-annotate", "--custom-compile-command", "nox -s lock", *session.posargs),
     )
     # What is installed with each engine, in the environments that the suite makes.
     session.run("python", ".ci/lock_engines.py", *session.posargs, env={"PYTHONPATH": "."})

@@ -18,6 +18,7 @@ _COPIED = (
     "fixtures/matrix/cpu.toml",
     "fixtures/models/pairs.toml",
     ".github/workflows/gpu_perf.yml",
+    ".ci/nox.txt",
 )
 """The files of specreg's own repository that are written as they are there."""
 _TO_FILL_IN = "docs/examples/init/gpu.toml"

@@ -197,12 +197,38 @@ def test_each_system_kills_as_often_at_night() -> None:
     assert load(GITLAB)["nightly"].get("variables") == github
 
 
-def test_an_action_has_one_version_in_workflows_and_documents() -> None:
-    files = (*WORKFLOWS, *(ROOT / "docs").rglob("*.md"))
-    used = {
-        one for path in files for one in re.findall(r"(actions/[\w-]+)@(\w+)", path.read_text())
-    }
-    assert len(used) == len(dict(used)), sorted(used)
+def test_an_action_is_pinned_by_its_commit_and_has_one_version_everywhere() -> None:
+    """A tag can be moved to other code; the documents name the version's first number."""
+    lines = [line for path in WORKFLOWS for line in path.read_text().splitlines()]
+    uses = [line.partition("uses: ")[2] for line in lines if "uses: " in line]
+    pins = [re.fullmatch(r"(actions/[\w-]+)@[0-9a-f]{40} # (v\d+)\.\d+\.\d+", use) for use in uses]
+    assert None not in pins, uses
+    assert len(set(uses)) == len({use.partition("@")[0] for use in uses}), sorted(set(uses))
+    versions = {pin[1]: pin[2] for pin in pins if pin is not None}
+    documents = [path.read_text() for path in (ROOT / "docs").rglob("*.md")]
+    shown = [use for text in documents for use in re.findall(r"(actions/[\w-]+)@(\w+)", text)]
+    assert shown
+    for action, version in shown:
+        assert versions[action] == version
+
+
+def test_what_starts_nox_is_pinned_with_checksums_in_each_system() -> None:
+    installs = [
+        line.partition("pip install")[2]
+        for path in (*WORKFLOWS, BUILDKITE, GITLAB)
+        for line in path.read_text().splitlines()
+        if "pip install" in line
+    ]
+    assert len(installs) == 9
+    assert set(installs) == {" --require-hashes -r .ci/nox.txt"}
+    text = (ROOT / ".ci/nox.txt").read_text()
+    entries = [entry for entry in re.split(r"\n(?=[a-z])", text) if not entry.startswith("#")]
+    names = {entry.partition("==")[0] for entry in entries}
+    assert {"nox", "uv", "virtualenv"} <= names
+    assert all(re.search(r"--hash=sha256:[0-9a-f]{64}", entry) for entry in entries)
+    locked = (ROOT / "constraints.txt").read_text()
+    for entry in entries:
+        assert entry.partition(" ")[0] in locked, "it is what the other sessions have"
 
 
 def git(folder: Path, *arguments: str) -> None:

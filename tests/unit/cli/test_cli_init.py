@@ -17,7 +17,7 @@ from tests.unit import builders
 
 PROJECT = tomllib.loads((builders.ROOT / "pyproject.toml").read_text())
 COPIED = {
-    *(".github/workflows/gpu_perf.yml", "conftest.py"),
+    *(".ci/nox.txt", ".github/workflows/gpu_perf.yml", "conftest.py"),
     *(f"fixtures/{name}.py" for name in ("__init__", "measurements", "servers")),
     *("fixtures/matrix/cpu.toml", "fixtures/models/pairs.toml"),
     *(f"tests/perf/{path.name}" for path in (builders.ROOT / "tests/perf").glob("*.py")),
