@@ -27,7 +27,7 @@ from specreg.verdicts.selftest import (
     shift_of,
 )
 from tests.unit import builders
-from tests.unit.compare.launches import decision_of, launch
+from tests.unit.builders.gates import decision_of, launch
 
 CASES = 3
 LAUNCHES = 16

@@ -20,9 +20,10 @@ from specreg.measurement.metrics import METRICS
 from specreg.report.document import Report, side_by_side
 from specreg.report.page import render_page
 from specreg.verdicts.verdict import NOTHING_COMPARED
-from tests.unit import builders, reports
-from tests.unit.report.test_document import another
-from tests.unit.report.test_page import many
+from tests.unit import builders
+from tests.unit.builders import reports
+from tests.unit.builders.pages import many
+from tests.unit.builders.reports import another
 
 Scheme = Literal["light", "dark"]
 EXAMPLES = builders.ROOT / "docs/examples"

@@ -22,10 +22,11 @@ from specreg.report.document import began_at, load_report, record_document
 from specreg.verdicts.history import record_history
 from tests.doubles.vllm.script import Fault, Script
 from tests.faults.running import CASES, ROOT, Hurt, lives, wait_until
-from tests.gate.test_gate_command import Gate
-from tests.unit import builders, reports
-from tests.unit.servers.test_attach import RECORDED_SGLANG, answers
-from tests.unit.servers.test_server import left_of, start
+from tests.unit import builders
+from tests.unit.builders import reports
+from tests.unit.builders.gate_command import Gate
+from tests.unit.builders.identities import RECORDED_SGLANG, answers
+from tests.unit.builders.started_servers import left_of, start
 
 WHOLE = 3_000_000
 # Writes a file over and over, all A or all B, until it is killed.

@@ -28,7 +28,7 @@ from tests.faults.running import (
     ports_of,
     wait_until,
 )
-from tests.unit.servers.test_server import at_most, left_of, start
+from tests.unit.builders.started_servers import at_most, left_of, start
 
 GIB = 2**30
 IDLE = ScriptedGpu(uuid="GPU-a", memory_used_bytes=GIB // 2)

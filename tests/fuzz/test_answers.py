@@ -26,7 +26,7 @@ from specreg.servers.attach import _facts
 from tests.fuzz.mutations import cut, json_of, page_of, stream_of
 from tests.fuzz.trying import Sample, try_all
 from tests.unit import builders
-from tests.unit.load.test_rounds import Wire, replay_wire
+from tests.unit.builders.wires import Wire, replay_wire
 
 RECORDINGS = builders.ROOT / "fixtures/recordings"
 ONE = dataclasses.replace(builders.with_concurrency(1), output_cap_tokens=64)

@@ -23,8 +23,8 @@ from specreg.suite.options import Options
 from specreg.suite.plan import JOURNAL, PLAN, load_shard, with_journal
 from tests.fuzz.mutations import json_of, rows_of
 from tests.fuzz.trying import Sample, try_all
-from tests.unit import reports
-from tests.unit.shard_folders import MergingMachine, merging_machine
+from tests.unit.builders import reports
+from tests.unit.builders.shard_folders import MergingMachine, merging_machine
 
 Kinds = tuple[tuple[Sample, ...], ...]
 

@@ -9,7 +9,7 @@ import pytest
 
 from specreg.core.errors import SpecregError
 from tests.fuzz.mutations import Mutation
-from tests.unit.servers.test_server import at_most
+from tests.unit.builders.started_servers import at_most
 
 _BLOCK_S = 60.0
 

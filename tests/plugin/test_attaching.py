@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from specreg.matrix.tier import load_tier
 from tests.doubles.vllm.script import Script
 from tests.plugin.conftest import ROOT, Suite
-from tests.unit.servers.test_server import start
+from tests.unit.builders.started_servers import start
 
 EAGLE3 = ("tests/perf", "-q", "-k", "eagle3")
 

@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 from specreg.report.document import FILE_NAME, RunVerdict, load_report
-from tests.plugin.conftest import WITHOUT_TOLERANCES, Suite, decided
+from tests.plugin.conftest import Suite, decided
+from tests.unit.builders.sharded_runs import CASES, CHOSEN, TIER
 
-TIER = WITHOUT_TOLERANCES.replace('"eagle3"]', '"eagle3", "ngram"]')
-CASES = {f"vllm-{method}-tiny-toy-c{load}" for method in ("eagle3", "ngram") for load in (1, 4)}
-CHOSEN = ("tests/perf", "-q", "-k", "acceptance or lossless")
 SHARED = (*CHOSEN[2:], "-n", "2")
 
 

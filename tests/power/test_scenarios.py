@@ -25,7 +25,7 @@ from specreg.telemetry.sensor import Scope
 from tests.doubles.nvml import device as scripted
 from tests.doubles.nvml.device import Process, ScriptedGpu, Throttle, constant
 from tests.unit import builders
-from tests.unit.telemetry.test_power_sampling import BOUNDS, SLOW, SQUARE, UNEVEN
+from tests.unit.builders.power_loads import BOUNDS, SLOW, SQUARE, UNEVEN
 
 NS_PER_S = 10**9
 RECORDED_S = 36.0

@@ -18,7 +18,7 @@ from specreg.measurement.journal import load_journal
 from tests.doubles.vllm.script import Script
 from tests.faults.running import MARK, lives, marked, wait_until
 from tests.plugin.conftest import Suite, decided
-from tests.plugin.test_shards import CASES, CHOSEN, TIER
+from tests.unit.builders.sharded_runs import CASES, CHOSEN, TIER
 
 KILLS = int(os.environ.get("SPECREG_KILLS", "10"))
 

@@ -22,7 +22,7 @@ from specreg.core.supervisor import VARIABLE, shared_files
 from tests.doubles.vllm.script import Fault, Script
 from tests.faults.running import MARK, lives, marked, shared_left, wait_until
 from tests.plugin.conftest import Suite, decided, run_here, start_here
-from tests.plugin.test_shards import CASES, CHOSEN, TIER
+from tests.unit.builders.sharded_runs import CASES, CHOSEN, TIER
 
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 

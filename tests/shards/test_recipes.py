@@ -14,7 +14,7 @@ import pytest
 
 from tests.doubles.nvml.device import ScriptedGpu
 from tests.plugin.conftest import ROOT, Suite, decided
-from tests.plugin.test_shards import CASES, TIER
+from tests.unit.builders.sharded_runs import CASES, TIER
 
 yaml = pytest.importorskip("yaml")
 

@@ -9,7 +9,7 @@ from docs.write_reference import FOLDER, PAGES, render
 from specreg.suite.options import Options, flag_of
 from specreg.verdicts.verdict import GOOD, Outcome
 from tests.unit import builders
-from tests.unit.core.test_commands import texts, trees
+from tests.unit.builders.library_source import texts, trees
 
 PAGE = (builders.ROOT / "docs/how-to/my-run-is-red.md").read_text()
 OF_OTHERS = {"--group", "--pid", "--wheel"}

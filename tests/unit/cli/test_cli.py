@@ -5,19 +5,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from specreg import __version__ as specreg_version
 from specreg.baselines.record import record_baseline
 from specreg.cli import app, main
 from tests.plugin.conftest import run_here
 from tests.unit import builders
+from tests.unit.builders.command_line import specreg
 
 CASE_ID = "a-case"
-
-
-def specreg(root: Path, *arguments: str) -> Result:
-    return CliRunner().invoke(app, [*arguments, "--root", str(root)])
 
 
 def test_an_unknown_name_is_answered_with_those_there_are(

@@ -6,8 +6,8 @@ import pytest
 
 from specreg.core.errors import ReportError, UnknownNameError
 from specreg.report.document import record_document
-from tests.unit import reports
-from tests.unit.cli.test_cli import specreg
+from tests.unit.builders import reports
+from tests.unit.builders.command_line import specreg
 
 RUN = reports.REPORT.run.run
 

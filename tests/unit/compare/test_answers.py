@@ -26,8 +26,8 @@ from specreg.verdicts.verdict import Outcome, Verdict
 from tests.doubles.vllm.script import Script
 from tests.doubles.vllm.steps import likeliest
 from tests.unit import builders
-from tests.unit.compare.launches import PAIR
-from tests.unit.servers.test_server import start
+from tests.unit.builders.gates import PAIR
+from tests.unit.builders.started_servers import start
 
 SERVER = SimpleNamespace(check_alive=lambda: None, endpoint=None)
 ALONE_A, ALONE_B = {Side.A: SERVER}, {Side.B: SERVER}

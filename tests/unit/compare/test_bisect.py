@@ -26,7 +26,7 @@ from specreg.matrix.tier import load_tier
 from specreg.report.document import load_report
 from specreg.verdicts.verdict import Outcome, Verdict
 from tests.unit import builders
-from tests.unit.compare.launches import failed, launch, scripted_sides
+from tests.unit.builders.gates import failed, launch, scripted_sides
 
 TIER = load_tier(builders.ROOT / "fixtures/matrix", "cpu")
 [CASE] = [case for case in TIER.cases if case.id == "vllm-eagle3-tiny-toy-c1"]

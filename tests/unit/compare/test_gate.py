@@ -20,7 +20,7 @@ from specreg.matrix.tier import load_tier
 from specreg.report.terminal import render_report
 from tests.doubles.vllm import __version__ as scripted_version
 from tests.unit import builders
-from tests.unit.compare.launches import failed, launch, launches, scripted_sides
+from tests.unit.builders.gates import failed, launch, launches, scripted_sides
 
 MATRIX = builders.ROOT / "fixtures/matrix"
 CASE = "vllm-eagle3-tiny-toy-c1"

@@ -22,7 +22,7 @@ from specreg.report.document import exit_status
 from specreg.verdicts.verdict import Comparison, Outcome, Verdict
 from tests.bench.gate import CASES, World, simulated_decision
 from tests.unit import builders
-from tests.unit.compare.launches import PAIR, accepted, decision_of, failed, launch, launches
+from tests.unit.builders.gates import PAIR, accepted, decision_of, failed, launch, launches
 
 RULES = Rules(launches=8, figures=3)
 

@@ -20,25 +20,12 @@ from specreg.core import commands
 from specreg.core.commands import install_command, is_plain_command, record_command, specreg_command
 from specreg.suite.options import Options, flag_of
 from tests.unit import builders
+from tests.unit.builders.library_source import texts, trees
 
-LIBRARY = builders.ROOT / "specreg"
 IDS = ("vllm-eagle3-tiny-toy-c1", "vllm-eagle3-tiny-toy-c4")
 NAMES = typer.main.get_group(app).list_commands(None)  # type: ignore[arg-type]
 BY_HAND = re.compile(rf"pip install|pytest -k|pytest tests/|nox -s|specreg ({'|'.join(NAMES)})\b")
 SESSIONS = re.compile(r"^def (\w+)\(session", re.MULTILINE)
-
-
-def trees() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(LIBRARY.rglob("*.py")):
-        yield str(path.relative_to(LIBRARY)), ast.parse(path.read_text())
-
-
-def texts(tree: ast.Module) -> Iterator[str]:
-    """What stands in strings that aren't docstrings."""
-    said = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and node not in said and isinstance(node.value, str):
-            yield node.value
 
 
 def calls(name: str) -> Iterator[tuple[str, ...]]:

@@ -34,7 +34,8 @@ from specreg.core.supervisor import (
     used_by,
 )
 from tests.unit import builders
-from tests.unit.servers.test_server import at_most
+from tests.unit.builders.processes import lives
+from tests.unit.builders.started_servers import at_most
 
 # Starts a child in a session of its own, and ends before it.
 PARENT = """
@@ -95,14 +96,6 @@ def start(folder: Path, *program: str, **environment: str) -> SupervisedProcess:
         log_path=folder / "log",
         cwd=folder,
     )
-
-
-def lives(pid: int) -> bool:
-    """Whether a process runs; one that only waits to be reaped doesn't."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def await_pid(log_path: Path) -> int:

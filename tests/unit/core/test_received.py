@@ -29,7 +29,7 @@ from specreg.matrix.tier import load_tier
 from specreg.measurement.journal import Journal, load_checks, load_journal
 from specreg.report.document import load_report, load_verdict
 from specreg.verdicts.history import load_history
-from tests.unit.servers.test_server import at_most
+from tests.unit.builders.started_servers import at_most
 
 ODD_NAMES = (
     "..",

@@ -13,7 +13,8 @@ from specreg.baselines.record import record_baseline
 from specreg.baselines.schema import load_baseline, render_baseline
 from specreg.core.values import hide_values, readable_values, with_texts, words_in
 from specreg.report.document import load_report, record_document
-from tests.unit import builders, reports
+from tests.unit import builders
+from tests.unit.builders import reports
 
 
 class Color(StrEnum):

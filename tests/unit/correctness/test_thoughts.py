@@ -19,7 +19,7 @@ from specreg.servers.server import StartedServer
 from specreg.verdicts.verdict import Outcome, Verdict
 from tests.doubles.vllm.script import Script
 from tests.unit import builders
-from tests.unit.servers.test_server import start
+from tests.unit.builders.started_servers import start
 
 THINKING = Script(thought_tokens=20)
 """The thought takes all tokens that an answer may have."""

@@ -15,7 +15,7 @@ from specreg.load.rounds import Round
 from specreg.measurement.metrics import Replay
 from specreg.verdicts.verdict import Outcome, Verdict
 from tests.unit import builders
-from tests.unit.answering import Answer, Json, answering
+from tests.unit.builders.http_servers import Answer, Json, answering
 
 SPEC = dataclasses.replace(builders.SPEC, engine="sglang", method="eagle3")
 CASE = dataclasses.replace(builders.CASE, server=SPEC)

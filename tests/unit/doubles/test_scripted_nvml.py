@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.doubles.nvml.device import Load, ScriptedGpu, true_energy_j
-from tests.unit.playing import run_python
+from tests.unit.builders.scripted_gpus import run_python
 
 NS_PER_S = 10**9
 WAVE = Load(low_w=100.0, high_w=700.0, period_ms=130.0, duty_frac=0.3)

@@ -15,7 +15,7 @@ from specreg.load.chat_client import FinishedRequest
 from specreg.load.rounds import Clients, Round, _Worker
 from specreg.matrix.case import Case
 from tests.unit import builders
-from tests.unit.load.test_rounds import ENDPOINT, ONE_AT_A_TIME, PIECES, Mute, Wire
+from tests.unit.builders.wires import ENDPOINT, ONE_AT_A_TIME, PIECES, Mute, Wire
 
 LITTLE = dataclasses.replace(ONE_AT_A_TIME, request_timeout_s=0.2)
 """A round of it is over long before a minute is."""

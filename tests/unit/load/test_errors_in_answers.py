@@ -6,7 +6,7 @@ import pytest
 from specreg.engines.registry import ENGINES
 from specreg.engines.wire_format import Wanted
 from tests.unit import builders
-from tests.unit.load.test_rounds import PIECES, Wire, event, replay_wire
+from tests.unit.builders.wires import PIECES, Wire, event, replay_wire
 
 WORDS = "SERVER_ERROR: the server says 'the engine is dead'"
 FLAT = b'{"object": "error", "message": "the engine is dead", "type": "X", "code": 500}'

@@ -11,7 +11,7 @@ from specreg.datasets.prompts import Prompt
 from specreg.engines.wire_format import Endpoint, Form, Transcript, Wanted
 from specreg.load.token_client import complete, encode_prompts, score, token_api_of
 from tests.unit import builders
-from tests.unit.answering import Json, answering
+from tests.unit.builders.http_servers import Json, answering
 
 TWO = Wanted(output_cap_tokens=2)
 PROMPTS = (

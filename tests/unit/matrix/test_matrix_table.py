@@ -11,7 +11,7 @@ from specreg.cli.cases import render_matrix
 from specreg.core.errors import UnknownNameError
 from specreg.telemetry.identity import Gpus, current_environment
 from tests.unit import builders
-from tests.unit.matrix.test_matrix_needs import TIER, load
+from tests.unit.builders.tiers import TIER, load
 
 
 def run(root: Path, text: str) -> Result:

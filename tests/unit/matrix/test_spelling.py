@@ -7,7 +7,7 @@ import pytest
 
 from specreg.core.errors import MatrixError, SpecregError, UnknownNameError
 from specreg.matrix.tier import load_tier, tier_names
-from tests.unit.servers.test_server import at_most
+from tests.unit.builders.started_servers import at_most
 
 TIER = """
     needs_gpus = 0

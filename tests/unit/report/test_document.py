@@ -17,7 +17,6 @@ from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Family, Replay
 from specreg.report.document import (
     Expected,
-    Report,
     exit_status,
     last_launches,
     load_report,
@@ -33,14 +32,16 @@ from specreg.stats.percentiles import summarize
 from specreg.suite.document import report_of, run_verdict
 from specreg.telemetry.identity import Environment
 from specreg.verdicts.verdict import Outcome
-from tests.unit import builders, reports, runs
-from tests.unit.report.test_page import Page
-from tests.unit.reports import CASE, measured, verdict
-from tests.unit.runs import COUNTS, LENGTH, SPEED
+from tests.unit import builders
+from tests.unit.builders import reports, runs
+from tests.unit.builders.pages import Page
+from tests.unit.builders.reports import CASE, another, measured, verdict
+from tests.unit.builders.runs import COUNTS, LENGTH, SPEED
+
+replace = msgspec.structs.replace
 
 LAUNCH = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0})
 SCHEMA = builders.ROOT / "docs/report.schema.json"
-replace = msgspec.structs.replace
 
 
 def test_the_published_schema_is_that_of_the_code() -> None:
@@ -179,18 +180,6 @@ def test_properties_leave_out_what_is_absent() -> None:
     known |= dict.fromkeys(("softened", "two_sided"), "False")
     found = dict(properties(verdict(Outcome.PASS)))
     assert found == {f"specreg.{name}": value for name, value in known.items()}
-
-
-def another(version: str = "0.33.0", environment: str = "", **settings: object) -> Report:
-    """A later run of the case, a tenth faster than the first one, of this engine."""
-    faster = dataclasses.replace(reports.LOST, value=99.0, outcome=Outcome.PASS)
-    assert reports.CASE_REPORT.settings is not None
-    report = reports.with_case(
-        figures=replace(reports.FIGURES, engine_version=version),
-        settings=dataclasses.replace(reports.CASE_REPORT.settings, **settings),  # type: ignore[arg-type]
-    )
-    run = replace(reports.run_of(reports.HELD, faster), run="20261123T020000-2")
-    return replace(report, run=replace(run, environment=environment or run.environment))
 
 
 def test_each_figure_that_both_have_is_compared_and_none_judged() -> None:

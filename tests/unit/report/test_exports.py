@@ -32,9 +32,10 @@ from specreg.report.exports import (
 )
 from specreg.report.page import render_markdown
 from specreg.verdicts.verdict import Outcome
-from tests.unit import builders, reports
-from tests.unit.measurement.test_journal import KEY, journaled
-from tests.unit.reports import CASE, MS, measured
+from tests.unit import builders
+from tests.unit.builders import reports
+from tests.unit.builders.journals import KEY, journaled
+from tests.unit.builders.reports import CASE, MS, measured
 
 HOSTILE = "<script>alert(1)</script> | `x` @all\n```\n# head"
 MEASURED = {CASE.id: measured()}

@@ -8,7 +8,7 @@ import pytest
 from specreg.core.reasons import Reason
 from specreg.report.failures import render_blocks, render_failures, render_skip, sentence_of
 from specreg.verdicts.verdict import Cause, Outcome, Verdict
-from tests.unit import reports
+from tests.unit.builders import reports
 
 LOST = dataclasses.replace(reports.LOST, case_id="a-case", reason=None, cause=None)
 BROKEN = Verdict(

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from html.parser import HTMLParser
 
 import msgspec
 import pytest
@@ -14,46 +13,13 @@ from specreg.report.page import render_page
 from specreg.telemetry.power_record import PowerRecord
 from specreg.verdicts.history import RunRecord
 from specreg.verdicts.verdict import Outcome, Verdict
-from tests.unit import builders, reports
-from tests.unit.reports import CASE, FIGURES
+from tests.unit import builders
+from tests.unit.builders import reports
+from tests.unit.builders.pages import Page, many
+from tests.unit.builders.reports import CASE, FIGURES
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'"
 VERSIONS = ("0.31.0", "0.32.0", "0.31.0", "0.32.1", "0.33.0", "0.34.0")
-VOID = {"meta", "br", "img", "input", "link", "hr"}
-
-
-class Page(HTMLParser):
-    """A page's elements, text and ids; what is opened must be closed, in order."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.words: list[str] = []
-        self.open: list[str] = []
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.tags if name == tag]
-
-    @property
-    def ids(self) -> list[str]:
-        return [one["id"] or "" for _, one in self.tags if "id" in one]
 
 
 def titles(case: CaseReport) -> list[str]:
@@ -283,15 +249,6 @@ def test_a_run_without_cases_is_said() -> None:
     assert "acceptance: not judged: no test of it ran" in page.text
     assert "pytest tests/perf --specreg-tier=cpu" in page.text
     assert page.all("table") == []
-
-
-def many(number: int) -> Report:
-    """A run of many cases, of which the last one fails."""
-    names = [f"case-{n}" for n in range(number)]
-    verdicts = [dataclasses.replace(reports.HELD, case_id=name) for name in names]
-    lost = dataclasses.replace(reports.LOST, case_id=names[-1])
-    cases = [msgspec.structs.replace(reports.CASE_REPORT, case_id=name) for name in names]
-    return msgspec.structs.replace(reports.with_verdicts(*verdicts, lost), cases=tuple(cases))
 
 
 def test_of_many_cases_those_that_fail_come_first() -> None:

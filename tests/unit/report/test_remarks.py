@@ -5,7 +5,7 @@ import pytest
 
 from specreg.measurement.figures import AnswerFigures, figures_of
 from specreg.report.remarks import workload_remarks
-from tests.unit import reports
+from tests.unit.builders import reports
 
 FINE = AnswerFigures(
     requests=20,

@@ -11,9 +11,9 @@ from specreg.report.page import render_markdown, render_page
 from specreg.report.summary import answers_of, render_answers
 from specreg.telemetry.identity import ProcessorLoad
 from specreg.verdicts.verdict import Outcome, Verdict
-from tests.unit import reports
-from tests.unit.report.test_page import Page
-from tests.unit.reports import CASE
+from tests.unit.builders import reports
+from tests.unit.builders.pages import Page
+from tests.unit.builders.reports import CASE
 
 TONES = {
     **dict.fromkeys(Outcome, Tone.DOUBT),

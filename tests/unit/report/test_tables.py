@@ -5,7 +5,7 @@ import pytest
 
 from specreg.measurement.figures import Figures, figures_of
 from specreg.report.tables import render_figures
-from tests.unit.reports import FIGURES, a_round, measured
+from tests.unit.builders.reports import FIGURES, a_round, measured
 
 WORDS = "AL: acceptance length, tokens/step; A/D: accepted/drafted; c4: 4 in flight"
 """What the tables' short words mean, below them."""

@@ -20,8 +20,9 @@ from specreg.report.terminal import (
     render_verdicts,
 )
 from specreg.verdicts.verdict import Lack, Outcome, Verdict
-from tests.unit import builders, reports
-from tests.unit.reports import verdict
+from tests.unit import builders
+from tests.unit.builders import reports
+from tests.unit.builders.reports import verdict
 
 HERE = builders.ENVIRONMENT.name
 ELSEWHERE = builders.OTHER_ENVIRONMENT.name

@@ -11,14 +11,14 @@ import pytest
 
 from specreg.core.errors import AttachError, ServerDiedError, UnsupportedError
 from specreg.engines.engine import Identity
-from specreg.engines.registry import engine_named
 from specreg.matrix.case import ServerSpec, Tier
 from specreg.servers.attach import alone, attach_server, check_attached
 from specreg.servers.server import Server
 from tests.doubles.vllm.script import Fault, Script
 from tests.unit import builders
-from tests.unit.answering import answering
-from tests.unit.servers.test_server import start
+from tests.unit.builders.http_servers import answering
+from tests.unit.builders.identities import RECORDED_SGLANG, answers
+from tests.unit.builders.started_servers import start
 
 
 def serving(pages: Mapping[str, bytes | int]) -> AbstractContextManager[str]:
@@ -89,10 +89,6 @@ def test_one_url_is_one_server_with_nothing_beside_it(tmp_path: Path) -> None:
         check_attached([builders.CASE, other], "http://host:8000", root=tmp_path)
 
 
-def answers(of: dict[str, bytes], engine: str) -> Identity:
-    return engine_named(engine).identify(lambda _, path: of[path])
-
-
 def test_vllm_says_it_in_its_models_and_counters() -> None:
     """As recorded of 0.32.0. Without statistics it isn't known whether it speculates."""
     pages = {
@@ -113,15 +109,6 @@ def test_vllm_says_it_in_its_models_and_counters() -> None:
     assert answers({**pages, "/metrics": b"python_info 1"}, "vllm").speculates is None
 
 
-RECORDED_SGLANG = {
-    path: (builders.ROOT / "fixtures/recordings/sglang/0.5.23" / name).read_bytes()
-    for path, name in {
-        "/v1/models": "models.json",
-        "/server_info": "server_info.json",
-        "/generate": "generate_stream.txt",
-        "/metrics": "metrics_before.txt",
-    }.items()
-} | {"/health": b""}
 TENSORRT_LLM = {
     "/v1/models": b'{"data": [{"id": "toy", "owned_by": "tensorrt_llm"}]}',
     "/version": b'{"version": "1.3.0rc29"}',

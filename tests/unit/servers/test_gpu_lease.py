@@ -17,7 +17,7 @@ from specreg.core.processes import SupervisedProcess, child_process
 from specreg.servers.gpu_lease import own_cores
 from tests.doubles.nvml.device import Process, ScriptedGpu, environment, write_script
 from tests.unit import builders
-from tests.unit.servers.test_server import at_most
+from tests.unit.builders.started_servers import at_most
 
 # Takes orders from its input, `VERB NAME [KEY=VALUE …]`, and says what comes of each.
 PROGRAM = """

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specreg.servers.installer import differing_packages, installed_packages, run_uv, uv_variables
-from tests.unit.wheels import write_wheel
+from tests.unit.builders.wheels import write_wheel
 
 MIRROR = "https://mirror.example.org/simple"
 NOWHERE = '[[index]]\nurl = "http://127.0.0.1:9/simple"\ndefault = true\n'

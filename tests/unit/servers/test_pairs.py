@@ -17,7 +17,7 @@ from specreg.servers.launch import Launch, Poll, Servers, Starting
 from specreg.servers.memory import fit_together, free_gib, gpu_memory
 from tests.doubles.vllm.script import Fault, Script
 from tests.unit import builders
-from tests.unit.servers.test_server import PROVISION, left_of
+from tests.unit.builders.started_servers import PROVISION, left_of
 
 LAUNCH = Launch(spec=builders.SPEC, number=1)
 SIZES = Sizes(target_gib=0.1, draft_gib=0.1, token_kib=16.0)

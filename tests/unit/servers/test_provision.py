@@ -40,7 +40,7 @@ from specreg.servers.provision import (
     provision_side,
 )
 from tests.unit import builders
-from tests.unit.wheels import write_wheel
+from tests.unit.builders.wheels import write_wheel
 
 INSTALLED = Provision(on_gpu=False, show=lambda _: None)
 

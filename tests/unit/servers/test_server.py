@@ -3,12 +3,8 @@
 import dataclasses
 import os
 import re
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import httpx
@@ -16,48 +12,12 @@ import psutil
 import pytest
 
 from specreg.core.errors import ModelError, ServerDiedError, ServerStartError
-from specreg.matrix.case import ServerSpec
-from specreg.servers.launch import ServerStart, free_port
-from specreg.servers.provision import Provision
+from specreg.servers.launch import free_port
 from specreg.servers.server import StartedServer, start_error
 from tests.doubles.protocols.triton import ScriptedTriton
-from tests.doubles.vllm.script import VARIABLE, Fault, Script
+from tests.doubles.vllm.script import Fault, Script
 from tests.unit import builders
-
-PROVISION = Provision(on_gpu=False, show=lambda _: None, python=sys.executable)
-
-
-def start(
-    folder: Path,
-    script: Script,
-    *,
-    spec: ServerSpec = builders.SPEC,
-    provision: Provision = PROVISION,
-    ready_within_s: float = 30.0,
-    choose_port: Callable[[], int] = free_port,
-    root: Path | None = None,
-) -> AbstractContextManager[StartedServer]:
-    """A scripted server of a spec, its script and log in `folder`, which is its root by default."""
-    return ServerStart(
-        spec=builders.scripted(spec, script, folder),
-        provision=provision,
-        root=root or folder,
-        ready_within_s=ready_within_s,
-        log_path=folder / "logs" / "server.log",
-        choose_port=choose_port,
-    ).running()
-
-
-def left_of(folder: Path) -> list[psutil.Process]:
-    """The processes that were started with a script in `folder`."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if str(folder) in process.environ().get(VARIABLE, ""):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
+from tests.unit.builders.started_servers import PROVISION, at_most, left_of, start
 
 
 def failed_start(
@@ -75,22 +35,6 @@ def failed_start(
     ):
         pytest.fail("it started")
     return error.value
-
-
-@contextmanager
-def at_most(seconds: float) -> Iterator[None]:
-    """Ends with an error what takes longer, so that a hang is a failure and not a wait."""
-
-    def give_up(_number: int, _frame: FrameType | None) -> None:
-        pytest.fail(f"it took more than {seconds} s")
-
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_server_runs_with_the_command_line_of_its_engine_and_is_gone_afterwards(

@@ -29,9 +29,10 @@ from specreg.suite.result import Run
 from specreg.suite.resumed import Resumed
 from specreg.suite.server_set import ServerSet
 from specreg.verdicts.verdict import Outcome, Verdict
-from tests.unit import builders, runs
-from tests.unit.answering import answering
-from tests.unit.runs import LAUNCH, MEASURED
+from tests.unit import builders
+from tests.unit.builders import runs
+from tests.unit.builders.http_servers import answering
+from tests.unit.builders.runs import LAUNCH, MEASURED
 
 EQUAL = Verdict(case_id=builders.CASE.id, metric=LOSSLESS, outcome=Outcome.PASS)
 METHODS = [

@@ -9,7 +9,8 @@ import pytest
 
 from specreg.measurement.metrics import METRICS
 from specreg.suite.context import CaseLaunch, RunClock
-from tests.unit import builders, runs
+from tests.unit import builders
+from tests.unit.builders import runs
 
 ALONE = ("vllm-suffix", "triton-suffix", "sglang-ngram")
 

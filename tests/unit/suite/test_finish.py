@@ -19,8 +19,9 @@ from specreg.suite.result import Run, RunResult
 from specreg.suite.selection import Selection
 from specreg.verdicts.history import baseline_sha256, load_history, record_history, settings_sha256
 from specreg.verdicts.verdict import Outcome, Verdict
-from tests.unit import builders, reports, runs
-from tests.unit.runs import COUNTS, LENGTH, MEASURED, SPEED
+from tests.unit import builders
+from tests.unit.builders import reports, runs
+from tests.unit.builders.runs import COUNTS, LENGTH, MEASURED, SPEED
 
 
 def run_with_past(folder: Path, better_frac: float) -> Run[CaseRunner]:

@@ -7,8 +7,9 @@ from specreg.core.reasons import Reason
 from specreg.correctness.checks import LOSSLESS
 from specreg.suite.group_judge import properties_of, render_changes
 from specreg.verdicts.verdict import Comparison, Outcome, Verdict
-from tests.unit import builders, runs
-from tests.unit.runs import LENGTH, MEASURED, SPEED
+from tests.unit import builders
+from tests.unit.builders import runs
+from tests.unit.builders.runs import LENGTH, MEASURED, SPEED
 
 
 def test_a_baseline_that_cannot_be_read_does_not_hinder_its_replacement(tmp_path: Path) -> None:

@@ -14,8 +14,14 @@ from specreg.acceptance.trace import ANSWER_DIGEST
 from specreg.core.errors import SpecregError
 from specreg.report.document import load_verdict
 from specreg.suite.plan import PLAN, PlanOptions
-from tests.unit.servers.test_server import at_most
-from tests.unit.shard_folders import LENGTH, TPOT, MergingMachine, change_json, merging_machine
+from tests.unit.builders.shard_folders import (
+    LENGTH,
+    TPOT,
+    MergingMachine,
+    change_json,
+    merging_machine,
+)
+from tests.unit.builders.started_servers import at_most
 
 SECRET = "the secret of the machine that merges"  # noqa: S105 - a text to look for
 

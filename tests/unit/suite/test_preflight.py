@@ -26,7 +26,7 @@ from specreg.suite.preflight import Finding, State, examine, render_findings
 from specreg.telemetry.identity import ProcessorLoad
 from tests.doubles.nvml.device import Answer, Process, ScriptedDriver, ScriptedGpu, Throttle
 from tests.unit import builders
-from tests.unit.playing import run_python, running
+from tests.unit.builders.scripted_gpus import run_python, running
 
 Found = Mapping[str, list[Finding]]
 """By subject what was found."""

@@ -17,8 +17,9 @@ from specreg.suite.group_judge import GroupJudge
 from specreg.suite.measured import MeasuredLaunch
 from specreg.suite.recording import RecordingBudget
 from specreg.suite.server_set import ServerSet
-from tests.unit import builders, runs
-from tests.unit.runs import SPEED
+from tests.unit import builders
+from tests.unit.builders import runs
+from tests.unit.builders.runs import SPEED
 
 ONE = builders.with_concurrency(1)
 OTHER = builders.with_concurrency(4)

@@ -7,8 +7,9 @@ import pytest
 
 from specreg.measurement.journal import Key
 from specreg.suite.resumed import journal_key, load_resumed
-from tests.unit import builders, runs
-from tests.unit.runs import LENGTH
+from tests.unit import builders
+from tests.unit.builders import runs
+from tests.unit.builders.runs import LENGTH
 
 
 def test_a_measurement_in_other_circumstances_is_another_one(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ import pytest
 
 from specreg.measurement.metrics import METRICS
 from specreg.suite.selection import least_time_s, select
-from tests.unit import builders, runs
-from tests.unit.runs import LENGTH, SPEED
+from tests.unit import builders
+from tests.unit.builders import runs
+from tests.unit.builders.runs import LENGTH, SPEED
 
 RECORDING: dict[str, Any] = {"update_baselines": True, "launches": 1}
 SPEEDS = tuple(name for name, metric in METRICS.items() if metric.by_launch)

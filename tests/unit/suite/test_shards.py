@@ -15,7 +15,8 @@ from specreg.matrix.case import Case
 from specreg.suite.context import RunContext
 from specreg.suite.options import Options
 from specreg.suite.shards import ServerGroup, cut, expected_times, list_shards, server_groups
-from tests.unit import builders, runs
+from tests.unit import builders
+from tests.unit.builders import runs
 
 EAGLE = builders.with_concurrency(1)
 LOADED = builders.with_concurrency(4)

@@ -23,7 +23,7 @@ from specreg.telemetry.identity import (
 from specreg.telemetry.sensor import State
 from tests.doubles.nvml.device import Answer, ScriptedDriver, ScriptedGpu, Throttle
 from tests.unit import builders
-from tests.unit.playing import run_python
+from tests.unit.builders.scripted_gpus import run_python
 
 XEON = "Intel(R) Xeon(R) CPU @ 2.50GHz"
 # Its answer is the machine's GPUs, and its environments with none of them and with one.

@@ -13,7 +13,7 @@ from specreg.telemetry.sampler import PowerTrace, Sample
 from specreg.telemetry.sensor import State
 from tests.doubles.nvml.device import Process, ScriptedGpu, Throttle
 from tests.unit import builders
-from tests.unit.playing import run_python, running
+from tests.unit.builders.scripted_gpus import run_python, running
 
 ASK = """
 import os, sys

@@ -19,6 +19,7 @@ from specreg.telemetry.sampler import EVERY_NS, PowerTrace, Sample, Span, sample
 from specreg.telemetry.sensor import Probe, State
 from tests.doubles.nvml.device import Load, constant
 from tests.unit import builders
+from tests.unit.builders.power_loads import BOUNDS, SLOW, SQUARE, UNEVEN
 
 NS_PER_S = 10**9
 H100 = builders.ROOT / "fixtures/recordings/nvml/h100/nvml_none_c16_140s.jsonl.gz"
@@ -27,11 +28,6 @@ STEPS = (
     H100.with_name("nvml_steps_33s_card_a.jsonl.gz"),
     H100.with_name("nvml_steps_32s_card_b.jsonl.gz"),
 )
-SQUARE = Load(low_w=100.0, high_w=700.0, period_ms=100.0)
-UNEVEN = Load(low_w=100.0, high_w=700.0, period_ms=130.0, duty_frac=0.3)
-SLOW = Load(low_w=100.0, high_w=700.0, period_ms=1_700.0)
-BOUNDS = ((10.0, 0.02), (30.0, 0.01))
-"""How long one uninterrupted block is in seconds, and how far off its energy may be."""
 
 
 @dataclass(slots=True)

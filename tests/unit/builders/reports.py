@@ -187,3 +187,17 @@ def judged_runs(
 
 
 EMPTY = msgspec.structs.replace(REPORT, run=run_of(), cases=(), remarks=())
+
+
+def another(version: str = "0.33.0", environment: str = "", **settings: object) -> Report:
+    """A later run of the case, a tenth faster than the first one, of this engine."""
+    faster = dataclasses.replace(LOST, value=99.0, outcome=Outcome.PASS)
+    assert CASE_REPORT.settings is not None
+    report = with_case(
+        figures=msgspec.structs.replace(FIGURES, engine_version=version),
+        settings=dataclasses.replace(CASE_REPORT.settings, **settings),  # type: ignore[arg-type]
+    )
+    run = msgspec.structs.replace(run_of(HELD, faster), run="20261123T020000-2")
+    return msgspec.structs.replace(
+        report, run=msgspec.structs.replace(run, environment=environment or run.environment)
+    )

@@ -1,0 +1,96 @@
+"""The command `specreg gate` as a process, with scripted servers."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from specreg.report.document import Report, load_report
+from tests.doubles.vllm.script import Script, record_script
+
+ROOT = Path(__file__).parents[2]
+MATRIX = """
+needs_gpus = 0
+
+[models.tiny]
+target = "fixtures/models/tiny/target"
+drafts = { eagle3 = "fixtures/models/tiny/eagle3" }
+
+[[cases]]
+engine = "vllm"
+methods = ["none", "eagle3"]
+models = "tiny"
+dataset = "toy"
+concurrency = [1]
+prompts = PROMPTS
+output_cap_tokens = 32
+speed = SPEED
+"""
+PROMPTS = 10
+
+
+class Gate:
+    """A tier of two cases and a script for each side."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.out = folder / "gate"
+        self.write_tier(speed=True)
+
+    def write_tier(self, *, speed: bool) -> None:
+        text = MATRIX.replace("SPEED", str(speed).lower()).replace("PROMPTS", str(PROMPTS))
+        (self.folder / "cpu.toml").write_text(text)
+
+    def script(self, name: str, script: Script) -> str:
+        """The path of one side's script."""
+        (self.folder / name).mkdir(exist_ok=True)
+        self.environment = record_script(script, self.folder / name)
+        return self.environment["SCRIPTED_SERVER"]
+
+    def start(self, *arguments: str, b: Script | None = None) -> subprocess.Popen[str]:
+        """The command; `b` is what side B does otherwise."""
+        both = self.script("both", Script())
+        planted = self.script("b", b) if b is not None else both
+        return subprocess.Popen(
+            (
+                *(sys.executable, "-m", "specreg", "gate", sys.executable, sys.executable),
+                *("--root", str(ROOT), "--matrix", str(self.folder), "--tier", "cpu"),
+                *("--out", str(self.out), "--a", f"engine_env.SCRIPTED_SERVER={both}"),
+                *("--b", f"engine_env.SCRIPTED_SERVER={planted}"),
+                *("--seconds", "1"),
+                *arguments,
+            ),
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": self.environment["PYTHONPATH"]},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str, status: int, b: Script | None = None) -> tuple[str, str]:
+        """What it said, once it has ended with a status: on stdout, and on stderr."""
+        started = self.start(*arguments, b=b)
+        stdout, stderr = started.communicate(timeout=300)
+        assert started.returncode == status, stdout + stderr
+        return stdout, stderr
+
+    def servers(self) -> list[psutil.Process]:
+        """Those of its processes that live."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if str(self.folder) in process.environ().get("SCRIPTED_SERVER", ""):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def report(self) -> Report:
+        return load_report(self.out / "report.json")
+
+    def launches(self) -> int:
+        """How many servers were measured."""
+        lines = (self.out / "journal.jsonl").read_bytes().splitlines()
+        return sum(b'"Ended"' in line for line in lines)

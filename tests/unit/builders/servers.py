@@ -1,0 +1,76 @@
+"""Servers that answer, and what the scripted one truly does."""
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from specreg.acceptance.record import StepCounts
+from specreg.core.processes import SupervisedProcess
+from specreg.core.supervisor import Session
+from specreg.datasets.prompts import Prompt
+from specreg.engines.engine import Requirement
+from specreg.engines.registry import engine_named
+from specreg.matrix.case import Case, ServerSpec
+from specreg.servers.provision import MARKER, interpreter_of
+from specreg.servers.server import StartedServer
+from tests.doubles.vllm.script import Script, chat_prompt, record_script, steps_of
+from tests.doubles.vllm.steps import Steps
+from tests.unit.builders.cases import CASE, SPEC
+
+
+def seem_installed(requirement: Requirement) -> Path:
+    """The interpreter of an environment without its engine, in the cache of SPECREG_CACHE."""
+    python = interpreter_of(requirement)
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (python.parents[1] / MARKER).touch()
+    return python
+
+
+def server(
+    base_url: str = "http://scripted", *, log_path: Path = Path("/dev/null")
+) -> StartedServer:
+    """A server that answers at `base_url`; its process has ended with status 1."""
+    process = subprocess.Popen(("/bin/false",))
+    process.wait()
+    return StartedServer(
+        spec=SPEC,
+        engine=engine_named("vllm"),
+        base_url=base_url,
+        model=SPEC.id,
+        target="some/target",
+        draft="some/draft",
+        engine_version="99.0+scripted",
+        process=SupervisedProcess(
+            popen=process, session=Session("none"), supervisor=process, log_path=log_path
+        ),
+    )
+
+
+def scripted(spec: ServerSpec, script: Script, folder: Path) -> ServerSpec:
+    """The spec with what makes its command line start the scripted server."""
+    return dataclasses.replace(spec, engine_env=tuple(record_script(script, folder).items()))
+
+
+def truth(prompt: Prompt, script: Script, case: Case = CASE) -> Steps:
+    """What the scripted server does for a prompt of a case."""
+    return steps_of(
+        chat_prompt([{"role": "user", "content": prompt.turns[0]}]),
+        script,
+        num_speculative_tokens=case.server.draft_tokens,
+        max_tokens=case.output_cap_tokens,
+    )
+
+
+def counts_of(steps: Sequence[Steps]) -> StepCounts:
+    """The truth of some requests, added up by hand."""
+    by_position = zip(*(one.accepted_per_position for one in steps), strict=True)
+    return StepCounts(
+        steps=sum(one.verify_steps for one in steps),
+        accepted=sum(one.accepted_tokens for one in steps),
+        proposed=sum(one.drafted_tokens for one in steps),
+        position_counts=tuple(sum(column) for column in by_position),
+    )
