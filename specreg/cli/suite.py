@@ -31,10 +31,12 @@ from specreg.suite.configure import open_context
 from specreg.suite.document import run_verdict
 from specreg.suite.finish import record_run
 from specreg.suite.merge import last_end, merge_shards, open_merged
+from specreg.suite.merged_cases import MergedShards
 from specreg.suite.new_baselines import record_baselines
 from specreg.suite.options import Inconclusive, Options, options_typed
-from specreg.suite.plan import PLAN, MergedShards, has_plan, load_shard
+from specreg.suite.plan import PLAN
 from specreg.suite.preflight import State, examine, render_findings
+from specreg.suite.shard_runs import has_plan, load_shard
 from specreg.suite.shards import SHARDS, Shard
 
 _BYTES_PER_GIB = 2**30

@@ -31,22 +31,14 @@ from specreg.suite.configure import load_cases
 from specreg.suite.context import CaseLaunch, RunClock, RunContext, provision_of, store_of
 from specreg.suite.group_judge import GroupJudge
 from specreg.suite.measured import MeasuredLaunch, MeasuredLaunches
+from specreg.suite.merged_cases import MergedShards
 from specreg.suite.options import Options
-from specreg.suite.plan import (
-    COPIED,
-    JOURNAL,
-    MergedShards,
-    RunPlan,
-    ShardRun,
-    has_plan,
-    load_shard,
-    matrix_sha256,
-    with_journal,
-)
+from specreg.suite.plan import COPIED, JOURNAL, RunPlan, matrix_sha256
 from specreg.suite.recording import RecordingBudget
 from specreg.suite.result import Run
 from specreg.suite.selection import Selection, covers_tier
 from specreg.suite.server_set import ServerSet
+from specreg.suite.shard_runs import ShardRun, has_plan, load_shard, with_journal
 from specreg.telemetry.identity import Environment
 from specreg.verdicts.detection import MOST_LAUNCHES
 from specreg.verdicts.verdict import Verdict

@@ -20,7 +20,8 @@ from specreg.report.exports import FORMS, render_aiperf, render_benchmarks
 from specreg.report.terminal import render_report
 from specreg.suite.merge import merge_shards, open_merged
 from specreg.suite.options import Options
-from specreg.suite.plan import JOURNAL, PLAN, load_shard, with_journal
+from specreg.suite.plan import JOURNAL, PLAN
+from specreg.suite.shard_runs import load_shard, with_journal
 from tests.fuzz.mutations import json_of, rows_of
 from tests.fuzz.trying import Sample, try_all
 from tests.unit.builders import reports
