@@ -31,7 +31,6 @@ from specreg.suite.configure import open_context
 from specreg.suite.document import run_verdict
 from specreg.suite.finish import record_run
 from specreg.suite.merge import last_end, merge_shards, open_merged
-from specreg.suite.merged_cases import MergedShards
 from specreg.suite.new_baselines import record_baselines
 from specreg.suite.options import Inconclusive, Options, options_typed
 from specreg.suite.plan import PLAN
@@ -142,8 +141,7 @@ def _merge(runs: Sequence[Path], into: Path, root: Path, options: Options) -> No
         recorded, all_written = record_baselines(result, color=color)
         status = status or int(bool(remarks) or not all_written)
         say("\n\n".join(recorded), styled=color)
-    is_whole = MergedShards(shards, context.root).is_whole
-    verdict = run_verdict(result, status, cut_short=not is_whole)
+    verdict = run_verdict(result, status, cut_short=not run.cases.is_whole)
     command = shlex.join(("specreg", "merge", *map(str, runs), "--into", str(into)))
     lines = record_run(result, verdict, command=command, remarks=remarks)
     path = context.run_folder / FILE_NAME

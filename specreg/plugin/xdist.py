@@ -9,7 +9,8 @@ import pytest
 from specreg.matrix.case import Case
 from specreg.plugin.state import CONTEXT, REFUSAL, Refusal, refuse
 from specreg.suite.context import CaseLaunch, RunContext
-from specreg.suite.merge import WORKERS_FOLDER, MergedCases, merge_workers
+from specreg.suite.merge import WORKERS_FOLDER, merge_workers
+from specreg.suite.merged_cases import MergedCases
 from specreg.suite.result import Run
 from specreg.telemetry.identity import find_gpus
 

@@ -1,7 +1,8 @@
-"""Join what shards or workers measured: it is judged once more, all of it together.
+"""Join what shards or workers measured, and judge all of it together.
 
-The folders of shards come from other machines. What they say is data: the paths, the programs and
-the judgement are those of the options and the repository of the machine that merges.
+The folders of shards come from other machines, so what they hold is only data. Where tiers and
+baselines are, which programs run and how to judge is decided by the options and the repository of
+the machine that merges.
 """
 
 import contextlib
@@ -10,28 +11,24 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
 
 from specreg.baselines.record import commit_of
 from specreg.core.commands import specreg_command
 from specreg.core.errors import SpecregError, check_name
-from specreg.core.reasons import Reason
 from specreg.core.received import copy_received
-from specreg.core.timeline import RunTime, Timeline
-from specreg.correctness.checks import CHECKS, CorrectnessCheck
+from specreg.core.timeline import Timeline
+from specreg.correctness.checks import CHECKS
 from specreg.matrix.case import Case, Tier
 from specreg.measurement.journal import Journal
-from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, RECORDED
 from specreg.report.vocabulary import declare_vocabulary
 from specreg.servers.launch import Poll, Starting
 from specreg.suite.configure import load_cases
 from specreg.suite.context import CaseLaunch, RunClock, RunContext, provision_of, store_of
 from specreg.suite.group_judge import GroupJudge
-from specreg.suite.measured import MeasuredLaunch, MeasuredLaunches
-from specreg.suite.merged_cases import MergedShards
+from specreg.suite.merged_cases import MergedCases
 from specreg.suite.options import Options
 from specreg.suite.plan import COPIED, JOURNAL, RunPlan, matrix_sha256
 from specreg.suite.recording import RecordingBudget
@@ -41,79 +38,15 @@ from specreg.suite.server_set import ServerSet
 from specreg.suite.shard_runs import ShardRun, has_plan, load_shard, with_journal
 from specreg.telemetry.identity import Environment
 from specreg.verdicts.detection import MOST_LAUNCHES
-from specreg.verdicts.verdict import Verdict
 
 WORKERS_FOLDER = "shards"
-"""The folder in a run's own that holds its workers' folders."""
+"""The folder of a run that holds the folders of its workers."""
 _MOST_COPIED_BYTES = 2**30
 _UPDATE = "--update-baselines"
-_ALIKE = (
+_EQUAL = (
     *("commit", "tier", "matrix_sha256", "environment", "options", "launches", "reason", "of"),
     "shards",
 )
-
-
-@dataclass(slots=True, kw_only=True)
-class MergedCases:
-    """Reads what shards measured and checked, in place of measuring and checking it here.
-
-    Attributes:
-        shards: what the processes of the run have left.
-        launches: the launches that were read so far.
-        retried: nothing: the reports of the shards say what was measured twice.
-    """
-
-    shards: MergedShards
-    launches: MeasuredLaunches = field(default_factory=MeasuredLaunches)
-    retried: list[str] = field(default_factory=list)
-
-    @property
-    def hosts(self) -> Mapping[str, str]:
-        """By case, the machine that measured it."""
-        return self.shards.hosts
-
-    @property
-    def time(self) -> RunTime:
-        """Where the time of all shards went."""
-        return self.shards.time
-
-    @property
-    def driver_version(self) -> str:
-        """The driver of the machines that measured."""
-        return self.shards.plan.driver_version
-
-    def torch_version(self, case: Case) -> str:
-        """Return the torch that a case's engine ran with; empty if no report says it."""
-        return self.shards.torch_version(case.id)
-
-    def measure(self, case: Case, servers: ServerSet) -> Measurement:
-        """Return what a shard measured of a case on a launch; a SpecregError if none did."""
-        return self._read(case, servers.launch.number)
-
-    def _read(self, case: Case, number: int) -> Measurement:
-        launch = self.launches.find(case, number)
-        if launch is None:
-            measurement = self.shards.measurement(case, number)
-            launch = MeasuredLaunch(measurement=measurement, number=number)
-            self.launches.add(launch)
-        return launch.measurement
-
-    def measure_afresh(
-        self, cases: Sequence[Case], number: int
-    ) -> Mapping[str, Measurement | Reason]:
-        """Return by case what was measured on a further launch, or why nothing was."""
-        results: dict[str, Measurement | Reason] = {}
-        for case in cases:
-            try:
-                results[case.id] = self._read(case, number)
-            except SpecregError as error:
-                results[case.id] = error.reason
-        return results
-
-    def check(self, check: CorrectnessCheck, case: Case, servers: ServerSet) -> Verdict:
-        """Return the verdict that a shard found; a SpecregError if none did."""
-        del servers  # none runs
-        return self.shards.verdict(check, case)
 
 
 def merge_shards(
@@ -140,28 +73,27 @@ def merge_shards(
         SpecregError: the files of a shard can't be copied.
     """
     shards = [with_journal(shard, context.tier.cases, is_ours=are_workers) for shard in shards]
-    merged = MergedShards(shards, context.root)
-    selection = _selection_of(merged, context)
-    cases = MergedCases(shards=merged)
+    cases = MergedCases(shards=shards, root=context.root)
+    selection = _selection_of(cases, context)
     judge = GroupJudge(
         context=context,
         selection=selection,
         cases=cases,
+        # What the shards measured beyond the first launches is read below.
         budget=RecordingBudget(left_s=0.0, store=context.store),
         timeline=Timeline(),
     )
     for case_launch in context.case_launches():
-        if case_launch.case.id in selection.names and case_launch.case.id not in selection.skipped:
-            for name, error in _judge(judge, case_launch):
-                if whole:
-                    judge.note_failure(case_launch.case, name, error.reason)
+        case = case_launch.case
+        if case.id not in selection.names or case.id in selection.skipped:
+            continue
+        for name, error in _judge(judge, case_launch):
+            if whole:
+                judge.note_failure(case, name, error.reason)
     if selection.is_recording:
         _read_further_launches(cases, selection.cases_of(context.tier), context.launches)
     _copy_files(shards, context.run_folder)
-    journal = Journal(context.run_folder / JOURNAL)
-    for shard in shards:
-        if shard.folder != context.run_folder:
-            journal.take(shard.folder / JOURNAL)
+    _join_journals(shards, context.run_folder)
     run = Run(
         context=context,
         selection=selection,
@@ -170,10 +102,10 @@ def merge_shards(
         ended_at=ended_at,
         is_merged=True,
     )
-    return run, tuple(merged.remarks)
+    return run, tuple(cases.remarks())
 
 
-def _selection_of(merged: MergedShards, context: RunContext) -> Selection:
+def _selection_of(merged: MergedCases, context: RunContext) -> Selection:
     """Return what the tests of all shards needed.
 
     A shard that isn't there is taken to have needed all that the others needed of their cases.
@@ -229,41 +161,67 @@ def merge_workers(
 def _copy_files(shards: Sequence[ShardRun], into: Path) -> None:
     """Copy the logs of all shards' servers and devices to one folder.
 
-    Of equal names each gets the number of its shard, behind that of the attempt if it has one.
+    A file whose name several shards have gets the number of its shard in its name.
     """
-    found = [
+    logs = [
         (number, shard.folder, name)
         for number, shard in enumerate(shards, start=1)
-        if shard.folder != into
-        for name in shard.files
-        if name.parts[0] in COPIED and len(name.parts) > 1
+        for name in _copied_names(shard, into)
     ]
-    names = Counter(name for _, _, name in found)
-    for number, folder, name in found:
-        own = name
-        if names[name] > 1:
-            own = name.with_name(f"{name.stem}~shard{number}{name.suffix}")
+    counts = Counter(name for _, _, name in logs)
+    for number, folder, name in logs:
+        copied_name = name
+        if counts[name] > 1:
+            copied_name = name.with_name(f"{name.stem}~shard{number}{name.suffix}")
         try:
-            copy_received(folder, str(name), into, str(own), _MOST_COPIED_BYTES)
+            copy_received(folder, str(name), into, str(copied_name), _MOST_COPIED_BYTES)
         except OSError as error:
             message = f"run '{folder}': its logs weren't copied, {error.strerror}"
             raise SpecregError(f"{message}; mend that, or leave the run out") from error
 
 
-def _check_alike(shards: Sequence[ShardRun]) -> None:
-    """Check that shards are of one run, cut in one way; a SpecregError says what differs."""
-    for name in _ALIKE:
+def _copied_names(shard: ShardRun, into: Path) -> Iterator[PurePosixPath]:
+    """Yield the files of a shard that are copied; none if its folder is that of the merged run."""
+    if shard.folder == into:
+        return
+    for name in shard.files:
+        if name.parts[0] in COPIED and len(name.parts) > 1:
+            yield name
+
+
+def _join_journals(shards: Sequence[ShardRun], into: Path) -> None:
+    """Add the journals of all shards to that of the merged run."""
+    journal = Journal(into / JOURNAL)
+    for shard in shards:
+        if shard.folder != into:
+            journal.take(shard.folder / JOURNAL)
+
+
+def _check_equal(shards: Sequence[ShardRun]) -> None:
+    """Check that shards are parts of one run, cut in one way.
+
+    Raises:
+        SpecregError: their plans differ; the message says in what.
+    """
+    for name in _EQUAL:
         values = [getattr(shard.plan, name) for shard in shards]
-        if any(value != values[0] for value in values):
-            each = (f"'{one.folder}' {_shown(getattr(one.plan, name))}" for one in shards)
-            message = f"{name} differs: {', '.join(each)}; merge the shards of one run alone"
-            raise SpecregError(message)
+        if all(value == values[0] for value in values):
+            continue
+        parts = [
+            f"'{shard.folder}' {_render(value)}"
+            for shard, value in zip(shards, values, strict=True)
+        ]
+        message = f"{name} differs: {', '.join(parts)}; merge the shards of one run alone"
+        raise SpecregError(message)
 
 
-def _shown(value: object) -> str:
+def _render(value: object) -> str:
+    """Render what plans differ in, in a few words."""
     if isinstance(value, Environment):
         return value.name
-    return f"of {sum(map(len, value))} cases" if isinstance(value, tuple) else repr(value)
+    if isinstance(value, tuple):
+        return f"of {sum(map(len, value))} cases"
+    return repr(value)
 
 
 def open_merged(root: Path, options: Options, shards: Sequence[ShardRun], into: Path) -> RunContext:
@@ -279,7 +237,7 @@ def open_merged(root: Path, options: Options, shards: Sequence[ShardRun], into: 
         SpecregError: the repository isn't at the commit, or hasn't the cases, that they are of; or
             they record baselines and the options don't, or the other way round.
     """
-    _check_alike(shards)
+    _check_equal(shards)
     if any(shard.folder.resolve() == into for shard in shards):
         raise SpecregError(f"--into '{into}': it is one of the shards; name a folder of its own")
     plan = shards[0].plan
@@ -293,10 +251,8 @@ def open_merged(root: Path, options: Options, shards: Sequence[ShardRun], into: 
         reason=options.reason or plan.reason,
     )
     tier = load_cases(root, options, plan.tier).chosen(plan.gpus_gib)
-    for name, here in (("commit", commit_of(root)), ("matrix_sha256", matrix_sha256(tier))):
-        if here != (theirs := getattr(plan, name)):
-            differs = f"{name} differs: the shards have '{theirs}', '{root}' '{here}'"
-            raise SpecregError(f"{differs}; check out the commit that they are of")
+    _check_repository("commit", plan.commit, commit_of(root), root)
+    _check_repository("matrix_sha256", plan.matrix_sha256, matrix_sha256(tier), root)
     for shard in shards:
         _check_names(shard, tier)
     _empty(into)
@@ -323,37 +279,56 @@ def last_end(shards: Sequence[ShardRun]) -> str:
     )
 
 
+def _check_repository(name: str, of_shards: str, here: str, root: Path) -> None:
+    """Check that the repository here is the one that shards measured; else a SpecregError."""
+    if of_shards != here:
+        differs = f"{name} differs: the shards have '{of_shards}', '{root}' '{here}'"
+        raise SpecregError(f"{differs}; check out the commit that they are of")
+
+
 def _check_recording(plan: RunPlan, options: Options) -> None:
-    """Check that shards record baselines where the merge does, and only there."""
+    """Check that shards and merge both record baselines, or neither; else a SpecregError."""
     command = specreg_command("merge")
-    records = plan.reason is not None
-    if records and not options.update_baselines:
-        why = "the shards recorded baselines, and this merge isn't asked to write any"
-        raise SpecregError(f"{command}: {why}; add {_UPDATE} to write them here")
-    if options.update_baselines and not records:
-        why = "the shards judged and recorded no baselines"
-        raise SpecregError(f"{command} {_UPDATE}: {why}; leave it out")
+    recorded = plan.reason is not None
+    if recorded and not options.update_baselines:
+        problem = "the shards recorded baselines, and this merge isn't asked to write any"
+        raise SpecregError(f"{command}: {problem}; add {_UPDATE} to write them here")
+    if options.update_baselines and not recorded:
+        problem = "the shards judged and recorded no baselines"
+        raise SpecregError(f"{command} {_UPDATE}: {problem}; leave it out")
 
 
 def _check_names(shard: ShardRun, tier: Tier) -> None:
-    """Check that a shard speaks of cases of the tier, and of metrics and checks that there are."""
+    """Check that the plan of a shard names only cases, metrics and checks that exist here.
+
+    Raises:
+        UnknownNameError: it names another one.
+    """
     plan = shard.plan
-    cases = {case.id for case in tier.cases}
-    of_shards = (case_id for case_ids in plan.shards for case_id in case_ids)
-    for case_id in (*plan.asked, *plan.skipped, *of_shards):
-        check_name("case", case_id, cases, f"'{shard.folder}'")
+    where = f"'{shard.folder}'"
+    tier_ids = {case.id for case in tier.cases}
+    dealt_ids = [case_id for case_ids in plan.shards for case_id in case_ids]
+    for case_id in (*plan.asked, *plan.skipped, *dealt_ids):
+        check_name("case", case_id, tier_ids, where)
+    subjects = {*METRICS, *CHECKS, RECORDED.name}
     for name in dict.fromkeys(name for names in plan.asked.values() for name in names):
-        check_name("metric or check", name, {*METRICS, *CHECKS, RECORDED.name}, f"'{shard.folder}'")
+        check_name("metric or check", name, subjects, where)
 
 
 def _empty(into: Path) -> None:
-    """Remove what an earlier merge left in a folder and this one doesn't write over."""
+    """Remove what an earlier merge left in a folder and this one doesn't write over.
+
+    Raises:
+        SpecregError: the disk refuses.
+    """
     try:
         for name in COPIED:
-            if (into / name).is_symlink():
-                (into / name).unlink()
-            elif (into / name).exists():
-                shutil.rmtree(into / name)
+            folder = into / name
+            # What a link leads to isn't ours to remove.
+            if folder.is_symlink():
+                folder.unlink()
+            elif folder.exists():
+                shutil.rmtree(folder)
         (into / JOURNAL).unlink(missing_ok=True)
     except OSError as error:
         message = f"--into '{into}': can't be emptied, {error.strerror}"
@@ -361,7 +336,7 @@ def _empty(into: Path) -> None:
 
 
 def _judge(judge: GroupJudge, case_launch: CaseLaunch) -> Iterator[tuple[str, SpecregError]]:
-    """Judge what was measured of a case on a launch; yield by name why the rest wasn't."""
+    """Judge what was measured of a case on a launch, and yield by name why the rest wasn't."""
     case = case_launch.case
     server = Starting(launch=case_launch.server, start=_start_nothing)
     control = Starting(launch=case_launch.control, start=_start_nothing)

@@ -2,105 +2,168 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from specreg.core.errors import InvalidMeasurementError, SpecregError
+from specreg.core.reasons import Reason
 from specreg.core.timeline import RunTime
 from specreg.correctness.checks import CorrectnessCheck
 from specreg.matrix.case import Case
 from specreg.matrix.models import served_models
 from specreg.measurement.measure import Measurement
+from specreg.suite.measured import MeasuredLaunch, MeasuredLaunches
 from specreg.suite.plan import RunPlan
+from specreg.suite.server_set import ServerSet
 from specreg.suite.shard_runs import ShardRun
 from specreg.verdicts.verdict import Verdict
 
 _SHARD_MISSING = "SHARD_MISSING"
 
 
-@dataclass(frozen=True, slots=True)
-class MergedShards:
-    """What other processes measured and checked, in place of measuring and checking it here.
+@dataclass(slots=True, kw_only=True)
+class MergedCases:
+    """Reads what shards measured and checked: the `CaseSource` of a merged run.
 
-    `root` is of the repository of this machine, whose models count.
+    Attributes:
+        shards: what the processes of the run have left, with their journals.
+        root: the repository of this machine, whose models count.
+        launches: the launches that were read so far.
+        retried: nothing, as the reports of the shards say what they measured twice.
     """
 
     shards: Sequence[ShardRun]
     root: Path
+    launches: MeasuredLaunches = field(default_factory=MeasuredLaunches)
+    retried: list[str] = field(default_factory=list)
 
     @property
     def plan(self) -> RunPlan:
-        """The plan of one shard; what it says of the run holds for each."""
+        """The plan of one shard; what it says about the whole run is the same in each."""
         return self.shards[0].plan
 
-    def measurement(self, case: Case, launch: int) -> Measurement:
-        """What the first shard that did has measured of a case, with the models here.
+    @property
+    def hosts(self) -> Mapping[str, str]:
+        """By case, the machine that measured it."""
+        hosts: dict[str, str] = {}
+        for shard in self.shards:
+            for case_id, _ in shard.measured:
+                hosts.setdefault(case_id, shard.plan.host)
+        return hosts
 
-        Raises:
-            SpecregError: none did.
+    @property
+    def time(self) -> RunTime:
+        """Where the time went of the shards that came to their end."""
+        times = [shard.report.time for shard in self.shards if shard.report and shard.report.time]
+        return RunTime(
+            pairs=tuple(pair for time in times for pair in time.pairs),
+            idle_s=sum(time.idle_s for time in times),
+            wall_s=sum(time.wall_s for time in times),
+        )
+
+    @property
+    def driver_version(self) -> str:
+        """The driver of the machines that measured; empty without a GPU."""
+        return self.plan.driver_version
+
+    def torch_version(self, case: Case) -> str:
+        """Return the torch that a case's engine ran with; empty if no report says it.
+
+        The interpreter of that engine is on another machine, so it can't be asked.
         """
         for shard in self.shards:
-            if (measured := shard.measured.get((case.id, launch))) is not None:
-                target, draft = served_models(self.root, case.server)
-                return dataclasses.replace(measured, target=target, draft=draft)
-        raise self._why_not(case.id)
+            for case_report in shard.report.cases if shard.report else ():
+                if case_report.case_id == case.id and case_report.torch_version:
+                    return case_report.torch_version
+        return ""
 
-    def verdict(self, check: CorrectnessCheck, case: Case) -> Verdict:
-        """The verdict of a check; SpecregError where none was made."""
+    def measure(self, case: Case, servers: ServerSet) -> Measurement:
+        """Return what the first shard that did has measured of a case on a launch.
+
+        Raises:
+            SpecregError: no shard has; the message says why.
+        """
+        return self._read(case, servers.launch.number)
+
+    def _read(self, case: Case, number: int) -> Measurement:
+        launch = self.launches.find(case, number)
+        if launch is None:
+            launch = MeasuredLaunch(measurement=self._find(case, number), number=number)
+            self.launches.add(launch)
+        return launch.measurement
+
+    def _find(self, case: Case, number: int) -> Measurement:
+        """Return the measurement of a shard, with the models of the repository here."""
         for shard in self.shards:
-            if (verdict := shard.checked.get((case.id, check.name))) is not None:
-                return dataclasses.replace(verdict, case_id=case.id, metric=check.name)
-        raise self._why_not(case.id, check.name)
+            measurement = shard.measured.get((case.id, number))
+            if measurement is not None:
+                target, draft = served_models(self.root, case.server)
+                return dataclasses.replace(measurement, target=target, draft=draft)
+        raise self._error(case.id)
 
-    def _why_not(self, case_id: str, metric: str = "") -> SpecregError:
+    def measure_afresh(
+        self, cases: Sequence[Case], number: int
+    ) -> Mapping[str, Measurement | Reason]:
+        """Return by case what was measured on a further launch, or why nothing was."""
+        results: dict[str, Measurement | Reason] = {}
+        for case in cases:
+            try:
+                results[case.id] = self._read(case, number)
+            except SpecregError as error:
+                results[case.id] = error.reason
+        return results
+
+    def check(self, check: CorrectnessCheck, case: Case, servers: ServerSet) -> Verdict:
+        """Return the verdict of the first shard that made a check.
+
+        Raises:
+            SpecregError: no shard has; the message says why.
+        """
+        del servers  # none runs
+        for shard in self.shards:
+            verdict = shard.checked.get((case.id, check.name))
+            if verdict is not None:
+                return dataclasses.replace(verdict, case_id=case.id, metric=check.name)
+        raise self._error(case.id, check.name)
+
+    def _error(self, case_id: str, metric: str = "") -> SpecregError:
         """Return the error that says why no shard has measured or checked a case."""
-        own = [shard for shard in self.shards if case_id in shard.plan.asked]
-        if not own:
-            number = next(number for number, ids in self.missing.items() if case_id in ids)
+        planned = [shard for shard in self.shards if case_id in shard.plan.asked]
+        if not planned:
+            number = next(n for n, case_ids in self.missing.items() if case_id in case_ids)
             return InvalidMeasurementError(_SHARD_MISSING, self._why_missing(number))
-        shard, report = own[-1], own[-1].report
-        if report is None:
+        shard = planned[-1]
+        if shard.report is None:
             message = f"{shard.plan.name} died before it was done, see '{shard.folder}'"
             return InvalidMeasurementError(_SHARD_MISSING, message)
-        verdicts = [verdict for verdict in report.run.verdicts if verdict.case_id == case_id]
-        explained = [verdict for verdict in verdicts if verdict.reason is not None]
-        of_metric = [verdict for verdict in explained if verdict.metric == metric]
-        reasons = [verdict.reason for verdict in (*of_metric, *explained) if verdict.reason]
-        if not reasons:
+        reason = _reason_of(shard.report.run.verdicts, case_id, metric)
+        if reason is None:
             return InvalidMeasurementError(_SHARD_MISSING, f"{shard.plan.name} ended without it")
-        if reasons[0].code:
-            return InvalidMeasurementError(reasons[0].code, reasons[0].text)
-        return SpecregError(str(reasons[0]))
+        if reason.code:
+            return InvalidMeasurementError(reason.code, reason.text)
+        return SpecregError(str(reason))
+
+    @property
+    def missing(self) -> Mapping[int, Sequence[str]]:
+        """By number, the cases of the shards that have any and weren't merged."""
+        merged = {shard.plan.number for shard in self.shards}
+        return {
+            number: case_ids
+            for number, case_ids in enumerate(self.plan.shards, start=1)
+            if case_ids and number not in merged
+        }
 
     def _why_missing(self, number: int) -> str:
         shard = f"{number}/{self.plan.of}"
         return f"shard {shard} isn't there: run it with --specreg-shard={shard}, merge again"
 
     @property
-    def time(self) -> RunTime:
-        """Where the time of the shards that came to their end went."""
-        ended = [one.report.time for one in self.shards if one.report and one.report.time]
-        return RunTime(
-            pairs=tuple(pair for one in ended for pair in one.pairs),
-            idle_s=sum(one.idle_s for one in ended),
-            wall_s=sum(one.wall_s for one in ended),
-        )
-
-    @property
-    def missing(self) -> Mapping[int, Sequence[str]]:
-        """By number the cases of the shards that have any and aren't there."""
-        there = {shard.plan.number for shard in self.shards}
-        dealt = enumerate(self.plan.shards, start=1)
-        return {number: cases for number, cases in dealt if cases and number not in there}
-
-    @property
     def is_whole(self) -> bool:
-        """Whether all shards are there and came to their end."""
+        """Whether all shards were merged, and all came to their end."""
         return not self.missing and all(shard.report is not None for shard in self.shards)
 
-    @property
     def remarks(self) -> Iterator[str]:
-        """What is missing, what died, and what was measured twice, in words."""
+        """Yield what is missing, what died, and what was measured twice, in words."""
         for number in self.missing:
             yield f"{_SHARD_MISSING}: {self._why_missing(number)}"
         for shard in self.shards:
@@ -108,27 +171,25 @@ class MergedShards:
                 yield f"{shard.plan.name} died before it was done: '{shard.folder}'"
             elif shard.failed_otherwise:
                 status = f"{shard.plan.name} ended with status {shard.report.run.exit_status}"
-                why = "a test that isn't the suite's failed there, or it was cut short"
-                yield f"{status}, which its verdicts don't say: {why}"
-        by_case: dict[str, list[str]] = {}
-        for shard in self.shards:
-            for case_id in dict.fromkeys(case_id for case_id, _ in shard.measured):
-                by_case.setdefault(case_id, []).append(shard.plan.name)
-        for case_id, names in by_case.items():
+                cause = "a test that isn't the suite's failed there, or it was cut short"
+                yield f"{status}, which its verdicts don't say: {cause}"
+        for case_id, names in self._measured_by().items():
             if len(names) > 1:
                 yield f"{case_id}: measured by {' and '.join(names)}; the first one's counts"
 
-    @property
-    def hosts(self) -> Mapping[str, str]:
-        """By case's id, the machine that measured it."""
-        return {
-            case_id: shard.plan.host
-            for shard in reversed(self.shards)
-            for case_id, _ in shard.measured
-        }
+    def _measured_by(self) -> Mapping[str, Sequence[str]]:
+        """Return by case the names of the shards that measured it."""
+        names: dict[str, list[str]] = {}
+        for shard in self.shards:
+            for case_id in dict.fromkeys(case_id for case_id, _ in shard.measured):
+                names.setdefault(case_id, []).append(shard.plan.name)
+        return names
 
-    def torch_version(self, case_id: str) -> str:
-        """The torch that a case's engine ran with, empty where no report says it."""
-        cases = (one for it in self.shards if it.report for one in it.report.cases)
-        versions = (one.torch_version for one in cases if one.case_id == case_id)
-        return next(filter(None, versions), "")
+
+def _reason_of(verdicts: Sequence[Verdict], case_id: str, metric: str) -> Reason | None:
+    """Return the reason of a verdict on a metric, or else of another one on the same case."""
+    of_case = [verdict for verdict in verdicts if verdict.case_id == case_id and verdict.reason]
+    for verdict in of_case:
+        if verdict.metric == metric:
+            return verdict.reason
+    return of_case[0].reason if of_case else None

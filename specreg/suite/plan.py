@@ -24,11 +24,11 @@ from specreg.suite.selection import Selection
 from specreg.telemetry.identity import Environment
 
 PLAN = "plan.json"
+"""The file of a run's folder that holds its plan."""
 JOURNAL = "journal.jsonl"
+"""The file of a run's folder that holds what it measured."""
 COPIED = ("logs", "power")
-"""The folders of a run that are those of its servers and devices."""
-
-
+"""The folders of a run that hold what its servers and devices left; a merge copies them."""
 PLAN_VERSION: Literal[1] = 1
 _Text = Annotated[str, msgspec.Meta(max_length=20_000)]
 _Word = Annotated[str, msgspec.Meta(max_length=128)]
@@ -37,10 +37,10 @@ _Gib = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
 
 class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a run was asked for, as facts: how many prompts it replays, and how it judges.
+    """The options that decide what a run measures and how it judges.
 
-    A merge compares them between shards and says what it measured by them. None of them is a path,
-    a program or a URL: those are the merging side's own.
+    A merge compares them between shards. None of them is a path, a program or a URL: the machine
+    that merges has its own.
     """
 
     num_prompts: Annotated[int, msgspec.Meta(ge=1, le=MOST_PROMPTS_ASKED)] | None = None
@@ -53,9 +53,15 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a run is about to do, written before it starts anything.
 
-    `gpus_gib` is of each GPU and None where that isn't known, `reason` None where nothing is
-    recorded. `number` and `of` are 0 where the run isn't cut, `shards` the cases of each. `asked`,
-    the metrics and checks, and `skipped`, what it needs, are by case.
+    Attributes:
+        gpus_gib: the memory of each GPU, None for one whose driver doesn't say.
+        reason: why baselines are recorded, None if the run judges.
+        number: the shard, from 1; 0 if the run isn't cut.
+        of: into how many shards the run is cut; 0 if it isn't.
+        shards: the cases of each shard.
+        asked: the metrics and checks of each case.
+        skipped: by case that can't run on the machine, what it needs.
+        no_power: why power isn't measured.
     """
 
     schema_version: Literal[1] = PLAN_VERSION
@@ -80,12 +86,12 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """What people call the run."""
         return f"shard {self.number}/{self.of}" if self.of else f"'{self.run}'"
 
 
 def matrix_sha256(tier: Tier) -> str:
-    """A checksum of all settings of a tier's cases."""
+    """Return a checksum of all settings of a tier's cases."""
     return hashlib.sha256("\n".join(case.key for case in tier.cases).encode()).hexdigest()
 
 
@@ -100,6 +106,8 @@ def plan_of(
         shards: the cases of each shard, if the run is one of them.
     """
     gpus = gpus_of(context.options)
+    reason = (context.options.reason or "").strip() if context.is_recording else None
+    number, _ = context.options.part or (0, 0)
     return RunPlan(
         run=context.run_folder.name,
         began_at=context.clock.began_at.replace(microsecond=0),
@@ -110,12 +118,12 @@ def plan_of(
         environment=context.environment,
         gpus_gib=gpus.memory_gib,
         options=plan_options(context.options),
-        reason=(context.options.reason or "").strip() if context.is_recording else None,
+        reason=reason,
         launches=context.launches,
-        number=context.options.part[0] if context.options.part else 0,
+        number=number,
         of=len(shards),
         shards=tuple(map(tuple, shards)),
-        asked={case: tuple(sorted(names)) for case, names in selection.names.items()},
+        asked={case_id: tuple(sorted(names)) for case_id, names in selection.names.items()},
         skipped=dict(selection.skipped),
         no_power=selection.no_power,
         driver_version=gpus.driver_version,
@@ -123,6 +131,6 @@ def plan_of(
 
 
 def plan_options(options: Options) -> PlanOptions:
-    """What a merge has to know of the options of a run."""
+    """Return what a merge has to know about the options of a run."""
     names = PlanOptions.__struct_fields__
     return PlanOptions(**{name: getattr(options, name) for name in names})

@@ -28,11 +28,14 @@ _AGAIN = "leave that run out, and run it again"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRun:
-    """What lies in the folder of a shard, by case's id and launch or check.
+    """What a shard has left in its folder.
 
-    Of one that didn't come to its end there is no report. `files` are all that lie in the folder,
-    from there on. What was `measured` and `checked` is read by `with_journal`, once the cases of
-    the repository here are known.
+    Attributes:
+        files: all files of the folder, relative to it.
+        measured: by case id and launch. Empty until `with_journal` reads the journal, which takes
+            the cases of the repository here.
+        checked: by case id and check, read with `measured`.
+        report: None if the shard died before it wrote one.
     """
 
     folder: Path
@@ -44,27 +47,29 @@ class ShardRun:
 
     @property
     def failed_otherwise(self) -> bool:
-        """Whether it ended, and failed by something else than its verdicts."""
-        run = self.report.run if self.report else None
-        return run is not None and bool(run.exit_status) and not exit_status(run.verdicts)
+        """Whether the shard came to its end, and failed otherwise than by its verdicts."""
+        if self.report is None or not self.report.run.exit_status:
+            return False
+        return not exit_status(self.report.run.verdicts)
 
 
 def has_plan(folder: Path) -> bool:
-    """Whether a run had begun: something is called as its plan, be it readable or not."""
+    """Whether a run has begun in a folder: it has something called like a plan, readable or not."""
     return os.path.lexists(folder / PLAN)
 
 
 def load_shard(folder: Path) -> ShardRun:
-    """Load what lies in a shard's folder, which may come from another machine.
+    """Load the plan and the report of a shard, whose folder may come from another machine.
 
     Raises:
-        SpecregError: it has no plan, holds a link or something else that is no regular file, or one
-            of its documents can't be read.
+        SpecregError: the folder has no plan, holds a link or another file that isn't regular, or
+            one of its documents can't be read.
     """
     try:
         files = received_files(folder)
         for name in files:
-            if name.parts[0] in COPIED:  # by this name below the folder of the merged run
+            if name.parts[0] in COPIED:
+                # A merge copies the file to a folder of the same name, so that has to be possible.
                 check_below(folder, str(name))
         content = read_received(folder, PLAN, _MOST_PLAN_BYTES)
     except FileNotFoundError as error:
@@ -72,15 +77,27 @@ def load_shard(folder: Path) -> ShardRun:
         raise SpecregError(f"'{folder / PLAN}': {error.strerror}; {cure}") from error
     except OSError as error:
         raise SpecregError(f"run '{folder}': {error.strerror}; {_AGAIN}") from error
-    plan = _plan_of(folder, content)
     has_report = PurePosixPath(FILE_NAME) in files
-    report = load_report(folder / FILE_NAME) if has_report else None
-    return ShardRun(folder=folder, plan=plan, files=files, report=report)
+    return ShardRun(
+        folder=folder,
+        plan=_decode_plan(folder / PLAN, content),
+        files=files,
+        report=load_report(folder / FILE_NAME) if has_report else None,
+    )
 
 
-def _plan_of(folder: Path, content: bytes) -> RunPlan:
-    """Decode the plan in a shard's folder; SpecregError where it is of another form."""
-    path = folder / PLAN
+class _PlanVersion(msgspec.Struct, frozen=True):
+    """The part of a plan that every version of specreg can read."""
+
+    schema_version: int
+
+
+def _decode_plan(path: Path, content: bytes) -> RunPlan:
+    """Return the plan that a file holds.
+
+    Raises:
+        SpecregError: the plan is of another version, or isn't a plan.
+    """
     try:
         version = msgspec.json.decode(content, type=_PlanVersion).schema_version
         if version != PLAN_VERSION:
@@ -91,37 +108,35 @@ def _plan_of(folder: Path, content: bytes) -> RunPlan:
         raise SpecregError(f"'{path}': {error}; {_AGAIN}") from error
 
 
-class _PlanVersion(msgspec.Struct, frozen=True):
-    schema_version: int
-
-
 def with_journal(shard: ShardRun, cases: Iterable[Case], *, is_ours: bool) -> ShardRun:
-    """The shard with what its journal holds of these cases, which are those of the repository here.
+    """Return a shard with what its journal holds of the cases of the repository here.
 
     Args:
-        shard: its folder.
+        shard: whose journal to read.
         cases: of the tier.
-        is_ours: whether this machine wrote the journal, which an earlier process may have begun by
-            other settings of the cases. What can't be read of it is left out then.
+        is_ours: whether this machine wrote the journal. An earlier process may have begun it with
+            other settings of the cases, so what can't be read of it is left out.
 
     Raises:
-        SpecregError: the journal can't be read, or one of another machine says what can't be.
+        SpecregError: the journal can't be read, or it comes from another machine and says what
+            can't have been measured.
     """
     path = shard.folder / JOURNAL
     if not os.path.lexists(path):
         return shard
-    known = {case.key: case for case in cases}
-    trusted = None if is_ours else known
-    every = load_journal(path, known=trusted)
-    measured = {key: one for key, one in every.items() if key.case in known}
-    checks = load_checks(path, known=trusted)
-    checked = {key: verdict for key, verdict in checks.items() if key[0].case in known}
+    cases_by_key = {case.key: case for case in cases}
+    trusted = None if is_ours else cases_by_key
+    measured = {
+        (key.case_id, key.launch): measurement
+        for key, measurement in load_journal(path, known=trusted).items()
+        if key.case in cases_by_key
+    }
     try:
-        verdicts = {key: msgspec.convert(told, Verdict) for key, told in checked.items()}
+        checked = {
+            (key.case_id, check): msgspec.convert(verdict, Verdict)
+            for (key, check), verdict in load_checks(path, known=trusted).items()
+            if key.case in cases_by_key
+        }
     except msgspec.ValidationError as error:
         raise SpecregError(f"journal '{path}': {error}; {_AGAIN}") from error
-    return dataclasses.replace(
-        shard,
-        measured={(key.case_id, key.launch): one for key, one in measured.items()},
-        checked={(key.case_id, check): verdict for (key, check), verdict in verdicts.items()},
-    )
+    return dataclasses.replace(shard, measured=measured, checked=checked)
