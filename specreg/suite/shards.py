@@ -5,6 +5,7 @@ files alone, so it is the same on every machine at the same commit.
 """
 
 import dataclasses
+import math
 import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -73,7 +74,7 @@ def server_groups(cases: Iterable[Case], context: RunContext) -> list[ServerGrou
             id=server.id,
             cases=tuple(case.id for case in group_cases),
             gpus=group_cases[0].server.parallel.gpus_by_node if needs_gpus else 0,
-            memory_gib=max(case.memory_gib or 0.0 for case in group_cases) or None,
+            memory_gib=_widest_gib([case.memory_gib for case in group_cases]),
             expected_s=context.launches * (START_S[kind] + measured_s),
         )
         groups.append(group)
@@ -117,9 +118,9 @@ def list_shards(root: Path, shards: Sequence[Shard]) -> str:
     lines = ["shard  GPUs  GiB of each  minutes  cases"]
     for shard in shards:
         gpus = max((group.gpus for group in shard.groups), default=0)
-        gib = max((group.memory_gib or 0.0 for group in shard.groups), default=0.0)
+        memory = _render_memory([group.memory_gib for group in shard.groups])
         minutes = sum(group.expected_s for group in shard.groups) / 60
-        row = f"{shard.number:>5}  {gpus:>4}  {f'{gib:.0f}' if gib else '-':>11}  {minutes:>7.1f}"
+        row = f"{shard.number:>5}  {gpus:>4}  {memory:>11}  {minutes:>7.1f}"
         lines.append(f"{row}  {' '.join(shard.case_ids) or 'none'}")
     record_document(root / SHARDS, shards)
     return "\n".join((*lines, f"as JSON: {root / SHARDS}"))
@@ -161,3 +162,19 @@ def check_workers(context: RunContext, selection: Selection, *, grouped: bool) -
         )
         cure = "leave out -n, or choose acceptance alone: -k acceptance"
         raise SpecregError(f"pytest-xdist: {problem}; {cure}")
+
+
+def _widest_gib(needs_gib: Sequence[float | None]) -> float | None:
+    """The memory that suffices for each of several needs; None where one of them isn't known."""
+    known_gib = [need_gib for need_gib in needs_gib if need_gib is not None]
+    if len(known_gib) < len(needs_gib):
+        return None
+    return max(known_gib)
+
+
+def _render_memory(needs_gib: Sequence[float | None]) -> str:
+    """The memory that a shard's groups need of each GPU: `-` for none, or that it isn't known."""
+    if not needs_gib:
+        return "-"
+    widest_gib = _widest_gib(needs_gib)
+    return "unknown" if widest_gib is None else str(math.ceil(widest_gib))

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from specreg.baselines.estimate import START_S, estimate_of
@@ -14,7 +15,7 @@ from specreg.core.errors import SpecregError
 from specreg.matrix.case import Case
 from specreg.suite.context import RunContext
 from specreg.suite.options import Options
-from specreg.suite.shards import ServerGroup, cut, expected_times, list_shards, server_groups
+from specreg.suite.shards import ServerGroup, Shard, cut, expected_times, list_shards, server_groups
 from tests.unit import builders
 from tests.unit.builders import runs
 
@@ -137,3 +138,14 @@ def test_shards_are_shown_and_written_for_what_starts_them(tmp_path: Path) -> No
     written = json.loads((tmp_path / ".specreg/shards.json").read_text())
     assert [one["number"] for one in written] == [1, 2, 3]
     assert written[0]["groups"][0]["cases"] == ["a-c1"]
+
+
+def test_a_shard_needs_unknown_memory_where_one_of_its_groups_does(tmp_path: Path) -> None:
+    known = group("known", 60.0)
+    unknown = msgspec.structs.replace(known, id="unknown", memory_gib=None)
+    shards = (Shard(number=1, groups=(known, unknown)), Shard(number=2, groups=(known,)))
+
+    table = list_shards(tmp_path, shards)
+
+    rows = [line.split()[2] for line in table.splitlines()[1:3]]
+    assert rows == ["unknown", "80"]
