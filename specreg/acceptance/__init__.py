@@ -1,4 +1,4 @@
-"""Count what was drafted and accepted, and work acceptance length and rate out of the counts.
+"""Count drafted and accepted tokens, and compute acceptance length and rate from the counts.
 
-A record says where its counts were read. Checks refuse counts that contradict one another.
+A record says where its counts come from. The checks refuse counts that contradict one another.
 """

@@ -1,4 +1,8 @@
-"""Check a measurement's counts: return, or raise the reason why it is INVALID."""
+"""Check a measurement's counts.
+
+Each check returns if the counts are right, and else raises the reason why the measurement is
+INVALID.
+"""
 
 import dataclasses
 import itertools
@@ -9,32 +13,36 @@ from specreg.acceptance.record import AcceptanceRecord, Counters, Source, StepCo
 from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import InvalidMeasurementError
 
-_OR_VERSION = ", or try the version that specreg knows best (no --specreg-engine-version)"
-_VERSION = f";{_OR_VERSION.removeprefix(', or')}"
-_PINNED_OFF_TOKENS = 0.02
+_TRY_VERSION = "try the version that specreg knows best (no --specreg-engine-version)"
+_ALLOWED_PINNED_ERROR_TOKENS = 0.02
+_STANDARD_ERRORS = 3
 
 
 def check_requests(traces: Sequence[RequestTrace]) -> None:
-    """Check that every request finished, and that its chunks fit its usage.
+    """Check that every request finished, and that its chunks carried as many tokens as its usage.
 
-    Else `REQUEST_FAILED`, `USAGE_MISSING`, `TOKENS_DISAGREE`.
+    Raises:
+        InvalidMeasurementError: `REQUEST_FAILED`, `USAGE_MISSING` or `TOKENS_DISAGREE`.
     """
-    failed = [one for one in traces if one.error is not None or one.finish_reason is None]
-    if failed:
-        why = failed[0].error or "the stream ended without a finish reason"
+    failed_traces = [
+        trace for trace in traces if trace.error is not None or trace.finish_reason is None
+    ]
+    if failed_traces:
+        first_failed = failed_traces[0]
+        reason = first_failed.error or "the stream ended without a finish reason"
         message = (
-            f"{len(failed)} of {len(traces)} requests failed, first prompt"
-            f" '{failed[0].prompt_id}': {why}; look at the server's log"
+            f"{len(failed_traces)} of {len(traces)} requests failed, first prompt"
+            f" '{first_failed.prompt_id}': {reason}; look at the server's log"
         )
         raise InvalidMeasurementError("REQUEST_FAILED", message)
     for trace in traces:
         if trace.usage_tokens is None:
-            message = f"prompt '{trace.prompt_id}': the server sent no usage{_VERSION}"
+            message = f"prompt '{trace.prompt_id}': the server sent no usage; {_TRY_VERSION}"
             raise InvalidMeasurementError("USAGE_MISSING", message)
         if trace.tokens != trace.usage_tokens:
             message = (
                 f"prompt '{trace.prompt_id}': its chunks carried {trace.tokens} tokens, the server"
-                f" counted {trace.usage_tokens}{_VERSION}"
+                f" counted {trace.usage_tokens}; {_TRY_VERSION}"
             )
             raise InvalidMeasurementError("TOKENS_DISAGREE", message)
 
@@ -42,67 +50,94 @@ def check_requests(traces: Sequence[RequestTrace]) -> None:
 def check_acceptance(
     record: AcceptanceRecord, *, draft_tokens: int, drafted_tokens: int | None = None
 ) -> None:
-    """Check that a case's counts agree with its settings, else `SPEC_DISABLED`, `SETTINGS_DIFFER`.
+    """Check that a case's counts agree with its settings and with one another.
 
-    `draft_tokens` are the most drafts of the case that a step can accept (k), `drafted_tokens` all
-    that a step drafts; None for k, more where they branch. They are checked as by `check_counts`.
+    Args:
+        record: the counts of the measurement.
+        draft_tokens: the most drafts of the case that a step can accept, k.
+        drafted_tokens: all tokens that a step drafts, more than k where drafts branch; None for k.
+
+    Raises:
+        InvalidMeasurementError: `SPEC_DISABLED` if nothing was drafted, `SETTINGS_DIFFER` if the
+            server drafts another number of tokens, or a code of `check_counts`.
     """
+    _check_drafting(record)
+    expected_drafts = drafted_tokens or draft_tokens
     total = record.total
-    told = total
-    if record.source is Source.STREAM_CHUNKS:
-        # By these alone a drafter that is off looks like one that is never right: D is k for each.
-        told = dataclasses.replace(total, proposed=None)
-    drafted = told.accepted if told.proposed is None else told.proposed
-    if told.steps <= 0 or drafted <= 0:
-        message = (
-            f"speculation is configured, yet steps, accepted, drafted = {_sad(told)}; look at the"
-            " server's log for why the drafter is off"
-        )
-        raise InvalidMeasurementError("SPEC_DISABLED", message)
-    asked = drafted_tokens or draft_tokens
     depth = len(total.position_counts)
-    # A histogram may end at the most that was accepted; then what was drafted tells the depth.
+    # A histogram may end at the most drafts that one step accepted. The number of drafts that a
+    # step proposed then shows the depth.
     drafts = max(depth, (total.proposed or 0) // total.steps)
-    differs = drafts > asked if _drafts_vary(record) else drafts != asked
-    if differs or depth > draft_tokens:
+    drafts_differ = drafts != expected_drafts
+    if _drafts_vary(record):
+        drafts_differ = drafts > expected_drafts
+    if drafts_differ or depth > draft_tokens:
         message = (
             f"the server drafts up to {drafts} tokens per step, up to {depth} of them accepted;"
-            f" the case asks for {asked}, up to {draft_tokens}; look at the engine's arguments"
+            f" the case asks for {expected_drafts}, up to {draft_tokens}; look at the engine's"
+            " arguments"
         )
         raise InvalidMeasurementError("SETTINGS_DIFFER", message)
-    check_counts(total, "all requests", drafted_tokens=asked)
+    check_counts(total, "all requests", drafted_tokens=expected_drafts)
     for prompt in record.prompts:
-        check_counts(prompt.counts, f"prompt '{prompt.prompt_id}'", drafted_tokens=asked)
+        subject = f"prompt '{prompt.prompt_id}'"
+        check_counts(prompt.counts, subject, drafted_tokens=expected_drafts)
+
+
+def _check_drafting(record: AcceptanceRecord) -> None:
+    """Check that the server drafted at all; else raise `SPEC_DISABLED`."""
+    counts = record.total
+    if record.source is Source.STREAM_CHUNKS:
+        # D is assumed to be k per step here, whether the server drafts or not. A drafter that is
+        # off looks like one that is never right, so only accepted drafts prove that it is on.
+        counts = dataclasses.replace(counts, proposed=None)
+    drafts = counts.accepted if counts.proposed is None else counts.proposed
+    if counts.steps <= 0 or drafts <= 0:
+        message = (
+            f"speculation is configured, yet steps, accepted, drafted = {_listed(counts)}; look at"
+            " the server's log for why the drafter is off"
+        )
+        raise InvalidMeasurementError("SPEC_DISABLED", message)
 
 
 def _drafts_vary(record: AcceptanceRecord) -> bool:
-    """Whether steps draft more or fewer tokens, so that the counts don't show how many at most.
+    """Return whether steps differ in how many tokens they draft.
 
-    Only of a source whose histogram ends at the most that a step accepted; others show the most.
+    The counts then don't show the most that a step drafts. This can only happen with a source whose
+    histogram ends at the most drafts that a step accepted; the others show the most.
     """
     if record.source is not Source.SGLANG_REQUEST:
         return False
-    counts = [record.total, *(prompt.counts for prompt in record.prompts)]
-    rates = {
-        (one.proposed or 0) / one.steps for one in counts if one.steps and one.proposed is not None
+    counts_of_all = [record.total, *(prompt.counts for prompt in record.prompts)]
+    drafts_per_step = {
+        counts.proposed / counts.steps
+        for counts in counts_of_all
+        if counts.steps and counts.proposed is not None
     }
-    return len(rates) > 1 or any(not rate.is_integer() for rate in rates)
+    return len(drafts_per_step) > 1 or any(not drafts.is_integer() for drafts in drafts_per_step)
 
 
 def check_pinned(record: AcceptanceRecord, length_tokens: float, in_flight: int) -> None:
-    """Check that the acceptance length is the one to keep to, else `NOT_PINNED`.
+    """Check that the acceptance length is the pinned one; else raise `NOT_PINNED`.
 
-    Engines draw for each step, or for all that is `in_flight` at once, whether it accepts one draft
-    more, so it may be off by three standard errors of that beside 0.02; whole lengths aren't drawn.
+    An engine pins a fractional length by chance: it draws whether a step accepts one draft more.
+    The length may therefore differ by three standard errors of that draw, plus 0.02 tokens. Whole
+    lengths need no draw.
+
+    Args:
+        record: the counts of the measurement.
+        length_tokens: the acceptance length that the case pins.
+        in_flight: the number of requests in flight, which may share one draw.
     """
-    found_tokens, frac = record.total.acceptance_length or 0.0, length_tokens % 1
-    error_tokens = math.sqrt(frac * (1 - frac) * in_flight / max(record.total.steps, 1))
-    off_tokens = _PINNED_OFF_TOKENS + 3 * error_tokens
-    if abs(found_tokens - length_tokens) > off_tokens:
+    measured_tokens = record.total.acceptance_length or 0.0
+    extra_draft_frac = length_tokens % 1
+    variance = extra_draft_frac * (1 - extra_draft_frac) * in_flight / max(record.total.steps, 1)
+    allowed_tokens = _ALLOWED_PINNED_ERROR_TOKENS + _STANDARD_ERRORS * math.sqrt(variance)
+    if abs(measured_tokens - length_tokens) > allowed_tokens:
         message = (
-            f"the acceptance length is {found_tokens:.3f}, asked for {length_tokens:g} ±"
-            f" {off_tokens:.2g}: the engine doesn't keep to it, or doesn't answer as it did before;"
-            ' take another version or case, or acceptance = "real"'
+            f"the acceptance length is {measured_tokens:.3f}, asked for {length_tokens:g} ±"
+            f" {allowed_tokens:.2g}: the engine doesn't keep to it, or doesn't answer as it did"
+            ' before; take another version or case, or acceptance = "real"'
         )
         raise InvalidMeasurementError("NOT_PINNED", message)
 
@@ -110,124 +145,175 @@ def check_pinned(record: AcceptanceRecord, length_tokens: float, in_flight: int)
 def check_emitted(
     record: AcceptanceRecord, traces: Sequence[RequestTrace], *, draft_tokens: int
 ) -> None:
-    """Check that steps emitted what was delivered, N ≤ R + A + all steps, else `TOKENS_IMPOSSIBLE`.
+    """Check that the steps can have emitted the tokens that were delivered: N ≤ R + A + all steps.
 
-    Less is fine: the end of text or the output cap cuts the last step. The counted steps S leave
-    out those that drafted nothing, as dynamic speculation has them; each of these emits a token
-    too, and comes in a chunk of its own. So where more chunks than counted steps came, there are as
-    many steps as chunks, and more where chunks merged. Only for methods that draft in every step:
-    others often go without a draft.
+    Fewer delivered tokens are fine, because the end of the text or the output cap cuts off the last
+    step. The counted steps S don't include steps that drafted nothing, which dynamic speculation
+    has. Each of those emits a token as well, in a chunk of its own. If there are more chunks than
+    counted steps, there are as many steps as chunks, and more if chunks were merged.
+
+    This holds only for methods that draft in every step: others often go without a draft.
 
     Args:
-        record: the counts, of each request where its source tells them.
-        traces: the requests; where the record has prompts, one for each in the same order.
+        record: the counts of the measurement, with those of each request if its source has them.
+        traces: the requests; if the record has prompts, one for each, in the same order.
         draft_tokens: the most drafts that a step can accept, k.
+
+    Raises:
+        InvalidMeasurementError: `TOKENS_IMPOSSIBLE`.
     """
-    rows = [
-        (f"prompt '{prompt.prompt_id}'", prompt.counts, [trace])
-        for prompt, trace in zip(record.prompts, traces, strict=bool(record.prompts))
-    ]
-    for whose, counts, requests in (*rows, ("all", record.total, traces)):
-        tokens = sum(trace.tokens for trace in requests)
-        chunks = sum(trace.later_chunks for trace in requests)
-        steps = counts.steps
-        if chunks > steps:
-            steps = chunks + sum(trace.hidden_steps(draft_tokens) for trace in requests)
-        emitted = len(requests) + counts.accepted + steps
-        if tokens > emitted:
-            message = (
-                f"{whose}: {tokens} tokens delivered, its {steps} steps emitted {emitted} at most,"
-                f" of which {counts.accepted} are accepted drafts; the server counts fewer drafts"
-                " than it accepts, or steps without a draft came in merged chunks: lower the load"
-                f"{_OR_VERSION}"
-            )
-            raise InvalidMeasurementError("TOKENS_IMPOSSIBLE", message)
+    if record.prompts:
+        for prompt, trace in zip(record.prompts, traces, strict=True):
+            _check_emitted(f"prompt '{prompt.prompt_id}'", prompt.counts, [trace], draft_tokens)
+    _check_emitted("all", record.total, traces, draft_tokens)
+
+
+def _check_emitted(
+    subject: str, counts: StepCounts, traces: Sequence[RequestTrace], draft_tokens: int
+) -> None:
+    tokens = sum(trace.tokens for trace in traces)
+    chunks = sum(trace.later_chunks for trace in traces)
+    steps = counts.steps
+    if chunks > steps:
+        steps = chunks + sum(trace.hidden_steps(draft_tokens) for trace in traces)
+    # Prefill emits one token of each request.
+    most_tokens = len(traces) + counts.accepted + steps
+    if tokens > most_tokens:
+        message = (
+            f"{subject}: {tokens} tokens delivered, its {steps} steps emitted {most_tokens} at"
+            f" most, of which {counts.accepted} are accepted drafts; the server counts fewer drafts"
+            " than it accepts, or steps without a draft came in merged chunks: lower the load, or"
+            f" {_TRY_VERSION}"
+        )
+        raise InvalidMeasurementError("TOKENS_IMPOSSIBLE", message)
 
 
 def check_counters(before: Counters, after: Counters) -> Counters:
-    """What the server's counters rose by; `COUNTERS_FELL` where it restarted inside the window."""
+    """Return by how much the server's counters rose between two moments.
+
+    Raises:
+        InvalidMeasurementError: `COUNTERS_FELL` if the server restarted in between.
+    """
     steps = after.steps - before.steps
-    counts = after.counts - before.counts if after.counts and before.counts else None
+    counts = None
+    if after.counts and before.counts:
+        counts = after.counts - before.counts
     requests = None
     if after.requests is not None and before.requests is not None:
         requests = after.requests - before.requests
-    detail = (counts.accepted, counts.proposed or 0, *counts.position_counts) if counts else ()
-    if min(steps, requests or 0, *detail) < 0:
-        also = f", steps, accepted, drafted by {_sad(counts)}" if counts else ""
-        message = f"steps moved by {steps}{also}; the server restarted inside the window, look at"
-        raise InvalidMeasurementError("COUNTERS_FELL", f"{message} its log")
-    running = [one.running_requests for one in (before, after) if one.running_requests is not None]
+    differences = [steps, requests or 0]
+    counts_text = ""
+    if counts:
+        differences += [counts.accepted, counts.proposed or 0, *counts.position_counts]
+        counts_text = f", steps, accepted, drafted by {_listed(counts)}"
+    if min(differences) < 0:
+        message = (
+            f"steps moved by {steps}{counts_text}; the server restarted inside the window, look at"
+            " its log"
+        )
+        raise InvalidMeasurementError("COUNTERS_FELL", message)
+    running_requests = [
+        counters.running_requests
+        for counters in (before, after)
+        if counters.running_requests is not None
+    ]
     return Counters(
-        steps=steps, counts=counts, requests=requests, running_requests=max(running, default=None)
+        steps=steps,
+        counts=counts,
+        requests=requests,
+        running_requests=max(running_requests, default=None),
     )
 
 
 def check_reconciled(requests: StepCounts, moved: Counters) -> None:
-    """Check that the requests add up to what the server's counters rose by, as far as they tell.
+    """Check that the requests add up to the rise of the server's counters, as far as it is known.
+
+    Args:
+        requests: the counts of all requests of the run, added up.
+        moved: by how much the server's counters rose.
 
     Raises:
-        InvalidMeasurementError: `FOREIGN_TRAFFIC` where the counters moved more, else
+        InvalidMeasurementError: `FOREIGN_TRAFFIC` if the counters rose by more, else
             `COUNTS_DISAGREE`.
     """
-    if moved.steps != requests.steps or moved.counts not in {None, requests}:
-        every = f"steps, accepted, drafted {_sad(moved.counts)}" if moved.counts else ""
-        message = (
-            f"our requests: steps, accepted, drafted {_sad(requests)}; the server's counters:"
-            f" {every or f'steps {moved.steps}'}"
-        )
-        raise _disagreement(message, foreign=moved.steps > requests.steps)
+    if moved.steps == requests.steps and moved.counts in {None, requests}:
+        return
+    moved_text = f"steps {moved.steps}"
+    if moved.counts:
+        moved_text = f"steps, accepted, drafted {_listed(moved.counts)}"
+    message = (
+        f"our requests: steps, accepted, drafted {_listed(requests)}; the server's counters:"
+        f" {moved_text}"
+    )
+    raise _disagreement(message, is_foreign=moved.steps > requests.steps)
 
 
 def check_ended(requests: int, moved: Counters) -> None:
-    """Check that the requests that ended in the window are ours, and none ran before or after.
+    """Check that only requests of the run ended in the window, and that no other is running.
+
+    Args:
+        requests: the number of requests of the run.
+        moved: by how much the server's counters rose.
 
     Raises:
-        InvalidMeasurementError: `FOREIGN_TRAFFIC` where more ended or one runs, else
+        InvalidMeasurementError: `FOREIGN_TRAFFIC` if more requests ended or one is running, else
             `COUNTS_DISAGREE`.
     """
     if moved.running_requests:
         message = f"requests that run and aren't ours: {moved.running_requests}"
-        raise _disagreement(message, foreign=True)
+        raise _disagreement(message, is_foreign=True)
     if moved.requests is not None and moved.requests != requests:
         message = f"our requests: {requests}; the server counts {moved.requests} that ended"
-        raise _disagreement(message, foreign=moved.requests > requests)
+        raise _disagreement(message, is_foreign=moved.requests > requests)
 
 
-def _disagreement(message: str, *, foreign: bool) -> InvalidMeasurementError:
-    if foreign:
-        message += "; something else asks the server, keep it to this run"
-    else:
-        message += f"; attach to one server, not to a balancer of several{_OR_VERSION}"
-    return InvalidMeasurementError("FOREIGN_TRAFFIC" if foreign else "COUNTS_DISAGREE", message)
+def _disagreement(message: str, *, is_foreign: bool) -> InvalidMeasurementError:
+    if is_foreign:
+        remedy = "something else asks the server, keep it to this run"
+        return InvalidMeasurementError("FOREIGN_TRAFFIC", f"{message}; {remedy}")
+    remedy = f"attach to one server, not to a balancer of several, or {_TRY_VERSION}"
+    return InvalidMeasurementError("COUNTS_DISAGREE", f"{message}; {remedy}")
 
 
-def check_counts(counts: StepCounts, whose: str, *, drafted_tokens: int | None = None) -> None:
-    """Check AL ≤ k + 1, Σ P_i = A, P_i never rising with i and A ≤ D ≤ n·S; so Σ h_j = S.
+def check_counts(counts: StepCounts, subject: str, *, drafted_tokens: int | None = None) -> None:
+    """Check AL ≤ k + 1, Σ P_i = A, A ≤ D ≤ n·S and that P_i never rises with i; so Σ h_j = S.
 
-    `drafted_tokens` are n, all that a step drafts; None for k, more where they branch. An AL beyond
-    k + 1 is `LENGTH_IMPOSSIBLE`, all else `COUNTS_INCONSISTENT`.
+    Args:
+        counts: the counts to check.
+        subject: what they are the counts of, for the message.
+        drafted_tokens: all tokens that a step drafts, n, more than k where drafts branch; None for
+            k.
+
+    Raises:
+        InvalidMeasurementError: `LENGTH_IMPOSSIBLE` if AL is above k + 1, `COUNTS_INCONSISTENT` if
+            anything else is wrong.
     """
-    positions = (counts.steps, *counts.position_counts)
-    most = counts.steps * len(counts.position_counts)
-    most_drafts = most if drafted_tokens is None else counts.steps * drafted_tokens
-    found = (
-        f"{whose}: steps, accepted, drafted = {_sad(counts)} and accepted by position"
+    most_accepted = counts.steps * len(counts.position_counts)
+    description = (
+        f"{subject}: steps, accepted, drafted = {_listed(counts)} and accepted by position"
         f" {list(counts.position_counts)}"
     )
-    if counts.accepted > most:
-        message = f"{found}; {counts.steps} steps accept {most} at most{_VERSION}"
+    if counts.accepted > most_accepted:
+        message = (
+            f"{description}; {counts.steps} steps accept {most_accepted} at most; {_TRY_VERSION}"
+        )
         raise InvalidMeasurementError("LENGTH_IMPOSSIBLE", message)
+    most_drafts = most_accepted
+    if drafted_tokens is not None:
+        most_drafts = counts.steps * drafted_tokens
     drafts = most_drafts if counts.proposed is None else counts.proposed
+    at_least = (counts.steps, *counts.position_counts)
     if (
-        min(positions) < 0
+        min(at_least) < 0
         or sum(counts.position_counts) != counts.accepted
-        or any(later > earlier for earlier, later in itertools.pairwise(positions))
+        or any(later > earlier for earlier, later in itertools.pairwise(at_least))
         or not counts.accepted <= drafts <= most_drafts
     ):
-        message = f"{found} contradict one another{_VERSION}"
+        message = f"{description} contradict one another; {_TRY_VERSION}"
         raise InvalidMeasurementError("COUNTS_INCONSISTENT", message)
 
 
-def _sad(counts: StepCounts) -> str:
+def _listed(counts: StepCounts) -> str:
+    """List steps, accepted and drafted tokens (S, A, D) for a message."""
     proposed = "unknown" if counts.proposed is None else counts.proposed
     return f"{counts.steps}, {counts.accepted}, {proposed}"

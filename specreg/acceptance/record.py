@@ -12,7 +12,7 @@ _KeyT = TypeVar("_KeyT")
 
 
 class Source(StrEnum):
-    """Where an acceptance record comes from."""
+    """The origin of the counts of an acceptance record."""
 
     VLLM_COUNTERS = "vllm_counters"
     VLLM_REQUEST = "vllm_request"
@@ -23,7 +23,12 @@ class Source(StrEnum):
 
 
 class View(StrEnum):
-    """Whose tokens are counted: all the verifier accepted, or those that reached the client."""
+    """Which tokens are counted.
+
+    Attributes:
+        VERIFIER: all tokens that the verifier accepted.
+        EMITTED: only the tokens that reached the client.
+    """
 
     VERIFIER = "verifier"
     EMITTED = "emitted"
@@ -41,39 +46,42 @@ class Counts(Generic[_CountT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCounts(Counts[int]):
-    """The steps of one request, or of many added up.
+    """The verify steps of one request, or of several requests added up.
 
     Attributes:
-        steps: verify steps in which something was drafted (S).
-        accepted: draft tokens that the target accepted (A).
-        proposed: draft tokens (D); None where the source doesn't say.
-        position_counts: entry i counts the steps with more than i drafts accepted (P_(i+1)); as
-            long as the most that a step can accept, or as those of a source that ends with the
-            most that one did.
+        steps: the number of verify steps in which something was drafted (S).
+        accepted: the number of draft tokens that the target accepted (A).
+        proposed: the number of draft tokens (D); None if the source doesn't report it.
+        position_counts: entry i counts the steps with more than i drafts accepted (P_(i+1)). It has
+            an entry for each draft that a step can accept, or, from some sources, only for as many
+            as a step did accept.
     """
 
     @classmethod
     def from_histogram(cls, histogram: Iterable[int], proposed: int | None) -> "StepCounts":
-        """Counts from h_j, the number of steps with j drafts accepted (j from 0).
+        """Build the counts from h_j, the number of steps with j drafts accepted (j from 0).
 
         S = Σ h_j, A = Σ j·h_j, P_i = Σ_(j ≥ i) h_j.
         """
-        steps = tuple(histogram)
+        steps_by_accepted = tuple(histogram)
+        depth = len(steps_by_accepted) - 1
         return cls(
-            steps=sum(steps),
-            accepted=sum(j * count for j, count in enumerate(steps)),
+            steps=sum(steps_by_accepted),
+            accepted=sum(j * steps for j, steps in enumerate(steps_by_accepted)),
             proposed=proposed,
-            position_counts=tuple(sum(steps[i:]) for i in range(1, len(steps))),
+            position_counts=tuple(sum(steps_by_accepted[i:]) for i in range(1, depth + 1)),
         )
 
     def __add__(self, other: "StepCounts") -> "StepCounts":
-        known = self.proposed is not None and other.proposed is not None
-        pairs = itertools.zip_longest(self.position_counts, other.position_counts, fillvalue=0)
+        proposed = None
+        if self.proposed is not None and other.proposed is not None:
+            proposed = self.proposed + other.proposed
+        positions = itertools.zip_longest(self.position_counts, other.position_counts, fillvalue=0)
         return StepCounts(
             steps=self.steps + other.steps,
             accepted=self.accepted + other.accepted,
-            proposed=(self.proposed or 0) + (other.proposed or 0) if known else None,
-            position_counts=tuple(map(sum, pairs)),
+            proposed=proposed,
+            position_counts=tuple(map(sum, positions)),
         )
 
     def __sub__(self, other: "StepCounts") -> "StepCounts":
@@ -85,34 +93,41 @@ class StepCounts(Counts[int]):
         )
 
     def to_depth(self, draft_tokens: int) -> "StepCounts":
-        """Pad with zeros up to the most drafts that a step can accept; not without steps."""
-        missing = draft_tokens - len(self.position_counts) if self.steps else 0
-        return dataclasses.replace(self, position_counts=(*self.position_counts, *[0] * missing))
+        """Pad `position_counts` with zeros to the most drafts that a step can accept.
+
+        Counts without steps stay as they are.
+        """
+        if not self.steps:
+            return self
+        padding = (0,) * (draft_tokens - len(self.position_counts))
+        return dataclasses.replace(self, position_counts=(*self.position_counts, *padding))
 
     @property
     def histogram(self) -> tuple[int, ...]:
-        """h_j = P_j - P_(j+1), with P_0 = S: the steps with exactly j drafts accepted."""
+        """The number of steps with exactly j drafts accepted: h_j = P_j - P_(j+1), with P_0 = S."""
         at_least = (self.steps, *self.position_counts, 0)
-        return tuple(a - b for a, b in itertools.pairwise(at_least))
+        return tuple(earlier - later for earlier, later in itertools.pairwise(at_least))
 
     @property
     def acceptance_length(self) -> float | None:
-        """AL = 1 + A / S, tokens per step, 1 or more; None without steps."""
+        """AL = 1 + A / S, in tokens per step, 1 or more; None without steps."""
         return 1 + self.accepted / self.steps if self.steps else None
 
     @property
     def acceptance_rate(self) -> float | None:
-        """AR = A / D, 0..1; None when nothing was drafted, or D is unknown."""
+        """AR = A / D, from 0 to 1; None if nothing was drafted, or if D is unknown."""
         return self.accepted / self.proposed if self.proposed else None
 
     @property
     def marginal_acceptance(self) -> tuple[float, ...]:
-        """P_i / S for each position, 0..1, never rising; they add up to AL - 1."""
-        return tuple(count / self.steps for count in self.position_counts) if self.steps else ()
+        """P_i / S for each position, from 0 to 1, never rising; they add up to AL - 1."""
+        if not self.steps:
+            return ()
+        return tuple(count / self.steps for count in self.position_counts)
 
     @property
     def conditional_acceptance(self) -> tuple[float, ...]:
-        """P_i / P_(i-1) for each position that was reached, with P_0 = S; 0..1."""
+        """P_i / P_(i-1) for each position that was reached, with P_0 = S; from 0 to 1."""
         at_least = (self.steps, *self.position_counts)
         return tuple(later / earlier for earlier, later in itertools.pairwise(at_least) if earlier)
 
@@ -122,10 +137,14 @@ NO_STEPS = StepCounts(steps=0, accepted=0, proposed=0, position_counts=())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """A server's own counters, summed over its engines: at one moment, or what they moved by.
+    """A server's own counters, summed over its engines: at a moment, or their rise in a window.
 
-    None is what it doesn't say: of the steps more than S, how many `requests` ended, how many ran
-    at that moment, or at the busier end of a move.
+    Attributes:
+        steps: the number of verify steps (S).
+        counts: all counts of the steps; None if the server counts only steps.
+        requests: the number of requests that ended; None if the server doesn't count them.
+        running_requests: the number of requests running at the moment, or at the busier end of the
+            window; None if the server doesn't report it.
     """
 
     steps: int
@@ -136,10 +155,16 @@ class Counters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptAcceptance:
-    """What one request did: its counts and its completion tokens; `turn` counts from 1.
+    """The acceptance of one request.
 
-    `undrafted_steps` are those that drafted nothing, which are none of the counted ones; None where
-    that isn't known.
+    Attributes:
+        prompt_id: the id of the prompt.
+        category: the category of the prompt.
+        counts: the counts of the request's steps.
+        completion_tokens: the number of tokens of the answer.
+        turn: which turn of the conversation it is, from 1.
+        undrafted_steps: the number of steps that drafted nothing, which `counts` don't include;
+            None if it isn't known.
     """
 
     prompt_id: str
@@ -152,15 +177,18 @@ class PromptAcceptance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptanceRecord:
-    """The acceptance of a measurement, with the tags without which it can't be compared.
+    """The acceptance of a measurement.
 
     Attributes:
-        source, view: two records that differ in one of them are not compared.
-        prompts: what each request did, in the order of the prompts; empty where the source only
-            knows the sum.
-        undrafted_steps: of all requests, the steps that drafted nothing; see `undrafted_steps_of`.
-        later_tokens: of all requests, the tokens delivered after the first one of each, N - R. Both
-            are None where that isn't known.
+        source: the origin of the counts. Records of different sources are not compared.
+        view: which tokens are counted. Records of different views are not compared.
+        total: the counts of all requests.
+        prompts: the acceptance of each request, in the order of the prompts; empty if the source
+            reports only the sum.
+        undrafted_steps: the number of steps of all requests that drafted nothing, see
+            `undrafted_steps_of`; None if it isn't known.
+        later_tokens: the number of tokens delivered after the first one of each request, N - R;
+            None if it isn't known.
     """
 
     source: Source
@@ -172,16 +200,16 @@ class AcceptanceRecord:
 
     @property
     def by_category(self) -> "Mapping[str, AcceptanceRecord]":
-        """The record of each category alone, in the order of the prompts."""
-        return self._parts_by(lambda one: one.category)
+        """The record of each category, in the order of the prompts."""
+        return self._parts_by(lambda prompt: prompt.category)
 
     @property
     def by_turn(self) -> "Mapping[int, AcceptanceRecord]":
-        """The record of each turn alone, from the first."""
-        return self._parts_by(lambda one: one.turn)
+        """The record of each turn, from the first."""
+        return self._parts_by(lambda prompt: prompt.turn)
 
     def to_depth(self, draft_tokens: int) -> "AcceptanceRecord":
-        """Pad all counts with zeros up to the most drafts that a step can accept."""
+        """Pad all counts with zeros to the most drafts that a step can accept."""
         prompts = tuple(
             dataclasses.replace(prompt, counts=prompt.counts.to_depth(draft_tokens))
             for prompt in self.prompts
@@ -189,23 +217,29 @@ class AcceptanceRecord:
         return dataclasses.replace(self, total=self.total.to_depth(draft_tokens), prompts=prompts)
 
     def only(self, prompt_ids: Container[str]) -> "AcceptanceRecord":
-        """The record of some prompts alone."""
+        """Return the record of some of the prompts."""
         return self._part(prompt for prompt in self.prompts if prompt.prompt_id in prompt_ids)
 
     def _parts_by(
         self, key: Callable[[PromptAcceptance], _KeyT]
     ) -> "Mapping[_KeyT, AcceptanceRecord]":
-        keys = dict.fromkeys(map(key, self.prompts))
-        return {one: self._part(p for p in self.prompts if key(p) == one) for one in keys}
+        prompts_by_key: dict[_KeyT, list[PromptAcceptance]] = {}
+        for prompt in self.prompts:
+            prompts_by_key.setdefault(key(prompt), []).append(prompt)
+        return {value: self._part(prompts) for value, prompts in prompts_by_key.items()}
 
     def _part(self, prompts: Iterable[PromptAcceptance]) -> "AcceptanceRecord":
-        kept = tuple(prompts)
-        undrafted = [prompt.undrafted_steps for prompt in kept]
-        known = [steps for steps in undrafted if steps is not None]
+        part = tuple(prompts)
+        undrafted_steps: int | None = 0
+        for prompt in part:
+            if undrafted_steps is None or prompt.undrafted_steps is None:
+                undrafted_steps = None
+            else:
+                undrafted_steps += prompt.undrafted_steps
         return dataclasses.replace(
             self,
-            total=sum((prompt.counts for prompt in kept), NO_STEPS),
-            prompts=kept,
-            undrafted_steps=sum(known) if len(known) == len(undrafted) else None,
-            later_tokens=sum(prompt.completion_tokens - 1 for prompt in kept),
+            total=sum((prompt.counts for prompt in part), NO_STEPS),
+            prompts=part,
+            undrafted_steps=undrafted_steps,
+            later_tokens=sum(prompt.completion_tokens - 1 for prompt in part),
         )

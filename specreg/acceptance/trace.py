@@ -1,4 +1,4 @@
-"""What the client saw of one request: when its chunks came, how many tokens each carried."""
+"""Record what the client saw of a request: when its chunks came and how many tokens they held."""
 
 import operator
 from collections import Counter
@@ -11,14 +11,15 @@ from specreg.acceptance.record import StepCounts
 from specreg.core.errors import InvalidMeasurementError
 
 ANSWER_DIGEST = 2
-"""Which definition of `RequestTrace.answer_sha256` this is; the first one left thoughts out."""
+"""The version of the definition of `RequestTrace.answer_sha256`; version 1 left thoughts out."""
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One event of a stream that carried tokens: with speculation what one step emitted.
+    """One event of a stream that carried tokens: with speculation, the tokens of one step.
 
-    It came `at_ns` of the client's monotonic clock; its `tokens`, 1 or more, are by the server's
-    token ids or usage.
+    Attributes:
+        at_ns: when it came, by the client's monotonic clock.
+        tokens: how many tokens it carried, 1 or more, according to the server's token ids or usage.
     """
 
     at_ns: int
@@ -26,37 +27,44 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Reply(StrEnum):
-    """What an answer holds beside its thought."""
+    """What an answer consists of, apart from its thought."""
 
     TEXT = "text"
     UNFINISHED_THOUGHT = "unfinished_thought"
-    """The answer never left the thought: there is a thought, and nothing after it."""
+    """The answer consists of a thought alone, with nothing after it."""
     NOTHING = "nothing"
-    """There is neither a thought nor a text, or only blanks."""
+    """The answer has neither a thought nor a text, or consists of blanks."""
 
 
 class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """One request from its planned start to its last chunk; no larger for a longer answer.
+    """One request from its planned start to its last chunk, of a size independent of the answer's.
 
     Attributes:
-        prompt_id, category: of the prompt replayed; `turn`: of its turns, from 1.
-        planned_ns: when it was due; sent_ns: just before it was written.
-        first_ns, last_ns: when the first and the last chunk with a token came; None without any.
-        first_chunk_tokens: tokens of the first chunk: the prefill's, and more where chunks merged.
+        prompt_id: the id of the prompt that was replayed.
+        category: the category of the prompt.
+        turn: which turn of the conversation it is, from 1.
+        planned_ns: when the request was due.
+        sent_ns: the moment just before the request was written.
+        first_ns: when the first chunk with a token came; None without any.
+        last_ns: when the last chunk with a token came; None without any.
+        first_chunk_tokens: the number of tokens of the first chunk: the prefill's one, or more if
+            chunks were merged.
         chunk_sizes: entry j counts the later chunks that carried j tokens.
-        usage_tokens, prompt_tokens: of the answer and of all that was said before, by the server's
-            own count; None if it didn't say.
-        finish_reason: "stop" or "length", None if the stream ended without one.
-        acceptance: the server's own counts for this request, None if it gave none.
-        error: what went wrong, None for a request that finished.
-        thought_chunk_sizes: the same as `chunk_sizes`, of the later chunks that carried a thought
-            alone, where the server tells thoughts apart.
-        answer_sha256: of all that was generated: its token ids where the server gives them, and
-            each text with the channel that it came in. The first 16 digits; empty where what came
-            doesn't show all that was generated.
-        reply: what the answer holds; None in a journal that doesn't say.
-        loops: whether the second half of the answer repeats itself.
-        empty_replies: how many of the replies that this request sent along were empty.
+        usage_tokens: the number of tokens of the answer, as the server counts them; None if it
+            doesn't report it.
+        finish_reason: "stop" or "length"; None if the stream ended without one.
+        acceptance: the server's own counts for this request; None if it doesn't report them.
+        error: what went wrong; None for a request that finished.
+        answer_sha256: the first 16 digits of a checksum of everything that was generated: its token
+            ids if the server reports them, and each text with the channel in which it came. Empty
+            if the stream doesn't show everything that was generated.
+        prompt_tokens: the number of tokens of the whole conversation before the answer, as the
+            server counts them; None if it doesn't report it.
+        thought_chunk_sizes: like `chunk_sizes`, for the later chunks that carried only a thought,
+            if the server separates thoughts.
+        reply: what the answer consists of; None in a journal that doesn't record it.
+        loops: true if the second half of the answer repeats itself.
+        empty_replies: how many of the earlier replies that this request sent along were empty.
     """
 
     prompt_id: str
@@ -81,58 +89,71 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def later_tokens(self) -> int:
-        """Tokens after the first chunk."""
+        """The number of tokens after the first chunk."""
         return sum(tokens * chunks for tokens, chunks in enumerate(self.chunk_sizes))
 
     @property
     def tokens(self) -> int:
-        """All tokens delivered, N."""
+        """The number of all tokens delivered, N."""
         return self.first_chunk_tokens + self.later_tokens
 
     @property
     def later_chunks(self) -> int:
-        """Chunks after the first: as many as steps, unless some merged."""
+        """The number of chunks after the first: as many as steps, unless some were merged."""
         return sum(self.chunk_sizes)
 
     def hidden_steps(self, draft_tokens: int) -> int:
-        """The most steps that chunks hide which hold more tokens than a step can emit, k + 1.
+        """Return how many steps merged chunks can hide at most.
 
-        A chunk of several steps holds at least one token of each.
+        A chunk with more tokens than a step can emit, k + 1, holds several steps, each with at
+        least one token.
+
+        Args:
+            draft_tokens: the most drafts that a step can accept, k.
         """
-        merged = list(enumerate(self.chunk_sizes))[draft_tokens + 2 :]
-        hidden = sum((tokens - 1) * chunks for tokens, chunks in merged)
-        return hidden + max(self.first_chunk_tokens - 1, 0)
+        hidden_steps = max(self.first_chunk_tokens - 1, 0)
+        for tokens, chunks in enumerate(self.chunk_sizes):
+            if tokens > draft_tokens + 1:
+                hidden_steps += (tokens - 1) * chunks
+        return hidden_steps
 
     def counts_of_chunks(self, *, draft_tokens: int, drafts_every_step: bool) -> StepCounts:
-        """The counts if each chunk after the first is what one step emitted: a + 1 tokens.
+        """Estimate the counts from the chunks, for servers that count nothing.
 
-        The estimate for servers that count nothing, in the emitted view: what was cut off at the
-        end isn't seen. Chunks that merged unnoticed make fewer, longer steps. Where the method
-        doesn't draft its `draft_tokens`, k, in every step, D is unknown.
+        Each chunk after the first is taken for one step, which emitted its accepted drafts and one
+        token. The estimate is in the emitted view: drafts that were cut off at the end aren't seen.
+        Chunks that merged unnoticed make fewer, longer steps.
+
+        Args:
+            draft_tokens: the most drafts that a step can accept, k.
+            drafts_every_step: whether the method drafts k tokens in every step; if not, D is
+                unknown.
 
         Raises:
-            InvalidMeasurementError: `CHUNKS_MERGED` where a chunk holds more than a step can emit,
-                or the first one more than a token.
+            InvalidMeasurementError: `CHUNKS_MERGED` if a chunk holds more tokens than a step can
+                emit, or if the first chunk holds more than one.
         """
-        longest = max(len(self.chunk_sizes) - 1, 0)
-        if self.first_chunk_tokens > 1 or longest > draft_tokens + 1:
+        largest_tokens = max(len(self.chunk_sizes) - 1, 0)
+        if self.first_chunk_tokens > 1 or largest_tokens > draft_tokens + 1:
             message = (
                 f"prompt '{self.prompt_id}': the first chunk holds {self.first_chunk_tokens}"
-                f" tokens, another {longest}, and a step emits {draft_tokens + 1} at most: the"
-                " server merged chunks, so they say nothing of its steps; lower the load"
+                f" tokens, another {largest_tokens}, and a step emits {draft_tokens + 1} at most:"
+                " the server merged chunks, so they say nothing of its steps; lower the load"
             )
             raise InvalidMeasurementError("CHUNKS_MERGED", message)
-        histogram = [*self.chunk_sizes[1:], *[0] * (draft_tokens + 1)][: draft_tokens + 1]
+        steps_by_accepted = self.chunk_sizes[1:]
+        padding = (0,) * (draft_tokens + 1 - len(steps_by_accepted))
+        histogram = (*steps_by_accepted, *padding)
         proposed = draft_tokens * sum(histogram) if drafts_every_step else None
         return StepCounts.from_histogram(histogram, proposed)
 
 
 def undrafted_steps_of(traces: Sequence[RequestTrace], counts: StepCounts) -> int:
-    """How many steps of some requests drafted nothing, at least.
+    """Return how many steps of the requests drafted nothing, at least.
 
-    Dynamic speculation turns drafting off for a step, which emits one token and counts nowhere.
-    Such steps are the chunks beyond the counted steps, and the tokens that these can't have
-    emitted; where chunks merged, fewer are seen.
+    Dynamic speculation turns drafting off for a step, which then emits one token and isn't counted.
+    Such steps show as chunks beyond the counted steps, or as tokens that the counted steps can't
+    have emitted. Fewer show if chunks were merged.
     """
     chunks = sum(trace.later_chunks for trace in traces)
     later_tokens = sum(max(trace.tokens - 1, 0) for trace in traces)
@@ -140,7 +161,7 @@ def undrafted_steps_of(traces: Sequence[RequestTrace], counts: StepCounts) -> in
 
 
 def chunk_sizes(chunks: Iterable[Chunk]) -> tuple[int, ...]:
-    """How many of the chunks carried 0, 1, 2, … tokens; empty without chunks."""
+    """Count the chunks that carried 0, 1, 2, … tokens; empty without chunks."""
     sizes = Counter(map(operator.attrgetter("tokens"), chunks))
     return tuple(sizes[tokens] for tokens in range(max(sizes, default=-1) + 1))
 
@@ -149,13 +170,16 @@ class StreamEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One decoded event of a stream; most have only one of the fields.
 
     Attributes:
-        text: what it adds to the answer, which is what a later turn is asked with.
-        thought: what it adds to the thought, where the server tells thoughts apart.
-        other: all else that it adds, tool calls for instance, as JSON.
-        token_ids: of its tokens; empty where the server gives none.
-        finish_reason: on the last event with tokens, or after it.
-        usage_tokens, prompt_tokens: of the whole request, on the final event.
-        acceptance: the request's own counts, on one of the last events of a server that gives them.
+        tokens: the number of tokens that it adds.
+        text: the text that it adds to the answer, which a later turn sends as history.
+        thought: the text that it adds to the thought, if the server separates thoughts.
+        other: everything else that it adds, such as tool calls, as JSON.
+        token_ids: the ids of its tokens; empty if the server doesn't report them.
+        finish_reason: why the answer ended, on the last event with tokens or after it.
+        usage_tokens: the number of tokens of the answer, on the final event.
+        acceptance: the request's own counts, on one of the last events of a server that reports
+            them.
+        prompt_tokens: the number of tokens before the answer, on the final event.
     """
 
     tokens: int = 0
