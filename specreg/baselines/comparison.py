@@ -227,7 +227,7 @@ class BaselineComparison:
             return None
         if replay is None or not replay.control_rounds:
             return None
-        value = metric.function(replay.of_control) or 0.0
+        value = metric.value_of(replay.control_replay) or 0.0
         return _change_of_speed(metric, (value,), self.known.control, self.known.spreads)
 
     def expected_ratio(self, metric: Metric) -> float | None:

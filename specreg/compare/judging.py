@@ -564,7 +564,7 @@ def _log(name: str, launch: SideLaunch) -> float | None:
         return None
     if launch.why_invalid(metric) is not None:
         return None
-    value = metric.function(measurement.replay)
+    value = metric.value_of(measurement.replay)
     return math.log(value) if value else None
 
 
@@ -616,7 +616,7 @@ def why_broken(
 def _value(metric: Metric, measurements: Sequence[Measurement]) -> float | None:
     """Return acceptance over all launches together; of a speed the geometric mean."""
     if metric.by_launch:
-        return _mean_of(metric.function, measurements)
+        return _mean_of(metric.value_of, measurements)
     counts = [
         measurement.acceptance.total for measurement in measurements if measurement.acceptance
     ]
@@ -642,7 +642,7 @@ def _parts_of_output(now: Sequence[Measurement], before: Sequence[Measurement]) 
     Δ log(throughput) = Δ log(tokens per step) - Δ log(time of a step) + what is left.
     """
     moved = []
-    for function in (GATE_METRICS[OUTPUT].function, tokens_per_step, GATE_METRICS[STEP].function):
+    for function in (GATE_METRICS[OUTPUT].value_of, tokens_per_step, GATE_METRICS[STEP].value_of):
         value = _mean_of(function, now)
         expected = _mean_of(function, before)
         if not value or not expected:

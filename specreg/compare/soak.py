@@ -20,7 +20,7 @@ from specreg.matrix.case import Case, Tier
 from specreg.matrix.prompts import check_contexts, load_case_prompts
 from specreg.measurement.arm import Arm
 from specreg.measurement.figures import figures_of
-from specreg.measurement.measure import Plan, Workload, batch_of, measure
+from specreg.measurement.measure import Plan, Workload, batch_size_of, measure
 from specreg.measurement.metrics import METRICS, Family, Invalid, Replay
 from specreg.report.remarks import workload_remarks
 from specreg.report.vocabulary import declare_vocabulary
@@ -141,7 +141,7 @@ class Soak:
         load = dataclasses.replace(self.case.load, duration_s=None, ramp_up_s=0.0)
         arm = Arm(case=dataclasses.replace(self.case, load=load), server=server)
         prompts = load_case_prompts(self.options.root, self.case)
-        usual_prompts = min(_BATCHES * batch_of(arm.case), self.case.prompts)
+        usual_prompts = min(_BATCHES * batch_size_of(arm.case), self.case.prompts)
         segment_prompts = self.options.prompts or usual_prompts
         workload = Workload(prompts=prompts[:segment_prompts], warm_up=prompts)
         self.options.show(f"{self.case.id}: {len(workload.prompts)} prompts in each segment")

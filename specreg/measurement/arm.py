@@ -1,6 +1,7 @@
-"""One running server in a measurement: what it replays, and what is read of it beside times.
+"""Replay prompts on one running server, and read its acceptance and its power.
 
-Acceptance is read from each answer's own record, else the server's counters, else the chunks.
+Acceptance is read from each answer's own record; where answers have none, from the server's
+counters; and where there are no counters either, from the chunks.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ from specreg.engines.wire_format import WireFormat
 from specreg.load.chat_client import Record
 from specreg.load.rounds import Clients, Round
 from specreg.matrix.case import Case, ServerSpec
-from specreg.measurement.metrics import ALL, Family, noting
+from specreg.measurement.metrics import ALL, Family, note_invalidity
 from specreg.servers.server import Server
 from specreg.telemetry.power_record import (
     POWER_INVALID,
@@ -36,18 +37,22 @@ from specreg.telemetry.power_record import (
     check_held_back,
     record_power,
 )
-from specreg.telemetry.sampler import Span, Watch
+from specreg.telemetry.sampler import PowerTrace, Span, Watch
 
 _PARSED_WITHIN_S = 10.0
-"""How long a page of counters may take to parse; one of many engines takes about a second."""
+"""How long a page of counters may take to parse; a page of many engines takes about a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One running server, which no other client asks, and the case as it runs it.
+    """One running server, which no other client uses, and the case that it runs.
 
-    Without a `required` one the other arms mean nothing; a control isn't, and is left out once it
-    fails. One that is `warm` was measured under this load before, and isn't warmed up again.
+    Attributes:
+        case: the case as the server runs it.
+        server: the running server.
+        required: whether the other arms mean nothing without this one. A control isn't required,
+            and is left out once it fails.
+        warm: whether the server was measured under this load before; it isn't warmed up again.
     """
 
     case: Case
@@ -58,12 +63,16 @@ class Arm:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ArmReplay:
-    """What one arm has replayed so far, by the clients of its server.
+    """What one arm has replayed so far.
 
     Attributes:
+        arm: the arm.
+        clients: the clients that send the requests to its server.
         before: the server's counters when the rounds began; None where they aren't needed.
+        rounds: the rounds that were replayed.
+        acceptance: the acceptance when it was last read; None where it has none that is valid.
         block: a stretch of load without a pause, for the power; None without one.
-        invalid: by family why its figures mean nothing.
+        invalid: for each invalid family the reason why its figures mean nothing.
         parsed_within_s: how long a page of counters may take to parse, in seconds.
     """
 
@@ -77,86 +86,133 @@ class ArmReplay:
     parsed_within_s: float = _PARSED_WITHIN_S
 
     async def begin(self) -> None:
-        """Read the counters: what is accepted counts from here on.
+        """Read the counters from which the accepted tokens count.
 
         Raises:
-            InvalidMeasurementError: they can't be read, and nothing means anything without them.
+            InvalidMeasurementError: they can't be read, and no figure means anything without them.
         """
-        with noting(self.invalid):
-            self.before = await self._counters()
+        with note_invalidity(self.invalid):
+            self.before = await self._read_counters()
 
     async def replay(self, prompts: Sequence[Prompt], record: Record) -> None:
-        """Replay one more round; raises InvalidMeasurementError where a request failed."""
-        done = await self.clients.replay(prompts, record)
-        checks.check_requests(done.traces)
-        self.rounds.append(done)
+        """Replay one more round.
+
+        Raises:
+            InvalidMeasurementError: a request failed.
+        """
+        replayed = await self.clients.replay(prompts, record)
+        checks.check_requests(replayed.traces)
+        self.rounds.append(replayed)
 
     async def extend(self, prompts: Sequence[Prompt], record: Record) -> None:
-        """Replay further prompts for the acceptance alone, not as a round; raises as `replay`."""
-        more = await self.clients.replay(prompts, record)
-        checks.check_requests(more.traces)
-        await self.read(more)
+        """Replay further prompts for the acceptance alone, and read it; they are no round.
 
-    async def read(self, *further: Round) -> None:
-        """Read the acceptance of all rounds, and of further ones that aren't among them.
+        Raises:
+            InvalidMeasurementError: a request failed, or a check broke that spoils all figures.
+        """
+        extension = await self.clients.replay(prompts, record)
+        checks.check_requests(extension.traces)
+        await self.read(extension)
+
+    async def read(self, *extensions: Round) -> None:
+        """Read the acceptance of all rounds, and of extensions, which aren't among the rounds.
 
         Raises:
             InvalidMeasurementError: a check broke that spoils all figures.
         """
         self.acceptance = None
-        with noting(self.invalid):
-            traces = [trace for part in (*self.rounds, *further) for trace in part.traces]
-            case, wire_format = self.arm.case, self.arm.server.engine.wire_format
-            after = await self._counters()
-            found = read_acceptance(case.server, wire_format, traces, self.before, after)
-            if found is not None and case.server.pinned_length_tokens:
-                checks.check_pinned(found, case.server.pinned_length_tokens, case.in_flight)
+        spec = self.arm.case.server
+        traces = [trace for part in (*self.rounds, *extensions) for trace in part.traces]
+        with note_invalidity(self.invalid):
+            acceptance = read_acceptance(
+                spec,
+                self.arm.server.engine.wire_format,
+                traces,
+                self.before,
+                await self._read_counters(),
+            )
+            if acceptance is not None and spec.pinned_length_tokens:
+                checks.check_pinned(acceptance, spec.pinned_length_tokens, self.arm.case.in_flight)
+            # The counters may have been unreadable when the rounds began.
             if Family.ACCEPTANCE not in self.invalid:
-                self.acceptance = found
+                self.acceptance = acceptance
 
     def power(self, watching: Watch, idle: Span, pids: AbstractSet[int]) -> PowerRecord:
-        """What the devices drew while the server had requests, and in `idle` when none had.
+        """Return what the devices drew while the server had requests, and while none had any.
 
-        `pids` are those of all servers. What `THROTTLED` and `DEVICE_SHARED` spoil is noted.
+        Which families `THROTTLED` and `DEVICE_SHARED` make invalid is noted.
+
+        Args:
+            watching: the sampler that watched the devices.
+            idle: a span in which no server had requests.
+            pids: the process ids of all servers.
         """
         block = self.block
-        looked = [(self.rounds, ALL), ([block] if block else [], frozenset({Family.POWER}))]
-        until_ns = max(one.ended_ns for rounds, _ in looked for one in rounds)
-        traces, broken = watching.traces(until_ns)
-        invalidity = Invalidity(POWER_INVALID, broken) if broken else None
-        try:
-            checks.check_requests(block.traces if block and not broken else ())
-        except InvalidMeasurementError as error:
-            invalidity = Invalidity(POWER_INVALID, str(error))
-        for rounds, within in looked:
-            spans = [(part.started_ns, part.ended_ns) for part in rounds]
-            with noting(self.invalid, within):
-                check_held_back(traces, spans)
-            with noting(self.invalid, within):
-                check_alone(traces, spans, pids)
-        if invalidity is not None or block is None:
+        block_rounds = [] if block is None else [block]
+        until_ns = max(part.ended_ns for part in (*self.rounds, *block_rounds))
+        traces, sampling_error = watching.traces(until_ns)
+        invalidity = self._power_invalidity(sampling_error)
+        self._check_devices(traces, self.rounds, ALL, pids)
+        self._check_devices(traces, block_rounds, frozenset({Family.POWER}), pids)
+        if block is None:
             return PowerRecord(invalid=invalidity or self.invalid[Family.POWER])
-        # An extension's requests are no part of the rounds.
-        timed = [trace for part in self.rounds for trace in part.traces]
-        tokens = sum(trace.tokens for trace in timed)
-        turns = {(trace.prompt_id, trace.turn) for trace in timed}
-        prompts = self.acceptance.prompts if self.acceptance else ()
-        accepted = sum(p.counts.accepted for p in prompts if (p.prompt_id, p.turn) in turns)
+        if invalidity is not None:
+            return PowerRecord(invalid=invalidity)
         return record_power(
             traces,
             (block.started_ns, block.ended_ns),
             tokens=sum(trace.tokens for trace in block.traces),
-            accepted_frac=accepted / tokens if tokens else 0.0,
+            accepted_frac=self._accepted_frac(),
             idle=idle,
         )
 
-    async def _counters(self) -> Counters | None:
+    def _power_invalidity(self, sampling_error: str) -> Invalidity | None:
+        """Return why the power means nothing: the sampler failed, or a request under the load."""
+        if sampling_error:
+            return Invalidity(POWER_INVALID, sampling_error)
+        if self.block is not None:
+            try:
+                checks.check_requests(self.block.traces)
+            except InvalidMeasurementError as error:
+                return Invalidity(POWER_INVALID, str(error))
+        return None
+
+    def _check_devices(
+        self,
+        traces: Sequence[PowerTrace],
+        rounds: Sequence[Round],
+        families: AbstractSet[Family],
+        pids: AbstractSet[int],
+    ) -> None:
+        """Note which families throttling or another process on the devices makes invalid."""
+        spans = [(part.started_ns, part.ended_ns) for part in rounds]
+        with note_invalidity(self.invalid, families):
+            check_held_back(traces, spans)
+        with note_invalidity(self.invalid, families):
+            check_alone(traces, spans, pids)
+
+    def _accepted_frac(self) -> float:
+        """Return the share of the rounds' tokens that were accepted drafts, 0..1."""
+        traces = [trace for part in self.rounds for trace in part.traces]
+        tokens = sum(trace.tokens for trace in traces)
+        if not tokens or self.acceptance is None:
+            return 0.0
+        # The acceptance has the extension's requests too, which are no part of the rounds.
+        turns = {(trace.prompt_id, trace.turn) for trace in traces}
+        accepted_tokens = sum(
+            prompt.counts.accepted
+            for prompt in self.acceptance.prompts
+            if (prompt.prompt_id, prompt.turn) in turns
+        )
+        return accepted_tokens / tokens
+
+    async def _read_counters(self) -> Counters | None:
         wire_format = self.arm.server.engine.wire_format
         path = wire_format.counters_path
         if path is None or not self.arm.case.speculates:
             return None
         page = await self.clients.scrape(path)
-        # A page of another's making may take seconds, in which the event loop has to go on.
+        # A large page may take seconds to parse, during which the event loop has to go on.
         parsing = asyncio.to_thread(wire_format.parse_counters, page)
         try:
             return await asyncio.wait_for(parsing, self.parsed_within_s)
@@ -172,18 +228,31 @@ def read_acceptance(
     before: Counters | None,
     after: Counters | None,
 ) -> AcceptanceRecord | None:
-    """The acceptance of all requests between two readings of the counters, None where it has none.
+    """Return the acceptance of all requests between two readings of the counters.
+
+    Args:
+        spec: what the server runs.
+        wire_format: how its answers and counters tell acceptance.
+        traces: all requests between the two readings.
+        before: the first reading; None for a server without counters.
+        after: the second reading; None for a server without counters.
+
+    Returns:
+        None for a server that doesn't speculate.
 
     Raises:
         InvalidMeasurementError: a check of `specreg.acceptance` broke.
     """
     if spec.method == "none":
         return None
-    method = METHODS[spec.method]
-    moved = checks.check_counters(before, after) if before and after else None
-    spoken = [trace for trace in traces if trace.acceptance is not None]
-    if wire_format.request_source is not None and spoken:
-        record = _record(wire_format.request_source, View.VERIFIER, traces, _own_counts(traces))
+    drafts_every_step = METHODS[spec.method].drafts_every_step
+    moved = None
+    if before is not None and after is not None:
+        moved = checks.check_counters(before, after)
+    has_own_counts = any(trace.acceptance is not None for trace in traces)
+    if wire_format.request_source is not None and has_own_counts:
+        counts = _own_counts(traces)
+        record = _record(wire_format.request_source, View.VERIFIER, traces, counts)
         if moved is not None:
             checks.check_reconciled(record.total, moved)
     elif wire_format.counters_source is not None and moved is not None and moved.counts is not None:
@@ -194,7 +263,7 @@ def read_acceptance(
             total=moved.counts,
             prompts=(),
             undrafted_steps=undrafted_steps_of(traces, moved.counts),
-            later_tokens=sum(max(trace.tokens - 1, 0) for trace in traces),
+            later_tokens=_later_tokens(traces),
         )
     elif wire_format.request_source is not None:
         message = (
@@ -203,13 +272,17 @@ def read_acceptance(
         )
         raise InvalidMeasurementError("ACCEPTANCE_MISSING", message)
     else:
-        tokens, each = spec.draft_tokens, method.drafts_every_step
-        counts = [t.counts_of_chunks(draft_tokens=tokens, drafts_every_step=each) for t in traces]
+        counts = [
+            trace.counts_of_chunks(
+                draft_tokens=spec.draft_tokens, drafts_every_step=drafts_every_step
+            )
+            for trace in traces
+        ]
         record = _record(Source.STREAM_CHUNKS, View.EMITTED, traces, counts)
     checks.check_acceptance(
         record, draft_tokens=spec.draft_tokens, drafted_tokens=spec.drafted_tokens
     )
-    if method.drafts_every_step:
+    if drafts_every_step:
         checks.check_emitted(record, traces, draft_tokens=spec.draft_tokens)
     return record.to_depth(spec.draft_tokens)
 
@@ -217,8 +290,11 @@ def read_acceptance(
 def _own_counts(traces: Sequence[RequestTrace]) -> list[StepCounts]:
     """Return the counts that each answer tells.
 
-    An answer without counts had no step that drafted: it is of one token, or each of its chunks
-    after the first is.
+    An answer without counts had no step that drafted: it has one token, or each of its chunks after
+    the first has one.
+
+    Raises:
+        InvalidMeasurementError: an answer must have had such a step, but has no counts.
     """
     counts = []
     for trace in traces:
@@ -233,16 +309,17 @@ def _own_counts(traces: Sequence[RequestTrace]) -> list[StepCounts]:
 def _record(
     source: Source, view: View, traces: Sequence[RequestTrace], counts: Sequence[StepCounts]
 ) -> AcceptanceRecord:
+    """Return the record of requests whose counts are known one by one."""
     prompts = tuple(
         PromptAcceptance(
             prompt_id=trace.prompt_id,
             category=trace.category,
             turn=trace.turn,
-            counts=own,
+            counts=trace_counts,
             completion_tokens=trace.tokens,
-            undrafted_steps=undrafted_steps_of([trace], own),
+            undrafted_steps=undrafted_steps_of([trace], trace_counts),
         )
-        for trace, own in zip(traces, counts, strict=True)
+        for trace, trace_counts in zip(traces, counts, strict=True)
     )
     return AcceptanceRecord(
         source=source,
@@ -250,5 +327,10 @@ def _record(
         total=sum(counts, NO_STEPS),
         prompts=prompts,
         undrafted_steps=sum(prompt.undrafted_steps or 0 for prompt in prompts),
-        later_tokens=sum(max(trace.tokens - 1, 0) for trace in traces),
+        later_tokens=_later_tokens(traces),
     )
+
+
+def _later_tokens(traces: Sequence[RequestTrace]) -> int:
+    """Return how many tokens follow the first token of each answer."""
+    return sum(max(trace.tokens - 1, 0) for trace in traces)

@@ -195,7 +195,7 @@ def figures_of(measurement: Measurement, launch: int) -> Figures:
     timed = replay if invalid.keys().isdisjoint({Family.THROUGHPUT, Family.LATENCY}) else None
     timing = _arm(timed) if timed else None
     compares = timed is not None and timed.control_rounds and Family.SPEEDUP not in invalid
-    control = _arm(timed.of_control) if timed and compares else None
+    control = _arm(timed.control_replay) if timed and compares else None
     return Figures(
         case_id=measurement.case.id,
         launch=launch,

@@ -1,4 +1,4 @@
-"""Measure running servers under a workload, side by side. It starts nothing and judges nothing."""
+"""Measure running servers under a workload, side by side; nothing is started or judged here."""
 
 import asyncio
 import contextlib
@@ -24,17 +24,19 @@ from specreg.load.chat_client import Clock, Record
 from specreg.load.rounds import BEAT_NS, Round, open_clients
 from specreg.matrix.case import Case, Load
 from specreg.measurement.arm import Arm, ArmReplay
-from specreg.measurement.metrics import ALL, METRICS, Family, Invalid, Replay, noting
+from specreg.measurement.metrics import ALL, METRICS, Family, Invalid, Replay, note_invalidity
 from specreg.stats.intervals import Look
 from specreg.stats.percentiles import TimeHistogram
 from specreg.telemetry.power_record import PowerRecord
 from specreg.telemetry.sampler import Span, Watch
 
-_SETTLE_S, _IDLE_S = 1.0, 4.0
+_SETTLE_S = 1.0
+_IDLE_S = 4.0
 _WARM_UP_NS = 10 * 10**9
 _COMPARED = 3
 """How many batches are compared with as many before them."""
 _SILENT_BATCHES = 3
+"""How many batches without steps are enough, as their answers have one token each."""
 _CLEAR = 2.5
 """By how many standard errors earlier batches must be slower for a trend to be left."""
 _LATE_NS = 5 * 10**6
@@ -46,23 +48,26 @@ _ENOUGH_BEATS_NS = 20 * BEAT_NS
 _NS_PER_S = 10**9
 
 RecordRound = Callable[[int, int], Record]
-"""Takes an arm's place and a round's number, both from 0; gives what takes its requests."""
-Enough = Callable[[AcceptanceRecord | None, Look], bool]
-"""Takes what the first arm accepted so far and which look this is; whether that is enough."""
+"""Takes the index of an arm and the number of a round, both from 0; returns the recorder of the
+round's requests."""
+StoppingRule = Callable[[AcceptanceRecord | None, Look], bool]
+"""Takes what the first arm accepted so far and the look; returns whether that is enough."""
 
 
-def all_prompts(acceptance: AcceptanceRecord | None, look: Look) -> bool:
-    """Say that all prompts of the workload are enough, and no fewer."""
+def has_all_prompts(acceptance: AcceptanceRecord | None, look: Look) -> bool:
+    """Return whether all prompts of the workload were replayed, whatever was accepted."""
     del acceptance
     return look is not Look.EARLY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """The prompts of a measurement; load and sampling are the cases'.
+    """The prompts of a measurement; load and sampling belong to its cases.
 
-    `warm_up` is replayed first, in turn; `extension` where the prompts weren't enough, for the
-    acceptance alone.
+    Attributes:
+        prompts: the prompts that are measured.
+        extension: replayed for the acceptance alone if the prompts weren't enough.
+        warm_up: replayed first, in a cycle.
     """
 
     prompts: Sequence[Prompt]
@@ -71,38 +76,41 @@ class Workload:
 
 
 def workload_of(case: Case, prompts: Sequence[Prompt]) -> Workload:
-    """The workload of a case: its first prompts, as many to extend to, and the rest to warm up.
+    """Return a case's workload: its first prompts, as many for the extension, the rest to warm up.
 
-    Where none are left to warm up with, its own do; otherwise a drafter that learns from what it
-    serves hasn't seen what it is measured on.
+    If none are left to warm up with, the measured ones do. Otherwise they stay unseen, so that a
+    drafter that learns from what it serves hasn't learnt from what it is measured on.
     """
-    taken = prompts[: case.prompts]
+    measured_prompts = prompts[: case.prompts]
     return Workload(
-        prompts=taken,
+        prompts=measured_prompts,
         extension=prompts[case.prompts : 2 * case.prompts],
-        warm_up=prompts[2 * case.prompts :] or taken,
+        warm_up=prompts[2 * case.prompts :] or measured_prompts,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How much of a workload is replayed, and what is told of it.
+    """How much of a workload is replayed, and who is notified of it.
 
     Attributes:
-        parts: into how many the prompts are dealt to look after each whether they are enough; None
-            for the first case's rounds, and one look after all of them.
-        enough: asked at each look; where all prompts weren't, the extension follows.
-        least_s: how long each arm is asked, at least; prompts come again, for the speeds alone.
-        power_s: how long each server is kept under load for its power, where that is watched and
-            none of its rounds took as long.
-        watching: what samples the power of the servers' devices, None for no power.
-        record: is asked, for each round, for what takes its requests as they end.
+        show: takes each step of the measurement as text.
+        parts: the number of parts into which the prompts are dealt, with a look after each; None
+            for the rounds of the first case, with one look after all of them.
+        enough: decides at each look; if all prompts aren't enough, the extension follows.
+        least_s: the shortest time, in seconds, for which each arm is asked; the prompts are
+            replayed again for the speeds alone.
+        power_s: how long, in seconds, each server is kept under load for its power if none of its
+            rounds took as long; used only if the power is sampled.
+        watching: the sampler of the devices' power; None for no power.
+        turn_to: takes each phase as it begins.
+        record: returns for each round the recorder that takes its requests as they end.
         clock: monotonic, in nanoseconds.
     """
 
     show: Callable[[str], None]
     parts: int | None = None
-    enough: Enough = all_prompts
+    enough: StoppingRule = has_all_prompts
     least_s: float = 0.0
     power_s: float = 0.0
     watching: Watch | None = None
@@ -116,12 +124,15 @@ class Measurement:
     """What one launch of an arm's server did.
 
     Attributes:
-        target, draft: what was served: folders or hub ids.
-        replay: all rounds; None where no family's figures mean anything, or where another arm
+        case: the case that was measured.
+        engine_version: the version that the server reports.
+        target: the target model that was served: a folder or a hub id.
+        draft: the draft model; None without one.
+        replay: all rounds; None if the figures of no family mean anything, or if another arm
             failed before they were complete.
-        values: by metric's name; a metric without a value that means something isn't there.
-        invalid: by family why its figures mean nothing.
-        look: at which it was enough: early, all prompts of the case, or with the extension.
+        values: the valid metrics that have a value, by name.
+        invalid: for each invalid family the reason why its figures mean nothing.
+        look: the look at which it was enough: early, all prompts of the case, or the extension.
     """
 
     case: Case
@@ -135,59 +146,80 @@ class Measurement:
 
     @property
     def acceptance(self) -> AcceptanceRecord | None:
-        """The acceptance of a case that speculates, where it is valid."""
+        """The acceptance; None if it is invalid or the case doesn't speculate."""
         return self.replay.acceptance if self.replay else None
 
 
 def measure(arms: Sequence[Arm], workload: Workload, plan: Plan) -> tuple[Measurement, ...]:
     """Measure arms side by side: warm-up, then the prompts in rounds, each on every arm in turn.
 
-    Their order changes from round to round: of two it is A B, B A. A check that breaks makes the
-    families of its arm invalid that it spoils, the others are measured; it is no error of this
-    function.
+    The order of the arms changes from round to round; with two it is A B, B A. A check that breaks
+    makes families of its arm invalid and raises nothing here; the other families are measured.
+
+    Returns:
+        The measurement of each arm, in the order of the arms.
 
     Raises:
         ServerDiedError: a server went away.
     """
     import uvloop  # noqa: PLC0415 - only who measures needs it
 
-    idle, pids = _idle_span(plan), _pids(arms)
-    replays, look = uvloop.run(_measure(arms, workload, plan))
+    idle = _watch_idle(plan)
+    # A server may start further processes while it serves, so its processes are listed twice.
+    pids = _pids(arms)
+    arm_replays, look = uvloop.run(_replay_arms(arms, workload, plan))
     pids |= _pids(arms)
-    found = tuple(_measured(one, look, plan, idle, pids) for one in replays)
-    for arm, one in zip(arms, found, strict=True):
-        if one.invalid:
+    measurements = tuple(
+        _measurement_of(arm_replay, look, plan, idle, pids) for arm_replay in arm_replays
+    )
+    for arm, measurement in zip(arms, measurements, strict=True):
+        # That the server has died explains more than the check that broke.
+        if measurement.invalid:
             arm.server.check_alive()
-    return found
+    return measurements
 
 
-def beside(case: Measurement, control: Measurement) -> Measurement:
-    """Combine the measurements of a case and its control, so that it has a speedup."""
+def combine_with_control(case: Measurement, control: Measurement) -> Measurement:
+    """Return a case's measurement with its control's rounds and power, so that it has a speedup."""
     invalid = dict(case.invalid)
     if Family.SPEEDUP in control.invalid:
         invalid.setdefault(Family.SPEEDUP, control.invalid[Family.SPEEDUP])
     if case.replay is None:
         return dataclasses.replace(case, invalid=invalid)
-    theirs = control.replay or Replay()
-    power = _power_beside(case.replay.power, theirs.power)
-    replay = dataclasses.replace(case.replay, control_rounds=theirs.rounds, power=power)
+    control_replay = control.replay or Replay()
+    replay = dataclasses.replace(
+        case.replay,
+        control_rounds=control_replay.rounds,
+        power=_combine_power(case.replay.power, control_replay.power),
+    )
     values = values_of(case.case, replay, invalid)
     return dataclasses.replace(case, replay=replay, values=values, invalid=invalid)
 
 
-def _power_beside(ours: PowerRecord | None, theirs: PowerRecord | None) -> PowerRecord | None:
-    """The power of a case with that of its control; the energy that speculation saves."""
-    if ours is None or theirs is None or ours.case is None or theirs.case is None:
-        if ours is None or theirs is None or theirs.invalid is None:
-            return ours
-        return PowerRecord(invalid=ours.invalid or theirs.invalid)
-    case_j, control_j = ours.case.energy_j_per_token, theirs.case.energy_j_per_token
-    too_short = ours.too_short or theirs.too_short
+def _combine_power(
+    case_power: PowerRecord | None, control_power: PowerRecord | None
+) -> PowerRecord | None:
+    """Return the power of a case with its control's, and the energy that speculation saves."""
+    if case_power is None or control_power is None:
+        return case_power
+    if case_power.case is None or control_power.case is None:
+        if control_power.invalid is None:
+            return case_power
+        return PowerRecord(invalid=case_power.invalid or control_power.invalid)
+    case_j = case_power.case.energy_j_per_token
+    control_j = control_power.case.energy_j_per_token
+    energy_ratio = None
+    if control_j is not None and case_j:
+        energy_ratio = control_j / case_j
+    too_short = case_power.too_short or control_power.too_short
+    invalid = None
+    if not too_short:
+        invalid = case_power.invalid or control_power.invalid
     return msgspec.structs.replace(
-        ours,
-        control=theirs.case,
-        energy_ratio=control_j / case_j if control_j is not None and case_j else None,
-        invalid=None if too_short else ours.invalid or theirs.invalid,
+        case_power,
+        control=control_power.case,
+        energy_ratio=energy_ratio,
+        invalid=invalid,
         too_short=too_short,
     )
 
@@ -196,16 +228,18 @@ def values_of(
     case: Case, replay: Replay, invalid: Invalid = MappingProxyType({})
 ) -> Mapping[str, float]:
     """Return the valid metrics that have a value, by name."""
-    values = {
-        name: metric.function(replay)
-        for name, metric in METRICS.items()
-        if metric.applies_to(case) and metric.family not in invalid
-    }
-    return {name: value for name, value in values.items() if value is not None}
+    values = {}
+    for name, metric in METRICS.items():
+        if metric.family in invalid or not metric.applies_to(case):
+            continue
+        value = metric.value_of(replay)
+        if value is not None:
+            values[name] = value
+    return values
 
 
-def _idle_span(plan: Plan) -> Span:
-    """Let the devices that are watched be idle for a while, and return that span."""
+def _watch_idle(plan: Plan) -> Span:
+    """Leave the devices idle for a while if they are watched, and return that span."""
     if plan.watching is None:
         return 0, 0
     plan.show("watching the idle power")
@@ -219,184 +253,244 @@ def _pids(arms: Sequence[Arm]) -> AbstractSet[int]:
     return frozenset().union(*(arm.server.pids() for arm in arms))
 
 
-def _measured(
-    one: ArmReplay, look: Look | None, plan: Plan, idle: Span, pids: AbstractSet[int]
+def _measurement_of(
+    arm_replay: ArmReplay, look: Look | None, plan: Plan, idle: Span, pids: AbstractSet[int]
 ) -> Measurement:
-    """Return the measurement of an arm; `look`: None where a required arm failed."""
-    case, server, invalid = one.arm.case, one.arm.server, one.invalid
-    found = Measurement(
+    """Return the measurement of an arm.
+
+    Args:
+        arm_replay: what the arm replayed.
+        look: the look at which it was enough; None if a required arm failed.
+        plan: the plan, with the sampler of the devices' power.
+        idle: the span in which no server had requests.
+        pids: the process ids of all servers.
+    """
+    case = arm_replay.arm.case
+    server = arm_replay.arm.server
+    invalid = arm_replay.invalid
+    replay = None
+    values: Mapping[str, float] = {}
+    if look is not None and invalid.keys() != ALL:
+        power = None
+        if plan.watching is not None:
+            # It may make further families invalid, so it comes before the values.
+            power = arm_replay.power(plan.watching, idle, pids)
+        replay = Replay(
+            rounds=tuple(arm_replay.rounds),
+            concurrency=case.load.concurrency,
+            acceptance=arm_replay.acceptance,
+            limits=case.limits,
+            power=power,
+        )
+        values = values_of(case, replay, invalid)
+    return Measurement(
         case=case,
         engine_version=server.engine_version,
         target=server.target,
         draft=server.draft,
+        replay=replay,
+        values=values,
         invalid=invalid,
         look=look or Look.FULL,
     )
-    if look is None or invalid.keys() == ALL:
-        return found
-    replay = Replay(
-        rounds=tuple(one.rounds),
-        concurrency=case.load.concurrency,
-        acceptance=one.acceptance,
-        limits=case.limits,
-    )
-    if plan.watching is not None:
-        replay = dataclasses.replace(replay, power=one.power(plan.watching, idle, pids))
-    return dataclasses.replace(found, replay=replay, values=values_of(case, replay, invalid))
 
 
-async def _measure(
+async def _replay_arms(
     arms: Sequence[Arm], workload: Workload, plan: Plan
 ) -> tuple[list[ArmReplay], Look | None]:
-    """Return what each arm replayed, and the look at which it was enough; None where one failed."""
+    """Return what each arm replayed, and the look at which it was enough; None if one failed."""
     async with contextlib.AsyncExitStack() as stack:
-        replays = []
+        arm_replays = []
         for arm in arms:
             opened = open_clients(arm.case, arm.server.endpoint, clock=plan.clock)
-            replays.append(ArmReplay(arm=arm, clients=await stack.enter_async_context(opened)))
+            clients = await stack.enter_async_context(opened)
+            arm_replays.append(ArmReplay(arm=arm, clients=clients))
         try:
-            return replays, await _Measuring(replays, workload, plan).run()
-        except InvalidMeasurementError:  # its arm holds the reason
-            return replays, None
+            look = await _ArmRotation(arm_replays, workload, plan).run()
+        except InvalidMeasurementError:
+            # The replay of the arm that failed holds the reason.
+            look = None
+        return arm_replays, look
 
 
-class _Measuring:
-    """A measurement that goes on; `going`: the arms that haven't failed."""
+class _ArmRotation:
+    """Has arms replay a workload in turn, and leaves out those that fail.
 
-    def __init__(self, replays: Sequence[ArmReplay], workload: Workload, plan: Plan) -> None:
-        self.all, self.workload, self.plan = tuple(replays), workload, plan
-        self.going, self.case = list(replays), replays[0].arm.case
+    Attributes:
+        arm_replays: what each arm has replayed so far, in the order of the arms.
+        active: the replays of the arms that haven't failed.
+        workload: the prompts.
+        plan: how much of the workload is replayed.
+        case: the case of the first arm.
+        parts: the prompts of each round.
+        orders: the orders in which the arms take their turns.
+        rounds_replayed: how many rounds were replayed; the number of the next one, from 0.
+    """
+
+    def __init__(self, arm_replays: Sequence[ArmReplay], workload: Workload, plan: Plan) -> None:
+        self.arm_replays = tuple(arm_replays)
+        self.active = list(arm_replays)
+        self.workload = workload
+        self.plan = plan
+        self.case = arm_replays[0].arm.case
         self.parts = deal(workload.prompts, plan.parts or self.case.rounds)
-        # Each order in turn, so that no arm is always the first, or always follows another.
-        self.orders = itertools.cycle(itertools.permutations(self.all))
-        self.round = 0
+        # Each order has its turn, so that no arm is always the first or always follows another.
+        self.orders = itertools.cycle(itertools.permutations(self.arm_replays))
+        self.rounds_replayed = 0
 
     async def run(self) -> Look:
+        """Measure all arms, and return the look at which it was enough.
+
+        Raises:
+            InvalidMeasurementError: a required arm failed.
+        """
         await self._warm_up()
-        look = await self._replay_all()
-        while self._tells_more():
+        look = await self._replay_until_enough()
+        while self._needs_more_rounds():
             self.plan.show("the prompts again")
             for part in self.parts:
-                await self._replay(part)
-        for one in self.going:
-            with noting(one.invalid):
-                check_client(one.rounds)
+                await self._replay_round(part)
+        for arm_replay in self.active:
+            with note_invalidity(arm_replay.invalid):
+                check_client(arm_replay.rounds)
         if self.plan.watching is not None:
             await self._load_for_power()
         return look
 
     async def _warm_up(self) -> None:
-        """Warm up each arm, and read the counters from which it counts."""
+        """Warm up each arm, and read the counters from which its tokens count."""
         self.plan.turn_to(Phase.WARMING_UP)
-        known = (*self.workload.prompts, *self.workload.extension)
-        scheduled = [one for one in self.going if one.arm.case.server.method == SCHEDULED]
-        for one in scheduled:
-            await self._ask(one, _teach(one, known))
-        for one in [one for one in self.going if not one.arm.warm]:
-            prompts = known if one in scheduled else self.workload.warm_up
-            replay_batch = one.clients.replay_under
-            await self._ask(one, warm_up(one.arm.case, prompts, replay_batch))
+        measured_prompts = (*self.workload.prompts, *self.workload.extension)
+        scheduled = [replay for replay in self.active if replay.arm.case.server.method == SCHEDULED]
+        for arm_replay in scheduled:
+            await self._attempt(arm_replay, _teach_drafter(arm_replay, measured_prompts))
+        cold = [arm_replay for arm_replay in self.active if not arm_replay.arm.warm]
+        for arm_replay in cold:
+            prompts = self.workload.warm_up
+            if arm_replay in scheduled:
+                prompts = measured_prompts
+            warming = warm_up(arm_replay.arm.case, prompts, arm_replay.clients.replay_under)
+            await self._attempt(arm_replay, warming)
         self.plan.turn_to(Phase.MEASURING)
-        for one in tuple(self.going):
-            await self._ask(one, one.begin())
+        for arm_replay in tuple(self.active):
+            await self._attempt(arm_replay, arm_replay.begin())
 
-    async def _replay_all(self) -> Look:
+    async def _replay_until_enough(self) -> Look:
         """Replay the prompts until they are enough, and read what was accepted."""
-        first, *others = self.all
-        for index, part in enumerate(self.parts, start=1):
-            self.plan.show(f"round {index} of {len(self.parts)}")
-            await self._replay(part)
-            look = Look.EARLY if index < len(self.parts) else Look.FULL
-            if look is Look.EARLY and self.plan.parts is None:
+        first, *others = self.arm_replays
+        look = Look.EARLY
+        is_enough = False
+        for number, part in enumerate(self.parts, start=1):
+            self.plan.show(f"round {number} of {len(self.parts)}")
+            await self._replay_round(part)
+            is_last = number == len(self.parts)
+            look = Look.FULL if is_last else Look.EARLY
+            if self.plan.parts is None and not is_last:
                 continue
-            await self._ask(first, first.read())
-            if self.plan.enough(first.acceptance, look):
+            await self._attempt(first, first.read())
+            is_enough = self.plan.enough(first.acceptance, look)
+            if is_enough:
                 break
-        else:
-            if first.acceptance is not None and self.workload.extension:
-                await self._extend()
-                return Look.EXTENDED
-        for one in others:
-            if one in self.going:
-                await self._ask(one, one.read())
+        if not is_enough and first.acceptance is not None and self.workload.extension:
+            await self._extend()
+            return Look.EXTENDED
+        for arm_replay in others:
+            if arm_replay in self.active:
+                await self._attempt(arm_replay, arm_replay.read())
         return look
 
-    async def _replay(self, part: Sequence[Prompt]) -> None:
-        """Replay a part on every arm that is left, in the order whose turn it is."""
-        for one in next(self.orders):
-            if one in self.going:
-                keep = self.plan.record(self.all.index(one), self.round)
-                await self._ask(one, one.replay(part, keep))
-        self.round += 1
+    async def _replay_round(self, prompts: Sequence[Prompt]) -> None:
+        """Replay prompts on every active arm, in the next order."""
+        for arm_replay in next(self.orders):
+            if arm_replay in self.active:
+                record = self._recorder(arm_replay)
+                await self._attempt(arm_replay, arm_replay.replay(prompts, record))
+        self.rounds_replayed += 1
 
     async def _extend(self) -> None:
-        """Replay the extension on the arms that speculate."""
+        """Replay the extension on the active arms that speculate."""
         extension = self.workload.extension
         self.plan.show(f"undecided, {len(extension)} prompts more")
-        for one in tuple(self.going):
-            if one.arm.case.speculates:
-                keep = self.plan.record(self.all.index(one), self.round)
-                await self._ask(one, one.extend(extension, keep))
+        for arm_replay in tuple(self.active):
+            if arm_replay.arm.case.speculates:
+                record = self._recorder(arm_replay)
+                await self._attempt(arm_replay, arm_replay.extend(extension, record))
+
+    def _recorder(self, arm_replay: ArmReplay) -> Record:
+        """Return what takes the requests of an arm in the next round."""
+        return self.plan.record(self.arm_replays.index(arm_replay), self.rounds_replayed)
 
     async def _load_for_power(self) -> None:
-        """Keep every server under load without a pause; of one that fails, no power is known."""
+        """Keep every server under load without a pause; if one fails, no power is known."""
         least_s = self.plan.power_s
         if least_s:
             self.plan.show(f"power, {least_s:g} s of load for each server")
-        going = [one for one in next(self.orders) if one in self.going]
+        loaded = [arm_replay for arm_replay in next(self.orders) if arm_replay in self.active]
         try:
-            for one in going:
-                one.block = await _block(one, self.workload.prompts, least_s)
+            for arm_replay in loaded:
+                arm_replay.block = await _replay_block(arm_replay, self.workload.prompts, least_s)
         except InvalidMeasurementError as error:
-            for one in going:
-                one.block = None
-                one.invalid.setdefault(Family.POWER, error.invalidity)
+            for arm_replay in loaded:
+                arm_replay.block = None
+                arm_replay.invalid.setdefault(Family.POWER, error.invalidity)
 
-    async def _ask(self, one: ArmReplay, asking: Awaitable[None]) -> None:
-        """Ask a server; an arm that fails is left out, if the others mean something without it."""
+    async def _attempt(self, arm_replay: ArmReplay, action: Awaitable[None]) -> None:
+        """Await an action on an arm, and leave the arm out if it fails and isn't required.
+
+        Raises:
+            InvalidMeasurementError: the action failed, and the arm is required.
+        """
         try:
-            await asking
+            await action
         except InvalidMeasurementError as error:
-            one.invalid.update(dict.fromkeys(Family, error.invalidity))
-            if one.arm.required:
+            arm_replay.invalid.update(dict.fromkeys(Family, error.invalidity))
+            if arm_replay.arm.required:
                 raise
-            await asyncio.to_thread(one.arm.server.check_alive)  # asks on a loop of its own
-            self.going.remove(one)
+            # The check has an event loop of its own, so it needs another thread.
+            await asyncio.to_thread(arm_replay.arm.server.check_alive)
+            self.active.remove(arm_replay)
 
-    def _tells_more(self) -> bool:
-        """Whether the same prompts once more tell more of speed, and change nothing else."""
+    def _needs_more_rounds(self) -> bool:
+        """Return whether another replay adds to the speeds and changes nothing else."""
         if not self.case.speed or self.case.needs_fresh_server:
             return False
-        # Of timed arms that were asked only once each, one was always first. Of another number of
-        # prompts no speed is judged.
-        if self.round == 1 and len(self.going) > 1 and not self.case.matrix_prompts:
+        # With one round one of the arms was always the first. A case with another number of
+        # prompts than the matrix says has no speed that is judged, so one round is enough there.
+        if self.rounds_replayed == 1 and len(self.active) > 1 and not self.case.matrix_prompts:
             return True
-        asked_ns = (
-            sum(part.ended_ns - part.started_ns for part in one.rounds) for one in self.going
-        )
-        return min(asked_ns) < self.plan.least_s * _NS_PER_S
+        shortest_ns = min(sum(map(_duration_ns, replay.rounds)) for replay in self.active)
+        return shortest_ns < self.plan.least_s * _NS_PER_S
 
 
-async def _block(one: ArmReplay, prompts: Sequence[Prompt], least_s: float) -> Round:
-    """Load without a pause: the longest round, or where that is too short, prompts in a cycle."""
-    longest = max(one.rounds, key=lambda part: part.ended_ns - part.started_ns)
-    if longest.ended_ns - longest.started_ns >= least_s * _NS_PER_S:
+def _duration_ns(part: Round) -> int:
+    return part.ended_ns - part.started_ns
+
+
+async def _replay_block(arm_replay: ArmReplay, prompts: Sequence[Prompt], least_s: float) -> Round:
+    """Return a load without a pause: the longest round or, if too short, the prompts in a cycle."""
+    longest = max(arm_replay.rounds, key=_duration_ns)
+    if _duration_ns(longest) >= least_s * _NS_PER_S:
         return longest
-    load = dataclasses.replace(one.arm.case.load, duration_s=least_s)
-    return await one.clients.replay_under(load, prompts)
+    load = dataclasses.replace(arm_replay.arm.case.load, duration_s=least_s)
+    return await arm_replay.clients.replay_under(load, prompts)
 
 
-async def _teach(one: ArmReplay, prompts: Sequence[Prompt]) -> None:
-    """Have a scheduled drafter see the answers, and as much past their ends as is drafted there."""
-    case = one.arm.case
-    longer = dataclasses.replace(
+async def _teach_drafter(arm_replay: ArmReplay, prompts: Sequence[Prompt]) -> None:
+    """Show a scheduled drafter the answers, and as many tokens past their ends as it drafts there.
+
+    Raises:
+        InvalidMeasurementError: a request failed.
+    """
+    case = arm_replay.arm.case
+    longer_case = dataclasses.replace(
         case,
-        load=Load(concurrency=batch_of(case)),
+        load=Load(concurrency=batch_size_of(case)),
         output_cap_tokens=case.output_cap_tokens + 2 * case.server.draft_tokens,
         ignore_eos=True,
     )
-    done = await dataclasses.replace(one.clients, case=longer).replay(prompts)
-    check_requests(done.traces)
+    clients = dataclasses.replace(arm_replay.clients, case=longer_case)
+    lesson = await clients.replay(prompts)
+    check_requests(lesson.traces)
 
 
 async def warm_up(
@@ -406,84 +500,119 @@ async def warm_up(
 ) -> None:
     """Replay batches until their steps get no faster, for 10 s at most after the first one.
 
-    What is made on demand slows the first requests, by minutes where kernels are compiled. Batches
-    take the prompts in turn, see `batch_of`. The one that ends once 10 s have passed is the last. A
-    drafter that learns from what it serves is shown as many as steady steps take, for what it
-    accepts then mustn't depend on the time.
+    What a server makes on demand slows its first requests, by minutes if kernels are compiled. The
+    batch that ends once 10 s have passed is the last. A drafter that learns from what it serves is
+    shown a fixed number of batches, as many as steady steps need, because what it accepts
+    afterwards mustn't depend on the time.
+
+    Args:
+        case: the case that is measured afterwards.
+        prompts: the batches take them in a cycle, see `batch_size_of`.
+        replay_batch: replays prompts under a load, and returns their round.
 
     Raises:
-        InvalidMeasurementError: a request fails.
+        InvalidMeasurementError: a request failed.
     """
-    size = batch_of(case)
-    in_turn = itertools.cycle(prompts)
-    began_ns, step_times_ns = None, []
-    for batch in itertools.count(1):
-        done = await replay_batch(Load(concurrency=size), list(itertools.islice(in_turn, size)))
-        check_requests(done.traces)
-        began_ns = done.ended_ns if began_ns is None else began_ns
+    size = batch_size_of(case)
+    cycle = itertools.cycle(prompts)
+    first_ended_ns = None
+    step_times_ns: list[float] = []
+    for number in itertools.count(1):
+        batch = await replay_batch(Load(concurrency=size), list(itertools.islice(cycle, size)))
+        check_requests(batch.traces)
+        if first_ended_ns is None:
+            first_ended_ns = batch.ended_ns
         if case.needs_fresh_server:
-            if batch > 2 * _COMPARED:
+            if number > 2 * _COMPARED:
                 return
             continue
-        if step_time_ns := done.gaps.quantile_ns(0.5):  # answers of one token have no steps
+        step_time_ns = batch.gaps.quantile_ns(0.5)
+        # Answers of one token have no steps.
+        if step_time_ns:
             step_times_ns.append(step_time_ns)
-        silent = not step_times_ns and batch == _SILENT_BATCHES
-        if silent or done.ended_ns - began_ns >= _WARM_UP_NS or is_warm(step_times_ns):
+        has_no_steps = not step_times_ns and number == _SILENT_BATCHES
+        is_time_up = batch.ended_ns - first_ended_ns >= _WARM_UP_NS
+        if has_no_steps or is_time_up or is_warm(step_times_ns):
             return
 
 
-def batch_of(case: Case) -> int:
-    """How many prompts a batch of the warm-up has: one for each request in flight.
+def batch_size_of(case: Case) -> int:
+    """Return how many prompts a batch of the warm-up has: one for each request in flight.
 
-    For a rate, for each that comes in a second, as far as the server takes them on at once.
+    For a rate it is one for each request of a second, as far as the server takes them on at once.
     """
     rate = math.ceil(case.load.requests_per_s)
     return case.load.concurrency or min(rate, case.server.max_sequences)
 
 
 def is_warm(step_times_ns: Sequence[float]) -> bool:
-    """Whether batches of these median step times have stopped getting faster; seven can tell.
+    """Return whether batches have stopped getting faster; fewer than seven can't tell.
 
-    The first one pays for most of what is made on demand, and isn't looked at. Of the last six
-    others, the logarithms of the later three lie below those of the earlier three by no more than
-    2.5 times the error of that difference, which their spread within the threes gives: steady steps
-    look otherwise once in thirty times.
+    The first batch pays for most of what is made on demand, and isn't looked at. The logarithms of
+    the last three step times may lie below those of the three before them by no more than 2.5 times
+    the error of that difference, which is estimated from their spread. Steady steps exceed that
+    once in thirty times.
+
+    Args:
+        step_times_ns: the median step time of each batch.
     """
-    recent = [math.log(one) for one in step_times_ns[1:][-2 * _COMPARED :]]
+    recent = [math.log(step_time_ns) for step_time_ns in step_times_ns[1:][-2 * _COMPARED :]]
     if len(recent) < 2 * _COMPARED:
         return False
-    halves = recent[:_COMPARED], recent[_COMPARED:]
-    error = math.sqrt(sum(map(statistics.variance, halves)) / _COMPARED)
-    earlier, later = map(statistics.fmean, halves)
-    return earlier - later <= _CLEAR * error
+    earlier = recent[:_COMPARED]
+    later = recent[_COMPARED:]
+    variance = statistics.variance(earlier) + statistics.variance(later)
+    error = math.sqrt(variance / _COMPARED)
+    return statistics.fmean(earlier) - statistics.fmean(later) <= _CLEAR * error
 
 
 def deal(prompts: Sequence[Prompt], rounds: int) -> tuple[Sequence[Prompt], ...]:
-    """Cut prompts into at most `rounds` parts as even as can be, in order; none is empty."""
+    """Cut prompts, in order, into at most `rounds` parts as even as can be; none is empty."""
     count = min(rounds, len(prompts))
     ends = [len(prompts) * part // count for part in range(count + 1)]
     return tuple(prompts[start:end] for start, end in itertools.pairwise(ends))
 
 
 def check_client(rounds: Sequence[Round]) -> None:
-    """Check that the client kept up: it sent when due, and read when something came.
+    """Check that the client kept up: it sent requests when due, and read chunks when they came.
 
-    In half of all cases at least, else `CLIENT_BEHIND`: what is judged are medians, which the
-    hiccups of a shared machine don't move, and a client that can't keep up is late all the time. To
-    send, late is 5 ms and 5 % of the median TTFT. To wake, it is that of the time from the first
-    chunk to the last too, and 20 ms in any case, for what keeps it from running makes both times
-    longer. Chunks that waited for it, or for the server's own front end, come less than 0.1 ms
-    apart.
+    The client must be late in less than half of all cases, because what is judged are medians,
+    which the hiccups of a shared machine don't move; a client that can't keep up is late all the
+    time. A request is late after 5 ms or 5 % of the median TTFT, whichever is longer. The client
+    wakes late after 5 ms or 5 % of the shorter of the median TTFT and the median time from the
+    first chunk to the last, but after no more than 20 ms, because what keeps the client from
+    running makes both times longer. Chunks that waited for the client, or for the server's own
+    front end, come less than 0.1 ms apart.
+
+    Raises:
+        InvalidMeasurementError: `CLIENT_BEHIND`.
     """
     traces = [trace for part in rounds for trace in part.traces]
-    delays = sorted(trace.sent_ns - trace.planned_ns for trace in traces)
-    waits = [trace.first_ns - trace.sent_ns for trace in traces if trace.first_ns]
-    answers = [
-        (trace.last_ns - trace.first_ns, chunks)
-        for trace in traces
-        if trace.first_ns and trace.last_ns and (chunks := sum(trace.chunk_sizes))
-    ]
-    step_ns = statistics.median([time_ns / chunks for time_ns, chunks in answers] or [math.inf])
+    delays_ns = [trace.sent_ns - trace.planned_ns for trace in traces]
+    waits_ns = [trace.first_ns - trace.sent_ns for trace in traces if trace.first_ns]
+    answer_times_ns = []
+    step_times_ns = []
+    for trace in traces:
+        later_chunks = sum(trace.chunk_sizes)
+        if trace.first_ns and trace.last_ns and later_chunks:
+            answer_time_ns = trace.last_ns - trace.first_ns
+            answer_times_ns.append(answer_time_ns)
+            step_times_ns.append(answer_time_ns / later_chunks)
+
+    _check_chunks_apart(statistics.median(step_times_ns or [math.inf]))
+    wait_ns = statistics.median(waits_ns or [0])
+    _check_lateness("sent requests", statistics.median(delays_ns), _LATE_FRAC * wait_ns)
+
+    lags = TimeHistogram.merged(part.lags for part in rounds)
+    # A loop that stalls has few beats, so the time that they cover counts, not their number.
+    covered_ns = lags.size * BEAT_NS + lags.total_ns
+    lag_ns = lags.quantile_ns(0.5) if covered_ns >= _ENOUGH_BEATS_NS else 0.0
+    answer_ns = statistics.median(answer_times_ns or [wait_ns])
+    _check_lateness("woke", lag_ns, min(_LATE_FRAC * min(wait_ns, answer_ns), _MOST_LATE_NS))
+
+
+def _check_chunks_apart(step_ns: float) -> None:
+    """Check that the median time between chunks is one that a model can need."""
     if step_ns < _LEAST_STEP_NS:
         message = (
             f"half of the answers came at once, their chunks {step_ns / 1e6:.3f} ms apart or less,"
@@ -491,20 +620,15 @@ def check_client(rounds: Sequence[Round]) -> None:
             " their cores"
         )
         raise InvalidMeasurementError("CLIENT_BEHIND", message)
-    wait_ns = statistics.median(waits or [0])
-    answer_ns = statistics.median([time_ns for time_ns, _ in answers] or [wait_ns])
-    lags = TimeHistogram.merged(part.lags for part in rounds)
-    told_ns = lags.size * BEAT_NS + lags.total_ns  # a loop that stalls has few beats
-    beats_ns = lags.quantile_ns(0.5) if told_ns >= _ENOUGH_BEATS_NS else 0.0
-    for what, late_ns, bears_ns in (
-        ("sent requests", statistics.median(delays), _LATE_FRAC * wait_ns),
-        ("woke", beats_ns, min(_LATE_FRAC * min(wait_ns, answer_ns), _MOST_LATE_NS)),
-    ):
-        limit_ns = max(_LATE_NS, bears_ns)
-        if late_ns > limit_ns:
-            message = (
-                f"the client {what} {late_ns / 1e6:.1f} ms late or later in half of all cases,"
-                f" more than the {limit_ns / 1e6:.1f} ms that the figures bear; raise"
-                " client_processes in the matrix, or give the client a core of its own"
-            )
-            raise InvalidMeasurementError("CLIENT_BEHIND", message)
+
+
+def _check_lateness(action: str, late_ns: float, tolerated_ns: float) -> None:
+    """Check that the client's median lateness is no more than 5 ms, or than is tolerated."""
+    limit_ns = max(_LATE_NS, tolerated_ns)
+    if late_ns > limit_ns:
+        message = (
+            f"the client {action} {late_ns / 1e6:.1f} ms late or later in half of all cases,"
+            f" more than the {limit_ns / 1e6:.1f} ms that the figures bear; raise"
+            " client_processes in the matrix, or give the client a core of its own"
+        )
+        raise InvalidMeasurementError("CLIENT_BEHIND", message)

@@ -1,10 +1,11 @@
-"""The metrics, one row each: from the rounds and counts of a measurement to a number.
+"""Calculate each metric, one row of a table, from the rounds and counts of a measurement.
 
-A metric without a value is None, never 0 and never NaN; of an invalid family it means nothing.
+A metric without a value is None, never 0 and never NaN. A value of an invalid family means nothing.
 """
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
@@ -35,7 +36,7 @@ _POSITIONS = 16
 
 
 class Family(StrEnum):
-    """What a metric is about: one test file each."""
+    """What a metric is about; each family has a test file of its own."""
 
     ACCEPTANCE = "acceptance"
     THROUGHPUT = "throughput"
@@ -45,17 +46,17 @@ class Family(StrEnum):
 
 
 Invalid = Mapping[Family, Invalidity]
-"""By family, why its figures mean nothing. Valid families are left out."""
+"""The reason why the figures of a family mean nothing, for each invalid family."""
 
 ALL: AbstractSet[Family] = frozenset(Family)
-# Acceptance is counted, not timed: neither a throttled GPU nor a late client says anything against
-# it. Speed is timed by us: a server that miscounts its steps says nothing against that.
+# Acceptance is counted, not timed, so neither a throttled GPU nor a late client makes it invalid.
+# The client times speed itself, so a server that miscounts its steps doesn't make that invalid.
 _COUNTED: AbstractSet[Family] = frozenset({Family.ACCEPTANCE})
 _TIMED = ALL - _COUNTED
 
 SPOILS: Mapping[str, AbstractSet[Family]] = MappingProxyType(
     {
-        # The meter of acceptance. Tokens and times are the client's own.
+        # These concern the meter of acceptance alone. The client counts tokens and times itself.
         "ACCEPTANCE_MISSING": _COUNTED,
         "CHUNKS_MERGED": _COUNTED,
         "COUNTS_DISAGREE": _COUNTED,
@@ -63,7 +64,7 @@ SPOILS: Mapping[str, AbstractSet[Family]] = MappingProxyType(
         "LENGTH_IMPOSSIBLE": _COUNTED,
         "METRICS_MISSING": _COUNTED,
         "METRICS_UNREADABLE": _COUNTED,
-        # The machine and the client.
+        # These concern the machine and the client.
         "CLIENT_BEHIND": _TIMED,
         "CLOCK_LOW": _TIMED,
         "DEVICE_SHARED": _TIMED,
@@ -76,37 +77,40 @@ SPOILS: Mapping[str, AbstractSet[Family]] = MappingProxyType(
 
 
 @contextlib.contextmanager
-def noting(
-    invalid: MutableMapping[Family, Invalidity], within: AbstractSet[Family] = ALL
+def note_invalidity(
+    invalid: MutableMapping[Family, Invalidity], checked_families: AbstractSet[Family] = ALL
 ) -> Iterator[None]:
-    """Note which families a failed check makes invalid and go on; raise it if it spoils them all.
+    """Note which families a failed check makes invalid, and go on.
 
     Args:
         invalid: takes the invalidity of each family; the first one of a family stays.
-        within: the families about which the check says something.
+        checked_families: the families about which the check says something.
+
+    Raises:
+        InvalidMeasurementError: the failed check makes all families invalid.
     """
     try:
         yield
     except InvalidMeasurementError as error:
-        spoiled = SPOILS.get(error.invalidity.code, ALL) & within
-        if spoiled == ALL:
+        spoiled_families = SPOILS.get(error.invalidity.code, ALL) & checked_families
+        if spoiled_families == ALL:
             raise
-        for family in spoiled:
+        for family in spoiled_families:
             invalid.setdefault(family, error.invalidity)
 
 
 def render_invalid(invalid: Invalid) -> str:
     """Render each invalidity after the families that it spoils: `latency, power: THROTTLED: …`."""
-    families: dict[Invalidity, list[Family]] = {}
+    families_by_invalidity: dict[Invalidity, list[Family]] = {}
     for family in Family:
         if family in invalid:
-            families.setdefault(invalid[family], []).append(family)
+            families_by_invalidity.setdefault(invalid[family], []).append(family)
     sentences = []
-    for invalidity, spoiled in families.items():
-        if len(spoiled) == len(Family):
+    for invalidity, families in families_by_invalidity.items():
+        if len(families) == len(Family):
             sentences.append(str(invalidity))
         else:
-            sentences.append(f"{', '.join(spoiled)}: {invalidity}")
+            sentences.append(f"{', '.join(families)}: {invalidity}")
     return "; ".join(sentences)
 
 
@@ -115,10 +119,12 @@ class Replay:
     """What was measured of a case, to calculate metrics from.
 
     Attributes:
-        rounds: of the case's server; control_rounds: of the control, empty without one.
-        concurrency: requests in flight of a closed loop; 0 for a rate.
-        acceptance: None for a case that doesn't speculate.
-        power: what the devices drew; None where that wasn't watched.
+        rounds: the rounds of the case's server.
+        control_rounds: the rounds of the control; empty without a control.
+        concurrency: how many requests a closed loop keeps in flight; 0 for a rate.
+        acceptance: the acceptance of the case; None for a case that doesn't speculate.
+        limits: the case's limits on TTFT and TPOT.
+        power: what the devices drew; None where their power wasn't sampled.
     """
 
     rounds: tuple[Round, ...] = ()
@@ -131,22 +137,25 @@ class Replay:
     @property
     def traces(self) -> tuple[RequestTrace, ...]:
         """All requests of the case's server."""
-        return tuple(trace for part in self.rounds for trace in part.traces)
+        traces_of_rounds = (part.traces for part in self.rounds)
+        return tuple(itertools.chain.from_iterable(traces_of_rounds))
 
     @property
-    def of_control(self) -> "Replay":
+    def control_replay(self) -> "Replay":
         """The replay of the control, as if it were the case."""
         power = self.power
+        if power is not None:
+            power = msgspec.structs.replace(power, case=power.control, control=None)
         return Replay(
             rounds=self.control_rounds,
             concurrency=self.concurrency,
             limits=self.limits,
-            power=power and msgspec.structs.replace(power, case=power.control, control=None),
+            power=power,
         )
 
     @property
     def gaps(self) -> TimeHistogram:
-        """The times between two chunks of an answer, which are steps."""
+        """The times between two chunks of an answer; each is the time of a step."""
         return TimeHistogram.merged(part.gaps for part in self.rounds)
 
 
@@ -155,21 +164,25 @@ class Metric:
     """One quantity that is judged.
 
     Attributes:
-        meaning: what it is, with its formula, for people.
-        formula: its value, None where there is none; acceptance is a ratio of counts instead.
-        sign: 1 where more is better, -1 where less is.
-        tolerance_frac: the relative change that is still fine, on the same kind of machine.
-        portable_tolerance_frac: the same against a baseline of another kind of machine; None for
-            a metric that says nothing there.
-        gate_tolerance_frac: the same of two arms of one hour, which may be finer; None for a metric
-            that a gate doesn't compare.
-        cause: what a loss of it is a loss of in a gate, for people.
-        origin: subtracted before a relative change is taken: AL is judged as AL - 1.
-        position: the draft position it is about, from 1; None for the others.
-        of_proposed: whether a ratio of counts is one of the proposed drafts, not of the steps.
-        needs_limits: whether it says nothing of a case without limits on TTFT and TPOT.
-        of_output: whether it is tokens per step over the time of a step, or the reverse.
-        two_sided: whether a change either way is one for the worse.
+        name: the name under which values and verdicts are stored.
+        family: what the metric is about.
+        meaning: what the metric is, with its formula, for people.
+        formula: calculates the value, None if a replay has none; None for a metric of acceptance,
+            which is a ratio of counts.
+        sign: 1 if more is better, -1 if less is better.
+        tolerance_frac: the relative change that is tolerated on the same kind of machine.
+        portable_tolerance_frac: the tolerance against a baseline of another kind of machine; None
+            for a metric that can't be compared between kinds of machines.
+        gate_tolerance_frac: the tolerance between two arms that are measured in the same hour,
+            which may be finer; None for a metric that a gate doesn't compare.
+        cause: what got worse if a gate finds a loss in this metric, for people.
+        origin: what is subtracted before a relative change is taken; AL is judged as AL - 1.
+        position: the draft position that the metric is about, from 1; None for other metrics.
+        of_proposed: True if a ratio of counts is divided by the proposed drafts, not by the steps.
+        needs_limits: True if only a case with limits on TTFT and TPOT has a value.
+        of_output: True for output speed, tokens per step over the time of a step, and for its
+            inverse, TPOT.
+        two_sided: True if a change in either direction is a change for the worse.
     """
 
     name: str
@@ -190,48 +203,61 @@ class Metric:
 
     @property
     def by_launch(self) -> bool:
-        """Whether it varies by launch; ratios of counts vary by prompt."""
+        """True if the metric varies by launch; a ratio of counts varies by prompt instead."""
         return self.family is not Family.ACCEPTANCE
 
-    def function(self, replay: Replay) -> float | None:
-        """Its value, None where there is none."""
+    def value_of(self, replay: Replay) -> float | None:
+        """Return the metric's value, None if the replay has none."""
         if self.formula is not None:
             return self.formula(replay)
-        parts = ratio_parts(self, replay.acceptance.total) if replay.acceptance else None
-        return self.origin + parts[0] / parts[1] if parts and parts[1] else None
+        if replay.acceptance is None:
+            return None
+        ratio = ratio_parts(self, replay.acceptance.total)
+        if ratio is None:
+            return None
+        numerator, denominator = ratio
+        if not denominator:
+            return None
+        return self.origin + numerator / denominator
 
     def allowed_frac(self, case: Case) -> float:
-        """The case's tolerance: the relative change that is fine on the same kind of machine."""
+        """Return the case's tolerance: the relative change allowed on the same kind of machine."""
         return dict(case.tolerances).get(self.name, self.tolerance_frac)
 
     def applies_to(self, case: Case) -> bool:
-        """Whether the case can have a value at all."""
+        """Return whether the case can have a value at all."""
         if self.family is Family.ACCEPTANCE:
             return case.speculates and (self.position or 0) <= case.server.draft_tokens
-        if not case.speed or (self.needs_limits and case.limits == NO_LIMITS):
+        if not case.speed:
+            return False
+        if self.needs_limits and case.limits == NO_LIMITS:
             return False
         return case.control is not None or self.family is not Family.SPEEDUP
 
     def is_judged(self, case: Case) -> bool:
-        """Whether a value of the case is held against a baseline, and not shown alone."""
-        pinned = self.family is Family.ACCEPTANCE and case.server.pinned_length_tokens
-        return self.applies_to(case) and not pinned and self.name not in case.shown
+        """Return whether a value of the case is compared with a baseline, not only shown."""
+        is_pinned = self.family is Family.ACCEPTANCE and case.server.pinned_length_tokens
+        return self.applies_to(case) and not is_pinned and self.name not in case.shown
 
 
 def ttft_ms(trace: RequestTrace) -> float | None:
-    """Time to first token: the first chunk with a token - sent."""
-    return None if trace.first_ns is None else (trace.first_ns - trace.sent_ns) / _NS_PER_MS
+    """Return the time to first token: the first chunk with a token - sent."""
+    if trace.first_ns is None:
+        return None
+    return (trace.first_ns - trace.sent_ns) / _NS_PER_MS
 
 
 def e2e_ms(trace: RequestTrace) -> float | None:
-    """End-to-end latency: the last chunk with a token - sent."""
-    return None if trace.last_ns is None else (trace.last_ns - trace.sent_ns) / _NS_PER_MS
+    """Return the end-to-end latency: the last chunk with a token - sent."""
+    if trace.last_ns is None:
+        return None
+    return (trace.last_ns - trace.sent_ns) / _NS_PER_MS
 
 
 def tpot_ms(trace: RequestTrace) -> float | None:
-    """Time per output token: (last - first) / (N - tokens of the first chunk).
+    """Return the time per output token: (last - first) / (N - tokens of the first chunk).
 
-    Divided by tokens, not by chunks: with speculation a chunk holds several.
+    The time is divided by tokens, not by chunks, because with speculation a chunk holds several.
     """
     if trace.first_ns is None or trace.last_ns is None or not trace.later_tokens:
         return None
@@ -239,98 +265,123 @@ def tpot_ms(trace: RequestTrace) -> float | None:
 
 
 def output_tokens_per_s(trace: RequestTrace) -> float | None:
-    """What one user sees: 1 / TPOT; None where all tokens came at once."""
+    """Return the output speed that one user sees, 1 / TPOT; None if all tokens came at once."""
     tpot = tpot_ms(trace)
     return _MS_PER_S / tpot if tpot else None
 
 
 def full_until_ns(part: Round, concurrency: int) -> int:
-    """Until when a round kept its load: its end, or the drain's beginning in a closed loop.
+    """Return the moment until which a round kept its load.
 
-    That is when a conversation ends after the last one has begun: from then on fewer are in flight
-    than before, which is another load.
+    In a closed loop that is the first end of a conversation after the last one has begun. From then
+    on fewer conversations are in flight than before, which is another load.
+
+    Args:
+        part: the round.
+        concurrency: how many requests a closed loop keeps in flight; 0 for a rate, whose load lasts
+            until the round's end.
     """
     if not concurrency:
         return part.ended_ns
-    begun_ns, ends_ns = part.started_ns, list[int]()
+    last_begin_ns = part.started_ns
+    ends_ns: list[int] = []
     for trace in part.traces:
+        end_ns = trace.last_ns or trace.sent_ns
         if trace.turn == 1:
-            begun_ns = max(begun_ns, trace.sent_ns)
-            ends_ns.append(0)
-        ends_ns[-1:] = [trace.last_ns or trace.sent_ns]
-    return min((end_ns for end_ns in ends_ns if end_ns > begun_ns), default=part.ended_ns)
+            last_begin_ns = max(last_begin_ns, trace.sent_ns)
+            ends_ns.append(end_ns)
+        else:
+            # A conversation ends when its last turn does.
+            ends_ns[-1:] = [end_ns]
+    return min((end_ns for end_ns in ends_ns if end_ns > last_begin_ns), default=part.ended_ns)
 
 
 def per_s(replay: Replay, amount: Callable[[RequestTrace], float]) -> float | None:
-    """Σ of an amount of each request / Σ (until the load drains - first send) of the rounds.
+    """Return Σ of an amount of each request / Σ (until the load drains - first send) of the rounds.
 
-    Of a request that ends later, the part that its tokens have come to by then. All over all, as an
-    uninterrupted loop has it: a ratio of two such sums leans to neither side.
+    A request that ends after its round began to drain counts with the share of its tokens that had
+    come by then. The rounds are summed before dividing, as if they were one uninterrupted loop,
+    because a ratio of two such sums has no bias.
     """
-    total, window_ns = 0.0, 0
+    total = 0.0
+    window_ns = 0
     for part in replay.rounds:
         until_ns = full_until_ns(part, replay.concurrency)
-        total += sum(amount(trace) * _said_frac(trace, until_ns) for trace in part.traces)
+        total += sum(amount(trace) * _delivered_frac(trace, until_ns) for trace in part.traces)
         window_ns += until_ns - part.started_ns
     return total * _NS_PER_S / window_ns if window_ns else None
 
 
-def _said_frac(trace: RequestTrace, until_ns: int) -> float:
-    """The part of an answer's tokens that had come by a moment, as if they came evenly: 0..1."""
+def _delivered_frac(trace: RequestTrace, until_ns: int) -> float:
+    """Return the share of an answer's tokens that had come by a moment, 0..1.
+
+    The tokens after the first chunk are taken to come evenly.
+    """
     if trace.last_ns is None or trace.last_ns <= until_ns:
         return 1.0
     if trace.first_ns is None or trace.first_ns > until_ns:
         return 0.0
-    later = (until_ns - trace.first_ns) / (trace.last_ns - trace.first_ns)
-    return (trace.first_chunk_tokens + later * trace.later_tokens) / trace.tokens
+    later_frac = (until_ns - trace.first_ns) / (trace.last_ns - trace.first_ns)
+    delivered_tokens = trace.first_chunk_tokens + later_frac * trace.later_tokens
+    return delivered_tokens / trace.tokens
 
 
 def throughput_tokens_per_s(replay: Replay) -> float | None:
-    """Tokens per second while the load was full, see `per_s`."""
+    """Return the tokens per second while the load was full, see `per_s`."""
     return per_s(replay, lambda trace: trace.tokens)
 
 
 def is_good(trace: RequestTrace, limits: Limits) -> bool:
-    """Whether a request kept the limits on TTFT and TPOT.
+    """Return whether a request kept the limits on TTFT and TPOT.
 
-    One that has no TPOT, an answer of one chunk, keeps any.
+    An answer of one chunk has no TPOT and keeps any limit on it.
     """
-    ttft, tpot = ttft_ms(trace), tpot_ms(trace)
-    in_time = ttft is not None and ttft <= (limits.ttft_ms or math.inf)
-    return in_time and (tpot or 0.0) <= (limits.tpot_ms or math.inf)
+    ttft = ttft_ms(trace)
+    if ttft is None or ttft > (limits.ttft_ms or math.inf):
+        return False
+    tpot = tpot_ms(trace) or 0.0
+    return tpot <= (limits.tpot_ms or math.inf)
 
 
 def tokens_per_step(replay: Replay) -> float | None:
-    """The tokens of a chunk, of all but each request's first; of any step, drafted or not."""
-    chunks = sum(sum(trace.chunk_sizes) for trace in replay.traces)
-    return sum(trace.later_tokens for trace in replay.traces) / chunks if chunks else None
+    """Return the mean tokens of a chunk, without each request's first; drafted steps or not."""
+    later_chunks = sum(sum(trace.chunk_sizes) for trace in replay.traces)
+    if not later_chunks:
+        return None
+    later_tokens = sum(trace.later_tokens for trace in replay.traces)
+    return later_tokens / later_chunks
 
 
 def goodput_requests_per_s(replay: Replay) -> float | None:
-    """The requests that kept their limits, per second while the load was full, see `per_s`."""
+    """Return the requests that kept their limits per second while the load was full."""
     return per_s(replay, lambda trace: is_good(trace, replay.limits))
 
 
 def speedup_ratio(replay: Replay) -> float | None:
-    """Throughput over the control's.
+    """Return the throughput of the case over that of its control.
 
     Case and control take turns of seconds, so what slows the machine for longer slows both.
     """
-    ours, theirs = map(throughput_tokens_per_s, (replay, replay.of_control))
-    return ours / theirs if ours is not None and theirs else None
+    case_tokens_per_s = throughput_tokens_per_s(replay)
+    control_tokens_per_s = throughput_tokens_per_s(replay.control_replay)
+    if case_tokens_per_s is None or not control_tokens_per_s:
+        return None
+    return case_tokens_per_s / control_tokens_per_s
 
 
 def round_ratios(replay: Replay) -> tuple[float, ...]:
-    """The speedup of each round and the control's beside it."""
-    ratios = (
-        speedup_ratio(dataclasses.replace(replay, rounds=(one,), control_rounds=(other,)))
-        for one, other in zip(replay.rounds, replay.control_rounds, strict=False)
-    )
-    return tuple(ratio for ratio in ratios if ratio is not None)
+    """Return the speedup of each pair of rounds: the case's, and the control's next to it."""
+    ratios = []
+    for case_round, control_round in zip(replay.rounds, replay.control_rounds, strict=False):
+        pair = dataclasses.replace(replay, rounds=(case_round,), control_rounds=(control_round,))
+        ratio = speedup_ratio(pair)
+        if ratio is not None:
+            ratios.append(ratio)
+    return tuple(ratios)
 
 
 def _power(replay: Replay, field: str) -> float | None:
-    """What all devices did in one block under load; None where it can't be judged."""
+    """Return a figure of all devices during the block under load; None if it can't be judged."""
     power = replay.power
     if power is None or power.case is None or power.invalid or power.too_short:
         return None
@@ -344,14 +395,20 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def ratio_parts(metric: Metric, counts: Counts[_CountT]) -> tuple[_CountT, _CountT] | None:
-    """What an acceptance metric divides, and by what: A/S, A/D or P_i/S.
+    """Return the numerator and the denominator of an acceptance metric: A/S, A/D or P_i/S.
 
-    None where it isn't known. The metric's value is its origin plus their quotient.
+    The metric's value is its origin plus their quotient.
+
+    Returns:
+        None where the source doesn't provide one of the two counts.
     """
-    below = counts.proposed if metric.of_proposed else counts.steps
-    above = (counts.accepted, *counts.position_counts)
-    place = metric.position or 0
-    return None if below is None or place >= len(above) else (above[place], below)
+    denominator = counts.proposed if metric.of_proposed else counts.steps
+    # Without a position the metric is about all accepted drafts.
+    numerators = (counts.accepted, *counts.position_counts)
+    index = metric.position or 0
+    if denominator is None or index >= len(numerators):
+        return None
+    return numerators[index], denominator
 
 
 _SUITE = (
@@ -449,28 +506,36 @@ _STEP = Metric(
 )
 
 RECORDED = Metric(name="tpot_s", family=Family.LATENCY)
-"""What a case's benchmark is of: the TPOT of each round, which isn't judged."""
+"""What the benchmark of a case records: the TPOT of each round, which isn't judged."""
 METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric in _SUITE})
-"""What a run of the suite judges."""
+"""The metrics that a run of the suite judges, by name."""
 GATE_METRICS: Mapping[str, Metric] = MappingProxyType(
-    {one.name: one for one in (*_SUITE, _STEP) if one.gate_tolerance_frac is not None}
+    {metric.name: metric for metric in (*_SUITE, _STEP) if metric.gate_tolerance_frac is not None}
 )
-"""What a gate compares."""
+"""The metrics that a gate compares, by name."""
 
 
 def check_allowed(case: Case, where: str) -> None:
-    """Check that every tolerance of the case, declared `where`, is of a metric that takes one.
+    """Check that each tolerance of a case is of a metric that takes one.
+
+    Args:
+        case: the case with its tolerances and the names of the metrics that are only shown.
+        where: where the case is declared, for the message.
 
     Raises:
-        UnknownNameError: there is no such metric; it lists those that there are.
-        MatrixError: one allows the loss of all there is, or is of what is only shown.
+        UnknownNameError: there is no such metric; the message lists the metrics that exist.
+        MatrixError: a tolerance allows the loss of all there is, or belongs to a metric that is
+            only shown.
     """
     tolerances = dict(case.tolerances)
-    for key, names in (("shown", case.shown), ("tolerances", tolerances)):
-        for name in names:
-            check_name(f"metric in {key}", name, METRICS, where)
-    if both := tolerances.keys() & case.shown:
-        message = f"'{min(both)}' is shown and has a tolerance; leave out one of the two"
+    for name in case.shown:
+        check_name("metric in shown", name, METRICS, where)
+    for name in tolerances:
+        check_name("metric in tolerances", name, METRICS, where)
+    shown_with_tolerance = tolerances.keys() & case.shown
+    if shown_with_tolerance:
+        name = min(shown_with_tolerance)
+        message = f"'{name}' is shown and has a tolerance; leave out one of the two"
         raise MatrixError(f"{where}: {message}")
     for name, tolerance in tolerances.items():
         if METRICS[name].sign > 0 and tolerance >= 1:
@@ -481,20 +546,21 @@ def check_allowed(case: Case, where: str) -> None:
 
 
 def acceptance_value(metric: Metric, record: AcceptanceRecord | None) -> float | None:
-    """An acceptance metric's value of a record."""
-    return metric.function(Replay(acceptance=record))
+    """Return the value of an acceptance metric in a record, None if there is none."""
+    return metric.value_of(Replay(acceptance=record))
 
 
 def better_frac(metric: Metric, value: float, expected: float) -> float:
-    """The relative change, positive when better: ±(value - expected) / (expected - origin)."""
+    """Return the change, positive if better: ±(value - expected) / (expected - origin)."""
     base = expected - metric.origin
-    # A baseline of 0 (no draft ever accepted) can only be kept or improved.
-    relative = (value - expected) / base if base else float(value != expected)
-    return metric.sign * relative
+    if not base:
+        # A baseline of 0 (no draft ever accepted) can only be kept or improved.
+        return metric.sign * float(value != expected)
+    return metric.sign * (value - expected) / base
 
 
 def metrics_of(case: Case, family: Family) -> tuple[Metric, ...]:
-    """The metrics of a family that are judged of a case, in the order of the rows."""
+    """Return the metrics of a family that are judged for a case, in the order of the table."""
     return tuple(
         metric for metric in METRICS.values() if metric.family is family and metric.is_judged(case)
     )

@@ -252,7 +252,7 @@ def times_of(measurement: Measurement) -> tuple[float, ...]:
     replay = measurement.replay
     if replay is None or not _SPEEDS.isdisjoint(measurement.invalid):
         return ()
-    median_ms = METRICS["tpot_p50_ms"].function
+    median_ms = METRICS["tpot_p50_ms"].value_of
     found_ms = [median_ms(Replay(rounds=(part,))) for part in replay.rounds]
     return tuple(one / _MS_PER_S for one in found_ms if one is not None)
 

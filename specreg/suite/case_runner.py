@@ -28,7 +28,14 @@ from specreg.matrix.models import resolve_model
 from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.arm import Arm
 from specreg.measurement.journal import Journal, Key
-from specreg.measurement.measure import Measurement, Plan, Workload, beside, measure, workload_of
+from specreg.measurement.measure import (
+    Measurement,
+    Plan,
+    Workload,
+    combine_with_control,
+    measure,
+    workload_of,
+)
 from specreg.report.progress import RunProgress
 from specreg.servers.launch import Launch, Servers
 from specreg.servers.server import Server
@@ -236,7 +243,7 @@ class CaseRunner:
             control.warm_for.add(workload)
         measurement = measurements[0]
         if control is not None:
-            measurement = beside(*measurements)
+            measurement = combine_with_control(*measurements)
         self.journal.end(measurement)
         return measurement
 

@@ -14,7 +14,7 @@ from specreg.baselines.comparison import BaselineComparison, CaseBaselines, comp
 from specreg.core.errors import BaselineError
 from specreg.core.reasons import Reason
 from specreg.matrix.case import Case
-from specreg.measurement.measure import Enough, Measurement, values_of
+from specreg.measurement.measure import Measurement, StoppingRule, values_of
 from specreg.measurement.metrics import METRICS, Metric, Replay
 from specreg.stats.intervals import MORE_LAUNCHES, Look
 from specreg.verdicts.judge import judge
@@ -188,7 +188,7 @@ def _is_undecided(metric: Metric, verdict: Verdict) -> bool:
 
 def enough_for(
     case: Case, metrics: Sequence[Metric], known: CaseBaselines, *, may_stop_early: bool
-) -> Enough:
+) -> StoppingRule:
     """Return a function that says whether the prompts measured so far decide some metrics.
 
     Few prompts may show a loss; that there is none takes all of them.

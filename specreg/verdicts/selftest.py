@@ -27,7 +27,7 @@ from specreg.baselines.schema import (
 )
 from specreg.baselines.store import settings_of
 from specreg.matrix.case import Case, Load, ServerSpec
-from specreg.measurement.measure import Measurement, all_prompts
+from specreg.measurement.measure import Measurement, has_all_prompts
 from specreg.measurement.metrics import METRICS, Metric
 from specreg.stats.intervals import PARTS, Column, Look
 from specreg.telemetry.identity import Environment
@@ -251,7 +251,9 @@ class World:
         record = self._acceptance(self._hardness[case.id], shift_of(plant.acceptance_frac))
         metrics = [metric for metric in asked if not metric.by_launch]
         alone = len(metrics) == len(asked)
-        enough = enough_for(case, metrics, known, may_stop_early=alone) if metrics else all_prompts
+        enough = (
+            enough_for(case, metrics, known, may_stop_early=alone) if metrics else has_all_prompts
+        )
         look = Look.EXTENDED
         for part in range(1, PARTS + 1):
             now = Look.FULL if part == PARTS else Look.EARLY

@@ -14,7 +14,13 @@ from specreg.correctness.checks import RunningCase, check_answers
 from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.arm import Arm
-from specreg.measurement.measure import Measurement, Plan, beside, measure, workload_of
+from specreg.measurement.measure import (
+    Measurement,
+    Plan,
+    combine_with_control,
+    measure,
+    workload_of,
+)
 from specreg.servers.server import StartedServer
 from specreg.verdicts.verdict import Outcome, Verdict
 from tests.doubles.vllm.script import Script
@@ -49,7 +55,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Star
 def measured(case: StartedServer, control: StartedServer) -> Measurement:
     plain: Case = dataclasses.replace(CASE, server=builders.PLAIN_SPEC, control=None)
     arms = [Arm(case=CASE, server=case), Arm(case=plain, server=control)]
-    return beside(*measure(arms, workload_of(CASE, PROMPTS), PLAN))
+    return combine_with_control(*measure(arms, workload_of(CASE, PROMPTS), PLAN))
 
 
 @pytest.mark.parametrize(

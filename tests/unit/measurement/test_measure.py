@@ -30,8 +30,8 @@ from specreg.measurement.arm import Arm
 from specreg.measurement.measure import (
     Measurement,
     Plan,
-    beside,
     check_client,
+    combine_with_control,
     deal,
     measure,
     warm_up,
@@ -82,7 +82,7 @@ def measured(
         theirs = dataclasses.replace(case, server=builders.PLAIN_SPEC, control=None)
         arms.append(Arm(case=theirs, server=control, required=False))
     found = measure(arms, workload_of(case, builders.PROMPTS), plan)
-    return beside(*found) if control is not None else found[0]
+    return combine_with_control(*found) if control is not None else found[0]
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_the_goodput_is_all_good_requests_over_the_time_of_all_rounds() -> None:
         dataclasses.replace(builders.replayed(0, seconds * S, 1), traces=traces)
         for seconds, traces in ((2, (SWIFT, SWIFT)), (4, (SWIFT, SLOW)), (1, (SLOW, SLOW)))
     )
-    goodput = METRICS["goodput_requests_per_s"].function
+    goodput = METRICS["goodput_requests_per_s"].value_of
     replay = dataclasses.replace(NOTHING, rounds=rounds, limits=Limits(ttft_ms=20.0))
     assert goodput(replay) == 3 / 7
     assert goodput(dataclasses.replace(replay, limits=Limits())) == 6 / 7
@@ -93,7 +93,7 @@ def test_the_goodput_is_all_good_requests_over_the_time_of_all_rounds() -> None:
 
 
 def throughput(replay: Replay) -> float | None:
-    return METRICS["throughput_tokens_per_s"].function(replay)
+    return METRICS["throughput_tokens_per_s"].value_of(replay)
 
 
 def test_the_throughput_is_all_tokens_over_the_time_of_all_rounds() -> None:
@@ -180,22 +180,22 @@ def test_the_latencies_are_the_medians_of_the_requests_that_have_them() -> None:
     )
     part = dataclasses.replace(builders.replayed(0, S, 1), traces=(*traces, builders.trace()))
     replay = dataclasses.replace(NOTHING, rounds=(part,))
-    assert METRICS["ttft_p50_ms"].function(replay) == 10.0
-    assert METRICS["tpot_p50_ms"].function(replay) == 15.0
+    assert METRICS["ttft_p50_ms"].value_of(replay) == 10.0
+    assert METRICS["tpot_p50_ms"].value_of(replay) == 15.0
 
 
 def test_the_acceptance_metrics_are_those_of_the_worked_example() -> None:
     replay = dataclasses.replace(
         NOTHING, acceptance=builders.acceptance(builders.counts(8, 0, 6, 6))
     )
-    assert METRICS["acceptance_length_tokens"].function(replay) == 2.5
-    assert METRICS["acceptance_rate_frac"].function(replay) == 0.5
-    positions = [METRICS[f"acceptance_pos{i}_frac"].function(replay) for i in (1, 2, 3, 4)]
+    assert METRICS["acceptance_length_tokens"].value_of(replay) == 2.5
+    assert METRICS["acceptance_rate_frac"].value_of(replay) == 0.5
+    positions = [METRICS[f"acceptance_pos{i}_frac"].value_of(replay) for i in (1, 2, 3, 4)]
     assert positions == [0.6, 0.6, 0.3, None]
 
 
 def test_a_metric_of_nothing_is_absent_and_not_zero() -> None:
-    assert {row.function(NOTHING) for row in METRICS.values()} == {None}
+    assert {row.value_of(NOTHING) for row in METRICS.values()} == {None}
 
 
 OF_DRAFTS = [

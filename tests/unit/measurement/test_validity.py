@@ -9,7 +9,7 @@ import pytest
 
 from specreg.core.errors import InvalidMeasurementError
 from specreg.core.reasons import Invalidity
-from specreg.measurement.metrics import ALL, SPOILS, Family, noting, render_invalid
+from specreg.measurement.metrics import ALL, SPOILS, Family, note_invalidity, render_invalid
 from specreg.verdicts.multiple_testing import MACHINE_MOVED
 from tests.unit import builders
 
@@ -67,9 +67,9 @@ def test_the_page_says_of_each_reason_that_is_raised_what_it_spoils() -> None:
 def test_the_first_reason_of_a_family_stays() -> None:
     """Also where what is checked says something of that family alone."""
     invalid: dict[Family, Invalidity] = {}
-    with noting(invalid, frozenset({Family.SPEEDUP})):
+    with note_invalidity(invalid, frozenset({Family.SPEEDUP})):
         raise InvalidMeasurementError("HTTP_ERROR", "in the control's rounds")
-    with noting(invalid):
+    with note_invalidity(invalid):
         raise InvalidMeasurementError("THROTTLED", "by 92 °C")
     assert invalid == {
         **dict.fromkeys(TIMED, Invalidity("THROTTLED", "by 92 °C")),
@@ -79,7 +79,7 @@ def test_the_first_reason_of_a_family_stays() -> None:
 
 def test_what_spoils_all_ends_the_measurement() -> None:
     invalid: dict[Family, Invalidity] = {}
-    with pytest.raises(InvalidMeasurementError, match="FOREIGN_TRAFFIC"), noting(invalid):
+    with pytest.raises(InvalidMeasurementError, match="FOREIGN_TRAFFIC"), note_invalidity(invalid):
         raise InvalidMeasurementError("FOREIGN_TRAFFIC", "somebody else asks too")
     assert invalid == {}
 

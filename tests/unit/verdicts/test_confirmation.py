@@ -15,7 +15,7 @@ from specreg.baselines.schema import stored_acceptance
 from specreg.core.errors import BaselineError
 from specreg.core.reasons import Invalidity, Reason
 from specreg.matrix.case import Case
-from specreg.measurement.measure import Enough, Measurement
+from specreg.measurement.measure import Measurement, StoppingRule
 from specreg.measurement.metrics import METRICS, Family, Metric, Replay
 from specreg.stats.intervals import LEVELS, Look, t_quantile
 from specreg.verdicts.confirmation import Confirmation, enough_for
@@ -247,7 +247,7 @@ DOUBT = mixed(SAME, LESS, builders.acceptance(builders.counts(2, 0, 9, 9)))
 SUM = dataclasses.replace(DOUBT, prompts=())
 
 
-def rule(*metrics: Metric, may_stop_early: bool, recorded: bool = True) -> Enough:
+def rule(*metrics: Metric, may_stop_early: bool, recorded: bool = True) -> StoppingRule:
     """Enough for these metrics of the case, against a baseline like SAME."""
     baseline = msgspec.structs.replace(builders.baseline(), acceptance=stored_acceptance(SAME))
     known = builders.known(baseline if recorded else None)
