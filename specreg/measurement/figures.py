@@ -1,6 +1,5 @@
-"""All figures of a measurement as JSON; docs/explanation/measuring.md has their formulas."""
+"""Calculate all figures of a measurement; docs/explanation/measuring.md has their formulas."""
 
-import functools
 import itertools
 import operator
 import statistics
@@ -27,17 +26,25 @@ class PartFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The acceptance of some requests; null where there is no value.
 
     Attributes:
-        steps, accepted, proposed: S, A, D.
-        acceptance_length_tokens: micro AL; acceptance_rate_frac: AR, also called draft efficiency.
-        requests: how many, R; macro_acceptance_length_tokens: the mean of the AL of each that had a
-            step, in which short answers weigh like long ones; never compared with AL. Both are null
-            where the source only knows the sum.
-        undrafted_steps: how many steps drafted nothing, U, at least; none of them is among S.
-        tokens_per_step: the client's view, over all steps: (N - R) / (S + U); truncated_tokens:
-            R + Σ (a + 1) + U - N, emitted, then cut off by the end of a text or the output cap;
-            null in the emitted view. Both are null where N or U isn't known.
+        requests: the number of requests, R; null where the source only has the sum.
+        steps: the steps that drafted, S.
+        accepted: the drafted tokens that were accepted, A.
+        proposed: the drafted tokens, D.
+        acceptance_length_tokens: the acceptance length over all steps, micro AL.
+        macro_acceptance_length_tokens: the mean of the AL of each request that had a step, in which
+            short answers have the weight of long ones. It is never compared with AL. Null where the
+            source only has the sum.
+        acceptance_rate_frac: the acceptance rate, AR, also called draft efficiency.
+        tokens_per_step: the client's view over all steps: (N - R) / (S + U). Null where N or U
+            isn't known.
+        truncated_tokens: R + Σ (a + 1) + U - N, the tokens that were emitted and then cut off by
+            the end of a text or by the output cap. Null in the emitted view, and where N or U isn't
+            known.
         histogram: entry j counts the steps with j drafts accepted.
-        marginal_frac, conditional_frac, joint_frac: by position, from the first.
+        marginal_frac: by position, from the first: the share of the steps that accepted it.
+        conditional_frac: by position: the same among the steps that accepted the one before it.
+        joint_frac: by position: the product of the conditional shares up to it.
+        undrafted_steps: the least number of steps that drafted nothing, U; they aren't part of S.
     """
 
     requests: int | None
@@ -60,12 +67,16 @@ class AcceptanceFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The acceptance of a measurement: all of it, and its parts.
 
     Attributes:
-        source, view: where it was read, and whose tokens are counted.
-        category_acceptance_length_tokens: the mean over categories of their AL.
+        source: where acceptance was read.
+        view: whose tokens are counted.
+        total: the acceptance of all requests.
+        category_acceptance_length_tokens: the mean of the categories' AL.
+        by_category: the acceptance of each category's requests.
+        by_turn: the acceptance of each turn's requests.
+        by_part: the acceptance of thoughts and of answers, under "thought" and "answer", where the
+            server tells thoughts apart. No server counts them apart, so each chunk is taken for a
+            step. That is an estimate in the emitted view, and empty where chunks merged.
         drafts_every_step: whether the method drafts in every step, unless the server turns it off.
-        by_part: of thoughts and of answers apart, "thought" and "answer", where the server tells
-            thoughts apart. No server counts them apart, so each chunk is taken for a step: an
-            estimate in the emitted view, and empty where chunks merged.
     """
 
     source: Source
@@ -79,17 +90,21 @@ class AcceptanceFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What the answers hold, so that a workload that says little is seen.
+    """What the answers hold, to expose a workload whose answers say little.
+
+    Each field counts requests, except for the last two.
 
     Attributes:
-        requests: how many; all others but `prompts` and `distinct` count some of them.
+        requests: all requests.
         unfinished_thoughts: answers that never left the thought.
-        without_text: answers without a thought or a text.
-        without_tokens, of_one_token: answers that are as short.
+        without_text: answers with neither a thought nor a text.
+        without_tokens: answers without a token.
+        of_one_token: answers of a single token.
         looping: answers whose second half repeats itself.
-        after_empty_replies: later turns that were asked with an empty reply before them.
-        prompts, distinct: how many prompts had a first turn, and how many different answers these
-            had; null where an answer isn't known in full.
+        after_empty_replies: later turns with an empty reply among the turns before them.
+        prompts: how many prompts had a first turn.
+        distinct: how many different answers these prompts had; null where an answer isn't known in
+            full.
     """
 
     requests: int
@@ -104,11 +119,13 @@ class AnswerFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PaceFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """How fast some requests came; a spread without values is null.
+    """How fast the tokens of some requests came; a spread without values is null.
 
     Attributes:
-        requests: how many; tokens: N of all.
-        tpot_ms, output_tokens_per_s: see docs/explanation/measuring.md.
+        requests: the number of requests.
+        tokens: the tokens of all answers, N.
+        tpot_ms: the time per output token.
+        output_tokens_per_s: the output speed of each request, 1 / TPOT.
     """
 
     requests: int
@@ -121,13 +138,22 @@ class ArmFigures(PaceFigures, frozen=True, kw_only=True):
     """The timing of one server's requests; a spread without values is null.
 
     Attributes:
-        good_requests: how many kept the case's limits.
-        prompt_tokens: of each request, with what was said before; total_tokens_per_s: of prompts
-            and answers, over the windows of throughput. Null where the server doesn't say.
-        tokens_per_chunk: of all chunks but each request's first; of any step, drafted or not.
-        send_delay_ms: sent - planned; client_lag_ms: of the client's event loop.
+        good_requests: how many requests kept the case's limits.
+        tokens_per_chunk: the mean over all chunks but each request's first, drafted or not.
+        ttft_ms: the time to first token.
+        e2e_ms: the end-to-end latency.
+        step_ms: the time between two chunks of an answer.
+        prompt_tokens: the tokens of each request's prompt, with the turns before it; null where
+            the server doesn't report them.
+        completion_tokens: the tokens of each answer.
+        throughput_tokens_per_s: the tokens of answers per second while the load was full.
+        total_tokens_per_s: the tokens of prompts and answers over the same time; null where the
+            server doesn't report those of prompts.
+        requests_per_s: the requests over the same time.
+        goodput_requests_per_s: the requests that kept the case's limits, over the same time.
+        send_delay_ms: how much later than planned each request was sent.
+        client_lag_ms: how late the client's event loop was.
         by_category: the pace of each category's requests.
-        others: see docs/explanation/measuring.md.
     """
 
     good_requests: int
@@ -147,12 +173,13 @@ class ArmFigures(PaceFigures, frozen=True, kw_only=True):
 
 
 class SpeedupFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What speculation gains over the target alone, 1 being nothing; null without a value.
+    """What speculation gains over the target alone; 1 is no gain, null is no value.
 
     Attributes:
-        throughput_ratio: throughput over the control's, as judged; round_ratio: of each round.
+        throughput_ratio: the case's throughput over the control's, as it is judged.
+        round_ratio: the throughput ratio of each round.
         tpot_ratio: the control's median TPOT over the case's.
-        tpot_ratio_by_category: the same of each category's requests.
+        tpot_ratio_by_category: the TPOT ratio of each category's requests.
     """
 
     throughput_ratio: float | None
@@ -165,13 +192,16 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """All figures of one measurement.
 
     Attributes:
-        case_id, launch: of what; engine_version: by the server's own word.
-        invalid: by family why there are none, null where there are all.
-        judged: the metrics that are held against baselines.
+        case_id: the case that was measured.
+        launch: which launch of its server was measured, from 1.
+        engine_version: the version that the server reports.
+        invalid: for each invalid family the reason why it has no figures; null if all are valid.
+        judged: the metrics that are compared with baselines.
         acceptance: null without speculation.
-        timing: of the case's server, null where a speed is invalid; control: of the one beside it.
-        speedup: of one over the other; null without a control, and where speeds mean nothing.
-        power: what the devices drew; null where that wasn't watched.
+        timing: the timing of the case's server; null where a speed is invalid.
+        control: the timing of the control; null without a control, and where speeds are invalid.
+        speedup: null without a control, and where speeds are invalid.
+        power: what the devices drew; null where their power wasn't sampled.
         answers: what the answers of the case's server hold; null where nothing was measured.
     """
 
@@ -189,25 +219,38 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def figures_of(measurement: Measurement, launch: int) -> Figures:
-    """The figures of a measurement; of an invalid family only why it is."""
-    replay, invalid = measurement.replay, measurement.invalid
-    acceptance = measurement.acceptance
-    timed = replay if invalid.keys().isdisjoint({Family.THROUGHPUT, Family.LATENCY}) else None
-    timing = _arm(timed) if timed else None
-    compares = timed is not None and timed.control_rounds and Family.SPEEDUP not in invalid
-    control = _arm(timed.control_replay) if timed and compares else None
+    """Return the figures of a measurement; an invalid family only has the reason why it is."""
+    replay = measurement.replay
+    invalid = measurement.invalid
+    acceptance = None
+    if measurement.acceptance is not None:
+        acceptance = _acceptance(measurement.acceptance, measurement)
+
+    timing = control = None
+    has_speeds = Family.THROUGHPUT not in invalid and Family.LATENCY not in invalid
+    if replay is not None and has_speeds:
+        timing = _arm(replay)
+        if replay.control_rounds and Family.SPEEDUP not in invalid:
+            control = _arm(replay.control_replay)
+
+    power = None
+    if replay is not None and Family.POWER not in invalid:
+        power = replay.power
+    answers = None
+    if replay is not None and replay.traces:
+        answers = _answers(replay.traces)
     return Figures(
         case_id=measurement.case.id,
         launch=launch,
         engine_version=measurement.engine_version,
         invalid=dict(invalid) or None,
         judged=dict(measurement.values),
-        acceptance=_acceptance(acceptance, measurement) if acceptance else None,
+        acceptance=acceptance,
         timing=timing,
         control=control,
         speedup=_speedup(measurement, timing, control),
-        power=replay.power if replay and Family.POWER not in invalid else None,
-        answers=_answers(replay.traces) if replay and replay.traces else None,
+        power=power,
+        answers=answers,
     )
 
 
@@ -215,6 +258,7 @@ def _answers(traces: Sequence[RequestTrace]) -> AnswerFigures:
     replies = Counter(trace.reply for trace in traces)
     lengths = Counter(trace.tokens for trace in traces)
     first_turns = [trace for trace in traces if trace.turn == 1]
+    # An empty digest stands for an answer that isn't known in full.
     digests = {trace.answer_sha256 for trace in first_turns}
     return AnswerFigures(
         requests=len(traces),
@@ -230,47 +274,59 @@ def _answers(traces: Sequence[RequestTrace]) -> AnswerFigures:
 
 
 def _by_part(traces: Sequence[RequestTrace], draft_tokens: int) -> dict[str, PartFigures]:
-    """The acceptance of thoughts and answers apart, each later chunk being taken for a step."""
-    sizes = {"thought": Counter[int](), "answer": Counter[int]()}
+    """Return the acceptance of thoughts and of answers, with each later chunk taken for a step.
+
+    Returns:
+        Nothing where the server tells no thoughts apart, or where a chunk holds more tokens than a
+        step can emit.
+    """
+    thought_sizes = Counter[int]()
+    answer_sizes = Counter[int]()
     for trace in traces:
+        # The sizes of all chunks include those of the thought.
         for tokens, chunks in enumerate(trace.thought_chunk_sizes):
-            sizes["thought"][tokens] += chunks
-            sizes["answer"][tokens] -= chunks
+            thought_sizes[tokens] += chunks
+            answer_sizes[tokens] -= chunks
         for tokens, chunks in enumerate(trace.chunk_sizes):
-            sizes["answer"][tokens] += chunks
-    longest = max((tokens for part in sizes.values() for tokens in +part), default=0)
-    if not sizes["thought"].total() or longest > draft_tokens + 1:
+            answer_sizes[tokens] += chunks
+    # A unary plus leaves out sizes that no chunk has.
+    longest_tokens = max((*+thought_sizes, *+answer_sizes), default=0)
+    if not thought_sizes.total() or longest_tokens > draft_tokens + 1:
         return {}
-    return {
-        name: _part(
-            AcceptanceRecord(
-                source=Source.STREAM_CHUNKS,
-                view=View.EMITTED,
-                total=StepCounts.from_histogram(
-                    [part[tokens] for tokens in range(1, draft_tokens + 2)], proposed=None
-                ),
-                prompts=(),
-            ),
-            drafts_every_step=False,
-        )
-        for name, part in sizes.items()
-        if part.total()
-    }
+    parts = {"thought": _part_of_chunks(thought_sizes, draft_tokens)}
+    if answer_sizes.total():
+        parts["answer"] = _part_of_chunks(answer_sizes, draft_tokens)
+    return parts
+
+
+def _part_of_chunks(sizes: Counter[int], draft_tokens: int) -> PartFigures:
+    """Return the acceptance of steps, from how many chunks have each size in tokens."""
+    histogram = [sizes[tokens] for tokens in range(1, draft_tokens + 2)]
+    record = AcceptanceRecord(
+        source=Source.STREAM_CHUNKS,
+        view=View.EMITTED,
+        total=StepCounts.from_histogram(histogram, proposed=None),
+        prompts=(),
+    )
+    return _part(record, drafts_every_step=False)
 
 
 def _acceptance(record: AcceptanceRecord, measurement: Measurement) -> AcceptanceFigures:
-    case, replay = measurement.case, measurement.replay or Replay()
+    case = measurement.case
+    replay = measurement.replay or Replay()
     drafts_every_step = METHODS[case.server.method].drafts_every_step
-    part = functools.partial(_part, drafts_every_step=drafts_every_step)
+
+    def part_of(some: AcceptanceRecord) -> PartFigures:
+        return _part(some, drafts_every_step=drafts_every_step)
+
+    totals = [category.total for category in record.by_category.values()]
     return AcceptanceFigures(
         source=record.source,
         view=record.view,
-        total=part(record),
-        category_acceptance_length_tokens=_mean_length(
-            one.total for one in record.by_category.values()
-        ),
-        by_category={name: part(one) for name, one in record.by_category.items()},
-        by_turn={str(turn): part(one) for turn, one in record.by_turn.items()},
+        total=part_of(record),
+        category_acceptance_length_tokens=_mean_length(totals),
+        by_category={name: part_of(part) for name, part in record.by_category.items()},
+        by_turn={str(turn): part_of(part) for turn, part in record.by_turn.items()},
         by_part=_by_part(replay.traces, case.server.draft_tokens),
         drafts_every_step=drafts_every_step,
     )
@@ -278,13 +334,16 @@ def _acceptance(record: AcceptanceRecord, measurement: Measurement) -> Acceptanc
 
 def _part(record: AcceptanceRecord, *, drafts_every_step: bool) -> PartFigures:
     counts: StepCounts = record.total
+    # N - R
     later_tokens = record.later_tokens
     if record.prompts:
         later_tokens = sum(prompt.completion_tokens - 1 for prompt in record.prompts)
+    # U
     undrafted_steps = record.undrafted_steps
     if undrafted_steps is None and drafts_every_step:
         undrafted_steps = 0
-    tokens_per_step = truncated_tokens = None
+    tokens_per_step = None
+    truncated_tokens = None
     if later_tokens is not None and undrafted_steps is not None:
         steps = counts.steps + undrafted_steps
         tokens_per_step = later_tokens / steps if steps else None
@@ -296,7 +355,7 @@ def _part(record: AcceptanceRecord, *, drafts_every_step: bool) -> PartFigures:
         accepted=counts.accepted,
         proposed=counts.proposed,
         acceptance_length_tokens=counts.acceptance_length,
-        macro_acceptance_length_tokens=_mean_length(one.counts for one in record.prompts),
+        macro_acceptance_length_tokens=_mean_length(prompt.counts for prompt in record.prompts),
         acceptance_rate_frac=counts.acceptance_rate,
         undrafted_steps=undrafted_steps,
         tokens_per_step=tokens_per_step,
@@ -309,17 +368,21 @@ def _part(record: AcceptanceRecord, *, drafts_every_step: bool) -> PartFigures:
 
 
 def _mean_length(parts: Iterable[StepCounts]) -> float | None:
-    lengths = [one.acceptance_length for one in parts if one.acceptance_length is not None]
+    """Return the mean of the parts' AL; None if no part had a step."""
+    lengths = [part.acceptance_length for part in parts if part.acceptance_length is not None]
     return statistics.fmean(lengths) if lengths else None
 
 
 def _arm(replay: Replay) -> ArmFigures:
     traces = replay.traces
-    told = all(trace.prompt_tokens is not None for trace in traces)
-    all_tokens_per_s = metrics.per_s(replay, lambda one: one.tokens + (one.prompt_tokens or 0))
+    total_tokens_per_s = None
+    if all(trace.prompt_tokens is not None for trace in traces):
+        total_tokens_per_s = metrics.per_s(replay, _total_tokens)
     by_category: dict[str, list[RequestTrace]] = {}
     for trace in traces:
         by_category.setdefault(trace.category, []).append(trace)
+    send_delays_ms = [(trace.sent_ns - trace.planned_ns) / _NS_PER_MS for trace in traces]
+    lags = TimeHistogram.merged(part.lags for part in replay.rounds)
     return ArmFigures(
         **msgspec.structs.asdict(_pace(traces)),
         good_requests=sum(metrics.is_good(trace, replay.limits) for trace in traces),
@@ -330,13 +393,17 @@ def _arm(replay: Replay) -> ArmFigures:
         prompt_tokens=summarize(trace.prompt_tokens for trace in traces),
         completion_tokens=summarize(trace.tokens for trace in traces),
         throughput_tokens_per_s=metrics.throughput_tokens_per_s(replay),
-        total_tokens_per_s=all_tokens_per_s if told else None,
+        total_tokens_per_s=total_tokens_per_s,
         requests_per_s=metrics.per_s(replay, lambda _: 1.0),
         goodput_requests_per_s=metrics.goodput_requests_per_s(replay),
-        send_delay_ms=summarize((one.sent_ns - one.planned_ns) / _NS_PER_MS for one in traces),
-        client_lag_ms=TimeHistogram.merged(part.lags for part in replay.rounds).summary_ms(),
+        send_delay_ms=summarize(send_delays_ms),
+        client_lag_ms=lags.summary_ms(),
         by_category={name: _pace(part) for name, part in by_category.items()},
     )
+
+
+def _total_tokens(trace: RequestTrace) -> int:
+    return trace.tokens + (trace.prompt_tokens or 0)
 
 
 def _pace(traces: Sequence[RequestTrace]) -> PaceFigures:
@@ -353,18 +420,21 @@ def _speedup(
 ) -> SpeedupFigures | None:
     if timing is None or control is None or not measurement.case.speed:
         return None
+    tpot_ratio_by_category = {
+        name: _median_ratio(control.by_category[name].tpot_ms, pace.tpot_ms)
+        for name, pace in timing.by_category.items()
+        if name in control.by_category
+    }
     return SpeedupFigures(
         throughput_ratio=measurement.values.get("speedup_ratio"),
         round_ratio=summarize(metrics.round_ratios(measurement.replay or Replay())),
-        tpot_ratio=_ratio(control.tpot_ms, timing.tpot_ms),
-        tpot_ratio_by_category={
-            name: _ratio(control.by_category[name].tpot_ms, pace.tpot_ms)
-            for name, pace in timing.by_category.items()
-            if name in control.by_category
-        },
+        tpot_ratio=_median_ratio(control.tpot_ms, timing.tpot_ms),
+        tpot_ratio_by_category=tpot_ratio_by_category,
     )
 
 
-def _ratio(theirs: Summary | None, ours: Summary | None) -> float | None:
-    """Divide medians, which a stalled request doesn't move."""
-    return theirs.p50 / ours.p50 if theirs and ours and ours.p50 else None
+def _median_ratio(control: Summary | None, case: Summary | None) -> float | None:
+    """Return the control's median over the case's; a stalled request doesn't move medians."""
+    if control is None or case is None or not case.p50:
+        return None
+    return control.p50 / case.p50

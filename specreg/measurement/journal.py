@@ -1,15 +1,16 @@
-"""The journal: every request on disk as it ends, and from there the measurements of a cut-off run.
+"""Write every request to disk as it ends, and read the measurements of a cut-off run from there.
 
 Each line of `.specreg/runs/<run>/journal.jsonl` is an `Attempt`, a `Replayed`, an `Ended` or a
 `Checked`.
 """
 
 import contextlib
+import dataclasses
 import itertools
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,11 +46,13 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     """What has to be equal for a measurement of an earlier run to be taken over.
 
     Attributes:
-        case: the whole of it, as JSON; case_id: for people.
-        launch: of its server, from 1.
+        case: the whole case, as JSON.
+        case_id: the case's id, for people.
+        launch: which launch of its server it is, from 1.
         asked: what the measurement is for: "all", "acceptance" alone, or to "record".
-        engine: what was installed, or whose interpreter.
-        files_sha256: of the prompts and the models' files.
+        environment: the environment in which it is measured.
+        engine: the engine's installed packages, or the interpreter that has them.
+        files_sha256: a checksum of the prompts and of the models' files.
     """
 
     case: str
@@ -69,7 +72,13 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, tag="Begun"):
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A request ended: of the control or of the case's server, in which round, from 0."""
+    """The end of a request.
+
+    Attributes:
+        control: whether the control was asked, not the case's server.
+        round: the number of the round, from 0.
+        finished: the request.
+    """
 
     control: bool
     round: int
@@ -77,9 +86,17 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The measurement that began last is complete: what its requests don't tell of it.
+    """The end of the measurement that began last, with what its requests don't tell of it.
 
-    `lags` are of each round, the case's first, then the control's; `look` is a name of `Look`.
+    Attributes:
+        engine_version: the version that the server reports.
+        target: the target model that was served: a folder or a hub id.
+        draft: the draft model; None without one.
+        lags: the client's lags in each round: those of the case, then those of the control.
+        acceptance: the acceptance; None if it is invalid or the case doesn't speculate.
+        look: the name of the look at which it was enough.
+        power: what the devices drew; None where their power wasn't sampled.
+        invalid: for each invalid family the reason why its figures mean nothing.
     """
 
     engine_version: str
@@ -93,9 +110,14 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A correctness check of a case is made; the verdict as `verdict.json` has it.
+    """The end of a correctness check of a case.
 
-    `digest` is the definition by which answers counted as equal; without one it is the first.
+    Attributes:
+        key: the measurement with which the check was made.
+        check: the check's name.
+        verdict: the verdict, as in `verdict.json`.
+        digest: the version of the definition by which answers counted as equal. Journals that
+            don't name it used the first one.
     """
 
     key: Key
@@ -105,6 +127,8 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 Line = Attempt | Replayed | Ended | Checked
+_Builders = dict[tuple[bool, int], RoundBuilder]
+"""The rounds of a measurement by whether they are the control's, and by their number."""
 
 _MIB = 2**20
 _MOST_LINE_BYTES = 64 * _MIB
@@ -113,41 +137,47 @@ _WRITTEN_AT_ONCE_BYTES = _MIB
 _UNREADABLE_LINE = b"null\n"
 _AGAIN = "leave that run out, and run it again"
 _LOCK = "journal.lock"
-"""Beside the journal; held by the process that writes it."""
+"""The name of the lock next to the journal; the process that writes the journal holds it."""
 
 
 @contextlib.contextmanager
-def _named(path: Path, cure: str) -> Iterator[None]:
-    """Raise an error of the disk as a SpecregError."""
+def _map_disk_errors(path: Path, remedy: str) -> Iterator[None]:
+    """Raise an error of the disk as a SpecregError that names the journal and the remedy."""
     try:
         yield
     except OSError as error:
-        raise SpecregError(f"journal '{path}': {error.strerror}; {cure}") from error
+        raise SpecregError(f"journal '{path}': {error.strerror}; {remedy}") from error
 
 
 @dataclass(slots=True)
 class Journal:
-    """Write one run's journal; each line is on its way to disk when the call returns."""
+    """One run's journal; each line is on its way to disk when the call that writes it returns.
+
+    Attributes:
+        path: the journal's file.
+    """
 
     path: Path
     _lock: filelock.BaseFileLock | None = None
 
     def hold(self) -> None:
-        """Keep other processes from the run until this is closed or our process has ended.
+        """Keep other processes from the run until the journal is closed or this process has ended.
 
         Raises:
-            SpecregError: another process holds it, or the disk refuses.
+            SpecregError: another process holds the run, or the disk refuses.
         """
         if self._lock is not None:
             return
         lock = filelock.FileLock(self.path.with_name(_LOCK))
-        with _named(self.path, "make room or mend its rights"):
+        with _map_disk_errors(self.path, "make room or mend its rights"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 lock.acquire(blocking=False)
             except filelock.Timeout as error:
-                message = f"'{self.path.parent}': still goes on; wait until it has ended, or end it"
-                raise SpecregError(f"{message} first") from error
+                message = (
+                    f"'{self.path.parent}': still goes on; wait until it has ended, or end it first"
+                )
+                raise SpecregError(message) from error
         self._lock = lock
 
     def begin(self, key: Key) -> None:
@@ -155,61 +185,64 @@ class Journal:
         self._write(Attempt(key=key, at_s=time.time()))
 
     def record_round(self, arm: int, number: int) -> Record:
-        """Return what records a round's requests; arm 0 is the case's, 1 its control's."""
-        return lambda finished: self._write(
-            Replayed(control=arm > 0, round=number, finished=finished)
-        )
+        """Return the recorder of a round's requests.
+
+        Args:
+            arm: the index of the arm: 0 for the case, 1 for its control.
+            number: the number of the round, from 0.
+        """
+
+        def record(finished: FinishedRequest) -> None:
+            self._write(Replayed(control=arm > 0, round=number, finished=finished))
+
+        return record
 
     def end(self, measurement: Measurement) -> None:
-        """Record that it is complete, unless nothing of it is valid."""
+        """Record that a measurement is complete, unless nothing of it is valid."""
         replay = measurement.replay
         if replay is None:
             return
-        self._write(
-            Ended(
-                engine_version=measurement.engine_version,
-                target=measurement.target,
-                draft=measurement.draft,
-                lags=(
-                    tuple(part.lags for part in replay.rounds),
-                    tuple(part.lags for part in replay.control_rounds),
-                ),
-                acceptance=replay.acceptance,
-                look=measurement.look.name,
-                power=replay.power,
-                invalid=dict(measurement.invalid),
-            )
+        lags = tuple(part.lags for part in replay.rounds)
+        control_lags = tuple(part.lags for part in replay.control_rounds)
+        ended = Ended(
+            engine_version=measurement.engine_version,
+            target=measurement.target,
+            draft=measurement.draft,
+            lags=(lags, control_lags),
+            acceptance=replay.acceptance,
+            look=measurement.look.name,
+            power=replay.power,
+            invalid=dict(measurement.invalid),
         )
+        self._write(ended)
 
     def note_check(self, key: Key, check: str, verdict: object) -> None:
         """Record a correctness check's verdict."""
-        shown = msgspec.to_builtins(hide_values(verdict))
-        self._write(Checked(key=key, check=check, verdict=shown, digest=ANSWER_DIGEST))
+        verdict_json = msgspec.to_builtins(hide_values(verdict))
+        self._write(Checked(key=key, check=check, verdict=verdict_json, digest=ANSWER_DIGEST))
 
     def take(self, part: Path) -> None:
-        """Add the lines of another journal, if it is there.
+        """Append the lines of another journal, if it exists.
 
-        One that can't be read stays one that can't be read, so that what it is part of is left out.
+        A line that can't be read is replaced by another one that can't be read, so that the
+        measurement that it is part of is left out here too.
 
         Raises:
             SpecregError: the disk refuses, or the other journal is no file of its own.
         """
         if not os.path.lexists(part):
             return
-        waiting: list[bytes] = []
-        waiting_bytes = 0
+        buffer = bytearray()
         for content, line in _lines(part):
-            kept = _UNREADABLE_LINE if line is None else content
-            waiting.append(kept)
-            waiting_bytes += len(kept)
-            if waiting_bytes > _WRITTEN_AT_ONCE_BYTES:
-                self._append(b"".join(waiting))
-                waiting, waiting_bytes = [], 0
-        if waiting:
-            self._append(b"".join(waiting))
+            buffer += _UNREADABLE_LINE if line is None else content
+            if len(buffer) > _WRITTEN_AT_ONCE_BYTES:
+                self._append(bytes(buffer))
+                buffer.clear()
+        if buffer:
+            self._append(bytes(buffer))
 
     def close(self) -> None:
-        """Let go of the run; another process may go on with it then."""
+        """Release the run; another process may continue it then."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -218,31 +251,34 @@ class Journal:
         self._append(msgspec.json.encode(hide_values(line)) + b"\n")
 
     def _append(self, content: bytes) -> None:
-        with _named(self.path, "make room or mend its rights"):
+        with _map_disk_errors(self.path, "make room or mend its rights"):
             append_lines(self.path, content)
 
 
 def load_journal(
     path: Path, *, last: bool = False, known: Mapping[str, Case] | None = None
 ) -> Mapping[Key, Measurement]:
-    """The complete measurements of a journal.
+    """Return the complete measurements of a journal.
 
-    A measurement that a torn or unreadable line is part of is left out. Of one that was made twice
-    the first counts: a worker that was given up may end after the one that took its place. Or the
-    `last`, where no other process writes it, in the order in which those that count were made.
+    A measurement that a torn or unreadable line is part of is left out.
 
     Args:
-        path: of the journal.
-        last: see above.
-        known: of a journal of another machine the cases here by their keys, which alone count. A
-            line that isn't torn and can't be read is an error there. None for a journal of ours.
+        path: the journal's file.
+        last: which one counts if a measurement was made twice. By default it is the first, because
+            a worker that was given up may end after the worker that took its place. Where no other
+            process writes the journal, it may be the last; the measurements then come in the order
+            in which those that count were made.
+        known: the cases here by their keys, for the journal of another machine. Only these count,
+            and a line that isn't torn and can't be read is an error. None for a journal of this
+            machine.
 
     Raises:
-        SpecregError: the file can't be read, or one of another machine says what can't be.
+        SpecregError: the file can't be read, or the journal of another machine says what can't be.
     """
-    found: dict[Key, Measurement] = {}
+    measurements: dict[Key, Measurement] = {}
+    # The measurement that the lines belong to, None between two and after an unreadable line.
     key: Key | None = None
-    builders: dict[tuple[bool, int], RoundBuilder] = {}
+    builders: _Builders = {}
     for _, line in _lines(path, strict=known is not None):
         try:
             if isinstance(line, Attempt):
@@ -250,48 +286,46 @@ def load_journal(
                 builders = {}
             elif isinstance(line, Replayed) and key is not None:
                 check_request(line.finished)
-                builders.setdefault((line.control, line.round), RoundBuilder()).take(line.finished)
+                builder = builders.setdefault((line.control, line.round), RoundBuilder())
+                builder.take(line.finished)
             elif isinstance(line, Ended) and key is not None:
                 measurement = _measurement(key, line, builders, known)
                 if last:
-                    found.pop(key, None)
-                found.setdefault(key, measurement)
+                    measurements.pop(key, None)
+                measurements.setdefault(key, measurement)
                 key = None
             elif not isinstance(line, Checked):
                 key = None
         except UNREADABLE as error:
-            # A case that another version wrote may have another form, which isn't taken over.
             if known is not None and key is not None:
                 message = f"journal '{path}': measurement of '{key.case_id}': {error}"
                 raise SpecregError(f"{message}; {_AGAIN}") from error
+            # A case that another version wrote may have another form, which isn't taken over.
             key = None
-    return found
+    return measurements
 
 
 def _measurement(
-    key: Key,
-    line: Ended,
-    builders: Mapping[tuple[bool, int], RoundBuilder],
-    known: Mapping[str, Case] | None,
+    key: Key, line: Ended, builders: _Builders, known: Mapping[str, Case] | None
 ) -> Measurement:
-    """Put a measurement together; a msgspec.ValidationError where it can't be one."""
+    """Put a measurement together from its lines.
+
+    Raises:
+        msgspec.ValidationError: the lines say what can't have been measured.
+    """
     case = _case_of(key, known)
     if line.look not in Look.__members__:
         raise msgspec.ValidationError(f"no look is called '{line.look}'")
-    rounds: tuple[list[Round], list[Round]] = [], []
-    for control, side in enumerate(line.lags):
-        for number, lags in enumerate(side):
-            check_lags(lags)
-            builder = builders.get((bool(control), number), RoundBuilder())
-            builder.lags = lags
-            rounds[control].append(builder.as_round())
+    lags, control_lags = line.lags
+    rounds = _rounds(builders, lags, control=False)
+    control_rounds = _rounds(builders, control_lags, control=True)
     if line.acceptance is not None:
         check_record(line.acceptance)
     if line.power is not None:
         check_power(line.power)
     replay = Replay(
-        rounds=tuple(rounds[0]),
-        control_rounds=tuple(rounds[1]),
+        rounds=rounds,
+        control_rounds=control_rounds,
         concurrency=case.load.concurrency,
         acceptance=line.acceptance,
         limits=case.limits,
@@ -311,8 +345,20 @@ def _measurement(
     )
 
 
+def _rounds(
+    builders: _Builders, lags_of_rounds: Sequence[TimeHistogram], *, control: bool
+) -> tuple[Round, ...]:
+    """Return the rounds of the case or of its control; a round may have no requests."""
+    rounds = []
+    for number, lags in enumerate(lags_of_rounds):
+        check_lags(lags)
+        builder = builders.get((control, number), RoundBuilder())
+        rounds.append(dataclasses.replace(builder.as_round(), lags=lags))
+    return tuple(rounds)
+
+
 def _case_of(key: Key, known: Mapping[str, Case] | None) -> Case:
-    """The case of a key, which must be among those that are known if any are given."""
+    """Return the case of a key, which must be a known one if any are passed."""
     if known is None:
         return msgspec.json.decode(key.case, type=Case)
     case = known.get(key.case)
@@ -324,22 +370,33 @@ def _case_of(key: Key, known: Mapping[str, Case] | None) -> Case:
 def load_checks(
     path: Path, *, known: Mapping[str, Case] | None = None
 ) -> Mapping[tuple[Key, str], Mapping[str, Any]]:
-    """By key and check's name the verdicts in a journal; `known` and what is raised as above.
+    """Return the verdicts of the correctness checks in a journal, by key and check's name.
 
-    A check by another definition of equal answers is left out, so that it is made again.
+    A check that used another definition of equal answers is left out, so that it is made again.
+
+    Args:
+        path: the journal's file.
+        known: as in `load_journal`; here it only decides which unreadable lines are errors.
+
+    Raises:
+        SpecregError: the file can't be read, or a line of another machine's journal can't be.
     """
-    lines = (line for _, line in _lines(path, strict=known is not None))
-    checks = [line for line in lines if isinstance(line, Checked)]
-    return {
-        (check.key, check.check): check.verdict for check in checks if check.digest == ANSWER_DIGEST
-    }
+    verdicts = {}
+    for _, line in _lines(path, strict=known is not None):
+        if isinstance(line, Checked) and line.digest == ANSWER_DIGEST:
+            verdicts[line.key, line.check] = line.verdict
+    return verdicts
 
 
 def last_run(runs: Path, part: str = "") -> Path:
-    """The folder in `runs` that was written to last; `part` is what a shard's names end with.
+    """Return the run's folder that was written to last.
+
+    Args:
+        runs: the folder of the runs.
+        part: the end of the folders' names, for the runs of a shard.
 
     Raises:
-        SpecregError: there is none, it still goes on, or it has no journal.
+        SpecregError: there is no run, the last one still goes on, or it has no journal.
     """
     folders = [
         path
@@ -348,33 +405,41 @@ def last_run(runs: Path, part: str = "") -> Path:
     ]
     if not folders:
         raise SpecregError(f"--specreg-resume: there is no run in '{runs}'; run without it")
-
-    def written_ns(run: Path) -> int:  # to ask whether it still goes on touches its lock alone
-        written = (path for path in run.rglob("*") if path.name != _LOCK)
-        return max(path.stat().st_mtime_ns for path in (run, *written))
-
-    last = max(folders, key=written_ns)
-    for lock in last.rglob(_LOCK):  # of the run, or of one that has a share of it
-        asked = Journal(lock.with_name("journal.jsonl"))
-        asked.hold()
-        asked.close()
-    if not any(last.rglob("journal.jsonl")):
+    folder = max(folders, key=_written_ns)
+    # A worker may hold a share of the run, so each journal below the folder is tried.
+    for lock_path in folder.rglob(_LOCK):
+        journal = Journal(lock_path.with_name("journal.jsonl"))
+        journal.hold()
+        journal.close()
+    if not any(folder.rglob("journal.jsonl")):
         raise SpecregError(
-            f"--specreg-resume: the last run, '{last}', has no journal: it was cut off before it"
+            f"--specreg-resume: the last run, '{folder}', has no journal: it was cut off before it"
             " measured anything; run without it, or remove that folder to go on with the one before"
         )
-    return last
+    return folder
+
+
+def _written_ns(run: Path) -> int:
+    """Return when a run's folder was last written to."""
+    # Asking whether a run still goes on touches its lock, so locks don't count.
+    paths = (path for path in run.rglob("*") if path.name != _LOCK)
+    return max(path.stat().st_mtime_ns for path in (run, *paths))
 
 
 def _lines(path: Path, *, strict: bool = False) -> Iterator[tuple[bytes, Line | None]]:
-    """Yield each line, ended and decoded; None for one that can't be read.
+    """Yield each line with its newline, and decoded; None instead if it can't be read.
 
-    Where a reading is `strict` only a line that isn't JSON may be unreadable: a writer that was
-    killed has left part of it.
+    Args:
+        path: the journal's file.
+        strict: whether a line may be unreadable only if it isn't JSON, because a writer that was
+            killed left part of it.
+
+    Raises:
+        SpecregError: the file can't be read or is too long, or a line breaks the strict rule.
     """
     decoder = msgspec.json.Decoder(Line)
     with (
-        _named(path, "name a run that has one, or measure anew"),
+        _map_disk_errors(path, "name a run that has one, or measure anew"),
         open_received(path.parent, path.name) as file,
     ):
         for number in itertools.count(1):

@@ -1,7 +1,7 @@
-"""Whether what a journal says can have been measured at all.
+"""Check that what a journal says can have been measured at all.
 
-A journal may come from another machine. What is calculated from it relies on moments that are in
-order and on counts that a request can have, so both are checked before anything is calculated.
+A journal may come from another machine. The calculations rely on moments that are in order and on
+counts that a request can have, so both are checked before anything is calculated.
 """
 
 import itertools
@@ -19,7 +19,9 @@ _MOST_COUNT = 2**53
 """The largest count that a float holds exactly."""
 _LAST_MOMENT_NS = 2**62
 _MOST_BUCKET = math.ceil(PER_E * math.log(_LAST_MOMENT_NS))
+"""The bucket of a histogram for the longest duration."""
 _MOST_NUMBER = 1e30
+"""No number in a journal that was measured is larger."""
 _MOST_CHUNK_TOKENS = 2**24
 _MOST_POSITIONS = 1024
 
@@ -28,22 +30,27 @@ def check_request(finished: FinishedRequest) -> None:
     """Check that a request can have been sent and answered.
 
     Raises:
-        msgspec.ValidationError: its moments aren't in order, or it counts what can't be.
+        msgspec.ValidationError: its moments aren't in order, or it has an impossible count.
     """
     trace = finished.trace
+    # Check the counts.
     _check_counts((finished.place, trace.first_chunk_tokens, *trace.chunk_sizes), "a request")
     _check_counts(trace.thought_chunk_sizes, "a thought")
-    known = (trace.usage_tokens, trace.prompt_tokens)
-    _check_counts((count for count in known if count is not None), "a request")
+    reported_tokens = (trace.usage_tokens, trace.prompt_tokens)
+    _check_counts((tokens for tokens in reported_tokens if tokens is not None), "a request")
     _check_counts((trace.turn - 1,), "turns")
     _check_counts((chunk.tokens for chunk in finished.chunks), "a chunk")
     if len(trace.chunk_sizes) > _MOST_CHUNK_TOKENS:
         raise msgspec.ValidationError(f"a chunk of {len(trace.chunk_sizes)} tokens")
     if trace.acceptance is not None:
         _check_steps(trace.acceptance)
-    ends_ns = [moment for moment in (trace.first_ns, trace.last_ns) if moment is not None]
+
+    # Check the moments.
+    answer_ns = [
+        moment_ns for moment_ns in (trace.first_ns, trace.last_ns) if moment_ns is not None
+    ]
     _check_order((0, trace.planned_ns, _LAST_MOMENT_NS))
-    _check_order((0, trace.sent_ns, *ends_ns, _LAST_MOMENT_NS))
+    _check_order((0, trace.sent_ns, *answer_ns, _LAST_MOMENT_NS))
     _check_order((0, *(chunk.at_ns for chunk in finished.chunks), _LAST_MOMENT_NS))
     has_tokens = trace.first_chunk_tokens or any(trace.chunk_sizes[1:])
     if trace.last_ns is not None and (trace.first_ns is None or not has_tokens):
@@ -51,17 +58,27 @@ def check_request(finished: FinishedRequest) -> None:
 
 
 def check_lags(lags: TimeHistogram) -> None:
-    """Check that a histogram can be one of durations; else a msgspec.ValidationError."""
+    """Check that a histogram can be one of durations.
+
+    Raises:
+        msgspec.ValidationError: it has counts, buckets or sums that no durations have.
+    """
     _check_counts(lags.counts.values(), "lags")
     _check_order((0, lags.min_ns, lags.max_ns, _LAST_MOMENT_NS))
+    has_empty_buckets = not all(lags.counts.values())
     buckets_fit = all(0 <= bucket <= _MOST_BUCKET for bucket in lags.counts)
-    sums_fit = 0 <= lags.total_ns <= _MOST_NUMBER and 0 <= lags.total_ns2 <= _MOST_NUMBER**2
-    if not buckets_fit or not sums_fit or not all(lags.counts.values()):
+    total_fits = 0 <= lags.total_ns <= _MOST_NUMBER
+    total2_fits = 0 <= lags.total_ns2 <= _MOST_NUMBER**2
+    if has_empty_buckets or not (buckets_fit and total_fits and total2_fits):
         raise msgspec.ValidationError("a histogram of durations that can't be")
 
 
 def check_record(record: AcceptanceRecord) -> None:
-    """Check the counts of an acceptance record; else a msgspec.ValidationError."""
+    """Check the counts of an acceptance record.
+
+    Raises:
+        msgspec.ValidationError: a count is impossible.
+    """
     _check_steps(record.total)
     for prompt in record.prompts:
         _check_steps(prompt.counts)
@@ -69,15 +86,19 @@ def check_record(record: AcceptanceRecord) -> None:
 
 
 def check_power(power: PowerRecord) -> None:
-    """Check the numbers of a power record; else a msgspec.ValidationError."""
+    """Check the numbers of a power record.
+
+    Raises:
+        msgspec.ValidationError: a number is too large to calculate with.
+    """
     check_numbers(msgspec.to_builtins(power))
 
 
 def check_numbers(value: object) -> None:
-    """Check that all numbers of a value of JSON are of a size that can be calculated with.
+    """Check that all numbers of a JSON value have a size that can be calculated with.
 
     Raises:
-        msgspec.ValidationError: one isn't.
+        msgspec.ValidationError: a number is too large, or isn't finite.
     """
     if isinstance(value, Mapping):
         for part in value.values():
@@ -90,7 +111,10 @@ def check_numbers(value: object) -> None:
 
 
 def _check_steps(counts: StepCounts) -> None:
-    """Check counts of steps. They may contradict one another: that makes a figure INVALID."""
+    """Check the size of counts of steps.
+
+    They may contradict one another: then the figure is INVALID, which is no error of the journal.
+    """
     numbers = (counts.steps, counts.accepted, counts.proposed or 0, *counts.position_counts)
     if len(counts.position_counts) > _MOST_POSITIONS:
         raise msgspec.ValidationError(f"{len(counts.position_counts)} positions of drafts")
@@ -98,10 +122,10 @@ def _check_steps(counts: StepCounts) -> None:
         raise msgspec.ValidationError("counts of steps that are too large")
 
 
-def _check_counts(counts: Iterable[int], of: str) -> None:
+def _check_counts(counts: Iterable[int], subject: str) -> None:
     for count in counts:
         if not 0 <= count <= _MOST_COUNT:
-            raise msgspec.ValidationError(f"a count of {of} that can't be")
+            raise msgspec.ValidationError(f"a count of {subject} that can't be")
 
 
 def _check_order(moments_ns: Iterable[int]) -> None:
