@@ -1,11 +1,13 @@
-"""Tell how much memory a server is given, and whether several fit at the same time.
+"""Compute how much memory a server gets, and whether several servers fit at the same time.
 
-For its KV cache an engine takes what it finds free on a GPU, unless it is told: of two that start
-at once each would count the other's memory. So each is told a cache for all it may have in flight.
+By default an engine takes all free memory of a GPU for its KV cache. Of two that start at the same
+time each would count the other's memory, so each gets a cache of a fixed size: enough for all
+requests that it may have in flight.
 """
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -16,79 +18,144 @@ from specreg.matrix.case import BESIDE_GIB, ServerSpec
 
 _GIB = 2**30
 _BLOCK_TOKENS = 128
-"""Room of each sequence for its last block and drafts; vLLM's blocks usually have 16."""
+"""Room of each sequence for its last block and its drafts; vLLM's blocks usually have 16 tokens."""
 _ON_CPU_GIB = 3.0
-"""What a server without a GPU takes beside its weights; vLLM took 1.9, 1 of them its cache."""
+"""What a server without a GPU takes besides its weights; vLLM took 1.9, 1 of them for its cache."""
 _MOST_OF_GPU_FRAC = 0.97
-"""The most that all servers together take: the driver keeps part of a GPU, and vLLM doesn't start
-where less is free than its share."""
+"""The share of a GPU that all servers together may take: the driver keeps part of a GPU, and vLLM
+doesn't start if less is free than its share."""
 _CGROUPS = Path("/sys/fs/cgroup")
-_LIMITS = (
-    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-    (
-        *(f"memory/memory.{name}" for name in ("limit_in_bytes", "usage_in_bytes", "stat")),
+
+
+@dataclass(frozen=True, slots=True)
+class _CgroupFiles:
+    """The files of a container that hold its memory limit and use, by version of cgroups.
+
+    Attributes:
+        limit: The file of the limit.
+        use: The file of the memory in use.
+        details: The file that divides the memory in use by kind.
+        droppable: The kind in `details` that the kernel drops when memory runs short.
+    """
+
+    limit: str
+    use: str
+    details: str
+    droppable: str
+
+    def free_bytes(self, folder: Path) -> int:
+        """Return the memory that the container may still take.
+
+        Raises:
+            OSError: The folder doesn't have these files.
+            ValueError: The container has no limit.
+            KeyError: The details lack the droppable kind.
+        """
+        limit_bytes = int((folder / self.limit).read_text())
+        used_bytes = int((folder / self.use).read_text())
+        lines = (folder / self.details).read_text().splitlines()
+        details = dict(line.split() for line in lines)
+        return limit_bytes - used_bytes + int(details[self.droppable])
+
+
+_CGROUP_VERSIONS = (
+    _CgroupFiles("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    _CgroupFiles(
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
         "total_inactive_file",
     ),
 )
-"""The files of version 2 and of version 1: limit, use, and what of it the kernel drops at need."""
+"""The files of version 2, then those of version 1."""
 
 
 def gpu_memory(spec: ServerSpec, gpus_gib: Sequence[float | None]) -> Memory | None:
-    """What a server gets of each of its GPUs, the first of `gpus_gib`; None to let it decide.
+    """Return what a server gets of each of its GPUs.
 
-    It decides where the memory of one isn't known.
+    It never gets more than its `gpu_memory_frac`. Its cache may be too small for all requests in
+    flight, but it holds at least one.
 
-    Never more than its `gpu_memory_frac`: the cache is smaller then, but holds one request.
+    Args:
+        spec: The server.
+        gpus_gib: The memory of each GPU of the machine, of which the server takes the first ones;
+            None if it isn't known.
+
+    Returns:
+        The memory; None to let the engine decide, because a size isn't known, the server's own
+        arguments decide, or not even one request would fit.
     """
-    known_gib = [gib for gib in gpus_gib[: spec.parallel.gpus] if gib is not None]
-    if len(known_gib) < min(spec.parallel.gpus, len(gpus_gib)) or not known_gib:
+    used_gpus_gib = gpus_gib[: spec.parallel.gpus]
+    known_gib = [gib for gib in used_gpus_gib if gib is not None]
+    if not known_gib or len(known_gib) < len(used_gpus_gib):
         return None
     gpu_gib = min(known_gib)
-    sizes, flags = spec.sizes, engine_named(spec.engine).memory_flags
-    if sizes is None or not flags or any(one.startswith(flags) for one in spec.engine_args):
+    sizes = spec.sizes
+    flags = engine_named(spec.engine).memory_flags
+    if sizes is None or not flags:
+        return None
+    if any(argument.startswith(flags) for argument in spec.engine_args):
         return None
     weights_gib = sizes.weights_gib(spec.parallel)
     token_gib = sizes.cache_gib(spec.parallel, spec.parallel.data)
-    if spec.draft is not None:  # which is taken to need no more than its target
+    if spec.draft is not None:
+        # A draft is assumed to need no more cache than its target.
         token_gib *= 2
     if weights_gib is None or not token_gib:
         return None
-    beside_gib = weights_gib + BESIDE_GIB
+    fixed_gib = weights_gib + BESIDE_GIB
     sequence_tokens = spec.max_model_len_tokens + _BLOCK_TOKENS
-    room_tokens = int((gpu_gib * spec.gpu_memory_frac - beside_gib) / token_gib)
+    room_tokens = int((gpu_gib * spec.gpu_memory_frac - fixed_gib) / token_gib)
     if room_tokens < sequence_tokens:
         return None
-    tokens = min(spec.max_sequences * sequence_tokens, room_tokens)
+    cache_tokens = min(spec.max_sequences * sequence_tokens, room_tokens)
+    cache_gib = cache_tokens * token_gib
     return Memory(
-        cache_tokens=tokens,
-        cache_bytes=int(tokens * token_gib * _GIB),
-        share_frac=(beside_gib + tokens * token_gib) / gpu_gib,
+        cache_tokens=cache_tokens,
+        cache_bytes=int(cache_gib * _GIB),
+        share_frac=(fixed_gib + cache_gib) / gpu_gib,
     )
 
 
 def fit_together(
     specs: Sequence[ServerSpec], gpus_gib: Sequence[float | None], cgroups: Path = _CGROUPS
 ) -> bool:
-    """Whether servers may take their memory at the same time; `gpus_gib` is empty without a GPU."""
+    """Return whether servers may take their memory at the same time.
+
+    Args:
+        specs: The servers.
+        gpus_gib: The memory of each GPU, None if it isn't known; empty without a GPU.
+        cgroups: The folder with the memory limit of this process's container.
+    """
     if gpus_gib:
-        given = [gpu_memory(spec, gpus_gib) for spec in specs]
-        shares = [memory.share_frac for memory in given if memory is not None]
-        return len(shares) == len(given) and sum(shares) <= _MOST_OF_GPU_FRAC
-    left_gib = free_gib(cgroups)
+        return _fit_on_gpus(specs, gpus_gib)
+    needed_gib = 0.0
     for spec in specs:
-        weights_gib = spec.sizes.weights_gib(ALONE) if spec.sizes is not None else None
+        if spec.sizes is None:
+            return False
+        weights_gib = spec.sizes.weights_gib(ALONE)
         if weights_gib is None:
             return False
-        left_gib -= weights_gib + _ON_CPU_GIB
-    return left_gib >= 0
+        needed_gib += weights_gib + _ON_CPU_GIB
+    return needed_gib <= free_gib(cgroups)
+
+
+def _fit_on_gpus(specs: Sequence[ServerSpec], gpus_gib: Sequence[float | None]) -> bool:
+    """Return whether each server gets a fixed share of the GPUs, and the shares fit together."""
+    total_frac = 0.0
+    for spec in specs:
+        memory = gpu_memory(spec, gpus_gib)
+        if memory is None:
+            return False
+        total_frac += memory.share_frac
+    return total_frac <= _MOST_OF_GPU_FRAC
 
 
 def free_gib(cgroups: Path = _CGROUPS) -> float:
-    """The memory that may still be taken, of the machine or within a container's limit."""
+    """Return the memory that may still be taken, of the machine or within a container's limit."""
     free_bytes = psutil.virtual_memory().available
-    for limit, used, details, key in _LIMITS:
-        with contextlib.suppress(OSError, ValueError, KeyError):  # absent, or "max"
-            limit_bytes, used_bytes = (int((cgroups / name).read_text()) for name in (limit, used))
-            stat = dict(line.split() for line in (cgroups / details).read_text().splitlines())
-            free_bytes = min(free_bytes, limit_bytes - used_bytes + int(stat[key]))
+    for files in _CGROUP_VERSIONS:
+        # The files may be absent, and the limit may be "max".
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            free_bytes = min(free_bytes, files.free_bytes(cgroups))
     return free_bytes / _GIB
