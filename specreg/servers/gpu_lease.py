@@ -1,7 +1,8 @@
-"""Lease GPUs to servers: no other run is on them meanwhile, and their memory is back afterwards.
+"""Lease GPUs to servers, so that no other run uses them, and check that their memory comes back.
 
-A process locks each GPU by its UUID, in a file of the user's cache; the system frees the lock of a
-process that is killed. Other users, and programs that aren't specreg, are seen by the driver.
+A process locks each GPU by its UUID, with a file in the user's cache; the operating system frees
+the lock of a process that is killed. Processes of other users, and of programs other than specreg,
+are found with the driver.
 """
 
 import contextlib
@@ -29,36 +30,42 @@ _BYTES_PER_GIB = 2**30
 _SYSFS = Path("/sys")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _SLACK_BYTES = 2**30
-"""How much more the driver itself may hold than before."""
+"""How much more memory the driver itself may hold after a server than before it."""
 
 _LOCKS: dict[str, filelock.BaseFileLock] = {}
-"""The locks of the GPUs that this process held, by UUID."""
+"""The locks of the GPUs that this process has held, by UUID."""
 _SERVERS: Counter[str] = Counter()
-"""How many of our servers are on each GPU."""
+"""How many servers of this process are on each GPU, by UUID."""
 _BEFORE_BYTES: dict[str, int | None] = {}
-"""The memory in use before the first of them, by GPU; None where it can't be read."""
+"""The memory in use before the first server started, by UUID; None if it can't be read."""
 
 
 @contextlib.contextmanager
 def lease_gpus(
     devices: Sequence[Device], *, tell: Callable[[str], None], waits: bool
 ) -> Iterator[None]:
-    """Lock a server's GPUs, if any, for as long as the context lasts: it starts and ends in it.
+    """Lock a server's GPUs for as long as the context lasts; the server starts and ends within it.
 
-    It waits for another run that has one, and tells so. A process that has one already never does:
-    two that wait for one another would wait for ever.
+    A process that holds a GPU already doesn't wait for another one: two processes that wait for
+    each other would wait for ever.
+
+    Args:
+        devices: The GPUs; none for a server without a GPU.
+        tell: Takes the message that this process waits.
+        waits: True to wait for a run that uses one of the GPUs, False to fail then.
 
     Raises:
-        SensorError: another run has one, or a process computes on one.
-        MemoryHeldError: 10 s after the end of the last server on it a GPU hasn't got back what it
-            had before the first.
+        SensorError: Another run holds one of the GPUs, or a process computes on one.
+        MemoryHeldError: 10 s after its last server has ended, a GPU has more memory in use than
+            before its first server.
     """
     waits = waits and not any(lock.is_locked for lock in _LOCKS.values())
     with contextlib.ExitStack() as stack:
-        # In the order of their ids, so that two who wait for one another never do so for ever.
+        # In the order of their ids, so that two processes never wait for each other.
         for device in sorted(devices, key=lambda device: device.id):
             stack.enter_context(hold(device, waits=waits, tell=tell))
-        wait_until_free(devices, our_ids(), {one.id for one in devices if _SERVERS[one.id]})
+        shared_ids = {device.id for device in devices if _SERVERS[device.id]}
+        wait_until_free(devices, our_ids(), shared_ids)
         for device in devices:
             if not _SERVERS[device.id]:
                 _BEFORE_BYTES[device.id] = _used_bytes(device)
@@ -66,22 +73,28 @@ def lease_gpus(
         is_judged = True
         try:
             yield
-        except (KeyboardInterrupt, UnkillableError):  # what still holds memory is already told
+        except (KeyboardInterrupt, UnkillableError):
+            # Whoever still holds memory is known already, from this error.
             is_judged = False
             raise
         finally:
             _SERVERS.subtract(device.id for device in devices)
-            for device in devices if is_judged else ():
-                if not _SERVERS[device.id]:
+            for device in devices:
+                if is_judged and not _SERVERS[device.id]:
                     _await_memory(device, _BEFORE_BYTES[device.id])
 
 
 @contextlib.contextmanager
 def hold(device: Device, *, waits: bool, tell: Callable[[str], None] = print) -> Iterator[None]:
-    """Lock a GPU; it is free again when the last of this process's contexts ends.
+    """Lock a GPU until the last context of this process that holds it ends.
+
+    Args:
+        device: The GPU.
+        waits: True to wait for a run that holds the GPU, False to fail then.
+        tell: Takes the message that this process waits.
 
     Raises:
-        SensorError: another run has it, and we don't wait for that.
+        SensorError: Another run holds the GPU, and `waits` is False.
     """
     path = cache_folder("gpus") / f"{device.id}.lock"
     lock = _LOCKS.setdefault(device.id, filelock.FileLock(path, thread_local=False))
@@ -92,17 +105,17 @@ def hold(device: Device, *, waits: bool, tell: Callable[[str], None] = print) ->
         holder = "another run of specreg"
         with contextlib.suppress(OSError):
             holder = holder_path.read_text(errors="replace")
-        held = f"{_named(device)}: used by {holder}"
+        message = f"{_title(device)}: used by {holder}"
         if not waits:
             advice = "wait until it is done, or choose another with CUDA_VISIBLE_DEVICES"
-            raise SensorError(f"{held}; {advice}") from error
-        tell(f"{held}; waiting until it is done")
+            raise SensorError(f"{message}; {advice}") from error
+        tell(f"{message}; waiting until it is done")
         lock.acquire(poll_interval=_POLL_S)
     try:
         if lock.lock_counter == 1:
             since = dt.datetime.now(tz=dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
-            ours = f"{describe(os.getpid())} since {since}, in {Path.cwd()}"
-            replace_file(holder_path, ours.encode())
+            holder = f"{describe(os.getpid())} since {since}, in {Path.cwd()}"
+            replace_file(holder_path, holder.encode())
         yield
     finally:
         if lock.lock_counter == 1:
@@ -111,73 +124,88 @@ def hold(device: Device, *, waits: bool, tell: Callable[[str], None] = print) ->
 
 
 def _await_memory(device: Device, before_bytes: int | None) -> None:
-    """Return once a GPU has its memory back; a driver takes a moment."""
-    deadline = time.monotonic() + _BACK_WITHIN_S
-    while before_bytes is not None and (used_bytes := _used_bytes(device)) is not None:
+    """Wait until a GPU has its memory back, because a driver takes a moment to release it.
+
+    Raises:
+        MemoryHeldError: The memory isn't back after 10 s.
+    """
+    if before_bytes is None:
+        return
+    deadline_s = time.monotonic() + _BACK_WITHIN_S
+    while (used_bytes := _used_bytes(device)) is not None:
         kept_bytes = used_bytes - before_bytes
         if kept_bytes <= _SLACK_BYTES:
             return
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline_s:
             raise MemoryHeldError(
-                f"{_named(device)}: {_BACK_WITHIN_S:g} s after its server's end"
+                f"{_title(device)}: {_BACK_WITHIN_S:g} s after its server's end"
                 f" {kept_bytes / _BYTES_PER_GIB:.1f} GiB are still taken, and nothing can be"
                 " measured beside them; find with nvidia-smi who holds them, and end it"
             )
         time.sleep(_POLL_S)
 
 
-def _named(device: Device) -> str:
+def _title(device: Device) -> str:
+    """Return a GPU's number, name and UUID for a message."""
     return f"GPU {device.number} ({device.name}, {device.id})"
 
 
 def _used_bytes(device: Device) -> int | None:
+    """Return the memory of a GPU that is in use; None if it can't be read."""
     return open_probe(device).state().used_bytes
 
 
 @dataclass(slots=True)
 class GpuClaim:
-    """The GPUs that this process has for its servers; all that it starts sees no others."""
+    """The GPUs that this process holds for its servers; its child processes see no others."""
 
     _held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def take(self, gpus: int, tell: Callable[[str], None]) -> None:
-        """Wait for so many GPUs, 0 or more, and have them instead of those that it has.
+        """Wait for GPUs, and hold them instead of those that are held now.
 
-        Processes wait in a line, so that a server that takes many isn't overtaken for ever by those
-        that take one.
+        Processes wait in a line, so that a server that takes many GPUs isn't overtaken for ever by
+        servers that take one.
+
+        Args:
+            gpus: How many GPUs to hold, 0 or more.
+            tell: Takes the message that this process waits.
 
         Raises:
-            SensorError: this process may not see so many.
+            SensorError: This process can't see so many GPUs.
         """
         self.give_back()
         if not gpus:
             return
-        everything = find_gpus()
-        if len(everything.devices) < gpus:
-            why = everything.why_none or f"there are {len(everything.devices)}"
-            raise SensorError(f"{gpus} GPUs: {why}")
-        line = cache_folder("gpus") / "line.lock"
-        with filelock.FileLock(line, thread_local=False):
-            ours = self._take_free(everything.devices, gpus)
-            if not ours:
-                tell(f"waiting for {gpus} of {len(everything.devices)} GPUs")
-            while not ours:
+        gpu_search = find_gpus()
+        visible_devices = gpu_search.devices
+        if len(visible_devices) < gpus:
+            reason = gpu_search.why_none or f"there are {len(visible_devices)}"
+            raise SensorError(f"{gpus} GPUs: {reason}")
+        line_path = cache_folder("gpus") / "line.lock"
+        with filelock.FileLock(line_path, thread_local=False):
+            devices = self._take_free(visible_devices, gpus)
+            if not devices:
+                tell(f"waiting for {gpus} of {len(visible_devices)} GPUs")
+            while not devices:
                 check_signalled()
                 time.sleep(_POLL_S)
-                ours = self._take_free(everything.devices, gpus)
+                devices = self._take_free(visible_devices, gpus)
+        # What is changed for the child processes is undone when the GPUs are given back.
         self._held.callback(_show, os.environ.get(_VISIBLE))
-        _show(",".join(device.id for device in ours))
-        cores = os.sched_getaffinity(0)
-        if own := own_cores(ours, everything.devices, cores):
-            self._held.callback(os.sched_setaffinity, 0, cores)
-            os.sched_setaffinity(0, own)
+        _show(",".join(device.id for device in devices))
+        all_cores = os.sched_getaffinity(0)
+        cores = own_cores(devices, visible_devices, all_cores)
+        if cores:
+            self._held.callback(os.sched_setaffinity, 0, all_cores)
+            os.sched_setaffinity(0, cores)
 
     def give_back(self) -> None:
-        """Release them to other processes."""
+        """Release the GPUs to other processes."""
         self._held.close()
 
     def _take_free(self, devices: Sequence[Device], gpus: int) -> Sequence[Device]:
-        """Hold so many of some GPUs, and return them, if so many are free; none otherwise."""
+        """Hold some of the devices and return them, or return none if too few are free."""
         with contextlib.ExitStack() as stack:
             held: list[Device] = []
             for device in devices:
@@ -192,35 +220,46 @@ class GpuClaim:
 
 
 def own_cores(
-    ours: Sequence[Device],
-    everything: Sequence[Device],
+    devices: Sequence[Device],
+    visible_devices: Sequence[Device],
     cores: AbstractSet[int],
     sysfs: Path = _SYSFS,
 ) -> AbstractSet[int]:
-    """The share that some GPUs have of the `cores` near them; none where the system doesn't say.
+    """Return the share of the cores near some GPUs that is theirs.
 
-    All GPUs on one side of the machine divide its cores alike, those that others use too. The
-    threads of a core stay together, though their numbers are far apart.
+    All GPUs on one side of the machine divide its cores into equal parts, also with GPUs that
+    other processes use. The threads of a core stay together, though their numbers are far apart.
+
+    Args:
+        devices: The GPUs whose share is returned.
+        visible_devices: All GPUs that divide the cores.
+        cores: The cores that this process may use.
+        sysfs: Where Linux describes the machine.
+
+    Returns:
+        The numbers of the cores; none if the system doesn't say which cores are near a GPU.
     """
-    near = {
-        one.id: _listed_cores(sysfs / "bus/pci/devices" / one.bus_id / "local_cpulist") & cores
-        for one in everything
-    }
-    topology = "devices/system/cpu/cpu{}/topology/thread_siblings_list"
-    threads = {core: _listed_cores(sysfs / topology.format(core)) or {core} for core in cores}
-    by_core = sorted(cores, key=lambda core: (min(threads[core]), core))
-    own: set[int] = set()
-    for device in ours:
-        there = [core for core in by_core if core in near[device.id]]
-        beside = [name for name, others in near.items() if others == near[device.id]]
-        size = len(there) // len(beside)
-        first = beside.index(device.id) * size
-        own.update(there[first : first + size])
-    return own
+    near: dict[str, AbstractSet[int]] = {}
+    for device in visible_devices:
+        path = sysfs / "bus/pci/devices" / device.bus_id / "local_cpulist"
+        near[device.id] = _listed_cores(path) & cores
+    threads: dict[int, AbstractSet[int]] = {}
+    for core in cores:
+        path = sysfs / f"devices/system/cpu/cpu{core}/topology/thread_siblings_list"
+        threads[core] = _listed_cores(path) or {core}
+    cores_by_thread = sorted(cores, key=lambda core: (min(threads[core]), core))
+    shares: set[int] = set()
+    for device in devices:
+        near_cores = [core for core in cores_by_thread if core in near[device.id]]
+        neighbour_ids = [gpu_id for gpu_id, ids in near.items() if ids == near[device.id]]
+        size = len(near_cores) // len(neighbour_ids)
+        first = neighbour_ids.index(device.id) * size
+        shares.update(near_cores[first : first + size])
+    return shares
 
 
 def _listed_cores(path: Path) -> AbstractSet[int]:
-    """The cores that a file of Linux lists, `0-3,8` for instance; none where there is no such."""
+    """Return the cores that a file of Linux lists, such as `0-3,8`; none if there is no list."""
     cores: set[int] = set()
     with contextlib.suppress(OSError, ValueError):
         for part in filter(None, path.read_text().strip().split(",")):
@@ -230,7 +269,7 @@ def _listed_cores(path: Path) -> AbstractSet[int]:
 
 
 def _show(devices: str | None) -> None:
-    """Let this process, and all that it starts, see only some GPUs; None for all."""
+    """Let this process and its child processes see only some GPUs; None for all."""
     if devices is None:
         os.environ.pop(_VISIBLE, None)
     else:
