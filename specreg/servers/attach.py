@@ -1,8 +1,9 @@
-"""Attach to a server that others run, and check that it is the one that is asked for."""
+"""Attach to a server that somebody else runs, and check that it is the one that a case needs."""
 
 import dataclasses
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import httpx
@@ -22,25 +23,36 @@ from specreg.servers.provision import check_version
 from specreg.servers.server import Server, generates, identify
 
 _TIMEOUT_S = 10.0
-_KEYLESS = {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}
+_SWITCH = {True: "on", False: "off"}
+_KEY_STATUSES = {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}
+"""The statuses with which a server answers a request that lacks its API key."""
 
 
-def alone(tier: Tier, url: str) -> Tier:
-    """Return the tier without controls: one server is there.
+class _Fact(NamedTuple):
+    """A property of a server: what the server reports, and what the case needs."""
+
+    name: str
+    reported: str
+    needed: str
+
+
+def without_controls(tier: Tier, url: str) -> Tier:
+    """Return a tier without controls, because only the server at the URL can be measured.
 
     Raises:
-        AttachError: the URL is malformed, or has more than a host and a port.
+        AttachError: The URL is malformed, or has more than a host and a port.
     """
-    if why := _why_unusable(url):
-        raise AttachError(f"--specreg-attach: {why}; give http://HOST:PORT")
+    problem = _url_problem(url)
+    if problem:
+        raise AttachError(f"--specreg-attach: {problem}; give http://HOST:PORT")
     cases = tuple(dataclasses.replace(case, control=None) for case in tier.cases)
     return dataclasses.replace(tier, cases=cases)
 
 
-def _why_unusable(url: str) -> str:
-    """Say what is wrong with a URL; empty where nothing is.
+def _url_problem(url: str) -> str:
+    """Return what is wrong with a URL, empty if nothing is.
 
-    A part that may hold a secret is named and not quoted: it would stand in a CI's log.
+    A part that may hold a secret is named and not quoted, because the message ends up in CI logs.
     """
     if "@" in url:
         return "got a URL with a user or a password, needed one without; specreg sends neither"
@@ -48,11 +60,11 @@ def _why_unusable(url: str) -> str:
         return "got a URL with characters that no URL has"
     try:
         parts = urlsplit(url)
-        # Reading a malformed port raises too.
-        is_server = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+        # `parts.port` raises ValueError too if the port is malformed.
+        has_server = bool(parts.hostname) and parts.port != 0
     except ValueError:
         return "got no URL of a server"
-    if not is_server:
+    if parts.scheme not in {"http", "https"} or not has_server:
         return "got no URL of a server"
     if parts.query or parts.fragment:
         return f"got '{parts.hostname}' with a query or a fragment, needed the server alone"
@@ -62,55 +74,69 @@ def _why_unusable(url: str) -> str:
 
 
 def check_attached(cases: Collection[Case], url: str, *, root: Path) -> None:
-    """Check that the server at a URL can measure the cases, as far as it says what it is.
+    """Check that the server at a URL can measure the cases, as far as it reports what it is.
 
     Raises:
-        AttachError: they are of several servers, or nothing answers, or another server.
-        UnsupportedError: its version is too old, or its engine takes no chat and the case is one.
-        ModelError: the models of the cases can't be had.
+        AttachError: The cases need several servers, nothing answers at the URL, or another server
+            does.
+        UnsupportedError: The server's version is too old, or its engine takes no chat and a case
+            is one.
+        ModelError: The models of the cases aren't available.
     """
-    servers = sorted({case.server.id for case in cases})
-    if len(servers) > 1:
+    server_ids = sorted({case.server.id for case in cases})
+    if len(server_ids) > 1:
         raise AttachError(
-            f"--specreg-attach: {url} is one server, the run asks for {', '.join(servers)};"
+            f"--specreg-attach: {url} is one server, the run asks for {', '.join(server_ids)};"
             " choose with -k or --engine"
         )
     for case in cases:
-        check_version(case, _identified(case.server, url, root).version)
+        identity = _identify_expected(case.server, url, root)
+        check_version(case, identity.version)
 
 
 def attach_server(spec: ServerSpec, url: str, *, root: Path, ready_within_s: float) -> Server:
-    """The server at `http://HOST:PORT`, which has generated a token within a time.
+    """Return the server at a URL once it has generated a token.
+
+    Args:
+        spec: What the server must be.
+        url: Where it answers: `http://HOST:PORT`.
+        root: The root of the repository, which relative model paths start from.
+        ready_within_s: How long it may take to generate a token, in seconds.
 
     Raises:
-        AttachError: nothing answers, or something else than asked for, or without counters.
-        ModelError: the models can't be had.
+        AttachError: Nothing answers, another server does, or its counters are missing.
+        ModelError: The models aren't available.
     """
-    found = _identified(spec, url, root)
+    identity = _identify_expected(spec, url, root)
     target, draft = served_models(root, spec)
     server = Server(
         spec=spec,
         engine=engine_named(spec.engine),
         base_url=url,
-        model=found.model,
+        model=identity.model,
         target=target,
         draft=draft,
-        engine_version=found.version,
+        engine_version=identity.version,
     )
     try:
-        ready = generates(server, timeout_s=ready_within_s)
+        probe = generates(server, timeout_s=ready_within_s)
     except ServerRefusedError as error:
         raise AttachError(f"server at {url}: {error}; look at its log") from error
-    if not ready:
-        said = f", it said last: {ready.said}" if ready.said else ""
-        message = f"server at {url}: is not ready, or generates no token{said}; look at its log"
-        raise AttachError(message)
+    if not probe:
+        message = f"server at {url}: is not ready, or generates no token"
+        if probe.said:
+            message += f", it said last: {probe.said}"
+        raise AttachError(f"{message}; look at its log")
     _check_counters(server)
     return server
 
 
 def _check_counters(server: Server) -> None:
-    """Check that a server that is to speculate has the counters of its version."""
+    """Check that a server that should speculate has the counters of its engine.
+
+    Raises:
+        AttachError: The counters are missing, or can't be read.
+    """
     wire_format = server.engine.wire_format
     path = wire_format.counters_path
     if path is None or server.spec.method == "none":
@@ -120,45 +146,56 @@ def _check_counters(server: Server) -> None:
         page.good()
         wire_format.parse_counters(page.text)
     except (AnswerError, InvalidMeasurementError) as error:
-        is_missing = isinstance(error, AnswerError)
-        advice = f"; start it with {wire_format.counters_flag}" if is_missing else ""
-        raise AttachError(f"server at {server.base_url}: {error}{advice}") from error
+        message = f"server at {server.base_url}: {error}"
+        # The page exists only if the server was started with the flag.
+        if isinstance(error, AnswerError):
+            message += f"; start it with {wire_format.counters_flag}"
+        raise AttachError(message) from error
 
 
-def _identified(spec: ServerSpec, url: str, root: Path) -> Identity:
-    """Identify the server at a URL; an AttachError where it isn't what is asked for."""
+def _identify_expected(spec: ServerSpec, url: str, root: Path) -> Identity:
+    """Return the identity of the server at a URL, checked against what it must be.
+
+    Raises:
+        AttachError: Nothing answers at the URL, or another server does.
+        ModelError: The models aren't available.
+    """
     engine = engine_named(spec.engine)
     try:
-        found = identify(engine, url, within_s=_TIMEOUT_S)
+        identity = identify(engine, url, within_s=_TIMEOUT_S)
     except AttachError as error:
         raise AttachError(f"server at {url}: {error}") from error
     except AnswerError as error:
-        message = f"doesn't answer as {engine.name} does, {error}; check the URL, and --engine"
-        if error.status in _KEYLESS:
+        if error.status in _KEY_STATUSES:
             message = f"wants an API key, {error}; start it without one, specreg sends none"
+        else:
+            message = f"doesn't answer as {engine.name} does, {error}; check the URL, and --engine"
         raise AttachError(f"server at {url}: {message}") from error
-    for what, is_it, asked in _facts(spec, served_models(root, spec), found):
-        if is_it != asked:
+    target, draft = served_models(root, spec)
+    for fact in _facts(spec, target, draft, identity):
+        if fact.reported != fact.needed:
             raise AttachError(
-                f"server at {url}: {what} is '{is_it}', the case asks for '{asked}'; check the URL"
-                " and --engine, choose other cases with -k, or start it otherwise"
+                f"server at {url}: {fact.name} is '{fact.reported}', the case asks for"
+                f" '{fact.needed}'; check the URL and --engine, choose other cases with -k, or"
+                " start it otherwise"
             )
-    return found
+    return identity
 
 
-def _facts(
-    spec: ServerSpec, models: tuple[str, str | None], found: Identity
-) -> Iterator[tuple[str, str, str]]:
-    """Yield, by name, what the server says and what it should say; of paths the last part."""
-    target, draft = models
-    yield "its engine", found.engine or "unknown", spec.engine
-    if found.target:
-        yield "its model", Path(found.target).name, Path(target).name
-    if found.speculates is not None:
-        asked = "off" if spec.method == "none" else "on"
-        yield "its speculation", "on" if found.speculates else "off", asked
+def _facts(spec: ServerSpec, target: str, draft: str | None, identity: Identity) -> Iterator[_Fact]:
+    """Yield what the server reports of itself, next to what the case needs.
+
+    Of a path only the last part is compared, because the server may run on another machine.
+    """
+    yield _Fact("its engine", identity.engine or "unknown", spec.engine)
+    if identity.target:
+        yield _Fact("its model", Path(identity.target).name, Path(target).name)
+    if identity.speculates is not None:
+        needs_speculation = spec.method != "none"
+        yield _Fact("its speculation", _SWITCH[identity.speculates], _SWITCH[needs_speculation])
     spelling = engine_named(spec.engine).spelling_of(spec.method)
     settings = spelling.render(draft, spec.draft_tokens, spec.tree)
     for name, value in settings.items():
-        if name in found.speculation:
-            yield f"its {name}", Path(found.speculation[name]).name, Path(str(value)).name
+        if name in identity.speculation:
+            reported = Path(identity.speculation[name]).name
+            yield _Fact(f"its {name}", reported, Path(str(value)).name)

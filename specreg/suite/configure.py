@@ -15,7 +15,7 @@ from specreg.measurement.journal import last_run
 from specreg.measurement.metrics import check_allowed
 from specreg.report.progress import Progress
 from specreg.report.vocabulary import declare_vocabulary
-from specreg.servers.attach import alone, check_attached
+from specreg.servers.attach import check_attached, without_controls
 from specreg.servers.provision import why_no_program
 from specreg.suite.context import RunClock, RunContext, provision_of, store_of
 from specreg.suite.machine import check_usable, gpus_of, remarks_on
@@ -66,7 +66,7 @@ def load_cases(root: Path, options: Options, name: str) -> Tier:
     if options.engine is not None:
         check_name("engine", options.engine, engines, f"tier '{tier.name}'")
     if options.attach is not None:
-        tier = alone(tier, options.attach)
+        tier = without_controls(tier, options.attach)
     if options.num_prompts is not None:
         cases = tuple(case.replaying(options.num_prompts) for case in tier.cases)
         tier = replace(tier, cases=cases)

@@ -12,7 +12,7 @@ import pytest
 from specreg.core.errors import AttachError, ServerDiedError, UnsupportedError
 from specreg.engines.engine import Identity
 from specreg.matrix.case import ServerSpec, Tier
-from specreg.servers.attach import alone, attach_server, check_attached
+from specreg.servers.attach import attach_server, check_attached, without_controls
 from specreg.servers.server import Server
 from tests.doubles.vllm.script import Fault, Script
 from tests.unit import builders
@@ -80,9 +80,9 @@ def test_one_url_is_one_server_with_nothing_beside_it(tmp_path: Path) -> None:
     without_port = ("localhost:8000", "ftp://host", "http://", "http://h/v1", "http://h:1/?a=b")
     for url in (*without_port, "http://[::1", "http://h:x", "http://h:99999"):
         with pytest.raises(AttachError, match="give http://HOST:PORT"):
-            alone(TIER, url)
+            without_controls(TIER, url)
     case = dataclasses.replace(builders.CASE, control=builders.PLAIN_SPEC)
-    (found,) = alone(dataclasses.replace(TIER, cases=(case,)), "http://host:8000/").cases
+    (found,) = without_controls(dataclasses.replace(TIER, cases=(case,)), "http://host:8000/").cases
     assert found == builders.CASE
     other = dataclasses.replace(builders.CASE, server=builders.PLAIN_SPEC)
     with pytest.raises(AttachError, match="is one server, the run asks for vllm-draft_model-toy,"):
