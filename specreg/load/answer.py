@@ -1,6 +1,8 @@
 """Gather what one streamed answer holds, by the channel in which it came."""
 
 import hashlib
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,19 +12,21 @@ from specreg.acceptance.trace import Reply, StreamEvent
 from specreg.datasets.prompts import is_unfinished_thought
 
 _DIGITS = 16
+"""How many digits of a checksum are kept."""
 _LEAST_LOOPING_CHARACTERS = 64
-"""Of a shorter answer a half may well repeat itself."""
+"""The half of a shorter answer may well repeat itself."""
 _REPEATED_EVENTS = 3
-"""So many events repeat the text before them and go on, with no more tokens than it had, by no
-chance."""
+"""How many events can't repeat the text before them by chance, if each goes on from there with no
+more tokens than the one before."""
 
-
-_THOUGHT, _TEXT, _OTHER = "thought", "text", "other"
-"""The channels of an answer."""
+# The channels of an answer
+_THOUGHT = "thought"
+_TEXT = "text"
+_OTHER = "other"
 
 
 class _Run(NamedTuple):
-    """What came in one channel, until another one took its turn."""
+    """The texts that came in one channel before another channel took its turn."""
 
     channel: str
     texts: list[str]
@@ -30,11 +34,11 @@ class _Run(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class AnswerText:
-    """All that one answer has said so far.
+    """All that has come of one answer so far.
 
     Attributes:
-        in_thought: whether what came last belongs to a thought.
-        is_partly_unseen: whether tokens came of which nothing was shown, neither ids nor text.
+        in_thought: whether the last text belongs to a thought.
+        is_partly_unseen: whether tokens came with neither ids nor text.
     """
 
     in_thought: bool = False
@@ -51,22 +55,23 @@ class AnswerText:
         is_unseen = True
         if event.thought:
             is_unseen = False
-            self._say(_THOUGHT, event.thought)
+            self._append(_THOUGHT, event.thought)
         if event.text:
             is_unseen = False
-            self._say(_TEXT, event.text)
+            self._append(_TEXT, event.text)
         if event.other:
             is_unseen = False
-            self._say(_OTHER, event.other)
+            self._append(_OTHER, event.other)
         if self._repeats is not None and not is_unseen:
             self._count_repetition(event)
         if event.tokens:
             self._token_ids += event.token_ids
-            if self._last_is_unseen:  # the last token may well have no text: it ends the answer
+            # The last token of an answer may well have no text, so only an event before it counts.
+            if self._last_is_unseen:
                 self.is_partly_unseen = True
             self._last_is_unseen = is_unseen
 
-    def _say(self, channel: str, text: str) -> None:
+    def _append(self, channel: str, text: str) -> None:
         if channel != self._channel:
             self._runs.append(_Run(channel, []))
             self._channel = channel
@@ -74,20 +79,21 @@ class AnswerText:
         self._runs[-1].texts.append(text)
 
     def _count_repetition(self, event: StreamEvent) -> None:
-        """Count events that hold all before them; None once one doesn't."""
+        """Count the events that repeat all text before them, until one doesn't."""
         last = self._last
         self._last = event
         if last is None or self._repeats is None:
             return
-        said, said_before = event.thought + event.text, last.thought + last.text
-        if not said.startswith(said_before):
+        text = event.thought + event.text
+        last_text = last.thought + last.text
+        if not text.startswith(last_text):
             self._repeats = None
-        elif len(said) > len(said_before) and event.tokens <= last.tokens:
+        elif len(text) > len(last_text) and event.tokens <= last.tokens:
             self._repeats += 1
 
     @property
     def repeats_events(self) -> bool:
-        """Whether each event holds all text so far, where it should hold what is new alone."""
+        """True if each event has all text so far, where it should have only the new text."""
         return self._repeats is not None and self._repeats >= _REPEATED_EVENTS
 
     @property
@@ -97,37 +103,40 @@ class AnswerText:
 
     @property
     def thought(self) -> str:
-        """The thought, as far as the server tells it apart."""
+        """The thought; empty if the server doesn't tell it apart."""
         return self._joined(_THOUGHT)
 
     @property
     def reply(self) -> Reply:
-        """What the answer holds beside its thought."""
+        """What the answer holds apart from its thought."""
         text = self.text
         has_other = any(run.channel == _OTHER for run in self._runs)
         if is_unfinished_thought(text) or (self.thought and not text and not has_other):
             return Reply.UNFINISHED_THOUGHT
-        return Reply.TEXT if text.strip() or has_other else Reply.NOTHING
+        if text.strip() or has_other:
+            return Reply.TEXT
+        return Reply.NOTHING
 
     @property
     def loops(self) -> bool:
-        """Whether the second half of all that was said repeats itself."""
-        said = "".join(text for run in self._runs for text in run.texts)
-        if len(said) < _LEAST_LOOPING_CHARACTERS:
+        """True if the second half of all text repeats itself."""
+        all_text = "".join(_texts_of(self._runs))
+        if len(all_text) < _LEAST_LOOPING_CHARACTERS:
             return False
-        half = said[len(said) // 2 :]
+        half = all_text[len(all_text) // 2 :]
+        # The first half of that half must come again, which gives the length of a repetition.
         period = half.find(half[: len(half) // 2], 1)
         return 0 < period <= len(half) // 2 and half[period:] == half[:-period]
 
     def sha256(self, tokens: int) -> str:
-        """The first 16 digits of a checksum of all that was generated.
+        """Return the first 16 digits of a checksum of all that was generated.
 
         Args:
             tokens: how many tokens the answer has by the server's count.
 
         Returns:
-            An empty text where what came doesn't show all of them: two such answers may differ in
-            what wasn't shown.
+            An empty text if some tokens came with neither ids nor text, because two such answers
+            may differ in them.
         """
         has_all_ids = bool(tokens) and len(self._token_ids) == tokens
         if not has_all_ids and (self.is_partly_unseen or not self._runs):
@@ -142,5 +151,9 @@ class AnswerText:
         return digest.hexdigest()[:_DIGITS]
 
     def _joined(self, channel: str) -> str:
-        runs = [run for run in self._runs if run.channel == channel]
-        return "".join(text for run in runs for text in run.texts)
+        """Return the text of one channel."""
+        return "".join(_texts_of(run for run in self._runs if run.channel == channel))
+
+
+def _texts_of(runs: Iterable[_Run]) -> Iterator[str]:
+    return itertools.chain.from_iterable(run.texts for run in runs)

@@ -28,22 +28,28 @@ _SILENCE_S = 60.0
 """How long a stream may be silent before its request counts as failed, and all before the server
 counts as hung."""
 _WATCH_S = 1.0
+"""How far apart the looks at the streams' silence are."""
 _ERROR_BYTES = 16 * 2**10
 _SAYS_NOTHING = StreamEvent()
 _MORE_TOKENS = 1024
-"""How many tokens beyond the cap an answer may have: its last step may exceed it."""
+"""How many tokens beyond the cap an answer may have, because its last step may exceed the cap."""
 _TOKEN_CHARACTERS = 1024
-"""The most characters that a token stands for."""
+"""How many characters a token stands for at most."""
 _NS_PER_S = 10**9
 
 Clock = Callable[[], int]
 
 
 class FinishedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A request that has ended, with all that was seen of it; `late`: its time was up.
+    """A request that has ended, with its answer.
 
-    `place` is that of its conversation in the round, from 0; `chunks` are those with a token;
-    `thought` is what the server tells apart from the answer's `text`.
+    Attributes:
+        place: the place of its conversation in the round, from 0.
+        trace: its times and counts.
+        chunks: the chunks with a token.
+        text: the answer's text, without its thought.
+        thought: the thought, if the server tells it apart.
+        late: whether the request didn't end in its time.
     """
 
     place: int
@@ -58,18 +64,22 @@ Record = Callable[[FinishedRequest], None]
 
 
 def new_client(endpoint: Endpoint, *, connections: int) -> "httpx.AsyncClient":
-    """A client for one endpoint, over the aiohttp transport: it costs a third of httpx's own.
+    """Return a client for one endpoint.
 
-    It has so many `connections` at most, 0 for any number.
+    It uses the aiohttp transport, which costs a third of httpx's own.
+
+    Args:
+        endpoint: the server.
+        connections: how many requests are in flight at most; 0 for any number.
     """
     import httpx  # noqa: PLC0415 - takes long, and few commands ask a server
     from httpx_aiohttp import HttpxAiohttpClient  # noqa: PLC0415 - the same
 
+    # One connection more is for the page of counters.
+    max_connections = connections + 1 if connections else None
     # Servers drop an idle connection after 5 s; reusing it at that moment would fail a request.
     limits = httpx.Limits(
-        max_connections=connections + 1 if connections else None,
-        max_keepalive_connections=None,
-        keepalive_expiry=2.0,
+        max_connections=max_connections, max_keepalive_connections=None, keepalive_expiry=2.0
     )
     # A read timeout would set a timer for every chunk, a tenth of what the chunk costs.
     timeout = httpx.Timeout(_SILENCE_S, read=None, pool=None)
@@ -84,10 +94,24 @@ def new_client(endpoint: Endpoint, *, connections: int) -> "httpx.AsyncClient":
 
 @dataclass(slots=True, eq=False)
 class _StreamState:
-    """What has come of one stream so far, no more than was asked for; the last of it at `heard_ns`.
+    """What has come of one stream so far.
 
-    A `late` one's time was up, so that its end is no sign of life. One that `is_counted_late` has
-    shown text before any token was counted.
+    Attributes:
+        sent_ns: when the request was sent.
+        heard_ns: when something came last, if only a part of an event.
+        most_tokens: how many tokens the answer may have.
+        tokens: how many tokens have come.
+        characters: how many characters have come, the thought's included.
+        error: why the request failed; None if it didn't.
+        late: whether its time was up, so that its end is no sign of life.
+        is_counted_late: whether text came before any token was counted.
+        chunks: the chunks with a token.
+        thought_chunks: those of them, after the first, that belong to a thought.
+        answer: the answer's text and thought.
+        finish_reason: why the answer ended; None before its end.
+        usage_tokens: how many tokens the server says that the answer has.
+        prompt_tokens: how many tokens the server says that the prompt has.
+        acceptance: the steps that the server counted for the answer.
     """
 
     sent_ns: int
@@ -107,7 +131,11 @@ class _StreamState:
     acceptance: StepCounts | None = None
 
     def take(self, event: StreamEvent, at_ns: int) -> None:
-        """Take one more event, else `ANSWER_ENDLESS`, `TOKENS_IMPOSSIBLE`; a later count stays."""
+        """Take one more event; a later count replaces an earlier one.
+
+        Raises:
+            InvalidMeasurementError: `ANSWER_ENDLESS` or `TOKENS_IMPOSSIBLE`.
+        """
         self.characters += len(event.text)
         if event.thought or event.other:
             self.characters += len(event.thought) + len(event.other)
@@ -133,21 +161,26 @@ class _StreamState:
         if event.acceptance is not None:
             self.acceptance = event.acceptance
 
-    def _refuse(self, reason: str, what: str) -> NoReturn:
-        asked_tokens = self.most_tokens - _MORE_TOKENS
-        message = f"{what} in an answer that was to have {asked_tokens} tokens at most"
-        raise InvalidMeasurementError(reason, message)
+    def _refuse(self, code: str, excess: str) -> NoReturn:
+        cap_tokens = self.most_tokens - _MORE_TOKENS
+        message = f"{excess} in an answer that was to have {cap_tokens} tokens at most"
+        raise InvalidMeasurementError(code, message)
 
 
 @dataclass(slots=True, kw_only=True)
 class ChatClient:
-    """Asks one endpoint as one case says.
+    """Sends the requests of one case to an endpoint.
 
     Attributes:
-        end: is told of each request that ends.
-        alive_ns: when the server last showed life on what has ended, by a token or by an end before
-            its time was up; moved on by the time in which nothing was on its way.
-        idle_ns: since when nothing is, where nothing is.
+        case: the case.
+        endpoint: the server.
+        http: the HTTP client for the endpoint.
+        clock: monotonic, in nanoseconds.
+        end: takes each request as it ends.
+        running: the streams that haven't ended, with their timeouts.
+        alive_ns: when a request that has ended last showed that the server is alive, by a token or
+            by an end in its time. The time during which no request was running is added.
+        idle_ns: since when no request has been running, if none is.
     """
 
     case: Case
@@ -160,41 +193,53 @@ class ChatClient:
     idle_ns: int = 0
 
     async def watch(self) -> None:
-        """End the streams that have been silent for too long.
+        """End the streams that have been silent for too long, until this is cancelled.
 
         Raises:
-            HungError: for 60 s of requests on their way the server showed no life.
+            HungError: the server showed no life during 60 s in which requests were running.
         """
         while True:
             await asyncio.sleep(_WATCH_S)
             if not self.running:
                 continue
-            tokens_ns = [one.chunks[-1].at_ns for one in self.running if one.chunks]
+            tokens_ns = [stream.chunks[-1].at_ns for stream in self.running if stream.chunks]
             now_ns = self.clock()
             if now_ns - max([self.alive_ns, *tokens_ns]) > _SILENCE_S * _NS_PER_S:
                 raise HungError(_SILENCE_S)
-            for gathered, timeout in self.running.items():
-                if now_ns - gathered.heard_ns > _SILENCE_S * _NS_PER_S and not timeout.expired():
-                    gathered.error = f"nothing came for {_SILENCE_S:g} s"
+            for stream, timeout in self.running.items():
+                is_silent = now_ns - stream.heard_ns > _SILENCE_S * _NS_PER_S
+                if is_silent and not timeout.expired():
+                    stream.error = f"nothing came for {_SILENCE_S:g} s"
                     timeout.reschedule(asyncio.get_running_loop().time())
 
-    def _end(self, gathered: _StreamState) -> None:
-        self.running.pop(gathered)
+    def _end(self, stream: _StreamState) -> None:
+        """Note that a stream has ended, and whether that shows that the server is alive."""
+        self.running.pop(stream)
         now_ns = self.clock()
-        if not gathered.late:
+        if not stream.late:
             self.alive_ns = now_ns
-        elif gathered.chunks:
-            self.alive_ns = max(self.alive_ns, gathered.chunks[-1].at_ns)
+        elif stream.chunks:
+            self.alive_ns = max(self.alive_ns, stream.chunks[-1].at_ns)
         if not self.running:
             self.idle_ns = now_ns
 
     async def replay(self, place: int, prompt: Prompt, planned_ns: int) -> None:
-        """One conversation, each turn with the model's own replies before it."""
-        said: tuple[Message, ...] = ()
+        """Replay one conversation, each turn after the model's own replies to those before it.
+
+        A request that fails ends the conversation.
+
+        Args:
+            place: the place of the conversation in the round, from 0.
+            prompt: the conversation.
+            planned_ns: when its first turn was due.
+        """
+        messages: tuple[Message, ...] = ()
         empty_replies = 0
-        for turn, text in enumerate(prompt.turns[: self.case.turns] or ("",), 1):
-            said = (*said, Message("user", text))
-            finished = await self._ask(place, prompt, turn, said, planned_ns)
+        # A prompt in token ids has a turn too, without a text.
+        texts = prompt.turns[: self.case.turns] or ("",)
+        for turn, text in enumerate(texts, 1):
+            messages = (*messages, Message("user", text))
+            finished = await self._ask(place, prompt, turn, messages, planned_ns)
             if empty_replies:
                 trace = msgspec.structs.replace(finished.trace, empty_replies=empty_replies)
                 finished = msgspec.structs.replace(finished, trace=trace)
@@ -203,17 +248,59 @@ class ChatClient:
                 return
             reply = REPLIES[self.case.history_reply](finished.text)
             empty_replies += not reply.strip()
-            said = (*said, Message("assistant", reply))
+            messages = (*messages, Message("assistant", reply))
             planned_ns = self.clock()
 
     async def _ask(
-        self, place: int, prompt: Prompt, turn: int, said: tuple[Message, ...], planned_ns: int
+        self, place: int, prompt: Prompt, turn: int, messages: tuple[Message, ...], planned_ns: int
     ) -> FinishedRequest:
+        """Send the request of one turn, and return it when it has ended, in whichever way."""
+        import aiohttp  # noqa: PLC0415 - imported by then, see new_client
+        import httpx  # noqa: PLC0415 - the same
+
+        ask = self._ask_of(prompt, turn, messages)
+        wire_format = ENGINES[self.endpoint.engine].wire_format
+        path = wire_format.path(ask)
+        body = msgspec.json.encode(wire_format.body(ask))
+        sent_ns = self.clock()
+        most_tokens = self.case.output_cap_tokens + _MORE_TOKENS
+        stream = _StreamState(sent_ns=sent_ns, heard_ns=sent_ns, most_tokens=most_tokens)
+        try:
+            async with asyncio.timeout(self.case.request_timeout_s) as timeout:
+                if not self.running:
+                    self.alive_ns += sent_ns - self.idle_ns
+                self.running[stream] = timeout
+                await self._stream(path, body, stream, wire_format.new_parser(ask))
+        # The transport passes on some errors of aiohttp, as for an answer that isn't HTTP.
+        except (httpx.HTTPError, aiohttp.ClientError) as failure:
+            stream.error = ": ".join(filter(None, (type(failure).__name__, shortly(failure))))
+            stream.late = isinstance(failure, httpx.TimeoutException | TimeoutError)
+        except TimeoutError:
+            # A stream that was ended because it was silent has its error already.
+            if stream.error is None:
+                limit_s = self.case.request_timeout_s
+                stream.error = f"no end within request_timeout_s = {limit_s:g}"
+            stream.late = True
+        except InvalidMeasurementError as failure:
+            stream.error = str(failure)
+        finally:
+            self._end(stream)
+        return FinishedRequest(
+            place=place,
+            trace=_trace_of(stream, prompt, turn, planned_ns),
+            chunks=tuple(stream.chunks),
+            text=stream.answer.text,
+            thought=stream.answer.thought,
+            late=stream.late,
+        )
+
+    def _ask_of(self, prompt: Prompt, turn: int, messages: tuple[Message, ...]) -> Ask:
+        """Return what one turn asks for."""
         case = self.case
-        ask = Ask(
+        return Ask(
             model=self.endpoint.model,
             form=case.form,
-            messages=() if prompt.token_ids else said,
+            messages=() if prompt.token_ids else messages,
             token_ids=prompt.token_ids,
             output_cap_tokens=case.output_cap_tokens,
             temperature=case.temperature,
@@ -221,106 +308,93 @@ class ChatClient:
             chat_template_args=case.chat_template_args,
             seed=_seed_of(prompt, turn) if case.paired_seeds else None,
         )
-        import aiohttp  # noqa: PLC0415 - imported by then, see new_client
-        import httpx  # noqa: PLC0415 - the same
-
-        wire_format = ENGINES[self.endpoint.engine].wire_format
-        path, body = wire_format.path(ask), msgspec.json.encode(wire_format.body(ask))
-        sent_ns = self.clock()
-        most_tokens = case.output_cap_tokens + _MORE_TOKENS
-        gathered = _StreamState(sent_ns=sent_ns, heard_ns=sent_ns, most_tokens=most_tokens)
-        try:
-            async with asyncio.timeout(case.request_timeout_s) as timeout:
-                if not self.running:
-                    self.alive_ns += sent_ns - self.idle_ns
-                self.running[gathered] = timeout
-                await self._stream(path, body, gathered, wire_format.new_parser(ask))
-        # The transport passes on some errors of aiohttp, as for an answer that isn't HTTP.
-        except (httpx.HTTPError, aiohttp.ClientError) as failure:
-            gathered.error = ": ".join(filter(None, (type(failure).__name__, shortly(failure))))
-            gathered.late = isinstance(failure, httpx.TimeoutException | TimeoutError)
-        except TimeoutError:
-            message = f"no end within request_timeout_s = {case.request_timeout_s:g}"
-            gathered.error, gathered.late = gathered.error or message, True
-        except InvalidMeasurementError as failure:
-            gathered.error = str(failure)
-        finally:
-            self._end(gathered)
-        chunks, answer = gathered.chunks, gathered.answer
-        trace = RequestTrace(
-            prompt_id=prompt.id,
-            category=prompt.category,
-            turn=turn,
-            planned_ns=planned_ns,
-            sent_ns=sent_ns,
-            first_ns=chunks[0].at_ns if chunks else None,
-            last_ns=chunks[-1].at_ns if chunks else None,
-            first_chunk_tokens=chunks[0].tokens if chunks else 0,
-            chunk_sizes=chunk_sizes(chunks[1:]),
-            usage_tokens=gathered.usage_tokens,
-            finish_reason=gathered.finish_reason,
-            acceptance=gathered.acceptance,
-            error=gathered.error,
-            answer_sha256=answer.sha256(gathered.tokens),
-            prompt_tokens=gathered.prompt_tokens,
-            thought_chunk_sizes=chunk_sizes(gathered.thought_chunks),
-            reply=answer.reply,
-            loops=answer.loops,
-        )
-        return FinishedRequest(
-            place=place,
-            trace=trace,
-            chunks=tuple(chunks),
-            text=answer.text,
-            thought=answer.thought,
-            late=gathered.late,
-        )
 
     async def _stream(
-        self, path: str, body: bytes, gathered: _StreamState, parse_event: ParseEvent
+        self, path: str, body: bytes, stream: _StreamState, parse_event: ParseEvent
     ) -> None:
-        splitter, clock = EventSplitter(), self.clock
+        """Send a request, and take the events of its answer as they come.
+
+        Raises:
+            InvalidMeasurementError: the answer isn't one, is too long, or can't be measured.
+        """
+        splitter = EventSplitter()
+        clock = self.clock
         parsed = None
         event = b""
         async with self.http.stream("POST", path, content=body, headers=HEADERS) as response:
             if response.status_code != HTTPStatus.OK:
-                said = quote_answer(await _beginning(response))
-                message = f"HTTP {response.status_code} from {path}: {said}"
+                answer = quote_answer(await _beginning(response))
+                message = f"HTTP {response.status_code} from {path}: {answer}"
                 raise InvalidMeasurementError("HTTP_ERROR", message)
             # `aiter_raw` would count the bytes too, at two microseconds a chunk.
             async for piece in cast("httpx.AsyncByteStream", response.stream):
-                gathered.heard_ns = at_ns = clock()
+                stream.heard_ns = at_ns = clock()
                 for event in splitter.feed(piece):
                     if event != DONE:
                         parsed = parse_event(event)
-                        gathered.take(parsed, at_ns)
-        splitter.check_rest(is_finished=gathered.finish_reason is not None)
-        if gathered.finish_reason is None and parsed == _SAYS_NOTHING:
+                        stream.take(parsed, at_ns)
+        splitter.check_rest(is_finished=stream.finish_reason is not None)
+        if stream.finish_reason is None and parsed == _SAYS_NOTHING:
             message = f"the stream ended without a finish reason, its last event is {quote(event)}"
             raise InvalidMeasurementError("EVENT_UNREADABLE", message)
-        if gathered.is_counted_late and gathered.tokens:
-            message = (
-                "text came before any of its tokens was counted, so the server counts them at the"
-                " end alone, and neither times nor steps can be told; take a version of the engine"
-                " that counts with each chunk"
-            )
-            raise InvalidMeasurementError("USAGE_LATE", message)
-        if gathered.answer.repeats_events:
-            message = (
-                "each event of the stream repeats the text before it, where specreg expects new"
-                " text alone; switch that off, or take a version of the engine that specreg knows"
-            )
-            raise InvalidMeasurementError("STREAM_UNRECOGNISED", message)
+        _check_stream(stream)
+
+
+def _check_stream(stream: _StreamState) -> None:
+    """Check that tokens were counted as they came, and that each event brought new text alone."""
+    if stream.is_counted_late and stream.tokens:
+        message = (
+            "text came before any of its tokens was counted, so the server counts them at the"
+            " end alone, and neither times nor steps can be told; take a version of the engine"
+            " that counts with each chunk"
+        )
+        raise InvalidMeasurementError("USAGE_LATE", message)
+    if stream.answer.repeats_events:
+        message = (
+            "each event of the stream repeats the text before it, where specreg expects new"
+            " text alone; switch that off, or take a version of the engine that specreg knows"
+        )
+        raise InvalidMeasurementError("STREAM_UNRECOGNISED", message)
+
+
+def _trace_of(stream: _StreamState, prompt: Prompt, turn: int, planned_ns: int) -> RequestTrace:
+    """Return the times and counts of a stream that has ended."""
+    first_ns = last_ns = None
+    first_chunk_tokens = 0
+    if stream.chunks:
+        first_ns = stream.chunks[0].at_ns
+        last_ns = stream.chunks[-1].at_ns
+        first_chunk_tokens = stream.chunks[0].tokens
+    return RequestTrace(
+        prompt_id=prompt.id,
+        category=prompt.category,
+        turn=turn,
+        planned_ns=planned_ns,
+        sent_ns=stream.sent_ns,
+        first_ns=first_ns,
+        last_ns=last_ns,
+        first_chunk_tokens=first_chunk_tokens,
+        chunk_sizes=chunk_sizes(stream.chunks[1:]),
+        usage_tokens=stream.usage_tokens,
+        finish_reason=stream.finish_reason,
+        acceptance=stream.acceptance,
+        error=stream.error,
+        answer_sha256=stream.answer.sha256(stream.tokens),
+        prompt_tokens=stream.prompt_tokens,
+        thought_chunk_sizes=chunk_sizes(stream.thought_chunks),
+        reply=stream.answer.reply,
+        loops=stream.answer.loops,
+    )
 
 
 def _seed_of(prompt: Prompt, turn: int) -> int:
-    """The seed of a turn, the same on every server and whenever it is asked: 0 to 2³¹ - 1."""
+    """Return the seed of a turn, 0 to 2³¹ - 1, which is the same on every server."""
     digest = hashlib.sha256(f"{prompt.id}/{turn}".encode()).digest()
     return int.from_bytes(digest[:4]) >> 1
 
 
 async def _beginning(response: "httpx.Response") -> bytes:
-    """The first bytes of an answer, however long it is."""
+    """Return the first bytes of an answer, however long it is."""
     content = b""
     async for piece in response.aiter_raw():
         content += piece

@@ -1,14 +1,13 @@
-"""Replay prompts as a load says into a round of traces, from this process or from several.
+"""Replay prompts under a load as a round of traces, from this process or from several.
 
 Each process has one event loop; several are needed where one core isn't enough. A further process
-is `python -m specreg.load.rounds`: it takes `_Order` messages and gives `_Reply` messages, see
+is `python -m specreg.load.rounds`. It reads `_Order` messages and writes `_Reply` messages, see
 `specreg.core.processes`.
 """
 
 import asyncio
 import contextlib
 import dataclasses
-import functools
 import gc
 import itertools
 import math
@@ -38,15 +37,18 @@ if TYPE_CHECKING:
     import httpx
 
 BEAT_NS = 20 * 10**6
+"""How far the beats are apart at which a client measures its lag."""
 _FINISHING_NS = 10**6
+"""How long requests that ended are handled before the sockets are read again."""
 _HEAD_START_NS = 50 * 10**6
 """How long an order may take to reach all processes, so that they begin together."""
 _SCRAPE_S = 30.0
 _TOKEN_S = 60.0
+"""In how long a server that doesn't hang generates a token."""
 _NS_PER_S = 10**9
 
-_Planned = Iterator[tuple[int, Prompt]]
-"""Conversations and their places in the round."""
+_Conversations = Iterator[tuple[int, Prompt]]
+"""The conversations of a round, with the place of each in it, from 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +56,12 @@ class Round:
     """Some prompts replayed without a pause.
 
     Attributes:
-        traces: in the order of the prompts, a conversation's turns one after another.
-        started_ns: the first send.
-        ended_ns: the last chunk with a token; `started_ns` if there was none.
-        gaps: between the chunks of a request: with speculation the time of a verify step. Chunks
-            that were read at once aren't a step apart, so there is no gap of 0 ns.
-        lags: how late the client's own event loop was, at a beat every 20 ms.
+        traces: the requests in the order of the prompts, a conversation's turns one after another.
+        started_ns: when the first request was sent.
+        ended_ns: when the last chunk with a token came; `started_ns` if none came.
+        gaps: the times between the chunks of a request; with speculation, the times of verify
+            steps. Chunks that were read at once aren't a step apart, so there is no gap of 0 ns.
+        lags: how late the client's own event loop was at each beat, every 20 ms.
     """
 
     traces: tuple[RequestTrace, ...]
@@ -71,9 +73,14 @@ class Round:
 
 @dataclass(slots=True)
 class RoundBuilder:
-    """Collects a round's requests; `late` are those whose time was up.
+    """Collects the requests of a round.
 
-    `record` is told of each request, None for a round that isn't recorded.
+    Attributes:
+        record: takes each request; None for a round that isn't recorded.
+        traces: the requests, by the place of their conversation and their turn.
+        gaps: the times between the chunks of a request.
+        lags: how late the client's event loop was.
+        late: how many requests didn't end in their time.
     """
 
     record: Record | None = None
@@ -87,19 +94,21 @@ class RoundBuilder:
         self.traces[finished.place, finished.trace.turn] = finished.trace
         self.late += finished.late
         times_ns = [chunk.at_ns for chunk in finished.chunks]
-        self.gaps.add_all(list(filter(None, map(operator.sub, times_ns[1:], times_ns))))
+        # A round has many thousand chunks, so the loops are those of `map` and `filter`.
+        gaps_ns = map(operator.sub, times_ns[1:], times_ns)
+        self.gaps.add_all(list(filter(None, gaps_ns)))
         if self.record is not None:
             self.record(finished)
 
     def as_round(self) -> Round:
-        """The round of all requests taken; from 0 to 0 without any."""
-        traces = tuple(self.traces[place] for place in sorted(self.traces))
+        """Return the round of all requests taken; without any, it begins and ends at 0."""
+        traces = tuple(self.traces[position] for position in sorted(self.traces))
         started_ns = min((trace.sent_ns for trace in traces), default=0)
-        last = (trace.last_ns for trace in traces if trace.last_ns is not None)
+        ends_ns = (trace.last_ns for trace in traces if trace.last_ns is not None)
         return Round(
             traces=traces,
             started_ns=started_ns,
-            ended_ns=max(last, default=started_ns),
+            ended_ns=max(ends_ns, default=started_ns),
             gaps=self.gaps,
             lags=self.lags,
         )
@@ -108,7 +117,10 @@ class RoundBuilder:
 class RoundSlice(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a round that one process replays: every `of`-th conversation, from `number`.
 
-    `number` is 0 or more and below `of`; `started_ns` is when the round begins, the same for all.
+    Attributes:
+        number: the slice's number, from 0.
+        of: how many slices the round has.
+        started_ns: when the round begins; it is the same for all slices.
     """
 
     number: int = 0
@@ -126,52 +138,51 @@ async def replay_round(
     record: Record | None = None,
     part: RoundSlice | None = None,
 ) -> RoundBuilder:
-    """Replay prompts as the case's load says; each conversation's turns one after another.
+    """Replay prompts under the case's load, the turns of each conversation one after another.
 
-    A request that fails is a trace with an error, and ends its conversation; nothing is retried. At
-    least one prompt is needed; with a duration they come again and again. `clock` is monotonic, in
-    nanoseconds; `record` is told of each request as it ends; `part` is ours of the round, None for
-    all of it, from now on.
+    A request that fails is a trace with an error, and ends its conversation; nothing is retried.
+
+    Args:
+        case: the case whose load it is.
+        endpoint: the server.
+        prompts: one conversation each, at least one; under a load with a duration they are replayed
+            again and again.
+        client: the HTTP client for the endpoint.
+        clock: monotonic, in nanoseconds.
+        record: takes each request as it ends.
+        part: the slice of the round that is replayed; None for a whole round that begins now.
 
     Raises:
-        HungError: on no stream a token came for 60 s of requests.
+        HungError: no stream delivered a token during 60 s of requests.
     """
     part = part or RoundSlice(started_ns=clock())
     builder = RoundBuilder(record)
     ended: asyncio.Queue[FinishedRequest] = asyncio.Queue()
-
-    async def keep_finishing() -> None:
-        # Finish for a millisecond, then read the sockets: streams that end together must not keep
-        # the others waiting.
-        while True:
-            builder.take(await ended.get())
-            until_ns = clock() + _FINISHING_NS
-            while not ended.empty() and clock() < until_ns:
-                builder.take(ended.get_nowait())
-            await asyncio.sleep(0)
-
-    asked = ChatClient(case=case, endpoint=endpoint, http=client, clock=clock, end=ended.put_nowait)
-    # With a duration the conversations come again; ours keep their places in the round.
-    everything = enumerate(itertools.cycle(prompts) if case.load.duration_s else prompts)
-    planned = itertools.islice(everything, part.number, None, part.of)
+    chat_client = ChatClient(
+        case=case, endpoint=endpoint, http=client, clock=clock, end=ended.put_nowait
+    )
     replay = _replay_closed if case.load.arrivals is Arrivals.CLOSED else _replay_open
-    asking = asyncio.create_task(replay(asked, planned, part))
-    watching = asyncio.create_task(asked.watch())
-    finishing = asyncio.create_task(keep_finishing())
+    conversations = _conversations(case.load, prompts, part)
+    replaying = asyncio.create_task(replay(chat_client, conversations, part))
+    watching = asyncio.create_task(chat_client.watch())
+    finishing = asyncio.create_task(_keep_finishing(ended, builder, clock))
     lagging = asyncio.create_task(_measure_lag(builder.lags, clock))
     # A full garbage collection of all older objects would take a tenth of a second.
     gc.freeze()
     try:
         # Watching and finishing end only by an error, such as a full disk.
-        working = (asking, watching, finishing)
-        done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
-        for task in (asking,) if asking in done else done:
+        tasks = (replaying, watching, finishing)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if replaying in done:
+            done = {replaying}
+        for task in done:
             task.result()
     finally:
         gc.unfreeze()
-        for task in (asking, watching, lagging):
+        for task in (replaying, watching, lagging):
             task.cancel()
-        await asyncio.wait((asking,))
+        # Requests that end until nothing is replayed any more are taken below.
+        await asyncio.wait((replaying,))
         if finishing.done():
             finishing.result()
         finishing.cancel()
@@ -180,52 +191,86 @@ async def replay_round(
     return builder
 
 
+def _conversations(load: Load, prompts: Sequence[Prompt], part: RoundSlice) -> _Conversations:
+    """Return the conversations of a slice; with a duration, the prompts come in a cycle."""
+    sequence = itertools.cycle(prompts) if load.duration_s else prompts
+    return itertools.islice(enumerate(sequence), part.number, None, part.of)
+
+
+async def _keep_finishing(
+    ended: "asyncio.Queue[FinishedRequest]", builder: RoundBuilder, clock: Clock
+) -> None:
+    """Take the requests that ended, for a millisecond at a time.
+
+    The sockets are read in between, so that streams that end together don't keep others waiting.
+    """
+    while True:
+        builder.take(await ended.get())
+        until_ns = clock() + _FINISHING_NS
+        while not ended.empty() and clock() < until_ns:
+            builder.take(ended.get_nowait())
+        await asyncio.sleep(0)
+
+
 def due_after_ns(load: Load) -> Iterator[int]:
-    """When each request of an open load is due, counted from the start of a round; endless.
+    """Yield, without end, when each request of an open load is due after the start of a round.
 
     A rate that rises linearly over the ramp T sends, by time t < T, t²/2T as many requests as one
-    second at the full rate does; so a request that is due at u without the ramp is due at sqrt(2uT)
+    second at the full rate does. So a request that is due at u without the ramp is due at sqrt(2uT)
     while u < T/2, and at u + T/2 later.
     """
-    draw, rate, shape = random.Random(load.seed), load.requests_per_s, load.burstiness  # noqa: S311
+    generator = random.Random(load.seed)  # noqa: S311
+    rate = load.requests_per_s
+    shape = load.burstiness
     gap_s: Mapping[Arrivals, Callable[[], float]] = {
         Arrivals.CONSTANT: lambda: 1 / rate,
-        Arrivals.POISSON: lambda: draw.expovariate(rate),
-        Arrivals.GAMMA: lambda: draw.gammavariate(shape, 1 / (rate * shape)),
+        Arrivals.POISSON: lambda: generator.expovariate(rate),
+        Arrivals.GAMMA: lambda: generator.gammavariate(shape, 1 / (rate * shape)),
     }
-    flat_s, half_s = 0.0, load.ramp_up_s / 2
+    unramped_s = 0.0
+    half_ramp_s = load.ramp_up_s / 2
     while True:
-        ramped_s = flat_s + half_s if flat_s >= half_s else (4 * flat_s * half_s) ** 0.5
-        yield round(ramped_s * _NS_PER_S)
-        flat_s += gap_s[load.arrivals]()
+        if unramped_s >= half_ramp_s:
+            due_s = unramped_s + half_ramp_s
+        else:
+            due_s = (4 * unramped_s * half_ramp_s) ** 0.5
+        yield round(due_s * _NS_PER_S)
+        unramped_s += gap_s[load.arrivals]()
 
 
-async def _replay_closed(asked: ChatClient, planned: _Planned, part: RoundSlice) -> None:
-    """Replay as many conversations at once as the load says: the next begins when one has ended."""
-    load, clock = asked.case.load, asked.clock
+async def _replay_closed(
+    chat_client: ChatClient, conversations: _Conversations, part: RoundSlice
+) -> None:
+    """Keep as many conversations going as the load says; the next begins when one has ended."""
+    load = chat_client.case.load
+    clock = chat_client.clock
     end_ns = part.started_ns + (load.duration_s or math.inf) * _NS_PER_S
 
-    async def keep_asking(slot: int) -> None:
+    async def keep_replaying(slot: int) -> None:
         ramp_ns = round(load.ramp_up_s * _NS_PER_S * slot / load.concurrency)
         await _sleep_until(part.started_ns + ramp_ns, clock)
-        while clock() < end_ns and (one := next(planned, None)):
-            await asked.replay(*one, clock())
+        while clock() < end_ns and (conversation := next(conversations, None)):
+            place, prompt = conversation
+            await chat_client.replay(place, prompt, clock())
 
     slots = range(part.number, load.concurrency, part.of)
-    await asyncio.gather(*map(keep_asking, slots))
+    await asyncio.gather(*map(keep_replaying, slots))
 
 
-async def _replay_open(asked: ChatClient, planned: _Planned, part: RoundSlice) -> None:
-    """Begin each conversation when it is due, whatever became of those before it."""
-    load = asked.case.load
-    due = itertools.islice(due_after_ns(load), part.number, None, part.of)
+async def _replay_open(
+    chat_client: ChatClient, conversations: _Conversations, part: RoundSlice
+) -> None:
+    """Begin each conversation when it is due, whether or not those before it have ended."""
+    load = chat_client.case.load
+    end_ns = (load.duration_s or math.inf) * _NS_PER_S
+    due_times_ns = itertools.islice(due_after_ns(load), part.number, None, part.of)
     async with asyncio.TaskGroup() as group:
-        for one, due_ns in zip(planned, due, strict=False):
-            if due_ns >= (load.duration_s or math.inf) * _NS_PER_S:
+        for (place, prompt), due_ns in zip(conversations, due_times_ns, strict=False):
+            if due_ns >= end_ns:
                 return
             planned_ns = part.started_ns + due_ns
-            await _sleep_until(planned_ns, asked.clock)
-            group.create_task(asked.replay(*one, planned_ns))
+            await _sleep_until(planned_ns, chat_client.clock)
+            group.create_task(chat_client.replay(place, prompt, planned_ns))
 
 
 async def _sleep_until(moment_ns: int, clock: Clock) -> None:
@@ -235,7 +280,7 @@ async def _sleep_until(moment_ns: int, clock: Clock) -> None:
 
 
 async def _measure_lag(lags: TimeHistogram, clock: Clock) -> None:
-    """Measure how late each beat comes: what the loop's other work delays it by."""
+    """Measure how late each beat comes: how long the loop's other work delays it."""
     while True:
         due_ns = clock() + BEAT_NS
         await _sleep_until(due_ns, clock)
@@ -243,7 +288,7 @@ async def _measure_lag(lags: TimeHistogram, clock: Clock) -> None:
 
 
 class _Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process is to replay."""
+    """The slice of a round that a further process has to replay."""
 
     case: Case
     endpoint: Endpoint
@@ -252,7 +297,13 @@ class _Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A request that ended or, at the end, the lags, or for how long no token came."""
+    """What a further process reports.
+
+    Attributes:
+        finished: a request that ended.
+        lags: how late its event loop was; the last message of a slice.
+        hung_s: for how long no token came; the last message if the server hangs.
+    """
 
     finished: FinishedRequest | None = None
     lags: TimeHistogram | None = None
@@ -260,13 +311,18 @@ class _Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class _Worker(NamedTuple):
-    """A further process, and what it replies."""
+    """A further process, and the stream of its replies."""
 
     child: SupervisedProcess
     replies: asyncio.StreamReader
 
     async def replay(self, order: _Order, builder: RoundBuilder) -> None:
-        """Replay a slice of the round that is built, else `CLIENT_DIED` or `HUNG`."""
+        """Have the process replay a slice of a round, and add its requests to the builder.
+
+        Raises:
+            HungError: no stream delivered a token for too long.
+            InvalidMeasurementError: `CLIENT_DIED`, the process ended.
+        """
         self.child.send(order)
         while line := await self.replies.readline():
             reply = msgspec.json.decode(line, type=_Reply)
@@ -286,8 +342,13 @@ class _Worker(NamedTuple):
 class Clients:
     """The processes that send one case's requests to an endpoint.
 
-    `workers` are the further ones; none unless the case asks for two or more. A server that doesn't
-    hang generates a token in `token_within_s`.
+    Attributes:
+        case: the case.
+        endpoint: the server.
+        clock: monotonic, in nanoseconds.
+        client: the HTTP client of this process.
+        workers: the further processes; none unless the case asks for two or more.
+        token_within_s: in how long, in seconds, a server that doesn't hang generates a token.
     """
 
     case: Case
@@ -298,23 +359,35 @@ class Clients:
     token_within_s: float = _TOKEN_S
 
     async def replay(self, prompts: Sequence[Prompt], record: Record | None = None) -> Round:
-        """One round, see `replay_round`, else `CLIENT_DIED` of a further process, or `HUNG`.
+        """Replay one round, see `replay_round`.
 
-        Where a request's time was up, the server is asked for a token more: it may hang.
+        If a request didn't end in its time, the server is asked for one more token, as it may hang.
+
+        Raises:
+            HungError: the server generates no tokens.
+            InvalidMeasurementError: `CLIENT_DIED`, a further process ended.
         """
         if self.workers:
-            built = RoundBuilder(record)
-            await self._replay_slices(tuple(prompts), built)
+            builder = RoundBuilder(record)
+            await self._replay_slices(tuple(prompts), builder)
         else:
-            built = await self._replay_here(self.case, prompts, record)
-        if built.late:
-            within_s, one = self.token_within_s, Load(concurrency=1)
-            case = dataclasses.replace(
-                self.case, load=one, turns=1, output_cap_tokens=1, request_timeout_s=within_s
-            )
-            if (await self._replay_here(case, prompts[:1])).late:
-                raise HungError(within_s)
-        return built.as_round()
+            builder = await self._replay_here(self.case, prompts, record)
+        if builder.late:
+            await self._check_hanging(prompts[:1])
+        return builder.as_round()
+
+    async def _check_hanging(self, prompts: Sequence[Prompt]) -> None:
+        """Ask the server for a single token; a HungError if it doesn't come in its time."""
+        case = dataclasses.replace(
+            self.case,
+            load=Load(concurrency=1),
+            turns=1,
+            output_cap_tokens=1,
+            request_timeout_s=self.token_within_s,
+        )
+        builder = await self._replay_here(case, prompts)
+        if builder.late:
+            raise HungError(self.token_within_s)
 
     async def _replay_here(
         self, case: Case, prompts: Sequence[Prompt], record: Record | None = None
@@ -324,12 +397,16 @@ class Clients:
         )
 
     async def replay_under(self, load: Load, prompts: Sequence[Prompt]) -> Round:
-        """One round under another load, as for the warm-up; it isn't recorded."""
+        """Replay one round under another load, such as the warm-up's; it isn't recorded."""
         case = dataclasses.replace(self.case, load=load)
         return await dataclasses.replace(self, case=case).replay(prompts)
 
     async def scrape(self, path: str) -> str:
-        """The page of the server at a path, else `METRICS_MISSING`."""
+        """Return the server's page at a path.
+
+        Raises:
+            InvalidMeasurementError: `METRICS_MISSING`, there is no such page.
+        """
         try:
             page = await read(self.client, "GET", path, within_s=_SCRAPE_S)
             page.good()
@@ -339,28 +416,38 @@ class Clients:
         return page.text
 
     async def _replay_slices(self, prompts: tuple[Prompt, ...], builder: RoundBuilder) -> None:
-        started_ns, of = self.clock() + _HEAD_START_NS, len(self.workers)
-        parts = [RoundSlice(number=number, of=of, started_ns=started_ns) for number in range(of)]
-        order = functools.partial(_Order, case=self.case, endpoint=self.endpoint, prompts=prompts)
-        pairs = zip(self.workers, parts, strict=True)
-        await asyncio.gather(*(worker.replay(order(part=part), builder) for worker, part in pairs))
+        """Replay one round in the further processes, a slice in each."""
+        started_ns = self.clock() + _HEAD_START_NS
+        replaying = []
+        for number, worker in enumerate(self.workers):
+            part = RoundSlice(number=number, of=len(self.workers), started_ns=started_ns)
+            order = _Order(case=self.case, endpoint=self.endpoint, prompts=prompts, part=part)
+            replaying.append(worker.replay(order, builder))
+        await asyncio.gather(*replaying)
 
 
 @contextlib.asynccontextmanager
 async def open_clients(case: Case, endpoint: Endpoint, *, clock: Clock) -> AsyncIterator[Clients]:
-    """Clients for as long as the context lasts.
+    """Yield the clients of a case for as long as the context lasts.
 
-    `clock` is monotonic, in nanoseconds; with further processes the system's own.
+    Args:
+        case: the case, which says how many processes send its requests.
+        endpoint: the server.
+        clock: monotonic, in nanoseconds; further processes use the system's own.
     """
+    # A single process is this one.
     count = case.client_processes if case.client_processes > 1 else 0
     client = new_client(endpoint, connections=case.load.concurrency)
     async with client, contextlib.AsyncExitStack() as stack:
-        workers = tuple([await stack.enter_async_context(_worker()) for _ in range(count)])
-        yield Clients(case=case, endpoint=endpoint, clock=clock, client=client, workers=workers)
+        workers = [await stack.enter_async_context(_open_worker()) for _ in range(count)]
+        yield Clients(
+            case=case, endpoint=endpoint, clock=clock, client=client, workers=tuple(workers)
+        )
 
 
 @contextlib.asynccontextmanager
-async def _worker() -> AsyncIterator[_Worker]:
+async def _open_worker() -> AsyncIterator[_Worker]:
+    """Yield a further process, which ends with the context."""
     command = (sys.executable, "-P", "-m", "specreg.load.rounds")
     with tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as folder:
         log_path = Path(folder) / "log"
@@ -370,12 +457,12 @@ async def _worker() -> AsyncIterator[_Worker]:
 
 
 async def _work() -> None:
-    """Replay the slices that are ordered on stdin, until it ends."""
+    """Replay the slices that are ordered on stdin, until stdin ends."""
     for line in iter(sys.stdin.buffer.readline, b""):
         order = msgspec.json.decode(line, type=_Order)
         async with new_client(order.endpoint, connections=order.case.load.concurrency) as client:
             try:
-                done = await replay_round(
+                builder = await replay_round(
                     order.case,
                     order.endpoint,
                     order.prompts,
@@ -387,7 +474,7 @@ async def _work() -> None:
             except HungError as error:
                 _reply(_Reply(hung_s=error.silent_s))
             else:
-                _reply(_Reply(lags=done.lags))
+                _reply(_Reply(lags=builder.lags))
 
 
 def _reply(reply: _Reply) -> None:
@@ -398,5 +485,6 @@ def _reply(reply: _Reply) -> None:
 if __name__ == "__main__":
     import uvloop
 
-    with contextlib.suppress(BrokenPipeError):  # the suite was killed, and takes no replies
+    # If the suite was killed, nobody takes the replies.
+    with contextlib.suppress(BrokenPipeError):
         uvloop.run(_work())

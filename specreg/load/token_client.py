@@ -1,4 +1,4 @@
-"""Ask a server for prompts and answers in token ids; nothing here is timed."""
+"""Ask a server for prompts and answers in token ids; no request is timed."""
 
 import asyncio
 import time
@@ -18,18 +18,22 @@ from specreg.engines.wire_format import Ask, Call, Endpoint, Message, TokenApi, 
 from specreg.matrix.case import Case
 
 _TIMEOUT_S = 600.0
-"""How long an answer may take: it comes whole, and may wait for others."""
+"""How long an answer may take; it comes whole, and may have to wait for other answers."""
 AnswerT = TypeVar("AnswerT")
 
 
 def token_api_of(endpoint: Endpoint) -> TokenApi:
-    """How to ask an endpoint in ids, else an UnsupportedError."""
+    """Return the API with which an endpoint is asked in token ids.
+
+    Raises:
+        UnsupportedError: the engine's answers are no ids.
+    """
     api = ENGINES[endpoint.engine].token_api
     if api is None:
-        having = sorted(name for name, engine in ENGINES.items() if engine.token_api)
+        supported = sorted(name for name, engine in ENGINES.items() if engine.token_api)
         raise UnsupportedError(
             f"engine '{endpoint.engine}': its answers are no token ids, so nothing can be said"
-            f" of their tokens; these have them: {', '.join(having)}"
+            f" of their tokens; these have them: {', '.join(supported)}"
         )
     return api
 
@@ -37,7 +41,7 @@ def token_api_of(endpoint: Endpoint) -> TokenApi:
 def encode_prompts(
     endpoint: Endpoint, case: Case, prompts: Sequence[Prompt]
 ) -> tuple[tuple[int, ...], ...]:
-    """The ids of the prompts' first turns, as the server's own tokenizer and template have them.
+    """Return the token ids of the prompts' first turns, by the server's tokenizer and template.
 
     Raises:
         UnsupportedError: the engine's answers are no ids.
@@ -52,7 +56,12 @@ def encode_prompts(
 def encode_chats(
     endpoint: Endpoint, case: Case, chats: Sequence[tuple[Message, ...]]
 ) -> tuple[tuple[int, ...], ...]:
-    """The ids of what was said so far in each chat, the user's message last; as `encode_prompts`.
+    """Return the token ids of each chat, by the server's own tokenizer and template.
+
+    Args:
+        endpoint: the server.
+        case: the case, which says how prompts are sent.
+        chats: the messages of each chat so far, the user's last.
 
     Raises:
         UnsupportedError, InvalidMeasurementError, HungError: as of `encode_prompts`.
@@ -80,7 +89,14 @@ def complete(
     in_flight: int,
     within_s: float = _TIMEOUT_S,
 ) -> tuple[Transcript, ...]:
-    """The continuation of each text, with so many requests `in_flight` at once.
+    """Return the continuation of each text.
+
+    Args:
+        endpoint: the server.
+        texts: the texts, in token ids.
+        wanted: what is wanted of the continuation of each text.
+        in_flight: how many requests are in flight at once.
+        within_s: how long an answer may take, in seconds.
 
     Raises:
         UnsupportedError: the engine's answers are no ids.
@@ -88,52 +104,70 @@ def complete(
         HungError: no answer came in `within_s`.
     """
     api = token_api_of(endpoint)
-    calls = [api.complete(endpoint.model, *one) for one in zip(texts, wanted, strict=True)]
+    calls = [
+        api.complete(endpoint.model, token_ids, wanted_of_text)
+        for token_ids, wanted_of_text in zip(texts, wanted, strict=True)
+    ]
     return _post_all(endpoint, calls, in_flight, within_s)
 
 
 def score(
     endpoint: Endpoint, questions: Sequence[tuple[Sequence[int], Sequence[int]]]
 ) -> tuple[tuple[float, ...], ...]:
-    """How likely candidates are to follow a text in ids, one text at a time; see `TokenApi.score`.
+    """Return how likely candidates are to follow each text, see `TokenApi.score`.
+
+    The texts are sent one at a time.
+
+    Args:
+        endpoint: the server.
+        questions: each text and its candidates, in token ids.
 
     Raises:
         UnsupportedError: the engine's answers are no ids.
         InvalidMeasurementError, HungError: as of `encode_prompts`.
     """
     api = token_api_of(endpoint)
-    return _post_all(endpoint, [api.score(endpoint.model, *one) for one in questions], 1)
+    calls = [
+        api.score(endpoint.model, token_ids, candidates) for token_ids, candidates in questions
+    ]
+    return _post_all(endpoint, calls, in_flight=1)
 
 
 def _post_all(
     endpoint: Endpoint, calls: Sequence[Call[AnswerT]], in_flight: int, within_s: float = _TIMEOUT_S
 ) -> tuple[AnswerT, ...]:
-    """The answers in the order of the calls."""
+    """Return the answers in the order of the calls.
+
+    Raises:
+        InvalidMeasurementError: `HTTP_ERROR` or `ANSWER_UNREADABLE`.
+        HungError: no answer came in `within_s`.
+    """
+    import httpx  # noqa: PLC0415 - takes long, and few commands ask a server
 
     async def post_all() -> list[AnswerT]:
-        free, heard_s = asyncio.Semaphore(in_flight), time.monotonic()
-        import httpx  # noqa: PLC0415 - takes long, and few commands ask a server
-
+        slots = asyncio.Semaphore(in_flight)
+        heard_s = time.monotonic()
         url = endpoint.base_url
-        trusted = trusted_certificates(url)
-        async with httpx.AsyncClient(base_url=url, trust_env=False, verify=trusted) as client:
+        verify = trusted_certificates(url)
+        async with httpx.AsyncClient(base_url=url, trust_env=False, verify=verify) as client:
 
             async def post(call: Call[AnswerT]) -> AnswerT:
                 nonlocal heard_s
-                async with free:
-                    sent_s, body = time.monotonic(), msgspec.json.encode(call.body)
+                async with slots:
+                    sent_s = time.monotonic()
+                    body = msgspec.json.encode(call.body)
                     try:
                         answer = await read(client, "POST", call.path, within_s=within_s, body=body)
                     except AnswerError as error:
-                        # If others came meanwhile, it is this one alone.
+                        # If other answers came meanwhile, the server doesn't hang.
                         if error.late and heard_s <= sent_s:
                             raise HungError(within_s) from error
                         message = f"{error}; look at the server's log"
                         raise InvalidMeasurementError("HTTP_ERROR", message) from error
                     heard_s = time.monotonic()
                     if answer.status != HTTPStatus.OK:
-                        said = quote_answer(answer.content)
-                        message = f"HTTP {answer.status} from {call.path}: {said}"
+                        quoted = quote_answer(answer.content)
+                        message = f"HTTP {answer.status} from {call.path}: {quoted}"
                         raise InvalidMeasurementError("HTTP_ERROR", message)
                     return call.parse(answer.content)
 
