@@ -1,4 +1,4 @@
-"""Make a run of what a user asked for, or say what is wrong with it."""
+"""Turn the options into a run, or say what is wrong with them."""
 
 import os
 from collections.abc import Collection, Mapping
@@ -34,18 +34,27 @@ from specreg.telemetry.identity import (
 )
 
 _NOT_ATTACHED = {"update_baselines", "resume", "launches", "engine_version", "shard"}
+"""The options that make no sense with a server that others have started."""
 
 
 def _check_options(options: Options) -> None:
-    """Check that the options go together; else a SpecregError."""
-    given = [one for one in fields(options) if getattr(options, one.name) not in {None, False}]
-    too_much = [flag_of(one) for one in given if one.name in _NOT_ATTACHED]
-    if options.attach is not None and too_much:
-        why = "it isn't known how that server was started, nor can it be started anew"
-        raise SpecregError(f"--specreg-attach with {', '.join(too_much)}: {why}; leave one out")
+    """Check that the options can be combined, and that numbers are in their range.
+
+    Raises:
+        SpecregError: they can't, or aren't.
+    """
+    conflicting = [
+        flag_of(field)
+        for field in fields(options)
+        if field.name in _NOT_ATTACHED and getattr(options, field.name) not in {None, False}
+    ]
+    if options.attach is not None and conflicting:
+        problem = "it isn't known how that server was started, nor can it be started anew"
+        flags = ", ".join(conflicting)
+        raise SpecregError(f"--specreg-attach with {flags}: {problem}; leave one out")
     if options.update_baselines and options.num_prompts is not None:
-        why = "a baseline is of as many prompts as the matrix says; leave one of them out"
-        raise SpecregError(f"--update-baselines with --num-prompts: {why}")
+        problem = "a baseline is of as many prompts as the matrix says; leave one of them out"
+        raise SpecregError(f"--update-baselines with --num-prompts: {problem}")
     counts = {
         "--specreg-launches": (options.launches, MOST_LAUNCHES_ASKED),
         "--num-prompts": (options.num_prompts, MOST_PROMPTS_ASKED),
@@ -60,7 +69,11 @@ def _check_options(options: Options) -> None:
 
 
 def load_cases(root: Path, options: Options, name: str) -> Tier:
-    """Load the tier that is to be measured, as the options change it."""
+    """Load the tier that is to be measured, as the options change it.
+
+    Raises:
+        SpecregError: the tier can't be read, or the options don't fit it.
+    """
     tier = load_tier(root / options.matrix, name)
     engines = {case.server.engine for case in tier.cases}
     if options.engine is not None:
@@ -138,29 +151,36 @@ def _run_folder(runs: Path, options: Options, clock: RunClock) -> Path:
 
 
 def unmet_need(context: RunContext) -> str:
-    """What the tier needs and the machine lacks, empty when nothing."""
+    """Return what the tier needs and the machine lacks; empty if it lacks nothing."""
     gpus = find_gpus()
-    if len(gpus.devices) >= context.tier.needs_gpus or context.provision.url is not None:
+    tier = context.tier
+    if len(gpus.devices) >= tier.needs_gpus or context.provision.url is not None:
         return ""
-    has = f"this machine has {len(gpus.devices)} ({gpus.why_none})"
-    cure = f"use a machine with one, or the CPU's tier: {run_command((), ['--specreg-tier=cpu'])}"
-    return f"tier '{context.tier.name}' needs {context.tier.needs_gpus} GPU(s), {has}; {cure}"
+    lacks = f"this machine has {len(gpus.devices)} ({gpus.why_none})"
+    cpu_command = run_command((), ["--specreg-tier=cpu"])
+    cure = f"use a machine with one, or the CPU's tier: {cpu_command}"
+    return f"tier '{tier.name}' needs {tier.needs_gpus} GPU(s), {lacks}; {cure}"
 
 
 def why_unfit(context: RunContext) -> Mapping[str, str]:
-    """By case what it needs and the machine lacks; what the tier needs, where that is missing.
+    """Return what each case needs and the machine lacks, by case id.
 
-    A program that isn't there is named by `check_cases` where the tier is required.
+    If the machine lacks what the tier needs, that is the reason for each case. A program that is
+    missing on a machine that must run the tier isn't among the reasons: `check_cases` names it.
     """
     if context.provision.url is not None:
         return {}
-    if why := unmet_need(context):
-        return {case.id: why for case in context.tier.cases}
-    unfit = dict(context.tier.unmet(gpus_of(context.options).memory_gib))
-    for case in context.tier.cases if not context.options.require_tier else ():
-        if why := why_no_program(engine_named(case.server.engine)):
-            unfit[case.id] = why
-    return unfit
+    tier_need = unmet_need(context)
+    if tier_need:
+        return {case.id: tier_need for case in context.tier.cases}
+    needs = dict(context.tier.unmet(gpus_of(context.options).memory_gib))
+    if context.options.require_tier:
+        return needs
+    for case in context.tier.cases:
+        missing_program = why_no_program(engine_named(case.server.engine))
+        if missing_program:
+            needs[case.id] = missing_program
+    return needs
 
 
 def check_cases(context: RunContext, cases: Collection[Case]) -> None:

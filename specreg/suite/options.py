@@ -1,4 +1,4 @@
-"""The options of a run, each declared once, and what to say of one that is mistyped."""
+"""The options of a run, each declared once, and hints for mistyped ones."""
 
 import argparse
 import dataclasses
@@ -7,7 +7,7 @@ import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from specreg.core.errors import SpecregError
 
@@ -16,7 +16,8 @@ MOST_LAUNCHES_ASKED = 100
 MOST_PROMPTS_ASKED = 1_000_000
 MOST_SHARDS = 10_000
 Inconclusive = Literal["fail", "warn", "warn-speed"]
-"""What a test does where the measurements can't tell."""
+"""What a test does if its metric is INCONCLUSIVE."""
+_SHARD = re.compile(r"(?:(?P<list>list)|(?P<number>\d{1,5}))(?:/(?P<of>\d{1,5}))?")
 
 
 def _option(
@@ -27,7 +28,15 @@ def _option(
     is_repeated: bool = True,
     **argparse: object,
 ) -> Any:  # noqa: ANN401 - like dataclasses.field
-    """A field of `Options`: its help, and how it is typed if not as `--specreg-` and its name."""
+    """Declare an option, as a field of `Options`.
+
+    Args:
+        text: the help.
+        default: the value if the user doesn't type the option.
+        flag: how it is typed; empty for `--specreg-` and the name of the field.
+        is_repeated: whether it belongs to a command that runs the same cases again.
+        argparse: further arguments of `add_argument`.
+    """
     if default is False:
         argparse["action"] = "store_true"
     argparse |= {"default": default, "help": text}
@@ -36,7 +45,19 @@ def _option(
 
 
 _once = functools.partial(_option, is_repeated=False)
-"""An option that isn't typed again to run the same cases again."""
+"""Declares an option that doesn't belong to a command that runs the same cases again."""
+
+
+class ShardChoice(NamedTuple):
+    """The part of a run that the user asks for.
+
+    Attributes:
+        number: of the shard, from 1; 0 to list all shards and run none.
+        of: into how many shards the run is cut; 0 for one for each server group.
+    """
+
+    number: int
+    of: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,26 +153,23 @@ class Options:
     )
 
     @property
-    def part(self) -> tuple[int, int] | None:
-        """The number of a shard, 0 to list all, and of how many, 0 for one for each server group.
-
-        None where no shard is asked for.
+    def part(self) -> ShardChoice | None:
+        """The part of the run that is asked for, None for the whole run.
 
         Raises:
             SpecregError: the text isn't `I/N`, `list` or `list/N`, or there is no such shard.
         """
         if self.shard is None:
             return None
-        found = re.fullmatch(r"(?:(list)|(\d{1,5}))(?:/(\d{1,5}))?", self.shard)
-        of = int(found[3] or 0) if found else 0
-        number = int(found[2] or 0) if found else 0
-        lists = found is not None and found[1] is not None
-        if not (lists or 1 <= number <= of) or of > MOST_SHARDS:
-            needed = f"--specreg-shard '{self.shard}': got no shard, needed I/N with I from 1 to N"
-            most = f" and N up to {MOST_SHARDS}" if of > MOST_SHARDS else ""
-            cure = "give 1/4 for the first of four, or list/4 to see all"
-            raise SpecregError(f"{needed}{most}; {cure}")
-        return number, of
+        match = _SHARD.fullmatch(self.shard)
+        if match is None:
+            raise _shard_error(self.shard)
+        choice = ShardChoice(number=int(match["number"] or 0), of=int(match["of"] or 0))
+        if choice.of > MOST_SHARDS:
+            raise _shard_error(self.shard, f" and N up to {MOST_SHARDS}")
+        if match["list"] is None and not 1 <= choice.number <= choice.of:
+            raise _shard_error(self.shard)
+        return choice
 
     @property
     def lists_shards(self) -> bool:
@@ -160,16 +178,22 @@ class Options:
         Raises:
             SpecregError: as `part` does.
         """
-        return self.part is not None and self.part[0] == 0
+        return self.part is not None and self.part.number == 0
+
+
+def _shard_error(shard: str, limit: str = "") -> SpecregError:
+    """Return the error for a text that is no shard."""
+    needed = f"--specreg-shard '{shard}': got no shard, needed I/N with I from 1 to N{limit}"
+    return SpecregError(f"{needed}; give 1/4 for the first of four, or list/4 to see all")
 
 
 def flag_of(field: dataclasses.Field[Any]) -> str:
-    """The flag that is typed for an option."""
+    """Return the flag that the user types for an option."""
     return field.metadata["flag"] or f"--specreg-{field.name.replace('_', '-')}"
 
 
 def options_typed(arguments: Sequence[str]) -> Options:
-    """The options among arguments of pytest, whose others are passed over.
+    """Return the options among the arguments of pytest, and ignore all other arguments.
 
     Raises:
         SpecregError: one of them has a value that it can't have.
@@ -199,14 +223,16 @@ def hints_of(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def options_to_repeat(options: Options, tier: str) -> tuple[str, ...]:
-    """What to type to run cases of a tier as they were run: all that isn't left at its default.
+    """Return the arguments that run cases of a tier as they were run.
 
-    Options that are of one run alone, a reason for instance, are left out.
+    Options with their default value are left out, and those that belong to one run only, such as a
+    reason.
     """
-    given = [
-        (flag_of(field), getattr(options, field.name))
-        for field in dataclasses.fields(Options)
-        if field.metadata["is_repeated"] and getattr(options, field.name) != field.default
-    ]
-    told = (flag if value is True else f"{flag}={value}" for flag, value in given)
-    return (f"--specreg-tier={tier}", *told)
+    arguments = [f"--specreg-tier={tier}"]
+    for field in dataclasses.fields(Options):
+        value = getattr(options, field.name)
+        if not field.metadata["is_repeated"] or value == field.default:
+            continue
+        flag = flag_of(field)
+        arguments.append(flag if value is True else f"{flag}={value}")
+    return tuple(arguments)

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from rich.text import Text
@@ -42,7 +43,7 @@ _RUN_GIB = 0.5
 
 
 class State(enum.StrEnum):
-    """What a finding means for a run: all is well, it can live with it, or it can't."""
+    """What a finding means for a run: all is well, the run can live with it, or it can't."""
 
     OK = "ok"
     NOTE = "note"
@@ -50,7 +51,12 @@ class State(enum.StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What was seen of a subject; `advice` says what to do, empty where there is nothing to do."""
+    """What was found out about a subject.
+
+    Attributes:
+        says: what is the case.
+        advice: what to do about it; empty if there is nothing to do.
+    """
 
     subject: str
     says: str
@@ -59,87 +65,121 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def examine(context: RunContext) -> Iterator[Finding]:
-    """All findings on a run's machine and needs; a check that breaks says so, the others go on."""
+    """Yield all findings on a machine and on what a run needs.
+
+    A check that breaks is a finding itself, and all others are still made.
+    """
     for check in _CHECKS:
         subject = check.__name__.removeprefix("_examine_")
         try:
             yield from check(context)
         except SpecregError as error:
-            yield _of_error(subject, error)
+            yield _finding_of(subject, error)
         except Exception as error:  # noqa: BLE001 - the rest is still worth knowing
             says = f"couldn't be looked at: {type(error).__name__}: {error}"
             yield Finding(subject, says, "mend that, or report it", State.IN_THE_WAY)
 
 
-def render_findings(found: Sequence[Finding], *, color: bool) -> str:
-    """A row for each finding, its advice below, and how many stand in the way."""
+def render_findings(findings: Sequence[Finding], *, color: bool) -> str:
+    """Render a row for each finding with its advice below, and how many are in the way."""
     rows = []
-    for one in found:
-        says = f"{one.says}\n→ {one.advice}" if one.advice else one.says
-        rows.append((Text(one.state, _STYLES[one.state]), one.subject, says))
+    for finding in findings:
+        text = finding.says
+        if finding.advice:
+            text = f"{text}\n→ {finding.advice}"
+        rows.append((Text(finding.state, _STYLES[finding.state]), finding.subject, text))
     head = ("state", "of", "finding")
     table = render_rows(head, rows, color=color, left=head, folded=("finding",))
-    states = [one.state for one in found]
-    ways, notes = states.count(State.IN_THE_WAY), states.count(State.NOTE)
-    remarks = f", {notes} note(s)" if notes else ""
-    return f"{table}\n\n{f'{ways} thing(s)' if ways else 'nothing is'} in the way{remarks}"
+    states = [finding.state for finding in findings]
+    obstacles = states.count(State.IN_THE_WAY)
+    notes = states.count(State.NOTE)
+    summary = f"{obstacles} thing(s) in the way" if obstacles else "nothing is in the way"
+    if notes:
+        summary = f"{summary}, {notes} note(s)"
+    return f"{table}\n\n{summary}"
 
 
 _STYLES = {State.OK: "green", State.NOTE: "yellow", State.IN_THE_WAY: "bold red"}
 
 
 def _note(subject: str, says: str, advice: str) -> Finding:
+    """Return a finding that a run can live with."""
     return Finding(subject, says, advice, State.NOTE)
 
 
-def _of_error(subject: str, error: SpecregError | str, state: State = State.IN_THE_WAY) -> Finding:
-    """An error in specreg's form: what is wrong up to its last semicolon, then what to do."""
-    says, _, advice = str(error).splitlines()[0].rpartition("; ")
-    return Finding(subject, says or advice, advice if says else "", state)
+def _finding_of(
+    subject: str, error: SpecregError | str, state: State = State.IN_THE_WAY
+) -> Finding:
+    """Return an error as a finding: what is wrong, and behind its last semicolon what to do."""
+    first_line = str(error).splitlines()[0]
+    says, _, advice = first_line.rpartition("; ")
+    if not says:
+        return Finding(subject, first_line, state=state)
+    return Finding(subject, says, advice, state)
 
 
 def _running(context: RunContext) -> list[Case]:
+    """Return the cases of the tier that fit the machine."""
     unfit = why_unfit(context)
     return [case for case in context.tier.cases if case.id not in unfit]
 
 
 def _devices(context: RunContext) -> tuple[Device, ...]:
-    """The devices whose power a run measures; SensorError where it can't."""
+    """Return the devices whose power a run measures; SensorError if it can't be measured."""
+    if not context.provision.on_gpu:
+        return devices_of(0, os.environ)
     used = context.tier.gpus_used(gpus_of(context.options).memory_gib)
-    return devices_of(used if context.provision.on_gpu else 0, os.environ)
+    return devices_of(used, os.environ)
 
 
 def _examine_processor(context: RunContext) -> Iterator[Finding]:
+    """Name the environment and its processor, and say if others use it."""
     here = current_environment(needs_gpus=0)
     yield Finding("environment", context.environment.name)
     yield Finding("processor", f"{here.cpu}, {here.instruction_set}, {here.cores} core(s) to use")
-    if context.processor_load is not None and context.processor_load.is_high:
+    load = context.processor_load
+    if load is not None and load.is_high:
         advice = "that disturbs engines on the processor and the client; run when it is quiet"
-        yield _note("speed", str(context.processor_load), advice)
+        yield _note("speed", str(load), advice)
 
 
 def _examine_gpus(context: RunContext) -> Iterator[Finding]:
+    """Name the GPUs, and say whether those that a run uses are free, cool and as usual."""
     gpus = gpus_of(context.options)
     on_gpu = context.provision.on_gpu
     if not gpus.devices and (on_gpu or gpus.is_unusable):
-        yield _of_error("GPUs", gpus.why_none)
+        yield _finding_of("GPUs", gpus.why_none)
     elif not gpus.devices:
-        yield Finding("GPUs", f"none ({gpus.why_none.partition('; ')[0]})")
+        yield Finding("GPUs", f"none ({_finding_of('GPUs', gpus.why_none).says})")
     for remark in remarks_on(gpus):
-        says, _, advice = remark.partition("; ")
-        yield _note("GPUs", says, advice or "a run goes on without it")
-    used = {device.id for device in _devices(context)} if on_gpu and gpus.devices else set()
+        finding = _finding_of("GPUs", remark, State.NOTE)
+        yield _note("GPUs", finding.says, finding.advice or "a run goes on without it")
+    used_ids = {device.id for device in _devices(context)} if on_gpu and gpus.devices else set()
     for device in gpus.devices:
-        subject = f"GPU {device.number}"
         try:
-            yield Finding(subject, _facts_of(device))
-            if device.id in used:
-                check_free([device], frozenset())
-                check_cool([device])
-                notes = [_note(subject, *one) for one in _oddities_of(device)]
-                yield from notes or [Finding(subject, "free, no process computes on it")]
+            yield from _examine_gpu(device, is_used=device.id in used_ids)
         except SensorError as error:
-            yield _of_error(subject, error)
+            yield _finding_of(_subject_of(device), error)
+
+
+def _subject_of(device: Device) -> str:
+    return f"GPU {device.number}"
+
+
+def _examine_gpu(device: Device, *, is_used: bool) -> Iterator[Finding]:
+    """Say what a GPU is, and what a run has to know about it if it uses it.
+
+    Raises:
+        SensorError: the GPU can't be used now.
+    """
+    subject = _subject_of(device)
+    yield Finding(subject, _facts_of(device))
+    if not is_used:
+        return
+    check_free([device], frozenset())
+    check_cool([device])
+    notes = [_note(subject, says, advice) for says, advice in _oddities_of(device)]
+    yield from notes or [Finding(subject, "free, no process computes on it")]
 
 
 def _facts_of(device: Device) -> str:
@@ -154,66 +194,90 @@ def _facts_of(device: Device) -> str:
 
 
 def _oddities_of(device: Device) -> Iterator[tuple[str, str]]:
-    """What differs from a GPU that is empty and as its vendor set it, and what to do."""
+    """Yield what differs from a GPU that is empty and as its vendor set it, and what to do."""
     probe = open_probe(device)
     state = probe.state()
     if probe.processes() is None:
-        says = "which processes compute on it isn't known"
-        yield says, "look with nvidia-smi that there is none"
-    used_gib = None if state.used_bytes is None else state.used_bytes / _GIB
-    if used_gib is not None and used_gib > _EMPTY_GIB:
-        says = f"{used_gib:.1f} GiB of its memory are taken, and no process is seen on it"
-        yield says, "another container may use it; look with nvidia-smi on the host"
+        yield (
+            "which processes compute on it isn't known",
+            "look with nvidia-smi that there is none",
+        )
+    used_gib = (state.used_bytes or 0) / _GIB
+    if used_gib > _EMPTY_GIB:
+        yield (
+            f"{used_gib:.1f} GiB of its memory are taken, and no process is seen on it",
+            "another container may use it; look with nvidia-smi on the host",
+        )
     if device.limit_w:
-        says = f"held to {device.limit_w:.0f} W, which isn't its vendor's limit"
         undo = "nvidia-smi -pl, with the default that nvidia-smi -q -d POWER says"
-        yield says, f"its baselines are kept apart from others'; to undo it, as root: {undo}"
+        yield (
+            f"held to {device.limit_w:.0f} W, which isn't its vendor's limit",
+            f"its baselines are kept apart from others'; to undo it, as root: {undo}",
+        )
     if (state.throttle_mask or 0) & _CLOCKS_SET_BY_APPLICATION:
-        says = f"its SM clock is set by an application, now {state.sm_clock_mhz} MHz"
-        yield says, "to undo it, as root: nvidia-smi -rgc, and nvidia-smi -rac"
+        yield (
+            f"its SM clock is set by an application, now {state.sm_clock_mhz} MHz",
+            "to undo it, as root: nvidia-smi -rgc, and nvidia-smi -rac",
+        )
 
 
 def _examine_power(context: RunContext) -> Iterator[Finding]:
+    """Say how the power of each device is measured."""
     try:
         for device in _devices(context):
-            by = f"{device.name}, {device.scope} scope, by {device.sensor}"
-            if device.why_not:
-                yield _of_error("power", f"{device.name}: {device.why_not}", State.NOTE)
-            elif open_probe(device).energy_mj() is not None:
-                yield Finding("power", f"{by}: energy counter")
-            else:
-                advice = "without one energy is summed from power, less exactly"
-                yield _note("power", f"{by}: no energy counter", advice)
+            yield _power_of(device)
     except SensorError as error:
-        yield _of_error("power", error, State.NOTE)
+        yield _finding_of("power", error, State.NOTE)
+
+
+def _power_of(device: Device) -> Finding:
+    """Return how the power of a device is measured; a SensorError if it can't be read."""
+    if device.why_not:
+        return _finding_of("power", f"{device.name}: {device.why_not}", State.NOTE)
+    sensor = f"{device.name}, {device.scope} scope, by {device.sensor}"
+    if open_probe(device).energy_mj() is None:
+        advice = "without one energy is summed from power, less exactly"
+        return _note("power", f"{sensor}: no energy counter", advice)
+    return Finding("power", f"{sensor}: energy counter")
 
 
 def _examine_memory(context: RunContext) -> Iterator[Finding]:
-    left_gib, needed_gib = free_gib(), 0.0
-    for case in _running(context) if not context.provision.on_gpu else ():
-        pair = [spec.sizes for spec in (case.server, case.control) if spec and spec.sizes]
-        needed_gib = max(needed_gib, sum(one.target_gib + (one.draft_gib or 0.0) for one in pair))
+    """Say whether the machine's memory holds the models of each case that runs without a GPU."""
+    left_gib = free_gib()
+    needed_gib = 0.0
+    if not context.provision.on_gpu:
+        needed_gib = max((_models_of_case_gib(case) for case in _running(context)), default=0.0)
     says = f"{left_gib:.1f} GiB free"
     if left_gib < needed_gib:
         says = f"{says}, and the models of the largest case take {needed_gib:.1f}"
-        yield _of_error("memory", f"{says}; end what takes it, or choose smaller models")
+        yield _finding_of("memory", f"{says}; end what takes it, or choose smaller models")
     else:
         yield Finding("memory", says)
 
 
+def _models_of_case_gib(case: Case) -> float:
+    """Return what the models of a case and of its control take; 0 if their sizes aren't known."""
+    specs = [spec for spec in (case.server, case.control) if spec is not None]
+    sizes = [spec.sizes for spec in specs if spec.sizes is not None]
+    return sum(size.target_gib + (size.draft_gib or 0.0) for size in sizes)
+
+
 def _to_install(context: RunContext) -> Mapping[Requirement, bool]:
-    """The engines that a run installs, and whether they are installed already."""
-    found: dict[Requirement, bool] = {}
-    for case in _running(context) if context.provision.python is None else ():
-        with contextlib.suppress(UnsupportedError):  # the finding on its cases says so
+    """Return the engines that a run installs, and whether they are installed already."""
+    if context.provision.python is not None:
+        return {}
+    installed: dict[Requirement, bool] = {}
+    for case in _running(context):
+        # An engine that can't do what the case needs is a finding of `_examine_cases`.
+        with contextlib.suppress(UnsupportedError):
             requirement = context.provision.requirement(case.server)
             if requirement.package != engine_named(case.server.engine).program:
-                found[requirement] = environment_exists(requirement)
-    return found
+                installed[requirement] = environment_exists(requirement)
+    return installed
 
 
 def _models_gib(context: RunContext) -> Mapping[str, float | None]:
-    """Return what each model takes, by reference; None where the tier doesn't say."""
+    """Return what each model takes, by reference; None if the tier doesn't say."""
     sizes_gib: dict[str, float | None] = {}
     for spec in dict.fromkeys(case.server for case in _running(context)):
         sizes_gib[spec.target] = spec.sizes.target_gib if spec.sizes else None
@@ -222,40 +286,66 @@ def _models_gib(context: RunContext) -> Mapping[str, float | None]:
     return sizes_gib
 
 
+class _Need(NamedTuple):
+    """What a run writes to a folder.
+
+    Attributes:
+        content: what it is, in a word.
+        folder: the folder, or the closest one above it that exists.
+        gib: about how much it takes.
+    """
+
+    content: str
+    folder: Path
+    gib: float
+
+
 def _examine_disks(context: RunContext) -> Iterator[Finding]:
-    """Whether there is room where a run writes; a line for each disk."""
-    lacking = [
+    """Say for each disk whether it has room for what a run writes there."""
+    missing_gib = [
         gib for name, gib in _models_gib(context).items() if is_hub_id(name) and not is_cached(name)
     ]
-    known_gib = [gib for gib in lacking if gib is not None]
-    unknown = lacking.count(None)
-    disks: dict[int, list[tuple[str, Path, float]]] = {}
     missing_engines = list(_to_install(context).values()).count(False)
-    for what, folder, needed_gib in (
-        ("engines", cache_dir(), _ENVIRONMENT_GIB * missing_engines),
-        ("models", hub_cache_dir(), sum(known_gib)),
-        ("runs", context.run_folder.parent, _RUN_GIB),
-    ):
-        if folder is not None:
-            absolute = folder.resolve()
-            place = next(path for path in (absolute, *absolute.parents) if path.exists())
-            disks.setdefault(place.stat().st_dev, []).append((what, place, needed_gib))
-    for parts in disks.values():
-        names, places, sizes_gib = zip(*parts, strict=True)
-        left_gib, needed_gib = shutil.disk_usage(places[0]).free / _GIB, sum(sizes_gib)
-        says = f"{left_gib:.1f} GiB free for {', '.join(names)}; about {needed_gib:.1f} GiB needed"
-        if unknown and "models" in names:
-            says = f"{says}, without {unknown} model(s) of unknown size"
-        if left_gib < needed_gib:
-            advice = "make room, or name other folders: SPECREG_CACHE, HF_HUB_CACHE, --specreg-runs"
-            yield _of_error("disk", f"{says}; {advice}")
-        else:
-            yield Finding("disk", says)
+    needs = [
+        _need("engines", cache_dir(), _ENVIRONMENT_GIB * missing_engines),
+        _need("models", hub_cache_dir(), sum(gib for gib in missing_gib if gib is not None)),
+        _need("runs", context.run_folder.parent, _RUN_GIB),
+    ]
+    needs_by_disk: dict[int, list[_Need]] = {}
+    for need in needs:
+        if need is not None:
+            needs_by_disk.setdefault(need.folder.stat().st_dev, []).append(need)
+    for disk_needs in needs_by_disk.values():
+        yield _room_for(disk_needs, models_of_unknown_size=missing_gib.count(None))
+
+
+def _need(content: str, folder: Path | None, gib: float) -> _Need | None:
+    """Return what is written to a folder; None if it isn't known where that is."""
+    if folder is None:
+        return None
+    path = folder.resolve()
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    return _Need(content, existing, gib)
+
+
+def _room_for(needs: Sequence[_Need], *, models_of_unknown_size: int) -> Finding:
+    """Return whether a disk has room for all that is written to it."""
+    left_gib = shutil.disk_usage(needs[0].folder).free / _GIB
+    needed_gib = sum(need.gib for need in needs)
+    contents = [need.content for need in needs]
+    says = f"{left_gib:.1f} GiB free for {', '.join(contents)}; about {needed_gib:.1f} GiB needed"
+    if models_of_unknown_size and "models" in contents:
+        says = f"{says}, without {models_of_unknown_size} model(s) of unknown size"
+    if left_gib >= needed_gib:
+        return Finding("disk", says)
+    advice = "make room, or name other folders: SPECREG_CACHE, HF_HUB_CACHE, --specreg-runs"
+    return Finding("disk", says, advice, State.IN_THE_WAY)
 
 
 def _examine_engines(context: RunContext) -> Iterator[Finding]:
-    for requirement, is_there in _to_install(context).items():
-        if is_there:
+    """Say which engines are installed, and which the first run installs."""
+    for requirement, is_installed_already in _to_install(context).items():
+        if is_installed_already:
             yield Finding("engine", f"{requirement.pin} is installed")
         else:
             advice = "the first run does that, which takes minutes and 3 to 7 GB"
@@ -263,15 +353,17 @@ def _examine_engines(context: RunContext) -> Iterator[Finding]:
 
 
 def _examine_models(context: RunContext) -> Iterator[Finding]:
+    """Say which models are on this machine."""
     for reference, size_gib in _models_gib(context).items():
         size = "" if size_gib is None else f" (about {size_gib:.1f} GiB)"
         try:
             yield _model(context, reference, size)
         except SpecregError as error:
-            yield _of_error("model", error)
+            yield _finding_of("model", error)
 
 
 def _model(context: RunContext, reference: str, size: str) -> Finding:
+    """Return whether a model is on this machine; a ModelError if its folder isn't whole."""
     if not is_hub_id(reference):
         resolve_model(context.root, reference)
         return Finding("model", f"{reference}: is there")
@@ -282,37 +374,44 @@ def _model(context: RunContext, reference: str, size: str) -> Finding:
         return Finding("model", f"{reference}: in the hub's cache")
     says = f"{reference}: not in the hub's cache{size}"
     if is_offline():
-        return _of_error("model", f"{says}; unset HF_HUB_OFFLINE, or fetch it where there is a hub")
+        advice = "unset HF_HUB_OFFLINE, or fetch it where there is a hub"
+        return Finding("model", says, advice, State.IN_THE_WAY)
     return _note("model", says, "its engine fetches it; a gated model needs HF_TOKEN")
 
 
 def _examine_datasets(context: RunContext) -> Iterator[Finding]:
-    for case in {case.dataset: case for case in _running(context)}.values():
+    """Say which prompts are on this machine."""
+    cases_by_dataset = {case.dataset: case for case in _running(context)}
+    for name, case in cases_by_dataset.items():
         says = "made when it is asked for"
         try:
-            if dataset_named(case.dataset).tokens is None:
+            if dataset_named(name).tokens is None:
                 says = f"{len(load_case_prompts(context.root, case))} prompts"
-            yield Finding("dataset", f"{case.dataset}: {says}")
-        except ModelError:  # the finding on it says so
+            yield Finding("dataset", f"{name}: {says}")
+        except ModelError:  # that is a finding of `_examine_models`
             continue
         except SpecregError as error:
-            yield _of_error("dataset", error)
+            yield _finding_of("dataset", error)
 
 
 def _examine_baselines(context: RunContext) -> Iterator[Finding]:
-    here, folder, cases = context.environment, context.store.folder, _running(context)
-    yield from (_of_error("baselines", one) for one in read_baselines(baseline_files(folder))[1])
-    known = sum(context.store.path(case.id).exists() for case in cases)
-    says = f"{known} of {len(cases)} case(s) have one in '{here.name}' to compare with"
-    if known == len(cases):
+    """Name the baselines that can't be read, and say how many cases have one."""
+    store = context.store
+    for problem in read_baselines(baseline_files(store.folder))[1]:
+        yield _finding_of("baselines", problem)
+    cases = _running(context)
+    recorded = sum(store.path(case.id).exists() for case in cases)
+    name = context.environment.name
+    says = f"{recorded} of {len(cases)} case(s) have one in '{name}' to compare with"
+    if recorded == len(cases):
         yield Finding("baselines", says)
     else:
-        record = record_command((), (f"--specreg-tier={context.tier.name}",))
-        yield _note("baselines", says, f"record them: {record}")
+        command = record_command((), (f"--specreg-tier={context.tier.name}",))
+        yield _note("baselines", says, f"record them: {command}")
 
 
 def _examine_cases(context: RunContext) -> Iterator[Finding]:
-    """How many run; what a run would leave out; and what would end it before it began."""
+    """Say how many cases run, which a run leaves out, and which would end it before it begins."""
     refused: dict[str, str] = {}
     running = _running(context)
     for case in running:
@@ -320,29 +419,43 @@ def _examine_cases(context: RunContext) -> Iterator[Finding]:
             context.provision.check([case])
         except SpecregError as error:
             refused[case.id] = str(error)
-    runs, of = len(running) - len(refused), len(context.tier.cases)
-    says = f"{runs} of {of} cases of tier '{context.tier.name}' run here"
-    if runs:
+    tier = context.tier
+    count = len(running) - len(refused)
+    says = f"{count} of {len(tier.cases)} cases of tier '{tier.name}' run here"
+    if count:
         yield Finding("cases", says)
     else:
-        yield _of_error("cases", f"{says}; do what is said of them, or choose another tier")
-    for why, ids in _by_reason(refused):
-        yield _of_error("cases", f"{ids}: {why}")
-    for why, ids in _by_reason(why_unfit(context)):
-        yield _note("cases", f"{ids}: {why}", "left out; run them on a machine that has that")
+        advice = "do what is said of them, or choose another tier"
+        yield Finding("cases", says, advice, State.IN_THE_WAY)
+    for case_ids, reason in _by_reason(refused):
+        yield _finding_of("cases", f"{case_ids}: {reason}")
+    for case_ids, reason in _by_reason(why_unfit(context)):
+        advice = "left out; run them on a machine that has that"
+        yield _note("cases", f"{case_ids}: {reason}", advice)
 
 
 def _by_reason(reasons: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Each reason and its cases, in words: one by its id, several by their number and the first."""
-    cases: dict[str, list[str]] = {}
-    for case_id, why in reasons.items():
-        cases.setdefault(why.removeprefix(f"{case_id} "), []).append(case_id)
-    for why, ids in cases.items():
-        yield why, ids[0] if len(ids) == 1 else f"{len(ids)} cases, {ids[0]} the first"
+    """Yield each reason with its cases in words: the id of a single one, else their number."""
+    ids_by_reason: dict[str, list[str]] = {}
+    for case_id, reason in reasons.items():
+        ids_by_reason.setdefault(reason.removeprefix(f"{case_id} "), []).append(case_id)
+    for reason, case_ids in ids_by_reason.items():
+        name = case_ids[0]
+        if len(case_ids) > 1:
+            name = f"{len(case_ids)} cases, {case_ids[0]} the first"
+        yield name, reason
 
 
 _CHECKS = (
-    *(_examine_processor, _examine_gpus, _examine_memory, _examine_power, _examine_disks),
-    *(_examine_engines, _examine_models, _examine_datasets, _examine_baselines, _examine_cases),
+    _examine_processor,
+    _examine_gpus,
+    _examine_memory,
+    _examine_power,
+    _examine_disks,
+    _examine_engines,
+    _examine_models,
+    _examine_datasets,
+    _examine_baselines,
+    _examine_cases,
 )
 """In the order in which their findings are shown."""

@@ -24,14 +24,18 @@ from specreg.suite.selection import Selection, least_time_s
 from specreg.telemetry.identity import UNKNOWN_ENVIRONMENT
 
 SHARDS = Path(".specreg/shards.json")
-"""Where in the repository the listed shards are written."""
+"""The file of the repository in which the shards are listed."""
+_S_PER_MIN = 60
 
 
 class ServerGroup(msgspec.Struct, frozen=True, kw_only=True):
     """The cases that share a server and its control; a shard has all of them or none.
 
-    `gpus` are those of the widest case, `memory_gib` of each, None where it isn't known.
-    `expected_s` is of the start of the server and of all cases, on all launches.
+    Attributes:
+        id: of the server's first launch.
+        gpus: how many the server takes.
+        memory_gib: of each GPU, that the largest case needs; None if it isn't known.
+        expected_s: of the starts of the server and of all cases, on all launches.
     """
 
     id: str
@@ -42,7 +46,7 @@ class ServerGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of a run, by number from 1; the longest of its groups comes first."""
+    """One part of a run, with a number from 1; the longest of its groups comes first."""
 
     number: int
     groups: tuple[ServerGroup, ...]
@@ -50,7 +54,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def case_ids(self) -> tuple[str, ...]:
         """The cases of all its groups."""
-        return tuple(case for group in self.groups for case in group.cases)
+        return tuple(case_id for group in self.groups for case_id in group.cases)
 
 
 def server_groups(cases: Iterable[Case], context: RunContext) -> list[ServerGroup]:
@@ -104,36 +108,49 @@ def expected_times(context: RunContext, selection: Selection) -> dict[str, float
 
 
 def cut(groups: Sequence[ServerGroup], of: int) -> tuple[Shard, ...]:
-    """Deal server groups in order to so many shards, 0 for one each, to the one with the least."""
+    """Deal server groups out to shards, each group to the shard that takes the least time so far.
+
+    Args:
+        groups: in the order in which they are dealt out.
+        of: the number of shards; 0 for one for each group.
+    """
     dealt: list[list[ServerGroup]] = [[] for _ in range(of or len(groups))]
     for group in groups:
-        least = min(dealt, key=lambda shard: sum(one.expected_s for one in shard))
-        least.append(group)
-    numbered = enumerate(dealt, start=1)
-    return tuple(Shard(number=number, groups=tuple(mine)) for number, mine in numbered)
+        shortest = min(dealt, key=_expected_s)
+        shortest.append(group)
+    return tuple(
+        Shard(number=number, groups=tuple(shard_groups))
+        for number, shard_groups in enumerate(dealt, start=1)
+    )
+
+
+def _expected_s(groups: Iterable[ServerGroup]) -> float:
+    """Return how long server groups take one after the other, in seconds."""
+    return sum(group.expected_s for group in groups)
 
 
 def list_shards(root: Path, shards: Sequence[Shard]) -> str:
-    """A table of the shards, with GPUs, memory and minutes; they are written as JSON too."""
+    """Write the shards as JSON for what starts them, and return them as a table."""
     lines = ["shard  GPUs  GiB of each  minutes  cases"]
     for shard in shards:
         gpus = max((group.gpus for group in shard.groups), default=0)
         memory = _render_memory([group.memory_gib for group in shard.groups])
-        minutes = sum(group.expected_s for group in shard.groups) / 60
-        row = f"{shard.number:>5}  {gpus:>4}  {memory:>11}  {minutes:>7.1f}"
-        lines.append(f"{row}  {' '.join(shard.case_ids) or 'none'}")
-    record_document(root / SHARDS, shards)
-    return "\n".join((*lines, f"as JSON: {root / SHARDS}"))
+        minutes = _expected_s(shard.groups) / _S_PER_MIN
+        cases = " ".join(shard.case_ids) or "none"
+        lines.append(f"{shard.number:>5}  {gpus:>4}  {memory:>11}  {minutes:>7.1f}  {cases}")
+    path = root / SHARDS
+    record_document(path, shards)
+    return "\n".join((*lines, f"as JSON: {path}"))
 
 
 def committed_in(folder: Path) -> frozenset[Path] | None:
-    """The files of a folder that its repository has; None outside a repository."""
+    """Return the files of a folder that its repository has; None outside of a repository."""
     command = ("git", "-C", str(folder), "ls-files", "-z")
     try:
-        listed = subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True)  # noqa: S603
+        listing = subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True)  # noqa: S603
     except (OSError, subprocess.CalledProcessError):
         return None
-    return frozenset(folder / name for name in filter(None, listed.split("\0")))
+    return frozenset(folder / name for name in listing.split("\0") if name)
 
 
 def check_workers(context: RunContext, selection: Selection, *, grouped: bool) -> None:
