@@ -71,7 +71,7 @@ def doctor(
     raise typer.Exit(int(any(one.state is State.IN_THE_WAY for one in found)))
 
 
-def merge(  # noqa: PLR0913, PLR0917 - the options of a command
+def merge(
     runs: Annotated[list[Path], typer.Argument(help="the folders of the shards")],
     into: Annotated[Path, typer.Option(help="the folder of the merged run")],
     root: RootOption = HERE,
@@ -150,7 +150,7 @@ def _merge(runs: Sequence[Path], into: Path, root: Path, options: Options) -> No
     raise typer.Exit(status)
 
 
-def ray(  # noqa: PLR0913 - the options of a command
+def ray(
     arguments: Annotated[
         list[str] | None, typer.Argument(help="arguments of pytest, after --")
     ] = None,

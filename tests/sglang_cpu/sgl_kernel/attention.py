@@ -4,7 +4,7 @@ Shapes: `q` (tokens, heads, head size); `k`, `v` the same with the key-value hea
 (slots, key-value heads, head size), one per layer; `req_to_token` (request slots, positions), the
 buffer slot of every position of every request. Scores are summed in float32.
 """
-# ruff: noqa: FBT001, PLR0913, PLR0917 - the argument lists are SGLang's
+# ruff: noqa: FBT001 - the argument lists are SGLang's
 
 import math
 

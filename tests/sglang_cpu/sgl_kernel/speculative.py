@@ -5,7 +5,6 @@ are drafted, and no node stands before its parent. A tree is kept as two links p
 first child and to its next sibling, −1 where there is none. `retrieve_index` (requests, nodes) is
 the row of a node among all nodes of the batch. Outputs are written in place.
 """
-# ruff: noqa: PLR0913, PLR0917 - the argument lists are SGLang's
 
 from collections.abc import Sequence
 

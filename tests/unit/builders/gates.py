@@ -24,7 +24,7 @@ PAIR = Pair(a=builders.CASE, b=builders.CASE)
 TOKENS = 1000
 
 
-def launch(  # noqa: PLR0913 - most by name
+def launch(
     side: Side,
     number: int,
     *,
