@@ -19,7 +19,7 @@ from specreg.report.document import (
 from specreg.report.exports import ALWAYS, FORMS, write_outputs
 from specreg.report.vocabulary import declare_report_vocabulary
 
-_FORMS = "; ".join(f"{name}: {text}" for name, (text, *_) in FORMS.items())
+_FORMS = "; ".join(f"{name}: {form.description}" for name, form in FORMS.items())
 RunArgument = Annotated[
     str | None,
     typer.Argument(help="the folder or the name of a run (default: the last one with a verdict)"),

@@ -9,7 +9,7 @@ import pytest
 from specreg.measurement.metrics import RECORDED
 from specreg.plugin.state import CONTEXT, END
 from specreg.plugin.xdist import has_workers, is_worker
-from specreg.report.exports import SAVING, SHOWING, is_given, machine_info_of
+from specreg.report.benchmarks import SAVING, SHOWING, is_given, machine_info_of
 from specreg.suite.benchmarks import describe_benchmarks
 
 

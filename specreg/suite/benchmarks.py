@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from specreg.matrix.case import Case
-from specreg.report.exports import benchmark_of, times_of
+from specreg.report.benchmarks import benchmark_of, times_of
 from specreg.suite.measured import MeasuredLaunch, shown_launch
 from specreg.suite.result import RunResult
 

@@ -15,8 +15,10 @@ import pytest
 from specreg.core.errors import SpecregError
 from specreg.measurement.figures import figures_of
 from specreg.measurement.journal import Journal, load_checks, load_journal
+from specreg.report.aiperf import render_aiperf
+from specreg.report.benchmarks import render_benchmarks
 from specreg.report.document import FILE_NAME, ArmReport, Report, load_report, side_by_side
-from specreg.report.exports import FORMS, render_aiperf, render_benchmarks
+from specreg.report.exports import FORMS
 from specreg.report.terminal import render_report
 from specreg.suite.merge import merge_shards, open_merged
 from specreg.suite.options import Options
@@ -89,9 +91,9 @@ def read_report(folder: Path, content: bytes) -> None:
     (folder / FILE_NAME).write_bytes(content)
     report = load_report(folder / FILE_NAME)
     render_report(report, color=True)
-    for _, _, render in FORMS.values():
-        if render is not None:
-            render(report)
+    for form in FORMS.values():
+        if not form.takes_journal:
+            form.render(report, {})
     with_words = [(report, reports.REPORT), (reports.REPORT, report)]
     for a, b in with_words:
         try:

@@ -21,15 +21,10 @@ from specreg.core.errors import ReportError, SpecregError
 from specreg.core.reasons import Invalidity, Reason
 from specreg.load.rounds import Round
 from specreg.measurement.metrics import Family
+from specreg.report.aiperf import render_aiperf
+from specreg.report.benchmarks import benchmark_of, render_benchmarks
 from specreg.report.document import Report, load_report
-from specreg.report.exports import (
-    FORMS,
-    benchmark_of,
-    render_aiperf,
-    render_benchmarks,
-    render_verdict_rows,
-    write_outputs,
-)
+from specreg.report.exports import FORMS, render_verdict_rows, write_outputs
 from specreg.report.page import render_markdown
 from specreg.verdicts.verdict import Outcome
 from tests.unit import builders
@@ -97,9 +92,8 @@ def test_markdown_keeps_to_what_github_takes() -> None:
 def test_prometheus_reads_values_verdicts_and_the_status(
     form: str, read: Callable[[str], Iterable[Metric]]
 ) -> None:
-    render = FORMS[form][-1]
-    assert render is not None
-    families = {one.name: one for one in read(render(reports.REPORT))}
+    (page,) = FORMS[form].render(reports.REPORT, {}).values()
+    families = {one.name: one for one in read(page)}
     verdicts = reports.REPORT.run.verdicts
     expected = {
         "value": {verdict.metric: verdict.value for verdict in verdicts},
@@ -159,7 +153,7 @@ def test_every_form_is_written_for_any_run_or_that_it_is_not(tmp_path: Path, out
         written = write_outputs([output], report, tmp_path, tmp_path / "out")
         assert written
         assert all(path.is_file() for path in written)
-    if FORMS[output][-1] is None:
+    if FORMS[output].takes_journal:
         with pytest.raises(ReportError, match=rf"as {output}: no case of run '.*' holds what"):
             write_outputs([output], reports.EMPTY, tmp_path, tmp_path / "empty")
     else:
@@ -244,7 +238,7 @@ def test_a_form_is_written_through_no_link(tmp_path: Path) -> None:
 CONTROLS = "\x1b[31mred\x1b[0m\0\u202e\u2028\ud800\ufffe\n::error::x ##[error]y"
 
 
-@pytest.mark.parametrize("name", [name for name, (_, _, render) in FORMS.items() if render])
+@pytest.mark.parametrize("name", [name for name, form in FORMS.items() if not form.takes_journal])
 def test_no_form_has_what_a_terminal_or_a_ci_obeys(tmp_path: Path, name: str) -> None:
     report = with_reason(f"a server said {CONTROLS}")
     told = msgspec.structs.replace(report, remarks=(CONTROLS,), title=CONTROLS)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from specreg.report.document import Report, Tone
-from specreg.report.exports import render_metrics
+from specreg.report.gauges import render_metrics
 from specreg.report.page import render_markdown, render_page
 from specreg.report.summary import answers_of, render_answers
 from specreg.telemetry.identity import ProcessorLoad

@@ -1,0 +1,122 @@
+"""A run as the records that aiperf 0.13 writes, one for each request.
+
+The moments of requests are exact to one another; that the first was sent when the run began is an
+assumption.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from specreg.acceptance.record import StepCounts
+from specreg.acceptance.trace import RequestTrace
+from specreg.core.names import MOST_CASE_CHARACTERS, check_spelling
+from specreg.core.values import readable_values
+from specreg.measurement.measure import Measurement
+from specreg.measurement.metrics import e2e_ms, tpot_ms, ttft_ms
+from specreg.report.document import CaseReport, Report, began_at
+
+_NS_PER_S = 10**9
+
+
+def render_aiperf(report: Report, measured: Mapping[str, Measurement]) -> Mapping[str, str]:
+    """Return aiperf's records of the requests of each case, by the path of their file.
+
+    Args:
+        report: The run's.
+        measured: The launch whose figures the report has, by the id of its case.
+
+    Raises:
+        SpecregError: a case's id can't be the name of a folder.
+    """
+    began = began_at(report.run.run)
+    began_ns = int(began.timestamp()) * _NS_PER_S if began is not None else 0
+    cases = [case for case in report.cases if case.case_id in measured]
+    for case in cases:
+        check_spelling("case", case.case_id, MOST_CASE_CHARACTERS)
+    files = {}
+    for case in cases:
+        records = _records_of(case, measured[case.case_id], began_ns)
+        lines = [f"{json.dumps(readable_values(record))}\n" for record in records]
+        files[f"aiperf/{case.case_id}/profile_export.jsonl"] = "".join(lines)
+    return files
+
+
+def _records_of(
+    case: CaseReport, measurement: Measurement, began_ns: int
+) -> Iterator[Mapping[str, object]]:
+    """Yield the record of each request, in the order in which they were sent."""
+    traces = measurement.replay.traces if measurement.replay else ()
+    shift_ns = began_ns - min((trace.sent_ns for trace in traces), default=0)
+    counts_by_turn: dict[tuple[str, int], list[StepCounts]] = {}
+    for prompt in measurement.acceptance.prompts if measurement.acceptance else ():
+        counts_by_turn.setdefault((prompt.prompt_id, prompt.turn), []).append(prompt.counts)
+    # A prompt that is replayed again is another session, and has the next counts of its turn.
+    replays = Counter[tuple[str, int]]()
+    session_numbers: dict[tuple[str, int], int] = {}
+    for trace in traces:
+        turn = (trace.prompt_id, trace.turn)
+        replay = replays[turn]
+        replays[turn] += 1
+        counts = counts_by_turn.get(turn, [])
+        session = session_numbers.setdefault((trace.prompt_id, replay), len(session_numbers))
+        yield {
+            "metadata": _metadata(trace, session, shift_ns),
+            "metrics": _metrics(trace),
+            "spec_decode_acceptance": (
+                _acceptance(case, trace, counts[replay]) if replay < len(counts) else None
+            ),
+            "error": None,
+        }
+
+
+def _metadata(trace: RequestTrace, session: int, shift_ns: int) -> Mapping[str, object]:
+    """Return aiperf's words on a request; `shift_ns` leads from our clock to the calendar's."""
+    return {
+        "session_num": session,
+        "conversation_id": trace.prompt_id,
+        "turn_index": trace.turn - 1,
+        "credit_issued_ns": trace.planned_ns + shift_ns,
+        "request_start_ns": trace.sent_ns + shift_ns,
+        "request_end_ns": (trace.last_ns or trace.sent_ns) + shift_ns,
+        "worker_id": "specreg",
+        "record_processor_id": "specreg",
+        "benchmark_phase": "profiling",
+    }
+
+
+def _metrics(trace: RequestTrace) -> Mapping[str, Mapping[str, object]]:
+    """Return aiperf's metrics of a request, without those that aren't known."""
+    metrics = {
+        "time_to_first_token": (ttft_ms(trace), "ms"),
+        "request_latency": (e2e_ms(trace), "ms"),
+        "inter_token_latency": (tpot_ms(trace), "ms"),
+        "input_sequence_length": (trace.prompt_tokens, "tokens"),
+        "output_sequence_length": (trace.tokens, "tokens"),
+    }
+    return {
+        name: {"value": value, "unit": unit}
+        for name, (value, unit) in metrics.items()
+        if value is not None
+    }
+
+
+def _acceptance(
+    case: CaseReport, trace: RequestTrace, counts: StepCounts
+) -> Mapping[str, object] | None:
+    """Return aiperf's acceptance of a request; None where it isn't known what was drafted."""
+    if not counts.steps or not counts.proposed:
+        return None
+    return {
+        "engine": case.engine,
+        "mean_acceptance_length": counts.acceptance_length,
+        "draft_acceptance_rate": counts.acceptance_rate,
+        "acceptance_histogram": {
+            str(accepted): steps for accepted, steps in enumerate(counts.histogram) if steps
+        },
+        "num_accepted_draft_tokens": counts.accepted,
+        "num_draft_tokens": counts.proposed,
+        "num_spec_steps": counts.steps,
+        "num_spec_tokens": case.settings.draft_tokens if case.settings else None,
+        "completion_tokens": trace.tokens,
+    }

@@ -1,0 +1,153 @@
+"""A run as benchmarks of pytest-benchmark.
+
+A benchmark is a measured case, and its rounds are the case's. What is timed is TPOT, the median of
+each round, in seconds. Where one process measures, pytest-benchmark computes the statistics and
+writes the file; a merged run gets the same from here.
+"""
+
+import json
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from specreg.core.values import readable_values
+from specreg.measurement.measure import Measurement
+from specreg.measurement.metrics import METRICS, RECORDED, Family, Replay
+from specreg.report.document import Report, last_words
+from specreg.report.summary import OUTCOMES
+from specreg.telemetry.identity import Environment
+from specreg.verdicts.verdict import Verdict
+
+SAVING = ("json", "save", "autosave")
+"""Options of pytest-benchmark that write its file."""
+SHOWING = ("compare", "columns", "histogram", "only", "verbose")
+"""Options of pytest-benchmark that ask for its table."""
+BENCHMARKS = "benchmark.json"
+_SPEEDS = {Family.THROUGHPUT, Family.LATENCY}
+_MS_PER_S = 1000
+
+
+def is_given(getoption: Callable[[str, object], object], names: Iterable[str]) -> bool:
+    """Whether one of pytest-benchmark's options is given, or it is told what to group by."""
+    grouped = getoption("benchmark_group_by", "group") != "group"
+    return grouped or any(getoption(f"benchmark_{name}", None) for name in names)
+
+
+def times_of(measurement: Measurement) -> tuple[float, ...]:
+    """Return the median TPOT of each round that has one, in seconds.
+
+    Empty where the measurement's speeds mean nothing.
+    """
+    replay = measurement.replay
+    if replay is None or not _SPEEDS.isdisjoint(measurement.invalid):
+        return ()
+    median_ms = METRICS["tpot_p50_ms"].value_of
+    medians_ms = [median_ms(Replay(rounds=(replay_round,))) for replay_round in replay.rounds]
+    return tuple(median / _MS_PER_S for median in medians_ms if median is not None)
+
+
+def benchmark_of(measurement: Measurement, verdicts: Iterable[Verdict]) -> Mapping[str, object]:
+    """Return what the entry of a case says beside its times: its groups, and its figures.
+
+    The outcome is the worst of a run's verdicts on the case, empty without any.
+    """
+    case = measurement.case
+    params = {
+        "engine": case.server.engine,
+        "models": case.server.models,
+        "dataset": case.dataset,
+        "load": case.load.id,
+        "method": case.server.method,
+    }
+    outcomes = [verdict.outcome for verdict in last_words(verdicts) if verdict.case_id == case.id]
+    worst = min(outcomes, key=list(OUTCOMES).index, default="")
+    return {
+        # The methods of a group can be compared with each other.
+        "group": " ".join(value for name, value in params.items() if name != "method"),
+        "params": params,
+        "extra_info": {**measurement.values, "outcome": str(worst)},
+        "options": {"timer": RECORDED.name},  # pytest-benchmark's own choose no rounds here
+    }
+
+
+def machine_info_of(environment: Environment) -> Mapping[str, object]:
+    """Return what must be equal for two speeds to be comparable; pytest-benchmark warns if not."""
+    return {"name": environment.name, **msgspec.to_builtins(environment)}
+
+
+def render_benchmarks(report: Report, measured: Mapping[str, Measurement]) -> Mapping[str, str]:
+    """Return what `--benchmark-json` writes, of a whole run, by its file.
+
+    Args:
+        report: The run's.
+        measured: The launch whose figures the report has, by the id of its case.
+
+    Returns:
+        The file; none where no case has a time.
+    """
+    benchmarks = []
+    for case in report.cases:
+        measurement = measured.get(case.case_id)
+        times_s = times_of(measurement) if measurement is not None else ()
+        if measurement is None or not times_s:
+            continue
+        param = f"{case.case_id}-{RECORDED.name}"
+        name = f"test_throughput_is_recorded[{param}]"  # as pytest calls the test of a case
+        benchmark = {
+            "name": name,
+            "fullname": f"tests/perf/test_throughput.py::{name}",
+            "param": param,
+            **benchmark_of(measurement, report.run.verdicts),
+            "stats": _statistics(times_s),
+        }
+        benchmarks.append(benchmark)
+    if not benchmarks:
+        return {}
+    content = {
+        "machine_info": machine_info_of(report.machine),
+        "commit_info": {"id": report.origin.commit},
+        "benchmarks": benchmarks,
+        "datetime": report.ended_at,
+        "version": f"specreg {report.origin.specreg_version}",
+    }
+    return {BENCHMARKS: json.dumps(readable_values(content), indent=4) + "\n"}
+
+
+def _statistics(times_s: Sequence[float]) -> Mapping[str, object]:
+    """Return pytest-benchmark's statistics of one round or more, by its names for them.
+
+    Outliers are counted in its two ways: further than a standard deviation from the mean, and
+    outside Tukey's fences of 1.5 interquartile ranges.
+    """
+    rounds = len(times_s)
+    total = sum(times_s)
+    mean = statistics.mean(times_s)
+    stddev = statistics.stdev(times_s) if rounds > 1 else 0
+    # Hazen's definition of quantiles is the one that pytest-benchmark uses.
+    q1, median, q3 = map(float, np.quantile(times_s, (0.25, 0.5, 0.75), method="hazen"))
+    iqr = q3 - q1
+    inside_fences = [time for time in times_s if q1 - 1.5 * iqr <= time <= q3 + 1.5 * iqr]
+    iqr_outliers = rounds - len(inside_fences)
+    stddev_outliers = sum(abs(time - mean) > stddev for time in times_s)
+    return {
+        "min": min(times_s),
+        "max": max(times_s),
+        "ld15iqr": min(inside_fences),
+        "hd15iqr": max(inside_fences),
+        "mean": mean,
+        "stddev": stddev,
+        "q1": q1,
+        "median": median,
+        "q3": q3,
+        "iqr": iqr,
+        "stddev_outliers": stddev_outliers,
+        "iqr_outliers": iqr_outliers,
+        "outliers": f"{stddev_outliers};{iqr_outliers}",
+        "iterations": 1,
+        "data": list(times_s),
+        "rounds": rounds,
+        "total": total,
+        "ops": rounds / total,
+    }

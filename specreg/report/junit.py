@@ -1,0 +1,42 @@
+"""A run as JUnit's XML, which CI systems read."""
+
+from xml.etree import ElementTree as ET
+
+from specreg.core.readable import readable_line
+from specreg.core.values import readable_values
+from specreg.report.document import Report
+from specreg.report.failures import properties, render_skip, sentence_of
+from specreg.verdicts.verdict import Verdict
+
+
+def render_junit(report: Report) -> str:
+    """Return JUnit's XML with a test for each verdict.
+
+    Unlike the XML that pytest writes, it has the last word of each verdict, after all of them were
+    looked at together.
+    """
+    run = readable_values(report).run
+    failed = sum(verdict.fails for verdict in run.verdicts)
+    skipped = sum(not (verdict.fails or verdict.holds) for verdict in run.verdicts)
+    counts = {"tests": len(run.verdicts), "failures": failed, "errors": 0, "skipped": skipped}
+    suites = ET.Element("testsuites")
+    suite = ET.SubElement(suites, "testsuite", {"name": readable_line(f"specreg {run.tier}")})
+    suite.attrib.update({name: str(count) for name, count in counts.items()})
+    for verdict in run.verdicts:
+        _add_test(suite, verdict)
+    ET.indent(suites)
+    return f"{ET.tostring(suites, encoding='unicode', xml_declaration=True)}\n"
+
+
+def _add_test(suite: ET.Element, verdict: Verdict) -> None:
+    """Add the test of a verdict, with what is known of it as the test's properties."""
+    names = {"classname": readable_line(verdict.case_id), "name": readable_line(verdict.metric)}
+    test = ET.SubElement(suite, "testcase", names)
+    test_properties = ET.SubElement(test, "properties")
+    for name, value in properties(verdict):
+        ET.SubElement(test_properties, "property", {"name": name, "value": value})
+    if verdict.fails:
+        message = readable_line(f"{verdict.outcome}: {sentence_of(verdict)}")
+        ET.SubElement(test, "failure", {"message": message}).text = verdict.explanation
+    elif not verdict.holds:
+        ET.SubElement(test, "skipped", {"message": render_skip(verdict)})
