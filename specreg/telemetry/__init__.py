@@ -1,5 +1,5 @@
-"""Read the machine: its name as an environment, its devices, and the energy that they draw.
+"""Identify the machine and its devices, and measure the energy that they draw.
 
-A sampler in a process of its own reads the drivers. Nothing is judged, and no process of others is
-touched.
+A sampler in a process of its own reads the drivers. This package judges nothing and touches no
+process of anybody else.
 """

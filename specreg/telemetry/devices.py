@@ -1,4 +1,4 @@
-"""The devices of a server: which they are, and whether they are free and cool."""
+"""Find the devices of a server, and check that they are free and cool."""
 
 import contextlib
 import time
@@ -21,114 +21,166 @@ THROTTLE_REASONS = {
     0x80: "power brake",
     0x100: "display clocks",
 }
-"""NVML's bits, in words."""
-_HELD_BACK = 0x8 | 0x20 | 0x40 | 0x80
+"""The meaning of each bit of NVML's mask of throttle reasons."""
+_HELD_BACK_MASK = 0x8 | 0x20 | 0x40 | 0x80
+"""The bits of heat and of lack of power."""
 _FREE_WITHIN_S = 10.0
 _POLL_S = 0.5
 
 
 def throttle_reasons(mask: int) -> tuple[str, ...]:
-    """Return the bits of a mask in words."""
+    """Return the meaning of each bit that is set in a mask."""
     return tuple(word for bit, word in THROTTLE_REASONS.items() if mask & bit)
 
 
 def open_probe(device: Device) -> Probe:
-    """Return what reads a device; SensorError if it is gone."""
-    return nvml.open_probe(device) if device.sensor == "nvml" else rapl.open_probe(device)
+    """Return a probe that reads a device.
+
+    Raises:
+        SensorError: the device is gone.
+    """
+    if device.sensor == "nvml":
+        return nvml.open_probe(device)
+    return rapl.open_probe(device)
 
 
 def devices_of(gpus: int, variables: Mapping[str, str]) -> tuple[Device, ...]:
-    """Return the first GPUs that a server with these environment variables sees, or processors.
+    """Return the devices of a server: the first GPUs that it sees, or the processors.
 
-    `gpus` is 0 for one that runs on processors.
+    Args:
+        gpus: how many GPUs the server uses; 0 for one that runs on processors.
+        variables: the environment variables of the server.
 
     Raises:
-        SensorError: there are fewer, or none.
+        SensorError: there are fewer devices, or none.
     """
-    found = nvml.find(variables).devices if gpus else rapl.find()
-    if len(found) < gpus:
-        raise SensorError(f"{found[0].sensor} shows {len(found)} of {gpus} GPUs")
-    return found[: gpus or None]
+    devices = nvml.find(variables).devices if gpus else rapl.find()
+    if len(devices) < gpus:
+        raise SensorError(f"{devices[0].sensor} shows {len(devices)} of {gpus} GPUs")
+    return devices[:gpus] if gpus else devices
 
 
 def held_back(states: Sequence[State]) -> tuple[float, str]:
-    """Return in which share of some states heat or lack of power held a device back, and why."""
-    held = [state for state in states if (state.throttle_mask or 0) & _HELD_BACK]
-    if not held:
+    """Return how often heat or lack of power held a device back.
+
+    Args:
+        states: the states of the device in the time in question.
+
+    Returns:
+        The share of the states in which it was held back, from 0 to 1, and a description with the
+        reasons; 0 and an empty text if it never was.
+    """
+    held_states = [state for state in states if (state.throttle_mask or 0) & _HELD_BACK_MASK]
+    if not held_states:
         return 0.0, ""
-    masks = [(state.throttle_mask or 0) & _HELD_BACK for state in held]
-    reasons = sorted({why for mask in masks for why in throttle_reasons(mask)})
-    temperatures_c = [state.temperature_c for state in held if state.temperature_c is not None]
-    clocks_mhz = [state.sm_clock_mhz for state in held if state.sm_clock_mhz]
-    heat = f", {max(temperatures_c)} °C" if temperatures_c else ""
-    clock = f" at {min(clocks_mhz)} MHz" if clocks_mhz else ""
-    return len(held) / len(states), f"{', '.join(reasons)}{heat}{clock}"
+    reasons: set[str] = set()
+    for state in held_states:
+        reasons.update(throttle_reasons((state.throttle_mask or 0) & _HELD_BACK_MASK))
+    description = ", ".join(sorted(reasons))
+    temperatures_c = [
+        state.temperature_c for state in held_states if state.temperature_c is not None
+    ]
+    if temperatures_c:
+        description += f", {max(temperatures_c)} °C"
+    clocks_mhz = [state.sm_clock_mhz for state in held_states if state.sm_clock_mhz]
+    if clocks_mhz:
+        description += f" at {min(clocks_mhz)} MHz"
+    return len(held_states) / len(states), description
 
 
 def check_cool(devices: Sequence[Device]) -> None:
-    """Check that no device is too hot, or short of power, before it runs; else a SensorError."""
+    """Check before a start that no device is held back by heat or lack of power.
+
+    Raises:
+        SensorError: a device is held back.
+    """
     for device in devices:
-        frac, why = held_back([open_probe(device).state()])
-        if frac:
+        held_back_frac, reasons = held_back([open_probe(device).state()])
+        if held_back_frac:
             raise SensorError(
                 f"THROTTLED: {device.name}, number {device.number}: is held back before it runs,"
-                f" {why}; let it cool down"
+                f" {reasons}; let it cool down"
             )
 
 
 def check_free(
-    devices: Sequence[Device], ours: AbstractSet[int], taken: AbstractSet[str] = frozenset()
+    devices: Sequence[Device],
+    our_pids: AbstractSet[int],
+    our_device_ids: AbstractSet[str] = frozenset(),
 ) -> None:
-    """Check before a start that no process but `ours` computes on the devices.
+    """Check before a start that no other process computes on the devices.
 
-    Devices whose ids are in `taken` have a server of ours already.
+    Args:
+        devices: the devices to check.
+        our_pids: the processes of this run, which may use them.
+        our_device_ids: the ids of the devices on which a server of this run is running already.
 
     Raises:
-        SensorError: one does; the process and its user are named.
+        SensorError: another process uses a device. The message names the process and its user.
     """
     for device in devices:
-        seen = set(open_probe(device).processes() or ())
-        strangers = seen - ours
-        # Where none is ours though one must be, the driver numbers processes as the host does.
-        if strangers and not (device.id in taken and not seen & ours):
+        pids = set(open_probe(device).processes() or ())
+        our_server_is_unseen = device.id in our_device_ids and not pids & our_pids
+        # In a container the driver may number processes as the host does. A server of ours that is
+        # on the device without being seen proves that, and then no process can be told from it.
+        if our_server_is_unseen:
+            continue
+        foreign_pids = pids - our_pids
+        if foreign_pids:
+            processes = ", ".join(map(describe, sorted(foreign_pids)))
             raise SensorError(
-                f"DEVICE_SHARED: {device.name}, number {device.number}: used by"
-                f" {', '.join(map(describe, sorted(strangers)))}; end it, or choose another GPU"
-                " with CUDA_VISIBLE_DEVICES"
+                f"DEVICE_SHARED: {device.name}, number {device.number}: used by {processes}; end"
+                " it, or choose another GPU with CUDA_VISIBLE_DEVICES"
             )
 
 
 def wait_until_free(
-    devices: Sequence[Device], ours: AbstractSet[int], taken: AbstractSet[str]
+    devices: Sequence[Device], our_pids: AbstractSet[int], our_device_ids: AbstractSet[str]
 ) -> None:
-    """Wait until no other process computes on the devices: 10 s, then as `check_free`.
+    """Wait up to 10 s until the devices are free and cool, then check that they are free.
 
-    One that is held back has as long to cool down. Then the server starts all the same: what it
-    accepts is counted, and what is timed while the device is held back is INVALID by its trace.
+    A device that is still held back after that time doesn't keep the server from starting.
+    Acceptance can be counted nevertheless, and the trace of the device makes the times INVALID that
+    were measured while it was held back.
+
+    Raises:
+        SensorError: another process uses a device; see `check_free`.
     """
-    deadline = time.monotonic() + _FREE_WITHIN_S
-    while time.monotonic() <= deadline:
+    deadline_s = time.monotonic() + _FREE_WITHIN_S
+    while time.monotonic() <= deadline_s:
         with contextlib.suppress(SensorError):
-            check_free(devices, ours, taken)
+            check_free(devices, our_pids, our_device_ids)
             check_cool(devices)
             return
         time.sleep(_POLL_S)
-    check_free(devices, ours, taken)
+    check_free(devices, our_pids, our_device_ids)
 
 
 def held_bytes(count: int, variables: Mapping[str, str], pids: AbstractSet[int]) -> int | None:
-    """The memory of GPUs that some processes hold; None where it isn't known.
+    """Return how much GPU memory some processes hold.
 
-    `count` GPUs, found as in `devices_of`. Where the driver knows processes by other ids than ours,
-    as in a container, only a process that is alone on its GPU is known to be one of them.
+    Args:
+        count: how many GPUs to look at, see `devices_of`.
+        variables: the environment variables of the processes.
+        pids: the ids of the processes.
+
+    Returns:
+        The memory in bytes; None if it isn't known. In a container, for instance, the driver may
+        know processes by other ids. A process is then only recognised if it is alone on its GPU.
     """
-    held: list[int | None] = []
+    total_bytes = 0
     try:
         for device in devices_of(count, variables):
-            running = open_probe(device).processes() or {}
-            mine = [size for pid, size in running.items() if pid in pids]
-            held += mine or (list(running.values()) if len(running) == 1 else [None])
+            bytes_by_pid = open_probe(device).processes() or {}
+            sizes_bytes = [size for pid, size in bytes_by_pid.items() if pid in pids]
+            if not sizes_bytes and len(bytes_by_pid) == 1:
+                sizes_bytes = list(bytes_by_pid.values())
+            if not sizes_bytes:
+                return None
+            for size_bytes in sizes_bytes:
+                if not size_bytes:
+                    return None
+                total_bytes += size_bytes
     except SensorError:
         return None
-    known = [size for size in held if size]
-    return sum(known) if len(known) == len(held) else None
+    return total_bytes

@@ -1,4 +1,4 @@
-"""The machine that measures: its stable facts, its load, and the name of its environment."""
+"""Identify the machine that measures: its environment, its GPUs and its load."""
 
 import functools
 import hashlib
@@ -21,19 +21,22 @@ from specreg.telemetry.sensor import Device
 
 # The widest vector unit decides the kernels that a CPU engine picks.
 _INSTRUCTION_SETS = ("amx_tile", "avx512f", "avx2", "asimd")
-_SHORT = {"amx_tile": "amx", "avx512f": "avx512"}
+_SHORT_INSTRUCTION_SETS = {"amx_tile": "amx", "avx512f": "avx512"}
 _BYTES_PER_GB = 10**9
 _BYTES_PER_GIB = 2**30
 _CHECKSUM_CHARACTERS = 8
 _DeviceName = Annotated[str, msgspec.Meta(max_length=256)]
 _LOADED_FRAC = 0.5
-"""The share of the cores that others may keep busy before a speed on processors means little."""
+"""The share of the cores that others may keep busy without disturbing a speed on processors."""
 
 
 class ProcessorLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """What keeps the processor busy before a run has started anything.
+    """The load of the processor before a run has started anything.
 
-    `waiting` are the processes and threads that wanted to run, on average over the last minute.
+    Attributes:
+        waiting: the number of processes and threads that wanted to run, on average over the last
+            minute.
+        cores: the number of cores that they share.
     """
 
     waiting: float
@@ -41,7 +44,7 @@ class ProcessorLoad(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_high(self) -> bool:
-        """Whether more wants to run than half of the cores take."""
+        """True if the load would keep more than half of the cores busy."""
         return self.waiting > _LOADED_FRAC * self.cores
 
     def __str__(self) -> str:
@@ -49,7 +52,9 @@ class ProcessorLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """What must be equal for two speeds to be comparable. No clocks, temperatures, host names.
+    """What must be equal for two speeds to be comparable.
+
+    It has no clocks, temperatures or host names.
 
     Attributes:
         kind: what the engine runs on: "cpu", "gpu" or "unknown".
@@ -57,10 +62,10 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         instruction_set: the widest instruction set of the processor; empty for "gpu".
         cores: how many cores this process may use; 0 for "gpu".
         gpus: the names of the GPUs in use; empty for "cpu".
-        gpu_memory_gb: the memory of the first GPU, in GB, rounded; 0 for "cpu", null where the
-            driver doesn't say it.
-        power_limit_w: the power limit of the GPUs, in W, where somebody changed it; else 0, or null
-            where the driver doesn't say it.
+        gpu_memory_gb: the memory of the first GPU, in GB, rounded; 0 for "cpu", null if the driver
+            doesn't report it.
+        power_limit_w: the power limit of the GPUs, in W, if somebody changed it; else 0, or null if
+            the driver doesn't report it.
     """
 
     kind: Literal["cpu", "gpu", "unknown"]
@@ -73,35 +78,42 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The folder of its baselines: `cpu-intel-xeon-2.50ghz-avx512-2c`, `h100-80gb-hbm3-x1`.
+        """The name of its folder of baselines, such as `cpu-intel-xeon-2.50ghz-avx512-2c`.
 
-        Memory is in GiB, as vendors name their cards. Whatever the fields hold, it keeps to the
-        grammar of `core.names`; one that would be too long ends in a checksum of all of it.
+        Memory is in GiB, as in the names that vendors give their cards: `h100-80gb-hbm3-x1`. The
+        name always keeps to the grammar of `core.names`. One that would be too long is cut, and
+        ends in a checksum of the whole name.
         """
         name = self._full_name
         if len(name) <= MOST_NAME_CHARACTERS:
             return name
         checksum = hashlib.sha256(name.encode()).hexdigest()[:_CHECKSUM_CHARACTERS]
-        return f"{name[: MOST_NAME_CHARACTERS - _CHECKSUM_CHARACTERS - 1]}-{checksum}"
+        beginning = name[: MOST_NAME_CHARACTERS - len(checksum) - 1]
+        return f"{beginning}-{checksum}"
 
     @property
     def _full_name(self) -> str:
         if self.kind == "gpu":
-            gpus = "-".join(_slug(name) for name in dict.fromkeys(self.gpus))
-            names = re.sub(r"\bnvidia-", "", gpus)
-            limit = f"-{self.power_limit_w:.0f}w" if self.power_limit_w else ""
-            memory = ""
-            if self.gpu_memory_gb is not None and not re.search(r"\dgb\b", names):
-                memory_gib = round(self.gpu_memory_gb * _BYTES_PER_GB / _BYTES_PER_GIB)
-                memory = f"-{memory_gib}gb"
-            return f"{names}{memory}{limit}-x{len(self.gpus)}"
+            return self._full_name_of_gpus
         if self.kind == "unknown":
             return self.kind
         return f"cpu-{_slug(self.cpu)}-{_slug(self.instruction_set)}-{self.cores}c"
 
+    @property
+    def _full_name_of_gpus(self) -> str:
+        models = "-".join(_slug(name) for name in dict.fromkeys(self.gpus))
+        name = re.sub(r"\bnvidia-", "", models)
+        # Most vendors' names contain the size of the memory.
+        if self.gpu_memory_gb is not None and not re.search(r"\dgb\b", name):
+            memory_gib = round(self.gpu_memory_gb * _BYTES_PER_GB / _BYTES_PER_GIB)
+            name += f"-{memory_gib}gb"
+        if self.power_limit_w:
+            name += f"-{self.power_limit_w:.0f}w"
+        return f"{name}-x{len(self.gpus)}"
+
 
 UNKNOWN_ENVIRONMENT = Environment(kind="unknown")
-"""The environment of a server elsewhere, whose speeds can't be compared."""
+"""The environment of a server on another machine, whose speeds can't be compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,11 +121,11 @@ class Gpus:
     """The GPUs that a process sees.
 
     Attributes:
-        devices: In the order in which engines take them.
-        why_none: Why there are none; empty where there are some.
-        is_unusable: True if there are none because the driver or the GPUs that are there can't be
-            used: this isn't a machine without a GPU.
-        hidden: GPUs that can't be used beside those that can.
+        devices: The GPUs, in the order in which engines take them.
+        why_none: Why there are none; empty if there are some.
+        is_unusable: True if there are none because the driver or the installed GPUs can't be used,
+            rather than because the machine has no GPU.
+        hidden: The GPUs that can't be used, on a machine with others that can.
     """
 
     devices: tuple[Device, ...]
@@ -123,14 +135,18 @@ class Gpus:
 
     @property
     def memory_gib(self) -> tuple[float | None, ...]:
-        """The memory of each, None where it isn't known.
+        """The memory of each GPU, in GiB; None if it isn't known.
 
-        A GPU that is part of a processor has the machine's.
+        A GPU that is part of a processor uses the memory of the machine.
         """
         return tuple(_memory_gib(device) for device in self.devices)
 
     def with_memory(self, memory_gib: float | None) -> "Gpus":
-        """Return the GPUs with so much memory each where their driver doesn't say how much."""
+        """Return the GPUs with this memory for those whose driver doesn't report it.
+
+        Args:
+            memory_gib: the memory of each GPU, in GiB; None to leave it unknown.
+        """
         if memory_gib is None:
             return self
         memory_bytes = round(memory_gib * _BYTES_PER_GIB)
@@ -141,13 +157,17 @@ class Gpus:
         return replace(self, devices=devices)
 
     def check_usable(self) -> None:
-        """Check that the driver works, if there is one; else a SensorError."""
+        """Check that the driver works, if there is one.
+
+        Raises:
+            SensorError: the driver or the GPUs can't be used.
+        """
         if self.is_unusable:
             raise SensorError(self.why_none)
 
     @property
     def driver_version(self) -> str:
-        """The version of all of them; empty without a GPU."""
+        """The version of the driver of all GPUs; empty without a GPU."""
         return self.devices[0].driver_version if self.devices else ""
 
 
@@ -159,57 +179,65 @@ def _memory_gib(device: Device) -> float | None:
 
 
 def current_environment(*, needs_gpus: int) -> Environment:
-    """Return the environment of cases that use so many of this machine's GPUs; 0 for none."""
-    used = find_gpus().devices[:needs_gpus]
-    if used and not all(device.name for device in used):
+    """Return the environment of cases on this machine.
+
+    Args:
+        needs_gpus: how many GPUs the cases use; 0 for cases that run on processors.
+    """
+    gpus = find_gpus().devices[:needs_gpus]
+    if gpus and not all(device.name for device in gpus):
         return UNKNOWN_ENVIRONMENT
-    if used:
-        memory_bytes = used[0].memory_bytes
+    if gpus:
+        memory_bytes = gpus[0].memory_bytes
         return Environment(
             kind="gpu",
-            gpus=tuple(device.name for device in used),
+            gpus=tuple(device.name for device in gpus),
             gpu_memory_gb=None if memory_bytes is None else round(memory_bytes / _BYTES_PER_GB),
-            power_limit_w=_power_limit_w(used),
+            power_limit_w=_power_limit_w(gpus),
         )
     cpu, instruction_set = _read_cpu(Path("/proc/cpuinfo"))
-    return Environment(
-        kind="cpu", cpu=cpu, instruction_set=instruction_set, cores=len(os.sched_getaffinity(0))
-    )
+    cores = len(os.sched_getaffinity(0))
+    return Environment(kind="cpu", cpu=cpu, instruction_set=instruction_set, cores=cores)
 
 
 def _power_limit_w(devices: Sequence[Device]) -> float | None:
-    """Return the lowest limit that isn't the vendor's, 0 if all are the vendor's.
+    """Return the lowest power limit that somebody changed.
 
-    None if one isn't known.
+    Returns:
+        The limit in W; 0 if all are the vendor's, None if one isn't known and no other was changed.
     """
     limits_w = [device.limit_w for device in devices]
-    lowered_w = [limit_w for limit_w in limits_w if limit_w]
-    if lowered_w:
-        return min(lowered_w)
+    changed_w = [limit_w for limit_w in limits_w if limit_w]
+    if changed_w:
+        return min(changed_w)
     return None if None in limits_w else 0.0
 
 
 @functools.cache
 def find_gpus() -> Gpus:
-    """Return the GPUs of this machine that this process sees, by their drivers."""
+    """Return the GPUs that this process sees, according to their driver."""
     try:
-        found = nvml.find(os.environ)
+        gpus = nvml.find(os.environ)
     except NoGpuError as error:
         return Gpus(devices=(), why_none=str(error))
     except SensorError as error:
         return Gpus(devices=(), why_none=str(error), is_unusable=True)
-    return Gpus(devices=found.devices, why_none="", hidden=found.hidden)
+    return Gpus(devices=gpus.devices, why_none="", hidden=gpus.hidden)
 
 
 def _read_cpu(cpuinfo: Path) -> tuple[str, str]:
     """Return the processor's name and its widest instruction set."""
     text = cpuinfo.read_text() if cpuinfo.is_file() else ""
     model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
-    known = flags.group(1).split() if flags else []
-    widest = next((name for name in _INSTRUCTION_SETS if name in known), "scalar")
     name = model.group(1).strip() if model else platform.machine()
-    return name, _SHORT.get(widest, widest)
+    flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
+    features = flags.group(1).split() if flags else []
+    widest = "scalar"
+    for instruction_set in _INSTRUCTION_SETS:
+        if instruction_set in features:
+            widest = instruction_set
+            break
+    return name, _SHORT_INSTRUCTION_SETS.get(widest, widest)
 
 
 def _slug(name: str) -> str:

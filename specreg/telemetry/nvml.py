@@ -1,4 +1,4 @@
-"""NVML: NVIDIA's GPUs, by their driver, with nvidia-ml-py."""
+"""Find and read NVIDIA's GPUs through NVML, with nvidia-ml-py."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _ORDER = "CUDA_DEVICE_ORDER"
 _CONTROL_NODE = Path("/dev/nvidiactl")
-"""What a process opens to use any GPU; a container that was given none doesn't have it."""
+"""The file that a process opens to use any GPU. It is missing in a container without GPUs."""
 _MW_PER_W = 1000
 _PERCENT = 100
 _SLICED = (
@@ -28,10 +28,11 @@ _UNSLICED = (
     "NVML: MIG is on, and the GPU has no slice to compute on; make one (nvidia-smi mig), or switch"
     " MIG off"
 )
-_SCOPES = {Scope.GPU: 0, Scope.MODULE: 1}  # nvml.h; older packages don't name them
+# The numbers of nvml.h. Older versions of nvidia-ml-py have no names for them.
+_SCOPES = {Scope.GPU: 0, Scope.MODULE: 1}
 _INSTALL = "install NVIDIA's driver, or start the container with --gpus"
 _RELOAD = "reload the driver or reboot"
-_LOOK = "look at the kernel's log (dmesg) for Xid"
+_READ_KERNEL_LOG = "look at the kernel's log (dmesg) for Xid"
 _REMEDIES: Mapping[int, str] = MappingProxyType(
     {
         pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: _INSTALL,
@@ -48,27 +49,32 @@ _REMEDIES: Mapping[int, str] = MappingProxyType(
         pynvml.NVML_ERROR_INSUFFICIENT_POWER: "look at the GPU's power cables",
         pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "install a newer driver",
         pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: "install a newer driver",
-        pynvml.NVML_ERROR_GPU_IS_LOST: _LOOK,
-        pynvml.NVML_ERROR_IRQ_ISSUE: _LOOK,
-        pynvml.NVML_ERROR_CORRUPTED_INFOROM: _LOOK,
+        pynvml.NVML_ERROR_GPU_IS_LOST: _READ_KERNEL_LOG,
+        pynvml.NVML_ERROR_IRQ_ISSUE: _READ_KERNEL_LOG,
+        pynvml.NVML_ERROR_CORRUPTED_INFOROM: _READ_KERNEL_LOG,
         pynvml.NVML_ERROR_RESET_REQUIRED: "reset the GPU (nvidia-smi --gpu-reset) or reboot",
     }
 )
-"""What to do about an error of NVML, by its number."""
-_OTHERWISE = f"{_LOOK}, and {_RELOAD}"
-_SAYS: Mapping[int, str] = MappingProxyType(
+"""What to do about an error of NVML, by the number of the error."""
+_USUAL_REMEDY = f"{_READ_KERNEL_LOG}, and {_RELOAD}"
+_PLAIN_WORDS: Mapping[int, str] = MappingProxyType(
     {
         pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
             "the loaded driver and NVIDIA's library are of different versions, as after an upgrade"
         )
     }
 )
-"""Where NVML's own words aren't plain."""
+"""Plain words for errors that NVML itself describes in a way that needs explaining."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenGpu:
-    """A GPU that is there and can't be used; `number` is its place in the driver's order."""
+    """A GPU that is installed and can't be used.
+
+    Attributes:
+        number: its index in the driver's order.
+        why: why it can't be used, and what to do.
+    """
 
     number: int
     why: str
@@ -76,7 +82,12 @@ class HiddenGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisibleGpus:
-    """The GPUs of a process, in the order in which CUDA takes them, and those it can't use."""
+    """The GPUs of a process.
+
+    Attributes:
+        devices: the GPUs that it can use, in CUDA's order.
+        hidden: the GPUs that it can't use.
+    """
 
     devices: tuple[Device, ...]
     hidden: tuple[HiddenGpu, ...]
@@ -84,7 +95,12 @@ class VisibleGpus:
 
 @dataclass(frozen=True, slots=True)
 class _Gpu(Probe):
-    """Reads a GPU; None for what the card doesn't have."""
+    """Reads a GPU. A value is None if the card doesn't have it.
+
+    Attributes:
+        handle: NVML's handle of the GPU.
+        scope: what its power covers.
+    """
 
     handle: Any
     scope: Scope
@@ -95,7 +111,7 @@ class _Gpu(Probe):
     def state(self) -> State:
         handle = self.handle
         average_mw, instant_mw = _power(handle, self.scope)
-        use = _ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
+        utilisation = _ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
         memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
         return State(
             average_mw=average_mw,
@@ -106,28 +122,31 @@ class _Gpu(Probe):
                 pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU
             ),
             throttle_mask=_ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle),
-            utilisation_frac=None if use is None else use.gpu / _PERCENT,
+            utilisation_frac=None if utilisation is None else utilisation.gpu / _PERCENT,
             used_bytes=None if memory is None else memory.used,
         )
 
     def processes(self) -> Mapping[int, int | None] | None:
-        found = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, self.handle)
-        return None if found is None else {one.pid: one.usedGpuMemory for one in found}
+        processes = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, self.handle)
+        if processes is None:
+            return None
+        return {process.pid: process.usedGpuMemory for process in processes}
 
 
 def find(variables: Mapping[str, str], control_node: Path = _CONTROL_NODE) -> VisibleGpus:
-    """Find the GPUs that CUDA_VISIBLE_DEVICES leaves, numbered by their places on the bus.
+    """Find the GPUs that CUDA_VISIBLE_DEVICES selects, in the order of their bus addresses.
 
-    A GPU that can't be opened, because it is lost or given to another job, hides only itself. Of a
-    GPU in slices (MIG) a process sees a slice and not the whole.
+    A GPU that can't be opened, because it is lost or was given to another job, hides only itself.
+    If a GPU is cut into slices (MIG), the process sees the first slice instead of the GPU.
 
     Args:
         variables: The environment variables of the process.
-        control_node: A file that only a process has that was given GPUs.
+        control_node: A file that only exists where a process may use GPUs.
 
     Raises:
-        NoGpuError: There is no driver or no GPU, or the variables leave none.
-        SensorError: The driver doesn't work, no GPU can be used, or it is unknown which are left.
+        NoGpuError: There is no driver or no GPU, or the variables select none.
+        SensorError: The driver doesn't work, no GPU can be used, or it is unknown which are
+            selected.
     """
     try:
         pynvml.nvmlInit()
@@ -145,19 +164,19 @@ def find(variables: Mapping[str, str], control_node: Path = _CONTROL_NODE) -> Vi
     opened, hidden = _open_all(count)
     if not opened:
         raise SensorError(hidden[0].why)
-    left = visible(opened, variables, slice_called=_slice)
-    if not left:
+    selected = visible(opened, variables, slice_called=_slice)
+    if not selected:
         message = f"NVML: {_VISIBLE}={variables.get(_VISIBLE, '')} leaves none of {len(opened)}"
         raise NoGpuError(f"{message} GPU(s); unset it, or name one that is there")
     with _mapped_errors():
-        devices, unsliced = _with_slices(left)
+        devices, unsliced = _with_slices(selected)
     if not devices:
         raise SensorError(unsliced[0].why)
     return VisibleGpus(devices=devices, hidden=(*hidden, *unsliced))
 
 
 def _open_all(count: int) -> tuple[list[Device], list[HiddenGpu]]:
-    """Return the GPUs that this process may open, and why it can't open the others."""
+    """Return the GPUs that this process can open, and those that it can't."""
     devices: list[Device] = []
     hidden: list[HiddenGpu] = []
     for number in range(count):
@@ -171,11 +190,14 @@ def _open_all(count: int) -> tuple[list[Device], list[HiddenGpu]]:
 
 
 def _with_slices(devices: Sequence[Device]) -> tuple[tuple[Device, ...], list[HiddenGpu]]:
-    """Return the devices with the first slice in the place of a GPU that is in slices.
+    """Replace a GPU that is cut into slices by its first slice.
 
-    A process that computes on a slice sees nothing else beside it (NVIDIA's guide to MIG, "CUDA
-    device enumeration"). A driver that can't list the slices leaves the GPU, whose memory is
-    unknown then.
+    A process that computes on a slice sees nothing but that slice (NVIDIA's guide to MIG, "CUDA
+    device enumeration"). If the driver can't list the slices, the GPU stays, with its memory
+    unknown.
+
+    Returns:
+        The devices, and the GPUs that have no slice to compute on.
     """
     whole: list[Device] = []
     unsliced: list[HiddenGpu] = []
@@ -196,25 +218,38 @@ def _with_slices(devices: Sequence[Device]) -> tuple[tuple[Device, ...], list[Hi
 
 
 def _slices_of(handle: object, number: int) -> list[Device] | None:
-    """Return the slices of a GPU; None where its driver doesn't list them."""
-    most = _ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle)
-    if most is None:
+    """Return the slices of a GPU; None if its driver doesn't list them."""
+    most_slices = _ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle)
+    if most_slices is None:
         return None
-    handles = [_ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, i) for i in range(most)]
-    return [_slice_device(each, number) for each in handles if each is not None]
+    slices: list[Device] = []
+    for index in range(most_slices):
+        slice_handle = _ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
+        if slice_handle is not None:
+            slices.append(_slice_device(slice_handle, number))
+    return slices
 
 
 def open_probe(device: Device) -> Probe:
-    """Return what reads a GPU; SensorError if it is gone."""
+    """Return a probe that reads a GPU.
+
+    Raises:
+        SensorError: the GPU is gone.
+    """
     with _mapped_errors():
         pynvml.nvmlInit()
-        return _Gpu(pynvml.nvmlDeviceGetHandleByUUID(device.id), device.scope)
+        handle = pynvml.nvmlDeviceGetHandleByUUID(device.id)
+        return _Gpu(handle, device.scope)
 
 
 def _device(handle: object, number: int) -> Device:
     scope, why_not = _readable(handle)
     memory_bytes, shares_memory = _memory(handle)
-    place = _ask(pynvml.nvmlDeviceGetPciInfo, handle)
+    bus_id = ""
+    pci = _ask(pynvml.nvmlDeviceGetPciInfo, handle)
+    if pci is not None:
+        # NVML writes a domain with eight digits, Linux with four.
+        bus_id = pci.busId.lower()[-len("0000:00:00.0") :]
     return Device(
         sensor="nvml",
         id=pynvml.nvmlDeviceGetUUID(handle),
@@ -225,18 +260,20 @@ def _device(handle: object, number: int) -> Device:
         memory_bytes=memory_bytes,
         shares_memory=shares_memory,
         driver_version=_ask(pynvml.nvmlSystemGetDriverVersion) or "",
-        # NVML writes a domain with eight digits, Linux with four.
-        bus_id="" if place is None else place.busId.lower()[-len("0000:00:00.0") :],
+        bus_id=bus_id,
         why_not=why_not,
     )
 
 
 def _memory(handle: object) -> tuple[int | None, bool]:
-    """Return a GPU's memory, None where it isn't known, and whether it is the machine's.
+    """Return the memory of a GPU and whether it is the machine's.
 
-    A GPU that is part of a processor, such as GB10 (DGX Spark), has none to ask for: its driver
-    answers that the question isn't supported (nvitop#208). Others, of a user who may not ask for
-    instance, are just unknown.
+    A GPU that is part of a processor, such as GB10 (DGX Spark), has no memory of its own: its
+    driver answers that the question isn't supported (nvitop#208). After any other error, such as a
+    missing permission, the memory is just unknown.
+
+    Returns:
+        The memory in bytes, None if it isn't known, and true if the GPU uses the machine's memory.
     """
     try:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
@@ -250,16 +287,20 @@ def _memory(handle: object) -> tuple[int | None, bool]:
 
 
 def _own_limit_w(handle: object) -> float | None:
-    """Return a GPU's power limit if it isn't the vendor's, else 0; None where it isn't known."""
+    """Return a GPU's power limit in W if it isn't the vendor's.
+
+    Returns:
+        The limit; 0 if it is the vendor's, None if it isn't known.
+    """
     limit_mw = _ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
-    vendors_mw = _ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
-    if not limit_mw or not vendors_mw:
+    vendor_limit_mw = _ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
+    if not limit_mw or not vendor_limit_mw:
         return None
-    return 0.0 if limit_mw == vendors_mw else limit_mw / _MW_PER_W
+    return 0.0 if limit_mw == vendor_limit_mw else limit_mw / _MW_PER_W
 
 
 def _slice(uuid: str) -> Device | None:
-    """Return the slice of a GPU of that UUID."""
+    """Return the slice of a GPU that has this UUID; None if there is none."""
     handle = _ask(pynvml.nvmlDeviceGetHandleByUUID, uuid)
     return None if handle is None else _slice_device(handle, 0)
 
@@ -277,15 +318,21 @@ def visible(
 ) -> tuple[Device, ...]:
     """Return the GPUs that a process with these environment variables sees, in its order.
 
-    As CUDA's programming guide has it: numbers or UUIDs, which may be cut short as long as they fit
-    one; what follows the first that fits none is not seen, and what is named twice leaves none.
-    `slice_called` gives the slice of a GPU (MIG) of a UUID, None where there is none.
+    CUDA's programming guide defines the rule. CUDA_VISIBLE_DEVICES lists numbers or UUIDs. A UUID
+    may be cut short as long as it fits only one GPU. The first word that fits no GPU ends the list,
+    and a GPU that is listed twice makes the whole list invalid.
+
+    Args:
+        devices: The GPUs of the machine.
+        variables: The environment variables of the process.
+        slice_called: Returns the slice of a GPU (MIG) with a UUID; None if there is none.
 
     Raises:
-        SensorError: numbers are given of GPUs of several kinds, whose order is unknown.
+        SensorError: Numbers are given of GPUs of several kinds, whose order is unknown.
     """
-    words = variables.get(_VISIBLE, ",".join(map(str, range(len(devices))))).split(",")
-    found: list[Device] = []
+    all_numbers = ",".join(map(str, range(len(devices))))
+    words = variables.get(_VISIBLE, all_numbers).split(",")
+    selected: list[Device] = []
     for word in filter(None, map(str.strip, words)):
         if word.startswith("MIG-"):
             device = slice_called(word)
@@ -296,10 +343,10 @@ def visible(
             device = _of_number(word, devices, variables)
         if device is None:
             break
-        if device in found:
+        if device in selected:
             return ()
-        found.append(device)
-    return tuple(found)
+        selected.append(device)
+    return tuple(selected)
 
 
 def _of_number(word: str, devices: Sequence[Device], variables: Mapping[str, str]) -> Device | None:
@@ -324,16 +371,16 @@ def _mapped_errors() -> Iterator[None]:
 
 
 def _message(error: pynvml.NVMLError) -> str:
-    """Return what an error of NVML says, and what to do about it."""
-    return f"NVML: {_described(error)}; {_REMEDIES.get(error.value, _OTHERWISE)}"
+    """Describe an error of NVML, and say what to do about it."""
+    return f"NVML: {_described(error)}; {_REMEDIES.get(error.value, _USUAL_REMEDY)}"
 
 
 def _described(error: pynvml.NVMLError) -> str:
-    return _SAYS.get(error.value) or str(error).rstrip(".")
+    return _PLAIN_WORDS.get(error.value) or str(error).rstrip(".")
 
 
 def _ask(question: Callable[..., _T], *arguments: object) -> _T | None:
-    """Return NVML's answer; None for what the card doesn't have, or doesn't tell us.
+    """Return NVML's answer to a question; None if the card or the driver doesn't answer it.
 
     Raises:
         SensorError: The GPU is lost.
@@ -348,7 +395,7 @@ def _ask(question: Callable[..., _T], *arguments: object) -> _T | None:
 
 
 def _readable(handle: object) -> tuple[Scope, str]:
-    """Return whose power a GPU tells, and why it tells none."""
+    """Return what a GPU's power covers, and why it can't be read; empty if it can."""
     if _is_sliced(handle):
         return Scope.GPU, _SLICED
     for scope in _SCOPES:
@@ -361,8 +408,9 @@ def _readable(handle: object) -> tuple[Scope, str]:
     except pynvml.NVMLError_NotSupported:
         pass
     except pynvml.NVMLError as error:
-        remedy = _REMEDIES.get(error.value, _OTHERWISE)
-        return Scope.GPU, f"NVML: its power can't be read, {_described(error)}; {remedy}"
+        remedy = _REMEDIES.get(error.value, _USUAL_REMEDY)
+        message = f"NVML: its power can't be read, {_described(error)}"
+        return Scope.GPU, f"{message}; {remedy}"
     return Scope.GPU, "NVML: it tells no power; take a newer driver, or another GPU"
 
 
@@ -373,12 +421,20 @@ def _is_sliced(handle: object) -> bool:
 
 
 def _power(handle: object, scope: Scope) -> tuple[int | None, int | None]:
-    """Return the average over a second and the power at this moment, in mW."""
+    """Return a GPU's average power over a second and its power at this moment, in mW."""
     fields = (pynvml.NVML_FI_DEV_POWER_AVERAGE, pynvml.NVML_FI_DEV_POWER_INSTANT)
-    asked = [(field, _SCOPES[scope]) for field in fields]
-    values = _ask(pynvml.nvmlDeviceGetFieldValues, handle, asked) or ()
-    read = [v.value.uiVal if v.nvmlReturn == pynvml.NVML_SUCCESS else None for v in values]
-    average_mw, instant_mw = read or (None, None)
-    if average_mw is None and scope is Scope.GPU:  # a driver before the fields
+    questions = [(field, _SCOPES[scope]) for field in fields]
+    answers = _ask(pynvml.nvmlDeviceGetFieldValues, handle, questions)
+    average_mw: int | None = None
+    instant_mw: int | None = None
+    if answers:
+        average_mw, instant_mw = map(_power_value_mw, answers)
+    # Drivers of before the fields answer only the older question.
+    if average_mw is None and scope is Scope.GPU:
         average_mw = _ask(pynvml.nvmlDeviceGetPowerUsage, handle)
     return average_mw, instant_mw
+
+
+def _power_value_mw(answer: Any) -> int | None:  # noqa: ANN401 - a structure of the C library
+    """Return the value of a field of power; None if the GPU doesn't have the field."""
+    return answer.value.uiVal if answer.nvmlReturn == pynvml.NVML_SUCCESS else None

@@ -1,8 +1,9 @@
-"""The power of a measurement: what each device drew and did in a block of load, and what spoils it.
+"""Record the power of a measurement: what each device drew in a block of load.
 
-Energy is the difference of the counter between the two ends of a span, each end interpolated
-between the reads beside it. The counter of a GPU moves every 10 to 100 ms, so that at each end it
-is known to half of that: the error of the figure, 1 % of 10 s and 0.3 % of 30 s.
+The energy of a span is the difference of the counter between its two ends. At each end the counter
+is interpolated between the reads before and after it. The counter of a GPU moves every 10 to
+100 ms, so at each end it is known to half of that time. For 10 s this is an error of 1 %, for 30 s
+one of 0.3 %.
 """
 
 import bisect
@@ -24,14 +25,14 @@ from specreg.core.processes import describe
 from specreg.core.reasons import Invalidity
 from specreg.telemetry.devices import held_back, throttle_reasons
 from specreg.telemetry.sampler import EVERY_NS, PowerTrace, Sample, Span
-from specreg.telemetry.sensor import Device
+from specreg.telemetry.sensor import Device, State
 
 SHORTEST_S = 10.0
-"""A shorter block isn't judged: its two ends make it more than 1 % off."""
+"""The shortest block that is judged; the two ends of a shorter one make an error above 1 %."""
 POWER_INVALID = "POWER_INVALID"
-"""The code of a meter that is out of order."""
+"""The code of an invalidity: the power meter is out of order."""
 _MOST_MISSING_FRAC = 0.1
-_MOST_APART_FRAC = 0.03
+_MOST_DISAGREEMENT_FRAC = 0.03
 _STUCK_NS = 10**9
 _AVERAGED_NS = 10**9
 _NS_PER_S = 10**9
@@ -42,12 +43,13 @@ _J_PER_KWH = 3_600_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Energy:
-    """What a device drew in a span.
+    """The energy that a device drew in a span.
 
     Attributes:
-        energy_j: by its counter where from_counter, else by its power, sample for sample.
-        error_frac: how far off it may be for the two ends of the span.
-        counter_ratio: the counter's energy over power × time; None where one says nothing.
+        energy_j: the energy, from the device's counter or summed up from samples of its power.
+        error_frac: the error of the energy that the two ends of the span cause, as a share of it.
+        from_counter: true if the energy is from the counter.
+        counter_ratio: the counter's energy over that of the samples; None without either.
     """
 
     energy_j: float
@@ -57,73 +59,97 @@ class Energy:
 
 
 def energy_of(trace: PowerTrace, span: Span) -> Energy:
-    """Return what a device drew in a span, by its counter if it has one.
+    """Return the energy that a device drew in a span, from its counter if it has one.
 
     Raises:
         SensorError: the device was lost, samples are missing, the counter stands still or went
             back, or there is neither counter nor power.
     """
+    _check_sampled(trace, span)
     name = trace.device.name
-    if trace.lost is not None and trace.lost.at_ns < span[1]:
-        raise SensorError(f"{name}: {trace.lost.lost}")
-    missing = missing_frac(trace, span)
-    if missing > _MOST_MISSING_FRAC:
-        raise SensorError(
-            f"{missing:.0%} of the samples of {name} are missing, more than 10 %; the sampler was"
-            " kept from running, or ended"
-        )
-    # The average first: where power swings, ten samples of the moment a second are too few.
+    # The average is preferred: if the power swings, ten samples a second of its momentary value are
+    # too few.
     summed_j = integral_j(trace.samples, span, "average_mw")
     if summed_j is None:
         summed_j = integral_j(trace.samples, span, "instant_mw")
-    reads = [(one.at_ns, one.energy_mj) for one in trace.samples if one.energy_mj is not None]
+    reads = [
+        (sample.at_ns, sample.energy_mj) for sample in trace.samples if sample.energy_mj is not None
+    ]
     if not reads:
         if summed_j is None:
             raise SensorError(f"{name}: tells neither power nor energy; measure another device")
         return Energy(energy_j=summed_j)
+    # Keep the reads of the span, and the nearest one outside at each end.
     moments_ns, energies_mj = np.array(reads).T
-    first, last = np.searchsorted(moments_ns, span)
-    around = slice(max(first - 1, 0), last + 1)
-    moments_ns, energies_mj = moments_ns[around], energies_mj[around]
+    first, end = np.searchsorted(moments_ns, span)
+    kept_reads = slice(max(first - 1, 0), end + 1)
+    moments_ns = moments_ns[kept_reads]
+    energies_mj = energies_mj[kept_reads]
     if moments_ns[0] > span[0] or moments_ns[-1] < span[1]:
         raise SensorError(f"{name}: no samples at an end of the time; measure again")
-    doubt_ns = _doubt_ns(name, moments_ns, energies_mj)
+    uncertain_ns = _uncertain_ns(name, moments_ns, energies_mj)
     start_mj, end_mj = np.interp(span, moments_ns, energies_mj)
     energy_j = float(end_mj - start_mj) / _MJ_PER_J
     return Energy(
         energy_j=energy_j,
-        error_frac=doubt_ns / (span[1] - span[0]),
+        error_frac=uncertain_ns / (span[1] - span[0]),
         from_counter=True,
         counter_ratio=energy_j / summed_j if summed_j else None,
     )
 
 
-def _doubt_ns(name: str, moments_ns: np.ndarray, energies_mj: np.ndarray) -> float:
-    """Return how long the counter tells nothing: half of the time between two moves at each end.
+def _check_sampled(trace: PowerTrace, span: Span) -> None:
+    """Check that a device was sampled throughout a span; raise a SensorError if it wasn't."""
+    name = trace.device.name
+    if trace.lost is not None and trace.lost.at_ns < span[1]:
+        raise SensorError(f"{name}: {trace.lost.lost}")
+    frac = missing_frac(trace, span)
+    if frac > _MOST_MISSING_FRAC:
+        raise SensorError(
+            f"{frac:.0%} of the samples of {name} are missing, more than 10 %; the sampler was"
+            " kept from running, or ended"
+        )
 
-    SensorError where it stands still, or went back.
+
+def _uncertain_ns(name: str, moments_ns: np.ndarray, energies_mj: np.ndarray) -> float:
+    """Return for how long the counter says nothing at the two ends of its reads, in total.
+
+    At each end this is half of the time between two moves of the counter, or between two reads if
+    that is longer.
+
+    Args:
+        name: the name of the device, for messages.
+        moments_ns: when the counter was read, of shape (n,), with n of 2 or more.
+        energies_mj: what was read, of shape (n,).
+
+    Raises:
+        SensorError: the counter stands still, or went back.
     """
-    apart_ns = np.diff(moments_ns)
     if (np.diff(energies_mj) < 0).any():
         raise SensorError(f"the energy counter of {name} went back; was the driver reloaded?")
-    _, first, reads = np.unique(energies_mj, return_index=True, return_counts=True)
-    still_ns = (moments_ns[first + reads - 1] - moments_ns[first]).max()
+    _, first_reads, counts = np.unique(energies_mj, return_index=True, return_counts=True)
+    last_reads = first_reads + counts - 1
+    still_ns = (moments_ns[last_reads] - moments_ns[first_reads]).max()
     if still_ns > _STUCK_NS:
         message = f"the energy counter of {name} stood still for {still_ns / _NS_PER_S:.1f} s"
         raise SensorError(f"{message}; look whether its power is read elsewhere (nvidia-smi)")
-    tick_ns = (moments_ns[-1] - moments_ns[0]) / max(len(first) - 1, 1)
-    return float(max(tick_ns, apart_ns[0]) + max(tick_ns, apart_ns[-1])) / 2
+    moves = len(first_reads) - 1
+    move_ns = (moments_ns[-1] - moments_ns[0]) / max(moves, 1)
+    read_ns = np.diff(moments_ns)
+    start_ns = max(move_ns, read_ns[0])
+    end_ns = max(move_ns, read_ns[-1])
+    return float(start_ns + end_ns) / 2
 
 
 def check_counter(energy: Energy) -> None:
-    """Check that counter and power agree within 3 % and what the ends of the span leave in doubt.
+    """Check that counter and power agree within 3 % and the error of the ends of the span.
 
-    Of 10 s in which the load of an H100 swung between 130 and 700 W they were up to 3.4 % apart.
+    With a load on an H100 that swung between 130 and 700 W for 10 s, they were up to 3.4 % apart.
 
     Raises:
         SensorError: they are further apart.
     """
-    allowed_frac = _MOST_APART_FRAC + energy.error_frac
+    allowed_frac = _MOST_DISAGREEMENT_FRAC + energy.error_frac
     ratio = energy.counter_ratio
     if ratio is not None and abs(ratio - 1) > allowed_frac:
         raise SensorError(
@@ -134,79 +160,125 @@ def check_counter(energy: Energy) -> None:
 
 
 def integral_j(samples: Sequence[Sample], span: Span, field: str) -> float | None:
-    """Sum up a power field of the samples × time, between them as a line.
+    """Integrate the power of the samples over a span, linearly interpolated between them.
 
-    An average belongs to the middle of its second. None where no sample tells it.
+    Args:
+        samples: the samples of a device.
+        span: the span.
+        field: the field of `State` with the power. An average belongs to the middle of its second.
+
+    Returns:
+        The energy in J; None if no sample has the field.
     """
-    told = [(one.at_ns, mw) for one in samples if (mw := getattr(one.state, field)) is not None]
-    if not told:
+    powers: list[tuple[int, int]] = []
+    for sample in samples:
+        power_mw = getattr(sample.state, field)
+        if power_mw is not None:
+            powers.append((sample.at_ns, power_mw))
+    if not powers:
         return None
-    moments_ns, powers_mw = np.array(told).T
-    moments_ns = moments_ns - (_AVERAGED_NS // 2 if field == "average_mw" else 0)
-    inside_ns = moments_ns[(moments_ns > span[0]) & (moments_ns < span[1])]
-    grid_ns = np.concatenate(([span[0]], inside_ns, [span[1]]))
-    total = np.trapezoid(np.interp(grid_ns, moments_ns, powers_mw), grid_ns)
-    return float(total) / _NS_PER_S / _MJ_PER_J
+    moments_ns, powers_mw = np.array(powers).T
+    if field == "average_mw":
+        moments_ns = moments_ns - _AVERAGED_NS // 2
+    is_inside = (moments_ns > span[0]) & (moments_ns < span[1])
+    grid_ns = np.concatenate(([span[0]], moments_ns[is_inside], [span[1]]))
+    energy_mw_ns = np.trapezoid(np.interp(grid_ns, moments_ns, powers_mw), grid_ns)
+    return float(energy_mw_ns) / _NS_PER_S / _MW_PER_W
 
 
 def missing_frac(trace: PowerTrace, span: Span) -> float:
-    """Return the share of the samples due in a span that aren't there, 0..1."""
+    """Return the share of the samples due in a span that are missing, from 0 to 1."""
     due = (span[1] - span[0]) // EVERY_NS
-    return max(0.0, 1 - len(trace.within(span)) / due) if due else 0.0
+    if not due:
+        return 0.0
+    return max(0.0, 1 - len(trace.within(span)) / due)
 
 
 def check_held_back(traces: Sequence[PowerTrace], spans: Sequence[Span]) -> None:
-    """Check that no device was `THROTTLED`, by heat or lack of power, in some spans."""
+    """Check that neither heat nor lack of power held a device back in some spans.
+
+    Raises:
+        InvalidMeasurementError: `THROTTLED`.
+    """
     for trace in traces:
-        frac, why = held_back([state for span in spans for state in trace.states(span)])
+        states: list[State] = []
+        for span in spans:
+            states += trace.states(span)
+        frac, reasons = held_back(states)
         if frac:
-            message = f"{trace.device.name} was held back in {frac:.0%} of the samples: {why}"
+            message = f"{trace.device.name} was held back in {frac:.0%} of the samples: {reasons}"
             raise InvalidMeasurementError("THROTTLED", f"{message}; cool it, or give it more power")
 
 
 def check_alone(
-    traces: Sequence[PowerTrace], spans: Sequence[Span], ours: AbstractSet[int]
+    traces: Sequence[PowerTrace], spans: Sequence[Span], our_pids: AbstractSet[int]
 ) -> None:
-    """Check that no process but ours computed on a device in some spans, else `DEVICE_SHARED`.
+    """Check that no other process computed on a device in some spans.
 
-    Of a span the lists within count, the last before it and the first after it: a sampler lists
-    processes twice a second, and later on a busy machine.
+    Raises:
+        InvalidMeasurementError: `DEVICE_SHARED`.
     """
     for trace in traces:
-        lists = [(one.at_ns, one.pids) for one in trace.samples if one.pids is not None]
-        moments_ns = [at_ns for at_ns, _ in lists]
-        seen: set[int] = set()
-        for start_ns, end_ns in spans:
-            first = bisect.bisect_left(moments_ns, start_ns) - 1
-            last = bisect.bisect_right(moments_ns, end_ns)
-            seen.update(*(pids for _, pids in lists[max(first, 0) : last + 1]))
-        strangers = seen - ours
-        # In a container the driver may number processes as the host does: then none is ours, and
-        # what was there before the first request is taken for it. Who was there before our servers
-        # is refused before they start.
-        if ours and lists and not seen & ours:
-            strangers = seen - set(lists[0][1])
-        if strangers:
+        lists = [
+            (sample.at_ns, set(sample.pids)) for sample in trace.samples if sample.pids is not None
+        ]
+        pids = _pids_in(lists, spans)
+        foreign_pids = pids - our_pids
+        # In a container the driver may number processes as the host does. Then none of them is
+        # ours, and those that were there before the first request are taken for ours. Processes
+        # that were there even before our servers have kept these from starting.
+        if our_pids and lists and not pids & our_pids:
+            _, earliest_pids = lists[0]
+            foreign_pids = pids - earliest_pids
+        if foreign_pids:
+            processes = ", ".join(map(describe, sorted(foreign_pids)))
             raise InvalidMeasurementError(
                 "DEVICE_SHARED",
-                f"{trace.device.name}: used by {', '.join(map(describe, sorted(strangers)))} while"
-                " it was measured; measure again when it is free",
+                f"{trace.device.name}: used by {processes} while it was measured; measure again"
+                " when it is free",
             )
 
 
+def _pids_in(lists: Sequence[tuple[int, AbstractSet[int]]], spans: Sequence[Span]) -> set[int]:
+    """Return the processes that were listed in some spans.
+
+    Because a sampler lists processes only twice a second, and later on a busy machine, the last
+    list before a span and the first one after it count as well.
+
+    Args:
+        lists: the moments of the lists, in order, and the ids of the processes in them.
+        spans: the spans.
+    """
+    moments_ns = [at_ns for at_ns, _ in lists]
+    pids: set[int] = set()
+    for start_ns, end_ns in spans:
+        first = bisect.bisect_left(moments_ns, start_ns) - 1
+        last = bisect.bisect_right(moments_ns, end_ns)
+        for _, listed_pids in lists[max(first, 0) : last + 1]:
+            pids |= listed_pids
+    return pids
+
+
 class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a device did in a block; null for what it doesn't say.
+    """The power and the state of a device in a block; null for what it doesn't report.
 
     Attributes:
-        energy_j, from_counter, error_frac, counter_ratio: see `Energy`; null where the meter is
-            out of order.
-        mean_w: energy_j / the time; peak_w: the highest sample.
-        idle_w: the mean while the servers had nothing to do.
-        sm_clock_mhz, memory_clock_mhz: medians; temperature_c, used_bytes: the highest;
-            utilisation_frac: the mean; throttled: all reasons that were seen, None where the
-            device tells none.
-        missing_frac: the share of the samples that aren't there.
-        invalid: why its energy means nothing, empty where it does.
+        device: the device.
+        energy_j: the energy that it drew; null if the meter is out of order.
+        mean_w: the energy over the time of the block.
+        from_counter: true if the energy is from the device's counter.
+        error_frac: the error of the energy that the ends of the block cause, as a share of it.
+        idle_w: the mean power while the servers had nothing to do.
+        peak_w: the highest power of a sample.
+        sm_clock_mhz: the median of the clock of its processors.
+        memory_clock_mhz: the median of the clock of its memory.
+        temperature_c: the highest temperature.
+        used_bytes: the most memory in use.
+        utilisation_frac: the mean share of the time in which it computed.
+        throttled: all reasons for which its clocks were lowered.
+        counter_ratio: the counter's energy over that of the samples of power.
+        missing_frac: the share of the samples that are missing.
+        invalid: why its energy means nothing; empty if it is valid.
     """
 
     device: Device
@@ -228,11 +300,20 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArmPower(msgspec.Struct, frozen=True, kw_only=True):
-    """What all devices together did in a block; null where one of them doesn't say.
+    """The power of all devices of a server in a block; null if one of them doesn't report it.
 
     Attributes:
-        above_idle_j_per_token: of what was drawn beyond idle_w.
-        energy_j_per_accepted_token: energy_j over the drafts accepted.
+        window_s: the length of the block.
+        tokens: the number of tokens that were generated in it.
+        energy_j: the energy that the devices drew.
+        mean_w: the energy over the length of the block.
+        idle_w: the mean power while the servers had nothing to do.
+        error_frac: the largest error of a device's energy, as a share of it.
+        energy_j_per_token: the energy over the tokens.
+        above_idle_j_per_token: the energy beyond that of idle devices, over the tokens.
+        energy_j_per_accepted_token: the energy over the accepted draft tokens.
+        tokens_per_kwh: the tokens over the energy.
+        devices: the record of each device.
     """
 
     window_s: float
@@ -249,13 +330,14 @@ class ArmPower(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PowerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The power of a measurement, or why there is none.
+    """The power of a measurement, or the reason why it has none.
 
     Attributes:
-        case, control: of the one server and of the one beside it; null where nothing is known.
+        case: the power of the case's server; null if it isn't known.
+        control: the power of the control server; null if it isn't known.
         energy_ratio: the control's energy per token over the case's: what speculation saves.
-        invalid: why the figures mean nothing; null where they mean something.
-        too_short: why they aren't judged; empty where they are.
+        invalid: why the figures mean nothing; null if they are valid.
+        too_short: why the block is too short to be judged; empty if it isn't.
     """
 
     case: ArmPower | None = None
@@ -268,10 +350,14 @@ class PowerRecord(msgspec.Struct, frozen=True, kw_only=True):
 def record_power(
     traces: Sequence[PowerTrace], span: Span, *, tokens: int, accepted_frac: float, idle: Span
 ) -> PowerRecord:
-    """Record what devices did in a block, one uninterrupted stretch of load.
+    """Record the power of devices in a block, which is one uninterrupted stretch of load.
 
-    `accepted_frac` of its `tokens` are accepted drafts, 0..1; `idle` is a span without requests,
-    an empty one where there was none.
+    Args:
+        traces: the trace of each device of the server.
+        span: the time of the block.
+        tokens: the number of tokens that were generated in the block.
+        accepted_frac: the share of the tokens that are accepted drafts, from 0 to 1.
+        idle: a span without requests; an empty one if there was none.
     """
     devices = [_record_device(trace, span, idle) for trace in traces]
     arm = arm_power(devices, span, tokens=tokens, accepted_frac=accepted_frac)
@@ -281,41 +367,47 @@ def record_power(
             " are needed; raise power_s in the matrix"
         )
         return PowerRecord(case=arm, too_short=too_short)
-    broken = [device.invalid for device in devices if device.invalid]
-    return PowerRecord(case=arm, invalid=Invalidity(POWER_INVALID, broken[0]) if broken else None)
+    reasons = [device.invalid for device in devices if device.invalid]
+    if reasons:
+        return PowerRecord(case=arm, invalid=Invalidity(POWER_INVALID, reasons[0]))
+    return PowerRecord(case=arm)
 
 
 def arm_power(
     devices: Sequence[DeviceRecord], span: Span, *, tokens: int, accepted_frac: float
 ) -> ArmPower:
-    """Sum up what all devices did in a block; see `record_power`."""
+    """Sum up the power of all devices in a block; see `record_power`."""
     window_s = (span[1] - span[0]) / _NS_PER_S
-    energy_j = _sum([one.energy_j for one in devices])
-    idle_w = _sum([one.idle_w for one in devices])
-    above_j = None if energy_j is None or idle_w is None else energy_j - idle_w * window_s
+    energy_j = _sum([device.energy_j for device in devices])
+    idle_w = _sum([device.idle_w for device in devices])
+    above_idle_j = None
+    if energy_j is not None and idle_w is not None:
+        above_idle_j = energy_j - idle_w * window_s
+    error_fracs = [device.error_frac for device in devices if device.error_frac]
     return ArmPower(
         window_s=window_s,
         tokens=tokens,
         energy_j=energy_j,
-        mean_w=_over(energy_j, window_s),
+        mean_w=_ratio(energy_j, window_s),
         idle_w=idle_w,
-        error_frac=max((one.error_frac for one in devices if one.error_frac), default=None),
-        energy_j_per_token=_over(energy_j, tokens),
-        above_idle_j_per_token=_over(above_j, tokens),
-        energy_j_per_accepted_token=_over(energy_j, tokens * accepted_frac),
-        tokens_per_kwh=_over(tokens * _J_PER_KWH, energy_j),
+        error_frac=max(error_fracs, default=None),
+        energy_j_per_token=_ratio(energy_j, tokens),
+        above_idle_j_per_token=_ratio(above_idle_j, tokens),
+        energy_j_per_accepted_token=_ratio(energy_j, tokens * accepted_frac),
+        tokens_per_kwh=_ratio(tokens * _J_PER_KWH, energy_j),
         devices=tuple(devices),
     )
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
-    """Add up values, where there are all of them."""
+    """Add up values; return None if one of them is None."""
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None
 
 
-def _over(above: float | None, below: float | None) -> float | None:
-    return above / below if above is not None and below else None
+def _ratio(numerator: float | None, denominator: float | None) -> float | None:
+    """Divide; return None if a number is None, or the denominator is 0."""
+    return numerator / denominator if numerator is not None and denominator else None
 
 
 def _mean_w(energy_j: float, span: Span) -> float:
@@ -323,36 +415,45 @@ def _mean_w(energy_j: float, span: Span) -> float:
 
 
 def _record_device(trace: PowerTrace, span: Span, idle: Span) -> DeviceRecord:
-    """Record what one device did in a span; where its meter is out of order its state stays."""
-    energy, idle_w, invalid = None, None, ""
+    """Record one device in a span. If its meter is out of order, its state is still recorded."""
+    energy: Energy | None = None
+    invalid = ""
     try:
         energy = energy_of(trace, span)
         check_counter(energy)
     except SensorError as error:
         invalid = str(error)
-    with contextlib.suppress(SensorError, ZeroDivisionError):  # it costs no other figure
+    idle_w: float | None = None
+    # If the idle power isn't known, this affects no other figure.
+    with contextlib.suppress(SensorError, ZeroDivisionError):
         idle_w = _mean_w(energy_of(trace, idle).energy_j, idle)
     states = trace.states(span)
 
-    def of(field: str, statistic: Callable[[Sequence[Any]], Any]) -> Any:  # noqa: ANN401 - an int or a float
-        told = [found for state in states if (found := getattr(state, field)) is not None]
-        return statistic(told) if told else None
+    def summarised(field: str, statistic: Callable[[Sequence[Any]], Any]) -> Any:  # noqa: ANN401 - an int or a float
+        values = [getattr(state, field) for state in states]
+        known = [value for value in values if value is not None]
+        return statistic(known) if known else None
 
-    masks = [state.throttle_mask for state in states if state.throttle_mask is not None]
-    throttled = throttle_reasons(functools.reduce(operator.or_, masks)) if masks else None
-    peaks_mw = [mw for state in states if (mw := state.instant_mw or state.average_mw) is not None]
+    powers_mw = [state.instant_mw or state.average_mw for state in states]
+    known_powers_mw = [power_mw for power_mw in powers_mw if power_mw is not None]
+    throttle_mask = summarised("throttle_mask", _union)
     return DeviceRecord(
         device=trace.device,
         **(dataclasses.asdict(energy) if energy else {}),
         mean_w=_mean_w(energy.energy_j, span) if energy else None,
         idle_w=idle_w,
-        peak_w=max(peaks_mw) / _MW_PER_W if peaks_mw else None,
-        sm_clock_mhz=of("sm_clock_mhz", statistics.median),
-        memory_clock_mhz=of("memory_clock_mhz", statistics.median),
-        temperature_c=of("temperature_c", max),
-        used_bytes=of("used_bytes", max),
-        utilisation_frac=of("utilisation_frac", statistics.fmean),
-        throttled=throttled,
+        peak_w=max(known_powers_mw) / _MW_PER_W if known_powers_mw else None,
+        sm_clock_mhz=summarised("sm_clock_mhz", statistics.median),
+        memory_clock_mhz=summarised("memory_clock_mhz", statistics.median),
+        temperature_c=summarised("temperature_c", max),
+        used_bytes=summarised("used_bytes", max),
+        utilisation_frac=summarised("utilisation_frac", statistics.fmean),
+        throttled=None if throttle_mask is None else throttle_reasons(throttle_mask),
         missing_frac=missing_frac(trace, span),
         invalid=invalid,
     )
+
+
+def _union(masks: Sequence[int]) -> int:
+    """Return the bits that are set in any of the masks."""
+    return functools.reduce(operator.or_, masks)

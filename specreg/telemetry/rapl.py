@@ -1,4 +1,4 @@
-"""RAPL: the energy counters of x86 processors, where Linux allows to read them."""
+"""Read RAPL, the energy counters of x86 processors, where Linux allows it."""
 
 import hashlib
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from specreg.core.errors import SensorError
 from specreg.telemetry.sensor import Device, Probe, Scope
 
 _UJ_PER_MJ = 1000
-_ID_LENGTH = 12
+_MACHINE_ID_CHARACTERS = 12
 FOLDER = Path("/sys/class/powercap")
 _DENIED = (
     "RAPL: no permission to read '{}'; have root give it to a group of yours (not to all: it lets"
@@ -18,7 +18,12 @@ _DENIED = (
 
 @dataclass(slots=True)
 class _Package(Probe):
-    """Reads a package; adds up what is lost where its counter wraps around at `range_uj`."""
+    """Reads the energy counter of a package, and corrects it where it wraps around.
+
+    Attributes:
+        counter: the kernel's file of the counter.
+        range_uj: the value at which the counter starts again from 0.
+    """
 
     counter: Path
     range_uj: int
@@ -27,47 +32,59 @@ class _Package(Probe):
 
     def energy_mj(self) -> int:
         try:
-            now_uj = int(self.counter.read_text())
+            energy_uj = int(self.counter.read_text())
         except (OSError, ValueError) as error:
             message = f"'{self.counter}': can't be read any more, {error}; measure again"
             raise SensorError(message) from error
-        if now_uj < self._last_uj:
+        if energy_uj < self._last_uj:
             self._wrapped_uj += self.range_uj
-        self._last_uj = now_uj
-        return (self._wrapped_uj + now_uj) // _UJ_PER_MJ
+        self._last_uj = energy_uj
+        return (self._wrapped_uj + energy_uj) // _UJ_PER_MJ
 
 
 def find(folder: Path = FOLDER, machine: Path = Path("/etc/machine-id")) -> tuple[Device, ...]:
-    """List the packages; their parts (cores, memory) and the whole (psys) are left out.
+    """List the packages, without their parts (cores, memory) and without the whole (psys).
 
-    `machine` is the file that tells this machine from others.
+    Args:
+        folder: the kernel's folder of energy counters.
+        machine: the file with this machine's unique id.
 
     Raises:
         SensorError: the kernel shows no package, as in most virtual machines.
     """
-    found = [(path, _read(path / "name")) for path in sorted(folder.glob("intel-rapl:[0-9]*"))]
-    packages = [(path, name) for path, name in found if name.startswith("package")]
+    packages: list[tuple[Path, str]] = []
+    for path in sorted(folder.glob("intel-rapl:[0-9]*")):
+        name = _read(path / "name")
+        if name.startswith("package"):
+            packages.append((path, name))
     if not packages:
         raise SensorError(
             f"RAPL: no processor's energy counter in '{folder}', as in most virtual"
             " machines; measure on bare metal"
         )
-    place = hashlib.sha256(machine.read_bytes() if machine.is_file() else b"").hexdigest()
-    return tuple(
-        Device(
+    machine_id = machine.read_bytes() if machine.is_file() else b""
+    machine_hash = hashlib.sha256(machine_id).hexdigest()[:_MACHINE_ID_CHARACTERS]
+    devices: list[Device] = []
+    for number, (path, name) in enumerate(packages):
+        counter = path / "energy_uj"
+        device = Device(
             sensor="rapl",
-            id=f"{path.name}-of-{place[:_ID_LENGTH]}",
+            id=f"{path.name}-of-{machine_hash}",
             name=name,
             number=number,
             scope=Scope.PACKAGE,
-            why_not="" if _read(path / "energy_uj") else _DENIED.format(path / "energy_uj"),
+            why_not="" if _read(counter) else _DENIED.format(counter),
         )
-        for number, (path, name) in enumerate(packages)
-    )
+        devices.append(device)
+    return tuple(devices)
 
 
 def open_probe(device: Device, folder: Path = FOLDER) -> Probe:
-    """Return what reads a package; SensorError if it can't be read."""
+    """Return a probe that reads a package.
+
+    Raises:
+        SensorError: the package can't be read.
+    """
     package = folder / device.id.partition("-of-")[0]
     range_uj = _read(package / "max_energy_range_uj")
     if not range_uj.isdigit():
@@ -79,7 +96,7 @@ def open_probe(device: Device, folder: Path = FOLDER) -> Probe:
 
 
 def _read(path: Path) -> str:
-    """Read a file of the kernel; empty where that fails."""
+    """Return the text of a kernel file; empty if it can't be read."""
     try:
         return path.read_text().strip()
     except OSError:

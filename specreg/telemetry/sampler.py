@@ -1,7 +1,7 @@
-"""The sampler: it samples devices in a process of its own, whose lines the run reads as traces.
+"""Sample devices in a process of its own, and load the samples as traces.
 
-`python -m specreg.telemetry.sampler` takes the devices as its first message, and gives one for each
-sample until its input ends; see `specreg.core.processes`.
+`python -m specreg.telemetry.sampler` reads the devices from the first line of its input, and writes
+a line for each sample until its input ends; see `specreg.core.processes`.
 """
 
 import bisect
@@ -24,31 +24,36 @@ from specreg.telemetry.devices import open_probe
 from specreg.telemetry.sensor import Device, Probe, State
 
 Span = tuple[int, int]
-"""From and to, in nanoseconds of the monotonic clock."""
+"""The start and the end of a period, in nanoseconds of the monotonic clock."""
 
 EVERY_NS = 97 * 10**6
-"""About 10 a second, and never in step with a load that repeats every 100 ms.
+"""The period of sampling: about 10 samples a second.
 
-An H100 takes 6 ms for the counter and both power fields of one GPU, so eight fit in.
+97 isn't a divisor of 100, so samples don't fall into step with a load that repeats every 100 ms. On
+an H100, reading the counter and both power fields of one GPU takes 6 ms, so eight GPUs fit in.
 """
 
 _PROCESSES_EVERY = 5
-"""Listing processes may take a driver milliseconds, so only every fifth sample does it."""
+"""Only every fifth sample lists processes, because that may take a driver milliseconds."""
 
 _START_S = 10.0
 _POLL_S = 0.02
-_AFTER_S = 0.6
-"""How long after a window's end a later sample is there, on a busy machine too."""
+_LATER_SAMPLE_S = 0.6
+"""The time after which a later sample has been written, on a busy machine too."""
 _NS_PER_S = 10**9
-_EARLIER = -10
+_NICENESS = -10
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A device, by its place in the message, at a moment of the monotonic clock.
+    """A reading of a device.
 
     Attributes:
-        pids: the processes that compute on it; None where they weren't listed.
-        lost: why it can't be read any more; empty where it can.
+        device: the index of the device in the sampler's input.
+        at_ns: when it was read, by the monotonic clock.
+        energy_mj: the device's energy counter; None if it has none.
+        state: everything else that was read.
+        pids: the processes that compute on the device; None if they weren't listed.
+        lost: why the device can't be read any more; empty while it can.
     """
 
     device: int
@@ -61,9 +66,12 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 @dataclass(slots=True, kw_only=True)
 class PowerTrace:
-    """All samples of one device, in order.
+    """All samples of one device.
 
-    `lost` is the moment from which it couldn't be read, and why; None if it could.
+    Attributes:
+        device: the device.
+        samples: its samples in the order of time.
+        lost: the sample with which the device was lost; None if it could be read to the end.
     """
 
     device: Device
@@ -71,46 +79,64 @@ class PowerTrace:
     lost: Sample | None = None
 
     def within(self, span: Span) -> list[Sample]:
-        """Return the samples of a span, both ends within."""
-        return [one for one in self.samples if span[0] <= one.at_ns <= span[1]]
+        """Return the samples of a span, including those at its two ends."""
+        start_ns, end_ns = span
+        return [sample for sample in self.samples if start_ns <= sample.at_ns <= end_ns]
 
     def states(self, span: Span) -> list[State]:
-        """Return the states in a span; in one without a sample, those just before and after it."""
-        after = bisect.bisect(self.samples, span[0], key=lambda one: one.at_ns)
-        beside = self.samples[max(after - 1, 0) : after + 1]
-        return [one.state for one in self.within(span) or beside]
+        """Return the states in a span, or those just before and after it if it has no sample."""
+        samples = self.within(span)
+        if not samples:
+            next_index = bisect.bisect(self.samples, span[0], key=lambda sample: sample.at_ns)
+            samples = self.samples[max(next_index - 1, 0) : next_index + 1]
+        return [sample.state for sample in samples]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """A sampler that runs, what it samples, and where that goes."""
+    """A running sampler.
+
+    Attributes:
+        devices: the devices that it samples.
+        path: the file that it writes.
+        child: the process of the sampler.
+    """
 
     devices: tuple[Device, ...]
     path: Path
     child: SupervisedProcess
 
     def traces(self, until_ns: int) -> tuple[Sequence[PowerTrace], str]:
-        """Wait until the samples cover a moment of the monotonic clock, and load them.
+        """Wait until the samples cover the time up to a moment, and load them.
 
-        With them comes why the sampler ended, empty where it goes on.
+        Args:
+            until_ns: the moment, by the monotonic clock.
+
+        Returns:
+            The trace of each device, and why the sampler ended; empty while it is running.
         """
-        left_s = (until_ns - time.monotonic_ns()) / _NS_PER_S + _AFTER_S
+        wait_s = (until_ns - time.monotonic_ns()) / _NS_PER_S + _LATER_SAMPLE_S
         try:
-            status = self.child.popen.wait(timeout=max(0.0, left_s))
+            status = self.child.popen.wait(timeout=max(0.0, wait_s))
         except TimeoutExpired:
             return load_traces(self.path, self.devices), ""
-        printed = self.child.last_lines().splitlines()
-        return load_traces(self.path, self.devices), (
-            f"the sampler of power ended with status {status}"
-            f" ({printed[-1] if printed else 'without a word'}); its samples are in '{self.path}'"
+        log_lines = self.child.last_lines().splitlines()
+        last_words = log_lines[-1] if log_lines else "without a word"
+        reason = (
+            f"the sampler of power ended with status {status} ({last_words}); its samples are in"
+            f" '{self.path}'"
         )
+        return load_traces(self.path, self.devices), reason
 
 
 @contextlib.contextmanager
 def watch(devices: Sequence[Device], path: Path) -> Iterator[Watch]:
     """Sample devices into a file while the context lasts, or until this process is killed.
 
-    A sampler that didn't start says so when its traces are asked for.
+    A sampler that didn't start is reported by `Watch.traces`.
+
+    Yields:
+        The running sampler, once it has written its first sample.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     log_path = path.with_name(f"{path.name}.log")
@@ -119,66 +145,87 @@ def watch(devices: Sequence[Device], path: Path) -> Iterator[Watch]:
         try:
             with child_process(command, log_path=log_path, output=output) as child:
                 child.send(devices)
-                deadline = time.monotonic() + _START_S
-                while not path.stat().st_size and time.monotonic() < deadline:
+                deadline_s = time.monotonic() + _START_S
+                while not path.stat().st_size and time.monotonic() < deadline_s:
                     if child.popen.poll() is not None:
                         break
                     time.sleep(_POLL_S)
                 yield Watch(devices=tuple(devices), path=path, child=child)
         finally:
-            if not log_path.stat().st_size:  # nothing, as a rule
+            # A sampler that works prints nothing.
+            if not log_path.stat().st_size:
                 log_path.unlink()
 
 
 def load_traces(path: Path, devices: Sequence[Device]) -> Sequence[PowerTrace]:
-    """Load what a sampler of these devices wrote, without a line that it is still writing."""
+    """Load the samples that a sampler of these devices wrote, except a line that isn't complete."""
     traces = [PowerTrace(device=device) for device in devices]
     decoder = msgspec.json.Decoder(Sample)
     with contextlib.suppress(OSError, *UNREADABLE), path.open("rb") as file:
-        for one in map(decoder.decode, file):
-            if one.lost:
-                traces[one.device].lost = one
+        for line in file:
+            sample = decoder.decode(line)
+            trace = traces[sample.device]
+            if sample.lost:
+                trace.lost = sample
             else:
-                traces[one.device].samples.append(one)
+                trace.samples.append(sample)
     return traces
 
 
-def sample(
+def sample_devices(
     probes: Sequence[Probe],
     write: Callable[[Sample], None],
     *,
     wait_until: Callable[[int], bool],
     clock: Callable[[], int],
 ) -> None:
-    """Sample devices until told to stop; one that can't be read any more is left alone.
+    """Sample devices periodically. A device that is lost is sampled no more.
 
-    The clock is monotonic, in nanoseconds; `wait_until` tells whether to stop instead.
+    Args:
+        probes: the probes of the devices.
+        write: takes each sample.
+        wait_until: waits for a moment of the clock; returns true if sampling shall stop.
+        clock: returns the time in nanoseconds; monotonic.
     """
-    left = dict(enumerate(probes))
-    due_ns, number = clock(), 0
-    while left and not wait_until(due_ns):
-        for place, probe in tuple(left.items()):
-            asked_ns = clock()
+    open_probes = dict(enumerate(probes))
+    due_ns = clock()
+    rounds = 0
+    while open_probes and not wait_until(due_ns):
+        for device, probe in tuple(open_probes.items()):
+            start_ns = clock()
             try:
                 energy_mj = probe.energy_mj()
-                at_ns = (asked_ns + clock()) // 2  # the middle of the time that reading it took
+                # Reading the counter takes milliseconds, so the sample gets the middle of them.
+                at_ns = (start_ns + clock()) // 2
                 state = probe.state()
-                listed = None if number % _PROCESSES_EVERY else probe.processes()
+                processes = None if rounds % _PROCESSES_EVERY else probe.processes()
             except SensorError as error:
-                write(Sample(device=place, at_ns=clock(), lost=str(error)))
-                del left[place]
+                write(Sample(device=device, at_ns=clock(), lost=str(error)))
+                del open_probes[device]
                 continue
-            pids = None if listed is None else tuple(listed)
-            write(Sample(device=place, at_ns=at_ns, energy_mj=energy_mj, state=state, pids=pids))
-        # A late sample is followed at once; whole periods that were missed are left out.
-        due_ns += max(1, (clock() - due_ns) // EVERY_NS) * EVERY_NS
-        number += 1
+            sample = Sample(
+                device=device,
+                at_ns=at_ns,
+                energy_mj=energy_mj,
+                state=state,
+                pids=None if processes is None else tuple(processes),
+            )
+            write(sample)
+        # A late round is followed by the next one at once, but periods missed as a whole are
+        # left out.
+        periods = max(1, (clock() - due_ns) // EVERY_NS)
+        due_ns += periods * EVERY_NS
+        rounds += 1
 
 
 def _wait_until(moment_ns: int) -> bool:
-    """Wait for a moment, or until the input ends; return whether it did."""
-    left_s = max(0, moment_ns - time.monotonic_ns()) / _NS_PER_S
-    readable, _, _ = select.select([sys.stdin], [], [], left_s)
+    """Wait for a moment of the monotonic clock, or until the input ends.
+
+    Returns:
+        True if the input ended.
+    """
+    wait_s = max(0, moment_ns - time.monotonic_ns()) / _NS_PER_S
+    readable, _, _ = select.select([sys.stdin], [], [], wait_s)
     return bool(readable) and not os.read(sys.stdin.fileno(), 1)
 
 
@@ -186,14 +233,15 @@ def main() -> None:
     """Sample the devices that the first line of the input names, until the input ends."""
     devices = msgspec.json.decode(sys.stdin.buffer.readline(), type=tuple[Device, ...])
     probes = [open_probe(device) for device in devices]
-    # It needs a hundredth of a core, at the right moment; an engine's threads may take all of them.
+    # The sampler needs a hundredth of a core, but at the right moment, and an engine's threads may
+    # keep all cores busy.
     with contextlib.suppress(OSError):
-        os.nice(_EARLIER)
+        os.nice(_NICENESS)
 
-    def write(one: Sample) -> None:
-        os.write(sys.stdout.fileno(), msgspec.json.encode(one) + b"\n")
+    def write(sample: Sample) -> None:
+        os.write(sys.stdout.fileno(), msgspec.json.encode(sample) + b"\n")
 
-    sample(probes, write, wait_until=_wait_until, clock=time.monotonic_ns)
+    sample_devices(probes, write, wait_until=_wait_until, clock=time.monotonic_ns)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A device, and what its sensor tells of it."""
+"""Describe a device, its state, and the probe that reads it."""
 
 import enum
 from collections.abc import Mapping
@@ -7,11 +7,17 @@ from typing import Protocol
 import msgspec
 
 SCRIPTED = "Scripted"
-"""How the name of a test's device begins; no baseline is written from one."""
+"""The prefix of the names of test devices, from which no baseline is written."""
 
 
 class Scope(enum.StrEnum):
-    """Whose power a device's figures are: a GPU's, its module's with a processor, a processor's."""
+    """What the power of a device covers.
+
+    Attributes:
+        GPU: the GPU alone.
+        MODULE: the module of a GPU and a processor.
+        PACKAGE: a processor.
+    """
 
     GPU = "gpu"
     MODULE = "module"
@@ -19,16 +25,20 @@ class Scope(enum.StrEnum):
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU or a processor; None and empty for what its driver doesn't say.
+    """A GPU or a processor. A field is None or empty if the driver doesn't report it.
 
     Attributes:
-        sensor: What reads it, nvml or rapl.
-        id: Unique and constant, such as a GPU's UUID.
-        number: Its place in the driver's order, from 0.
-        limit_w: A power limit that isn't the vendor's; 0 where it is the vendor's.
+        sensor: The interface that reads it, nvml or rapl.
+        id: A unique and constant id, such as a GPU's UUID.
+        name: The name of its model, as the driver reports it.
+        number: Its index in the driver's order, from 0.
+        scope: What its power covers.
+        limit_w: Its power limit if somebody changed it; 0 if it is the vendor's.
+        memory_bytes: The size of its memory.
         shares_memory: True if it has no memory of its own and uses the machine's.
-        bus_id: As Linux writes it, 0000:1b:00.0.
-        why_not: Why its power can't be read; empty where it can.
+        driver_version: The version of its driver.
+        bus_id: Its PCI address as Linux writes it, 0000:1b:00.0.
+        why_not: Why its power can't be read; empty if it can.
     """
 
     sensor: str
@@ -45,12 +55,17 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A device at a moment; None for what it doesn't say.
+    """The state of a device at a moment. A field is None if the device doesn't report it.
 
     Attributes:
-        average_mw: the power over the last second; instant_mw: at this moment.
-        throttle_mask: why its clocks are lowered, as NVML's bits.
-        utilisation_frac: share of the time in which it computed, 0..1.
+        average_mw: The average power over the last second.
+        instant_mw: The power at this moment.
+        sm_clock_mhz: The clock of its processors.
+        memory_clock_mhz: The clock of its memory.
+        temperature_c: Its temperature.
+        throttle_mask: Why its clocks are lowered, as NVML's bits.
+        utilisation_frac: The share of the time in which it computed, from 0 to 1.
+        used_bytes: The memory in use.
     """
 
     average_mw: int | None = None
@@ -64,16 +79,20 @@ class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Probe(Protocol):
-    """Reads one device; None for what it doesn't tell. Raises SensorError once it is gone."""
+    """Reads one device.
+
+    A method returns None if the device doesn't report the value, and raises a SensorError once the
+    device is gone.
+    """
 
     def energy_mj(self) -> int | None:
-        """Read the counter of all energy drawn."""
+        """Read the energy counter, the total since some moment in the past."""
         return None
 
     def state(self) -> State:
-        """Read everything else that changes."""
+        """Read the current power, clocks, temperature, utilisation and memory."""
         return State()
 
     def processes(self) -> Mapping[int, int | None] | None:
-        """List the processes that compute on it, each with the bytes of its memory it holds."""
+        """List the ids of the processes that compute on it, each with the bytes that it holds."""
         return None

@@ -192,7 +192,7 @@ def test_a_record_says_what_a_device_did(gpus: Gpus, traces: Traces) -> None:
 def test_a_stranger_is_named(traces: Traces) -> None:
     trace = traces["shared"]
     with pytest.raises(InvalidMeasurementError, match=f"DEVICE_SHARED.*process {STRANGER}"):
-        check_alone([trace], [whole(traces)], ours={1})
-    check_alone([trace], [whole(traces)], ours={STRANGER})
+        check_alone([trace], [whole(traces)], our_pids={1})
+    check_alone([trace], [whole(traces)], our_pids={STRANGER})
     before = (trace.samples[0].at_ns, trace.samples[0].at_ns + 10 * NS_PER_S)
-    check_alone([trace], [before], ours={1})
+    check_alone([trace], [before], our_pids={1})

@@ -124,9 +124,9 @@ def listed(*pids: tuple[int, ...]) -> PowerTrace:
 
 def test_where_none_is_known_for_ours_a_newcomer_is_the_stranger() -> None:
     span = (2 * 10**9, 5 * 10**9)
-    check_alone([listed((7,), (7,), (7,), (7,), (7,))], [span], ours={1})
+    check_alone([listed((7,), (7,), (7,), (7,), (7,))], [span], our_pids={1})
     with pytest.raises(InvalidMeasurementError, match=r"DEVICE_SHARED: .*process 8"):
-        check_alone([listed((7,), (7,), (7,), (7, 8), (7,))], [span], ours={1})
+        check_alone([listed((7,), (7,), (7,), (7, 8), (7,))], [span], our_pids={1})
 
 
 def test_the_energy_of_two_gpus_is_that_of_both_or_of_none() -> None:
@@ -176,9 +176,9 @@ def test_a_stranger_is_seen_by_the_lists_beside_a_span_without_any(at: int) -> N
     pids: list[tuple[int, ...]] = [(1,)] * 4
     pids[at] = (1, 8)
     with pytest.raises(InvalidMeasurementError, match=r"DEVICE_SHARED: .*process 8"):
-        check_alone([listed(*pids)], [(1_600_000_000, 1_800_000_000)], ours={1})
+        check_alone([listed(*pids)], [(1_600_000_000, 1_800_000_000)], our_pids={1})
     pids[at], pids[at - 1 if at == 1 else at + 1] = (1,), (1, 8)
-    check_alone([listed(*pids)], [(1_600_000_000, 1_800_000_000)], ours={1})
+    check_alone([listed(*pids)], [(1_600_000_000, 1_800_000_000)], our_pids={1})
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 
 from specreg.core.errors import SensorError
 from specreg.telemetry.power_record import check_counter, energy_of, integral_j, missing_frac
-from specreg.telemetry.sampler import EVERY_NS, PowerTrace, Sample, Span, sample
+from specreg.telemetry.sampler import EVERY_NS, PowerTrace, Sample, Span, sample_devices
 from specreg.telemetry.sensor import Probe, State
 from tests.doubles.nvml.device import Load, constant
 from tests.unit import builders
@@ -82,7 +82,7 @@ class Machine(Probe):
 
 def sampled(machine: Machine) -> PowerTrace:
     samples: list[Sample] = []
-    sample([machine], samples.append, wait_until=machine.wait_until, clock=machine.clock)
+    sample_devices([machine], samples.append, wait_until=machine.wait_until, clock=machine.clock)
     return PowerTrace(device=builders.device(), samples=samples)
 
 
@@ -292,7 +292,7 @@ def test_a_device_that_is_gone_is_written_down_and_left_alone() -> None:
     machine = Machine(constant(400.0), until_s=20.0)
     samples: list[Sample] = []
     probes = [Dying(machine, 10.0), machine]
-    sample(probes, samples.append, wait_until=machine.wait_until, clock=machine.clock)
+    sample_devices(probes, samples.append, wait_until=machine.wait_until, clock=machine.clock)
     lost = [(one.device, one.lost) for one in samples if one.lost]
     assert lost == [(0, "NVML: GPU is lost")]
     last_s = {one.device: one.at_ns / NS_PER_S for one in samples}
