@@ -1,7 +1,8 @@
-"""Read prompt files, write published sets as cases replay them, and load the prompts of any set.
+"""Read prompt files, prepare published sets, and load the prompts of any set.
 
-A file holds JSON lines, one JSON array, or Parquet: specreg's own prompts, or the rows of published
-sets. A prepared set is two files: its prompts, and a record of what they are.
+A prompt file holds JSON lines, one JSON array, or Parquet. Its rows are prompts in specreg's own
+format, or the rows of a published set. A prepared set consists of two files: its prompts in
+specreg's format, and a record that describes them.
 """
 
 import codecs
@@ -11,6 +12,7 @@ import importlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -37,17 +39,19 @@ from specreg.datasets.table import FILLING, PromptSet
 _T = TypeVar("_T")
 
 _TOYS = "fixtures/prompts"
-"""Five categories in the tiny models' own language: single turns, and conversations of three."""
-_MOST_RANDOM_PROMPTS, _MOST_RANDOM_TOKENS = 1024, 2**22
-"""Of a length; those longer than 4,096 tokens are fewer."""
-_ID_CHARACTERS = 200
+"""The toy sets: single turns of five categories in the tiny models' language, and conversations."""
+_MOST_RANDOM_PROMPTS = 1024
+"""The most prompts of a set of random token ids."""
+_MOST_RANDOM_TOKENS = 2**22
+"""The most tokens of all its prompts, so there are fewer of those longer than 4,096 tokens."""
+_MOST_ID_CHARACTERS = 200
 _MOST_ROWS = 1_000_000
-"""The most rows of a file that are read; ShareGPT, the longest published set, has 94,145."""
+"""The most rows of a file; ShareGPT, the longest published set, has 94,145."""
 _MOST_BYTES = 2**30
 """The most bytes of a file, or of what it unpacks to; ShareGPT has 673 MB."""
 _BATCH_ROWS = 32
 _ADVICE = "a row needs its prompt, under turns, prompt, messages, conversations, question or text"
-# Half of SPEED-Bench's published rows are references to their sources, and begin so.
+# Half of the published rows of SPEED-Bench only refer to their source, and begin with this text.
 _PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 _REMEDY = (
     f"NVIDIA publishes the row as a reference; fill it with {FILLING} and give what that writes"
@@ -59,10 +63,16 @@ class PreparedSet(msgspec.Struct, frozen=True, kw_only=True):
     """The record of a prepared set.
 
     Attributes:
+        dataset: the full name of the set.
         source: the dataset of the hub, or the name of the user's file.
         revision: the hub's commit; empty for a user's file.
-        rows: how many the source has; left_out: those of them without a prompt.
-        source_sha256, sha256: of the source's file, and of the prompts as they were written.
+        licence: the licence of the set.
+        rows: the number of rows of the source.
+        left_out: the number of rows without a prompt.
+        prompts: the number of prompts.
+        categories: the number of prompts of each category.
+        source_sha256: the checksum of the source's file.
+        sha256: the checksum of the file of prompts.
     """
 
     dataset: str
@@ -81,32 +91,54 @@ class PreparedSet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_prompts(
-    one: PromptSet, *, root: Path, vocabulary: Callable[[], int], data_dir: Path | None = None
+    prompt_set: PromptSet,
+    *,
+    root: Path,
+    vocabulary: Callable[[], int],
+    data_dir: Path | None = None,
 ) -> tuple[Prompt, ...]:
-    """Load all prompts of a set; categories are interleaved, so that any first n are spread.
+    """Load all prompts of a set; the first n are spread evenly over the categories.
 
-    `vocabulary` tells how many token ids the target knows, and is called for random ids alone.
-    Prepared sets lie in `data_dir`; None for SPECREG_DATA, else specreg's cache.
+    Args:
+        prompt_set: the set.
+        root: the root of the repository, with the toy sets.
+        vocabulary: returns how many token ids the target has; called only for random token ids.
+        data_dir: the folder of the prepared sets; None for SPECREG_DATA, or else specreg's cache.
 
     Raises:
-        DatasetError: it isn't prepared, isn't what was written, or can't be read.
+        DatasetError: the set isn't prepared, was changed since, or can't be read.
     """
-    if one.tokens is not None:
-        return _random_prompts(one.tokens, vocabulary())
-    if not one.licence:
-        return load_prompt_file(repository_path(root, f"{_TOYS}/{one.name}.jsonl"))
+    if prompt_set.tokens is not None:
+        return _random_prompts(prompt_set.tokens, vocabulary())
+    name = prompt_set.name
+    if not prompt_set.licence:
+        return load_prompt_file(repository_path(root, f"{_TOYS}/{name}.jsonl"))
     folder = data_dir or usual_data_dir()
-    record = load_record(folder, one.name)
+    record = load_record(folder, name)
     if record is None:
-        raise DatasetError(
-            f"dataset '{one.name}': not prepared on this machine; run"
-            f" {specreg_command('prepare', one.name)}"
-        )
-    return _prepared_prompts(paths_of(folder, one.name)[0], record.sha256)
+        command = specreg_command("prepare", name)
+        raise DatasetError(f"dataset '{name}': not prepared on this machine; run {command}")
+    prompts_path, _ = paths_of(folder, name)
+    return _prepared_prompts(prompts_path, record.sha256)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SourceFile:
+    """The file from which a set is prepared.
+
+    Attributes:
+        path: the file.
+        source: see `PreparedSet`.
+        revision: see `PreparedSet`.
+    """
+
+    path: Path
+    source: str
+    revision: str
 
 
 def prepare(
-    one: PromptSet,
+    prompt_set: PromptSet,
     *,
     data_dir: Path,
     given: Path | None = None,
@@ -114,61 +146,105 @@ def prepare(
 ) -> PreparedSet:
     """Write a set's prompts and its record, from the hub or from the user's file.
 
-    What is there already is kept, unless a file is given. `show` takes each line of progress.
+    A set that is prepared already is kept, unless a file is given.
+
+    Args:
+        prompt_set: the set.
+        data_dir: the folder of the prepared sets.
+        given: the user's file; None to fetch the set from the hub.
+        show: takes each line of progress.
 
     Raises:
-        DatasetError: it can't be had, read or written.
+        DatasetError: the set can't be fetched, read or written.
     """
-    if not one.licence:
-        raise DatasetError(f"dataset '{one.name}': nothing to prepare; a case can name it as it is")
-    written, record_file = paths_of(data_dir, one.name)
+    name = prompt_set.name
+    if not prompt_set.licence:
+        raise DatasetError(f"dataset '{name}': nothing to prepare; a case can name it as it is")
     if given is None:
-        try:
-            if kept := load_record(data_dir, one.name):
-                also = f"remove {record_file} to prepare it anew"
-                show(f"{one.name}: kept {kept}, of {kept.source}; {also}")
-                return kept
-        except DatasetError as error:
-            show(str(error))
-    show(f"{one.name}: {one.url}\nlicence: {one.licence}")
-    if given is not None:
-        path, source, revision = given, given.name, ""
-    elif one.repo:
-        show(f"fetching {one.file} of {one.repo}")
-        source = one.repo
-        path, revision = fetch_dataset_file(one.repo, one.file)
-    else:
-        command = specreg_command("prepare", one.name, "--from", "FILE")
-        message = f"dataset '{one.name}': isn't on the hub; get {one.url} and run {command}"
-        raise DatasetError(message)
-    show(f"reading {path}")
-    loaded, left_out_rows = load_published_rows(path, one)
+        kept_record = _kept_record(prompt_set, data_dir, show)
+        if kept_record is not None:
+            return kept_record
+    show(f"{name}: {prompt_set.url}\nlicence: {prompt_set.licence}")
+    source_file = _source_file(prompt_set, given, show)
+    show(f"reading {source_file.path}")
+    prompts, left_out_rows = load_published_rows(source_file.path, prompt_set)
     if left_out_rows:
         show(f"{left_out_rows} rows left out: they hold no prompt")
-    if one.rows not in {None, len(loaded)}:
-        show(f"{len(loaded)} prompts, published are {one.rows}: a part is what will be replayed")
-    prompts = interleaved(loaded)
-    # The prompts, then what is known of them: a set without a record is none.
-    try:
-        replace_file(written, b"".join(msgspec.json.encode(one) + b"\n" for one in prompts))
-        record = PreparedSet(
-            dataset=one.name,
-            source=source,
-            revision=revision,
-            licence=one.licence,
-            rows=len(loaded) + left_out_rows,
-            left_out=left_out_rows,
-            prompts=len(prompts),
-            categories=dict(collections.Counter(prompt.category for prompt in prompts)),
-            source_sha256=file_sha256(path),
-            sha256=file_sha256(written),
+    if prompt_set.rows not in {None, len(prompts)}:
+        show(
+            f"{len(prompts)} prompts, published are {prompt_set.rows}: a part is what will be"
+            " replayed"
         )
-        encoded = msgspec.json.format(msgspec.json.encode(record)) + b"\n"
-        replace_file(record_file, encoded)
+    prompts_path, _ = paths_of(data_dir, name)
+    try:
+        record = _write(prompt_set, source_file, prompts, left_out_rows, data_dir)
     except OSError as error:
-        message = f"file '{written}': {error.strerror}; name a folder that can be written"
+        message = f"file '{prompts_path}': {error.strerror}; name a folder that can be written"
         raise DatasetError(f"{message} with SPECREG_DATA") from error
-    show(f"wrote {record} to {written}")
+    show(f"wrote {record} to {prompts_path}")
+    return record
+
+
+def _kept_record(
+    prompt_set: PromptSet, data_dir: Path, show: Callable[[str], None]
+) -> PreparedSet | None:
+    """Return the record of a set that is prepared already; None if it has to be prepared."""
+    name = prompt_set.name
+    try:
+        record = load_record(data_dir, name)
+    except DatasetError as error:
+        show(str(error))
+        return None
+    if record is not None:
+        _, record_path = paths_of(data_dir, name)
+        remedy = f"remove {record_path} to prepare it anew"
+        show(f"{name}: kept {record}, of {record.source}; {remedy}")
+    return record
+
+
+def _source_file(
+    prompt_set: PromptSet, given: Path | None, show: Callable[[str], None]
+) -> _SourceFile:
+    """Return the user's file, or fetch the set's file from the hub."""
+    if given is not None:
+        return _SourceFile(path=given, source=given.name, revision="")
+    if not prompt_set.repo:
+        command = specreg_command("prepare", prompt_set.name, "--from", "FILE")
+        raise DatasetError(
+            f"dataset '{prompt_set.name}': isn't on the hub; get {prompt_set.url} and run {command}"
+        )
+    show(f"fetching {prompt_set.file} of {prompt_set.repo}")
+    path, revision = fetch_dataset_file(prompt_set.repo, prompt_set.file)
+    return _SourceFile(path=path, source=prompt_set.repo, revision=revision)
+
+
+def _write(
+    prompt_set: PromptSet,
+    source_file: _SourceFile,
+    prompts: Sequence[Prompt],
+    left_out_rows: int,
+    data_dir: Path,
+) -> PreparedSet:
+    """Write the prompts of a set, with the categories interleaved, and then its record.
+
+    The record comes last, because a set without a record counts as not prepared.
+    """
+    prompts_path, record_path = paths_of(data_dir, prompt_set.name)
+    ordered = interleaved(prompts)
+    replace_file(prompts_path, b"".join(msgspec.json.encode(prompt) + b"\n" for prompt in ordered))
+    record = PreparedSet(
+        dataset=prompt_set.name,
+        source=source_file.source,
+        revision=source_file.revision,
+        licence=prompt_set.licence,
+        rows=len(prompts) + left_out_rows,
+        left_out=left_out_rows,
+        prompts=len(prompts),
+        categories=dict(collections.Counter(prompt.category for prompt in ordered)),
+        source_sha256=file_sha256(source_file.path),
+        sha256=file_sha256(prompts_path),
+    )
+    replace_file(record_path, msgspec.json.format(msgspec.json.encode(record)) + b"\n")
     return record
 
 
@@ -178,52 +254,56 @@ def paths_of(folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def load_record(folder: Path, name: str) -> PreparedSet | None:
-    """The record of a set, None where there is none.
+    """Load the record of a prepared set; return None if there is none.
 
     Raises:
-        DatasetError: it can't be read, or the prompts are no longer what was written.
+        DatasetError: it can't be read, or the prompts were changed since they were written.
     """
-    prompts, path = paths_of(folder, name)
+    prompts_path, record_path = paths_of(folder, name)
     remedy = f"prepare it anew: {specreg_command('prepare', name)}"
     try:
-        record = msgspec.json.decode(read_regular(path, MIB), type=PreparedSet)
-        got = file_sha256(prompts)
+        record = msgspec.json.decode(read_regular(record_path, MIB), type=PreparedSet)
+        sha256 = file_sha256(prompts_path)
     except FileNotFoundError:
         return None
     except (OSError, *UNREADABLE) as error:
-        raise DatasetError(f"dataset '{name}': {path}: {error}; {remedy}") from error
-    if got != record.sha256:
+        raise DatasetError(f"dataset '{name}': {record_path}: {error}; {remedy}") from error
+    if sha256 != record.sha256:
         raise DatasetError(
-            f"dataset '{name}': {prompts} is not what was prepared (SHA-256 {got[:12]}…, needed"
-            f" {record.sha256[:12]}…); {remedy}"
+            f"dataset '{name}': {prompts_path} is not what was prepared (SHA-256 {sha256[:12]}…,"
+            f" needed {record.sha256[:12]}…); {remedy}"
         )
     return record
 
 
-@functools.lru_cache(maxsize=4)  # a run asks again and again, and ShareGPT takes seconds
+# A run loads the same sets again and again, and ShareGPT takes seconds.
+@functools.lru_cache(maxsize=4)
 def _prepared_prompts(path: Path, sha256: str) -> tuple[Prompt, ...]:  # noqa: ARG001 - part of the key
-    """The prompts of a file that has this checksum."""
+    """Load the prompts of a file that has this checksum."""
     return load_prompt_file(path)
 
 
-@functools.lru_cache(maxsize=2)  # each case of a tier asks for the same
+# Each case of a tier needs the same prompts.
+@functools.lru_cache(maxsize=2)
 def _random_prompts(length_tokens: int, vocabulary: int) -> tuple[Prompt, ...]:
-    """Token ids drawn at random, by NumPy's frozen generator.
+    """Draw token ids at random, with NumPy's frozen generator and a seed for each prompt.
 
-    Each prompt has a seed of its own. They overstate throughput with speculation: a model that is
-    asked nonsense soon repeats itself. Their figures are for prefill and for comparison.
+    These prompts overstate throughput with speculation, because a model soon repeats itself after
+    nonsense. They are meant for prefill and for comparisons.
     """
-    ids = np.arange(vocabulary).astype(object)  # one Python integer each, however often it is drawn
-    prompts = []
-    for number in range(min(_MOST_RANDOM_PROMPTS, max(1, _MOST_RANDOM_TOKENS // length_tokens))):
-        seeded = np.random.RandomState([length_tokens, number])
-        drawn = tuple(ids[seeded.randint(vocabulary, size=length_tokens)])
-        prompts.append(Prompt(id=f"random-{number}", category="random", token_ids=drawn))
+    # The array holds one Python integer for each id, however often the id is drawn.
+    ids = np.arange(vocabulary).astype(object)
+    affordable_prompts = max(1, _MOST_RANDOM_TOKENS // length_tokens)
+    prompts: list[Prompt] = []
+    for number in range(min(_MOST_RANDOM_PROMPTS, affordable_prompts)):
+        generator = np.random.RandomState([length_tokens, number])
+        token_ids = tuple(ids[generator.randint(vocabulary, size=length_tokens)])
+        prompts.append(Prompt(id=f"random-{number}", category="random", token_ids=token_ids))
     return tuple(prompts)
 
 
 class TextPart(msgspec.Struct, frozen=True, kw_only=True):
-    """A text in a list of contents; parts of other types can't be replayed."""
+    """A text in a list of contents. Parts of other types can't be replayed."""
 
     type: Literal["text", "input_text"] = "text"
     text: str
@@ -232,8 +312,8 @@ class TextPart(msgspec.Struct, frozen=True, kw_only=True):
 class Message(msgspec.Struct, frozen=True, kw_only=True, rename={"who": "from"}):
     """A message of a chat: `role` and `content`, or ShareGPT's `from` and `value`.
 
-    Only the user's messages are replayed, so the content of any other may be anything: an agent's
-    trace has null beside its tool calls.
+    Only the user's messages are replayed, so any other message may have any content. An agent's
+    trace has null for messages with tool calls.
     """
 
     role: str | None = None
@@ -246,11 +326,11 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, rename={"who": "from"})
         """True if the user wrote the message."""
         return bool({self.role, self.who} & {"user", "human"})
 
-    def text(self, place: str) -> str:
-        """Return what the message says, with a line for each part, as vLLM joins them.
+    def text(self, path: str) -> str:
+        """Return the text of the message, with a line for each part, as vLLM joins them.
 
         Args:
-            place: Where the message is, for errors: `$.messages[0]`.
+            path: The path of the message in its row, for errors: `$.messages[0]`.
 
         Raises:
             DatasetError: The content is neither null, a text, nor a list of texts.
@@ -264,7 +344,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, rename={"who": "from"})
             texts = msgspec.convert(parts, tuple[str | TextPart, ...])
         except msgspec.ValidationError as error:
             raise DatasetError(
-                f"`{place}.{field}` is neither a text nor a list of texts: {error};"
+                f"`{path}.{field}` is neither a text nor a list of texts: {error};"
                 " remove the row, or leave only texts to the user's messages"
             ) from error
         return "\n".join(part.text if isinstance(part, TextPart) else part for part in texts)
@@ -283,7 +363,8 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
     genai-perf's, `messages` NeMo-Skills' and `conversations` ShareGPT's, whose `id` is optional
     and not read.
 
-    Of the ids and of the prompts a row is read by the first that it has; see `decode_row`.
+    A row may have several columns with an id and several with a prompt. The first of each in the
+    order of `_ID_COLUMNS` and `_PROMPT_COLUMNS` counts; see `decode_row`.
     """
 
     question_id: int | float | str | None = None
@@ -302,83 +383,98 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
 
         Args:
             number: The row's number from 0, which is part of the id of a row without one.
-            prompt_set: The set that the row is of.
+            prompt_set: The set to which the row belongs.
 
         Returns:
             The prompt, or None if the row is a conversation in which the user says nothing.
 
         Raises:
-            DatasetError: A column is missing, or holds what can't be replayed.
+            DatasetError: A column is missing, or its value can't be replayed.
         """
-        name = self._id or f"{prompt_set.dataset}-{number}"
+        prompt_id = self._id or f"{prompt_set.dataset}-{number}"
         category = self.category or prompt_set.category
         try:
             turns = self._turns
         except DatasetError as error:
-            raise DatasetError(f"prompt '{name}': {error}") from error
-        if turns is None or not category:
-            missing = "turns" if turns is None else "category"
-            raise DatasetError(f"prompt '{name}': {missing} is missing; {_ADVICE}")
+            raise DatasetError(f"prompt '{prompt_id}': {error}") from error
+        if turns is None:
+            raise DatasetError(f"prompt '{prompt_id}': turns is missing; {_ADVICE}")
+        if not category:
+            raise DatasetError(f"prompt '{prompt_id}': category is missing; {_ADVICE}")
         is_chat = self.messages is not None or self.conversations is not None
         if is_chat and not (turns and all(map(str.strip, turns))):
             return None
-        for place, turn in enumerate(turns, 1):
+        for turn_number, turn in enumerate(turns, 1):
             if turn.lstrip().startswith(_PLACEHOLDER):
-                subject = f"prompt '{name}', turn {place}"
+                subject = f"prompt '{prompt_id}', turn {turn_number}"
                 raise DatasetError(f"{subject}: a placeholder ('{_PLACEHOLDER} …'); {_REMEDY}")
-        return Prompt(id=name, category=category, turns=turns)
+        return Prompt(id=prompt_id, category=category, turns=turns)
 
     @property
     def _id(self) -> str:
-        """The row's id; empty where it has none."""
+        """The id of the row; empty if it has none."""
         for column in _ID_COLUMNS:
             value = getattr(self, column)
             if isinstance(value, float):
-                # A table that lacks some ids has all of them as floats, 11.0 for 11.
-                if not value.is_integer():
-                    message = f"Expected `int` or `str`, got {value} - at `$.{column}`"
-                    raise DatasetError(f"{message}; give the row an id of its own")
-                value = int(value)
+                value = _whole_id(value, column)
             if value is not None:
                 return str(value)
         return ""
 
     @property
     def _turns(self) -> tuple[str, ...] | None:
-        """What the user says, turn by turn; None where the row has no column for it."""
+        """What the user says in each turn; None if the row has no column with it."""
         for column in _PROMPT_COLUMNS:
             value = getattr(self, column)
-            if column in {"messages", "conversations"} and value is not None:
+            if value is None:
+                continue
+            if column in {"messages", "conversations"}:
                 return tuple(
-                    message.text(f"$.{column}[{place}]")
-                    for place, message in enumerate(value)
+                    message.text(f"$.{column}[{index}]")
+                    for index, message in enumerate(value)
                     if message.is_by_user
                 )
-            if value is not None:
-                return (value,) if isinstance(value, str) else value
+            return (value,) if isinstance(value, str) else value
         return None
 
 
-def decode_row(content: bytes) -> PublishedRow:
-    """Decode a row of a published file by the columns that its prompt is made of.
+def _whole_id(value: float, column: str) -> int:
+    """Return an id that is a float as the integer that it was.
 
-    What the other columns hold doesn't matter: not their types, and not whether they are null.
+    If some rows of a table have no id, the table stores all ids as floats: 11.0 for 11.
+
+    Raises:
+        DatasetError: The id isn't whole.
+    """
+    if not value.is_integer():
+        message = f"Expected `int` or `str`, got {value} - at `$.{column}`"
+        raise DatasetError(f"{message}; give the row an id of its own")
+    return int(value)
+
+
+def decode_row(content: bytes) -> PublishedRow:
+    """Decode those columns of a row of a published file of which its prompt is made.
+
+    The other columns may have any type, and may be null.
     """
     columns = decode_json(content, dict[str, msgspec.Raw])
-    texts = {name: bytes(value) for name, value in columns.items()}
-    ids = [name for name in _ID_COLUMNS if texts.get(name, b"null") not in _NO_ID]
-    prompts = [name for name in _PROMPT_COLUMNS if texts.get(name, b"null") != b"null"]
-    used = [*ids[:1], *prompts[:1], *(["category"] if "category" in columns else [])]
-    return decode_json(msgspec.json.encode({name: columns[name] for name in used}), PublishedRow)
+    values = {name: bytes(value) for name, value in columns.items()}
+    ids = [name for name in _ID_COLUMNS if values.get(name, b"null") not in _NO_ID]
+    prompts = [name for name in _PROMPT_COLUMNS if values.get(name, b"null") != b"null"]
+    used = [*ids[:1], *prompts[:1]]
+    if "category" in columns:
+        used.append("category")
+    used_columns = {name: columns[name] for name in used}
+    return decode_json(msgspec.json.encode(used_columns), PublishedRow)
 
 
 def decode_json(content: bytes, kind: type[_T]) -> _T:
-    """Decode JSON in which numbers may be missing.
+    """Decode JSON, with null for NaN.
 
-    pandas and Python's own json write a missing number as NaN, which isn't JSON. It is null here.
+    pandas and Python's own json write a missing number as NaN, which isn't JSON.
 
     Raises:
-        msgspec.DecodeError: It isn't JSON, or not of that kind.
+        msgspec.DecodeError: The content isn't JSON, or not of this type.
     """
     try:
         return msgspec.json.decode(content, type=kind)
@@ -394,24 +490,32 @@ def decode_json(content: bytes, kind: type[_T]) -> _T:
 
 
 def load_prompt_file(path: Path) -> tuple[Prompt, ...]:
-    """The prompts of a file of specreg's own, as `load_published_rows` loads those of others."""
+    """Load the prompts of a file in specreg's own format.
+
+    Raises:
+        DatasetError: The file can't be read, is empty, or a row is wrong.
+    """
 
     def prompt_of(content: bytes, _: int) -> Prompt:
         return msgspec.json.decode(content, type=Prompt)
 
-    return _load(path, Prompt, prompt_of)[0]
+    prompts, _ = _load(path, Prompt, prompt_of)
+    return prompts
 
 
-def load_published_rows(path: Path, one: PromptSet) -> tuple[tuple[Prompt, ...], int]:
-    """Load the prompts of a set's file in the order of its rows; count the rows without one.
+def load_published_rows(path: Path, prompt_set: PromptSet) -> tuple[tuple[Prompt, ...], int]:
+    """Load the prompts of the file of a published set.
+
+    Returns:
+        The prompts in the order of the rows, and the number of rows without one.
 
     Raises:
-        DatasetError: the file can't be read, is empty, or a row is wrong; it names file, row and
-            field.
+        DatasetError: The file can't be read, is empty, or a row is wrong. The message names the
+            file, the row and the field.
     """
 
     def prompt_of(content: bytes, number: int) -> Prompt | None:
-        return decode_row(content).prompt_of(number, one)
+        return decode_row(content).prompt_of(number, prompt_set)
 
     return _load(path, PublishedRow, prompt_of)
 
@@ -423,8 +527,9 @@ def _load(
 
     Args:
         path: The file.
-        kind: What a row is decoded to; its fields are the columns that are read of Parquet.
-        prompt_of: Makes a prompt of a row's JSON and of its number from 0; None of a row without.
+        kind: The type of a row; its fields are the columns to read from Parquet.
+        prompt_of: Converts a row's JSON and its number from 0 to a prompt; returns None for a row
+            without one.
 
     Returns:
         The prompts, and the number of rows without one.
@@ -433,9 +538,9 @@ def _load(
         DatasetError: The file can't be read, is empty, or a row is wrong.
     """
     prompts: list[Prompt] = []
-    places: dict[str, str] = {}
+    locations: dict[str, str] = {}
     left_out_rows = 0
-    for number, (place, content) in enumerate(_read_rows(path, kind.__struct_fields__)):
+    for number, (location, content) in enumerate(_read_rows(path, kind.__struct_fields__)):
         try:
             prompt = prompt_of(content, number)
             if prompt is None:
@@ -443,14 +548,15 @@ def _load(
                 continue
             _check_prompt(prompt)
         except UNREADABLE as error:
-            raise DatasetError(f"{place}: {error}; {_ADVICE}") from error
+            raise DatasetError(f"{location}: {error}; {_ADVICE}") from error
         except DatasetError as error:
-            raise DatasetError(f"{place}: {error}") from error
-        if prompt.id in places:
-            both = f"{places[prompt.id]} and {place}"
-            message = f"2 prompts have the id '{prompt.id}'; give each its own"
-            raise DatasetError(f"{both}: {message}")
-        places[prompt.id] = place
+            raise DatasetError(f"{location}: {error}") from error
+        if prompt.id in locations:
+            raise DatasetError(
+                f"{locations[prompt.id]} and {location}: 2 prompts have the id '{prompt.id}'; give"
+                " each its own"
+            )
+        locations[prompt.id] = location
         prompts.append(prompt)
     if not prompts:
         raise DatasetError(f"prompt file '{path}': holds no prompts; {_ADVICE}")
@@ -458,17 +564,19 @@ def _load(
 
 
 def _check_prompt(prompt: Prompt) -> None:
-    if len(prompt.id) > _ID_CHARACTERS:
-        name, characters = prompt.id[:_ID_CHARACTERS], len(prompt.id)
-        message = f"prompt '{name}…' has an id of {characters} characters; give it a shorter one"
-        raise DatasetError(message)
-    if bool(prompt.turns) == bool(prompt.token_ids) or not all(map(str.strip, prompt.turns)):
+    if len(prompt.id) > _MOST_ID_CHARACTERS:
+        beginning = prompt.id[:_MOST_ID_CHARACTERS]
+        raise DatasetError(
+            f"prompt '{beginning}…' has an id of {len(prompt.id)} characters; give it a shorter one"
+        )
+    has_one_form = bool(prompt.turns) != bool(prompt.token_ids)
+    if not has_one_form or not all(map(str.strip, prompt.turns)):
         message = f"prompt '{prompt.id}' has an empty turn, none at all, or turns and token_ids"
         raise DatasetError(f"{message}; remove the row or mend it")
 
 
 def _read_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """Read the rows of a file as JSON, each with its place, `prompts.jsonl:3` for instance."""
+    """Yield the location of each row of a file, such as `prompts.jsonl:3`, and the row as JSON."""
     subject = f"prompt file '{path}'"
     try:
         if path.suffix == ".parquet":
@@ -477,12 +585,17 @@ def _read_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, bytes]
             yield from _json_rows(path)
     except UNREADABLE as error:
         raise DatasetError(f"{subject}: {error}; {_ADVICE}") from error
-    except (OSError, ValueError) as error:  # Arrow's error of a broken file is a ValueError
+    except (OSError, ValueError) as error:
+        # Arrow reports a broken file as a ValueError.
         raise DatasetError(f"{subject}: {error}; fetch it again, or name another") from error
 
 
 def _check_size(path: Path, size: int, most: int, unit: str) -> None:
-    """Refuse a file that has more than is read: its prompts would fill the memory."""
+    """Check that a file isn't larger than what is read; its prompts would fill the memory.
+
+    Raises:
+        DatasetError: the file is too large.
+    """
     if size > most:
         raise DatasetError(
             f"prompt file '{path}': has {size:,} {unit}, and {most:,} are read at most;"
@@ -491,7 +604,7 @@ def _check_size(path: Path, size: int, most: int, unit: str) -> None:
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield the rows of JSON lines or of a JSON array."""
+    """Yield the location and the content of each row of JSON lines or of a JSON array."""
     with open_checked(path) as file:
         _check_size(path, os.fstat(file.fileno()).st_size, _MOST_BYTES, "bytes")
         content = read_bounded(file, _MOST_BYTES).removeprefix(codecs.BOM_UTF8)
@@ -501,7 +614,8 @@ def _json_rows(path: Path) -> Iterator[tuple[str, bytes]]:
         first = 1
         rows = decode_json(text, list[msgspec.Raw])
     else:
-        first = 1 + len(content[: len(content) - len(content.lstrip())].splitlines())
+        leading_blanks = content[: len(content) - len(content.lstrip())]
+        first = 1 + len(leading_blanks.splitlines())
         rows = text.splitlines()
     _check_size(path, len(rows), _MOST_ROWS, "rows")
     for number, row in enumerate(rows, first):
@@ -509,9 +623,14 @@ def _json_rows(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _parquet_rows(path: Path, columns: set[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield the rows of a Parquet file with the columns named, but for those without a value.
+    """Yield the location and the content of each row of a Parquet file, as JSON.
 
-    Equal values are stored once, so a small file may hold millions of rows, or gigabytes of text.
+    Parquet stores equal values once, so a small file may hold millions of rows, or gigabytes of
+    text.
+
+    Args:
+        path: The file.
+        columns: The columns to read. A row has only those with a value.
     """
     try:
         parquet = importlib.import_module("pyarrow.parquet")

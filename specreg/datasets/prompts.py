@@ -1,4 +1,4 @@
-"""Prompts, conversations to replay in texts or token ids, and what of a reply becomes history."""
+"""Define prompts, which are conversations to replay, and which part of a reply becomes history."""
 
 import hashlib
 import itertools
@@ -8,6 +8,7 @@ from types import MappingProxyType
 import msgspec
 
 AS_IS = "as_is"
+"""The name of the function of `REPLIES` that leaves a reply unchanged."""
 
 
 class Prompt(
@@ -16,9 +17,10 @@ class Prompt(
     """One conversation to replay.
 
     Attributes:
-        id: unique within the dataset.
-        turns: what the user says, in order; none empty.
-        token_ids: the prompt as ids instead; either these or turns are given.
+        id: an id that is unique within the dataset.
+        category: the category, for figures of each category.
+        turns: what the user says, in order; none is empty.
+        token_ids: the ids of the tokens of the prompt; a prompt has either these or turns.
     """
 
     id: str
@@ -28,41 +30,42 @@ class Prompt(
 
 
 def interleaved(prompts: Iterable[Prompt]) -> tuple[Prompt, ...]:
-    """Return the prompts with their categories taken in turn, as long as each has any.
+    """Return the prompts with one of each category in turn, as long as the category has any.
 
-    Categories come as they first appear, and prompts of one keep their order: any first n are
-    spread evenly.
+    The first n prompts are then spread evenly over the categories. Categories are in the order in
+    which they first appear, and the prompts of each category stay in their order.
     """
     by_category: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         by_category.setdefault(prompt.category, []).append(prompt)
     rounds: Iterator[tuple[Prompt | None, ...]] = itertools.zip_longest(*by_category.values())
-    return tuple(prompt for one in rounds for prompt in one if prompt is not None)
+    ordered = itertools.chain.from_iterable(rounds)
+    return tuple(prompt for prompt in ordered if prompt is not None)
 
 
 def prompts_sha256(prompts: Sequence[Prompt]) -> str:
-    """A checksum of the prompts and their order, 64 hexadecimal digits."""
+    """Return a checksum of the prompts and their order, 64 hexadecimal digits."""
     return hashlib.sha256(msgspec.json.encode(list(prompts))).hexdigest()
 
 
 def _without_thinking(reply: str) -> str:
-    """Return what comes after the last thought; nothing if the output cap cut a thought off.
+    """Return the part of a reply after its last thought; empty if the thought was cut off.
 
-    Templates that put `<think>` before the reply leave no mark of a thought that was cut off: such
-    a reply is taken for an answer.
+    Templates that put `<think>` before the reply leave no mark of a thought that the output cap cut
+    off. Such a reply is taken for an answer.
     """
-    _, ended, answer = reply.rpartition("</think>")
-    if ended:
+    _, end_of_thought, answer = reply.rpartition("</think>")
+    if end_of_thought:
         return answer.lstrip()
     return "" if is_unfinished_thought(reply) else reply
 
 
 def is_unfinished_thought(reply: str) -> bool:
-    """Whether a reply opens a thought and never ends it, where it comes with the text."""
+    """Return whether a reply opens a thought in its text and never ends it."""
     return reply.lstrip().startswith("<think>") and "</think>" not in reply
 
 
 REPLIES: Mapping[str, Callable[[str], str]] = MappingProxyType(
     {AS_IS: lambda reply: reply, "without_thinking": _without_thinking, "stripped": str.strip}
 )
-"""By the name that a case gives as `history_reply`."""
+"""The functions that make history of a reply, by the name that a case gives as `history_reply`."""

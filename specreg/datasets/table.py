@@ -1,4 +1,4 @@
-"""The table of datasets: what a case can name, with its source, licence and format."""
+"""List the datasets that a case can name, each with its source and its licence."""
 
 import re
 from collections.abc import Mapping
@@ -9,26 +9,28 @@ from specreg.core.errors import DatasetError, UnknownNameError
 
 _RANDOM = "random"
 _MOST_RANDOM_DIGITS = 6
-"""Of the length of random prompts: more tokens are no context of any model."""
+"""The most digits of the length of random prompts; no model has a longer context."""
 _RAW = "https://raw.githubusercontent.com"
 FILLING = f"{_RAW}/NVIDIA-NeMo/Skills/main/nemo_skills/dataset/speed-bench/prepare.py"
-"""NVIDIA's script that fills the rows of SPEED-Bench that are references to other datasets."""
+"""NVIDIA's script that fills those rows of SPEED-Bench that refer to other datasets."""
 _PARQUET = "test-00000-of-00001.parquet"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSet:
-    """A dataset, and which of its configs; where it is published, and what must be in it.
+    """A dataset, or one of its configs, and where it is published.
 
     Attributes:
-        dataset: what users write, followed by `-` and the config where there are several.
-        category: of its prompts, where its rows don't say one.
-        licence: what its publishers call it, and what that means for a benchmark; empty where there
-            is nothing to prepare.
-        repo, file: a dataset of the hub and a file in it; empty where it isn't on the hub.
-        page: where a user gets it, or reads about it; empty for its page on the hub.
-        rows: how many were published; None where that isn't known.
-        turns: of a conversation on average, for an estimate before it is prepared.
+        dataset: the name of the dataset.
+        config: the name of the config; empty if the dataset has only one.
+        category: the category of all prompts, if the rows have none.
+        licence: the licence as its publishers name it, and what it means for a benchmark; empty if
+            the set doesn't need to be prepared.
+        repo: the hub's dataset; empty if it isn't on the hub.
+        file: the path of the file in the hub's dataset.
+        page: the page where a user gets it or reads about it; empty for its page on the hub.
+        rows: how many rows were published; None if it isn't known.
+        turns: the average number of turns of a conversation, for an estimate before it is prepared.
     """
 
     dataset: str
@@ -43,37 +45,39 @@ class PromptSet:
 
     @property
     def name(self) -> str:
-        """`speed-bench-qualitative`: the full name, part of a case's id."""
+        """The full name, which is part of a case's id: `speed-bench-qualitative`."""
         return f"{self.dataset}-{self.config}" if self.config else self.dataset
 
     @property
     def url(self) -> str:
-        """The page where a user gets it, or reads about it."""
+        """The page where a user gets the set or reads about it."""
         return self.page or f"https://huggingface.co/datasets/{self.repo}"
 
     @property
     def tokens(self) -> int | None:
-        """The length of its prompts of random token ids; None where it has others."""
+        """The length of its prompts if they are random token ids; None for any other set."""
         return int(self.config) if self.dataset == _RANDOM else None
 
 
 def dataset_named(name: str) -> PromptSet:
-    """The set of a full name, `toy` or `speed-bench-qualitative`.
+    """Return the set with a full name, such as `toy` or `speed-bench-qualitative`.
 
     Raises:
-        UnknownNameError: there is no such set; it lists what there is.
+        UnknownNameError: there is no such set. The message lists the sets that there are.
         DatasetError: random prompts would be too long.
     """
     if name in SETS:
         return SETS[name]
-    if found := re.fullmatch(rf"{_RANDOM}-([1-9]\d*)", name):
-        if len(found[1]) > _MOST_RANDOM_DIGITS:
-            raise DatasetError(
-                f"dataset '{name}': prompts of {found[1]} random ids can't be drawn, those of"
-                f" {_MOST_RANDOM_DIGITS} digits at most; ask for fewer"
-            )
-        return PromptSet(dataset=_RANDOM, config=found[1])
-    raise UnknownNameError("dataset", name, SETS)
+    random_name = re.fullmatch(rf"{_RANDOM}-([1-9]\d*)", name)
+    if random_name is None:
+        raise UnknownNameError("dataset", name, SETS)
+    length = random_name[1]
+    if len(length) > _MOST_RANDOM_DIGITS:
+        raise DatasetError(
+            f"dataset '{name}': prompts of {length} random ids can't be drawn, those of"
+            f" {_MOST_RANDOM_DIGITS} digits at most; ask for fewer"
+        )
+    return PromptSet(dataset=_RANDOM, config=length)
 
 
 _TABLE = (
@@ -88,7 +92,8 @@ _TABLE = (
         )
         for config in ("alpaca", "gsm8k", "humaneval", "mt_bench", "qa", "sum")
     ),
-    PromptSet(  # lines of genai-perf or of aiperf's single_turn
+    # Lines of genai-perf, or of aiperf's single_turn.
+    PromptSet(
         dataset="genai-perf",
         category="own",
         licence="yours. Prompts of your own stay on this machine.",
@@ -110,7 +115,8 @@ _TABLE = (
         file=f"openai_humaneval/{_PARQUET}",
         rows=164,
     ),
-    *(  # the test splits; the full form has the task under text, the sanitized one under prompt
+    # The test splits. The full form has the task under text, the sanitized one under prompt.
+    *(
         PromptSet(
             dataset="mbpp",
             config=config,
@@ -130,7 +136,7 @@ _TABLE = (
         rows=80,
         turns=2.0,
     ),
-    # The lengths that are listed; any other, 1 or more, is one too.
+    # These lengths are listed. Any other length of 1 or more can be named as well.
     *(PromptSet(dataset=_RANDOM, config=str(length)) for length in (128, 512, 1024, 2048, 8192)),
     PromptSet(
         dataset="sharegpt",
@@ -161,15 +167,17 @@ _TABLE = (
             ("zh", "sharegpt_zh_38K_format.jsonl"),
         )
     ),
-    PromptSet(  # 80 questions of MT-Bench, and 80 of one turn in each of five tasks
+    # 80 questions of MT-Bench with two turns, and 80 with one turn for each of five other tasks.
+    PromptSet(
         dataset="spec-bench",
         licence="Apache-2.0, of the repository. Cite Xia et al. 2024 (arXiv:2401.07851).",
         page=f"{_RAW}/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl",
         rows=480,
         turns=560 / 480,
     ),
+    # NVIDIA's file of a config, or the file that the script of NeMo-Skills made of it.
     *(
-        PromptSet(  # NVIDIA's file of a config, or what the script of NeMo-Skills made of it
+        PromptSet(
             dataset="speed-bench",
             config=config,
             licence=(
@@ -187,5 +195,7 @@ _TABLE = (
     PromptSet(dataset="toy", config="turns", turns=3.0),
 )
 
-SETS: Mapping[str, PromptSet] = MappingProxyType({one.name: one for one in _TABLE})
-"""All sets by their full names; of random token ids the usual lengths."""
+SETS: Mapping[str, PromptSet] = MappingProxyType(
+    {prompt_set.name: prompt_set for prompt_set in _TABLE}
+)
+"""All sets by their full names; sets of random token ids with the usual lengths."""
