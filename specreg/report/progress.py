@@ -1,4 +1,7 @@
-"""What goes on, on standard error: on a terminal one line in place, elsewhere a line a phase."""
+"""What a run is doing, on standard error.
+
+On a terminal that is one line in place, below pytest's own; elsewhere it is a line for each phase.
+"""
 
 import contextlib
 import io
@@ -17,14 +20,16 @@ from specreg.load.chat_client import FinishedRequest, Record
 from specreg.measurement.measure import RecordRound
 
 _NS_PER_S = 10**9
-_TOLD_NS = _NS_PER_S
+_SHORTEST_TOLD_NS = _NS_PER_S
 """A phase that is over sooner has no line."""
-_AGAIN_NS = 60 * _NS_PER_S
-"""Of one that lasts, a line so often."""
+_REPEATED_AFTER_NS = 60 * _NS_PER_S
+"""A phase that lasts has another line after each such time."""
 _TICK_S = 0.5
-_WIDTH, _MARGIN = 80, 3
-"""Of a terminal that doesn't tell it; what is left free, so that an echoed `^C` wraps nothing."""
-_CLEAR = "\r\x1b[K"
+_USUAL_COLUMNS = 80
+"""The width of a terminal that doesn't tell it."""
+_FREE_COLUMNS = 3
+"""What is left free at the end of the line, so that an echoed `^C` doesn't wrap it."""
+_CLEAR_LINE = "\r\x1b[K"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,10 +37,10 @@ class RunProgress:
     """How far a run is, and what its case at hand comes to so far; any thread may read it.
 
     Attributes:
-        expected_s: by case, on each launch, how long it takes about, in the order of the run;
-            empty where that isn't known, as where the run is shared with other processes.
-        ends_ns: when the run ends, about, on the clock; 0 where that isn't known.
-        clock: monotonic, in nanoseconds.
+        expected_s: How long each case takes about on each launch, in the order of the run; empty
+            where that isn't known, as where the run is shared with other processes.
+        ends_ns: When the run ends, about, on the clock; 0 where that isn't known.
+        clock: Monotonic, in nanoseconds.
     """
 
     expected_s: Mapping[str, float] = field(default_factory=dict)
@@ -44,7 +49,8 @@ class RunProgress:
     _begun: set[str] = field(default_factory=set)
     _in_flight: int = 0
     _tokens: int = 0
-    _asked_ns: int = 0  # by all requests together
+    _requests_ns: int = 0
+    """The sum of the times that all requests took."""
     _counts: StepCounts = NO_STEPS
 
     def expect(self, expected_s: Mapping[str, float]) -> None:
@@ -52,35 +58,49 @@ class RunProgress:
         self.expected_s = expected_s
 
     def begin(self, name: str) -> bool:
-        """Note that a case begins on a launch; whether it is for the first time."""
+        """Note that a case begins on a launch, and return whether it is for the first time."""
         if name in self._begun:
             return False
-        left_s = sum(s for one, s in self.expected_s.items() if one not in self._begun)
+        left_s = sum(
+            case_s for case_name, case_s in self.expected_s.items() if case_name not in self._begun
+        )
         self.ends_ns = self.clock() + round(left_s * _NS_PER_S)
         self._begun.add(name)
         return True
 
     def count(self, in_flight: int, record: RecordRound) -> RecordRound:
-        """Have what takes a measurement's requests count those of its first arm, from none on.
+        """Count the requests of a measurement's first arm, from none on.
 
-        `in_flight` is how many requests are at the same time, 0 for a load by rate.
+        Args:
+            in_flight: How many requests are under way at the same time, 0 for a load by rate.
+            record: Takes the measurement's requests.
+
+        Returns:
+            What takes the requests and counts them as well.
         """
-        self._in_flight, self._counts = in_flight, NO_STEPS
-        self._tokens = self._asked_ns = 0
+        self._in_flight = in_flight
+        self._counts = NO_STEPS
+        self._tokens = 0
+        self._requests_ns = 0
 
         def record_round(arm: int, number: int) -> Record:
             take = record(arm, number)
 
             def take_and_count(finished: FinishedRequest) -> None:
                 take(finished)
-                trace = finished.trace
-                self._tokens += trace.tokens
-                self._asked_ns += (trace.last_ns or trace.sent_ns) - trace.sent_ns
-                self._counts += trace.acceptance or NO_STEPS
+                self._add(finished)
 
-            return take if arm else take_and_count
+            return take_and_count if arm == 0 else take
 
         return record_round
+
+    def _add(self, finished: FinishedRequest) -> None:
+        trace = finished.trace
+        self._tokens += trace.tokens
+        if trace.last_ns is not None:
+            self._requests_ns += trace.last_ns - trace.sent_ns
+        if trace.acceptance is not None:
+            self._counts += trace.acceptance
 
     @property
     def place(self) -> str:
@@ -89,23 +109,84 @@ class RunProgress:
         return f"case {number} of {len(self.expected_s)}" if number else ""
 
     def figures_in(self, phase: Phase) -> str:
-        """Tokens per second and acceptance length of the requests that have ended, while measuring.
+        """Return tokens per second and acceptance length of the requests that have ended.
 
-        The load is taken for full, so tokens/s = in flight · Σ tokens / Σ time of a request.
+        The load is taken for full, so tokens/s = in flight · Σ tokens / Σ time of a request. Empty
+        in any phase but that of measuring.
         """
-        if phase is not Phase.MEASURING or not self._asked_ns:
+        if phase is not Phase.MEASURING or not self._requests_ns:
             return ""
-        rate = (self._in_flight or 1) * self._tokens * _NS_PER_S / self._asked_ns
-        text = f"{rate:.0f} tokens/s{'' if self._in_flight else ' a request'}"
+        per_request = self._tokens * _NS_PER_S / self._requests_ns
+        if self._in_flight:
+            figures = f"{self._in_flight * per_request:.0f} tokens/s"
+        else:
+            figures = f"{per_request:.0f} tokens/s a request"
         length = self._counts.acceptance_length
-        return f"{text}, AL {length:.2f}" if length else text
+        return f"{figures}, AL {length:.2f}" if length else figures
+
+
+@dataclass(slots=True, kw_only=True)
+class _Screen:
+    """Where lines are written, between those of pytest.
+
+    Attributes:
+        file: A copy of standard error, or a file.
+        column: Returns the column of the terminal in which pytest's output ends, from 0.
+        within_line: Whether pytest may have written on the line on which the next one would go.
+        way_back: What leads from the line in place to where pytest's output ends; None while there
+            is no line in place.
+    """
+
+    file: TextIO
+    column: Callable[[], int]
+    within_line: bool = False
+    way_back: str | None = None
+
+    def write_line(self, line: str) -> None:
+        """Write a line that stays, on a line of its own."""
+        self.erase()
+        before = "\n" if self.within_line and self.column() else ""
+        self.within_line = False
+        self._put(f"{before}{line}\n")
+
+    def draw(self, line: str) -> None:
+        """Show a line in place of the last one that was shown in place, below pytest's own."""
+        columns = self._columns()
+        before = ""
+        if self.way_back is None:
+            column = self.column() if self.within_line else 0
+            if column:
+                before = "\n"
+                self.way_back = f"\x1b[A\x1b[{column % columns + 1}G"
+            else:
+                self.way_back = ""
+        self._put(f"{before}{_CLEAR_LINE}{line[: columns - _FREE_COLUMNS]}")
+
+    def erase(self) -> None:
+        """Take the line in place away, and go back to where pytest's output ends."""
+        if self.way_back is not None:
+            self._put(f"{_CLEAR_LINE}{self.way_back}")
+            self.way_back = None
+
+    def _columns(self) -> int:
+        with contextlib.suppress(OSError):
+            return os.get_terminal_size(self.file.fileno()).columns or _USUAL_COLUMNS
+        return _USUAL_COLUMNS
+
+    def _put(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # it was closed
+            self.file.write(text)
+            self.file.flush()
 
 
 class Progress:
-    """Says on the real standard error, past pytest's capturing, what goes on.
+    """Says on the real standard error, past pytest's capturing, what a run is doing.
 
-    Must be made before capturing starts: it keeps a copy of the descriptor. Any thread may use it.
-    How far `run` is the run tells.
+    It must be made before capturing starts, because it keeps a copy of the descriptor. Any thread
+    may use it.
+
+    Attributes:
+        run: How far the run is, which the run itself tells.
     """
 
     def __init__(
@@ -115,116 +196,114 @@ class Progress:
         clock: Callable[[], int] = time.monotonic_ns,
         column: Callable[[], int] | None = None,
     ) -> None:
-        """Begins with nothing to say, on standard error or a file; the clock is in nanoseconds.
+        """Begin with nothing to say.
 
-        `column` says in which column of the terminal pytest's output ends, from 0; None for lines.
+        Args:
+            file: Where it is said; None for standard error.
+            clock: Monotonic, in nanoseconds.
+            column: Returns the column of the terminal in which pytest's output ends, from 0; None
+                where there is no terminal, for lines that stay.
         """
-        self._clock, self._began_ns = clock, process_began_ns() if file is None else 0
-        if file is None and sys.__stderr__:
-            file = os.fdopen(os.dup(sys.__stderr__.fileno()), "w")
-        self._file = file or io.StringIO()
-        self._in_place, self._column = column is not None, column or (lambda: 1)
+        self._clock = clock
+        self._began_ns = process_began_ns() if file is None else 0
+        self._in_place = column is not None
+        self._screen = _Screen(
+            file=_copy_of_standard_error() if file is None else file,
+            column=column if column is not None else lambda: 1,
+        )
         self.run = RunProgress(clock=clock)
         self._steps: tuple[Step, ...] = ()
-        self._told: dict[Step, int] = {}
-        self._text, self._midline = "", False
-        self._back: str | None = None  # what goes back from the line in place, where there is one
-        self._lock, self._over = threading.RLock(), threading.Event()
+        self._told_ns: dict[Step, int] = {}
+        self._detail = ""
+        self._lock = threading.RLock()
+        self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
     def watch(self, steps: Sequence[Step]) -> None:
-        """Says which phases go on from here, the innermost last; pytest writes where none does."""
+        """Take over which phases go on from here, the innermost last.
+
+        Where none does, pytest writes, so the line in place is taken away.
+        """
         with self._lock:
-            self._steps, self._text = tuple(steps), ""
-            self._told = {step: ns for step, ns in self._told.items() if step in steps}
+            self._steps = tuple(steps)
+            self._detail = ""
+            self._told_ns = {step: ns for step, ns in self._told_ns.items() if step in steps}
             if not steps:
-                self._erase()
+                self._screen.erase()
             if self._thread is None and not self._over.is_set():
                 self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
                 self._thread.start()
 
-    def show(self, text: str) -> None:
-        """Says what the innermost phase is at."""
-        self._text = text
+    def show(self, detail: str) -> None:
+        """Take over what the innermost phase is at."""
+        self._detail = detail
 
     def tell(self, text: str) -> None:
-        """Prints a line at once."""
+        """Print a text at once."""
         with self._lock:
-            self._write(f"{readable_block(text)}\n")
+            self._screen.write_line(readable_block(text))
 
     def leave_line(self) -> None:
-        """Has the next line begin on one of its own: pytest has written on this one."""
-        self._midline = True
+        """Have the next line begin on one of its own, because pytest has written on this one."""
+        self._screen.within_line = True
 
     def close(self) -> None:
-        """Says nothing more, and leaves no line that was in place."""
+        """Say nothing more, and leave no line that was in place."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
-        self._erase()
+        self._screen.erase()
         with contextlib.suppress(OSError):
-            self._file.close()
+            self._screen.file.close()
 
     def tick(self) -> None:
-        """Says what is due by now; a thread asks for it again and again."""
+        """Say what is due by now; a thread asks for it again and again."""
         with self._lock:
-            now = self._clock()
-            for step in () if self._in_place else self._steps:
-                if step not in self._told and now - step.began_ns >= _TOLD_NS:
-                    self._told[step] = now
-                    self._write(f"specreg {self._line(step, step.began_ns)}\n")
+            now_ns = self._clock()
+            if self._in_place:
+                if self._steps:
+                    self._screen.draw(self._innermost(now_ns))
+                return
+            for step in self._steps:
+                if step not in self._told_ns and now_ns - step.began_ns >= _SHORTEST_TOLD_NS:
+                    self._told_ns[step] = now_ns
+                    self._screen.write_line(f"specreg {self._line(step, step.began_ns)}")
             if not self._steps:
                 return
             step = self._steps[-1]
-            line = self._line(step, now, self.run.figures_in(step.phase), self._text)
-            if self._in_place:
-                self._draw(line)
-            elif now - self._told.get(step, now) >= _AGAIN_NS:
-                self._told[step] = now
-                self._write(f"specreg {line}\n")
+            if now_ns - self._told_ns.get(step, now_ns) >= _REPEATED_AFTER_NS:
+                self._told_ns[step] = now_ns
+                self._screen.write_line(f"specreg {self._innermost(now_ns)}")
 
     def _run(self) -> None:
         while not self._over.wait(_TICK_S):
             self.tick()
 
+    def _innermost(self, now_ns: int) -> str:
+        """Return the line of the innermost phase, with its figures and what it is at."""
+        step = self._steps[-1]
+        return self._line(step, now_ns, self.run.figures_in(step.phase), self._detail)
+
     def _line(self, step: Step, at_ns: int, *details: str) -> str:
-        """A moment since the process began, and what the run is at then, on one line."""
-        ends_ns, place = self.run.ends_ns, self.run.place
-        ends = f" of about {render_time(ends_ns - self._began_ns)}" if ends_ns > at_ns else ""
-        moment = render_time(at_ns - self._began_ns) + (f"{ends}, {place}:" if place else "")
+        """Return how long the process has run at a moment, how far the run is, and what goes on."""
+        moment = render_time(at_ns - self._began_ns)
+        if self.run.place:
+            if self.run.ends_ns > at_ns:
+                moment += f" of about {render_time(self.run.ends_ns - self._began_ns)}"
+            moment += f", {self.run.place}:"
         parts = (f"{moment} {step.phase} {step.of}", *details)
-        return readable_line(", ".join(filter(None, parts)))
+        return readable_line(", ".join(part for part in parts if part))
 
-    def _draw(self, text: str) -> None:
-        """Puts a text on the line in place, below pytest's own."""
-        width = _WIDTH
-        with contextlib.suppress(OSError):
-            width = os.get_terminal_size(self._file.fileno()).columns or _WIDTH
-        before = ""
-        if self._back is None:
-            column = self._column() if self._midline else 0
-            before, self._back = ("\n", f"\x1b[A\x1b[{column % width + 1}G") if column else ("", "")
-        self._put(f"{before}{_CLEAR}{text[: width - _MARGIN]}")
 
-    def _erase(self) -> None:
-        """Takes the line in place away, and goes back to where pytest's output ends."""
-        if self._back is not None:
-            self._put(f"{_CLEAR}{self._back}")
-            self._back = None
-
-    def _write(self, text: str) -> None:
-        self._erase()
-        before, self._midline = "\n" if self._midline and self._column() else "", False
-        self._put(before + text)
-
-    def _put(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # it was closed
-            self._file.write(text)
-            self._file.flush()
+def _copy_of_standard_error() -> TextIO:
+    """Return a file on the real standard error; one that nobody reads if it is closed."""
+    if sys.__stderr__ is None:
+        return io.StringIO()
+    return os.fdopen(os.dup(sys.__stderr__.fileno()), "w")
 
 
 def render_time(nanoseconds: int) -> str:
-    """`0:42`, `12:03`, `1:02:03`."""
+    """Return a time as `0:42`, `12:03` or `1:02:03`."""
     minutes, seconds = divmod(nanoseconds // _NS_PER_S, 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
