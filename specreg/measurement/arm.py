@@ -5,6 +5,7 @@ counters; and where there are no counters either, from the chunks.
 """
 
 import asyncio
+import dataclasses
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ from specreg.telemetry.sampler import PowerTrace, Span, Watch
 
 _PARSED_WITHIN_S = 10.0
 """How long a page of counters may take to parse; a page of many engines takes about a second."""
+_NS_PER_S = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +91,7 @@ class ArmReplay:
         """Read the counters from which the accepted tokens count.
 
         Raises:
-            InvalidMeasurementError: they can't be read, and no figure means anything without them.
+            InvalidMeasurementError: no figure means anything without the counters.
         """
         with note_invalidity(self.invalid):
             self.before = await self._read_counters()
@@ -103,6 +105,40 @@ class ArmReplay:
         replayed = await self.clients.replay(prompts, record)
         checks.check_requests(replayed.traces)
         self.rounds.append(replayed)
+
+    async def replay_block(self, prompts: Sequence[Prompt], least_s: float) -> None:
+        """Keep the server under load without a pause, for its power.
+
+        The longest round is such a load if it lasted long enough; otherwise the prompts are
+        replayed in a cycle.
+
+        Args:
+            prompts: the prompts of the workload.
+            least_s: how long the load lasts at least, in seconds.
+
+        Raises:
+            InvalidMeasurementError: a client process ended, or the server hangs.
+        """
+        longest = max(self.rounds, key=_duration_ns)
+        if _duration_ns(longest) >= least_s * _NS_PER_S:
+            self.block = longest
+        else:
+            load = dataclasses.replace(self.arm.case.load, duration_s=least_s)
+            self.block = await self.clients.replay_under(load, prompts)
+
+    def discard_block(self, invalidity: Invalidity) -> None:
+        """Make the power invalid, because the load for it failed on this arm or on another."""
+        self.block = None
+        self.invalid.setdefault(Family.POWER, invalidity)
+
+    def discard(self, invalidity: Invalidity) -> None:
+        """Make the figures of all families invalid for one reason, whatever they were before."""
+        self.invalid.update(dict.fromkeys(Family, invalidity))
+
+    @property
+    def rounds_ns(self) -> int:
+        """How long all rounds took together, in nanoseconds."""
+        return sum(map(_duration_ns, self.rounds))
 
     async def extend(self, prompts: Sequence[Prompt], record: Record) -> None:
         """Replay further prompts for the acceptance alone, and read it; they are no round.
@@ -219,6 +255,10 @@ class ArmReplay:
         except TimeoutError as error:
             message = f"{path} takes more than {self.parsed_within_s:g} s to parse; look at it"
             raise InvalidMeasurementError("METRICS_UNREADABLE", message) from error
+
+
+def _duration_ns(part: Round) -> int:
+    return part.ended_ns - part.started_ns
 
 
 def read_acceptance(

@@ -428,11 +428,10 @@ class _ArmRotation:
         loaded = [arm_replay for arm_replay in next(self.orders) if arm_replay in self.active]
         try:
             for arm_replay in loaded:
-                arm_replay.block = await _replay_block(arm_replay, self.workload.prompts, least_s)
+                await arm_replay.replay_block(self.workload.prompts, least_s)
         except InvalidMeasurementError as error:
             for arm_replay in loaded:
-                arm_replay.block = None
-                arm_replay.invalid.setdefault(Family.POWER, error.invalidity)
+                arm_replay.discard_block(error.invalidity)
 
     async def _attempt(self, arm_replay: ArmReplay, action: Awaitable[None]) -> None:
         """Await an action on an arm, and leave the arm out if it fails and isn't required.
@@ -443,7 +442,7 @@ class _ArmRotation:
         try:
             await action
         except InvalidMeasurementError as error:
-            arm_replay.invalid.update(dict.fromkeys(Family, error.invalidity))
+            arm_replay.discard(error.invalidity)
             if arm_replay.arm.required:
                 raise
             # The check has an event loop of its own, so it needs another thread.
@@ -458,21 +457,8 @@ class _ArmRotation:
         # prompts than the matrix says has no speed that is judged, so one round is enough there.
         if self.rounds_replayed == 1 and len(self.active) > 1 and not self.case.matrix_prompts:
             return True
-        shortest_ns = min(sum(map(_duration_ns, replay.rounds)) for replay in self.active)
+        shortest_ns = min(arm_replay.rounds_ns for arm_replay in self.active)
         return shortest_ns < self.plan.least_s * _NS_PER_S
-
-
-def _duration_ns(part: Round) -> int:
-    return part.ended_ns - part.started_ns
-
-
-async def _replay_block(arm_replay: ArmReplay, prompts: Sequence[Prompt], least_s: float) -> Round:
-    """Return a load without a pause: the longest round or, if too short, the prompts in a cycle."""
-    longest = max(arm_replay.rounds, key=_duration_ns)
-    if _duration_ns(longest) >= least_s * _NS_PER_S:
-        return longest
-    load = dataclasses.replace(arm_replay.arm.case.load, duration_s=least_s)
-    return await arm_replay.clients.replay_under(load, prompts)
 
 
 async def _teach_drafter(arm_replay: ArmReplay, prompts: Sequence[Prompt]) -> None:
