@@ -20,7 +20,7 @@ from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, ServerSpec, Tier
 from specreg.matrix.models import served_models
 from specreg.servers.provision import check_version
-from specreg.servers.server import Server, generates, identify
+from specreg.servers.server import Server, identify, send_probe
 
 _TIMEOUT_S = 10.0
 _SWITCH = {True: "on", False: "off"}
@@ -119,7 +119,7 @@ def attach_server(spec: ServerSpec, url: str, *, root: Path, ready_within_s: flo
         engine_version=identity.version,
     )
     try:
-        probe = generates(server, timeout_s=ready_within_s)
+        probe = send_probe(server, timeout_s=ready_within_s)
     except ServerRefusedError as error:
         raise AttachError(f"server at {url}: {error}; look at its log") from error
     if not probe:

@@ -1,4 +1,4 @@
-"""A server that runs: how to ask it, whether it generates and still lives, or why it never will."""
+"""A running server: where it answers, whether it generates and is alive, or why it didn't start."""
 
 import contextlib
 import dataclasses
@@ -41,15 +41,19 @@ from specreg.matrix.case import ServerSpec
 from specreg.servers.start_failures import why_not_started
 
 POLL_S = 0.2
-"""How long to wait before asking a server again that isn't ready."""
+"""How long to wait before a server that isn't ready is asked again."""
 _PROBE_TIMEOUT_S = 60.0
 _PROBE_TOKENS = 2
 """One token is the prefill's. The other takes the first step that drafts, in which SGLang 0.5.16
 compiled for 103 s on an H100, and before which some servers have no counters."""
-_IDENTITY_TIMEOUT_S, _VERSION_TIMEOUT_S = 1.0, 5.0
+_IDENTITY_TIMEOUT_S = 1.0
+_VERSION_TIMEOUT_S = 5.0
 _HEALTH_TIMEOUT_S = 10.0
-"""SGLang generates a token for this, and looks once a second whether it came."""
-_DYING_S, _ENDING_S = 1.0, 10.0
+"""SGLang generates a token to answer this, and checks once a second whether it came."""
+_DYING_S = 1.0
+"""A process can be waited for only a moment after its connections have closed."""
+_ENDING_S = 10.0
+"""vLLM takes seconds to end after its engine has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +61,9 @@ class Server:
     """A running server that has generated a token.
 
     Attributes:
-        model: the name that the model is served under; ours alone if we started it.
+        model: the name that the model is served under; unique if specreg started the server.
         target, draft: what the spec's references stood for: folders or hub ids.
-        engine_version: by its own word.
+        engine_version: the version that the server reports.
     """
 
     spec: ServerSpec
@@ -72,15 +76,19 @@ class Server:
 
     @property
     def endpoint(self) -> Endpoint:
-        """The URL to ask it at, for which model and in which engine's wire format."""
+        """The URL, model and engine that a request to the server needs."""
         return Endpoint(base_url=self.base_url, model=self.model, engine=self.engine.name)
 
     def pids(self) -> frozenset[int]:
-        """Its processes, as far as they are ours."""
+        """Return the ids of its processes; none if specreg didn't start it."""
         return frozenset()
 
     def check_alive(self) -> None:
-        """Check that the server answers; ServerDiedError if it doesn't any more."""
+        """Check that the server answers.
+
+        Raises:
+            ServerDiedError: It doesn't answer any more.
+        """
         try:
             ask(self.base_url, "GET", self.engine.health_path, within_s=_ENDING_S)
         except AnswerError as error:
@@ -91,91 +99,133 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedServer(Server):
-    """A server that we started."""
+    """A server that specreg started."""
 
     process: SupervisedProcess
 
     @property
     def log_path(self) -> Path:
-        """What it says."""
+        """The file that its output goes to."""
         return self.process.log_path
 
     def pids(self) -> frozenset[int]:
-        """Its processes."""
+        """Return the ids of its processes."""
         return process_ids(self.process)
 
     def check_alive(self) -> None:
-        """Check that the server runs; a ServerDiedError with the end of its log if it ended."""
-        # Its connections close a moment before it can be waited for.
-        how = self.ended(_DYING_S)
-        if not how and (answer := self._broken_answer()):
-            # vLLM takes seconds to end once its engine has.
-            how = self.ended(_ENDING_S) or f"answers {answer}"
-        if how:
+        """Check that the server runs and is healthy.
+
+        Raises:
+            ServerDiedError: It has ended, or it answers that it is broken. The message has the last
+                lines of its log.
+        """
+        problem = self.ended(_DYING_S)
+        if not problem:
+            answer = self._broken_answer()
+            if answer:
+                problem = self.ended(_ENDING_S) or f"answers {answer}"
+        if problem:
             raise ServerDiedError(
-                f"SERVER_DIED: server '{self.spec.id}': {how} while it was measured;"
+                f"SERVER_DIED: server '{self.spec.id}': {problem} while it was measured;"
                 f" last lines of {self.log_path}:\n{self.process.last_lines()}"
             )
 
     def ended(self, within_s: float = 0.0) -> str:
-        """How it ended; empty while it runs."""
+        """Return how it ended, empty if it still runs after a time."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return f"ended with status {self.process.popen.wait(within_s)}"
         return ""
 
     def _broken_answer(self) -> str:
-        """Return its error about its health; empty where it is well, or hangs and says nothing."""
+        """Return its error when asked for its health; empty if it is healthy or doesn't answer."""
         path = self.engine.health_path
         try:
             answer = ask(self.base_url, "GET", path, within_s=_DYING_S)
         except AnswerError as error:
             return "" if error.late else f"no more, {error}"
-        failed = answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR
-        return f"{answer.status} at {self.base_url}{path}" if failed else ""
+        if answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+            return ""
+        return f"{answer.status} at {self.base_url}{path}"
 
 
-def ready_server(server: StartedServer, deadline: float) -> StartedServer | None:
-    """The server, with its version, once it generates a token: a healthy one may hang (vllm#39863).
+def ready_server(server: StartedServer, deadline_s: float) -> StartedServer | None:
+    """Return the server, with its version, once it generates a token; None before.
 
-    None before.
+    That it is healthy isn't enough, because a healthy server may hang (vllm#39863).
+
+    Args:
+        server: The server, whose version isn't known yet.
+        deadline_s: When it must have generated a token, as `time.monotonic` counts.
 
     Raises:
-        ServerStartError: it ended, refused, or generated none by the deadline.
+        ServerStartError: It ended, refused, or generated no token by the deadline.
     """
-    # Another server may answer at its port; it is seen as far as its engine says its name.
-    with contextlib.suppress(AnswerError, AttachError):
-        found = identify(server.engine, server.base_url, within_s=_IDENTITY_TIMEOUT_S).model
-        if server.engine.serves_names and found not in {"", server.model}:
-            raise start_error(server, f"its port is already in use by a server of '{found}'")
+    _check_port(server)
     try:
-        ready = generates(server, timeout_s=deadline - time.monotonic())
+        probe = send_probe(server, timeout_s=deadline_s - time.monotonic())
     except ServerRefusedError as error:
         raise start_error(server, str(error)) from error
-    if how := server.ended():  # then another server generated it
-        raise start_error(server, how)
-    if not ready:
-        if time.monotonic() > deadline:
-            said = f", it said last: {ready.said}" if ready.said else ""
-            raise start_error(server, f"generated no token in time{said}")
-        return None
+    end = server.ended()
+    if end:
+        # If there is a token, another server at the same port generated it.
+        raise start_error(server, end)
+    if not probe:
+        if time.monotonic() <= deadline_s:
+            return None
+        problem = "generated no token in time"
+        if probe.said:
+            problem += f", it said last: {probe.said}"
+        raise start_error(server, problem)
     settle_log(server.process)
-    path, version = server.engine.version_path, "unknown"
+    version = "unknown"
     with contextlib.suppress(AnswerError):
+        path = server.engine.version_path
         answer = ask(server.base_url, "GET", path, within_s=_VERSION_TIMEOUT_S)
         version = server.engine.parse_version(answer.content)
     return dataclasses.replace(server, engine_version=version)
 
 
+def _check_port(server: StartedServer) -> None:
+    """Check that no other server answers at the port, if the engine reports the model's name.
+
+    Raises:
+        ServerStartError: Another server answers.
+    """
+    try:
+        identity = identify(server.engine, server.base_url, within_s=_IDENTITY_TIMEOUT_S)
+    except (AnswerError, AttachError):
+        # The server isn't up yet.
+        return
+    if server.engine.serves_names and identity.model not in {"", server.model}:
+        raise start_error(server, f"its port is already in use by a server of '{identity.model}'")
+
+
 def identify(engine: Engine, url: str, *, within_s: float) -> Identity:
-    """What the server at a URL says of itself; errors as of `Engine.identify`."""
-    return engine.identify(lambda method, path: ask(url, method, path, within_s=within_s).good())
+    """Return what the server at a URL reports of itself.
+
+    Args:
+        engine: The engine that the server should run.
+        url: Where the server answers.
+        within_s: How long each answer may take, in seconds.
+
+    Raises:
+        AnswerError: The server doesn't answer, or not as this engine does.
+        AttachError: The server can't be measured.
+    """
+
+    def fetch(method: str, path: str) -> bytes:
+        return ask(url, method, path, within_s=within_s).good()
+
+    return engine.identify(fetch)
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What came of a first request; true where the server generated a token.
+    """The result of a first request; true if the server generated a token.
 
-    `said` are the server's own words where it didn't, empty where it said nothing.
+    Attributes:
+        generated: True if the server generated a token.
+        said: The server's own words if it didn't; empty if it gave none.
     """
 
     generated: bool
@@ -185,38 +235,42 @@ class Probe:
         return self.generated
 
 
-def generates(server: Server, *, timeout_s: float) -> Probe:
-    """Ask a server for two tokens: is it up, and does it take a step?
+def send_probe(server: Server, *, timeout_s: float) -> Probe:
+    """Request two tokens from a server, and return whether it is up and takes a step.
 
-    All of its answer must come in time.
+    Args:
+        server: The server.
+        timeout_s: How long the whole answer may take, in seconds.
 
     Raises:
-        ServerRefusedError: it answers that it won't.
+        ServerRefusedError: The server answers that it refuses the request.
     """
-    probe = Ask(
+    request = Ask(
         model=server.model,
         form=Form.COMPLETIONS,
         messages=(Message("user", "Hello"),),
         output_cap_tokens=_PROBE_TOKENS,
         temperature=0.0,
     )
-    url, wire_format = server.base_url, server.engine.wire_format
-    path, body = wire_format.path(probe), msgspec.json.encode(wire_format.body(probe))
+    url = server.base_url
+    wire_format = server.engine.wire_format
+    path = wire_format.path(request)
+    body = msgspec.json.encode(wire_format.body(request))
     within_s = min(_PROBE_TIMEOUT_S, max(POLL_S, timeout_s))
-    health_path = server.engine.health_path
+    health_within_s = min(_HEALTH_TIMEOUT_S, within_s)
     try:
-        health = ask(url, "GET", health_path, within_s=min(_HEALTH_TIMEOUT_S, within_s))
+        health = ask(url, "GET", server.engine.health_path, within_s=health_within_s)
         if health.status != HTTPStatus.OK:
-            return Probe(generated=False, said=_said(health))
+            return Probe(generated=False, said=_quote_status(health))
         answer = ask(url, "POST", path, within_s=within_s, body=body)
     except AnswerError:
         return Probe(generated=False)
     if _is_refusal(answer.status):
         raise ServerRefusedError(f"refused to generate, {quote_answer(answer.content)}")
     if answer.status != HTTPStatus.OK:
-        return Probe(generated=False, said=_said(answer))
+        return Probe(generated=False, said=_quote_status(answer))
     try:
-        return Probe(generated=_holds_a_token(answer.content, wire_format.new_parser(probe)))
+        return Probe(generated=_has_token(answer.content, wire_format.new_parser(request)))
     except ServerAnswerError as error:
         if error.status is not None and _is_refusal(error.status):
             raise ServerRefusedError(f"refused to generate, {error}") from error
@@ -225,34 +279,42 @@ def generates(server: Server, *, timeout_s: float) -> Probe:
         return Probe(generated=False, said=str(error))
 
 
-def _holds_a_token(content: bytes, parse_event: ParseEvent) -> bool:
-    """Whether a stream holds a token; raises as `ParseEvent` and `EventSplitter.check_rest`."""
+def _has_token(content: bytes, parse_event: ParseEvent) -> bool:
+    """Return whether a stream holds a token.
+
+    Raises:
+        InvalidMeasurementError: An event can't be parsed, or the stream ends within one.
+    """
     splitter = EventSplitter()
     tokens = [parse_event(event).tokens for event in splitter.feed(content) if event != DONE]
-    splitter.check_rest(is_finished=any(tokens))
-    return any(tokens)
+    has_token = any(tokens)
+    splitter.check_rest(is_finished=has_token)
+    return has_token
 
 
 def _is_refusal(status: int) -> bool:
-    """Whether HTTP's status says that the server won't, which is no matter of its start."""
+    """Return whether a status is a refusal, which a server gives also after its start."""
     return HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR
 
 
-def _said(answer: HttpResponse) -> str:
-    """Return an answer's status and its words; empty where it has no words."""
+def _quote_status(answer: HttpResponse) -> str:
+    """Return an answer's status and its words; empty if it has no words."""
     words = quote_answer(answer.content)
-    return f"HTTP {answer.status} from {answer.path}: {words}" if words else ""
+    if not words:
+        return ""
+    return f"HTTP {answer.status} from {answer.path}: {words}"
 
 
-def start_error(server: StartedServer, what: str) -> ServerStartError:
-    """Return the error of a start that came to nothing, with the cause that its log shows."""
+def start_error(server: StartedServer, problem: str) -> ServerStartError:
+    """Return the error of a failed start, with the cause that its log shows."""
     tail = server.process.last_lines()
-    failure = why_not_started(what, readable_block(log_end(server.log_path)))
+    failure = why_not_started(problem, readable_block(log_end(server.log_path)))
     advice = failure.advice
     if not failure.is_known:
-        command = shlex.join(map(str, cast("Sequence[str]", server.process.popen.args)))
+        arguments = cast("Sequence[str]", server.process.popen.args)
+        command = shlex.join(map(str, arguments))
         advice = f"{advice}, or run its command by hand:\n{command}"
     is_unfetched = failure.error is ModelNotFetchedError
-    word = "MODEL_NOT_FETCHED" if is_unfetched else "SERVER_NOT_STARTED"
-    subject = f"{word}: server '{server.spec.id}'"
-    return failure.error(subject, f"{what}: {failure.says}", advice, server.log_path, tail)
+    code = "MODEL_NOT_FETCHED" if is_unfetched else "SERVER_NOT_STARTED"
+    subject = f"{code}: server '{server.spec.id}'"
+    return failure.error(subject, f"{problem}: {failure.says}", advice, server.log_path, tail)

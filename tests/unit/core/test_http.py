@@ -12,7 +12,7 @@ import pytest
 
 from specreg.core.errors import AnswerError, ServerDiedError
 from specreg.core.http import MOST_BYTES, HttpResponse, ask
-from specreg.servers.server import generates
+from specreg.servers.server import send_probe
 from tests.unit import builders
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -149,7 +149,7 @@ def test_where_nothing_can_answer_the_error_says_why(path: str, words: str) -> N
 )
 def test_what_cannot_be_read_is_no_token(answer: bytes) -> None:
     with saying(said(answer)) as url:
-        assert not generates(builders.server(url), timeout_s=5.0)
+        assert not send_probe(builders.server(url), timeout_s=5.0)
 
 
 def test_a_server_that_takes_seconds_to_say_that_it_is_healthy_is_ready() -> None:
@@ -163,7 +163,7 @@ def test_a_server_that_takes_seconds_to_say_that_it_is_healthy_is_ready() -> Non
         client.sendall(OK + answer)
 
     with saying(say) as url:
-        assert generates(builders.server(url), timeout_s=30.0)
+        assert send_probe(builders.server(url), timeout_s=30.0)
 
 
 def test_a_server_that_says_no_http_any_more_died() -> None:
