@@ -1,4 +1,4 @@
-"""Start the servers of a run when they are first asked for, and end every process of them."""
+"""Start the servers of a run when they are first needed, and end all of their processes."""
 
 import contextlib
 import itertools
@@ -29,38 +29,51 @@ from specreg.servers.provision import Provision
 from specreg.servers.server import POLL_S, Server, StartedServer, ready_server
 from specreg.servers.toolkit import toolkit_variables
 from specreg.telemetry.identity import find_gpus
+from specreg.telemetry.sensor import Device
 
 _PORTS = 3
 _NONCE_DIGITS = 8
 _SOCKET_FOLDER_BYTES = 64
-"""How long its folder may be: a Unix socket's path may have 107, vLLM's names take 37 and more."""
+"""How long the path of a temporary folder may be. It holds Unix sockets, whose paths have at most
+107 bytes, of which vLLM's names take 37 and more."""
 
 Poll = Callable[[], Server | None]
-"""Gives a server once it has generated a token, and None before; raises why it never will."""
+"""Returns a server once it has generated a token, and None before; raises why it never will."""
 
 
 def free_port() -> int:
-    """A port of this machine alone that was free a moment ago; closed before it is bound."""
+    """Return a local port that was free a moment ago; another program may still take it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def numbered(path: Path, number: int) -> Path:
-    """A path beside another one, of the same thing: `server~2.log` beside `server.log`.
+    """Return the path of a further log of the same server, such as `server~2.log`.
 
-    No name has a tilde, so it isn't the log of another server, `tiny-2` beside `tiny` for instance.
+    No server's id has a tilde, so the path can't be the log of another server, as `tiny-2` could.
     """
     return path.with_name(f"{path.stem}~{number}{path.suffix}")
 
 
 @dataclass(slots=True, kw_only=True)
 class ServerStart:
-    """The start of a server; where another program takes its port meanwhile, on another port.
+    """The start of a server, on another port if another program takes its port meanwhile.
 
     Attributes:
-        ready_within_s: how long it may take to the first token.
-        log_path: where its output goes; what stands there stays, and it goes beside it.
+        spec: what is started.
+        provision: gives the engine's environment and the GPUs.
+        root: the root of the repository, which relative model paths start from.
+        ready_within_s: how long it may take to generate its first token, in seconds.
+        log_path: the file of its output; if it exists, the output goes to a numbered one instead.
+        choose_port: returns a free port.
+        _python: the Python of the engine's environment; empty for the one on the PATH.
+        _has: the version of the engine that the environment has.
+        _temporary: the server's own temporary folder.
+        _processes: stops the server's processes.
+        _attempts: how often it was started.
+        _deadline_s: when it must have generated a token, as `time.monotonic` counts.
+        _server: the server of the last attempt, which may not be ready.
     """
 
     spec: ServerSpec
@@ -79,27 +92,30 @@ class ServerStart:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[StartedServer]:
-        """Start it, and wait for its first token. Errors as of `begin` and `poll`."""
+        """Start the server, and wait for its first token; errors as in `begin` and `poll`."""
         with self.begin():
             yield self.ready()
 
     def ready(self) -> StartedServer:
-        """Wait for the first token of what was begun. Errors as of `poll`."""
+        """Wait for the first token of a server that was begun; errors as in `poll`."""
         while (server := self.poll()) is None:
             time.sleep(POLL_S)
         return server
 
     @contextlib.contextmanager
     def begin(self) -> Iterator[Self]:
-        """Start its processes, and don't wait; every one of them is gone after the context.
+        """Start the server and don't wait; all of its processes have ended after the context.
 
         Raises:
-            SpecregError: its environment, its GPUs or its models can't be had, or it can't be
-                started; at the end, it can't be killed or its GPUs' memory isn't given back.
+            SpecregError: Its environment, its GPUs or its models aren't available, or it can't be
+                started. At the end: it can't be killed, or its GPUs' memory isn't given back.
         """
-        spec, provision = self.spec, self.provision
+        spec = self.spec
+        provision = self.provision
         self._python, self._has = provision.environment(spec)
-        gpus = provision.devices(spec) if provision.on_gpu else ()
+        gpus: Sequence[Device] = ()
+        if provision.on_gpu:
+            gpus = provision.devices(spec)
         with (
             lease_gpus(gpus, waits=provision.waits, tell=provision.tell),
             tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as folder,
@@ -112,7 +128,11 @@ class ServerStart:
             yield self
 
     def poll(self) -> StartedServer | None:
-        """The server once it has generated a token, None before; or a ServerStartError."""
+        """Return the server once it has generated a token, None before.
+
+        Raises:
+            ServerStartError: It won't generate one.
+        """
         try:
             return ready_server(self._server, self._deadline_s)
         except PortInUseError:
@@ -123,14 +143,20 @@ class ServerStart:
         return None
 
     def _begin(self) -> None:
+        """Start the server once, on a port of its own and with a log of its own."""
         self._attempts += 1
-        spec, on_gpu, port = self.spec, self.provision.on_gpu, self.choose_port()
+        spec = self.spec
+        on_gpu = self.provision.on_gpu
+        port = self.choose_port()
         engine = engine_named(spec.engine)
         target, draft = served_models(self.root, spec)
+        memory = None
+        if on_gpu:
+            memory = gpu_memory(spec, find_gpus().memory_gib)
         options = LaunchOptions(
             **taken(LaunchSettings, spec),
             target=target,
-            # A unique name: a request that reaches another server fails there.
+            # The name is unique, so that a request that reaches another server fails there.
             served_name=f"{spec.id}-{uuid.uuid4().hex[:_NONCE_DIGITS]}",
             port=port,
             speculation=engine.spelling_of(spec.method).render(draft, spec.draft_tokens, spec.tree),
@@ -138,11 +164,13 @@ class ServerStart:
             on_gpu=on_gpu,
             folder=self._temporary / f"files-{port}",
             version=self._has.version,
-            memory=gpu_memory(spec, find_gpus().memory_gib) if on_gpu else None,
+            memory=memory,
         )
-        log_path, further = self.log_path, itertools.count(2)
-        while log_path.exists():  # an earlier attempt's log is kept
-            log_path = numbered(self.log_path, next(further))
+        # The logs of earlier attempts are kept.
+        log_path = self.log_path
+        numbers = itertools.count(2)
+        while log_path.exists():
+            log_path = numbered(self.log_path, next(numbers))
         self._deadline_s = time.monotonic() + self.ready_within_s
         self._server = StartedServer(
             spec=spec,
@@ -156,31 +184,21 @@ class ServerStart:
         )
 
     def _start(self, engine: Engine, options: LaunchOptions, log_path: Path) -> SupervisedProcess:
-        # As if its environment were active: SGLang calls ninja.
-        path = os.pathsep.join((str(Path(self._python).parent), os.environ.get("PATH", "")))
-        needed, own = engine.environment(options), dict(self.spec.engine_env)
-        modules = [one["PYTHONPATH"] for one in (needed, own) if "PYTHONPATH" in one]
-        # A killed server leaves sockets in its temporary folder, so it has one that is removed.
-        # What PyTorch compiles would lie there too; that stays, for the next start.
-        compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "torchinductor"))
-        folders = {"TMPDIR": str(self._temporary), "TORCHINDUCTOR_CACHE_DIR": compiled}
-        variables = {
-            **os.environ,
-            **(folders if len(os.fsencode(self._temporary)) <= _SOCKET_FOLDER_BYTES else {}),
-            **({"PATH": path} if self._python else {}),
-            **needed,
-            **own,
-            **({"PYTHONPATH": os.pathsep.join(modules)} if modules else {}),
-        }
+        """Start the process of the server.
+
+        Raises:
+            ServerStartError: A file can't be written, or the command can't be run.
+        """
+        variables = self._variables(engine, options)
         try:
             if engine.compiles and self.provision.on_gpu:
                 variables |= toolkit_variables(Path(self._python), variables)
             log_path.parent.mkdir(parents=True, exist_ok=True)
             for name, text in engine.files(options).items():
-                written = options.folder / name
-                written.parent.mkdir(parents=True, exist_ok=True)
-                written.write_text(text)
-                # Beside its log, without secrets, for people.
+                path = options.folder / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+                # People find a copy without secrets next to the log.
                 replace_file(log_path.with_suffix("") / name, hide(text).encode())
             process = start_process(
                 engine.command(Path(self._python), options),
@@ -190,18 +208,51 @@ class ServerStart:
                 temporary=[self._temporary],
             )
         except OSError as error:
-            what = f"can't be started, {error.strerror}: '{error.filename}'"
+            problem = f"can't be started, {error.strerror}: '{error.filename}'"
             advice = "make room there, mend its rights, or delete the engine's folder in the cache"
             raise ServerStartError(
-                f"SERVER_NOT_STARTED: server '{self.spec.id}'", what, advice, log_path, ""
+                f"SERVER_NOT_STARTED: server '{self.spec.id}'", problem, advice, log_path, ""
             ) from error
         self._processes.callback(stop_process, process)
         return process
 
+    def _variables(self, engine: Engine, options: LaunchOptions) -> dict[str, str]:
+        """Return the environment variables of the server; those of the case come last."""
+        variables = dict(os.environ)
+        # A killed server leaves sockets in its temporary folder, so it has one that is removed.
+        # What PyTorch compiles would be there too, and stays elsewhere for the next start.
+        if len(os.fsencode(self._temporary)) <= _SOCKET_FOLDER_BYTES:
+            compiled = str(cache_dir() / "torchinductor")
+            variables.setdefault("TORCHINDUCTOR_CACHE_DIR", compiled)
+            variables["TMPDIR"] = str(self._temporary)
+        if self._python:
+            # As if its environment were active, because SGLang calls ninja.
+            folders = (str(Path(self._python).parent), os.environ.get("PATH", ""))
+            variables["PATH"] = os.pathsep.join(folders)
+        engine_variables = engine.environment(options)
+        case_variables = dict(self.spec.engine_env)
+        # The folders of modules of both are joined, where a later value would replace the other.
+        module_folders = [
+            source["PYTHONPATH"]
+            for source in (engine_variables, case_variables)
+            if "PYTHONPATH" in source
+        ]
+        variables |= engine_variables
+        variables |= case_variables
+        if module_folders:
+            variables["PYTHONPATH"] = os.pathsep.join(module_folders)
+        return variables
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """The start of a server, by number from 1; `only_for` one case's id, empty for all."""
+    """One of several starts of the same server.
+
+    Attributes:
+        spec: what is started.
+        number: counts the launches, from 1.
+        only_for: the id of the only case that may use the server; empty if cases share it.
+    """
 
     spec: ServerSpec
     number: int
@@ -209,11 +260,12 @@ class Launch:
 
     @property
     def id(self) -> str:
-        """`vllm-eagle3-tiny`, or the case that it is for; from the second on with `-launch2`."""
-        return (self.only_for or self.spec.id) + self.suffix
+        """The id of the server, or of its only case; from the second launch on with `-launch2`."""
+        name = self.only_for or self.spec.id
+        return name + self.suffix
 
     def case_id(self, case: Case) -> str:
-        """The id of a case on this launch, from the second on with `-launch2`."""
+        """Return the id of a case on this launch; from the second launch on with `-launch2`."""
         return case.id + self.suffix
 
     @property
@@ -224,11 +276,16 @@ class Launch:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Starting:
-    """A server that starts when it is first asked for; one that failed to isn't tried again.
+    """A server that starts when it is first needed; if it fails to, it isn't started again.
 
     Attributes:
-        start: starts it and doesn't wait; it ends with the context.
-        warm_for: the datasets and loads it was measured under, which need no warm-up again.
+        launch: what is started.
+        start: starts the server and doesn't wait; the server ends with the context.
+        warm_for: the datasets and loads that it was measured under, which need no warm-up again.
+        _running: ends the server.
+        _poll: returns the server once it is ready; None while nothing is started.
+        _server: the server if it is ready.
+        _error: why it failed to start, if it did.
     """
 
     launch: Launch
@@ -241,13 +298,17 @@ class Starting:
 
     @property
     def server(self) -> Server:
-        """The running server; started and waited for where it doesn't run. Errors as of `poll`."""
+        """The ready server, which is started and waited for if need be; errors as in `poll`."""
         while (server := self.poll()) is None:
             time.sleep(POLL_S)
         return server
 
     def poll(self) -> Server | None:
-        """The server once it is ready, None before; SpecregError, now and later, if it failed."""
+        """Start the server if need be, and return it once it is ready, None before.
+
+        Raises:
+            SpecregError: It failed to start, now or earlier.
+        """
         if self._error is not None:
             raise self._error
         try:
@@ -263,16 +324,16 @@ class Starting:
 
     @property
     def running(self) -> bool:
-        """Whether it is ready."""
+        """True if the server is ready."""
         return self._server is not None
 
     @property
     def is_up(self) -> bool:
-        """Whether it was started and not stopped."""
+        """True if the server was started and not stopped."""
         return self._poll is not None
 
     def stop_if_dead(self) -> None:
-        """Stop what is left of it if it went away, so that the next one starts afresh."""
+        """Stop what is left of a server that has died, so that the next attempt starts afresh."""
         try:
             if self._server is not None:
                 self._server.check_alive()
@@ -280,17 +341,34 @@ class Starting:
             self.stop()
 
     def stop(self) -> None:
-        """Stop it, if it runs or starts; MemoryHeldError if its GPU hasn't got its memory back."""
-        self._server = self._poll = None
+        """Stop the server if it runs or starts.
+
+        Raises:
+            MemoryHeldError: The memory of its GPU isn't given back.
+        """
+        self._server = None
+        self._poll = None
         self.warm_for.clear()
         self._running.close()
 
 
 def launches_of(case: Case, number: int) -> tuple[Launch, Launch]:
-    """The launches of a case's control and of its server, of a number from 1."""
+    """Return the launches of a case's control and of its server.
+
+    Args:
+        case: the case.
+        number: the number of both launches, from 1.
+
+    Returns:
+        The launch of the control, which is the server's own if the case has none, and the launch of
+        the server.
+    """
     only_for = case.id if case.needs_fresh_server else ""
     server = Launch(spec=case.server, number=number, only_for=only_for)
-    return Launch(spec=case.control, number=number) if case.control else server, server
+    if case.control is None:
+        return server, server
+    control = Launch(spec=case.control, number=number)
+    return control, server
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -298,8 +376,14 @@ class Servers:
     """The servers of a run.
 
     Attributes:
-        claim: of the GPUs, where other processes of the run measure beside this one; None where
-            all are its own.
+        root: the root of the repository, which relative model paths start from.
+        provision: gives the environments of engines and the GPUs.
+        ready_within_s: how long a server may take to generate its first token, in seconds.
+        logs: the folder of the logs.
+        claim: the GPUs of this process if other processes of the run measure at the same time;
+            None if all GPUs are its own.
+        timeline: gets the times of installing and stopping.
+        _startings: the servers whose contexts haven't ended.
     """
 
     root: Path
@@ -311,10 +395,15 @@ class Servers:
     _startings: dict[Launch, Starting] = field(default_factory=dict)
 
     @contextlib.contextmanager
-    def start(self, launch: Launch, beside: Starting | None = None) -> Iterator[Starting]:
-        """The server of a launch while the context lasts; `beside` where that is the same."""
-        if beside is not None and beside.launch == launch:
-            yield beside
+    def start(self, launch: Launch, control: Starting | None = None) -> Iterator[Starting]:
+        """Yield the server of a launch, which ends with the context.
+
+        Args:
+            launch: what is started.
+            control: the control of the server, yielded itself if it is of the same launch.
+        """
+        if control is not None and control.launch == launch:
+            yield control
             return
         starting = self._starting(launch)
         try:
@@ -324,69 +413,88 @@ class Servers:
             del self._startings[launch]
 
     def _starting(self, launch: Launch) -> Starting:
-        """Return the one of a launch, which is kept until its context ends."""
-        new = Starting(launch=launch, start=lambda: self._server(launch))
-        return self._startings.setdefault(launch, new)
+        """Return the server of a launch, which is kept until its context ends."""
+        starting = Starting(launch=launch, start=lambda: self._server(launch))
+        return self._startings.setdefault(launch, starting)
 
-    def start_all(self, startings: Sequence[Starting], ahead: Launch | None = None) -> None:
-        """Start servers, at once where memory allows, and return when all are ready.
+    def start_all(self, startings: Sequence[Starting], next_launch: Launch | None = None) -> None:
+        """Start servers, at the same time if memory allows, and return when all are ready.
 
-        Without a GPU one more starts with them, `ahead` of being asked for.
+        Args:
+            startings: the servers.
+            next_launch: the launch that is needed after them. Without a GPU it starts with them,
+                and nobody waits for an error of it.
 
         Raises:
-            SpecregError: one of the others didn't start; all others go on, until they are asked for
+            SpecregError: One of `startings` didn't start. The others go on until they are needed
                 or their contexts end.
         """
-        idle = [one for one in startings if not one.running]
-        up = [one for one in self._startings.values() if one.is_up]
-        if idle and self.claim is not None and not up:
-            gpus = max(one.launch.spec.parallel.gpus for one in idle)
-            self.claim.take(gpus if self.provision.on_gpu else 0, self.provision.tell)
+        to_start = [starting for starting in startings if not starting.running]
+        if to_start:
+            self._claim_gpus(to_start)
+        waiting = list(to_start)
+        if next_launch and not self.provision.on_gpu:
+            # First, because the others' time would pass while its environment is installed.
+            waiting.insert(0, self._starting(next_launch))
+        if self._fit_together(waiting):
+            # All that keeps the machine busy is done before the first of them starts.
+            for starting in to_start:
+                self._install(starting.launch.spec)
+                widen_models(self.root, starting.launch.spec, show=self.provision.show)
+            waiting = [starting for starting in waiting if _is_waiting(starting, to_start)]
+            while waiting:
+                time.sleep(POLL_S)
+                waiting = [starting for starting in waiting if _is_waiting(starting, to_start)]
+        for starting in to_start:
+            _ = starting.server
+
+    def _claim_gpus(self, startings: Sequence[Starting]) -> None:
+        """Wait for the GPUs of servers if this process shares them and holds none."""
+        if self.claim is None or self._is_any_up():
+            return
+        gpus = 0
+        if self.provision.on_gpu:
+            gpus = max(starting.launch.spec.parallel.gpus for starting in startings)
+        self.claim.take(gpus, self.provision.tell)
+
+    def _fit_together(self, startings: Sequence[Starting]) -> bool:
+        """Return whether there are several servers to start, and their memory fits together."""
+        if self.provision.url is not None or len(startings) <= 1:
+            return False
         gpus_gib: tuple[float | None, ...] = ()
         if self.provision.on_gpu:
             gpus_gib = find_gpus().memory_gib or (None,)
-        # Before the others: their time would pass while its environment is installed.
-        waiting = [*([self._starting(ahead)] if ahead and not self.provision.on_gpu else []), *idle]
-        starts = self.provision.url is None and len(waiting) > 1
-        if starts and fit_together([one.launch.spec for one in waiting], gpus_gib):
-            for one in idle:  # all that takes the machine is done before the first of them starts
-                self._install(one.launch.spec)
-                widen_models(self.root, one.launch.spec, show=self.provision.show)
-
-            def waits(one: Starting) -> bool:
-                try:
-                    return one.poll() is None
-                except SpecregError:
-                    if one in idle:
-                        raise
-                    return False
-
-            while waiting := [one for one in waiting if waits(one)]:
-                time.sleep(POLL_S)
-        for one in idle:
-            _ = one.server
+        return fit_together([starting.launch.spec for starting in startings], gpus_gib)
 
     def _install(self, spec: ServerSpec) -> None:
-        """Make the environment of a server's engine where it isn't there yet."""
+        """Install the environment of a server's engine if it is missing."""
         with self.timeline.during(Phase.INSTALLING, of=spec.engine):
             self.provision.environment(spec)
 
     def stop(self) -> None:
-        """Stop all servers, the last first; one that can't be stopped keeps no other up."""
+        """Stop all servers, the last one first, also if one of them can't be stopped."""
         with contextlib.ExitStack() as stack:
             for starting in self._startings.values():
                 stack.callback(self._stop, starting)
 
     def _stop(self, starting: Starting) -> None:
-        stopping = self.timeline.during(Phase.STOPPING, of=starting.launch.id)
-        with stopping if starting.running else contextlib.nullcontext():
+        """Stop a server, and give the GPUs back after the last one."""
+        if starting.running:
+            with self.timeline.during(Phase.STOPPING, of=starting.launch.id):
+                starting.stop()
+        else:
             starting.stop()
-        if self.claim is not None and not any(one.is_up for one in self._startings.values()):
+        if self.claim is not None and not self._is_any_up():
             self.claim.give_back()
+
+    def _is_any_up(self) -> bool:
+        return any(starting.is_up for starting in self._startings.values())
 
     @contextlib.contextmanager
     def _server(self, launch: Launch) -> Iterator[Poll]:
-        spec, provision = launch.spec, self.provision
+        """Start or attach to the server of a launch, and yield what returns it once it is ready."""
+        spec = launch.spec
+        provision = self.provision
         if provision.url is not None:
             attached = attach_server(
                 spec, provision.url, root=self.root, ready_within_s=self.ready_within_s
@@ -405,10 +513,24 @@ class Servers:
             yield start.poll
 
 
+def _is_waiting(starting: Starting, needed: Sequence[Starting]) -> bool:
+    """Return whether a server isn't ready yet; one that isn't needed may fail.
+
+    Raises:
+        SpecregError: A server that is needed failed to start.
+    """
+    try:
+        return starting.poll() is None
+    except SpecregError:
+        if starting in needed:
+            raise
+        return False
+
+
 def log_paths(logs: Path, launch: Launch) -> Sequence[Path]:
-    """Return the logs of a launch in a folder, also those of further attempts and processes."""
-    name = re.compile(rf"{re.escape(launch.id)}(~\d+)?(~shard\d+)?\.log")
+    """Return the logs of a launch in a folder, with those of further attempts and processes."""
+    pattern = re.compile(rf"{re.escape(launch.id)}(~\d+)?(~shard\d+)?\.log")
     if not logs.is_dir():
         return []
-    paths = [path for path in logs.iterdir() if name.fullmatch(path.name) and path.is_file()]
+    paths = [path for path in logs.iterdir() if pattern.fullmatch(path.name) and path.is_file()]
     return sorted(paths, key=lambda path: path.stem)

@@ -357,7 +357,7 @@ class CaseRunner:
             with (
                 self.timeline.during(Phase.CONFIRMING, launch.id, of=name),
                 self.servers.start(control_launch) as control,
-                self.servers.start(launch, beside=control) as server,
+                self.servers.start(launch, control=control) as server,
             ):
                 for case in group:
                     servers = ServerSet.of(case, server, control)

@@ -37,11 +37,11 @@ def unneeded() -> contextlib.AbstractContextManager[Poll]:
 
 
 def test_the_same_server_beside_it_is_taken(tmp_path: Path) -> None:
-    beside = Starting(launch=LAUNCH, start=unneeded)
-    with servers(tmp_path).start(LAUNCH, beside=beside) as started:
-        assert started is beside
-    with servers(tmp_path).start(dataclasses.replace(LAUNCH, number=2), beside=beside) as started:
-        assert started is not beside
+    control = Starting(launch=LAUNCH, start=unneeded)
+    with servers(tmp_path).start(LAUNCH, control=control) as started:
+        assert started is control
+    with servers(tmp_path).start(dataclasses.replace(LAUNCH, number=2), control=control) as started:
+        assert started is not control
 
 
 def test_a_server_that_is_not_asked_for_does_not_start(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_the_next_one_starts_with_another_and_says_only_when_asked_for_that_it_f
     script = Script(fault=Fault.EXIT_AT_START) if fails else slow
     plain, drafting = launch(tmp_path, PLAIN, slow), launch(tmp_path, DRAFTING, script)
     with run.start(plain) as first:
-        run.start_all([first], ahead=drafting)
+        run.start_all([first], next_launch=drafting)
         assert told == [f"starting {one.spec.id}" for one in (drafting, plain)], "installed first"
         with run.start(drafting) as second:
             assert (first.running, second.running) == (True, not fails)

@@ -203,8 +203,8 @@ class NotingServers(Servers):
 
     ahead: list[Launch | None] = dataclasses.field(default_factory=list)
 
-    def start_all(self, startings: Sequence[Starting], ahead: Launch | None = None) -> None:
-        self.ahead.append(ahead)
+    def start_all(self, startings: Sequence[Starting], next_launch: Launch | None = None) -> None:
+        self.ahead.append(next_launch)
         Servers.start_all(self, startings)
 
 
