@@ -1,4 +1,4 @@
-"""The prompts that a case replays, and whether they fit into its context."""
+"""Load the prompts that a case replays, and check that they fit into its context."""
 
 import contextlib
 import functools
@@ -19,33 +19,42 @@ from specreg.matrix.models import model_file, resolve_model, vocabulary_of
 
 
 def load_case_prompts(root: Path, case: Case) -> tuple[Prompt, ...]:
-    """The prompts of a case's dataset; the case takes the first ones.
+    """Return the prompts of a case's dataset, of which the case replays the first ones.
+
+    Args:
+        root: The root of the repository, which relative paths start from.
+        case: The case.
 
     Raises:
-        UnknownNameError: there is no such dataset.
-        DatasetError: it can't be read, or holds fewer prompts than the case asks for or its drafter
-            needs, or token ids for a chat or for an engine that takes text alone.
-        ModelError: the target can't be had, or has no vocabulary to draw from.
+        UnknownNameError: There is no such dataset.
+        DatasetError: The dataset can't be read, has fewer prompts than the case or its drafter
+            needs, or has token ids for a chat or for an engine that takes only text.
+        ModelError: The target isn't available, or has no vocabulary to draw from.
     """
     target = resolve_model(root, case.server.target)
     prompts = load_prompts(
         dataset_named(case.dataset), root=root, vocabulary=lambda: vocabulary_of(target)
     )
-    needed, why = case.prompts, ""
+    needed_prompts = case.prompts
+    reason = ""
     if case.needs_fresh_server:
-        needed = 2 * case.prompts + 1
-        why = ": its drafter learns, and warms up on prompts that are measured nowhere"
-    if len(prompts) < needed:
+        needed_prompts = 2 * case.prompts + 1
+        reason = ": its drafter learns, and warms up on prompts that are measured nowhere"
+    if len(prompts) < needed_prompts:
         raise DatasetError(
-            f"dataset '{case.dataset}': has {len(prompts)} prompts, '{case.id}' asks for {needed}"
-            f"{why}; lower prompts in the matrix, or ask for fewer"
+            f"dataset '{case.dataset}': has {len(prompts)} prompts, '{case.id}' asks for"
+            f" {needed_prompts}{reason}; lower prompts in the matrix, or ask for fewer"
         )
     check_form(case, prompts)
     return prompts
 
 
 def check_form(case: Case, prompts: Iterable[Prompt]) -> None:
-    """Raise a DatasetError of token ids in a chat, or for an engine that doesn't take them."""
+    """Check that a case can send its prompts, if they are token ids.
+
+    Raises:
+        DatasetError: The case is a chat, or its engine takes only text.
+    """
     if not any(prompt.token_ids for prompt in prompts):
         return
     subject = f"dataset '{case.dataset}': its prompts are token ids, which"
@@ -58,53 +67,84 @@ def check_form(case: Case, prompts: Iterable[Prompt]) -> None:
 
 
 def check_contexts(root: Path, cases: Iterable[Case]) -> None:
-    """Check that all that a case may send fits into its context, each reply up to the cap.
+    """Check that the prompts of each case fit into its context, with replies up to the cap.
 
-    What the chat template adds isn't counted: some ten tokens for each turn. Without a tokenizer at
-    hand the server is left to refuse what is too long.
+    The tokens that the chat template adds aren't counted: some ten for each turn. If a tokenizer is
+    missing, nothing is checked, and the server refuses what is too long.
 
     Raises:
-        DatasetError: a prompt doesn't fit, or as of `load_case_prompts`.
+        UnknownNameError: A case has a dataset that doesn't exist.
+        DatasetError: A prompt doesn't fit, or the prompts of a case can't be replayed.
     """
     for case in cases:
-        with contextlib.suppress(ModelError):  # the case's own tests say so
-            target = resolve_model(root, case.server.target)
-            prompts = load_case_prompts(root, case)[: 2 * case.prompts]
-            # No tokenizer makes more tokens of a text than it has bytes: most prompts need none.
-            doubtful = _overlong(case, prompts, lambda text: len(text.encode()))
-            overlong = _overlong(case, doubtful, functools.partial(count_tokens, target))
-            if overlong:
-                first, needed_tokens = next(iter(overlong.items()))
-                raise DatasetError(
-                    f"dataset '{case.dataset}': prompt '{first.id}' needs {needed_tokens} tokens"
-                    f" with its replies, '{case.id}' has {case.server.max_model_len_tokens}, and"
-                    f" {len(overlong)} of its prompts don't fit; raise max_model_len_tokens to"
-                    f" {max(overlong.values())}, or lower output_cap_tokens or turns"
-                )
+        # A model that isn't available is reported by the tests of the case.
+        with contextlib.suppress(ModelError):
+            _check_context(root, case)
+
+
+def _check_context(root: Path, case: Case) -> None:
+    """Check that the prompts of one case fit into its context; see `check_contexts`."""
+    target = resolve_model(root, case.server.target)
+
+    def count_bytes(text: str) -> int:
+        return len(text.encode())
+
+    def count_target_tokens(text: str) -> int:
+        return count_tokens(target, text)
+
+    prompts = load_case_prompts(root, case)[: 2 * case.prompts]
+    # A text has at most as many tokens as bytes, so most prompts needn't be tokenized.
+    doubtful_prompts = _overlong(case, prompts, count_bytes)
+    overlong_prompts = _overlong(case, doubtful_prompts, count_target_tokens)
+    if overlong_prompts:
+        prompt, needed_tokens = next(iter(overlong_prompts.items()))
+        raise DatasetError(
+            f"dataset '{case.dataset}': prompt '{prompt.id}' needs {needed_tokens} tokens"
+            f" with its replies, '{case.id}' has {case.server.max_model_len_tokens}, and"
+            f" {len(overlong_prompts)} of its prompts don't fit; raise max_model_len_tokens to"
+            f" {max(overlong_prompts.values())}, or lower output_cap_tokens or turns"
+        )
 
 
 def _overlong(
     case: Case, prompts: Iterable[Prompt], count: Callable[[str], int]
 ) -> dict[Prompt, int]:
-    """The prompts that don't fit into a case's context, and what each needs with all replies."""
-    needed_tokens = {
-        one: sum(count(text) + case.output_cap_tokens for text in one.turns[: case.turns])
-        or len(one.token_ids) + case.output_cap_tokens
-        for one in prompts
-    }
-    limit_tokens = case.server.max_model_len_tokens
-    return {one: tokens for one, tokens in needed_tokens.items() if tokens > limit_tokens}
+    """Return the prompts that don't fit into a case's context.
+
+    Args:
+        case: The case.
+        prompts: The prompts to check.
+        count: Counts the tokens of a text.
+
+    Returns:
+        By prompt, the tokens that it needs with all its replies.
+    """
+    overlong_prompts = {}
+    for prompt in prompts:
+        turns = prompt.turns[: case.turns]
+        needed_tokens = sum(count(text) + case.output_cap_tokens for text in turns)
+        if not needed_tokens:
+            # The prompt has token ids instead of turns.
+            needed_tokens = len(prompt.token_ids) + case.output_cap_tokens
+        if needed_tokens > case.server.max_model_len_tokens:
+            overlong_prompts[prompt] = needed_tokens
+    return overlong_prompts
 
 
-@functools.cache  # the cases of a tier share their prompts
+# Cached, because the cases of a tier share their prompts.
+@functools.cache
 def count_tokens(target: str, text: str) -> int:
-    """How many tokens a target's own tokenizer makes of a text, else a ModelError."""
+    """Return how many tokens the target's tokenizer makes of a text.
+
+    Raises:
+        ModelError: The library of tokenizers is missing, or the target's tokenizer can't be read.
+    """
     return len(_tokenizer(target).encode(text, add_special_tokens=False).ids)
 
 
 @functools.cache
 def _tokenizer(target: str) -> Any:  # noqa: ANN401 - of a library that may be missing
-    """A target's tokenizer, which cuts nothing off."""
+    """Return a target's tokenizer, set to cut nothing off; errors as in `count_tokens`."""
     try:
         library = importlib.import_module("tokenizers")
     except ImportError as error:
@@ -113,7 +153,7 @@ def _tokenizer(target: str) -> Any:  # noqa: ANN401 - of a library that may be m
     path = model_file(target, "tokenizer.json")
     try:
         tokenizer = library.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing more special
+    except Exception as error:  # The library raises nothing more specific.
         raise ModelError(f"tokenizer '{path}': {error}; restore it") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
