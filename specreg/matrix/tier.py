@@ -39,12 +39,12 @@ from specreg.matrix.case import (
 )
 
 PAIRS = Path("models/pairs.toml")
-"""The model pairs that all tiers share, from the folder that holds the tiers' own."""
-_MOST_BESIDE_FRAC = 0.5
-"""The share of a GPU's memory that a server may take beside another."""
+"""The file of the model pairs that all tiers share, seen from the parent of the tiers' folder."""
+_MOST_SHARED_FRAC = 0.5
+"""The share of a GPU's memory that a server may take if its control is on the same GPU."""
 _POWER_S = 30.0
 _MOST_CASES = 10_000
-_LIKE_LAUNCH = re.compile(r"-launch\d+$")
+_LAUNCH_SUFFIX = re.compile(r"-launch\d+$")
 _ADVICE = f"mend it, or begin with a file of {specreg_command('init')}"
 _TableT = TypeVar("_TableT")
 _SomeNames = Annotated[list[str], msgspec.Meta(min_length=1)]
@@ -80,7 +80,7 @@ class ModelsTable(msgspec.Struct, frozen=True, kw_only=True):
 class CasesTable(LaunchSettings, WorkloadSettings, Load):
     """`[[cases]]`: one case for each of `methods` × `draft_tokens` × the loads.
 
-    A case must be hashable, so that it has pairs where a file has tables.
+    A case must be hashable, so it has tuples of pairs where a file has tables.
 
     Attributes:
         engine: the name of the engine.
@@ -142,16 +142,20 @@ class PairsFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_tier(folder: Path, name: str) -> Tier:
-    """The tier that `folder`/`name`.toml declares.
+    """Return the tier that a file declares.
 
-    Its model pairs are those of `folder`/../models/pairs.toml and its own; one of its own stands in
-    the place of a shared one of the same name.
+    Its model pairs are its own and those of `../models/pairs.toml`, seen from the folder. One of
+    its own replaces a shared pair of the same name.
+
+    Args:
+        folder: The folder of the tiers.
+        name: The name of the file, without its suffix.
 
     Raises:
-        UnknownNameError: a tier, key, engine, method, dataset or model pair doesn't exist; it lists
-            what does.
-        MatrixError: there is no folder, or a file doesn't decode or asks for what can't be.
-        DatasetError: `random-N` has more digits than it may.
+        UnknownNameError: A tier, key, engine, method, dataset or model pair doesn't exist. The
+            message lists those that do.
+        MatrixError: The folder doesn't exist, or a file can't be decoded or is contradictory.
+        DatasetError: `random-N` has more digits than allowed.
     """
     path = folder / f"{name}.toml"
     if not folder.is_dir():
@@ -159,120 +163,168 @@ def load_tier(folder: Path, name: str) -> Tier:
         raise MatrixError(message)
     if name not in tier_names(folder):
         raise UnknownNameError("tier", name, tier_names(folder))
-    head = _load_file(path, TierFile)
-    pairs, shared = _pairs_of(path, head.models), folder.parent / PAIRS
-    if shared.exists():
-        pairs = {**_pairs_of(shared, _load_file(shared, PairsFile).models), **pairs}
-    on_gpu = head.needs_gpus > 0
+    file = _load_file(path, TierFile)
+    pairs = _pairs_of(path, file.models)
+    shared_path = folder.parent / PAIRS
+    if shared_path.exists():
+        shared_models = _load_file(shared_path, PairsFile).models
+        pairs = _pairs_of(shared_path, shared_models) | pairs
+    on_gpu = file.needs_gpus > 0
     choices: dict[str, tuple[str, ...]] = {}
-    places: dict[str, str] = {}
+    locations: dict[str, str] = {}
     pairs_by_server: dict[str, str] = {}
-    found: list[Case] = []
-    for number, one in enumerate(head.cases, 1):
-        place = f"matrix file '{path}', [[cases]] no. {number}"
-        with within(place):
-            own = {**head.defaults, **one} if isinstance(one, dict) else one
-            table = _convert(own, CasesTable)
+    cases: list[Case] = []
+    for number, document in enumerate(file.cases, 1):
+        location = f"matrix file '{path}', [[cases]] no. {number}"
+        with within(location):
+            # What isn't a table is left for `_convert` to refuse.
+            if isinstance(document, dict):
+                table = _convert({**file.defaults, **document}, CasesTable)
+            else:
+                table = _convert(document, CasesTable)
             for case in _cases_of(table, pairs, on_gpu=on_gpu):
-                _check_id(case, pairs_by_server, places)
-                places[case.id] = place
+                _check_id(case, pairs_by_server, locations)
+                locations[case.id] = location
                 pairs_by_server[case.server.id] = case.server.models
-                found.append(case)
-                choices[case.id] = _each(table.models)
-    cases = tuple(_with_controls(found, places, on_gpu=on_gpu))
-    return Tier(name=name, needs_gpus=head.needs_gpus, cases=cases, places=places, choices=choices)
+                cases.append(case)
+                choices[case.id] = _as_tuple(table.models)
+    return Tier(
+        name=name,
+        needs_gpus=file.needs_gpus,
+        cases=tuple(_with_controls(cases, locations, on_gpu=on_gpu)),
+        places=locations,
+        choices=choices,
+    )
 
 
-def _check_id(case: Case, pairs_by_server: Mapping[str, str], places: Mapping[str, str]) -> None:
-    """Check that a case, and its server, can be told from those before it by their ids.
+def _check_id(case: Case, pairs_by_server: Mapping[str, str], locations: Mapping[str, str]) -> None:
+    """Check that the ids of a case and of its server differ from those of the cases before it.
 
     Args:
-        case: the next one of a tier.
-        pairs_by_server: by the id of a server before it, the model pair of that.
-        places: by the id of a case before it, where its table stands.
+        case: The next case of a tier.
+        pairs_by_server: The model pairs of the servers before it, by server id.
+        locations: The files and numbers of the tables before it, by case id.
 
     Raises:
-        MatrixError: an id is taken, or can't be one.
+        MatrixError: An id is taken or has the wrong spelling, or there are too many cases.
     """
     check_spelling("case", case.id, MOST_CASE_CHARACTERS)
-    if case.id in places:
-        also = f"the other is of {places[case.id]}; remove one"
-        raise MatrixError(f"two cases are called '{case.id}', {also}")
-    other = pairs_by_server.get(case.server.id, case.server.models)
-    if other != case.server.models:
-        both = f"one of model pair '{case.server.models}', the other of '{other}'"
-        raise MatrixError(f"two servers are called '{case.server.id}', {both}; rename a pair")
-    if len(places) >= _MOST_CASES:
+    server = case.server
+    if case.id in locations:
+        location = locations[case.id]
+        raise MatrixError(
+            f"two cases are called '{case.id}', the other is of {location}; remove one"
+        )
+    pair = pairs_by_server.get(server.id, server.models)
+    if pair != server.models:
+        raise MatrixError(
+            f"two servers are called '{server.id}', one of model pair '{server.models}', the other"
+            f" of '{pair}'; rename a pair"
+        )
+    if len(locations) >= _MOST_CASES:
         raise MatrixError(f"there are more than {_MOST_CASES} cases; leave some out")
 
 
 @contextlib.contextmanager
-def within(place: str) -> Iterator[None]:
-    """Begin an error's message with where it is."""
+def within(location: str) -> Iterator[None]:
+    """Begin the message of an error that leaves the context with the location of its cause."""
     try:
         yield
     except SpecregError as error:
-        error.args = (f"{place}: {error}",)
+        error.args = (f"{location}: {error}",)
         raise
 
 
 def _load_file(path: Path, kind: type[_TableT]) -> _TableT:
+    """Return the decoded document of a file.
+
+    Raises:
+        UnknownNameError: It has a key that doesn't exist.
+        MatrixError: It can't be read or decoded.
+    """
     with within(f"matrix file '{path}'"):
         try:
             document = tomllib.loads(read_regular(path, MIB).decode())
             _check_texts(document)
             return _convert(document, kind)
-        except (OSError, ValueError, RecursionError) as error:  # of TOML, and of a long number
+        # TOML raises ValueError, also for a number with too many digits.
+        except (OSError, ValueError, RecursionError) as error:
             raise MatrixError(f"can't be read, {error}; {_ADVICE}") from error
 
 
-def _check_texts(value: object, place: str = "$") -> None:
-    """Check that no text has a NUL character: no path, argument or variable can have one."""
+def _check_texts(value: object, key: str = "$") -> None:
+    """Check that no text has a NUL character, which no path, argument or variable can have.
+
+    Args:
+        value: A document, or a part of it.
+        key: The key of the part in the document, for the message.
+
+    Raises:
+        MatrixError: A text has one.
+    """
     if isinstance(value, dict):
-        for name, own in value.items():
+        for name, part in value.items():
             if "\0" in name:
-                raise MatrixError(f"a key of {place} has a NUL character; give it another name")
-            _check_texts(own, f"{place}.{name}")
+                raise MatrixError(f"a key of {key} has a NUL character; give it another name")
+            _check_texts(part, f"{key}.{name}")
     elif isinstance(value, list):
-        for number, own in enumerate(value):
-            _check_texts(own, f"{place}[{number}]")
+        for number, part in enumerate(value):
+            _check_texts(part, f"{key}[{number}]")
     elif isinstance(value, str) and "\0" in value:
-        raise MatrixError(f"{place} has a NUL character; remove it")
+        raise MatrixError(f"{key} has a NUL character; remove it")
 
 
 def _pairs_of(path: Path, tables: Mapping[str, object]) -> dict[str, ModelsTable]:
-    """The model pairs of a file, by name."""
-    takers = [name for name, method in METHODS.items() if method.needs_draft]
+    """Return the model pairs of a file, by name.
+
+    Raises:
+        UnknownNameError: A pair has a key that doesn't exist, or a draft for a method without one.
+        MatrixError: A pair has a wrong name, or can't be decoded.
+    """
     pairs = {}
     for name, table in tables.items():
         with within(f"matrix file '{path}', [models.{name}]"):
-            check_spelling("model pair", name)
-            if _LIKE_LAUNCH.search(name):
-                why = "it ends as a second launch of a server does"
-                raise MatrixError(f"model pair '{name}': {why}; give it another name")
-            pairs[name] = pair = _convert(table, ModelsTable)
-            if pair.widen and pair.padding_layers:
-                message = "padding_layers with widen, which says how many; leave one of them out"
-                raise MatrixError(message)
-            for method in pair.drafts:
-                check_name("method that takes a draft", method, takers)
-            for method in pair.drafts_gib:
-                check_name("draft", method, pair.drafts)
+            pairs[name] = _pair_of(name, table)
     return pairs
 
 
-def _convert(raw: object, kind: type[_TableT]) -> _TableT:
-    known = typing.get_type_hints(kind)
-    for name in raw if isinstance(raw, dict) else ():
-        check_name("key", name, known)
+def _pair_of(name: str, table: object) -> ModelsTable:
+    """Return one model pair; errors as in `_pairs_of`."""
+    check_spelling("model pair", name)
+    if _LAUNCH_SUFFIX.search(name):
+        problem = "it ends as a second launch of a server does"
+        raise MatrixError(f"model pair '{name}': {problem}; give it another name")
+    pair = _convert(table, ModelsTable)
+    if pair.widen and pair.padding_layers:
+        raise MatrixError("padding_layers with widen, which says how many; leave one of them out")
+    methods_with_draft = [method for method in METHODS if METHODS[method].needs_draft]
+    for method in pair.drafts:
+        check_name("method that takes a draft", method, methods_with_draft)
+    for method in pair.drafts_gib:
+        check_name("draft", method, pair.drafts)
+    return pair
+
+
+def _convert(document: object, kind: type[_TableT]) -> _TableT:
+    """Return a document as a value of a type.
+
+    Raises:
+        UnknownNameError: It has a key that doesn't exist.
+        MatrixError: A value has the wrong type, or is out of range.
+    """
+    if isinstance(document, dict):
+        keys = typing.get_type_hints(kind)
+        for name in document:
+            check_name("key", name, keys)
     try:
-        return msgspec.convert(raw, kind)
+        return msgspec.convert(document, kind)
     except msgspec.ValidationError as error:
-        raise MatrixError(f"{str(error).replace('`$.', '`')}; {_ADVICE}") from error
+        message = str(error).replace("`$.", "`")
+        raise MatrixError(f"{message}; {_ADVICE}") from error
 
 
 def tier_names(folder: Path) -> tuple[str, ...]:
-    """The tiers that a folder holds, sorted."""
+    """Return the names of the tiers in a folder, sorted."""
     files = (path for path in folder.glob("*.toml") if path.is_file())
     return tuple(sorted(path.stem for path in files if is_name(path.stem)))
 
@@ -280,6 +332,13 @@ def tier_names(folder: Path) -> tuple[str, ...]:
 def _cases_of(
     table: CasesTable, pairs: Mapping[str, ModelsTable], *, on_gpu: bool
 ) -> Iterator[Case]:
+    """Yield the cases of a table, without their controls.
+
+    Raises:
+        UnknownNameError: An engine, method, dataset, model pair or reply doesn't exist.
+        MatrixError: Keys of the table exclude each other.
+        DatasetError: `random-N` has more digits than allowed.
+    """
     dataset_named(table.dataset)
     check_name("history_reply", table.history_reply, REPLIES)
     for name in table.engine_env:
@@ -287,16 +346,17 @@ def _cases_of(
             message = f"engine_env: '{name}' is no name of a variable, which is neither empty nor"
             raise MatrixError(f"{message} has '='; rename it")
     _check_table(table)
-    power_s = (_POWER_S if on_gpu else 0.0) if table.power_s is None else table.power_s
-    axis = "concurrency" if table.concurrency else "requests_per_s"
-    usual = Arrivals.CLOSED if table.concurrency else Arrivals.POISSON
-    own = {"arrivals": table.arrivals or usual, "concurrency": 0, "requests_per_s": 0.0}
-    loads = [Load(**taken(Load, table) | own | {axis: one}) for one in getattr(table, axis)]
-    for models in _each(table.models):
+    power_s = table.power_s
+    if power_s is None:
+        power_s = _POWER_S if on_gpu else 0.0
+    loads = _loads_of(table)
+    for models in _as_tuple(table.models):
         check_name("model pair", models, pairs)
+        speculations = itertools.product(table.methods, _as_tuple(table.draft_tokens))
+        # Without speculation the servers are equal for all numbers of drafts.
         servers = dict.fromkeys(
             _server_of(table, method, draft_tokens, models, pairs[models])
-            for method, draft_tokens in itertools.product(table.methods, _each(table.draft_tokens))
+            for method, draft_tokens in speculations
         )
         for server, load in itertools.product(servers, loads):
             case = Case(
@@ -311,32 +371,47 @@ def _cases_of(
             yield case
 
 
-def _each(written: _TableT | list[_TableT]) -> tuple[_TableT, ...]:
-    """Return a table's list, where it may also name one alone."""
-    return tuple(written) if isinstance(written, list) else (written,)
+def _loads_of(table: CasesTable) -> list[Load]:
+    """Return the loads of a table: one for each of its concurrencies, or of its rates."""
+    settings = taken(Load, table)
+    if table.concurrency:
+        settings |= {"arrivals": table.arrivals or Arrivals.CLOSED, "requests_per_s": 0.0}
+        return [Load(**settings | {"concurrency": slots}) for slots in table.concurrency]
+    settings |= {"arrivals": table.arrivals or Arrivals.POISSON, "concurrency": 0}
+    return [Load(**settings | {"requests_per_s": rate}) for rate in table.requests_per_s]
+
+
+def _as_tuple(value: _TableT | list[_TableT]) -> tuple[_TableT, ...]:
+    """Return the values of a key that takes a list or one value."""
+    return tuple(value) if isinstance(value, list) else (value,)
 
 
 def _check_table(table: CasesTable) -> None:
-    """Raise a MatrixError where keys of a table exclude each other."""
-    closed = bool(table.concurrency)
-    fits = table.arrivals is None or (table.arrivals is Arrivals.CLOSED) == closed
-    if closed == bool(table.requests_per_s) or not fits:
+    """Check that no keys of a table exclude each other.
+
+    Raises:
+        MatrixError: Some do.
+    """
+    is_closed = bool(table.concurrency)
+    is_open = bool(table.requests_per_s)
+    has_its_arrivals = table.arrivals is None or (table.arrivals is Arrivals.CLOSED) == is_closed
+    if is_closed == is_open or not has_its_arrivals:
         raise MatrixError(
             f"concurrency = {table.concurrency}, requests_per_s = {table.requests_per_s},"
             f" arrivals = {table.arrivals}; give either concurrency alone (a closed loop) or"
             " requests_per_s with arrivals constant, poisson (the default) or gamma"
         )
-    most = max(table.concurrency, default=0)
-    if most > table.max_sequences:
-        took = f"concurrency = {most} with max_sequences = {table.max_sequences}"
-        raise MatrixError(f"{took}; the server must take on all that are in flight")
+    in_flight = max(table.concurrency, default=0)
+    if in_flight > table.max_sequences:
+        settings = f"concurrency = {in_flight} with max_sequences = {table.max_sequences}"
+        raise MatrixError(f"{settings}; the server must take on all that are in flight")
     if table.burstiness != 1.0 and table.arrivals is not Arrivals.GAMMA:
         raise MatrixError('burstiness is of gamma alone; set arrivals = "gamma" or leave it out')
-    # It would be measured as a load that it isn't.
-    if table.speed and table.duration_s is None and table.prompts < most:
+    # With fewer prompts the load would never be as high as its id says.
+    if table.speed and table.duration_s is None and table.prompts < in_flight:
         raise MatrixError(
-            f"prompts = {table.prompts} with concurrency = {most}; needed one for each in flight:"
-            " raise prompts, or lower concurrency"
+            f"prompts = {table.prompts} with concurrency = {in_flight}; needed one for each in"
+            " flight: raise prompts, or lower concurrency"
         )
     if (table.acceptance == "pinned") != (table.pinned_length_tokens is not None):
         raise MatrixError(
@@ -344,26 +419,35 @@ def _check_table(table: CasesTable) -> None:
             f' {table.pinned_length_tokens}; give acceptance = "pinned" and a length such as 2.5,'
             " or neither"
         )
-    one = table.parallel
-    if one.nodes > 1 and (one.data > 1 or one.gpus % one.nodes):
+    parallel = table.parallel
+    if parallel.nodes > 1 and (parallel.data > 1 or parallel.gpus % parallel.nodes):
         raise MatrixError(
-            f"parallel.nodes = {one.nodes} with data = {one.data}, tensor = {one.tensor} and"
-            f" pipeline = {one.pipeline}: a server over nodes is one copy with as many GPUs on"
-            " each; change one of them"
+            f"parallel.nodes = {parallel.nodes} with data = {parallel.data}, tensor ="
+            f" {parallel.tensor} and pipeline = {parallel.pipeline}: a server over nodes is one"
+            " copy with as many GPUs on each; change one of them"
         )
 
 
 def _taken(kind: type[object], table: CasesTable) -> dict[str, Any]:
-    """The fields of a dataclass as a table has them, its tables as pairs."""
-    return {
-        name: tuple(sorted(value.items())) if isinstance(value, dict) else value
-        for name, value in taken(kind, table).items()
-    }
+    """Return the values that a table has of a dataclass's fields, with its tables as pairs."""
+    values: dict[str, Any] = {}
+    for name, value in taken(kind, table).items():
+        if isinstance(value, dict):
+            values[name] = tuple(sorted(value.items()))
+        else:
+            values[name] = value
+    return values
 
 
 def _server_of(
     table: CasesTable, method: str, draft_tokens: int, models: str, pair: ModelsTable
 ) -> ServerSpec:
+    """Return a server of a table, with one of its methods, numbers of drafts and model pairs.
+
+    Raises:
+        UnknownNameError: The engine or method doesn't exist, or the pair has no draft for it.
+        MatrixError: The tree and the method don't fit together.
+    """
     check_name("method", method, METHODS)
     takes_draft = METHODS[method].needs_draft
     if takes_draft:
@@ -392,59 +476,90 @@ def _server_of(
 
 
 def check_tree(tree: Tree | None, method: str, depth: int) -> None:
-    """Raise a MatrixError unless a method that drafts trees has a valid one, and others none."""
+    """Check that a method that drafts trees has a valid tree, and that other methods have none.
+
+    Args:
+        tree: The tree; None without one.
+        method: The name of the method.
+        depth: The most drafts that a step can accept, which is the depth of the tree.
+
+    Raises:
+        MatrixError: The tree is missing, needless, or has an impossible number of drafted tokens.
+    """
     if METHODS[method].drafts_trees != (tree is not None):
-        trees = ", ".join(name for name, one in METHODS.items() if one.drafts_trees)
+        setting = f"tree = {tree}" if tree else "no tree"
+        tree_methods = ", ".join(name for name in METHODS if METHODS[name].drafts_trees)
         raise MatrixError(
-            f"method '{method}' with {f'tree = {tree}' if tree else 'no tree'}; needed tree ="
-            f" {{ branches = 2, drafted_tokens = 6 }} for {trees}, and none for others: give them a"
-            " table each"
+            f"method '{method}' with {setting}; needed tree ="
+            f" {{ branches = 2, drafted_tokens = 6 }} for {tree_methods}, and none for others: give"
+            " them a table each"
         )
-    # At a depth s there are t + (s - 1) · t² continuations to choose from.
-    most = tree.branches + (depth - 1) * tree.branches**2 if tree else 0
-    if tree is not None and not depth <= tree.drafted_tokens <= most:
+    if tree is None:
+        return
+    # With t branches and depth s there are t + (s - 1) · t² continuations to choose from.
+    most_tokens = tree.branches + (depth - 1) * tree.branches**2
+    if not depth <= tree.drafted_tokens <= most_tokens:
         raise MatrixError(
             f"tree.drafted_tokens = {tree.drafted_tokens} with draft_tokens = {depth} and"
-            f" tree.branches = {tree.branches}; needed {depth} to {most}: the deepest branch alone,"
-            " to all there is to choose from"
+            f" tree.branches = {tree.branches}; needed {depth} to {most_tokens}: the deepest branch"
+            " alone, to all there is to choose from"
         )
 
 
 def check_pinned(case: Case, *, on_gpu: bool) -> None:
-    """Raise a MatrixError unless the engine can keep to the acceptance that a case pins, if any."""
-    spec, length_tokens = case.server, case.server.pinned_length_tokens
+    """Check that the engine can keep to the acceptance that a case pins.
+
+    Args:
+        case: The case, which may pin nothing.
+        on_gpu: True if the server runs on a GPU.
+
+    Raises:
+        MatrixError: The engine can't, or the length or another setting of the case is wrong.
+    """
+    spec = case.server
+    length_tokens = spec.pinned_length_tokens
     if length_tokens is None and spec.method != SCHEDULED:
         return
     methods = engine_named(spec.engine).pinned_methods(on_gpu=on_gpu)
-    message = ""
+    problem = ""
     if spec.method not in methods:
-        where = "on a GPU" if on_gpu else "without a GPU"
-        known = ", ".join(sorted(methods)) or "none"
-        message = f"engine '{spec.engine}' can't {where}; methods that it can: {known}"
+        hardware = "on a GPU" if on_gpu else "without a GPU"
+        known_methods = ", ".join(sorted(methods)) or "none"
+        problem = f"engine '{spec.engine}' can't {hardware}; methods that it can: {known_methods}"
     elif length_tokens is None or not 1 <= length_tokens <= spec.draft_tokens + 1:
-        message = (
+        problem = (
             f"pinned_length_tokens = {length_tokens} with draft_tokens = {spec.draft_tokens};"
             f" needed 1 to {spec.draft_tokens + 1}"
         )
     elif spec.method == SCHEDULED and (case.turns != 1 or case.temperature > 0):
-        message = "it knows greedy answers to first turns alone; set turns = 1 and no temperature"
-    if message:
-        raise MatrixError(f"acceptance = \"pinned\" of method '{spec.method}': {message}")
+        problem = "it knows greedy answers to first turns alone; set turns = 1 and no temperature"
+    if problem:
+        raise MatrixError(f"acceptance = \"pinned\" of method '{spec.method}': {problem}")
 
 
 def _with_controls(
-    cases: Sequence[Case], places: Mapping[str, str], *, on_gpu: bool
+    cases: Sequence[Case], locations: Mapping[str, str], *, on_gpu: bool
 ) -> Iterator[Case]:
-    """Each case, speculating ones with the server without speculation, if the tier has that."""
-    plain = {case.server for case in cases if not case.speculates}
+    """Yield the cases, each that speculates with a control if the tier has that server.
+
+    Args:
+        cases: The cases of a tier.
+        locations: The file and number of the table of each, by case id.
+        on_gpu: True if the servers run on GPUs, whose memory case and control share.
+
+    Raises:
+        MatrixError: A server takes so much of a GPU's memory that its control doesn't fit.
+    """
+    plain_servers = {case.server for case in cases if not case.speculates}
     for case in cases:
-        alike, share_frac = case.server.without_speculation, case.server.gpu_memory_frac
-        if not case.speculates or alike not in plain:
+        control = case.server.without_speculation
+        if not case.speculates or control not in plain_servers:
             yield case
             continue
-        if on_gpu and share_frac > _MOST_BESIDE_FRAC:
+        share_frac = case.server.gpu_memory_frac
+        if on_gpu and share_frac > _MOST_SHARED_FRAC:
             raise MatrixError(
-                f"{places[case.id]}: gpu_memory_frac = {share_frac}, needed at most"
-                f" {_MOST_BESIDE_FRAC}: case and control stand beside one another; lower it"
+                f"{locations[case.id]}: gpu_memory_frac = {share_frac}, needed at most"
+                f" {_MOST_SHARED_FRAC}: case and control stand beside one another; lower it"
             )
-        yield dataclasses.replace(case, control=alike)
+        yield dataclasses.replace(case, control=control)
