@@ -1,8 +1,9 @@
-"""A case: its settings, the server that it needs, what that takes of GPUs, and its tier.
+"""A case: its settings, the server that it needs, the GPUs that the server takes, and its tier.
 
-A setting of a server is declared in `engines/engine.py`, one of its requests in
-`RequestSettings`, one of their arrival in `Load`: each is then a key of `[[cases]]`, a field of the
-case and, of those that must be equal to be compared, a setting of its baseline.
+A setting of a server is declared in `engines/engine.py`, a setting of its requests in
+`RequestSettings`, and a setting of their arrival in `Load`. Each is then a key of `[[cases]]` and a
+field of the case. If it must be equal for two measurements to be compared, it is also a setting of
+the baseline.
 """
 
 import dataclasses
@@ -23,17 +24,20 @@ from specreg.engines.registry import engine_named
 from specreg.engines.wire_format import Form
 
 BESIDE_GIB = 2.0
-"""What a server takes of each GPU beside weights and KV cache: CUDA context, activations, captured
+"""What a server takes of each GPU besides weights and KV cache: CUDA context, activations, captured
 graphs. Estimated, not measured."""
 _KIB_PER_GIB = 2**20
 _OPEN_ROUNDS = 4
-_PROMPTS_PER_PLACE = 4
+"""The rounds of a case whose load is a rate or has a duration."""
+_PROMPTS_PER_SLOT = 4
+"""The prompts of a round for each request in flight, because ramp and drain would be most of a
+shorter round."""
 MOST_DRAFT_TOKENS = 128
-"""The most tokens drafted per step: vLLM's sampler has room for so many."""
+"""The most tokens drafted per step, for which vLLM's sampler has room."""
 ROUNDING_NATS = 0.25
-"""Two tokens whose log-probabilities lie closer may change places by rounding."""
+"""The gap between the log-probabilities of two tokens below which rounding may choose either."""
 USUAL_DRAFT_TOKENS = 3
-"""What is drafted per step unless a table says otherwise; no case's id says it."""
+"""The tokens drafted per step unless a table has another number; left out of a case's id."""
 
 AboveZero = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
@@ -45,7 +49,8 @@ Width = Literal["8b", "1b", "30m"]
 class Arrivals(StrEnum):
     """What decides when the next request is sent.
 
-    `CLOSED`: the end of one before it. The others send at a rate, whatever the server does.
+    With `CLOSED` it is the end of an earlier request. With the others requests are sent at a rate
+    that doesn't depend on the server.
     """
 
     CLOSED = "closed"
@@ -82,7 +87,7 @@ class Load:
 
     @property
     def id(self) -> str:
-        """`c4` for four in flight; `poisson2.5` for 2.5 requests/s."""
+        """The name in ids: `c4` for four requests in flight, `poisson2.5` for 2.5 requests/s."""
         if self.arrivals is Arrivals.CLOSED:
             return f"c{self.concurrency}"
         return f"{self.arrivals}{self.requests_per_s:g}"
@@ -90,7 +95,12 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a request must keep to count as good; None for no limit."""
+    """The limits that a good request keeps.
+
+    Attributes:
+        ttft_ms: the most TTFT, in ms; None for no limit.
+        tpot_ms: the most TPOT, in ms; None for no limit.
+    """
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
@@ -188,9 +198,12 @@ class CaseSettings(ServerSettings, RequestSettings, Load):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How much memory the weights of a server take, and a token in its KV cache.
+    """The memory that the models of a server take.
 
-    `draft_gib` is 0 without a draft, None where it isn't known.
+    Attributes:
+        target_gib: the weights of the target, in GiB.
+        draft_gib: the weights of the draft, in GiB; 0 without a draft, None if it isn't known.
+        token_kib: a token in the KV cache, in KiB.
     """
 
     target_gib: float
@@ -198,28 +211,34 @@ class Sizes:
     token_kib: float
 
     def weights_gib(self, parallel: Parallel) -> float | None:
-        """The weights on each GPU of a copy; None where the draft's size is unknown."""
+        """Return the weights on each GPU of a copy, in GiB; None if the draft's aren't known."""
         if self.draft_gib is None:
             return None
+        target_gib = self.target_gib / (parallel.tensor * parallel.pipeline)
         draft_gib = self.draft_gib / (parallel.draft_tensor or parallel.tensor)
-        return self.target_gib / (parallel.tensor * parallel.pipeline) + draft_gib
+        return target_gib + draft_gib
 
     def cache_gib(self, parallel: Parallel, tokens: int) -> float:
-        """The KV cache of so many tokens on each GPU; all copies together hold them."""
-        split = parallel.tensor * parallel.pipeline * parallel.data
-        return self.token_kib * tokens / split / _KIB_PER_GIB
+        """Return the KV cache on each GPU, in GiB, if all copies together hold so many tokens."""
+        gpus = parallel.tensor * parallel.pipeline * parallel.data
+        return self.token_kib * tokens / gpus / _KIB_PER_GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSpec(LaunchSettings):
-    """What has to be equal for two cases to share a server.
+    """The settings that must be equal for two cases to share a server.
 
     Attributes:
-        target, draft: folders or hub ids; `draft` is None where the method needs none.
-        padding_layers, widen: how the models are made larger, see `ModelsTable`.
-        draft_tokens: the most drafts that a step can accept, which are all that it drafts where
-            there is no tree; 0 without speculation.
-        sizes: what the models take, None where it isn't known.
+        engine: the name of the engine.
+        method: the name of the speculative method; `none` for the target alone.
+        models: the name of the model pair.
+        target: the folder or hub id of the target.
+        draft: the folder or hub id of the draft; None if the method needs none.
+        padding_layers: how many layers are appended to the target, see `ModelsTable`.
+        draft_tokens: the most drafts that a step can accept; 0 without speculation. Without a tree
+            a step drafts no more than these.
+        sizes: the memory that the models take; None if it isn't known.
+        widen: the size that tiny models are made to cost, see `ModelsTable`.
     """
 
     engine: str
@@ -233,25 +252,33 @@ class ServerSpec(LaunchSettings):
     widen: Width | None = None
 
     def __post_init__(self) -> None:
-        """Hide the secrets among arguments and variables in all that is written or said."""
+        """Hide the secrets among arguments and variables in all output."""
         learn(dict(self.engine_env), self.engine_args)
 
     @property
     def drafted_tokens(self) -> int:
-        """All tokens that a step drafts, D / S."""
+        """The tokens that a step drafts, D / S."""
         return self.tree.drafted_tokens if self.tree else self.draft_tokens
 
     @property
     def id(self) -> str:
-        """`vllm-eagle3-tiny`; `-k5` tells an unusual number of drafts, `-al2.5` a pinned length."""
-        usual = self.draft_tokens in {0, USUAL_DRAFT_TOKENS}
-        drafts = "" if usual else f"-k{self.draft_tokens}"
-        pinned = f"-al{self.pinned_length_tokens:g}" if self.pinned_length_tokens else ""
-        return f"{self.engine}-{self.method}-{self.models}{drafts}{pinned}"
+        """The name, such as `vllm-eagle3-tiny`.
+
+        An unusual number of drafts adds `-k5`, and a pinned acceptance length `-al2.5`.
+        """
+        name = f"{self.engine}-{self.method}-{self.models}"
+        if self.draft_tokens not in {0, USUAL_DRAFT_TOKENS}:
+            name += f"-k{self.draft_tokens}"
+        if self.pinned_length_tokens:
+            name += f"-al{self.pinned_length_tokens:g}"
+        return name
 
     @property
     def without_speculation(self) -> "ServerSpec":
-        """The server that differs in speculation alone."""
+        """The server with the same settings, but without speculation."""
+        sizes = self.sizes
+        if sizes is not None:
+            sizes = dataclasses.replace(sizes, draft_gib=0.0)
         return dataclasses.replace(
             self,
             method="none",
@@ -260,7 +287,7 @@ class ServerSpec(LaunchSettings):
             tree=None,
             pinned_length_tokens=None,
             parallel=self.parallel.without_draft,
-            sizes=self.sizes and dataclasses.replace(self.sizes, draft_gib=0.0),
+            sizes=sizes,
         )
 
 
@@ -269,10 +296,14 @@ class Case(WorkloadSettings):
     """One measurement of the matrix.
 
     Attributes:
+        server: the server that is measured.
         control: the `none` server of the same target, measured in alternation for the speedup;
-            None where the tier has no such case, and for `none` itself.
-        matrix_prompts: how many prompts the matrix says, where this run replays another number.
-        power_s: how long each server is kept under load for its power; 0 for the rounds alone.
+            None if the tier has no such case, and for `none` itself.
+        load: how many requests come, and when.
+        matrix_prompts: how many prompts the matrix has, if this run replays another number.
+        limits: the limits that a good request keeps.
+        power_s: how long each server is kept under load for its power, in seconds; 0 for no longer
+            than the rounds take.
     """
 
     server: ServerSpec
@@ -284,52 +315,59 @@ class Case(WorkloadSettings):
 
     @property
     def id(self) -> str:
-        """`vllm-eagle3-tiny-toy-c4`: engine, method, model pair, dataset, load."""
+        """The name: engine, method, model pair, dataset and load (`vllm-eagle3-tiny-toy-c4`)."""
         return f"{self.server.id}-{self.dataset}-{self.load.id}"
 
     @property
     def key(self) -> str:
-        """All of it as JSON without secrets; equal where two cases are measured alike."""
+        """The case as JSON without secrets; equal if two cases are measured in the same way."""
         return msgspec.json.encode(hide_values(self)).decode()
 
     @property
     def in_flight(self) -> int:
-        """How many of its requests are on their way at once; of a rate, all that a server takes."""
+        """The most requests in flight; at a rate these are all that the server takes at once."""
         return self.load.concurrency or self.server.max_sequences
 
     @property
     def rounds(self) -> int:
-        """How many rounds its prompts are dealt into; case and control take turns by the round.
+        """The number of rounds that its prompts are divided into.
 
-        As many as can be, for neighbours slow a machine for seconds: a prompt each where one is in
-        flight; four for each place of a closed loop, whose ramp and drain would be most of a
-        shorter round. A rate or a duration has its own pace, and four rounds.
+        Case and control take turns after each round. There are as many rounds as possible, because
+        other users of a machine slow it for seconds. A round has one prompt if one request is in
+        flight, and else four for each request in flight of a closed loop. A load at a rate or with
+        a duration has its own pace, and four rounds.
         """
-        places = self.load.concurrency
-        if not places or self.load.duration_s is not None:
+        concurrency = self.load.concurrency
+        if not concurrency or self.load.duration_s is not None:
             return min(_OPEN_ROUNDS, self.prompts)
-        size = places if places == 1 else _PROMPTS_PER_PLACE * places
-        return max(self.prompts // size, 1)
+        round_prompts = 1
+        if concurrency > 1:
+            round_prompts = _PROMPTS_PER_SLOT * concurrency
+        return max(self.prompts // round_prompts, 1)
 
     @property
     def memory_gib(self) -> float | None:
-        """How much memory it needs of each GPU; None where its pair doesn't say.
+        """The memory that it needs of each GPU, in GiB; None if the sizes of its pair aren't known.
 
-        Case and control share the GPUs; into a server's share of the memory must go the weights,
-        the KV cache of all that is in flight, and what it takes beside them.
+        Case and control share the GPUs. A server's share of the memory must hold the weights, the
+        KV cache of all requests in flight, and the engine's other memory.
         """
-        server, sizes = self.server, self.server.sizes
-        tokens = self.in_flight * server.max_model_len_tokens
-        if sizes is None or (weights_gib := sizes.weights_gib(server.parallel)) is None:
+        server = self.server
+        if server.sizes is None:
             return None
-        share_gib = weights_gib + sizes.cache_gib(server.parallel, tokens) + BESIDE_GIB
+        weights_gib = server.sizes.weights_gib(server.parallel)
+        if weights_gib is None:
+            return None
+        tokens = self.in_flight * server.max_model_len_tokens
+        cache_gib = server.sizes.cache_gib(server.parallel, tokens)
+        share_gib = weights_gib + cache_gib + BESIDE_GIB
         return share_gib / server.gpu_memory_frac
 
     def unmet(self, gpus_gib: Sequence[float | None]) -> str:
-        """What a machine with such GPUs lacks of what it needs, empty when nothing is known to be.
+        """Return what the case needs and a machine lacks; empty if nothing is known to be lacking.
 
         Args:
-            gpus_gib: The memory of each of the machine's GPUs, None where it isn't known.
+            gpus_gib: The memory of each of the machine's GPUs; None if it isn't known.
         """
         gpus = self.server.parallel.gpus_by_node
         memory_gib = self.memory_gib
@@ -337,30 +375,32 @@ class Case(WorkloadSettings):
         is_too_small = memory_gib is not None and min(known_gib, default=memory_gib) < memory_gib
         if len(gpus_gib) >= gpus and not is_too_small:
             return ""
-        each = "" if memory_gib is None else f" of {math.ceil(memory_gib)} GiB"
-        there = render_memory(gpus_gib) or "none"
-        return f"needs {gpus} GPU(s){each}, this machine has {there}"
+        needed = f"{gpus} GPU(s)"
+        if memory_gib is not None:
+            needed += f" of {math.ceil(memory_gib)} GiB"
+        present = render_memory(gpus_gib) or "none"
+        return f"needs {needed}, this machine has {present}"
 
     @property
     def speculates(self) -> bool:
-        """Whether the case has a method other than `none`."""
+        """True if the method isn't `none`."""
         return self.server.method != "none"
 
     def replaying(self, prompts: int) -> "Case":
-        """The case with so many prompts, whatever the matrix says."""
-        by_matrix = self.matrix_prompts or self.prompts
-        return dataclasses.replace(
-            self, prompts=prompts, matrix_prompts=by_matrix if prompts != by_matrix else None
-        )
+        """Return the case with another number of prompts than the matrix has."""
+        matrix_prompts = self.matrix_prompts or self.prompts
+        if prompts == matrix_prompts:
+            return dataclasses.replace(self, prompts=prompts, matrix_prompts=None)
+        return dataclasses.replace(self, prompts=prompts, matrix_prompts=matrix_prompts)
 
     @property
     def needs_fresh_server(self) -> bool:
-        """Whether another case's requests to the server would change what this one measures."""
+        """True if another case's requests to the server would change what this case measures."""
         return engine_named(self.server.engine).spelling_of(self.server.method).learns
 
 
 def render_memory(gpus_gib: Sequence[float | None]) -> str:
-    """Return the memory of each GPU in words, `79 GiB, unknown`."""
+    """Return the memory of each GPU in words, such as `79 GiB, unknown`."""
     return ", ".join("unknown" if gib is None else f"{math.floor(gib)} GiB" for gib in gpus_gib)
 
 
@@ -369,9 +409,11 @@ class Tier:
     """The cases of one matrix file.
 
     Attributes:
+        name: the name of the file, without its suffix.
         needs_gpus: how many GPUs a machine must have for the tier to run at all, 0 for none.
-        places: by case, where its table stands, for errors.
-        choices: by case, the model pairs that its table names, the preferred one first.
+        cases: the cases in the order of the file.
+        places: by case id, the file and number of its table, for errors.
+        choices: by case id, the model pairs that its table names, the preferred one first.
     """
 
     name: str
@@ -381,36 +423,51 @@ class Tier:
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def named(self, case_id: str) -> Case:
-        """The case of an id, else an UnknownNameError that lists what the tier has."""
+        """Return the case with an id.
+
+        Raises:
+            UnknownNameError: The tier has no such case; the message lists what it has.
+        """
         cases = {case.id: case for case in self.cases}
         check_name("case", case_id, cases, f"tier '{self.name}'")
         return cases[case_id]
 
     def chosen(self, gpus_gib: Sequence[float | None]) -> "Tier":
-        """The tier as a machine runs it: of several pairs the first all of whose cases fit.
+        """Return the tier with the cases that a machine runs.
 
-        Where none fits that is the last one; a machine without GPUs is taken to hold all.
+        Of several model pairs these are the cases of the first pair all of whose cases fit, or of
+        the last pair if none fits. Without GPUs everything is assumed to fit.
+
+        Args:
+            gpus_gib: The memory of each of the machine's GPUs; None if it isn't known.
         """
         unmet = self.unmet(gpus_gib) if gpus_gib else {}
-        pairs = [(case, self.choices[case.id]) for case in self.cases]
-        too_large = {(names, case.server.models) for case, names in pairs if case.id in unmet}
-
-        def taken(names: tuple[str, ...]) -> str:
-            return next((name for name in names if (names, name) not in too_large), names[-1])
-
-        cases = tuple(case for case, names in pairs if taken(names) == case.server.models)
-        return dataclasses.replace(self, cases=cases)
+        # By the pairs that a table names, those with a case that doesn't fit.
+        too_large: dict[tuple[str, ...], set[str]] = {}
+        for case in self.cases:
+            if case.id in unmet:
+                too_large.setdefault(self.choices[case.id], set()).add(case.server.models)
+        cases = []
+        for case in self.cases:
+            pairs = self.choices[case.id]
+            fitting_pairs = [pair for pair in pairs if pair not in too_large.get(pairs, set())]
+            chosen_pair = fitting_pairs[0] if fitting_pairs else pairs[-1]
+            if case.server.models == chosen_pair:
+                cases.append(case)
+        return dataclasses.replace(self, cases=tuple(cases))
 
     def unmet(self, gpus_gib: Sequence[float | None]) -> dict[str, str]:
-        """By case's id what it needs and a machine lacks, in a sentence; none where all fit."""
+        """Return, by case id, a sentence about what the case needs and a machine lacks."""
         if not self.needs_gpus:
             return {}
-        lacks = {case.id: case.unmet(gpus_gib) for case in self.cases}
-        return {case_id: f"{case_id} {lack}" for case_id, lack in lacks.items() if lack}
+        needs = {case.id: case.unmet(gpus_gib) for case in self.cases}
+        return {case_id: f"{case_id} {need}" for case_id, need in needs.items() if need}
 
     def gpus_used(self, gpus_gib: Sequence[float | None]) -> int:
-        """How many of a machine's GPUs the widest case takes that it can run."""
-        lacking = self.unmet(gpus_gib)
-        able = [case.server for case in self.cases if case.id not in lacking]
-        widths = [server.parallel.gpus_by_node for server in able]
-        return max(widths, default=self.needs_gpus) if self.needs_gpus else 0
+        """Return how many GPUs the widest case takes that a machine can run."""
+        if not self.needs_gpus:
+            return 0
+        unmet = self.unmet(gpus_gib)
+        servers = [case.server for case in self.cases if case.id not in unmet]
+        widths = [server.parallel.gpus_by_node for server in servers]
+        return max(widths, default=self.needs_gpus)
