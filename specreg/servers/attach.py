@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import httpx
 
@@ -58,19 +58,27 @@ def _url_problem(url: str) -> str:
         return "got a URL with a user or a password, needed one without; specreg sends neither"
     if not url.isprintable() or not url.isascii():
         return "got a URL with characters that no URL has"
-    try:
-        parts = urlsplit(url)
-        # `parts.port` raises ValueError too if the port is malformed.
-        has_server = bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return "got no URL of a server"
-    if parts.scheme not in {"http", "https"} or not has_server:
+    parts = _split_server_url(url)
+    if parts is None:
         return "got no URL of a server"
     if parts.query or parts.fragment:
         return f"got '{parts.hostname}' with a query or a fragment, needed the server alone"
     if parts.path.strip("/"):
         return f"got '{url}', whose path is too much"
     return ""
+
+
+def _split_server_url(url: str) -> SplitResult | None:
+    """Return the parts of a server's URL, None if the URL isn't of a server."""
+    try:
+        parts = urlsplit(url)
+        # `parts.port` raises ValueError too if the port is malformed.
+        has_server = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return None
+    if parts.scheme not in {"http", "https"} or not has_server:
+        return None
+    return parts
 
 
 def check_attached(cases: Collection[Case], url: str, *, root: Path) -> None:
