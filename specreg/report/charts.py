@@ -19,7 +19,7 @@ from specreg.report.document import CaseReport
 from specreg.report.failures import first_bad, moment_of
 from specreg.report.tables import axis_of, label_of
 from specreg.telemetry.power_record import PowerRecord
-from specreg.verdicts.history import comparable
+from specreg.verdicts.history import RunRecord, comparable
 from specreg.verdicts.verdict import Verdict
 
 Layer = Mapping[str, object]
@@ -50,7 +50,12 @@ _CONFIG = {"font": "system-ui, sans-serif", "view": {"stroke": None}, "axis": _A
 class Chart:
     """A drawing, whose markup Vega escaped, and how to read it.
 
-    `legend` has by colour of the page's style what has it; empty where the drawing says it.
+    Attributes:
+        title: What is drawn.
+        note: How to read it.
+        svg: The drawing.
+        legend: What has a colour, by the colour's name in the page's style; empty where the
+            drawing says it.
     """
 
     title: str
@@ -60,7 +65,7 @@ class Chart:
 
 
 def can_draw() -> bool:
-    """Whether Vega-Lite is installed, which is in the extra `report`."""
+    """Return whether Vega-Lite is installed, which is in the extra `report`."""
     return importlib.util.find_spec("vl_convert") is not None
 
 
@@ -69,23 +74,31 @@ def charts_of(
     verdicts: Iterable[Verdict] = (),
     names: tuple[str, str] = ("this run", "the baseline"),
 ) -> Iterator[Chart]:
-    """All that is known of a case, whose figures and expected ones are called by names."""
+    """Yield the charts of all that is known of a case.
+
+    Args:
+        case: The case.
+        verdicts: The verdicts on the case that compare it with the oracle, by position.
+        names: What the case's figures and the expected ones are called.
+    """
     if case.figures and case.figures.acceptance:
         shares = case.figures.acceptance.total.marginal_frac
         expected = case.expected.marginal_frac if case.expected else ()
         yield from _positions("", shares, expected, names)
-    for one in verdicts:
-        ours, must = ([pair[side] for pair in one.by_position_frac] for side in (0, 1))
-        yield from _positions(", against the oracle", ours, must, _ORACLE_NAMES)
+    for verdict in verdicts:
+        engine_shares = [ours for ours, _ in verdict.by_position_frac]
+        oracle_shares = [oracle for _, oracle in verdict.by_position_frac]
+        yield from _positions(", against the oracle", engine_shares, oracle_shares, _ORACLE_NAMES)
     if case.figures and case.figures.power:
         yield from _energy(case.figures.power)
     yield from _history(case)
 
 
 def crossings(loads: Sequence[tuple[int, float]]) -> list[float]:
-    """The loads at which a gain crosses 1, on straight lines over log load.
+    """Return the loads at which a gain crosses 1, on straight lines over the load's logarithm.
 
-    One load or more: requests in flight and the gain there, the lightest first.
+    Args:
+        loads: One load or more, the lightest first: requests in flight, and the gain there.
     """
     return [
         light * (heavy / light) ** ((gain - 1) / (gain - other))
@@ -95,83 +108,127 @@ def crossings(loads: Sequence[tuple[int, float]]) -> list[float]:
 
 
 def break_even(loads: Sequence[tuple[int, float]]) -> str:
-    """Where speculation stops to pay, of the loads and gains that `crossings` takes."""
-    found = crossings(loads)
-    pays, costs = ([load for load, gain in loads if (gain >= 1) is one] for one in (True, False))
-    if len(found) == 1:
-        way = "pays up to about" if pays[0] < costs[0] else "pays from about"
-        return f"{way} {found[0]:.2g} in flight"
-    if found:
-        return f"pays at {', '.join(map(str, pays))} in flight, not at {', '.join(map(str, costs))}"
-    told = "pays" if pays else "never pays"
-    return f"{told} at {loads[0][0]} to {loads[-1][0]} in flight"
+    """Say where speculation stops paying, of the loads and gains that `crossings` takes."""
+    crossed = crossings(loads)
+    paying = [load for load, gain in loads if gain >= 1]
+    costing = [load for load, gain in loads if gain < 1]
+    if not crossed:
+        pays = "pays" if paying else "never pays"
+        return f"{pays} at {loads[0][0]} to {loads[-1][0]} in flight"
+    if len(crossed) == 1:
+        pays = "pays up to about" if paying[0] < costing[0] else "pays from about"
+        return f"{pays} {crossed[0]:.2g} in flight"
+    paying_text = ", ".join(map(str, paying))
+    costing_text = ", ".join(map(str, costing))
+    return f"pays at {paying_text} in flight, not at {costing_text}"
 
 
 def gains_over_load(cases: Sequence[CaseReport]) -> Iterator[Chart]:
-    """Charts for each engine, model pair and prompt set: what speculation gains at each load.
+    """Yield charts of what speculation gains at each load, for each engine, models and prompt set.
 
-    Of three loads or more: a line through two has no bend, so it shows no place where it crosses 1.
-    A line is of cases that differ in load and prompts alone.
+    A line is of cases that differ in load and prompts alone. A chart has three loads or more: a
+    line through two has no bend, so it doesn't show where it crosses 1.
     """
-    known = [(case, case.figures) for case in cases if case.figures]
-    speedups = [(case, figures.judged.get("speedup_ratio")) for case, figures in known]
-    title, formula = "Speedup over load", "Throughput with speculation over throughput without it"
-    yield from _gain_charts(title, "speedup, times", formula, speedups)
-    saved = [
-        (case, power.energy_ratio)
-        for case, figures in known
-        if (power := figures.power) and not (power.invalid or power.too_short)
-    ]
-    title, formula = "Energy saved", "Energy per token without speculation over that with it"
-    yield from _gain_charts(f"{title} over load", "energy per token, times less", formula, saved)
+    speedups: list[tuple[CaseReport, float | None]] = []
+    savings: list[tuple[CaseReport, float | None]] = []
+    for case in cases:
+        if case.figures is None:
+            continue
+        speedups.append((case, case.figures.judged.get("speedup_ratio")))
+        power = case.figures.power
+        if power is not None and not power.invalid and not power.too_short:
+            savings.append((case, power.energy_ratio))
+    yield from _gain_charts(
+        "Speedup over load",
+        axis="speedup, times",
+        formula="Throughput with speculation over throughput without it",
+        gains=speedups,
+    )
+    yield from _gain_charts(
+        "Energy saved over load",
+        axis="energy per token, times less",
+        formula="Energy per token without speculation over that with it",
+        gains=savings,
+    )
 
 
 def _gain_charts(
-    title: str, axis: str, formula: str, gains: Iterable[tuple[CaseReport, float | None]]
+    title: str, *, axis: str, formula: str, gains: Iterable[tuple[CaseReport, float | None]]
 ) -> Iterator[Chart]:
-    groups: dict[str, dict[CaseSettings, dict[int, float]]] = {}
+    """Yield a chart for each engine, models and prompt set that has loads enough."""
+    lines_by_subject: dict[str, dict[CaseSettings, dict[int, float]]] = {}
     for case, gain in gains:
-        if gain is not None and case.settings is not None and case.settings.concurrency:
-            lines = groups.setdefault(f"{case.engine}, {case.models}, {case.dataset}", {})
-            alike = dataclasses.replace(case.settings, **_OF_LOAD)
-            lines.setdefault(alike, {})[case.settings.concurrency] = gain
-    for what, found in groups.items():
-        if len({load for line in found.values() for load in line}) >= _FEWEST_LOADS:
-            yield _load_chart(f"{title}: {what}", axis, formula, _named(found))
+        if gain is None or case.settings is None or not case.settings.concurrency:
+            continue
+        subject = f"{case.engine}, {case.models}, {case.dataset}"
+        line_settings = dataclasses.replace(case.settings, **_OF_LOAD)
+        line = lines_by_subject.setdefault(subject, {}).setdefault(line_settings, {})
+        line[case.settings.concurrency] = gain
+    for subject, lines in lines_by_subject.items():
+        loads = {load for line in lines.values() for load in line}
+        if len(loads) >= _FEWEST_LOADS:
+            yield _load_chart(f"{title}: {subject}", axis, formula, _named(lines))
 
 
 def _named(lines: Mapping[CaseSettings, Mapping[int, float]]) -> Mapping[str, _Line]:
     """Return lines by method and drafts, and by what else differs from the first of that name."""
-    first: dict[str, CaseSettings] = {}
-    found = {}
+    first_settings: dict[str, CaseSettings] = {}
+    named = {}
     for settings, line in lines.items():
         name = f"{settings.method}-k{settings.draft_tokens}"
-        differs = differing_settings(first.setdefault(name, settings), settings)
-        found[f"{name}{differs and f' ({differs})'}"] = sorted(line.items())
-    return dict(sorted(found.items()))
+        difference = differing_settings(first_settings.setdefault(name, settings), settings)
+        if difference:
+            name = f"{name} ({difference})"
+        named[name] = sorted(line.items())
+    return dict(sorted(named.items()))
 
 
 def _load_chart(title: str, axis: str, formula: str, lines: Mapping[str, _Line]) -> Chart:
-    rows = [{"n": n, "gain": gain, "method": name} for name in lines for n, gain in lines[name]]
-    bent = {name: line for name, line in lines.items() if len(line) >= _FEWEST_LOADS}
-    even = [{"n": n, "gain": 1, "method": name} for name in bent for n in crossings(bent[name])]
+    """Draw the gain of each line over the load, with a diamond where it crosses 1."""
+    points = [
+        {"n": load, "gain": gain, "method": name}
+        for name, line in lines.items()
+        for load, gain in line
+    ]
+    bent_lines = {name: line for name, line in lines.items() if len(line) >= _FEWEST_LOADS}
+    crossed = [
+        {"n": load, "gain": 1, "method": name}
+        for name, line in bent_lines.items()
+        for load in crossings(line)
+    ]
     ticks = _every(sorted({load for line in lines.values() for load, _ in line}))
-    log = {"type": "log", "base": 2, "nice": False}
-    x = _channel("n", "requests in flight", scale=log, axis={**ticks, "labelFlush": False})
+    x = _channel(
+        "n",
+        "requests in flight",
+        scale={"type": "log", "base": 2, "nice": False},
+        axis={**ticks, "labelFlush": False},
+    )
     y = _channel("gain", axis)
-    place = {"orient": "top", "columns": 2, "columnPadding": 20}
-    legend = {"title": None, "labelColor": _INK, "labelFontSize": 12, **place}
-    color = {"field": "method", "type": "nominal", "scale": {"range": _LINES}, "legend": legend}
-    mark = {"type": "line", "point": {"filled": True, "size": 55}}
-    crossing = {"type": "point", "shape": "diamond", "filled": False, "size": 160}
-    layers = [_layer([{"gain": 1}], _DASHED, y=y), _layer(rows, mark, x=x, y=y, color=color)]
-    if even:
-        layers.append(_layer(even, crossing, x=x, y=y, color=color))
-    said = "; ".join(f"{name} {break_even(line)}" for name, line in bent.items())
+    color = {
+        "field": "method",
+        "type": "nominal",
+        "scale": {"range": _LINES},
+        "legend": {
+            "title": None,
+            "labelColor": _INK,
+            "labelFontSize": 12,
+            "orient": "top",
+            "columns": 2,
+            "columnPadding": 20,
+        },
+    }
+    line_mark = {"type": "line", "point": {"filled": True, "size": 55}}
+    diamond = {"type": "point", "shape": "diamond", "filled": False, "size": 160}
+    layers = [_layer([{"gain": 1}], _DASHED, y=y), _layer(points, line_mark, x=x, y=y, color=color)]
+    if crossed:
+        layers.append(_layer(crossed, diamond, x=x, y=y, color=color))
     note = (
         f"{formula}, by requests in flight. Below the dashed line, at 1, speculation costs more"
-        f" than it gains; a diamond is where it crosses.{said and f' {said}.'}"
+        " than it gains; a diamond is where it crosses."
     )
+    if bent_lines:
+        findings = "; ".join(f"{name} {break_even(line)}" for name, line in bent_lines.items())
+        note = f"{note} {findings}."
     return Chart(title=title, note=note, svg=_svg(*layers, width=270, height=190))
 
 
@@ -197,17 +254,21 @@ def _positions(
 
 
 def _energy(power: PowerRecord) -> Iterator[Chart]:
-    """Energy per token with and without speculation: what is drawn at rest, and what load adds."""
-    sides = {"with": power.case, "without": power.control}
-    arms = {name: arm for name, arm in sides.items() if arm and not power.invalid}
-    whole = [{"arm": name, "energy": one.energy_j_per_token} for name, one in arms.items()]
-    rest = [
-        {"arm": name, "energy": one.idle_w * one.window_s / one.tokens}
-        for name, one in arms.items()
-        if one.idle_w is not None and one.tokens
-    ]
-    if [row for row in whole if row["energy"] is None] or arms.keys() != sides.keys():
+    """Yield the energy per token with and without speculation: at rest, and what load adds.
+
+    Nothing is drawn unless the energy of both is known.
+    """
+    if power.invalid or power.case is None or power.control is None:
         return
+    arms = {"with": power.case, "without": power.control}
+    energies = [{"arm": name, "energy": arm.energy_j_per_token} for name, arm in arms.items()]
+    if any(row["energy"] is None for row in energies):
+        return
+    at_rest = [
+        {"arm": name, "energy": arm.idle_w * arm.window_s / arm.tokens}
+        for name, arm in arms.items()
+        if arm.idle_w is not None and arm.tokens
+    ]
     x = _channel("energy", "J per token", scale={"zero": True})
     y = {"field": "arm", "type": "nominal", "title": None, "sort": None}
     bar = {"type": "bar", "height": {"band": 0.6}}
@@ -215,56 +276,71 @@ def _energy(power: PowerRecord) -> Iterator[Chart]:
         title="Energy per token, with speculation and without",
         note="Of all devices together.",
         svg=_svg(
-            _layer(whole, {**bar, "color": _NOW}, x=x, y=y),
-            _layer(rest, {**bar, "color": _BASE}, x=x, y=y),
+            _layer(energies, {**bar, "color": _NOW}, x=x, y=y),
+            _layer(at_rest, {**bar, "color": _BASE}, x=x, y=y),
             height=80,
         ),
-        legend={"now": "what load adds", "base": "what is drawn at rest"} if rest else {},
+        legend={"now": "what load adds", "base": "what is drawn at rest"} if at_rest else {},
     )
 
 
 def _history(case: CaseReport) -> Iterator[Chart]:
-    """A chart for each metric that several runs judged; those by position follow the others."""
-    for metric in (name for name in METRICS if not name.startswith("acceptance_pos")):
+    """Yield a chart for each metric that several runs judged, but for those of one position.
+
+    Those by position follow the others.
+    """
+    for metric in METRICS:
         runs = comparable(case.history, metric)
-        if len(runs) < _FEWEST_RUNS:
-            continue
-        rows = [
-            {"at": at, "value": run.values.get(metric), "fine": run.fine(metric)}
-            for at, run in enumerate(runs)
-        ]
-        versions = [run.engine_version for run in runs]
-        begins = {
-            at: one for at, one in enumerate(versions) if one not in versions[max(at - 1, 0) : at]
-        }
-        labels = {"labelExpr": f"{json.dumps(begins)}[datum.value]", "labelAngle": -45}
-        axis = {**_every(begins), **labels, "grid": True, "gridColor": _BASE}
-        scale = {"nice": False, "zero": False}
-        x = _channel("at", "engine, from the first run with it", scale=scale, axis=axis)
-        y = _channel("value", axis_of(metric).rpartition(", ")[2])
-        color = {"condition": {"test": "datum.fine", "value": _NOW}, "value": _BAD}
-        points = {"type": "point", "filled": True, "size": 45}
-        layers, told = [], f"The last {len(runs)} runs that judged it on this machine"
-        note = f"{told}; red is what was not fine."
-        if case.expected and (expected := case.expected.values.get(metric)) is not None:
-            layers.append(_layer([{"value": expected}], _DASHED, y=y))
-            note += " The dashed line is the baseline."
-        if (bad := first_bad(runs, metric)) < len(runs):
-            layers.append(_layer([rows[bad]], {"type": "rule", "color": _BAD}, x=x))
-            note += f" Not fine since {moment_of(runs[bad])}, at the red line."
-        layers.append(_layer(rows, {"type": "line", "color": _NOW}, x=x, y=y))
-        layers.append(_layer(rows, points, x=x, y=y, color=color))
-        yield Chart(title=f"History of {label_of(metric)}", note=note, svg=_svg(*layers))
+        if not metric.startswith("acceptance_pos") and len(runs) >= _FEWEST_RUNS:
+            yield _metric_history(metric, runs, case)
+
+
+def _metric_history(metric: str, runs: Sequence[RunRecord], case: CaseReport) -> Chart:
+    """Draw a metric over a case's runs, the earliest first, beside its baseline."""
+    rows = [
+        {"at": number, "value": run.values.get(metric), "fine": run.fine(metric)}
+        for number, run in enumerate(runs)
+    ]
+    version_starts = {
+        number: run.engine_version
+        for number, run in enumerate(runs)
+        if number == 0 or run.engine_version != runs[number - 1].engine_version
+    }
+    axis = {
+        **_every(version_starts),
+        "labelExpr": f"{json.dumps(version_starts)}[datum.value]",
+        "labelAngle": -45,
+        "grid": True,
+        "gridColor": _BASE,
+    }
+    scale = {"nice": False, "zero": False}
+    x = _channel("at", "engine, from the first run with it", scale=scale, axis=axis)
+    y = _channel("value", axis_of(metric).rpartition(", ")[2])
+    color = {"condition": {"test": "datum.fine", "value": _NOW}, "value": _BAD}
+    points = {"type": "point", "filled": True, "size": 45}
+    layers = []
+    note = f"The last {len(runs)} runs that judged it on this machine; red is what was not fine."
+    expected = case.expected.values.get(metric) if case.expected else None
+    if expected is not None:
+        layers.append(_layer([{"value": expected}], _DASHED, y=y))
+        note += " The dashed line is the baseline."
+    bad = first_bad(runs, metric)
+    if bad < len(runs):
+        layers.append(_layer([rows[bad]], {"type": "rule", "color": _BAD}, x=x))
+        note += f" Not fine since {moment_of(runs[bad])}, at the red line."
+    layers.append(_layer(rows, {"type": "line", "color": _NOW}, x=x, y=y))
+    layers.append(_layer(rows, points, x=x, y=y, color=color))
+    return Chart(title=f"History of {label_of(metric)}", note=note, svg=_svg(*layers))
 
 
 def _channel(field: str, title: str, **others: object) -> dict[str, object]:
-    """Numbers with a title on their axis, which need not begin at 0 unless a scale says so."""
+    """Return numbers with a title; their axis needn't begin at 0 unless a scale says so."""
     usual = {"type": "quantitative", "scale": {"zero": False}}
     return {"field": field, "title": title, **usual, **others}
 
 
 def _every(values: Iterable[float]) -> dict[str, object]:
-    """An axis with a label at each of these values, where Vega would leave some out."""
+    """Return an axis with a label at each of these values, where Vega would leave some out."""
     ticks = list(values)
     return {"values": ticks, "tickCount": len(ticks), "labelOverlap": False}
 
@@ -274,7 +350,7 @@ def _layer(rows: Sequence[Mapping[str, object]], mark: Layer, **encoding: Layer)
 
 
 def _svg(*layers: Layer, **size: object) -> str:
-    """The layers as one drawing, of the usual size unless told."""
+    """Draw layers over each other; `size` has what differs from the usual size."""
     import vl_convert  # noqa: PLC0415 - an extra
 
     spec = {**_SIZE, **size, "background": None, "config": _CONFIG, "layer": layers}
