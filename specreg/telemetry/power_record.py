@@ -436,19 +436,30 @@ def _record_device(trace: PowerTrace, span: Span, idle: Span) -> DeviceRecord:
 
     powers_mw = [state.instant_mw or state.average_mw for state in states]
     known_powers_mw = [power_mw for power_mw in powers_mw if power_mw is not None]
+    peak_w: float | None = None
+    if known_powers_mw:
+        peak_w = max(known_powers_mw) / _MW_PER_W
+    throttled: tuple[str, ...] | None = None
     throttle_mask = summarised("throttle_mask", _union)
+    if throttle_mask is not None:
+        throttled = throttle_reasons(throttle_mask)
+    mean_w: float | None = None
+    energy_fields: dict[str, Any] = {}
+    if energy is not None:
+        mean_w = _mean_w(energy.energy_j, span)
+        energy_fields = dataclasses.asdict(energy)
     return DeviceRecord(
         device=trace.device,
-        **(dataclasses.asdict(energy) if energy else {}),
-        mean_w=_mean_w(energy.energy_j, span) if energy else None,
+        **energy_fields,
+        mean_w=mean_w,
         idle_w=idle_w,
-        peak_w=max(known_powers_mw) / _MW_PER_W if known_powers_mw else None,
+        peak_w=peak_w,
         sm_clock_mhz=summarised("sm_clock_mhz", statistics.median),
         memory_clock_mhz=summarised("memory_clock_mhz", statistics.median),
         temperature_c=summarised("temperature_c", max),
         used_bytes=summarised("used_bytes", max),
         utilisation_frac=summarised("utilisation_frac", statistics.fmean),
-        throttled=None if throttle_mask is None else throttle_reasons(throttle_mask),
+        throttled=throttled,
         missing_frac=missing_frac(trace, span),
         invalid=invalid,
     )
