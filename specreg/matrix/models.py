@@ -73,9 +73,9 @@ def why_no_models(spec: ServerSpec) -> str:
         return ""
     for model in (spec.target, spec.draft):
         if model and "/" in model and is_hub_id(model):
-            why = why_unfetchable(model)
-            if why:
-                return why
+            reason = why_unfetchable(model)
+            if reason:
+                return reason
     return ""
 
 

@@ -377,17 +377,24 @@ class LogReading:
         self._exceptions: list[LoggedException] = []
         self._reading: dict[str, LoggedException] = {}
         for line in log.splitlines():
-            if match := _LINE.fullmatch(line):
+            match = _LINE.fullmatch(line)
+            if match is not None:
                 self._read(match)
 
     @property
     def exceptions(self) -> list[LoggedException]:
         """The exceptions that say what is wrong."""
-        return [one for one in self._exceptions if not _POINTERS.search("\n".join(one.message))]
+        return [
+            exception
+            for exception in self._exceptions
+            if not _POINTERS.search("\n".join(exception.message))
+        ]
 
     def _read(self, match: re.Match[str]) -> None:
         """Read a line: of a traceback's frames, of an exception's message, or another one."""
-        process, level, text = match["process"], match["level"], match["text"]
+        process = match["process"]
+        level = match["level"]
+        text = match["text"]
         exception = self._reading.get(process)
         is_quiet = level in _QUIET_LEVELS
         if text.endswith(_TRACEBACK):
@@ -412,26 +419,26 @@ class LogReading:
         exception.message.append(text)
 
 
-def why_not_started(what: str, log: str) -> StartFailure:
+def why_not_started(problem: str, log: str) -> StartFailure:
     """Return why a server didn't start.
 
     Args:
-        what: What was seen of it: how it ended, or what it answered.
+        problem: What was seen of it: how it ended, or what it answered.
         log: The end of its log; the cause may stand far above the last lines.
     """
     reading = LogReading(log)
     exceptions = reading.exceptions
-    texts = [
-        what,
-        *("\n".join((one.frame, *one.message)) for one in reversed(exceptions)),
-        "\n".join(reading.lines[-_TAIL_LINES:]),
-        "\n".join(reading.lines),
+    # The last exception comes first, because those above it may have been handled.
+    tracebacks = [
+        "\n".join((exception.frame, *exception.message)) for exception in reversed(exceptions)
     ]
-    for text in texts:
-        if known := _known_failure(text):
-            return known
+    tail = "\n".join(reading.lines[-_TAIL_LINES:])
+    for text in (problem, *tracebacks, tail, "\n".join(reading.lines)):
+        failure = _known_failure(text)
+        if failure is not None:
+            return failure
     # SGLang also kills itself like this when a part of it fails.
-    if "status -9" in what:
+    if "status -9" in problem:
         advice = "free memory if the log says nothing else"
         return StartFailure(says="killed", advice=advice, is_known=False)
     advice = "read the log"
@@ -445,8 +452,9 @@ def _known_failure(text: str) -> StartFailure | None:
     for cause in _CAUSES:
         matches = [*re.finditer(cause.pattern, text)]
         if matches:
-            # Above the last one stands what it did without.
+            # The last match counts: what is reported above it didn't stop the server.
             groups = [group for group in matches[-1].groups() if group is not None]
-            says = cause.says.replace(r"\1", groups[0] if groups else "")
+            first_group = groups[0] if groups else ""
+            says = cause.says.replace(r"\1", first_group)
             return StartFailure(says=says, advice=cause.advice, error=cause.error)
     return None
