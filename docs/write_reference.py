@@ -101,6 +101,9 @@ def members_of(kind: type[enum.Enum]) -> dict[str, str]:
     return found
 
 
+_ANYTHING = (object, Any)
+
+
 def type_of(hint: Any) -> str:  # noqa: ANN401 - it describes any type
     """Return a type in a few words: `integer ≥ 1`, `list of text`."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
@@ -117,10 +120,16 @@ def type_of(hint: Any) -> str:  # noqa: ANN401 - it describes any type
         return " or ".join(dict.fromkeys(kinds))
     if origin is typing.Literal:
         return " or ".join(f'"{one}"' for one in arguments)
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return f"[{', '.join(map(type_of, arguments))}]"
     if origin in {list, tuple}:
-        return f"list of {type_of(arguments[0])}"
+        return "list" if arguments[0] in _ANYTHING else f"list of {type_of(arguments[0])}"
     if origin is dict:
-        return f"table of {type_of(arguments[1])}"
+        return "table" if arguments[1] in _ANYTHING else f"table of {type_of(arguments[1])}"
+    if hint in _ANYTHING:
+        return "any value"
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return "list" if hint.__struct_config__.array_like else "table"
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return " or ".join(f'"{one.value}"' for one in hint)
     names: dict[Any, str] = {str: "text", int: "integer", float: "number", bool: "true or false"}
