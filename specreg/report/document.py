@@ -34,6 +34,7 @@ from specreg.matrix.case import CaseSettings
 from specreg.measurement.figures import Figures
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Family, acceptance_value, better_frac
+from specreg.measurement.plausible import check_numbers
 from specreg.stats.percentiles import Summary
 from specreg.telemetry.identity import Environment, ProcessorLoad
 from specreg.verdicts.history import RunRecord
@@ -42,6 +43,8 @@ from specreg.verdicts.verdict import Comparison, Outcome, Verdict
 SCHEMA_VERSION: Literal[3] = 3
 FILE_NAME = "report.json"
 _MOST_BYTES = 256 * MIB
+_ARMS = {0, 2}
+"""How many sides a document may have: none of a run, two of a gate."""
 REGRESSED_STATUS, UNDECIDED_STATUS, NO_BASELINE_STATUS = 1, 10, 11
 
 
@@ -285,6 +288,9 @@ def load_report(path: Path) -> Report:
     try:
         content = read_received(path.parent, path.name, _MOST_BYTES)
         report = msgspec.json.decode(content, type=Report)
+        check_numbers(msgspec.json.decode(content))
+        if len(report.arms) not in _ARMS:
+            raise msgspec.ValidationError(f"`arms` has {len(report.arms)}, needed none or two")
         for case in report.cases:  # a reader copies it from the page
             if not is_plain_command(case.reproduce):
                 raise msgspec.ValidationError(f"`reproduce` of {case.case_id} is no plain command")

@@ -1,6 +1,6 @@
 """Run folders with something wrong in them are merged and rendered in words, or validly.
 
-Plans, journals and reports may come from other machines.
+Plans, journals and reports may come from other machines. A history is of this one.
 """
 
 import functools
@@ -15,20 +15,26 @@ import pytest
 from specreg.core.errors import SpecregError
 from specreg.measurement.figures import figures_of
 from specreg.measurement.journal import Journal, load_checks, load_journal
+from specreg.measurement.metrics import METRICS
 from specreg.report.aiperf import render_aiperf
 from specreg.report.benchmarks import render_benchmarks
 from specreg.report.document import FILE_NAME, ArmReport, Report, load_report, side_by_side
 from specreg.report.exports import FORMS
+from specreg.report.page import render_page
 from specreg.report.terminal import render_report
+from specreg.stats.intervals import Spread
 from specreg.suite.merge import merge_shards, open_merged
 from specreg.suite.options import Options
 from specreg.suite.plan import JOURNAL, PLAN
 from specreg.suite.shard_runs import load_shard, with_journal
+from specreg.verdicts.history import comparable, headroom_frac, load_history, noise_of
 from tests.fuzz.mutations import json_of, rows_of
 from tests.fuzz.trying import Sample, try_all
+from tests.unit import builders
 from tests.unit.builders import reports
 from tests.unit.builders.shard_folders import MergingMachine, merging_machine
 
+SPEED = "throughput_tokens_per_s"
 Kinds = tuple[tuple[Sample, ...], ...]
 
 
@@ -103,6 +109,19 @@ def read_report(folder: Path, content: bytes) -> None:
         assert isinstance(both, Report)
 
 
+def read_history(folder: Path, content: bytes) -> None:
+    """A history, as a recording and a report read it."""
+    path = folder / "history.jsonl"
+    path.write_bytes(content)
+    records = load_history(path).of(reports.CASE.id)
+    baseline = builders.baseline({SPEED: 100.0}, {SPEED: 101.0})
+    noise_of(records, {SPEED: Spread(within_frac=0.01, between_frac=0.0, freedom=2)})
+    headroom_frac(METRICS[SPEED], baseline, records)
+    comparable(records, SPEED)
+    with_history = reports.with_case(history=records)
+    render_page(with_history)
+
+
 @pytest.fixture(scope="session")
 def kinds(tmp_path_factory: pytest.TempPathFactory) -> Kinds:
     machine = merging_machine(tmp_path_factory.mktemp("merging"))
@@ -115,7 +134,13 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Kinds:
         for read in (read_journal, read_own_journal, read_merged_journal)
     ]
     journals = tuple(Sample(content=journal, wrong=rows_of, read=read) for read in readings)
-    return plans, journals, tuple(rendered_reports())
+    past = [
+        msgspec.structs.replace(reports.past_run(number, **{SPEED: 100.0}), case_id=reports.CASE.id)
+        for number in range(6)
+    ]
+    lines = b"".join(msgspec.json.encode(record) + b"\n" for record in past)
+    histories = (Sample(content=lines, wrong=rows_of, read=read_history),)
+    return plans, journals, tuple(rendered_reports()), histories
 
 
 def rendered_reports() -> Iterable[Sample]:
