@@ -242,3 +242,20 @@ def test_a_report_shows_no_command_that_is_more_than_one(tmp_path: Path) -> None
     (tmp_path / "report.json").write_bytes(msgspec.json.encode(report))
     with pytest.raises(ReportError, match="is no plain command"):
         load_report(tmp_path / "report.json")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('"arms":[]', '"arms":[{"name":"A","text":"x"}]', "needed none or two"),
+        ('"exit_status":', '"exit_status":' + "9" * 400 + ',"x":', "too large to calculate with"),
+    ],
+)
+def test_a_report_that_no_run_writes_is_refused(
+    tmp_path: Path, old: str, new: str, words: str
+) -> None:
+    content = msgspec.json.encode(reports.REPORT).decode()
+    assert old in content
+    (tmp_path / "report.json").write_text(content.replace(old, new))
+    with pytest.raises(ReportError, match=words):
+        load_report(tmp_path / "report.json")
