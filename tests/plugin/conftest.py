@@ -67,7 +67,7 @@ _SAYS_CI = ("CI", "BUILD_NUMBER", "GITHUB_STEP_SUMMARY")
 def run_here(
     *command: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT, timeout_s: float = 300.0
 ) -> subprocess.CompletedProcess[str]:
-    """A command of the repository, done; what it says is plain text without a terminal."""
+    """Run a command of the repository; its output is plain text, as it has no terminal."""
     return subprocess.run(
         command, check=False, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout_s
     )
@@ -76,27 +76,28 @@ def run_here(
 def start_here(
     command: Sequence[str], env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[str]:
-    """A command of the repository in a process of its own, whose output is to be read."""
-    out, err = subprocess.PIPE, subprocess.STDOUT
-    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=out, stderr=err, text=True)
+    """Start a command of the repository; its output is a pipe."""
+    return subprocess.Popen(
+        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def decided(folder: Path) -> RunVerdict:
-    """What the run of a folder decided."""
-    found = load_verdict(folder / "verdict.json")
-    assert found is not None
-    return found
+    """Return what the run of a folder decided."""
+    verdict = load_verdict(folder / "verdict.json")
+    assert verdict is not None
+    return verdict
 
 
 def cases_of(models: str, **settings: object) -> str:
-    """A table of cases of a model pair; a value is written in JSON as it is in TOML."""
+    """Return a table of cases of a model pair. JSON writes its values as TOML does."""
     usual = {"engine": "vllm", "methods": ["eagle3"], "dataset": "toy", "concurrency": [1]}
     rows = {"models": models, **usual, **settings}.items()
     return "\n".join(("[[cases]]", *(f"{key} = {json.dumps(value)}" for key, value in rows), ""))
 
 
 class Suite:
-    """A matrix, a script of the server and a folder of baselines, and the suite run on them."""
+    """The suite on a tier, baselines and runs of its own, with a scripted server."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -114,7 +115,7 @@ class Suite:
         self.write_tier(MATRIX)
 
     def write_tier(self, text: str) -> None:
-        """Writes the tier `cpu` as given."""
+        """Write the tier `cpu`."""
         (self.folder / "cpu.toml").write_text(textwrap.dedent(text))
 
     def command(self, *arguments: str) -> tuple[str, ...]:
@@ -152,12 +153,12 @@ class Suite:
         return outer | scripted | self.variables
 
     def run(self, *arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-        """The command, done."""
+        """Run the command."""
         command, env = self.command(*arguments), self.environment()
         return run_here(*command, env=env, cwd=cwd, timeout_s=self.patience_s)
 
     def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-        """The command in a process of its own, whose output is to be read."""
+        """Start the command; its output is a pipe."""
         return start_here(self.command(*arguments), self.environment() | variables)
 
     def run_in_terminal(self, *arguments: str, interrupt_once: str = "") -> str:
@@ -171,7 +172,8 @@ class Suite:
             os.chdir(ROOT)
             termios.tcsetwinsize(0, (40, 120))
             os.execve(command[0], command, self.environment())  # noqa: S606 - no shell
-        shown, typed = b"", not interrupt_once
+        shown = b""
+        typed = not interrupt_once
         with contextlib.suppress(OSError):  # a terminal that everybody left
             while part := os.read(terminal, 65536):
                 shown += part
@@ -182,7 +184,7 @@ class Suite:
         return shown.decode()
 
     def specreg(self, *arguments: object) -> subprocess.CompletedProcess[str]:
-        """`specreg` with the arguments, done."""
+        """Run `specreg` with the arguments."""
         command = (sys.executable, "-m", "specreg", *map(str, arguments))
         return run_here(*command, env=self.environment(), timeout_s=self.patience_s)
 
@@ -210,11 +212,11 @@ class Suite:
         return done
 
     def verdict(self) -> RunVerdict:
-        """What the last run decided, as it lies on disk."""
+        """Return what the last run decided, as it is on disk."""
         return decided(max(self.runs.iterdir()))
 
     def recorded(self) -> dict[str, str]:
-        """The baselines by their case's id."""
+        """Return the content of each baseline, by case id."""
         return {path.stem: path.read_text() for path in self.baselines.glob("*/*.json")}
 
 

@@ -37,8 +37,8 @@ def run(suite: Suite, name: str, *arguments: str) -> str:
 
 def entries(path: Path) -> dict[str, dict[str, Any]]:
     """The benchmarks of a file by the cases' ids."""
-    found = json.loads(path.read_text())["benchmarks"]
-    return {one["param"].removesuffix("-tpot_s"): one for one in found}
+    benchmarks = json.loads(path.read_text())["benchmarks"]
+    return {entry["param"].removesuffix("-tpot_s"): entry for entry in benchmarks}
 
 
 def rounds_s(folder: Path) -> dict[str, list[float]]:
@@ -46,7 +46,10 @@ def rounds_s(folder: Path) -> dict[str, list[float]]:
     launches = sorted(load_journal(folder / "journal.jsonl").items(), key=lambda one: one[0].launch)
     return {
         key.case_id: [
-            statistics.median(one for one in map(tpot_ms, part.traces) if one is not None) / 1000
+            statistics.median(
+                time_ms for time_ms in map(tpot_ms, part.traces) if time_ms is not None
+            )
+            / 1000
             for part in (measured.replay.rounds if measured.replay else ())
         ]
         for key, measured in launches
@@ -55,28 +58,34 @@ def rounds_s(folder: Path) -> dict[str, list[float]]:
 
 def test_the_statistics_are_of_the_rounds_in_the_journal(benched: Suite) -> None:
     (folder,) = benched.runs.iterdir()
-    found, times_s = entries(benched.folder / "first.json"), rounds_s(folder)
-    assert {name: one["stats"]["data"] for name, one in found.items()} == times_s
+    benchmarks = entries(benched.folder / "first.json")
+    times_s = rounds_s(folder)
+    data = {name: entry["stats"]["data"] for name, entry in benchmarks.items()}
+    assert data == times_s
     assert len(times_s) == 4
-    for name, one in found.items():
-        assert f"test_throughput.py::test_throughput_is_recorded[{name}-" in one["fullname"]
+    for name, entry in benchmarks.items():
+        assert f"test_throughput.py::test_throughput_is_recorded[{name}-" in entry["fullname"]
 
-    drafted = found["vllm-eagle3-tiny-toy-c4"]
+    drafted = benchmarks["vllm-eagle3-tiny-toy-c4"]
     assert drafted["group"] == "vllm tiny toy c4"
     assert drafted["params"]["method"] == "eagle3"
     verdicts = [v for v in benched.verdict().verdicts if v.case_id == "vllm-eagle3-tiny-toy-c4"]
-    values = {one.metric: one.value for one in verdicts if one.metric in METRICS}
-    assert drafted["extra_info"].pop("outcome") in {one.outcome for one in verdicts}
-    assert drafted["extra_info"] == {name: one for name, one in values.items() if one is not None}
+    values = {
+        verdict.metric: verdict.value
+        for verdict in verdicts
+        if verdict.metric in METRICS and verdict.value is not None
+    }
+    assert drafted["extra_info"].pop("outcome") in {verdict.outcome for verdict in verdicts}
+    assert drafted["extra_info"] == values
     assert {"acceptance_pos3_frac", "speedup_ratio", "ttft_p50_ms"} <= values.keys()
 
 
 def test_a_run_is_compared_with_one_that_was_saved(benched: Suite) -> None:
     shown = ("--benchmark-compare", "--benchmark-group-by=param:load", "--benchmark-columns=ops")
-    said = run(benched, "second.json", "-k", "c4", *shown)
-    assert "benchmark 'load=c4': 4 tests" in said
-    assert "[vllm-eagle3-tiny-toy-c4-tpot_s] (NOW)" in said
-    assert "machine_info is different" not in said
+    output = run(benched, "second.json", "-k", "c4", *shown)
+    assert "benchmark 'load=c4': 4 tests" in output
+    assert "[vllm-eagle3-tiny-toy-c4-tpot_s] (NOW)" in output
+    assert "machine_info is different" not in output
     assert len(list((benched.folder / "saved").rglob("*.json"))) == 2
 
 
@@ -95,23 +104,24 @@ def test_shards_that_are_merged_have_the_same_file(benched: Suite) -> None:
     parts = [entries(file) for file in files]
     assert all(parts)
     expected = parts[0] | parts[1]
-    found = entries(path)
-    for name, one in found.items():
-        for entry in (one, expected[name]):
+    benchmarks = entries(path)
+    for name, benchmark in benchmarks.items():
+        for entry in (benchmark, expected[name]):
             del entry["extra_info"]["outcome"]  # more verdicts were looked at
-        ours, theirs = one.pop("stats"), expected[name].pop("stats")
-        assert (ours.pop("data"), ours.pop("outliers")) == (theirs.pop("data"), theirs["outliers"])
-        del theirs["outliers"]
-        assert ours == pytest.approx(theirs, rel=1e-9)
-    assert found == expected
+        stats = benchmark.pop("stats")
+        expected_stats = expected[name].pop("stats")
+        for exact in ("data", "outliers"):
+            assert stats.pop(exact) == expected_stats.pop(exact)
+        assert stats == pytest.approx(expected_stats, rel=1e-9)
+    assert benchmarks == expected
 
 
 def test_a_case_whose_speeds_are_only_shown_is_a_benchmark_too(suite: Suite) -> None:
     suite.write_tier(f"{WITHOUT_TOLERANCES}    shown = {SPEEDS}\n")
     suite.benchmarks = True
     run(suite, "own.json", "-k", "recorded and c4")
-    found = set(entries(suite.folder / "own.json"))
-    assert found == {"vllm-eagle3-tiny-toy-c4"}, "nothing is judged of the other, nor measured"
+    case_ids = set(entries(suite.folder / "own.json"))
+    assert case_ids == {"vllm-eagle3-tiny-toy-c4"}, "nothing is judged of the other, nor measured"
 
 
 @pytest.mark.parametrize(

@@ -23,11 +23,11 @@ def start(suite: Suite, *arguments: str) -> subprocess.Popen[str]:
 
 def servers(suite: Suite) -> int:
     """How many of the suite's servers run."""
-    found = 0
+    count = 0
     for process in marked(suite.folder):
         with contextlib.suppress(psutil.Error):  # it went away meanwhile
-            found += "vllm.entrypoints" in " ".join(process.cmdline())
-    return found
+            count += "vllm.entrypoints" in " ".join(process.cmdline())
+    return count
 
 
 def has_measured(suite: Suite) -> bool:

@@ -17,10 +17,11 @@ ACCEPTANCE = ("tests/perf", "-q", "-k", "acceptance_length")
 
 
 def blocks(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
-    """What is told of each case that failed."""
-    told = done.stdout.partition("= FAILURES =")[2].partition("= specreg: tier")[0]
-    heads = re.split(r"\n_+ (\S+) _+\n", told)[1:]
-    return dict(zip(heads[::2], (text.strip("=\n") for text in heads[1::2]), strict=True))
+    """Return the block of each case that failed."""
+    failures = done.stdout.partition("= FAILURES =")[2].partition("= specreg: tier")[0]
+    parts = re.split(r"\n_+ (\S+) _+\n", failures)[1:]
+    texts = [text.strip("=\n") for text in parts[1::2]]
+    return dict(zip(parts[::2], texts, strict=True))
 
 
 def test_a_worse_drafter_turns_its_cases_red_and_names_them(recorded_suite: Suite) -> None:
@@ -31,11 +32,11 @@ def test_a_worse_drafter_turns_its_cases_red_and_names_them(recorded_suite: Suit
     assert done.returncode == 1
     assert done.stdout.count("; seen on two launches, a first launch had") == 2
     assert "\n2 failed, 34 deselected in " in done.stdout
-    told = blocks(done)
-    assert list(told) == ["vllm-eagle3-tiny-toy-c1", "vllm-eagle3-tiny-toy-c4"]
+    shown = blocks(done)
+    assert list(shown) == ["vllm-eagle3-tiny-toy-c1", "vllm-eagle3-tiny-toy-c4"]
     figures = r"acceptance length 2\.\d+ tokens, recorded 2\.\d+ tokens"
     effect = r"worse by [\d.]+ % \([\d.]+ to [\d.]+ %\), tolerated are 5 %"
-    for block in told.values():
+    for block in shown.values():
         (line, reason) = block.splitlines()
         assert re.fullmatch(f"REGRESSED: {figures}: {effect}", line)
         assert reason.startswith("  by category: coding 2.")
@@ -53,11 +54,11 @@ def test_a_slower_step_turns_speed_red_and_leaves_acceptance_green(recorded_suit
     done = recorded_suite.run("tests/perf", "-q", "-k", "c4 and (throughput or acceptance)")
 
     assert done.returncode == 1
-    told = blocks(done)
-    assert "REGRESSED: throughput " in told["vllm-none-tiny-toy-c4"]
-    assert "INVALID: throughput " in told["vllm-eagle3-tiny-toy-c4"]
+    shown = blocks(done)
+    assert "REGRESSED: throughput " in shown["vllm-none-tiny-toy-c4"]
+    assert "INVALID: throughput " in shown["vllm-eagle3-tiny-toy-c4"]
     moved = "  MACHINE_MOVED: the server without speculation beside it became"
-    assert moved in told["vllm-eagle3-tiny-toy-c4"]
+    assert moved in shown["vllm-eagle3-tiny-toy-c4"]
     assert "REGRESSED: acceptance" not in done.stdout
 
 
@@ -116,20 +117,26 @@ def test_programs_read_the_same_as_people(recorded_suite: Suite) -> None:
     assert "power: not measured: RAPL: " in done.stdout
     verdict = recorded_suite.verdict()
     assert len(verdict.verdicts) == 26
-    tests = [one.attrib["name"] for one in ET.parse(junit).iter("testcase")]  # noqa: S314
+    tests = [test.attrib["name"] for test in ET.parse(junit).iter("testcase")]  # noqa: S314
     assert len(set(tests)) == len(tests) == 34  # with those of power, which are skipped
-    proved = [one for one in verdict.verdicts if one.metric == "lossless_frac"]
-    assert [one.case_id for one in proved] == ["vllm-eagle3-tiny-toy-c1", "vllm-eagle3-tiny-toy-c4"]
-    assert {(one.outcome, one.value) for one in proved} == {(Outcome.PASS, 1.0)}
+    proved = [each for each in verdict.verdicts if each.metric == "lossless_frac"]
+    assert [each.case_id for each in proved] == [
+        "vllm-eagle3-tiny-toy-c1",
+        "vllm-eagle3-tiny-toy-c4",
+    ]
+    assert {(each.outcome, each.value) for each in proved} == {(Outcome.PASS, 1.0)}
     assert verdict.exit_status == done.returncode
     assert verdict.complete
     table = done.stdout.partition("specreg: tier")[2].splitlines()
     ends = (row.split()[-1] for row in table if row.startswith("  ") and row.strip())
     shown = Counter(end for end in ends if end in set(Outcome))
     assert shown == verdict.outcomes
-    said = ET.parse(junit).iter("property")  # noqa: S314 - our own
-    found = Counter(one.get("value") for one in said if one.get("name") == "specreg.outcome")
-    assert found == verdict.outcomes
+    junit_outcomes = Counter(
+        each.get("value")
+        for each in ET.parse(junit).iter("property")  # noqa: S314 - our own
+        if each.get("name") == "specreg.outcome"
+    )
+    assert junit_outcomes == verdict.outcomes
 
 
 def test_without_a_baseline_the_case_fails_with_the_command_that_records_one(suite: Suite) -> None:
@@ -138,9 +145,9 @@ def test_without_a_baseline_the_case_fails_with_the_command_that_records_one(sui
     assert done.returncode == 11
     assert "NO_BASELINE" in done.stdout
     ends = ("\nacceptance: ", "\nspeed: ", "\npower: ", "\nrecord what this machine does:")
-    places = [done.stdout.rindex(part) for part in ends]
-    assert places == sorted(places)
-    assert places[0] > done.stdout.index("report: ")
+    positions = [done.stdout.rindex(part) for part in ends]
+    assert positions == sorted(positions)
+    assert positions[0] > done.stdout.index("report: ")
     both = '-k "vllm-eagle3-tiny-toy-c1- or vllm-eagle3-tiny-toy-c4-"'
     record = f"  pytest tests/perf {both} --specreg-tier=cpu "
     (hint,) = {line for line in done.stdout.splitlines() if line.startswith(record)}
@@ -172,9 +179,9 @@ def test_each_fault_of_a_server_is_named_and_leaves_the_other_cases_alone(suite:
 
     assert done.returncode == 10, done.stdout
     assert "Traceback" not in done.stdout
-    told = blocks(done)
+    shown = blocks(done)
     for name, (begins, _) in FAULTS.items():
-        assert told[f"vllm-eagle3-{name}-toy-c1"].startswith(begins)
+        assert shown[f"vllm-eagle3-{name}-toy-c1"].startswith(begins)
 
 
 def test_another_machine_judges_acceptance_and_skips_speed(recorded_suite: Suite) -> None:
@@ -199,14 +206,15 @@ def test_a_run_of_fewer_prompts_is_compared_prompt_by_prompt(recorded_suite: Sui
     done = recorded_suite.run("tests/perf", "-q", "-k", "eagle3 and c4", "--num-prompts=6")
 
     assert done.returncode == 0, done.stdout
-    by_metric = {one.metric: one.outcome for one in recorded_suite.verdict().verdicts}
+    verdicts = recorded_suite.verdict().verdicts
+    by_metric = {verdict.metric: verdict.outcome for verdict in verdicts}
     assert by_metric.pop("lossless_frac") is Outcome.PASS
     speeds = {metric for metric in by_metric if not metric.startswith("acceptance")}
     assert len(speeds) == 4
     assert {by_metric[metric] for metric in speeds} == {Outcome.NOT_COMPARABLE}
     assert {by_metric[metric] for metric in by_metric.keys() - speeds} == {Outcome.PASS}
-    said = "--num-prompts left 6 prompts of a case: acceptance was compared over those"
-    assert said in done.stdout
+    remark = "--num-prompts left 6 prompts of a case: acceptance was compared over those"
+    assert remark in done.stdout
     assert "--update-baselines" not in done.stdout
     (run,) = recorded_suite.runs.iterdir()
     assert (

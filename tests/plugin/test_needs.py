@@ -44,7 +44,7 @@ def test_a_case_that_cannot_run_here_is_skipped_before_a_server_starts(
     assert "Connection refused" in done.stdout.replace("\n", "")
     verdict = suite.verdict()
     assert set(verdict.skipped) == ({LARGE} if is_required else {LARGE, FAR})
-    judged = {(one.case_id, one.outcome) for one in verdict.verdicts}
+    judged = {(each.case_id, each.outcome) for each in verdict.verdicts}
     invalid = {(FAR, Outcome.INVALID)} if is_required else set()
     assert judged == {(SMALL, Outcome.NO_BASELINE)} | invalid
     assert not verdict.complete
@@ -55,8 +55,8 @@ def test_a_case_that_cannot_run_here_is_skipped_before_a_server_starts(
 def test_a_model_that_the_server_cannot_fetch_is_known_by_its_log(
     suite: Suite, options: tuple[str, ...]
 ) -> None:
-    said = "huggingface_hub.errors.GatedRepoError: 401 Client Error."
-    suite.script = Script(fault=Fault.EXIT_AT_START, exit_log=said)
+    log = "huggingface_hub.errors.GatedRepoError: 401 Client Error."
+    suite.script = Script(fault=Fault.EXIT_AT_START, exit_log=log)
 
     done = suite.run("tests/perf", "-q", "-rs", "-k", "throughput and none and c1", *options)
 
@@ -84,7 +84,7 @@ def test_a_window_that_is_too_short_is_said_and_shown(suite: Suite) -> None:
     )
     verdict = suite.verdict()
     assert verdict.outcomes == {"NOT_COMPARABLE": 2}
-    assert all("and 10 s are needed" in one.explanation for one in verdict.verdicts)
+    assert all("and 10 s are needed" in each.explanation for each in verdict.verdicts)
     rows = [line for line in done.stdout.splitlines() if line.startswith("vllm-none-tiny-")]
     assert re.search(r" (39|40)\d(\.\d)? ", rows[-1])  # W, idle: 4 s of slow reads
     assert len(list(suite.runs.glob("*/power/vllm-none-tiny-toy-c1.jsonl"))) == 1
@@ -107,7 +107,7 @@ MISMATCH = Answer("nvmlInit", 18)
     [(0, ()), (1, ()), (1, ("--specreg-require-tier",))],
     ids=["no-tier-named", "tier-needs-gpus", "tier-required"],
 )
-def test_a_machine_whose_driver_does_not_work_is_not_taken_for_one_without_a_gpu(
+def test_a_broken_driver_is_not_taken_for_a_machine_without_a_gpu(
     suite: Suite, needs_gpus: int, options: tuple[str, ...]
 ) -> None:
     """Without a tier that is named; and with one that needs a GPU."""
@@ -120,9 +120,9 @@ def test_a_machine_whose_driver_does_not_work_is_not_taken_for_one_without_a_gpu
     done = run_here(*typed, env=suite.environment())
 
     assert done.returncode == 4, done.stdout
-    said = " ".join((done.stdout + done.stderr).split())
-    assert "of different versions, as after an upgrade; reload the driver or reboot" in said
-    assert "--specreg-tier=cpu" in said
+    output = " ".join((done.stdout + done.stderr).split())
+    assert "of different versions, as after an upgrade; reload the driver or reboot" in output
+    assert "--specreg-tier=cpu" in output
     assert not list(suite.runs.rglob("*.log"))
 
 
@@ -141,6 +141,6 @@ def test_cases_run_on_a_gpu_whose_memory_is_not_known_and_it_is_said_once(suite:
 
     assert "NO_BASELINE" in done.stdout, done.stdout
     assert (done.stdout + done.stderr).count("say it with --specreg-gpu-memory=GIB") == 1
-    told = suite.run("tests/perf", "-q", "-k", "throughput", "--specreg-gpu-memory=80")
-    assert f"{SMALL} needs 1 GPU(s) of 155 GiB, this machine has 80 GiB" in told.stdout
-    assert "say it with" not in told.stdout + told.stderr
+    done = suite.run("tests/perf", "-q", "-k", "throughput", "--specreg-gpu-memory=80")
+    assert f"{SMALL} needs 1 GPU(s) of 155 GiB, this machine has 80 GiB" in done.stdout
+    assert "say it with" not in done.stdout + done.stderr

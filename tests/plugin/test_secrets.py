@@ -100,7 +100,7 @@ def leaks_in(suite: Suite, *outputs: str) -> list[str]:
 
 def test_no_form_of_a_secret_is_in_what_a_run_leaves_and_says(suite: Suite) -> None:
     suite.variables = dict(PLANTED)
-    arguments = ", ".join(f"'{one}'" for one in ARGUMENTS)
+    arguments = ", ".join(f"'{argument}'" for argument in ARGUMENTS)
     suite.write_tier(
         MATRIX.replace("    [cases.tol", f"    engine_args = [{arguments}]\n    [cases.tol")
     )
@@ -158,11 +158,11 @@ def test_a_url_with_a_password_is_refused_in_a_line_without_it(suite: Suite, url
     junit = suite.folder / "junit.xml"
     done = suite.run(*CHOSEN, f"--specreg-attach={url}", f"--junitxml={junit}")
     assert done.returncode == 4, done.stdout
-    said = done.stdout + done.stderr
-    assert said.count("--specreg-attach: ") == 1
-    assert "give http://HOST:PORT" in said
-    assert "planted" not in said
-    assert "Traceback" not in said
+    output = done.stdout + done.stderr
+    assert output.count("--specreg-attach: ") == 1
+    assert "give http://HOST:PORT" in output
+    assert "planted" not in output
+    assert "Traceback" not in output
     files = [path for path in suite.folder.rglob("*") if path.is_file()]
     assert not [path for path in files if b"planted" in path.read_bytes()]
 

@@ -32,18 +32,18 @@ def test_each_tier_here_has_a_test_of_each_case_and_metric_on_any_machine(name: 
     }
     collected = set(_ids(done.stdout))
     assert wanted <= collected
-    assert {one.rpartition("-")[2] for one in collected - wanted} <= CHECKS.keys()
+    assert {test_id.rpartition("-")[2] for test_id in collected - wanted} <= CHECKS.keys()
 
 
 def test_the_tests_of_a_tier_are_its_metrics_in_the_order_of_its_servers(suite: Suite) -> None:
     done = suite.run("tests/perf", "--co", "-q")
 
-    found = _ids(done.stdout)
-    assert "vllm-eagle3-tiny-toy-c4-throughput_tokens_per_s" in found
-    methods = [item.split("-")[1] for item in found]
+    test_ids = _ids(done.stdout)
+    assert "vllm-eagle3-tiny-toy-c4-throughput_tokens_per_s" in test_ids
+    methods = [item.split("-")[1] for item in test_ids]
     assert methods == sorted(methods, key=["none", "eagle3"].index)
     speeds = {"throughput_tokens_per_s", "ttft_p50_ms", "tpot_p50_ms"}
-    plain = {item.rsplit("-", 1)[1] for item in found if "-none-" in item}
+    plain = {item.rsplit("-", 1)[1] for item in test_ids if "-none-" in item}
     assert plain == speeds | {"energy_j_per_token", "power_w"}
 
 

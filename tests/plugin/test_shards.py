@@ -33,7 +33,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Suite:
 
 def words(verdict: RunVerdict) -> Mapping[tuple[str, str], tuple[str, float | None]]:
     """By case and metric, the outcome and the value."""
-    return {(one.case_id, one.metric): (one.outcome, one.value) for one in verdict.verdicts}
+    return {(each.case_id, each.metric): (each.outcome, each.value) for each in verdict.verdicts}
 
 
 def beside(recorded: Suite, name: str) -> Suite:
@@ -63,13 +63,13 @@ def test_shards_that_are_merged_say_what_one_process_says(recorded: Suite) -> No
     assert suite.merge(*shards[::-1], into=into).returncode == 0
     assert contents(into) == before, "merged again: the same bytes"
 
-    one = suite.merge(shards[0], into=suite.folder / "half")
-    assert one.returncode == 10, one.stdout
+    half_merge = suite.merge(shards[0], into=suite.folder / "half")
+    assert half_merge.returncode == 10, half_merge.stdout
     cure = "run it with --specreg-shard=2/2, merge again"
-    assert f"SHARD_MISSING: shard 2/2 isn't there: {cure}" in one.stdout
+    assert f"SHARD_MISSING: shard 2/2 isn't there: {cure}" in half_merge.stdout
     half = words(decided(suite.folder / "half"))
     assert half.keys() == expected.keys()
-    assert {half[place][0] for place in parts[1]} == {"INVALID"}
+    assert {half[key][0] for key in parts[1]} == {"INVALID"}
 
     empty = suite.folder / "empty"
     empty.mkdir()
@@ -97,10 +97,10 @@ def test_shards_that_are_merged_say_what_one_process_says(recorded: Suite) -> No
     plan = json.loads((shards[1] / "plan.json").read_text())
     for name, value in (("commit", "other"), ("shards", plan["shards"][:1])):
         (shards[1] / "plan.json").write_text(json.dumps(plan | {name: value}))
-        other = suite.merge(*shards, into=suite.folder / "other")
-        assert other.returncode == 1
-        assert f"{name} differs: " in other.stderr
-        assert "merge the shards of one run alone" in other.stderr
+        refused = suite.merge(*shards, into=suite.folder / "other")
+        assert refused.returncode == 1
+        assert f"{name} differs: " in refused.stderr
+        assert "merge the shards of one run alone" in refused.stderr
 
 
 def contents(folder: Path) -> Mapping[Path, bytes]:
@@ -113,9 +113,9 @@ def test_workers_of_xdist_say_what_one_process_says(recorded: Suite) -> None:
     assert done.returncode == 0, done.stdout
     assert "24 passed" in done.stdout
     (run,) = suite.runs.iterdir()
-    left = {path.name for path in run.iterdir()}
-    assert "shards" not in left
-    assert {"report.html", "journal.jsonl", "verdict.json", "logs"} <= left
+    names = {path.name for path in run.iterdir()}
+    assert "shards" not in names
+    assert {"report.html", "journal.jsonl", "verdict.json", "logs"} <= names
     assert {outcome for outcome, _ in words(decided(run)).values()} == {"PASS"}
     time = load_report(run / FILE_NAME).time
     assert time is not None
@@ -154,9 +154,7 @@ def test_the_shards_are_listed(recorded: Suite) -> None:
     assert not recorded.runs.exists()
 
 
-def test_a_baseline_that_cannot_be_read_ends_the_workers_before_anything_starts(
-    recorded: Suite,
-) -> None:
+def test_an_unreadable_baseline_ends_the_workers_before_anything_starts(recorded: Suite) -> None:
     suite = beside(recorded, "unreadable")
     (path,) = suite.baselines.glob("*/vllm-eagle3-tiny-toy-c1.json")
     content = path.read_text()

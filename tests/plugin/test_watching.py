@@ -28,9 +28,9 @@ def test_a_terminal_has_a_line_in_place_that_is_gone_at_the_end(
 
     figures = r"\d+ tokens/s, AL \d\.\d\d, round \d+ of \d+"
     assert re.search(rf"\r\x1b\[K{PLACE}measuring vllm-eagle3-tiny-toy-c1, {figures}", shown)
-    left = lines_of(shown)
-    assert not any(re.search(PLACE, line) for line in left)
-    assert any(re.search(goes_on, line) for line in left), left
+    lines = lines_of(shown)
+    assert not any(re.search(PLACE, line) for line in lines)
+    assert any(re.search(goes_on, line) for line in lines), lines
 
 
 def test_without_a_terminal_each_phase_has_a_line(suite: Suite) -> None:
@@ -38,10 +38,10 @@ def test_without_a_terminal_each_phase_has_a_line(suite: Suite) -> None:
     done = suite.run(*ACCEPTANCE[:-1], "eagle3 and toy-c1 and acceptance_length")
 
     assert "\x1b" not in done.stderr
-    told = re.findall(rf"^specreg {PLACE}(\w.*)$", done.stderr, re.MULTILINE)
+    phases_shown = re.findall(rf"^specreg {PLACE}(\w.*)$", done.stderr, re.MULTILINE)
     phases = [f"{phase} vllm-eagle3-tiny-toy-c1" for phase in ("warming up", "measuring")]
-    assert told[-2:] == phases  # a start may take less than a second
-    assert len(told) == len(set(told))
+    assert phases_shown[-2:] == phases  # a start may take less than a second
+    assert len(phases_shown) == len(set(phases_shown))
 
 
 def test_a_run_that_goes_on_has_a_page_that_reloads_itself(suite: Suite) -> None:
@@ -53,8 +53,8 @@ def test_a_run_that_goes_on_has_a_page_that_reloads_itself(suite: Suite) -> None
         output, _ = run.communicate(timeout=60)
 
     assert '<meta http-equiv="refresh" content="10">' in so_far
-    place = r"case 2 of 2, \d\d:\d\d:\d\d UTC"
-    assert re.search(rf"Run in progress</strong>, {place}: this page", so_far)
+    progress = r"case 2 of 2, \d\d:\d\d:\d\d UTC"
+    assert re.search(rf"Run in progress</strong>, {progress}: this page", so_far)
     assert "vllm-eagle3-tiny-toy-c1" in so_far
     assert 'id="vllm-eagle3-tiny-toy-c4"' not in so_far
     assert f"page, from the second case on: {page}\n" in output

@@ -61,11 +61,11 @@ def test_dynamic_speculation_is_measured_and_its_undrafted_steps_are_counted(sui
     words = (
         r"'vllm-eagle3-tiny-toy-c4': (\d+) of (\d+) steps \(\d+%\) were undrafted, so acceptance is"
     )
-    found = re.search(words, done.stdout)
-    assert found is not None
+    match = re.search(words, done.stdout)
+    assert match is not None
     (case,) = report_of(suite)["cases"]
     total = case["figures"]["acceptance"]["total"]
-    assert [int(number) for number in found.groups()] == [
+    assert [int(number) for number in match.groups()] == [
         total["undrafted_steps"],
         total["steps"] + total["undrafted_steps"],
     ]

@@ -97,9 +97,7 @@ def test_baselines_that_no_case_needs_are_named_after_a_green_run(tmp_path: Path
     assert list(remarks_of(run.result())) == [], "the run is red"
 
 
-def test_a_run_is_complete_if_the_whole_tier_was_judged_and_nothing_stopped_it(
-    tmp_path: Path,
-) -> None:
+def test_a_run_is_complete_if_all_of_the_tier_was_judged_to_the_end(tmp_path: Path) -> None:
     context = runs.context(tmp_path)
 
     def is_complete(selection: Selection, *, cut_short: bool = False) -> bool:

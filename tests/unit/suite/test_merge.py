@@ -70,7 +70,7 @@ def test_a_merge_starts_no_program_that_a_shard_names(
     assert not mark.exists()
 
 
-def test_a_recorded_baseline_has_the_torch_that_the_shard_told_and_none_of_ours(
+def test_a_recorded_baseline_has_the_torch_of_the_shard_and_none_of_ours(
     machine: MergingMachine,
 ) -> None:
     shard = machine.shard(reason="theirs", launches=2)

@@ -247,9 +247,7 @@ def test_a_machine_without_a_sensor_says_why(root: Path, monkeypatch: pytest.Mon
     assert only(context_of(root), "power") == expected
 
 
-def test_cases_without_a_baseline_are_counted_with_the_command_that_records_them(
-    root: Path,
-) -> None:
+def test_cases_without_a_baseline_are_counted_with_the_command_for_them(root: Path) -> None:
     here = context_of(root)
     one, where = only(here, "baselines"), f"in '{here.environment.name}' to compare with"
     assert seen(one) == (State.NOTE, f"0 of 2 case(s) have one {where}")
@@ -380,9 +378,7 @@ def doctor(root: Path, *options: str) -> Result:
     return CliRunner().invoke(app, ["doctor", f"--root={root}", "--tier=here", *options])
 
 
-def test_status_0_where_the_tier_can_run_and_1_where_something_stands_in_its_way(
-    root: Path,
-) -> None:
+def test_the_status_is_1_if_something_is_in_the_way_of_the_tier(root: Path) -> None:
     builders.seem_installed(engine_named("vllm").requirement(on_gpu=False))
     done = doctor(root)
     assert done.exit_code == 0, done.output
