@@ -13,7 +13,7 @@ from specreg.suite.configure import open_context
 from specreg.suite.context import RunContext
 from specreg.suite.options import Options
 from tests.unit import builders
-from tests.unit.suite.test_preflight import write_tier
+from tests.unit.builders.examined_machines import write_tier
 
 ATTACH = "http://127.0.0.1:9"
 NOT_ATTACHED: dict[str, dict[str, Any]] = {
@@ -25,10 +25,9 @@ NOT_ATTACHED: dict[str, dict[str, Any]] = {
 
 
 def opened(folder: Path, *, gpus: int = 0, method: str = "eagle3", **given: Any) -> RunContext:  # noqa: ANN401 - any option
-    """A run of a tier of its own with such options."""
+    """Open a run of a tier of its own with such options."""
     write_tier(folder, gpus=gpus, methods=f'["none", "{method}"]')
-    matrix, runs = folder / "fixtures/matrix", folder / "runs"
-    usual = Options(tier="here", matrix=str(matrix), runs=str(runs))
+    usual = Options(tier="here", matrix=str(folder / "fixtures/matrix"), runs=str(folder / "runs"))
     options = dataclasses.replace(usual, **given)
     return open_context(builders.ROOT, options, Progress(io.StringIO()))
 

