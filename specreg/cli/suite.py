@@ -130,7 +130,9 @@ def _merge(runs: Sequence[Path], into: Path, root: Path, options: Options) -> No
     if shards_inconclusive != options.inconclusive:
         here = f"this merge judges with '{options.inconclusive}'"
         remarks.append(f"the shards ran with --specreg-inconclusive={shards_inconclusive}, {here}")
-    run, shard_remarks = merge_shards(context, shards, whole=True, ended_at=last_end(shards))
+    run, shard_remarks = merge_shards(
+        context, shards, missing_is_invalid=True, ended_at=last_end(shards)
+    )
     remarks += shard_remarks
     run.judge.conclude()
     result = run.result()

@@ -96,7 +96,7 @@ def judge_workers(
     if controller is None:
         return None, ()
     controller.pytest_sessionfinish()
-    return merge_workers(context, whole=not cut_short) or (None, ())
+    return merge_workers(context, missing_is_invalid=not cut_short) or (None, ())
 
 
 def make_scheduler(cases: Iterable[Case], config: pytest.Config, log: Any) -> Any:  # noqa: ANN401 - pytest-xdist's

@@ -31,8 +31,10 @@ from specreg.measurement.journal import Journal, Key
 from specreg.measurement.measure import (
     Measurement,
     Plan,
+    StoppingRule,
     Workload,
     combine_with_control,
+    has_all_prompts,
     measure,
     workload_of,
 )
@@ -178,6 +180,7 @@ class CaseRunner:
             measurement = self.resumed.measurements[key]
             return MeasuredLaunch(measurement=measurement, number=number, is_resumed=True)
         if not self.selection.needs_speed(case):
+            # The control is there for the speedup alone.
             servers = servers.without_control
         measurement = self._retry(
             lambda: self._measure_once(case, key, servers),
@@ -206,6 +209,7 @@ class CaseRunner:
             servers: on which it is done.
             remark: what the report says of a second attempt, before its reason.
         """
+        # A server that others started can't be started afresh.
         attempts_left = 1 if self.context.provision.url is not None else _ATTEMPTS
         while True:
             try:
@@ -217,6 +221,7 @@ class CaseRunner:
                     raise
                 self.retried.append(f"{remark}, {error.head}")
             except HungError:
+                # The next case would wait for it as long again.
                 servers.stop()
                 raise
 
@@ -240,6 +245,7 @@ class CaseRunner:
             prompts = load_case_prompts(self.context.root, case)
             measurements = self.measure_arms(arms, workload_of(case, prompts), plan)
         if control is not None and not measurements[-1].invalid:
+            # Warming it up again for the next method would take as long as measuring it.
             control.warm_for.add(workload)
         measurement = measurements[0]
         if control is not None:
@@ -252,9 +258,11 @@ class CaseRunner:
         to_start = [starting for starting in servers if not starting.running]
         if to_start:
             names = " beside ".join(starting.launch.id for starting in to_start)
+            # While only this server starts, its control runs already, and the machine has time to
+            # start the server that is needed next.
             ahead = self._next_launch(servers) if to_start == [servers.server] else None
             with self.timeline.during(Phase.STARTING, servers.launch.id, of=names):
-                self.servers.start_all(to_start[::-1], ahead)  # the control first
+                self.servers.start_all(to_start[::-1], ahead)  # all others need the control
         return tuple(starting.server for starting in servers)
 
     def _next_launch(self, servers: ServerSet) -> Launch | None:
@@ -287,34 +295,43 @@ class CaseRunner:
         return key not in self.resumed.measurements
 
     def _plan(self, case: Case, launch: int, watching: Watch | None) -> Plan:
-        """Return how much of a case to measure; recording takes the extension too, once.
+        """Return how much of a case to measure, and who is told what.
 
-        A case of which only acceptance is judged stops early once that has regressed; speeds are
-        those of all prompts.
+        Args:
+            case: what to measure.
+            launch: the number of its server's launch, from 1.
+            watching: samples the power of the servers' devices; None if nothing does.
         """
         needs_speed = self.selection.needs_speed(case)
         needs_power = self.selection.needs_power(case)
-        plan = Plan(
+        enough = self._stopping_rule(case, launch)
+        # Acceptance alone is looked at after each part of the prompts, speeds after all of them.
+        looks_early = enough is not None and not needs_speed and not self.selection.is_recording
+        return Plan(
             show=self._show_or_stop,
+            parts=PARTS if looks_early else None,
+            enough=enough or has_all_prompts,
             turn_to=self.timeline.turn_to,
             record=self.progress.count(case.load.concurrency, self.journal.record_round),
             least_s=least_time_s(case, self.selection, self.context),
             power_s=case.power_s if needs_power else 0.0,
             watching=watching,
         )
+
+    def _stopping_rule(self, case: Case, launch: int) -> StoppingRule | None:
+        """Return what says whether a case has been measured enough; None for all its prompts."""
         if self.selection.is_recording:
-            return dataclasses.replace(
-                plan, enough=lambda _, look: look is Look.FULL and launch > 1
-            )
+            # The baseline needs the prompts of the extension, which a later run may replay, once.
+            return lambda _, look: look is Look.FULL and launch > 1
         acceptance = [metric for metric in self.selection.metrics_of(case) if not metric.by_launch]
         if not acceptance:
-            return plan
+            return None
         try:
             known = self.context.baselines_of(case)
-        except BaselineError:
-            return plan
-        enough = enough_for(case, acceptance, known, may_stop_early=not needs_speed)
-        return dataclasses.replace(plan, parts=None if needs_speed else PARTS, enough=enough)
+        except BaselineError:  # the verdicts of the case say so
+            return None
+        needs_speed = self.selection.needs_speed(case)
+        return enough_for(case, acceptance, known, may_stop_early=not needs_speed)
 
     def _show_or_stop(self, text: str) -> None:
         """Show what goes on, by round; stop where a signal came and its interrupt was lost."""

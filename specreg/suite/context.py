@@ -140,6 +140,7 @@ class RunContext:
 
         Cases that share a server follow one another.
         """
+        # A server is started once for all its cases, in the order in which the tier names it first.
         servers = list(dict.fromkeys(case.server for case in self.tier.cases))
         cases = sorted(self.tier.cases, key=lambda case: servers.index(case.server))
         for number in range(1, self.launches + 1):

@@ -98,6 +98,7 @@ def _case_report(result: RunResult, case: Case, records: Sequence[RunRecord]) ->
     valid = [measurement for measurement in measurements if measurement.values]
     settings = None
     expected = None
+    # A case whose models or baselines can't be read is shown, too.
     with contextlib.suppress(SpecregError):  # the case is red for it, and says why
         settings = context.settings(case)
         expected = expected_of(context.baselines_of(case), (valid or measurements)[-1:])

@@ -42,6 +42,7 @@ def record_run(
     if not result.verdicts:
         reasons = "; ".join(dict.fromkeys(result.skipped.values()))
         lines.append(f"nothing was judged: {reasons or 'no test of a case came to a verdict'}")
+    # The history first: the report shows this run as the last one of it.
     lines += _attempt(lambda: add_to_history(result))
     lines += _attempt(lambda: record_document(folder / VERDICT_FILE, run))
     try:

@@ -83,6 +83,7 @@ class GroupJudge:
         """
         row_key = (case.id, metric.name, servers.launch.number)
         if row_key not in self._rows:
+            # First, so that an error of this case is raised in its own tests.
             self.cases.measure(case, servers)
             self._judge_group(servers)
         return self.confirmation.verdicts[self._rows[row_key]]
@@ -98,6 +99,7 @@ class GroupJudge:
             except SpecregError:  # the tests of the case itself say so
                 continue
         if not self.selection.is_recording:
+            # Now, while no other server runs: a fresh launch serves all cases of the group.
             self.confirmation.confirm()
         elif launch.number == self.context.launches:
             self._record_further_launches(launch)
@@ -160,6 +162,7 @@ class GroupJudge:
         for number in range(launch.number + 1, MOST_LAUNCHES + 1):
             measurements = [measured.measurement for measured in self.cases.launches]
             undecided = self.budget.undecided(cases, metrics, measurements)
+            # The next launch is expected to take as long as the last one.
             if not undecided or launch_s >= share_s:
                 return
             began_ns = time.monotonic_ns()

@@ -53,7 +53,7 @@ def merge_shards(
     context: RunContext,
     shards: Sequence[ShardRun],
     *,
-    whole: bool,
+    missing_is_invalid: bool,
     are_workers: bool = False,
     ended_at: str = "",
 ) -> tuple[Run[MergedCases], tuple[str, ...]]:
@@ -62,7 +62,7 @@ def merge_shards(
     Args:
         context: the merged run.
         shards: what its parts have left.
-        whole: whether a case that no shard measured is INVALID; else it is left out.
+        missing_is_invalid: whether a case that no shard measured is INVALID, or left out.
         are_workers: whether they are workers of this run, on this machine.
         ended_at: when the last shard ended, by ISO 8601; empty for now.
 
@@ -88,7 +88,7 @@ def merge_shards(
         if case.id not in selection.names or case.id in selection.skipped:
             continue
         for name, error in _judge(judge, case_launch):
-            if whole:
+            if missing_is_invalid:
                 judge.note_failure(case, name, error.reason)
     if selection.is_recording:
         _read_further_launches(cases, selection.cases_of(context.tier), context.launches)
@@ -135,7 +135,7 @@ def _read_further_launches(cases: MergedCases, recorded: Sequence[Case], launche
 
 
 def merge_workers(
-    context: RunContext, *, whole: bool
+    context: RunContext, *, missing_is_invalid: bool
 ) -> tuple[Run[MergedCases], tuple[str, ...]] | None:
     """Judge what the workers of a run measured, and have all that they left in its own folder.
 
@@ -151,9 +151,9 @@ def merge_workers(
         return None
     if (context.run_folder / JOURNAL).exists():
         # The run continues what an earlier process has left in its folder.
-        own = ShardRun(folder=context.run_folder, plan=shards[0].plan, report=shards[0].report)
-        shards = [own, *shards]
-    merged = merge_shards(context, shards, whole=whole, are_workers=True)
+        earlier = ShardRun(folder=context.run_folder, plan=shards[0].plan, report=shards[0].report)
+        shards = [earlier, *shards]
+    merged = merge_shards(context, shards, missing_is_invalid=missing_is_invalid, are_workers=True)
     shutil.rmtree(folder, ignore_errors=True)
     return merged
 

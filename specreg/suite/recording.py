@@ -27,6 +27,7 @@ def speed_spreads(
             name: value for name, value in measurement.values.items() if METRICS[name].by_launch
         }
         speeds_by_case.setdefault(measurement.case.id, []).append(speeds)
+    # Launches of one case are few, so all cases of the machine tell how launches differ.
     others = [baseline for path, baseline in store.own().items() if path.stem not in speeds_by_case]
     launches = (*speeds_by_case.values(), *(baseline.launches for baseline in others))
     return pooled_spreads(launches, [baseline.noise for baseline in others])
@@ -41,12 +42,13 @@ def more_launches_decide(metric: Metric, case: Case, launches: int, spread: Spre
         launches: how many were recorded so far.
         spread: how the launches differ.
     """
+    # Further launches are taken to differ as much as those so far, which are then better known.
     freedom = spread.freedom + MOST_LAUNCHES - launches
     most_spread = dataclasses.replace(spread, freedom=freedom)
     allowed_frac = metric.allowed_frac(case)
-    now = detectable(metric, allowed_frac, launches, spread)
+    current = detectable(metric, allowed_frac, launches, spread)
     with_most = detectable(metric, allowed_frac, MOST_LAUNCHES, most_spread)
-    return with_most.decides and not now.decides
+    return with_most.decides and not current.decides
 
 
 @dataclass(slots=True, kw_only=True)

@@ -94,7 +94,6 @@ class Run(Generic[CasesT]):
     def result(self) -> RunResult:
         """Return what the run came to so far."""
         launches = tuple(self.cases.launches)
-        now = self.context.clock.now().isoformat(timespec="seconds")
         return RunResult(
             context=self.context,
             selection=self.selection,
@@ -104,14 +103,20 @@ class Run(Generic[CasesT]):
             skipped={**self.selection.skipped, **self.judge.skipped},
             retried=tuple(self.cases.retried),
             time=self.cases.time,
-            ended_at=self.ended_at or now,
+            ended_at=self.ended_at or _now(self.context),
             driver_version=self.cases.driver_version,
             torch_version_of=self.cases.torch_version,
             is_merged=self.is_merged,
         )
 
 
+def _now(context: RunContext) -> str:
+    """Return the time of day of a run, by ISO 8601 in UTC."""
+    return context.clock.now().isoformat(timespec="seconds")
+
+
 def empty_result(context: RunContext, selection: Selection) -> RunResult:
     """Return the result of a run that ended before it started."""
-    now = context.clock.now().isoformat(timespec="seconds")
-    return RunResult(context=context, selection=selection, skipped=selection.skipped, ended_at=now)
+    return RunResult(
+        context=context, selection=selection, skipped=selection.skipped, ended_at=_now(context)
+    )

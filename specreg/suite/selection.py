@@ -86,7 +86,9 @@ class Selection:
         """Return why a test is skipped; empty if it runs."""
         if case.id in self.skipped:
             return self.skipped[case.id]
-        return self.unpowered.get(case.id, "") if _is_power(subject) else ""
+        if _is_power(subject):
+            return self.unpowered.get(case.id, "")
+        return ""
 
 
 def subjects_of(
@@ -126,6 +128,7 @@ def select(
     cases = {case.id: case for case, _ in tests}
     unfetched = _unfetched(cases, context) if asks_hub else {}
     skipped = dict(why_unfit(context))
+    # Where the tier is required, a model that can't be fetched is an error and no reason to skip.
     if context.skips_unfetched:
         skipped = {**unfetched, **skipped}
         unfetched = {}
@@ -135,11 +138,12 @@ def select(
     for case, subject in tests:
         if case.id in skipped:
             continue
-        why_no_power = context.provision.why_no_power(case.server) if _is_power(subject) else ""
-        if why_no_power:
-            unpowered[case.id] = why_no_power
-        else:
-            names.setdefault(case.id, set()).add(subject.name)
+        if _is_power(subject):
+            why_no_power = context.provision.why_no_power(case.server)
+            if why_no_power:
+                unpowered[case.id] = why_no_power
+                continue
+        names.setdefault(case.id, set()).add(subject.name)
     return Selection(
         names=names,
         skipped=skipped,

@@ -37,6 +37,7 @@ def start_run(
         SpecregError: another process still writes the run that is continued, or the disk refuses.
     """
     journal = Journal(context.run_folder / JOURNAL)
+    # Before anything is read: another process might still add to what is resumed.
     journal.hold()
     record_document(context.run_folder / PLAN, plan_of(context, selection, shards))
     # What workers of the same run left counts as well: one of them may have died.

@@ -52,7 +52,7 @@ def read_plan(machine: MergingMachine, shard: Path, folder: Path, content: bytes
     copy = shard_with(shard, folder, PLAN, content)
     shards = [load_shard(copy)]
     context = open_merged(machine.root, Options(), shards, folder / "merged")
-    merge_shards(context, shards, whole=True)
+    merge_shards(context, shards, missing_is_invalid=True)
     assert (folder / "merged").is_dir()
     assert context.environment.name == context.store.path("x").parent.name
 
@@ -88,7 +88,7 @@ def read_merged_journal(machine: MergingMachine, shard: Path, folder: Path, cont
     copy = shard_with(shard, folder, JOURNAL, content)
     shards = [load_shard(copy)]
     context = open_merged(machine.root, Options(), shards, folder / "merged")
-    run, _ = merge_shards(context, shards, whole=True)
+    run, _ = merge_shards(context, shards, missing_is_invalid=True)
     msgspec.json.encode(run.judge.verdicts)
 
 
