@@ -13,6 +13,7 @@ import specreg
 from specreg.acceptance.record import AcceptanceRecord
 from specreg.baselines import schema
 from specreg.baselines.comparison import change_of_acceptance, devices_of, why_held_back
+from specreg.baselines.packages import record_packages
 from specreg.baselines.schema import Baseline, load_baseline
 from specreg.baselines.store import BaselineStore
 from specreg.core.errors import BaselineError, InvalidMeasurementError
@@ -23,6 +24,7 @@ from specreg.matrix.case import Case, CaseSettings
 from specreg.matrix.models import model_sha256
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, SPOILS, Family, Invalid, render_invalid
+from specreg.servers.installer import packages_sha256
 from specreg.stats.intervals import LEVELS, Look
 from specreg.telemetry.identity import Environment
 from specreg.telemetry.sensor import SCRIPTED
@@ -113,6 +115,7 @@ def record_measurements(
             noise=kept.noise if kept else {},
         )
     )
+    record_packages(path.parent, measurements[0].packages)
     record_baseline(path, baseline)
     left_out = ""
     if invalid:
@@ -151,6 +154,7 @@ def _provenance_of(
         reason=notes.reason or usual_reason,
         driver_version=notes.driver_version,
         torch_version=notes.torch_version,
+        packages_sha256=packages_sha256(measurement.packages),
     )
 
 

@@ -53,6 +53,8 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         reason: what `--reason` said, else the engine, its version and the commit.
         driver_version: the version of the GPU's driver; empty without one.
         torch_version: the version of torch in the engine's environment.
+        packages_sha256: the checksum of all packages in it, whose list is in the folder `packages`
+            under the first 16 characters; empty if they aren't known.
     """
 
     engine_version: str
@@ -63,6 +65,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     reason: str
     driver_version: str = ""
     torch_version: str = ""
+    packages_sha256: str = ""
 
 
 class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -321,6 +324,8 @@ def render_baseline(baseline: Baseline) -> str:
     content = msgspec.to_builtins(baseline)
     if baseline.environment.power_limit_w == 0:
         del content["environment"]["power_limit_w"]
+    if not baseline.provenance.packages_sha256:
+        del content["provenance"]["packages_sha256"]
     return _render(content, "") + "\n"
 
 

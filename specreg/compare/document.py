@@ -4,11 +4,13 @@ import datetime as dt
 from collections.abc import Iterator
 from pathlib import Path
 
+from specreg.baselines.packages import render_differences
 from specreg.compare.gate import Gate
 from specreg.compare.judging import Decision
 from specreg.compare.pairs import COMPARED, Pair, Side
 from specreg.core.errors import ReportError
 from specreg.measurement.figures import Figures, figures_of
+from specreg.measurement.measure import Measurement
 from specreg.report.document import (
     FILE_NAME,
     ArmReport,
@@ -123,12 +125,32 @@ def _case_report(gate: Gate, pair: Pair, decision: Decision, command: str) -> Ca
     )
 
 
+def _differing_packages(gate: Gate) -> Iterator[str]:
+    """Name the packages that differ between sides of one version of an engine."""
+    for pair in gate.pairs:
+        a, b = (_last_measurement(gate, pair, side) for side in COMPARED)
+        if a is None or b is None or a.engine_version != b.engine_version:
+            continue
+        changes = render_differences(a.packages, b.packages)
+        if a.packages and b.packages and changes:
+            engine = f"{pair.b.server.engine} {b.engine_version}"
+            yield f"both sides are {engine}, with other packages, of A and of B: {changes}"
+
+
 def _last_figures(gate: Gate, pair: Pair, side: Side) -> Figures | None:
     """Return the figures of a side's last launch that was measured; None if none was."""
     for launch in reversed(gate.launches):
         is_of_side = (launch.pair_id, launch.side) == (pair.id, side)
         if is_of_side and launch.measurement is not None:
             return figures_of(launch.measurement, launch.number)
+    return None
+
+
+def _last_measurement(gate: Gate, pair: Pair, side: Side) -> Measurement | None:
+    """Return the last measurement of a side; None if there is none."""
+    for launch in reversed(gate.launches):
+        if (launch.pair_id, launch.side) == (pair.id, side) and launch.measurement is not None:
+            return launch.measurement
     return None
 
 
@@ -164,6 +186,7 @@ def _remarks(gate: Gate) -> Iterator[str]:
             figures = _last_figures(gate, pair, side)
             if figures is not None:
                 yield from workload_remarks(figures, side)
+    yield from dict.fromkeys(_differing_packages(gate))
     for launch in gate.launches:
         if launch.failed is not None:
             yield f"side {launch.side}, launch {launch.number}, {launch.pair_id}: {launch.failed}"

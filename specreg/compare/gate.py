@@ -55,6 +55,7 @@ from specreg.measurement.arm import Arm
 from specreg.measurement.journal import Journal, Key, load_journal
 from specreg.measurement.measure import Plan, measure, workload_of
 from specreg.report.vocabulary import declare_vocabulary
+from specreg.servers.installer import packages_sha256
 from specreg.servers.launch import ServerStart
 from specreg.servers.provision import Origin, Provision, parse_origin, provision_side
 from specreg.servers.server import StartedServer
@@ -326,6 +327,7 @@ class Gate:
             environment=self.environment.name,
             engine=self.installed[side.is_b],
             files_sha256=" ".join(checksums),
+            packages_sha256=packages_sha256(self.sources[side.is_b].packages(spec)),
         )
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import filelock
 import msgspec
@@ -41,6 +41,10 @@ from specreg.stats.intervals import Look
 from specreg.stats.percentiles import TimeHistogram
 from specreg.telemetry.power_record import PowerRecord
 
+_PackageLine = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[^\x00-\x1f\x7f]+$")]
+"""A line of `uv pip freeze`, which a baseline's list of packages takes over."""
+_MOST_PACKAGES = 10_000
+
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
     """What has to be equal for a measurement of an earlier run to be taken over.
@@ -53,6 +57,8 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
         environment: the environment in which it is measured.
         engine: the engine's installed packages, or the interpreter that has them.
         files_sha256: a checksum of the prompts and of the models' files.
+        packages_sha256: the checksum of the packages in the engine's environment; empty if they
+            aren't known.
     """
 
     case: str
@@ -62,6 +68,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     environment: str
     engine: str
     files_sha256: str
+    packages_sha256: str = ""
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True, tag="Begun"):
@@ -107,6 +114,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     look: str = Look.FULL.name
     power: PowerRecord | None = None
     invalid: dict[Family, Invalidity] = {}
+    packages: Annotated[tuple[_PackageLine, ...], msgspec.Meta(max_length=_MOST_PACKAGES)] = ()
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -206,6 +214,7 @@ class Journal:
         control_lags = tuple(part.lags for part in replay.control_rounds)
         ended = Ended(
             engine_version=measurement.engine_version,
+            packages=measurement.packages,
             target=measurement.target,
             draft=measurement.draft,
             lags=(lags, control_lags),
@@ -336,6 +345,7 @@ def _measurement(
     return Measurement(
         case=case,
         engine_version=line.engine_version,
+        packages=line.packages,
         target=line.target,
         draft=line.draft,
         replay=replay,

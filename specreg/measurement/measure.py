@@ -128,6 +128,7 @@ class Measurement:
         engine_version: the version that the server reports.
         target: the target model that was served: a folder or a hub id.
         draft: the draft model; None without one.
+        packages: the packages of the server's environment, as `uv pip freeze` says them.
         replay: all rounds; None if the figures of no family mean anything, or if another arm
             failed before they were complete.
         values: the valid metrics that have a value, by name.
@@ -139,6 +140,7 @@ class Measurement:
     engine_version: str
     target: str
     draft: str | None
+    packages: tuple[str, ...] = ()
     replay: Replay | None = None
     values: Mapping[str, float] = field(default_factory=dict)
     invalid: Invalid = field(default_factory=dict)
@@ -288,6 +290,7 @@ def _measurement_of(
         engine_version=server.engine_version,
         target=server.target,
         draft=server.draft,
+        packages=server.packages,
         replay=replay,
         values=values,
         invalid=invalid,

@@ -5,14 +5,16 @@ an index of packages. An engine's environment would then depend on where it was 
 """
 
 import functools
+import hashlib
 import os
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import uv
 
 from specreg.core.processes import start_process, stop_process
+from specreg.core.redaction import hide
 
 _CONFIG_FILE = "UV_CONFIG_FILE"
 _INDEXES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL")
@@ -69,12 +71,21 @@ def run_uv(log_path: Path, *arguments: str) -> None:
 
 @functools.cache
 def installed_packages(python: str) -> tuple[str, ...]:
-    """Return what `uv pip freeze` says of an interpreter; nothing if that can't be run."""
+    """Return what `uv pip freeze` says of an interpreter; nothing if that can't be run.
+
+    A package of another place than an index has its URL, which may hold a password.
+    """
     command = uv_command("pip", "freeze", "--python", python)
     done = subprocess.run(  # noqa: S603 - our own arguments, no shell
         command, check=False, capture_output=True, text=True, env=uv_variables(os.environ)
     )
-    return tuple(done.stdout.splitlines()) if done.returncode == 0 else ()
+    lines = done.stdout.splitlines() if done.returncode == 0 else []
+    return tuple(map(hide, lines))
+
+
+def packages_sha256(packages: Sequence[str]) -> str:
+    """Return the checksum of the packages of an environment; empty without any."""
+    return hashlib.sha256("\n".join(packages).encode()).hexdigest() if packages else ""
 
 
 def differing_packages(before: Iterable[str], after: Iterable[str]) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from specreg.matrix.case import Case, Load, ServerSpec
 from specreg.matrix.models import served_models, widen_models
 from specreg.servers.attach import attach_server
 from specreg.servers.gpu_lease import GpuClaim, lease_gpus
+from specreg.servers.installer import installed_packages
 from specreg.servers.memory import fit_together, gpu_memory
 from specreg.servers.provision import Provision
 from specreg.servers.server import POLL_S, Server, StartedServer, ready_server
@@ -180,6 +181,7 @@ class ServerStart:
             target=target,
             draft=draft,
             engine_version="",
+            packages=installed_packages(self._python) if self._python else (),
             process=self._start(engine, options, log_path),
         )
 

@@ -20,7 +20,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +47,7 @@ from specreg.matrix.case import Case, ServerSpec
 from specreg.servers.installer import (
     differing_packages,
     installed_packages,
+    packages_sha256,
     run_uv,
     uv_command,
     uv_variables,
@@ -131,11 +132,6 @@ class EnvironmentRecord(msgspec.Struct, frozen=True, kw_only=True):
     torch_source: str
     packages: tuple[str, ...]
     packages_sha256: str
-
-
-def packages_sha256(packages: Sequence[str]) -> str:
-    """Return the checksum of the packages of an environment; empty without any."""
-    return hashlib.sha256("\n".join(packages).encode()).hexdigest() if packages else ""
 
 
 def _record_environment(python: Path, torch_source: str) -> None:
@@ -344,8 +340,18 @@ class Provision:
         return " ".join(filter(None, where))
 
     def packages(self, spec: ServerSpec) -> tuple[str, ...]:
-        """Return the packages that a server runs with; nothing if they aren't known."""
-        python, _ = self.environment(spec)
+        """Return the packages that a server runs with, if its environment is there.
+
+        Returns:
+            The lines of `uv pip freeze`; nothing if the environment isn't made yet or isn't known.
+        """
+        python = self.python or ""
+        if self.url is not None or engine_named(spec.engine).program is not None:
+            return ()
+        if not python:
+            requirement = self.requirement(spec)
+            if environment_exists(requirement):
+                python = str(interpreter_of(requirement))
         return installed_packages(python) if python else ()
 
     def torch_version(self, spec: ServerSpec) -> str:

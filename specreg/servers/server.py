@@ -64,6 +64,8 @@ class Server:
         model: the name that the model is served under; unique if specreg started the server.
         target, draft: what the spec's references stood for: folders or hub ids.
         engine_version: the version that the server reports.
+        packages: the packages of its environment, as `uv pip freeze` says them; nothing if they
+            aren't known.
     """
 
     spec: ServerSpec
@@ -73,6 +75,7 @@ class Server:
     target: str
     draft: str | None
     engine_version: str
+    packages: tuple[str, ...] = ()
 
     @property
     def endpoint(self) -> Endpoint:

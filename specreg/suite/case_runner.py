@@ -183,9 +183,7 @@ class CaseRunner:
             # The control is there for the speedup alone.
             servers = servers.without_control
         measurement = self._retry(
-            lambda: self._measure_once(case, key, servers),
-            servers,
-            remark=f"{name}: measured again",
+            lambda: self._measure_once(case, servers), servers, remark=f"{name}: measured again"
         )
         if any(invalidity.code == HungError.code for invalidity in measurement.invalid.values()):
             servers.stop()  # a server that hangs isn't used again
@@ -225,7 +223,7 @@ class CaseRunner:
                 servers.stop()
                 raise
 
-    def _measure_once(self, case: Case, key: Key, servers: ServerSet) -> Measurement:
+    def _measure_once(self, case: Case, servers: ServerSet) -> Measurement:
         """Measure a case beside its control, and record it in the journal."""
         running = self._started(servers)
         arms = [Arm(case=case, server=running[0])]
@@ -236,7 +234,8 @@ class CaseRunner:
             is_warm = workload in control.warm_for
             arms.append(Arm(case=plain_case, server=running[1], required=False, warm=is_warm))
         name = servers.launch.case_id(case)
-        self.journal.begin(key)
+        # Once its server is up: a first run has made the environment meanwhile.
+        self.journal.begin(self._key(case, servers.launch.number))
         with (
             self.timeline.during(Phase.MEASURING, servers.launch.id, of=name),
             self._watching(case, name) as watching,
@@ -414,7 +413,7 @@ class CaseRunner:
                 servers,
                 remark=f"{name}: {check.name} checked again",
             )
-            self.journal.note_check(key, check.name, verdict)
+            self.journal.note_check(self._key(case, launch.number), check.name, verdict)
             return verdict
 
     def _check_once(self, check: CorrectnessCheck, case: Case, servers: ServerSet) -> Verdict:

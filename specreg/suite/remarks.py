@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from specreg.acceptance.record import Source
+from specreg.baselines.packages import package_remarks
 from specreg.core.errors import SpecregError
 from specreg.matrix.case import Case
 from specreg.matrix.tier import load_tier, tier_names
@@ -36,6 +37,7 @@ def remarks_of(result: RunResult) -> Iterator[str]:
     history = load_history(result.context.history_path)
     if history.problem:
         yield history.problem
+    yield from _packages(result)
     for case in result.cases:
         yield from _headroom(result, case, history.of(case.id))
     is_green = bool(result.verdicts) and not any(verdict.fails for verdict in result.verdicts)
@@ -63,6 +65,17 @@ def _fewer_prompts(cases: Sequence[Case]) -> Iterator[str]:
     counts = " to ".join(map(str, sorted({min(prompts), max(prompts)})))
     compared = "acceptance was compared over those that its baseline has too, speed wasn't"
     yield f"--num-prompts left {counts} prompts of a case: {compared}"
+
+
+def _packages(result: RunResult) -> Iterator[str]:
+    """Name the packages that differ from those of the baselines, once for each environment."""
+    remarks: dict[str, None] = {}
+    for measurement in result.measurements:
+        baseline = exact_baseline(result.context, measurement.case)
+        if baseline is not None:
+            folder = result.context.store.path(measurement.case.id).parent
+            remarks |= dict.fromkeys(package_remarks(folder, measurement, baseline))
+    yield from remarks
 
 
 def _headroom(result: RunResult, case: Case, records: Sequence[RunRecord]) -> Iterator[str]:

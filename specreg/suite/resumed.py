@@ -11,6 +11,7 @@ from specreg.matrix.models import model_sha256, resolve_model
 from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.journal import Key, load_checks, load_journal
 from specreg.measurement.measure import Measurement
+from specreg.servers.installer import packages_sha256
 from specreg.suite.context import RunContext
 from specreg.suite.selection import Selection
 
@@ -68,4 +69,5 @@ def journal_key(case: Case, launch: int, selection: Selection, context: RunConte
         environment=context.environment.name,
         engine=f"{context.provision.python or ''} {requirement.pin}".strip(),
         files_sha256=" ".join((prompts_sha256(prompts), *map(model_sha256, models))),
+        packages_sha256=packages_sha256(context.provision.packages(spec)),
     )

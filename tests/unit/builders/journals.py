@@ -72,7 +72,8 @@ def journaled(
         power=builders.power(),
     )
     measured = builders.measurement(values_of(case, replay), case=case)
-    measurement = dataclasses.replace(measured, replay=replay)
+    packages = ("numpy==2.4.6", "vllm @ file:///wheels/vllm.whl")
+    measurement = dataclasses.replace(measured, replay=replay, packages=packages)
     journal.end(measurement)
     journal.close()
     return measurement

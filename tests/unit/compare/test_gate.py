@@ -249,6 +249,26 @@ def test_the_document_says_on_which_side_answers_never_left_the_thought(here: Ga
     assert remark.startswith(f"'{pair.b.id}', side B: 1 of 1 answers never left the thought")
 
 
+@pytest.mark.parametrize("version", ["0.32.0", "0.31.0"])
+def test_the_document_names_the_packages_that_differ_between_sides_of_one_version(
+    here: GateOptions, version: str
+) -> None:
+    gate = opened(here)
+    (pair, *_) = gate.pairs
+    packages = {Side.A: ("numpy==2.4.5", "six==1.17.0"), Side.B: ("numpy==2.4.6", "six==1.17.0")}
+    for side in COMPARED:
+        launched = launch(side, 1, pair=pair, version=version if side.is_b else "0.32.0")
+        assert launched.measurement is not None
+        measured = dataclasses.replace(launched.measurement, packages=packages[side])
+        gate.launches.append(dataclasses.replace(launched, measurement=measured))
+    named = [remark for remark in record_gate(gate, command="").remarks if "numpy" in remark]
+    engine = pair.b.server.engine
+    expected = (
+        f"both sides are {engine} 0.32.0, with other packages, of A and of B: numpy 2.4.5 and 2.4.6"
+    )
+    assert named == ([expected] if version == "0.32.0" else [])
+
+
 def test_the_document_says_what_was_measured_and_how(here: GateOptions) -> None:
     said: list[str] = []
     gate = opened(dataclasses.replace(here, tolerances=["step_p50_ms=0.1"], show=said.append))

@@ -7,8 +7,10 @@ import msgspec
 import pytest
 
 from specreg.acceptance.record import Source
+from specreg.baselines.packages import record_packages
 from specreg.core.reasons import Reason
 from specreg.report.progress import RunProgress
+from specreg.servers.installer import packages_sha256
 from specreg.suite.case_runner import CaseRunner
 from specreg.suite.document import run_verdict
 from specreg.suite.finish import add_to_history
@@ -58,6 +60,23 @@ def test_a_torn_history_is_named(tmp_path: Path) -> None:
     (remark,) = remarks_of(run.result())
 
     assert remark.endswith("1 line(s) can't be read; the rest is shown")
+
+
+def test_packages_other_than_those_of_the_baseline_are_named(tmp_path: Path) -> None:
+    context = runs.context(tmp_path)
+    launch, baseline = runs.record(context)
+    packages = ("numpy==2.4.5",)
+    provenance = msgspec.structs.replace(
+        baseline.provenance, packages_sha256=packages_sha256(packages)
+    )
+    record_packages(context.store.path(builders.CASE.id).parent, packages)
+    builders.record(context.store.folder, msgspec.structs.replace(baseline, provenance=provenance))
+    measured = dataclasses.replace(launch, packages=("numpy==2.4.6",))
+
+    remarks = list(remarks_of(runs.measured_run(context, measured).result()))
+
+    words = "vllm 0.32.0 had other packages when its baseline was recorded, then and now:"
+    assert remarks == [f"{words} numpy 2.4.5 and 2.4.6"]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from specreg.matrix.case import ServerSpec
 from specreg.measurement.journal import Key
+from specreg.servers.provision import Provision
 from specreg.suite.resumed import journal_key, load_resumed
 from tests.unit import builders
 from tests.unit.builders import runs
@@ -33,6 +35,27 @@ def test_a_measurement_in_other_circumstances_is_another_one(tmp_path: Path) -> 
     ]
 
     assert len(set(keys)) == len(keys)
+
+
+def test_a_measurement_in_another_environment_of_the_same_version_is_another_one(
+    tmp_path: Path,
+) -> None:
+    context = runs.context(tmp_path)
+    everything = runs.everything(context)
+
+    def key_with(*packages: str) -> Key:
+        class OtherProvision(Provision):
+            def packages(self, spec: ServerSpec) -> tuple[str, ...]:
+                del spec
+                return packages
+
+        other = OtherProvision(on_gpu=False, show=lambda _: None)
+        with_packages = dataclasses.replace(context, provision=other)
+        return journal_key(builders.CASE, 1, everything, with_packages)
+
+    assert key_with("numpy==2.4.6") == key_with("numpy==2.4.6")
+    assert key_with("numpy==2.4.6") != key_with("numpy==2.4.5")
+    assert key_with() == journal_key(builders.CASE, 1, everything, context)
 
 
 def key_in(folder: Path, *, target: str, draft: str, prompts: str, weights: str) -> Key:
