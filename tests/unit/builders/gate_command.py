@@ -10,7 +10,7 @@ import psutil
 from specreg.report.document import Report, load_report
 from tests.doubles.vllm.script import Script, record_script
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MATRIX = """
 needs_gpus = 0
 
