@@ -105,7 +105,7 @@ def _case_report(result: RunResult, case: Case, records: Sequence[RunRecord]) ->
     shown = shown_launch(result.launches, case.id)
     figures = shown.figures if shown else None
     torch_version = ""
-    if measurements and result.selection.is_recording:
+    if measurements and context.is_recording:
         torch_version = result.torch_version_of(case)
     options = _with_engine_version(context.store.options, figures)
     return CaseReport(

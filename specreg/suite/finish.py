@@ -126,7 +126,7 @@ def render_end(
         color: whether to write in colour.
     """
     context = result.context
-    is_recording = result.selection.is_recording or context.is_recording
+    is_recording = context.is_recording
     parts = [_render_verdicts(result, is_recording=is_recording, color=color), *lines]
     parts.append(render_figures(last_launches(result.figures), color=color))
     parts.append(render_times(result.time, color=color))

@@ -31,7 +31,7 @@ def remarks_of(result: RunResult) -> Iterator[str]:
     yield from _estimate(result)
     for figures in last_launches(result.figures):
         yield from workload_remarks(figures)
-    if result.selection.is_recording:
+    if result.context.is_recording:
         return
     yield from _fewer_prompts(result.cases)
     history = load_history(result.context.history_path)

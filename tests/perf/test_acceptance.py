@@ -1,4 +1,4 @@
-"""The product: what was drafted and accepted, held against the baselines."""
+"""Acceptance length and rate of each case stay within tolerance of the baselines."""
 
 import pytest
 

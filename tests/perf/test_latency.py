@@ -1,4 +1,4 @@
-"""The product: the time to the first token and per token, held against the baselines."""
+"""The time to the first token and the time per token stay within tolerance of the baselines."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The product: speculation changes no token, and draws as its target does."""
+"""Speculation changes no token, and samples as its target does."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The product: the steps are those that text and models give; with `--specreg-oracle`."""
+"""The engine takes the steps that its models and the text give; with `--specreg-oracle`."""
 
 import pytest
 

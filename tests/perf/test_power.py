@@ -1,4 +1,4 @@
-"""The product: what the server's devices drew, held against the baselines."""
+"""The energy and the power of the servers' devices stay within tolerance of the baselines."""
 
 import pytest
 

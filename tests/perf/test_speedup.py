@@ -1,4 +1,4 @@
-"""The product: the gain over no speculation, held against the baselines."""
+"""The gain over a server without speculation stays within tolerance of the baselines."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The product: tokens per second, held against the baselines; and the rounds, as a benchmark."""
+"""Tokens per second stay within tolerance of the baselines; the rounds are a benchmark."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import pytest
 from specreg.verdicts.verdict import Verdict
 
 MOMENTS_S: deque[float] = deque()
-"""What pytest-benchmark's timer says next, as a round begins and as it ends."""
+"""The moments that pytest-benchmark's timer returns next: the start and the end of each round."""
 
 
 class Benchmark(Protocol):
