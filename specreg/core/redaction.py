@@ -109,16 +109,6 @@ def declare_words(words: Iterable[str]) -> None:
     _WORDS[0] = "\n".join(sorted(known.union(words)))
 
 
-def secrets_in(environment: Mapping[str, str], arguments: Sequence[str] = ()) -> frozenset[str]:
-    """The values of variables and arguments that are hidden.
-
-    Of variables as `HF_TOKEN`, and of a command line's `--api-key X`, `--api-key=X`, `api_key=X`
-    and JSON with such names; several values may follow one name.
-    """
-    named = _named_values(environment, arguments)
-    return frozenset(secret.value for secret in named if not _why_unhidden(secret.value))
-
-
 def known_secrets() -> tuple[str, ...]:
     """All that is to be hidden wherever it occurs, in each way of writing it, the longest first."""
     return _known(tuple(os.environ.items()), frozenset(_LEARNT), _WORDS[0])
