@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -16,6 +16,8 @@ from specreg.engines.methods import Setting, Spelling, Tree
 from specreg.engines.wire_format import TokenApi, WireFormat
 
 Positive = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
+ModelRunner = Literal["v1", "v2"]
+"""The part of vLLM that runs the steps of a model, of which it has an old and a new one."""
 
 
 class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -99,10 +101,15 @@ class LaunchSettings(ServerSettings):
     Attributes:
         gpu_memory_frac: the most of a GPU's memory that the server may take, 0..1; half or less
             where a control stands beside it. It isn't compared with the baseline's.
+        model_runner: `"v1"` or `"v2"`, which of vLLM's model runners the server has; without it
+            vLLM chooses by its version, the method and the model. One that is named is part of
+            the case's id.
     """
 
     # Which share is enough differs from GPU to GPU, so it is no setting of a baseline.
     gpu_memory_frac: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.4
+    # It is part of the id, and so of the name of the baseline.
+    model_runner: ModelRunner | None = None
 
 
 def taken(kind: type[Any], source: object) -> dict[str, Any]:
@@ -239,6 +246,7 @@ class Engine(ABC):
             large its KV cache is.
         pinned_on_gpu, pinned_on_cpu: the methods whose acceptance it can pin there.
         compiles: whether its servers compile kernels with nvcc on a GPU.
+        has_model_runners: whether a server can be told which model runner to take.
     """
 
     name: ClassVar[str]
@@ -258,6 +266,7 @@ class Engine(ABC):
     pinned_on_gpu: ClassVar[Collection[str]] = ()
     pinned_on_cpu: ClassVar[Collection[str]] = ()
     compiles: ClassVar[bool] = False
+    has_model_runners: ClassVar[bool] = False
 
     @abstractmethod
     def requirement(self, *, on_gpu: bool) -> Requirement:
@@ -281,8 +290,30 @@ class Engine(ABC):
         """The methods whose acceptance it can pin to a length."""
         return self.pinned_on_gpu if on_gpu else self.pinned_on_cpu
 
-    def check(self, settings: ServerSettings) -> None:
-        """Raise an UnsupportedError where no server can be started with such settings."""
+    def shared_runner(self, method: str, version: str) -> ModelRunner | None:
+        """Return the model runner that a control has to be told to have that of a method's server.
+
+        Args:
+            method: the method of the server beside the control.
+            version: the version of the engine; one that can't be read counts as the newest.
+
+        Returns:
+            None if both have the same one by themselves.
+        """
+        del method, version
+        return None
+
+    def check(self, settings: LaunchSettings) -> None:
+        """Check that a server can be started with such settings.
+
+        Raises:
+            UnsupportedError: the engine can't spread a model so, or has no model runner to choose.
+        """
+        if settings.model_runner is not None and not self.has_model_runners:
+            raise UnsupportedError(
+                f"model_runner = {settings.model_runner}: engine '{self.name}' has one only; leave"
+                " it out"
+            )
         parallel = settings.parallel
         for name in Parallel.__struct_fields__:
             value, allowed = getattr(parallel, name), {getattr(ALONE, name)}

@@ -28,8 +28,8 @@ from specreg.engines.engine import (
     Fetch,
     Identity,
     LaunchOptions,
+    LaunchSettings,
     Requirement,
-    ServerSettings,
     ServerVersion,
 )
 from specreg.engines.wire_format import (
@@ -142,13 +142,14 @@ class Triton(Engine):
     version_path: ClassVar = "/v2"
     spreads: ClassVar = vllm.Vllm.spreads - {"ray"}
     wire_format: ClassVar = TritonWireFormat()
+    has_model_runners: ClassVar = True
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
         """Nothing that could be installed; the name stands for it in the journal."""
         del on_gpu
         return Requirement(package="tritonserver", version="")
 
-    def check(self, settings: ServerSettings) -> None:
+    def check(self, settings: LaunchSettings) -> None:
         """Refuse arguments without a name too."""
         super().check(settings)
         for argument in settings.engine_args:

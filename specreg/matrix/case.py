@@ -264,13 +264,16 @@ class ServerSpec(LaunchSettings):
     def id(self) -> str:
         """The name, such as `vllm-eagle3-tiny`.
 
-        An unusual number of drafts adds `-k5`, and a pinned acceptance length `-al2.5`.
+        An unusual number of drafts adds `-k5`, a pinned acceptance length `-al2.5`, and a model
+        runner that was chosen `-v1`.
         """
         name = f"{self.engine}-{self.method}-{self.models}"
         if self.draft_tokens not in {0, USUAL_DRAFT_TOKENS}:
             name += f"-k{self.draft_tokens}"
         if self.pinned_length_tokens:
             name += f"-al{self.pinned_length_tokens:g}"
+        if self.model_runner is not None:
+            name += f"-{self.model_runner}"
         return name
 
     @property

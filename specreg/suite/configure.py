@@ -83,9 +83,34 @@ def load_cases(root: Path, options: Options, name: str) -> Tier:
     if options.num_prompts is not None:
         cases = tuple(case.replaying(options.num_prompts) for case in tier.cases)
         tier = replace(tier, cases=cases)
+    if tier.needs_gpus:
+        cases = tuple(_with_shared_runner(case, options.engine_version) for case in tier.cases)
+        tier = replace(tier, cases=cases)
     for case in tier.cases:
         check_allowed(case, tier.places[case.id])
     return tier
+
+
+def _with_shared_runner(case: Case, version: str | None) -> Case:
+    """Return a case whose control is told to take the model runner that the case will have.
+
+    By two runners a speedup would be what speculation gains and what the runners differ by.
+
+    Args:
+        case: the case, which runs on a GPU.
+        version: the version of the engine that was asked for; None for the engine's own.
+    """
+    server = case.server
+    if case.control is None or server.model_runner is not None:
+        return case
+    engine = engine_named(server.engine)
+    if not engine.has_model_runners:
+        return case
+    version = version or engine.requirement(on_gpu=True).version
+    runner = engine.shared_runner(server.method, version)
+    if runner is None:
+        return case
+    return replace(case, control=replace(case.control, model_runner=runner))
 
 
 def open_context(

@@ -32,6 +32,7 @@ NOT_COMPARED = {
     "widen": "the widened target's files are compared",
     "sizes": "what a pair says of its memory changes no measurement",
     "gpu_memory_frac": "which share of a GPU is enough differs by GPU",
+    "model_runner": "one that is named is part of the case's id, and so of the baseline's name",
     "server": "its fields are compared one by one",
     "control": "its own baseline is compared",
     "load": "its fields are compared one by one",
@@ -50,6 +51,7 @@ NOT_COMPARED = {
 OTHERS = {
     "parallel": Parallel(tensor=2),
     "tree": Tree(branches=2, drafted_tokens=6),
+    "model_runner": "v1",
     "limits": Limits(tpot_ms=20.0),
     "sizes": Sizes(target_gib=1.0, draft_gib=0.0, token_kib=0.0),
     "widen": "1b",
@@ -135,6 +137,7 @@ WRITTEN = {
     "pinned_length_tokens": '2.5\nacceptance = "pinned"',
     "engine_args": '["--other"]',
     "history_reply": '"stripped"',
+    "model_runner": '"v1"',
     "form": '"completions"',
     "prompts": "9",
     "burstiness": "2.0",

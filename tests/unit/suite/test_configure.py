@@ -62,3 +62,26 @@ def test_what_cannot_be_is_refused_by_name(
         opened(tmp_path, **given)
     assert words in str(caught.value)
     assert not (tmp_path / "runs").exists()
+
+
+def controls_of(context: RunContext) -> list[str]:
+    """The controls of the cases that have one."""
+    return [case.control.id for case in context.tier.cases if case.control is not None]
+
+
+@pytest.mark.parametrize(
+    ("version", "gpus", "control"),
+    [
+        ("0.31.0", 1, "vllm-none-pair-v1"),
+        ("0.32.0", 1, "vllm-none-pair"),
+        ("0.31.0", 0, "vllm-none-pair"),  # without a GPU all are run by V1
+    ],
+)
+def test_case_and_control_have_the_same_model_runner_on_a_gpu(
+    tmp_path: Path, version: str, gpus: int, control: str
+) -> None:
+    """vLLM 0.31 runs `ngram` by V1 and a server without speculation by V2, 0.32 both by V2."""
+    context = opened(tmp_path, gpus=gpus, method="ngram", engine_version=version)
+    assert controls_of(context) == [control]
+    case_ids = [case.id for case in context.tier.cases]
+    assert case_ids == ["vllm-none-pair-toy-c4", "vllm-ngram-pair-toy-c4"]

@@ -1,0 +1,61 @@
+"""Which of vLLM's model runners a server has, and what it means for the server beside it."""
+
+import dataclasses
+
+import pytest
+
+from specreg.core.errors import UnsupportedError
+from specreg.engines.engine import ModelRunner
+from specreg.engines.registry import ENGINES
+from tests.unit import builders
+
+VLLM = ENGINES["vllm"]
+TOLD = "VLLM_USE_V2_MODEL_RUNNER"
+
+
+@pytest.mark.parametrize(
+    ("method", "version", "runner"),
+    [
+        ("eagle3", "0.26.0", None),  # as seen on an H100: both take V2
+        ("ngram", "0.26.0", "v1"),
+        ("draft_model", "0.26.0", "v1"),
+        ("draft_model", "0.30.0", "v1"),
+        ("draft_model", "0.31.0", None),
+        ("ngram", "0.31.0", "v1"),
+        ("ngram", "0.32.0", None),
+        ("ngram", "0.32.0rc1", "v1"),
+        ("medusa", "0.32.0", "v1"),
+        ("suffix", "0.33.0", "v1"),
+        ("custom_class", "0.40.0", "v1"),
+        ("suffix", "", "v1"),
+        ("ngram", "", None),
+    ],
+)
+def test_a_control_is_told_the_runner_that_its_version_gives_the_method(
+    method: str, version: str, runner: ModelRunner | None
+) -> None:
+    assert VLLM.shared_runner(method, version) == runner
+
+
+def test_no_other_engine_has_a_runner_to_share() -> None:
+    for name in ("sglang", "tensorrt_llm", "reference", "triton"):
+        assert ENGINES[name].shared_runner("ngram", "1.0") is None
+
+
+@pytest.mark.parametrize(("runner", "told"), [("v1", "0"), ("v2", "1"), (None, None)])
+def test_a_server_is_told_its_runner_by_a_variable(
+    runner: ModelRunner | None, told: str | None
+) -> None:
+    options = dataclasses.replace(builders.LAUNCH_OPTIONS, on_gpu=True, model_runner=runner)
+    assert VLLM.environment(options).get(TOLD) == told
+    assert ENGINES["triton"].environment(options).get(TOLD) == told
+
+
+def test_a_runner_is_refused_of_an_engine_that_has_one_only() -> None:
+    settings = dataclasses.replace(builders.LAUNCH_OPTIONS, model_runner="v1")
+    with pytest.raises(UnsupportedError, match=r"model_runner = v1: engine 'sglang' has one only"):
+        ENGINES["sglang"].check(settings)
+
+
+def test_a_runner_that_is_named_is_part_of_the_servers_id() -> None:
+    assert dataclasses.replace(builders.SPEC, model_runner="v1").id == f"{builders.SPEC.id}-v1"
