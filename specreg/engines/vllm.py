@@ -182,7 +182,7 @@ _METHODS = {
 }
 
 
-# By `_get_v2_model_runner_unsupported_features` in vllm/config/vllm.py of 0.26.0 to 0.33.0: whatever
+# By `_get_v2_model_runner_unsupported_features` of vllm/config/vllm.py, 0.26.0 to 0.33.0. Whatever
 # its default for a model is, a version runs such a method by model runner V1, and warns of it.
 _RUN_BY_V1 = frozenset({"suffix", "custom_class", SCHEDULED})
 _RUN_BY_V1_BEFORE = {"draft_model": "0.31", "ngram": "0.32", "medusa": "0.33"}
