@@ -39,6 +39,7 @@ from specreg.stats.intervals import (
 from specreg.telemetry.identity import Environment
 from specreg.telemetry.power_record import DeviceRecord
 
+NOTHING_ACCEPTED_ADVICE = "choose prompts or settings with which drafts are accepted"
 _LEAST_CLOCK_FRAC = 0.95
 """A GPU that runs below this share of the recorded clock was held back."""
 
@@ -198,12 +199,13 @@ class BaselineComparison:
         expected = self.expected_ratio(metric)
         if parts is None or ratio is None or expected is None:
             return Reason(text=f"the prompts to compare by hold no {metric.name}")
-        if expected:
-            recorded_parts = ratio_parts(metric, self.recorded) if self.recorded else None
-            effect = change_of_ratio(parts, recorded_parts, expected)
-        else:
-            # A baseline of 0, in which no draft was ever accepted, can only be kept or improved.
-            effect = Effect(estimate_frac=float(ratio > 0), error_frac=0.0, freedom=1)
+        if not expected:
+            return Reason(
+                text="the baseline accepted no draft on the prompts to compare by, so no loss could"
+                " show"
+            )
+        recorded_parts = ratio_parts(metric, self.recorded) if self.recorded else None
+        effect = change_of_ratio(parts, recorded_parts, expected)
         return RatioChange(metric.origin + ratio, metric.origin + expected, effect)
 
     def speed_change(self, metric: Metric) -> Effect | None:
@@ -267,6 +269,15 @@ def compare(
         measured=tables[0] if has_measured else None,
         recorded=tables[-1] if has_recorded else None,
     )
+
+
+def accepted_nothing(counts: StepCounts) -> str:
+    """Say that no draft was accepted, such as `none of 36 drafts`; empty if one was."""
+    if counts.accepted:
+        return ""
+    if counts.proposed is None:
+        return f"no draft in {counts.steps} steps"
+    return f"none of {counts.proposed} drafts"
 
 
 def paired_ratio_change(

@@ -10,9 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import specreg
-from specreg.acceptance.record import AcceptanceRecord
+from specreg.acceptance.record import NO_STEPS, AcceptanceRecord
 from specreg.baselines import schema
-from specreg.baselines.comparison import change_of_acceptance, devices_of, why_held_back
+from specreg.baselines.comparison import (
+    NOTHING_ACCEPTED_ADVICE,
+    accepted_nothing,
+    change_of_acceptance,
+    devices_of,
+    why_held_back,
+)
 from specreg.baselines.packages import record_packages
 from specreg.baselines.schema import Baseline, load_baseline
 from specreg.baselines.store import BaselineStore
@@ -23,7 +29,7 @@ from specreg.core.values import readable_values
 from specreg.matrix.case import Case, CaseSettings
 from specreg.matrix.models import model_sha256
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import METRICS, SPOILS, Family, Invalid, render_invalid
+from specreg.measurement.metrics import METRICS, SPOILS, Family, Invalid, metrics_of, render_invalid
 from specreg.servers.installer import packages_sha256
 from specreg.stats.intervals import LEVELS, Look
 from specreg.telemetry.identity import Environment
@@ -137,6 +143,7 @@ def _check_recordable(
             why = f"'{name}' is a device that a test made up; measure on a real one"
             raise _refusal(first.case, why)
     _check_acceptance_agrees(measurements)
+    _check_accepted(measurements)
 
 
 def _provenance_of(
@@ -272,6 +279,32 @@ def _check_acceptance_agrees(measurements: Sequence[Measurement]) -> None:
                     f" {length:.4f}); find out why first"
                 )
                 raise _refusal(measurements[0].case, why)
+
+
+def _check_accepted(measurements: Sequence[Measurement]) -> None:
+    """Check that some draft was accepted, if the acceptance of the case is judged.
+
+    A baseline in which nothing was accepted would pass whatever a later run accepts.
+
+    Raises:
+        BaselineError: no launch accepted a draft.
+    """
+    case = measurements[0].case
+    judged = metrics_of(case, Family.ACCEPTANCE)
+    records = [launch.acceptance for launch in measurements if launch.acceptance is not None]
+    if not judged or not records:
+        return
+    counts = sum((record.total for record in records), NO_STEPS)
+    nothing = accepted_nothing(counts)
+    if not nothing:
+        return
+    why = f"{nothing} was accepted" if counts.steps else "nothing was drafted"
+    names = ", ".join(metric.name for metric in judged)
+    raise _refusal(
+        case,
+        f"{why}, so no loss of acceptance could ever show; {NOTHING_ACCEPTED_ADVICE}, or name"
+        f" {names} under shown in the matrix",
+    )
 
 
 def _differs_by_chance(first: AcceptanceRecord, record: AcceptanceRecord) -> bool:

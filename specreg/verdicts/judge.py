@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from specreg.acceptance.record import AcceptanceRecord
 from specreg.baselines.comparison import (
+    NOTHING_ACCEPTED_ADVICE,
     BaselineComparison,
     CaseBaselines,
+    accepted_nothing,
     differing_settings,
     of_any_number,
     why_held_back,
@@ -290,6 +292,26 @@ def _refuse_acceptance(metric: Metric, evidence: BaselineComparison) -> Refusal 
             f" {recorded.source}, {recorded.view}"
         )
         return Refusal(Outcome.NOT_COMPARABLE, reason, Lack.SOURCE)
+    return _refuse_nothing_to_lose(metric, evidence)
+
+
+def _refuse_nothing_to_lose(metric: Metric, evidence: BaselineComparison) -> Refusal | None:
+    """Return why no loss could show: the baseline accepted nothing, or nothing at a position."""
+    recorded = evidence.known.baseline.acceptance if evidence.known.baseline else None
+    acceptance = load_acceptance(recorded)
+    if acceptance is None:
+        return None
+    nothing = accepted_nothing(acceptance.total)
+    if nothing:
+        text = f"the baseline accepted {nothing}, so no loss could ever show"
+        measured = evidence.measurement.acceptance
+        if measured is not None and measured.total.accepted:
+            return Refusal(Outcome.NO_BASELINE, Reason(text=text), Lack.BASELINE)
+        reason = Reason(text=text, remedy=NOTHING_ACCEPTED_ADVICE)
+        return Refusal(Outcome.NO_BASELINE, reason)
+    if metric.position and acceptance_value(metric, acceptance) == 0:
+        text = f"the baseline never accepted a draft at position {metric.position}: nothing to lose"
+        return Refusal(Outcome.NOT_COMPARABLE, Reason(text=text))
     return None
 
 

@@ -21,7 +21,7 @@ from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case, CaseSettings
 from specreg.matrix.prompts import check_form, load_case_prompts
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import SPOILS, Family, Invalid, Replay
+from specreg.measurement.metrics import METRICS, SPOILS, Family, Invalid, Replay
 from specreg.telemetry.identity import Environment
 from specreg.telemetry.power_record import PowerRecord
 from tests.unit import builders
@@ -268,6 +268,34 @@ def test_a_launch_that_accepts_nothing_disagrees(tmp_path: Path, first: int, pro
     both = [launch(builders.acceptance(counts, prompts=prompts)) for counts in each]
     with pytest.raises(BaselineError, match="its launches disagree on the acceptance length"):
         record(tmp_path, both[first], both[1 - first])
+
+
+def test_a_baseline_in_which_nothing_was_accepted_is_refused(tmp_path: Path) -> None:
+    nothing = builders.counts(20, 0, 0, 0)
+    with pytest.raises(BaselineError) as error:
+        record(tmp_path, launch(nothing), launch(nothing))
+    assert str(error.value) == (
+        "baseline of 'vllm-draft_model-toy-toy-c2': not written, none of 720 drafts was accepted,"
+        " so no loss of acceptance could ever show; choose prompts or settings with which drafts"
+        " are accepted, or name acceptance_length_tokens, acceptance_rate_frac,"
+        " acceptance_pos1_frac, acceptance_pos2_frac, acceptance_pos3_frac under shown in the"
+        " matrix"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_baseline_in_which_nothing_was_drafted_is_refused(tmp_path: Path) -> None:
+    nothing = launch(builders.counts(0, 0, 0, 0))
+    with pytest.raises(BaselineError, match="not written, nothing was drafted, so no loss of"):
+        record(tmp_path, nothing)
+
+
+def test_nothing_accepted_is_recorded_where_acceptance_is_only_shown(tmp_path: Path) -> None:
+    shown = tuple(name for name in METRICS if name.startswith("acceptance_"))
+    case = dataclasses.replace(builders.CASE, shown=shown)
+    nothing = builders.counts(20, 0, 0, 0)
+    measured = builders.measurement({"speedup_ratio": 1.5}, of=nothing, case=case)
+    assert record(tmp_path, measured, measured).new.launches == ({"speedup_ratio": 1.5},) * 2
 
 
 def test_launches_may_differ_by_chance(tmp_path: Path) -> None:

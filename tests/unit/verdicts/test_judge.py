@@ -113,8 +113,6 @@ def test_a_test_is_green_only_when_something_was_compared_or_measured(outcome: O
         pytest.param(1.75, 2.0, 0.2, REGRESSED, id="own-tolerance-worse"),
         pytest.param(1.93, 2.0, 0.08, PASS, id="elsewhere"),
         pytest.param(1.91, 2.0, 0.08, REGRESSED, id="elsewhere-worse"),
-        pytest.param(1.0, 1.0, 0.05, PASS, id="nothing-kept"),
-        pytest.param(1.2, 1.0, 0.05, IMPROVED, id="nothing-improved"),
     ],
 )
 def test_a_length_is_judged_as_what_it_adds_to_one(
@@ -485,3 +483,38 @@ def test_an_undecidable_figure_says_the_bound_that_was_reached() -> None:
         " is no more than 10.5% worse"
     )
     assert (verdict.needed_launches, verdict.fails, verdict.holds) == (9, False, False)
+
+
+@pytest.mark.parametrize(
+    ("measured_length", "remedy"),
+    [
+        pytest.param(1.0, "choose prompts or settings", id="still-nothing"),
+        pytest.param(1.5, "record one with", id="something-now"),
+    ],
+)
+def test_a_baseline_in_which_nothing_was_accepted_never_passes(
+    measured_length: float, remedy: str
+) -> None:
+    """The test fails, whatever the run accepted."""
+    baseline = builders.baseline(of=of_length(1.0))
+    length = builders.measurement({LENGTH.name: measured_length}, of=of_length(measured_length))
+    verdict = judged(LENGTH, length, known(baseline))
+    assert verdict.outcome is NO_BASELINE
+    assert verdict.reason is not None
+    assert verdict.reason.text == (
+        "the baseline accepted none of 18000 drafts, so no loss could ever show"
+    )
+    assert (verdict.reason.remedy or "").startswith(remedy)
+
+
+def test_a_position_that_the_baseline_never_accepted_is_not_compared() -> None:
+    """Such a position has nothing to lose, while the acceptance length has."""
+    position = METRICS["acceptance_pos3_frac"]
+    baseline = builders.baseline(of=of_length(1.5))
+    measured = builders.measurement({LENGTH.name: 1.5, position.name: 0.0}, of=of_length(1.5))
+    verdict = judged(position, measured, known(baseline))
+    assert verdict.outcome is NOT_COMPARABLE
+    assert (
+        verdict.explanation == "the baseline never accepted a draft at position 3: nothing to lose"
+    )
+    assert judged(LENGTH, measured, known(baseline)).outcome is PASS
