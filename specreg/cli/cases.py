@@ -140,6 +140,10 @@ def render_matrix(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> 
     if licensed:
         commands = "; ".join(specreg_command("prepare", name) for name in licensed)
         lines.append(f"to prepare: {commands}")
+    shown_pairs = dict.fromkeys(case.server.models for case in tier.cases)
+    licences = [f"  {pair}: {tier.licences[pair]}" for pair in shown_pairs if pair in tier.licences]
+    if licences:
+        lines += ["licences of the models:", *licences]
     if any("guess" in estimate.source for estimate in estimates.values()):
         reads = f"a step reads all weights at {READ_GIB_PER_S:.0f} GiB/s"
         lines.append(f"guess: {reads}; no draft is accepted")

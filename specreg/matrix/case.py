@@ -417,6 +417,7 @@ class Tier:
         cases: the cases in the order of the file.
         places: by case id, the file and number of its table, for errors.
         choices: by case id, the model pairs that its table names, the preferred one first.
+        licences: by model pair, the licences of its models; a pair without a stated one isn't here.
     """
 
     name: str
@@ -424,6 +425,7 @@ class Tier:
     cases: tuple[Case, ...]
     places: Mapping[str, str] = field(default_factory=dict)
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    licences: Mapping[str, str] = field(default_factory=dict)
 
     def named(self, case_id: str) -> Case:
         """Return the case with an id.

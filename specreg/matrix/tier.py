@@ -65,6 +65,8 @@ class ModelsTable(msgspec.Struct, frozen=True, kw_only=True):
             nobody checks whether a GPU holds them.
         drafts_gib: by method, the memory of the draft's weights, in GiB.
         token_kib: the memory of a token in the target's KV cache, in KiB.
+        licence: the licences of its models as their publishers name them, and whether one has to be
+            accepted on the hub first.
     """
 
     target: str
@@ -74,6 +76,7 @@ class ModelsTable(msgspec.Struct, frozen=True, kw_only=True):
     target_gib: AboveZero | None = None
     drafts_gib: dict[str, AboveZero] = {}
     token_kib: NotNegative = 0.0
+    licence: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,12 +191,14 @@ def load_tier(folder: Path, name: str) -> Tier:
                 pairs_by_server[case.server.id] = case.server.models
                 cases.append(case)
                 choices[case.id] = _as_tuple(table.models)
+    used_pairs = dict.fromkeys(case.server.models for case in cases)
     return Tier(
         name=name,
         needs_gpus=file.needs_gpus,
         cases=tuple(_with_controls(cases, locations, on_gpu=on_gpu)),
         places=locations,
         choices=choices,
+        licences={pair: pairs[pair].licence for pair in used_pairs if pairs[pair].licence},
     )
 
 

@@ -151,22 +151,13 @@ class ServerStart:
         port = self.choose_port()
         engine = engine_named(spec.engine)
         target, draft = served_models(self.root, spec)
-        memory = None
-        if on_gpu:
-            memory = gpu_memory(spec, find_gpus().memory_gib)
-        options = LaunchOptions(
-            **taken(LaunchSettings, spec),
-            target=target,
-            # The name is unique, so that a request that reaches another server fails there.
-            served_name=f"{spec.id}-{uuid.uuid4().hex[:_NONCE_DIGITS]}",
+        site = LaunchSite(
             port=port,
-            speculation=engine.spelling_of(spec.method).render(draft, spec.draft_tokens, spec.tree),
-            offline=all(Path(model).is_dir() for model in (target, draft) if model),
-            on_gpu=on_gpu,
             folder=self._temporary / f"files-{port}",
+            on_gpu=on_gpu,
             version=self._has.version,
-            memory=memory,
         )
+        options = launch_options(spec, (target, draft), site)
         # The logs of earlier attempts are kept.
         log_path = self.log_path
         numbers = itertools.count(2)
@@ -244,6 +235,53 @@ class ServerStart:
         if module_folders:
             variables["PYTHONPATH"] = os.pathsep.join(module_folders)
         return variables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSite:
+    """Where a server is started.
+
+    Attributes:
+        port: the port that it listens on.
+        folder: an empty folder for the files of the engine.
+        on_gpu: True if it runs on a GPU.
+        version: the version of the engine there; empty if it isn't known.
+    """
+
+    port: int
+    folder: Path
+    on_gpu: bool
+    version: str = ""
+
+
+def launch_options(
+    spec: ServerSpec, models: tuple[str, str | None], site: LaunchSite
+) -> LaunchOptions:
+    """Return what the command line of a server is made from.
+
+    Args:
+        spec: The server.
+        models: The folders or hub ids of its target and draft, as the engine gets them.
+        site: Where it is started.
+    """
+    target, draft = models
+    spelling = engine_named(spec.engine).spelling_of(spec.method)
+    memory = None
+    if site.on_gpu:
+        memory = gpu_memory(spec, find_gpus().memory_gib)
+    return LaunchOptions(
+        **taken(LaunchSettings, spec),
+        target=target,
+        # The name is unique, so that a request that reaches another server fails there.
+        served_name=f"{spec.id}-{uuid.uuid4().hex[:_NONCE_DIGITS]}",
+        port=site.port,
+        speculation=spelling.render(draft, spec.draft_tokens, spec.tree),
+        offline=all(Path(model).is_dir() for model in models if model),
+        on_gpu=site.on_gpu,
+        folder=site.folder,
+        version=site.version,
+        memory=memory,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,9 @@ import pytest
 from specreg.engines.engine import LaunchOptions, Memory, Parallel
 from specreg.engines.methods import METHODS, Tree
 from specreg.engines.registry import engine_named
+from specreg.matrix.case import ServerSpec
+from specreg.matrix.tier import load_tier, tier_names
+from specreg.servers.launch import LaunchSite, launch_options
 from tests.contract.engines import interpreter_of
 from tests.unit import builders
 
@@ -77,6 +80,34 @@ def problems(
     assert done.returncode == 0, done.stderr[-3000:]
     found: Sequence[str | None] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def servers_of_tiers(engine: str) -> Mapping[str, ServerSpec]:
+    """Each server of the repository's tiers, by what it is and for which tier."""
+    folder = builders.ROOT / "fixtures/matrix"
+    servers = {}
+    for name in tier_names(folder):
+        for case in load_tier(folder, name).cases:
+            if case.server.engine == engine:
+                servers[f"{case.server.id} of {name}, {case.in_flight} in flight"] = case.server
+    return servers
+
+
+@pytest.mark.parametrize(("engine", "version"), VERSIONS)
+def test_the_engine_takes_the_command_line_of_each_server_of_the_tiers(
+    engine: str, version: str, tmp_path: Path
+) -> None:
+    servers = servers_of_tiers(engine)
+    site = LaunchSite(port=8123, folder=tmp_path, on_gpu=True, version=version)
+    commands = {}
+    for name, spec in servers.items():
+        options = launch_options(spec, (spec.target, spec.draft), site)
+        commands[name] = engine_named(engine).command(Path("python"), options)[3:]
+    assert len(commands) > 20
+
+    found = problems(engine, interpreter_of(engine, version), [*commands.values()])
+
+    assert dict(zip(commands, found, strict=True)) == dict.fromkeys(commands)
 
 
 @pytest.mark.parametrize("version", ["0.31.0", "0.32.0"])

@@ -34,6 +34,19 @@ def test_a_case_says_what_it_needs_and_about_how_long_it_takes(tmp_path: Path) -
     assert "tiers: gpu" in text
 
 
+def test_the_licences_of_the_models_are_shown_before_they_are_fetched(tmp_path: Path) -> None:
+    own_pair = '[models.gated]\ntarget = "a/b"\nlicence = "Some License (gated)"\n'
+    text = run(
+        tmp_path,
+        TIER.replace("[[cases]]", f"{own_pair}[[cases]]").replace(
+            '["none", "ngram", "eagle3", "draft_model"]\nmodels = "eight"',
+            '["none", "ngram"]\nmodels = "gated"',
+        ),
+    ).output
+    assert "licences of the models:\n  gated: Some License (gated)\n" in text
+    assert "licences" not in run(tmp_path, TIER).output
+
+
 def test_what_was_recorded_is_said_to_be(tmp_path: Path) -> None:
     here = current_environment(needs_gpus=0)
     baseline = builders.baseline({"throughput_tokens_per_s": 1.0}, environment=here)

@@ -1,5 +1,8 @@
 """The tiers of the repository: what they run, and what that needs."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from specreg.engines.registry import engine_named
@@ -7,6 +10,7 @@ from specreg.matrix.case import Case
 from specreg.matrix.models import is_hub_id
 from specreg.matrix.tier import load_tier, tier_names
 from specreg.measurement.metrics import check_allowed
+from specreg.servers.launch import LaunchSite, launch_options
 from specreg.servers.provision import check_version
 from tests.unit import builders
 
@@ -85,6 +89,67 @@ def test_a_gpu_runs_the_largest_widened_pair_that_it_holds_for_all_cases(
     assert [case.id for case in wide if case.server.method == "eagle3"] == [
         f"{engine}-eagle3-{models}-toy-c{load}" for engine in ("vllm", "sglang") for load in (1, 16)
     ]
+
+
+def test_the_documents_cases_are_there_whole() -> None:
+    """The three documents' cases that a night doesn't have, as the documents state them."""
+    bench = load_tier(FOLDER, "specdec_bench")
+    assert [(case.id, case.prompts, case.output_cap_tokens) for case in bench.cases] == [
+        (f"tensorrt_llm-{method}-gpt-oss-120b-nvidia-{dataset}-c1", prompts, 4096)
+        for dataset, prompts in (("mt-bench", 80), ("random-1024", 40))
+        for method in ("none", "eagle3")
+    ]
+    assert bench.unmet((141.0,)) == {}
+    assert len(bench.unmet((79.6,))) == len(bench.cases)
+
+    large = load_tier(FOLDER, "gpu_large")
+    chain = large.named("vllm-draft_model-llama-3.3-70b-8b-k24-gsm8k-c20")
+    tree = large.named("sglang-draft_model_tree-llama-3.3-70b-8b-k8-gsm8k-c20")
+    for case in (chain, tree):
+        assert case.server.drafted_tokens == 24
+        assert (case.prompts, case.output_cap_tokens) == (20, 256)
+        assert (case.server.max_sequences, case.server.parallel.tensor) == (96, 4)
+        assert case.unmet((141.0,) * 4) == ""
+    assert chain.server.parallel.draft_tensor == 1
+
+    triton = load_tier(FOLDER, "triton_gpu")
+    assert [case.id for case in triton.cases] == [
+        f"triton-{server}-eagle-humaneval-c1"
+        for server in (
+            *("none-llama-3-8b", "eagle-llama-3-8b-k5"),
+            *("none-opt-6.7b", "draft_model-opt-6.7b-k5"),
+        )
+    ]
+
+
+@pytest.mark.parametrize("name", ["specdec_bench", "triton_gpu", "gpu_large"])
+def test_a_tier_of_the_documents_states_the_licence_of_each_pair(name: str) -> None:
+    tier = load_tier(FOLDER, name)
+    assert tier.licences.keys() == {case.server.models for case in tier.cases}
+
+
+def test_tensorrt_llm_takes_the_options_of_each_server_of_the_tiers(tmp_path: Path) -> None:
+    """Its argument classes as they were read stand for its parser, which needs a GPU."""
+    recordings = builders.ROOT / "fixtures/recordings/tensorrt_llm"
+    classes = json.loads((recordings / "llm_args.json").read_text())
+    flags = json.loads((recordings / "serve.json").read_text())["flags"]
+    engine = engine_named("tensorrt_llm")
+    servers = {
+        case.server
+        for name in TIERS
+        for case in cases_of(name)
+        if case.server.engine == "tensorrt_llm"
+    }
+    site = LaunchSite(port=8123, folder=tmp_path, on_gpu=True)
+    assert {"gpt-oss-120b-nvidia"} < {server.models for server in servers}
+    for spec in servers:
+        options = launch_options(spec, (spec.target, spec.draft), site)
+        words = engine.command(Path("/bin/python"), options)
+        assert {word for word in words if word.startswith("--")} <= {*flags}
+        config = json.loads(engine.files(options)["options.yaml"]).get("speculative_config", {})
+        kind = config.pop("decoding_type", None)
+        assert {*config} <= {*classes["every"], *classes["types"].get(kind, ())}
+        assert kind is None or kind in classes["types"]
 
 
 def test_the_smoke_tier_is_part_of_the_nights_and_fetches_nothing() -> None:
