@@ -20,8 +20,8 @@ import torch
 
 from specreg.engines.pytorch.__main__ import parse_options
 from specreg.engines.pytorch.decoding import Models, Reader, decode
-from specreg.engines.pytorch.models import load_models, parameters
-from specreg.engines.pytorch.requests import ChatBody, Job, Step, job_of
+from specreg.engines.pytorch.models import load_models, num_parameters
+from specreg.engines.pytorch.requests import ChatBody, DecodedStep, Job, build_job
 from specreg.engines.pytorch.speculation import Floats, NGramStore
 
 ROOT = Path(__file__).parents[2]
@@ -59,8 +59,8 @@ def chat(text: str, **arguments: object) -> ChatBody:
     )
 
 
-JOBS = tuple(job_of(chat(prompt), loaded("none").tokenizer, 1024) for prompt in PROMPTS)
-Answer = tuple[Step, ...]
+JOBS = tuple(build_job(chat(prompt), loaded("none").tokenizer, 1024) for prompt in PROMPTS)
+Answer = tuple[DecodedStep, ...]
 
 
 def ids_of(answer: Answer) -> tuple[int, ...]:
@@ -76,7 +76,7 @@ def counts_of(answers: Sequence[Answer]) -> list[tuple[int, int]]:
 
 def answers(models: Models, jobs: Sequence[Job], at_once: int = 1) -> list[Answer]:
     """The answers to jobs, some at once."""
-    found: list[list[Step]] = [[] for _ in jobs]
+    found: list[list[DecodedStep]] = [[] for _ in jobs]
     for start in range(0, len(jobs), at_once):
         for one in decode(models, jobs[start : start + at_once]):
             for place, step in one.items():
@@ -254,7 +254,7 @@ class Decoding(unittest.TestCase):
 
     def test_they_are_the_targets_at_each_place(self) -> None:
         for method, temperature in itertools.product(("none", "draft_model"), (0.0, 1.0)):
-            job = dataclasses.replace(JOBS[1], top=3, temperature=temperature, seed=3)
+            job = dataclasses.replace(JOBS[1], top_logprobs=3, temperature=temperature, seed=3)
             (answer,) = answers(loaded(method), [job])
             told = [one for step in answer for one in step.logprobs]
             logits = torch.tensor(whole_logits([*job.prompt, *ids_of(answer)]))
@@ -266,12 +266,12 @@ class Decoding(unittest.TestCase):
     def test_models_are_as_large_as_their_weights(self) -> None:
         for name in ("target", "draft"):
             loaded = load("--model", str(TINY / name)).target
-            assert parameters(str(TINY / name)) == loaded.num_parameters() > 0
+            assert num_parameters(str(TINY / name)) == loaded.num_parameters() > 0
 
     def test_what_a_template_knows_reaches_it(self) -> None:
         tokenizer = copy.copy(loaded("none").tokenizer)
         tokenizer.chat_template = "{{ word }}"
-        prompt = job_of(chat("Hello", word="Goodbye"), tokenizer, 1024).prompt
+        prompt = build_job(chat("Hello", word="Goodbye"), tokenizer, 1024).prompt
         assert tokenizer.decode(prompt) == "Goodbye"
 
 

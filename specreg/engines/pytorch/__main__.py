@@ -1,4 +1,4 @@
-"""`python -m specreg.engines.pytorch`: serves a model until a signal comes.
+"""`python -m specreg.engines.pytorch`: serve a model until a signal ends the process.
 
 Devices have PyTorch's names: cpu, cuda:0.
 """
@@ -18,7 +18,11 @@ Ratio = tuple[int, int]
 
 
 def parse_devices(text: str) -> Devices:
-    """Parse `cuda:0,cuda:1`; raises what argparse prints."""
+    """Parse one device or several, as `cuda:0,cuda:1`.
+
+    Raises:
+        ArgumentTypeError: Several devices aren't different GPUs; argparse prints the message.
+    """
     devices = tuple(text.split(","))
     are_gpus = re.fullmatch(r"(cuda:\d+,)+cuda:\d+", text)
     if len(devices) > 1 and not (are_gpus and len(devices) == len(set(devices))):
@@ -28,7 +32,11 @@ def parse_devices(text: str) -> Devices:
 
 
 def parse_ratio(text: str) -> Ratio:
-    """Parse `3:1`; raises what argparse prints."""
+    """Parse a ratio of GPUs, as `3:1`.
+
+    Raises:
+        ArgumentTypeError: It isn't one; argparse prints the message.
+    """
     if not re.fullmatch(r"[1-9]\d*:[1-9]\d*", text):
         message = f"'{text}' is no ratio of two numbers from 1 on; write 3:1 for instance"
         raise argparse.ArgumentTypeError(message)
@@ -36,18 +44,24 @@ def parse_ratio(text: str) -> Ratio:
     return int(target), int(draft)
 
 
-def place(
+def divide_devices(
     devices: Sequence[str], placement: str, ratio: Ratio | None, sizes: Callable[[], Ratio]
 ) -> tuple[Devices, Devices]:
-    """Divide devices, one at least, among target and draft.
+    """Divide devices between target and draft, and return those of each.
 
-    `same` gives all to both; `separate` the last to the draft; `ratio` divides them as it says,
-    whole devices, one at least each; `auto` as the models' `sizes`, and one device to both.
+    Args:
+        devices: at least one.
+        placement: `same` gives all devices to both models, `separate` the last one to the draft.
+            `ratio` and `auto` divide them in whole devices, at least one for each model; only
+            `auto` gives a single device to both.
+        ratio: the target's share to the draft's, for the placement `ratio`.
+        sizes: returns the parameters of target and draft, by which `auto` divides.
 
     Raises:
-        UnsupportedError: one device is to be divided.
+        UnsupportedError: A single device can't be divided.
     """
-    if placement == "same" or (placement == "auto" and len(devices) == 1):
+    is_shared = placement == "same" or (placement == "auto" and len(devices) == 1)
+    if is_shared:
         return tuple(devices), tuple(devices)
     if len(devices) == 1:
         message = (
@@ -55,14 +69,17 @@ def place(
             " --device, or say parallel.pipeline in the matrix"
         )
         raise UnsupportedError(message)
-    target, draft = (len(devices) - 1, 1) if placement == "separate" else ratio or sizes()
-    count = round(len(devices) * target / (target + draft))
-    count = min(max(count, 1), len(devices) - 1)
-    return tuple(devices[:count]), tuple(devices[count:])
+    if placement == "separate":
+        target_devices = len(devices) - 1
+    else:
+        target_share, draft_share = ratio or sizes()
+        target_devices = round(len(devices) * target_share / (target_share + draft_share))
+        target_devices = min(max(target_devices, 1), len(devices) - 1)
+    return tuple(devices[:target_devices]), tuple(devices[target_devices:])
 
 
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line: what to serve, and how; exits as argparse does where it can't."""
+    """Parse a command line. Exits as argparse does, with the usage, if it is wrong."""
     parser = argparse.ArgumentParser(prog="python -m specreg.engines.pytorch")
     add = parser.add_argument
     add("--model", required=True, help="the target, a folder or hub id")
@@ -91,8 +108,8 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 @contextlib.contextmanager
-def exiting() -> Iterator[None]:
-    """Exit with what is wrong, and what to do where a package isn't there."""
+def exit_on_error() -> Iterator[None]:
+    """End the process with the message of an error, or with the name of a missing package."""
     try:
         yield
     except ImportError as error:
@@ -105,9 +122,9 @@ def exiting() -> Iterator[None]:
 
 
 def main() -> None:
-    """Serve what the command line asks for; without it, exit with what is wrong."""
+    """Serve the models of the command line until a signal comes."""
     options = parse_options(sys.argv[1:])
-    with exiting():
+    with exit_on_error():
         from aiohttp import web  # noqa: PLC0415 - these need the extra
 
         from specreg.engines.pytorch.models import load_models  # noqa: PLC0415

@@ -1,7 +1,9 @@
-"""`python -m specreg.engines.pytorch.benchmark`: decodes prompts with each method, prints a table.
+"""Measure the reference engine without a server and print a table: by method, then by batch size.
 
-Without a server: the engine's own times, and what of a step is the draft's and what the target's.
-Options that `main` doesn't have are those of `python -m specreg.engines.pytorch`.
+    python -m specreg.engines.pytorch.benchmark --model TARGET --prompts FILE [--draft-model DRAFT]
+
+The times are the engine's own, so a step's time divides into the draft's part and the target's.
+Options that `main` doesn't define are those of `python -m specreg.engines.pytorch`.
 """
 
 import argparse
@@ -10,6 +12,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -17,8 +20,8 @@ from typing import Annotated
 import msgspec
 
 from specreg.core.errors import DatasetError
-from specreg.engines.pytorch.__main__ import METHODS, exiting, parse_options
-from specreg.engines.pytorch.requests import ChatBody, Job, Step, job_of
+from specreg.engines.pytorch.__main__ import METHODS, exit_on_error, parse_options
+from specreg.engines.pytorch.requests import ChatBody, DecodedStep, Job, build_job
 
 COLUMNS = {
     "ttft_p50_ms": "TTFT p50, ms",
@@ -32,110 +35,179 @@ COLUMNS = {
 }
 Figures = Mapping[str, float | None]
 _NS_PER_S = 10**9
+_NS_PER_MS = 10**6
+_DIGITS = {"acceptance_length_tokens": 3, "acceptance_rate_frac": 4, "draft_ms": 3}
+"""The digits after the point of each figure that doesn't have one."""
 _NO_POWER = "No power: a GPU's takes nvidia-ml-py, a processor's RAPL counters that you may read."
+
+Decode = Callable[[Sequence[Job]], Iterator[Mapping[int, DecodedStep]]]
+"""Decodes a batch: yields one step of each answer that isn't finished, by the job's index."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Totals:
+    """What the batches measured so far took and emitted.
+
+    Attributes:
+        steps: of all batches.
+        later_steps: without the first of each batch, which reads the prompts and drafts nothing.
+        ttfts_ns: one per request.
+        itls_ns: one per request of two tokens or more.
+        duration_ns: of all batches together.
+        energy_j: of all batches together.
+    """
+
+    steps: list[DecodedStep] = field(default_factory=list)
+    later_steps: list[DecodedStep] = field(default_factory=list)
+    ttfts_ns: list[int] = field(default_factory=list)
+    itls_ns: list[float] = field(default_factory=list)
+    duration_ns: int = 0
+    energy_j: float = 0.0
+
+    def measure_batch(
+        self,
+        decode: Decode,
+        batch: Sequence[Job],
+        clock: Callable[[], int],
+        energy_j: Callable[[], float | None],
+    ) -> None:
+        """Decode one batch and add what it took and emitted."""
+        start_j = energy_j() or 0.0
+        start_ns = clock()
+        first_ns = start_ns
+        end_ns = start_ns
+        end_j = start_j
+        tokens: dict[int, int] = {}
+        for number, steps in enumerate(decode(batch)):
+            end_ns = clock()
+            end_j = energy_j() or 0.0
+            self.steps += steps.values()
+            if number == 0:
+                first_ns = end_ns
+            else:
+                self.later_steps += steps.values()
+            for index, step in steps.items():
+                tokens[index] = tokens.get(index, 0) + len(step.token_ids)
+                if step.finish_reason is not None and tokens[index] > 1:
+                    self.itls_ns.append((end_ns - first_ns) / (tokens[index] - 1))
+        self.ttfts_ns += [first_ns - start_ns] * len(tokens)
+        self.duration_ns += end_ns - start_ns
+        self.energy_j += end_j - start_j
 
 
 def measure(
-    decoded: Callable[[Sequence[Job]], Iterator[Mapping[int, Step]]],
+    decode: Decode,
     jobs: Sequence[Job],
     batch_requests: int,
     clock: Callable[[], int] = time.monotonic_ns,
     energy_j: Callable[[], float | None] = lambda: None,
 ) -> Figures:
-    """Decode jobs, so many at once, and return by name of `COLUMNS` what was seen.
+    """Decode jobs in batches and return the figures by their names in `COLUMNS`.
 
-    TTFT is a request's first step since its batch began; ITL (last - first) / (N - 1) of a request
-    of N tokens, whose first step has one; AL is 1 + A / S. Draft and target are the mean of the
-    steps of a batch after its first. Power is the devices' energy over the time of all batches.
+    TTFT is the time from the start of a batch to a request's first step. ITL is
+    (last - first) / (N - 1) of a request of N tokens, whose first step emits one. AL is 1 + A / S.
+    The times of draft and target are means over the steps of a batch after its first. Power is the
+    devices' energy over the time of all batches.
+
+    Args:
+        decode: answers the jobs of one batch.
+        jobs: at least one.
+        batch_requests: how many jobs are decoded at once, 1 or more.
+        clock: monotonic, in nanoseconds.
+        energy_j: a counter of the energy that the devices used; None if there is none.
     """
-    ttfts_ns, itls_ns, later, steps = list[int](), list[float](), list[Step](), list[Step]()
-    whole_ns, taken_j = 0, 0.0
+    totals = _Totals()
     for start in range(0, len(jobs), batch_requests):
-        begun_j = ended_j = energy_j() or 0.0
-        begun_ns = ended_ns = clock()
-        first_ns, tokens = 0, dict[int, int]()
-        for number, added in enumerate(decoded(jobs[start : start + batch_requests])):
-            ended_ns, ended_j = clock(), energy_j() or 0.0
-            steps += added.values()
-            later += [*added.values()][: number > 0]  # all of a batch tell its time
-            first_ns = first_ns or ended_ns
-            for place, step in added.items():
-                tokens[place] = tokens.get(place, 0) + len(step.token_ids)
-                if step.finish_reason is not None and tokens[place] > 1:
-                    itls_ns.append((ended_ns - first_ns) / (tokens[place] - 1))
-        ttfts_ns += [first_ns - begun_ns] * len(tokens)
-        whole_ns += ended_ns - begun_ns
-        taken_j += ended_j - begun_j
-    drafting, per_s = [step for step in steps if step.drafted], _NS_PER_S / whole_ns
-    accepted, drafted = sum(one.accepted for one in drafting), sum(one.drafted for one in drafting)
+        batch = jobs[start : start + batch_requests]
+        totals.measure_batch(decode, batch, clock, energy_j)
+    seconds = totals.duration_ns / _NS_PER_S
+    emitted_tokens = sum(len(step.token_ids) for step in totals.steps)
+    drafting = [step for step in totals.steps if step.drafted]
+    accepted = sum(step.accepted for step in drafting)
+    drafted = sum(step.drafted for step in drafting)
     return {
-        "ttft_p50_ms": _over_ms(statistics.median, ttfts_ns),
-        "itl_p50_ms": _over_ms(statistics.median, itls_ns),
-        "throughput_tokens_per_s": sum(len(step.token_ids) for step in steps) * per_s,
+        "ttft_p50_ms": _average_ms(statistics.median, totals.ttfts_ns),
+        "itl_p50_ms": _average_ms(statistics.median, totals.itls_ns),
+        "throughput_tokens_per_s": emitted_tokens / seconds,
         "acceptance_length_tokens": 1 + accepted / len(drafting) if drafting else None,
         "acceptance_rate_frac": accepted / drafted if drafted else None,
-        "draft_ms": _over_ms(statistics.mean, [step.draft_ns for step in later]),
-        "target_ms": _over_ms(statistics.mean, [step.target_ns for step in later]),
-        "power_w": taken_j * per_s if taken_j > 0 else None,
+        "draft_ms": _average_ms(statistics.mean, [step.draft_ns for step in totals.later_steps]),
+        "target_ms": _average_ms(statistics.mean, [step.target_ns for step in totals.later_steps]),
+        "power_w": totals.energy_j / seconds if totals.energy_j > 0 else None,
     }
 
 
-def _over_ms(
-    middle: Callable[[Sequence[float]], float], values_ns: Sequence[float]
+def _average_ms(
+    average: Callable[[Sequence[float]], float], times_ns: Sequence[float]
 ) -> float | None:
-    """The middle of some times in milliseconds, None where there are none."""
-    return middle(values_ns) / 10**6 if values_ns else None
+    """Return an average of times in milliseconds, None if there are no times."""
+    return average(times_ns) / _NS_PER_MS if times_ns else None
 
 
 def render(rows: Sequence[tuple[str, int, Figures]]) -> str:
-    """Render a table in Markdown: by method and batch, and why there is no power where none is."""
-    lines = [f"| method | batch | {' | '.join(COLUMNS.values())} |", f"|{' --- |' * 10}"]
+    """Render a Markdown table of rows (method, batch size, figures).
+
+    If no row has a power, a sentence after the table says what measuring it takes.
+    """
+    headings = ("method", "batch", *COLUMNS.values())
+    lines = [f"| {' | '.join(headings)} |", f"|{' --- |' * len(headings)}"]
     for method, batch_requests, figures in rows:
-        digits = {"acceptance_length_tokens": 3, "acceptance_rate_frac": 4, "draft_ms": 3}
-        cells = (
-            "–" if value is None else f"{value:.{digits.get(name, 1)}f}"
-            for name, value in figures.items()
-        )
-        lines.append(f"| `{method}` | {batch_requests} | {' | '.join(cells)} |")
-    silent = all(figures["power_w"] is None for *_, figures in rows)
-    return "\n".join([*lines, *["", _NO_POWER] * silent])
+        cells = [f"`{method}`", str(batch_requests)]
+        for name, value in figures.items():
+            cells.append("–" if value is None else f"{value:.{_DIGITS.get(name, 1)}f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    if all(figures["power_w"] is None for *_, figures in rows):
+        lines += ["", _NO_POWER]
+    return "\n".join(lines)
 
 
 def gpu_energy_j(devices: Sequence[str]) -> Iterator[float]:
-    """Yield the joules that GPUs drew: their draw, a mean of up to a second, by the time since."""
+    """Yield the energy in joules that GPUs have drawn since the first reading.
+
+    A reading adds the present power times the time since the reading before. The driver's power is
+    itself a mean over up to a second. Yields nothing without nvidia-ml-py.
+    """
     import torch  # noqa: PLC0415 - it needs the extra
 
-    drawn, then_ns = 0.0, time.monotonic_ns()
+    energy_j = 0.0
+    reading_ns = time.monotonic_ns()
     while find_spec("pynvml"):
-        before_ns, then_ns = then_ns, time.monotonic_ns()
-        drawn_mw = sum(torch.cuda.power_draw(one) for one in devices)
-        drawn += drawn_mw / 1000 * (then_ns - before_ns) / _NS_PER_S
-        yield drawn
+        before_ns = reading_ns
+        reading_ns = time.monotonic_ns()
+        power_mw = sum(torch.cuda.power_draw(device) for device in devices)
+        energy_j += power_mw / 1000 * (reading_ns - before_ns) / _NS_PER_S
+        yield energy_j
 
 
 def cpu_energy_j(folder: Path = Path("/sys/class/powercap")) -> Iterator[float]:
-    """Yield the joules that a processor counts of its packages, whatever runs on it.
+    """Yield the energy in joules that a processor counted for its packages, of whatever runs on it.
 
-    A counter that got to its range began at 0 again, once at most between two readings.
+    A counter that is lower than before has wrapped around at its range. It is assumed to do so at
+    most once between two readings. Yields nothing if no counter can be read.
     """
-    names = [one for one in folder.glob("intel-rapl:*/name") if "package" in one.read_text()]
-    counters = [one.with_name("energy_uj") for one in names]
-    before_uj, wrapped_uj = [0] * len(counters), 0
-    while counters and all(os.access(one, os.R_OK) for one in counters):
-        now_uj = [int(one.read_text()) for one in counters]
-        for one, now, before in zip(counters, now_uj, before_uj, strict=True):
-            if now < before:
-                wrapped_uj += int(one.with_name("max_energy_range_uj").read_text())
-        before_uj = now_uj
-        yield (sum(now_uj) + wrapped_uj) / 10**6
+    zones = [
+        name.parent for name in folder.glob("intel-rapl:*/name") if "package" in name.read_text()
+    ]
+    counters = [zone / "energy_uj" for zone in zones]
+    before_uj = [0] * len(zones)
+    wrapped_uj = 0
+    while counters and all(os.access(counter, os.R_OK) for counter in counters):
+        reading_uj = [int(counter.read_text()) for counter in counters]
+        for zone, zone_uj, zone_before_uj in zip(zones, reading_uj, before_uj, strict=True):
+            if zone_uj < zone_before_uj:
+                wrapped_uj += int((zone / "max_energy_range_uj").read_text())
+        before_uj = reading_uj
+        yield (sum(reading_uj) + wrapped_uj) / 10**6
 
 
 class _Prompt(msgspec.Struct):
+    """A line of the file of prompts."""
+
     turns: Annotated[list[str], msgspec.Meta(min_length=1)]
 
 
 def main() -> None:
-    """Print the table of what the command line asks for."""
+    """Print the table of the methods and batch sizes that the command line names."""
     parser = argparse.ArgumentParser(prog="python -m specreg.engines.pytorch.benchmark")
     add = parser.add_argument
     add("--prompts", type=Path, required=True, help="JSON lines; the first of each's `turns`")
@@ -143,47 +215,70 @@ def main() -> None:
     add("--batch", type=int, nargs="+", default=[1, 8], help="requests at once")
     add("--output-tokens", type=int, default=64, help="the most of an answer")
     add("--temperature", type=float, default=0.0, help="0 is greedy")
-    own, rest = parser.parse_known_args()
-    if min(own.batch) < 1:
+    options, engine_arguments = parser.parse_known_args()
+    if min(options.batch) < 1:
         parser.error("--batch is from 1 on")
+    methods = METHODS if options.draft_model else METHODS[:-1]
     rows = []
-    with exiting():
-        for method in METHODS if own.draft_model else METHODS[:-1]:
-            drafting = ("--draft-model", own.draft_model) if method == "draft_model" else ()
-            options = parse_options((*rest, "--method", method, *drafting))
-            rows += [(method, batch, _measure(options, own, batch)) for batch in own.batch]
+    with exit_on_error():
+        for method in methods:
+            arguments = [*engine_arguments, "--method", method]
+            if method == "draft_model":
+                arguments += ["--draft-model", options.draft_model]
+            engine_options = parse_options(arguments)
+            for batch_requests in options.batch:
+                figures = _measure_method(engine_options, options, batch_requests)
+                rows.append((method, batch_requests, figures))
     print(render(rows))  # noqa: T201 - what it is for
 
 
-def _measure(options: argparse.Namespace, own: argparse.Namespace, batch: int) -> Figures:
-    """The figures of a method and a batch, with models of their own: what learns begins anew."""
+def _measure_method(
+    engine_options: argparse.Namespace, options: argparse.Namespace, batch_requests: int
+) -> Figures:
+    """Return the figures of one method and batch size.
+
+    The models are loaded anew each time, so that a store of n-grams begins empty.
+    """
     from specreg.engines.pytorch.decoding import decode  # noqa: PLC0415 - these need the extra
     from specreg.engines.pytorch.models import default_device, load_models  # noqa: PLC0415
 
-    try:
-        lines = own.prompts.read_bytes().splitlines() or [b""]
-        texts = [msgspec.json.decode(line, type=_Prompt).turns[0] for line in lines]
-    except (OSError, msgspec.DecodeError) as error:
-        message = f"prompts '{own.prompts}': {error}; give JSON lines with `turns`"
-        raise DatasetError(message) from error
-    models = load_models(options)
-    chats = [
-        ChatBody(
+    texts = _read_texts(options.prompts)
+    models = load_models(engine_options)
+    jobs = []
+    for seed, text in enumerate(texts):
+        chat = ChatBody(
             messages=[{"role": "user", "content": text}],
-            max_tokens=own.output_tokens,
-            temperature=own.temperature,
+            max_tokens=options.output_tokens,
+            temperature=options.temperature,
             seed=seed,
         )
-        for seed, text in enumerate(texts)
-    ]
-    jobs = [job_of(chat, models.tokenizer, options.context_tokens) for chat in chats]
-    # The first passes are slow; a prompt of one token teaches a store next to nothing.
-    warm_up = [Job(prompt=jobs[0].prompt[:1], output_cap_tokens=8)] * batch
-    list(decode(models, warm_up))
-    devices = options.device or (default_device(),)
-    joules = cpu_energy_j() if devices == ("cpu",) else gpu_energy_j(devices)
-    energy_j = functools.partial(next, joules, None)
-    return measure(functools.partial(decode, models), jobs, batch, energy_j=energy_j)
+        jobs.append(build_job(chat, models.tokenizer, engine_options.context_tokens))
+    # The first passes are slow. A prompt of one token teaches a store of n-grams next to nothing.
+    warm_up = Job(prompt=jobs[0].prompt[:1], output_cap_tokens=8)
+    list(decode(models, [warm_up] * batch_requests))
+    devices = engine_options.device or (default_device(),)
+    readings_j = cpu_energy_j() if devices == ("cpu",) else gpu_energy_j(devices)
+    return measure(
+        functools.partial(decode, models),
+        jobs,
+        batch_requests,
+        energy_j=functools.partial(next, readings_j, None),
+    )
+
+
+def _read_texts(path: Path) -> list[str]:
+    """Read the first turn of each line of a file.
+
+    Raises:
+        DatasetError: The file can't be read, is empty, or has a line that isn't a prompt.
+    """
+    try:
+        # An empty file becomes an empty line, which msgspec refuses with its own words.
+        lines = path.read_bytes().splitlines() or [b""]
+        return [msgspec.json.decode(line, type=_Prompt).turns[0] for line in lines]
+    except (OSError, msgspec.DecodeError) as error:
+        message = f"prompts '{path}': {error}; give JSON lines with `turns`"
+        raise DatasetError(message) from error
 
 
 if __name__ == "__main__":

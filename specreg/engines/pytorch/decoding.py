@@ -1,8 +1,8 @@
-"""Decode: models and prompts in, the steps of their answers out.
+"""Decode a batch of jobs with a target and a drafter, step by step.
 
-The first step of an answer reads the prompt and drafts nothing. Each later one reads the token
-before it and what was drafted after that, verifies, and rolls back what wasn't accepted. A drafter
-follows the rows of one batch from its start to its end.
+The first step of an answer reads the prompt and drafts nothing. Each later step reads the token
+that the step before added and the drafts after it, verifies the drafts, and rolls back those that
+weren't accepted. A drafter follows the rows of one batch from its start to its end.
 """
 
 import dataclasses
@@ -17,201 +17,249 @@ import torch
 from transformers import DynamicCache
 
 from specreg.engines.pytorch import speculation
-from specreg.engines.pytorch.requests import Job, Step, Tokenizer
+from specreg.engines.pytorch.requests import DecodedStep, Job, Tokenizer
 from specreg.engines.pytorch.speculation import NO_DRAFT, Draft, Floats, NGramStore
 
 Model = Any
 """A causal language model of transformers."""
 
 
+_LEARNT_CANDIDATES = 3
+"""How many of the target's likeliest tokens `AdaptiveDrafter` learns at each position."""
+
+
 class Reader:
-    """Rows of text that a model reads at once. `lengths`: by row, how many tokens it has read."""
+    """Some rows of text that a model reads together.
+
+    Attributes:
+        lengths: how many tokens of each row the model has read.
+    """
 
     def __init__(self, model: Model, rows: int) -> None:
         self._model = model
         self._device = model.get_input_embeddings().weight.device
         self._cache = DynamicCache()
-        self._held = torch.zeros((rows, 0), dtype=torch.bool)
+        # The columns of the cache that hold a token of the row; other columns are padding.
+        self._is_held = torch.zeros((rows, 0), dtype=torch.bool)
         self.lengths = [0] * rows
 
-    def read(self, texts: Sequence[Sequence[int]], wanted: Sequence[int]) -> list[Floats]:
-        """Read on: by row, the ids that follow; none for a row that waits, but not at first.
+    def read(self, texts: Sequence[Sequence[int]], logits_wanted: Sequence[int]) -> list[Floats]:
+        """Read the next ids of each row and return the logits after the last of them.
+
+        Args:
+            texts: the ids of each row; none for a row that waits. The first call reads some of
+                every row.
+            logits_wanted: after how many of the last ids of each row logits are wanted.
 
         Returns:
-            By row, the float32 logits after the last `wanted` of them, of shape [wanted, V].
+            For each row float32 logits of shape [logits_wanted, V].
         """
         width = max(map(len, texts))
-        ids = torch.tensor([[*text, *(0,) * (width - len(text))] for text in texts])
-        # Filled up on the right, where a row sees tokens of its own: one that sees none computes
-        # NaN, which a mask doesn't keep away.
-        new = torch.arange(width) < torch.tensor([[len(text)] for text in texts])
+        padded = [[*text, *[0] * (width - len(text))] for text in texts]
+        # The padding is on the right, where a row sees tokens of its own before it. A position
+        # that sees none computes NaN, which a mask doesn't keep away from the others.
+        is_new = torch.arange(width) < torch.tensor([[len(text)] for text in texts])
         positions = torch.tensor(self.lengths)[:, None] + torch.arange(width)
-        self._held = torch.cat((self._held, new), dim=1)
-        places = [
-            range(len(text) - count, len(text)) for text, count in zip(texts, wanted, strict=True)
+        self._is_held = torch.cat((self._is_held, is_new), dim=1)
+        wanted_columns = [
+            range(len(text) - wanted, len(text))
+            for text, wanted in zip(texts, logits_wanted, strict=True)
         ]
-        kept = sorted(set().union(*places))
+        computed_columns = sorted(set().union(*wanted_columns))
         with torch.inference_mode():
             output = self._model(
-                input_ids=ids.to(self._device),
-                attention_mask=self._held.to(self._device, torch.long),
-                position_ids=torch.where(new, positions, 0).to(self._device),
+                input_ids=torch.tensor(padded).to(self._device),
+                attention_mask=self._is_held.to(self._device, torch.long),
+                position_ids=torch.where(is_new, positions, 0).to(self._device),
                 past_key_values=self._cache,
                 use_cache=True,
-                logits_to_keep=kept,  # a list fits whichever GPU the last layer is on
+                logits_to_keep=computed_columns,  # a list fits whichever GPU the last layer is on
             )
         logits = output.logits.float().cpu().numpy()
         self.lengths = [
             length + len(text) for length, text in zip(self.lengths, texts, strict=True)
         ]
-        return [logits[row, [kept.index(place) for place in own]] for row, own in enumerate(places)]
+        row_logits = []
+        for row, columns in enumerate(wanted_columns):
+            indices = [computed_columns.index(column) for column in columns]
+            row_logits.append(logits[row, indices])
+        return row_logits
 
-    def forget(self, counts: Sequence[int]) -> None:
-        """Roll back, by row, by 0 or more tokens."""
-        for row, count in enumerate(counts):
-            columns = self._held[row].nonzero().flatten()
-            self._held[row, columns[len(columns) - count :]] = False
-        self.lengths = [length - count for length, count in zip(self.lengths, counts, strict=True)]
-        in_use = self._held.any(dim=0).nonzero().flatten()
-        columns_left = int(in_use[-1]) + 1 if len(in_use) else 0
-        self._cache.crop(columns_left - self._held.shape[1])
-        self._held = self._held[:, :columns_left]
+    def forget(self, tokens: Sequence[int]) -> None:
+        """Roll back the last tokens of each row, 0 or more."""
+        for row, count in enumerate(tokens):
+            columns = self._is_held[row].nonzero().flatten()
+            self._is_held[row, columns[len(columns) - count :]] = False
+        self.lengths = [length - count for length, count in zip(self.lengths, tokens, strict=True)]
+        # Columns at the end that no row holds any more are dropped from the cache.
+        columns_in_use = self._is_held.any(dim=0).nonzero().flatten()
+        width = int(columns_in_use[-1]) + 1 if len(columns_in_use) else 0
+        self._cache.crop(width - self._is_held.shape[1])
+        self._is_held = self._is_held[:, :width]
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Go on with some of the rows, one at least, in the order they have."""
+        """Drop all rows but some, at least one, given in the order that they have."""
         if len(rows) == len(self.lengths):
             return
         self._cache.batch_select_indices(torch.tensor(rows))
-        self._held = self._held[list(rows)]
+        self._is_held = self._is_held[list(rows)]
         self.lengths = [self.lengths[row] for row in rows]
 
 
 class Row:
-    """A job, by its place in the batch, and what was decoded of it so far.
+    """A job of a batch and the text decoded for it so far.
 
-    `context` are the ids of prompt and answer.
+    Attributes:
+        index: the job's index in the batch.
+        job: what is asked.
+        models: what decodes it.
+        context: the ids of the prompt and of the answer so far.
+        random: the row's own random numbers, so that its neighbours don't change its answer.
+        is_finished: True after the last step.
     """
 
     def __init__(self, index: int, job: Job, models: "Models") -> None:
-        self.index, self.job, self.models = index, job, models
+        self.index = index
+        self.job = job
+        self.models = models
         self.context = list(job.prompt)
         self.random = np.random.default_rng(job.seed)
-        self.finished = False
+        self.is_finished = False
 
     @property
-    def most_drafts(self) -> int:
-        """How many tokens its step may draft: no more than fit into the target's context."""
+    def max_drafts(self) -> int:
+        """How many tokens the next step may draft: no more than fit into the target's context."""
         return min(self.models.draft_tokens, self.models.context_tokens - len(self.context))
 
-    def take(self, draft: Draft, verified: speculation.Verified, logits: Floats) -> Step:
-        """Go on by what was verified; logits of shape [k + 1, V]."""
-        new = (*draft.token_ids[: verified.accepted], verified.next_id)
-        left = self.job.output_cap_tokens - (len(self.context) - len(self.job.prompt))
-        finish_reason = "length" if len(new) >= left else None
-        delivered = new[:left]
+    def take(self, draft: Draft, verified: speculation.Verified, logits: Floats) -> DecodedStep:
+        """Add the verified tokens to the text and return the step.
+
+        Args:
+            draft: the k drafts of the step.
+            verified: how many of them are accepted, and the token after them.
+            logits: the target's, of shape [k + 1, V].
+        """
+        new_ids = (*draft.token_ids[: verified.accepted], verified.next_id)
+        answered_tokens = len(self.context) - len(self.job.prompt)
+        tokens_left = self.job.output_cap_tokens - answered_tokens
+        delivered = new_ids[:tokens_left]
+        finish_reason = "length" if len(new_ids) >= tokens_left else None
         for count, token_id in enumerate(delivered, start=1):
             if token_id in self.models.stop_ids and not self.job.ignore_eos:
-                delivered, finish_reason = new[:count], "stop"
+                delivered = new_ids[:count]
+                finish_reason = "stop"
                 break
-        top = self.job.top
-        self.context.extend(new)
-        self.finished = finish_reason is not None
-        return Step(
+        self.context.extend(new_ids)
+        self.is_finished = finish_reason is not None
+        logprobs: tuple[Mapping[int, float], ...] = ()
+        if self.job.top_logprobs is not None:
+            logprobs = _likeliest(logits[: len(delivered)], self.job.top_logprobs)
+        return DecodedStep(
             token_ids=delivered,
             drafted=len(draft.token_ids),
             accepted=verified.accepted,
             finish_reason=finish_reason,
-            logprobs=() if top is None else _likeliest(logits[: len(delivered)], top),
+            logprobs=logprobs,
         )
 
 
 class Drafter:
-    """Autoregressive decoding, which drafts nothing; subclasses draft."""
+    """A drafter that drafts nothing, which is autoregressive decoding. Subclasses draft."""
 
     def draft(self, rows: Sequence[Row]) -> list[Draft]:
-        """Draft for each row; the same rows in the same order as ever."""
+        """Return a draft for each row. The rows and their order are those of the last call."""
         return [NO_DRAFT] * len(rows)
 
     def learn(self, rows: Sequence[Row], logits: Sequence[Floats]) -> None:
-        """Take in what a step of each row added, and the target's logits before each token of it.
+        """Learn from what a step added to each row.
 
-        Logits by row, of shape [k + 1, V]; those after a rejected draft are among them.
+        Args:
+            rows: with the added tokens.
+            logits: for each row the target's before each of the step's tokens, of shape
+                [k + 1, V]; those after a rejected draft are among them.
         """
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Go on with some of the rows, in the order they have."""
+        """Drop all rows but some, given in the order that they have."""
 
 
 class LookupDrafter(Drafter):
-    """Prompt lookup: an n-gram of the text so far, without a model."""
+    """Prompt lookup: drafts what followed the same n-gram earlier in the text, without a model."""
 
     def __init__(self) -> None:
         self._propose = speculation.propose
 
     def draft(self, rows: Sequence[Row]) -> list[Draft]:
-        """Draft what followed the last tokens when they stood there before."""
-        return [Draft(token_ids=self._propose(row.context, row.most_drafts)) for row in rows]
+        """Draft what followed the last tokens of a row when they occurred before."""
+        return [Draft(token_ids=self._propose(row.context, row.max_drafts)) for row in rows]
 
 
 class AdaptiveDrafter(LookupDrafter):
-    """An n-gram store that learns each text, and the target's three likeliest tokens along it.
+    """An n-gram store that learns each text and the target's likeliest tokens along it.
 
-    (Ou et al. 2024, who learn the text alone.) The store outlives the batch: what a request is
-    drafted depends on those that were answered before it and beside it.
+    Ou et al. 2024 learn the text alone. The store outlives the batch: the drafts of a request
+    depend on the requests that were answered before it and together with it.
     """
 
     def __init__(self, store: NGramStore, rows: int) -> None:
-        self._store, self._propose = store, store.propose
-        self._learnt = [0] * rows
+        self._store = store
+        self._propose = store.propose
+        self._learnt_tokens = [0] * rows
 
     def learn(self, rows: Sequence[Row], logits: Sequence[Floats]) -> None:
-        """Learn the prompt with the first step, and what each step adds."""
-        for index, (row, own) in enumerate(zip(rows, logits, strict=True)):
-            text, start = row.context, max(self._learnt[index], len(row.job.prompt))
-            for place in range(max(1, self._learnt[index]), len(text)):
-                candidates = speculation.likeliest(own[place - start], 3) if place >= start else ()
-                run = text[max(0, place - speculation.LONGEST_TOKENS) : place]
-                self._store.learn(run, (*candidates, text[place]))
-            self._learnt[index] = len(text)
+        """Learn the prompt in the first step, and what each step adds."""
+        for index, (row, row_logits) in enumerate(zip(rows, logits, strict=True)):
+            text = row.context
+            learnt_tokens = self._learnt_tokens[index]
+            # No logits came with the prompt's own tokens.
+            first_with_logits = max(learnt_tokens, len(row.job.prompt))
+            for position in range(max(1, learnt_tokens), len(text)):
+                candidates: list[int] = []
+                if position >= first_with_logits:
+                    position_logits = row_logits[position - first_with_logits]
+                    candidates = speculation.likeliest(position_logits, _LEARNT_CANDIDATES)
+                before = text[max(0, position - speculation.LONGEST_TOKENS) : position]
+                self._store.learn(before, (*candidates, text[position]))
+            self._learnt_tokens[index] = len(text)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Forget how far the others were learnt."""
-        self._learnt = [self._learnt[row] for row in rows]
+        """Drop how far the other rows were learnt."""
+        self._learnt_tokens = [self._learnt_tokens[row] for row in rows]
 
 
 class ModelDrafter(Drafter):
-    """A smaller model that goes on by itself, at the temperature of the request."""
+    """A smaller model that continues the text by itself, at the temperature of the request."""
 
     def __init__(self, model: Model, rows: int) -> None:
         self._reader = Reader(model, rows)
-        self._read: list[list[int]] = [[] for _ in range(rows)]
+        self._read_ids: list[list[int]] = [[] for _ in range(rows)]
 
     def draft(self, rows: Sequence[Row]) -> list[Draft]:
-        """Draft the model's next tokens, one after the other."""
-        limits = [row.most_drafts for row in rows]
-        wrong = []  # all that was read and didn't become the text
-        for row, read in zip(rows, self._read, strict=True):
-            # The last token is always read anew: what follows it is what is asked.
-            agreed = sum(itertools.takewhile(bool, map(int.__eq__, read, row.context[:-1])))
-            wrong.append(len(read) - agreed)
-            del read[agreed:]
-        self._reader.forget(wrong)
-        unread = [row.context[len(read) :] for row, read in zip(rows, self._read, strict=True)]
+        """Draft the model's next tokens, one after another."""
+        limits = [row.max_drafts for row in rows]
+        self._forget_wrong_tokens(rows)
+        unread = [
+            row.context[len(read_ids) :] for row, read_ids in zip(rows, self._read_ids, strict=True)
+        ]
         drafted: list[list[int]] = [[] for _ in rows]
         drawn_from: list[list[Floats]] = [[] for _ in rows]
-        for place in range(max(limits)):
-            for read, text in zip(self._read, unread, strict=True):
-                read.extend(text)
-            logits = self._reader.read(unread, [min(1, len(text)) for text in unread])
+        for depth in range(max(limits)):
+            for read_ids, ids in zip(self._read_ids, unread, strict=True):
+                read_ids.extend(ids)
+            logits = self._reader.read(unread, [min(1, len(ids)) for ids in unread])
             for index, row in enumerate(rows):
-                if place < limits[index] and row.job.temperature == 0:
-                    drafted[index].append(int(logits[index][-1].argmax()))
-                elif place < limits[index]:
-                    q = speculation.distributions(logits[index][-1], row.job.temperature)
+                if depth >= limits[index]:
+                    continue
+                next_logits = logits[index][-1]
+                if row.job.temperature == 0:
+                    drafted[index].append(int(next_logits.argmax()))
+                else:
+                    q = speculation.distributions(next_logits, row.job.temperature)
                     drawn_from[index].append(q)
                     drafted[index].append(speculation.sample(q, row.random))
+            # The last draft of a row isn't read: nothing is drafted after it.
             unread = [
-                ids[place:] if place + 1 < limit else []
+                ids[depth:] if depth + 1 < limit else []
                 for ids, limit in zip(drafted, limits, strict=True)
             ]
         return [
@@ -219,18 +267,34 @@ class ModelDrafter(Drafter):
             for ids, q in zip(drafted, drawn_from, strict=True)
         ]
 
+    def _forget_wrong_tokens(self, rows: Sequence[Row]) -> None:
+        """Roll back the drafts that the model has read and that didn't become the text."""
+        wrong_tokens = []
+        for row, read_ids in zip(rows, self._read_ids, strict=True):
+            # The last token is always read again, because the logits after it are wanted.
+            is_equal = map(int.__eq__, read_ids, row.context[:-1])
+            right_tokens = sum(itertools.takewhile(bool, is_equal))
+            wrong_tokens.append(len(read_ids) - right_tokens)
+            del read_ids[right_tokens:]
+        self._reader.forget(wrong_tokens)
+
     def keep(self, rows: Sequence[int]) -> None:
-        """Forget the others."""
+        """Drop the other rows."""
         self._reader.keep(rows)
-        self._read = [self._read[row] for row in rows]
+        self._read_ids = [self._read_ids[row] for row in rows]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Models:
-    """What decodes: the target and its tokenizer, and what makes the drafter of so many rows.
+    """The models that decode, and the limits of decoding with them.
 
-    A step drafts at most `draft_tokens`, 0 without speculation. `stop_ids` end a text; prompt and
-    answer have at most `context_tokens` together.
+    Attributes:
+        target: the model whose text is generated.
+        tokenizer: the target's.
+        new_drafter: makes the drafter of a batch of a number of rows.
+        draft_tokens: how many tokens a step drafts at most; 0 without speculation.
+        stop_ids: the tokens that end a text.
+        context_tokens: how long prompt and answer may be together.
     """
 
     target: Model
@@ -243,48 +307,69 @@ class Models:
 
 def decode(
     models: Models, jobs: Sequence[Job], clock: Callable[[], int] = time.monotonic_ns
-) -> Iterator[Mapping[int, Step]]:
-    """Answer jobs, one at least, as one batch: a step of each that goes on, by its place."""
+) -> Iterator[Mapping[int, DecodedStep]]:
+    """Answer jobs as one batch, and yield one step of each unfinished answer at a time.
+
+    Args:
+        models: what decodes.
+        jobs: at least one.
+        clock: monotonic, in nanoseconds.
+
+    Yields:
+        The steps by the index of their job.
+    """
     rows = [Row(index, job, models) for index, job in enumerate(jobs)]
-    reader, drafter = Reader(models.target, len(rows)), models.new_drafter(len(rows))
-    drafts, draft_ns = [NO_DRAFT] * len(rows), 0
+    reader = Reader(models.target, len(rows))
+    drafter = models.new_drafter(len(rows))
+    drafts = [NO_DRAFT] * len(rows)
+    draft_ns = 0
     while True:
-        begun_ns = clock()
-        unread = [row.context[read:] for row, read in zip(rows, reader.lengths, strict=True)]
-        logits = reader.read(
-            [(*ids, *draft.token_ids) for ids, draft in zip(unread, drafts, strict=True)],
-            [len(draft.token_ids) + 1 for draft in drafts],
-        )
+        # The target reads what it hasn't read yet and the drafts, which are verified.
+        start_ns = clock()
+        unread = [
+            (*row.context[length:], *draft.token_ids)
+            for row, length, draft in zip(rows, reader.lengths, drafts, strict=True)
+        ]
+        logits = reader.read(unread, [len(draft.token_ids) + 1 for draft in drafts])
         verified = [
             # By the module's name, so that a fault can be planted there.
-            speculation.verify(draft, own, row.job.temperature, row.random)
-            for row, draft, own in zip(rows, drafts, logits, strict=True)
+            speculation.verify(draft, row_logits, row.job.temperature, row.random)
+            for row, draft, row_logits in zip(rows, drafts, logits, strict=True)
         ]
-        reader.forget(
-            [len(draft.token_ids) - v.accepted for draft, v in zip(drafts, verified, strict=True)]
-        )
-        target_ns = clock() - begun_ns
-        yield {
-            row.index: dataclasses.replace(
-                row.take(draft, one, own), draft_ns=draft_ns, target_ns=target_ns
-            )
-            for row, draft, one, own in zip(rows, drafts, verified, logits, strict=True)
-        }
-        begun_ns = clock()
+        rejected_tokens = [
+            len(draft.token_ids) - row_verified.accepted
+            for draft, row_verified in zip(drafts, verified, strict=True)
+        ]
+        reader.forget(rejected_tokens)
+        target_ns = clock() - start_ns
+
+        steps = {}
+        for row, draft, row_verified, row_logits in zip(
+            rows, drafts, verified, logits, strict=True
+        ):
+            step = row.take(draft, row_verified, row_logits)
+            steps[row.index] = dataclasses.replace(step, draft_ns=draft_ns, target_ns=target_ns)
+        yield steps
+
+        # The drafter learns from the step, and drafts the next one of the rows that go on.
+        start_ns = clock()
         drafter.learn(rows, logits)
-        kept = [place for place, row in enumerate(rows) if not row.finished]
-        rows = [rows[place] for place in kept]
+        unfinished = [number for number, row in enumerate(rows) if not row.is_finished]
+        rows = [rows[number] for number in unfinished]
         if not rows:
             return
-        reader.keep(kept)
-        drafter.keep(kept)
+        reader.keep(unfinished)
+        drafter.keep(unfinished)
         drafts = drafter.draft(rows)
-        draft_ns = clock() - begun_ns
+        draft_ns = clock() - start_ns
 
 
-def _likeliest(logits: Floats, top: int) -> tuple[Mapping[int, float], ...]:
-    """By row of the logits, the log-probabilities of the likeliest tokens, likeliest first."""
+def _likeliest(logits: Floats, count: int) -> tuple[Mapping[int, float], ...]:
+    """Return, for each row of the logits, the log-probabilities of the likeliest tokens.
+
+    The likeliest token comes first.
+    """
     logprobs = torch.from_numpy(logits).double().log_softmax(-1)
-    values, ids = logprobs.topk(min(top, logprobs.shape[-1]))
+    values, ids = logprobs.topk(min(count, logprobs.shape[-1]))
     rows = zip(ids.tolist(), values.tolist(), strict=True)
-    return tuple(dict(zip(*row, strict=True)) for row in rows)
+    return tuple(dict(zip(row_ids, row_values, strict=True)) for row_ids, row_values in rows)

@@ -1,19 +1,21 @@
-"""Draft heads that read the target's hidden states, with the tensor names that vLLM loads.
+"""Build draft heads that read the target's hidden states, with the tensor names that vLLM loads.
 
     EAGLE-3 (https://arxiv.org/abs/2503.01840, `LlamaForCausalLMEagle3`) reads three residual
-            streams side by side, and the next token
-    EAGLE   (https://arxiv.org/abs/2401.15077, `EagleLlamaForCausalLM`) reads the normed state
-            beside the next token
-    MTP     (`MiMoMTP`) reads the state before its norm beside the next token, in a layer of the
-            target's own file
+            streams, concatenated, and the next token.
+    EAGLE   (https://arxiv.org/abs/2401.15077, `EagleLlamaForCausalLM`) reads the normed state and
+            the next token.
+    MTP     (`MiMoMTP`) reads the state before its norm and the next token, in a layer of the
+            target's own file.
     Medusa  (https://arxiv.org/abs/2401.10774, `Medusa`) reads the normed state alone, with a block
-            for each drafted token
+            for each drafted token.
     DFlash  (https://arxiv.org/abs/2602.06036, `DFlashQwen3ForCausalLM`) reads the states after
-            some layers, and fills in a block of masks behind the next token, all at once
+            some layers, and fills in a block of masks after the next token, all at once.
 
 All but EAGLE-3 use the target's output matrix, and all but Medusa its embeddings. In training a
 head is unrolled: draft step j sees the hidden states that step j - 1 made, as it does when it
 drafts ("training-time test" in the EAGLE-3 paper).
+
+An anchor is a position of the text that a step's drafts hang on.
 """
 
 import functools
@@ -27,13 +29,15 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 Model = Any
-"""A causal language model of transformers, built as Llama."""
+"""A causal language model of transformers, built like Llama."""
 Unrolled = list[tuple[Tensor, Tensor]]
 """Keys and values of the draft steps so far, each `[rows, heads, anchors, head_dim]`."""
 MTP_LAYER = "model.mtp_layers.0."
-"""What begins the names of a target's layer for multi-token prediction."""
+"""The prefix of the tensors of a target's layer for multi-token prediction."""
 MEDUSA_OUTPUT = "lm_heads.0.weight"
-"""Medusa's output matrix, which must be the target's."""
+"""The name of Medusa's output matrix, which must be the target's."""
+_MASKED_SCORE = -1e9
+"""The attention score of a position that must not be seen: softmax makes it 0."""
 
 
 class Rope(msgspec.Struct, frozen=True):
@@ -44,7 +48,7 @@ class Rope(msgspec.Struct, frozen=True):
 
 
 class LayerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a `config.json` says how the layer of a head is built."""
+    """The part of a `config.json` that describes the layer of a head."""
 
     model_type: Literal["llama", "qwen2", "qwen3"] = "llama"
     hidden_act: Literal["silu"] = "silu"
@@ -60,14 +64,14 @@ class LayerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeadConfig(LayerConfig, frozen=True, kw_only=True):
-    """What of an EAGLE-3 head's `config.json` says how it is built."""
+    """The part of an EAGLE-3 head's `config.json` that describes how it is built."""
 
     eagle_aux_hidden_state_layer_ids: tuple[int, int, int]
     norm_before_residual: bool = False
 
 
 class MedusaConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What of the `config.json` of Medusa heads says how they are built."""
+    """The part of the `config.json` of Medusa heads that describes how they are built."""
 
     model_type: Literal["medusa"]
     hidden_size: int
@@ -78,14 +82,14 @@ class MedusaConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlockConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a DFlash head reads of the target, whose layers it counts from 0, and its mask."""
+    """The layers of the target that a DFlash head reads, counted from 0, and its mask token."""
 
     mask_token_id: int
     target_layer_ids: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]
 
 
 class DFlashConfig(LayerConfig, frozen=True, kw_only=True):
-    """What of a DFlash head's `config.json` says how it is built."""
+    """The part of a DFlash head's `config.json` that describes how it is built."""
 
     num_hidden_layers: int
     layer_types: tuple[Literal["full_attention"], ...] = ()
@@ -93,9 +97,10 @@ class DFlashConfig(LayerConfig, frozen=True, kw_only=True):
 
 
 def rotate(states: Tensor, positions: Tensor, base: float) -> Tensor:
-    """Return `[..., positions, channels]` with rotary position embeddings applied.
+    """Apply rotary position embeddings to states, `[..., positions, channels]`.
 
-    The angles are float32, in which alone they are exact; the states keep their number format.
+    The angles are computed in float32, because half precision isn't exact enough for them. The
+    states keep their number format.
     """
     channels = states.shape[-1]
     evens = torch.arange(0, channels, 2, device=states.device)
@@ -107,9 +112,9 @@ def rotate(states: Tensor, positions: Tensor, base: float) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Attention whose queries, keys and values come from some states, side by side.
+    """Attention that reads one state per anchor, or several, concatenated.
 
-    Qwen3's norms the queries and keys of each head.
+    With `norms` the queries and keys of each head are normed, as in Qwen3.
     """
 
     def __init__(
@@ -117,38 +122,50 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        width, inner = states * config.hidden_size, config.num_attention_heads * config.head_dim
-        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, inner, bias=bias) for _ in "qkv")
-        self.o_proj = nn.Linear(inner, config.hidden_size, bias=False)
-        self.q_norm, self.k_norm = (
-            nn.RMSNorm(config.head_dim, config.rms_norm_eps) if norms else nn.Identity()
-            for _ in "qk"
-        )
+        width = states * config.hidden_size
+        inner_width = config.num_attention_heads * config.head_dim
+        self.q_proj = nn.Linear(width, inner_width, bias=bias)
+        self.k_proj = nn.Linear(width, inner_width, bias=bias)
+        self.v_proj = nn.Linear(width, inner_width, bias=bias)
+        self.o_proj = nn.Linear(inner_width, config.hidden_size, bias=False)
+        self.q_norm: nn.Module = nn.Identity()
+        self.k_norm: nn.Module = nn.Identity()
+        if norms:
+            self.q_norm = nn.RMSNorm(config.head_dim, config.rms_norm_eps)
+            self.k_norm = nn.RMSNorm(config.head_dim, config.rms_norm_eps)
 
     def project(self, states: Tensor, positions: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return queries, and keys and values, each `[rows, heads, anchors, head_dim]`."""
+        """Return queries, and keys with values, each `[rows, heads, anchors, head_dim]`."""
         base = self.config.rope_parameters.rope_theta
-        query, key, value = (
-            projected.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
-            for projected in (self.q_proj(states), self.k_proj(states), self.v_proj(states))
-        )
+        query = self._split_heads(self.q_proj(states))
+        key = self._split_heads(self.k_proj(states))
+        value = self._split_heads(self.v_proj(states))
+        query = rotate(self.q_norm(query), positions, base)
         key = rotate(self.k_norm(key), positions, base)
-        return rotate(self.q_norm(query), positions, base), (key, value)
+        return query, (key, value)
+
+    def _split_heads(self, states: Tensor) -> Tensor:
+        """Turn `[rows, anchors, heads * head_dim]` into `[rows, heads, anchors, head_dim]`."""
+        return states.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
 
     def read(self, query: Tensor, unrolled: Unrolled) -> Tensor:
-        """Return what each anchor finds in the past of step 0 and in its own later steps.
+        """Attend to the past of step 0 and to the anchor's own later steps.
 
-        That is `[rows, anchors, hidden]`.
+        Returns:
+            What each anchor reads, `[rows, anchors, hidden]`.
         """
-        (first_key, first_value), *own = unrolled
-        anchors, scale = query.shape[-2], math.sqrt(query.shape[-1])
-        mask = torch.triu(query.new_full((anchors, anchors), -1e9), 1)
-        past = query @ first_key.transpose(-1, -2) / scale + mask
-        scores = [(query * key).sum(-1, keepdim=True) / scale for key, _ in own]
-        weights = torch.softmax(torch.cat([past, *scores], -1), -1)
-        past_weights, *own_weights = weights.split([anchors, *[1] * len(own)], -1)
+        first_key, first_value = unrolled[0]
+        later_steps = unrolled[1:]
+        anchors = query.shape[-2]
+        scale = math.sqrt(query.shape[-1])
+        # In step 0 an anchor sees all anchors up to itself, in a later step itself alone.
+        mask = torch.triu(query.new_full((anchors, anchors), _MASKED_SCORE), 1)
+        past_scores = query @ first_key.transpose(-1, -2) / scale + mask
+        later_scores = [(query * key).sum(-1, keepdim=True) / scale for key, _ in later_steps]
+        weights = torch.softmax(torch.cat([past_scores, *later_scores], -1), -1)
+        past_weights, *later_weights = weights.split([anchors, *[1] * len(later_steps)], -1)
         attended = past_weights @ first_value
-        for weight, (_, value) in zip(own_weights, own, strict=True):
+        for weight, (_, value) in zip(later_weights, later_steps, strict=True):
             attended = attended + weight * value
         return self.o_proj(attended.transpose(1, 2).flatten(2))
 
@@ -165,13 +182,17 @@ class Layer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, states: Tensor, hidden: Tensor, start: int, unrolled: Unrolled) -> Tensor:
-        """Return the next hidden states, `[rows, anchors, hidden]`, from a first position on.
+        """Return the next hidden states, `[rows, anchors, hidden]`.
 
-        `states` are what the attention reads; this step's keys and values join the others.
+        Args:
+            states: what the attention reads.
+            hidden: the hidden states that the layer adds to.
+            start: the position of the first anchor in this step.
+            unrolled: the steps before; this step's keys and values are appended.
         """
         positions = torch.arange(hidden.shape[1], device=hidden.device) + start
-        query, own = self.self_attn.project(states, positions)
-        unrolled.append(own)
+        query, key_and_value = self.self_attn.project(states, positions)
+        unrolled.append(key_and_value)
         hidden = hidden + self.self_attn.read(query, unrolled)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
@@ -180,22 +201,22 @@ class Head(nn.Module):
     """A head that drafts one token after another, or all at once."""
 
     has_output: ClassVar = False
-    """Whether it has an output matrix of its own, and drafts logits instead of states."""
+    """True if it has an output matrix of its own, and drafts logits instead of states."""
     normed: ClassVar = True
-    """Whether it reads the target's last state after its norm."""
+    """True if it reads the target's last state after its norm."""
     layers_read: Sequence[int] = ()
-    """After how many of the target's layers it reads; of none named, after all."""
+    """After how many of the target's layers it reads; empty to read after all layers."""
 
     @staticmethod
     def checkpoint_name(name: str) -> str:
-        """Return what a checkpoint calls a tensor of the head."""
+        """Return the name that a tensor of the head has in a checkpoint."""
         return name
 
     def unroll(self, hidden: Tensor, embeddings: Tensor, drafted: int) -> list[Tensor]:
         """Return the states of each drafted token, or their logits, `[rows, anchors, vocabulary]`.
 
         Args:
-            hidden: the target's states, `[rows, anchors, hidden]`; of several layers side by side.
+            hidden: the target's states, `[rows, anchors, hidden]`, of several layers concatenated.
             embeddings: of the tokens after each anchor, `[rows, anchors + drafted - 1, hidden]`.
             drafted: how many tokens a step drafts, 1 or more.
         """
@@ -208,12 +229,19 @@ class Head(nn.Module):
         return states
 
     def step(self, after: Tensor, hidden: Tensor, start: int, unrolled: Unrolled) -> Tensor:
-        """Return the states that follow others and the embeddings after them, from a step on."""
+        """Return the hidden states of the next drafted tokens.
+
+        Args:
+            after: the embeddings of the tokens after the anchors.
+            hidden: the hidden states of the anchors.
+            start: the number of the step, from 0.
+            unrolled: the keys and values of the steps before.
+        """
         raise NotImplementedError
 
 
 class Eagle3Head(Head):
-    """EAGLE-3: fuses once, then one `midlayer` per drafted token."""
+    """EAGLE-3: fuses the target's streams once, and runs `midlayer` for each drafted token."""
 
     has_output: ClassVar = True
     normed: ClassVar = False
@@ -228,19 +256,19 @@ class Eagle3Head(Head):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
     def unroll(self, hidden: Tensor, embeddings: Tensor, drafted: int) -> list[Tensor]:
-        """Return each step's logits; three residual streams of the target are side by side."""
-        states = super().unroll(self.fc(hidden), embeddings, drafted)
-        return [self.lm_head(self.norm(one)) for one in states]
+        """Return each step's logits. `hidden` is three concatenated streams of the target."""
+        steps = super().unroll(self.fc(hidden), embeddings, drafted)
+        return [self.lm_head(self.norm(states)) for states in steps]
 
     def step(self, after: Tensor, hidden: Tensor, start: int, unrolled: Unrolled) -> Tensor:
-        """Read an embedding beside a hidden state."""
+        """Read the embedding and the hidden state, concatenated."""
         layer = self.midlayer
         both = torch.cat([layer.input_layernorm(after), layer.hidden_norm(hidden)], -1)
         return layer(both, hidden, start, unrolled)
 
 
 class EagleHead(Head):
-    """EAGLE: fuses an embedding and a state, one layer for each drafted token."""
+    """EAGLE: fuses an embedding and a state, and runs one layer for each drafted token."""
 
     def __init__(self, config: LayerConfig) -> None:
         super().__init__()
@@ -249,7 +277,7 @@ class EagleHead(Head):
         self.layers[0].input_layernorm = nn.Identity()
 
     def step(self, after: Tensor, hidden: Tensor, start: int, unrolled: Unrolled) -> Tensor:
-        """Fuse them first."""
+        """Fuse the embedding and the hidden state, and run the layer."""
         fused = self.fc(torch.cat([after, hidden], -1))
         return self.layers[0](fused, fused, start, unrolled)
 
@@ -272,8 +300,9 @@ class MtpHead(Head):
         return f"{MTP_LAYER}{name.removeprefix('block.')}"
 
     def step(self, after: Tensor, hidden: Tensor, start: int, unrolled: Unrolled) -> Tensor:
-        """Fuse and norm them; the text's first position has no embedding."""
+        """Norm and fuse the embedding and the hidden state, and run the layer."""
         if start == 0:
+            # The text's first position has no embedding.
             after = nn.functional.pad(after[:, 1:], (0, 0, 1, 0))
         both = torch.cat([self.hidden_layernorm(hidden), self.token_layernorm(after)], -1)
         fused = self.input_proj(both)
@@ -282,7 +311,7 @@ class MtpHead(Head):
 
 
 class MedusaHead(Head):
-    """Medusa: a residual block for each drafted token."""
+    """Medusa: one residual block for each drafted token."""
 
     def __init__(self, hidden_size: int, drafted: int) -> None:
         super().__init__()
@@ -292,11 +321,11 @@ class MedusaHead(Head):
 
     @staticmethod
     def checkpoint_name(name: str) -> str:
-        """Return the name of a block's only layer."""
+        """Return the name with that of the block's only layer in it."""
         return name.replace(".weight", ".layers.0.weight")
 
     def unroll(self, hidden: Tensor, embeddings: Tensor, drafted: int) -> list[Tensor]:
-        """Return what each block makes of the same states."""
+        """Return the states that each block makes of the same states."""
         del embeddings
         return [hidden + nn.functional.silu(block(hidden)) for block in self.blocks[:drafted]]
 
@@ -310,6 +339,7 @@ class DFlashHead(Head):
     def __init__(self, config: DFlashConfig, embeddings: Tensor) -> None:
         """Take the mask's embedding from the target's, `[vocabulary, hidden]`."""
         super().__init__()
+        # The configuration counts layers from 0; `layers_read` counts those that have been run.
         self.layers_read = [layer + 1 for layer in config.dflash_config.target_layer_ids]
         self.fc = nn.Linear(
             len(self.layers_read) * config.hidden_size, config.hidden_size, bias=False
@@ -325,28 +355,38 @@ class DFlashHead(Head):
     def unroll(self, hidden: Tensor, embeddings: Tensor, drafted: int) -> list[Tensor]:
         """Return the normed states of the masks, which depend on how many there are."""
         context = self.hidden_norm(self.fc(hidden))
-        places = torch.arange(hidden.shape[1], device=hidden.device)
-        first = embeddings[:, : hidden.shape[1]]
-        block = [first, *[self.mask.expand_as(first)] * drafted]
+        anchors = torch.arange(hidden.shape[1], device=hidden.device)
+        next_tokens = embeddings[:, : hidden.shape[1]]
+        masks = [self.mask.expand_as(next_tokens)] * drafted
+        # The block of an anchor: the token after it, and a mask for each drafted token.
+        block = [next_tokens, *masks]
         for layer in self.layers:
-            attention, normed = layer.self_attn, map(layer.input_layernorm, block)
-            asked = [attention.project(one, places + step) for step, one in enumerate(normed, 1)]
-            seen = [attention.project(context, places)[1], *(own for _, own in asked)]
-            found = [attention.read(query, seen) for query, _ in asked]
-            block = [one + more for one, more in zip(block, found, strict=True)]
-            block = [one + layer.mlp(layer.post_attention_layernorm(one)) for one in block]
-        return [self.norm(one) for one in block[1:]]
+            attention = layer.self_attn
+            projections = [
+                attention.project(layer.input_layernorm(states), anchors + offset)
+                for offset, states in enumerate(block, 1)
+            ]
+            # All states of a block see the context and each other.
+            _, context_keys = attention.project(context, anchors)
+            keys = [context_keys, *(state_keys for _, state_keys in projections)]
+            attended = [attention.read(query, keys) for query, _ in projections]
+            block = [states + update for states, update in zip(block, attended, strict=True)]
+            block = [states + layer.mlp(layer.post_attention_layernorm(states)) for states in block]
+        return [self.norm(states) for states in block[1:]]
 
 
 class ObservedTarget:
-    """The target, frozen, with its residual streams, each by the number of layers before it."""
+    """A frozen target whose residual streams are kept as it reads.
+
+    A stream is named by the number of layers before it.
+    """
 
     def __init__(self, model: Model, aux_layers: Sequence[int]) -> None:
         self.model = model
         self._aux_layers = aux_layers
         self._streams: dict[int, Tensor] = {}
-        # What goes into a stage is what comes out of the layers before it. Hidden states as
-        # transformers returns them won't do: the last one is normed already.
+        # The input of a stage is the output of the layers before it. The hidden states that
+        # transformers returns don't serve here, because the last one is normed already.
         stages = [*model.model.layers, model.model.norm]
         for layers in aux_layers:
             stages[layers].register_forward_pre_hook(functools.partial(self._keep, layers))
@@ -355,7 +395,7 @@ class ObservedTarget:
         self._streams[layers] = arguments[0]
 
     def observe(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return logits, embeddings and residual streams side by side, per token."""
+        """Return the logits, the embeddings and the concatenated residual streams per token."""
         with torch.no_grad():
             logits = self.model(input_ids=rows).logits
             embeddings = self.model.model.embed_tokens(rows)

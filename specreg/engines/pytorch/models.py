@@ -1,7 +1,7 @@
 """Load the target, the draft and the tokenizer, and refuse those that don't fit together."""
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Dynami
 from transformers.cache_utils import DynamicLayer
 
 from specreg.core.errors import ModelError, UnsupportedError
-from specreg.engines.pytorch.__main__ import place
+from specreg.engines.pytorch.__main__ import divide_devices
 from specreg.engines.pytorch.decoding import (
     AdaptiveDrafter,
     Drafter,
@@ -24,26 +24,33 @@ from specreg.engines.pytorch.requests import Tokenizer
 from specreg.engines.pytorch.speculation import NGramStore
 
 _UNREADABLE = (OSError, ValueError, AttributeError, SafetensorError, StrictDataclassError)
+"""What transformers raises for a folder that isn't a model or is a broken one."""
+_ERROR_CHARACTERS = 200
+"""How much of an error's text is shown: transformers gives advice at length."""
 
 
 def load_models(options: argparse.Namespace) -> Models:
-    """Load the models of a command line, ready to decode; errors as of what it calls."""
-    name = options.draft_model
-    tokenizer = check_models(options.model, name, options.context_tokens)
-    devices = draft_devices = options.device or (default_device(),)
-    if name is not None:
-        devices, draft_devices = place(
-            devices,
+    """Load the models that a command line names, ready to decode.
+
+    Raises:
+        ModelError: A model can't be loaded, or target and draft don't fit together.
+        UnsupportedError: A model's cache can't be rolled back, or the devices can't be divided.
+    """
+    draft_name = options.draft_model
+    tokenizer = check_models(options.model, draft_name, options.context_tokens)
+    target_devices = draft_devices = options.device or (default_device(),)
+    draft = None
+    if draft_name is not None:
+        target_devices, draft_devices = divide_devices(
+            target_devices,
             options.placement,
             options.gpu_ratio,
-            lambda: (parameters(options.model), parameters(name)),
+            lambda: (num_parameters(options.model), num_parameters(draft_name)),
         )
-    target = load_model(options.model, options.dtype, *devices)
-    # The generation config may name several.
-    named = target.generation_config.eos_token_id
-    stop_ids: Sequence[int | None] = named if isinstance(named, list) else (named,)
-    draft = None if name is None else load_model(name, options.dtype, *draft_devices)
-    store = NGramStore()  # of the server: each batch adds to it
+    target = load_model(options.model, options.dtype, *target_devices)
+    if draft_name is not None:
+        draft = load_model(draft_name, options.dtype, *draft_devices)
+    store = NGramStore()  # belongs to the server: each batch adds to it
     drafters: Mapping[str, Callable[[int], Drafter]] = {
         "none": lambda _: Drafter(),
         "ngram": lambda _: LookupDrafter(),
@@ -55,41 +62,61 @@ def load_models(options: argparse.Namespace) -> Models:
         tokenizer=tokenizer,
         new_drafter=drafters[options.method],
         draft_tokens=0 if options.method == "none" else options.draft_tokens,
-        stop_ids=frozenset(one for one in (tokenizer.eos_token_id, *stop_ids) if one is not None),
+        stop_ids=_stop_ids(target, tokenizer),
         context_tokens=options.context_tokens,
     )
 
 
+def _stop_ids(target: Model, tokenizer: Tokenizer) -> frozenset[int]:
+    """Return the token ids that end a text, by the tokenizer and by the generation config."""
+    stop_ids = {tokenizer.eos_token_id}
+    # A generation config names one token, several or none.
+    configured = target.generation_config.eos_token_id
+    if isinstance(configured, list):
+        stop_ids.update(configured)
+    else:
+        stop_ids.add(configured)
+    return frozenset(stop_ids - {None})
+
+
 def default_device() -> str:
-    """The first GPU, or else the CPU, as PyTorch calls it."""
+    """Return the first GPU, or the CPU if there is none, by PyTorch's name."""
     return "cuda:0" if torch.cuda.is_available() else "cpu"
 
 
-def parameters(name: str) -> int:
-    """How many parameters a model has, by its configuration."""
+def num_parameters(name: str) -> int:
+    """Count the parameters of a model from its configuration, without loading weights."""
     config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     with torch.device("meta"):
         return int(AutoModelForCausalLM.from_config(config).num_parameters())
 
 
 def load_model(name: str, dtype: str, *devices: str) -> Model:
-    """Load a causal language model of transformers, in a number format or, by "auto", its own.
+    """Load a causal language model of transformers.
 
-    Its layers are spread over several GPUs as `accelerate` balances them.
+    Args:
+        name: a folder or a hub id.
+        dtype: a number format, or "auto" for that of the weights.
+        devices: `accelerate` spreads the layers over several GPUs so that they are balanced.
 
     Raises:
-        ModelError: it can't be loaded.
-        UnsupportedError: its cache can't be rolled back.
+        ModelError: The model can't be loaded, or some of its weights are missing.
+        UnsupportedError: Its cache can't be rolled back.
     """
+    device_map: str | dict[str, str] = {"": devices[0]}
+    free_bytes = None
+    if len(devices) > 1:
+        device_map = "balanced"
+        free_bytes = {
+            torch.device(device).index: torch.cuda.mem_get_info(device)[0] for device in devices
+        }
     try:
         model, loading = AutoModelForCausalLM.from_pretrained(
             name,
             dtype=dtype,
-            device_map="balanced" if len(devices) > 1 else {"": devices[0]},
-            max_memory={torch.device(one).index: torch.cuda.mem_get_info(one)[0] for one in devices}
-            if len(devices) > 1
-            else None,
-            # Else it says in a RuntimeError that it has said elsewhere which.
+            device_map=device_map,
+            max_memory=free_bytes,
+            # Otherwise transformers raises a RuntimeError that doesn't name the weights.
             ignore_mismatched_sizes=True,
             output_loading_info=True,
             # Neither a pickle nor a model's own code: both run what a stranger wrote.
@@ -97,14 +124,16 @@ def load_model(name: str, dtype: str, *devices: str) -> Model:
             trust_remote_code=False,
         )
     except _UNREADABLE as error:
-        message = f"model '{name}': can't be loaded, {_shortly(error)}; check name and dtype"
+        message = f"model '{name}': can't be loaded, {_in_one_line(error)}; check name and dtype"
         raise ModelError(message) from error
-    random = sorted({*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])})
-    if random:
+    # transformers fills these with random numbers and goes on.
+    mismatched_keys = {key for key, *_ in loading["mismatched_keys"]}
+    uninitialized_keys = sorted(mismatched_keys.union(loading["missing_keys"]))
+    if uninitialized_keys:
         message = (
-            f"model '{name}': {len(random)} of its weights are missing or of another shape than"
-            f" its config.json says, '{random[0]}' for instance; fetch weights and"
-            " configuration of one model"
+            f"model '{name}': {len(uninitialized_keys)} of its weights are missing or of another"
+            f" shape than its config.json says, '{uninitialized_keys[0]}' for instance; fetch"
+            " weights and configuration of one model"
         )
         raise ModelError(message)
     if any(type(layer) is not DynamicLayer for layer in DynamicCache(config=model.config).layers):
@@ -117,52 +146,76 @@ def load_model(name: str, dtype: str, *devices: str) -> Model:
 
 
 def check_models(target: str, draft: str | None, needed_tokens: int) -> Tokenizer:
-    """Check that models can read so long a text, and that a draft has the target's tokens.
+    """Check that models can read texts of a length, and that the draft has the target's tokens.
 
     Returns:
         The target's tokenizer.
 
     Raises:
-        ModelError: they can't, or it hasn't.
+        ModelError: A configuration or a tokenizer can't be loaded, a context is too small, or the
+            vocabularies differ.
     """
-    config, tokenizer = _load_part(AutoConfig, target), _load_part(AutoTokenizer, target)
+    config = _load_config(target)
+    tokenizer = _load_tokenizer(target)
     check_context(target, config, needed_tokens)
-    if draft is not None:
-        own = _load_part(AutoConfig, draft)
-        if own.vocab_size != config.vocab_size or (
-            _load_part(AutoTokenizer, draft).get_vocab() != tokenizer.get_vocab()
-        ):
-            message = (
-                f"draft '{draft}': its tokens ({own.vocab_size}) aren't the target's"
-                f" ({config.vocab_size}), by number or text; choose a draft of the target's family"
-            )
-            raise ModelError(message)
-        check_context(draft, own, needed_tokens)
+    if draft is None:
+        return tokenizer
+    draft_config = _load_config(draft)
+    has_same_size = draft_config.vocab_size == config.vocab_size
+    if not has_same_size or _load_tokenizer(draft).get_vocab() != tokenizer.get_vocab():
+        message = (
+            f"draft '{draft}': its tokens ({draft_config.vocab_size}) aren't the target's"
+            f" ({config.vocab_size}), by number or text; choose a draft of the target's family"
+        )
+        raise ModelError(message)
+    check_context(draft, draft_config, needed_tokens)
     return tokenizer
 
 
 def check_context(name: str, config: object, needed_tokens: int) -> None:
-    """Raise a ModelError where a model says that it can't read so long a text."""
-    has_tokens = getattr(config, "max_position_embeddings", None)
-    if has_tokens is not None and has_tokens < needed_tokens:
+    """Check that a model's context is large enough; a model that doesn't say passes.
+
+    Raises:
+        ModelError: The context is smaller than `needed_tokens`.
+    """
+    context_tokens = getattr(config, "max_position_embeddings", None)
+    if context_tokens is not None and context_tokens < needed_tokens:
         message = (
-            f"model '{name}': its context is {has_tokens} tokens, {needed_tokens} are to be read;"
-            " lower max_model_len_tokens (--context-tokens) or output_cap_tokens in the matrix"
+            f"model '{name}': its context is {context_tokens} tokens, {needed_tokens} are to be"
+            " read; lower max_model_len_tokens (--context-tokens) or output_cap_tokens in the"
+            " matrix"
         )
         raise ModelError(message)
 
 
-def _load_part(kind: Any, name: str) -> Any:  # noqa: ANN401 - transformers has no types
-    """Load what a model's configuration says of its decoder, or its tokenizer."""
+def _load_config(name: str) -> Any:  # noqa: ANN401 - transformers has no types
+    """Load the configuration of a model's decoder.
+
+    Raises:
+        ModelError: It isn't there or can't be read.
+    """
     try:
-        part = kind.from_pretrained(name, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     except _UNREADABLE as error:
-        what = "configuration" if kind is AutoConfig else "tokenizer"
-        message = f"model '{name}': has no {what}, {_shortly(error)}; check its name"
+        message = f"model '{name}': has no configuration, {_in_one_line(error)}; check its name"
         raise ModelError(message) from error
-    return part.get_text_config(decoder=True) if kind is AutoConfig else part
+    return config.get_text_config(decoder=True)
 
 
-def _shortly(error: Exception) -> str:
-    """Its words in a line, without what transformers advises at length."""
-    return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+def _load_tokenizer(name: str) -> Tokenizer:
+    """Load the tokenizer of a model.
+
+    Raises:
+        ModelError: It isn't there or can't be read.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except _UNREADABLE as error:
+        message = f"model '{name}': has no tokenizer, {_in_one_line(error)}; check its name"
+        raise ModelError(message) from error
+
+
+def _in_one_line(error: Exception) -> str:
+    """Return the start of an error's message in one line, or the error's type without one."""
+    message = " ".join(str(error).split())[:_ERROR_CHARACTERS].rstrip(".")
+    return message or type(error).__name__

@@ -1,6 +1,6 @@
-"""What is asked of the reference engine and its oracle, and answered; without PyTorch.
+"""Define what the reference engine and its oracle are asked and answer. Needs no PyTorch.
 
-The body of a request becomes a job, which is answered in steps. A question goes to
+The body of a request becomes a job, which is answered in steps. A question is answered by
 `python -m specreg.engines.pytorch.oracle`.
 """
 
@@ -15,9 +15,16 @@ from specreg.core.errors import ServerRefusedError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What to answer, and how: as in the body of a request, with the prompt's ids.
+    """A request whose prompt is in token ids. Prompt and answer fit into the context.
 
-    Prompt and answer fit into the context; `top` log-probabilities are told of each token.
+    Attributes:
+        prompt: token ids, at least one.
+        output_cap_tokens: how long the answer may become.
+        temperature: 0 is greedy.
+        seed: of the random numbers; None for another one each time.
+        ignore_eos: True to go on after a token that ends a text.
+        top_logprobs: how many of the likeliest tokens each delivered token is reported with; None
+            for no log-probabilities.
     """
 
     prompt: Sequence[int]
@@ -25,21 +32,22 @@ class Job:
     temperature: float = 0.0
     seed: int | None = None
     ignore_eos: bool = False
-    top: int | None = None
+    top_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """What one step added to an answer.
+class DecodedStep:
+    """What one step of decoding added to an answer.
 
     Attributes:
-        token_ids: what is delivered: up to the end of the text, which is among them, or the cap.
-        drafted, accepted: draft tokens; the verifier's count, so those beyond the end are in it.
-        finish_reason: "stop" or "length" of the last step.
-        logprobs: at each delivered token, where asked for, those of the likeliest by id, in nats,
-            at temperature 1 whatever the job's.
-        draft_ns, target_ns: how long drafting took, learning included, and the target's reading and
-            verifying; of the whole batch.
+        token_ids: the delivered tokens, up to the one that ends the text or to the cap.
+        drafted: how many tokens were drafted.
+        accepted: how many of them the verifier accepted, including those beyond the text's end.
+        finish_reason: "stop" or "length" in the last step, otherwise None.
+        logprobs: for each delivered token, if the job asks for them, the log-probabilities of the
+            likeliest tokens by id, in nats, at temperature 1 whatever the job's temperature is.
+        draft_ns: how long drafting and learning took for the whole batch.
+        target_ns: how long the target's pass and verifying took for the whole batch.
     """
 
     token_ids: tuple[int, ...]
@@ -52,11 +60,11 @@ class Step:
 
 
 Tokenizer = Any
-"""Of transformers."""
+"""A tokenizer of transformers."""
 
 
 class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What both endpoints take. A field that isn't here is refused: it would be passed over."""
+    """The fields that both endpoints take. Any other field is refused instead of being ignored."""
 
     model: str | None = None
     max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
@@ -76,7 +84,12 @@ class ChatBody(_Body, frozen=True, kw_only=True):
 
 
 class CompletionBody(_Body, frozen=True, kw_only=True):
-    """The body of `/v1/completions`: a text or ids; `logprobs` of so many at each place, by id."""
+    """The body of `/v1/completions`.
+
+    Attributes:
+        prompt: a text or token ids.
+        logprobs: how many of the likeliest tokens each token is reported with, by id.
+    """
 
     prompt: str | list[int]
     logprobs: Annotated[int, msgspec.Meta(ge=0)] | None = None
@@ -84,14 +97,15 @@ class CompletionBody(_Body, frozen=True, kw_only=True):
 
 
 Body = ChatBody | CompletionBody
+_COMPLETION_CAP_TOKENS = 16
+"""OpenAI's default of `/v1/completions`."""
 
 
 def parse_body(raw: bytes, kind: type[Body], served: str) -> Body:
-    """Parse the body of a request.
+    """Parse the body of a request for the model that is served.
 
     Raises:
-        ServerRefusedError: it can't be read, has a field that isn't known, or asks for another
-            model.
+        ServerRefusedError: It can't be read, has an unknown field, or asks for another model.
     """
     try:
         body = msgspec.json.decode(raw, type=kind)
@@ -104,13 +118,14 @@ def parse_body(raw: bytes, kind: type[Body], served: str) -> Body:
     return body
 
 
-def job_of(body: Body, tokenizer: Tokenizer, context_tokens: int) -> Job:
-    """What to answer to a body.
+def build_job(body: Body, tokenizer: Tokenizer, context_tokens: int) -> Job:
+    """Build the job that a body asks for.
 
     Raises:
-        ServerRefusedError: the prompt is empty or has unknown ids, or doesn't fit into the context
-            with the cap.
+        ServerRefusedError: The prompt is empty or has unknown ids, or prompt and answer don't fit
+            into the context.
     """
+    top_logprobs = None
     if isinstance(body, ChatBody):
         prompt = tokenizer.apply_chat_template(
             body.messages,
@@ -118,14 +133,19 @@ def job_of(body: Body, tokenizer: Tokenizer, context_tokens: int) -> Job:
             return_dict=False,
             **body.chat_template_kwargs,
         )
-        cap_tokens, top = body.max_tokens or context_tokens - len(prompt), None
+        cap_tokens = body.max_tokens or context_tokens - len(prompt)
     else:
-        prompt = tokenizer(body.prompt).input_ids if isinstance(body.prompt, str) else body.prompt
-        cap_tokens, top = body.max_tokens or 16, body.logprobs  # 16 is OpenAI's default
-    strange = [token_id for token_id in prompt if not 0 <= token_id < len(tokenizer)]
-    if strange or not prompt:
-        what = f"has the unknown id {strange[0]}" if strange else "is empty"
-        raise ServerRefusedError(f"prompt: {what}; give tokens of this model")
+        prompt = body.prompt
+        if isinstance(prompt, str):
+            prompt = tokenizer(prompt).input_ids
+        cap_tokens = body.max_tokens or _COMPLETION_CAP_TOKENS
+        top_logprobs = body.logprobs
+    if not prompt:
+        raise ServerRefusedError("prompt: is empty; give tokens of this model")
+    unknown_ids = [token_id for token_id in prompt if not 0 <= token_id < len(tokenizer)]
+    if unknown_ids:
+        message = f"prompt: has the unknown id {unknown_ids[0]}; give tokens of this model"
+        raise ServerRefusedError(message)
     if cap_tokens < 1 or len(prompt) + cap_tokens > context_tokens:
         message = (
             f"prompt: it is {len(prompt)} tokens and its answer at most {max(cap_tokens, 1)}, the"
@@ -138,14 +158,17 @@ def job_of(body: Body, tokenizer: Tokenizer, context_tokens: int) -> Job:
         temperature=body.temperature,
         seed=body.seed,
         ignore_eos=body.ignore_eos,
-        top=top,
+        top_logprobs=top_logprobs,
     )
 
 
 class Text(msgspec.Struct, frozen=True, kw_only=True):
-    """A text in ids: prompt, answer, and what another server says after them.
+    """A text in token ids: a prompt, its answer, and what another server generates after them.
 
-    The first `prompt_tokens` are the prompt, the next `output_tokens` the answer.
+    Attributes:
+        ids: all tokens.
+        prompt_tokens: how many of the first are the prompt.
+        output_tokens: how many of the next are the answer.
     """
 
     ids: tuple[int, ...]
@@ -154,18 +177,20 @@ class Text(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """What would the target have said, and a greedy drafter have got right?
+    """The question what the target would have said, and how many greedy drafts would be right.
 
     Attributes:
         method: "draft_model", "eagle", "eagle3", "medusa", "mtp" or "dflash", or one of the first
-            three as a tree ("draft_model_tree"); of any other, the target alone is asked.
-        target, draft: folders or hub ids; an empty one where the method has no draft.
-        draft_tokens: how many tokens a step drafts; of a tree, its depth.
-        branches, drafted_tokens: of a tree, as `Tree` has them.
+            three with "_tree" behind it. For any other method only the target is asked.
+        target: a folder or a hub id.
+        draft: a folder or a hub id; empty if the method has no draft.
+        draft_tokens: how many tokens a step drafts; the depth of a tree.
+        branches: the branches of a tree, as in `Tree`.
+        drafted_tokens: the drafted tokens of a tree, as in `Tree`.
         dtype: the weights' number format.
         unseen_tokens: how many of a text's first tokens the draft model is never shown.
-        normed: whether an MTP layer reads the target's last state after its norm.
-        texts: one at least, each with as many tokens after the answer as a step drafts.
+        normed: True if an MTP layer reads the target's last state after its norm.
+        texts: at least one, each with as many tokens after the answer as a step drafts.
     """
 
     method: str
@@ -181,15 +206,16 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OracleAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer, text by text.
+    """The oracle's answer, with one entry per text.
 
     Attributes:
-        accepted: by place in the text, how many drafts of a step that begins there are right,
-            0..draft_tokens; nothing where the text ends too soon to tell, or nothing was asked. Of
-            a tree, 0 where none of the answer's steps begins.
-        gaps_nats: how much less likely than the target's own choice the least fitting token of the
-            answer is, 0 for a greedy text.
-        refusal: why the models can't be asked; empty where they were.
+        accepted: for each position of the text, how many drafts of a step that begins there are
+            right, 0..draft_tokens. It is shorter than the text if the text ends too soon to know,
+            and empty if the method isn't known. For a tree it is 0 where no step of the answer
+            begins.
+        gaps_nats: how much less likely than the target's own choice the least likely token of the
+            answer is; 0 for a greedy text.
+        refusal: why the models can't be asked; empty if they were.
     """
 
     accepted: tuple[tuple[int, ...], ...] = ()

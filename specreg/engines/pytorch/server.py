@@ -1,4 +1,4 @@
-"""The HTTP server: OpenAI's endpoints as vLLM has them, and the queue of jobs."""
+"""Serve OpenAI's endpoints over HTTP as vLLM has them, and decode the jobs batch by batch."""
 
 import argparse
 import asyncio
@@ -17,38 +17,44 @@ from specreg.engines.pytorch.requests import (
     Body,
     ChatBody,
     CompletionBody,
+    DecodedStep,
     Job,
-    Step,
-    job_of,
+    build_job,
     parse_body,
 )
 
 Json = dict[str, object]
-Steps = asyncio.Queue[Step | ServerError]
-"""Those of a job, up to its last, or why its batch can't be answered."""
+Steps = asyncio.Queue[DecodedStep | ServerError]
+"""The steps of one job, up to its last, or the error that ended its batch."""
 
 
 class App:
-    """The endpoints of some models, which answer `max_sequences` jobs at once."""
+    """The endpoints of some models, which answer up to `max_sequences` jobs at once."""
 
     def __init__(self, models: Models, options: argparse.Namespace) -> None:
-        self._models, self._options = models, options
+        self._models = models
+        self._options = options
         self._waiting = asyncio.Queue[tuple[Job, Steps]]()
 
     def application(self) -> web.Application:
-        """Route them."""
-        options, app = self._options, web.Application()
-        card = {"id": options.served_model_name, "max_model_len": options.context_tokens}
-        models: Json = {"object": "list", "data": [card | {"root": options.model}]}
+        """Return the application with its routes and its worker."""
+        app = web.Application()
+        card = {
+            "id": self._options.served_model_name,
+            "max_model_len": self._options.context_tokens,
+            "root": self._options.model,
+        }
+        models: Json = {"object": "list", "data": [card]}
         app.router.add_get("/health", _always({}))
         app.router.add_get("/version", _always({"version": transformers.__version__}))
         app.router.add_get("/v1/models", _always(models))
         app.router.add_post("/v1/chat/completions", functools.partial(self._answer, ChatBody))
         app.router.add_post("/v1/completions", functools.partial(self._answer, CompletionBody))
-        app.cleanup_ctx.append(self._working)
+        app.cleanup_ctx.append(self._run_worker)
         return app
 
-    async def _working(self, _: web.Application) -> AsyncIterator[None]:
+    async def _run_worker(self, _: web.Application) -> AsyncIterator[None]:
+        """Answer jobs in a task of its own while the application runs."""
         task = asyncio.create_task(self._work())
         yield
         task.cancel()
@@ -56,9 +62,10 @@ class App:
             await task
 
     async def _answer(self, kind: type[Body], request: web.Request) -> web.StreamResponse:
+        """Answer a request, as a stream if its body asks for one."""
         try:
             body = parse_body(await request.read(), kind, self._options.served_model_name)
-            job = job_of(body, self._models.tokenizer, self._models.context_tokens)
+            job = build_job(body, self._models.tokenizer, self._models.context_tokens)
         except ServerRefusedError as error:
             return web.json_response(_error(error), status=400)
         answer = Answer(job, self._models, is_chat=kind is ChatBody)
@@ -73,14 +80,20 @@ class App:
         return web.json_response(answer.whole())
 
     async def _events(self, answer: "Answer", job: Job) -> AsyncIterator[Json]:
-        steps, ended = Steps(), False
+        """Queue a job and yield the events of its answer, the counts last.
+
+        Raises:
+            ServerError: Its batch can't be answered.
+        """
+        steps = Steps()
         self._waiting.put_nowait((job, steps))
-        while not ended:
+        is_finished = False
+        while not is_finished:
             step = await steps.get()
             if isinstance(step, ServerError):
                 raise step
             yield answer.add(step)
-            ended = step.finish_reason is not None
+            is_finished = step.finish_reason is not None
         yield {"choices": []} | answer.counts()
 
     async def _work(self) -> None:
@@ -93,9 +106,10 @@ class App:
             try:
                 # In a thread, so that the server goes on listening.
                 while added := await asyncio.to_thread(next, decoded, None):
-                    for place, step in added.items():
-                        batch[place][1].put_nowait(step)
-            except Exception as error:  # noqa: BLE001 - its requests are told, others go on
+                    for index, step in added.items():
+                        _, steps = batch[index]
+                        steps.put_nowait(step)
+            except Exception as error:  # noqa: BLE001 - its requests fail, others go on
                 traceback.print_exception(error)
                 message = f"batch of {len(batch)}: {error!r}; look at the log of the server"
                 for _, steps in batch:
@@ -103,6 +117,7 @@ class App:
 
 
 async def _stream(request: web.Request, events: AsyncIterator[Json]) -> web.StreamResponse:
+    """Send events as they come; an error becomes an event too, as in vLLM."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
     await response.prepare(request)
     try:
@@ -115,6 +130,8 @@ async def _stream(request: web.Request, events: AsyncIterator[Json]) -> web.Stre
 
 
 def _always(body: Json) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """Return a handler that gives every request the same answer."""
+
     async def answer(_: web.Request) -> web.Response:
         return web.json_response(body)
 
@@ -122,6 +139,7 @@ def _always(body: Json) -> Callable[[web.Request], Awaitable[web.Response]]:
 
 
 def _error(error: ServerError) -> Json:
+    """Return an error in the form of OpenAI's API."""
     return {"error": {"message": str(error)}}
 
 
@@ -129,44 +147,54 @@ class Answer:
     """An answer that grows step by step, in the form of a chat's or of a completion's."""
 
     def __init__(self, job: Job, models: Models, *, is_chat: bool) -> None:
-        self._job, self._models, self._is_chat = job, models, is_chat
-        self._steps: list[Step] = []
+        self._job = job
+        self._models = models
+        self._is_chat = is_chat
+        self._steps: list[DecodedStep] = []
         self._ids: list[int] = []
         self._text = ""
 
-    def add(self, step: Step) -> Json:
-        """The event of a step; bytes that are no character yet (U+FFFD) wait for the next."""
+    def add(self, step: DecodedStep) -> Json:
+        """Add a step and return its event.
+
+        Bytes that aren't a whole character yet (U+FFFD) wait for the next step.
+        """
         self._steps.append(step)
         self._ids.extend(step.token_ids)
-        text, added = self._models.tokenizer.decode(self._ids, skip_special_tokens=True), ""
+        text = self._models.tokenizer.decode(self._ids, skip_special_tokens=True)
+        added_text = ""
         if step.finish_reason is not None or not text.endswith("\ufffd"):
-            added, self._text = text[len(self._text) :], text
-        said: Json = {"delta": {"content": added}} if self._is_chat else {"text": added}
+            added_text = text[len(self._text) :]
+            self._text = text
+        content: Json = {"delta": {"content": added_text}}
+        if not self._is_chat:
+            content = {"text": added_text}
         choice = {"token_ids": step.token_ids, "finish_reason": step.finish_reason}
-        return {"choices": [{"index": 0} | said | choice]}
+        return {"choices": [{"index": 0} | content | choice]}
 
     def whole(self) -> Json:
-        """The answer that isn't streamed."""
-        message = {"role": "assistant", "content": self._text}
-        said: Json = {"message": message} if self._is_chat else {"text": self._text}
+        """Return the body of an answer that isn't streamed."""
+        content: Json = {"message": {"role": "assistant", "content": self._text}}
+        if not self._is_chat:
+            content = {"text": self._text}
         choice = {
             "index": 0,
             "prompt_token_ids": self._job.prompt,
             "token_ids": self._ids,
             "finish_reason": self._steps[-1].finish_reason,
         }
-        if self._job.top is not None:
-            # Tokens are named by their ids, which are unique.
-            top = [
-                {f"token_id:{token_id}": value for token_id, value in told.items()}
-                for step in self._steps
-                for told in step.logprobs
-            ]
-            choice["logprobs"] = {"top_logprobs": top}
-        return {"choices": [said | choice]} | self.counts()
+        if self._job.top_logprobs is not None:
+            top_logprobs = []
+            for step in self._steps:
+                for logprobs in step.logprobs:
+                    # Tokens are named by their ids, because two tokens may have the same text.
+                    by_name = {f"token_id:{token}": value for token, value in logprobs.items()}
+                    top_logprobs.append(by_name)
+            choice["logprobs"] = {"top_logprobs": top_logprobs}
+        return {"choices": [content | choice]} | self.counts()
 
     def counts(self) -> Json:
-        """The usage, and the counts of the steps in which something was drafted."""
+        """Return the usage, and the counts of the steps in which something was drafted."""
         usage = {"prompt_tokens": len(self._job.prompt), "completion_tokens": len(self._ids)}
         if not self._models.draft_tokens:
             return {"usage": usage}

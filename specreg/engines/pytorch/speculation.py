@@ -1,6 +1,7 @@
-"""One step of speculative decoding: n-grams that draft, and the verification of a draft.
+"""Draft with n-grams, and verify the draft of one step of speculative decoding.
 
-Pure Python and numpy, without a model. V is the size of the vocabulary, k the number of drafts.
+This is pure Python and numpy, without a model. V is the size of the vocabulary, k the number of
+drafts.
 """
 
 from collections import OrderedDict
@@ -12,60 +13,64 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.floating]
 
-LONGEST_TOKENS, SHORTEST_TOKENS = 4, 2
-"""How many of the last tokens to look up, as the methods' table asks it of vLLM."""
+LONGEST_TOKENS = 4
+"""The most last tokens that are looked up, which is what the methods' table has vLLM do."""
+SHORTEST_TOKENS = 2
+"""The fewest of them."""
 
 
 def propose(context: Sequence[int], draft_tokens: int) -> tuple[int, ...]:
-    """Look up what followed the last tokens of a text when they first stood there.
+    """Look up what followed the last tokens of a text at their first occurrence in it.
 
-    As vLLM's NgramProposer: the longest run of last tokens that was there before, and its first
-    place.
+    The same as vLLM's NgramProposer: the longest run of last tokens that occurred before counts,
+    and of its occurrences the first.
 
     Returns:
-        At most `draft_tokens` ids: fewer where the text ends before, none where nothing was found.
+        At most `draft_tokens` ids: fewer if the text ends before, none if no run occurred before.
     """
-    # As a text, because str has a fast search; an id is a code point, below 0x110000.
+    # The ids become a string, because str has a fast search. An id is a code point, < 0x110000.
     text = "".join(map(chr, context))
     for tokens in range(min(LONGEST_TOKENS, len(text) - 1), SHORTEST_TOKENS - 1, -1):
-        # Up to the last token: the text's own end is no earlier place, but may overlap with one.
-        place = text.find(text[-tokens:], 0, len(text) - 1)
-        if place >= 0:
-            start = place + tokens
+        # The search ends before the last token: the end of the text isn't an earlier occurrence,
+        # but may overlap with one.
+        occurrence = text.find(text[-tokens:], 0, len(text) - 1)
+        if occurrence >= 0:
+            start = occurrence + tokens
             return tuple(context[start : start + draft_tokens])
     return ()
 
 
 class NGramStore:
-    """What followed each run of 1 to `LONGEST_TOKENS` tokens, and how often (Ou et al. 2024).
+    """How often which token followed each run of 1 to `LONGEST_TOKENS` tokens (Ou et al. 2024).
 
-    Holds the `most_contexts` runs that it read last: about 0.5 kB each.
+    The store holds the `max_runs` runs that it learnt last, about 0.5 kB each.
     """
 
-    def __init__(self, most_contexts: int = 2**20) -> None:
-        self._most_contexts = most_contexts
+    def __init__(self, max_runs: int = 2**20) -> None:
+        self._max_runs = max_runs
         self._counts = OrderedDict[tuple[int, ...], dict[int, int]]()
 
     def learn(self, context: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Count each of some tokens once as what follows a text, the best of them last."""
+        """Count each of some tokens once as one that follows a text, the best of them last."""
         for tokens in range(1, min(LONGEST_TOKENS, len(context)) + 1):
             run = tuple(context[-tokens:])
             counts = self._counts.setdefault(run, {})
             for token_id in token_ids:
                 counts[token_id] = counts.pop(token_id, 0) + 1
             self._counts.move_to_end(run)
-        while len(self._counts) > self._most_contexts:
+        while len(self._counts) > self._max_runs:
             self._counts.popitem(last=False)
 
     def propose(self, context: Sequence[int], draft_tokens: int) -> tuple[int, ...]:
-        """Draft, token by token, what most often followed the longest run of last tokens known.
+        """Draft, token by token, what most often followed the longest known run of last tokens.
 
-        Of equals, what was learnt last.
+        Of tokens that followed equally often, the one that was learnt last is drafted.
 
         Returns:
-            At most `draft_tokens` ids: fewer where nothing is known of the last one, or none.
+            At most `draft_tokens` ids: fewer, or none, if no run of last tokens is known.
         """
-        text, drafted = list(context[-LONGEST_TOKENS:]), list[int]()
+        text = list(context[-LONGEST_TOKENS:])
+        drafted: list[int] = []
         while len(drafted) < draft_tokens:
             runs = (tuple(text[start:]) for start in range(-min(LONGEST_TOKENS, len(text)), 0))
             counts = next((self._counts[run] for run in runs if run in self._counts), None)
@@ -77,7 +82,12 @@ class NGramStore:
 
 
 def likeliest(logits: Floats, count: int) -> list[int]:
-    """The ids of the likeliest tokens, the likeliest last; logits of shape [V], count <= V."""
+    """Return the ids of the likeliest tokens, the likeliest last.
+
+    Args:
+        logits: of shape [V].
+        count: how many tokens, at most V.
+    """
     ids = np.argpartition(logits, -count)[-count:]
     ordered: list[int] = ids[np.argsort(logits[ids])].tolist()
     return ordered
@@ -85,12 +95,12 @@ def likeliest(logits: Floats, count: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """What was drafted after a text.
+    """The tokens drafted after a text.
 
     Attributes:
-        token_ids: k ids, k from 0.
-        distributions: what they were drawn from, q of shape [k, V]; None where each was certain,
-            as those of a lookup or of a greedy draft model are.
+        token_ids: k ids, k >= 0.
+        distributions: the distributions q that they were drawn from, of shape [k, V]. None if each
+            was certain, as with a lookup or a greedy draft model.
     """
 
     token_ids: tuple[int, ...]
@@ -102,7 +112,12 @@ NO_DRAFT = Draft(token_ids=())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """How many drafts the target accepts, and its own token after them: correction or bonus."""
+    """The target's judgement of a draft.
+
+    Attributes:
+        accepted: how many of the first drafts it accepts.
+        next_id: its own token after them: a correction, or a bonus if all are accepted.
+    """
 
     accepted: int
     next_id: int
@@ -111,39 +126,49 @@ class Verified:
 def verify(
     draft: Draft, logits: Floats, temperature: float, random: np.random.Generator
 ) -> Verified:
-    """Verify a draft of k tokens by the target's logits before each and after the last, [k + 1, V].
+    """Verify a draft of k tokens.
 
-    The temperature 0 is greedy, accepts the target's own choices, and draws nothing.
+    Args:
+        draft: the tokens to verify.
+        logits: the target's before each of the tokens and after the last, of shape [k + 1, V].
+        temperature: 0 is greedy: the target's own choices are accepted and nothing is drawn.
+        random: for a temperature above 0.
     """
     if temperature > 0:
         return verify_sampled(draft, distributions(logits, temperature), random)
-    choices, accepted = logits.argmax(axis=-1).tolist(), 0
+    choices = logits.argmax(axis=-1).tolist()
+    accepted = 0
     while accepted < len(draft.token_ids) and draft.token_ids[accepted] == choices[accepted]:
         accepted += 1
     return Verified(accepted=accepted, next_id=choices[accepted])
 
 
 def verify_sampled(draft: Draft, target: Floats, random: np.random.Generator) -> Verified:
-    """Verify by speculative sampling: what is emitted is distributed as the target says.
+    """Verify a draft by speculative sampling, which emits tokens with the target's distribution.
 
     A draft x is accepted with probability min(1, p(x) / q(x)). After a rejection the next token is
-    drawn from max(0, p - q), normalized; after k accepted ones from p. (Leviathan et al. 2023,
-    algorithm 1; Chen et al. 2023, algorithm 2.) `target` is p, of shape [k + 1, V].
+    drawn from max(0, p - q), normalized; after k accepted drafts from p. (Leviathan et al. 2023,
+    algorithm 1; Chen et al. 2023, algorithm 2.)
+
+    Args:
+        draft: the tokens x and the distributions q that they were drawn from.
+        target: the target's distributions p, of shape [k + 1, V].
+        random: what decides.
     """
-    for place, token_id in enumerate(draft.token_ids):
-        p = target[place]
+    for index, token_id in enumerate(draft.token_ids):
+        p = target[index]
         if draft.distributions is None:
             q: Floats = np.zeros(len(p))
             q[token_id] = 1.0
         else:
-            q = draft.distributions[place]
+            q = draft.distributions[index]
         if random.random() * q[token_id] >= p[token_id]:
-            return Verified(accepted=place, next_id=sample(_remainder(p, q), random))
+            return Verified(accepted=index, next_id=sample(_remainder(p, q), random))
     return Verified(accepted=len(draft.token_ids), next_id=sample(target[-1], random))
 
 
 def distributions(logits: Floats, temperature: float) -> Floats:
-    """softmax(logits / temperature) over the last axis, in float64; temperature > 0."""
+    """Return softmax(logits / temperature) over the last axis, in float64; temperature > 0."""
     scaled = logits.astype(np.float64) / temperature
     weights = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
     normalized: Floats = weights / weights.sum(axis=-1, keepdims=True)
@@ -152,12 +177,15 @@ def distributions(logits: Floats, temperature: float) -> Floats:
 
 def sample(distribution: Floats, random: np.random.Generator) -> int:
     """Draw a token id from weights of shape [V] that need not add up to 1."""
-    # Up to the first place where nothing is left: a token of weight 0 is never drawn.
+    # With "right" the search ends behind equal sums, so a token of weight 0 is never drawn.
     cumulated = distribution.cumsum()
     return int(np.searchsorted(cumulated, random.random() * cumulated[-1], side="right"))
 
 
 def _remainder(p: Floats, q: Floats) -> Floats:
-    """max(0, p - q). All zeros only where p = q, which rejects nothing but by rounding: p then."""
-    left: Floats = np.maximum(p - q, 0.0)
-    return left if left.any() else p
+    """Return max(0, p - q), or p if that is zero everywhere.
+
+    It is zero everywhere only if p = q. Then nothing is rejected, except by a rounding error.
+    """
+    remainder: Floats = np.maximum(p - q, 0.0)
+    return remainder if remainder.any() else p

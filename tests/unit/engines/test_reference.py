@@ -9,7 +9,7 @@ import pytest
 
 from specreg.core.errors import UnsupportedError
 from specreg.engines.engine import Parallel
-from specreg.engines.pytorch.__main__ import parse_options, place
+from specreg.engines.pytorch.__main__ import divide_devices, parse_options
 from specreg.engines.registry import engine_named
 from tests.unit import builders
 
@@ -81,7 +81,7 @@ def test_devices_are_divided_among_target_and_draft(
     ratio: tuple[int, int] | None,
     target_devices: int | None,
 ) -> None:
-    divided = place(devices, placement, ratio, lambda: (70, 8))
+    divided = divide_devices(devices, placement, ratio, lambda: (70, 8))
     if target_devices is None:
         assert divided == (devices, devices)
     else:
@@ -91,7 +91,7 @@ def test_devices_are_divided_among_target_and_draft(
 @pytest.mark.parametrize("placement", ["separate", "ratio"])
 def test_one_device_cannot_be_divided(placement: str) -> None:
     with pytest.raises(UnsupportedError, match=f"placement '{placement}': needs two devices, got"):
-        place(("cpu",), placement, (1, 1), lambda: (1, 1))
+        divide_devices(("cpu",), placement, (1, 1), lambda: (1, 1))
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from specreg.engines.pytorch.benchmark import COLUMNS, cpu_energy_j, measure, render
-from specreg.engines.pytorch.requests import Job, Step
+from specreg.engines.pytorch.requests import DecodedStep, Job
 from tests.unit import builders
 
 MS = 10**6
 JOBS = tuple(Job(prompt=(5,), output_cap_tokens=6) for _ in range(3))
 
 
-def step(tokens: int, drafted: int = 0, *, ends: bool = False) -> Step:
+def step(tokens: int, drafted: int = 0, *, ends: bool = False) -> DecodedStep:
     """One that drafts for 2 ms and verifies for 7, and delivers so many tokens."""
-    return Step(
+    return DecodedStep(
         token_ids=(1,) * tokens,
         drafted=drafted,
         accepted=tokens - 1,
@@ -28,7 +28,7 @@ def step(tokens: int, drafted: int = 0, *, ends: bool = False) -> Step:
     )
 
 
-def decoded(jobs: Sequence[Job]) -> Iterator[Mapping[int, Step]]:
+def decoded(jobs: Sequence[Job]) -> Iterator[Mapping[int, DecodedStep]]:
     """Answers of 6 and of 3 tokens, however many jobs: the odd ones are short."""
     odd = range(1, len(jobs), 2)
     even = range(0, len(jobs), 2)
@@ -65,7 +65,7 @@ def test_the_figures_are_those_of_the_steps() -> None:
 
 
 def test_what_there_is_not_is_a_dash() -> None:
-    def alone(_: Sequence[Job]) -> Iterator[Mapping[int, Step]]:
+    def alone(_: Sequence[Job]) -> Iterator[Mapping[int, DecodedStep]]:
         yield {0: step(1, ends=True)}
 
     ticks = itertools.count(step=10 * MS)

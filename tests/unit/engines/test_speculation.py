@@ -198,7 +198,7 @@ def test_a_store_learns_candidates_that_no_text_has() -> None:
 
 
 def test_a_store_forgets_what_it_read_least_lately() -> None:
-    store = NGramStore(most_contexts=2)
+    store = NGramStore(max_runs=2)
     for context in ([1], [2], [1], [3]):
         store.learn(context, [7])
     assert [store.propose([one], 1) for one in (1, 2, 3)] == [(7,), (), (7,)]
