@@ -66,12 +66,12 @@ def why_unfetchable(repo: str) -> str:
 
 
 def is_installed() -> bool:
-    """Return whether huggingface_hub is installed."""
+    """Return True if huggingface_hub is installed."""
     return importlib.util.find_spec("huggingface_hub") is not None
 
 
 def is_cached(repo: str) -> bool:
-    """Return whether the cache has weights of a model's newest commit, without asking the hub."""
+    """Return True if the cache has weights of a model's newest commit. The hub isn't asked."""
     if not is_installed():
         return False
     hub = importlib.import_module("huggingface_hub")
@@ -88,22 +88,23 @@ def hub_cache_dir() -> Path | None:
 
 
 def is_offline() -> bool:
-    """Return whether HF_HUB_OFFLINE forbids to ask the hub."""
+    """Return True if HF_HUB_OFFLINE forbids requests to the hub."""
     return is_installed() and bool(_constants().HF_HUB_OFFLINE)
 
 
 def _constants() -> Any:  # noqa: ANN401 - a library that may be missing
+    """Return the constants of huggingface_hub, which must be installed."""
     return importlib.import_module("huggingface_hub.constants")
 
 
 @contextlib.contextmanager
-def _hub(kind: type[SpecregError], subject: str, otherwise: str) -> Iterator[Any]:
+def _hub(kind: type[SpecregError], subject: str, alternative: str) -> Iterator[Any]:
     """Yield `huggingface_hub`, and raise its errors as an error of specreg.
 
     Args:
         kind: the type of the error to raise.
         subject: what the error is about.
-        otherwise: what the user can do without the hub.
+        alternative: what the user can do without the hub.
     """
     try:
         hub = importlib.import_module("huggingface_hub")
@@ -111,7 +112,7 @@ def _hub(kind: type[SpecregError], subject: str, otherwise: str) -> Iterator[Any
     except ImportError as error:
         raise kind(
             f"{subject}: fetching takes huggingface_hub, which isn't installed;"
-            f" {install_command('datasets')}, or {otherwise}"
+            f" {install_command('datasets')}, or {alternative}"
         ) from error
     try:
         yield hub
@@ -120,5 +121,5 @@ def _hub(kind: type[SpecregError], subject: str, otherwise: str) -> Iterator[Any
         raise kind(message) from error
     except (errors.HTTPError, errors.EntryNotFoundError, OSError, ValueError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        remedy = f"run it again where the hub can be reached, or {otherwise}"
+        remedy = f"run it again where the hub can be reached, or {alternative}"
         raise kind(f"{subject}: {lines[0]}; {remedy}") from error

@@ -564,6 +564,11 @@ def _load(
 
 
 def _check_prompt(prompt: Prompt) -> None:
+    """Check that a prompt has an id of usual length, and either turns or token ids.
+
+    Raises:
+        DatasetError: It hasn't.
+    """
     if len(prompt.id) > _MOST_ID_CHARACTERS:
         beginning = prompt.id[:_MOST_ID_CHARACTERS]
         raise DatasetError(
@@ -590,15 +595,15 @@ def _read_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, bytes]
         raise DatasetError(f"{subject}: {error}; fetch it again, or name another") from error
 
 
-def _check_size(path: Path, size: int, most: int, unit: str) -> None:
+def _check_size(path: Path, size: int, limit: int, unit: str) -> None:
     """Check that a file isn't larger than what is read; its prompts would fill the memory.
 
     Raises:
         DatasetError: the file is too large.
     """
-    if size > most:
+    if size > limit:
         raise DatasetError(
-            f"prompt file '{path}': has {size:,} {unit}, and {most:,} are read at most;"
+            f"prompt file '{path}': has {size:,} {unit}, and {limit:,} are read at most;"
             " give a file with the rows that are to be replayed"
         )
 

@@ -61,7 +61,7 @@ def _without_thinking(reply: str) -> str:
 
 
 def is_unfinished_thought(reply: str) -> bool:
-    """Return whether a reply opens a thought in its text and never ends it."""
+    """Return True if a reply opens a thought in its text and never ends it."""
     return reply.lstrip().startswith("<think>") and "</think>" not in reply
 
 

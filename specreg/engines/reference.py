@@ -1,4 +1,4 @@
-"""The reference engine, `specreg.engines.pytorch`: slow, exact, and never a speed."""
+"""Start the reference engine, `specreg.engines.pytorch`: slow and exact. Its speed isn't judged."""
 
 import os
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from specreg.engines.vllm import VllmWireFormat
 
 
 class ReferenceWireFormat(VllmWireFormat):
-    """Each answer carries its own counts, and nothing else counts."""
+    """vLLM's wire format, in which each answer carries its own counts and there are no counters."""
 
     request_source: ClassVar[Source | None] = Source.REFERENCE
     counters_source: ClassVar[Source | None] = None
@@ -42,8 +42,8 @@ _METHODS = {
 }
 
 
-class Reference(Engine):
-    """The reference engine; its version is that of transformers, whose models it runs."""
+class ReferenceEngine(Engine):
+    """The reference engine. Its version is that of transformers, whose models it runs."""
 
     name: ClassVar = "reference"
     methods: ClassVar = _METHODS
@@ -54,7 +54,7 @@ class Reference(Engine):
     wire_format: ClassVar = ReferenceWireFormat()
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
-        """Transformers and a torch: without a GPU the build for CPUs, where there is one."""
+        """Return transformers and torch; without a GPU torch's build for CPUs, if there is one."""
         return Requirement(
             package="transformers",
             version=_VERSION,
@@ -63,10 +63,12 @@ class Reference(Engine):
         )
 
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
-        """The module, and the method's settings as flags."""
-        # One GPU is its own choice: the first that it sees.
-        gpus = options.parallel.pipeline if options.parallel.pipeline > 1 else 0
-        devices = ",".join(f"cuda:{index}" for index in range(gpus)) if options.on_gpu else "cpu"
+        """Return the command, with the method's settings as flags."""
+        devices = "cpu"
+        if options.on_gpu:
+            # The engine takes the first GPU that it sees if it isn't given any.
+            gpus = options.parallel.pipeline if options.parallel.pipeline > 1 else 0
+            devices = ",".join(f"cuda:{index}" for index in range(gpus))
         return (
             *(str(python), "-m", "specreg.engines.pytorch"),
             *("--model", options.target, "--served-model-name", options.served_name),
@@ -80,8 +82,8 @@ class Reference(Engine):
         )
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
-        """Offline where nothing needs to be fetched; specreg after what is to be found already."""
-        # It isn't installed in the engine's environment.
+        """Return variables with which the engine finds specreg, after the user's own modules."""
+        # specreg isn't installed in the engine's environment.
         folders = (os.environ.get("PYTHONPATH"), str(Path(__file__).parents[2]))
-        own = {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
-        return {**super().environment(options), **own}
+        python_path = os.pathsep.join(filter(None, folders))
+        return {**super().environment(options), "PYTHONPATH": python_path}

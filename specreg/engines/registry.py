@@ -6,13 +6,13 @@ from types import MappingProxyType
 from specreg.core.errors import check_name
 from specreg.engines.engine import Engine
 from specreg.engines.methods import METHODS
-from specreg.engines.reference import Reference
+from specreg.engines.reference import ReferenceEngine
 from specreg.engines.sglang import Sglang
 from specreg.engines.tensorrt_llm import TensorrtLlm
 from specreg.engines.triton import Triton
 from specreg.engines.vllm import Vllm
 
-_ALL = (Reference(), Sglang(), TensorrtLlm(), Triton(), Vllm())
+_ALL = (ReferenceEngine(), Sglang(), TensorrtLlm(), Triton(), Vllm())
 ENGINES: Mapping[str, Engine] = MappingProxyType({one.name: one for one in _ALL})
 
 

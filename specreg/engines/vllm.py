@@ -174,7 +174,7 @@ _METHODS = {
         learns=True,  # its cache keeps the answers of requests that have ended
     ),
     "mtp": _drafter("mtp"),
-    SCHEDULED: _drafter("custom_class", model="scheduled.Drafter"),
+    SCHEDULED: _drafter("custom_class", model="scheduled.ScheduledDrafter"),
     **{
         name: _drafter(name, model=DRAFT)
         for name in ("draft_model", "eagle", "eagle3", "medusa", "dflash", "custom_class")

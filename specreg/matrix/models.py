@@ -1,4 +1,4 @@
-"""Find models by folder or hub id, identify them by checksum, and make larger ones."""
+"""Find models by folder or hub id, identify them by checksum, and make larger ones of them."""
 
 import functools
 import hashlib
@@ -31,11 +31,12 @@ from specreg.matrix.weights import (
     write_widened_model,
 )
 
+# A case with one of these settings has its engine look for models where specreg doesn't.
 _HUB_SETTING = re.compile(r"-*download[-_]dir|HF_|HUGGING_?FACE_|.*_USE_MODELSCOPE")
 _WIDENED = re.compile(r".+-wide-\w+-([0-9a-f]{64})")
-"""The folder of a widened model, by its name: it ends with what the model is made from."""
+"""The name of a widened model's folder. It ends with a checksum of what the model is made from."""
 _RECIPE = 1
-"""The version of what is written. Another number makes all widened models anew."""
+"""The version of the format of widened models. Another number has them all made anew."""
 
 
 def resolve_model(root: Path, reference: str) -> str:
@@ -58,15 +59,15 @@ def resolve_model(root: Path, reference: str) -> str:
 
 
 def is_hub_id(reference: str) -> bool:
-    """Return whether a model is named by the hub's id, not by its folder."""
+    """Return True if a model is named by the hub's id, not by its folder."""
     return not reference.startswith((".", "/", "fixtures/"))
 
 
 def why_no_models(spec: ServerSpec) -> str:
-    """Return why the hub doesn't give a server's models; empty if it does or they are at hand.
+    """Return why the hub refuses a server's models; empty if it doesn't, or if they are at hand.
 
-    It is left to the engine, and so empty, where the case has the engine look elsewhere than we
-    would.
+    It is also empty if the case has the engine look for models elsewhere, which is left to the
+    engine.
     """
     variables = [name for name, _ in spec.engine_env]
     if any(_HUB_SETTING.match(setting) for setting in (*spec.engine_args, *variables)):
@@ -80,10 +81,10 @@ def why_no_models(spec: ServerSpec) -> str:
 
 
 def model_file(reference: str, name: str) -> Path:
-    """Return a file of a model: of its folder, or from the hub's cache, or fetched.
+    """Return the path of a model's file: in its folder, or in the hub's cache, or fetched.
 
     Raises:
-        ModelError: the folder doesn't have it, or the hub doesn't give it.
+        ModelError: The folder doesn't have it, or the hub refuses it.
     """
     folder = Path(reference)
     if not folder.is_dir():
@@ -94,10 +95,10 @@ def model_file(reference: str, name: str) -> Path:
 
 
 def vocabulary_of(reference: str) -> int:
-    """Return how many token ids a model knows.
+    """Return how many token ids a model has.
 
     Raises:
-        ModelError: its configuration doesn't say.
+        ModelError: Its configuration doesn't have the number.
     """
     path = model_file(reference, CONFIG)
     try:
@@ -112,8 +113,9 @@ def vocabulary_of(reference: str) -> int:
 def model_sha256(reference: str) -> str:
     """Return a checksum of a model folder's weights and configuration; empty for a hub id.
 
-    It is read once per run, because a model that is served must not change. That of a widened model
-    is of what it is made from: so it is known before the model is made, and no 17 GB are read.
+    The files are read once per run, because a model that is served must not change. The checksum of
+    a widened model is that of what it is made from. So it is known before the model is made, and no
+    17 GB have to be read.
     """
     folder = Path(reference)
     widened = _WIDENED.fullmatch(folder.name)
@@ -128,12 +130,13 @@ def model_sha256(reference: str) -> str:
 
 
 def served_models(root: Path, spec: ServerSpec) -> tuple[str, str | None]:
-    """Return a server's target and draft as it gets them: folders, or hub ids as they are.
+    """Return the target and the draft that a server is started with: folders, or hub ids.
 
-    A padded target is made; a widened model needn't be there yet, see `widen_models`.
+    A padded target is written if it isn't in the cache. A widened model needn't be there yet; see
+    `widen_models`.
 
     Raises:
-        ModelError: a folder is missing or incomplete, or can't be made larger.
+        ModelError: A folder is missing or incomplete, or can't be made larger.
     """
     if spec.widen is not None:
         target, *drafts = [str(folder) for _, _, folder in _widened(root, spec)]
@@ -146,24 +149,29 @@ def served_models(root: Path, spec: ServerSpec) -> tuple[str, str | None]:
             raise ModelError(message)
         source = Path(target)
         padded = cache_dir() / "models" / f"{source.name}-{layers}-{_content_sha256(source)[:16]}"
-        _make_folder(padded, lambda made: write_padded_model(source, made, layers))
+        _make_folder(padded, lambda folder: write_padded_model(source, folder, layers))
         target = str(padded)
-    return target, resolve_model(root, spec.draft) if spec.draft is not None else None
+    draft = None if spec.draft is None else resolve_model(root, spec.draft)
+    return target, draft
 
 
 def widen_models(root: Path, spec: ServerSpec, *, show: Callable[[str], None]) -> None:
-    """Make a server's widened models that aren't in the cache yet; raises as `served_models`."""
+    """Write a server's widened models that aren't in the cache yet.
+
+    Raises:
+        ModelError: A folder is missing or incomplete, or can't be widened.
+    """
     for source, shape, folder in _widened(root, spec):
 
-        def write(made: Path, source: Path = source, shape: Shape = shape) -> None:
+        def write(empty_folder: Path, source: Path = source, shape: Shape = shape) -> None:
             show(f"widening {source.name} to {spec.widen}, once")
-            write_widened_model(source, shape, made)
+            write_widened_model(source, shape, empty_folder)
 
         _make_folder(folder, write)
 
 
 def _content_sha256(folder: Path, *parameters: object) -> str:
-    """Return a checksum of a model, its tokenizer, and all else that decides what is made of it."""
+    """Return a checksum of a model, its tokenizer, and the parameters of what is made of it."""
     content = hashlib.sha256(model_sha256(str(folder)).encode())
     for name in TOKENIZER_FILES:
         if (folder / name).is_file():
@@ -174,26 +182,39 @@ def _content_sha256(folder: Path, *parameters: object) -> str:
 
 
 def _make_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Make a folder of the cache once, whole or not at all, also for several processes."""
+    """Write a folder of the cache unless it is there, whole or not at all.
+
+    Several processes may do so at the same time: one writes, the others wait for it.
+
+    Args:
+        folder: the folder.
+        write: writes the content to an empty folder, which is then renamed.
+
+    Raises:
+        ModelError: The disk refuses.
+    """
     try:
         if folder.is_dir():
             return
         folder.parent.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(folder.parent.with_suffix(".lock")):
             if not folder.is_dir():
-                with passing_folder(folder) as made:
-                    write(made)
-                    made.rename(folder)
+                with passing_folder(folder) as empty_folder:
+                    write(empty_folder)
+                    empty_folder.rename(folder)
     except OSError as error:
         message = f"model folder '{folder}': can't be written, {error.strerror}; make room, or name"
         raise ModelError(f"{message} another cache with SPECREG_CACHE") from error
 
 
 def _widened(root: Path, spec: ServerSpec) -> Iterator[tuple[Path, Shape, Path]]:
-    """Yield source, shape and folder of a server's widened target, and of its draft if it has one.
+    """Yield a server's target and then its draft, if it has one, as they are to be widened.
+
+    Yields:
+        The folder of the narrow model, the shape, and the folder of the wide model.
 
     Raises:
-        ModelError: one of them can't be widened.
+        ModelError: One of them can't be widened.
     """
     if spec.widen is None:
         return

@@ -1,12 +1,12 @@
-"""Write the weights of models that say what a tiny model says and cost more.
+"""Write models that generate the same text as a tiny model, but cost more to run.
 
-They are padded with layers, or widened. An identity layer's projections are zero: it adds nothing
-to the residual stream, and the language stays the same to the last bit.
+A model is padded with identity layers, or widened. The projections of an identity layer are zero:
+it adds nothing to the residual stream, so the text stays the same to the last bit.
 
-In a widened model the further dimensions of the residual stream stay zero. What multiplies zeros is
-random, because multiplying zeros by zeros would draw less power. RMSNorm divides by the mean over
-all dimensions: its weights are scaled by the root of narrow / wide, which is a power of two and so
-costs no bit, and its epsilon by narrow / wide.
+In a widened model the added dimensions of the residual stream stay zero. The weights that multiply
+these zeros are random, because multiplying zeros by zeros would draw less power. RMSNorm divides by
+the mean over all dimensions. So its weights are scaled by the root of narrow / wide, which is a
+power of two and so loses no bit, and its epsilon is scaled by narrow / wide.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from specreg.matrix.case import Width
 
 CONFIG = "config.json"
 TARGET = "target"
-"""The role of the model whose text it is; a draft's role is its method."""
+"""The role of the model that generates the text. The role of a draft is its method."""
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -38,10 +38,10 @@ TOKENIZER_FILES = (
     "generation_config.json",
 )
 UNFIT = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
-"""What is raised for a file that isn't JSON, or not of the expected form."""
+"""The exceptions that a file raises if it isn't JSON, or not of the expected form."""
 _WEIGHTS = "model.safetensors"
 _NOISE_NUMBERS = 2**24
-"""How many random weights there are. They are used over and over."""
+"""How many random weights are drawn. They are repeated to fill a larger tensor."""
 _NOISE_SIGMA = 0.02
 """The standard deviation of the random weights."""
 
@@ -85,10 +85,11 @@ SHAPES: Mapping[Width, Mapping[str, Shape]] = MappingProxyType(
         },
     }
 )
-"""By width, the target's shape and, by method, its draft's; see docs/how-to/choose-what-runs.md.
+"""The shapes of the target and, by method, of its draft, for each width.
 
-The hidden size is a power of four times the narrow one's. The head has as many heads of the KV
-cache as its target, whose blocks it shares.
+docs/how-to/choose-what-runs.md says what the widths are for.
+The hidden size is that of the narrow model times a power of four. A draft head has as many heads of
+keys and values as its target, because it shares the blocks of the target's KV cache.
 """
 
 
@@ -101,8 +102,8 @@ def write_padded_model(source: Path, target: Path, layers: int) -> None:
         layers: how many layers to append.
 
     Raises:
-        ModelError: the source is no such model.
-        OSError: the disk refuses.
+        ModelError: The source isn't such a model.
+        OSError: The disk refuses.
     """
     config, tensors = _read_model(source)
     try:
@@ -124,15 +125,20 @@ def write_padded_model(source: Path, target: Path, layers: int) -> None:
     _write_config(source, target, config | {"num_hidden_layers": first + layers})
 
 
-def _unfit(source: Path, why: object) -> ModelError:
+def _unfit(source: Path, fault: object) -> ModelError:
+    """Return the error of a model that can't be made larger."""
     return ModelError(
-        f"model folder '{source}': can't be made larger, {why}; needed is a dense bfloat16 Llama in"
-        f" one {_WEIGHTS}: name another folder, or leave padding_layers and widen out"
+        f"model folder '{source}': can't be made larger, {fault}; needed is a dense bfloat16 Llama"
+        f" in one {_WEIGHTS}: name another folder, or leave padding_layers and widen out"
     )
 
 
 def _read_model(source: Path) -> tuple[dict[str, Any], dict[str, Bits]]:
-    """Read the configuration of a model folder, and its weights, of one file in bfloat16."""
+    """Read the configuration of a model folder, and its weights from one file in bfloat16.
+
+    Raises:
+        ModelError: It isn't such a folder.
+    """
     try:
         config = json.loads(read_regular(source / CONFIG, MIB))
         if not isinstance(config, dict):
@@ -142,9 +148,9 @@ def _read_model(source: Path) -> tuple[dict[str, Any], dict[str, Bits]]:
         raise _unfit(source, f"{type(error).__name__}: {error}") from error
 
 
-# The format: the header's length in 8 bytes, little-endian; a JSON header; the data
-# (https://huggingface.co/docs/safetensors, "Format"). By hand, because the library knows bfloat16
-# by torch alone, and the bytes of what is written are part of a baseline.
+# A safetensors file has the header's length in 8 bytes, little-endian, then the header as JSON, and
+# then the data (https://huggingface.co/docs/safetensors, "Format"). It is written by hand, because
+# the library needs torch for bfloat16, and because the written bytes are part of a baseline.
 _LENGTH_BYTES = 8
 
 
@@ -152,8 +158,8 @@ def read_tensors(path: Path) -> dict[str, Bits]:
     """Read the tensors of a file, by name.
 
     Raises:
-        OSError: the file can't be read.
-        ValueError, LookupError, TypeError, AttributeError, RecursionError: it isn't of the format,
+        OSError: The file can't be read.
+        ValueError, LookupError, TypeError, AttributeError, RecursionError: It isn't of the format,
             or a tensor isn't in bfloat16.
     """
     with open_checked(path) as file:
@@ -187,7 +193,7 @@ def write_tensors(tensors: Mapping[str, Bits], path: Path) -> None:
 
 
 def _write_config(source: Path, target: Path, config: Mapping[str, object]) -> None:
-    """Write a configuration, and copy the tokenizer of `source` to the same folder."""
+    """Write a configuration to `target`, and copy the tokenizer of `source` to it."""
     (target / CONFIG).write_text(json.dumps(config, indent=2))
     for name in TOKENIZER_FILES:
         if (source / name).is_file():
@@ -199,10 +205,10 @@ class _Axis:
     """The rows or the columns of a widened tensor.
 
     Attributes:
-        length: how many there are.
-        real: the indices of the narrow tensor's, in their order.
-        reached: up to which index what is real has an effect. Heads of queries that are added share
-            the narrow model's keys and values.
+        length: how many rows or columns there are.
+        real: the indices of those that the narrow tensor has, in its order.
+        reached: the index up to which values depend on the narrow model's. It is more than `real`
+            for queries, because added heads of queries share the narrow model's keys and values.
     """
 
     length: int
@@ -215,7 +221,7 @@ class _Axis:
         return cls(length=length, real=np.arange(real), reached=real)
 
     def repeated(self, times: int) -> "_Axis":
-        """Return several of them in a row, as a projection's columns that read several streams."""
+        """Return the axis of a projection that reads several streams, one after another."""
         starts = range(0, times * self.length, self.length)
         real = np.concatenate([start + self.real for start in starts])
         return _Axis(length=times * self.length, real=real, reached=self.reached)
@@ -235,23 +241,24 @@ _AXES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "embed_tokens": ("vocabulary", "hidden"),
     }
 )
-"""By projection, what its rows and columns are."""
+"""The kinds of a projection's rows and columns."""
 
 
 def _axes_of(
     config: Mapping[str, Any], narrow: Mapping[str, Bits], shape: Shape
 ) -> Mapping[str, _Axis]:
-    """Return the axes of a narrow model that is widened to a shape, by what they are.
+    """Return the axes of a narrow model that is widened to a shape, by their kind.
 
     Raises:
-        ValueError: the model can't be widened to that shape.
+        ValueError: The model can't be widened to that shape.
     """
     _check_widenable(config, narrow, shape)
     head_dim = config["head_dim"]
     heads = config["num_attention_heads"]
     group = shape.num_attention_heads // shape.num_key_value_heads
     reached = heads * group * head_dim
-    # The narrow model's heads of queries are the first of the groups that share their keys.
+    # Several heads of queries share a head of keys. The first head of each such group is the
+    # narrow model's.
     queries = np.arange(reached).reshape(heads, group, head_dim)[:, 0].reshape(-1)
     return {
         "hidden": _Axis.of_first(shape.hidden_size, config["hidden_size"]),
@@ -264,7 +271,11 @@ def _axes_of(
 
 
 def _check_widenable(config: Mapping[str, Any], narrow: Mapping[str, Bits], shape: Shape) -> None:
-    """Check that a model can be widened to a shape, else raise a ValueError."""
+    """Check that a model can be widened to a shape.
+
+    Raises:
+        ValueError: It can't.
+    """
     growth = {name: size / config[name] for name, size in dataclasses.asdict(shape).items()}
     projections = {name.split(".")[-2] for name, bits in narrow.items() if bits.ndim > 1}
     conditions = (
@@ -283,25 +294,27 @@ def _check_widenable(config: Mapping[str, Any], narrow: Mapping[str, Bits], shap
 
 
 def _widened_tensor(
-    projection: str, like: Bits, narrow: Bits | None, axes: Mapping[str, _Axis]
+    projection: str, template: Bits, narrow: Bits | None, axes: Mapping[str, _Axis]
 ) -> Bits:
     """Return a widened tensor.
 
     Args:
-        projection: what it is, such as `q_proj`.
-        like: the narrow tensor that it has the axes of.
-        narrow: the narrow tensor that it says the same as; None in a layer that adds nothing.
-        axes: those of the widened model.
+        projection: which one it is, such as `q_proj`.
+        template: the narrow tensor whose axes are widened.
+        narrow: the narrow tensor whose values it contains; None in a layer that adds nothing.
+        axes: the axes of the widened model.
     """
-    if like.ndim == 1:
+    if template.ndim == 1:
         return _widened_norm(narrow, axes["hidden"].length)
     row_axis, column_axis = _AXES[projection]
-    rows = axes.get(row_axis) or _Axis.of_first(len(like), len(like))
-    columns = axes[column_axis].repeated(like.shape[1] // len(axes[column_axis].real))
+    rows = axes.get(row_axis) or _Axis.of_first(len(template), len(template))
+    streams = template.shape[1] // len(axes[column_axis].real)
+    columns = axes[column_axis].repeated(streams)
     bits = np.resize(_noise(), (rows.length, columns.length))
     if projection == "embed_tokens":
         bits[:] = 0
-    elif projection in {"v_proj", "gate_proj"}:  # what is added is multiplied by these
+    elif projection in {"v_proj", "gate_proj"}:
+        # What a layer adds to the stream is multiplied by these, so added rows must give zero.
         is_added = np.ones(rows.length, bool)
         is_added[rows.real if narrow is not None else []] = False
         bits[is_added] = 0
@@ -315,7 +328,7 @@ def _widened_tensor(
 
 
 def _widened_norm(narrow: Bits | None, length: int) -> Bits:
-    """Return the weights of a norm over a wider stream, scaled so that they say the same."""
+    """Return the weights of a norm over a wider stream, scaled so that its output is the same."""
     weights = np.ones(length, np.float32)
     if narrow is not None:
         real = (narrow.astype(np.uint32) << 16).view(np.float32)
@@ -324,21 +337,21 @@ def _widened_norm(narrow: Bits | None, length: int) -> Bits:
 
 
 def _rounded(numbers: npt.NDArray[np.float32]) -> Bits:
-    """Return the upper halves of numbers: bfloat16, rounded towards zero."""
+    """Return numbers in bfloat16, rounded towards zero: the upper halves of their bits."""
     return (numbers.view(np.uint32) >> 16).astype(np.uint16)
 
 
 def write_widened_model(source: Path, shape: Shape, folder: Path) -> None:
-    """Write a model in a wider shape, one layer per file, so that one layer alone is in memory.
+    """Write a model in a wider shape, one layer per file, so that only one layer is in memory.
 
     Args:
         source: the folder of the narrow model.
         shape: the sizes to widen to.
-        folder: where to write.
+        folder: the folder to write to.
 
     Raises:
-        ModelError: the source can't be widened to that shape.
-        OSError: the disk refuses.
+        ModelError: The source can't be widened to that shape.
+        OSError: The disk refuses.
     """
     config, narrow = _read_model(source)
     try:
@@ -350,10 +363,11 @@ def write_widened_model(source: Path, shape: Shape, folder: Path) -> None:
     size_bytes = 0
     for number, names in enumerate(files, start=1):
         file_name = f"model-{number:05}-of-{len(files):05}.safetensors"
-        tensors = {
-            name: _widened_tensor(name.split(".")[-2], narrow[like], narrow.get(name), axes)
-            for name, like in names.items()
-        }
+        tensors = {}
+        for name, template_name in names.items():
+            projection = name.split(".")[-2]
+            template = narrow[template_name]
+            tensors[name] = _widened_tensor(projection, template, narrow.get(name), axes)
         write_tensors(tensors, folder / file_name)
         weight_map |= dict.fromkeys(tensors, file_name)
         size_bytes += sum(tensor.nbytes for tensor in tensors.values())
@@ -364,9 +378,10 @@ def write_widened_model(source: Path, shape: Shape, folder: Path) -> None:
 
 
 def _names_by_file(narrow: Mapping[str, Bits], shape: Shape) -> Iterator[Mapping[str, str]]:
-    """Yield for each file the names of its tensors, each with the narrow tensor that it is like.
+    """Yield, for each file, the names of its tensors with those of their templates.
 
-    A file has one layer, all like the narrow model's first; the last file has all other tensors.
+    Each file has one layer, whose templates are the tensors of the narrow model's first layer. The
+    last file has all other tensors.
     """
     layer_tensors = {name: match for name in narrow if (match := _LAYER.fullmatch(name))}
     first_layer = min(match["layer"] for match in layer_tensors.values())
@@ -374,8 +389,8 @@ def _names_by_file(narrow: Mapping[str, Bits], shape: Shape) -> Iterator[Mapping
     for layer in range(layers):
         prefix = re.sub(r"\d+", str(layer), first_layer)
         yield {
-            prefix + match["rest"]: like
-            for like, match in layer_tensors.items()
+            prefix + match["rest"]: template_name
+            for template_name, match in layer_tensors.items()
             if match["layer"] == first_layer
         }
     yield {name: name for name in narrow if name not in layer_tensors}

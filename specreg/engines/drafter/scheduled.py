@@ -1,42 +1,52 @@
-"""A drafter for real vLLM that is right for exactly as many tokens as its schedule says.
+"""A drafter for real vLLM of whose drafts exactly the scheduled number is accepted.
 
-It knows what the target will say, from the first time that a prompt was asked, in which it drafts
-nothing; and spoils its drafts after the scheduled number of tokens. So the acceptance is known
-before it is measured.
+The first request with a prompt drafts nothing, and its answer is kept. Later requests draft that
+answer, spoiled after the scheduled number of tokens. So the acceptance is known before it is
+measured.
 """
 
+import itertools
 import os
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-_LONGEST_CYCLE = 20
+_MAX_CYCLE_STEPS = 20
+"""The most steps after which a schedule begins again."""
 
 
 def schedule_of(length_tokens: float, draft_tokens: int) -> tuple[int, ...]:
-    """The drafts to accept in each step, over and over, as evenly as can be: 2.5 is 1, 2.
+    """Return how many drafts each step of a cycle accepts, as evenly as possible: 1, 2 for 2.5.
 
     Args:
-        length_tokens: 1 + A / S, of which the nearest twentieth is taken or something better.
-        draft_tokens: k.
+        length_tokens: the acceptance length 1 + A / S, rounded to a fraction whose denominator is
+            at most `_MAX_CYCLE_STEPS`.
+        draft_tokens: how many tokens a step drafts.
     """
-    share = Fraction(min(length_tokens - 1, draft_tokens)).limit_denominator(_LONGEST_CYCLE)
-    above, below = share.numerator, share.denominator
-    return tuple((step + 1) * above // below - step * above // below for step in range(below))
+    accepted_tokens = min(length_tokens - 1, draft_tokens)
+    accepted_a_step = Fraction(accepted_tokens).limit_denominator(_MAX_CYCLE_STEPS)
+    steps = accepted_a_step.denominator
+    accepted = accepted_a_step.numerator
+    totals = [step * accepted // steps for step in range(steps + 1)]
+    return tuple(after - before for before, after in itertools.pairwise(totals))
 
 
-class Drafter:
-    """vLLM's interface of a custom drafter; `SCHEDULED_ACCEPTED` is the schedule, as `1,2`."""
+class ScheduledDrafter:
+    """A custom drafter with the interface that vLLM expects.
+
+    The environment variable `SCHEDULED_ACCEPTED` has the schedule, as `1,2`.
+    """
 
     def __init__(self, vllm_config: Any) -> None:  # noqa: ANN401 - vLLM's own
         self._draft_tokens: int = vllm_config.speculative_config.num_speculative_tokens
         self._vocabulary: int = vllm_config.model_config.get_vocab_size()
         self._schedule = tuple(map(int, os.environ["SCHEDULED_ACCEPTED"].split(",")))
-        self._answers: dict[tuple[int, ...], list[int]] = {}  # by prompt
-        self._prompt_tokens: dict[tuple[int, ...], int] = {}  # by prompt and answer so far
+        # The answers so far by prompt, and the length of the prompt by prompt and answer so far.
+        self._answers: dict[tuple[int, ...], list[int]] = {}
+        self._prompt_tokens: dict[tuple[int, ...], int] = {}
 
     def load_model(self, *_: object, **__: object) -> None:
-        """Load nothing: there is no model."""
+        """Load nothing, because there is no model."""
 
     def propose(
         self,
@@ -45,32 +55,46 @@ class Drafter:
         token_ids_cpu: Any,  # noqa: ANN401 - an array of tokens, one row per request
         slot_mappings: object = None,
     ) -> list[list[int]]:
-        """Drafts for each request that has just got tokens."""
-        del slot_mappings
-        return [
-            self._drafts(token_ids_cpu[row, : num_tokens_no_spec[row]].tolist(), len(sampled))
-            for row, sampled in enumerate(sampled_token_ids)
-        ]
+        """Return the drafts of each request of the batch.
 
-    def _drafts(self, tokens: Sequence[int], new_tokens: int) -> list[int]:
+        Args:
+            sampled_token_ids: the tokens that each request has just got.
+            num_tokens_no_spec: the tokens of each request's text, without drafts.
+            token_ids_cpu: the texts.
+            slot_mappings: not needed.
+        """
+        del slot_mappings
+        drafts = []
+        for row, sampled in enumerate(sampled_token_ids):
+            text = token_ids_cpu[row, : num_tokens_no_spec[row]].tolist()
+            drafts.append(self._drafts(text, len(sampled)))
+        return drafts
+
+    def _drafts(self, token_ids: Sequence[int], new_tokens: int) -> list[int]:
+        """Return the drafts after a text whose last `new_tokens` are new."""
         if not new_tokens:  # the prompt hasn't been read to its end
             return []
-        text = tuple(tokens)
-        before = text[:-new_tokens]
-        # Greedy requests that have said the same of the same prompt are alike.
-        start = self._prompt_tokens[text] = self._prompt_tokens.get(before, len(before))
-        answer, done = self._answers.setdefault(text[:start], []), len(text) - start
-        if done > len(answer):
-            answer[:] = text[start:]
-        drafts = answer[done : done + self._draft_tokens]
-        right = self._schedule[step_after(done, self._schedule) % len(self._schedule)]
-        spoiled = [(token + 1) % self._vocabulary for token in drafts[right:]]
-        return [*drafts[:right], *spoiled]
+        text = tuple(token_ids)
+        text_before = text[:-new_tokens]
+        # The length of the prompt is that of the same request a step before. A request that hasn't
+        # been seen has generated nothing before. Greedy requests with equal texts are the same.
+        prompt_tokens = self._prompt_tokens.get(text_before, len(text_before))
+        self._prompt_tokens[text] = prompt_tokens
+        answer = self._answers.setdefault(text[:prompt_tokens], [])
+        emitted_tokens = len(text) - prompt_tokens
+        if emitted_tokens > len(answer):
+            answer[:] = text[prompt_tokens:]
+        drafts = answer[emitted_tokens : emitted_tokens + self._draft_tokens]
+        step = step_after(emitted_tokens, self._schedule)
+        accepted = self._schedule[step % len(self._schedule)]
+        spoiled = [(token_id + 1) % self._vocabulary for token_id in drafts[accepted:]]
+        return [*drafts[:accepted], *spoiled]
 
 
 def step_after(emitted_tokens: int, schedule: Sequence[int]) -> int:
-    """How many steps a request has behind it when it has emitted so many tokens, 1 or more."""
-    steps, emitted = 0, 1
+    """Return after how many steps with drafts a request has emitted so many tokens, 1 or more."""
+    steps = 0
+    emitted = 1
     while emitted < emitted_tokens:
         emitted += schedule[steps % len(schedule)] + 1
         steps += 1

@@ -24,7 +24,7 @@ from specreg.compare.pairs import (
     slots_of,
 )
 from specreg.core.errors import MatrixError, UnsupportedError
-from specreg.engines.drafter.scheduled import Drafter, schedule_of
+from specreg.engines.drafter.scheduled import ScheduledDrafter, schedule_of
 from specreg.matrix.tier import load_tier
 from tests.unit import builders
 
@@ -155,7 +155,7 @@ def test_the_drafter_learns_an_answer_and_is_then_right_as_its_schedule_says(
         speculative_config=SimpleNamespace(num_speculative_tokens=3),
         model_config=SimpleNamespace(get_vocab_size=lambda: 1000),
     )
-    drafter = Drafter(config)
+    drafter = ScheduledDrafter(config)
     prompt, output = [1, 2], list(range(100, 120))
 
     def accepted(requests: int, until: int) -> list[int]:

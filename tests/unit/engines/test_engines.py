@@ -121,7 +121,7 @@ def test_an_acceptance_is_pinned_by_the_engines_own_switch_or_by_our_drafter() -
     on_cpu = ENGINES["vllm"].environment(options_of("vllm", "scheduled", **pinned))
     assert on_cpu["SCHEDULED_ACCEPTED"] == "1,2"
     assert (Path(on_cpu["PYTHONPATH"]) / "scheduled.py").is_file()
-    assert '"method": "custom_class", "model": "scheduled.Drafter"' in command_of(
+    assert '"method": "custom_class", "model": "scheduled.ScheduledDrafter"' in command_of(
         "vllm", "scheduled", **pinned
     )
     sglang = ENGINES["sglang"].environment(options_of("sglang", **pinned))
