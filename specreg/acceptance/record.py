@@ -216,6 +216,13 @@ class AcceptanceRecord:
         )
         return dataclasses.replace(self, total=self.total.to_depth(draft_tokens), prompts=prompts)
 
+    def repeats(self, other: "AcceptanceRecord") -> bool:
+        """Return whether each answer that both records have is as long, with the same counts."""
+        answers = _answers_by_request(self.prompts)
+        other_answers = _answers_by_request(other.prompts)
+        shared = answers.keys() & other_answers.keys()
+        return all(answers[request] == other_answers[request] for request in shared)
+
     def only(self, prompt_ids: Container[str]) -> "AcceptanceRecord":
         """Return the record of some of the prompts."""
         return self._part(prompt for prompt in self.prompts if prompt.prompt_id in prompt_ids)
@@ -243,3 +250,14 @@ class AcceptanceRecord:
             undrafted_steps=undrafted_steps,
             later_tokens=sum(prompt.completion_tokens - 1 for prompt in part),
         )
+
+
+def _answers_by_request(
+    prompts: Iterable[PromptAcceptance],
+) -> dict[tuple[str, int], set[tuple[StepCounts, int]]]:
+    """Return by prompt and turn the counts and the lengths of the answers."""
+    answers: dict[tuple[str, int], set[tuple[StepCounts, int]]] = {}
+    for prompt in prompts:
+        answer = (prompt.counts, prompt.completion_tokens)
+        answers.setdefault((prompt.prompt_id, prompt.turn), set()).add(answer)
+    return answers

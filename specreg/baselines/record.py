@@ -80,8 +80,7 @@ def record_measurements(
 ) -> RecordedBaseline:
     """Write the baseline of one case from the measurements of its launches.
 
-    Families that mean nothing in a launch keep what was recorded before. Of the acceptances, the
-    one with the most prompts is written.
+    Families that mean nothing in a launch keep what was recorded before.
 
     Args:
         measurements: one for each launch of the case, one at least.
@@ -114,7 +113,7 @@ def record_measurements(
             case=settings,
             environment=store.environment,
             provenance=_provenance_of(measurements[0], settings, store, notes),
-            acceptance=schema.stored_acceptance(_fullest_acceptance(measurements)),
+            acceptance=_stored_acceptance(measurements),
             launches=launches,
             devices=devices,
             # How hours differ is the machine's: what is known of it outlives an engine's version.
@@ -165,10 +164,14 @@ def _provenance_of(
     )
 
 
-def _fullest_acceptance(measurements: Sequence[Measurement]) -> AcceptanceRecord | None:
-    """Return the acceptance with the most prompts; None if no launch has one."""
+def _stored_acceptance(measurements: Sequence[Measurement]) -> schema.StoredAcceptance | None:
+    """Return the acceptance of all launches that have one, that with the most prompts first."""
     records = [launch.acceptance for launch in measurements if launch.acceptance is not None]
-    return max(records, key=lambda record: len(record.prompts), default=None)
+    if not records:
+        return None
+    fullest = max(records, key=lambda record: len(record.prompts))
+    further = [record for record in records if record is not fullest]
+    return schema.stored_acceptance(fullest, *further)
 
 
 def record_baseline(path: Path, baseline: Baseline) -> None:

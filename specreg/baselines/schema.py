@@ -5,6 +5,7 @@
 
 import dataclasses
 import inspect
+import itertools
 import json
 import math
 import os
@@ -31,7 +32,9 @@ from specreg.measurement.metrics import Metric, acceptance_value
 from specreg.telemetry.identity import Environment
 from specreg.telemetry.sensor import Scope
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
+_OLDEST_VERSION = 4
+"""Files of this version have no `further_launches`."""
 _FEWEST_RUNS = 2
 _MOST_BYTES = 256 * MIB
 _ADVICE = "restore it with git, or remove it and record it anew"
@@ -157,7 +160,9 @@ class StoredAcceptance(
         source: where the counts come from.
         view: whose tokens are counted.
         weighting: how steps are weighted; each step counts once.
-        prompts: the counts of each prompt.
+        prompts: the counts of each prompt in one launch, the one with the most prompts.
+        further_launches: by the number of each other launch, from 2, the counts of each prompt;
+            left out if all launches gave the same answers.
         total: the sum, where the counts of single prompts aren't known; else null.
     """
 
@@ -165,7 +170,14 @@ class StoredAcceptance(
     view: View
     weighting: Literal["step"]
     prompts: tuple[StoredPrompt, ...]
+    further_launches: dict[str, tuple[StoredPrompt, ...]] = {}
     total: StepCounts | None = None
+
+    @property
+    def all_prompts(self) -> Sequence[StoredPrompt]:
+        """The counts of each prompt in each launch."""
+        further = itertools.chain.from_iterable(self.further_launches.values())
+        return (*self.prompts, *further)
 
 
 class RecordedDevice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -250,12 +262,12 @@ def load_baseline(path: Path) -> Baseline | None:
 
 def _check_version(path: Path, version: int) -> None:
     """Check that a file is of the form that this specreg reads, else raise a BaselineError."""
-    if version == SCHEMA_VERSION:
+    if _OLDEST_VERSION <= version <= SCHEMA_VERSION:
         return
     advice = "use a newer specreg" if version > SCHEMA_VERSION else "record it anew"
     raise BaselineError(
-        f"baseline '{path}': schema version {version}, this specreg reads {SCHEMA_VERSION};"
-        f" {advice}"
+        f"baseline '{path}': schema version {version}, this specreg reads {_OLDEST_VERSION} to"
+        f" {SCHEMA_VERSION}; {advice}"
     )
 
 
@@ -347,17 +359,27 @@ def render_schema() -> str:
     return json.dumps(schema, indent=1, sort_keys=True) + "\n"
 
 
-def stored_acceptance(record: AcceptanceRecord | None) -> StoredAcceptance | None:
-    """Convert a record to the form on disk."""
+def stored_acceptance(
+    record: AcceptanceRecord | None, *further: AcceptanceRecord
+) -> StoredAcceptance | None:
+    """Convert the record of a launch, and those of further ones, to the form on disk.
+
+    Launches whose answers are all the same say nothing more than one of them, so one is stored.
+    """
     if record is None:
         return None
-    prompts = tuple(_stored_prompt(prompt) for prompt in record.prompts)
+    further_launches = {}
+    if not all(launch.repeats(record) for launch in further):
+        for number, launch in enumerate(further, start=2):
+            further_launches[str(number)] = tuple(map(_stored_prompt, launch.prompts))
+    prompts = tuple(map(_stored_prompt, record.prompts))
     return StoredAcceptance(
         source=record.source,
         view=record.view,
         weighting="step",
         total=None if prompts else record.total,
         prompts=prompts,
+        further_launches=further_launches,
     )
 
 
@@ -375,10 +397,12 @@ def _stored_prompt(prompt: PromptAcceptance) -> StoredPrompt:
 
 
 def load_acceptance(stored: StoredAcceptance | None) -> AcceptanceRecord | None:
-    """Convert the form on disk back to a record."""
+    """Convert the form on disk back to a record, which has the answers of all launches."""
     if stored is None:
         return None
-    prompts = msgspec.convert(stored.prompts, tuple[PromptAcceptance, ...], from_attributes=True)
+    prompts = msgspec.convert(
+        stored.all_prompts, tuple[PromptAcceptance, ...], from_attributes=True
+    )
     total = stored.total or sum((prompt.counts for prompt in prompts), NO_STEPS)
     return AcceptanceRecord(source=stored.source, view=stored.view, total=total, prompts=prompts)
 

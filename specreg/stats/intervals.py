@@ -95,6 +95,10 @@ def change_of_ratio(
     √(n/(n-1) Σ d_i²): the paired bootstrap's, to the first order (Cochran, Sampling Techniques,
     6.3), at a thousandth of its cost. Two equal runs have none.
 
+    x and y of a prompt may be means over its L answers in as many launches. The part of its
+    deviation in which its answers differ then has 1/L of the variance, which d_i shows by itself;
+    the part that both sides have in common cancels in the difference.
+
     Args:
         measured: x' and y' of the run, shape (n,), n ≥ 2; Σy' > 0.
         recorded: x and y of the baseline for the same prompts; None if only their ratio is known.

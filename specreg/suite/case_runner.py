@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from specreg.acceptance.record import AcceptanceRecord
 from specreg.core.errors import (
     BaselineError,
     HungError,
@@ -320,8 +321,7 @@ class CaseRunner:
     def _stopping_rule(self, case: Case, launch: int) -> StoppingRule | None:
         """Return what says whether a case has been measured enough; None for all its prompts."""
         if self.selection.is_recording:
-            # The baseline needs the prompts of the extension, which a later run may replay, once.
-            return lambda _, look: look is Look.FULL and launch > 1
+            return self._recording_rule(case, launch)
         acceptance = [metric for metric in self.selection.metrics_of(case) if not metric.by_launch]
         if not acceptance:
             return None
@@ -331,6 +331,22 @@ class CaseRunner:
             return None
         needs_speed = self.selection.needs_speed(case)
         return enough_for(case, acceptance, known, may_stop_early=not needs_speed)
+
+    def _recording_rule(self, case: Case, launch: int) -> StoppingRule:
+        """Return what says whether a launch to be recorded needs no extension.
+
+        A later run may replay the extension, so the baseline needs its prompts as well. A further
+        launch that gives the same answers as the first would do so for those prompts too.
+        """
+        first_launch = self.launches.find(case, 1) if launch > 1 else None
+        first = first_launch.measurement.acceptance if first_launch else None
+
+        def is_enough(acceptance: AcceptanceRecord | None, look: Look) -> bool:
+            if look is not Look.FULL or launch == 1:
+                return False
+            return acceptance is None or first is None or acceptance.repeats(first)
+
+        return is_enough
 
     def _show_or_stop(self, text: str) -> None:
         """Show what goes on, by round; stop where a signal came and its interrupt was lost."""

@@ -58,6 +58,11 @@ def recorded(acceptance: AcceptanceRecord | None, *launches: Mapping[str, float]
     )
 
 
+def recorded_from(*launches: AcceptanceRecord) -> Baseline:
+    """A baseline of the acceptance of several launches."""
+    return msgspec.structs.replace(builders.baseline(), acceptance=stored_acceptance(*launches))
+
+
 def by_prompt(
     ours: Mapping[str, StepCounts], theirs: Mapping[str, StepCounts]
 ) -> BaselineComparison:
@@ -101,12 +106,52 @@ def test_a_row_is_what_its_prompt_did_on_each_side(
         unknown = any(one.counts.proposed is None for one in kept)
         assert (table.proposed is None) == unknown, "one hides them all"
         for row, prompt_id in enumerate(common):
-            own = sum((one.counts for one in kept if one.prompt_id == prompt_id), NO_STEPS)
-            assert (table.steps[row], table.accepted[row]) == (own.steps, own.accepted)
-            assert table.proposed is None or table.proposed[row] == own.proposed
-            reached = [column[row] for column in table.position_counts]
-            assert reached[: len(own.position_counts)] == list(own.position_counts)
+            answers = [one.counts for one in kept if one.prompt_id == prompt_id]
+            own = sum(answers, NO_STEPS)
+            means = (own.steps / len(answers), own.accepted / len(answers))
+            assert (table.steps[row], table.accepted[row]) == pytest.approx(means)
+            if table.proposed is not None:
+                assert table.proposed[row] == pytest.approx((own.proposed or 0) / len(answers))
+            reached = [column[row] * len(answers) for column in table.position_counts]
+            assert reached[: len(own.position_counts)] == pytest.approx(list(own.position_counts))
             assert not any(reached[len(own.position_counts) :])
+
+
+def test_the_turns_of_a_prompt_are_added_up() -> None:
+    turns = [
+        dataclasses.replace(builders.prompt_acceptance(of), turn=turn)
+        for turn, of in ((1, FEW), (1, MANY), (2, FEW))
+    ]
+    (table,) = common_tables(turns)
+    # The first turn has 10 steps, and 8 and 18 accepted drafts; the second 10 and 8.
+    assert (table.steps[0], table.accepted[0]) == (20, 13 + 8)
+
+
+def test_a_prompt_that_was_answered_more_often_weighs_no_more() -> None:
+    """The first launch alone has the prompts d, e and f."""
+    half = {name: RECORDED[name] for name in "abc"}
+    in_further_launches = (FEW, MANY, builders.counts(10, 0, 0, 0))
+    further = [record({**half, "a": counts}) for counts in in_further_launches]
+    baseline = recorded_from(record(RECORDED), *further)
+    change = ratio_change(compare([measured(record(RECORDED))], known(baseline)), LENGTH)
+    # Prompt a accepted 8, 8, 18 and 0 drafts in 10 steps each.
+    assert change[1] == pytest.approx(1 + (3 * 18 + 2 * 8 + 8.5) / 60)
+
+
+def test_more_launches_in_the_baseline_make_the_change_more_certain() -> None:
+    """Launches that err in opposite directions say together what is expected."""
+    shifts = (0, 1, 2, 3)
+    histograms = ((8, 0, 6, 6), (2, 8, 4, 6), (10, 4, 2, 4), (4, 4, 8, 4))
+    several = [builders.counts(*histogram) for histogram in histograms]
+
+    def drawn(shift: int) -> AcceptanceRecord:
+        return record({f"chat-{n}": several[(n + shift) % 4] for n in range(8)})
+
+    run = measured(drawn(0))
+    one = ratio_change(compare([run], known(recorded(drawn(1)))), LENGTH)[2]
+    all_launches = recorded_from(*(drawn(shift) for shift in shifts))
+    pooled = ratio_change(compare([run], known(all_launches)), LENGTH)[2]
+    assert pooled.error_frac < 0.75 * one.error_frac
 
 
 def test_each_ratio_divides_what_it_is_of() -> None:

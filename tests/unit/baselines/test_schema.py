@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from specreg.acceptance.record import Source, StepCounts
+from specreg.acceptance.record import AcceptanceRecord, Source, StepCounts
 from specreg.baselines import schema
 from specreg.baselines.comparison import differing_settings, of_any_number
 from specreg.baselines.record import record_baseline
@@ -135,6 +135,64 @@ def test_a_prompt_keeps_its_turn_and_a_file_without_turns_is_of_first_ones() -> 
     assert msgspec.json.decode(line, type=schema.StoredPrompt).turn == 1
 
 
+def varied(*accepted: int) -> AcceptanceRecord:
+    """One launch, whose prompts accepted so many drafts in 60 steps each."""
+    prompts = [
+        builders.prompt_acceptance(builders.counts(60 - drafts, drafts), prompt_id=f"chat-{number}")
+        for number, drafts in enumerate(accepted)
+    ]
+    return builders.acceptance_of(prompts)
+
+
+def test_launches_that_differ_all_stand_in_the_file_one_prompt_a_line(path: Path) -> None:
+    launches = varied(10, 20), varied(11, 20), varied(10, 22)
+    baseline = msgspec.structs.replace(BASELINE, acceptance=schema.stored_acceptance(*launches))
+
+    record_baseline(path, baseline)
+
+    text = path.read_text()
+    prompts = text[text.index('"further_launches"') : text.index('"prompts"')]
+    assert [line.strip().rstrip(",") for line in prompts.splitlines()][1:-1] == [
+        '"2": [',
+        '["chat-0", "chat", 11, 60, 60, 72, [11], 1]',
+        '["chat-1", "chat", 20, 60, 60, 81, [20], 1]',
+        "]",
+        '"3": [',
+        '["chat-0", "chat", 10, 60, 60, 71, [10], 1]',
+        '["chat-1", "chat", 22, 60, 60, 83, [22], 1]',
+        "]",
+        "}",
+    ]
+    loaded = load_baseline(path)
+    assert loaded == baseline
+    acceptance = schema.load_acceptance(loaded.acceptance)
+    assert acceptance is not None
+    assert acceptance.total.accepted == 10 + 20 + 11 + 20 + 10 + 22
+    assert acceptance.total.steps == 6 * 60
+
+
+def test_launches_that_repeat_are_stored_once() -> None:
+    """The second launch has half of the prompts, as only the first replays the extension."""
+    once = schema.stored_acceptance(varied(10, 20))
+    assert schema.stored_acceptance(varied(10, 20), varied(10), varied(10, 20)) == once
+    assert '"further_launches"' not in render_baseline(BASELINE)
+
+
+def test_an_answer_of_another_length_is_no_repeat() -> None:
+    first = varied(10, 20)
+    longer = dataclasses.replace(first.prompts[1], completion_tokens=90)
+    second = dataclasses.replace(first, prompts=(first.prompts[0], longer))
+    stored = schema.stored_acceptance(first, second)
+    assert stored is not None
+    assert list(stored.further_launches) == ["2"]
+
+
+def test_a_file_of_one_launch_alone_is_still_read(tmp_path: Path) -> None:
+    """Schema version 4 has no further launches."""
+    older = reread(tmp_path, edited(schema_version=4))
+    assert older == msgspec.structs.replace(BASELINE, schema_version=4)
+
+
 def test_counts_without_prompts_are_kept_as_their_sum(path: Path) -> None:
     record = dataclasses.replace(builders.acceptance(COUNTS, Source.VLLM_COUNTERS), prompts=())
     baseline = msgspec.structs.replace(BASELINE, acceptance=schema.stored_acceptance(record))
@@ -210,7 +268,7 @@ def test_a_setting_that_is_not_known_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_older_file_is_to_be_recorded_anew(tmp_path: Path) -> None:
-    with pytest.raises(BaselineError, match=r"schema version 3, .* reads 4; record it anew"):
+    with pytest.raises(BaselineError, match=r"schema version 3, .* reads 4 to 5; record it anew"):
         reread(tmp_path, edited(schema_version=3))
 
 
@@ -221,7 +279,7 @@ def test_a_newer_file_is_left_alone_and_takes_a_newer_specreg(path: Path) -> Non
     with pytest.raises(BaselineError) as error:
         record_baseline(path, BASELINE)
     assert str(error.value) == (
-        f"baseline '{path}': schema version {SCHEMA_VERSION + 1}, this specreg reads"
+        f"baseline '{path}': schema version {SCHEMA_VERSION + 1}, this specreg reads 4 to"
         f" {SCHEMA_VERSION}; use a newer specreg"
     )
     assert path.read_text() == newer

@@ -241,6 +241,28 @@ def test_the_acceptance_of_the_launch_with_the_most_prompts_is_kept(tmp_path: Pa
     found = record(tmp_path, *launches).new.acceptance
     assert found is not None
     assert len(found.prompts) == 12
+    assert not found.further_launches
+
+
+def test_each_launch_of_answers_that_do_not_repeat_is_kept(tmp_path: Path) -> None:
+    """The launch with the most prompts comes first."""
+
+    def launch_of(*accepted: int) -> Measurement:
+        prompts = [
+            builders.prompt_acceptance(builders.counts(20 - drafts, drafts), prompt_id=f"chat-{n}")
+            for n, drafts in enumerate(accepted)
+        ]
+        return launch(builders.acceptance_of(prompts))
+
+    lengths = (5, 6, 7, 8, 9), (6, 5, 7, 9, 8, 7), (5, 7, 6, 8, 9)
+    acceptance = record(tmp_path, *(launch_of(*each) for each in lengths)).new.acceptance
+    assert acceptance is not None
+    assert [prompt.accepted for prompt in acceptance.prompts] == [6, 5, 7, 9, 8, 7]
+    further = {
+        number: [prompt.accepted for prompt in prompts]
+        for number, prompts in acceptance.further_launches.items()
+    }
+    assert further == {"2": [5, 6, 7, 8, 9], "3": [5, 7, 6, 8, 9]}
 
 
 def test_the_history_of_identical_runs_becomes_the_noise(tmp_path: Path) -> None:

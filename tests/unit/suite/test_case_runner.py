@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from specreg.acceptance.record import StepCounts
 from specreg.core.errors import (
     HungError,
     InvalidMeasurementError,
@@ -20,9 +21,10 @@ from specreg.core.reasons import Reason
 from specreg.correctness.checks import LOSSLESS, CorrectnessCheck, RunningCase
 from specreg.measurement.arm import Arm
 from specreg.measurement.journal import load_checks
-from specreg.measurement.measure import Measurement
+from specreg.measurement.measure import Measurement, Plan, StoppingRule, Workload
 from specreg.servers.launch import Launch, Poll, Servers, Starting
 from specreg.servers.server import Server
+from specreg.stats.intervals import Look
 from specreg.suite.case_runner import CaseRunner
 from specreg.suite.context import CaseLaunch, RunContext
 from specreg.suite.result import Run
@@ -259,3 +261,36 @@ def test_a_set_of_servers_has_a_control_only_where_the_case_has_one() -> None:
 
     assert list(ServerSet.of(METHODS[0], server, control)) == [server, control]
     assert list(ServerSet.of(builders.CASE, server, control)) == [server]
+
+
+@pytest.mark.parametrize(
+    ("second", "is_enough"),
+    [
+        pytest.param(runs.COUNTS, True, id="repeats-the-first"),
+        pytest.param(builders.counts(9, 0, 5, 6), False, id="differs"),
+    ],
+)
+def test_a_further_recorded_launch_takes_all_prompts_unless_it_repeats_the_first(
+    tmp_path: Path, *, second: StepCounts, is_enough: bool
+) -> None:
+    """The prompts of the extension would repeat as well."""
+    rules: list[StoppingRule] = []
+
+    def measure_arms(arms: Sequence[Arm], _: Workload, plan: Plan) -> Sequence[Measurement]:
+        rules.append(plan.enough)
+        return [MEASURED] * len(arms)
+
+    context = runs.context(tmp_path, update_baselines=True)
+    run = runs.run(context, measure_arms=measure_arms)
+    for number in (1, 2):
+        starting = Starting(
+            launch=dataclasses.replace(LAUNCH, number=number), start=lambda: runs.ready([])
+        )
+        run.cases.measure(builders.CASE, ServerSet(starting))
+
+    first_rule, second_rule = rules
+    assert not first_rule(MEASURED.acceptance, Look.FULL)
+    acceptance = builders.acceptance(second, prompts=3)
+    assert second_rule(acceptance, Look.FULL) == is_enough
+    without_prompts = dataclasses.replace(acceptance, prompts=())
+    assert second_rule(without_prompts, Look.FULL), "more prompts say no more about a sum"
