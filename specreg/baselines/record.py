@@ -161,6 +161,7 @@ def _provenance_of(
         driver_version=notes.driver_version,
         torch_version=notes.torch_version,
         packages_sha256=packages_sha256(measurement.packages),
+        facts=measurement.facts,
     )
 
 

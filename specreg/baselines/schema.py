@@ -27,6 +27,7 @@ from specreg.acceptance.record import (
 )
 from specreg.core.errors import BaselineError, InvalidMeasurementError
 from specreg.core.files import MIB, UNREADABLE, read_regular
+from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts
 from specreg.matrix.case import Case, CaseSettings
 from specreg.measurement.metrics import Metric, acceptance_value
 from specreg.telemetry.identity import Environment
@@ -58,6 +59,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         torch_version: the version of torch in the engine's environment.
         packages_sha256: the checksum of all packages in it, whose list is in the folder `packages`
             under the first 16 characters; empty if they aren't known.
+        facts: what the first launch ran with that neither its settings nor its version say.
     """
 
     engine_version: str
@@ -69,6 +71,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     driver_version: str = ""
     torch_version: str = ""
     packages_sha256: str = ""
+    facts: LaunchFacts = NOTHING_KNOWN
 
 
 class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -338,6 +341,8 @@ def render_baseline(baseline: Baseline) -> str:
         del content["environment"]["power_limit_w"]
     if not baseline.provenance.packages_sha256:
         del content["provenance"]["packages_sha256"]
+    if baseline.provenance.facts == NOTHING_KNOWN:
+        del content["provenance"]["facts"]
     return _render(content, "") + "\n"
 
 

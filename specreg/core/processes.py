@@ -48,6 +48,7 @@ _REAPED_S = 5.0
 _EXEC_S = 0.2
 _MESSAGE_BYTES = 256 * 2**20
 _TAIL_BYTES = 64 * 1024
+_START_BYTES = 4 * 2**20
 _TAIL_LINES = 40
 _LINE_CHARACTERS = 1000
 _HELD_KIB = re.compile(r"^Pss_(?:Anon|Shmem): *(\d+) kB", re.MULTILINE)
@@ -279,6 +280,12 @@ def log_end(path: Path) -> str:
     with path.open("rb") as log:
         log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
         return log.read(_TAIL_BYTES).decode(errors="replace")
+
+
+def log_start(path: Path) -> str:
+    """The first 4 MiB of a log, whatever bytes it holds: what a server says until it is ready."""
+    with path.open("rb") as log:
+        return log.read(_START_BYTES).decode(errors="replace")
 
 
 def log_tail(path: Path) -> str:

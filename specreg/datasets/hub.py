@@ -4,7 +4,8 @@ import contextlib
 import functools
 import importlib
 import importlib.util
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +83,33 @@ def is_cached(repo: str) -> bool:
     return any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin"))
 
 
-def hub_cache_dir() -> Path | None:
-    """Return the cache folder of huggingface_hub and the engines; None if it isn't installed."""
-    return Path(_constants().HF_HUB_CACHE) if is_installed() else None
+def hub_cache_dir(variables: Mapping[str, str] = os.environ) -> Path:
+    """Return the cache folder of huggingface_hub and the engines, by its documented variables."""
+    home = variables.get("HF_HOME", "")
+    if not home:
+        user_cache = variables.get("XDG_CACHE_HOME") or "~/.cache"
+        home = os.path.join(user_cache, "huggingface")  # noqa: PTH118 - a text that has a ~
+    return Path(variables.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
+
+
+def cached_commit(repo: str, revision: str, variables: Mapping[str, str] = os.environ) -> str:
+    """Return the commit of a model that the cache has for a revision, as the hub last said.
+
+    Args:
+        repo: the model's hub id.
+        revision: a branch, a tag or a commit; empty for the main branch.
+        variables: the environment variables of whoever has fetched it.
+
+    Returns:
+        The commit; empty if the cache doesn't have it.
+    """
+    folder = hub_cache_dir(variables) / f"models--{repo.replace('/', '--')}"
+    if revision and (folder / "snapshots" / revision).is_dir():
+        return revision
+    try:
+        return (folder / "refs" / (revision or "main")).read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def is_offline() -> bool:

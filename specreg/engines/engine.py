@@ -12,6 +12,7 @@ import msgspec
 from specreg.core.errors import UnsupportedError, check_name
 from specreg.core.files import UNREADABLE
 from specreg.core.http import Name
+from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts
 from specreg.engines.methods import Setting, Spelling, Tree
 from specreg.engines.wire_format import TokenApi, WireFormat
 
@@ -342,6 +343,19 @@ class Engine(ABC):
             return msgspec.json.decode(body, type=ServerVersion).version
         except UNREADABLE:
             return "unknown"
+
+    def launch_facts(self, log: str, fetch: Fetch) -> LaunchFacts:
+        """Return what the engine tells of a launch that is ready, as far as it tells it.
+
+        Args:
+            log: the beginning of the server's log; empty if others started it.
+            fetch: asks the server.
+
+        Raises:
+            Whatever `fetch` raises.
+        """
+        del log, fetch
+        return NOTHING_KNOWN
 
     def identify(self, fetch: Fetch) -> Identity:
         """Identify the server behind a URL, as OpenAI-like ones tell it: by the first model listed.

@@ -17,6 +17,7 @@ from specreg.acceptance.trace import Body, StreamEvent
 from specreg.core.files import UNREADABLE
 from specreg.core.http import Count, Name
 from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement, given_flags
+from specreg.engines.launch_facts import Fact, LaunchFacts
 from specreg.engines.methods import (
     BRANCHES,
     DRAFT,
@@ -75,6 +76,12 @@ _SAYS_NOTHING = _Event()
 
 class _Tokens(msgspec.Struct, frozen=True):
     tokens: tuple[Count, ...]
+
+
+class _ServerInfo(msgspec.Struct, frozen=True):
+    """What `/server_info` says of the settings that the server has chosen."""
+
+    attention_backend: Fact | None = None
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -306,6 +313,12 @@ class Sglang(Engine):
             **({} if options.on_gpu else on_cpu),
             **(pinned if options.pinned_length_tokens else {}),
         }
+
+    def launch_facts(self, log: str, fetch: Fetch) -> LaunchFacts:
+        """Return the attention backend, which `/server_info` tells."""
+        del log
+        info = decode_answer(fetch("GET", self.version_path), _ServerInfo)
+        return LaunchFacts(attention_backend=info.attention_backend or "")
 
     def identify(self, fetch: Fetch) -> Identity:
         """`/server_info` has all the server's settings."""

@@ -32,6 +32,7 @@ from specreg.engines.engine import (
     Requirement,
     ServerVersion,
 )
+from specreg.engines.launch_facts import LaunchFacts
 from specreg.engines.wire_format import (
     Ask,
     Event,
@@ -177,6 +178,10 @@ class Triton(Engine):
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """The variables of vLLM, which runs inside."""
         return vllm.Vllm().environment(options)
+
+    def launch_facts(self, log: str, fetch: Fetch) -> LaunchFacts:
+        """Return what vLLM's log lines say, which Triton's log holds."""
+        return vllm.Vllm().launch_facts(log, fetch)
 
     def identify(self, fetch: Fetch) -> Identity:
         """The one model that is ready; of the weights behind it the server says nothing.

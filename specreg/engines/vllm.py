@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -22,6 +23,7 @@ from specreg.engines.engine import (
     Parallel,
     Requirement,
 )
+from specreg.engines.launch_facts import LaunchFacts
 from specreg.engines.methods import DRAFT, DRAFT_TOKENS, SCHEDULED, Setting, Spelling, is_older
 from specreg.engines.wire_format import (
     Ask,
@@ -186,6 +188,18 @@ _METHODS = {
 # its default for a model is, a version runs such a method by model runner V1, and warns of it.
 _RUN_BY_V1 = frozenset({"suffix", "custom_class", SCHEDULED})
 _RUN_BY_V1_BEFORE = {"draft_model": "0.31", "ngram": "0.32", "medusa": "0.33"}
+# No API of 0.26 to 0.33 tells them. V1 doesn't name itself: its modules' names tell it.
+_LOGGED_RUNNERS: Mapping[ModelRunner, re.Pattern[str]] = {
+    "v2": re.compile(r"\] Using V2 Model Runner$", re.MULTILINE),
+    "v1": re.compile(
+        r"\[(?:gpu|cpu)_model_runner\.py:\d+\]|; using the V1 model runner instead\.$", re.MULTILINE
+    ),
+}
+_LOGGED_ATTENTION = re.compile(
+    r"\[\w+\.py:\d+\] Using (?:\w+\.)?(\w+) (?:attention )?backend"
+    r"(?:\.| out of potential backends: .*| \(selected via .*)$",
+    re.MULTILINE,
+)
 
 
 class Vllm(Engine):
@@ -272,6 +286,16 @@ class Vllm(Engine):
         first_by_v2 = _RUN_BY_V1_BEFORE.get(method)
         is_by_v1 = first_by_v2 is not None and is_older(version, first_by_v2)
         return "v1" if is_by_v1 or method in _RUN_BY_V1 else None
+
+    def launch_facts(self, log: str, fetch: Fetch) -> LaunchFacts:
+        """Return the model runner and the target's attention backend, which its log names."""
+        del fetch
+        runners = (runner for runner, line in _LOGGED_RUNNERS.items() if line.search(log))
+        attention = _LOGGED_ATTENTION.search(log)
+        return LaunchFacts(
+            model_runner=next(runners, ""),
+            attention_backend=attention[1] if attention is not None else "",
+        )
 
     def identify(self, fetch: Fetch) -> Identity:
         """Whether it speculates shows in its counters, if it has any: those are absent without."""

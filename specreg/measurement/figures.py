@@ -12,6 +12,7 @@ from specreg.acceptance.record import AcceptanceRecord, Source, StepCounts, View
 from specreg.acceptance.trace import Reply, RequestTrace
 from specreg.core.names import ReportedCase
 from specreg.core.reasons import Invalidity
+from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts
 from specreg.engines.methods import METHODS
 from specreg.measurement import metrics
 from specreg.measurement.measure import Measurement
@@ -195,6 +196,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
         case_id: the case that was measured.
         launch: which launch of its server was measured, from 1.
         engine_version: the version that the server reports.
+        facts: what the server ran with that neither its settings nor its version say.
         invalid: for each invalid family the reason why it has no figures; null if all are valid.
         judged: the metrics that are compared with baselines.
         acceptance: null without speculation.
@@ -215,6 +217,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     control: ArmFigures | None
     speedup: SpeedupFigures | None
     power: PowerRecord | None
+    facts: LaunchFacts = NOTHING_KNOWN
     answers: AnswerFigures | None = None
 
 
@@ -243,6 +246,7 @@ def figures_of(measurement: Measurement, launch: int) -> Figures:
         case_id=measurement.case.id,
         launch=launch,
         engine_version=measurement.engine_version,
+        facts=measurement.facts,
         invalid=dict(invalid) or None,
         judged=dict(measurement.values),
         acceptance=acceptance,

@@ -25,6 +25,7 @@ from specreg.core.files import UNREADABLE, append_lines
 from specreg.core.reasons import Invalidity
 from specreg.core.received import open_received
 from specreg.core.values import hide_values
+from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts
 from specreg.load.chat_client import FinishedRequest, Record
 from specreg.load.rounds import Round, RoundBuilder
 from specreg.matrix.case import Case
@@ -115,6 +116,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     power: PowerRecord | None = None
     invalid: dict[Family, Invalidity] = {}
     packages: Annotated[tuple[_PackageLine, ...], msgspec.Meta(max_length=_MOST_PACKAGES)] = ()
+    facts: LaunchFacts = NOTHING_KNOWN
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -215,6 +217,7 @@ class Journal:
         ended = Ended(
             engine_version=measurement.engine_version,
             packages=measurement.packages,
+            facts=measurement.facts,
             target=measurement.target,
             draft=measurement.draft,
             lags=(lags, control_lags),
@@ -346,6 +349,7 @@ def _measurement(
         case=case,
         engine_version=line.engine_version,
         packages=line.packages,
+        facts=line.facts,
         target=line.target,
         draft=line.draft,
         replay=replay,

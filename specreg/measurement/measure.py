@@ -19,6 +19,7 @@ from specreg.acceptance.record import AcceptanceRecord
 from specreg.core.errors import InvalidMeasurementError
 from specreg.core.timeline import Phase
 from specreg.datasets.prompts import Prompt
+from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts
 from specreg.engines.methods import SCHEDULED
 from specreg.load.chat_client import Clock, Record
 from specreg.load.rounds import BEAT_NS, Round, open_clients
@@ -129,6 +130,7 @@ class Measurement:
         target: the target model that was served: a folder or a hub id.
         draft: the draft model; None without one.
         packages: the packages of the server's environment, as `uv pip freeze` says them.
+        facts: what the server ran with that neither its settings nor its version say.
         replay: all rounds; None if the figures of no family mean anything, or if another arm
             failed before they were complete.
         values: the valid metrics that have a value, by name.
@@ -141,6 +143,7 @@ class Measurement:
     target: str
     draft: str | None
     packages: tuple[str, ...] = ()
+    facts: LaunchFacts = NOTHING_KNOWN
     replay: Replay | None = None
     values: Mapping[str, float] = field(default_factory=dict)
     invalid: Invalid = field(default_factory=dict)
@@ -291,6 +294,7 @@ def _measurement_of(
         target=server.target,
         draft=server.draft,
         packages=server.packages,
+        facts=server.facts,
         replay=replay,
         values=values,
         invalid=invalid,

@@ -30,6 +30,7 @@ from specreg.core.reasons import Reason
 from specreg.core.received import read_received, write_below
 from specreg.core.timeline import RunTime
 from specreg.core.values import readable_values
+from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts
 from specreg.matrix.case import CaseSettings
 from specreg.measurement.figures import Figures
 from specreg.measurement.measure import Measurement
@@ -140,7 +141,8 @@ def origin_of(
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
     """What the baseline of a case holds, of the prompts that were measured; when, with what, why.
 
-    `marginal_frac` is by position of the draft, from the first.
+    `marginal_frac` is by position of the draft, from the first; `facts` are those of its first
+    launch.
     """
 
     environment: str
@@ -150,6 +152,7 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
     values: dict[str, float]
     marginal_frac: tuple[float, ...]
     driver_version: str = ""
+    facts: LaunchFacts = NOTHING_KNOWN
 
 
 class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -380,6 +383,7 @@ def expected_of(known: CaseBaselines, measured: Sequence[Measurement]) -> Expect
         recorded_on=baseline.provenance.recorded_on,
         engine_version=baseline.provenance.engine_version,
         driver_version=baseline.provenance.driver_version,
+        facts=baseline.provenance.facts,
         reason=baseline.provenance.reason,
         values={name: value for name, value in values.items() if value is not None},
         marginal_frac=record.total.marginal_acceptance if record else (),

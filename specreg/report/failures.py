@@ -7,6 +7,7 @@ from typing import Any
 
 from specreg.core.readable import readable_block, readable_line
 from specreg.core.values import readable_values
+from specreg.engines.launch_facts import changed_facts
 from specreg.report.document import CaseReport, began_at, flat_fields
 from specreg.report.tables import label_of, render_value
 from specreg.verdicts.history import RunRecord, comparable
@@ -187,6 +188,12 @@ def by_case(verdicts: Iterable[Verdict]) -> Mapping[str, Sequence[Verdict]]:
     for verdict in verdicts:
         cases.setdefault(verdict.case_id, []).append(verdict)
     return cases
+
+
+def changes_since_baseline(case: CaseReport) -> Iterator[str]:
+    """Yield what a case's server ran with other than that of its baseline; nothing without one."""
+    if case.figures is not None and case.expected is not None:
+        yield from changed_facts(case.expected.facts, case.figures.facts)
 
 
 def since_when(case: CaseReport, failing: Iterable[Verdict]) -> Iterator[str]:

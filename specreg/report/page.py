@@ -10,10 +10,11 @@ from markupsafe import Markup
 from specreg.core.commands import install_command, run_command
 from specreg.core.readable import readable_block, readable_line
 from specreg.core.values import readable_values
+from specreg.engines.launch_facts import known_facts
 from specreg.measurement.metrics import render_invalid
 from specreg.report.charts import can_draw, charts_of, gains_over_load
 from specreg.report.document import Report, Tone, last_words
-from specreg.report.failures import by_case, sentence_of, since_when
+from specreg.report.failures import by_case, changes_since_baseline, sentence_of, since_when
 from specreg.report.summary import MARKS, OUTCOMES, answers_of, notes_of, title_of, tone_of
 from specreg.report.tables import (
     PERCENTILES,
@@ -168,10 +169,12 @@ _TEMPLATES.filters.update(
     number=format_number,
     change=render_change,
     interval=_interval_of,
+    changes=changes_since_baseline,
     charts=lambda case, *others: list(charts_of(case, *others)),
     invalid=render_invalid,
     label=label_of,
     sentence=sentence_of,
+    facts=lambda case: list(known_facts(case.figures.facts)) if case.figures else [],
     drawing=lambda chart: Markup(chart.svg),  # noqa: S704 - Vega escaped it
     settings=lambda case: msgspec.to_builtins(case.settings) or {},
     since=since_when,

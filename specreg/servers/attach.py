@@ -20,7 +20,7 @@ from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, ServerSpec, Tier
 from specreg.matrix.models import served_models
 from specreg.servers.provision import check_version
-from specreg.servers.server import Server, identify, send_probe
+from specreg.servers.server import Server, facts_of, identify, send_probe
 
 _TIMEOUT_S = 10.0
 _SWITCH = {True: "on", False: "off"}
@@ -136,7 +136,7 @@ def attach_server(spec: ServerSpec, url: str, *, root: Path, ready_within_s: flo
             message += f", it said last: {probe.said}"
         raise AttachError(f"{message}; look at its log")
     _check_counters(server)
-    return server
+    return dataclasses.replace(server, facts=facts_of(server, log=""))
 
 
 def _check_counters(server: Server) -> None:

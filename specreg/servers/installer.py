@@ -83,6 +83,15 @@ def installed_packages(python: str) -> tuple[str, ...]:
     return tuple(map(hide, lines))
 
 
+def version_in(packages: Iterable[str], name: str) -> str:
+    """Return the version of a package, by its normalised name, among those of an environment.
+
+    Returns:
+        The version, or where it came from if that is no index; empty if it isn't there.
+    """
+    return dict(map(_name_and_version, packages)).get(name, "")
+
+
 def packages_sha256(packages: Sequence[str]) -> str:
     """Return the checksum of the packages of an environment; empty without any."""
     return hashlib.sha256("\n".join(packages).encode()).hexdigest() if packages else ""

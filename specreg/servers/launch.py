@@ -8,7 +8,7 @@ import socket
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -19,16 +19,17 @@ from specreg.core.processes import SupervisedProcess, start_process, stop_proces
 from specreg.core.redaction import hide
 from specreg.core.timeline import Phase, Timeline
 from specreg.engines.engine import Engine, LaunchOptions, LaunchSettings, Requirement, taken
+from specreg.engines.launch_facts import NONE, NOTHING_KNOWN, LaunchFacts
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, Load, ServerSpec
 from specreg.matrix.models import served_models, widen_models
 from specreg.servers.attach import attach_server
 from specreg.servers.gpu_lease import GpuClaim, lease_gpus
-from specreg.servers.installer import installed_packages
+from specreg.servers.installer import installed_packages, version_in
 from specreg.servers.memory import fit_together, gpu_memory
 from specreg.servers.provision import Provision
 from specreg.servers.server import POLL_S, Server, StartedServer, ready_server
-from specreg.servers.toolkit import toolkit_variables
+from specreg.servers.toolkit import toolkit_release, toolkit_variables
 from specreg.telemetry.identity import find_gpus
 from specreg.telemetry.sensor import Device
 
@@ -163,6 +164,10 @@ class ServerStart:
         numbers = itertools.count(2)
         while log_path.exists():
             log_path = numbered(self.log_path, next(numbers))
+        with self._mapped_errors(log_path):
+            variables = self._variables(engine, options)
+            process = self._start(engine, options, variables, log_path)
+        packages = installed_packages(self._python) if self._python else ()
         self._deadline_s = time.monotonic() + self.ready_within_s
         self._server = StartedServer(
             spec=spec,
@@ -172,45 +177,63 @@ class ServerStart:
             target=target,
             draft=draft,
             engine_version="",
-            packages=installed_packages(self._python) if self._python else (),
-            process=self._start(engine, options, log_path),
+            packages=packages,
+            facts=self._facts(variables, packages),
+            process=process,
         )
 
-    def _start(self, engine: Engine, options: LaunchOptions, log_path: Path) -> SupervisedProcess:
-        """Start the process of the server.
+    def _start(
+        self, engine: Engine, options: LaunchOptions, variables: Mapping[str, str], log_path: Path
+    ) -> SupervisedProcess:
+        """Start the process of the server; it is stopped with the others.
 
         Raises:
-            ServerStartError: A file can't be written, or the command can't be run.
+            OSError: A file can't be written, or the command can't be run.
         """
-        variables = self._variables(engine, options)
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        for name, text in engine.files(options).items():
+            path = options.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            # People find a copy without secrets next to the log.
+            replace_file(log_path.with_suffix("") / name, hide(text).encode())
+        process = start_process(
+            engine.command(Path(self._python), options),
+            environment=variables,
+            log_path=log_path,
+            cwd=self.root,
+            temporary=[self._temporary],
+        )
+        self._processes.callback(stop_process, process)
+        return process
+
+    def _facts(self, variables: Mapping[str, str], packages: Sequence[str]) -> LaunchFacts:
+        """Return what is known of a launch on a GPU before its server is ready."""
+        if not self.provision.on_gpu:
+            return NOTHING_KNOWN
+        flashinfer = ""
+        if packages:
+            flashinfer = version_in(packages, "flashinfer-python") or NONE
+        return LaunchFacts(flashinfer=flashinfer, cuda_toolkit=toolkit_release(variables))
+
+    @contextlib.contextmanager
+    def _mapped_errors(self, log_path: Path) -> Iterator[None]:
+        """Raise an error of the system at a start as a ServerStartError."""
         try:
-            if engine.compiles and self.provision.on_gpu:
-                variables |= toolkit_variables(Path(self._python), variables)
-            log_path.parent.mkdir(parents=True, exist_ok=True)
-            for name, text in engine.files(options).items():
-                path = options.folder / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text)
-                # People find a copy without secrets next to the log.
-                replace_file(log_path.with_suffix("") / name, hide(text).encode())
-            process = start_process(
-                engine.command(Path(self._python), options),
-                environment=variables,
-                log_path=log_path,
-                cwd=self.root,
-                temporary=[self._temporary],
-            )
+            yield
         except OSError as error:
             problem = f"can't be started, {error.strerror}: '{error.filename}'"
             advice = "make room there, mend its rights, or delete the engine's folder in the cache"
             raise ServerStartError(
                 f"SERVER_NOT_STARTED: server '{self.spec.id}'", problem, advice, log_path, ""
             ) from error
-        self._processes.callback(stop_process, process)
-        return process
 
     def _variables(self, engine: Engine, options: LaunchOptions) -> dict[str, str]:
-        """Return the environment variables of the server; those of the case come last."""
+        """Return the environment variables of the server; those of the case come last.
+
+        Raises:
+            OSError: The folder of a CUDA toolkit can't be written.
+        """
         variables = dict(os.environ)
         # A killed server leaves sockets in its temporary folder, so it has one that is removed.
         # What PyTorch compiles would be there too, and stays elsewhere for the next start.
@@ -234,6 +257,8 @@ class ServerStart:
         variables |= case_variables
         if module_folders:
             variables["PYTHONPATH"] = os.pathsep.join(module_folders)
+        if engine.compiles and self.provision.on_gpu:
+            variables |= toolkit_variables(Path(self._python), variables)
         return variables
 
 

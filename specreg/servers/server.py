@@ -2,10 +2,11 @@
 
 import contextlib
 import dataclasses
+import os
 import shlex
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -24,10 +25,12 @@ from specreg.core.errors import (
     ServerStartError,
 )
 from specreg.core.http import HttpResponse, ask
-from specreg.core.processes import SupervisedProcess, log_end, process_ids, settle_log
+from specreg.core.processes import SupervisedProcess, log_end, log_start, process_ids, settle_log
 from specreg.core.readable import readable_block
 from specreg.core.server_words import quote_answer
+from specreg.datasets.hub import cached_commit
 from specreg.engines.engine import Engine, Identity
+from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts
 from specreg.engines.wire_format import (
     DONE,
     Ask,
@@ -66,6 +69,7 @@ class Server:
         engine_version: the version that the server reports.
         packages: the packages of its environment, as `uv pip freeze` says them; nothing if they
             aren't known.
+        facts: what it runs with that neither its settings nor its version say.
     """
 
     spec: ServerSpec
@@ -76,6 +80,7 @@ class Server:
     draft: str | None
     engine_version: str
     packages: tuple[str, ...] = ()
+    facts: LaunchFacts = NOTHING_KNOWN
 
     @property
     def endpoint(self) -> Endpoint:
@@ -185,7 +190,41 @@ def ready_server(server: StartedServer, deadline_s: float) -> StartedServer | No
         path = server.engine.version_path
         answer = ask(server.base_url, "GET", path, within_s=_VERSION_TIMEOUT_S)
         version = server.engine.parse_version(answer.content)
-    return dataclasses.replace(server, engine_version=version)
+    return dataclasses.replace(
+        server, engine_version=version, facts=facts_of(server, log_start(server.log_path))
+    )
+
+
+def facts_of(server: Server, log: str) -> LaunchFacts:
+    """Return what a server that is ready runs with: what was known before, and what it tells.
+
+    Args:
+        server: the server.
+        log: the beginning of its log; empty if others started it.
+    """
+
+    def fetch(method: str, path: str) -> bytes:
+        return ask(server.base_url, method, path, within_s=_VERSION_TIMEOUT_S).good()
+
+    told = NOTHING_KNOWN
+    # What a server doesn't tell is unknown, and stops no measurement.
+    with contextlib.suppress(AnswerError, InvalidMeasurementError):
+        told = server.engine.launch_facts(log, fetch)
+    variables = {**os.environ, **dict(server.spec.engine_env)}
+    return msgspec.structs.replace(
+        server.facts,
+        model_runner=told.model_runner,
+        attention_backend=told.attention_backend,
+        target_revision=_revision_of(server.target, variables),
+        draft_revision=_revision_of(server.draft, variables),
+    )
+
+
+def _revision_of(model: str | None, variables: Mapping[str, str]) -> str:
+    """Return the commit of a model on the hub; empty for a folder, or if the cache has none."""
+    if not model or Path(model).is_dir():
+        return ""
+    return cached_commit(model, "", variables)
 
 
 def _check_port(server: StartedServer) -> None:

@@ -6,14 +6,17 @@ CUDA_HOME is set to a folder of links in which they exist.
 """
 
 import contextlib
+import functools
 import hashlib
 import os
 import re
 import shutil
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from specreg.core.files import cache_dir, passing_folder
+from specreg.engines.launch_facts import NONE
 
 _NVCC = "bin/nvcc"
 _INSTALLED = Path("/usr/local/cuda")
@@ -30,6 +33,7 @@ _DRIVER_FOLDERS = tuple(
     )
 )
 """Where distributions and containers have the libraries of NVIDIA's driver."""
+_RELEASE = re.compile(r"release (?P<release>[\d.]+)")
 _NUMBERED = re.compile(r"(?P<linked>lib.+\.so)\.[\d.]+")
 
 
@@ -51,7 +55,7 @@ def toolkit_variables(
     """
     if variables.get("CUDA_HOME") or variables.get("CUDA_PATH"):
         return {}
-    if shutil.which("nvcc", path=variables.get("PATH", "")) or (installed / _NVCC).exists():
+    if _compiler(variables, installed) is not None:
         return {}
     toolkit = _toolkit_of(python)
     if toolkit is None:
@@ -59,6 +63,45 @@ def toolkit_variables(
     searched = variables.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     driver_folders = [*map(Path, filter(None, searched)), *_DRIVER_FOLDERS]
     return {"CUDA_HOME": str(_linked(toolkit, driver_folders))}
+
+
+def toolkit_release(variables: Mapping[str, str], installed: Path = _INSTALLED) -> str:
+    """Return the release of the CUDA compiler that a server finds, such as 13.0.
+
+    Args:
+        variables: the environment variables of the server.
+        installed: where a toolkit is found without a variable.
+
+    Returns:
+        "none" without a compiler; empty if it doesn't say its release.
+    """
+    compiler = _compiler(variables, installed)
+    return NONE if compiler is None else _release_of(compiler)
+
+
+def _compiler(variables: Mapping[str, str], installed: Path) -> Path | None:
+    """Return the nvcc that builds find: by CUDA_HOME, CUDA_PATH or PATH, or where it usually is."""
+    homes = [variables[name] for name in ("CUDA_HOME", "CUDA_PATH") if variables.get(name)]
+    if homes:
+        compiler = Path(homes[0]) / _NVCC
+        return compiler if compiler.exists() else None
+    on_path = shutil.which("nvcc", path=variables.get("PATH", ""))
+    if on_path is not None:
+        return Path(on_path)
+    compiler = installed / _NVCC
+    return compiler if compiler.exists() else None
+
+
+@functools.cache
+def _release_of(compiler: Path) -> str:
+    try:
+        done = subprocess.run(  # noqa: S603 - what the server itself would run
+            (str(compiler), "--version"), check=False, capture_output=True, text=True
+        )
+    except OSError:
+        return ""
+    release = _RELEASE.search(done.stdout)
+    return release["release"] if release is not None else ""
 
 
 def _toolkit_of(python: Path) -> Path | None:

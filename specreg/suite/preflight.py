@@ -308,21 +308,21 @@ def _examine_disks(context: RunContext) -> Iterator[Finding]:
     missing_engines = list(_to_install(context).values()).count(False)
     needs = [
         _need("engines", cache_dir(), _ENVIRONMENT_GIB * missing_engines),
-        _need("models", hub_cache_dir(), sum(gib for gib in missing_gib if gib is not None)),
         _need("runs", context.run_folder.parent, _RUN_GIB),
     ]
+    # Without huggingface_hub nothing tells which models the cache has.
+    if is_installed():
+        models_gib = sum(gib for gib in missing_gib if gib is not None)
+        needs.insert(1, _need("models", hub_cache_dir(), models_gib))
     needs_by_disk: dict[int, list[_Need]] = {}
     for need in needs:
-        if need is not None:
-            needs_by_disk.setdefault(need.folder.stat().st_dev, []).append(need)
+        needs_by_disk.setdefault(need.folder.stat().st_dev, []).append(need)
     for disk_needs in needs_by_disk.values():
         yield _room_for(disk_needs, models_of_unknown_size=missing_gib.count(None))
 
 
-def _need(content: str, folder: Path | None, gib: float) -> _Need | None:
-    """Return what is written to a folder; None if it isn't known where that is."""
-    if folder is None:
-        return None
+def _need(content: str, folder: Path, gib: float) -> _Need:
+    """Return what is written to a folder, which need not exist yet."""
     path = folder.resolve()
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
     return _Need(content, existing, gib)

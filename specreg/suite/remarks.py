@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 from specreg.acceptance.record import Source
 from specreg.baselines.packages import package_remarks
 from specreg.core.errors import SpecregError
+from specreg.engines.launch_facts import changed_facts
 from specreg.matrix.case import Case
 from specreg.matrix.tier import load_tier, tier_names
+from specreg.measurement.metrics import METRICS
 from specreg.report.document import last_launches
 from specreg.report.remarks import workload_remarks
 from specreg.report.vocabulary import render_unhidden
@@ -16,6 +18,9 @@ from specreg.suite.context import RunContext
 from specreg.suite.document import exact_baseline
 from specreg.suite.result import RunResult
 from specreg.verdicts.history import RunRecord, headroom_frac, load_history
+from specreg.verdicts.verdict import Outcome
+
+_SPEEDS = frozenset(name for name, metric in METRICS.items() if metric.by_launch)
 
 
 def remarks_of(result: RunResult) -> Iterator[str]:
@@ -37,6 +42,7 @@ def remarks_of(result: RunResult) -> Iterator[str]:
     history = load_history(result.context.history_path)
     if history.problem:
         yield history.problem
+    yield from _changed_facts(result)
     yield from _packages(result)
     for case in result.cases:
         yield from _headroom(result, case, history.of(case.id))
@@ -65,6 +71,46 @@ def _fewer_prompts(cases: Sequence[Case]) -> Iterator[str]:
     counts = " to ".join(map(str, sorted({min(prompts), max(prompts)})))
     compared = "acceptance was compared over those that its baseline has too, speed wasn't"
     yield f"--num-prompts left {counts} prompts of a case: {compared}"
+
+
+def _changed_facts(result: RunResult) -> Iterator[str]:
+    """Name what servers ran with other than when their baselines were recorded.
+
+    What the cases with a lost speed have in common comes first, because it is what to look at.
+    """
+    case_ids_by_changes: dict[str, list[str]] = {}
+    for case in result.cases:
+        changes = ", ".join(_changes_of(result, case))
+        if changes:
+            case_ids_by_changes.setdefault(changes, []).append(case.id)
+    slower_ids = {
+        verdict.case_id
+        for verdict in result.verdicts
+        if verdict.outcome is Outcome.REGRESSED and verdict.metric in _SPEEDS
+    }
+    hints: list[str] = []
+    others: list[str] = []
+    for changes, case_ids in case_ids_by_changes.items():
+        remark = f"{changes} since the baselines of {', '.join(case_ids)} were recorded"
+        if slower_ids.isdisjoint(case_ids):
+            others.append(remark)
+        else:
+            hints.append(f"a speed was lost; look first at this: {remark}")
+    yield from hints
+    yield from others
+
+
+def _changes_of(result: RunResult, case: Case) -> Iterator[str]:
+    """Yield each fact that a case's last launch and its baseline differ by."""
+    baseline = exact_baseline(result.context, case)
+    if baseline is None:
+        return
+    measurement = result.measurements_of(case)[-1]
+    yield from changed_facts(baseline.provenance.facts, measurement.facts)
+    recorded_driver = baseline.provenance.driver_version
+    driver = result.driver_version
+    if recorded_driver and driver and recorded_driver != driver:
+        yield f"driver {recorded_driver} -> {driver}"
 
 
 def _packages(result: RunResult) -> Iterator[str]:

@@ -393,4 +393,11 @@ def simulated_case(number: int, *, prompts: int = PROMPTS) -> Case:
 
 _ENVIRONMENT = Environment(kind="gpu", gpus=("simulated",), gpu_memory_gb=80)
 _SETTINGS = settings_of(simulated_case(0), "simulated", ())
-_PROVENANCE = Provenance(**dict.fromkeys(Provenance.__struct_fields__, "simulated"))
+_PROVENANCE = Provenance(
+    engine_version="simulated",
+    draft_sha256="",
+    specreg_version="simulated",
+    commit="simulated",
+    recorded_on="simulated",
+    reason="simulated",
+)

@@ -14,9 +14,10 @@ from specreg.baselines.packages import (
     render_differences,
 )
 from specreg.baselines.record import RecordingNotes, record_measurements
-from specreg.baselines.schema import Baseline, load_baseline, read_baselines
+from specreg.baselines.schema import Baseline, load_baseline, read_baselines, render_baseline
 from specreg.baselines.store import BaselineStore
 from specreg.core.errors import BaselineError
+from specreg.engines.launch_facts import LaunchFacts
 from specreg.measurement.measure import Measurement
 from specreg.servers.installer import packages_sha256
 from tests.unit import builders
@@ -59,6 +60,18 @@ def test_a_baseline_says_with_which_packages_it_was_recorded(tmp_path: Path) -> 
     assert recorded_packages(recorded.path.parent, SHA256) == PACKAGES
     found, errors = read_baselines(tmp_path.glob("*/*.json"))
     assert (list(found), errors) == ([recorded.path], [])
+
+
+def test_a_baseline_says_what_its_server_ran_with(tmp_path: Path) -> None:
+    store = BaselineStore(folder=tmp_path, environment=builders.ENVIRONMENT)
+    facts = LaunchFacts(model_runner="v2", attention_backend="FLASH_ATTN")
+    launch = dataclasses.replace(measured(), facts=facts)
+    notes = RecordingNotes(reason="again")
+    recorded = record_measurements([launch], builders.SETTINGS, store, notes)
+    loaded = load_baseline(recorded.path)
+    assert loaded is not None
+    assert loaded.provenance.facts == facts
+    assert '"facts"' not in render_baseline(baseline()), "nothing is known of it"
 
 
 def test_a_list_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from specreg.acceptance.record import AcceptanceRecord
+from specreg.engines.launch_facts import LaunchFacts
 from specreg.load.chat_client import FinishedRequest
 from specreg.load.rounds import Round, RoundBuilder
 from specreg.matrix.case import Case
@@ -73,7 +74,8 @@ def journaled(
     )
     measured = builders.measurement(values_of(case, replay), case=case)
     packages = ("numpy==2.4.6", "vllm @ file:///wheels/vllm.whl")
-    measurement = dataclasses.replace(measured, replay=replay, packages=packages)
+    facts = LaunchFacts(model_runner="v2", target_revision="0123abcd")
+    measurement = dataclasses.replace(measured, replay=replay, packages=packages, facts=facts)
     journal.end(measurement)
     journal.close()
     return measurement

@@ -14,7 +14,14 @@ import pytest
 from huggingface_hub import constants
 
 from specreg.core.errors import DatasetError
-from specreg.datasets.hub import fetch_dataset_file, is_cached, is_offline, why_unfetchable
+from specreg.datasets.hub import (
+    cached_commit,
+    fetch_dataset_file,
+    hub_cache_dir,
+    is_cached,
+    is_offline,
+    why_unfetchable,
+)
 from specreg.datasets.prepare import load_prompts, prepare
 from specreg.datasets.table import dataset_named
 from specreg.matrix.models import vocabulary_of, why_no_models
@@ -184,3 +191,31 @@ def test_without_huggingface_hub_it_says_what_to_install(monkeypatch: pytest.Mon
     words = r'which isn.t installed; uv pip install -e "\.\[datasets\]", or give --from'
     with pytest.raises(DatasetError, match=words):
         fetch_dataset_file("openai/gsm8k", "main/test.parquet")
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({"HF_HUB_CACHE": "/models", "HF_HOME": "/home"}, "/models"),
+        ({"HF_HOME": "/home", "XDG_CACHE_HOME": "/caches"}, "/home/hub"),
+        ({"XDG_CACHE_HOME": "/caches"}, "/caches/huggingface/hub"),
+        ({}, str(Path.home() / ".cache/huggingface/hub")),
+    ],
+)
+def test_the_cache_is_where_the_hubs_own_variables_say(
+    variables: dict[str, str], folder: str
+) -> None:
+    assert hub_cache_dir(variables) == Path(folder)
+
+
+def test_the_commit_of_a_model_is_what_the_cache_has_of_its_revision(tmp_path: Path) -> None:
+    """As huggingface_hub documents its cache: a branch has a file that names its commit."""
+    variables = {"HF_HUB_CACHE": str(tmp_path)}
+    model = tmp_path / "models--org--model"
+    (model / "refs").mkdir(parents=True)
+    (model / "refs/main").write_text(COMMIT)
+    (model / "snapshots/0123abcd").mkdir(parents=True)
+    assert cached_commit(MODEL, "", variables) == COMMIT
+    assert cached_commit(MODEL, "0123abcd", variables) == "0123abcd"
+    assert cached_commit(MODEL, "a-branch", variables) == ""
+    assert cached_commit("org/other", "", variables) == ""

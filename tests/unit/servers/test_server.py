@@ -12,8 +12,10 @@ import psutil
 import pytest
 
 from specreg.core.errors import ModelError, ServerDiedError, ServerStartError
+from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts
+from specreg.engines.registry import ENGINES
 from specreg.servers.launch import free_port
-from specreg.servers.server import StartedServer, start_error
+from specreg.servers.server import StartedServer, facts_of, start_error
 from tests.doubles.protocols.triton import ScriptedTriton
 from tests.doubles.vllm.script import Fault, Script
 from tests.unit import builders
@@ -275,3 +277,30 @@ def test_a_program_tells_its_version_and_what_it_reads_lies_beside_its_log(
         assert server.engine_version == ScriptedTriton.version
     (read,) = (tmp_path / "logs/server").rglob("model.json")
     assert '"model": "some/target"' in read.read_text()
+
+
+def test_what_a_server_runs_with_is_what_it_tells_and_what_the_hubs_cache_has(
+    tmp_path: Path,
+) -> None:
+    log = (builders.ROOT / "fixtures/recordings/vllm/0.26.0/log_eagle3.txt").read_text()
+    for model in ("target", "draft"):
+        refs = tmp_path / f"models--some--{model}" / "refs"
+        refs.mkdir(parents=True)
+        (refs / "main").write_text(f"commit-of-{model}")
+    server = builders.server()
+    spec = dataclasses.replace(server.spec, engine_env=(("HF_HUB_CACHE", str(tmp_path)),))
+    before = LaunchFacts(flashinfer="none", cuda_toolkit="13.0")
+    facts = facts_of(dataclasses.replace(server, spec=spec, facts=before), log)
+    assert facts == LaunchFacts(
+        model_runner="v2",
+        attention_backend="FLASH_ATTN",
+        flashinfer="none",
+        cuda_toolkit="13.0",
+        target_revision="commit-of-target",
+        draft_revision="commit-of-draft",
+    )
+
+
+def test_a_server_that_tells_nothing_is_measured_nevertheless() -> None:
+    server = dataclasses.replace(builders.server("http://127.0.0.1:9"), engine=ENGINES["sglang"])
+    assert facts_of(server, log="") == NOTHING_KNOWN

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from specreg.engines.registry import ENGINES
-from specreg.servers.toolkit import toolkit_variables
+from specreg.servers.toolkit import toolkit_release, toolkit_variables
 
 ABSENT = Path("/nowhere")
 
@@ -82,3 +82,30 @@ def test_an_environment_without_a_toolkit_gets_none(tmp_path: Path) -> None:
 def test_only_an_engine_that_compiles_gets_one() -> None:
     """With nvcc vLLM would take FlashInfer, which it does without where there is none."""
     assert [name for name, engine in ENGINES.items() if engine.compiles] == ["sglang"]
+
+
+def nvcc(home: Path, words: str) -> Path:
+    """A toolkit whose compiler says these words."""
+    compiler = home / "bin/nvcc"
+    compiler.parent.mkdir(parents=True)
+    compiler.write_text(f"#!/bin/sh\necho '{words}'\n")
+    compiler.chmod(0o755)
+    return home
+
+
+def test_the_release_is_that_of_the_compiler_that_a_build_finds(tmp_path: Path) -> None:
+    words = "Cuda compilation tools, release 13.0, V13.0.88"
+    home = nvcc(tmp_path / "named", words)
+    on_path = nvcc(tmp_path / "on_path", words.replace("13.0", "12.8")) / "bin"
+    installed = nvcc(tmp_path / "installed", words.replace("13.0", "12.4"))
+    named = {"CUDA_HOME": str(home), "PATH": str(on_path)}
+    assert toolkit_release(named, installed=installed) == "13.0"
+    assert toolkit_release({"PATH": str(on_path)}, installed=installed) == "12.8"
+    assert toolkit_release({"PATH": "/nowhere"}, installed=installed) == "12.4"
+
+
+def test_a_compiler_that_is_not_there_or_says_nothing_is_no_release(tmp_path: Path) -> None:
+    silent = nvcc(tmp_path / "silent", "")
+    assert toolkit_release({"PATH": "/nowhere"}, installed=ABSENT) == "none"
+    assert toolkit_release({"CUDA_HOME": "/nowhere"}, installed=silent) == "none"
+    assert toolkit_release({"CUDA_HOME": str(silent)}, installed=ABSENT) == ""

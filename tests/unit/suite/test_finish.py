@@ -9,6 +9,7 @@ import pytest
 from specreg.acceptance.record import Source
 from specreg.baselines.packages import record_packages
 from specreg.core.reasons import Reason
+from specreg.engines.launch_facts import LaunchFacts
 from specreg.report.progress import RunProgress
 from specreg.servers.installer import packages_sha256
 from specreg.suite.case_runner import CaseRunner
@@ -77,6 +78,36 @@ def test_packages_other_than_those_of_the_baseline_are_named(tmp_path: Path) -> 
 
     words = "vllm 0.32.0 had other packages when its baseline was recorded, then and now:"
     assert remarks == [f"{words} numpy 2.4.5 and 2.4.6"]
+
+
+def run_on_other_facts(folder: Path, *verdicts: Verdict) -> RunResult:
+    """A run by model runner V2 and another driver, with a baseline by V1."""
+    context = runs.context(folder)
+    launch, baseline = runs.record(context)
+    provenance = msgspec.structs.replace(
+        baseline.provenance, facts=LaunchFacts(model_runner="v1"), driver_version="570.1"
+    )
+    builders.record(context.store.folder, msgspec.structs.replace(baseline, provenance=provenance))
+    measured = dataclasses.replace(launch, facts=LaunchFacts(model_runner="v2"))
+    result = runs.measured_run(context, measured).result()
+    return dataclasses.replace(result, driver_version="580.2", verdicts=verdicts)
+
+
+def test_what_a_server_ran_with_other_than_for_its_baseline_is_named(tmp_path: Path) -> None:
+    changes = "model runner v1 -> v2, driver 570.1 -> 580.2"
+    words = f"{changes} since the baselines of {builders.CASE.id} were recorded"
+    assert list(remarks_of(run_on_other_facts(tmp_path))) == [words]
+
+
+def test_a_change_is_named_first_where_a_speed_was_lost(tmp_path: Path) -> None:
+    slower = Verdict(case_id=builders.CASE.id, metric=SPEED.name, outcome=Outcome.REGRESSED)
+    shorter = dataclasses.replace(slower, metric=LENGTH.name)
+    first_words = "a speed was lost; look first at this: model runner v1 -> v2"
+
+    remark, *_ = remarks_of(run_on_other_facts(tmp_path / "slower", slower))
+    assert remark.startswith(first_words)
+    remark, *_ = remarks_of(run_on_other_facts(tmp_path / "shorter", shorter))
+    assert remark.startswith("model runner v1 -> v2")
 
 
 @pytest.mark.parametrize(
