@@ -1,6 +1,7 @@
 """The summary of a document: its heading, its answers, and what they leave open.
 
-The page, the Markdown and the terminal say the same. "Don't know" is never green.
+The page, the Markdown and the terminal say the same. "Don't know" is never green. What a run left
+out is a note, and doesn't change the colour of what it did judge.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from rich.style import Style
 from specreg.measurement.metrics import METRICS, Family
 from specreg.report.document import ArmReport, Headline, Report, RunVerdict, Tone, last_words
 from specreg.report.tables import label_of
-from specreg.verdicts.verdict import GOOD, Outcome, Verdict
+from specreg.verdicts.verdict import GOOD, JUDGED, SKIPPED, Outcome, Verdict
 
 MARKS: Mapping[Tone, str] = {Tone.GOOD: "✓", Tone.DOUBT: "?", Tone.BAD: "✗"}
 STYLES: Mapping[Tone, str] = {Tone.GOOD: "green", Tone.DOUBT: "yellow", Tone.BAD: "bold red"}
@@ -87,8 +88,8 @@ def answers_of(report: Report) -> Sequence[Headline]:
 def answers_of_run(run: RunVerdict) -> Sequence[Headline]:
     """Return an answer on acceptance (with losslessness), on speed and on power, in this order.
 
-    An answer is green only for a whole run that ended well, in which each verdict of the subject is
-    PASS or IMPROVED.
+    An answer is green if each verdict of the subject is PASS or IMPROVED, in the cases that ran. A
+    correctness check that doesn't apply to a case takes nothing from its acceptance.
     """
     by_subject: dict[str, list[Verdict]] = {subject: [] for subject in _SUBJECTS}
     for verdict in last_words(run.verdicts):
@@ -153,16 +154,34 @@ def _describe_arm(arm: ArmReport) -> str:
 def _answer(run: RunVerdict, subject: str, verdicts: Sequence[Verdict]) -> Headline:
     if not verdicts:
         return Headline(subject=subject, tone=Tone.DOUBT, text=_why_no_verdict(run, subject))
-    tone = tone_of(verdicts)
-    parts = [_counts(run, verdicts)]
-    is_slowed = False
+    telling = _without_inapplicable_checks(verdicts)
+    tone = tone_of(telling)
+    parts = [_counts(run, telling)]
     if subject == "speed":
-        is_slowed = bool(run.slowed)
         parts += _speed_remarks(run)
-    # A speculation that costs speed may well equal its baseline; that is nothing to be glad of.
-    if tone is Tone.GOOD and (is_slowed or not run.complete or _ended_badly(run)):
-        tone = Tone.DOUBT
+        # A speculation that costs speed may well equal its baseline; that is nothing to be glad of.
+        if tone is Tone.GOOD and run.slowed:
+            tone = Tone.DOUBT
     return Headline(subject=subject, tone=tone, text="; ".join(parts))
+
+
+def _without_inapplicable_checks(verdicts: Sequence[Verdict]) -> Sequence[Verdict]:
+    """Leave out correctness checks that were skipped for a case whose metrics were compared.
+
+    Sampled text can't be compared token by token, for instance, while its acceptance can.
+    """
+    compared_cases = {
+        verdict.case_id
+        for verdict in verdicts
+        if verdict.metric in METRICS and verdict.outcome in JUDGED
+    }
+    return [
+        verdict
+        for verdict in verdicts
+        if verdict.metric in METRICS
+        or verdict.outcome not in SKIPPED
+        or verdict.case_id not in compared_cases
+    ]
 
 
 def _why_no_verdict(run: RunVerdict, subject: str) -> str:

@@ -127,15 +127,31 @@ def test_a_load_that_others_make_stands_beside_the_speed() -> None:
     ],
     ids=["cut-short", "broken-elsewhere"],
 )
-def test_a_run_that_is_not_whole_is_not_green_and_both_forms_say_why(
+def test_what_holds_is_green_and_a_note_says_what_is_missing_of_the_run(
     changes: dict[str, object], said: str
 ) -> None:
     report = judged(reports.HELD, speed(Outcome.PASS), **changes)
-    page, markdown = render_page(report), render_markdown(report)
-    assert set(tones(report)) == {Tone.DOUBT}
-    assert 'class="banner good"' not in page
-    assert said in page
-    assert said in markdown
+    assert tones(report) == (Tone.GOOD, Tone.GOOD, Tone.DOUBT)
+    assert said in render_page(report)
+    assert said in render_markdown(report)
+
+
+def test_a_part_of_the_tier_holds_in_the_cases_that_ran() -> None:
+    report = judged(reports.HELD, complete=False)
+    assert texts(report)["acceptance"] == "holds in the case that ran"
+    assert "<strong>✓ acceptance:</strong>" in render_page(report)
+
+
+def test_a_check_that_does_not_apply_takes_nothing_from_the_acceptance_beside_it() -> None:
+    check = dataclasses.replace(
+        reports.HELD, metric="lossless_frac", outcome=Outcome.NOT_COMPARABLE
+    )
+    assert tones(judged(reports.HELD, check))[0] is Tone.GOOD
+    assert tones(judged(check))[0] is Tone.DOUBT
+    wrong = dataclasses.replace(check, outcome=Outcome.WRONG)
+    assert tones(judged(reports.HELD, wrong))[0] is Tone.BAD
+    other_case = dataclasses.replace(check, case_id="other")
+    assert tones(judged(reports.HELD, other_case))[0] is Tone.DOUBT
 
 
 def test_nothing_is_not_green() -> None:
