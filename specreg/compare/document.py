@@ -98,6 +98,8 @@ def _case_report(gate: Gate, pair: Pair, decision: Decision, command: str) -> Ca
     """Report a case with B's figures as the run's and A's as the baseline's."""
     case = pair.b
     verdicts = [verdict for verdict in decision.verdicts if verdict.case_id == pair.id]
+    figures_of_a = _last_figures(gate, pair, Side.A)
+    acceptance_of_a = figures_of_a.acceptance if figures_of_a else None
     return CaseReport(
         case_id=pair.id,
         engine=case.server.engine,
@@ -118,7 +120,7 @@ def _case_report(gate: Gate, pair: Pair, decision: Decision, command: str) -> Ca
                 for verdict in verdicts
                 if verdict.comparison.expected is not None
             },
-            marginal_frac=(),
+            marginal_frac=acceptance_of_a.total.marginal_frac if acceptance_of_a else (),
         ),
         history=(),
         reproduce=command,
