@@ -26,7 +26,7 @@ nox.options.sessions = ["tests"]
 _PROJECT = nox.project.load_toml("pyproject.toml")
 _EXTRAS = _PROJECT["project"]["optional-dependencies"]
 _LOCK = "constraints.txt"
-_LOCKED_EXTRAS = ("benchmark", "datasets", "ray", "report", "xdist")
+_LOCKED_EXTRAS = ("benchmark", "datasets", "ray", "xdist")
 """The extras that the lock covers beside all dependency groups.
 
 The extras of engines aren't among them: each engine has an environment of its own.
@@ -86,14 +86,14 @@ def _has_chromium() -> bool:
 @nox.session(tags=["use"])
 def cpu_perf(session: nox.Session) -> None:
     """Run the suite on real vLLM without a GPU, on tiny models; about four minutes."""
-    _install(session, extras=["benchmark", "report"])
+    _install(session, extras=["benchmark"])
     _suite(session, "tests/perf", "--specreg-tier=cpu")
 
 
 @nox.session(tags=["use"])
 def gpu_perf(session: nox.Session) -> None:
     """Run the suite on a machine with a GPU; without one it fails at once."""
-    _install(session, extras=["benchmark", "datasets", "report", "xdist"])
+    _install(session, extras=["benchmark", "datasets", "xdist"])
     _suite(session, "tests/perf", "--specreg-tier=gpu", "--specreg-require-tier")
 
 

@@ -1,104 +1,401 @@
-"""Charts of a case, or of several loads, as SVG.
-
-Vega-Lite draws, here and not in the reader's browser: a page needs no script then, and a screen
-reader is told each mark. Colours are variables of the page's style, which knows day from night.
-"""
+"""What the pictures of a page show: what speculation gains, what moved, and since when."""
 
 import dataclasses
-import importlib.util
 import itertools
-import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from specreg.baselines.comparison import differing_settings
 from specreg.matrix.case import CaseSettings, Load
-from specreg.measurement.metrics import METRICS
-from specreg.report.document import CaseReport
+from specreg.measurement.metrics import METRICS, Metric, better_frac
+from specreg.report.document import CaseReport, Report, began_at, last_words
+from specreg.report.drawing import (
+    Axis,
+    AxisStyle,
+    BarPicture,
+    Curve,
+    CurvePicture,
+    IntervalPicture,
+    IntervalRow,
+    Plot,
+    Tick,
+    draw_bars,
+    draw_intervals,
+    spaced,
+)
 from specreg.report.failures import first_bad, moment_of
-from specreg.report.tables import axis_of, label_of
+from specreg.report.summary import tone_of
+from specreg.report.tables import axis_of, format_number, label_of, render_change, render_interval
 from specreg.telemetry.power_record import PowerRecord
 from specreg.verdicts.history import RunRecord, comparable
 from specreg.verdicts.verdict import Verdict
 
-Layer = Mapping[str, object]
-_Line = Sequence[tuple[int, float]]
 _OF_LOAD: Mapping[str, Any] = {
-    **{one.name: one.default for one in dataclasses.fields(Load)},
+    **{load_field.name: load_field.default for load_field in dataclasses.fields(Load)},
     **dict.fromkeys(("prompts", "num_prompts")),
     "prompts_sha256": "",
 }
-"""What differs between the places of a line."""
-
-_NOW, _BASE, _INK, _BAD = (f"var(--{name})" for name in ("now", "base", "ink", "bad"))
-_LINES = tuple(f"var(--line{number})" for number in range(1, 7))
-_ORACLE_NAMES = ("the engine", "its text and models")
-_FEWEST_RUNS, _FEWEST_LOADS = 2, 3
-_DASHED = {"type": "rule", "color": _INK, "strokeDash": [5, 4]}
-# Labels are measured in another font than the reader's.
-_PADDING = {"left": 20, "right": 12, "top": 6, "bottom": 6}
-_SIZE = {"width": 250, "height": 130, "padding": _PADDING}
-_COLORS = {"labelColor": _INK, "titleColor": _INK, "domainColor": _BASE, "tickColor": _BASE}
-_TITLES = {"titleFontWeight": "normal", "titleFontSize": 12, "titlePadding": 9}
-_TICKS = {"labelFontSize": 11, "labelAngle": 0, "tickCount": 4, "grid": False}
-_AXIS = {**_COLORS, **_TITLES, **_TICKS}
-_CONFIG = {"font": "system-ui, sans-serif", "view": {"stroke": None}, "axis": _AXIS}
+"""What differs between the points of a line over load."""
+_SPEEDUP = "speedup_ratio"
+_FEWEST_RUNS = 2
+_FEWEST_LOADS = 3
+_MOST_NIGHTS = 30
+_MOST_NAMED_LINES = 6
+"""So many lines have a colour each; of more, only those that aren't fine stand out."""
+_MOST_LISTED = 6
+_LINE_COLORS = tuple(f"line{number}" for number in range(1, 7))
+_CHANGES = AxisStyle(unit="%", signed=True, least_range=1.0)
+"""The axis of changes in percent, where less than 1 % is no movement."""
+LABEL_ROOM = 38
+"""What a label below a picture needs, in the unit of its places."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
-    """A drawing, whose markup Vega escaped, and how to read it.
+def speedup_picture(report: Report) -> IntervalPicture | None:
+    """Draw what speculation gains in each case that has a control; None if none has.
 
-    Attributes:
-        title: What is drawn.
-        note: How to read it.
-        svg: The drawing.
-        legend: What has a colour, by the colour's name in the page's style; empty where the
-            drawing says it.
+    The interval is that of the change against the baseline, so that a case without one has none.
     """
+    verdicts = {
+        verdict.case_id: verdict
+        for verdict in last_words(report.run.verdicts)
+        if verdict.metric == _SPEEDUP
+    }
+    rows = []
+    for case in report.cases:
+        row = _speedup_row(case, verdicts.get(case.case_id))
+        if row is not None:
+            rows.append(row)
+    if not rows:
+        return None
+    return draw_intervals(
+        "What speculation gains, by case",
+        "Throughput with speculation over throughput without it, with its interval; the upright"
+        " mark is the baseline. Left of ×1 speculation costs more than it gains.",
+        rows,
+        reference=1.0,
+        style=AxisStyle(prefix="×"),
+    )
 
-    title: str
-    note: str
-    svg: str
-    legend: Mapping[str, str] = field(default_factory=dict)
+
+def _speedup_row(case: CaseReport, verdict: Verdict | None) -> IntervalRow | None:
+    """Return what a case gained; None where that wasn't measured."""
+    value = verdict.value if verdict is not None else None
+    if value is None and case.figures is not None:
+        value = case.figures.judged.get(_SPEEDUP)
+    if value is None:
+        return None
+    interval = None
+    baseline = None
+    tone = "plain"
+    text = f"×{value:.2f}"
+    if verdict is not None:
+        tone = str(tone_of([verdict]))
+        interval = _value_interval(METRICS[_SPEEDUP], verdict)
+        baseline = verdict.comparison.expected
+    if baseline is not None:
+        text += f", was ×{baseline:.2f}"
+    return IntervalRow(
+        label=case.case_id,
+        text=text,
+        value=value,
+        tone=tone,
+        target=case.case_id,
+        interval=interval,
+        baseline=baseline,
+    )
 
 
-def can_draw() -> bool:
-    """Return whether Vega-Lite is installed, which is in the extra `report`."""
-    return importlib.util.find_spec("vl_convert") is not None
+def _value_interval(metric: Metric, verdict: Verdict) -> tuple[float, float] | None:
+    """Return where a value lies, by the interval of its change; None without one."""
+    comparison = verdict.comparison
+    expected = comparison.expected
+    if expected is None or comparison.low_frac is None or comparison.high_frac is None:
+        return None
+    base = metric.sign * (expected - metric.origin)
+    ends = (expected + base * comparison.low_frac, expected + base * comparison.high_frac)
+    return min(ends), max(ends)
 
 
-def charts_of(
-    case: CaseReport,
-    verdicts: Iterable[Verdict] = (),
-    names: tuple[str, str] = ("this run", "the baseline"),
-) -> Iterator[Chart]:
-    """Yield the charts of all that is known of a case.
+def change_pictures(report: Report) -> Iterator[IntervalPicture]:
+    """Yield a picture for each figure of a gate that was compared: the change of every case."""
+    rows_by_metric: dict[str, list[IntervalRow]] = {}
+    known = {case.case_id for case in report.cases}
+    for verdict in last_words(report.run.verdicts):
+        comparison = verdict.comparison
+        change_frac = comparison.change_frac
+        if change_frac is None or verdict.metric.startswith("acceptance_pos"):
+            continue
+        interval = None
+        text = render_change(change_frac)
+        if comparison.low_frac is not None and comparison.high_frac is not None:
+            interval = (100 * comparison.low_frac, 100 * comparison.high_frac)
+            text += f" ({render_interval(comparison.low_frac, comparison.high_frac)})"
+        row = IntervalRow(
+            label=verdict.case_id,
+            text=text,
+            value=100 * change_frac,
+            tone=str(tone_of([verdict])),
+            target=verdict.case_id if verdict.case_id in known else "",
+            interval=interval,
+        )
+        rows_by_metric.setdefault(verdict.metric, []).append(row)
+    for metric, rows in rows_by_metric.items():
+        yield draw_intervals(
+            f"Change of {label_of(metric)}",
+            "B against A, with its interval; right of 0 B is better.",
+            rows,
+            reference=0.0,
+            style=_CHANGES,
+        )
+
+
+def positions_by_method(cases: Iterable[CaseReport]) -> Mapping[str, Sequence[BarPicture]]:
+    """Return by method how often a step accepted so many drafts or more, for each of its cases."""
+    pictures: dict[str, list[BarPicture]] = {}
+    for case in cases:
+        if case.figures is None or case.figures.acceptance is None:
+            continue
+        shares = case.figures.acceptance.total.marginal_frac
+        if shares:
+            expected = case.expected.marginal_frac if case.expected else ()
+            picture = draw_bars(case.case_id, shares, expected, target=case.case_id)
+            pictures.setdefault(case.method, []).append(picture)
+    return pictures
+
+
+def oracle_positions(verdicts: Iterable[Verdict]) -> Iterator[BarPicture]:
+    """Yield the accepted positions of a case against the oracle, where that was asked."""
+    for verdict in verdicts:
+        if verdict.by_position_frac:
+            engine_shares = [share for share, _ in verdict.by_position_frac]
+            oracle_shares = [share for _, share in verdict.by_position_frac]
+            yield draw_bars(
+                "Accepted by position, against the oracle", engine_shares, oracle_shares
+            )
+
+
+def energy_picture(power: PowerRecord) -> IntervalPicture | None:
+    """Draw the energy per token with and without speculation, and how much of it is drawn at rest.
+
+    Returns:
+        None unless the energy of both is known.
+    """
+    if power.invalid or power.case is None or power.control is None:
+        return None
+    rows = []
+    for name, arm in (("with speculation", power.case), ("without it", power.control)):
+        energy_j = arm.energy_j_per_token
+        if energy_j is None:
+            return None
+        at_rest_j = None
+        text = f"{format_number(energy_j)} J per token"
+        if arm.idle_w is not None and arm.tokens:
+            at_rest_j = arm.idle_w * arm.window_s / arm.tokens
+            text += f", of it {format_number(at_rest_j)} at rest"
+        rows.append(IntervalRow(label=name, text=text, value=energy_j, baseline=at_rest_j))
+    return draw_intervals(
+        "Energy per token",
+        "In J, of all devices together; the upright mark is what they draw at rest.",
+        rows,
+        reference=0.0,
+    )
+
+
+def history_by_figure(cases: Sequence[CaseReport]) -> Iterator[CurvePicture]:
+    """Yield the last 30 nights of each figure, a line for each case, as changes in percent.
+
+    A line is relative to the baseline of its case, or to its own first night without one.
+    """
+    nights = sorted({run.run for case in cases for run in case.history})[-_MOST_NIGHTS:]
+    for metric in METRICS.values():
+        if metric.position is not None:
+            continue
+        runs_by_case = {}
+        for case in cases:
+            judged = comparable(case.history, metric.name)
+            runs = [run for run in judged if run.run in nights and metric.name in run.values]
+            if len(runs) >= _FEWEST_RUNS:
+                runs_by_case[case.case_id] = runs
+        if runs_by_case:
+            yield _figure_history(metric, nights, cases, runs_by_case)
+
+
+def _figure_history(
+    metric: Metric,
+    nights: Sequence[str],
+    cases: Sequence[CaseReport],
+    runs_by_case: Mapping[str, Sequence[RunRecord]],
+) -> CurvePicture:
+    """Draw one figure of several cases over the nights that any of them has."""
+    shown_nights = {run.run for runs in runs_by_case.values() for run in runs}
+    numbers = {night: number for number, night in enumerate(sorted(shown_nights & {*nights}))}
+    changes_by_case = {}
+    for case in cases:
+        runs = runs_by_case.get(case.case_id)
+        if runs is None:
+            continue
+        expected = case.expected.values.get(metric.name) if case.expected else None
+        changes_by_case[case.case_id] = list(_changes_percent(metric, runs, expected))
+    values = [change for changes in changes_by_case.values() for change in changes]
+    y = Axis.over([0.0, *values], _CHANGES)
+    plot = Plot(y=y, x_low=0, x_high=len(numbers) - 1)
+    curves = []
+    bad_runs = {}
+    colors = case_colors(cases)
+    for case_id, changes in changes_by_case.items():
+        runs = runs_by_case[case_id]
+        bad = first_bad(runs, metric.name)
+        line = [(numbers[run.run], change) for run, change in zip(runs, changes, strict=True)]
+        if bad < len(runs):
+            bad_runs[case_id] = runs[bad]
+        curves.append(
+            Curve(
+                name=case_id,
+                color=colors.get(case_id, "muted"),
+                points=plot.points(line),
+                dots=[
+                    (plot.x(number), plot.height(change), "bad") for number, change in line[bad:]
+                ],
+            )
+        )
+    note = "Change against the baseline, or against the first night without one; up is better."
+    if metric.two_sided:
+        note = note.replace("up is better", "up is more")
+    versions = _version_starts(
+        (numbers[run.run], f"{case.engine} {run.engine_version}")
+        for case in cases
+        for run in runs_by_case.get(case.case_id, ())
+    )
+    return CurvePicture(
+        title=f"History of {label_of(metric.name)}",
+        note=" ".join((note, *_bad_notes(bad_runs))),
+        summary=_summary_of(len(numbers), cases=len(curves), bad=len(bad_runs)),
+        x_ticks=_date_ticks(plot, sorted(numbers)),
+        y_ticks=plot.y_ticks,
+        curves=curves,
+        reference=plot.height(0.0),
+        versions=[Tick(at=plot.x(number), label=label) for number, label in versions],
+        bad=sorted({plot.x(numbers[run.run]) for run in bad_runs.values()}),
+    )
+
+
+def case_colors(cases: Sequence[CaseReport]) -> Mapping[str, str]:
+    """Return the colour of each case's lines by its id; none of too many cases."""
+    if len(cases) > _MOST_NAMED_LINES:
+        return {}
+    return {case.case_id: color for case, color in zip(cases, _LINE_COLORS, strict=False)}
+
+
+def _changes_percent(
+    metric: Metric, runs: Sequence[RunRecord], expected: float | None
+) -> Iterator[float]:
+    """Yield by how much each run differs from what is expected, or from the first of them."""
+    base = runs[0].values[metric.name] if expected is None else expected
+    for run in runs:
+        yield 100 * better_frac(metric, run.values[metric.name], base)
+
+
+def _version_starts(runs: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Return where each version begins, and its name: of numbered runs, each with its version.
+
+    An engine that goes back to an earlier version begins it again.
+    """
+    versions_by_number: dict[int, dict[str, None]] = {}
+    for number, version in runs:
+        versions_by_number.setdefault(number, {})[version] = None
+    starts = []
+    previous: set[str] = set()
+    for number, versions in sorted(versions_by_number.items()):
+        starts += [(number, version) for version in versions if version not in previous]
+        previous = {*versions}
+    return starts
+
+
+def _bad_notes(bad_runs: Mapping[str, RunRecord]) -> Iterator[str]:
+    """Yield since when each case isn't fine, of a few cases."""
+    for case_id, run in itertools.islice(bad_runs.items(), _MOST_LISTED):
+        yield f"{case_id} is not fine since {moment_of(run)}."
+    if len(bad_runs) > _MOST_LISTED:
+        yield f"{len(bad_runs) - _MOST_LISTED} more cases are not fine."
+
+
+def _summary_of(nights: int, *, cases: int, bad: int) -> str:
+    lines = f"{cases} cases" if cases > 1 else "one case"
+    return f"{nights} nights of {lines}; {bad} not fine at the end"
+
+
+def _date_ticks(plot: Plot, nights: Sequence[str]) -> Sequence[Tick]:
+    """Return the dates of nights where there is room: each once, at its first night."""
+    ticks: list[Tick] = []
+    for number, run in enumerate(nights):
+        label = _date_of(run)
+        if not ticks or ticks[-1].label != label:
+            ticks.append(Tick(at=plot.x(number), label=label))
+    return list(spaced(ticks, LABEL_ROOM))
+
+
+def _date_of(run: str) -> str:
+    """Return the month and the day of a run; its whole name if that has no time."""
+    moment = began_at(run)
+    return f"{moment:%m-%d}" if moment else run[:8]
+
+
+def case_histories(
+    history: Sequence[RunRecord], expected: Mapping[str, float]
+) -> Iterator[CurvePicture]:
+    """Yield a picture for each figure that several runs of a case judged, but for positions.
 
     Args:
-        case: The case.
-        verdicts: The verdicts on the case that compare it with the oracle, by position.
-        names: What the case's figures and the expected ones are called.
+        history: the runs of the case, the earliest first.
+        expected: what the baseline holds of each figure.
     """
-    if case.figures and case.figures.acceptance:
-        shares = case.figures.acceptance.total.marginal_frac
-        expected = case.expected.marginal_frac if case.expected else ()
-        yield from _positions("", shares, expected, names)
-    for verdict in verdicts:
-        engine_shares = [ours for ours, _ in verdict.by_position_frac]
-        oracle_shares = [oracle for _, oracle in verdict.by_position_frac]
-        yield from _positions(", against the oracle", engine_shares, oracle_shares, _ORACLE_NAMES)
-    if case.figures and case.figures.power:
-        yield from _energy(case.figures.power)
-    yield from _history(case)
+    for metric in METRICS.values():
+        judged = comparable(history, metric.name)
+        runs = [run for run in judged if metric.name in run.values][-_MOST_NIGHTS:]
+        if metric.position is None and len(runs) >= _FEWEST_RUNS:
+            yield _case_history(metric.name, runs, expected.get(metric.name))
+
+
+def _case_history(metric: str, runs: Sequence[RunRecord], expected: float | None) -> CurvePicture:
+    """Draw one figure of one case over its runs, in the unit of the figure."""
+    values = [run.values[metric] for run in runs]
+    y = Axis.over(values if expected is None else [*values, expected])
+    plot = Plot(y=y, x_low=0, x_high=len(runs) - 1)
+    bad = first_bad(runs, metric)
+    note = f"{len(runs)} nights that judged it"
+    if bad < len(runs):
+        note += f"; not fine since {moment_of(runs[bad])}"
+    versions = _version_starts((number, run.engine_version) for number, run in enumerate(runs))
+    return CurvePicture(
+        title=f"History of {axis_of(metric)}",
+        note=f"{note}.",
+        summary=_summary_of(len(runs), cases=1, bad=int(bad < len(runs))),
+        x_ticks=_date_ticks(plot, [run.run for run in runs]),
+        y_ticks=plot.y_ticks,
+        curves=[
+            Curve(
+                name=label_of(metric),
+                color="now",
+                points=plot.points(enumerate(values)),
+                dots=[
+                    (plot.x(number), plot.height(run.values[metric]), "bad")
+                    for number, run in enumerate(runs)
+                    if not run.fine(metric)
+                ],
+            )
+        ],
+        reference=None if expected is None else plot.height(expected),
+        versions=[Tick(at=plot.x(number), label=label) for number, label in versions],
+        bad=[plot.x(bad)] if bad < len(runs) else [],
+    )
 
 
 def crossings(loads: Sequence[tuple[int, float]]) -> list[float]:
     """Return the loads at which a gain crosses 1, on straight lines over the load's logarithm.
 
     Args:
-        loads: One load or more, the lightest first: requests in flight, and the gain there.
+        loads: one load or more, the lightest first: requests in flight, and the gain there.
     """
     return [
         light * (heavy / light) ** ((gain - 1) / (gain - other))
@@ -123,10 +420,10 @@ def break_even(loads: Sequence[tuple[int, float]]) -> str:
     return f"pays at {paying_text} in flight, not at {costing_text}"
 
 
-def gains_over_load(cases: Sequence[CaseReport]) -> Iterator[Chart]:
-    """Yield charts of what speculation gains at each load, for each engine, models and prompt set.
+def gains_over_load(cases: Sequence[CaseReport]) -> Iterator[CurvePicture]:
+    """Yield pictures of what speculation gains at each load, for each engine, models and prompts.
 
-    A line is of cases that differ in load and prompts alone. A chart has three loads or more: a
+    A line is of cases that differ in load and prompts alone. A picture has three loads or more: a
     line through two has no bend, so it doesn't show where it crosses 1.
     """
     speedups: list[tuple[CaseReport, float | None]] = []
@@ -134,28 +431,22 @@ def gains_over_load(cases: Sequence[CaseReport]) -> Iterator[Chart]:
     for case in cases:
         if case.figures is None:
             continue
-        speedups.append((case, case.figures.judged.get("speedup_ratio")))
+        speedups.append((case, case.figures.judged.get(_SPEEDUP)))
         power = case.figures.power
         if power is not None and not power.invalid and not power.too_short:
             savings.append((case, power.energy_ratio))
-    yield from _gain_charts(
-        "Speedup over load",
-        axis="speedup, times",
-        formula="Throughput with speculation over throughput without it",
-        gains=speedups,
+    yield from _gain_pictures(
+        "Speedup over load", "Throughput with speculation over throughput without it", speedups
     )
-    yield from _gain_charts(
-        "Energy saved over load",
-        axis="energy per token, times less",
-        formula="Energy per token without speculation over that with it",
-        gains=savings,
+    yield from _gain_pictures(
+        "Energy saved over load", "Energy per token without speculation over that with it", savings
     )
 
 
-def _gain_charts(
-    title: str, *, axis: str, formula: str, gains: Iterable[tuple[CaseReport, float | None]]
-) -> Iterator[Chart]:
-    """Yield a chart for each engine, models and prompt set that has loads enough."""
+def _gain_pictures(
+    title: str, formula: str, gains: Iterable[tuple[CaseReport, float | None]]
+) -> Iterator[CurvePicture]:
+    """Yield a picture for each engine, models and prompt set that has loads enough."""
     lines_by_subject: dict[str, dict[CaseSettings, dict[int, float]]] = {}
     for case, gain in gains:
         if gain is None or case.settings is None or not case.settings.concurrency:
@@ -167,10 +458,12 @@ def _gain_charts(
     for subject, lines in lines_by_subject.items():
         loads = {load for line in lines.values() for load in line}
         if len(loads) >= _FEWEST_LOADS:
-            yield _load_chart(f"{title}: {subject}", axis, formula, _named(lines))
+            yield _load_picture(f"{title}: {subject}", formula, _named(lines), sorted(loads))
 
 
-def _named(lines: Mapping[CaseSettings, Mapping[int, float]]) -> Mapping[str, _Line]:
+def _named(
+    lines: Mapping[CaseSettings, Mapping[int, float]],
+) -> Mapping[str, Sequence[tuple[int, float]]]:
     """Return lines by method and drafts, and by what else differs from the first of that name."""
     first_settings: dict[str, CaseSettings] = {}
     named = {}
@@ -183,175 +476,51 @@ def _named(lines: Mapping[CaseSettings, Mapping[int, float]]) -> Mapping[str, _L
     return dict(sorted(named.items()))
 
 
-def _load_chart(title: str, axis: str, formula: str, lines: Mapping[str, _Line]) -> Chart:
+def _load_picture(
+    title: str, formula: str, lines: Mapping[str, Sequence[tuple[int, float]]], loads: Sequence[int]
+) -> CurvePicture:
     """Draw the gain of each line over the load, with a diamond where it crosses 1."""
-    points = [
-        {"n": load, "gain": gain, "method": name}
-        for name, line in lines.items()
-        for load, gain in line
-    ]
-    bent_lines = {name: line for name, line in lines.items() if len(line) >= _FEWEST_LOADS}
-    crossed = [
-        {"n": load, "gain": 1, "method": name}
-        for name, line in bent_lines.items()
-        for load in crossings(line)
-    ]
-    ticks = _every(sorted({load for line in lines.values() for load, _ in line}))
-    x = _channel(
-        "n",
-        "requests in flight",
-        scale={"type": "log", "base": 2, "nice": False},
-        axis={**ticks, "labelFlush": False},
-    )
-    y = _channel("gain", axis)
-    color = {
-        "field": "method",
-        "type": "nominal",
-        "scale": {"range": _LINES},
-        "legend": {
-            "title": None,
-            "labelColor": _INK,
-            "labelFontSize": 12,
-            "orient": "top",
-            "columns": 2,
-            "columnPadding": 20,
-        },
-    }
-    line_mark = {"type": "line", "point": {"filled": True, "size": 55}}
-    diamond = {"type": "point", "shape": "diamond", "filled": False, "size": 160}
-    layers = [_layer([{"gain": 1}], _DASHED, y=y), _layer(points, line_mark, x=x, y=y, color=color)]
-    if crossed:
-        layers.append(_layer(crossed, diamond, x=x, y=y, color=color))
+    gains = [gain for line in lines.values() for _, gain in line]
+    plot = Plot(y=Axis.over([1.0, *gains]), x_low=math.log2(loads[0]), x_high=math.log2(loads[-1]))
+    curves = []
+    findings = []
+    for index, (name, line) in enumerate(lines.items()):
+        crossed = crossings(line) if len(line) >= _FEWEST_LOADS else []
+        if len(line) >= _FEWEST_LOADS:
+            findings.append(f"{name} {break_even(line)}")
+        color = _LINE_COLORS[index % len(_LINE_COLORS)]
+        places = [(math.log2(load), gain) for load, gain in line]
+        curves.append(
+            Curve(
+                name=name,
+                color=color,
+                points=plot.points(places),
+                dots=[(plot.x(load), plot.height(gain), color) for load, gain in places],
+                diamonds=[(plot.x(math.log2(load)), plot.height(1.0)) for load in crossed],
+            )
+        )
     note = (
         f"{formula}, by requests in flight. Below the dashed line, at 1, speculation costs more"
         " than it gains; a diamond is where it crosses."
     )
-    if bent_lines:
-        findings = "; ".join(f"{name} {break_even(line)}" for name, line in bent_lines.items())
-        note = f"{note} {findings}."
-    return Chart(title=title, note=note, svg=_svg(*layers, width=270, height=190))
-
-
-def _positions(
-    against: str, shares: Sequence[float], expected: Sequence[float], names: tuple[str, str]
-) -> Iterator[Chart]:
-    if not shares:
-        return
-    x = {"field": "place", "type": "ordinal", "title": "position in the draft"}
-    percent = {"format": ".0%", "tickCount": 4}
-    y = _channel("share", "share of steps", axis=percent, scale={"zero": True})
-    layers = []  # narrow bars of now in front of wide ones of the baseline
-    for found, color, band in ((expected, _BASE, 0.9), (shares, _NOW, 0.5)):
-        rows = [{"place": place, "share": share} for place, share in enumerate(found, start=1)]
-        bar = {"type": "bar", "color": color, "width": {"band": band}}
-        layers.append(_layer(rows, bar, x=x, y=y))
-    yield Chart(
-        title=f"Accepted, by position of the draft{against}",
-        note="How often a step accepted so many drafts or more.",
-        svg=_svg(*layers),
-        legend=dict(zip(("now", "base"), names, strict=True)) if expected else {},
+    if findings:
+        note = f"{note} {'; '.join(findings)}."
+    ticks = [Tick(at=plot.x(math.log2(load)), label=str(load)) for load in loads]
+    return CurvePicture(
+        title=title,
+        note=note,
+        summary="; ".join(findings) or note,
+        x_ticks=list(spaced(ticks, LABEL_ROOM / 2)),
+        y_ticks=plot.y_ticks,
+        curves=curves,
+        reference=plot.height(1.0),
+        legend=_line_legend(curves),
     )
 
 
-def _energy(power: PowerRecord) -> Iterator[Chart]:
-    """Yield the energy per token with and without speculation: at rest, and what load adds.
-
-    Nothing is drawn unless the energy of both is known.
-    """
-    if power.invalid or power.case is None or power.control is None:
-        return
-    arms = {"with": power.case, "without": power.control}
-    energies = [{"arm": name, "energy": arm.energy_j_per_token} for name, arm in arms.items()]
-    if any(row["energy"] is None for row in energies):
-        return
-    at_rest = [
-        {"arm": name, "energy": arm.idle_w * arm.window_s / arm.tokens}
-        for name, arm in arms.items()
-        if arm.idle_w is not None and arm.tokens
-    ]
-    x = _channel("energy", "J per token", scale={"zero": True})
-    y = {"field": "arm", "type": "nominal", "title": None, "sort": None}
-    bar = {"type": "bar", "height": {"band": 0.6}}
-    yield Chart(
-        title="Energy per token, with speculation and without",
-        note="Of all devices together.",
-        svg=_svg(
-            _layer(energies, {**bar, "color": _NOW}, x=x, y=y),
-            _layer(at_rest, {**bar, "color": _BASE}, x=x, y=y),
-            height=80,
-        ),
-        legend={"now": "what load adds", "base": "what is drawn at rest"} if at_rest else {},
-    )
-
-
-def _history(case: CaseReport) -> Iterator[Chart]:
-    """Yield a chart for each metric that several runs judged, but for those of one position.
-
-    Those by position follow the others.
-    """
-    for metric in METRICS:
-        runs = comparable(case.history, metric)
-        if not metric.startswith("acceptance_pos") and len(runs) >= _FEWEST_RUNS:
-            yield _metric_history(metric, runs, case)
-
-
-def _metric_history(metric: str, runs: Sequence[RunRecord], case: CaseReport) -> Chart:
-    """Draw a metric over a case's runs, the earliest first, beside its baseline."""
-    rows = [
-        {"at": number, "value": run.values.get(metric), "fine": run.fine(metric)}
-        for number, run in enumerate(runs)
-    ]
-    version_starts = {
-        number: run.engine_version
-        for number, run in enumerate(runs)
-        if number == 0 or run.engine_version != runs[number - 1].engine_version
-    }
-    axis = {
-        **_every(version_starts),
-        "labelExpr": f"{json.dumps(version_starts)}[datum.value]",
-        "labelAngle": -45,
-        "grid": True,
-        "gridColor": _BASE,
-    }
-    scale = {"nice": False, "zero": False}
-    x = _channel("at", "engine, from the first run with it", scale=scale, axis=axis)
-    y = _channel("value", axis_of(metric).rpartition(", ")[2])
-    color = {"condition": {"test": "datum.fine", "value": _NOW}, "value": _BAD}
-    points = {"type": "point", "filled": True, "size": 45}
-    layers = []
-    note = f"The last {len(runs)} runs that judged it on this machine; red is what was not fine."
-    expected = case.expected.values.get(metric) if case.expected else None
-    if expected is not None:
-        layers.append(_layer([{"value": expected}], _DASHED, y=y))
-        note += " The dashed line is the baseline."
-    bad = first_bad(runs, metric)
-    if bad < len(runs):
-        layers.append(_layer([rows[bad]], {"type": "rule", "color": _BAD}, x=x))
-        note += f" Not fine since {moment_of(runs[bad])}, at the red line."
-    layers.append(_layer(rows, {"type": "line", "color": _NOW}, x=x, y=y))
-    layers.append(_layer(rows, points, x=x, y=y, color=color))
-    return Chart(title=f"History of {label_of(metric)}", note=note, svg=_svg(*layers))
-
-
-def _channel(field: str, title: str, **others: object) -> dict[str, object]:
-    """Return numbers with a title; their axis needn't begin at 0 unless a scale says so."""
-    usual = {"type": "quantitative", "scale": {"zero": False}}
-    return {"field": field, "title": title, **usual, **others}
-
-
-def _every(values: Iterable[float]) -> dict[str, object]:
-    """Return an axis with a label at each of these values, where Vega would leave some out."""
-    ticks = list(values)
-    return {"values": ticks, "tickCount": len(ticks), "labelOverlap": False}
-
-
-def _layer(rows: Sequence[Mapping[str, object]], mark: Layer, **encoding: Layer) -> Layer:
-    return {"data": {"values": rows}, "mark": mark, "encoding": encoding}
-
-
-def _svg(*layers: Layer, **size: object) -> str:
-    """Draw layers over each other; `size` has what differs from the usual size."""
-    import vl_convert  # noqa: PLC0415 - an extra
-
-    spec = {**_SIZE, **size, "background": None, "config": _CONFIG, "layer": layers}
-    return vl_convert.vegalite_to_svg({**spec}, vl_version="6.1")
+def _line_legend(curves: Sequence[Curve]) -> Mapping[str, str]:
+    """Return which line has which colour; lines that share a colour are named together."""
+    names_by_color: dict[str, list[str]] = {}
+    for curve in curves:
+        names_by_color.setdefault(curve.color, []).append(curve.name)
+    return {color: ", ".join(names) for color, names in names_by_color.items()}

@@ -422,7 +422,10 @@ def side_by_side(a: Report, b: Report) -> Report:
         b,
         run=replace(b.run, complete=True, verdicts=verdicts, outcomes=outcomes, skipped={}),
         origin=replace(b.origin, command=specreg_command("report", a.run.run, b.run.run)),
-        cases=tuple(replace(case, expected=_as_expected(a, known[case.case_id])) for case in cases),
+        # The logs are in the folder of B's run, which is not where this document is kept.
+        cases=tuple(
+            replace(case, expected=_as_expected(a, known[case.case_id]), logs=()) for case in cases
+        ),
         remarks=tuple(f"only {name} has {', '.join(ids)}" for name, ids in alone.items() if ids),
         time=None,
         title="Two runs side by side",

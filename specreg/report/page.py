@@ -1,19 +1,35 @@
 """The page of a document, one HTML file that needs nothing else, and its summary as Markdown."""
 
+import base64
+import hashlib
 import re
 from collections.abc import Sequence
+from importlib.resources import files
+from urllib.parse import quote
 
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from specreg.core.commands import install_command, run_command
+from specreg.core.commands import run_command
 from specreg.core.readable import readable_block, readable_line
 from specreg.core.values import readable_values
 from specreg.engines.launch_facts import known_facts
 from specreg.measurement.metrics import render_invalid
-from specreg.report.charts import can_draw, charts_of, gains_over_load
-from specreg.report.document import Report, Tone, last_words
+from specreg.report.charts import (
+    LABEL_ROOM,
+    case_colors,
+    case_histories,
+    change_pictures,
+    energy_picture,
+    gains_over_load,
+    history_by_figure,
+    oracle_positions,
+    positions_by_method,
+    speedup_picture,
+)
+from specreg.report.document import CaseReport, Report, Tone, last_words
+from specreg.report.drawing import Tick, spaced
 from specreg.report.failures import by_case, changes_since_baseline, sentence_of, since_when
 from specreg.report.summary import MARKS, OUTCOMES, answers_of, notes_of, title_of, tone_of
 from specreg.report.tables import (
@@ -30,56 +46,81 @@ from specreg.verdicts.verdict import Verdict
 
 _MOST_NEXT_CHARS = 8_000
 _MOST_TEXT_CHARS = 300
-"""Of one text that others wrote."""
+"""The longest text of others that the Markdown shows."""
+_MANY_ROWS = 12
+"""More rows than these stand in two columns where there is room."""
 # GitHub finds names and numbers in what is already plain text, where a backslash stops nothing.
 _INERT = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;", "@": "@\u200b", "#": "\\#\u200b"}
 # A line between letters, as in `draft_model`, is no markup, and one that searches for it finds it.
 _MARKUP = re.compile(r"[\\`*{}\[\]()#!~$^:@|<>&]|(?<![^\W_])_|_(?![^\W_])|(?<=www)\.")
+_LOG_PATH = re.compile(r"logs/[A-Za-z0-9@+=:,~-][A-Za-z0-9._@+=:,~-]*")
+"""A log that a page may link to. A report of another machine names what it likes."""
+_SCRIPT = files("specreg.report").joinpath("templates/page.js").read_text()
+_SCRIPT_SHA256 = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
+_POLICY = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_SCRIPT_SHA256}'"
+"""What a browser lets the page do: nothing is loaded, and only its own script runs."""
 
 
 def render_page(report: Report, in_progress: str = "") -> str:
-    """The page: what fails comes first.
+    """Return the page: the answers, what fails, the pictures, and then the tables.
 
-    Of a run that goes on `in_progress` says which case it is at, and when: the page then reloads
-    itself and has no charts, which a process that measures doesn't draw.
+    Args:
+        report: the document.
+        in_progress: of a run that goes on, which case it is at, and when. The page then reloads
+            itself.
     """
     report = readable_values(report)
-    draws = can_draw() and not in_progress
-    run, is_run, verdicts = report.run, not report.arms, last_words(report.run.verdicts)
-    found, red = by_case(verdicts), by_case(one for one in verdicts if one.fails)
+    run = report.run
+    is_run = not report.arms
+    verdicts = last_words(run.verdicts)
+    verdicts_by_case = by_case(verdicts)
+    failing_by_case = by_case(verdict for verdict in verdicts if verdict.fails)
+    red_first = sorted(failing_by_case.items(), key=lambda item: tone_of(item[1]) is not Tone.BAD)
     known = {case.case_id: case for case in report.cases}
     columns = list(dict.fromkeys(_column(verdict.metric) for verdict in verdicts))
+    held = [verdict for verdict in verdicts if not verdict.fails]
     again = run_command((), report.origin.options) if is_run else report.origin.command
-    held = (one for one in verdicts if not one.fails)
-    return _TEMPLATES.get_template("page.html.jinja").render(
+    speedups = speedup_picture(report) if is_run else None
+    return TEMPLATES.get_template("page.html.jinja").render(
         report=report,
         run=run,
         is_run=is_run,
         title=title_of(report),
         names=columns_of(report),
-        charted=[columns_of(report)] if report.arms else [],
         answers=answers_of(report),
         open=[] if in_progress else list(notes_of(report)),
-        red=dict(sorted(red.items(), key=lambda item: tone_of(item[1]) is not Tone.BAD)),
-        by_case=found,
-        found={one.outcome for one in verdicts},
+        red=dict(red_first),
+        by_case=verdicts_by_case,
+        found={verdict.outcome for verdict in verdicts},
         known=known,
         columns=columns,
-        rows=[(case_id, _worst(every, columns)) for case_id, every in found.items()],
+        rows=[
+            (case_id, _worst(case_verdicts, columns))
+            for case_id, case_verdicts in verdicts_by_case.items()
+        ],
         in_progress=in_progress,
-        draws=draws,
-        loads=list(gains_over_load(report.cases)) if draws else [],
-        lacking="" if draws or in_progress else install_command("report"),
+        gains=[speedups] if speedups else list(change_pictures(report)),
+        positions=positions_by_method(report.cases),
+        histories=list(history_by_figure(report.cases)) if is_run else [],
+        line_names={color: case_id for case_id, color in case_colors(report.cases).items()},
+        loads=list(gains_over_load(report.cases)),
         notes=render_notes(held, run.environment if is_run else None),
         next_steps=next_of(report) or f"nothing needs to be done; the same again:\n  {again}",
-        cases=[known[name] for name in dict.fromkeys((*red, *found, *known)) if name in known],
+        cases=_in_order(known, (*dict(red_first), *verdicts_by_case, *known)),
     )
 
 
+def _in_order(known: dict[str, CaseReport], case_ids: Sequence[str]) -> list[CaseReport]:
+    """Return the known cases in the order in which they are named first."""
+    return [known[case_id] for case_id in dict.fromkeys(case_ids) if case_id in known]
+
+
 def render_markdown(report: Report) -> str:
-    """The summary for a pull request or a job, as much as GitHub takes; failures first."""
+    """Return the summary for a pull request or a job, as much as GitHub takes; failures first."""
     report = readable_values(report)
-    run, origin, verdicts = report.run, report.origin, last_words(report.run.verdicts)
+    run = report.run
+    origin = report.origin
+    verdicts = last_words(run.verdicts)
     engines = (
         f"{case.engine} {case.figures.engine_version}" for case in report.cases if case.figures
     )
@@ -98,32 +139,33 @@ def render_markdown(report: Report) -> str:
         answers=answers_of(report),
         notes=[*notes_of(report), *run.skipped.values(), *report.remarks],
         next_steps=Markup(next_steps.replace("```", "'''")),  # noqa: S704 - ours, in a block
-        failing=[one for one in verdicts if one.fails],
+        failing=[verdict for verdict in verdicts if verdict.fails],
         verdicts=verdicts,
-        why=lambda one: _joined(str(one.cause or ""), one.explanation),
-        interval=lambda one: (
-            ""
-            if one.comparison.low_frac is None
-            else _joined(_interval_of(one), one.comparison.tolerated)
-        ),
+        why=_cause_and_explanation,
+        interval=_interval_and_tolerance,
         origin=_joined(*made_of),
     )
     return f"{text}\n"
 
 
 def _column(metric: str) -> str:
-    """A metric's column in the overview; all positions share one."""
+    """Return a metric's column in the overview; all positions share one."""
     return "acceptance by position" if metric.startswith("acceptance_pos") else axis_of(metric)
 
 
 def _worst(verdicts: Sequence[Verdict], columns: Sequence[str]) -> Sequence[Verdict | None]:
-    """The worst verdict of a case for each column: by its outcome, then by its change."""
+    """Return the worst verdict of a case for each column: by its outcome, then by its change."""
     order = list(OUTCOMES)
     ranked = sorted(
-        verdicts, key=lambda v: (order.index(v.outcome), v.comparison.change_frac or 0.0)
+        verdicts,
+        key=lambda verdict: (order.index(verdict.outcome), verdict.comparison.change_frac or 0.0),
     )
     worst = {_column(verdict.metric): verdict for verdict in reversed(ranked)}
     return [worst.get(column) for column in columns]
+
+
+def _cause_and_explanation(verdict: Verdict) -> str:
+    return _joined(str(verdict.cause or ""), verdict.explanation)
 
 
 def _interval_and_tolerance(verdict: Verdict) -> str:
@@ -137,8 +179,32 @@ def _interval_of(verdict: Verdict) -> str:
     return render_interval(verdict.comparison.low_frac, verdict.comparison.high_frac)
 
 
+def _log_links(case: CaseReport) -> list[tuple[str, str]]:
+    """Return the logs of a case, each with where it leads: nowhere if that isn't a log's place."""
+    return [(log, quote(log) if _LOG_PATH.fullmatch(log) else "") for log in case.logs]
+
+
+def _energy_of(case: CaseReport) -> object:
+    """Return the picture of a case's energy; None without one."""
+    if case.figures is None or case.figures.power is None:
+        return None
+    return energy_picture(case.figures.power)
+
+
+def _histories_of(case: CaseReport) -> list[object]:
+    expected = case.expected.values if case.expected else {}
+    return list(case_histories(case.history, expected))
+
+
+def _spaced_versions(versions: Sequence[Tick]) -> list[Tick]:
+    """Return the versions whose labels have room; the others have their line alone."""
+    return list(spaced(versions, 2 * LABEL_ROOM))
+
+
 def _readable(value: object) -> object:
-    """Return what the page shows of a value; a drawing holds texts too, and stays markup."""
+    """Return what the page shows of a value."""
+    if isinstance(value, int | float):
+        return value
     if isinstance(value, Markup):
         return Markup(readable_block(value))  # noqa: S704 - it is markup already
     return readable_block(str(value))
@@ -149,15 +215,15 @@ def _joined(*parts: str) -> str:
 
 
 def _plain(value: object) -> Markup:
-    """A text that is data, not Markdown, on one line: what a server said may stand in it."""
+    """Return a text that is data, not Markdown, on one line: others may have written it."""
     if isinstance(value, Markup):
         return value
     words = readable_line(str(value), _MOST_TEXT_CHARS)
-    plain = _MARKUP.sub(lambda found: _INERT.get(found[0], f"\\{found[0]}"), words)
+    plain = _MARKUP.sub(lambda match: _INERT.get(match[0], f"\\{match[0]}"), words)
     return Markup(plain)  # noqa: S704 - that is what makes it so
 
 
-_TEMPLATES = Environment(
+TEMPLATES = Environment(
     loader=PackageLoader("specreg.report"),
     autoescape=True,
     undefined=StrictUndefined,
@@ -165,21 +231,33 @@ _TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_TEMPLATES.filters.update(
+"""The templates of all pages."""
+TEMPLATES.filters.update(
     number=format_number,
     change=render_change,
     interval=_interval_of,
     changes=changes_since_baseline,
-    charts=lambda case, *others: list(charts_of(case, *others)),
+    energy=_energy_of,
+    histories=_histories_of,
     invalid=render_invalid,
     label=label_of,
+    log_links=_log_links,
+    oracle=lambda verdicts: list(oracle_positions(verdicts)),
     sentence=sentence_of,
     facts=lambda case: list(known_facts(case.figures.facts)) if case.figures else [],
-    drawing=lambda chart: Markup(chart.svg),  # noqa: S704 - Vega escaped it
     settings=lambda case: msgspec.to_builtins(case.settings) or {},
     since=since_when,
+    spaced=_spaced_versions,
     spreads=lambda case: list(spreads_of(case.figures)) if case.figures else [],
     tone=tone_of,
+    tone_class=lambda verdict: tone_of([verdict]),
 )
-_TEMPLATES.globals.update(marks=MARKS, outcomes=OUTCOMES, spread_columns=PERCENTILES)
-_MARKDOWN = _TEMPLATES.overlay(finalize=_plain)
+TEMPLATES.globals.update(
+    marks=MARKS,
+    many_rows=_MANY_ROWS,
+    outcomes=OUTCOMES,
+    policy=_POLICY,
+    script=Markup(_SCRIPT),  # noqa: S704 - ours, and its checksum is in the policy
+    spread_columns=PERCENTILES,
+)
+_MARKDOWN = TEMPLATES.overlay(finalize=_plain)

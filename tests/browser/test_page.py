@@ -172,6 +172,42 @@ def test_only_what_needs_a_look_is_shown_where_that_is_asked_for(
     assert rows.count() == 12
 
 
+def test_the_table_is_filtered_by_words_and_sorted_by_a_column(
+    page: Page, files: dict[str, Path]
+) -> None:
+    visit(page, files["many"])
+    rows = page.locator("#overview ~ .rows tbody tr:visible")
+    page.get_by_label("Filter by words").fill("REGRESSED case-1")
+    assert rows.count() == 1
+    assert page.locator("details.case:visible").count() == 1
+    page.get_by_label("Filter by words").fill("")
+    assert rows.count() == 12
+    head = page.locator("#overview ~ .rows button.sort").first
+    for first in ("case-0", "case-11"):
+        head.click()
+        expect(rows.first.locator("th")).to_have_text(first)
+
+
+def test_an_address_opens_the_case_that_it_names(page: Page, files: dict[str, Path]) -> None:
+    page.goto(f"{files['many'].as_uri()}#case-3")
+    expect(page.locator("#case-3")).to_have_attribute("open", "")
+    expect(page.locator("#case-3 > summary")).to_be_in_viewport(ratio=0.1)
+
+
+def test_no_label_of_a_drawing_is_cut_off(page: Page, files: dict[str, Path]) -> None:
+    """What lies outside its drawing isn't seen, but for rows, whose drawings overflow."""
+    for viewport in SIZES:
+        page.set_viewport_size(viewport)
+        visit(page, files["small"])
+        outside = page.evaluate("""() => [...document.querySelectorAll(
+          "#gains ~ * svg text, #positions ~ * svg text, #histories ~ * svg text")].filter(text => {
+            const box = text.getBoundingClientRect();
+            const room = text.closest("figure").getBoundingClientRect();
+            return box.left < room.left || box.right > room.right + 1 || box.top < room.top;
+        }).map(text => text.textContent)""")
+        assert outside == []
+
+
 def test_day_and_night_have_their_colours_in_the_drawings_too(
     page: Page, files: dict[str, Path]
 ) -> None:
@@ -180,7 +216,7 @@ def test_day_and_night_have_their_colours_in_the_drawings_too(
     for scheme in schemes:
         page.emulate_media(color_scheme=scheme)
         visit(page, files["small"])
-        bar = page.locator('svg path[fill="var(--now)"]').first
+        bar = page.locator('svg rect[fill="var(--now)"]').first
         seen.add(bar.evaluate("one => getComputedStyle(one).fill"))
         seen.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
     assert len(seen) == 4

@@ -105,7 +105,6 @@ class Suite:
         self.runs = folder / "runs"
         self.script = Script()
         self.python_path: Path | None = None
-        self.draws = False  # a page takes a second
         self.benchmarks = False  # whether pytest-benchmark is there
         self.job_summary: Path | None = None
         self.variables: dict[str, str] = {}
@@ -128,7 +127,6 @@ class Suite:
             f"--specreg-baselines={self.baselines}",
             f"--specreg-engine-python={sys.executable}",
             f"--specreg-runs={self.runs}",
-            *(() if self.draws else ("-p", "undrawn")),
             *arguments,
         )
 

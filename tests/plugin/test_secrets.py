@@ -105,7 +105,6 @@ def test_no_form_of_a_secret_is_in_what_a_run_leaves_and_says(suite: Suite) -> N
         MATRIX.replace("    [cases.tol", f"    engine_args = [{arguments}]\n    [cases.tol")
     )
     suite.script = Script(says_secrets=True)
-    suite.draws = True
     junit = suite.folder / "junit.xml"
     done = suite.run(*CHOSEN, f"--junitxml={junit}", "-rA")
     assert done.returncode == 11, done.stdout

@@ -42,7 +42,6 @@ def verdicts_of(runs: Sequence[Path]) -> Mapping[tuple[str, str], Verdict]:
 
 def test_two_shards_at_once_measure_what_each_does_alone(tmp_path: Path) -> None:
     suite = Suite(tmp_path)
-    suite.draws = True  # what keeps it from that comes with the scripted engine
     suite.write_tier(TIER)
     for number in SHARDS:
         end(start(suite, number, "--update-baselines", "--reason=alone"), 0)

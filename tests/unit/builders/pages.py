@@ -31,7 +31,8 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        self.words.append(data)
+        if self.open[-1:] not in (["script"], ["style"]):
+            self.words.append(data)
 
     @property
     def text(self) -> str:

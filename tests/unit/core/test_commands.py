@@ -88,7 +88,7 @@ def test_under_nox_all_of_it_is_what_nox_takes(monkeypatch: pytest.MonkeyPatch) 
     python, *rest = shlex.split(specreg_command("prepare", "gsm8k"))
     assert rest == ["-m", "specreg", "prepare", "gsm8k"]
     assert (Path.cwd() / python).exists()
-    assert shlex.split(install_command("report"))[:4] == ["uv", "pip", "install", "--python"]
+    assert shlex.split(install_command("datasets"))[:4] == ["uv", "pip", "install", "--python"]
 
 
 @pytest.mark.parametrize("arguments", sorted(set(calls("specreg_command"))), ids=" ".join)

@@ -1,0 +1,47 @@
+// Sorts and filters the tables, and opens the case that the address names.
+(() => {
+  const number = text => {
+    const match = /[-+]?[\d.]+/.exec(text);
+    return match ? Number(match[0]) : Number.NEGATIVE_INFINITY;
+  };
+  const openTarget = () => {
+    const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (target instanceof HTMLDetailsElement) {
+      target.open = true;
+      target.scrollIntoView();
+    }
+  };
+  addEventListener("hashchange", openTarget);
+  openTarget();
+
+  const filter = document.getElementById("filter");
+  if (filter) {
+    filter.closest("label").hidden = false;
+    filter.addEventListener("input", () => {
+      const words = filter.value.toLowerCase().split(/\s+/);
+      for (const row of document.querySelectorAll("[data-case]")) {
+        const text = row.dataset.case.toLowerCase();
+        row.classList.toggle("filtered", !words.every(word => text.includes(word)));
+      }
+    });
+  }
+
+  for (const button of document.querySelectorAll("button.sort")) {
+    button.disabled = false;
+    button.addEventListener("click", () => {
+      const head = button.closest("th");
+      const body = head.closest("table").tBodies[0];
+      const column = head.cellIndex;
+      const descends = head.getAttribute("aria-sort") === "ascending";
+      for (const other of head.parentElement.cells) other.removeAttribute("aria-sort");
+      head.setAttribute("aria-sort", descends ? "descending" : "ascending");
+      const rows = [...body.rows];
+      const text = row => row.cells[column].textContent.trim();
+      rows.sort((a, b) => column
+        ? number(text(a)) - number(text(b))
+        : text(a).localeCompare(text(b), undefined, { numeric: true }));
+      if (descends) rows.reverse();
+      body.append(...rows);
+    });
+  }
+})();
