@@ -11,13 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, PromptAcceptance, StepCounts
-from specreg.baselines.comparison import (
-    BaselineComparison,
-    change_of_baseline,
-    common_tables,
-    compare,
-    spreads_of,
-)
+from specreg.baselines.comparison import BaselineComparison, change_of_baseline, compare, spreads_of
+from specreg.baselines.prompt_counts import common_tables
 from specreg.baselines.schema import Baseline, Noise, stored_acceptance
 from specreg.core.reasons import Invalidity, Reason
 from specreg.measurement.measure import Measurement
