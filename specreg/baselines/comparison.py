@@ -4,11 +4,12 @@ import dataclasses
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from specreg.acceptance.record import AcceptanceRecord, StepCounts
+from specreg.baselines.answer_lengths import LengthChange, changed_lengths
 from specreg.baselines.prompt_counts import CountsTable, common_tables
 from specreg.baselines.schema import (
     Baseline,
@@ -96,6 +97,21 @@ class BaselineComparison:
     def without_extension(self) -> "BaselineComparison":
         """The comparison without the prompts of the extension."""
         return compare(self.launches, self.known, extended=False)
+
+    @property
+    def length_changes(self) -> tuple[LengthChange, ...]:
+        """The prompts whose answers are of another length than in the baseline."""
+        if self.measured is None or self.recorded is None:
+            return ()
+        return changed_lengths(self.measured, self.recorded)
+
+    def without(self, prompt_ids: Container[str]) -> "BaselineComparison":
+        """Return the comparison without some prompts."""
+        return dataclasses.replace(
+            self,
+            measured=self.measured.without(prompt_ids) if self.measured else None,
+            recorded=self.recorded.without(prompt_ids) if self.recorded else None,
+        )
 
     @property
     def measurement(self) -> Measurement:
@@ -226,10 +242,21 @@ def accepted_nothing(counts: StepCounts) -> str:
     return f"none of {counts.proposed} drafts"
 
 
-def paired_ratio_change(
-    metric: Metric, measured: Sequence[Measurement], before: Sequence[Measurement]
-) -> Effect | Reason:
-    """Return the change of an acceptance metric between the launches of two arms, or why not.
+class PairedCounts(NamedTuple):
+    """What the prompts did that both arms of a comparison have."""
+
+    now: CountsTable
+    before: CountsTable
+
+    def without(self, prompt_ids: Container[str]) -> "PairedCounts":
+        """Return the counts without some prompts."""
+        return PairedCounts(self.now.without(prompt_ids), self.before.without(prompt_ids))
+
+
+def paired_counts(
+    measured: Sequence[Measurement], before: Sequence[Measurement]
+) -> PairedCounts | Reason:
+    """Return what the prompts of two arms did in their launches, or why that can't be compared.
 
     Where greedy answers repeat, further launches say nothing new; where they don't, each launch is
     another draw of the prompt's text, and the mean of several is less uncertain.
@@ -243,15 +270,19 @@ def paired_ratio_change(
             text=f"the sides tell their acceptance differently ({', '.join(tags)}), so they can't"
             " be compared"
         )
-    now, then = common_tables(
-        *(list(itertools.chain.from_iterable(record.prompts for record in arm)) for arm in records)
-    )
-    if len(now.prompt_ids) < FEWEST_PROMPTS:
+    answers = [itertools.chain.from_iterable(record.prompts for record in arm) for arm in records]
+    return PairedCounts(*common_tables(*answers))
+
+
+def paired_ratio_change(metric: Metric, counts: PairedCounts) -> Effect | Reason:
+    """Return the change of an acceptance metric between the launches of two arms, or why not."""
+    prompts = len(counts.now.prompt_ids)
+    if prompts < FEWEST_PROMPTS:
         return Reason(
-            text=f"{len(now.prompt_ids)} prompts to compare by, {FEWEST_PROMPTS} are needed",
+            text=f"{prompts} prompts to compare by, {FEWEST_PROMPTS} are needed",
             remedy="give more prompts, and an engine whose answers carry their own counts",
         )
-    effect = _change_of_tables(metric, now, then)
+    effect = _change_of_tables(metric, counts.now, counts.before)
     if effect is None:
         return Reason(
             text="side A accepted nothing, or B took no step: there is no ratio to compare"

@@ -1,7 +1,8 @@
 """Tabulate what each prompt did, so that two sides can be compared prompt by prompt."""
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,21 +19,34 @@ class CountsTable(Counts[Column]):
     are taken so that a prompt that was answered more often weighs no more than the others.
 
     All columns have the shape (n,), and `prompt_ids` has n different ids.
+
+    Attributes:
+        answer_tokens: how many tokens the answers have.
     """
 
     prompt_ids: tuple[str, ...]
+    answer_tokens: Column
+
+    def without(self, prompt_ids: Container[str]) -> "CountsTable":
+        """Return the table without some prompts."""
+        kept = np.array([prompt_id not in prompt_ids for prompt_id in self.prompt_ids], np.bool_)
+        return CountsTable(
+            prompt_ids=tuple(itertools.compress(self.prompt_ids, kept)),
+            answer_tokens=self.answer_tokens[kept],
+            steps=self.steps[kept],
+            accepted=self.accepted[kept],
+            proposed=None if self.proposed is None else self.proposed[kept],
+            position_counts=tuple(column[kept] for column in self.position_counts),
+        )
 
 
 @dataclass(slots=True)
 class _TurnAnswers:
-    """The answers to one turn of a prompt: the sum of their counts, and how many there are."""
+    """The answers to one turn of a prompt: the sums over them, and how many there are."""
 
     counts: StepCounts = NO_STEPS
+    tokens: int = 0
     answers: int = 0
-
-    def mean(self, count: int) -> float:
-        """Return the mean over the answers of a count of all of them."""
-        return count / self.answers
 
 
 _TurnsByPrompt = Mapping[str, Mapping[int, _TurnAnswers]]
@@ -64,6 +78,7 @@ def _turns_by_prompt(answers: Iterable[PromptAcceptance]) -> _TurnsByPrompt:
         turns = turns_by_prompt.setdefault(answer.prompt_id, {})
         turn = turns.setdefault(answer.turn, _TurnAnswers())
         turn.counts += answer.counts
+        turn.tokens += answer.completion_tokens
         turn.answers += 1
     return turns_by_prompt
 
@@ -73,20 +88,21 @@ def _table(prompt_ids: tuple[str, ...], turns_by_prompt: _TurnsByPrompt) -> Coun
     turns = [turn for row in rows for turn in row]
     depth = max((len(turn.counts.position_counts) for turn in turns), default=0)
 
-    def column(count_of: Callable[[StepCounts], int]) -> Column:
-        means = [math.fsum(turn.mean(count_of(turn.counts)) for turn in row) for row in rows]
+    def column(sum_of: Callable[[_TurnAnswers], int]) -> Column:
+        means = [math.fsum(sum_of(turn) / turn.answers for turn in row) for row in rows]
         return np.array(means, np.float64)
 
     def position_column(index: int) -> Column:
-        return column(lambda counts: sum(counts.position_counts[index : index + 1]))
+        return column(lambda turn: sum(turn.counts.position_counts[index : index + 1]))
 
     proposed: Column | None = None
     if all(turn.counts.proposed is not None for turn in turns):
-        proposed = column(lambda counts: counts.proposed or 0)
+        proposed = column(lambda turn: turn.counts.proposed or 0)
     return CountsTable(
         prompt_ids=prompt_ids,
-        steps=column(lambda counts: counts.steps),
-        accepted=column(lambda counts: counts.accepted),
+        answer_tokens=column(lambda turn: turn.tokens),
+        steps=column(lambda turn: turn.counts.steps),
+        accepted=column(lambda turn: turn.counts.accepted),
         proposed=proposed,
         position_counts=tuple(map(position_column, range(depth))),
     )

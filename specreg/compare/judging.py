@@ -17,7 +17,8 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from specreg.acceptance.record import NO_STEPS
-from specreg.baselines.comparison import paired_ratio_change
+from specreg.baselines.answer_lengths import changed_lengths
+from specreg.baselines.comparison import PairedCounts, paired_counts, paired_ratio_change
 from specreg.compare.options import TOLERANCE, ComparisonOptions
 from specreg.compare.pairs import ACCEPTANCE, COMPARED, CONTROL, OUTPUT, STEP, Group, Pair, Side
 from specreg.core.errors import UnsupportedError, check_name
@@ -28,6 +29,7 @@ from specreg.measurement.metrics import GATE_METRICS, Metric, Replay, tokens_per
 from specreg.report.document import REGRESSED_STATUS, UNDECIDED_STATUS, exit_status
 from specreg.report.tables import label_of
 from specreg.stats.intervals import LEVEL, Effect, change_of_pairs, t_quantile
+from specreg.verdicts.changed_lengths import weigh_changed_lengths
 from specreg.verdicts.judge import Reference, judge_effect
 from specreg.verdicts.multiple_testing import MACHINE_MOVED
 from specreg.verdicts.verdict import Cause, Comparison, Outcome, Verdict
@@ -496,10 +498,7 @@ def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules) -> Verd
         reason = Reason(text=f"side {missing} has no launch yet")
         return sides.unjudged(Outcome.INCONCLUSIVE, reason, needed_launches=1)
     if not metric.by_launch:
-        moved = paired_ratio_change(metric, sides.now, sides.before)
-        if isinstance(moved, Reason):  # no further launch would tell
-            return sides.unjudged(Outcome.INVALID, moved)
-        return sides.judged(moved, rules)
+        return _judge_acceptance(sides, rules)
     change = _change(figure, launches)
     if change is None:
         reason = Reason(text="too few launches to tell how they spread")
@@ -507,6 +506,28 @@ def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules) -> Verd
         return sides.unjudged(Outcome.INCONCLUSIVE, reason, needed_launches=needed_launches)
     cause = _parts_of_output(sides.now, sides.before) if metric.name == OUTPUT else None
     return sides.judged(change, rules, cause)
+
+
+def _judge_acceptance(sides: _Sides, rules: Rules) -> Verdict:
+    """Judge acceptance by all prompts, and without those whose answers are of another length."""
+    counts = paired_counts(sides.now, sides.before)
+    if isinstance(counts, Reason):
+        return sides.unjudged(Outcome.INVALID, counts)
+    verdict = _judge_counts(sides, counts, rules)
+    changes = changed_lengths(counts.now, counts.before)
+    if not changes:
+        return verdict
+    unchanged = counts.without({change.prompt_id for change in changes})
+    of_unchanged = _judge_counts(sides, unchanged, rules)
+    return weigh_changed_lengths(verdict, of_unchanged, changes, len(counts.now.prompt_ids))
+
+
+def _judge_counts(sides: _Sides, counts: PairedCounts, rules: Rules) -> Verdict:
+    """Judge the change of acceptance over some prompts."""
+    change = paired_ratio_change(sides.figure.metric, counts)
+    if isinstance(change, Reason):  # no further launch would tell
+        return sides.unjudged(Outcome.INVALID, change)
+    return sides.judged(change, rules)
 
 
 def _measured(metric: Metric, side: Side, launches: Iterable[SideLaunch]) -> list[Measurement]:

@@ -21,6 +21,7 @@ from specreg.engines.methods import METHODS
 from specreg.matrix.case import Case
 from specreg.measurement.metrics import METRICS, SPOILS, Family, Metric, acceptance_value
 from specreg.stats.intervals import LEVELS, Effect, Look
+from specreg.verdicts.changed_lengths import weigh_changed_lengths
 from specreg.verdicts.detection import (
     MOST_LAUNCHES,
     RUN_LAUNCHES,
@@ -345,6 +346,17 @@ def _against(known: CaseBaselines) -> str:
 
 
 def _judge_acceptance(metric: Metric, evidence: BaselineComparison, look: Look) -> Verdict:
+    """Judge acceptance by all prompts, and without those whose answers are of another length."""
+    verdict = _judge_ratio(metric, evidence, look)
+    changes = evidence.length_changes
+    if evidence.measured is None or not changes:
+        return verdict
+    unchanged = evidence.without({change.prompt_id for change in changes})
+    prompts = len(evidence.measured.prompt_ids)
+    return weigh_changed_lengths(verdict, _judge_ratio(metric, unchanged, look), changes, prompts)
+
+
+def _judge_ratio(metric: Metric, evidence: BaselineComparison, look: Look) -> Verdict:
     case = evidence.measurement.case
     known = evidence.known
     tolerance_frac = allowed_frac(metric, case, known)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from specreg.acceptance.record import StepCounts
 from specreg.compare.judging import (
     Decision,
     GateAnswer,
@@ -348,3 +349,22 @@ def test_a_machine_that_moves_is_no_sides_doing() -> None:
     assert any("MACHINE_MOVED" in one for one in found.unclear)
     worse = World(random=np.random.default_rng(1), machine_spread_frac=0.1)
     assert simulated_decision(worse, together=True).answer is GateAnswer.UPGRADE
+
+
+def test_looping_answers_of_side_b_hide_no_loss_of_the_others() -> None:
+    """Eight answers became four times as long, and the others accept 17 % fewer drafts a step."""
+    usual = builders.counts(3, 30)
+    lost = builders.counts(9, 27)
+    looping = builders.counts(0, 0, 1, 63)
+
+    def launched(side: Side, *of_prompts: StepCounts) -> SideLaunch:
+        prompts = [
+            builders.prompt_acceptance(counts.to_depth(3), prompt_id=f"chat-{number}")
+            for number, counts in enumerate(of_prompts)
+        ]
+        return launch(side, 1, acceptance=builders.acceptance_of(prompts))
+
+    sides = [launched(Side.A, *[usual] * 40), launched(Side.B, *[looping] * 8, *[lost] * 32)]
+    verdict = judge(sides, metric=ACCEPTANCE)
+    assert verdict.outcome is Outcome.REGRESSED
+    assert "8 of 40 prompts gave answers of another length" in verdict.explanation

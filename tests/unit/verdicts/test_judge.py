@@ -518,3 +518,68 @@ def test_a_position_that_the_baseline_never_accepted_is_not_compared() -> None:
         verdict.explanation == "the baseline never accepted a draft at position 3: nothing to lose"
     )
     assert judged(LENGTH, measured, known(baseline)).outcome is PASS
+
+
+def answers_with(*accepted_and_steps: tuple[int, int]) -> AcceptanceRecord:
+    """A record of prompts that accepted so many drafts in so many steps, which gives the length."""
+    prompts = []
+    for number, (accepted, steps) in enumerate(accepted_and_steps):
+        counts = StepCounts(
+            steps=steps, accepted=accepted, proposed=3 * steps, position_counts=(accepted, 0, 0)
+        )
+        if accepted > steps:
+            positions = (steps, steps, accepted - 2 * steps)
+            counts = dataclasses.replace(counts, position_counts=positions)
+        prompts.append(builders.prompt_acceptance(counts, prompt_id=f"chat-{number}"))
+    return builders.acceptance_of(prompts)
+
+
+USUAL = (30, 33)
+"""Drafts accepted and steps of an answer of 64 tokens."""
+LOST = (27, 36)
+"""As many tokens, with 17 % fewer accepted drafts in a step."""
+LOOPING = (191, 64)
+"""An answer of 256 tokens that repeats itself, so that nearly all drafts are accepted."""
+CUT = (8, 16)
+"""An answer of 25 tokens of which few drafts were accepted."""
+
+
+@pytest.mark.parametrize(
+    ("measured", "outcome", "words"),
+    [
+        pytest.param(
+            [LOOPING] * 8 + [LOST] * 32,
+            REGRESSED,
+            "8 of 40 prompts gave answers of another length (chat-0: 64 tokens before, 256 now;"
+            " chat-1: 64 tokens before, 256 now; chat-2: 64 tokens before, 256 now); with them the"
+            " change is +58.1%",
+            id="looping-answers-hide-a-loss",
+        ),
+        pytest.param(
+            [LOOPING] * 8 + [USUAL] * 32,
+            PASS,
+            "with them the change is +74.5%",
+            id="looping-answers-are-no-improvement",
+        ),
+        pytest.param(
+            [CUT] * 8 + [USUAL] * 32,
+            INCONCLUSIVE,
+            "without them the change is +0.0%",
+            id="answers-cut-short-are-no-loss-alone",
+        ),
+        pytest.param([LOST] * 40, REGRESSED, "", id="lengths-unchanged"),
+        pytest.param(
+            [LOOPING] * 36 + [USUAL] * 4,
+            INCONCLUSIVE,
+            "4 others are too few to judge by, 5 are needed",
+            id="too-few-others",
+        ),
+    ],
+)
+def test_answers_of_another_length_do_not_carry_a_verdict_alone(
+    measured: list[tuple[int, int]], outcome: Outcome, words: str
+) -> None:
+    verdict = judge_records(answers_with(*measured), answers_with(*[USUAL] * 40), Look.FULL)
+    assert verdict.outcome is outcome
+    assert words in verdict.explanation
+    assert ("another length" in verdict.explanation) == bool(words)
