@@ -7,6 +7,9 @@ from types import MappingProxyType
 
 import msgspec
 
+_START_OF_THOUGHT = "<think>"
+END_OF_THOUGHT = "</think>"
+"""The mark that ends a thought in a text, of a server that doesn't tell thoughts apart."""
 AS_IS = "as_is"
 """The name of the function of `REPLIES` that leaves a reply unchanged."""
 
@@ -54,7 +57,7 @@ def _without_thinking(reply: str) -> str:
     Templates that put `<think>` before the reply leave no mark of a thought that the output cap cut
     off. Such a reply is taken for an answer.
     """
-    _, end_of_thought, answer = reply.rpartition("</think>")
+    _, end_of_thought, answer = reply.rpartition(END_OF_THOUGHT)
     if end_of_thought:
         return answer.lstrip()
     return "" if is_unfinished_thought(reply) else reply
@@ -62,7 +65,7 @@ def _without_thinking(reply: str) -> str:
 
 def is_unfinished_thought(reply: str) -> bool:
     """Return True if a reply opens a thought in its text and never ends it."""
-    return reply.lstrip().startswith("<think>") and "</think>" not in reply
+    return reply.lstrip().startswith(_START_OF_THOUGHT) and END_OF_THOUGHT not in reply
 
 
 REPLIES: Mapping[str, Callable[[str], str]] = MappingProxyType(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from specreg.acceptance.trace import Reply, StreamEvent
-from specreg.datasets.prompts import is_unfinished_thought
+from specreg.datasets.prompts import END_OF_THOUGHT, is_unfinished_thought
 
 _DIGITS = 16
 """How many digits of a checksum are kept."""
@@ -39,16 +39,23 @@ class AnswerText:
     Attributes:
         in_thought: whether the last text belongs to a thought.
         is_partly_unseen: whether tokens came with neither ids nor text.
+        inline_thought_chunks: how many chunks there were when the text itself had the mark that
+            ends a thought, as it has from a server that doesn't tell thoughts apart; 0 without it.
+            All up to there is the thought, whether or not its beginning is marked: a template may
+            end the prompt with that mark.
     """
 
     in_thought: bool = False
     is_partly_unseen: bool = False
+    inline_thought_chunks: int = 0
     _runs: list[_Run] = field(default_factory=list)
     _channel: str = ""
     _token_ids: list[int] = field(default_factory=list)
     _last_is_unseen: bool = False
     _last: StreamEvent | None = None
     _repeats: int | None = 0
+    _text_end: str = ""
+    _has_ended_thought: bool = False
 
     def take(self, event: StreamEvent) -> None:
         """Take what one more event shows."""
@@ -59,6 +66,7 @@ class AnswerText:
         if event.text:
             is_unseen = False
             self._append(_TEXT, event.text)
+            self._look_for_end(event.text)
         if event.other:
             is_unseen = False
             self._append(_OTHER, event.other)
@@ -71,12 +79,29 @@ class AnswerText:
                 self.is_partly_unseen = True
             self._last_is_unseen = is_unseen
 
+    def end_chunk(self, chunks: int) -> None:
+        """Take note that what came last ended a chunk.
+
+        Args:
+            chunks: how many chunks have come so far.
+        """
+        if self._has_ended_thought and not self.inline_thought_chunks:
+            self.inline_thought_chunks = chunks
+
     def _append(self, channel: str, text: str) -> None:
         if channel != self._channel:
             self._runs.append(_Run(channel, []))
             self._channel = channel
             self.in_thought = channel == _THOUGHT
         self._runs[-1].texts.append(text)
+
+    def _look_for_end(self, text: str) -> None:
+        """Look whether the text has come to the end of a thought that it holds itself."""
+        if self._has_ended_thought or any(run.channel == _THOUGHT for run in self._runs):
+            return
+        recent = self._text_end + text
+        self._has_ended_thought = END_OF_THOUGHT in recent
+        self._text_end = recent[1 - len(END_OF_THOUGHT) :]
 
     def _count_repetition(self, event: StreamEvent) -> None:
         """Count the events that repeat all text before them, until one doesn't."""

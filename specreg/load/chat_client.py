@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn, cast
 import msgspec
 
 from specreg.acceptance.record import StepCounts
-from specreg.acceptance.trace import Chunk, RequestTrace, StreamEvent, chunk_sizes
+from specreg.acceptance.trace import Chunk, Reply, RequestTrace, StreamEvent, chunk_sizes
 from specreg.core.certificates import trusted_certificates
 from specreg.core.errors import HungError, InvalidMeasurementError
 from specreg.core.http import HEADERS, shortly
@@ -152,6 +152,7 @@ class _StreamState:
             if self.chunks and self.answer.in_thought:
                 self.thought_chunks.append(chunk)
             self.chunks.append(chunk)
+            self.answer.end_chunk(len(self.chunks))
         if event.finish_reason is not None:
             self.finish_reason = event.finish_reason
         if event.usage_tokens is not None:
@@ -304,8 +305,10 @@ class ChatClient:
             token_ids=prompt.token_ids,
             output_cap_tokens=case.output_cap_tokens,
             temperature=case.temperature,
+            top_p=case.top_p,
+            top_k=case.top_k,
             ignore_eos=case.ignore_eos,
-            chat_template_args=case.chat_template_args,
+            chat_template_args=case.template_args,
             seed=_seed_of(prompt, turn) if case.paired_seeds else None,
         )
 
@@ -361,6 +364,10 @@ def _trace_of(stream: _StreamState, prompt: Prompt, turn: int, planned_ns: int) 
     """Return the times and counts of a stream that has ended."""
     first_ns = last_ns = None
     first_chunk_tokens = 0
+    reply = stream.answer.reply
+    thought_chunks = stream.thought_chunks or stream.chunks[1 : stream.answer.inline_thought_chunks]
+    if reply is Reply.UNFINISHED_THOUGHT:
+        thought_chunks = stream.chunks[1:]
     if stream.chunks:
         first_ns = stream.chunks[0].at_ns
         last_ns = stream.chunks[-1].at_ns
@@ -381,8 +388,8 @@ def _trace_of(stream: _StreamState, prompt: Prompt, turn: int, planned_ns: int) 
         error=stream.error,
         answer_sha256=stream.answer.sha256(stream.tokens),
         prompt_tokens=stream.prompt_tokens,
-        thought_chunk_sizes=chunk_sizes(stream.thought_chunks),
-        reply=stream.answer.reply,
+        thought_chunk_sizes=chunk_sizes(thought_chunks),
+        reply=reply,
         loops=stream.answer.loops,
     )
 

@@ -93,10 +93,12 @@ class AcceptanceFigures(msgspec.Struct, frozen=True, kw_only=True):
 class AnswerFigures(msgspec.Struct, frozen=True, kw_only=True):
     """What the answers hold, to expose a workload whose answers say little.
 
-    Each field counts requests, except for the last two.
+    Each field counts requests, except for `thinking` and the last two.
 
     Attributes:
         requests: all requests.
+        thinking: whether the case switches thinking on or off; null where the template decides.
+        with_thought: answers with a thought, if only one that it never left.
         unfinished_thoughts: answers that never left the thought.
         without_text: answers with neither a thought nor a text.
         without_tokens: answers without a token.
@@ -109,6 +111,8 @@ class AnswerFigures(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     requests: int
+    thinking: bool | None = None
+    with_thought: int = 0
     unfinished_thoughts: int
     without_text: int
     without_tokens: int
@@ -241,7 +245,7 @@ def figures_of(measurement: Measurement, launch: int) -> Figures:
         power = replay.power
     answers = None
     if replay is not None and replay.traces:
-        answers = _answers(replay.traces)
+        answers = _answers(replay.traces, thinking=measurement.case.thinking)
     return Figures(
         case_id=measurement.case.id,
         launch=launch,
@@ -258,7 +262,12 @@ def figures_of(measurement: Measurement, launch: int) -> Figures:
     )
 
 
-def _answers(traces: Sequence[RequestTrace]) -> AnswerFigures:
+def _answers(traces: Sequence[RequestTrace], *, thinking: bool | None) -> AnswerFigures:
+    thoughts = [
+        trace
+        for trace in traces
+        if trace.thought_chunk_sizes or trace.reply is Reply.UNFINISHED_THOUGHT
+    ]
     replies = Counter(trace.reply for trace in traces)
     lengths = Counter(trace.tokens for trace in traces)
     first_turns = [trace for trace in traces if trace.turn == 1]
@@ -266,6 +275,8 @@ def _answers(traces: Sequence[RequestTrace]) -> AnswerFigures:
     digests = {trace.answer_sha256 for trace in first_turns}
     return AnswerFigures(
         requests=len(traces),
+        thinking=thinking,
+        with_thought=len(thoughts),
         unfinished_thoughts=replies[Reply.UNFINISHED_THOUGHT],
         without_text=replies[Reply.NOTHING],
         without_tokens=lengths[0],

@@ -32,7 +32,17 @@ def _answer_remarks(answers: AnswerFigures) -> Iterator[str]:
     if answers.unfinished_thoughts:
         yield (
             f"{answers.unfinished_thoughts} of {total} answers never left the thought; raise"
-            " output_cap_tokens, or switch thinking off with chat_template_args"
+            " output_cap_tokens, or set thinking = false"
+        )
+    if answers.thinking is False and answers.with_thought:
+        yield (
+            f"{answers.with_thought} of {total} answers have a thought with thinking = false; the"
+            " chat template has another switch for it: set chat_template_args instead"
+        )
+    if answers.thinking and not answers.with_thought:
+        yield (
+            f"none of {total} answers has a thought with thinking = true; the model has none, its"
+            " chat template has another switch, or the server tells no mark of it"
         )
     if answers.after_empty_replies:
         yield (

@@ -180,6 +180,8 @@ def test_what_the_answers_hold_is_counted() -> None:
     none = msgspec.structs.replace(builders.trace(), prompt_id="c", answer_sha256="b")
     answers = {
         "requests": 4,
+        "thinking": None,
+        "with_thought": 2,
         "unfinished_thoughts": 2,
         "without_text": 1,
         "without_tokens": 1,
@@ -305,7 +307,8 @@ def test_figures_of_an_invalid_family_alone_are_not_there(family: Family, gone: 
 
 
 KINDS = [Figures, AcceptanceFigures, AnswerFigures, PartFigures, ArmFigures, PaceFigures]
-ADDED = {"answers", "by_part", "undrafted_steps", "drafts_every_step"}
+ADDED = {"answers", "by_part", "undrafted_steps", "drafts_every_step", "facts"}
+ADDED |= {"thinking", "with_thought"}
 """Figures that reports of earlier versions, which can still be read, don't have."""
 
 
