@@ -29,6 +29,7 @@ TINY = ROOT / "fixtures/models/tiny"
 TARGET = str(TINY / "target")
 DRAFTS = {"draft_model": str(TINY / "draft"), "eagle3": str(TINY / "eagle3")}
 HEADS = {name: str(TINY / name) for name in ("eagle", "medusa", "dflash")} | {"mtp": ""}
+PARALLEL = {name: str(TINY / name) for name in ("pard", "p_eagle")}
 MTP_TARGET = str(TINY / "mtp")
 DRAFT_TOKENS = 3
 ANSWER_TOKENS = 48
@@ -154,6 +155,40 @@ class Oracle(unittest.TestCase):
                 seen.add(accepted[place])
             assert seen == set(range(DRAFT_TOKENS + 1)), method
 
+    def test_drafted_in_one_pass_a_place_gets_right_what_it_gets_alone(self) -> None:
+        """Each place by itself: the text up to there and masks, read as plain transformers do."""
+        text = texts()[0]
+        places = range(2, len(text.ids) - DRAFT_TOKENS + 1)
+        draft = load_model(PARALLEL["pard"], "float32", "cpu")
+        head_question = ask("p_eagle", "float32", PARALLEL["p_eagle"])
+        head = load_head(head_question, target().target)
+        read_anew(head.midlayer)
+        observed = ObservedTarget(target().target, head.layers_read)
+        with torch.inference_mode():
+            _, embeddings, streams = observed.observe(torch.tensor([text.ids]))
+        masks = DRAFT_TOKENS - 1
+
+        def draft_alone(place: int) -> torch.Tensor:
+            ids = (*text.ids[:place], *[draft.config.pard_token] * masks)
+            return draft(input_ids=torch.tensor([ids])).logits[0, -DRAFT_TOKENS:]
+
+        def draft_by_head_alone(place: int) -> torch.Tensor:
+            after = torch.cat([embeddings[:, 1:place], head.mask.expand(1, masks, -1)], 1)
+            known = torch.cat([streams[:, : place - 1], head.mask_hidden.expand(1, masks, -1)], 1)
+            states = head.step(after, head.fc(known), 0, [])
+            return head.lm_head(head.norm(states))[0, -DRAFT_TOKENS:]
+
+        for method, draft_at in (("pard", draft_alone), ("p_eagle", draft_by_head_alone)):
+            question = ask(method, "float32", PARALLEL[method])
+            accepted = answer_question(question, "cpu").accepted[0]
+            for place in places:
+                with torch.inference_mode():
+                    drafted = draft_at(place).argmax(-1).tolist()
+                wanted = text.ids[place : place + DRAFT_TOKENS]
+                hits = [one == other for one, other in zip(drafted, wanted, strict=True)]
+                assert accepted[place] == [*hits, False].index(False), (method, place)
+            assert {accepted[place] for place in places} == set(range(DRAFT_TOKENS + 1))
+
     def test_a_tree_of_one_branch_is_its_chain_and_one_of_more_holds_it(self) -> None:
         few = texts()[:2]
         for method, draft in (DRAFTS | {"eagle": HEADS["eagle"]}).items():
@@ -244,6 +279,12 @@ class Oracle(unittest.TestCase):
             ("dflash", "unknown field `causal`", {"dflash_config": {"causal": True}}),
         ):
             self.refused(method, words, self.configured(str(TINY / method), **settings))
+        for method, token, words in (
+            ("p_eagle", "ptd_token_id", "its mask isn't among the target's tokens"),
+            ("pard", "pard_token", "names no token of its own as pard_token, got 768"),
+        ):
+            self.refused(method, words, self.configured(PARALLEL[method], **{token: 768}))
+        self.refused("pard", "as pard_token, got None", DRAFTS["draft_model"])
         self.refused("eagle3", "can't be replayed, ", "/nowhere")
         path = Path(self.configured(HEADS["eagle"])) / "model.safetensors"
         weights = load_file(path)

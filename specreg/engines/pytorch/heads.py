@@ -70,6 +70,16 @@ class HeadConfig(LayerConfig, frozen=True, kw_only=True):
     norm_before_residual: bool = False
 
 
+class ParallelHeadConfig(HeadConfig, frozen=True, kw_only=True):
+    """What of a P-EAGLE head's `config.json` says how it is built.
+
+    Attributes:
+        ptd_token_id: the token whose embedding stands for one that isn't known yet.
+    """
+
+    ptd_token_id: int
+
+
 class MedusaConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The part of the `config.json` of Medusa heads that describes how they are built."""
 
@@ -265,6 +275,33 @@ class Eagle3Head(Head):
         layer = self.midlayer
         both = torch.cat([layer.input_layernorm(after), layer.hidden_norm(hidden)], -1)
         return layer(both, hidden, start, unrolled)
+
+
+class ParallelEagle3Head(Eagle3Head):
+    """P-EAGLE: an EAGLE-3 head that drafts all tokens of a step in one pass.
+
+    Each further token reads a learnt state and the embedding of a mask, where EAGLE-3 reads what it
+    has drafted.
+    """
+
+    mask: Tensor
+
+    def __init__(self, config: ParallelHeadConfig, embeddings: Tensor) -> None:
+        """Take the mask's embedding from the target's, `[vocabulary, hidden]`."""
+        super().__init__(config)
+        self.mask_hidden = nn.Parameter(torch.zeros(1, 3 * config.hidden_size))
+        mask = embeddings[config.ptd_token_id].detach().clone()
+        self.register_buffer("mask", mask, persistent=False)
+
+    def unroll(self, hidden: Tensor, embeddings: Tensor, drafted: int) -> list[Tensor]:
+        """Return each step's logits; three residual streams of the target are side by side."""
+        first = embeddings[:, : hidden.shape[1]]
+        unrolled: Unrolled = []
+        states = [self.step(first, self.fc(hidden), 0, unrolled)]
+        masks = self.mask.expand_as(first)
+        unknown = self.fc(self.mask_hidden).expand_as(first)
+        states += [self.step(masks, unknown, step, unrolled) for step in range(1, drafted)]
+        return [self.lm_head(self.norm(state)) for state in states]
 
 
 class EagleHead(Head):

@@ -23,6 +23,7 @@ from specreg.core.errors import ModelError, SpecregError
 from specreg.engines.pytorch import heads
 from specreg.engines.pytorch.heads import Head, LayerConfig, MedusaConfig, Model
 from specreg.engines.pytorch.models import check_context, check_models, default_device, load_model
+from specreg.engines.pytorch.parallel import draft_in_parallel
 from specreg.engines.pytorch.requests import OracleAnswer, Question, Text
 
 DraftNext = Callable[[Tensor, int], Tensor]
@@ -32,7 +33,8 @@ Read = Callable[[Text, Tensor], tuple[Tensor, tuple[int, ...]]]
 """Takes a text and its ids, `[1, tokens]`. Returns the target's logits, `[1, tokens, V]`, and for
 each position how many drafts of a step that begins there are right."""
 
-_HEADS = frozenset({"eagle", "eagle3", "medusa", "mtp", "dflash"})
+_HEADS = frozenset({"eagle", "eagle3", "p_eagle", "medusa", "mtp", "dflash"})
+_DRAFT_MODELS = frozenset({"draft_model", "pard"})
 _ERROR_CHARACTERS = 200
 """How much of torch's message about tensors that don't fit is shown: it lists them all."""
 
@@ -47,11 +49,13 @@ def answer_question(question: Question, device: str) -> OracleAnswer:
     max_tokens = max(len(text.ids) for text in question.texts)
     method = question.method.removesuffix("_tree")
     # A head has the target's tokenizer, so only a draft model's is compared with it.
-    draft = question.draft if method == "draft_model" else None
+    draft = question.draft if method in _DRAFT_MODELS else None
     check_models(question.target, draft, max_tokens)
     target = load_model(question.target, question.dtype, device)
     if method == "draft_model":
         read = _draft_model_reader(question, target)
+    elif method == "pard":
+        read = _parallel_model_reader(question, target)
     elif method in _HEADS:
         read = _head_reader(question, target)
     else:
@@ -112,6 +116,32 @@ def _draft_model_reader(question: Question, target: Model) -> Read:
             for position in range(len(hits))
         ]
         return logits, tuple(accepted)
+
+    return read
+
+
+def _parallel_model_reader(question: Question, target: Model) -> Read:
+    """Return a function that reads a text with the target and PARD's draft model.
+
+    Raises:
+        ModelError: The draft can't be loaded, or has no mask.
+    """
+    draft = load_model(question.draft, question.dtype, str(target.device))
+    mask_id = getattr(draft.config, "pard_token", None)
+    if not isinstance(mask_id, int) or not 0 <= mask_id < draft.config.vocab_size:
+        fault = f"its config.json names no token of its own as pard_token, got {mask_id}"
+        raise ModelError(f"draft '{question.draft}': {fault}; choose one that PARD trained")
+
+    def read(_: Text, ids: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+        logits = target(input_ids=ids).logits
+        anchors = ids.shape[1] - question.draft_tokens
+        drafts = draft_in_parallel(draft, ids[:, :anchors], question.draft_tokens, mask_id)
+        hits = []
+        for depth, draft_logits in enumerate(drafts):
+            choices = draft_logits[0].argmax(-1)
+            hits.append((choices == ids[0, 1 + depth : 1 + depth + anchors]).tolist())
+        # A step that begins at a position hangs on the token before it.
+        return logits, (0, *map(_accepted_drafts, zip(*hits, strict=True)))
 
     return read
 
@@ -241,10 +271,7 @@ def _build_head(
     """
     layers = target.config.num_hidden_layers
     if isinstance(config, heads.HeadConfig):
-        if max(config.eagle_aux_hidden_state_layer_ids) > layers or config.norm_before_residual:
-            fault = "its layers aren't the target's, or it adds what is normed"
-            raise _misfit(name, f"{fault} (norm_before_residual)")
-        return heads.Eagle3Head(config)
+        return _build_eagle3_head(name, config, target)
     if isinstance(config, MedusaConfig):
         target_output = target.lm_head.weight.cpu()
         output = weights.pop(heads.MEDUSA_OUTPUT, None)
@@ -266,6 +293,23 @@ def _build_head(
     return heads.EagleHead(config)
 
 
+def _build_eagle3_head(name: str, config: heads.HeadConfig, target: Model) -> Head:
+    """Build an EAGLE-3 head that drafts one token after another, or all of a step at once.
+
+    Raises:
+        ModelError: It isn't this target's, or is built otherwise than the heads of `heads.py`.
+    """
+    layers = target.config.num_hidden_layers
+    if max(config.eagle_aux_hidden_state_layer_ids) > layers or config.norm_before_residual:
+        fault = "its layers aren't the target's, or it adds what is normed"
+        raise _misfit(name, f"{fault} (norm_before_residual)")
+    if not isinstance(config, heads.ParallelHeadConfig):
+        return heads.Eagle3Head(config)
+    if not 0 <= config.ptd_token_id < config.vocab_size:
+        raise _misfit(name, "its mask isn't among the target's tokens (ptd_token_id)")
+    return heads.ParallelEagle3Head(config, target.model.embed_tokens.weight)
+
+
 def _load_checkpoint(
     name: str, question: Question, target: Model
 ) -> tuple[LayerConfig | MedusaConfig, dict[str, Tensor]]:
@@ -276,6 +320,7 @@ def _load_checkpoint(
     """
     configs: dict[str, type[LayerConfig | MedusaConfig]] = {
         "eagle3": heads.HeadConfig,
+        "p_eagle": heads.ParallelHeadConfig,
         "medusa": MedusaConfig,
         "dflash": heads.DFlashConfig,
     }
