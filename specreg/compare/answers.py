@@ -200,8 +200,8 @@ def why_not_compared(a: Case, b: Case) -> str:
         return f"engine '{a.server.engine}' tells no token ids"
     if not a.temperature == b.temperature == 0:
         return "the answers are drawn at a temperature"
-    if a.server.pinned_length_tokens or b.server.pinned_length_tokens:
-        return "their acceptance is pinned, whatever the targets say"
+    if not (a.server.is_lossless and b.server.is_lossless):
+        return "their acceptance is pinned or lossy, whatever the targets say"
     target_settings = operator.attrgetter("target", "padding_layers", "widen", "dtype")
     if target_settings(a.server) != target_settings(b.server):
         return "the targets of both sides differ, or their number formats"

@@ -198,7 +198,12 @@ def _draw(
     case: Case, endpoint: Endpoint, texts: Sequence[Sequence[int]], *, first_seed: int
 ) -> list[list[tuple[int, ...]]]:
     """Return for each text the answers that a server draws, each with a seed of its own."""
-    request = Wanted(output_cap_tokens=max(BEGINNINGS_TOKENS), temperature=case.temperature)
+    request = Wanted(
+        output_cap_tokens=max(BEGINNINGS_TOKENS),
+        temperature=case.temperature,
+        top_p=case.top_p,
+        top_k=case.top_k,
+    )
     seeds = range(first_seed, first_seed + _DRAWS)
     requests = [dataclasses.replace(request, seed=seed) for seed in seeds]
     repeated_texts = [text for text in texts for _ in requests]
@@ -351,7 +356,7 @@ def checks_of(case: Case, *, with_torch: bool) -> tuple[CorrectnessCheck, ...]:
     """
     if not case.speculates or engine_named(case.server.engine).token_api is None:
         return ()
-    if case.server.pinned_length_tokens:  # what is accepted need not be what the target says
+    if not case.server.is_lossless:
         return ()
     is_greedy = case.temperature == 0
     has_control = case.control is not None

@@ -31,11 +31,18 @@ _UNSEEN_TOKENS: Mapping[tuple[str, str], int] = {
     **{("sglang", name): 1 for name in ("draft_model", "draft_model_tree")},
     **{("sglang", name): 0 for name in ("eagle", "eagle3", "eagle_tree", "eagle3_tree", "mtp")},
     ("vllm", "ngram"): 0,
-    **{("vllm", name): 0 for name in ("draft_model", "eagle", "eagle3", "medusa", "mtp", "dflash")},
+    **{
+        ("vllm", name): 0
+        for name in (
+            *("draft_model", "pard", "eagle", "eagle3", "p_eagle", "medusa", "mtp", "dflash"),
+        )
+    },
 }
 """By engine, as methods are spelt, and method: how many of a text's first tokens the drafter isn't
 shown. A pair that isn't here was compared to no such engine: SGLang's lookup learns, TensorRT-LLM's
 is another, and drafts of its models were never seen."""
+_NOT_OF_DRAFTS = {"rejection_sample_method"}
+"""The further keys of a speculation that change no greedy draft."""
 _HERE = str(Path(__file__).parents[2])
 """The folder that holds specreg, which isn't installed in that environment."""
 _MOST_LINES = 15
@@ -85,7 +92,8 @@ def drafts_of_lookup(text: Sequence[int], draft_tokens: int, index: int) -> tupl
 
 def has_oracle(case: Case) -> bool:
     """Return whether it is known what the case's engine drafts by its method."""
-    return _drafter(case) in _UNSEEN_TOKENS
+    further_keys = {key for key, _ in case.server.speculation}
+    return _drafter(case) in _UNSEEN_TOKENS and further_keys <= _NOT_OF_DRAFTS
 
 
 def walk_answers(

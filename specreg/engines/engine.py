@@ -2,7 +2,7 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -82,6 +82,9 @@ class ServerSettings:
         tree: how the drafts of a `…_tree` method branch, see the table `tree`.
         pinned_length_tokens: the acceptance length that the engine keeps to, whatever is drafted;
             it goes with `acceptance = "pinned"`.
+        speculation: further keys of the engine's speculative configuration, as the engine names
+            them: of vLLM those of `--speculative-config`, of SGLang flags without the leading
+            dashes, of TensorRT-LLM those of `speculative_config`.
     """
 
     dtype: str = "auto"
@@ -93,6 +96,7 @@ class ServerSettings:
     trust_remote_code: bool = False
     tree: Tree | None = None
     pinned_length_tokens: Annotated[float, msgspec.Meta(ge=1)] | None = None
+    speculation: tuple[tuple[str, Setting], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +137,8 @@ class LaunchOptions(LaunchSettings):
 
     Attributes:
         target, served_name: the folder or hub id to serve, and the name to serve it under.
-        speculation: the method's settings in the engine's words; empty for `none`.
+        speculation: all settings of the speculation in the engine's words, those of the method and
+            further ones of the case; empty for `none`.
         offline: whether all models are folders, so that nothing needs to be fetched.
         folder: an empty one, for what `Engine.files` writes.
         version: of the engine; empty where it isn't known beforehand.
@@ -143,7 +148,7 @@ class LaunchOptions(LaunchSettings):
     target: str
     served_name: str
     port: int
-    speculation: Mapping[str, Setting]
+    speculation: Mapping[str, Setting] = field()  # type: ignore[assignment]
     offline: bool
     on_gpu: bool
     folder: Path
@@ -248,6 +253,8 @@ class Engine(ABC):
         pinned_on_gpu, pinned_on_cpu: the methods whose acceptance it can pin there.
         compiles: whether its servers compile kernels with nvcc on a GPU.
         has_model_runners: whether a server can be told which model runner to take.
+        own_speculation: by key of its speculative configuration, the key of `[[cases]]` that has
+            it, for those that `speculation` may not set.
     """
 
     name: ClassVar[str]
@@ -268,6 +275,7 @@ class Engine(ABC):
     pinned_on_cpu: ClassVar[Collection[str]] = ()
     compiles: ClassVar[bool] = False
     has_model_runners: ClassVar[bool] = False
+    own_speculation: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod
     def requirement(self, *, on_gpu: bool) -> Requirement:
@@ -286,6 +294,30 @@ class Engine(ABC):
         """How it spells a method, else an UnknownNameError that lists those that it has."""
         check_name(f"method of engine '{self.name}'", method, self.methods)
         return self.methods[method]
+
+    def further_speculation(
+        self, speculation: Sequence[tuple[str, Setting]]
+    ) -> Mapping[str, Setting]:
+        """Return further keys of a case's speculation as the method's own settings are named.
+
+        Raises:
+            UnsupportedError: the engine has no such keys, or a case sets one by another key.
+        """
+        for key, _ in speculation:
+            if key in self.own_speculation:
+                key_of_case = self.own_speculation[key]
+                message = f"speculation.{key}: a case says it by {key_of_case}; leave it out"
+                raise UnsupportedError(message)
+        return dict(speculation)
+
+    def accepts_others(self, speculation: Mapping[str, Setting]) -> bool:
+        """Return whether it accepts drafts that the target wouldn't say or draw.
+
+        Args:
+            speculation: the further keys of a case's speculation.
+        """
+        del speculation
+        return False
 
     def pinned_methods(self, *, on_gpu: bool) -> Collection[str]:
         """The methods whose acceptance it can pin to a length."""
@@ -315,6 +347,7 @@ class Engine(ABC):
                 f"model_runner = {settings.model_runner}: engine '{self.name}' has one only; leave"
                 " it out"
             )
+        self.further_speculation(settings.speculation)
         parallel = settings.parallel
         for name in Parallel.__struct_fields__:
             value, allowed = getattr(parallel, name), {getattr(ALONE, name)}

@@ -12,7 +12,9 @@ import msgspec
 from packaging.version import InvalidVersion, Version
 
 SCHEDULED = "scheduled"
-Setting = str | int | float
+Scalar = str | int | float | bool
+Setting = Scalar | tuple[Scalar | tuple[Scalar, ...], ...]
+"""A value of an engine's speculative configuration."""
 
 # They stand for the folder or hub id of the draft model or head, the number of tokens drafted per
 # step, all of these and the token that they continue, and the branches of a tree.
@@ -52,12 +54,14 @@ class Spelling:
         self, draft: str | None, draft_tokens: int, tree: Tree | None = None
     ) -> dict[str, Setting]:
         """Fill in the settings; a step can accept `draft_tokens` at most, of a tree its depth."""
-        known: Mapping[Setting, Setting] = {
+        drafted_tokens = tree.drafted_tokens if tree else draft_tokens
+        known: dict[Setting, Setting] = {
             DRAFT: draft or "",
             DRAFT_TOKENS: draft_tokens,
-            VERIFIED_TOKENS: (tree.drafted_tokens if tree else draft_tokens) + 1,
-            **({BRANCHES: tree.branches} if tree else {}),
+            VERIFIED_TOKENS: drafted_tokens + 1,
         }
+        if tree:
+            known[BRANCHES] = tree.branches
         return {key: known.get(value, value) for key, value in self.settings.items()}
 
 
@@ -103,7 +107,21 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "eagle3_tree": Method(needs_draft=True, drafts_trees=True),
         "medusa": Method(needs_draft=True),
         "mtp": Method(),  # the target's own layers draft
+        # An MTP model of its own, which reads the target's keys and values and writes none.
+        "frozen_kv_mtp": Method(needs_draft=True),
+        # A layer for each drafted token, instead of one layer that goes over itself.
+        "multi_layer_eagle": Method(needs_draft=True),
+        # A draft model and a head that draft all tokens of a step in one pass.
+        "pard": Method(needs_draft=True),
+        "p_eagle": Method(needs_draft=True),
         "dflash": Method(needs_draft=True),
+        # Drafts as DFlash does, and then corrects each token by the one before it. A step may have
+        # fewer drafts than asked for where its confidence is low.
+        "dspark": Method(needs_draft=True),
+        # A draft model with another vocabulary: it drafts tokens that both models have.
+        "draft_model_tli": Method(needs_draft=True),
+        # What the text itself repeats, looked up in a suffix automaton.
+        "suffix_automaton": Method(drafts_every_step=False),
         # A drafter of one's own: `module.Class`, on the PYTHONPATH of the server.
         "custom_class": Method(needs_draft=True, drafts_every_step=False),
         # specreg's own of these, for an engine that can't pin the acceptance of others.

@@ -1,13 +1,14 @@
 """Start the reference engine, `specreg.engines.pytorch`: slow and exact. Its speed isn't judged."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from specreg.acceptance.record import Source
+from specreg.core.errors import UnsupportedError
 from specreg.engines.engine import Engine, LaunchOptions, Requirement
-from specreg.engines.methods import DRAFT, DRAFT_TOKENS, Spelling
+from specreg.engines.methods import DRAFT, DRAFT_TOKENS, Setting, Spelling
 from specreg.engines.vllm import VllmWireFormat
 
 
@@ -61,6 +62,19 @@ class ReferenceEngine(Engine):
             extras=_PACKAGES,
             local_torch=None if on_gpu else _TORCH,
         )
+
+    def further_speculation(
+        self, speculation: Sequence[tuple[str, Setting]]
+    ) -> Mapping[str, Setting]:
+        """Refuse all of them.
+
+        Raises:
+            UnsupportedError: there is one.
+        """
+        if speculation:
+            message = "the reference engine has no further keys of speculation; leave it out"
+            raise UnsupportedError(f"speculation.{speculation[0][0]}: {message}")
+        return {}
 
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
         """Return the command, with the method's settings as flags."""

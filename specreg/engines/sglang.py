@@ -14,6 +14,7 @@ import msgspec
 
 from specreg.acceptance.record import Counters, Source
 from specreg.acceptance.trace import Body, StreamEvent
+from specreg.core.errors import UnsupportedError
 from specreg.core.files import UNREADABLE
 from specreg.core.http import Count, Name
 from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement, given_flags
@@ -94,6 +95,7 @@ def _sampling(wanted: Wanted) -> dict[str, object]:
     return {
         "max_new_tokens": wanted.output_cap_tokens,
         "temperature": wanted.temperature,
+        **wanted.cut,
         "ignore_eos": wanted.ignore_eos,
         **({} if wanted.seed is None else {"sampling_seed": wanted.seed}),
     }
@@ -239,7 +241,10 @@ _METHODS = {
     "eagle_tree": _drafter("EAGLE", _TREE),
     "eagle3_tree": _drafter("EAGLE3", _TREE),
     "mtp": _drafter("EAGLE", _STEPS),
+    "frozen_kv_mtp": _drafter("FROZEN_KV_MTP", _CHAIN),
+    "multi_layer_eagle": _drafter("EAGLE", _CHAIN | {"enable-multi-layer-eagle": True}),
     "dflash": _drafter("DFLASH", _DRAFT),
+    "dspark": _drafter("DSPARK", _DRAFT),
 }
 
 
@@ -248,7 +253,13 @@ class Sglang(Engine):
 
     name: ClassVar = "sglang"
     methods: ClassVar = _METHODS
-    seen: ClassVar = dict.fromkeys(set(_METHODS) - {"dflash"}, "measured 0.5.23, 2026-11-24")
+    seen: ClassVar = dict.fromkeys(
+        (
+            *("none", "ngram", "draft_model", "eagle", "eagle3", "mtp"),
+            *("draft_model_tree", "eagle_tree", "eagle3_tree"),
+        ),
+        "measured 0.5.23, 2026-11-24",
+    )
     oldest: ClassVar = "0.5.21"
     module: ClassVar = "sglang"
     version_path: ClassVar = "/server_info"
@@ -259,6 +270,39 @@ class Sglang(Engine):
     pinned_on_gpu: ClassVar = ("draft_model", "eagle", "eagle3", "mtp", "dflash")
     pinned_on_cpu: ClassVar = pinned_on_gpu
     compiles: ClassVar = True
+
+    own_speculation: ClassVar = {
+        "speculative-algorithm": "methods",
+        "speculative-draft-model-path": "the drafts of the model pair",
+        "speculative-num-steps": "draft_tokens",
+        "speculative-num-draft-tokens": "draft_tokens, and drafted_tokens of a tree",
+        "speculative-eagle-topk": "branches of a tree",
+    }
+
+    def further_speculation(
+        self, speculation: Sequence[tuple[str, Setting]]
+    ) -> Mapping[str, Setting]:
+        """Return the keys as flags are written; an underscore counts as a dash.
+
+        Raises:
+            UnsupportedError: a key isn't of speculation, a value isn't one of a flag, or a case
+                sets one by another key.
+        """
+        flags = [(key.replace("_", "-"), value) for key, value in speculation]
+        for key, value in flags:
+            if "spec" not in key and key != "enable-multi-layer-eagle":
+                message = f"speculation.{key}: no flag of SGLang's speculation; put it into"
+                raise UnsupportedError(f"{message} engine_args")
+            if value is False or isinstance(value, tuple):
+                message = f"speculation.{key} = {value}: a flag has one value, or true; give it so"
+                raise UnsupportedError(f"{message}, or leave it out")
+        return super().further_speculation(flags)
+
+    def accepts_others(self, speculation: Mapping[str, Setting]) -> bool:
+        """Return True where a threshold accepts drafts that the target finds less likely."""
+        flags = self.further_speculation(tuple(speculation.items()))
+        thresholds = ("speculative-accept-threshold-single", "speculative-accept-threshold-acc")
+        return any(float(str(flags.get(name, 1.0))) < 1.0 for name in thresholds)
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
         """`sglang`; without a GPU on a CPU's torch, and without its kernels."""
@@ -295,7 +339,7 @@ class Sglang(Engine):
                 ("--ep-size", options.parallel.expert and options.parallel.tensor),
                 ("--trust-remote-code", options.trust_remote_code),
             ),
-            *(f"--{key}={value}" for key, value in options.speculation.items()),
+            *_speculation_flags(options.speculation),
             *options.engine_args,
         )
 
@@ -338,6 +382,13 @@ class Sglang(Engine):
                 },
             )
         return found
+
+
+def _speculation_flags(speculation: Mapping[str, Setting]) -> tuple[str, ...]:
+    """Return the flags of a speculation; one that is true stands alone."""
+    return tuple(
+        f"--{key}" if value is True else f"--{key}={value}" for key, value in speculation.items()
+    )
 
 
 _CPU_FLAGS = (

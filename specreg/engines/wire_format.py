@@ -41,14 +41,28 @@ class Wanted:
     Attributes:
         output_cap_tokens: the most tokens of the reply.
         temperature: 0 is greedy.
+        top_p: the probability that the tokens to draw from have together, the likeliest first.
+        top_k: from how many of the likeliest tokens is drawn, None for all.
         ignore_eos: whether the reply goes on to the cap, whatever the model says.
         seed: of what is drawn, None for the server's own.
     """
 
     output_cap_tokens: int
     temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int | None = None
     ignore_eos: bool = False
     seed: int | None = None
+
+    @property
+    def cut(self) -> dict[str, object]:
+        """What cuts off the unlikely tokens, by the names that all servers have for it."""
+        cut: dict[str, object] = {}
+        if self.top_p < 1:
+            cut["top_p"] = self.top_p
+        if self.top_k is not None:
+            cut["top_k"] = self.top_k
+        return cut
 
     @property
     def openai(self) -> dict[str, object]:
@@ -56,6 +70,7 @@ class Wanted:
         return {
             "max_tokens": self.output_cap_tokens,
             "temperature": self.temperature,
+            **self.cut,
             **({"ignore_eos": True} if self.ignore_eos else {}),
             **({} if self.seed is None else {"seed": self.seed}),
         }

@@ -74,7 +74,7 @@ def encode_chats(
             messages=messages,
             output_cap_tokens=1,
             temperature=0.0,
-            chat_template_args=case.chat_template_args,
+            chat_template_args=case.template_args,
         )
         for messages in chats
     ]

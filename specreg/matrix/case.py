@@ -20,6 +20,7 @@ from specreg.core.redaction import learn
 from specreg.core.values import hide_values
 from specreg.datasets.prompts import AS_IS
 from specreg.engines.engine import LaunchSettings, Parallel, Positive, ServerSettings
+from specreg.engines.methods import Setting
 from specreg.engines.registry import engine_named
 from specreg.engines.wire_format import Form
 
@@ -38,6 +39,10 @@ ROUNDING_NATS = 0.25
 """The gap between the log-probabilities of two tokens below which rounding may choose either."""
 USUAL_DRAFT_TOKENS = 3
 """The tokens drafted per step unless a table has another number; left out of a case's id."""
+
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+"""The arguments by which chat templates switch a thought on or off: the first of Qwen's, GLM's and
+Nemotron's, the second of DeepSeek's and Granite's. A template ignores what it doesn't know."""
 
 AboveZero = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
@@ -116,24 +121,39 @@ class RequestSettings:
     Attributes:
         output_cap_tokens: the most tokens of an answer (`max_tokens`).
         temperature: the sampling temperature; 0 is greedy.
+        top_p: the probability that the tokens to draw from have together, the likeliest first.
+        top_k: from how many of the likeliest tokens is drawn; without it from all.
         paired_seeds: True if each turn of a prompt has a seed of its own that is the same on every
             server and launch, so that two servers draw alike as far as speculation allows.
         turns: the most turns of a conversation; without it all turns are sent.
         history_reply: what the next turn has of a reply: `"as_is"`, `"stripped"` of surrounding
             blanks, or `"without_thinking"` (without everything up to the last `</think>`).
         form: `"chat"` (through the model's chat template) or `"completions"`.
-        chat_template_args: arguments of the chat template, such as `{ enable_thinking = false }`.
+        chat_template_args: arguments of the chat template, such as `{ reasoning_effort = "low" }`.
+        thinking: True or False for a model whose chat template can switch its thought on or off;
+            without it the template decides.
         ignore_eos: True if every answer goes on to `output_cap_tokens`.
     """
 
     output_cap_tokens: Positive
     temperature: NotNegative = 0.0
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    top_k: Positive | None = None
     paired_seeds: bool = False
     turns: Positive | None = None
     history_reply: str = AS_IS
     form: Form = Form.CHAT
     chat_template_args: tuple[tuple[str, object], ...] = ()
+    thinking: bool | None = None
     ignore_eos: bool = False
+
+    @property
+    def template_args(self) -> tuple[tuple[str, object], ...]:
+        """The arguments of the chat template, with those that switch a thought on or off."""
+        if self.thinking is None:
+            return self.chat_template_args
+        switches = tuple((name, self.thinking) for name in THINKING_SWITCHES)
+        return (*self.chat_template_args, *switches)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,6 +259,8 @@ class ServerSpec(LaunchSettings):
             a step drafts no more than these.
         sizes: the memory that the models take; None if it isn't known.
         widen: the size that tiny models are made to cost, see `ModelsTable`.
+        variant: what ends the name of a server that speculates, where a tier has several whose
+            names would be equal; empty otherwise.
     """
 
     engine: str
@@ -250,6 +272,7 @@ class ServerSpec(LaunchSettings):
     draft_tokens: int
     sizes: Sizes | None = None
     widen: Width | None = None
+    variant: str = ""
 
     def __post_init__(self) -> None:
         """Hide the secrets among arguments and variables in all output."""
@@ -264,8 +287,8 @@ class ServerSpec(LaunchSettings):
     def id(self) -> str:
         """The name, such as `vllm-eagle3-tiny`.
 
-        An unusual number of drafts adds `-k5`, a pinned acceptance length `-al2.5`, and a model
-        runner that was chosen `-v1`.
+        An unusual number of drafts adds `-k5`, a pinned acceptance length `-al2.5`, a model runner
+        that was chosen `-v1`, and a variant its name.
         """
         name = f"{self.engine}-{self.method}-{self.models}"
         if self.draft_tokens not in {0, USUAL_DRAFT_TOKENS}:
@@ -274,7 +297,29 @@ class ServerSpec(LaunchSettings):
             name += f"-al{self.pinned_length_tokens:g}"
         if self.model_runner is not None:
             name += f"-{self.model_runner}"
+        if self.variant:
+            name += f"-{self.variant}"
         return name
+
+    def rendered_speculation(self, draft: str | None) -> Mapping[str, Setting]:
+        """Return all settings of the speculation in the engine's words; empty for `none`.
+
+        Args:
+            draft: the folder or hub id of the draft as the engine gets it; None without one.
+
+        Raises:
+            UnsupportedError: the engine has no such further keys.
+        """
+        engine = engine_named(self.engine)
+        settings = engine.spelling_of(self.method).render(draft, self.draft_tokens, self.tree)
+        return {**settings, **engine.further_speculation(self.speculation)}
+
+    @property
+    def is_lossless(self) -> bool:
+        """True if an answer with speculation has to be what the target alone says or draws."""
+        if self.pinned_length_tokens:
+            return False
+        return not engine_named(self.engine).accepts_others(dict(self.speculation))
 
     @property
     def without_speculation(self) -> "ServerSpec":
@@ -289,6 +334,8 @@ class ServerSpec(LaunchSettings):
             draft_tokens=0,
             tree=None,
             pinned_length_tokens=None,
+            speculation=(),
+            variant="",
             parallel=self.parallel.without_draft,
             sizes=sizes,
         )

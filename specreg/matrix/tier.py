@@ -20,9 +20,11 @@ from specreg.core.names import MOST_CASE_CHARACTERS, check_spelling, is_name
 from specreg.datasets.prompts import REPLIES
 from specreg.datasets.table import dataset_named
 from specreg.engines.engine import LaunchSettings, Positive, taken
-from specreg.engines.methods import METHODS, SCHEDULED, Tree
+from specreg.engines.methods import METHODS, SCHEDULED, Setting, Tree
 from specreg.engines.registry import engine_named
+from specreg.engines.wire_format import Form
 from specreg.matrix.case import (
+    THINKING_SWITCHES,
     USUAL_DRAFT_TOKENS,
     AboveZero,
     Arrivals,
@@ -90,6 +92,8 @@ class CasesTable(LaunchSettings, WorkloadSettings, Load):
         methods: the speculative methods; `"none"` makes the speedup of the others measurable.
         models: the name of a model pair; of several, a machine runs the first that its GPUs hold.
         draft_tokens: how many tokens are drafted per step, as one number or a list.
+        variant: what ends the id of the cases that speculate, where another table of the tier would
+            make the same ids.
         acceptance: `"real"` judges the drafter; `"pinned"` fixes the acceptance length, so that
             only the cost of a step differs.
         concurrency: the requests in flight of closed loops, one case for each; the next request
@@ -110,6 +114,7 @@ class CasesTable(LaunchSettings, WorkloadSettings, Load):
     draft_tokens: DraftTokens | Annotated[list[DraftTokens], msgspec.Meta(min_length=1)] = (
         USUAL_DRAFT_TOKENS
     )
+    variant: str = ""
     acceptance: Literal["real", "pinned"] = "real"
     concurrency: tuple[Positive, ...] = ()  # type: ignore[assignment]
     requests_per_s: tuple[AboveZero, ...] = ()  # type: ignore[assignment]
@@ -119,6 +124,7 @@ class CasesTable(LaunchSettings, WorkloadSettings, Load):
     power_s: NotNegative | None = None
     engine_env: dict[str, str] = field(default_factory=dict)  # type: ignore[assignment]
     chat_template_args: dict[str, object] = field(default_factory=dict)  # type: ignore[assignment]
+    speculation: dict[str, Setting] = field(default_factory=dict)  # type: ignore[assignment]
     tolerances: dict[str, AboveZero] = field(default_factory=dict)  # type: ignore[assignment]
 
 
@@ -295,10 +301,7 @@ def _pairs_of(path: Path, tables: Mapping[str, object]) -> dict[str, ModelsTable
 
 def _pair_of(name: str, table: object) -> ModelsTable:
     """Return one model pair; errors as in `_pairs_of`."""
-    check_spelling("model pair", name)
-    if _LAUNCH_SUFFIX.search(name):
-        problem = "it ends as a second launch of a server does"
-        raise MatrixError(f"model pair '{name}': {problem}; give it another name")
+    _check_ending("model pair", name)
     pair = _convert(table, ModelsTable)
     if pair.widen and pair.padding_layers:
         raise MatrixError("padding_layers with widen, which says how many; leave one of them out")
@@ -308,6 +311,18 @@ def _pair_of(name: str, table: object) -> ModelsTable:
     for method in pair.drafts_gib:
         check_name("draft", method, pair.drafts)
     return pair
+
+
+def _check_ending(kind: str, name: str) -> None:
+    """Check that a name may end the name of a server.
+
+    Raises:
+        MatrixError: It can't, because of its spelling or because a second launch ends so.
+    """
+    check_spelling(kind, name)
+    if _LAUNCH_SUFFIX.search(f"-{name}"):
+        problem = "it ends as a second launch of a server does"
+        raise MatrixError(f"{kind} '{name}': {problem}; give it another name")
 
 
 def _convert(document: object, kind: type[_TableT]) -> _TableT:
@@ -424,6 +439,15 @@ def _check_table(table: CasesTable) -> None:
             f' {table.pinned_length_tokens}; give acceptance = "pinned" and a length such as 2.5,'
             " or neither"
         )
+    if table.variant:
+        _check_ending("variant", table.variant)
+    if table.temperature == 0 and (table.top_p < 1 or table.top_k is not None):
+        raise MatrixError(
+            f"top_p = {table.top_p}, top_k = {table.top_k} with temperature = 0, where always the"
+            " likeliest token is taken; give a temperature, or leave them out"
+        )
+    if table.thinking is not None:
+        _check_thinking(table)
     parallel = table.parallel
     if parallel.nodes > 1 and (parallel.data > 1 or parallel.gpus % parallel.nodes):
         raise MatrixError(
@@ -431,6 +455,21 @@ def _check_table(table: CasesTable) -> None:
             f" {parallel.tensor} and pipeline = {parallel.pipeline}: a server over nodes is one"
             " copy with as many GPUs on each; change one of them"
         )
+
+
+def _check_thinking(table: CasesTable) -> None:
+    """Check that a chat template is there to switch the thought, and isn't told otherwise.
+
+    Raises:
+        MatrixError: The requests are no chat, or `chat_template_args` has the switch too.
+    """
+    if table.form is not Form.CHAT:
+        message = f'thinking = {table.thinking} with form = "{table.form}", which has no chat'
+        raise MatrixError(f"{message} template; leave one of them out")
+    for name in THINKING_SWITCHES:
+        if name in table.chat_template_args:
+            message = f"thinking with chat_template_args.{name}, which says the same"
+            raise MatrixError(f"{message}; leave one of them out")
 
 
 def _taken(kind: type[object], table: CasesTable) -> dict[str, Any]:
@@ -476,6 +515,7 @@ def _server_of(
         widen=pair.widen,
         draft_tokens=draft_tokens,
         sizes=sizes,
+        variant=table.variant,
     )
     return spec.without_speculation if method == "none" else spec
 

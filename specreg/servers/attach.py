@@ -201,9 +201,7 @@ def _facts(spec: ServerSpec, target: str, draft: str | None, identity: Identity)
     if identity.speculates is not None:
         needs_speculation = spec.method != "none"
         yield _Fact("its speculation", _SWITCH[identity.speculates], _SWITCH[needs_speculation])
-    spelling = engine_named(spec.engine).spelling_of(spec.method)
-    settings = spelling.render(draft, spec.draft_tokens, spec.tree)
-    for name, value in settings.items():
+    for name, value in spec.rendered_speculation(draft).items():
         if name in identity.speculation:
             reported = Path(identity.speculation[name]).name
             yield _Fact(f"its {name}", reported, Path(str(value)).name)

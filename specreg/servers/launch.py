@@ -290,17 +290,15 @@ def launch_options(
         site: Where it is started.
     """
     target, draft = models
-    spelling = engine_named(spec.engine).spelling_of(spec.method)
     memory = None
     if site.on_gpu:
         memory = gpu_memory(spec, find_gpus().memory_gib)
     return LaunchOptions(
-        **taken(LaunchSettings, spec),
+        **taken(LaunchSettings, spec) | {"speculation": spec.rendered_speculation(draft)},
         target=target,
         # The name is unique, so that a request that reaches another server fails there.
         served_name=f"{spec.id}-{uuid.uuid4().hex[:_NONCE_DIGITS]}",
         port=site.port,
-        speculation=spelling.render(draft, spec.draft_tokens, spec.tree),
         offline=all(Path(model).is_dir() for model in models if model),
         on_gpu=site.on_gpu,
         folder=site.folder,

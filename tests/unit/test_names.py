@@ -24,7 +24,7 @@ UNITS = (
     *("_requests", "_nats", "_gib", "_gb", "_kib", "_min", "_uj", "_j", "_ratio", "minutes"),
 )
 UNITLESS = re.compile(
-    r"burstiness|freedom|p_worse|temperature|waiting"  # numbers of their own kind
+    r"burstiness|freedom|p_worse|temperature|top_p|waiting"  # numbers of their own kind
     r"|changes|parts|slowed|tolerances|turns"  # shares
     r"|(tpot_)?ratio(_by_category)?"  # times something
     r"|expected|first|judged|last|launches|origin|scale|values?|a|b"  # in the unit of a metric

@@ -254,7 +254,7 @@ class ModelDrafter(Drafter):
                 if row.job.temperature == 0:
                     drafted[index].append(int(next_logits.argmax()))
                 else:
-                    q = speculation.distributions(next_logits, row.job.temperature)
+                    q = row.job.sampling.distributions(next_logits)
                     drawn_from[index].append(q)
                     drafted[index].append(speculation.sample(q, row.random))
             # The last draft of a row isn't read: nothing is drafted after it.
@@ -333,7 +333,7 @@ def decode(
         logits = reader.read(unread, [len(draft.token_ids) + 1 for draft in drafts])
         verified = [
             # By the module's name, so that a fault can be planted there.
-            speculation.verify(draft, row_logits, row.job.temperature, row.random)
+            speculation.verify(draft, row_logits, row.job.sampling, row.random)
             for row, draft, row_logits in zip(rows, drafts, logits, strict=True)
         ]
         rejected_tokens = [

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from specreg.core.errors import ServerRefusedError
+from specreg.engines.pytorch.speculation import Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +31,16 @@ class Job:
     prompt: Sequence[int]
     output_cap_tokens: int
     temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int | None = None
     seed: int | None = None
     ignore_eos: bool = False
     top_logprobs: int | None = None
+
+    @property
+    def sampling(self) -> Sampling:
+        """How its tokens are drawn."""
+        return Sampling(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +77,8 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     model: str | None = None
     max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0)] = 1.0
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, msgspec.Meta(ge=1)] | None = None
     seed: Annotated[int, msgspec.Meta(ge=0)] | None = None
     ignore_eos: bool = False
     stream: bool = False
@@ -156,6 +166,8 @@ def build_job(body: Body, tokenizer: Tokenizer, context_tokens: int) -> Job:
         prompt=prompt,
         output_cap_tokens=cap_tokens,
         temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
         seed=body.seed,
         ignore_eos=body.ignore_eos,
         top_logprobs=top_logprobs,

@@ -123,19 +123,53 @@ class Verified:
     next_id: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_p: the probability that the tokens to draw from have together, the likeliest first.
+        top_k: from how many of the likeliest tokens is drawn; None for all.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int | None = None
+
+    def distributions(self, logits: Floats) -> Floats:
+        """Return what is drawn from, over the last axis; the temperature must be above 0."""
+        p = distributions(logits, self.temperature)
+        if self.top_k is None and self.top_p >= 1:
+            return p
+        order = np.argsort(-p, axis=-1, kind="stable")
+        sorted_p = np.take_along_axis(p, order, -1)
+        if self.top_k is not None:
+            sorted_p[..., self.top_k :] = 0.0
+            sorted_p /= sorted_p.sum(axis=-1, keepdims=True)
+        # A token stays while those before it have less than top_p: the likeliest always does.
+        before = sorted_p.cumsum(axis=-1) - sorted_p
+        sorted_p[before >= self.top_p] = 0.0
+        sorted_p /= sorted_p.sum(axis=-1, keepdims=True)
+        cut = np.empty_like(p)
+        np.put_along_axis(cut, order, sorted_p, -1)
+        return cut
+
+
 def verify(
-    draft: Draft, logits: Floats, temperature: float, random: np.random.Generator
+    draft: Draft, logits: Floats, sampling: Sampling, random: np.random.Generator
 ) -> Verified:
     """Verify a draft of k tokens.
 
     Args:
         draft: the tokens to verify.
         logits: the target's before each of the tokens and after the last, of shape [k + 1, V].
-        temperature: 0 is greedy: the target's own choices are accepted and nothing is drawn.
+        sampling: how tokens are drawn; of a greedy one the target's own choices are accepted, and
+            nothing is drawn.
         random: for a temperature above 0.
     """
-    if temperature > 0:
-        return verify_sampled(draft, distributions(logits, temperature), random)
+    if sampling.temperature > 0:
+        return verify_sampled(draft, sampling.distributions(logits), random)
     choices = logits.argmax(axis=-1).tolist()
     accepted = 0
     while accepted < len(draft.token_ids) and draft.token_ids[accepted] == choices[accepted]:

@@ -17,8 +17,8 @@ def plant(fault: str) -> None:
 
     verify = speculation.verify
 
-    def faulty_verify(draft: Any, logits: Any, temperature: float, random: Any) -> Any:  # noqa: ANN401
-        sound = verify(draft, logits, temperature, random)
+    def faulty_verify(draft: Any, logits: Any, sampling: Any, random: Any) -> Any:  # noqa: ANN401
+        sound = verify(draft, logits, sampling, random)
         if sound.accepted == len(draft.token_ids):
             return sound
         # In place of the token that corrects a rejected draft, that which would follow the draft;

@@ -30,6 +30,7 @@ NOT_COMPARED = {
     "draft": "one compares drafts",
     "padding_layers": "the padded target's files are compared",
     "widen": "the widened target's files are compared",
+    "variant": "it is part of the case's id, and so of its baseline's name",
     "sizes": "what a pair says of its memory changes no measurement",
     "gpu_memory_frac": "which share of a GPU is enough differs by GPU",
     "model_runner": "one that is named is part of the case's id, and so of the baseline's name",
@@ -55,6 +56,9 @@ OTHERS = {
     "limits": Limits(tpot_ms=20.0),
     "sizes": Sizes(target_gib=1.0, draft_gib=0.0, token_kib=0.0),
     "widen": "1b",
+    "thinking": False,
+    "top_p": 0.9,
+    "top_k": 20,
     "control": builders.PLAIN_SPEC,
     "server": dataclasses.replace(builders.SPEC, dtype="other"),
     "load": Load(concurrency=3),
@@ -123,6 +127,7 @@ def test_a_command_line_is_made_from_all_settings_of_a_server() -> None:
     assert {field.name for field in dataclasses.fields(ServerSpec)} - names == {
         *("engine", "method", "models", "draft", "draft_tokens"),  # by `speculation`
         *("padding_layers", "widen", "sizes"),  # by `target` and `memory`
+        "variant",  # by `served_name`
     }
 
 
@@ -141,9 +146,13 @@ WRITTEN = {
     "form": '"completions"',
     "prompts": "9",
     "burstiness": "2.0",
+    "top_p": "0.9\ntemperature = 0.5",
+    "top_k": "20\ntemperature = 0.5",
+    "thinking": "false",
+    "variant": '"tuned"',
     "gpu_memory_frac": "0.3",
     "dataset": '"random-64"',
-    **dict.fromkeys(("engine_env", "chat_template_args"), '{ A = "b" }'),
+    **dict.fromkeys(("engine_env", "chat_template_args", "speculation"), '{ A = "b" }'),
     "tolerances": "{ tpot_p50_ms = 0.2 }",
     "shown": '["tpot_p50_ms"]',
 }

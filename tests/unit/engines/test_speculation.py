@@ -16,6 +16,7 @@ from specreg.engines.pytorch.speculation import (
     Draft,
     Floats,
     NGramStore,
+    Sampling,
     Verified,
     distributions,
     propose,
@@ -127,9 +128,30 @@ def test_greedy_accepts_nothing_behind_a_rejection_and_takes_no_chance() -> None
         for right in itertools.product((True, False), repeat=draft_tokens):
             expected = (*right, False).index(False)
             ids = tuple(place if ok else 7 for place, ok in enumerate(right))
-            verified = verify(Draft(token_ids=ids), logits, 0.0, random)
+            verified = verify(Draft(token_ids=ids), logits, Sampling(), random)
             assert verified == Verified(accepted=expected, next_id=expected)
     assert random.bit_generator.state == before
+
+
+@pytest.mark.parametrize(
+    ("top_p", "top_k", "drawn"),
+    [
+        (1.0, None, [0.1, 0.4, 0.2, 0.3]),
+        (1.0, 2, [0.0, 4 / 7, 0.0, 3 / 7]),
+        (1.0, 1, [0.0, 1.0, 0.0, 0.0]),
+        (0.4, None, [0.0, 1.0, 0.0, 0.0]),  # the likeliest alone has as much
+        (0.41, None, [0.0, 4 / 7, 0.0, 3 / 7]),
+        (0.001, None, [0.0, 1.0, 0.0, 0.0]),
+        (0.6, 3, [0.0, 4 / 7, 0.0, 3 / 7]),  # of the three that are left, not of all
+    ],
+)
+def test_unlikely_tokens_are_cut_off_first_by_number_and_then_by_probability(
+    top_p: float, top_k: int | None, drawn: list[float]
+) -> None:
+    logits = np.log(np.array([[0.1, 0.4, 0.2, 0.3]] * 2))
+    sampling = Sampling(temperature=1.0, top_p=top_p, top_k=top_k)
+    for row in sampling.distributions(logits):
+        assert row == pytest.approx(drawn)
 
 
 def test_a_temperature_divides_the_logits() -> None:

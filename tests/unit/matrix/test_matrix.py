@@ -330,3 +330,59 @@ def test_what_is_wrong_with_the_shared_pairs_is_said_with_their_file(
     with pytest.raises(SpecregError) as error:
         load(tmp_path / "matrix", MODELS + CASES)
     assert str(error.value).startswith(f"matrix file '{shared}'{words}")
+
+
+def test_further_keys_of_a_speculation_are_part_of_the_server_that_speculates(
+    tmp_path: Path,
+) -> None:
+    further = (
+        'speculation = { rejection_sample_method = "block", schedule = [[1, 4, 3], [5, 8, 0]] }\n'
+        'variant = "block"\n'
+    )
+    tier = load(tmp_path, MODELS + CASES + further)
+    case = case_of(tier, "vllm-eagle3-tiny-block-toy-c4")
+    assert case.server.speculation == (
+        ("rejection_sample_method", "block"),
+        ("schedule", ((1, 4, 3), (5, 8, 0))),
+    )
+    assert case.control == case_of(tier, "vllm-none-tiny-toy-c4").server
+    assert case.control is not None
+    assert case.control.speculation == ()
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("top_p = 0.9", "top_p = 0.9, top_k = None with temperature = 0"),
+        ("top_k = 20", "top_p = 1.0, top_k = 20 with temperature = 0"),
+        ("top_p = 0.0\ntemperature = 1.0", "Expected `float` > 0.0"),
+        ('thinking = true\nform = "completions"', 'with form = "completions", which has no chat'),
+        (
+            "thinking = true\nchat_template_args = { enable_thinking = false }",
+            "thinking with chat_template_args.enable_thinking, which says the same",
+        ),
+        ("speculation = { a = { b = 1 } }", "speculation"),
+        ('variant = "no/name"', "variant 'no/name': a name is"),
+        ('variant = "launch2"', "variant 'launch2': it ends as a second launch"),
+    ],
+)
+def test_settings_that_exclude_each_other_or_say_nothing_are_refused(
+    tmp_path: Path, lines: str, words: str
+) -> None:
+    with pytest.raises(SpecregError) as refused:
+        load(tmp_path, MODELS + CASES + lines + "\n")
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+def test_a_thought_is_switched_by_all_names_that_templates_have_for_it(
+    tmp_path: Path, *, thinking: bool
+) -> None:
+    lines = f'thinking = {str(thinking).lower()}\nchat_template_args = {{ tone = "dry" }}\n'
+    case = load(tmp_path, MODELS + CASES + lines).cases[0]
+    assert dict(case.template_args) == {
+        "tone": "dry",
+        "enable_thinking": thinking,
+        "thinking": thinking,
+    }
+    assert case.chat_template_args == (("tone", "dry"),)

@@ -1,0 +1,143 @@
+"""Further keys of an engine's speculative configuration, as a case passes them on."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from specreg.core.errors import UnsupportedError
+from specreg.correctness.checks import checks_of
+from specreg.correctness.oracle_client import has_oracle
+from specreg.engines.methods import Setting
+from specreg.engines.registry import ENGINES, engine_named
+from specreg.matrix.case import Case, ServerSpec
+from specreg.servers.launch import LaunchSite, launch_options
+from tests.unit import builders
+
+SCHEDULE = ((1, 4, 3), (5, 8, 0))
+SITE = LaunchSite(port=8123, folder=Path("/runs"), on_gpu=False)
+
+
+def spec_with(engine: str, **speculation: Setting) -> ServerSpec:
+    pairs = tuple(speculation.items())
+    return dataclasses.replace(builders.SPEC, engine=engine, method="eagle3", speculation=pairs)
+
+
+def words_of(spec: ServerSpec) -> str:
+    """The command line of a server, and the files beside it."""
+    options = launch_options(spec, (spec.target, spec.draft), SITE)
+    engine = engine_named(spec.engine)
+    return " ".join((*engine.command(Path("python"), options), *engine.files(options).values()))
+
+
+def test_vllm_gets_them_in_its_configuration_beside_the_methods_own() -> None:
+    spec = spec_with("vllm", num_speculative_tokens_per_batch_size=SCHEDULE)
+    words = words_of(spec)
+    config = json.loads(words[words.index("{") : words.rindex("}") + 1])
+    assert config == {
+        "method": "eagle3",
+        "model": "some/draft",
+        "num_speculative_tokens": 3,
+        "num_speculative_tokens_per_batch_size": [[1, 4, 3], [5, 8, 0]],
+    }
+
+
+def test_a_key_takes_the_place_of_a_value_that_the_method_would_have() -> None:
+    spec = dataclasses.replace(spec_with("vllm", prompt_lookup_max=7), method="ngram")
+    assert spec.rendered_speculation(None)["prompt_lookup_max"] == 7
+
+
+@pytest.mark.parametrize("key", ["speculative-adaptive", "speculative_adaptive"])
+def test_sglang_gets_flags_and_one_that_is_true_stands_alone(key: str) -> None:
+    spec = spec_with("sglang", **{key: True, "speculative-draft-window-size": 512})
+    words = words_of(spec).split()
+    assert "--speculative-adaptive" in words
+    assert "--speculative-draft-window-size=512" in words
+
+
+def test_tensorrt_llm_gets_them_in_the_section_of_its_file() -> None:
+    words = words_of(spec_with("tensorrt_llm", acceptance_window=100))
+    options = json.loads(words[words.index("{") :])
+    assert options["speculative_config"]["acceptance_window"] == 100
+
+
+def test_triton_gets_them_as_the_vllm_inside_it() -> None:
+    words = words_of(spec_with("triton", rejection_sample_method="block"))
+    assert '"rejection_sample_method": "block"' in words
+
+
+@pytest.mark.parametrize(
+    ("engine", "speculation", "words"),
+    [
+        ("vllm", {"method": "ngram"}, "speculation.method: a case says it by methods"),
+        ("vllm", {"num_speculative_tokens": 5}, "a case says it by draft_tokens"),
+        ("triton", {"model": "a/b"}, "a case says it by the drafts of the model pair"),
+        ("vllm", {"synthetic_acceptance_length": 2.5}, "says it by pinned_length_tokens"),
+        ("vllm", {"draft_tensor_parallel_size": 1}, "says it by parallel.draft_tensor"),
+        ("sglang", {"speculative_num_steps": 5}, "a case says it by draft_tokens"),
+        ("sglang", {"port": 1}, "no flag of SGLang's speculation; put it into engine_args"),
+        ("sglang", {"speculative-adaptive": False}, "has one value, or true"),
+        ("sglang", {"speculative-token-map": ("a",)}, "has one value, or true"),
+        ("tensorrt_llm", {"max_draft_len": 5}, "a case says it by draft_tokens"),
+        ("reference", {"anything": 1}, "the reference engine has no further keys"),
+    ],
+)
+def test_what_another_key_says_or_no_engine_has_is_refused(
+    engine: str, speculation: Mapping[str, Setting], words: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=words):
+        ENGINES[engine].check(spec_with(engine, **speculation))
+
+
+def case_with(engine: str, **speculation: Setting) -> Case:
+    return dataclasses.replace(
+        builders.CASE, server=spec_with(engine, **speculation), control=builders.PLAIN_SPEC
+    )
+
+
+LOSSY = [
+    ("vllm", "rejection_sample_method", "fly"),
+    ("triton", "rejection_sample_method", "fly"),
+    ("sglang", "speculative_accept_threshold_single", 0.9),
+    ("sglang", "speculative-accept-threshold-acc", 0.5),
+    ("tensorrt_llm", "use_relaxed_acceptance_for_thinking", True),
+]
+
+
+@pytest.mark.parametrize(("engine", "key", "value"), LOSSY)
+def test_what_accepts_other_drafts_by_design_is_not_called_lossless(
+    engine: str, key: str, value: Setting
+) -> None:
+    case = case_with(engine, **{key: value})
+    assert not case.server.is_lossless
+    assert checks_of(case, with_torch=True) == ()
+
+
+@pytest.mark.parametrize(
+    ("engine", "key", "value"),
+    [
+        ("vllm", "rejection_sample_method", "block"),
+        ("sglang", "speculative-accept-threshold-single", 1.0),
+        ("vllm", "disable_padded_drafter_batch", True),
+    ],
+)
+def test_other_keys_leave_an_answer_to_be_the_targets(
+    engine: str, key: str, value: Setting
+) -> None:
+    case = case_with(engine, **{key: value})
+    assert case.server.is_lossless
+    assert checks_of(case, with_torch=False)
+
+
+def test_the_oracle_knows_no_drafts_under_keys_that_may_change_them() -> None:
+    assert has_oracle(case_with("vllm"))
+    assert has_oracle(case_with("vllm", rejection_sample_method="block"))
+    assert not has_oracle(case_with("vllm", num_speculative_tokens_per_batch_size=SCHEDULE))
+
+
+def test_a_control_has_neither_the_keys_nor_the_variant() -> None:
+    spec = dataclasses.replace(spec_with("vllm", quantization="fp8"), variant="fp8")
+    assert spec.id == "vllm-eagle3-toy-fp8"
+    assert spec.without_speculation == dataclasses.replace(builders.PLAIN_SPEC)
