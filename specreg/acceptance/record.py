@@ -34,6 +34,18 @@ class View(StrEnum):
     EMITTED = "emitted"
 
 
+class CountedSteps(StrEnum):
+    """Which steps of a method that may find no draft are counted.
+
+    Attributes:
+        DRAFTED: the steps in which something was drafted.
+        ALL: every step, because one that finds nothing is padded with tokens that count as drafts.
+    """
+
+    DRAFTED = "drafted"
+    ALL = "all"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts(Generic[_CountT]):
     """The fields of `StepCounts`, as integers or as columns of prompts."""
@@ -101,6 +113,15 @@ class StepCounts(Counts[int]):
             return self
         padding = (0,) * (draft_tokens - len(self.position_counts))
         return dataclasses.replace(self, position_counts=(*self.position_counts, *padding))
+
+    def over_all_steps(self, undrafted_steps: int) -> "StepCounts":
+        """Return S and A with so many steps more that drafted nothing; all else is left out."""
+        return StepCounts(
+            steps=self.steps + undrafted_steps,
+            accepted=self.accepted,
+            proposed=None,
+            position_counts=(),
+        )
 
     @property
     def histogram(self) -> tuple[int, ...]:
@@ -174,6 +195,20 @@ class PromptAcceptance:
     turn: int = 1
     undrafted_steps: int | None = None
 
+    @property
+    def over_all_steps(self) -> "PromptAcceptance":
+        """The acceptance over all steps, see `AcceptanceRecord.over_all_steps`.
+
+        Where the steps without a draft aren't known, they are as many as the answer needs: each
+        emits one token.
+        """
+        undrafted_steps = self.undrafted_steps
+        if undrafted_steps is None:
+            later_tokens = max(self.completion_tokens - 1, 0)
+            undrafted_steps = max(later_tokens - self.counts.accepted - self.counts.steps, 0)
+        counts = self.counts.over_all_steps(undrafted_steps)
+        return dataclasses.replace(self, counts=counts, undrafted_steps=0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptanceRecord:
@@ -189,6 +224,7 @@ class AcceptanceRecord:
             `undrafted_steps_of`; None if it isn't known.
         later_tokens: the number of tokens delivered after the first one of each request, N - R;
             None if it isn't known.
+        counted: which steps are counted. Records that differ in it are compared over all steps.
     """
 
     source: Source
@@ -197,6 +233,21 @@ class AcceptanceRecord:
     prompts: tuple[PromptAcceptance, ...]
     undrafted_steps: int | None = None
     later_tokens: int | None = None
+    counted: CountedSteps = CountedSteps.DRAFTED
+
+    @property
+    def over_all_steps(self) -> "AcceptanceRecord":
+        """The record over all steps, of which only S and A mean the same however they are counted.
+
+        The drafts and the counts by position are left out: padding is among them, or isn't.
+        """
+        prompts = tuple(prompt.over_all_steps for prompt in self.prompts)
+        total = self.total.over_all_steps(self.undrafted_steps or 0)
+        if prompts:
+            total = sum((prompt.counts for prompt in prompts), NO_STEPS)
+        return dataclasses.replace(
+            self, total=total, prompts=prompts, undrafted_steps=0, counted=CountedSteps.ALL
+        )
 
     @property
     def by_category(self) -> "Mapping[str, AcceptanceRecord]":

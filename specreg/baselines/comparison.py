@@ -119,6 +119,17 @@ class BaselineComparison:
         return self.launches[-1]
 
     @property
+    def counted_otherwise(self) -> bool:
+        """True if run and baseline count different steps, so that all steps are compared."""
+        measured = self.measurement.acceptance
+        recorded = self.known.baseline.acceptance if self.known.baseline else None
+        return (
+            measured is not None
+            and recorded is not None
+            and measured.counted is not recorded.counted
+        )
+
+    @property
     def unlike_devices(self) -> str:
         """Why the power of the baseline's devices can't be compared with ours; empty if it can."""
         return self._difference(_kind, "power measured as", "recorded as")
@@ -221,6 +232,9 @@ def compare(
     if measured and not extended:
         prompt_ids = list(dict.fromkeys(prompt.prompt_id for prompt in measured.prompts))
         measured = measured.only(prompt_ids[: launches[-1].case.prompts])
+    if measured and recorded and measured.counted is not recorded.counted:
+        measured = measured.over_all_steps
+        recorded = recorded.over_all_steps
     has_measured = measured is not None and bool(measured.prompts)
     has_recorded = recorded is not None and bool(recorded.prompts)
     records = [record for record in (measured, recorded) if record and record.prompts]
@@ -231,6 +245,24 @@ def compare(
         measured=tables[0] if has_measured else None,
         recorded=tables[-1] if has_recorded else None,
     )
+
+
+def counted_equally(
+    first: Sequence[Measurement], second: Sequence[Measurement]
+) -> tuple[Sequence[Measurement], Sequence[Measurement]]:
+    """Return the measurements of two arms, with acceptance over all steps if they count others."""
+    records = [launch.acceptance for launch in (*first, *second)]
+    if len({record.counted for record in records if record is not None}) <= 1:
+        return first, second
+    return [*map(_over_all_steps, first)], [*map(_over_all_steps, second)]
+
+
+def _over_all_steps(measurement: Measurement) -> Measurement:
+    replay = measurement.replay
+    if replay is None or replay.acceptance is None:
+        return measurement
+    replay = dataclasses.replace(replay, acceptance=replay.acceptance.over_all_steps)
+    return dataclasses.replace(measurement, replay=replay)
 
 
 def accepted_nothing(counts: StepCounts) -> str:

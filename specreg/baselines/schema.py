@@ -20,6 +20,7 @@ from specreg.acceptance.checks import check_counts
 from specreg.acceptance.record import (
     NO_STEPS,
     AcceptanceRecord,
+    CountedSteps,
     PromptAcceptance,
     Source,
     StepCounts,
@@ -167,6 +168,9 @@ class StoredAcceptance(
         further_launches: by the number of each other launch, from 2, the counts of each prompt;
             left out if all launches gave the same answers.
         total: the sum, where the counts of single prompts aren't known; else null.
+        counted: which steps are counted, of a method that may find no draft.
+        undrafted_steps: how many steps drafted nothing and aren't counted, of each prompt in each
+            launch; empty if there are none, or if they aren't known.
     """
 
     source: Source
@@ -175,6 +179,8 @@ class StoredAcceptance(
     prompts: tuple[StoredPrompt, ...]
     further_launches: dict[str, tuple[StoredPrompt, ...]] = {}
     total: StepCounts | None = None
+    counted: CountedSteps = CountedSteps.DRAFTED
+    undrafted_steps: tuple[Annotated[int, msgspec.Meta(ge=0)], ...] = ()
 
     @property
     def all_prompts(self) -> Sequence[StoredPrompt]:
@@ -374,9 +380,11 @@ def stored_acceptance(
     if record is None:
         return None
     further_launches = {}
+    all_prompts = list(record.prompts)
     if not all(launch.repeats(record) for launch in further):
         for number, launch in enumerate(further, start=2):
             further_launches[str(number)] = tuple(map(_stored_prompt, launch.prompts))
+            all_prompts += launch.prompts
     prompts = tuple(map(_stored_prompt, record.prompts))
     return StoredAcceptance(
         source=record.source,
@@ -385,7 +393,18 @@ def stored_acceptance(
         total=None if prompts else record.total,
         prompts=prompts,
         further_launches=further_launches,
+        counted=record.counted,
+        undrafted_steps=_undrafted_steps(all_prompts),
     )
+
+
+def _undrafted_steps(prompts: Sequence[PromptAcceptance]) -> tuple[int, ...]:
+    """Return of each prompt the steps that drafted nothing; nothing if none did, or unknown."""
+    undrafted_steps = tuple(
+        prompt.undrafted_steps for prompt in prompts if prompt.undrafted_steps is not None
+    )
+    is_known = len(undrafted_steps) == len(prompts)
+    return undrafted_steps if is_known and any(undrafted_steps) else ()
 
 
 def _stored_prompt(prompt: PromptAcceptance) -> StoredPrompt:
@@ -408,8 +427,15 @@ def load_acceptance(stored: StoredAcceptance | None) -> AcceptanceRecord | None:
     prompts = msgspec.convert(
         stored.all_prompts, tuple[PromptAcceptance, ...], from_attributes=True
     )
+    if stored.undrafted_steps:
+        prompts = tuple(
+            dataclasses.replace(prompt, undrafted_steps=undrafted_steps)
+            for prompt, undrafted_steps in zip(prompts, stored.undrafted_steps, strict=False)
+        )
     total = stored.total or sum((prompt.counts for prompt in prompts), NO_STEPS)
-    return AcceptanceRecord(source=stored.source, view=stored.view, total=total, prompts=prompts)
+    return AcceptanceRecord(
+        source=stored.source, view=stored.view, total=total, prompts=prompts, counted=stored.counted
+    )
 
 
 def check_figures(baseline: Baseline) -> None:

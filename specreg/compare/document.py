@@ -9,6 +9,7 @@ from specreg.compare.gate import Gate
 from specreg.compare.judging import Decision
 from specreg.compare.pairs import COMPARED, Pair, Side
 from specreg.core.errors import ReportError
+from specreg.engines.launch_facts import changed_facts
 from specreg.measurement.figures import Figures, figures_of
 from specreg.measurement.measure import Measurement
 from specreg.report.document import (
@@ -148,6 +149,25 @@ def _last_figures(gate: Gate, pair: Pair, side: Side) -> Figures | None:
     return None
 
 
+def _differing_facts(gate: Gate) -> Iterator[str]:
+    """Name what the sides' servers ran with that differs beside their versions and settings."""
+    for pair in gate.pairs:
+        a, b = (_last_measurement(gate, pair, side) for side in COMPARED)
+        if a is None or b is None:
+            continue
+        changes = ", ".join(changed_facts(a.facts, b.facts))
+        if not changes:
+            continue
+        remark = f"{pair.id}: from A to B, {changes}"
+        records = (a.acceptance, b.acceptance)
+        if len({record.counted for record in records if record is not None}) > 1:
+            remark += (
+                "; one counts the steps that found a draft, the other all steps, so acceptance is"
+                " compared over all steps"
+            )
+        yield remark
+
+
 def _last_measurement(gate: Gate, pair: Pair, side: Side) -> Measurement | None:
     """Return the last measurement of a side; None if there is none."""
     for launch in reversed(gate.launches):
@@ -188,6 +208,7 @@ def _remarks(gate: Gate) -> Iterator[str]:
             figures = _last_figures(gate, pair, side)
             if figures is not None:
                 yield from workload_remarks(figures, side)
+    yield from _differing_facts(gate)
     yield from dict.fromkeys(_differing_packages(gate))
     for launch in gate.launches:
         if launch.failed is not None:

@@ -18,7 +18,12 @@ import msgspec
 
 from specreg.acceptance.record import NO_STEPS
 from specreg.baselines.answer_lengths import changed_lengths
-from specreg.baselines.comparison import PairedCounts, paired_counts, paired_ratio_change
+from specreg.baselines.comparison import (
+    PairedCounts,
+    counted_equally,
+    paired_counts,
+    paired_ratio_change,
+)
 from specreg.compare.options import TOLERANCE, ComparisonOptions
 from specreg.compare.pairs import ACCEPTANCE, COMPARED, CONTROL, OUTPUT, STEP, Group, Pair, Side
 from specreg.core.errors import UnsupportedError, check_name
@@ -483,10 +488,13 @@ class _Sides:
 def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules) -> Verdict:
     metric, pair_id, (first_side, second_side) = figure
     pair_launches = [launch for launch in launches if launch.pair_id == pair_id]
+    before, now = counted_equally(
+        _measured(metric, first_side, pair_launches), _measured(metric, second_side, pair_launches)
+    )
     sides = _Sides(
         figure=figure,
-        before=_measured(metric, first_side, pair_launches),
-        now=_measured(metric, second_side, pair_launches),
+        before=before,
+        now=now,
         tolerance_frac=rules.tolerances.get(metric.name, metric.gate_tolerance_frac or 0.0),
     )
     for side in figure.sides:

@@ -9,7 +9,7 @@ import functools
 import itertools
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, cast, get_args
 
 from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.core.errors import InvalidMeasurementError
@@ -18,6 +18,7 @@ from specreg.correctness.lossless import check_lossless
 from specreg.correctness.oracle_client import PredictDrafts, has_oracle, walk_answers
 from specreg.correctness.turns import ask_each_turn, turns_of
 from specreg.datasets.prompts import Prompt
+from specreg.engines.engine import ModelRunner
 from specreg.engines.registry import engine_named
 from specreg.engines.wire_format import Endpoint, Transcript, Wanted
 from specreg.load.rounds import Round
@@ -227,7 +228,7 @@ def check_steps(running: RunningCase) -> Verdict:
     answers = ask_greedy(case, server, encode_prompts(server.endpoint, case, running.prompts))
     endpoint = (running.control or server).endpoint
     expected, gaps_nats = walk_answers(
-        case, answers, endpoint, running.models, running.predict_drafts
+        _as_run(case, server), answers, endpoint, running.models, running.predict_drafts
     )
     if not any(answer.counts for answer in answers):
         message = "no answer tells its steps, so there is nothing to hold against the oracle"
@@ -271,6 +272,16 @@ def check_steps(running: RunningCase) -> Verdict:
             zip(total.marginal_acceptance, expected_total.marginal_acceptance, strict=False)
         ),
     )
+
+
+def _as_run(case: Case, server: Server) -> Case:
+    """Return a case with the model runner that its server has, as far as that is known."""
+    runner = server.facts.model_runner
+    if runner not in get_args(ModelRunner):
+        return case
+    model_runner = cast("ModelRunner", runner)
+    server_spec = dataclasses.replace(case.server, model_runner=model_runner)
+    return dataclasses.replace(case, server=server_spec)
 
 
 def _other_steps(

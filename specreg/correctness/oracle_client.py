@@ -17,7 +17,7 @@ from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.core.errors import InvalidMeasurementError, ModelError
 from specreg.core.processes import child_process
 from specreg.engines.pytorch.requests import OracleAnswer, Question, Text
-from specreg.engines.pytorch.speculation import propose
+from specreg.engines.pytorch.speculation import propose, propose_padded
 from specreg.engines.registry import engine_named
 from specreg.engines.wire_format import Endpoint, Transcript, Wanted
 from specreg.load.token_client import complete
@@ -82,12 +82,23 @@ def drafts_of_lookup(text: Sequence[int], draft_tokens: int, index: int) -> tupl
     See `DraftsAt`, to which this is partially applied.
     """
     drafts = propose(text[:index], draft_tokens)
+    return len(drafts), _accepted(drafts, text[index:])
+
+
+def _accepted(drafts: Sequence[int], tokens: Sequence[int]) -> int:
+    """Return with how many of its first tokens a text goes on as drafted."""
     accepted = 0
-    for draft, token in zip(drafts, text[index:], strict=False):
+    for draft, token in zip(drafts, tokens, strict=False):
         if draft != token:
             break
         accepted += 1
-    return len(drafts), accepted
+    return accepted
+
+
+def padded_drafts_of_lookup(text: Sequence[int], draft_tokens: int, index: int) -> tuple[int, int]:
+    """Say what vLLM's model runner V2 drafts and accepts at a token; see `drafts_of_lookup`."""
+    drafts = propose_padded(text[:index], draft_tokens)
+    return draft_tokens, _accepted(drafts, text[index:])
 
 
 def has_oracle(case: Case) -> bool:
@@ -106,7 +117,7 @@ def walk_answers(
     """Walk the steps of greedy answers again.
 
     Args:
-        case: the case that was asked.
+        case: the case that was asked, with the model runner that its server has.
         answers: the engine's answers.
         endpoint: a server that says how the answers would go on, best one without speculation.
         models: target and draft as folders or hub ids.
@@ -158,9 +169,13 @@ def walk_answers(
         )
     )
 
+    engine = engine_named(spec.engine)
+    is_padded = engine.drafts_every_step("ngram", spec.model_runner or "")
+    lookup = padded_drafts_of_lookup if is_padded else drafts_of_lookup
+
     def steps_of(text: Text, accepted: Sequence[int]) -> StepCounts:
         if spec.method == "ngram":
-            drafts_at = functools.partial(drafts_of_lookup, text.ids, spec.draft_tokens)
+            drafts_at = functools.partial(lookup, text.ids, spec.draft_tokens)
             return walk(drafts_at, text, spec.draft_tokens)
         return walk(lambda index: (spec.drafted_tokens, accepted[index]), text, spec.draft_tokens)
 

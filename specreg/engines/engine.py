@@ -13,7 +13,7 @@ from specreg.core.errors import UnsupportedError, check_name
 from specreg.core.files import UNREADABLE
 from specreg.core.http import Name
 from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts
-from specreg.engines.methods import Setting, Spelling, Tree
+from specreg.engines.methods import METHODS, Setting, Spelling, Tree
 from specreg.engines.wire_format import TokenApi, WireFormat
 
 Positive = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
@@ -322,6 +322,16 @@ class Engine(ABC):
     def pinned_methods(self, *, on_gpu: bool) -> Collection[str]:
         """The methods whose acceptance it can pin to a length."""
         return self.pinned_on_gpu if on_gpu else self.pinned_on_cpu
+
+    def drafts_every_step(self, method: str, model_runner: str) -> bool:
+        """Return whether every step of a method drafts, or is padded and counted as if it did.
+
+        Args:
+            method: the method.
+            model_runner: the model runner of the server; empty if it isn't known.
+        """
+        del model_runner
+        return METHODS[method].drafts_every_step
 
     def shared_runner(self, method: str, version: str) -> ModelRunner | None:
         """Return the model runner that a control has to be told to have that of a method's server.

@@ -64,3 +64,9 @@ def changed_facts(before: LaunchFacts, now: LaunchFacts) -> Iterator[str]:
         value_now = now_by_title.get(title, value)
         if value_now != value:
             yield f"{title} {value} -> {value_now}"
+
+
+def changes_runner(before: LaunchFacts, now: LaunchFacts) -> bool:
+    """Return whether two launches are known to have different model runners."""
+    runners = {before.model_runner, now.model_runner}
+    return "" not in runners and len(runners) > 1

@@ -186,6 +186,10 @@ class Triton(Engine):
         """The variables of vLLM, which runs inside."""
         return vllm.Vllm().environment(options)
 
+    def drafts_every_step(self, method: str, model_runner: str) -> bool:
+        """Return what holds for vLLM."""
+        return vllm.Vllm().drafts_every_step(method, model_runner)
+
     def launch_facts(self, log: str, fetch: Fetch) -> LaunchFacts:
         """Return what vLLM's log lines say, which Triton's log holds."""
         return vllm.Vllm().launch_facts(log, fetch)

@@ -301,6 +301,20 @@ class Vllm(Engine):
         """Return True for FLy's rejection sampling (vLLM 0.33), which is lossy by design."""
         return speculation.get("rejection_sample_method") == "fly"
 
+    def drafts_every_step(self, method: str, model_runner: str) -> bool:
+        """Return whether every step of a method counts as one that drafted.
+
+        By V1 a step of `ngram` that finds no match drafts nothing, and isn't counted (0.26 to 0.33:
+        `NgramProposer` in vllm/v1/spec_decode/ngram_proposer.py returns no tokens, and
+        `make_spec_decoding_stats` in vllm/v1/core/sched/scheduler.py leaves such a step out). V2
+        drafts k tokens in every step and fills up what it doesn't find with the last token, which
+        is verified and counted like any draft (0.32 and 0.33: `_ngram_finalize_kernel` in
+        vllm/v1/worker/gpu/spec_decode/ngram/speculator.py). The same 20 answers had AL 1.992 by the
+        first rule and 1.269 by the second.
+        """
+        is_padded = method == "ngram" and model_runner == "v2"
+        return is_padded or super().drafts_every_step(method, model_runner)
+
     def shared_runner(self, method: str, version: str) -> ModelRunner | None:
         """Return V1 for a method that the version doesn't run by V2, as it does a control."""
         first_by_v2 = _RUN_BY_V1_BEFORE.get(method)

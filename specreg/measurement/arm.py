@@ -14,6 +14,7 @@ from specreg.acceptance import checks
 from specreg.acceptance.record import (
     NO_STEPS,
     AcceptanceRecord,
+    CountedSteps,
     Counters,
     PromptAcceptance,
     Source,
@@ -25,6 +26,7 @@ from specreg.core.errors import InvalidMeasurementError
 from specreg.core.reasons import Invalidity
 from specreg.datasets.prompts import Prompt
 from specreg.engines.methods import METHODS
+from specreg.engines.registry import engine_named
 from specreg.engines.wire_format import WireFormat
 from specreg.load.chat_client import Record
 from specreg.load.rounds import Clients, Round
@@ -167,6 +169,10 @@ class ArmReplay:
                 self.before,
                 await self._read_counters(),
             )
+            if acceptance is not None:
+                runner = self.arm.server.facts.model_runner
+                counted = counted_steps(spec, acceptance, runner)
+                acceptance = dataclasses.replace(acceptance, counted=counted)
             if acceptance is not None and spec.pinned_length_tokens:
                 checks.check_pinned(acceptance, spec.pinned_length_tokens, self.arm.case.in_flight)
             # The counters may have been unreadable when the rounds began.
@@ -325,6 +331,25 @@ def read_acceptance(
     if drafts_every_step:
         checks.check_emitted(record, traces, draft_tokens=spec.draft_tokens)
     return record.to_depth(spec.draft_tokens)
+
+
+def counted_steps(spec: ServerSpec, record: AcceptanceRecord, model_runner: str) -> CountedSteps:
+    """Return which steps of a server are counted.
+
+    Args:
+        spec: what the server runs.
+        record: its acceptance, which tells where the model runner isn't known: if every step was
+            counted with all drafts that it can have, no step is left out.
+        model_runner: of the server; empty if it isn't known.
+    """
+    engine = engine_named(spec.engine)
+    may_find_nothing = not METHODS[spec.method].drafts_every_step
+    total = record.total
+    is_padded = engine.drafts_every_step(spec.method, model_runner)
+    if engine.has_model_runners and not model_runner:
+        has_all_drafts = total.proposed == spec.drafted_tokens * total.steps
+        is_padded = record.undrafted_steps == 0 and has_all_drafts
+    return CountedSteps.ALL if may_find_nothing and is_padded else CountedSteps.DRAFTED
 
 
 def _own_counts(traces: Sequence[RequestTrace]) -> list[StepCounts]:

@@ -17,9 +17,10 @@ import msgspec
 from specreg.acceptance.checks import check_requests
 from specreg.acceptance.record import AcceptanceRecord
 from specreg.core.errors import InvalidMeasurementError
+from specreg.core.reasons import Invalidity
 from specreg.core.timeline import Phase
 from specreg.datasets.prompts import Prompt
-from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts
+from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts, changes_runner
 from specreg.engines.methods import SCHEDULED
 from specreg.load.chat_client import Clock, Record
 from specreg.load.rounds import BEAT_NS, Round, open_clients
@@ -189,16 +190,28 @@ def combine_with_control(case: Measurement, control: Measurement) -> Measurement
     invalid = dict(case.invalid)
     if Family.SPEEDUP in control.invalid:
         invalid.setdefault(Family.SPEEDUP, control.invalid[Family.SPEEDUP])
+    if changes_runner(case.facts, control.facts):
+        invalid.setdefault(Family.SPEEDUP, _runners_differ(case, control))
     if case.replay is None:
         return dataclasses.replace(case, invalid=invalid)
     control_replay = control.replay or Replay()
-    replay = dataclasses.replace(
-        case.replay,
-        control_rounds=control_replay.rounds,
-        power=_combine_power(case.replay.power, control_replay.power),
-    )
+    power = _combine_power(case.replay.power, control_replay.power)
+    if power is not None and changes_runner(case.facts, control.facts):
+        power = msgspec.structs.replace(power, energy_ratio=None)
+    replay = dataclasses.replace(case.replay, control_rounds=control_replay.rounds, power=power)
     values = values_of(case.case, replay, invalid)
     return dataclasses.replace(case, replay=replay, values=values, invalid=invalid)
+
+
+def _runners_differ(case: Measurement, control: Measurement) -> Invalidity:
+    """Return why no speedup is judged: it would be that of the model runners too."""
+    runner = case.facts.model_runner
+    return Invalidity(
+        "RUNNERS_DIFFER",
+        f"the server of '{case.case.id}' has model runner {runner}, and its control"
+        f" {control.facts.model_runner}, so a speedup would be theirs too; set"
+        f' model_runner = "{runner}" in the matrix for both',
+    )
 
 
 def _combine_power(

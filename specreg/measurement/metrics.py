@@ -68,6 +68,7 @@ SPOILS: Mapping[str, AbstractSet[Family]] = MappingProxyType(
         "CLIENT_BEHIND": _TIMED,
         "CLOCK_LOW": _TIMED,
         "DEVICE_SHARED": _TIMED,
+        "RUNNERS_DIFFER": frozenset({Family.SPEEDUP}),
         "MACHINE_MOVED": _TIMED - {Family.SPEEDUP},
         "THROTTLED": _TIMED,
         POWER_INVALID: frozenset({Family.POWER}),

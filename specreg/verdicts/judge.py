@@ -279,6 +279,9 @@ def _nothing_recorded(metric: Metric, known: CaseBaselines) -> str:
 
 def _refuse_acceptance(metric: Metric, evidence: BaselineComparison) -> Refusal | None:
     """Return why two acceptances are not of the same kind."""
+    if evidence.counted_otherwise and (metric.of_proposed or metric.position is not None):
+        reason = Reason(text=_counted_otherwise(evidence))
+        return Refusal(Outcome.NOT_COMPARABLE, reason, Lack.SOURCE)
     if evidence.expected_ratio(metric) is None:
         reason = Reason(text=f"the baseline holds no {metric.name}")
         return Refusal(Outcome.NO_BASELINE, reason, Lack.BASELINE)
@@ -380,6 +383,8 @@ def _judge_ratio(metric: Metric, evidence: BaselineComparison, look: Look) -> Ve
     if outcome is Outcome.INCONCLUSIVE:
         reason = _too_few_prompts(comparison, len(prompt_ids))
         needed_launches = 0
+    elif evidence.counted_otherwise:
+        reason = Reason(text=_counted_otherwise(evidence))
     elif outcome is Outcome.REGRESSED:
         recorded = load_acceptance(known.baseline.acceptance) if known.baseline else None
         measured = evidence.measurement.acceptance
@@ -396,6 +401,18 @@ def _judge_ratio(metric: Metric, evidence: BaselineComparison, look: Look) -> Ve
         comparison=comparison,
         reason=reason,
         needed_launches=needed_launches,
+    )
+
+
+def _counted_otherwise(evidence: BaselineComparison) -> str:
+    """Say that two acceptances count other steps, and what of them is compared nevertheless."""
+    runner = evidence.measurement.facts.model_runner
+    baseline = evidence.known.baseline
+    recorded_runner = baseline.provenance.facts.model_runner if baseline else ""
+    runners = f"model runner {recorded_runner or 'unknown'} -> {runner or 'unknown'}"
+    return (
+        f"{runners}: one counts the steps that found a draft, the other all steps; so the tokens"
+        " per step of all steps are compared, which mean the same"
     )
 
 

@@ -40,6 +40,27 @@ def propose(context: Sequence[int], draft_tokens: int) -> tuple[int, ...]:
     return ()
 
 
+def propose_padded(context: Sequence[int], draft_tokens: int) -> tuple[int, ...]:
+    """Look up what followed the last tokens of a text at their last occurrence before its end.
+
+    The same as vLLM's NgramGPUSpeculator, of model runner V2: the longest run of last tokens that
+    occurred before counts, and of its occurrences the last. What isn't found is the last token.
+
+    Returns:
+        Exactly `draft_tokens` ids.
+    """
+    text = "".join(map(chr, context))
+    found: tuple[int, ...] = ()
+    for tokens in range(min(LONGEST_TOKENS, len(text) - 1), SHORTEST_TOKENS - 1, -1):
+        occurrence = text.rfind(text[-tokens:], 0, len(text) - 1)
+        if occurrence >= 0:
+            start = occurrence + tokens
+            found = tuple(context[start : start + draft_tokens])
+            break
+    padding = (context[-1],) * (draft_tokens - len(found))
+    return (*found, *padding)
+
+
 class NGramStore:
     """How often which token followed each run of 1 to `LONGEST_TOKENS` tokens (Ou et al. 2024).
 

@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 
 from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.core.errors import ModelError
-from specreg.correctness.oracle_client import drafts_of_lookup, has_oracle, predict_drafts, walk
+from specreg.correctness.oracle_client import (
+    drafts_of_lookup,
+    has_oracle,
+    padded_drafts_of_lookup,
+    predict_drafts,
+    walk,
+)
 from specreg.engines.methods import METHODS
 from specreg.engines.pytorch.requests import OracleAnswer, Question, Text
 from specreg.engines.registry import ENGINES, engine_named
@@ -141,6 +147,16 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         python.write_text(f"#!{sys.executable}\n{program}")
 
     return write
+
+
+def test_the_walk_knows_both_rules_by_which_vllm_counts_lookup() -> None:
+    """The answer 8 1 2 7 to 1 2 7: three steps, of which V1 counts the one that finds 1 2."""
+    ids = (1, 2, 7, 8, 1, 2, 7, 3, 3, 3)
+    answer = Text(ids=ids, prompt_tokens=3, output_tokens=4)
+    by_v1 = walk(lambda index: drafts_of_lookup(ids, 3, index), answer, 3)
+    by_v2 = walk(lambda index: padded_drafts_of_lookup(ids, 3, index), answer, 3)
+    assert (by_v1.steps, by_v1.accepted, by_v1.proposed) == (1, 1, 3)
+    assert (by_v2.steps, by_v2.accepted, by_v2.proposed) == (3, 1, 9)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from specreg.engines.pytorch.speculation import (
     Verified,
     distributions,
     propose,
+    propose_padded,
     sample,
     verify,
     verify_sampled,
@@ -224,3 +225,24 @@ def test_a_store_forgets_what_it_read_least_lately() -> None:
     for context in ([1], [2], [1], [3]):
         store.learn(context, [7])
     assert [store.propose([one], 1) for one in (1, 2, 3)] == [(7,), (), (7,)]
+
+
+@pytest.mark.parametrize(
+    ("context", "drafts"),
+    [
+        # Of two occurrences of 1 2 the last one counts, where `propose` takes the first.
+        ([1, 2, 7, 1, 2, 8, 9, 1, 2], (8, 9, 1)),
+        # The longest run counts, wherever it is.
+        ([1, 2, 3, 7, 7, 2, 3, 8, 8, 1, 2, 3], (7, 7, 2)),
+        # What the text doesn't go on with is the last token, and so is all where nothing is found.
+        ([4, 5, 6, 4, 5], (6, 4, 5)),
+        ([5, 5, 5], (5, 5, 5)),
+        ([1, 2, 3], (3, 3, 3)),
+        ([1], (1, 1, 1)),
+    ],
+)
+def test_padded_lookup_drafts_as_vllms_kernel_does(
+    context: list[int], drafts: tuple[int, ...]
+) -> None:
+    """By the rules of `_ngram_scan_kernel` and `_ngram_finalize_kernel` of vLLM 0.32.0."""
+    assert propose_padded(context, 3) == drafts

@@ -1,0 +1,202 @@
+"""Counts of an n-gram drafter by vLLM's two model runners: what they say, and how they compare.
+
+Of 40 steps 10 find a match, which has three drafts, of which one is accepted. Model runner V1
+counts the 10 steps, V2 all 40, each with three drafts.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specreg.acceptance.record import AcceptanceRecord, CountedSteps, PromptAcceptance
+from specreg.baselines.comparison import compare
+from specreg.baselines.record import RecordingNotes, record_measurements
+from specreg.baselines.schema import Baseline, load_acceptance, load_baseline, stored_acceptance
+from specreg.baselines.store import BaselineStore
+from specreg.compare.judging import Rules, SideLaunch, judge_pair
+from specreg.compare.pairs import Pair, Side
+from specreg.engines.launch_facts import LaunchFacts
+from specreg.engines.registry import ENGINES
+from specreg.measurement.arm import counted_steps
+from specreg.measurement.measure import Measurement, combine_with_control
+from specreg.measurement.metrics import METRICS, Family
+from specreg.stats.intervals import Look
+from specreg.verdicts.judge import judge
+from specreg.verdicts.verdict import Outcome, Verdict
+from tests.unit import builders
+
+LENGTH = METRICS["acceptance_length_tokens"]
+RATE = METRICS["acceptance_rate_frac"]
+FIRST = METRICS["acceptance_pos1_frac"]
+CASE = builders.on_server(method="ngram", draft=None)
+BY_V1 = builders.counts(0, 10, 0, 0)
+BY_V2 = builders.counts(30, 10, 0, 0)
+ANSWER_TOKENS = 1 + 40 + 10
+
+
+def record_of(runner: str, accepted_steps: int = 10) -> AcceptanceRecord:
+    """Six prompts as a runner counts them, with so many of 40 steps that accept a draft."""
+    is_padded = runner == "v2"
+    missed = 40 - accepted_steps
+    undrafted = 0 if is_padded else missed
+    counts = builders.counts(missed - undrafted, accepted_steps, 0, 0)
+    prompts = [
+        PromptAcceptance(
+            prompt_id=f"chat-{number}",
+            category="chat",
+            counts=counts,
+            completion_tokens=1 + 40 + accepted_steps,
+            undrafted_steps=undrafted,
+        )
+        for number in range(6)
+    ]
+    record = builders.acceptance_of(prompts)
+    counted = CountedSteps.ALL if is_padded else CountedSteps.DRAFTED
+    return dataclasses.replace(record, counted=counted, undrafted_steps=6 * undrafted)
+
+
+def measured(runner: str, accepted_steps: int = 10) -> Measurement:
+    """What a server by a runner did, with the values that it has by its own counts."""
+    record = record_of(runner, accepted_steps)
+    length = record.total.acceptance_length or 0.0
+    rate = record.total.acceptance_rate or 0.0
+    values = {LENGTH.name: length, RATE.name: rate, FIRST.name: rate * 3}
+    measurement = builders.measurement(values, of=record, case=CASE)
+    return dataclasses.replace(measurement, facts=LaunchFacts(model_runner=runner))
+
+
+def recorded(folder: Path, launch: Measurement) -> Baseline:
+    """The baseline of a launch, as it comes back from disk."""
+    store = BaselineStore(folder=folder, environment=builders.ENVIRONMENT)
+    notes = RecordingNotes(reason="first")
+    path = record_measurements([launch], builders.SETTINGS, store, notes).path
+    baseline = load_baseline(path)
+    assert baseline is not None
+    return baseline
+
+
+def verdicts(folder: Path, before: str, now: str, accepted_steps: int = 10) -> Sequence[Verdict]:
+    """The verdicts on length, rate and first position against a baseline of another runner."""
+    known = builders.known(recorded(folder, measured(before)))
+    comparison = compare([measured(now, accepted_steps)], known)
+    return [judge(metric, comparison, Look.FULL) for metric in (LENGTH, RATE, FIRST)]
+
+
+def test_the_same_steps_have_other_lengths_by_each_runners_own_counts() -> None:
+    assert (BY_V1.acceptance_length, BY_V2.acceptance_length) == (2.0, 1.25)
+    assert (BY_V1.acceptance_rate, BY_V2.acceptance_rate) == (10 / 30, 10 / 120)
+
+
+def test_over_all_steps_both_runners_say_the_same() -> None:
+    by_v1 = record_of("v1").over_all_steps
+    by_v2 = record_of("v2").over_all_steps
+    assert by_v1.total == by_v2.total
+    assert (by_v1.total.steps, by_v1.total.accepted, by_v1.total.proposed) == (240, 60, None)
+    assert by_v1.prompts == by_v2.prompts
+
+
+def test_steps_that_nobody_counted_are_as_many_as_the_answer_needs() -> None:
+    """A baseline of an earlier specreg doesn't say them."""
+    prompt = dataclasses.replace(record_of("v1").prompts[0], undrafted_steps=None)
+    assert prompt.completion_tokens == ANSWER_TOKENS
+    assert prompt.over_all_steps.counts.steps == 40
+
+
+@pytest.mark.parametrize(("before", "now"), [("v1", "v2"), ("v2", "v1")])
+def test_another_runner_alone_is_no_loss_and_no_gain(tmp_path: Path, before: str, now: str) -> None:
+    length, rate, first = verdicts(tmp_path, before, now)
+    assert (length.outcome, length.value, length.comparison.expected) == (Outcome.PASS, 1.25, 1.25)
+    assert length.explanation.startswith(f"model runner {before} -> {now}: one counts the steps")
+    for verdict in (rate, first):
+        assert verdict.outcome is Outcome.NOT_COMPARABLE
+        assert f"model runner {before} -> {now}" in verdict.explanation
+
+
+def test_what_is_lost_with_another_runner_is_found(tmp_path: Path) -> None:
+    length, _, _ = verdicts(tmp_path, "v1", "v2", accepted_steps=7)
+    assert (length.outcome, length.value) == (Outcome.REGRESSED, 1 + 7 / 40)
+
+
+def test_the_same_runner_is_judged_by_its_own_counts(tmp_path: Path) -> None:
+    for runner, length_tokens in (("v1", 2.0), ("v2", 1.25)):
+        length, rate, _ = verdicts(tmp_path / runner, runner, runner)
+        assert (length.value, length.outcome) == (length_tokens, Outcome.PASS)
+        assert rate.outcome is Outcome.PASS
+
+
+@pytest.mark.parametrize("runner", ["v1", "v2"])
+def test_what_is_counted_comes_back_from_disk(runner: str) -> None:
+    record = record_of(runner)
+    loaded = load_acceptance(stored_acceptance(record))
+    assert loaded is not None
+    assert loaded.counted is record.counted
+    assert loaded.over_all_steps.prompts == record.over_all_steps.prompts
+
+
+def test_a_gate_between_two_runners_compares_all_steps() -> None:
+    alone = dataclasses.replace(CASE, control=None)
+    pair = Pair(a=alone, b=alone)
+    launches = [
+        SideLaunch(pair.id, side, 1, measured(runner))
+        for side, runner in ((Side.A, "v1"), (Side.B, "v2"))
+    ]
+    rules = Rules(launches=1, figures=1)
+    (length,) = (
+        verdict for verdict in judge_pair(pair, launches, rules) if verdict.metric == LENGTH.name
+    )
+    assert (length.outcome, length.value, length.comparison.expected) == (Outcome.PASS, 1.25, 1.25)
+
+
+@pytest.mark.parametrize(
+    ("changes", "runner", "by", "counted"),
+    [
+        ({"method": "ngram"}, "v1", BY_V1, CountedSteps.DRAFTED),
+        ({"method": "ngram"}, "v2", BY_V2, CountedSteps.ALL),
+        ({"method": "suffix"}, "v1", BY_V1, CountedSteps.DRAFTED),
+        ({"method": "eagle3"}, "v2", BY_V2, CountedSteps.DRAFTED),
+        ({"method": "ngram"}, "", BY_V2, CountedSteps.ALL),  # as a server that others started
+    ],
+)
+def test_which_steps_are_counted_follows_from_the_runner(
+    changes: dict[str, Any], runner: str, by: object, counted: CountedSteps
+) -> None:
+    spec = dataclasses.replace(builders.SPEC, **changes)
+    record = record_of("v2" if by is BY_V2 else "v1")
+    assert counted_steps(spec, record, runner) is counted
+
+
+def test_by_an_unknown_runner_steps_without_a_draft_say_that_they_are_not_counted() -> None:
+    spec = dataclasses.replace(builders.SPEC, method="ngram")
+    assert counted_steps(spec, record_of("v1"), "") is CountedSteps.DRAFTED
+
+
+@pytest.mark.parametrize(
+    ("method", "runner", "drafts"),
+    [("ngram", "v1", False), ("ngram", "v2", True), ("suffix", "v1", False), ("mtp", "v2", True)],
+)
+def test_vllm_pads_what_its_second_runner_does_not_find(
+    method: str, runner: str, *, drafts: bool
+) -> None:
+    for engine in ("vllm", "triton"):
+        assert ENGINES[engine].drafts_every_step(method, runner) is drafts
+
+
+@pytest.mark.parametrize(
+    ("of_case", "of_control", "is_judged"),
+    [("v1", "v2", False), ("v2", "v2", True), ("", "v2", True)],
+)
+def test_a_speedup_is_judged_beside_a_control_of_the_same_runner(
+    of_case: str, of_control: str, *, is_judged: bool
+) -> None:
+    case = dataclasses.replace(measured("v1"), facts=LaunchFacts(model_runner=of_case))
+    control = builders.measurement({}, case=builders.PLAIN_CASE)
+    control = dataclasses.replace(control, facts=LaunchFacts(model_runner=of_control))
+    combined = combine_with_control(case, control)
+    assert (Family.SPEEDUP not in combined.invalid) is is_judged
+    if not is_judged:
+        words = "has model runner v1, and its control v2, so a speedup would be theirs too"
+        assert words in str(combined.invalid[Family.SPEEDUP])
+        assert Family.ACCEPTANCE not in combined.invalid
