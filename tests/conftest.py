@@ -18,7 +18,7 @@ def _ended_by_signals(request: pytest.FixtureRequest) -> Iterator[None]:
     Children inherit what is ignored, and get the default for what is handled.
     """
     numbers = () if request.path.is_relative_to(_PRODUCT) else (signal.SIGINT, signal.SIGHUP)
-    ignored = [one for one in numbers if signal.getsignal(one) is signal.SIG_IGN]
+    ignored = [number for number in numbers if signal.getsignal(number) is signal.SIG_IGN]
     for number in ignored:
         signal.signal(number, lambda *_: None)
     yield

@@ -73,12 +73,12 @@ class World:
         self, group: Group, number: int, sides: tuple[Side, Side], *, together: bool
     ) -> list[SideLaunch]:
         """What a launch of both sides does."""
-        found = []
+        rows = []
         for slot in slots_of(number, sides, together=together):
             self._times += 1
             slow = self._noise(self.machine_spread_frac) * math.exp(self.drift_frac * self._times)
-            found += [self._of(pair, side, number, slow) for pair in group for side in slot]
-        return found
+            rows += [self._of(pair, side, number, slow) for pair in group for side in slot]
+        return rows
 
     def _of(self, pair: Pair, side: Side, number: int, slow: float) -> SideLaunch:
         is_b = float(side is Side.B)
@@ -112,7 +112,7 @@ class World:
         draws[:repeating] = repeated[:repeating]
         rates = np.stack([accepted_frac(rate, hardness, shift) for rate in RATES], axis=-1)
         alive = np.cumprod(draws < rates[:, None, :], axis=-1).sum(axis=1)
-        each = [
+        prompts = [
             builders.prompt_acceptance(
                 StepCounts(
                     steps=STEPS,
@@ -124,7 +124,7 @@ class World:
             )
             for number, counts in enumerate(alive.tolist())
         ]
-        return builders.acceptance_of(each)
+        return builders.acceptance_of(prompts)
 
 
 def simulated_decision(world: World, *, together: bool = False) -> Decision:
@@ -155,20 +155,20 @@ ROWS: Sequence[tuple[str, int, Mapping[str, float], bool]] = (
 
 def main() -> None:
     """Prints a row as soon as its gates are simulated."""
-    for said, gates, changes, together in ROWS:
+    for title, gates, changes, together in ROWS:
         answers, outcomes = Counter[str](), Counter[str]()
         launches = 0
         for seed in range(gates):
             world = World(random=np.random.default_rng(seed), **changes)
-            found = simulated_decision(world, together=together)
-            answers[found.answer] += 1
-            outcomes.update(one.outcome for one in found.verdicts)
-            launches += max(one.launches for one in found.verdicts)
+            decision = simulated_decision(world, together=together)
+            answers[decision.answer] += 1
+            outcomes.update(verdict.outcome for verdict in decision.verdicts)
+            launches += max(verdict.launches for verdict in decision.verdicts)
         counted = (
             ", ".join(f"{count} {word}" for word, count in words.most_common())
             for words in (answers, outcomes)
         )
-        columns = (said, str(gates), *counted, f"{launches / gates:.1f}")
+        columns = (title, str(gates), *counted, f"{launches / gates:.1f}")
         sys.stdout.write(f"| {' | '.join(columns)} |\n")
         sys.stdout.flush()
 

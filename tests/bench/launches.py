@@ -40,19 +40,19 @@ def print_launches() -> None:
             World(seed, launch_spread_frac=SPREAD_FRAC, launches=launches, cases=CASES)
             for seed in range(WORLDS)
         )
-        told = shares(loss, tolerance_frac, worlds)
-        print(f"| {tolerance_frac:.0%} | {launches} | {loss:.0%} | {told} |", flush=True)  # noqa: T201
+        loss_shares = shares(loss, tolerance_frac, worlds)
+        print(f"| {tolerance_frac:.0%} | {launches} | {loss:.0%} | {loss_shares} |", flush=True)  # noqa: T201
 
 
 def shares(loss_frac: float, tolerance_frac: float, worlds: Iterable[World]) -> str:
     """How often a loss passes, is undecided and is found."""
     plant = Plant("", speed_frac=loss_frac, metric=METRIC, tolerance_frac=tolerance_frac)
-    found = Counter[Outcome]()
+    outcomes = Counter[Outcome]()
     for world in worlds:
-        found += try_plant(plant, TRIALS, world)[0]
-    passed, lost = sum(found[one] for one in GOOD), found[Outcome.REGRESSED]
-    parts = (passed, found.total() - passed - lost, lost)
-    return " | ".join(f"{one / found.total():.1%}" for one in parts)
+        outcomes += try_plant(plant, TRIALS, world)[0]
+    passed, lost = sum(outcomes[outcome] for outcome in GOOD), outcomes[Outcome.REGRESSED]
+    parts = (passed, outcomes.total() - passed - lost, lost)
+    return " | ".join(f"{share / outcomes.total():.1%}" for share in parts)
 
 
 def print_nights(spread_frac: float, freedom: int) -> None:
@@ -62,8 +62,8 @@ def print_nights(spread_frac: float, freedom: int) -> None:
     print("| --- | --- | --- | --- | --- |")  # noqa: T201
     for name, frac in (("seen", spread_frac), (f"95 % bound of {freedom} freedoms", most_frac)):
         for loss in (0.0, 0.1, 0.15, 0.2, 0.26):
-            told = shares(loss, 0.1, (recorded(seed, frac) for seed in range(WORLDS)))
-            print(f"| {name}, {frac:.1%} | {loss:.0%} | {told} |", flush=True)  # noqa: T201
+            night_shares = shares(loss, 0.1, (recorded(seed, frac) for seed in range(WORLDS)))
+            print(f"| {name}, {frac:.1%} | {loss:.0%} | {night_shares} |", flush=True)  # noqa: T201
 
 
 def recorded(seed: int, spread_frac: float) -> World:
@@ -89,13 +89,13 @@ def spread_of_nights(folder: Path) -> tuple[float, int]:
     speedups: dict[str, list[float]] = {}
     for path in sorted(folder.glob("runs/*/verdict.json")):
         run = load_verdict(path)
-        for one in run.verdicts if run else ():
+        for verdict in run.verdicts if run else ():
             if (
-                one.metric == "speedup_ratio"
-                and one.value
-                and one.comparison.change_frac is not None
+                verdict.metric == "speedup_ratio"
+                and verdict.value
+                and verdict.comparison.change_frac is not None
             ):
-                speedups.setdefault(one.case_id, []).append(math.log(one.value))
+                speedups.setdefault(verdict.case_id, []).append(math.log(verdict.value))
     freedom = sum(len(some) - 1 for some in speedups.values())
     squares = sum((len(some) - 1) * statistics.variance(some) for some in speedups.values())
     return math.sqrt(squares / freedom), freedom
@@ -104,8 +104,8 @@ def spread_of_nights(folder: Path) -> tuple[float, int]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("nights", type=Path, nargs="?", help="the folder of `nox -s nights`")
-    asked = parser.parse_args()
-    if asked.nights is None:
+    options = parser.parse_args()
+    if options.nights is None:
         print_launches()
     else:
-        print_nights(*spread_of_nights(asked.nights))
+        print_nights(*spread_of_nights(options.nights))

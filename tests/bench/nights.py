@@ -38,10 +38,14 @@ def main(nights: int, folder: Path, *arguments: str) -> int:
     total = Counter[str]()
     for night in range(1, nights + 1):
         verdict, took_s = suite(folder, *arguments)
-        found = Counter(str(one.outcome) for one in verdict.verdicts) if verdict else Counter()
-        total.update(found)
-        told = ", ".join(f"{count} {word}" for word, count in sorted(found.items()))
-        print(f"night {night}, {took_s:.0f} s: {told or 'no verdict'}", flush=True)  # noqa: T201
+        outcomes = (
+            Counter(str(metric_verdict.outcome) for metric_verdict in verdict.verdicts)
+            if verdict
+            else Counter()
+        )
+        total.update(outcomes)
+        summary = ", ".join(f"{count} {word}" for word, count in sorted(outcomes.items()))
+        print(f"night {night}, {took_s:.0f} s: {summary or 'no verdict'}", flush=True)  # noqa: T201
     print(f"all: {', '.join(f'{count} {word}' for word, count in sorted(total.items()))}")  # noqa: T201
     red = any(total[outcome] for outcome in _LOSSES) or not total
     return int(red or total[Outcome.INCONCLUSIVE] > _MOST_INCONCLUSIVE)
@@ -51,5 +55,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("nights", type=int, nargs="?", default=10)
     parser.add_argument("--folder", type=Path, default=Path(".specreg/nights"))
-    asked, others = parser.parse_known_args()
-    sys.exit(main(asked.nights, asked.folder.resolve(), *others))
+    script_options, pytest_arguments = parser.parse_known_args()
+    sys.exit(main(script_options.nights, script_options.folder.resolve(), *pytest_arguments))

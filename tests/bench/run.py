@@ -63,8 +63,8 @@ another, and the numbers to ask in."""
 
 
 def _body(number: int) -> dict[str, object]:
-    said = [{"role": "user", "content": f"number {number} "}]
-    return {"model": "toy", "messages": said, "stream": True, "max_tokens": 1000}
+    messages = [{"role": "user", "content": f"number {number} "}]
+    return {"model": "toy", "messages": messages, "stream": True, "max_tokens": 1000}
 
 
 async def ask_plain_aiohttp(
@@ -72,22 +72,22 @@ async def ask_plain_aiohttp(
 ) -> list[Seen]:
     """Aiohttp, line by line, with the standard library's JSON."""
     seen: list[Seen] = []
-    left = iter(numbers)
+    unasked = iter(numbers)
 
     async def keep_asking(client: aiohttp.ClientSession, slot: int) -> None:
         await asyncio.sleep(ramp_s * slot / streams)
-        for number in left:
-            one = Seen(number, time.monotonic_ns(), 0, 0, 0)
+        for number in unasked:
+            timing = Seen(number, time.monotonic_ns(), 0, 0, 0)
             url = f"{base_url}/v1/chat/completions"
             async with client.post(url, json=_body(number)) as response:
                 async for line in response.content:
                     event = line.decode().strip().removeprefix("data: ")
                     choices = json.loads(event)["choices"] if event.startswith("{") else ()
                     if choices and choices[0]["delta"].get("content"):
-                        one.last_ns = time.monotonic_ns()
-                        one.first_ns = one.first_ns or one.last_ns
-                        one.chunks += 1
-            seen.append(one)
+                        timing.last_ns = time.monotonic_ns()
+                        timing.first_ns = timing.first_ns or timing.last_ns
+                        timing.chunks += 1
+            seen.append(timing)
 
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as client:
@@ -215,13 +215,13 @@ def scrape_truth(port: int) -> dict[int, tuple[int, int]]:
 
 def figures_of(ran: Ran, truth: dict[int, tuple[int, int]]) -> Figures:
     """A run held against the truth."""
-    first_ms = sorted((one.first_ns - truth[one.number][0]) / 1e6 for one in ran.seen)
-    last_ms = sorted((one.last_ns - truth[one.number][1]) / 1e6 for one in ran.seen)
-    sent_ns = min(one.sent_ns for one in ran.seen)
-    ours_ns = max(one.last_ns for one in ran.seen) - sent_ns
-    theirs_ns = max(truth[one.number][1] for one in ran.seen) - sent_ns
+    first_ms = sorted((seen.first_ns - truth[seen.number][0]) / 1e6 for seen in ran.seen)
+    last_ms = sorted((seen.last_ns - truth[seen.number][1]) / 1e6 for seen in ran.seen)
+    sent_ns = min(seen.sent_ns for seen in ran.seen)
+    ours_ns = max(last_seen_ns.last_ns for last_seen_ns in ran.seen) - sent_ns
+    theirs_ns = max(truth[last_sent_ns.number][1] for last_sent_ns in ran.seen) - sent_ns
     return Figures(
-        cpu_us_per_chunk=ran.cpu_s * 1e6 / sum(one.chunks for one in ran.seen),
+        cpu_us_per_chunk=ran.cpu_s * 1e6 / sum(seen.chunks for seen in ran.seen),
         ttft_error_p50_ms=float(np.quantile(first_ms, 0.5)),
         ttft_error_p99_ms=float(np.quantile(first_ms, 0.99)),
         last_error_p99_ms=float(np.quantile(last_ms, 0.99)),
@@ -231,20 +231,22 @@ def figures_of(ran: Ran, truth: dict[int, tuple[int, int]]) -> Figures:
 
 def compare(load: Streams) -> dict[str, Figures]:
     """The clients under one load: the median of each figure over the repeats."""
-    found: dict[str, list[Figures]] = {name: [] for name in CLIENTS}
+    figures_by_client: dict[str, list[Figures]] = {name: [] for name in CLIENTS}
     for _ in range(load.repeats):
-        for name, figures in found.items():
+        for name, figures in figures_by_client.items():
             with paced(load.chunks_per_s, load.chunks) as port:
                 ran = run_client(name, port, load.number, load.ramp_s, load.number)
-                complete = {one.chunks for one in ran.seen} == {load.chunks}
+                complete = {seen.chunks for seen in ran.seen} == {load.chunks}
                 assert complete, f"{name}: chunks were lost"
                 figures.append(figures_of(ran, scrape_truth(port)))
-    return {name: _median(figures) for name, figures in found.items()}
+    return {name: _median(figures) for name, figures in figures_by_client.items()}
 
 
 def _median(several: Sequence[Figures]) -> Figures:
     fields = Figures.__struct_fields__
-    return Figures(**{f: statistics.median(getattr(one, f) for one in several) for f in fields})
+    return Figures(
+        **{f: statistics.median(getattr(figures, f) for figures in several) for f in fields}
+    )
 
 
 def memory_per_request_bytes(chunks: int) -> float:
@@ -262,8 +264,8 @@ def main() -> None:
     console.print("| load | client |", " | ".join(Figures.__struct_fields__), "|")
     for load in LOADS:
         for name, figures in compare(load).items():
-            said = " | ".join(f"{value:.3g}" for value in msgspec.structs.astuple(figures))
-            console.print(f"| {load.number} x {load.chunks_per_s} | {name} | {said} |")
+            cells = " | ".join(f"{value:.3g}" for value in msgspec.structs.astuple(figures))
+            console.print(f"| {load.number} x {load.chunks_per_s} | {name} | {cells} |")
     for chunks in (10, 100):
         grown_bytes = memory_per_request_bytes(chunks)
         console.print(f"memory per request of {chunks} chunks: {grown_bytes:.0f} bytes")

@@ -27,12 +27,12 @@ def _chunked(event: str) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
-def _event(choices: str, rest: str = "") -> str:
+def _event(choices: str, fields: str = "") -> str:
     head = (
         '"id":"chatcmpl-9693ed33006c57b8","object":"chat.completion.chunk","created":1795216258,'
         '"model":"tiny-target"'
     )
-    return f'{{{head},"choices":[{choices}]{rest}}}'
+    return f'{{{head},"choices":[{choices}]{fields}}}'
 
 
 def _choice(ids: str, finish_reason: str) -> str:
@@ -82,8 +82,8 @@ class Paced(asyncio.Protocol):
         length = re.search(rb"(?i)content-length: *(\d+)", head)
         if length and len(body) < int(length[1]):
             return
-        found = _NUMBER.search(body)
-        number = int(found[1]) if found else -1
+        match = _NUMBER.search(body)
+        number = int(match[1]) if match else -1
         self.received = b""
         self.transport.write(_HEAD)
         self.task = asyncio.ensure_future(self.stream(number))

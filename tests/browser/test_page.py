@@ -58,9 +58,11 @@ def browser() -> Iterator[Browser]:
     """One browser for all."""
     with sync_playwright() as playwright:
         # A container has no sandbox of the kernel's, and the pages are ours.
-        found = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
-        yield found
-        found.close()
+        chromium_browser = playwright.chromium.launch(
+            executable_path=chromium(), args=["--no-sandbox"]
+        )
+        yield chromium_browser
+        chromium_browser.close()
 
 
 @pytest.fixture(scope="session")
@@ -69,11 +71,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     pages = {"small": reports.REPORT, "many": many(12), "wide": wide(), "empty": reports.EMPTY}
     pages["beside"] = side_by_side(reports.REPORT, another())
-    found = {}
+    texts = {}
     for name, report in pages.items():
-        found[name] = folder / f"{name}.html"
-        found[name].write_text(render_page(report))
-    return found
+        texts[name] = folder / f"{name}.html"
+        texts[name].write_text(render_page(report))
+    return texts
 
 
 def wide() -> Report:
@@ -84,11 +86,14 @@ def wide() -> Report:
         for metric in (*METRICS, *CHECKS)
     ]
     bare = [
-        dataclasses.replace(one, comparison=NOTHING_COMPARED, value=12345.678) for one in verdicts
+        dataclasses.replace(verdict, comparison=NOTHING_COMPARED, value=12345.678)
+        for verdict in verdicts
     ]
     return msgspec.structs.replace(
         reports.with_case(case_id=name),
-        run=reports.run_of(*verdicts, *(dataclasses.replace(one, case_id="b") for one in bare)),
+        run=reports.run_of(
+            *verdicts, *(dataclasses.replace(verdict, case_id="b") for verdict in bare)
+        ),
         remarks=(f"history '/{'folder_' * 12}/a.jsonl': not written",),
     )
 
@@ -128,8 +133,8 @@ def check_shown(page: Page, path: Path, viewport: ViewportSize) -> None:
 
 def check_accessible(page: Page) -> None:
     """What axe looks at is in order."""
-    found = Axe().run(page)
-    assert found.violations_count == 0, found.generate_report()
+    results = Axe().run(page)
+    assert results.violations_count == 0, results.generate_report()
 
 
 @pytest.mark.parametrize("viewport", SIZES, ids=lambda size: str(size["width"]))

@@ -56,8 +56,8 @@ def launches(engine: str, version: str) -> Mapping[str, LaunchOptions]:
             methods["eagle3"], version=engine_named(engine).oldest
         ),
         **{
-            f"{name} on a GPU": dataclasses.replace(one, on_gpu=True, dtype="bfloat16")
-            for name, one in methods.items()
+            f"{name} on a GPU": dataclasses.replace(method, on_gpu=True, dtype="bfloat16")
+            for name, method in methods.items()
         },
         "told its memory": dataclasses.replace(plain, on_gpu=True, memory=MEMORY),
         "over GPUs": dataclasses.replace(methods["eagle3"], on_gpu=True, parallel=SPREAD),
@@ -78,8 +78,8 @@ def problems(
         env=os.environ | {"PYTHONPATH": str(builders.ROOT / "tests" / "sglang_cpu")},
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found: Sequence[str | None] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    problems_found: Sequence[str | None] = json.loads(done.stdout.splitlines()[-1])
+    return problems_found
 
 
 def servers_of_tiers(engine: str) -> Mapping[str, ServerSpec]:
@@ -105,28 +105,28 @@ def test_the_engine_takes_the_command_line_of_each_server_of_the_tiers(
         commands[name] = engine_named(engine).command(Path("python"), options)[3:]
     assert len(commands) > 20
 
-    found = problems(engine, interpreter_of(engine, version), [*commands.values()])
+    problems_found = problems(engine, interpreter_of(engine, version), [*commands.values()])
 
-    assert dict(zip(commands, found, strict=True)) == dict.fromkeys(commands)
+    assert dict(zip(commands, problems_found, strict=True)) == dict.fromkeys(commands)
 
 
 @pytest.mark.parametrize("version", ["0.31.0", "0.32.0"])
 def test_vllm_takes_each_argument_of_tritons_model_json(version: str) -> None:
     named = {
-        what: json.loads(engine_named("triton").files(options)["toy/1/model.json"])
-        for what, options in launches("triton", version).items()
+        name: json.loads(engine_named("triton").files(options)["toy/1/model.json"])
+        for name, options in launches("triton", version).items()
     }
     planted = [
         {**named["eagle3"], "no_such_argument": 1},
         {**named["eagle3"], "speculative_config": {"method": "no-such"}},
     ]
-    keys = {key for one in named.values() for key in one}
+    keys = {key for argument in named.values() for key in argument}
     assert {"tensor_parallel_size", "gpu_memory_utilization", "speculative_config"} <= keys
 
     python = interpreter_of("vllm", version)
-    *found, of_argument, of_method = problems("vllm", python, [*named.values(), *planted])
+    *problems_found, of_argument, of_method = problems("vllm", python, [*named.values(), *planted])
 
-    assert dict(zip(named, found, strict=True)) == dict.fromkeys(named)
+    assert dict(zip(named, problems_found, strict=True)) == dict.fromkeys(named)
     assert of_argument == "AsyncEngineArgs has no no_such_argument"
     assert of_method == "no method no-such"
 
@@ -134,20 +134,20 @@ def test_vllm_takes_each_argument_of_tritons_model_json(version: str) -> None:
 @pytest.mark.parametrize(("engine", "version"), VERSIONS)
 def test_the_engine_takes_each_command_line(engine: str, version: str) -> None:
     python = interpreter_of(engine, version)
-    asked = launches(engine, version)
+    launch_options = launches(engine, version)
     commands = {
-        what: engine_named(engine).command(Path("python"), options)[3:]  # after "-m", a module
-        for what, options in asked.items()
+        name: engine_named(engine).command(Path("python"), options)[3:]  # after "-m", a module
+        for name, options in launch_options.items()
     }
     # A check that takes everything would be none: a flag and a method that don't exist.
-    other = [
+    unnamed = [
         word.replace("eagle3", "no-such").replace("EAGLE3", "NONE_SUCH")
         for word in commands["eagle3"]
     ]
-    planted = [(*commands["eagle3"], "--no-such-flag"), other]
+    planted = [(*commands["eagle3"], "--no-such-flag"), unnamed]
 
-    *found, of_flag, of_method = problems(engine, python, [*commands.values(), *planted])
+    *problems_found, of_flag, of_method = problems(engine, python, [*commands.values(), *planted])
 
-    assert dict(zip(commands, found, strict=True)) == dict.fromkeys(commands)
+    assert dict(zip(commands, problems_found, strict=True)) == dict.fromkeys(commands)
     assert of_flag
     assert of_method

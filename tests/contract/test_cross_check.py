@@ -39,8 +39,8 @@ def run_bench_serve(server: Server, folder: Path) -> Theirs:
     """The benchmark, on the prompts that specreg replays."""
     prompts = load_case_prompts(ROOT, CASE)[: CASE.prompts]
     # Of the forms that it reads, this one needs no pandas; the second turn is never sent.
-    said = [(prompt.turns[0], "an answer of some words") for prompt in prompts]
-    rows = [{"conversations": [{"value": text} for text in turns]} for turns in said]
+    conversations = [(prompt.turns[0], "an answer of some words") for prompt in prompts]
+    rows = [{"conversations": [{"value": text} for text in turns]} for turns in conversations]
     (folder / "prompts.json").write_text(json.dumps(rows))
     done = subprocess.run(
         (
@@ -69,22 +69,24 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Measurement, The
     folder = tmp_path_factory.mktemp("cross")
     case = dataclasses.replace(CASE, server=dataclasses.replace(CASE.server, padding_layers=0))
     with start(case, folder) as server:
-        ours, _ = measure(case, server)
-        return ours, run_bench_serve(server, folder)
+        measurement, _ = measure(case, server)
+        return measurement, run_bench_serve(server, folder)
 
 
 def test_both_count_the_same_steps_and_tokens(measured: tuple[Measurement, Theirs]) -> None:
     """Greedy and in float32 the answers are the same, so the counts are, to the last one."""
-    ours, theirs = measured
-    assert ours.acceptance is not None
-    assert ours.replay is not None
-    counts = ours.acceptance.total
-    assert (theirs.completed, theirs.failed) == (CASE.prompts, 0)
-    assert theirs.spec_decode_num_drafts == counts.steps
-    assert theirs.spec_decode_draft_tokens == counts.proposed
-    assert theirs.spec_decode_accepted_tokens == counts.accepted
-    assert theirs.spec_decode_acceptance_length == counts.acceptance_length
+    measurement, benchmark = measured
+    assert measurement.acceptance is not None
+    assert measurement.replay is not None
+    counts = measurement.acceptance.total
+    assert (benchmark.completed, benchmark.failed) == (CASE.prompts, 0)
+    assert benchmark.spec_decode_num_drafts == counts.steps
+    assert benchmark.spec_decode_draft_tokens == counts.proposed
+    assert benchmark.spec_decode_accepted_tokens == counts.accepted
+    assert benchmark.spec_decode_acceptance_length == counts.acceptance_length
     # Theirs is in per cent.
-    assert theirs.spec_decode_acceptance_rate == pytest.approx(100 * (counts.acceptance_rate or 0))
-    delivered = sum(trace.tokens for trace in ours.replay.traces)
-    assert theirs.total_output_tokens == delivered
+    assert benchmark.spec_decode_acceptance_rate == pytest.approx(
+        100 * (counts.acceptance_rate or 0)
+    )
+    delivered = sum(trace.tokens for trace in measurement.replay.traces)
+    assert benchmark.total_output_tokens == delivered

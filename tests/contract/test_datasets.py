@@ -19,7 +19,11 @@ from tests.unit import builders
 TOY = builders.ROOT / "fixtures/prompts/toy.jsonl"
 RANDOM = "random-64"
 TEXTS = tuple(
-    {one.dataset: one.name for one in reversed(list(SETS.values())) if one.licence}.values()
+    {
+        prompt_set.dataset: prompt_set.name
+        for prompt_set in reversed(list(SETS.values()))
+        if prompt_set.licence
+    }.values()
 )
 TABLE = """
 [[cases]]
@@ -62,9 +66,9 @@ def verdict(tmp_path_factory: pytest.TempPathFactory) -> RunVerdict:
 
     toy = load_prompt_file(TOY)
     for name in TEXTS:
-        given = str(folder / f"{name}.jsonl")
-        builders.write_lines(Path(given), builders.rows_in(name, toy))
-        done = run("specreg", "prepare", name, "--from", given)
+        path = str(folder / f"{name}.jsonl")
+        builders.write_lines(Path(path), builders.rows_in(name, toy))
+        done = run("specreg", "prepare", name, "--from", path)
         assert done.returncode == 0, done.stderr
     cases = [TABLE.format(dataset=name, form="chat") for name in ("toy", *TEXTS)]
     cases.append(TABLE.format(dataset=RANDOM, form="completions"))
@@ -75,13 +79,13 @@ def verdict(tmp_path_factory: pytest.TempPathFactory) -> RunVerdict:
         f"--specreg-baselines={folder}/baselines",
     )
     (ended,) = (folder / "runs").iterdir()
-    found = load_verdict(ended / "verdict.json")
-    assert found is not None
-    return found
+    verdict = load_verdict(ended / "verdict.json")
+    assert verdict is not None
+    return verdict
 
 
 def test_the_same_prompts_in_any_form_are_accepted_alike(verdict: RunVerdict) -> None:
-    lengths = {one.case_id: one.value for one in verdict.verdicts}
+    lengths = {metric_verdict.case_id: metric_verdict.value for metric_verdict in verdict.verdicts}
     texts = [f"vllm-draft_model-tiny-{name}-c4" for name in ("toy", *TEXTS)]
     assert lengths.keys() == {*texts, f"vllm-draft_model-tiny-{RANDOM}-c4"}
     assert lengths[texts[0]] is not None
@@ -89,8 +93,8 @@ def test_the_same_prompts_in_any_form_are_accepted_alike(verdict: RunVerdict) ->
 
 
 def test_random_ids_are_measured_too(verdict: RunVerdict) -> None:
-    lengths = {one.case_id: one.value for one in verdict.verdicts}
-    found = lengths[f"vllm-draft_model-tiny-{RANDOM}-c4"]
-    assert found is not None
-    assert 1.0 <= found <= 4.0
-    assert found != lengths["vllm-draft_model-tiny-toy-c4"]
+    lengths = {metric_verdict.case_id: metric_verdict.value for metric_verdict in verdict.verdicts}
+    length_tokens = lengths[f"vllm-draft_model-tiny-{RANDOM}-c4"]
+    assert length_tokens is not None
+    assert 1.0 <= length_tokens <= 4.0
+    assert length_tokens != lengths["vllm-draft_model-tiny-toy-c4"]

@@ -24,12 +24,12 @@ Observed = Callable[[str, str], tuple[StepCounts, Answers]]
 
 def answers(server: Server, case: Case) -> Answers:
     """The greedy answers to a case's prompts."""
-    asked = {"model": server.model, "max_tokens": case.output_cap_tokens, "temperature": 0}
+    body = {"model": server.model, "max_tokens": case.output_cap_tokens, "temperature": 0}
     with httpx.Client(base_url=server.base_url, timeout=120, trust_env=False) as client:
         return {
             prompt.id: client.post(
                 "/v1/chat/completions",
-                json=asked | {"messages": [{"role": "user", "content": prompt.turns[0]}]},
+                json=body | {"messages": [{"role": "user", "content": prompt.turns[0]}]},
             ).json()["choices"][0]["message"]["content"]
             for prompt in load_case_prompts(builders.ROOT, case)[: case.prompts]
         }
@@ -45,8 +45,8 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Observed:
         """The steps of its prompts, and its answers."""
         case = case_of("sglang_cpu", f"{engine}-{name}-toy-c4")
         with start(case, folder) as server:
-            said = answers(server, case)
-            return measure(case, server)[1].total, said
+            answered = answers(server, case)
+            return measure(case, server)[1].total, answered
 
     return observe
 

@@ -45,8 +45,8 @@ def test_a_pinned_acceptance_is_read_back_exactly(
     assert length_tokens is not None
     schedule = schedule_of(length_tokens, 3)
     for prompt in acceptance.prompts:
-        taken = range(step_after(prompt.completion_tokens, schedule))
-        steps = [schedule[step % len(schedule)] for step in taken]
+        steps_taken = range(step_after(prompt.completion_tokens, schedule))
+        steps = [schedule[step % len(schedule)] for step in steps_taken]
         assert prompt.counts.steps == len(steps)
         assert prompt.counts.accepted == sum(steps)
         assert prompt.counts.proposed == 3 * len(steps)

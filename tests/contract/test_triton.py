@@ -19,8 +19,10 @@ from tests.doubles.triton_server.install import install_tritonserver
 
 def case(engine: str, method: str) -> Case:
     """A case of the tier, or the same on vLLM alone."""
-    found = case_of("triton", f"triton-{method}-wide-30m-toy-c1")
-    return dataclasses.replace(found, server=dataclasses.replace(found.server, engine=engine))
+    triton_case = case_of("triton", f"triton-{method}-wide-30m-toy-c1")
+    return dataclasses.replace(
+        triton_case, server=dataclasses.replace(triton_case.server, engine=engine)
+    )
 
 
 @pytest.fixture
@@ -31,12 +33,12 @@ def provision(monkeypatch: pytest.MonkeyPatch) -> Provision:
     return Provision(on_gpu=False, version=None, python=None, url=None, show=print)
 
 
-def acceptance(one: Case, folder: Path) -> tuple[AcceptanceRecord, int]:
+def acceptance(case: Case, folder: Path) -> tuple[AcceptanceRecord, int]:
     """What a real server does with the case, and how many tokens it delivers."""
-    with start(one, folder) as server:
-        measurement, found = measure(one, server)
+    with start(case, folder) as server:
+        measurement, record = measure(case, server)
     assert measurement.replay is not None
-    return found, sum(trace.tokens for trace in measurement.replay.traces)
+    return record, sum(trace.tokens for trace in measurement.replay.traces)
 
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle3"])

@@ -61,16 +61,16 @@ class Run:
     @functools.cached_property
     def verdicts(self) -> Mapping[tuple[str, str], Mapping[str, Any]]:
         """By case and metric."""
-        said = self.report["run"]["verdicts"]
-        found = {(one["case_id"], one["metric"]): one for one in said}
-        assert len(found) == len(said)
-        return found
+        entries = self.report["run"]["verdicts"]
+        by_figure = {(entry["case_id"], entry["metric"]): entry for entry in entries}
+        assert len(by_figure) == len(entries)
+        return by_figure
 
     @functools.cached_property
     def figures(self) -> Mapping[str, Mapping[str, Any]]:
         """By case that was measured."""
         cases = self.report["cases"]
-        return {one["case_id"]: one["figures"] for one in cases if one["figures"]}
+        return {case["case_id"]: case["figures"] for case in cases if case["figures"]}
 
 
 @pytest.fixture(scope="module")
@@ -81,12 +81,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     done = suite.run("tests/perf", "-q")
     assert done.returncode in _JUDGED, done.stdout + done.stderr
     folder = max(suite.runs.iterdir())
-    made = suite.specreg("report", folder, *(word for name in FORMS for word in ("--to", name)))
-    assert made.returncode == 0, made.stderr
-    found = Run(folder)
-    assert len(found.figures) == 4
-    assert {"PASS", "REGRESSED"} <= {one["outcome"] for one in found.verdicts.values()}
-    return found
+    ended = suite.specreg("report", folder, *(word for name in FORMS for word in ("--to", name)))
+    assert ended.returncode == 0, ended.stderr
+    read_run = Run(folder)
+    assert len(read_run.figures) == 4
+    assert {"PASS", "REGRESSED"} <= {verdict["outcome"] for verdict in read_run.verdicts.values()}
+    return read_run
 
 
 def tool(*command: str) -> str:
@@ -108,10 +108,10 @@ def test_pandas_reads_all_of_each_verdict(run: Run) -> None:
     rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
     assert len(rows) == len(run.verdicts)
     for row in rows:
-        said = run.verdicts[row["case_id"], row["metric"]]
-        assert said.keys() <= row.keys()
-        assert {name: row[name] for name in said} == {
-            name: None if value in ("", []) else value for name, value in said.items()
+        verdict = run.verdicts[row["case_id"], row["metric"]]
+        assert verdict.keys() <= row.keys()
+        assert {name: row[name] for name in verdict} == {
+            name: None if value in ("", []) else value for name, value in verdict.items()
         }
 
 
@@ -130,50 +130,56 @@ def test_a_reader_of_junit_counts_and_shows_each_verdict(run: Run) -> None:
     for name in ("tests", "failures", "errors", "skipped"):
         assert written.get(name) == str(getattr(suite, name))
     assert suite.tests == len(run.verdicts)
-    assert suite.failures == sum(one["outcome"] == "REGRESSED" for one in run.verdicts.values())
+    assert suite.failures == sum(
+        verdict["outcome"] == "REGRESSED" for verdict in run.verdicts.values()
+    )
     for case in suite:
-        said = run.verdicts[case.classname, case.name]
-        shown = {one.name: one.value for one in case.child(junitparser.Properties)}
-        known = {name: str(value) for name, value in said.items() if value not in (None, "", [])}
+        verdict = run.verdicts[case.classname, case.name]
+        shown = {prop.name: prop.value for prop in case.child(junitparser.Properties)}
+        known = {name: str(value) for name, value in verdict.items() if value not in (None, "", [])}
         assert shown == {f"specreg.{name}": value for name, value in known.items()}
-        failed = [one.message for one in case.result if isinstance(one, junitparser.Failure)]
-        assert [one.partition(":")[0] for one in failed] == ["REGRESSED"] * case.is_failure
+        failed = [
+            result.message for result in case.result if isinstance(result, junitparser.Failure)
+        ]
+        assert [message.partition(":")[0] for message in failed] == ["REGRESSED"] * case.is_failure
 
 
 def test_the_tables_of_the_markdown_have_each_verdict(run: Run) -> None:
     text = (run.folder / "report.md").read_text()
     blocks = MarkdownIt("gfm-like", {"linkify": False}).parse(text)
-    texts = ["".join(part.content for part in one.children or ()) for one in blocks]
-    starts = [place for place, one in enumerate(blocks) if one.type == "tr_open"]
+    texts = ["".join(part.content for part in child.children or ()) for child in blocks]
+    starts = [index for index, block in enumerate(blocks) if block.type == "tr_open"]
     rows = [
-        [texts[place + 2 + 3 * column] for column in range(5)]
-        for place in starts
-        if blocks[place + 1].type == "td_open"
+        [texts[start + 2 + 3 * column] for column in range(5)]
+        for start in starts
+        if blocks[start + 1].type == "td_open"
     ]
-    red = sum(one["outcome"] == "REGRESSED" for one in run.verdicts.values())
+    red = sum(verdict["outcome"] == "REGRESSED" for verdict in run.verdicts.values())
     assert len(rows) == red + len(run.verdicts), "those that fail stand above all"
     assert {(row[0], row[1]) for row in rows} == run.verdicts.keys()
     for case_id, metric, outcome, expected, value in rows:
-        said = run.verdicts[case_id, metric]
-        assert outcome == said["outcome"]
-        assert same(expected, said["expected"])
-        assert same(value, said["value"])
+        verdict = run.verdicts[case_id, metric]
+        assert outcome == verdict["outcome"]
+        assert same(expected, verdict["expected"])
+        assert same(value, verdict["value"])
 
 
 def test_a_strict_parser_of_html_finds_each_verdict(run: Run) -> None:
     parser = html5lib.HTMLParser(strict=True, namespaceHTMLElements=False)
     page = parser.parse((run.folder / "report.html").read_text())
-    found = set()
+    shown = set()
     for case in page.iter("details"):
-        rows = [row for row in case.iter("tr") if "verdict" in {one.get("data-of") for one in row}]
+        rows = [
+            row for row in case.iter("tr") if "verdict" in {cell.get("data-of") for cell in row}
+        ]
         for row in rows:
-            name, value, expected, *_, verdict, _ = ("".join(one.itertext()) for one in row)
-            said = run.verdicts[case.get("id"), name]
-            assert same(value, said["value"])
-            assert same(expected, said["expected"])
-            assert verdict.split()[-1] == said["outcome"]
-            found.add((case.get("id"), name))
-    assert found == run.verdicts.keys()
+            name, value, expected, *_, verdict, _ = ("".join(cell.itertext()) for cell in row)
+            case_verdict = run.verdicts[case.get("id"), name]
+            assert same(value, case_verdict["value"])
+            assert same(expected, case_verdict["expected"])
+            assert verdict.split()[-1] == case_verdict["outcome"]
+            shown.add((case.get("id"), name))
+    assert shown == run.verdicts.keys()
 
 
 def test_pytest_benchmark_lists_and_compares_the_cases(run: Run, tmp_path: Path) -> None:
@@ -189,12 +195,16 @@ def test_pytest_benchmark_lists_and_compares_the_cases(run: Run, tmp_path: Path)
         row["name"].partition("[")[2].rstrip("]"): row
         for row in pd.read_csv(table).to_dict("records")
     }
-    entries = {one["param"]: one for one in json.loads(saved.read_text())["benchmarks"]}
+    entries = {
+        benchmark["param"]: benchmark for benchmark in json.loads(saved.read_text())["benchmarks"]
+    }
     assert rows.keys() == entries.keys() == {f"{name}-tpot_s" for name in run.figures}
     for name, entry in entries.items():
         case_id, info = name.removesuffix("-tpot_s"), entry["extra_info"]
         assert rows[name]["median"] == entry["stats"]["median"]
-        outcomes = {said["outcome"] for key, said in run.verdicts.items() if key[0] == case_id}
+        outcomes = {
+            verdict["outcome"] for key, verdict in run.verdicts.items() if key[0] == case_id
+        }
         assert info.pop("outcome") in outcomes
         assert info == run.figures[case_id]["judged"]
 
@@ -204,21 +214,23 @@ def test_aiperf_reads_each_record_and_its_checks_hold(run: Run) -> None:
     lines = tool("python", "-c", _READ, *map(str, paths)).splitlines()
     records = [json.loads(line) for line in lines]
     for case_id, figures in run.figures.items():
-        own = [one for one in records if case_id in one["path"].split("/")]
+        case_records = [record for record in records if case_id in record["path"].split("/")]
         timing, acceptance = figures["timing"], figures["acceptance"]
-        assert len(own) == timing["requests"]
-        assert sum(one["output_sequence_length"] for one in own) == timing["tokens"]
+        assert len(case_records) == timing["requests"]
+        assert sum(record["output_sequence_length"] for record in case_records) == timing["tokens"]
         names = ("time_to_first_token", "request_latency", "inter_token_latency")
         for name, field in zip(names, ("ttft_ms", "e2e_ms", "tpot_ms"), strict=True):
-            mean_ms = statistics.mean(one[name] for one in own)
+            mean_ms = statistics.mean(record[name] for record in case_records)
             assert mean_ms == pytest.approx(timing[field]["mean"], rel=1e-9)
-        for one in own:
-            assert one["took_ms"] == pytest.approx(one["request_latency"], abs=1e-6)
-        taken = {one["turn"]: one["accepted"] for one in own if one["accepted"]}
-        assert bool(taken) is (acceptance is not None)
+        for record in case_records:
+            assert record["took_ms"] == pytest.approx(record["request_latency"], abs=1e-6)
+        accepted = {
+            record["turn"]: record["accepted"] for record in case_records if record["accepted"]
+        }
+        assert bool(accepted) is (acceptance is not None)
         if acceptance:
             total = acceptance["total"]
-            sums = tuple(map(sum, zip(*taken.values(), strict=True)))
+            sums = tuple(map(sum, zip(*accepted.values(), strict=True)))
             assert sums == (total["accepted"], total["steps"])
 
 

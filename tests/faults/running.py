@@ -132,15 +132,15 @@ class Hurt:
         )
 
     def environment(self) -> dict[str, str]:
-        own = {MARK: str(self.folder), "TMPDIR": str(self.temporary), "COLUMNS": "200"}
+        variables = {MARK: str(self.folder), "TMPDIR": str(self.temporary), "COLUMNS": "200"}
         if self.script is None:
-            return os.environ | own | self.variables
-        own |= record_script(self.script, self.folder) | {"SPECREG_CACHE": str(self.cache)}
+            return os.environ | variables | self.variables
+        variables |= record_script(self.script, self.folder) | {"SPECREG_CACHE": str(self.cache)}
         if self.gpus:
             library = self.folder / "libnvidia-ml.so.1"
             library = library if library.exists() else build(self.folder)
-            own |= environment(library, write_script(self.folder / "gpus", self.gpus))
-        return os.environ | own | self.variables
+            variables |= environment(library, write_script(self.folder / "gpus", self.gpus))
+        return os.environ | variables | self.variables
 
     def show_gpus(self, *gpus: ScriptedGpu) -> None:
         write_script(self.folder / "gpus", gpus)
@@ -179,22 +179,26 @@ class Hurt:
 
     def server(self) -> psutil.Process:
         """The process that its server's API runs in."""
-        (api,) = [one for one in self.processes() if _is_api(one)]
+        (api,) = [process for process in self.processes() if _is_api(process)]
         return api
 
     def worker(self) -> psutil.Process:
         """The process that generates: vLLM's engine core; the scripted server has but one."""
         api = self.server()
-        workers = [one for one in api.children() if "EngineCore" in " ".join(one.cmdline())]
+        workers = [
+            process for process in api.children() if "EngineCore" in " ".join(process.cmdline())
+        ]
         return workers[0] if workers else api
 
     def listening(self) -> list[str]:
-        found: list[str] = []
+        addresses: list[str] = []
         for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
                 sockets = process.net_connections("inet")
-                found += [one.laddr[0] for one in sockets if one.status == psutil.CONN_LISTEN]
-        return found
+                addresses += [
+                    socket.laddr[0] for socket in sockets if socket.status == psutil.CONN_LISTEN
+                ]
+        return addresses
 
     def finished(self, case_id: str, attempt: int = -1) -> int:
         """How many requests of an attempt at a case are in the journal; of the last one, or from 0.
@@ -216,8 +220,8 @@ class Hurt:
         for path in self._journals():
             with contextlib.suppress(FileNotFoundError):  # a run has just taken it
                 texts.append(path.read_bytes())
-        whole = [line for text in texts for line in text.splitlines(keepends=True)]
-        return [msgspec.json.decode(line) for line in whole if line.endswith(b"\n")]
+        lines = [line for text in texts for line in text.splitlines(keepends=True)]
+        return [msgspec.json.decode(line) for line in lines if line.endswith(b"\n")]
 
     def _journals(self) -> Iterator[Path]:
         """The runs' own, each with those of its workers that it hasn't taken yet, in order."""
@@ -228,12 +232,16 @@ class Hurt:
     def replays(self) -> dict[str, Replay]:
         """By case what was measured, of the one run that there was."""
         (journal,) = self.runs.glob("*/journal.jsonl")
-        return {key.case_id: one.replay for key, one in load_journal(journal).items() if one.replay}
+        return {
+            key.case_id: journal_entry.replay
+            for key, journal_entry in load_journal(journal).items()
+            if journal_entry.replay
+        }
 
     def verdict(self) -> RunVerdict:
-        found = load_verdict(max(self.runs.iterdir()) / "verdict.json")
-        assert found is not None
-        return found
+        verdict = load_verdict(max(self.runs.iterdir()) / "verdict.json")
+        assert verdict is not None
+        return verdict
 
     def logs(self) -> list[str]:
         return sorted(path.name for path in self.runs.glob("*/logs/*.log"))
@@ -244,32 +252,38 @@ class Hurt:
     def left(self) -> list[str]:
         """The processes, ports, locks, temporary files and shared memory that are left of it."""
         processes = self.processes()
-        found = [f"process {one.pid}" for one in processes]
-        for one in processes:
+        leftovers = [f"process {process.pid}" for process in processes]
+        for process in processes:
             with contextlib.suppress(psutil.Error):
-                found += [f"port {port}" for port in ports_of(one)]
-        found += [f"lock {path.name}" for path in self.cache.glob("**/*.lock") if _is_held(path)]
-        found += [f"file {path.name}" for path in self.temporary.iterdir()]
-        shared = shared_left(self.shared_before, [one.pid for one in processes])
-        return found + [f"shared {name}" for name in shared]
+                leftovers += [f"port {port}" for port in ports_of(process)]
+        leftovers += [
+            f"lock {path.name}" for path in self.cache.glob("**/*.lock") if _is_held(path)
+        ]
+        leftovers += [f"file {path.name}" for path in self.temporary.iterdir()]
+        shared = shared_left(self.shared_before, [process.pid for process in processes])
+        return leftovers + [f"shared {name}" for name in shared]
 
 
-def shared_left(before: frozenset[str], ours: Collection[int] = ()) -> frozenset[str]:
+def shared_left(before: frozenset[str], own_pids: Collection[int] = ()) -> frozenset[str]:
     """The names in /dev/shm that weren't there before, and that no living process but ours uses.
 
     Looked at twice: any program's semaphore has a name for a moment, which it then takes away.
     """
-    left = shared_files() - before
-    if left:
-        left -= used_by() - used_by(ours)
-    if left and not ours:
+    files_left = shared_files() - before
+    if files_left:
+        files_left -= used_by() - used_by(own_pids)
+    if files_left and not own_pids:
         time.sleep(0.5)
-    return left & shared_files()
+    return files_left & shared_files()
 
 
 def ports_of(process: psutil.Process) -> set[int]:
     connections = process.net_connections("tcp")
-    return {one.laddr[1] for one in connections if one.status == psutil.CONN_LISTEN and one.laddr}
+    return {
+        connection.laddr[1]
+        for connection in connections
+        if connection.status == psutil.CONN_LISTEN and connection.laddr
+    }
 
 
 def is_free(port: int) -> bool:
@@ -287,12 +301,12 @@ def wait_until(condition: Callable[[], bool], within_s: float = _PATIENCE_S) -> 
 
 
 def marked(folder: Path) -> list[psutil.Process]:
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.environ().get(MARK) == str(folder) and lives(process):
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def end_of_leader(find: Callable[[], Sequence[psutil.Process]]) -> float:
@@ -305,7 +319,7 @@ def end_of_leader(find: Callable[[], Sequence[psutil.Process]]) -> float:
 
     def are_there() -> bool:
         with contextlib.suppress(OSError):
-            leaders.extend(one for one in find() if os.getsid(one.pid) == one.pid)
+            leaders.extend(process for process in find() if os.getsid(process.pid) == process.pid)
         return bool(leaders)
 
     wait_until(are_there)

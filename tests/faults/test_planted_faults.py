@@ -103,10 +103,10 @@ def outcomes(done: subprocess.CompletedProcess[str], folder: Path) -> dict[str, 
     runs = sorted((folder / "runs").iterdir())
     verdict = load_verdict(runs[-1] / "verdict.json") if runs else None
     assert verdict is not None, done.stdout
-    found: dict[str, set[str]] = {}
-    for one in verdict.verdicts:
-        found.setdefault(one.case_id, set()).add(one.outcome)
-    return found
+    by_case: dict[str, set[str]] = {}
+    for metric_verdict in verdict.verdicts:
+        by_case.setdefault(metric_verdict.case_id, set()).add(metric_verdict.outcome)
+    return by_case
 
 
 def test_the_sound_drafts_are_green(tmp_path: Path) -> None:
@@ -151,13 +151,13 @@ def test_one_draft_token_fewer_turns_the_case_red(tmp_path: Path) -> None:
 
 
 def test_a_sleep_of_5_ms_per_step_turns_the_speedup_red(tmp_path: Path) -> None:
-    own = f"--specreg-baselines={tmp_path / 'baselines'}"
+    baselines_option = f"--specreg-baselines={tmp_path / 'baselines'}"
     update = ("--update-baselines", "--reason=test", "--specreg-launches=2")
-    recorded = run(tmp_path, SPEED_MATRIX, own, *update, "-k", "draft_model")
+    recorded = run(tmp_path, SPEED_MATRIX, baselines_option, *update, "-k", "draft_model")
     assert recorded.returncode == 0, recorded.stdout
     chosen = ("-k", "draft_model and c1- and (speedup or acceptance)")
-    sound = run(tmp_path, SPEED_MATRIX, own, *chosen)
-    slowed = run(tmp_path, SPEED_MATRIX, own, *chosen, fault="sleep")
+    sound = run(tmp_path, SPEED_MATRIX, baselines_option, *chosen)
+    slowed = run(tmp_path, SPEED_MATRIX, baselines_option, *chosen, fault="sleep")
     assert sound.returncode == 0, sound.stdout
     assert slowed.returncode == 1, slowed.stdout
     assert "REGRESSED: speedup " in slowed.stdout

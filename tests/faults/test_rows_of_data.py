@@ -26,7 +26,10 @@ def run(run: Hurt) -> Hurt:
 
 
 def reasons(run: Hurt) -> Mapping[str, str]:
-    return {one.case_id: f"{one.outcome}: {one.reason}" for one in run.verdict().verdicts}
+    return {
+        verdict.case_id: f"{verdict.outcome}: {verdict.reason}"
+        for verdict in run.verdict().verdicts
+    }
 
 
 @pytest.mark.parametrize(
@@ -47,13 +50,13 @@ def test_row_10_a_request_that_fails(run: Hurt, fault: Fault, words: str) -> Non
         fault=fault, fault_after_requests=BEFORE_ROUNDS + 2, step_ms=4.0, stretches=SLOWING
     )
     done = run.run()
-    found = reasons(run)
+    by_case = reasons(run)
     failed = f"INVALID: REQUEST_FAILED: 1 of {REQUESTS_OF_A_PART} requests failed, first prompt '"
-    assert found[CASES[0]].startswith(failed), done.stdout
-    assert f"': {words}" in found[CASES[0]]
-    assert found[CASES[0]].endswith("look at the server's log")
-    assert found[CASES[0]].partition(": ")[2] in done.stdout.replace("\n", " ")
-    assert [found[case].partition(":")[0] for case in CASES[1:]] == ["NO_BASELINE"] * 2
+    assert by_case[CASES[0]].startswith(failed), done.stdout
+    assert f"': {words}" in by_case[CASES[0]]
+    assert by_case[CASES[0]].endswith("look at the server's log")
+    assert by_case[CASES[0]].partition(": ")[2] in done.stdout.replace("\n", " ")
+    assert [by_case[case].partition(":")[0] for case in CASES[1:]] == ["NO_BASELINE"] * 2
     assert [run.attempts(case) for case in CASES] == [1, 1, 1]
     assert len(run.logs()) == 1
 
@@ -79,9 +82,9 @@ def test_row_11_counters_that_cannot_be_read(
 ) -> None:
     run.script = Script(fault=fault)
     done = run.run()
-    found = reasons(run)
-    assert set(found) == set(CASES), done.stdout
-    for reason in found.values():
+    by_case = reasons(run)
+    assert set(by_case) == set(CASES), done.stdout
+    for reason in by_case.values():
         assert reason.startswith(f"INVALID: {looked_for}"), done.stdout
         assert there in reason
 
@@ -94,10 +97,10 @@ def test_row_11_counters_that_begin_again(run: Hurt) -> None:
         stretches=SLOWING,
     )
     done = run.run()
-    found = reasons(run)
-    assert found[CASES[0]].startswith("INVALID: COUNTERS_FELL: steps moved by -"), done.stdout
-    assert "the server restarted inside the window" in found[CASES[0]]
-    assert [found[case].partition(":")[0] for case in CASES[1:]] == ["NO_BASELINE"] * 2
+    by_case = reasons(run)
+    assert by_case[CASES[0]].startswith("INVALID: COUNTERS_FELL: steps moved by -"), done.stdout
+    assert "the server restarted inside the window" in by_case[CASES[0]]
+    assert [by_case[case].partition(":")[0] for case in CASES[1:]] == ["NO_BASELINE"] * 2
 
 
 CONFLICT = "{\n<<<<<<< ours\n}\n=======\n>>>>>>> theirs\n}\n"
@@ -117,10 +120,10 @@ def test_row_16_baselines_that_are_corrupt_newer_or_conflicted(run: Hurt) -> Non
         path.write_text(content)
     for done in (run.run(), run.run("--update-baselines", "--specreg-launches=2")):
         assert done.returncode == 11, done.stdout
-        for path, (content, place, remedy) in zip(paths, BASELINES, strict=True):
-            (said,) = (one for one in done.stdout.splitlines() if str(path) in one)
-            assert said.startswith(f"baseline '{path}': {place}")
-            assert f"; {remedy}" in said
+        for path, (content, location, remedy) in zip(paths, BASELINES, strict=True):
+            (message,) = (line for line in done.stdout.splitlines() if str(path) in line)
+            assert message.startswith(f"baseline '{path}': {location}")
+            assert f"; {remedy}" in message
             assert path.read_text() == content
 
 

@@ -58,18 +58,18 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("what", WRITERS)
-def test_row_13_a_full_disk_leaves_the_old_file(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("writer", WRITERS)
+def test_row_13_a_full_disk_leaves_the_old_file(tmp_path: Path, writer: str) -> None:
     path = tmp_path / "folder" / "file"
-    WRITERS[what](path)
+    WRITERS[writer](path)
     before = path.read_bytes()
     with (
-        disk_full_at(len(before) + 50 if what == "history" else 50),
+        disk_full_at(len(before) + 50 if writer == "history" else 50),
         pytest.raises(SpecregError, match="File too large; make room or mend its rights"),
     ):
-        WRITERS[what](path)
+        WRITERS[writer](path)
     assert path.read_bytes() == before
-    assert [one.name for one in path.parent.iterdir()] == ["file"]
+    assert [file.name for file in path.parent.iterdir()] == ["file"]
 
 
 def test_row_13_killed_while_writing(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_row_13_killed_while_writing(tmp_path: Path) -> None:
         seen.add(content[:1])
     assert seen == {b"A", b"B"}
     replace_file(path, b"new")
-    assert [one.name for one in path.parent.iterdir()] == ["file"], "what they left goes too"
+    assert [file.name for file in path.parent.iterdir()] == ["file"], "what they left goes too"
 
 
 PLANTED = {
@@ -102,14 +102,20 @@ SAYING = "INFO 'Authorization': 'Bearer planted-in-arguments', GET /x?token=hf_p
 ALL = (*SECRETS, "planted-in-arguments")
 
 
-def leaks(folder: Path, *said: str) -> list[str]:
+def leaks(folder: Path, *texts_shown: str) -> list[str]:
     """Where secrets stand, of all that was written below a folder or said."""
-    given = {"cpu.toml", "scripted_server.json"}
-    files = [path for path in folder.rglob("*") if path.is_file() and path.name not in given]
-    texts = {str(path): path.read_bytes() for path in files} | {"output": "".join(said).encode()}
+    expected_files = {"cpu.toml", "scripted_server.json"}
+    files = [
+        path for path in folder.rglob("*") if path.is_file() and path.name not in expected_files
+    ]
+    texts = {str(path): path.read_bytes() for path in files} | {
+        "output": "".join(texts_shown).encode()
+    }
     assert len(texts) > 3, "something was written"
-    found = [(secret, name) for name in texts for secret in ALL if secret.encode() in texts[name]]
-    return [f"{secret} in {name}" for secret, name in found]
+    leaks_found = [
+        (secret, name) for name in texts for secret in ALL if secret.encode() in texts[name]
+    ]
+    return [f"{secret} in {name}" for secret, name in leaks_found]
 
 
 def test_row_17_no_secret_is_written(run: Hurt) -> None:
@@ -120,12 +126,14 @@ def test_row_17_no_secret_is_written(run: Hurt) -> None:
         wait_until(run.is_measuring())
         run.server().kill()
         output, _ = pytest_run.communicate(timeout=120)
-    assert {one.outcome for one in run.verdict().verdicts} == {"NO_BASELINE"}, output
+    assert {verdict.outcome for verdict in run.verdict().verdicts} == {"NO_BASELINE"}, output
     assert junit.exists()
     assert leaks(run.folder, output) == []
     (log, _) = (path.read_text() for path in sorted(run.runs.glob("*/logs/*.log")))
     assert "HIDDEN" in log
-    assert all(one in log for one in ("fixtures/models/tiny/target", "'--seed', '12345678'"))
+    assert all(
+        argument in log for argument in ("fixtures/models/tiny/target", "'--seed', '12345678'")
+    )
 
 
 def test_row_17_no_secret_is_in_the_words_of_a_server_that_fails(run: Hurt) -> None:
@@ -160,32 +168,34 @@ def test_row_17_no_secret_is_in_the_files_of_a_gate(
     gate = Gate(tmp_path)
     gate.write_tier(speed=False)
     both = ("--a", "engine_env.MY_TOKEN=planted-in-arguments")
-    asked, b = ("--launches", "2", *both, "--b", both[1]), Script(says_secrets=True)
-    said = gate.run(*asked, status=0, b=b)
-    assert gate.report().run.complete, said
-    assert leaks(gate.out, *said) == []
+    arguments, b = ("--launches", "2", *both, "--b", both[1]), Script(says_secrets=True)
+    output = gate.run(*arguments, status=0, b=b)
+    assert gate.report().run.complete, output
+    assert leaks(gate.out, *output) == []
     assert gate.servers() == []
-    gate.run(*asked, "--resume", status=0, b=b)
+    gate.run(*arguments, "--resume", status=0, b=b)
 
 
 def test_row_17_no_secret_of_a_servers_settings_is_taken() -> None:
     """SGLang tells all of them to whoever asks what it is; another form of them isn't quoted."""
     settings = json.loads(RECORDED_SGLANG["/server_info"])
     secrets = {name: f"planted-in-{name}" for name in ("api_key", "admin_api_key")}
-    for told in ({**settings, **secrets}, {**settings, **secrets, "speculative_algorithm": [1]}):
-        found = answers({**RECORDED_SGLANG, "/server_info": json.dumps(told).encode()}, "sglang")
-        assert "planted" not in repr(found)
-        assert found.target == settings["model_path"]
+    for info in ({**settings, **secrets}, {**settings, **secrets, "speculative_algorithm": [1]}):
+        answered = answers({**RECORDED_SGLANG, "/server_info": json.dumps(info).encode()}, "sglang")
+        assert "planted" not in repr(answered)
+        assert answered.target == settings["model_path"]
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=lambda engine: engine.name)
 def test_row_18_a_server_is_told_to_listen_here_alone(engine: Engine) -> None:
     options = builders.LAUNCH_OPTIONS
     command = engine.command(Path("/python"), options)
-    hosts = [command[i + 1] for i, one in enumerate(command) if one in {"--host", "--http-address"}]
+    hosts = [
+        command[i + 1] for i, word in enumerate(command) if word in {"--host", "--http-address"}
+    ]
     # The reference engine is ours: it listens there and has no flag for elsewhere.
     assert hosts == ([] if engine.name == "reference" else ["127.0.0.1"])
-    assert not [one for one in command if "0.0.0.0" in one]  # noqa: S104 - none is wanted
+    assert not [word for word in command if "0.0.0.0" in word]  # noqa: S104 - none is wanted
 
 
 def test_row_20_the_wall_clock_jumps(run: Hurt) -> None:
@@ -195,7 +205,7 @@ def test_row_20_the_wall_clock_jumps(run: Hurt) -> None:
     started = time.monotonic()
     done = run.run()
     took_s = time.monotonic() - started
-    assert {one.outcome for one in run.verdict().verdicts} == {"NO_BASELINE"}, done.stdout
+    assert {verdict.outcome for verdict in run.verdict().verdicts} == {"NO_BASELINE"}, done.stdout
     report = load_report(next(run.runs.glob("*/report.json")))
     began = began_at(report.run.run)
     assert began is not None
@@ -221,7 +231,7 @@ def test_row_21_a_log_of_two_gigabytes_of_noise(tmp_path: Path) -> None:
             server.check_alive()
     assert "last words" in str(error.value)
     assert len(str(error.value)) < 50_000
-    assert all(one.isprintable() or one in "\t\n" for one in str(error.value))
+    assert all(character.isprintable() or character in "\t\n" for character in str(error.value))
     content = server.log_path.read_bytes()
     assert len(content) < 4 * KEPT_BYTES
     head, _, tail = content.partition(b"\n[specreg: ")

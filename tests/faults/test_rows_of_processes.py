@@ -35,7 +35,7 @@ IDLE = ScriptedGpu(uuid="GPU-a", memory_used_bytes=GIB // 2)
 
 
 @pytest.mark.parametrize(
-    ("said", "status", "failure", "hint"),
+    ("last_words", "status", "failure", "hint"),
     [
         ("CUDA out of memory.", 1, "out of memory", "lower gpu_memory_frac"),
         ("error: unrecognized arguments: --spec", 2, "unknown or refused argument", "engine_args"),
@@ -47,13 +47,13 @@ IDLE = ScriptedGpu(uuid="GPU-a", memory_used_bytes=GIB // 2)
 )
 @pytest.mark.usefixtures("empty_afterwards")
 def test_row_01_a_server_that_exits_at_start(
-    tmp_path: Path, said: str, status: int, failure: str, hint: str
+    tmp_path: Path, last_words: str, status: int, failure: str, hint: str
 ) -> None:
     """Of a port that is in use it is started on another: row 9."""
-    log = "\n".join([*(f"line {number}" for number in range(100)), said])
+    log = "\n".join([*(f"line {number}" for number in range(100)), last_words])
     script = Script(fault=Fault.EXIT_AT_START, exit_status=status, exit_log=log, ready_after_s=1.0)
-    with ThreadPoolExecutor() as beside:
-        ended = beside.submit(end_of_leader, lambda: left_of(tmp_path))
+    with ThreadPoolExecutor() as pool:
+        ended = pool.submit(end_of_leader, lambda: left_of(tmp_path))
         with pytest.raises(ServerStartError) as error, start(tmp_path, script):
             pytest.fail("it never started")
         assert time.monotonic() - ended.result() < 2
@@ -88,7 +88,10 @@ def test_row_03_a_server_that_hangs_in_the_run(run: Hurt) -> None:
     assert took_s >= 60, "a minute of silence"
     assert took_s < 60 + 10  # and row 5's time to be gone
     assert run.finished(CASES[0], attempt=0) >= finished
-    outcomes = {one.case_id: (one.outcome, one.explanation) for one in run.verdict().verdicts}
+    outcomes = {
+        verdict.case_id: (verdict.outcome, verdict.explanation)
+        for verdict in run.verdict().verdicts
+    }
     assert outcomes[CASES[0]][0] == "INVALID", output
     assert outcomes[CASES[0]][1].startswith("HUNG: no token came for 60 s"), output
     assert [outcomes[case][0] for case in CASES[1:]] == ["NO_BASELINE", "NO_BASELINE"], output
@@ -116,7 +119,7 @@ def test_row_04_a_server_that_crashes_each_time_is_tried_twice(run: Hurt) -> Non
     run.script = Script(fault=Fault.CRASH_MID_RUN, fault_after_requests=8)
     done = run.run()
     assert run.attempts(CASES[0]) == 2, done.stdout
-    assert {one.outcome for one in run.verdict().verdicts} == {"INVALID"}
+    assert {verdict.outcome for verdict in run.verdict().verdicts} == {"INVALID"}
 
 
 def test_row_05_a_worker_that_survives_its_server(run: Hurt) -> None:
@@ -207,7 +210,7 @@ def test_row_07_ctrl_c_once(run: Hurt) -> None:
         assert run.left() == []
     assert run.finished(CASES[1]) >= finished
     assert "type the same again with --specreg-resume" in output
-    assert {one.case_id for one in run.verdict().verdicts} == {CASES[0]}
+    assert {verdict.case_id for verdict in run.verdict().verdicts} == {CASES[0]}
 
 
 @pytest.mark.parametrize("pause_s", [0.1, 1.0])
@@ -239,7 +242,7 @@ def test_row_12_speculation_that_is_silently_off(run: Hurt) -> None:
     run.script = Script(fault=Fault.SPEC_DISABLED)
     done = run.run()
     assert done.returncode == 10, done.stdout
-    reasons = {one.explanation.partition(":")[0] for one in run.verdict().verdicts}
+    reasons = {verdict.explanation.partition(":")[0] for verdict in run.verdict().verdicts}
     assert reasons == {"SPEC_DISABLED"}
 
 
@@ -254,14 +257,16 @@ def test_row_14_two_runs_at_once_on_one_gpu(run: Hurt) -> None:
             assert first.poll() is None
             assert hasty.logs() == waiting.logs() == []
             first.send_signal(signal.SIGCONT)
-            said, _ = first.communicate(timeout=120)
+            output, _ = first.communicate(timeout=120)
             waited, _ = second.communicate(timeout=120)
     who = f"GPU 0 (Scripted NVIDIA H100, GPU-a): used by process {first.pid} ("
     assert who in refused
-    assert {one.outcome for one in hasty.verdict().verdicts} == {"INVALID"}
+    assert {verdict.outcome for verdict in hasty.verdict().verdicts} == {"INVALID"}
     assert who in waited
     assert "; waiting until it is done" in waited
-    assert {one.outcome for one in waiting.verdict().verdicts} == {"NO_BASELINE"}, said + waited
+    assert {verdict.outcome for verdict in waiting.verdict().verdicts} == {"NO_BASELINE"}, (
+        output + waited
+    )
     assert waiting.left() == hasty.left() == []
 
 
@@ -282,9 +287,9 @@ def test_row_15_a_run_that_still_goes_on_is_left_alone(run: Hurt) -> None:
         output, _ = pytest_run.communicate(timeout=120)
     assert refused.returncode == pytest.ExitCode.USAGE_ERROR, refused.stdout
     (folder,) = run.runs.iterdir()
-    said = f"'{folder}': still goes on; wait until it has ended"
-    assert said in refused.stderr
-    assert {one.case_id for one in run.verdict().verdicts} == set(CASES), output
+    message = f"'{folder}': still goes on; wait until it has ended"
+    assert message in refused.stderr
+    assert {verdict.case_id for verdict in run.verdict().verdicts} == set(CASES), output
     assert [run.attempts(case) for case in CASES] == [1, 1, 1]
 
 
@@ -295,7 +300,7 @@ def test_row_22_slow_first_requests(run: Hurt) -> None:
     """The one that shows that it is ready is the first of them."""
     run.script = Script(step_ms=10.0, stretches=COLD)
     done = run.run()
-    assert {one.outcome for one in run.verdict().verdicts} == {"NO_BASELINE"}, done.stdout
+    assert {verdict.outcome for verdict in run.verdict().verdicts} == {"NO_BASELINE"}, done.stdout
     rounds = run.replays()[CASES[0]].rounds
     gap_ms = max(part.gaps.quantile_ns(0.5) for part in rounds) / 1e6
     assert gap_ms < 10 * 1.6, "none of the slow ones was measured"
@@ -304,4 +309,4 @@ def test_row_22_slow_first_requests(run: Hurt) -> None:
 def test_row_22_steps_that_are_never_steady(run: Hurt) -> None:
     run.script = Script(step_ms=4.0, stretches=(1.0, 1.0, 2.0, 4.0) * 20)
     done = run.run()
-    assert {one.outcome for one in run.verdict().verdicts} == {"NO_BASELINE"}, done.stdout
+    assert {verdict.outcome for verdict in run.verdict().verdicts} == {"NO_BASELINE"}, done.stdout

@@ -60,21 +60,23 @@ def run_while_it_gets_hot(run: Hurt, *arguments: str) -> str:
 def baseline_of(run: Hurt) -> Path:
     """A baseline of the first case, recorded while the GPU ran at its clock."""
     run.command()  # writes the matrix
-    case = next(one for one in load_tier(run.folder, "cpu").cases if one.id == CASES[0])
+    case = next(case for case in load_tier(run.folder, "cpu").cases if case.id == CASES[0])
     launches = ({"throughput_tokens_per_s": 100.0},) * 3
     return builders.record_on_gpu(run.folder / "baselines", GPU, case, *launches)
 
 
 def test_row_19_a_gpu_that_gets_too_hot(run: Hurt) -> None:
-    said = run_while_it_gets_hot(run, "-k", "toy-c1 and (throughput or power_w or length)")
-    counted, speed, watts = sorted(run.verdict().verdicts, key=lambda one: ORDER.index(one.metric))
-    for one in (speed, watts):
-        assert one.outcome == "INVALID"
-        assert one.explanation.startswith(
+    output = run_while_it_gets_hot(run, "-k", "toy-c1 and (throughput or power_w or length)")
+    counted, speed, watts = sorted(
+        run.verdict().verdicts, key=lambda verdict: ORDER.index(verdict.metric)
+    )
+    for verdict in (speed, watts):
+        assert verdict.outcome == "INVALID"
+        assert verdict.explanation.startswith(
             "THROTTLED: Scripted NVIDIA H100 was held back in 100% of"
         )
-        assert "software thermal slowdown, 92 °C at 1200 MHz; cool it" in one.explanation
-    assert counted.outcome == "NO_BASELINE", said
+        assert "software thermal slowdown, 92 °C at 1200 MHz; cool it" in verdict.explanation
+    assert counted.outcome == "NO_BASELINE", output
     assert counted.value is not None
 
 
@@ -83,19 +85,19 @@ def test_row_19_no_speed_is_recorded_from_a_gpu_that_is_too_hot(run: Hurt) -> No
     path = baseline_of(run)
     before = path.read_bytes()
     run_while_it_gets_hot(run, *RECORD)
-    for one in run.verdict().verdicts:
-        counted = METRICS[one.metric].family is Family.ACCEPTANCE
-        assert one.outcome == ("MEASURED" if counted else "INVALID")
-        assert counted or one.explanation.startswith("THROTTLED: "), one.explanation
+    for verdict in run.verdict().verdicts:
+        counted = METRICS[verdict.metric].family is Family.ACCEPTANCE
+        assert verdict.outcome == ("MEASURED" if counted else "INVALID")
+        assert counted or verdict.explanation.startswith("THROTTLED: "), verdict.explanation
     assert path.read_bytes() == before
-    assert [one.name for one in (run.folder / "baselines").rglob("*.json")] == [path.name]
+    assert [path.name for path in (run.folder / "baselines").rglob("*.json")] == [path.name]
 
 
 def test_row_19_a_gpu_that_is_too_hot_already(run: Hurt) -> None:
     """Its server starts after 10 s in which it may cool down."""
     run.gpus = (HOT,)
     done = run.run("-k", "toy-c1 and (throughput or length)")
-    counted, speed = sorted(run.verdict().verdicts, key=lambda one: ORDER.index(one.metric))
+    counted, speed = sorted(run.verdict().verdicts, key=lambda verdict: ORDER.index(verdict.metric))
     assert speed.outcome == "INVALID"
     assert speed.explanation.startswith("THROTTLED: Scripted NVIDIA H100 was held back in 100% of")
     assert counted.outcome == "NO_BASELINE", done.stdout
@@ -108,9 +110,9 @@ def test_row_19_a_gpu_at_a_lower_clock(run: Hurt) -> None:
     run.gpus = (SLOW,)
     done = run.run("-k", "toy-c1 and (throughput or acceptance_length)")
     assert done.returncode == 10, done.stdout
-    found = {one.metric: one for one in run.verdict().verdicts}
-    assert found["acceptance_length_tokens"].outcome == "NO_BASELINE"
-    verdict = found["throughput_tokens_per_s"]
+    by_metric = {verdict.metric: verdict for verdict in run.verdict().verdicts}
+    assert by_metric["acceptance_length_tokens"].outcome == "NO_BASELINE"
+    verdict = by_metric["throughput_tokens_per_s"]
     assert verdict.outcome == "INVALID"
     low = "CLOCK_LOW: Scripted NVIDIA H100 ran at 1500 MHz, it was recorded at 1980"
     assert verdict.explanation.startswith(low)
@@ -148,15 +150,17 @@ def test_row_23_acceptance_that_falls_slowly(soak: Hurt) -> None:
         output, _ = soaking.communicate(timeout=120)
     assert soaking.returncode == 1, output
     assert rows_of(output)["acceptance_length_tokens"] == "REGRESSED"
-    said = re.search(
+    warning = re.search(
         r"^acceptance_length_tokens: worse by (\d+\.\d)% in an hour", output, re.MULTILINE
     )
-    assert said, output
+    assert warning, output
     # Relative to the first judged blocks, before which the server had lived some seconds.
-    assert fall_frac * 3600 * 0.9 < float(said[1]) / 100 < 1.5 * fall_frac * 3600
-    told = re.search(r"^after (\d+\.\d) min: acceptance_length_tokens: worse", output, re.MULTILINE)
-    assert told, output
-    assert 0 < float(told[1]) <= SOAK_MIN + 0.1
+    assert fall_frac * 3600 * 0.9 < float(warning[1]) / 100 < 1.5 * fall_frac * 3600
+    alarm = re.search(
+        r"^after (\d+\.\d) min: acceptance_length_tokens: worse", output, re.MULTILINE
+    )
+    assert alarm, output
+    assert 0 < float(alarm[1]) <= SOAK_MIN + 0.1
 
 
 @pytest.mark.parametrize(

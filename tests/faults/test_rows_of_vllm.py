@@ -52,9 +52,9 @@ SLOW = {"PLANTED_FAULT": "sleep", "PLANTED_SLEEP_S": "0.02", "PYTHONPATH": str(P
 def start(
     folder: Path, spec: ServerSpec = SPEC, choose_port: Callable[[], int] = free_port
 ) -> AbstractContextManager[StartedServer]:
-    own = (*spec.engine_env, (MARK, str(folder)))
+    engine_env = (*spec.engine_env, (MARK, str(folder)))
     return ServerStart(
-        spec=dataclasses.replace(spec, engine_env=own),
+        spec=dataclasses.replace(spec, engine_env=engine_env),
         provision=Provision(on_gpu=False, show=print),
         root=ROOT,
         ready_within_s=180.0,
@@ -99,8 +99,8 @@ def test_row_01_a_server_that_exits_at_start(
 ) -> None:
     spec = dataclasses.replace(SPEC, **changes)  # type: ignore[arg-type]
     spec = dataclasses.replace(spec, engine_env=(*spec.engine_env, *hub(tmp_path).items()))
-    with ThreadPoolExecutor() as beside:
-        ended = beside.submit(end_of_leader, lambda: marked(tmp_path))
+    with ThreadPoolExecutor() as pool:
+        ended = pool.submit(end_of_leader, lambda: marked(tmp_path))
         with pytest.raises(ServerStartError) as error, start(tmp_path, spec):
             pytest.fail("it never started")
         assert time.monotonic() - ended.result() < 2
@@ -129,67 +129,67 @@ class HurtRun:
 
 
 @pytest.fixture(scope="session")
-def told(tmp_path_factory: pytest.TempPathFactory) -> HurtRun:
+def hurt(tmp_path_factory: pytest.TempPathFactory) -> HurtRun:
     """A run in which something happens to each case's server, and Ctrl-C at last."""
     run = Hurt(folder=tmp_path_factory.mktemp("hurt"), script=None, variables=SLOW)
-    told = HurtRun(run=run)
+    hurt = HurtRun(run=run)
     with run.start() as pytest_run:
         wait_until(run.is_measuring(CASES[0]))
-        told.finished[CASES[0]] = run.finished(CASES[0])
+        hurt.finished[CASES[0]] = run.finished(CASES[0])
         api, worker = run.server(), run.worker()
         assert api != worker
-        told.listening = run.listening()
+        hurt.listening = run.listening()
         worker.send_signal(signal.SIGSTOP)
-        told.hung_s = wait_until(lambda: not lives(api) and not lives(worker))
+        hurt.hung_s = wait_until(lambda: not lives(api) and not lives(worker))
 
         wait_until(run.is_measuring(CASES[1]))
-        told.finished[CASES[1]] = run.finished(CASES[1])
+        hurt.finished[CASES[1]] = run.finished(CASES[1])
         run.worker().kill()
         wait_until(lambda: run.attempts(CASES[1]) == 2)
 
         wait_until(run.is_measuring(CASES[2]))
-        told.finished[CASES[2]] = run.finished(CASES[2])
+        hurt.finished[CASES[2]] = run.finished(CASES[2])
         api, worker = run.server(), run.worker()
         api.kill()
-        told.orphan_s = wait_until(lambda: not lives(worker))
+        hurt.orphan_s = wait_until(lambda: not lives(worker))
 
         wait_until(lambda: run.attempts(CASES[2]) == 2)
         wait_until(run.is_measuring(CASES[2]))
         pytest_run.send_signal(signal.SIGINT)
-        told.output, _ = pytest_run.communicate(timeout=60)
-        told.left = run.left()
-    return told
+        hurt.output, _ = pytest_run.communicate(timeout=60)
+        hurt.left = run.left()
+    return hurt
 
 
-def test_row_03_a_server_that_hangs_in_the_run(told: HurtRun) -> None:
-    assert told.hung_s >= 60, "a minute of silence"
-    assert told.hung_s < 60 + 10  # and row 5's time to be gone
-    reasons = {one.case_id: one.explanation for one in told.run.verdict().verdicts}
-    assert reasons[CASES[0]].startswith("HUNG: no token came for 60 s"), told.output
-    assert told.run.attempts(CASES[0]) == 1
+def test_row_03_a_server_that_hangs_in_the_run(hurt: HurtRun) -> None:
+    assert hurt.hung_s >= 60, "a minute of silence"
+    assert hurt.hung_s < 60 + 10  # and row 5's time to be gone
+    reasons = {verdict.case_id: verdict.explanation for verdict in hurt.run.verdict().verdicts}
+    assert reasons[CASES[0]].startswith("HUNG: no token came for 60 s"), hurt.output
+    assert hurt.run.attempts(CASES[0]) == 1
 
 
-def test_row_04_a_worker_that_crashes_in_the_run(told: HurtRun) -> None:
+def test_row_04_a_worker_that_crashes_in_the_run(hurt: HurtRun) -> None:
     assert (
         f"{CASES[1]}: measured again, SERVER_DIED: server 'vllm-ngram-tiny': ended with"
-        in told.output
+        in hurt.output
     )
-    assert told.run.attempts(CASES[1]) == 2
-    assert len(told.run.replays()[CASES[1]].traces) == 20, "the second attempt alone, and all of it"
+    assert hurt.run.attempts(CASES[1]) == 2
+    assert len(hurt.run.replays()[CASES[1]].traces) == 20, "the second attempt alone, and all of it"
 
 
-def test_row_05_a_worker_that_survives_its_server(told: HurtRun) -> None:
-    assert told.orphan_s < 10
-    assert f"{CASES[2]}: measured again, " in told.output
-    assert len(told.run.logs()) == 4
+def test_row_05_a_worker_that_survives_its_server(hurt: HurtRun) -> None:
+    assert hurt.orphan_s < 10
+    assert f"{CASES[2]}: measured again, " in hurt.output
+    assert len(hurt.run.logs()) == 4
 
 
-def test_row_07_ctrl_c_once(told: HurtRun) -> None:
-    assert "type the same again with --specreg-resume" in told.output
-    assert {one.case_id for one in told.run.verdict().verdicts} == set(CASES[:2])
-    assert told.left == []
-    for case, finished in told.finished.items():
-        assert told.run.finished(case, attempt=0) >= finished, "what had ended is on disk"
+def test_row_07_ctrl_c_once(hurt: HurtRun) -> None:
+    assert "type the same again with --specreg-resume" in hurt.output
+    assert {verdict.case_id for verdict in hurt.run.verdict().verdicts} == set(CASES[:2])
+    assert hurt.left == []
+    for case, finished in hurt.finished.items():
+        assert hurt.run.finished(case, attempt=0) >= finished, "what had ended is on disk"
 
 
 def test_row_06_pytest_is_killed(tmp_path: Path) -> None:
@@ -218,8 +218,8 @@ def test_row_07_ctrl_c_twice(tmp_path: Path) -> None:
     assert took_s < 5
 
 
-def test_row_18_nothing_listens_elsewhere(told: HurtRun) -> None:
-    assert set(told.listening) == {"127.0.0.1"}
+def test_row_18_nothing_listens_elsewhere(hurt: HurtRun) -> None:
+    assert set(hurt.listening) == {"127.0.0.1"}
 
 
 @pytest.mark.usefixtures("empty_afterwards")
@@ -241,6 +241,6 @@ def test_row_12_speculation_that_is_silently_off(tmp_path: Path) -> None:
     run = Hurt(folder=tmp_path, script=None, variables=planted)
     done = run.run()
     assert done.returncode == 10, done.stdout
-    reasons = {one.explanation.partition(":")[0] for one in run.verdict().verdicts}
+    reasons = {verdict.explanation.partition(":")[0] for verdict in run.verdict().verdicts}
     assert reasons == {"SPEC_DISABLED"}
     assert run.left() == []

@@ -91,20 +91,20 @@ def stream_of(rng: random.Random, content: bytes) -> bytes:
     """Events that are lost, come twice or in another order, are wrong in themselves, or no end."""
     events = content.split(b"\n\n")
     for _ in range(rng.choice((1, 1, 2, 5))):
-        at, other = rng.randrange(len(events)), rng.randrange(len(events))
+        at, position = rng.randrange(len(events)), rng.randrange(len(events))
         how = rng.randrange(8)
         if how == 0 and len(events) > 1:
             del events[at]
         elif how == 1:
-            events[at:at] = [events[other]] * rng.choice((1, 1, 30))
+            events[at:at] = [events[position]] * rng.choice((1, 1, 30))
         elif how == 2:
-            events[at], events[other] = events[other], events[at]
+            events[at], events[position] = events[position], events[at]
         elif how == 3:
             events[at] = b'data: {"error": {"message": "no", "code": 500}}'
         else:
             events[at] = _event(rng, events[at])
-    whole = rng.choice((b"\n\n", b"\n\n", b"\n\n", b"\r\n\r\n", b"\n", b"")).join(events)
-    return bytes_of(rng, whole) if rng.random() < 0.2 else whole
+    stream = rng.choice((b"\n\n", b"\n\n", b"\n\n", b"\r\n\r\n", b"\n", b"")).join(events)
+    return bytes_of(rng, stream) if rng.random() < 0.2 else stream
 
 
 def page_of(rng: random.Random, content: bytes) -> bytes:
@@ -128,8 +128,8 @@ def page_of(rng: random.Random, content: bytes) -> bytes:
                 line.replace('"', "", 1),
             )
         )
-    whole = "\n".join(lines).encode() + b"\n"
-    return bytes_of(rng, whole) if rng.random() < 0.2 else whole
+    page = "\n".join(lines).encode() + b"\n"
+    return bytes_of(rng, page) if rng.random() < 0.2 else page
 
 
 def rows_of(rng: random.Random, content: bytes) -> bytes:
@@ -146,8 +146,8 @@ def rows_of(rng: random.Random, content: bytes) -> bytes:
             rows[at] = _json_or_bytes(rng, rows[at])
     if rng.random() < 0.15:
         return b"[" + b",".join(rows) + b"]"
-    whole = b"\n".join(rows)
-    return bytes_of(rng, whole) if rng.random() < 0.2 else whole
+    file_content = b"\n".join(rows)
+    return bytes_of(rng, file_content) if rng.random() < 0.2 else file_content
 
 
 def toml_of(rng: random.Random, content: bytes) -> bytes:
@@ -168,8 +168,8 @@ def toml_of(rng: random.Random, content: bytes) -> bytes:
                 *[f"{key}={rng.choice(_TOML)}" if equals else lines[at]] * 6,
             )
         )
-    whole = "\n".join(lines).encode() + b"\n"
-    return bytes_of(rng, whole) if rng.random() < 0.2 else whole
+    toml = "\n".join(lines).encode() + b"\n"
+    return bytes_of(rng, toml) if rng.random() < 0.2 else toml
 
 
 def cut(rng: random.Random, content: bytes) -> Iterator[bytes]:

@@ -35,16 +35,16 @@ ONE = dataclasses.replace(builders.with_concurrency(1), output_cap_tokens=64)
 def read_stream(protocol: str, form: Form, _: Path, content: bytes) -> None:
     """Asks, keeps what came as a journal does, and makes figures of it."""
     case = dataclasses.replace(ONE, form=form, request_timeout_s=10.0)
-    kept: list[bytes] = []
+    events: list[bytes] = []
 
     def keep(finished: FinishedRequest) -> None:
-        kept.append(msgspec.json.encode(finished))
-        assert msgspec.json.decode(kept[-1], type=FinishedRequest) == finished
+        events.append(msgspec.json.encode(finished))
+        assert msgspec.json.decode(events[-1], type=FinishedRequest) == finished
 
     wire = Wire(list(cut(random.Random(len(content)), content)))  # noqa: S311 - no secret
     only, clock = builders.PROMPTS[:1], time.monotonic_ns
     done = replay_wire(wire, case, only, record=keep, clock=clock, engine=protocol)
-    assert len(kept) == 1
+    assert len(events) == 1
     check_requests(done.traces)
     (trace,) = done.traces
     assert trace.tokens == trace.usage_tokens
@@ -64,26 +64,26 @@ def read_page(protocol: str, before: bytes, _: Path, page: bytes) -> None:
 def read_identity(engine: str, pages: dict[str, bytes], path: str, _: object, page: bytes) -> None:
     """What a server is, held against what is asked for."""
 
-    def fetch(_: str, asked: str) -> bytes:
-        if asked not in pages:
-            raise AnswerError(f"HTTP 404 from {asked}", status=404)
-        return page if asked == path else pages[asked]
+    def fetch(_: str, asked_path: str) -> bytes:
+        if asked_path not in pages:
+            raise AnswerError(f"HTTP 404 from {asked_path}", status=404)
+        return page if asked_path == path else pages[asked_path]
 
-    found = engine_named(engine).identify(fetch)
+    identity = engine_named(engine).identify(fetch)
     spec = dataclasses.replace(builders.SPEC, engine=engine)
-    facts = _facts(spec, "some/target", None, found)
+    facts = _facts(spec, "some/target", None, identity)
     wrong_facts = [fact for fact in facts if fact.reported != fact.needed]
     assert all(len(str(fact)) < 5_000 for fact in wrong_facts)
-    msgspec.json.encode(dataclasses.asdict(found))
+    msgspec.json.encode(dataclasses.asdict(identity))
 
 
 def read_ids(protocol: str, _: Path, answer: bytes) -> None:
     """Ids, sent back as they would be asked on."""
     api = ENGINES[protocol].token_api
     assert api is not None
-    found = api.complete("toy", (1, 2), Wanted(output_cap_tokens=2)).parse(answer)
-    asked = api.score("toy", (*found.prompt, *found.output), found.output[:1])
-    msgspec.json.encode(asked.body)
+    answer_ids = api.complete("toy", (1, 2), Wanted(output_cap_tokens=2)).parse(answer)
+    request = api.score("toy", (*answer_ids.prompt, *answer_ids.output), answer_ids.output[:1])
+    msgspec.json.encode(request.body)
 
 
 def read_scores(candidate: int, _: Path, answer: bytes) -> None:
@@ -115,8 +115,8 @@ def streams() -> Iterable[Sample]:
 
 
 _TRTLLM = "trtllm_request_success_total 1.0\n" + "".join(
-    f'trtllm_spec_decode_{what}_tokens_total{{token_position="{at}"}} {20 - at}.0\n'
-    for what in ("drafted", "accepted")
+    f'trtllm_spec_decode_{kind}_tokens_total{{token_position="{at}"}} {20 - at}.0\n'
+    for kind in ("drafted", "accepted")
     for at in range(3)
 )
 
@@ -151,10 +151,10 @@ def identities() -> Iterable[Sample]:
             "/v2/models/toy/config": b'{"name": "toy", "platform": "", "backend": "vllm"}',
         },
     }
-    for engine, said in by_engine.items():
-        for path, page in said.items():
+    for engine, pages in by_engine.items():
+        for path, page in pages.items():
             if path != "/metrics":
-                reading = functools.partial(read_identity, engine, said, path)
+                reading = functools.partial(read_identity, engine, pages, path)
                 yield Sample(content=page, wrong=json_of, read=reading)
 
 
@@ -181,13 +181,13 @@ SILENT = {"", "ACCEPTANCE_MISSING", "USAGE_MISSING", "CHUNKS_MERGED"}
 
 def test_what_is_sound_is_read(tmp_path: Path) -> None:
     """Else no case would get as far as what is wrong in it."""
-    for said in itertools.chain(*KINDS):
+    for sound in itertools.chain(*KINDS):
         reason = ""
         try:
-            said.read(tmp_path, said.content)
+            sound.read(tmp_path, sound.content)
         except InvalidMeasurementError as error:
             reason = error.invalidity.code
-        assert reason in SILENT, said.content
+        assert reason in SILENT, sound.content
 
 
 def test_any_answer_ends_in_words_or_in_a_reading(numbers: range, tmp_path: Path) -> None:

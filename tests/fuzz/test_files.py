@@ -119,20 +119,20 @@ def datasets(folder: Path) -> Iterable[Sample]:
             rows = builders.rows_in(dataset, toy)
             load = functools.partial(load_rows, dataset)
         else:
-            rows = [msgspec.to_builtins(one) for one in toy]
+            rows = [msgspec.to_builtins(prompt) for prompt in toy]
             load = load_prompt_file
         for name, wrong in (("rows.jsonl", rows_of), ("rows.json", json_of)):
             path = builders.write_lines(folder / name, rows if wrong is rows_of else [rows])
             reading = functools.partial(read_prompts, load, name)
             yield Sample(content=path.read_bytes(), wrong=wrong, read=reading)
     parquet = folder / "rows.parquet"
-    rows = [{"question": one.turns[0], "answer": "no"} for one in toy]
+    rows = [{"question": prompt.turns[0], "answer": "no"} for prompt in toy]
     pq.write_table(pa.Table.from_pylist(rows), parquet)
     load = functools.partial(load_rows, "gsm8k")
     reading = functools.partial(read_prompts, load, "rows.parquet")
     yield Sample(content=parquet.read_bytes(), wrong=bytes_of, read=reading)
-    given = builders.write_lines(folder / "gsm8k.jsonl", rows)
-    prepare(dataset_named("gsm8k"), data_dir=folder / "data", given=given)
+    rows_path = builders.write_lines(folder / "gsm8k.jsonl", rows)
+    prepare(dataset_named("gsm8k"), data_dir=folder / "data", given=rows_path)
     record = paths_of(folder / "data", "gsm8k")[1].read_bytes()
     yield Sample(content=record, wrong=json_of, read=read_record)
 

@@ -76,11 +76,11 @@ def read_own_journal(_: MergingMachine, shard: Path, folder: Path, content: byte
     load_checks(copy / JOURNAL)
     for key, measurement in measured.items():
         msgspec.json.encode(figures_of(measurement, key.launch))
-    whole = Journal(folder / "whole.jsonl")
-    whole.path.unlink(missing_ok=True)
-    whole.take(copy / JOURNAL)
+    journal = Journal(folder / "whole.jsonl")
+    journal.path.unlink(missing_ok=True)
+    journal.take(copy / JOURNAL)
     if content:
-        assert load_journal(whole.path) == measured
+        assert load_journal(journal.path) == measured
 
 
 def read_merged_journal(machine: MergingMachine, shard: Path, folder: Path, content: bytes) -> None:

@@ -31,9 +31,9 @@ def try_all(numbers: Iterable[int], kinds: Sequence[Sequence[Sample]], folder: P
     with at_most(_BLOCK_S):
         for number in numbers:
             rng = random.Random(number)  # noqa: S311 - a case, no secret
-            one = rng.choice(rng.choice(kinds))
+            kind = rng.choice(rng.choice(kinds))
             try:
-                one.read(folder, one.wrong(rng, one.content))
+                kind.read(folder, kind.wrong(rng, kind.content))
             except SpecregError as error:
                 words = str(error)
                 assert words.strip(), f"case {number}: it says nothing"

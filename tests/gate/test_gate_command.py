@@ -23,8 +23,8 @@ def gate(tmp_path: Path) -> Gate:
 
 def test_what_accepts_less_is_refused_for_its_acceptance(gate: Gate) -> None:
     gate.write_tier(speed=False)
-    less = Script(acceptance_probs=(0.6, 0.5, 0.4))
-    stdout, _ = gate.run("--launches", "2", status=1, b=less)
+    worse = Script(acceptance_probs=(0.6, 0.5, 0.4))
+    stdout, _ = gate.run("--launches", "2", status=1, b=worse)
     assert f"{EAGLE3} is worse by acceptance" in stdout
     assert "DON'T: B is worse than A" in stdout
 
@@ -37,15 +37,15 @@ def test_a_side_that_cant_start_is_said_before_anything_is_measured(gate: Gate) 
     assert not (gate.out / "journal.jsonl").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda one: one.name)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_signal_ends_it_with_its_servers_and_what_it_had_is_told(
     gate: Gate, number: signal.Signals
 ) -> None:
     started = gate.start("--launches", "2", "--case", EAGLE3)
     assert started.stderr is not None
-    said = (line for line in started.stderr if line.startswith("launch"))
-    assert next(said) == f"launch 1, sides A, B: {SERVER}\n"
-    assert next(said) == f"launch 2, sides B, A: {SERVER}\n"
+    lines = (line for line in started.stderr if line.startswith("launch"))
+    assert next(lines) == f"launch 1, sides A, B: {SERVER}\n"
+    assert next(lines) == f"launch 2, sides B, A: {SERVER}\n"
     started.send_signal(number)
     stdout, stderr = started.communicate(timeout=60)
     assert started.returncode == 130, stdout + stderr
@@ -59,20 +59,20 @@ def test_identical_sides_may_be_exchanged_and_in_turn_one_server_is_up_at_a_time
     gate: Gate,
 ) -> None:
     gate.write_tier(speed=False)
-    said = []
+    outputs = []
     with gate.start("--launches", "2", "--in-turn") as started:
         assert started.stderr is not None
         assert started.stdout is not None
         for line in started.stderr:
-            said += [line.split(":")[0]] if line.startswith("launch") else []
+            outputs += [line.split(":")[0]] if line.startswith("launch") else []
             assert len(gate.servers()) <= 1
         assert "UPGRADE: B is as good as A" in started.stdout.read()
     assert started.returncode == 0
-    assert said == [f"launch 1, side {side}" for side in ("A", "B")]
+    assert outputs == [f"launch 1, side {side}" for side in ("A", "B")]
     assert gate.launches() == 2
     report = gate.report()
     assert (report.control, report.run.complete) == ((), True)
-    assert {one.metric: one.outcome for one in report.run.verdicts} == {
+    assert {verdict.metric: verdict.outcome for verdict in report.run.verdicts} == {
         "acceptance_length_tokens": Outcome.PASS,
         LOSSLESS: Outcome.PASS,
     }
@@ -110,7 +110,7 @@ def test_a_step_that_takes_longer_is_found_and_called_so(gate: Gate) -> None:
     slow = Script(step_ms=12.0)
     stdout, _ = gate.run("--case", EAGLE3, "--launches", "8", status=1, b=slow)
     assert f"{EAGLE3} is worse by the cost of a step" in stdout
-    judged = {one.metric: one for one in gate.report().run.verdicts}
+    judged = {verdict.metric: verdict for verdict in gate.report().run.verdicts}
     assert judged["acceptance_length_tokens"].outcome is Outcome.PASS
     assert judged["step_p50_ms"].outcome is Outcome.REGRESSED
     cause = judged["throughput_tokens_per_s"].cause

@@ -70,15 +70,15 @@ def specreg(folder: Path, *arguments: str, speed: bool) -> tuple[int, str]:
 
 def run(folder: Path, *arguments: str, speed: bool) -> tuple[str, Report]:
     """Two sides of the same version, of which B is refused; what the command said and wrote."""
-    status, said = specreg(folder, "gate", VERSION, VERSION, *arguments, speed=speed)
-    assert status == 1, said
-    return said, load_report(folder / "out" / "report.json")
+    status, output = specreg(folder, "gate", VERSION, VERSION, *arguments, speed=speed)
+    assert status == 1, output
+    return output, load_report(folder / "out" / "report.json")
 
 
 def judged(report: Report, case_id: str, metric: str) -> Verdict:
     """One row of a report."""
     rows = report.run.verdicts
-    return next(one for one in rows if (one.case_id, one.metric) == (case_id, metric))
+    return next(row for row in rows if (row.case_id, row.metric) == (case_id, metric))
 
 
 def foreseen(schedule: Sequence[int]) -> float:
@@ -90,7 +90,7 @@ def foreseen(schedule: Sequence[int]) -> float:
 def test_3_percent_of_the_accepted_drafts_are_found(tmp_path: Path) -> None:
     """Of 33 drafts that an answer's 22 steps accept, one: the tolerance is 2 %."""
     pinned, planted = (1, 2), (1, 1, *(1, 2) * 10)
-    said, report = run(
+    output, report = run(
         tmp_path,
         *("--pin", "2.5", "--launches", "2"),
         *("--b", f"engine_env.SCHEDULED_ACCEPTED={','.join(map(str, planted))}"),
@@ -103,7 +103,7 @@ def test_3_percent_of_the_accepted_drafts_are_found(tmp_path: Path) -> None:
     assert lost.comparison.expected == pytest.approx(1 + a)
     assert lost.value == pytest.approx(1 + b)
     assert lost.comparison.change_frac == pytest.approx(b / a - 1)
-    assert f"{PINNED} is worse by acceptance" in said
+    assert f"{PINNED} is worse by acceptance" in output
     assert judged(report, CASE, "acceptance_length_tokens").outcome == "PASS"
     assert judged(report, CASE, LOSSLESS).outcome == "PASS"
     assert judged(report, PINNED, LOSSLESS).outcome == "NOT_COMPARABLE"
@@ -111,7 +111,7 @@ def test_3_percent_of_the_accepted_drafts_are_found(tmp_path: Path) -> None:
 
 def test_5_ms_more_per_step_are_found(tmp_path: Path) -> None:
     """Prefill is a step too, so it may be found to be slower as well."""
-    said, report = run(
+    output, report = run(
         tmp_path,
         *("--launches", "6", "--b", "engine_env.PLANTED_FAULT=sleep"),
         *("--a", f"engine_env.PYTHONPATH={PLANTED}", "--b", f"engine_env.PYTHONPATH={PLANTED}"),
@@ -119,7 +119,7 @@ def test_5_ms_more_per_step_are_found(tmp_path: Path) -> None:
     )
     assert judged(report, CASE, "step_p50_ms").outcome == "REGRESSED"
     assert judged(report, CASE, "acceptance_length_tokens").outcome == "PASS"
-    assert re.search(f"{CASE} is worse by (prefill, )?the cost of a step", said)
+    assert re.search(f"{CASE} is worse by (prefill, )?the cost of a step", output)
 
 
 def test_5_percent_of_a_step_are_found(tmp_path: Path) -> None:
@@ -128,19 +128,19 @@ def test_5_percent_of_a_step_are_found(tmp_path: Path) -> None:
     The planted fault sleeps once in each step, before what the target computes.
     """
     there = f"engine_env.PYTHONPATH={PLANTED}"
-    said, report = run(
+    output, report = run(
         tmp_path,
         *("--matrix", "fixtures/matrix", "--case", PADDED, "--seconds", "30"),
         *("--a", there, "--b", there, "--b", "engine_env.PLANTED_FAULT=sleep"),
         *("--b", "engine_env.PLANTED_SLEEP_S=0.0006"),
         speed=True,
     )
-    assert "DON'T" in said
+    assert "DON'T" in output
     lost = judged(report, PADDED, "step_p50_ms")
     assert lost.outcome == "REGRESSED"
     assert lost.comparison.change_frac == pytest.approx(-0.05, abs=0.02)
     assert judged(report, PADDED, "acceptance_length_tokens").outcome == "PASS"
-    assert f"{PADDED} is worse by the cost of a step" in said
+    assert f"{PADDED} is worse by the cost of a step" in output
 
 
 def test_the_release_in_which_a_draft_was_lost_is_found(
@@ -149,12 +149,12 @@ def test_the_release_in_which_a_draft_was_lost_is_found(
     monkeypatch.setenv("PYTHONPATH", str(PLANTED))
     monkeypatch.setenv("PLANTED_FAULT", "spoilt_draft")
     monkeypatch.setenv("PLANTED_SINCE", "0.31.0")
-    status, said = specreg(
+    status, output = specreg(
         tmp_path,
         *("bisect", CASE, "--good", "vllm==0.29.0", "--bad", VERSION, "--versions", "0.31.0"),
         *("--launches", "2"),
         speed=False,
     )
-    assert status == 0, said
-    assert "it changed in 0.31.0; 0.29.0 is good" in said
-    assert f"{CASE} is worse by acceptance" in said
+    assert status == 0, output
+    assert "it changed in 0.31.0; 0.29.0 is good" in output
+    assert f"{CASE} is worse by acceptance" in output

@@ -43,7 +43,9 @@ def entries(path: Path) -> dict[str, dict[str, Any]]:
 
 def rounds_s(folder: Path) -> dict[str, list[float]]:
     """By case the median TPOT of each round of its last launch, by the requests of the journal."""
-    launches = sorted(load_journal(folder / "journal.jsonl").items(), key=lambda one: one[0].launch)
+    launches = sorted(
+        load_journal(folder / "journal.jsonl").items(), key=lambda launch: launch[0].launch
+    )
     return {
         key.case_id: [
             statistics.median(

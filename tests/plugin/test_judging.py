@@ -119,12 +119,12 @@ def test_programs_read_the_same_as_people(recorded_suite: Suite) -> None:
     assert len(verdict.verdicts) == 26
     tests = [test.attrib["name"] for test in ET.parse(junit).iter("testcase")]  # noqa: S314
     assert len(set(tests)) == len(tests) == 34  # with those of power, which are skipped
-    proved = [each for each in verdict.verdicts if each.metric == "lossless_frac"]
-    assert [each.case_id for each in proved] == [
+    proved = [lossless for lossless in verdict.verdicts if lossless.metric == "lossless_frac"]
+    assert [verdict.case_id for verdict in proved] == [
         "vllm-eagle3-tiny-toy-c1",
         "vllm-eagle3-tiny-toy-c4",
     ]
-    assert {(each.outcome, each.value) for each in proved} == {(Outcome.PASS, 1.0)}
+    assert {(verdict.outcome, verdict.value) for verdict in proved} == {(Outcome.PASS, 1.0)}
     assert verdict.exit_status == done.returncode
     assert verdict.complete
     table = done.stdout.partition("specreg: tier")[2].splitlines()
@@ -132,9 +132,9 @@ def test_programs_read_the_same_as_people(recorded_suite: Suite) -> None:
     shown = Counter(end for end in ends if end in set(Outcome))
     assert shown == verdict.outcomes
     junit_outcomes = Counter(
-        each.get("value")
-        for each in ET.parse(junit).iter("property")  # noqa: S314 - our own
-        if each.get("name") == "specreg.outcome"
+        element.get("value")
+        for element in ET.parse(junit).iter("property")  # noqa: S314 - our own
+        if element.get("name") == "specreg.outcome"
     )
     assert junit_outcomes == verdict.outcomes
 
@@ -170,9 +170,11 @@ def test_each_fault_of_a_server_is_named_and_leaves_the_other_cases_alone(suite:
     for name, (_, fault) in FAULTS.items():
         folder = suite.folder / name
         folder.mkdir()
-        own = {f"engine_env.{VARIABLE}": record_script(Script(fault=fault), folder)[VARIABLE]}
+        engine_env = {
+            f"engine_env.{VARIABLE}": record_script(Script(fault=fault), folder)[VARIABLE]
+        }
         tables.append(PAIR.format(name=name))
-        tables.append(cases_of(name, prompts=4, output_cap_tokens=12, **own))
+        tables.append(cases_of(name, prompts=4, output_cap_tokens=12, **engine_env))
     suite.write_tier("\n".join(tables))
 
     done = suite.run("tests/perf", "-q", "-k", "acceptance_length")
@@ -195,8 +197,8 @@ def test_another_machine_judges_acceptance_and_skips_speed(recorded_suite: Suite
 
     assert done.returncode == 0, done.stdout
     skipped = [line for line in done.stdout.splitlines() if line.startswith("SKIPPED")]
-    (why,) = (line for line in skipped if "vllm-none-tiny-toy-c4, throughput " in line)
-    assert " tokens/s: NOT_COMPARABLE, nothing recorded in" in why
+    (reason,) = (line for line in skipped if "vllm-none-tiny-toy-c4, throughput " in line)
+    assert " tokens/s: NOT_COMPARABLE, nothing recorded in" in reason
     assert all(len(line.split(": ", 2)) == 3 for line in skipped)
     assert "record what this machine does" in done.stdout
     assert done.stdout.count("PASS") == 6  # five of acceptance, and no token was changed

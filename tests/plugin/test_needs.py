@@ -44,7 +44,9 @@ def test_a_case_that_cannot_run_here_is_skipped_before_a_server_starts(
     assert "Connection refused" in done.stdout.replace("\n", "")
     verdict = suite.verdict()
     assert set(verdict.skipped) == ({LARGE} if is_required else {LARGE, FAR})
-    judged = {(each.case_id, each.outcome) for each in verdict.verdicts}
+    judged = {
+        (metric_verdict.case_id, metric_verdict.outcome) for metric_verdict in verdict.verdicts
+    }
     invalid = {(FAR, Outcome.INVALID)} if is_required else set()
     assert judged == {(SMALL, Outcome.NO_BASELINE)} | invalid
     assert not verdict.complete
@@ -84,7 +86,9 @@ def test_a_window_that_is_too_short_is_said_and_shown(suite: Suite) -> None:
     )
     verdict = suite.verdict()
     assert verdict.outcomes == {"NOT_COMPARABLE": 2}
-    assert all("and 10 s are needed" in each.explanation for each in verdict.verdicts)
+    assert all(
+        "and 10 s are needed" in metric_verdict.explanation for metric_verdict in verdict.verdicts
+    )
     rows = [line for line in done.stdout.splitlines() if line.startswith("vllm-none-tiny-")]
     assert re.search(r" (39|40)\d(\.\d)? ", rows[-1])  # W, idle: 4 s of slow reads
     assert len(list(suite.runs.glob("*/power/vllm-none-tiny-toy-c1.jsonl"))) == 1

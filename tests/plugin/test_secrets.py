@@ -91,8 +91,12 @@ LEAKS = (
 
 def leaks_in(suite: Suite, *outputs: str) -> list[str]:
     """Where secrets stand in the outputs and in what lies in the suite's folder."""
-    given = {"cpu.toml", "scripted_server.json"}
-    files = [path for path in suite.folder.rglob("*") if path.is_file() and path.name not in given]
+    expected_files = {"cpu.toml", "scripted_server.json"}
+    files = [
+        path
+        for path in suite.folder.rglob("*")
+        if path.is_file() and path.name not in expected_files
+    ]
     texts = {str(path): path.read_text(errors="replace") for path in files}
     texts["output"] = "".join(outputs)
     return [f"{leak} in {name}" for leak in LEAKS for name, text in texts.items() if leak in text]

@@ -33,7 +33,13 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Suite:
 
 def words(verdict: RunVerdict) -> Mapping[tuple[str, str], tuple[str, float | None]]:
     """By case and metric, the outcome and the value."""
-    return {(each.case_id, each.metric): (each.outcome, each.value) for each in verdict.verdicts}
+    return {
+        (metric_verdict.case_id, metric_verdict.metric): (
+            metric_verdict.outcome,
+            metric_verdict.value,
+        )
+        for metric_verdict in verdict.verdicts
+    }
 
 
 def beside(recorded: Suite, name: str) -> Suite:
@@ -128,7 +134,7 @@ def test_workers_of_xdist_say_what_one_process_says(recorded: Suite) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "said"),
+    ("arguments", "status", "message"),
     [
         (("-n", "2"), 4, "without a GPU servers share the processor, and speeds measured at the"),
         ((*SHARED, "--dist=load"), 0, ""),
@@ -138,12 +144,12 @@ def test_workers_of_xdist_say_what_one_process_says(recorded: Suite) -> None:
     ],
 )
 def test_what_cannot_be_shared_out_is_refused(
-    recorded: Suite, arguments: tuple[str, ...], status: int, said: str
+    recorded: Suite, arguments: tuple[str, ...], status: int, message: str
 ) -> None:
     suite = beside(recorded, f"refused-{len(list(recorded.folder.iterdir()))}")
     done = suite.run("tests/perf", "-q", *arguments)
     assert done.returncode == status, done.stdout + done.stderr
-    assert said in (done.stdout + done.stderr).replace("\n", " ")
+    assert message in (done.stdout + done.stderr).replace("\n", " ")
 
 
 def test_the_shards_are_listed(recorded: Suite) -> None:

@@ -15,10 +15,10 @@ THINKING = Script(thought_tokens=32)
 def with_turns(suite: Suite) -> str:
     """Writes a tier of one case of conversations; the case's id."""
     models = MATRIX.partition("    [[cases]]")[0]
-    more = {"prompts": 4, "output_cap_tokens": 32, "turns": 3}
+    settings = {"prompts": 4, "output_cap_tokens": 32, "turns": 3}
     suite.write_tier(models)
     path = suite.folder / "cpu.toml"
-    path.write_text(path.read_text() + cases_of("tiny", dataset="toy-turns", **more))
+    path.write_text(path.read_text() + cases_of("tiny", dataset="toy-turns", **settings))
     return "vllm-eagle3-tiny-toy-turns-c1"
 
 

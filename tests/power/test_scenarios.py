@@ -80,13 +80,16 @@ def traces(gpus: Gpus, tmp_path_factory: pytest.TempPathFactory) -> Traces:
             for gpu in gpus.values()
         ]
         with (
-            watch(devices[:TOGETHER], folder / "samples.jsonl") as one,
-            watch(devices[TOGETHER:], folder / "others.jsonl") as other,
+            watch(devices[:TOGETHER], folder / "samples.jsonl") as watching,
+            watch(devices[TOGETHER:], folder / "others.jsonl") as watching_others,
         ):
             time.sleep(RECORDED_S)
             until_ns = time.monotonic_ns()
-            (first, why), (second, why_not) = one.traces(until_ns), other.traces(until_ns)
-    assert (why, why_not) == ("", "")
+            (first, problem), (second, why_not) = (
+                watching.traces(until_ns),
+                watching_others.traces(until_ns),
+            )
+    assert (problem, why_not) == ("", "")
     return dict(zip(gpus, [*first, *second], strict=True))
 
 
@@ -102,14 +105,14 @@ def blocks(trace: PowerTrace, length_s: float) -> Iterator[Span]:
 
 def check_energy(gpu: ScriptedGpu, trace: PowerTrace, length_s: float, bound_frac: float) -> None:
     """The energy of many blocks is within a bound; of some a busy machine keeps the sampler."""
-    told = 0
+    checked = 0
     for span in blocks(trace, length_s):
         with contextlib.suppress(SensorError):
             energy = energy_of(trace, span)
             true_j = scripted.true_energy_j(gpu, *span)
             assert energy.energy_j == pytest.approx(true_j, rel=max(bound_frac, energy.error_frac))
-            told += energy.error_frac <= bound_frac
-    assert told >= BLOCKS / 2
+            checked += energy.error_frac <= bound_frac
+    assert checked >= BLOCKS / 2
 
 
 @pytest.mark.parametrize(("length_s", "bound_frac"), BOUNDS)
@@ -127,9 +130,9 @@ def test_without_a_counter_power_is_summed_up(gpus: Gpus, traces: Traces) -> Non
 
 
 def test_a_sensor_that_looks_away_is_seen_where_the_load_is_in_step_with_it(traces: Traces) -> None:
-    found = recorded(traces, "a quarter, in step")
-    assert "says 0.5" in str(found.invalid)
-    assert "times what its power says" in str(found.invalid)
+    record = recorded(traces, "a quarter, in step")
+    assert "says 0.5" in str(record.invalid)
+    assert "times what its power says" in str(record.invalid)
 
 
 @pytest.mark.parametrize("name", SOUND)
@@ -151,7 +154,7 @@ def recorded(traces: Traces, name: str) -> PowerRecord:
 
 
 @pytest.mark.parametrize(
-    ("name", "why"),
+    ("name", "problem"),
     [
         ("counter off", "says 1.7"),
         ("counter sticks", "stood still for "),
@@ -160,33 +163,33 @@ def recorded(traces: Traces, name: str) -> PowerRecord:
     ],
 )
 def test_a_meter_that_is_out_of_order_makes_power_invalid(
-    traces: Traces, name: str, why: str
+    traces: Traces, name: str, problem: str
 ) -> None:
-    found = recorded(traces, name)
-    assert found.invalid is not None
-    assert found.invalid.code == "POWER_INVALID"
-    assert why in str(found.invalid)
-    assert found.case is not None
-    assert found.case.devices[0].sm_clock_mhz == 1980
+    record = recorded(traces, name)
+    assert record.invalid is not None
+    assert record.invalid.code == "POWER_INVALID"
+    assert problem in str(record.invalid)
+    assert record.case is not None
+    assert record.case.devices[0].sm_clock_mhz == 1980
 
 
 def test_a_record_says_what_a_device_did(gpus: Gpus, traces: Traces) -> None:
-    found = recorded(traces, "constant")
-    assert (found.invalid, found.too_short) == (None, "")
-    assert found.case is not None
-    assert found.case.window_s == pytest.approx(30.0)
-    assert found.case.energy_j == pytest.approx(400 * 30, rel=0.01)
-    assert found.case.energy_j_per_token == pytest.approx(12.0, rel=0.01)
-    assert found.case.idle_w == pytest.approx(400, rel=0.25)
-    (one,), gpu = found.case.devices, gpus["constant"]
-    assert (one.peak_w, one.throttled) == (400.0, ("power cap",))
-    clocks_mhz = (one.sm_clock_mhz, one.memory_clock_mhz)
+    record = recorded(traces, "constant")
+    assert (record.invalid, record.too_short) == (None, "")
+    assert record.case is not None
+    assert record.case.window_s == pytest.approx(30.0)
+    assert record.case.energy_j == pytest.approx(400 * 30, rel=0.01)
+    assert record.case.energy_j_per_token == pytest.approx(12.0, rel=0.01)
+    assert record.case.idle_w == pytest.approx(400, rel=0.25)
+    (device,), gpu = record.case.devices, gpus["constant"]
+    assert (device.peak_w, device.throttled) == (400.0, ("power cap",))
+    clocks_mhz = (device.sm_clock_mhz, device.memory_clock_mhz)
     assert clocks_mhz == (gpu.sm_clock_mhz, gpu.memory_clock_mhz)
-    assert (one.temperature_c, one.used_bytes) == (gpu.temperature_c, gpu.memory_used_bytes)
-    assert one.utilisation_frac == pytest.approx(0.97)
-    assert one.counter_ratio == pytest.approx(1.0, abs=0.01)
-    assert one.error_frac == pytest.approx(0.1 / 30, rel=0.5)
-    assert one.missing_frac <= 0.1
+    assert (device.temperature_c, device.used_bytes) == (gpu.temperature_c, gpu.memory_used_bytes)
+    assert device.utilisation_frac == pytest.approx(0.97)
+    assert device.counter_ratio == pytest.approx(1.0, abs=0.01)
+    assert device.error_frac == pytest.approx(0.1 / 30, rel=0.5)
+    assert device.missing_frac <= 0.1
 
 
 def test_a_stranger_is_named(traces: Traces) -> None:

@@ -56,18 +56,18 @@ def run(suite: Suite, gpu: ScriptedGpu) -> tuple[str, Mapping[str, Outcome], Pow
         done = suite.run("tests/perf/test_power.py", "-q", "-rs")
         if "the sampler was kept" not in done.stdout and "no samples at" not in done.stdout:
             break
-    found = {one.metric: one.outcome for one in suite.verdict().verdicts}
+    outcomes = {verdict.metric: verdict.outcome for verdict in suite.verdict().verdicts}
     (case,) = load_report(max(suite.runs.iterdir()) / FILE_NAME).cases
     assert case.figures is not None
     assert case.figures.power is not None
-    return done.stdout, found, case.figures.power
+    return done.stdout, outcomes, case.figures.power
 
 
 @pytest.fixture(scope="module")
 def first(suite: Suite) -> PowerRecord:
     """The power of a first run, in which nothing was recorded yet."""
-    said, outcomes, figures = run(suite, GPU)
-    assert set(outcomes.values()) == {Outcome.NO_BASELINE}, said
+    output, outcomes, figures = run(suite, GPU)
+    assert set(outcomes.values()) == {Outcome.NO_BASELINE}, output
     return figures
 
 
@@ -97,15 +97,15 @@ def test_the_power_of_a_case_is_the_true_one(first: PowerRecord) -> None:
 
 @pytest.mark.usefixtures("recorded")
 def test_the_same_power_passes(suite: Suite) -> None:
-    said, outcomes, _ = run(suite, GPU)
-    assert set(outcomes.values()) == {Outcome.PASS}, said
+    output, outcomes, _ = run(suite, GPU)
+    assert set(outcomes.values()) == {Outcome.PASS}, output
 
 
 @pytest.mark.usefixtures("recorded")
 def test_another_card_that_draws_more_is_not_comparable(suite: Suite) -> None:
-    other = dataclasses.replace(
+    hungrier = dataclasses.replace(
         GPU, uuid="GPU-other", load=Load(low_w=500.0, high_w=700.0, period_ms=130.0)
     )
-    said, outcomes, _ = run(suite, other)
-    assert outcomes["power_w"] is Outcome.NOT_COMPARABLE, said
-    assert "measured on GPU-other, recorded on GPU-5c217ed0" in said
+    output, outcomes, _ = run(suite, hungrier)
+    assert outcomes["power_w"] is Outcome.NOT_COMPARABLE, output
+    assert "measured on GPU-other, recorded on GPU-5c217ed0" in output

@@ -76,12 +76,12 @@ def counts_of(answers: Sequence[Answer]) -> list[tuple[int, int]]:
 
 def answers(models: Models, jobs: Sequence[Job], at_once: int = 1) -> list[Answer]:
     """The answers to jobs, some at once."""
-    found: list[list[DecodedStep]] = [[] for _ in jobs]
+    answered: list[list[DecodedStep]] = [[] for _ in jobs]
     for start in range(0, len(jobs), at_once):
-        for one in decode(models, jobs[start : start + at_once]):
-            for place, step in one.items():
-                found[start + place].append(step)
-    return [tuple(steps) for steps in found]
+        for batch_steps in decode(models, jobs[start : start + at_once]):
+            for index, step in batch_steps.items():
+                answered[start + index].append(step)
+    return [tuple(steps) for steps in answered]
 
 
 @functools.cache
@@ -105,11 +105,11 @@ class Decoding(unittest.TestCase):
             texts: list[list[int]] = [[] for _ in range(rows)]
             for _ in range(12):
                 new = [random.integers(1, 700, random.integers(1, 6)).tolist() for _ in texts]
-                logits = reader.read(new, [len(one) for one in new])
-                for text, one, own in zip(texts, new, logits, strict=True):
-                    text.extend(one)
-                    expected = whole_logits(text)[-len(one) :]
-                    np.testing.assert_allclose(own, expected, atol=2e-4)
+                logits = reader.read(new, [len(ids) for ids in new])
+                for text, ids, row_logits in zip(texts, new, logits, strict=True):
+                    text.extend(ids)
+                    expected = whole_logits(text)[-len(ids) :]
+                    np.testing.assert_allclose(row_logits, expected, atol=2e-4)
                 back = [int(random.integers(0, len(text))) for text in texts]
                 reader.forget(back)
                 for text, count in zip(texts, back, strict=True):
@@ -122,8 +122,10 @@ class Decoding(unittest.TestCase):
         reader.read([[11], [], [12, 13]], [1, 0, 2])
         reader.keep([0, 2])
         logits = reader.read([[14, 15], [16]], [1, 1])
-        for own, text in zip(logits, ([5, 6, 7, 11, 14, 15], [9, 10, 12, 13, 16]), strict=True):
-            np.testing.assert_allclose(own, whole_logits(text)[-1:], atol=2e-4)
+        for row_logits, text in zip(
+            logits, ([5, 6, 7, 11, 14, 15], [9, 10, 12, 13, 16]), strict=True
+        ):
+            np.testing.assert_allclose(row_logits, whole_logits(text)[-1:], atol=2e-4)
 
     def test_without_drafts_it_is_what_transformers_generates(self) -> None:
         target = loaded("none").target
@@ -144,46 +146,53 @@ class Decoding(unittest.TestCase):
     def test_in_a_batch_it_is_the_same_text_and_the_same_steps(self) -> None:
         for method in ("none", *METHODS):
             assert greedy(method, 7) == greedy(method, 1)
-        one, other = (list(map(ids_of, greedy(LEARNING, at_once))) for at_once in (7, 1))
-        assert one == other
+        several, alone = (list(map(ids_of, greedy(LEARNING, at_once))) for at_once in (7, 1))
+        assert several == alone
 
     def test_its_steps_are_those_of_vllm_within_1_percent(self) -> None:
         """By prompt: the drafts accepted, the steps and the drafts that a baseline holds."""
         for method in METHODS:
             files = sorted((ROOT / "baselines").glob(f"*/vllm-{method}-tiny-toy-c1.json"))
             recorded = json.loads(files[0].read_text())["acceptance"]["prompts"]
-            theirs = [sum(prompt[column] for prompt in recorded) for column in (2, 3)]
+            recorded_counts = [sum(prompt[column] for prompt in recorded) for column in (2, 3)]
             counts = counts_of(greedy(method, 1))
-            ours = [sum(accepted for accepted, _ in counts), len(counts)]
+            own_counts = [sum(accepted for accepted, _ in counts), len(counts)]
             assert len(recorded) == len(JOBS)
-            assert abs((1 + ours[0] / ours[1]) / (1 + theirs[0] / theirs[1]) - 1) < 0.01
+            assert (
+                abs(
+                    (1 + own_counts[0] / own_counts[1])
+                    / (1 + recorded_counts[0] / recorded_counts[1])
+                    - 1
+                )
+                < 0.01
+            )
 
     def test_its_drafts_are_what_most_often_followed_in_all_that_it_read(self) -> None:
-        given, store = answers(load("--method", LEARNING), JOBS[:6]), NGramStore()
+        drafted, store = answers(load("--method", LEARNING), JOBS[:6]), NGramStore()
         # A last step is read beyond the answer's end.
         jobs = [
             dataclasses.replace(job, output_cap_tokens=CAP_TOKENS + 4, ignore_eos=True)
             for job in JOBS[:6]
         ]
         longer = answers(loaded("none"), jobs)
-        for answer, job, on in zip(given, jobs, longer, strict=True):
+        for answer, job, on in zip(drafted, jobs, longer, strict=True):
             text, prompt_tokens = [*job.prompt, *ids_of(on)], len(job.prompt)
             logits = torch.tensor(whole_logits(text))
-            for place in range(1, prompt_tokens):
-                store.learn(text[:place], text[place : place + 1])
-            place = prompt_tokens
+            for position in range(1, prompt_tokens):
+                store.learn(text[:position], text[position : position + 1])
+            position = prompt_tokens
             for step in answer:
-                drafts = store.propose(text[:place], 3) if place > prompt_tokens else ()
-                pairs = zip(drafts, text[place:], strict=False)
+                drafts = store.propose(text[:position], 3) if position > prompt_tokens else ()
+                pairs = zip(drafts, text[position:], strict=False)
                 accepted = len([*itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)])
                 assert (step.drafted, step.accepted) == (len(drafts), accepted)
-                for end in range(place, place + accepted + 1):
-                    said = (*logits[end - 1].topk(3).indices.tolist()[::-1], text[end])
-                    store.learn(text[:end], said)
-                place += accepted + 1
-        counts = counts_of(given)
+                for end in range(position, position + accepted + 1):
+                    best = (*logits[end - 1].topk(3).indices.tolist()[::-1], text[end])
+                    store.learn(text[:end], best)
+                position += accepted + 1
+        counts = counts_of(drafted)
         assert sum(accepted for accepted, _ in counts) > 50
-        assert len(counts) < sum(map(len, given)) - len(given), "each later step had a draft"
+        assert len(counts) < sum(map(len, drafted)) - len(drafted), "each later step had a draft"
 
     def test_it_drafts_better_what_it_has_answered_before(self) -> None:
         models = load("--method", LEARNING)
@@ -192,7 +201,7 @@ class Decoding(unittest.TestCase):
 
     def test_a_step_says_how_long_its_draft_and_the_target_took(self) -> None:
         """By a clock that moves on by one each time it is read, and by itself alone."""
-        steps = [one[0] for one in decode(loaded("ngram"), JOBS[:1], itertools.count().__next__)]
+        steps = [step[0] for step in decode(loaded("ngram"), JOBS[:1], itertools.count().__next__)]
         assert [step.target_ns for step in steps] == [1] * len(steps)
         assert [step.draft_ns for step in steps] == [0, *[1] * (len(steps) - 1)]
 
@@ -249,19 +258,23 @@ class Decoding(unittest.TestCase):
                 for seed, job in enumerate(JOBS[:6])
             ]
             assert answers(models, jobs, 6) == answers(models, jobs)
-            other = [dataclasses.replace(job, seed=100 + index) for index, job in enumerate(jobs)]
-            assert answers(models, other, 6) != answers(models, jobs, 6)
+            reseeded = [
+                dataclasses.replace(job, seed=100 + index) for index, job in enumerate(jobs)
+            ]
+            assert answers(models, reseeded, 6) != answers(models, jobs, 6)
 
     def test_they_are_the_targets_at_each_place(self) -> None:
         for method, temperature in itertools.product(("none", "draft_model"), (0.0, 1.0)):
             job = dataclasses.replace(JOBS[1], top_logprobs=3, temperature=temperature, seed=3)
             (answer,) = answers(loaded(method), [job])
-            told = [one for step in answer for one in step.logprobs]
+            logprobs = [row for step in answer for row in step.logprobs]
             logits = torch.tensor(whole_logits([*job.prompt, *ids_of(answer)]))
             exact = torch.log_softmax(logits.double(), dim=-1)[len(job.prompt) - 1 : -1]
             best = exact.topk(3)
-            assert [[*one] for one in told] == best.indices.tolist()
-            np.testing.assert_allclose([[*one.values()] for one in told], best.values, atol=1e-3)
+            assert [[*row] for row in logprobs] == best.indices.tolist()
+            np.testing.assert_allclose(
+                [[*row.values()] for row in logprobs], best.values, atol=1e-3
+            )
 
     def test_models_are_as_large_as_their_weights(self) -> None:
         for name in ("target", "draft"):

@@ -50,11 +50,11 @@ def texts() -> tuple[Text, ...]:
     jobs = [Job(prompt=p, output_cap_tokens=ANSWER_TOKENS, ignore_eos=True) for p in prompts]
     ids = [list(prompt) for prompt in prompts]
     for steps in decode(target(), jobs):
-        for place, step in steps.items():
-            ids[place].extend(step.token_ids)
+        for index, step in steps.items():
+            ids[index].extend(step.token_ids)
     return tuple(
-        Text(ids=tuple(own), prompt_tokens=len(prompt), output_tokens=len(own) - len(prompt))
-        for own, prompt in zip(ids, prompts, strict=True)
+        Text(ids=tuple(answer), prompt_tokens=len(prompt), output_tokens=len(answer) - len(prompt))
+        for answer, prompt in zip(ids, prompts, strict=True)
     )
 
 
@@ -77,21 +77,21 @@ def predicted(method: str, dtype: str = "float32") -> OracleAnswer:
 
 def read_anew(layer: Layer) -> None:
     """Have a head's layer read the whole text each time, with the attention of transformers."""
-    own = layer.self_attn
+    self_attention = layer.self_attn
     config = LlamaConfig(
-        hidden_size=own.config.hidden_size,
-        num_attention_heads=own.config.num_attention_heads,
-        head_dim=own.config.head_dim,
-        rope_parameters=msgspec.to_builtins(own.config.rope_parameters),
+        hidden_size=self_attention.config.hidden_size,
+        num_attention_heads=self_attention.config.num_attention_heads,
+        head_dim=self_attention.config.head_dim,
+        rope_parameters=msgspec.to_builtins(self_attention.config.rope_parameters),
         attn_implementation="sdpa",
     )
     attention, rotary = LlamaAttention(config, 0), LlamaRotaryEmbedding(config)
     for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-        setattr(attention, name, getattr(own, name))
+        setattr(attention, name, getattr(self_attention, name))
 
     def forward(states: torch.Tensor, hidden: torch.Tensor, *_: object) -> torch.Tensor:
-        found, _ = attention(states, rotary(states, torch.arange(states.shape[1])[None]))
-        after: torch.Tensor = hidden + found
+        read, _ = attention(states, rotary(states, torch.arange(states.shape[1])[None]))
+        after: torch.Tensor = hidden + read
         return after + layer.mlp(layer.post_attention_layernorm(after))
 
     layer.forward = forward  # type: ignore[assignment, method-assign]
@@ -102,7 +102,7 @@ class Oracle(unittest.TestCase):
         for method in DRAFTS:
             exact, rounded = (predicted(method, dtype) for dtype in ("float32", "bfloat16"))
             pairs = zip(exact.accepted, rounded.accepted, strict=True)
-            places = [a == b for one, other in pairs for a, b in zip(one, other, strict=True)]
+            places = [a == b for first, right in pairs for a, b in zip(first, right, strict=True)]
             assert sum(places) > 0.9 * len(places), (method, sum(places), len(places))
             assert max(exact.gaps_nats) == 0
             assert max(rounded.gaps_nats) < 0.25
@@ -112,9 +112,9 @@ class Oracle(unittest.TestCase):
         text, gaps = texts()[0], []
         for tokens in (text.output_tokens, text.output_tokens - 1):
             ids = (*text.ids[:-1], 0)
-            own = Text(ids=ids, prompt_tokens=text.prompt_tokens, output_tokens=tokens)
-            asked = msgspec.structs.replace(ask("none", "float32"), texts=(own,))
-            gaps.append(answer_question(asked, "cpu").gaps_nats[0])
+            shorter = Text(ids=ids, prompt_tokens=text.prompt_tokens, output_tokens=tokens)
+            question = msgspec.structs.replace(ask("none", "float32"), texts=(shorter,))
+            gaps.append(answer_question(question, "cpu").gaps_nats[0])
         assert gaps[0] > 1, gaps
         assert gaps[1] == 0, gaps
 
@@ -126,19 +126,19 @@ class Oracle(unittest.TestCase):
         cases = (("eagle3", False), *((method, False) for method in HEADS), ("mtp", True))
         for method, normed in cases:
             target = MTP_TARGET if method == "mtp" else TARGET
-            asked = ask(method, "float32", HEADS.get(method, ""), target)
-            asked = msgspec.structs.replace(asked, normed=normed)
-            model = load_model(asked.target, "float32", "cpu")
-            head, embed = load_head(asked, model), model.model.embed_tokens
+            question = ask(method, "float32", HEADS.get(method, ""), target)
+            question = msgspec.structs.replace(question, normed=normed)
+            model = load_model(question.target, "float32", "cpu")
+            head, embed = load_head(question, model), model.model.embed_tokens
             observed = ObservedTarget(model, head.layers_read or (model.config.num_hidden_layers,))
-            accepted, seen = answer_question(asked, "cpu").accepted[0], set()
+            accepted, seen = answer_question(question, "cpu").accepted[0], set()
             at_once = method in {"medusa", "dflash"}
             if not at_once:
-                read_anew(next(one for one in head.modules() if isinstance(one, Layer)))
+                read_anew(next(module for module in head.modules() if isinstance(module, Layer)))
             ids = torch.tensor([texts()[0].ids])
-            for place in range(2, ids.shape[1] - DRAFT_TOKENS + 1):
+            for position in range(2, ids.shape[1] - DRAFT_TOKENS + 1):
                 with torch.inference_mode():
-                    hidden, text = observed.observe(ids)[-1][:, : place - 1], ids[:, :place]
+                    hidden, text = observed.observe(ids)[-1][:, : position - 1], ids[:, :position]
                     hidden = model.model.norm(hidden) if head.normed or normed else hidden
                     states = head.fc(hidden) if method == "eagle3" else hidden
                     for step in range(DRAFT_TOKENS):
@@ -150,9 +150,9 @@ class Oracle(unittest.TestCase):
                             states = torch.cat([states, last], 1)
                         output, last = (head, head.norm(last)) if head.has_output else (model, last)
                         text = torch.cat([text, output.lm_head(last).argmax(-1)], 1)
-                same = (text[0, place:] == ids[0, place : place + DRAFT_TOKENS]).tolist()
-                assert accepted[place] == [*same, False].index(False), (method, place)
-                seen.add(accepted[place])
+                same = (text[0, position:] == ids[0, position : position + DRAFT_TOKENS]).tolist()
+                assert accepted[position] == [*same, False].index(False), (method, position)
+                seen.add(accepted[position])
             assert seen == set(range(DRAFT_TOKENS + 1)), method
 
     def test_drafted_in_one_pass_a_place_gets_right_what_it_gets_alone(self) -> None:
@@ -190,25 +190,27 @@ class Oracle(unittest.TestCase):
             assert {accepted[place] for place in places} == set(range(DRAFT_TOKENS + 1))
 
     def test_a_tree_of_one_branch_is_its_chain_and_one_of_more_holds_it(self) -> None:
-        few = texts()[:2]
+        some_texts = texts()[:2]
         for method, draft in (DRAFTS | {"eagle": HEADS["eagle"]}).items():
-            chain = msgspec.structs.replace(ask(method, "float32", draft), texts=few)
-            told = answer_question(chain, "cpu").accepted
+            chain = msgspec.structs.replace(ask(method, "float32", draft), texts=some_texts)
+            chain_accepted = answer_question(chain, "cpu").accepted
             for branches, drafted in ((1, DRAFT_TOKENS), (3, 12)):
                 sizes = {"branches": branches, "drafted_tokens": drafted}
                 tree = msgspec.structs.replace(chain, method=f"{method}_tree", **sizes)
                 walked = answer_question(tree, "cpu").accepted
-                for text, right, in_tree in zip(few, told, walked, strict=True):
-                    place, end = text.prompt_tokens + 1, text.prompt_tokens + text.output_tokens
-                    while place < end - DRAFT_TOKENS:
-                        same = in_tree[place] == right[place]
-                        assert same if branches == 1 else in_tree[place] >= right[place]
-                        place += in_tree[place] + 1
+                for text, right, in_tree in zip(some_texts, chain_accepted, walked, strict=True):
+                    position, end = text.prompt_tokens + 1, text.prompt_tokens + text.output_tokens
+                    while position < end - DRAFT_TOKENS:
+                        same = in_tree[position] == right[position]
+                        assert same if branches == 1 else in_tree[position] >= right[position]
+                        position += in_tree[position] + 1
 
     def test_a_target_with_a_layer_to_draft_with_says_what_it_says_without(self) -> None:
         targets = (TARGET, MTP_TARGET)
-        plain, own = (answer_question(ask("none", "float32", target=one), "cpu") for one in targets)
-        assert plain.gaps_nats == own.gaps_nats
+        plain, with_layer = (
+            answer_question(ask("none", "float32", target=target), "cpu") for target in targets
+        )
+        assert plain.gaps_nats == with_layer.gaps_nats
 
     def test_a_head_computes_where_its_target_is(self) -> None:
         """On torch's device without memory, which no other device's tensors can be mixed with."""
@@ -218,7 +220,7 @@ class Oracle(unittest.TestCase):
             for tokens, channels in ((5, head.fc.in_features), (7, head.fc.out_features))
         )
         logits = head.unroll(residuals, embeddings, 3)
-        assert {(one.device.type, one.dtype) for one in logits} == {("meta", torch.bfloat16)}
+        assert {(logit.device.type, logit.dtype) for logit in logits} == {("meta", torch.bfloat16)}
 
     def configured(self, source: str, **settings: object) -> str:
         """A model's folder with something else in its configuration."""
@@ -245,8 +247,8 @@ class Oracle(unittest.TestCase):
         path = Path(draft) / "tokenizer.json"
         content = json.loads(path.read_text())
         vocabulary = content["model"]["vocab"]
-        one, other = [*vocabulary][300:302]
-        vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
+        first, second = [*vocabulary][300:302]
+        vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
         path.write_text(json.dumps(content))
         self.refused("draft_model", "its tokens (768) aren't the target's (768)", draft)
 

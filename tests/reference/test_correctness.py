@@ -36,15 +36,18 @@ def prove(folder: Path, *arguments: str, fault: str = "") -> RunVerdict:
         text=True,
     )
     (run,) = folder.iterdir()
-    found = load_verdict(run / "verdict.json")
-    assert found is not None, done.stdout
-    assert found.exit_status == done.returncode
-    return found
+    verdict = load_verdict(run / "verdict.json")
+    assert verdict is not None, done.stdout
+    assert verdict.exit_status == done.returncode
+    return verdict
 
 
 def outcomes(verdict: RunVerdict) -> dict[tuple[str, str], str]:
     """By method and metric."""
-    return {(one.case_id.split("-")[1], one.metric): one.outcome for one in verdict.verdicts}
+    return {
+        (metric_verdict.case_id.split("-")[1], metric_verdict.metric): metric_verdict.outcome
+        for metric_verdict in verdict.verdicts
+    }
 
 
 def test_a_sound_engine_passes_both_and_takes_exactly_the_oracles_steps(tmp_path: Path) -> None:
@@ -56,11 +59,13 @@ def test_a_sound_engine_passes_both_and_takes_exactly_the_oracles_steps(tmp_path
         for metric in ("lossless_frac", "oracle_length_tokens")
     } | {("ngram_adaptive", "lossless_frac"): "PASS"}
     assert verdict.exit_status == 0
-    for one in verdict.verdicts:
+    for metric_verdict in verdict.verdicts:
         # A reason would name each answer that is another, or whose S, A, D or positions are.
-        assert one.explanation == ""
-        assert one.value == (
-            one.comparison.expected if one.metric == "oracle_length_tokens" else 1.0
+        assert metric_verdict.explanation == ""
+        assert metric_verdict.value == (
+            metric_verdict.comparison.expected
+            if metric_verdict.metric == "oracle_length_tokens"
+            else 1.0
         )
 
 

@@ -74,10 +74,10 @@ def server() -> Iterator[httpx.Client]:
             assert process.wait(timeout=10) == 0
 
 
-def ask(client: httpx.Client, text: str, **more: object) -> httpx.Response:
+def ask(client: httpx.Client, text: str, **fields: object) -> httpx.Response:
     """A greedy answer."""
     messages = [{"role": "user", "content": text}]
-    body = {"messages": messages, "temperature": 0, "max_tokens": 48, **more}
+    body = {"messages": messages, "temperature": 0, "max_tokens": 48, **fields}
     response = client.post("/v1/chat/completions", json=body)
     assert response.status_code == httpx.codes.OK, response.text
     return response
@@ -86,15 +86,15 @@ def ask(client: httpx.Client, text: str, **more: object) -> httpx.Response:
 def events(client: httpx.Client, text: str) -> list[Answer]:
     """The same, as the events of a stream."""
     streamed = ask(client, text, stream=True, stream_options={"include_usage": True}).text
-    said = [line.removeprefix("data: ") for line in streamed.split("\n\n") if line]
-    assert said[-1] == "[DONE]"
-    return [json.loads(one) for one in said[:-1]]
+    lines = [line.removeprefix("data: ") for line in streamed.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
 
 
 def ids(answer: Answer) -> list[int]:
     """The tokens of a whole answer."""
-    found: list[int] = answer["choices"][0]["token_ids"]
-    return found
+    token_ids: list[int] = answer["choices"][0]["token_ids"]
+    return token_ids
 
 
 @pytest.mark.parametrize("checks", ["check_decoding.py", "check_oracle.py"])
@@ -106,17 +106,17 @@ def test_what_needs_torch_is_right(checks: str) -> None:
 
 def test_a_stream_says_what_the_whole_answer_says(server: httpx.Client) -> None:
     for prompt in TEXTS[:4]:
-        whole, stream = ask(server, prompt).json(), events(server, prompt)
+        answer, stream = ask(server, prompt).json(), events(server, prompt)
         choices = [event["choices"][0] for event in stream[:-1]]
-        assert [i for choice in choices for i in choice["token_ids"]] == ids(whole)
+        assert [i for choice in choices for i in choice["token_ids"]] == ids(answer)
         text = "".join(choice["delta"]["content"] for choice in choices)
-        assert text == whole["choices"][0]["message"]["content"]
-        assert stream[-1]["usage"] == whole["usage"]
-        assert stream[-1]["usage"]["completion_tokens"] == len(ids(whole))
-        assert stream[-1]["metrics"] == whole["metrics"]
+        assert text == answer["choices"][0]["message"]["content"]
+        assert stream[-1]["usage"] == answer["usage"]
+        assert stream[-1]["usage"]["completion_tokens"] == len(ids(answer))
+        assert stream[-1]["metrics"] == answer["metrics"]
         # A chunk is a step; the first one drafts nothing.
-        told = whole["metrics"]["speculative_decoding"]
-        assert len(choices) - 1 == sum(told["acceptance_histogram"])
+        counts = answer["metrics"]["speculative_decoding"]
+        assert len(choices) - 1 == sum(counts["acceptance_histogram"])
 
 
 def test_requests_that_come_at_once_get_the_answers_that_they_get_alone(
@@ -133,8 +133,10 @@ def test_a_completion_tells_log_probabilities_by_id(server: httpx.Client) -> Non
     body = {"prompt": [5, 6, 7], "max_tokens": 6, "temperature": 0, "logprobs": 2}
     (choice,) = server.post("/v1/completions", json=body).json()["choices"]
     top = choice["logprobs"]["top_logprobs"]
-    assert [max(one, key=one.get) for one in top] == [f"token_id:{i}" for i in choice["token_ids"]]
-    assert {len(one) for one in top} == {2}
+    assert [max(logprobs, key=logprobs.get) for logprobs in top] == [
+        f"token_id:{i}" for i in choice["token_ids"]
+    ]
+    assert {len(logprobs) for logprobs in top} == {2}
     assert choice["prompt_token_ids"] == [5, 6, 7]
 
 

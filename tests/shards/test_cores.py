@@ -25,9 +25,13 @@ SHARDS = (1, 2)
 def start(suite: Suite, number: int, *arguments: str) -> subprocess.Popen[str]:
     """A shard that has one core of this machine."""
     command = suite.command("tests/perf", "-q", "-k", "acceptance or throughput")
-    given = [one for one in command if not one.startswith("--specreg-engine-python")]
+    own_arguments = [
+        argument for argument in command if not argument.startswith("--specreg-engine-python")
+    ]
     shard = f"--specreg-shard={number}/{len(SHARDS)}"
-    return start_here(("/usr/bin/taskset", "-c", str(number - 1), *given, shard, *arguments))
+    return start_here(
+        ("/usr/bin/taskset", "-c", str(number - 1), *own_arguments, shard, *arguments)
+    )
 
 
 def end(shard: subprocess.Popen[str], *statuses: int) -> None:
@@ -37,7 +41,11 @@ def end(shard: subprocess.Popen[str], *statuses: int) -> None:
 
 def verdicts_of(runs: Sequence[Path]) -> Mapping[tuple[str, str], Verdict]:
     """By case and metric."""
-    return {(one.case_id, one.metric): one for run in runs for one in decided(run).verdicts}
+    return {
+        (verdict.case_id, verdict.metric): verdict
+        for run in runs
+        for verdict in decided(run).verdicts
+    }
 
 
 def test_two_shards_at_once_measure_what_each_does_alone(tmp_path: Path) -> None:
@@ -57,15 +65,15 @@ def test_two_shards_at_once_measure_what_each_does_alone(tmp_path: Path) -> None
     together = verdicts_of(list(suite.runs.iterdir()))
 
     assert together.keys() == alone.keys()
-    for place, one in together.items():
-        of_baseline = one.comparison
-        cited = (of_baseline.expected, one.value, of_baseline.low_frac, of_baseline.high_frac)
-        print(*place, *cited)  # noqa: T201 - cited
-        if one.metric.startswith("acceptance"):
-            assert (str(one.outcome), one.value) == ("PASS", alone[place].value), one
+    for key, verdict in together.items():
+        of_baseline = verdict.comparison
+        cited = (of_baseline.expected, verdict.value, of_baseline.low_frac, of_baseline.high_frac)
+        print(*key, *cited)  # noqa: T201 - cited
+        if verdict.metric.startswith("acceptance"):
+            assert (str(verdict.outcome), verdict.value) == ("PASS", alone[key].value), verdict
         else:
-            assert one.comparison.low_frac is not None, one
-            assert one.comparison.high_frac is not None, one
-            assert one.comparison.low_frac <= 0 <= one.comparison.high_frac, (
+            assert verdict.comparison.low_frac is not None, verdict
+            assert verdict.comparison.high_frac is not None, verdict
+            assert verdict.comparison.low_frac <= 0 <= verdict.comparison.high_frac, (
                 "within what launches alone differ by"
             )

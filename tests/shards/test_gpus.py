@@ -27,8 +27,8 @@ def tier() -> str:
     for group, size in enumerate(SIZES):
         parts.append(PAIR.format(name=f"m{group}"))
         for number in range(1, size + 1):
-            own = {"concurrency": [number], "prompts": 8 * number, "output_cap_tokens": 32}
-            parts.append(cases_of(f"m{group}", **own))
+            load = {"concurrency": [number], "prompts": 8 * number, "output_cap_tokens": 32}
+            parts.append(cases_of(f"m{group}", **load))
     return "\n".join(parts)
 
 
@@ -36,19 +36,21 @@ def tier() -> str:
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
     """The suite on a machine with eight GPUs; locks of GPUs are its own."""
     folder = tmp_path_factory.mktemp("gpus")
-    made = Suite(folder)
-    made.script = Script(ready_after_s=START_S, step_ms=37.0)
+    new_suite = Suite(folder)
+    new_suite.script = Script(ready_after_s=START_S, step_ms=37.0)
     uuids = (f"GPU-{number}c217ed0-0000-4000-8000-000000000000" for number in range(GPUS))
-    made.gpus = tuple(ScriptedGpu(uuid=uuid) for uuid in uuids)
-    made.write_tier(tier())
+    new_suite.gpus = tuple(ScriptedGpu(uuid=uuid) for uuid in uuids)
+    new_suite.write_tier(tier())
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECREG_CACHE", str(folder / "cache"))
-        yield made
+        yield new_suite
 
 
 def figures(report: Report) -> Mapping[tuple[str, str], float]:
     """By case and metric."""
-    return {(one.case_id, one.metric): one.value or 0.0 for one in report.run.verdicts}
+    return {
+        (verdict.case_id, verdict.metric): verdict.value or 0.0 for verdict in report.run.verdicts
+    }
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +71,8 @@ def check_near_ideal(alone: Report, took_s: float, most_ratio: float) -> None:
     for size in sorted(SIZES, reverse=True):
         free_s[free_s.index(min(free_s))] += start_s + size * case_s
     ratio = took_s / max(free_s)
-    told = f"start {start_s:.1f} s, case {case_s:.1f} s, ideal {max(free_s):.0f} s"
-    print(f"{told}, took {took_s:.0f} s ({ratio:.3f})")  # noqa: T201 - docs/performance.md cites it
+    times = f"start {start_s:.1f} s, case {case_s:.1f} s, ideal {max(free_s):.0f} s"
+    print(f"{times}, took {took_s:.0f} s ({ratio:.3f})")  # noqa: T201 - docs/performance.md cites it
     assert ratio <= most_ratio
 
 
@@ -93,10 +95,13 @@ def test_workers_come_near_the_ideal_and_measure_what_one_alone_does(
     assert len(together.cases) == sum(SIZES)
     check_near_ideal(alone, took_s, 1.15)
 
-    beside = figures(together)
+    shared = figures(together)
     for (case_id, metric), value in figures(alone).items():
-        within = 0.05 if metric == "throughput_tokens_per_s" else 0.0
-        assert beside[case_id, metric] == pytest.approx(value, rel=within, abs=0), (case_id, metric)
+        tolerance_frac = 0.05 if metric == "throughput_tokens_per_s" else 0.0
+        assert shared[case_id, metric] == pytest.approx(value, rel=tolerance_frac, abs=0), (
+            case_id,
+            metric,
+        )
 
 
 def test_four_nodes_of_two_gpus_come_near_the_ideal(
@@ -127,5 +132,5 @@ def node_variables(suite: Suite, folder: Path, number: int) -> dict[str, str]:
     folder.mkdir()
     library = build(folder)
     script = write_script(folder / "gpus", suite.gpus[2 * number : 2 * number + 2])
-    own = environment(library, script) | {"SPECREG_CACHE": str(folder / "cache")}
-    return suite.environment() | own
+    variables = environment(library, script) | {"SPECREG_CACHE": str(folder / "cache")}
+    return suite.environment() | variables

@@ -26,19 +26,19 @@ KILLS = int(os.environ.get("SPECREG_KILLS", "10"))
 @pytest.fixture
 def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Suite:
     """A suite whose processes are marked."""
-    made = Suite(tmp_path)
-    made.write_tier(TIER)
-    made.script = Script(step_ms=5.0)
+    new_suite = Suite(tmp_path)
+    new_suite.write_tier(TIER)
+    new_suite.script = Script(step_ms=5.0)
     monkeypatch.setenv(MARK, str(tmp_path))
-    return made
+    return new_suite
 
 
 def finished(folder: Path) -> set[str]:
     """The cases whose measurements have ended, by the journals in a folder."""
-    found: set[str] = set()
+    finished_cases: set[str] = set()
     for path in folder.rglob("journal.jsonl"):
-        found |= {key.case_id for key in load_journal(path)}
-    return found
+        finished_cases |= {key.case_id for key in load_journal(path)}
+    return finished_cases
 
 
 @pytest.mark.parametrize("seed", range(KILLS))
@@ -48,18 +48,25 @@ def test_a_worker_that_is_killed_loses_no_finished_case(suite: Suite, seed: int)
     wait_until(lambda: any(suite.runs.glob("*/shards/*/plan.json")), 120)
     (folder,) = suite.runs.iterdir()
     time.sleep(random_s)
-    workers = [one for one in psutil.Process(run.pid).children() if lives(one)]
+    workers = [process for process in psutil.Process(run.pid).children() if lives(process)]
     before = finished(folder)
     if workers:
         workers[seed % len(workers)].send_signal(signal.SIGKILL)
     output, _ = run.communicate(timeout=240)
     wait_until(lambda: not marked(suite.folder), 20)
     verdict = decided(folder)
-    assert {one.case_id for one in verdict.verdicts} == CASES, output
-    lost = {one.case_id for one in verdict.verdicts if one.outcome == "INVALID"}
+    assert {metric_verdict.case_id for metric_verdict in verdict.verdicts} == CASES, output
+    lost = {
+        metric_verdict.case_id
+        for metric_verdict in verdict.verdicts
+        if metric_verdict.outcome == "INVALID"
+    }
     assert not lost & before, output
-    for one in verdict.verdicts:
-        assert one.outcome != "INVALID" or "died before it was done" in one.explanation, one
+    for metric_verdict in verdict.verdicts:
+        assert (
+            metric_verdict.outcome != "INVALID"
+            or "died before it was done" in metric_verdict.explanation
+        ), metric_verdict
 
 
 @pytest.mark.parametrize("seed", range(KILLS))
@@ -73,11 +80,17 @@ def test_a_shard_that_is_killed_loses_no_finished_case(suite: Suite, seed: int) 
     run.communicate()
     wait_until(lambda: not marked(suite.folder), 20)
     into = suite.folder / "merged"
-    died = [one for one in suite.runs.glob("*-2of2") if (one / "plan.json").exists()]
+    died = [path for path in suite.runs.glob("*-2of2") if (path / "plan.json").exists()]
     done = suite.merge(*suite.runs.glob("*-1of2"), *died, into=into)
     verdict = decided(into)
-    assert {one.case_id for one in verdict.verdicts} == CASES, done.stdout + done.stderr
-    valid = {one.case_id for one in verdict.verdicts if one.outcome != "INVALID"}
+    assert {metric_verdict.case_id for metric_verdict in verdict.verdicts} == CASES, (
+        done.stdout + done.stderr
+    )
+    valid = {
+        metric_verdict.case_id
+        for metric_verdict in verdict.verdicts
+        if metric_verdict.outcome != "INVALID"
+    }
     assert valid >= finished(suite.runs), done.stdout
     if valid != CASES:
         assert "shard 2/2" in done.stdout

@@ -39,9 +39,9 @@ SERVERS = (
 @pytest.fixture
 def suite(tmp_path: Path) -> Suite:
     """A suite of three servers, without baselines."""
-    made = Suite(tmp_path)
-    made.write_tier(TIER)
-    return made
+    new_suite = Suite(tmp_path)
+    new_suite.write_tier(TIER)
+    return new_suite
 
 
 @contextlib.contextmanager
@@ -52,14 +52,16 @@ def cluster_of(
 
     Tasks have the variables of their nodes, which are this process's unless each has its own.
     """
-    own: dict[str, Any] = {"num_cpus": 1, **resources}
-    each = [{**own, **({"env_vars": one} if one else {})} for one in variables or [{}] * nodes]
+    options: dict[str, Any] = {"num_cpus": 1, **resources}
+    by_node = [
+        {**options, **({"env_vars": extra} if extra else {})} for extra in variables or [{}] * nodes
+    ]
     cluster = cluster_utils.Cluster(
-        initialize_head=True, head_node_args={**each[0], "include_dashboard": False}
+        initialize_head=True, head_node_args={**by_node[0], "include_dashboard": False}
     )
     try:
-        for one in each[1:]:
-            cluster.add_node(**one)
+        for node_options in by_node[1:]:
+            cluster.add_node(**node_options)
         yield cluster
     finally:
         cluster.shutdown()
@@ -71,8 +73,8 @@ def cluster(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setenv(MARK, str(suite.folder))
     for name, value in suite.environment().items():
         monkeypatch.setenv(name, value)
-    with cluster_of(2) as made:
-        yield made
+    with cluster_of(2) as address:
+        yield address
 
 
 def command_of(address: str, into: Path, *arguments: str) -> tuple[str, ...]:
@@ -85,8 +87,8 @@ def command_of(address: str, into: Path, *arguments: str) -> tuple[str, ...]:
 
 def own_options(suite: Suite) -> list[str]:
     """The options of a suite but for where its runs go, which a node chooses."""
-    options = (one for one in suite.command() if one.startswith("--specreg-"))
-    return [one for one in options if not one.startswith("--specreg-runs")]
+    options = (option for option in suite.command() if option.startswith("--specreg-"))
+    return [option for option in options if not option.startswith("--specreg-runs")]
 
 
 @pytest.mark.parametrize("carried", [(), ("--shared",)], ids=["carried", "shared"])
@@ -100,8 +102,11 @@ def test_all_shards_come_home_and_are_merged(
     done = run_here(*command, env=suite.environment())
     assert done.returncode == 11, done.stdout + done.stderr
     verdict = decided(into)
-    assert {one.case_id for one in verdict.verdicts} == CASES
-    assert {str(one.outcome) for one in verdict.verdicts} == {"NO_BASELINE", "PASS"}
+    assert {metric_verdict.case_id for metric_verdict in verdict.verdicts} == CASES
+    assert {str(metric_verdict.outcome) for metric_verdict in verdict.verdicts} == {
+        "NO_BASELINE",
+        "PASS",
+    }
 
 
 def test_an_address_that_nothing_answers_is_named(suite: Suite) -> None:
@@ -113,7 +118,11 @@ def test_an_address_that_nothing_answers_is_named(suite: Suite) -> None:
 
 def shards_of(folder: Path) -> set[int]:
     """The processes that run a shard."""
-    return {one.pid for one in marked(folder) if {"tests/perf", "pytest"} <= set(arguments_of(one))}
+    return {
+        process.pid
+        for process in marked(folder)
+        if {"tests/perf", "pytest"} <= set(arguments_of(process))
+    }
 
 
 def arguments_of(process: psutil.Process) -> list[str]:
@@ -136,14 +145,17 @@ def test_a_shard_whose_node_dies_is_run_on_another(suite: Suite, cluster: Any) -
     output, _ = run.communicate(timeout=300)
     assert run.returncode == 11, output
     verdict = decided(into)
-    assert {str(one.outcome) for one in verdict.verdicts} == {"NO_BASELINE", "PASS"}, output
-    assert {one.case_id for one in verdict.verdicts} == CASES
+    assert {str(metric_verdict.outcome) for metric_verdict in verdict.verdicts} == {
+        "NO_BASELINE",
+        "PASS",
+    }, output
+    assert {metric_verdict.case_id for metric_verdict in verdict.verdicts} == CASES
     assert not shards_of(suite.folder)
 
 
 def has_begun(suite: Suite) -> bool:
     """Whether a server of each shard runs."""
-    return sum("--port" in arguments_of(one) for one in marked(suite.folder)) >= 2
+    return sum("--port" in arguments_of(process) for process in marked(suite.folder)) >= 2
 
 
 def supervised(folder: Path) -> list[psutil.Process]:
@@ -187,7 +199,7 @@ def test_a_task_that_is_killed_leaves_nothing(suite: Suite, temporary: Path, see
         driver = start_here(command, suite.environment() | mark)
         wait_until(lambda: bool(running_shards(suite.folder)), 120)
         time.sleep(moment_s)
-        servers = [one for one in marked(suite.folder) if "--port" in arguments_of(one)]
+        servers = [process for process in marked(suite.folder) if "--port" in arguments_of(process)]
         if is_stopped and servers:
             servers[0].suspend()
         (run,) = running_shards(suite.folder)
@@ -214,5 +226,8 @@ def test_real_vllm_runs_in_the_shards(tmp_path: Path) -> None:
     assert (into / "verdict.json").exists(), done.stdout + done.stderr
     verdict = decided(into)
     cases = {f"vllm-{method}-tiny-toy-c1" for method in ("eagle3", "ngram")}
-    assert {one.case_id for one in verdict.verdicts} == cases
-    assert {str(one.outcome) for one in verdict.verdicts} <= {"PASS", "NO_BASELINE"}
+    assert {metric_verdict.case_id for metric_verdict in verdict.verdicts} == cases
+    assert {str(metric_verdict.outcome) for metric_verdict in verdict.verdicts} <= {
+        "PASS",
+        "NO_BASELINE",
+    }

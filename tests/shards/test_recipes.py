@@ -44,9 +44,9 @@ exec {python} -m specreg "$@"
 def recipe(title: str) -> str:
     """The block under a heading of docs/how-to/use-many-gpus.md."""
     text = (ROOT / "docs/how-to/use-many-gpus.md").read_text()
-    found = re.search(rf"^### {title}\n\n((?:(?:    .*)?\n)+)", text, re.MULTILINE)
-    assert found, title
-    return textwrap.dedent(found[1])
+    section = re.search(rf"^### {title}\n\n((?:(?:    .*)?\n)+)", text, re.MULTILINE)
+    assert section, title
+    return textwrap.dedent(section[1])
 
 
 @pytest.fixture
@@ -88,11 +88,13 @@ def type_in(folder: Path, line: str, environment: Mapping[str, str]) -> str:
     return done.stdout + done.stderr
 
 
-def check_merged(repository: Path, said: str) -> None:
+def check_merged(repository: Path, output: str) -> None:
     """All cases of the tier were measured, and nothing is missing."""
     verdict = decided(repository / ".specreg/merged")
-    assert {one.case_id for one in verdict.verdicts} == CASES, said
-    assert {str(one.outcome) for one in verdict.verdicts} == {"NO_BASELINE"}, said
+    assert {metric_verdict.case_id for metric_verdict in verdict.verdicts} == CASES, output
+    assert {str(metric_verdict.outcome) for metric_verdict in verdict.verdicts} == {
+        "NO_BASELINE"
+    }, output
     assert verdict.complete is False, "acceptance alone was asked for"
 
 
@@ -101,11 +103,11 @@ def test_an_array_of_slurm_runs_the_shards_and_a_job_after_it_merges_them(
 ) -> None:
     script, commands = recipe("Slurm").strip().split("\n\n")
     (repository / "shard.sh").write_text(script)
-    said = ""
+    output = ""
     for line in commands.strip().splitlines():
-        number = "".join(re.findall(r"job (\d+)", said))
-        said += type_in(repository, line.replace("NUMBER", number), environment)
-    check_merged(repository, said)
+        number = "".join(re.findall(r"job (\d+)", output))
+        output += type_in(repository, line.replace("NUMBER", number), environment)
+    check_merged(repository, output)
 
 
 def test_an_indexed_job_of_kubernetes_runs_the_shards(
@@ -114,32 +116,34 @@ def test_an_indexed_job_of_kubernetes_runs_the_shards(
     spec = yaml.safe_load(recipe("Kubernetes"))["spec"]
     assert (spec["completionMode"], spec["completions"]) == ("Indexed", 8)
     (container,) = spec["template"]["spec"]["containers"]
-    said = ""
+    output = ""
     for index in range(spec["completions"]):
-        own = {**environment, "JOB_COMPLETION_INDEX": str(index)}
-        said += type_in(repository, shlex.join(container["command"]), own)
+        variables = {**environment, "JOB_COMPLETION_INDEX": str(index)}
+        output += type_in(repository, shlex.join(container["command"]), variables)
     merge = "specreg merge .specreg/runs/*of8 --into .specreg/merged"
-    check_merged(repository, said + type_in(repository, merge, environment))
+    check_merged(repository, output + type_in(repository, merge, environment))
 
 
 def test_a_matrix_of_github_hands_its_runs_on_as_artifacts(
     repository: Path, environment: Mapping[str, str], tmp_path: Path
 ) -> None:
     first, last = recipe("GitHub").split("# and in a job that needs it, with if: always()\n")
-    job, said = yaml.safe_load(first), ""
+    job, output = yaml.safe_load(first), ""
     for shard in job["strategy"]["matrix"]["shard"]:
-        own = tmp_path / f"runner-{shard}"
-        shutil.copytree(repository, own, symlinks=True)
+        runner = tmp_path / f"runner-{shard}"
+        shutil.copytree(repository, runner, symlinks=True)
         run, upload = yaml.safe_load(first.replace("${{ matrix.shard }}", str(shard)))["steps"]
-        said += type_in(own, run["run"], environment)
+        output += type_in(runner, run["run"], environment)
         assert upload["if"] == "always()"
         artifact = tmp_path / "artifacts" / upload["with"]["name"]
-        if (runs := own / upload["with"]["path"]).exists():  # a shard without a group leaves none
+        if (
+            runs := runner / upload["with"]["path"]
+        ).exists():  # a shard without a group leaves none
             shutil.copytree(runs, artifact)
     download, merge = yaml.safe_load(textwrap.dedent(last))
     for artifact in (tmp_path / "artifacts").glob(download["with"]["pattern"]):
         shutil.copytree(artifact, repository / download["with"]["path"] / artifact.name)
-    check_merged(repository, said + type_in(repository, merge["run"], environment))
+    check_merged(repository, output + type_in(repository, merge["run"], environment))
 
 
 def test_shards_that_ssh_starts_come_home_by_rsync(

@@ -70,4 +70,4 @@ def test_no_message_names_a_page_that_an_installation_lacks() -> None:
 def test_each_option_exists(name: str) -> None:
     options = set(re.findall(r"--[a-z][a-z-]+", (builders.ROOT / f"docs/{name}.md").read_text()))
     options -= OF_OTHERS | {*map(flag_of, dataclasses.fields(Options))}
-    assert {one for one in options if one not in TEXT} == set()
+    assert {option for option in options if option not in TEXT} == set()

@@ -46,24 +46,24 @@ def riddles(path: Path, source: str) -> Iterator[str]:
         yield str(path)
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ClassDef):
-            found = is_riddle(node.name, METAPHOR) or is_riddle(node.name, PARTICIPLE)
+            riddle = is_riddle(node.name, METAPHOR) or is_riddle(node.name, PARTICIPLE)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            found = not node.name.startswith("_") and is_riddle(node.name, METAPHOR)
+            riddle = not node.name.startswith("_") and is_riddle(node.name, METAPHOR)
         else:
             continue
-        if found:
+        if riddle:
             yield f"{path}: {node.name}"
 
 
 def test_names_are_the_words_of_the_field() -> None:
     folders = ("specreg", "tests", "fixtures", "docs", ".ci")
     paths = [path for name in folders for path in (builders.ROOT / name).rglob("*.py")]
-    found = [
+    names = [
         riddle
         for path in [*paths, *builders.ROOT.glob("*.py")]
         for riddle in riddles(path.relative_to(builders.ROOT), path.read_text())
     ]
-    assert found == []
+    assert names == []
 
 
 def is_float(annotation: object) -> bool:
@@ -82,17 +82,17 @@ def fields() -> Iterator[tuple[str, object]]:
             continue
         module = importlib.import_module(name.removesuffix(".__init__"))
         for kind in vars(module).values():
-            ours = inspect.isclass(kind) and kind.__module__ == module.__name__
-            if ours and (dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct)):
+            is_own = inspect.isclass(kind) and kind.__module__ == module.__name__
+            if is_own and (dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct)):
                 yield from typing.get_type_hints(kind, localns={"httpx": httpx}).items()
 
 
 def test_a_fraction_says_its_unit() -> None:
-    silent = {name for name, said in fields() if is_float(said) and not name.endswith(UNITS)}
+    silent = {name for name, kind in fields() if is_float(kind) and not name.endswith(UNITS)}
     assert [name for name in silent if "_per_" not in name and not UNITLESS.fullmatch(name)] == []
 
 
 def test_a_whole_number_of_time_says_its_unit() -> None:
     """Any other without one counts its noun, or is an ordinal."""
     times = ("time", "timeout", "duration", "latency", "delay", "interval", "age")
-    assert [name for name, said in fields() if said is int and name.endswith(times)] == []
+    assert [name for name, kind in fields() if kind is int and name.endswith(times)] == []

@@ -49,8 +49,8 @@ def _names(of: object) -> set[object]:
     return {name for part in typing.get_args(of) for name in (_names(part) or {part})}
 
 
-found = [
-    _problem_by_name(one) if isinstance(one, dict) else _problem(one)
-    for one in json.load(sys.stdin)
+problems_found = [
+    _problem_by_name(command) if isinstance(command, dict) else _problem(command)
+    for command in json.load(sys.stdin)
 ]
-sys.stdout.write(json.dumps(found))
+sys.stdout.write(json.dumps(problems_found))

@@ -186,10 +186,10 @@ def environment(library: Path, script: Path) -> dict[str, str]:
 
 def _lines(gpu: ScriptedGpu) -> Iterator[str]:
     """The GPU's part of a script: `uuid` begins it, then a field a line."""
-    said = dataclasses.asdict(gpu)
-    yield f"uuid {said.pop('uuid')}"
-    yield from (f"process {' '.join(map(str, row))}" for row in said.pop("processes"))
-    yield from (f"answer {' '.join(map(str, row))}" for row in said.pop("answers"))
-    yield from (f"throttle {' '.join(map(str, row))}" for row in said.pop("throttle"))
-    for key, value in (said.pop("load") | said).items():
+    settings = dataclasses.asdict(gpu)
+    yield f"uuid {settings.pop('uuid')}"
+    yield from (f"process {' '.join(map(str, row))}" for row in settings.pop("processes"))
+    yield from (f"answer {' '.join(map(str, row))}" for row in settings.pop("answers"))
+    yield from (f"throttle {' '.join(map(str, row))}" for row in settings.pop("throttle"))
+    for key, value in (settings.pop("load") | settings).items():
         yield f"{key} {int(value) if isinstance(value, bool) else value}"

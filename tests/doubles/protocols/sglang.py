@@ -35,14 +35,14 @@ class ScriptedSglang(ScriptedServer):
 
     def parse_body(self, raw: bytes) -> Body:
         """A chat like vLLM's, or what `/generate` takes."""
-        asked = msgspec.json.decode(raw, type=_Generate)
-        if asked.sampling_params is None:
+        body = msgspec.json.decode(raw, type=_Generate)
+        if body.sampling_params is None:
             return super().parse_body(raw)
         return Body(
-            prompt=asked.text if asked.input_ids is None else asked.input_ids,
-            max_tokens=asked.sampling_params.max_new_tokens,
-            ignore_eos=asked.sampling_params.ignore_eos,
-            stream=asked.stream,
+            prompt=body.text if body.input_ids is None else body.input_ids,
+            max_tokens=body.sampling_params.max_new_tokens,
+            ignore_eos=body.sampling_params.ignore_eos,
+            stream=body.stream,
             stream_options=StreamOptions(include_usage=True),
         )
 
@@ -71,8 +71,8 @@ class SglangChatWire(ChatWire):
     def event(self, chunk: Chunk, steps: Steps, *, last: bool) -> Json:  # noqa: ARG002
         """A content delta with the usage so far."""
         delta = self.texts(chunk.token_ids)
-        self.said.extend(chunk.token_ids)
-        return self._chunk(delta) | self.usage(len(self.said))
+        self.sent_ids.extend(chunk.token_ids)
+        return self._chunk(delta) | self.usage(len(self.sent_ids))
 
     def closing(self, steps: Steps, metrics: Json | None) -> list[Json]:
         """Why it ended, the record of the speculation, and the usage: a chunk each."""
@@ -98,13 +98,13 @@ class GenerateWire(Wire):
 
     def event(self, chunk: Chunk, steps: Steps, *, last: bool) -> Json:
         """All so far; the last one has the record of the speculation."""
-        self.said.extend(chunk.token_ids)
+        self.sent_ids.extend(chunk.token_ids)
         self.so_far.append(chunk.text)
-        ended = {"type": steps.finish_reason, "length": len(self.said)} if last else None
-        meta: Json = {"finish_reason": ended, "completion_tokens": len(self.said)}
+        ended = {"type": steps.finish_reason, "length": len(self.sent_ids)} if last else None
+        meta: Json = {"finish_reason": ended, "completion_tokens": len(self.sent_ids)}
         record = speculation_of(steps) if last and steps.accepted else {}
         text = "".join(self.so_far)
-        return {"text": text, "output_ids": list(self.said), "meta_info": meta | record}
+        return {"text": text, "output_ids": list(self.sent_ids), "meta_info": meta | record}
 
     def closing(self, steps: Steps, metrics: Json | None) -> list[Json]:
         del steps, metrics

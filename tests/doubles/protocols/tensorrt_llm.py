@@ -35,9 +35,9 @@ class ScriptedTensorrtLlm(ScriptedServer):
         for steps in self.ended:
             counts[f'request_success_total{{finished_reason="{steps.finish_reason}"}}'] += 1
             for accepted in steps.accepted:
-                for what, tokens in (("drafted", steps.draft_tokens), ("accepted", accepted)):
+                for kind, tokens in (("drafted", steps.draft_tokens), ("accepted", accepted)):
                     counts.update(
-                        f'spec_decode_{what}_tokens_total{{token_position="{position}"}}'
+                        f'spec_decode_{kind}_tokens_total{{token_position="{position}"}}'
                         for position in range(tokens)
                     )
         return web.Response(text="".join(f"trtllm_{name} {n}.0\n" for name, n in counts.items()))
@@ -53,11 +53,12 @@ class _Continuous(Wire):
         # dataclass(slots=True) makes another class, of which super() without names knows nothing.
         body = super(_Continuous, self).event(chunk, steps, last=last)
         (choice,) = body["choices"] if isinstance(body["choices"], list) else ({},)
-        return without_none(body | {"choices": [without_none(choice)]} | self.usage(len(self.said)))
+        usage = self.usage(len(self.sent_ids))
+        return without_none(body | {"choices": [without_none(choice)]} | usage)
 
     def closing(self, steps: Steps, metrics: Json | None) -> list[Json]:
         del steps, metrics
-        return [self.head(self.event_object) | {"choices": []} | self.usage(len(self.said))]
+        return [self.head(self.event_object) | {"choices": []} | self.usage(len(self.sent_ids))]
 
 
 def without_none(body: Json) -> Json:

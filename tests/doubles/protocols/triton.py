@@ -30,11 +30,11 @@ class ScriptedTriton(ScriptedServer):
         return await self.answer(request, TritonWire)
 
     def parse_body(self, raw: bytes) -> Body:
-        asked = msgspec.json.decode(raw, type=_Generate)
+        body = msgspec.json.decode(raw, type=_Generate)
         return Body(
-            prompt=asked.text_input,
-            max_tokens=asked.parameters.max_tokens,
-            ignore_eos=asked.parameters.ignore_eos,
+            prompt=body.text_input,
+            max_tokens=body.parameters.max_tokens,
+            ignore_eos=body.parameters.ignore_eos,
             stream=True,
             stream_options=StreamOptions(include_usage=False),
         )

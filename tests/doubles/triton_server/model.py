@@ -113,8 +113,8 @@ class TritonPythonModel:
                 sender.send(_response(ask, piece), _LAST if last else 0)
         except Exception as error:  # noqa: BLE001 - as there: whatever it is, the client hears it
             message = f"Error generating stream: {error}"
-            said = pb_utils.TritonError(message, pb_utils.TritonError.INTERNAL)
-            sender.send(pb_utils.InferenceResponse(error=said), _LAST)
+            triton_error = pb_utils.TritonError(message, pb_utils.TritonError.INTERNAL)
+            sender.send(pb_utils.InferenceResponse(error=triton_error), _LAST)
 
 
 def _parse_request(request: pb_utils.InferenceRequest) -> _Ask:

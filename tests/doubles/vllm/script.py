@@ -150,8 +150,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             return self
         first, *later = self.acceptance_probs
         # The last one goes on, so that it has to be there twice.
-        left = first * max(0.0, 1 - self.falls_per_s_frac * life_s)
-        return msgspec.structs.replace(self, acceptance_probs=(left, *(later or (first,))))
+        frac_left = first * max(0.0, 1 - self.falls_per_s_frac * life_s)
+        return msgspec.structs.replace(self, acceptance_probs=(frac_left, *(later or (first,))))
 
     def probability(self, position: int) -> float:
         """The chance that a position, counted from 0, is accepted when all before it were."""
@@ -204,8 +204,8 @@ def steps_of(
             token_ids=_continued(prompt, int(directed[2])),
             finish_reason=FinishReason.LENGTH,
         )
-    left = max(MAX_MODEL_TOKENS - len(prompt_token_ids(prompt)), 1)
-    room = left if max_tokens is None else max_tokens
+    tokens_left = max(MAX_MODEL_TOKENS - len(prompt_token_ids(prompt)), 1)
+    room = tokens_left if max_tokens is None else max_tokens
     least, most = _LENGTH_TOKENS
     natural = least + int(_share(prompt, "length") * (most - least + 1))
     stops = natural <= room and not ignore_eos
@@ -222,12 +222,12 @@ def steps_of(
 
 def _continued(prompt: str, tokens: int) -> tuple[int, ...]:
     """What follows: each token hangs on all before it, whether in the prompt or said."""
-    said: list[int] = []
+    generated: list[int] = []
     so_far = hashlib.sha256(prompt.encode())
     for _ in range(tokens):
-        said.append(_word(_fraction(so_far.digest())))
-        so_far.update(f" {said[-1]}".encode())
-    return tuple(said)
+        generated.append(_word(_fraction(so_far.digest())))
+        so_far.update(f" {generated[-1]}".encode())
+    return tuple(generated)
 
 
 def _accepted(
@@ -241,9 +241,9 @@ def _accepted(
     undrafted: list[int] = []
     emitted = 1
     while drafted and emitted < completion_tokens:
-        place = len(accepted) + len(undrafted)
-        if _share(prompt, script.seed, "undrafted", place) < script.undrafted_frac:
-            undrafted.append(place)
+        position = len(accepted) + len(undrafted)
+        if _share(prompt, script.seed, "undrafted", position) < script.undrafted_frac:
+            undrafted.append(position)
             emitted += 1
             continue
         accepted.append(_accepted_in(prompt, script, drafted, len(accepted)))

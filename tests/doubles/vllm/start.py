@@ -85,9 +85,9 @@ def _flood(flood_bytes: int) -> None:
         block = os.urandom(2**20)
         os.write(1, b"first words\n")
         for _ in range(flood_bytes // len(block)):
-            left = memoryview(block)
-            while left:
-                left = left[os.write(1, left) :]
+            bytes_left = memoryview(block)
+            while bytes_left:
+                bytes_left = bytes_left[os.write(1, bytes_left) :]
         os.write(1, b"\nlast words\n")
 
 

@@ -107,8 +107,8 @@ class Steps:
         if not self.draft_tokens:
             return tuple(Chunk((token,)) for token in self.token_ids)
         drafted = iter(self.accepted)
-        each = range(len(self.accepted) + len(self.undrafted))
-        by_step = [() if place in self.undrafted else (next(drafted),) for place in each]
+        positions = range(len(self.accepted) + len(self.undrafted))
+        by_step = [() if position in self.undrafted else (next(drafted),) for position in positions]
         ends = [1]
         for accepted in by_step:
             ends.append(ends[-1] + sum(accepted) + 1)
@@ -119,10 +119,12 @@ class Steps:
 
 def merged(chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
     """The chunks after the first in pairs, as a late client sees them."""
-    rest = chunks[1:]
+    later_chunks = chunks[1:]
     pairs = (
-        rest[index] + rest[index + 1] if index + 1 < len(rest) else rest[index]
-        for index in range(0, len(rest), 2)
+        later_chunks[index] + later_chunks[index + 1]
+        if index + 1 < len(later_chunks)
+        else later_chunks[index]
+        for index in range(0, len(later_chunks), 2)
     )
     return (*chunks[:1], *pairs)
 
@@ -135,8 +137,8 @@ def changed(steps: Steps, from_token: int | None = None) -> Steps:
     first = steps.completion_tokens // 2 if from_token is None else from_token - 1
     last = first + 1 if from_token is None else steps.completion_tokens
     token_ids = tuple(
-        likeliest(token)[-1] if first <= place < last and token != END_TOKEN_ID else token
-        for place, token in enumerate(steps.token_ids)
+        likeliest(token)[-1] if first <= index < last and token != END_TOKEN_ID else token
+        for index, token in enumerate(steps.token_ids)
     )
     return dataclasses.replace(steps, token_ids=token_ids)
 
@@ -144,8 +146,11 @@ def changed(steps: Steps, from_token: int | None = None) -> Steps:
 def likeliest(token: int) -> tuple[int, ...]:
     """All words in the order of their chances where a token was said: it, and those after it."""
     words = range(FIRST_WORD_ID, FIRST_WORD_ID + len(VOCABULARY))
-    others = (*(word for word in words if word > token), *(word for word in words if word < token))
-    return (token, *others)
+    other_words = (
+        *(word for word in words if word > token),
+        *(word for word in words if word < token),
+    )
+    return (token, *other_words)
 
 
 def logprob(rank: int) -> float:

@@ -17,7 +17,7 @@ class Wire:
         key: the random part of its id.
         with_ids: whether the request wants `return_token_ids`.
         thought_tokens: how many tokens of a chat's answer are its thought.
-        said: the tokens streamed so far.
+        sent_ids: the tokens streamed so far.
         scored: how many log-probabilities it wants of each token, None for none.
         scored_by_id: whether their tokens are to be named by id.
     """
@@ -30,7 +30,7 @@ class Wire:
     scored: int | None = None
     scored_by_id: bool = False
     thought_tokens: int = 0
-    said: list[int] = field(default_factory=list)
+    sent_ids: list[int] = field(default_factory=list)
 
     thought_key: ClassVar[str] = "reasoning"
     id_prefix: ClassVar[str]
@@ -48,7 +48,7 @@ class Wire:
     def event(self, chunk: Chunk, steps: Steps, *, last: bool) -> Json:
         """The event of one chunk; the last one says why it ends."""
         choice = self.choice(chunk.token_ids, "delta") | {"index": 0, "token_ids": None}
-        self.said.extend(chunk.token_ids)
+        self.sent_ids.extend(chunk.token_ids)
         if self.with_ids:
             choice["token_ids"] = chunk.token_ids
         ends = {"finish_reason": steps.finish_reason if last else None}
@@ -100,7 +100,7 @@ class Wire:
 
     def _likeliest(self, token: int, count: int) -> Json:
         ranked = enumerate(likeliest(token)[:count])
-        return {self._name(other): logprob(rank) for rank, other in ranked}
+        return {self._name(word): logprob(rank) for rank, word in ranked}
 
     def _name(self, token: int) -> str:
         return f"token_id:{token}" if self.scored_by_id else text_of((token,))
@@ -132,7 +132,7 @@ class ChatWire(Wire):
         """The thought and the answer of the tokens that follow those said so far."""
         if not self.thought_tokens:
             return {"content": text_of(token_ids)}
-        cut = max(self.thought_tokens - len(self.said), 0)
+        cut = max(self.thought_tokens - len(self.sent_ids), 0)
         return {self.thought_key: text_of(token_ids[:cut]), "content": text_of(token_ids[cut:])}
 
     def whole(self, steps: Steps, metrics: Json | None) -> Json:

@@ -18,7 +18,9 @@ def plant() -> None:
     """Changes the engine's classes before they are used."""
     planted: dict[str, Callable[[], None]] = {
         "sleep": _plant_sleep,
-        "fewer_drafts": lambda: _plant_settings("num_speculative_tokens", lambda told: told - 1),
+        "fewer_drafts": lambda: _plant_settings(
+            "num_speculative_tokens", lambda tokens: tokens - 1
+        ),
         "forgets": lambda: _plant_settings("suffix_decoding_max_cached_requests", lambda _: 0),
         "spoilt_draft": _plant_spoilt_draft,
         "no_drafts": _plant_no_drafts,
@@ -74,8 +76,8 @@ def _plant_settings(name: str, change: Callable[[Any], int]) -> None:
 
     def changed(arguments: Any, *args: Any, **keywords: Any) -> Any:  # noqa: ANN401
         if arguments.speculative_config is not None:
-            given = arguments.speculative_config
-            arguments.speculative_config = {**given, name: change(given.get(name))}
+            config = arguments.speculative_config
+            arguments.speculative_config = {**config, name: change(config.get(name))}
         return create(arguments, *args, **keywords)
 
     EngineArgs.create_speculative_config = changed
@@ -111,7 +113,7 @@ def _plant_shuffled_mtp() -> None:
         return tensor.flatten()[order].view_as(tensor)
 
     def shuffled(model: Any, weights: Any) -> Any:  # noqa: ANN401
-        mtp = ((name, shuffle(one) if "mtp" in name else one) for name, one in weights)
+        mtp = ((name, shuffle(weight) if "mtp" in name else weight) for name, weight in weights)
         return load(model, mtp)
 
     MiMoMTP.load_weights = shuffled

@@ -24,8 +24,8 @@ def plant(fault: str) -> None:
         # In place of the token that corrects a rejected draft, that which would follow the draft;
         # or that after the draft, which is emitted all the same, and counted.
         next_id = int(logits[sound.accepted + 1].argmax())
-        more = fault == "one_too_many"
-        return dataclasses.replace(sound, accepted=sound.accepted + more, next_id=next_id)
+        extra = fault == "one_too_many"
+        return dataclasses.replace(sound, accepted=sound.accepted + extra, next_id=next_id)
 
     if fault in {"one_too_many", "no_correction"}:
         speculation.verify = faulty_verify

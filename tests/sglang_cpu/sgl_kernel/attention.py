@@ -170,8 +170,8 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: flo
     return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
 
 
-def _refuse(operation: str, **asked: bool) -> None:
-    names = [name for name, is_asked in asked.items() if is_asked]
+def _refuse(operation: str, **flags: bool) -> None:
+    names = [name for name, is_asked in flags.items() if is_asked]
     if names:
         message = (
             f"sgl_kernel.{operation}: the stand-in for CPUs doesn't do {', '.join(names)};"

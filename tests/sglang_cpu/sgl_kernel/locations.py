@@ -82,7 +82,7 @@ def copy_all_layer_kv_cache_cpu(
 
 def _spans(rows: Tensor, starts: Tensor, ends: Tensor) -> Iterator[tuple[int, slice, slice]]:
     """Each request's row, its positions, and their places among those of all requests."""
-    taken = 0
+    used = 0
     for row, start, end in zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True):
-        yield row, slice(start, end), slice(taken, taken + end - start)
-        taken += end - start
+        yield row, slice(start, end), slice(used, used + end - start)
+        used += end - start

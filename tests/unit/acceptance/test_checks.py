@@ -47,15 +47,15 @@ def test_one_broken_request_breaks_the_measurement(
 
 
 @pytest.mark.parametrize(
-    ("idle", "told"),
+    ("idle", "words"),
     [
         (NO_STEPS, "0, 0, 0"),
         (StepCounts.from_histogram((5, 0, 0, 0), proposed=0), "5, 0, 0"),
         (StepCounts.from_histogram((9, 0, 0, 0), proposed=None), "9, 0, unknown"),
     ],
 )
-def test_a_drafter_that_is_off_is_no_low_acceptance(idle: StepCounts, told: str) -> None:
-    with builders.invalid("SPEC_DISABLED", f"yet steps, accepted, drafted = {told};"):
+def test_a_drafter_that_is_off_is_no_low_acceptance(idle: StepCounts, words: str) -> None:
+    with builders.invalid("SPEC_DISABLED", f"yet steps, accepted, drafted = {words};"):
         checks.check_acceptance(builders.acceptance(idle), draft_tokens=3)
     unknown = dataclasses.replace(COUNTS, proposed=None)
     checks.check_acceptance(builders.acceptance(unknown), draft_tokens=3)
@@ -320,7 +320,7 @@ def test_all_that_was_delivered_is_held_against_a_sum_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "drafts_every_step", "told"),
+    ("tokens", "drafts_every_step", "expected"),
     [
         ((1, 4, 1, 3), True, (3, 5, 9)),
         ((1, 4, 1), False, (2, 3, None)),
@@ -330,15 +330,18 @@ def test_all_that_was_delivered_is_held_against_a_sum_too() -> None:
     ],
 )
 def test_a_chunk_is_what_a_step_accepted_and_one_more(
-    tokens: tuple[int, ...], told: tuple[int, int, int | None] | None, *, drafts_every_step: bool
+    tokens: tuple[int, ...],
+    expected: tuple[int, int, int | None] | None,
+    *,
+    drafts_every_step: bool,
 ) -> None:
     request = builders.trace(*(builders.chunk(at, size) for at, size in enumerate(tokens, 1)))
-    if told is None:
+    if expected is None:
         with builders.invalid("CHUNKS_MERGED", "a step emits 4 at most"):
             request.counts_of_chunks(draft_tokens=3, drafts_every_step=drafts_every_step)
         return
     counts = request.counts_of_chunks(draft_tokens=3, drafts_every_step=drafts_every_step)
-    assert (counts.steps, counts.accepted, counts.proposed) == told
+    assert (counts.steps, counts.accepted, counts.proposed) == expected
     assert len(counts.position_counts) == 3
 
 
@@ -348,16 +351,18 @@ H100 = builders.ROOT / "fixtures/recordings/h100/requests_c16_two_launches.jsonl
 def recorded_requests(launch: int, *, extended: bool) -> list[RequestTrace]:
     """The requests of EAGLE-3 in a launch's first round, and those of its extension."""
     rows = [msgspec.json.decode(line) for line in gzip.decompress(H100.read_bytes()).splitlines()]
-    ours = [row for row in rows if row["launch"] == launch and row["arm"] == "eagle3"]
-    first_round = {row["prompt"] for row in ours if row["round"] == 0}
-    taken = [
-        row for row in ours if row["round"] == 0 or (extended and row["prompt"] not in first_round)
+    arm_rows = [row for row in rows if row["launch"] == launch and row["arm"] == "eagle3"]
+    first_round = {row["prompt"] for row in arm_rows if row["round"] == 0}
+    rows_taken = [
+        row
+        for row in arm_rows
+        if row["round"] == 0 or (extended and row["prompt"] not in first_round)
     ]
     return [
         msgspec.structs.replace(
             FINISHED, prompt_id=row["prompt"], first_chunk_tokens=1, chunk_sizes=row["chunk_sizes"]
         )
-        for row in taken
+        for row in rows_taken
     ]
 
 

@@ -38,8 +38,10 @@ def acceptance(
     of: StepCounts, source: Source = Source.VLLM_REQUEST, *, prompts: int = 1
 ) -> AcceptanceRecord:
     """The record of some prompts that all did the same."""
-    each = [prompt_acceptance(of, prompt_id=f"chat-{number}") for number in range(prompts)]
-    return acceptance_of(each, source)
+    prompt_records = [
+        prompt_acceptance(of, prompt_id=f"chat-{number}") for number in range(prompts)
+    ]
+    return acceptance_of(prompt_records, source)
 
 
 def acceptance_of(
@@ -48,7 +50,7 @@ def acceptance_of(
     return AcceptanceRecord(
         source=source,
         view=View.VERIFIER,
-        total=sum((one.counts for one in prompts), NO_STEPS),
+        total=sum((prompt.counts for prompt in prompts), NO_STEPS),
         prompts=tuple(prompts),
     )
 
@@ -57,6 +59,6 @@ def stored(
     of: StepCounts, source: Source = Source.VLLM_REQUEST, *, prompts: int = PROMPTS_MEASURED
 ) -> StoredAcceptance:
     """The record of some prompts that all did the same, in the form for disk."""
-    found = stored_acceptance(acceptance(of, source, prompts=prompts))
-    assert found is not None
-    return found
+    record = stored_acceptance(acceptance(of, source, prompts=prompts))
+    assert record is not None
+    return record

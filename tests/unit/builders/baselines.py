@@ -93,8 +93,8 @@ def record_on_gpu(
         from_counter=True,
         sm_clock_mhz=gpu.sm_clock_mhz,
     )
-    made = baseline(*launches, environment=environment, settings=settings_in(ROOT, case))
-    return record(folder, msgspec.structs.replace(made, devices=(device,)), case.id)
+    recorded = baseline(*launches, environment=environment, settings=settings_in(ROOT, case))
+    return record(folder, msgspec.structs.replace(recorded, devices=(device,)), case.id)
 
 
 def known(

@@ -11,19 +11,19 @@ from specreg.datasets.prompts import Prompt
 def rows_in(name: str, prompts: Sequence[Prompt]) -> list[dict[str, object]]:
     """Prompts as the rows of a dataset are published; of one turn, where a row holds no more."""
     spell: Mapping[str, Callable[[Prompt], dict[str, object]]] = {
-        "sharegpt": lambda one: {
-            "conversations": [{"from": "human", "value": turn} for turn in one.turns]
+        "sharegpt": lambda prompt: {
+            "conversations": [{"from": "human", "value": turn} for turn in prompt.turns]
         },
-        "humaneval": lambda one: {"task_id": one.id, "prompt": one.turns[0]},
-        "mbpp": lambda one: {"task_id": one.id, "text": one.turns[0]},
-        "gsm8k": lambda one: {"question": one.turns[0]},
-        "genai-perf": lambda one: {"text": one.turns[0]},
+        "humaneval": lambda prompt: {"task_id": prompt.id, "prompt": prompt.turns[0]},
+        "mbpp": lambda prompt: {"task_id": prompt.id, "text": prompt.turns[0]},
+        "gsm8k": lambda prompt: {"question": prompt.turns[0]},
+        "genai-perf": lambda prompt: {"text": prompt.turns[0]},
     }
 
-    def as_question(one: Prompt) -> dict[str, object]:
-        return {"question_id": one.id, "category": one.category, "turns": one.turns}
+    def as_question(prompt: Prompt) -> dict[str, object]:
+        return {"question_id": prompt.id, "category": prompt.category, "turns": prompt.turns}
 
-    return [spell.get(name, as_question)(one) for one in prompts]
+    return [spell.get(name, as_question)(prompt) for prompt in prompts]
 
 
 def write_lines(path: Path, rows: Iterable[object]) -> Path:

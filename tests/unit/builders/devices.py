@@ -9,8 +9,8 @@ from specreg.telemetry.sensor import Device, Scope
 
 def device(name: str = "NVIDIA H200", **changes: object) -> Device:
     """A GPU of no machine."""
-    whole = Device(sensor="nvml", id=f"GPU-{name}", name=name, number=0, scope=Scope.GPU)
-    return msgspec.structs.replace(whole, **changes)
+    gpu = Device(sensor="nvml", id=f"GPU-{name}", name=name, number=0, scope=Scope.GPU)
+    return msgspec.structs.replace(gpu, **changes)
 
 
 def gpus(*names: str, memory_gib: float = 0) -> Gpus:

@@ -78,14 +78,14 @@ class Gate:
 
     def servers(self) -> list[psutil.Process]:
         """Those of its processes that live."""
-        found = []
+        pids = []
         for process in psutil.process_iter():
             try:
                 if str(self.folder) in process.environ().get("SCRIPTED_SERVER", ""):
-                    found.append(process)
+                    pids.append(process)
             except psutil.Error:
                 continue
-        return found
+        return pids
 
     def report(self) -> Report:
         return load_report(self.out / "report.json")

@@ -21,10 +21,10 @@ def answering(answer: Answer) -> Iterator[str]:
         wbufsize = -1  # head and body at once: between two packets lie 40 ms (delayed ACKs)
 
         def do_POST(self) -> None:
-            asked = self.rfile.read(int(self.headers["Content-Length"] or 0)) or b"{}"
-            found = answer(self.path, msgspec.json.decode(asked))
+            raw_body = self.rfile.read(int(self.headers["Content-Length"] or 0)) or b"{}"
+            reply = answer(self.path, msgspec.json.decode(raw_body))
             status, body = (
-                (found, {"refused": "x" * 500}) if isinstance(found, int) else (200, found)
+                (reply, {"refused": "x" * 500}) if isinstance(reply, int) else (200, reply)
             )
             encoded = body if isinstance(body, bytes) else msgspec.json.encode(body)
             self.send_response(status)

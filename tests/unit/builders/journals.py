@@ -37,13 +37,13 @@ def key_of(case: Case) -> Key:
 KEY = key_of(CASE)
 
 
-def finished(prompt_id: str, place: int = 0, turn: int = 1) -> FinishedRequest:
+def finished(prompt_id: str, index: int = 0, turn: int = 1) -> FinishedRequest:
     """A request of two chunks that ended, after all before it."""
     sent_ns, first_ns, last_ns = itertools.islice(MOMENTS_NS, 3)
     chunks = (builders.chunk(first_ns), builders.chunk(last_ns, 3))
     trace = builders.trace(*chunks, sent_ns=sent_ns)
     trace = msgspec.structs.replace(trace, prompt_id=prompt_id, turn=turn, acceptance=COUNTS)
-    return FinishedRequest(place=place, trace=trace, chunks=chunks, text="a text")
+    return FinishedRequest(place=index, trace=trace, chunks=chunks, text="a text")
 
 
 def journaled(
@@ -58,10 +58,10 @@ def journaled(
     sides = list[Round](), list[Round]()
     for arm, number in itertools.product((0, 1), repeat=2):
         builder, record = RoundBuilder(), journal.record_round(arm, number)
-        for prompt_id, place, turn in (("two", 1, 1), ("one", 0, 1), ("two", 1, 2)):
-            one = finished(prompt_id, place, turn)
-            builder.take(one)
-            record(one)
+        for prompt_id, index, turn in (("two", 1, 1), ("one", 0, 1), ("two", 1, 2)):
+            request = finished(prompt_id, index, turn)
+            builder.take(request)
+            record(request)
         builder.lags.add_all((3, 4))
         sides[arm].append(builder.as_round())
     replay = Replay(

@@ -15,7 +15,11 @@ def trees() -> Iterator[tuple[str, ast.Module]]:
 
 def texts(tree: ast.Module) -> Iterator[str]:
     """What stands in strings that aren't docstrings."""
-    said = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    docstrings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and node not in said and isinstance(node.value, str):
+        if (
+            isinstance(node, ast.Constant)
+            and node not in docstrings
+            and isinstance(node.value, str)
+        ):
             yield node.value

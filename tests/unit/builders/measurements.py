@@ -45,5 +45,5 @@ def measure_alone(
     prompts: Sequence[Prompt] = PROMPTS,
     plan: Plan = Plan(show=lambda _: None),  # noqa: B008 - frozen
 ) -> Measurement:
-    (found,) = measure([Arm(case=case, server=server)], workload_of(case, prompts), plan)
-    return found
+    (measurement,) = measure([Arm(case=case, server=server)], workload_of(case, prompts), plan)
+    return measurement

@@ -43,7 +43,7 @@ class Page(HTMLParser):
 
     @property
     def ids(self) -> list[str]:
-        return [one["id"] or "" for _, one in self.tags if "id" in one]
+        return [tag["id"] or "" for _, tag in self.tags if "id" in tag]
 
 
 def many(number: int) -> Report:

@@ -38,20 +38,20 @@ def a_round(*tpots_ms: int, categories: tuple[str, ...] = CATEGORIES) -> Round:
 
 
 def measured(
-    ours: Round | None = None, control: Round | None = None, case_number: int = 0
+    own_round: Round | None = None, control: Round | None = None, case_number: int = 0
 ) -> Measurement:
     """Of a case: chat with AL 2.5 and maths with AL 4; 10 ms and 30 ms per token alone."""
     chat = builders.prompt_acceptance(builders.counts(8, 0, 6, 6))
     maths = builders.prompt_acceptance(builders.counts(0, 0, 0, 2), prompt_id="math-0")
     prompts = (chat, dataclasses.replace(maths, category="math"))
     replay = Replay(
-        rounds=(ours or a_round(5, 10),),
+        rounds=(own_round or a_round(5, 10),),
         control_rounds=(control or a_round(10, 30),),
         acceptance=builders.acceptance_of(prompts),
     )
     case = builders.with_concurrency(1, CASE) if case_number else CASE
-    found = builders.measurement(values_of(case, replay), case=case)
-    return dataclasses.replace(found, replay=replay)
+    measurement = builders.measurement(values_of(case, replay), case=case)
+    return dataclasses.replace(measurement, replay=replay)
 
 
 _COMPARISON_FIELDS = frozenset(field.name for field in dataclasses.fields(Comparison))

@@ -49,17 +49,17 @@ def context(
 ) -> RunContext:
     """The context of a run in a folder, of a tier with these cases."""
     files = {"baselines": str(folder / "baselines"), "history": str(folder / "history")}
-    given = Options(matrix=str(folder), **{**files, **options})
+    all_options = Options(matrix=str(folder), **{**files, **options})
     began_at = dt.datetime(2026, 11, 21, 2, 0, tzinfo=dt.UTC)
     return RunContext(
         name=folder.name,
         root=root,
         tier=Tier(name="cpu", needs_gpus=0, cases=tuple(cases)),
         environment=environment,
-        options=given,
+        options=all_options,
         run_folder=folder,
-        provision=provision_of(given, on_gpu=False, show=lambda _: None),
-        store=store_of(given, root, environment, "cpu"),
+        provision=provision_of(all_options, on_gpu=False, show=lambda _: None),
+        store=store_of(all_options, root, environment, "cpu"),
         clock=RunClock(began_at=began_at, began_ns=0, monotonic_ns=lambda: 0),
         is_worker=is_worker,
     )

@@ -31,7 +31,7 @@ def run_python(
 
     The script is written to a folder, which the program runs in.
     """
-    plain = {name: said for name, said in os.environ.items() if name not in _OF_CUDA}
+    plain = {name: value for name, value in os.environ.items() if name not in _OF_CUDA}
     scripted = environment(library, write_script(folder / "gpus", driver))
     done = subprocess.run(
         (sys.executable, "-c", program, *arguments),

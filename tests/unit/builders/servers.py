@@ -67,10 +67,10 @@ def truth(prompt: Prompt, script: Script, case: Case = CASE) -> Steps:
 
 def counts_of(steps: Sequence[Steps]) -> StepCounts:
     """The truth of some requests, added up by hand."""
-    by_position = zip(*(one.accepted_per_position for one in steps), strict=True)
+    by_position = zip(*(step.accepted_per_position for step in steps), strict=True)
     return StepCounts(
-        steps=sum(one.verify_steps for one in steps),
-        accepted=sum(one.accepted_tokens for one in steps),
-        proposed=sum(one.drafted_tokens for one in steps),
+        steps=sum(step.verify_steps for step in steps),
+        accepted=sum(step.accepted_tokens for step in steps),
+        proposed=sum(step.drafted_tokens for step in steps),
         position_counts=tuple(sum(column) for column in by_position),
     )

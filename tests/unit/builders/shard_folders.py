@@ -135,13 +135,13 @@ def record_measurement(journal: Journal, case: Case, launch: int = 1) -> Measure
     journal.begin(key)
     builder = RoundBuilder(record=journal.record_round(0, 0))
     prompts = []
-    for place in range(2):
+    for index in range(2):
         sent_ns, first_ns, last_ns = itertools.islice(moments_ns, 3)
         chunks = (builders.chunk(first_ns), builders.chunk(last_ns, 5))
         trace = builders.trace(*chunks, sent_ns=sent_ns)
-        prompt_id = f"toy-{place}"
+        prompt_id = f"toy-{index}"
         trace = msgspec.structs.replace(trace, prompt_id=prompt_id, acceptance=counts)
-        builder.take(FinishedRequest(place=place, trace=trace, chunks=chunks, text="a text"))
+        builder.take(FinishedRequest(place=index, trace=trace, chunks=chunks, text="a text"))
         prompts.append(builders.prompt_acceptance(counts, prompt_id=prompt_id))
     builder.lags.add_all((3, 4))
     replay = Replay(

@@ -43,14 +43,14 @@ def start(
 
 def left_of(folder: Path) -> list[psutil.Process]:
     """The processes that were started with a script in `folder`."""
-    found = []
+    pids = []
     for process in psutil.process_iter():
         try:
             if str(folder) in process.environ().get(VARIABLE, ""):
-                found.append(process)
+                pids.append(process)
         except psutil.Error:
             continue
-    return found
+    return pids
 
 
 @contextmanager

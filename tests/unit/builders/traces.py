@@ -20,7 +20,7 @@ def trace(*chunks: Chunk, sent_ns: int = 0) -> RequestTrace:
         last_ns=chunks[-1].at_ns if chunks else None,
         first_chunk_tokens=chunks[0].tokens if chunks else 0,
         chunk_sizes=chunk_sizes(chunks[1:]),
-        usage_tokens=sum(one.tokens for one in chunks),
+        usage_tokens=sum(chunk.tokens for chunk in chunks),
         finish_reason="length",
     )
 

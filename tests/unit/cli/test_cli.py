@@ -25,9 +25,9 @@ def test_an_unknown_name_is_answered_with_those_there_are(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 1
-    said = capsys.readouterr().err
-    assert "unknown tier 'cpv'; did you mean 'cpu'?" in said
-    assert "Traceback" not in said
+    error = capsys.readouterr().err
+    assert "unknown tier 'cpv'; did you mean 'cpu'?" in error
+    assert "Traceback" not in error
 
 
 def test_all_baselines_are_listed_and_one_that_cannot_be_read_says_why(tmp_path: Path) -> None:
@@ -97,8 +97,11 @@ def test_what_is_misspelled_is_answered_with_what_is_meant(
 
 def test_a_set_is_prepared_from_a_file_that_the_user_has(tmp_path: Path) -> None:
     rows = [{"question_id": row, "category": "qa", "turns": [f"Who {row}?"]} for row in range(80)]
-    given = builders.write_lines(tmp_path / "question.jsonl", rows)
-    typed, env = ("prepare", "eagle-qa", "--from", str(given)), {"SPECREG_DATA": f"{tmp_path}/data"}
+    rows_path = builders.write_lines(tmp_path / "question.jsonl", rows)
+    typed, env = (
+        ("prepare", "eagle-qa", "--from", str(rows_path)),
+        {"SPECREG_DATA": f"{tmp_path}/data"},
+    )
     done = CliRunner().invoke(app, typed, env=env)
     assert done.exit_code == 0, done.output
     assert [path.name for path in (tmp_path / "data").glob("*.jsonl")] == ["eagle-qa.jsonl"]

@@ -17,7 +17,7 @@ BISECT = ("bisect", CASE, "--good", "vllm==0.31.0", "--bad", "vllm==0.32.0")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("gate", "vllm==0.31.0", "vlm==0.32.0"), "unknown engine 'vlm'; did you mean 'vllm'"),
         (("soak", "nope"), "tier 'cpu': unknown case 'nope'"),
@@ -37,11 +37,11 @@ BISECT = ("bisect", CASE, "--good", "vllm==0.31.0", "--bad", "vllm==0.32.0")
     ],
     ids=str,
 )
-def test_it_is_said_with_status_10(arguments: tuple[str, ...], said: str) -> None:
+def test_it_is_said_with_status_10(arguments: tuple[str, ...], message: str) -> None:
     named = ("--versions", "0.32.0") if arguments[0] == "bisect" else ()
     done = CliRunner().invoke(app, (arguments[0], *named, *IN_ROOT, *arguments[1:]))
     assert done.exit_code == 10
-    assert said in done.output
+    assert message in done.output
 
 
 def test_a_fault_of_ours_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +55,9 @@ def test_a_fault_of_ours_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("option", ["--prompts", "--seconds", "--launches", "--ready-within-s"])
-@pytest.mark.parametrize("command", [("gate", "vllm", "vllm"), BISECT], ids=lambda one: one[0])
+@pytest.mark.parametrize(
+    "command", [("gate", "vllm", "vllm"), BISECT], ids=lambda command: command[0]
+)
 def test_nothing_of_it_is_refused(command: tuple[str, ...], option: str) -> None:
     assert CliRunner().invoke(app, (*command, *IN_ROOT, option, "0")).exit_code == 2
 
@@ -72,13 +74,13 @@ def test_a_start_that_is_refused_leaves_no_answer_of_an_earlier_run(
         app, ("gate", "vllm", "vllm", *IN_ROOT, "--out", str(tmp_path), *refused)
     )
     assert done.exit_code == 10
-    left = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    files = {path.name: path.read_text() for path in tmp_path.iterdir()}
     aside = {f"earlier-report.{kind}": f"report.{kind}" for kind in ("json", "md", "html")}
-    assert left == {**aside, "journal.jsonl": "journal.jsonl"}
+    assert files == {**aside, "journal.jsonl": "journal.jsonl"}
 
 
 @pytest.mark.parametrize(
-    ("found", "status", "said"),
+    ("result", "status", "message"),
     [
         ("0.30.0 0.31.0", 0, "it changed in 0.31.0; 0.30.0 is good"),
         ("0.30.0 0.31.0 0.32.0", 10, "it changed after 0.30.0 and by 0.32.0; unknown: 0.31.0"),
@@ -87,23 +89,23 @@ def test_a_start_that_is_refused_leaves_no_answer_of_an_earlier_run(
     ids=["found", "between", "interrupted"],
 )
 def test_a_bisect_ends_with_the_status_of_what_it_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: str, status: int, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: str, status: int, message: str
 ) -> None:
-    asked: list[BisectOptions] = []
+    calls: list[BisectOptions] = []
 
     def find(options: BisectOptions, *_: object) -> list[str]:
-        asked.append(options)
-        if not found:
+        calls.append(options)
+        if not result:
             raise KeyboardInterrupt
-        return found.split()
+        return result.split()
 
     monkeypatch.setattr(import_module("specreg.cli.gate"), "find_change", find)
-    given = ("--seconds", "40", "--ready-within-s", "1800", "--out", str(tmp_path))
+    arguments = ("--seconds", "40", "--ready-within-s", "1800", "--out", str(tmp_path))
     versions = ("--versions", "0.31.1, 0.31.2")
-    done = CliRunner().invoke(app, (*BISECT, *IN_ROOT, *given, *versions))
+    done = CliRunner().invoke(app, (*BISECT, *IN_ROOT, *arguments, *versions))
     assert done.exit_code == status
-    assert said in done.output
+    assert message in done.output
     assert f"gates: {tmp_path / CASE}" in done.output
-    [options] = asked
+    [options] = calls
     assert (options.least_s, options.ready_within_s) == (40.0, 1800.0)
     assert options.versions == "0.31.1, 0.31.2"

@@ -44,7 +44,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that holds what a wheel does, by pyproject.toml."""
     site = tmp_path_factory.mktemp("site")
     wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
-    held = {f"specreg/{one.name}": one for one in (builders.ROOT / "specreg").iterdir()}
+    held = {f"specreg/{path.name}": path for path in (builders.ROOT / "specreg").iterdir()}
     held |= {there: builders.ROOT / here for here, there in wheel["force-include"].items()}
     for there, here in held.items():
         (site / there).parent.mkdir(parents=True, exist_ok=True)
@@ -54,17 +54,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(site: Path, cwd: Path, *arguments: str) -> str:
     """What Python says in a folder, the wheel installed beside PyPI's `fixtures`."""
-    other = site / "other/fixtures/__init__.py"
-    other.parent.mkdir(parents=True, exist_ok=True)
-    other.touch()
+    module = site / "other/fixtures/__init__.py"
+    module.parent.mkdir(parents=True, exist_ok=True)
+    module.touch()
     path = {"PYTHONPATH": f"{site}:{site}/other", "PYTHONDONTWRITEBYTECODE": "1"}
     return run_here(sys.executable, *arguments, cwd=cwd, env=os.environ | path).stdout
 
 
 def test_an_empty_folder_becomes_a_repository_that_measures(site: Path, tmp_path: Path) -> None:
-    said = run(site, tmp_path, "-m", "specreg", "init")
+    output = run(site, tmp_path, "-m", "specreg", "init")
     written = files(tmp_path)
-    assert written.keys() == WRITTEN == set(re.findall(r"^wrote (\S+)$", said, re.MULTILINE))
+    assert written.keys() == WRITTEN == set(re.findall(r"^wrote (\S+)$", output, re.MULTILINE))
     for name in COPIED:
         assert written[name] == (builders.ROOT / name).read_bytes(), name
         for model in re.findall(rb'"(fixtures/[^"]+)"', written[name]):
@@ -100,17 +100,21 @@ def test_what_is_there_is_left_alone_and_named_with_what_it_lacks(tmp_path: Path
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     before = files(tmp_path)
-    said = init(tmp_path).output
-    now = files(tmp_path)
-    assert now | before == now
-    assert now.keys() - before.keys() == WRITTEN - {*before, "baselines/.gitkeep", "pytest.toml"}
+    output = init(tmp_path).output
+    files_after = files(tmp_path)
+    assert files_after | before == files_after
+    assert files_after.keys() - before.keys() == WRITTEN - {
+        *before,
+        "baselines/.gitkeep",
+        "pytest.toml",
+    }
     for words in (
         "left conftest.py as it was; it needs pytest_plugins = [",
         "left .gitignore as it was; it needs .specreg/",
         'left pyproject.toml as it was; it needs pythonpath = ["."]',
         "left tests/perf/test_latency.py as it was\n",
     ):
-        assert words in said
+        assert words in output
     assert "wrote" not in init(tmp_path).output
     error = init(tmp_path / "conftest.py").exception
     assert isinstance(error, SpecregError)
@@ -124,7 +128,7 @@ def test_the_tier_to_fill_in_is_one_with_and_without_its_example(tmp_path: Path)
     assert "vllm-eagle3-wide-8b-toy-c16" in plain
     path.write_text(re.sub(r"^#   ", "", path.read_text(), flags=re.MULTILINE))
     added = {case.id for case in load_tier(path.parent, "gpu").cases} - plain
-    assert {one for one in added if "eagle3" in one} == {
+    assert {option for option in added if "eagle3" in option} == {
         "vllm-eagle3-mine-mt-bench-c1",
         "vllm-eagle3-mine-mt-bench-c16",
     }

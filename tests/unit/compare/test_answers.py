@@ -39,7 +39,7 @@ def comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AnswerCompari
     same = Verdict(case_id=PAIR.id, metric=LOSSLESS, outcome=Outcome.PASS)
     for name in ("load_case_prompts", "ask_greedy"):
         monkeypatch.setattr(answers, name, lambda *_: ())
-    monkeypatch.setattr(answers, "ask_each_turn", lambda *asked: asked[-1](()))
+    monkeypatch.setattr(answers, "ask_each_turn", lambda *arguments: arguments[-1](()))
     monkeypatch.setattr(answers, "compare_answers", lambda *_: same)
     return begun(tmp_path)
 
@@ -82,9 +82,9 @@ def test_answers_that_were_the_same_when_they_were_timed_are_not_asked_for_again
     monkeypatch.setattr(answers, "ask_greedy", refuse)
     both, measured = {**ALONE_A, **ALONE_B}, {Side.A: timed("ab"), Side.B: timed(of_b)}
     comparison.ask(PAIR, both, 1, measured)  # type: ignore[arg-type]
-    [found] = comparison.verdicts
-    assert (found.outcome, found.value) == (outcome, 1.0 if outcome is Outcome.PASS else None)
-    assert ("it answers in text" in found.explanation) == (outcome is Outcome.INVALID)
+    [verdict] = comparison.verdicts
+    assert (verdict.outcome, verdict.value) == (outcome, 1.0 if outcome is Outcome.PASS else None)
+    assert ("it answers in text" in verdict.explanation) == (outcome is Outcome.INVALID)
 
 
 def test_what_cant_be_compared_on_two_launches_is_asked_for_no_more(
@@ -95,8 +95,8 @@ def test_what_cant_be_compared_on_two_launches_is_asked_for_no_more(
         assert comparison.wants([PAIR])
         comparison.ask(PAIR, ALONE_A, number, {})  # type: ignore[arg-type]
     assert not comparison.wants([PAIR])
-    [found] = comparison.verdicts
-    assert found.explanation == "side A: NO_IDS: it answers in text"
+    [verdict] = comparison.verdicts
+    assert verdict.explanation == "side A: NO_IDS: it answers in text"
 
 
 Said = tuple[Transcript, ...]
@@ -124,23 +124,23 @@ def test_what_b_calls_rounding_a_is_asked_of(
     scores: list[tuple[float, float]], gaps_nats: tuple[float, ...]
 ) -> None:
     """At the same places, of the same tokens."""
-    asked: list[Questions] = []
+    questions_asked: list[Questions] = []
 
     def score(questions: Questions) -> Sequence[Sequence[float]]:
-        asked.append(questions)
+        questions_asked.append(questions)
         return scores
 
-    found = judged_by_a(FOUND, score)
-    assert asked == [[((1, 2, 5, 6), (70, 7)), ((3, 8), (90, 9))]]
-    assert [one.gap_nats for one in found.partings] == pytest.approx(gaps_nats)
-    assert [one.prompt_id for one in found.failures] == ["y"] * (gaps_nats[1] > 0.25)
+    judged = judged_by_a(FOUND, score)
+    assert questions_asked == [[((1, 2, 5, 6), (70, 7)), ((3, 8), (90, 9))]]
+    assert [parting.gap_nats for parting in judged.partings] == pytest.approx(gaps_nats)
+    assert [failure.prompt_id for failure in judged.failures] == ["y"] * (gaps_nats[1] > 0.25)
 
 
 WITHOUT_IDS = builders.on_server(engine="tensorrt_llm")
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "said"),
+    ("a", "b", "words"),
     [
         (builders.CASE, builders.CASE, ""),
         (builders.CASE, dataclasses.replace(builders.CASE, temperature=0.7), "drawn at a temper"),
@@ -150,9 +150,9 @@ WITHOUT_IDS = builders.on_server(engine="tensorrt_llm")
     ],
     ids=["alike", "drawn", "of another format", "other prompts", "no ids"],
 )
-def test_why_answers_arent_compared_is_told(a: Case, b: Case, said: str) -> None:
-    assert said in why_not_compared(a, b)
-    assert bool(why_not_compared(a, b)) == bool(said)
+def test_why_answers_arent_compared_is_told(a: Case, b: Case, words: str) -> None:
+    assert words in why_not_compared(a, b)
+    assert bool(why_not_compared(a, b)) == bool(words)
 
 
 @pytest.fixture(scope="module")
@@ -162,51 +162,56 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartedServer]:
 
 
 @pytest.fixture(scope="module")
-def said(server: StartedServer) -> Said:
+def answers_of_a(server: StartedServer) -> Said:
     texts = encode_prompts(server.endpoint, builders.CASE, builders.PROMPTS)
     return ask_greedy(builders.CASE, server, texts)
 
 
-def compared(said: Said, rounding_nats: float = 0.25, **servers: StartedServer) -> Verdict:
-    """What side B's server comes to, and A's where there is one, of what A said."""
+def compared(answers_of_a: Said, rounding_nats: float = 0.25, **servers: StartedServer) -> Verdict:
+    """What side B's server comes to, and A's where there is one, of A's answers."""
     case = dataclasses.replace(builders.CASE, rounding_nats=rounding_nats)
     up = {Side[name]: server for name, server in servers.items()}
-    return compare_answers(Pair(a=case, b=case), up, builders.PROMPTS, said)
+    return compare_answers(Pair(a=case, b=case), up, builders.PROMPTS, answers_of_a)
 
 
-def changed(said: Said, position: int, token: int) -> Said:
+def changed(answers_of_a: Said, position: int, token: int) -> Said:
     """The first answer with another token there."""
-    first, *others = said
+    first, *later = answers_of_a
     output = (*first.output[:position], token, *first.output[position + 1 :])
-    return dataclasses.replace(first, output=output), *others
+    return dataclasses.replace(first, output=output), *later
 
 
-def test_the_same_answers_are_equal(server: StartedServer, said: Said) -> None:
-    found = compared(said, B=server)
-    assert (found.outcome, found.value) == (Outcome.PASS, 1.0)
-    assert found.explanation == "100.0% of 6 answers are equal"
+def test_the_same_answers_are_equal(server: StartedServer, answers_of_a: Said) -> None:
+    verdict = compared(answers_of_a, B=server)
+    assert (verdict.outcome, verdict.value) == (Outcome.PASS, 1.0)
+    assert verdict.explanation == "100.0% of 6 answers are equal"
 
 
-def test_a_token_that_b_would_never_say_is_wrong(server: StartedServer, said: Said) -> None:
-    found = compared(changed(said, 3, 7), B=server)
-    assert found.outcome is Outcome.WRONG
-    assert f"prompt 'chat-0', token 4: 7 of A, {said[0].output[3]} of B, " in found.explanation
+def test_a_token_that_b_would_never_say_is_wrong(server: StartedServer, answers_of_a: Said) -> None:
+    verdict = compared(changed(answers_of_a, 3, 7), B=server)
+    assert verdict.outcome is Outcome.WRONG
+    assert (
+        f"prompt 'chat-0', token 4: 7 of A, {answers_of_a[0].output[3]} of B, "
+        in verdict.explanation
+    )
 
 
 @pytest.mark.parametrize("a_knows", [True, False], ids=["A agrees", "A can't say"])
 def test_where_it_is_up_side_a_is_asked_as_well(
-    server: StartedServer, said: Said, *, a_knows: bool
+    server: StartedServer, answers_of_a: Said, *, a_knows: bool
 ) -> None:
     """The scripted server says of the second likeliest token that it is 1 nat less likely."""
-    rounded = changed(said, 3, likeliest(said[0].output[3])[1])
+    rounded = changed(answers_of_a, 3, likeliest(answers_of_a[0].output[3])[1])
     a = server if a_knows else dataclasses.replace(server, model="another")
-    found = compared(rounded, 1.5, A=a, B=server)
-    assert found.outcome is Outcome.PASS
-    assert found.explanation.endswith("; 1 part where both tokens lie within 1.50 nats")
+    verdict = compared(rounded, 1.5, A=a, B=server)
+    assert verdict.outcome is Outcome.PASS
+    assert verdict.explanation.endswith("; 1 part where both tokens lie within 1.50 nats")
 
 
-def test_a_prompt_that_is_rendered_otherwise_is_wrong(server: StartedServer, said: Said) -> None:
-    other = (dataclasses.replace(said[0], prompt=(1, 2)), *said[1:])
-    found = compared(other, B=server)
-    assert found.outcome is Outcome.WRONG
-    assert found.explanation.startswith("B makes other tokens of 1 prompts: 'chat-0'")
+def test_a_prompt_that_is_rendered_otherwise_is_wrong(
+    server: StartedServer, answers_of_a: Said
+) -> None:
+    rendered = (dataclasses.replace(answers_of_a[0], prompt=(1, 2)), *answers_of_a[1:])
+    verdict = compared(rendered, B=server)
+    assert verdict.outcome is Outcome.WRONG
+    assert verdict.explanation.startswith("B makes other tokens of 1 prompts: 'chat-0'")

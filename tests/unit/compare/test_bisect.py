@@ -52,7 +52,7 @@ FOUND = decision(
 
 
 @pytest.mark.parametrize(
-    ("found", "lost", "state"),
+    ("shown_decision", "lost", "state"),
     [
         (FOUND, {"step_p50_ms"}, VersionState.GOOD),
         (FOUND, {"ttft_p50_ms"}, VersionState.BAD),
@@ -70,9 +70,9 @@ FOUND = decision(
     ],
 )
 def test_a_version_is_what_it_is_by_what_the_last_one_lost(
-    found: Decision, lost: set[str] | None, state: VersionState
+    shown_decision: Decision, lost: set[str] | None, state: VersionState
 ) -> None:
-    assert state_of(found, None if lost is None else frozenset(lost)) is state
+    assert state_of(shown_decision, None if lost is None else frozenset(lost)) is state
 
 
 @pytest.fixture
@@ -100,8 +100,8 @@ def plant(
     """Makes releases of the scripted server, whose launches are what a function says."""
     sides = scripted_sides(tmp_path)
 
-    def planted(made: Plant) -> list[tuple[str, int]]:
-        asked: list[tuple[str, int]] = []
+    def planted(plant: Plant) -> list[tuple[str, int]]:
+        launches: list[tuple[str, int]] = []
 
         def opened(asked_for: GateOptions, tier: Tier) -> Gate:
             gate = open_gate(dataclasses.replace(asked_for, **sides), tier)
@@ -110,15 +110,15 @@ def plant(
 
         def launched(gate: Gate, _: Group, number: int, sides: tuple[Side, ...]) -> None:
             version = gate.options.b.removeprefix("vllm==")
-            asked.append((version, number))
+            launches.append((version, number))
             for side in sides:
-                one = made(version, side, number)
-                gate.launches.append(dataclasses.replace(one, pair_id=gate.pairs[0].id))
+                script = plant(version, side, number)
+                gate.launches.append(dataclasses.replace(script, pair_id=gate.pairs[0].id))
 
         monkeypatch.setattr(bisect, "open_gate", opened)
         monkeypatch.setattr(Gate, "_launch", launched)
         monkeypatch.setattr("specreg.compare.answers.AnswerComparison.wants", lambda *_: False)
-        return asked
+        return launches
 
     return planted
 
@@ -133,10 +133,10 @@ def test_each_figure_is_traced_to_the_version_that_lost_it(
         step_ms, ttft_ms = 11.0 if slow == "0.32.0" else 10.0, 30.0 if slow == "0.31.0" else 20.0
         return launch(side, number, step_ms=step_ms, ttft_ms=ttft_ms)
 
-    asked = plant(made)
-    found = find_change(options, TIER, CASE)
-    assert found == ("0.31.0", "0.32.0")
-    assert [number for version, number in asked if version == "0.31.0"] == [1, 2, 3, 4]
+    launches = plant(made)
+    change = find_change(options, TIER, CASE)
+    assert change == ("0.31.0", "0.32.0")
+    assert [number for version, number in launches if version == "0.31.0"] == [1, 2, 3, 4]
     [folder] = options.folder.glob("0.29.0..0.32.0-*")
     report = load_report(folder / "report.json")
     (answer,) = report.answers
@@ -158,16 +158,16 @@ def test_a_good_release_that_dies_ends_the_search_and_another_is_unknown(
         with pytest.raises(SideError, match="the good release can't be measured, side A: it died"):
             find_change(options, TIER, CASE)
     else:
-        said: list[str] = []
-        options = dataclasses.replace(options, show=said.append)
+        shown: list[str] = []
+        options = dataclasses.replace(options, show=shown.append)
         assert find_change(options, TIER, CASE) == ("0.29.0", "0.31.0", "0.32.0")
-        assert "0.31.0: unknown, step_p50_ms: side B: it died" in said
+        assert "0.31.0: unknown, step_p50_ms: side B: it died" in shown
     [folder] = options.folder.glob("0.29.0..0.31.0-*")
-    assert any("it died" in one for one in load_report(folder / "report.json").remarks)
+    assert any("it died" in remark for remark in load_report(folder / "report.json").remarks)
 
 
 @pytest.mark.parametrize(
-    ("side", "error", "said"),
+    ("side", "error", "message"),
     [
         (Side.B, UnsupportedError, r"0.32.0: no telling .* than 0.29.0, too old$"),
         (Side.A, SideError, "too old"),
@@ -178,35 +178,35 @@ def test_a_release_that_cant_be_had_is_unknown_and_the_good_one_ends_it(
     monkeypatch: pytest.MonkeyPatch,
     side: Side,
     error: type[Exception],
-    said: str,
+    message: str,
 ) -> None:
     def refused(*_: object) -> Never:
         raise SideError(side, "too old\nfor it")
 
     monkeypatch.setattr(bisect, "open_gate", refused)
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         find_change(options, TIER, CASE)
 
 
 def searched(first_bad: str, *unknown: str) -> tuple[tuple[str, ...], list[str]]:
     """What is found where versions from one on are bad and some can't be told; what was asked."""
-    asked: list[str] = []
+    tried: list[str] = []
 
     def compare(version: str) -> tuple[VersionState, str]:
-        asked.append(version)
+        tried.append(version)
         bad = VERSIONS.index(version) >= VERSIONS.index(first_bad)
         if version in unknown:
             return VersionState.UNKNOWN, ""
         return VersionState.BAD if bad else VersionState.GOOD, ""
 
-    return bisect_versions(VERSIONS, compare), asked
+    return bisect_versions(VERSIONS, compare), tried
 
 
 @pytest.mark.parametrize("first_bad", VERSIONS[1:])
 def test_each_change_is_found_in_few_comparisons(first_bad: str) -> None:
-    (found, asked), at = searched(first_bad), VERSIONS.index(first_bad)
-    assert found == VERSIONS[at - 1 : at + 1]
-    assert len(asked) <= 5  # log2 of twelve steps, and the last one
+    (change, tried), at = searched(first_bad), VERSIONS.index(first_bad)
+    assert change == VERSIONS[at - 1 : at + 1]
+    assert len(tried) <= 5  # log2 of twelve steps, and the last one
 
 
 def test_what_cant_be_told_is_left_between() -> None:
@@ -214,14 +214,14 @@ def test_what_cant_be_told_is_left_between() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "said"),
+    ("state", "message"),
     [
         (VersionState.UNKNOWN, "0.32.0: no telling whether it is worse than 0.20.0, why"),
         (VersionState.GOOD, "0.32.0: isn't worse than 0.20.0; there is nothing to find"),
     ],
 )
-def test_a_last_version_that_isnt_bad_ends_it(state: VersionState, said: str) -> None:
-    with pytest.raises(UnsupportedError, match=said):
+def test_a_last_version_that_isnt_bad_ends_it(state: VersionState, message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
         bisect_versions(VERSIONS, lambda _: (state, "why"))
 
 
@@ -234,7 +234,7 @@ def test_releases_are_in_the_order_of_versions_without_previews_however_they_are
 
 
 @pytest.mark.parametrize(
-    ("good", "bad", "released", "said"),
+    ("good", "bad", "released", "message"),
     [
         ("0.8.0", "0.11.0", ("0.9.0", "0.11.0"), "'0.8.0': was never released; the last ones are"),
         ("0.11.0", "0.9.0", ("0.9.0", "0.11.0"), "the good one must be the older; swap them"),
@@ -242,7 +242,7 @@ def test_releases_are_in_the_order_of_versions_without_previews_however_they_are
     ],
 )
 def test_versions_that_cant_be_searched_are_said(
-    good: str, bad: str, released: tuple[str, ...], said: str
+    good: str, bad: str, released: tuple[str, ...], message: str
 ) -> None:
-    with pytest.raises(UnsupportedError, match=said):
+    with pytest.raises(UnsupportedError, match=message):
         versions_between(good, bad, released)

@@ -33,7 +33,7 @@ def opened(options: GateOptions) -> Gate:
 
 
 @pytest.fixture
-def asked(tmp_path: Path) -> GateOptions:
+def options(tmp_path: Path) -> GateOptions:
     """Two versions of vLLM, and a folder that isn't there yet."""
     return GateOptions(
         a="vllm==0.31.0",
@@ -47,7 +47,7 @@ def asked(tmp_path: Path) -> GateOptions:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"b": "sglang==0.5.23"}, f"'{CASE}' is of engine 'vllm'"),
         ({"case_ids": ["nope"]}, "tier 'cpu': unknown case 'nope'"),
@@ -63,50 +63,53 @@ def asked(tmp_path: Path) -> GateOptions:
     ],
     ids=str,
 )
-def test_it_is_said(asked: GateOptions, changes: dict[str, object], said: str) -> None:
-    with pytest.raises(SpecregError, match=said):
-        opened(dataclasses.replace(asked, **changes))  # type: ignore[arg-type]
-    assert asked.out is not None
-    assert not asked.out.exists()
+def test_it_is_said(options: GateOptions, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(SpecregError, match=message):
+        opened(dataclasses.replace(options, **changes))  # type: ignore[arg-type]
+    assert options.out is not None
+    assert not options.out.exists()
 
 
 def test_of_a_tier_the_cases_that_nobody_named_and_that_dont_fit_are_left_out(
-    asked: GateOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: GateOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tier gpu has two engines, and models for which this GPU is too small."""
     for module in ("specreg.compare.gate", "specreg.telemetry.identity"):
         monkeypatch.setattr(f"{module}.find_gpus", lambda: builders.gpus("L4", memory_gib=24))
-    said: list[str] = []
+    shown: list[str] = []
     sides = scripted_sides(tmp_path)
-    request = dataclasses.replace(asked, **sides, tier="gpu", case_ids=[], show=said.append)
+    request = dataclasses.replace(options, **sides, tier="gpu", case_ids=[], show=shown.append)
     servers = [pair.a.server for pair in opened(request).pairs]
-    assert {(one.engine, one.models) for one in servers} == {("vllm", "tiny"), ("vllm", "wide-1b")}
-    assert "left out: 'sglang-none-tiny-toy-c1' is of engine 'sglang'" in said
+    assert {(server.engine, server.models) for server in servers} == {
+        ("vllm", "tiny"),
+        ("vllm", "wide-1b"),
+    }
+    assert "left out: 'sglang-none-tiny-toy-c1' is of engine 'sglang'" in shown
     too_big = "vllm-none-qwen3-8b-toy-c1"
-    assert f"left out: {too_big} needs 1 GPU(s) of 44 GiB, this machine has 24 GiB" in said
+    assert f"left out: {too_big} needs 1 GPU(s) of 44 GiB, this machine has 24 GiB" in shown
     named = dataclasses.replace(request, case_ids=[too_big])
     with pytest.raises(UnsupportedError, match=f"{too_big} needs 1 .*choose other cases"):
         opened(named)
 
 
 @pytest.fixture
-def here(asked: GateOptions, tmp_path: Path) -> GateOptions:
+def here(options: GateOptions, tmp_path: Path) -> GateOptions:
     """Sides that are there, and a tier of one case."""
     (tmp_path / "cpu.toml").write_text(
         'needs_gpus = 0\n[models.tiny]\ntarget = "fixtures/models/tiny/target"\n'
         '[[cases]]\nengine = "vllm"\nmethods = ["none"]\nmodels = "tiny"\ndataset = "toy"\n'
         "concurrency = [1]\nprompts = 5\noutput_cap_tokens = 32\n"
     )
-    return dataclasses.replace(asked, **scripted_sides(tmp_path), matrix=tmp_path, case_ids=[])
+    return dataclasses.replace(options, **scripted_sides(tmp_path), matrix=tmp_path, case_ids=[])
 
 
 def measured(gate: Gate, side: Side, number: int, version: str = "0.32.0") -> None:
     """Writes what a launch measured of the first pair, as a gate does."""
     pair = gate.pairs[0]
-    one = launch(side, number, pair=pair, version=version).measurement
-    assert one is not None
+    measurement = launch(side, number, pair=pair, version=version).measurement
+    assert measurement is not None
     gate.journal.begin(gate._key(pair, side, number))  # noqa: SLF001 - as it does itself
-    gate.journal.end(one)
+    gate.journal.end(measurement)
     gate.journal.close()
 
 
@@ -120,14 +123,14 @@ def test_fewer_launches_than_there_are_make_no_look_cheaper(here: GateOptions) -
     gate = opened(here)
     assert gate.rules.launches == 16
     measured(gate, Side.A, 16)
-    said: list[str] = []
-    fewer = opened(dataclasses.replace(here, resume=True, launches=4, show=said.append))
+    shown: list[str] = []
+    fewer = opened(dataclasses.replace(here, resume=True, launches=4, show=shown.append))
     assert fewer.rules == gate.rules
-    assert said == [
+    assert shown == [
         "--launches 4: 16 of each side were begun before; all are judged as with --launches 16"
     ]
-    more = opened(dataclasses.replace(here, resume=True, launches=20))
-    assert more.rules.launches == 20
+    resumed = opened(dataclasses.replace(here, resume=True, launches=20))
+    assert resumed.rules.launches == 20
 
 
 def test_what_another_gate_left_is_not_gone_on_with(here: GateOptions) -> None:
@@ -159,11 +162,11 @@ def test_a_gate_goes_on_with_what_is_left(here: GateOptions) -> None:
     gate.journal.close()
     assert gate.finished
     again = opened(dataclasses.replace(short, resume=True))
-    for one in (gate, again):
-        launched = [(launch.side, launch.number) for launch in one.launches]
+    for each_gate in (gate, again):
+        launched = [(launch.side, launch.number) for launch in each_gate.launches]
         assert launched == [(Side.A, 1), (Side.B, 1), (Side.B, 2), (Side.A, 2)]
-        assert {launch.failed for launch in one.launches} == {None}
-        arms = record_gate(one, command="").arms
+        assert {launch.failed for launch in each_gate.launches} == {None}
+        arms = record_gate(each_gate, command="").arms
         assert [arm.engine_versions for arm in arms] == [(scripted_version,)] * 2
 
 
@@ -176,7 +179,7 @@ def test_of_a_launch_that_is_repeated_only_what_is_missing_is_measured(here: Gat
     gate = opened(dataclasses.replace(short, resume=True))
     gate.measure()
     gate.journal.close()
-    places = [(one.pair_id, one.side) for one in gate.launches]
+    places = [(launch.pair_id, launch.side) for launch in gate.launches]
     assert places == [(pair.id, side) for pair in gate.pairs for side in COMPARED]
 
 
@@ -187,7 +190,7 @@ def slower(
     [pair] = group
     both = CONTROL if Side.A1 in sides else COMPARED
     every = launches(-0.1 if both is COMPARED else moved_frac, sides=both, pair=pair)
-    gate.launches += [one for one in every if one.number == number]
+    gate.launches += [launch for launch in every if launch.number == number]
 
 
 @pytest.mark.parametrize("has_time", [True, False], ids=["time", "no time"])
@@ -202,7 +205,7 @@ def test_where_b_is_slower_a_is_measured_against_itself_while_there_is_time(
         GateAnswer.DONT if has_time else GateAnswer.UNDECIDED,
         has_time,
     )
-    launched = [(one.number, one.side) for one in gate.launches]
+    launched = [(launch.number, launch.side) for launch in gate.launches]
     every = [
         *((number, side) for number in range(1, 5) for side in COMPARED),
         *((1, side) for side in CONTROL),
@@ -216,7 +219,7 @@ def test_why_a_control_failed_stays_on_the_page_once_it_was_measured(
     """The machine moved, so the second look launches the control again."""
 
     def failing_once(gate: Gate, group: Group, number: int, sides: tuple[Side, ...]) -> None:
-        if Side.A2 in sides and not any(one.side is Side.A2 for one in gate.launches):
+        if Side.A2 in sides and not any(launch.side is Side.A2 for launch in gate.launches):
             gate.launches += [failed(Side.A2, number, pair=group[0])]
         else:
             slower(gate, group, number, sides, moved_frac=-0.1)
@@ -224,8 +227,8 @@ def test_why_a_control_failed_stays_on_the_page_once_it_was_measured(
     monkeypatch.setattr(Gate, "_launch", failing_once)
     gate = opened(dataclasses.replace(here, launches=8, minutes=20.0, together=True))
     gate.measure()
-    first = [one for one in gate.launches if (one.side, one.number) == (Side.A2, 1)]
-    assert [one.failed for one in first] == [Reason(text="it died"), None]
+    first = [launch for launch in gate.launches if (launch.side, launch.number) == (Side.A2, 1)]
+    assert [launch.failed for launch in first] == [Reason(text="it died"), None]
     remarks = record_gate(gate, command="").remarks
     assert f"side A2, launch 1, {gate.pairs[0].id}: it died" in remarks
 
@@ -244,7 +247,7 @@ def test_the_document_says_on_which_side_answers_never_left_the_thought(here: Ga
     replay = dataclasses.replace(of_b.replay, rounds=rounds)
     measurement = dataclasses.replace(of_b, replay=replay)
     gate.launches[1] = dataclasses.replace(gate.launches[1], measurement=measurement)
-    thoughts = [one for one in record_gate(gate, command="").remarks if "thought" in one]
+    thoughts = [remark for remark in record_gate(gate, command="").remarks if "thought" in remark]
     (remark,) = thoughts
     assert remark.startswith(f"'{pair.b.id}', side B: 1 of 1 answers never left the thought")
 
@@ -270,8 +273,8 @@ def test_the_document_names_the_packages_that_differ_between_sides_of_one_versio
 
 
 def test_the_document_says_what_was_measured_and_how(here: GateOptions) -> None:
-    said: list[str] = []
-    gate = opened(dataclasses.replace(here, tolerances=["step_p50_ms=0.1"], show=said.append))
+    shown: list[str] = []
+    gate = opened(dataclasses.replace(here, tolerances=["step_p50_ms=0.1"], show=shown.append))
     [pair] = gate.pairs
     gate.launches += [failed(Side.A2, 1, pair=pair)]
     gate.launches += [launch(side, 1, pair=pair) for side in COMPARED]
@@ -295,6 +298,6 @@ def test_the_document_says_what_was_measured_and_how(here: GateOptions) -> None:
     page.unlink()
     page.mkdir()
     assert record_gate(gate, command="").run.exit_status == 10  # the answer stays
-    assert "report.md': not written, Is a directory" in said[-1]
+    assert "report.md': not written, Is a directory" in shown[-1]
     text = render_report(report, color=False)
     assert "UNDECIDED: it takes more to tell" in text

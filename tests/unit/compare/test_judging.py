@@ -37,7 +37,7 @@ def judge(
     metric: str = OUTPUT,
     sides: tuple[Side, Side] = COMPARED,
 ) -> Verdict:
-    return {one.metric: one for one in judge_pair(PAIR, some, rules, sides)}[metric]
+    return {verdict.metric: verdict for verdict in judge_pair(PAIR, some, rules, sides)}[metric]
 
 
 def answer(some: Sequence[SideLaunch], *answers: Verdict) -> Decision:
@@ -65,11 +65,11 @@ def answers(outcome: Outcome, reason: str = "token 4", equal_frac: float = 1.0) 
     ],
 )
 def test_the_outcome_looks_at_the_whole_interval(change_frac: float, outcome: Outcome) -> None:
-    found = judge(launches(change_frac))
-    assert found.outcome is outcome
-    assert found.comparison.change_frac == pytest.approx(change_frac, abs=0.002)
-    assert found.value == pytest.approx(100 * (1 + change_frac), rel=0.01)
-    assert found.comparison.expected == pytest.approx(100, rel=0.01)
+    verdict = judge(launches(change_frac))
+    assert verdict.outcome is outcome
+    assert verdict.comparison.change_frac == pytest.approx(change_frac, abs=0.002)
+    assert verdict.value == pytest.approx(100 * (1 + change_frac), rel=0.01)
+    assert verdict.comparison.expected == pytest.approx(100, rel=0.01)
 
 
 def test_what_hits_both_sides_alike_is_no_change_and_no_noise() -> None:
@@ -79,8 +79,8 @@ def test_what_hits_both_sides_alike_is_no_change_and_no_noise() -> None:
         for number in range(1, 9)
         for side in (Side.A, Side.B)
     ]
-    found = judge(some)
-    assert (found.outcome, found.comparison.change_frac) == (Outcome.PASS, 0.0)
+    verdict = judge(some)
+    assert (verdict.outcome, verdict.comparison.change_frac) == (Outcome.PASS, 0.0)
 
 
 def test_looks_come_when_there_is_twice_as_much() -> None:
@@ -96,23 +96,25 @@ def test_the_spread_is_that_of_all_pairs() -> None:
 
     Two of one pair decide no speed.
     """
-    others = [dataclasses.replace(PAIR, a=builders.with_concurrency(n)) for n in (3, 4)]
+    other_pairs = [dataclasses.replace(PAIR, a=builders.with_concurrency(n)) for n in (3, 4)]
     some = [
-        dataclasses.replace(one, pair_id=pair.id)
-        for pair in (PAIR, *others)
-        for one in launches(-0.1 if pair is PAIR else 0.0, noise=0.2, count=2)
+        dataclasses.replace(launch, pair_id=pair.id)
+        for pair in (PAIR, *other_pairs)
+        for launch in launches(-0.1 if pair is PAIR else 0.0, noise=0.2, count=2)
     ]
-    some.sort(key=lambda one: one.number)
+    some.sort(key=lambda launch: launch.number)
     assert judge(some).outcome is Outcome.REGRESSED
-    alone = judge([one for one in some if one.pair_id == PAIR.id])
+    alone = judge([launch for launch in some if launch.pair_id == PAIR.id])
     assert (alone.outcome, alone.comparison.low_frac) == (Outcome.INCONCLUSIVE, None)
 
 
 def test_what_a_look_has_decided_stays_decided() -> None:
-    later = [dataclasses.replace(one, number=one.number + 8) for one in launches(-0.5, count=2)]
-    found = judge([*launches(0.0), *later], Rules(launches=10, figures=3))
-    assert found.outcome is Outcome.PASS
-    assert found.launches < 10
+    later = [
+        dataclasses.replace(launch, number=launch.number + 8) for launch in launches(-0.5, count=2)
+    ]
+    verdict = judge([*launches(0.0), *later], Rules(launches=10, figures=3))
+    assert verdict.outcome is Outcome.PASS
+    assert verdict.launches < 10
 
 
 def test_a_loss_must_stand_among_all_figures() -> None:
@@ -124,13 +126,13 @@ def test_a_loss_must_stand_among_all_figures() -> None:
 def test_as_many_launches_as_were_said_decide() -> None:
     """With the same spread and estimate; and with far fewer there would be none."""
     rules = Rules(launches=40, figures=3)
-    found = judge(launches(0.0, noise=5, count=4), rules)
-    assert found.outcome is Outcome.INCONCLUSIVE
-    assert found.needed_launches is not None
-    assert found.needed_launches > 4
-    enough = judge(launches(0.0, noise=5, count=2 * found.needed_launches), rules)
+    verdict = judge(launches(0.0, noise=5, count=4), rules)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert verdict.needed_launches is not None
+    assert verdict.needed_launches > 4
+    enough = judge(launches(0.0, noise=5, count=2 * verdict.needed_launches), rules)
     assert enough.outcome is Outcome.PASS
-    assert enough.launches > found.needed_launches * 0.5
+    assert enough.launches > verdict.needed_launches * 0.5
 
 
 LESS = [launch(Side.A, 1), launch(Side.B, 1, acceptance=accepted(4, 3, 2, 1))]
@@ -155,14 +157,14 @@ EACH_FAILED = [failed(Side.A, 1), failed(Side.B, 2)]
 def test_few_prompts_and_failures_are_told_and_a_single_failure_is_left_out(
     some: Sequence[SideLaunch], metric: str, outcome: Outcome, reason: str
 ) -> None:
-    found = judge(some, metric=metric)
-    assert found.outcome is outcome
-    assert found.explanation.startswith(reason)
+    verdict = judge(some, metric=metric)
+    assert verdict.outcome is outcome
+    assert verdict.explanation.startswith(reason)
 
 
 def test_what_is_launched_once_more_later_changes_no_look_that_was_made() -> None:
     """A first launch failed; made up for after the eighth, it counts there."""
-    some = [one for one in launches(noise=0.5, count=16) if one.number != 1]
+    some = [launch for launch in launches(noise=0.5, count=16) if launch.number != 1]
     late = [launch(side, 1, tokens_per_s=50.0 + 50 * (side is Side.A)) for side in (Side.A, Side.B)]
     rules = Rules(launches=16, figures=3)
     first, again = judge(some, rules), judge([*some, *late], rules)
@@ -180,32 +182,32 @@ def test_a_tolerance_may_be_another() -> None:
 
 def test_what_does_not_decide_is_measured_only() -> None:
     pair = Pair(a=PAIR.a, b=builders.on_server(draft_tokens=5))
-    some = [dataclasses.replace(one, pair_id=pair.id) for one in launches(-0.1)]
-    found = {one.metric: one for one in judge_pair(pair, some, RULES)}
-    assert found[OUTPUT].outcome is Outcome.REGRESSED
-    assert (found[STEP].outcome, found[STEP].explanation) == (Outcome.MEASURED, "")
-    assert found[STEP].comparison.change_frac == 0.0
+    some = [dataclasses.replace(launch, pair_id=pair.id) for launch in launches(-0.1)]
+    by_metric = {verdict.metric: verdict for verdict in judge_pair(pair, some, RULES)}
+    assert by_metric[OUTPUT].outcome is Outcome.REGRESSED
+    assert (by_metric[STEP].outcome, by_metric[STEP].explanation) == (Outcome.MEASURED, "")
+    assert by_metric[STEP].comparison.change_frac == 0.0
 
 
 def test_all_proven_is_an_upgrade_and_one_loss_is_none() -> None:
     assert answer(launches()).answer is GateAnswer.UPGRADE
     lost = answer([*launches(-0.1), *launches(sides=CONTROL, count=1)])
     assert lost.answer is GateAnswer.DONT
-    said = f"{PAIR.id} is worse by prefill and the rest: throughput_tokens_per_s -10.0%"
-    assert lost.reasons == (said,)
-    assert [exit_status(one.verdicts) for one in (answer(launches()), lost)] == [0, 1]
+    message = f"{PAIR.id} is worse by prefill and the rest: throughput_tokens_per_s -10.0%"
+    assert lost.reasons == (message,)
+    assert [exit_status(decision.verdicts) for decision in (answer(launches()), lost)] == [0, 1]
 
 
 def test_dont_know_is_no_upgrade() -> None:
-    found = answer(launches(noise=10))
-    assert found.answer is GateAnswer.UNDECIDED
-    assert exit_status(found.verdicts) == 10
-    assert found.needed_launches > RULES.launches
-    (bound,) = (one for one in found.reasons if "throughput" in one)
+    decision = answer(launches(noise=10))
+    assert decision.answer is GateAnswer.UNDECIDED
+    assert exit_status(decision.verdicts) == 10
+    assert decision.needed_launches > RULES.launches
+    (bound,) = (reason for reason in decision.reasons if "throughput" in reason)
     low = judge(launches(noise=10)).comparison.low_frac
     assert low is not None
-    said = f"B is not worse than A in throughput by more than {-low:.1%} ({PAIR.id})"
-    assert bound == said
+    message = f"B is not worse than A in throughput by more than {-low:.1%} ({PAIR.id})"
+    assert bound == message
     assert answer([]).answer is GateAnswer.UNDECIDED
 
 
@@ -220,48 +222,52 @@ def test_changed_answers_are_no_upgrade_however_fast() -> None:
 
 
 def test_answers_of_which_few_are_equal_pass_but_not_in_silence() -> None:
-    said = "0.0% of 5 answers are equal; 5 part where B holds both tokens within 0.25 nats"
-    found = answer(launches(), answers(Outcome.PASS, said, 0.0))
-    assert (found.answer, found.reasons) == (GateAnswer.UPGRADE, (f"{PAIR.id}: {said}",))
-    assert answer(launches(), answers(Outcome.PASS, said, 0.8)).reasons == ()
+    message = "0.0% of 5 answers are equal; 5 part where B holds both tokens within 0.25 nats"
+    decision = answer(launches(), answers(Outcome.PASS, message, 0.0))
+    assert (decision.answer, decision.reasons) == (GateAnswer.UPGRADE, (f"{PAIR.id}: {message}",))
+    assert answer(launches(), answers(Outcome.PASS, message, 0.8)).reasons == ()
 
 
-def outcome_of_output(found: Decision) -> tuple[GateAnswer, Outcome, str]:
+def outcome_of_output(decision: Decision) -> tuple[GateAnswer, Outcome, str]:
     """The answer, and what it says of throughput."""
-    (output,) = (one for one in found.verdicts if one.metric == OUTPUT)
-    return found.answer, output.outcome, output.explanation
+    (output,) = (verdict for verdict in decision.verdicts if verdict.metric == OUTPUT)
+    return decision.answer, output.outcome, output.explanation
 
 
 def test_a_side_that_differs_from_itself_alike_blames_the_machine_and_no_side() -> None:
-    found = answer([*launches(-0.1), *launches(-0.1, sides=CONTROL, count=2)])
-    word, outcome, reason = outcome_of_output(found)
+    decision = answer([*launches(-0.1), *launches(-0.1, sides=CONTROL, count=2)])
+    word, outcome, reason = outcome_of_output(decision)
     assert (word, outcome) == (GateAnswer.UNDECIDED, Outcome.INVALID)
     assert reason.startswith("MACHINE_MOVED: side A differs from itself by -10.")
-    assert {one.outcome for one in found.control} == {Outcome.MEASURED}
-    assert {one.metric: one.comparison.change_frac for one in found.control}[
+    assert {verdict.outcome for verdict in decision.control} == {Outcome.MEASURED}
+    assert {verdict.metric: verdict.comparison.change_frac for verdict in decision.control}[
         OUTPUT
     ] == pytest.approx(-0.1, abs=0.01)
 
 
 def test_a_loss_of_speed_is_none_before_a_is_measured_against_itself() -> None:
-    found = answer(launches(-0.1))
-    assert outcome_of_output(found) == (GateAnswer.UNDECIDED, Outcome.INCONCLUSIVE, CONTROL_MISSING)
+    decision = answer(launches(-0.1))
+    assert outcome_of_output(decision) == (
+        GateAnswer.UNDECIDED,
+        Outcome.INCONCLUSIVE,
+        CONTROL_MISSING,
+    )
     wrong = answer(launches(-0.1), answers(Outcome.WRONG))
     assert outcome_of_output(wrong) == (GateAnswer.DONT, Outcome.REGRESSED, CONTROL_MISSING)
 
 
 def launched(change_frac: float, moved_frac: float = 0.0) -> list[str]:
     """What a gate of one pair launches, of which B is slower, and A2 too."""
-    said: list[str] = []
+    shown: list[str] = []
 
     def launch_sides(_: Group, number: int, sides: tuple[Side, Side]) -> list[SideLaunch]:
-        said.append(f"{number} {' '.join(sides)}")
+        shown.append(f"{number} {' '.join(sides)}")
         slower = change_frac if sides is COMPARED else moved_frac
         every = launches(slower, noise=0.5, sides=sides)
-        return [one for one in every if one.number == number]
+        return [launch for launch in every if launch.number == number]
 
     decision_of([(PAIR,)], RULES, launch_sides)
-    return said
+    return shown
 
 
 def test_a_is_launched_beside_itself_once_b_is_slower_and_no_more_than_needed() -> None:
@@ -273,28 +279,28 @@ def test_a_is_launched_beside_itself_once_b_is_slower_and_no_more_than_needed() 
 
 def test_a_loss_of_output_is_of_what_it_is_made_of() -> None:
     some = launches(-0.09, noise=0.0, step_ms=11.0)
-    found = judge(some)
-    assert found.outcome is Outcome.REGRESSED
-    assert found.cause is not None
-    assert found.cause.parts[0][0] == "the cost of a step"
-    (said,) = answer([*some, *launches(sides=CONTROL, count=1)]).reasons
-    assert said.startswith(f"{PAIR.id} is worse by the cost of a step: ")
-    assert OUTPUT in said
+    verdict = judge(some)
+    assert verdict.outcome is Outcome.REGRESSED
+    assert verdict.cause is not None
+    assert verdict.cause.parts[0][0] == "the cost of a step"
+    (reason,) = answer([*some, *launches(sides=CONTROL, count=1)]).reasons
+    assert reason.startswith(f"{PAIR.id} is worse by the cost of a step: ")
+    assert OUTPUT in reason
 
 
 def test_a_lost_pair_is_settled_once_all_has_an_interval() -> None:
     lost = Verdict(case_id=PAIR.id, metric=STEP, outcome=Outcome.REGRESSED)
     open_yet = Verdict(case_id=PAIR.id, metric=OUTPUT, outcome=Outcome.INCONCLUSIVE)
-    told = dataclasses.replace(open_yet, comparison=Comparison(low_frac=-0.1))
+    settled_verdict = dataclasses.replace(open_yet, comparison=Comparison(low_frac=-0.1))
 
     def settled(*verdicts: Verdict) -> bool:
         return is_settled((PAIR,), Decision(answer=GateAnswer.UNDECIDED, verdicts=verdicts))
 
     assert not settled(lost, open_yet)
-    assert settled(lost, told)
-    assert not settled(told)
-    assert settled(told, answers(Outcome.WRONG))
-    assert not settled(told, dataclasses.replace(lost, case_id="another"))
+    assert settled(lost, settled_verdict)
+    assert not settled(settled_verdict)
+    assert settled(settled_verdict, answers(Outcome.WRONG))
+    assert not settled(settled_verdict, dataclasses.replace(lost, case_id="another"))
 
 
 def test_a_loss_that_is_the_machines_settles_nothing_else() -> None:
@@ -336,17 +342,17 @@ def test_equal_sides_may_be_exchanged(*, together: bool) -> None:
 )
 def test_a_loss_is_found_and_called_what_it_is(planted: dict[str, float], cause: str) -> None:
     world = World(random=np.random.default_rng(1), **planted)
-    found = simulated_decision(world)
-    assert found.answer is GateAnswer.DONT
-    assert len(found.reasons) == CASES
-    assert all(f" is worse by {cause}" in one for one in found.reasons)
+    decision = simulated_decision(world)
+    assert decision.answer is GateAnswer.DONT
+    assert len(decision.reasons) == CASES
+    assert all(f" is worse by {cause}" in reason for reason in decision.reasons)
 
 
 def test_a_machine_that_moves_is_no_sides_doing() -> None:
     world = World(random=np.random.default_rng(1), moved_frac=0.1)
-    found = simulated_decision(world)
-    assert found.answer is GateAnswer.UNDECIDED
-    assert any("MACHINE_MOVED" in one for one in found.unclear)
+    decision = simulated_decision(world)
+    assert decision.answer is GateAnswer.UNDECIDED
+    assert any("MACHINE_MOVED" in reason for reason in decision.unclear)
     worse = World(random=np.random.default_rng(1), machine_spread_frac=0.1)
     assert simulated_decision(worse, together=True).answer is GateAnswer.UPGRADE
 

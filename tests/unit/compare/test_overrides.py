@@ -50,7 +50,7 @@ def test_a_case_without_speculation_drafts_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("draft_tokens", "give KEY=VALUE"),
         ("engine_args=--a 'b", "No closing quotation; give another value, quoted"),
@@ -60,8 +60,8 @@ def test_a_case_without_speculation_drafts_nothing() -> None:
         ("dtype.x=1", "give KEY=VALUE, or engine_env.NAME"),
     ],
 )
-def test_what_cant_be_read_is_said(text: str, said: str) -> None:
-    with pytest.raises(UnsupportedError, match=said):
+def test_what_cant_be_read_is_said(text: str, message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
         parse_override(text)
 
 

@@ -61,29 +61,29 @@ def test_sides_are_held_to_what_they_share(
     changes: dict[str, object], *, speed: bool, deciding: set[str]
 ) -> None:
     both = builders.CASE, builders.on_server(**changes)
-    a, b = (dataclasses.replace(one, speed=speed) for one in both)
+    a, b = (dataclasses.replace(side, speed=speed) for side in both)
     pair = Pair(a=a, b=b)
     assert pair.deciding == deciding
-    assert {one.name for one in pair.metrics} == (OF_A_LAUNCH if speed else deciding)
+    assert {metric.name for metric in pair.metrics} == (OF_A_LAUNCH if speed else deciding)
 
 
 def test_nothing_to_compare_is_said() -> None:
     tier = dataclasses.replace(TIER, cases=(dataclasses.replace(builders.PLAIN_CASE, speed=False),))
-    said: list[str] = []
+    message: list[str] = []
     with pytest.raises(UnsupportedError, match="none of 1 cases can be compared"):
-        pairs_of(tier, tier.cases, ((), ()), prompts=None, show=said.append)
-    assert said == ["left out: vllm-none-toy-toy-c2 says nothing that could be compared"]
+        pairs_of(tier, tier.cases, ((), ()), prompts=None, show=message.append)
+    assert message == ["left out: vllm-none-toy-toy-c2 says nothing that could be compared"]
 
 
 def test_loads_of_a_server_share_its_launches() -> None:
-    (plain,) = (one for one in groups_of(pairs()) if one[0].a.server.id == "vllm-none-tiny")
+    (plain,) = (group for group in groups_of(pairs()) if group[0].a.server.id == "vllm-none-tiny")
     assert [pair.a.load.concurrency for pair in plain] == [1, 4]
 
 
 def test_a_drafter_that_learns_has_its_launches_alone() -> None:
     suffix = builders.on_server(method="suffix", draft=None)
     learning = [builders.with_concurrency(n, suffix) for n in (1, 2)]
-    assert len(groups_of([Pair(a=one, b=one) for one in learning])) == 2
+    assert len(groups_of([Pair(a=case, b=case) for case in learning])) == 2
 
 
 @pytest.mark.parametrize(
@@ -165,11 +165,11 @@ def test_the_drafter_learns_an_answer_and_is_then_right_as_its_schedule_says(
             row = [*prompt, *output[:done]]
             tokens = np.array([row] * requests + [[0] * len(row)])
             sampled = [output[done - new : done]] * requests + [[]]
-            *ours, unread = drafter.propose(sampled, [len(row)] * (requests + 1), tokens)
+            *drafts, unread = drafter.propose(sampled, [len(row)] * (requests + 1), tokens)
             assert unread == []
-            assert ours == [ours[0]] * requests
-            wrong = (i for i, token in enumerate(ours[0]) if token != output[done + i])
-            steps.append(next(wrong, len(ours[0])))
+            assert drafts == [drafts[0]] * requests
+            wrong = (i for i, token in enumerate(drafts[0]) if token != output[done + i])
+            steps.append(next(wrong, len(drafts[0])))
             new = steps[-1] + 1
             done += new
         return steps

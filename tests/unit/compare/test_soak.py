@@ -33,15 +33,15 @@ def segments_of(lengths: Values, steps_ms: Values) -> list[Segment]:
     lasted_s = LENGTH_S / len(lengths)
     return [
         Segment(
-            number=place + 1,
-            at_s=(place + 0.5) * lasted_s,
+            number=index + 1,
+            at_s=(index + 0.5) * lasted_s,
             lasted_s=lasted_s,
             requests=4,
             acceptance_length_tokens=float(length),
             step_ms=float(step_ms),
             memory_bytes=2.0**30,
         )
-        for place, (length, step_ms) in enumerate(zip(lengths, steps_ms, strict=True))
+        for index, (length, step_ms) in enumerate(zip(lengths, steps_ms, strict=True))
     ]
 
 
@@ -49,7 +49,7 @@ def drift(values: Values, name: str = "acceptance_length_tokens") -> Verdict:
     """The drift of an hour with such values, of which 5 % are fine."""
     soak = soak_of(tolerance_frac=0.05)
     soak.segments = segments_of(values, values)
-    return {one.metric: one for one in soak.look(0.03)}[name]
+    return {verdict.metric: verdict for verdict in soak.look(0.03)}[name]
 
 
 def soak_of(
@@ -68,11 +68,11 @@ def fallen(by_frac: float, segments: int = BLOCKS) -> Values:
 
 def moody(rng: np.random.Generator) -> Values:
     """Each segment has nine tenths of what moved the one before: a neighbour's moods."""
-    moved, found = rng.normal() / np.sqrt(1 - 0.9**2), []
+    moved, values = rng.normal() / np.sqrt(1 - 0.9**2), []
     for shock in rng.normal(size=BLOCKS):
         moved = 0.9 * moved + shock
-        found.append(moved)
-    return np.array(found)
+        values.append(moved)
+    return np.array(values)
 
 
 def jumped(rng: np.random.Generator) -> Values:
@@ -112,21 +112,21 @@ def soaked(lengths: Values, steps_ms: Values) -> Soak:
 
 
 def test_a_fall_is_seen_with_its_slope_and_at_an_early_look() -> None:
-    found = drift(fallen(0.3))
-    assert found.outcome is Outcome.REGRESSED
+    verdict = drift(fallen(0.3))
+    assert verdict.outcome is Outcome.REGRESSED
     # Relative to the first judged part: the ninth part of the soak after the lead-in, on average.
     first = 1 - 0.3 * (0.1 + 0.9 / SEGMENT_PARTS / 2)
-    assert found.comparison.change_frac == pytest.approx(-0.3 / first, rel=0.01)
+    assert verdict.comparison.change_frac == pytest.approx(-0.3 / first, rel=0.01)
     low, change, high = (
-        one or 0
-        for one in (
-            found.comparison.low_frac,
-            found.comparison.change_frac,
-            found.comparison.high_frac,
+        change or 0
+        for change in (
+            verdict.comparison.low_frac,
+            verdict.comparison.change_frac,
+            verdict.comparison.high_frac,
         )
     )
     assert low <= change <= high < 0
-    assert f"worse by {0.3 / first:.1%} in an hour" in found.explanation
+    assert f"worse by {0.3 / first:.1%} in an hour" in verdict.explanation
     soak = soaked(fallen(0.3), np.ones(BLOCKS))
     assert list(soak.alarms) == ["acceptance_length_tokens"]
 
@@ -151,10 +151,10 @@ BURNT_IN = np.where(np.arange(BLOCKS) < BLOCKS // 10, 9.0, 3.0)
 def test_a_figure_is_judged_by_all_of_its_interval(
     values: Values, outcome: Outcome, reason: str
 ) -> None:
-    found = drift(values)
-    assert found.outcome is outcome
-    assert found.explanation.startswith(reason)
-    assert bool(found.explanation) == bool(reason)
+    verdict = drift(values)
+    assert verdict.outcome is outcome
+    assert verdict.explanation.startswith(reason)
+    assert bool(verdict.explanation) == bool(reason)
 
 
 def test_more_than_before_is_a_drift_of_a_step() -> None:
@@ -165,14 +165,16 @@ def test_the_tolerance_is_that_of_the_case_and_a_twentieth_of_memory() -> None:
     case = dataclasses.replace(
         builders.CASE, tolerances=(("acceptance_length_tokens", 0.01), ("tpot_p50_ms", 0.5))
     )
-    told = [one.comparison.tolerance_frac for one in soak_of(case, needs_gpus=1).look(LEVEL)]
-    assert told == [0.01, 0.5, 0.05, 0.05]
-    asked = soak_of(case, needs_gpus=1, tolerance_frac=0.2).look(LEVEL)
-    assert {one.comparison.tolerance_frac for one in asked} == {0.2}
+    tolerances = [
+        verdict.comparison.tolerance_frac for verdict in soak_of(case, needs_gpus=1).look(LEVEL)
+    ]
+    assert tolerances == [0.01, 0.5, 0.05, 0.05]
+    loose = soak_of(case, needs_gpus=1, tolerance_frac=0.2).look(LEVEL)
+    assert {verdict.comparison.tolerance_frac for verdict in loose} == {0.2}
 
 
 @pytest.mark.parametrize(
-    ("fields", "left"),
+    ("fields", "metrics_left"),
     [
         ({}, {"acceptance_length_tokens", "step_ms", "memory_bytes"}),
         ({"speed": False}, {"acceptance_length_tokens", "memory_bytes"}),
@@ -180,24 +182,26 @@ def test_the_tolerance_is_that_of_the_case_and_a_twentieth_of_memory() -> None:
     ],
     ids=["all", "no speed", "no speculation"],
 )
-def test_what_means_nothing_is_not_judged(fields: dict[str, object], left: set[str]) -> None:
+def test_what_means_nothing_is_not_judged(
+    fields: dict[str, object], metrics_left: set[str]
+) -> None:
     case = dataclasses.replace(builders.CASE, **fields)  # type: ignore[arg-type]
-    assert {one.metric for one in soak_of(case).look(LEVEL)} == left
+    assert {verdict.metric for verdict in soak_of(case).look(LEVEL)} == metrics_left
 
 
 def test_an_alarm_stays_whatever_comes_after_it() -> None:
     """A server that is itself again at the end has lost something all the same."""
     lengths = np.concatenate([fallen(0.8, 60), np.full(40, 3.0)])
     soak = soaked(lengths, np.ones(BLOCKS))
-    found = {one.metric: one.outcome for one in soak.look(LAST_LEVEL)}
-    assert found["acceptance_length_tokens"] is Outcome.REGRESSED
-    assert found["step_ms"] is not Outcome.REGRESSED
+    outcomes = {verdict.metric: verdict.outcome for verdict in soak.look(LAST_LEVEL)}
+    assert outcomes["acceptance_length_tokens"] is Outcome.REGRESSED
+    assert outcomes["step_ms"] is not Outcome.REGRESSED
 
 
 def test_a_soak_keeps_what_a_scripted_server_did_segment_by_segment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
+    shown: list[str] = []
     for name, value in record_script(Script(thought_tokens=1000), tmp_path).items():
         monkeypatch.setenv(name, value)
     options = SoakOptions(
@@ -207,17 +211,17 @@ def test_a_soak_keeps_what_a_scripted_server_did_segment_by_segment(
         prompts=2,
         root=builders.ROOT,
         out=tmp_path / "soak",
-        show=said.append,
+        show=shown.append,
     )
     soak = open_soak(options, TIER)
     soak.run()
     assert soak.passed_s >= 60 * options.minutes
     assert soak.path.read_bytes().splitlines() == [msgspec.json.encode(b) for b in soak.segments]
-    assert {one.requests for one in soak.segments} == {2}
-    assert len({one.acceptance_length_tokens for one in soak.segments}) == 1
-    told = {one.metric: one.outcome for one in soak.look(LAST_LEVEL)}
-    assert told["acceptance_length_tokens"] is Outcome.PASS
-    thoughts = [one for one in said if "2 of 2 answers never left the thought" in one]
+    assert {segment.requests for segment in soak.segments} == {2}
+    assert len({segment.acceptance_length_tokens for segment in soak.segments}) == 1
+    outcomes = {verdict.metric: verdict.outcome for verdict in soak.look(LAST_LEVEL)}
+    assert outcomes["acceptance_length_tokens"] is Outcome.PASS
+    thoughts = [line for line in shown if "2 of 2 answers never left the thought" in line]
     assert len(thoughts) == 1, "of the first segment alone"
 
 

@@ -81,12 +81,12 @@ def test_under_nox_all_of_it_is_what_nox_takes(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv(commands.LAUNCHER, "nox -s cpu_perf --")
     words = shlex.split(record_command(IDS, ("--specreg-tier=cpu",)))
     assert words == [
-        *("nox", "-s", "cpu_perf", "--", "-k", " or ".join(f"{one}-" for one in IDS)),
+        *("nox", "-s", "cpu_perf", "--", "-k", " or ".join(f"{case_id}-" for case_id in IDS)),
         *("--specreg-tier=cpu", "--update-baselines"),
     ]
     assert "cpu_perf" in sessions
-    python, *rest = shlex.split(specreg_command("prepare", "gsm8k"))
-    assert rest == ["-m", "specreg", "prepare", "gsm8k"]
+    python, *arguments = shlex.split(specreg_command("prepare", "gsm8k"))
+    assert arguments == ["-m", "specreg", "prepare", "gsm8k"]
     assert (Path.cwd() / python).exists()
     assert shlex.split(install_command("datasets"))[:4] == ["uv", "pip", "install", "--python"]
 
@@ -111,7 +111,7 @@ def test_no_name_in_a_command_is_the_shell_s(case_id: str) -> None:
     for case_ids in ((case_id,), ("plain", case_id)):
         words = shlex.split(record_command(case_ids, ("--specreg-tier=a b",)))
         chosen = words[words.index("-k") + 1]
-        assert chosen == " or ".join(f"{one}-" for one in case_ids)
+        assert chosen == " or ".join(f"{case_id}-" for case_id in case_ids)
         typed = record_command(case_ids, ())
         quoted = re.sub(r"'[^']*'", "", typed)
         assert not re.search(r"[$`;\n]", quoted)

@@ -30,7 +30,7 @@ def test_an_error_says_what_is_wrong_and_what_to_do(error: Exception, text: str)
 
 def test_a_line_is_bounded_and_still_ends_with_what_to_do() -> None:
     """A name may be whatever a file holds, and as long."""
-    said = str(UnknownNameError("engine", "x" * 100_000, ["vllm"], where="cpu.toml"))
-    assert len(said) < 5_000
-    assert said.startswith("cpu.toml: unknown engine 'xxx")
-    assert said.endswith("xxx'; known: vllm")
+    message = str(UnknownNameError("engine", "x" * 100_000, ["vllm"], where="cpu.toml"))
+    assert len(message) < 5_000
+    assert message.startswith("cpu.toml: unknown engine 'xxx")
+    assert message.endswith("xxx'; known: vllm")

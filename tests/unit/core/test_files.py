@@ -38,7 +38,7 @@ def test_a_file_is_made_with_its_folder_and_replaced(tmp_path: Path) -> None:
     replace_file(path, b"old")
     replace_file(path, b"new")
     assert path.read_bytes() == b"new"
-    assert [one.name for one in path.parent.iterdir()] == ["file"]
+    assert [file.name for file in path.parent.iterdir()] == ["file"]
 
 
 def test_what_the_killed_left_goes_and_what_the_living_write_stays(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_what_the_killed_left_goes_and_what_the_living_write_stays(tmp_path: Pat
         (tmp_path / name).mkdir()
         (tmp_path / name / "left").touch()
     replace_file(tmp_path / "file", b"new")
-    assert {one.name for one in tmp_path.iterdir()} == {*OTHERS, "file"}
+    assert {path.name for path in tmp_path.iterdir()} == {*OTHERS, "file"}
 
 
 def test_a_folder_that_passes_is_empty_at_first_and_gone_at_last(tmp_path: Path) -> None:

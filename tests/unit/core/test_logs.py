@@ -18,10 +18,10 @@ def hide(content: bytes) -> bytes:
     return content.replace(b"secret", b"HIDDEN")
 
 
-def log_of(path: Path, *said: bytes) -> BoundedLog:
+def log_of(path: Path, *pieces: bytes) -> BoundedLog:
     path.write_bytes(b"")
     log = BoundedLog(path, hide, kept_bytes=KEPT)
-    for piece in said:
+    for piece in pieces:
         log.take(piece)
     return log
 
@@ -43,14 +43,14 @@ def test_a_long_log_is_its_beginning_and_its_end(
             log.write()
     log.close()
     content = (tmp_path / "log").read_bytes()
-    said = lines(0, count)
-    assert content[:KEPT] == said[:KEPT]
-    assert content[-KEPT:] == said[-KEPT:]
+    content_written = lines(0, count)
+    assert content[:KEPT] == content_written[:KEPT]
+    assert content[-KEPT:] == content_written[-KEPT:]
     assert len(content) < 3 * KEPT + 100
-    if content != said:
-        first, _, rest = content.partition(b"\n[specreg: ")
-        left_out, _, last = rest.partition(b" bytes are left out here]\n")
-        assert len(first) + int(left_out) + len(last) == len(said)
+    if content != content_written:
+        first, _, end = content.partition(b"\n[specreg: ")
+        left_out, _, last = end.partition(b" bytes are left out here]\n")
+        assert len(first) + int(left_out) + len(last) == len(content_written)
 
 
 def test_what_has_no_lines_is_kept_too(tmp_path: Path) -> None:
@@ -82,12 +82,12 @@ def test_a_secret_is_hidden_though_it_comes_in_pieces(tmp_path: Path) -> None:
 def test_what_a_full_disk_refuses_is_written_once_there_is_room(tmp_path: Path) -> None:
     log = log_of(tmp_path / "log", lines(0, 10))
     log.write()
-    whole = log._file  # noqa: SLF001 - a disk can't be filled for one file
+    file = log._file  # noqa: SLF001 - a disk can't be filled for one file
     with Path("/dev/full").open("r+b", buffering=0) as full:
         log._file = full  # noqa: SLF001 - the same
         log.take(lines(10, 20))
         log.write()
-    log._file = whole  # noqa: SLF001 - the same
+    log._file = file  # noqa: SLF001 - the same
     log.take(lines(20, 30))
     log.close()
     assert (tmp_path / "log").read_bytes() == lines(0, 30)
@@ -108,7 +108,7 @@ def test_the_tail_of_a_log_is_printable_and_bounded(tmp_path: Path) -> None:
     log_path.write_bytes(os.urandom(10**6).replace(b"\n", b" "))
     tail = log_tail(log_path)
     assert len(tail) <= 40 * 1001 + 39
-    assert all(one.isprintable() or one in "\t\n" for one in tail)
+    assert all(character.isprintable() or character in "\t\n" for character in tail)
 
 
 MASKED = "pässwörd-secret-ø"
@@ -130,12 +130,12 @@ def test_a_secret_is_never_cut_in_a_line_without_an_end(
 ) -> None:
     """The line has it everywhere, so also where a piece or a mebibyte ends."""
     unit = secret.encode() + b"." * 61
-    said = unit * (6 * 2**20 // len(unit))
+    content_written = unit * (6 * 2**20 // len(unit))
     path = tmp_path / "log"
     path.write_bytes(b"")
     log = BoundedLog(path, hide_masked, kept_bytes=kept_bytes)
-    for first in range(0, len(said), piece_bytes):
-        log.take(said[first : first + piece_bytes])
+    for first in range(0, len(content_written), piece_bytes):
+        log.take(content_written[first : first + piece_bytes])
         log.write()
     log.close()
     written = path.read_bytes()
@@ -156,7 +156,7 @@ def test_a_line_that_can_be_cut_nowhere_is_left_out(tmp_path: Path) -> None:
         log.take(b"s" * 2**20)
         log.write()
     log.close()
-    first, _, rest = path.read_bytes().partition(b"\n[specreg: ")
-    left_out, _, last = rest.partition(b" bytes are left out here]\n")
+    first, _, end = path.read_bytes().partition(b"\n[specreg: ")
+    left_out, _, last = end.partition(b" bytes are left out here]\n")
     assert int(left_out) > 16 * 2**20
     assert first + last == b""

@@ -100,9 +100,9 @@ def start(folder: Path, *program: str, **environment: str) -> SupervisedProcess:
 
 def await_pid(log_path: Path) -> int:
     with at_most(10):
-        while not (said := log_path.read_text()).endswith("\n"):
+        while not (log := log_path.read_text()).endswith("\n"):
             time.sleep(0.01)
-    return int(said)
+    return int(log)
 
 
 def test_a_deaf_grandchild_in_its_own_session_is_gone(tmp_path: Path) -> None:
@@ -257,8 +257,8 @@ def test_both_streams_go_to_the_log_without_a_secret(tmp_path: Path) -> None:
     assert "planted-1" not in " ".join(psutil.Process(process.supervisor.pid).cmdline())
     process.popen.wait()
     stop_process(process)
-    said = f"out {tmp_path}\nerr True 1\nHIDDEN\nhttp://me:HIDDEN@host\n"
-    assert (tmp_path / "log").read_text() == said
+    expected = f"out {tmp_path}\nerr True 1\nHIDDEN\nhttp://me:HIDDEN@host\n"
+    assert (tmp_path / "log").read_text() == expected
     assert process.popen.returncode == 7
 
 
@@ -330,15 +330,15 @@ def test_a_child_takes_and_gives_messages_and_prints_into_its_log(tmp_path: Path
         child.popen.wait()
         child.send(Word("x" * 2**20))
         assert child.receive(Word) is None
-    kept = tmp_path / "kept"
+    path = tmp_path / "kept"
     with (
-        kept.open("wb") as output,
+        path.open("wb") as output,
         child_process(command, log_path=tmp_path / "log", output=output) as child,
     ):
         child.send(Word("one"))
-        while not kept.read_bytes().endswith(b"\n"):
+        while not path.read_bytes().endswith(b"\n"):
             time.sleep(0.01)
-    assert msgspec.json.decode(kept.read_bytes()) == {"text": "ONE"}
+    assert msgspec.json.decode(path.read_bytes()) == {"text": "ONE"}
 
 
 # Has a file there: open, mapped alone, or as glibc makes a semaphore: mapped under another name,

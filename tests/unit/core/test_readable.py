@@ -48,7 +48,7 @@ HOSTILE = {
 )
 def test_a_text_of_others_is_plain(text: str, show: Callable[[str], str]) -> None:
     for shown in (show(text), show(f"before {text} after"), show(f"{text}\n{text}")):
-        assert all(one.isprintable() or one in "\t\n" for one in shown)
+        assert all(character.isprintable() or character in "\t\n" for character in shown)
         # GitHub trims a line before it looks for a command; of the older one it looks anywhere.
         assert not any(line.strip().startswith("::") for line in re.split(r"[\r\n\s]", shown))
         assert not re.search(r"##\w*\[", shown)

@@ -282,5 +282,5 @@ ARCHIVES = {
 def test_an_archive_of_anything_else_is_refused(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(OSError, match=r"needed|unpack|neither"):
         unpack_received(content, tmp_path / "runs/1")
-    left = {path for path in tmp_path.rglob("*") if path.is_file()}
-    assert all(path.is_relative_to(tmp_path / "runs/1") for path in left)
+    paths = {path for path in tmp_path.rglob("*") if path.is_file()}
+    assert all(path.is_relative_to(tmp_path / "runs/1") for path in paths)

@@ -193,8 +193,8 @@ def test_a_known_secret_is_hidden_inside_what_encodes_it(
     shown = hide(text)
     assert HIDDEN in shown
     # What is left of it are its neighbours' own bytes, and the bits that it shares with them.
-    rest = encode(before.encode()), encode(b" and more")
-    assert len(shown) <= len(HIDDEN) + sum(map(len, rest)) + 6
+    after = encode(before.encode()), encode(b" and more")
+    assert len(shown) <= len(HIDDEN) + sum(map(len, after)) + 6
 
 
 @pytest.mark.parametrize("value", ["short", "1", "true", "null", "x", "acceptance", "ategor"])
@@ -205,7 +205,7 @@ def test_a_short_value_and_a_word_of_our_own_are_named_and_stay(
     monkeypatch.setenv("CACHE_KEY", value)
     text = f'{{"acceptance": 1, "category": true, "x": null, "{value}": "{value}"}}'
     assert hide(text) == text
-    (named,) = [one for one in unhidden() if one.startswith("CACHE_KEY ")]
+    (named,) = [name for name in unhidden() if name.startswith("CACHE_KEY ")]
     short = "CACHE_KEY (shorter than 8 characters)"
     assert named == ("CACHE_KEY (a word that specreg itself writes)" if len(value) > 7 else short)
 
@@ -216,7 +216,7 @@ def test_a_secret_of_several_lines_is_hidden_line_by_line(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("said", "hidden"),
+    ("text", "hidden"),
     [
         ("GET http://someone:short@host/x failed", f"GET http://someone:{HIDDEN}@host/x failed"),
         ("git+https://planted-planted-1@github.com/a", f"git+https://{HIDDEN}@github.com/a"),
@@ -231,13 +231,13 @@ def test_a_secret_of_several_lines_is_hidden_line_by_line(monkeypatch: pytest.Mo
         ("X-Api-Key: planted", f"X-Api-Key: {HIDDEN}"),
     ],
 )
-def test_a_password_in_a_url_is_hidden_though_nobody_knows_it(said: str, hidden: str) -> None:
-    assert hide(said) == hidden
-    assert hide_bytes(said.encode() + b" \xff\xfe", hide) == hidden.encode() + b" \xff\xfe"
+def test_a_password_in_a_url_is_hidden_though_nobody_knows_it(text: str, hidden: str) -> None:
+    assert hide(text) == hidden
+    assert hide_bytes(text.encode() + b" \xff\xfe", hide) == hidden.encode() + b" \xff\xfe"
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
         "tokenizer='fixtures/models/tiny/target', eos_token='<|endoftext|>', seed=12345678",
         "Avg generation throughput: 123.4 tokens/s, time_per_token=0.0123456 s",
@@ -246,8 +246,8 @@ def test_a_password_in_a_url_is_hidden_though_nobody_knows_it(said: str, hidden:
         "http://host/x?use_token=true&tokens=7, Authorization: None, a bearer credential",
     ],
 )
-def test_ordinary_words_stay(said: str) -> None:
-    assert hide(said) == said
+def test_ordinary_words_stay(text: str) -> None:
+    assert hide(text) == text
 
 
 def test_what_a_server_is_started_with_is_known_from_then_on() -> None:

@@ -68,10 +68,10 @@ def test_a_quotation_is_one_printable_line_of_a_bounded_length() -> None:
     assert quote(b"caf\xc3\xa9 \xff") == "café �"
     assert quote("x" * 10**6) == "x" * (MOST_QUOTED_CHARACTERS - 1) + "…"
     words = {"error": {"message": "\x1b[1m" + "y" * 10**5}}
-    found = error_in(msgspec.json.encode(words))
-    assert found is not None
-    assert len(found.text) == MOST_QUOTED_CHARACTERS
-    assert found.text.isprintable()
+    quotation = error_in(msgspec.json.encode(words))
+    assert quotation is not None
+    assert len(quotation.text) == MOST_QUOTED_CHARACTERS
+    assert quotation.text.isprintable()
 
 
 def test_of_a_long_answer_the_words_are_quoted_and_not_its_beginning() -> None:

@@ -60,12 +60,12 @@ def test_each_moment_belongs_to_the_innermost_phase_and_all_of_them_to_the_run(
     timeline = Timeline(clock=clock, began_ns=0)
     two_pairs(timeline, clock)
 
-    found = timeline.so_far()
-    first, second = found.pairs
+    run_time = timeline.so_far()
+    first, second = run_time.pairs
     assert first.phases_s == {"starting": 40, "warming up": 3, "measuring": 10, "judging": 1}
     assert {name: s for name, s in second.phases_s.items() if s} == {"starting": 20, "stopping": 4}
-    assert (found.idle_s, found.wall_s) == (3, 81)
-    assert sum(pair.total_s for pair in found.pairs) + found.idle_s == found.wall_s
+    assert (run_time.idle_s, run_time.wall_s) == (3, 81)
+    assert sum(pair.total_s for pair in run_time.pairs) + run_time.idle_s == run_time.wall_s
 
 
 def test_a_phase_that_is_interrupted_as_it_begins_ends_all_the_same(clock: Clock) -> None:
@@ -177,20 +177,20 @@ def test_a_line_in_place_is_below_pytests_own_which_goes_on_where_it_ended(clock
 
 
 def test_a_case_has_its_tokens_per_second_and_acceptance_length_so_far(clock: Clock) -> None:
-    progress, kept = RunProgress(clock=clock), list[FinishedRequest]()
+    progress, requests = RunProgress(clock=clock), list[FinishedRequest]()
     assert progress.place == progress.figures_in(Phase.MEASURING) == ""
     trace = msgspec.structs.replace(
         builders.trace(builders.chunk(500 * 10**6), builders.chunk(NS, 9)),  # 10 tokens in 1 s
         acceptance=builders.counts(2, 2, 2, 2),  # 12 drafts accepted in 8 steps
     )
-    record_round = progress.count(4, lambda _arm, _number: kept.append)
+    record_round = progress.count(4, lambda _arm, _number: requests.append)
     for arm in (0, 1):  # the control's are kept and not counted
         record_round(arm, 0)(FinishedRequest(place=0, trace=trace, chunks=(), text=""))
     assert progress.figures_in(Phase.MEASURING) == "40 tokens/s, AL 2.50"
     assert progress.figures_in(Phase.WARMING_UP) == ""
-    assert len(kept) == 2
+    assert len(requests) == 2
 
-    progress.count(0, lambda _arm, _number: kept.append)(0, 0)(kept[0])
+    progress.count(0, lambda _arm, _number: requests.append)(0, 0)(requests[0])
     assert progress.figures_in(Phase.MEASURING).startswith("10 tokens/s a request")
-    progress.count(4, lambda _arm, _number: kept.append)
+    progress.count(4, lambda _arm, _number: requests.append)
     assert progress.figures_in(Phase.MEASURING) == ""

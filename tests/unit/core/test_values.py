@@ -103,9 +103,9 @@ def test_whatever_is_secret_a_file_stays_readable(
     record_document(tmp_path / "report.json", reports.REPORT)
     report = load_report(tmp_path / "report.json")
     assert report.run.outcomes == reports.REPORT.run.outcomes
-    for read, given in zip(report.run.verdicts, reports.REPORT.run.verdicts, strict=True):
-        assert (read.case_id, read.metric, read.value) == (given.case_id, given.metric, given.value)
-        assert (read.outcome, read.comparison) == (given.outcome, given.comparison)
+    for read, shown in zip(report.run.verdicts, reports.REPORT.run.verdicts, strict=True):
+        assert (read.case_id, read.metric, read.value) == (shown.case_id, shown.metric, shown.value)
+        assert (read.outcome, read.comparison) == (shown.outcome, shown.comparison)
     record_baseline(tmp_path / "baseline.json", baseline)
     read_baseline = load_baseline(tmp_path / "baseline.json")
     assert read_baseline is not None

@@ -72,7 +72,7 @@ def says(output: Sequence[int], meta: Json | None = None) -> Answer:
 def judged(
     check: Callable[[RunningCase], Verdict],
     answer: Answer,
-    beside: Answer | None = None,
+    control_answer: Answer | None = None,
     *prompts: Prompt,
     case: Case = CASE,
     predict_drafts: PredictDrafts | None = None,
@@ -80,7 +80,7 @@ def judged(
 ) -> Verdict:
     """What a check says of a server, and of the one beside it."""
     engine = engine_named(case.server.engine)
-    with answering(answer) as url, answering(beside or answer) as beside_url:
+    with answering(answer) as url, answering(control_answer or answer) as beside_url:
         server, control = (
             dataclasses.replace(builders.server(at), engine=engine, spec=case.server)
             for at in (url, beside_url)
@@ -89,7 +89,7 @@ def judged(
             RunningCase(
                 case=case,
                 server=server,
-                control=control if beside else None,
+                control=control if control_answer else None,
                 prompts=prompts or [ONE],
                 predict_drafts=predict_drafts or predicts(),
                 models=("target", "head"),
@@ -103,14 +103,14 @@ def never(_: str, __: Json) -> Json:
     raise AssertionError
 
 
-def by_prompt(one: Sequence[int], other: Sequence[int], gap_nats: float = 0.0) -> Answer:
+def by_prompt(with_it: Sequence[int], plain: Sequence[int], gap_nats: float = 0.0) -> Answer:
     """Answers by the prompt; where scores are asked for, the first is so much likelier."""
 
     def answer(_: str, body: Json) -> Json:
-        asked = body.get("token_ids_logprob", ())
-        scores = [[-1.0 - gap_nats * rank, token, None] for rank, token in enumerate(asked)]
-        meta = {"output_token_ids_logprobs": [scores]} if asked else {}
-        return {"output_ids": other if body["input_ids"][2] else one, "meta_info": meta}
+        candidates = body.get("token_ids_logprob", ())
+        scores = [[-1.0 - gap_nats * rank, token, None] for rank, token in enumerate(candidates)]
+        meta = {"output_token_ids_logprobs": [scores]} if candidates else {}
+        return {"output_ids": plain if body["input_ids"][2] else with_it, "meta_info": meta}
 
     return answer
 
@@ -146,15 +146,17 @@ def test_another_token_is_wrong_beyond_rounding(
 def timed(with_it: Mapping[str, str], without: Mapping[str, str]) -> Replay:
     """What was timed of both servers: by prompt, the digits of its answer's text."""
     plain = builders.trace(builders.chunk(1))
-    ours, theirs = (
+    own_times, control_times = (
         tuple(
             msgspec.structs.replace(plain, prompt_id=name, answer_sha256=digits)
             for name, digits in side.items()
         )
         for side in (with_it, without)
     )
-    whole = functools.partial(Round, started_ns=0, ended_ns=1)
-    return Replay(rounds=(whole(traces=ours),), control_rounds=(whole(traces=theirs),))
+    new_round = functools.partial(Round, started_ns=0, ended_ns=1)
+    return Replay(
+        rounds=(new_round(traces=own_times),), control_rounds=(new_round(traces=control_times),)
+    )
 
 
 def test_answers_that_were_equal_when_they_were_timed_are_not_asked_for_again() -> None:
@@ -169,16 +171,16 @@ def test_answers_that_were_equal_when_they_were_timed_are_not_asked_for_again() 
 def test_only_answers_that_differed_when_they_were_timed_are_asked_for_again(
     with_it: int, value: float, outcome: Outcome
 ) -> None:
-    asked: list[int] = []
+    asked_again: list[int] = []
 
     def answer(path: str, body: Json) -> Json | bytes | int:
-        asked.append(body["input_ids"][2])
+        asked_again.append(body["input_ids"][2])
         return by_prompt([4], [6, with_it])(path, body)
 
     replay = timed({"one": "a", "other": "b"}, {"one": "a", "other": "c"})
     control = by_prompt([4], [6, 7], 1.0)
     verdict = judged(check_answers, answer, control, ONE, OTHER, replay=replay)
-    assert asked == [1], "the other prompt alone"
+    assert asked_again == [1], "the other prompt alone"
     assert (verdict.outcome, verdict.value) == (outcome, value)
     assert "of 2 answers are equal (1 that differed when they were timed" in verdict.explanation
 
@@ -224,10 +226,10 @@ def test_where_answers_part_the_control_answers_again_at_another_batch_size(
 
 
 def test_the_control_answers_once_for_all_cases_that_ask_alike() -> None:
-    asked: list[int] = []
+    control_questions: list[int] = []
 
     def control(path: str, body: Json) -> Json | bytes | int:
-        asked.append(body["sampling_params"]["max_new_tokens"])
+        control_questions.append(body["sampling_params"]["max_new_tokens"])
         return says([4])(path, body)
 
     def check(running: RunningCase) -> Verdict:
@@ -237,17 +239,17 @@ def test_the_control_answers_once_for_all_cases_that_ask_alike() -> None:
         return verdict
 
     assert judged(check, says([4]), control).value == 1.0
-    assert asked == [20, 21]
+    assert control_questions == [20, 21]
 
 
 def draws(chances: Sequence[float], seeds: list[int]) -> Answer:
     """Three tokens, drawn by the request's own seed."""
 
     def answer(_: str, body: Json) -> Json:
-        asked = body["sampling_params"]
-        assert (asked["max_new_tokens"], asked["temperature"]) == (3, 0.7)
-        seeds.append(asked["sampling_seed"])
-        random = np.random.default_rng(asked["sampling_seed"])
+        sampling = body["sampling_params"]
+        assert (sampling["max_new_tokens"], sampling["temperature"]) == (3, 0.7)
+        seeds.append(sampling["sampling_seed"])
+        random = np.random.default_rng(sampling["sampling_seed"])
         drawn = random.choice(len(chances), 3, p=chances)
         return {"output_ids": drawn.tolist(), "meta_info": {}}
 
@@ -263,11 +265,11 @@ def test_draws_of_another_distribution_are_wrong(
     chances: tuple[float, ...], outcome: Outcome
 ) -> None:
     """250 of each server, no two of which share a seed."""
-    ours: list[int] = []
-    theirs: list[int] = []
-    drawn, case = draws((0.5, 0.3, 0.2), theirs), dataclasses.replace(CASE, temperature=0.7)
-    verdict = judged(check_sampling, draws(chances, ours), drawn, case=case)
-    assert (sorted(ours), sorted(theirs)) == (list(range(250)), list(range(250, 500)))
+    own_draws: list[int] = []
+    control_draws: list[int] = []
+    drawn, case = draws((0.5, 0.3, 0.2), control_draws), dataclasses.replace(CASE, temperature=0.7)
+    verdict = judged(check_sampling, draws(chances, own_draws), drawn, case=case)
+    assert (sorted(own_draws), sorted(control_draws)) == (list(range(250)), list(range(250, 500)))
     assert (verdict.metric, verdict.outcome) == (SAMPLING, outcome)
     is_wrong, chance = outcome is Outcome.WRONG, verdict.value or 0.0
     assert (chance < 0.001) == is_wrong
@@ -297,15 +299,15 @@ def test_other_steps_than_the_models_give_are_wrong_and_named() -> None:
 
 @pytest.mark.parametrize(("method", "normed"), [("mtp", True), ("eagle3", False)])
 def test_sglang_hands_an_mtp_layer_the_normed_state(method: str, *, normed: bool) -> None:
-    asked: list[Question] = []
+    questions: list[Question] = []
 
     def predict_drafts(question: Question) -> OracleAnswer:
-        asked.append(question)
+        questions.append(question)
         return predicts()(question)
 
     case = dataclasses.replace(CASE, server=dataclasses.replace(SPEC, method=method))
     judged(check_steps, ANSWERED, case=case, predict_drafts=predict_drafts)
-    assert [question.normed for question in asked] == [normed]
+    assert [question.normed for question in questions] == [normed]
 
 
 @pytest.mark.parametrize(
@@ -361,14 +363,14 @@ def test_what_cannot_be_held_against_the_models_is_no_measurement(
 
 def test_how_an_answer_goes_on_is_asked_of_the_server_beside_it() -> None:
     """As many tokens as a step drafts, whatever the model says."""
-    asked: list[Json] = []
+    bodies: list[Json] = []
 
     def control(_: str, body: Json) -> Json:
-        asked.append(body)
+        bodies.append(body)
         return {"output_ids": [9, 9, 9], "meta_info": {}}
 
     judged(check_steps, ANSWERED, control)
-    (body,) = asked
+    (body,) = bodies
     assert body["input_ids"] == [1, 2, 0, 4, 5, 6, 7, 8]
     assert body["sampling_params"]["max_new_tokens"] == 3
     assert body["sampling_params"]["ignore_eos"]
@@ -377,8 +379,8 @@ def test_how_an_answer_goes_on_is_asked_of_the_server_beside_it() -> None:
 def case_of(engine: str, method: str, *, temperature: float = 0.0, control: bool = True) -> Case:
     """A case, beside a server without speculation or alone."""
     case = builders.on_server(engine=engine, method=method)
-    beside = case.server if control else None
-    return dataclasses.replace(case, temperature=temperature, control=beside)
+    control_spec = case.server if control else None
+    return dataclasses.replace(case, temperature=temperature, control=control_spec)
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,10 @@ def answers(*outputs: tuple[int, ...]) -> list[Transcript]:
 
 def gaps(*nats: float) -> Callable[[Questions], list[tuple[float, float]]]:
     """Scores of which the first candidate's are so much more than the other's, in order."""
-    left = iter(nats)
+    gaps_left = iter(nats)
 
     def score(questions: Questions) -> list[tuple[float, float]]:
-        return [(-1.0, -1.0 - next(left)) for _ in questions]
+        return [(-1.0, -1.0 - next(gaps_left)) for _ in questions]
 
     return score
 
@@ -47,18 +47,18 @@ def compared(
 
 def test_only_the_first_difference_counts_and_is_asked_for_after_its_own_text() -> None:
     """What follows are two different texts, which tell nothing."""
-    asked: list[Questions] = []
+    asked_again: list[Questions] = []
 
     def score(questions: Questions) -> list[tuple[float, float]]:
-        asked.append(questions)
+        asked_again.append(questions)
         return [(-0.5, -2.0)]
 
     plain, with_it = answers((3, 4), (5, 6, 7, 8)), answers((3, 4), (5, 9, 7, 1))
-    found = check_lossless(["same", "other"], plain, with_it, lambda: plain, score)
+    check = check_lossless(["same", "other"], plain, with_it, lambda: plain, score)
     only = Parting("other", position=1, plain=6, other=9, text=(*PROMPT, 5), gap_nats=1.5)
-    assert asked == [[((*PROMPT, 5), (6, 9))]]
-    assert found.partings == found.failures == (only,)
-    assert (found.equal_frac, found.control_equal_frac) == (0.5, 1.0)
+    assert asked_again == [[((*PROMPT, 5), (6, 9))]]
+    assert check.partings == check.failures == (only,)
+    assert (check.equal_frac, check.control_equal_frac) == (0.5, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -74,19 +74,19 @@ def test_an_answer_that_ended_is_a_failure_whatever_is_allowed(
     plain: tuple[int, ...], speculative: tuple[int, ...], says: str
 ) -> None:
     """No scores are asked for: `gaps()` would not take a question."""
-    found = compared(plain, speculative, rounding_nats=1e9)
-    (failure,) = found.failures
+    check = compared(plain, speculative, rounding_nats=1e9)
+    (failure,) = check.failures
     assert failure.gap_nats is None
-    assert found.describe("without", "with").endswith(f"; prompt 'chat-0', {says}")
+    assert check.describe("without", "with").endswith(f"; prompt 'chat-0', {says}")
 
 
 def test_the_bound_grows_by_the_noise_of_the_control() -> None:
     """Without speculation, another batch size alone changed a token across 0.4 nats."""
-    within = compared((5, 6), (5, 7), 0.4, -0.4, again=(5, 8))
+    verdict = compared((5, 6), (5, 7), 0.4, -0.4, again=(5, 8))
     beyond = compared((5, 6), (5, 7), 0.41, -0.4, again=(5, 8))
-    assert (within.bound_nats, within.failures) == (0.4, ())
+    assert (verdict.bound_nats, verdict.failures) == (0.4, ())
     assert (beyond.bound_nats, len(beyond.failures)) == (0.4, 1)
-    assert within.control_equal_frac == 0.0
+    assert verdict.control_equal_frac == 0.0
 
 
 def test_a_control_that_changes_with_the_batch_by_more_than_rounding_measures_nothing() -> None:

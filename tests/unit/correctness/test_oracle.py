@@ -35,12 +35,12 @@ def text(prompt_tokens: int, output_tokens: int) -> Text:
 def test_a_step_that_drafts_nothing_counts_for_nothing_and_emits_one_token() -> None:
     """Of the places 5, 6, 7 and 8 only 7 drafts, and there one token, which is wrong."""
     drafts_at = {5: (0, 0), 6: (0, 0), 7: (1, 0), 8: (0, 0)}.__getitem__
-    found = walk(drafts_at, text(4, 5), 3)
-    assert found == StepCounts(steps=1, accepted=0, proposed=1, position_counts=(0, 0, 0))
+    steps = walk(drafts_at, text(4, 5), 3)
+    assert steps == StepCounts(steps=1, accepted=0, proposed=1, position_counts=(0, 0, 0))
 
 
 @pytest.mark.parametrize(
-    ("ids", "place", "drafted"),
+    ("ids", "position", "drafted"),
     [
         pytest.param((1, 2, 3, 4, 5, 1, 2, 3, 4, 9), 7, (3, 2), id="right as far as the text is"),
         pytest.param((1, 2, 3, 4, 5, 1, 2, 3, 4, 9), 2, (0, 0), id="nothing to find"),
@@ -49,9 +49,9 @@ def test_a_step_that_drafts_nothing_counts_for_nothing_and_emits_one_token() -> 
     ],
 )
 def test_lookup_drafts_what_followed_before(
-    ids: tuple[int, ...], place: int, drafted: tuple[int, int]
+    ids: tuple[int, ...], position: int, drafted: tuple[int, int]
 ) -> None:
-    assert drafts_of_lookup(ids, 3, place) == drafted
+    assert drafts_of_lookup(ids, 3, position) == drafted
 
 
 def said_by(rule: list[int], text: list[int]) -> int:
@@ -75,19 +75,22 @@ def test_the_walk_finds_the_steps_that_were_taken(
 ) -> None:
     """Speculative decoding forward, with verification against the target, and the walk after it."""
     ids = [*prompt, said_by(target, prompt)]
-    taken = NO_STEPS
+    steps = NO_STEPS
     while len(ids) < len(prompt) + cap:
         right = right_drafts(drafter, ids, said_on(target, ids, width))
-        taken += builders.counts(*(int(right == one) for one in range(width + 1)))
+        steps += builders.counts(*(int(right == accepted) for accepted in range(width + 1)))
         ids = said_on(target, ids, right + 1)
     # As the engine is asked for what comes after its answer.
-    whole = said_on(target, ids[: len(prompt) + cap], width + 1)
-    found = walk(
-        lambda place: (width, right_drafts(drafter, whole[:place], whole[: place + width])),
+    text_ids = said_on(target, ids[: len(prompt) + cap], width + 1)
+    walked = walk(
+        lambda position: (
+            width,
+            right_drafts(drafter, text_ids[:position], text_ids[: position + width]),
+        ),
         text(len(prompt), cap),
         width,
     )
-    assert found == taken
+    assert walked == steps
 
 
 def said_on(rule: list[int], text: list[int], tokens: int) -> list[int]:
@@ -101,7 +104,7 @@ def said_on(rule: list[int], text: list[int], tokens: int) -> list[int]:
 def right_drafts(drafter: list[int], text: list[int], on: list[int]) -> int:
     """How many drafts after a text are how it goes on."""
     drafts = said_on(drafter, text, len(on) - len(text))
-    same = [one == other for one, other in zip(drafts, on, strict=True)][len(text) :]
+    same = [first == right for first, right in zip(drafts, on, strict=True)][len(text) :]
     return [*same, False].index(False)
 
 
@@ -113,8 +116,8 @@ def test_it_knows_the_pairs_that_were_held_against_an_engine_and_no_others() -> 
     known["sglang"] = of_sglang | {"eagle_tree", "eagle3_tree"}
     for engine in ENGINES:
         cases = [builders.on_server(engine=engine, method=name) for name in METHODS]
-        found = {case.server.method for case in cases if has_oracle(case)}
-        assert found == known.get(engine, set())
+        methods = {case.server.method for case in cases if has_oracle(case)}
+        assert methods == known.get(engine, set())
 
 
 Install = Callable[[str], None]
@@ -170,10 +173,13 @@ def test_the_models_are_asked_in_their_own_environment(
     question = msgspec.structs.replace(QUESTION, target=str(tmp_path), draft=draft)
     answer = predict_drafts(question, on_gpu=False, show=pytest.fail)
     assert answer == OracleAnswer(accepted=((0, 1, 2),), gaps_nats=(0.5,))
-    asked = msgspec.json.decode((tmp_path / "asked.json").read_bytes())
-    assert asked["arguments"] == ["-m", "specreg.engines.pytorch.oracle", "cpu"]
-    assert msgspec.convert(asked["question"], Question) == question
-    assert asked["variables"] == {"PYTHONPATH": str(builders.ROOT), "HF_HUB_OFFLINE": offline}
+    question_asked = msgspec.json.decode((tmp_path / "asked.json").read_bytes())
+    assert question_asked["arguments"] == ["-m", "specreg.engines.pytorch.oracle", "cpu"]
+    assert msgspec.convert(question_asked["question"], Question) == question
+    assert question_asked["variables"] == {
+        "PYTHONPATH": str(builders.ROOT),
+        "HF_HUB_OFFLINE": offline,
+    }
 
 
 ENDED = "its process ended with status"

@@ -64,9 +64,9 @@ def measured(case: StartedServer, control: StartedServer) -> Measurement:
 def test_a_thought_that_speculation_changes_is_wrong(
     servers: dict[str, StartedServer], name: str, outcome: Outcome, value: float
 ) -> None:
-    found = measured(servers[name], servers["control"])
-    assert found.replay is not None
-    assert {trace.tokens for trace in found.replay.traces} == {20}
+    measurement = measured(servers[name], servers["control"])
+    assert measurement.replay is not None
+    assert {trace.tokens for trace in measurement.replay.traces} == {20}
     running = RunningCase(
         case=CASE,
         server=servers[name],
@@ -74,7 +74,7 @@ def test_a_thought_that_speculation_changes_is_wrong(
         prompts=PROMPTS,
         predict_drafts=lambda _: pytest.fail("nothing asks the models"),
         models=("target", None),
-        replay=found.replay,
+        replay=measurement.replay,
     )
     verdict = check_answers(running)
     assert (verdict.outcome, verdict.value) == (outcome, value)
@@ -91,11 +91,11 @@ def test_a_thought_that_differs_between_the_sides_of_a_gate_is_wrong(
     pair = Pair(a=alone, b=alone)
     sides = {Side.A: servers["same"], Side.B: servers[name]}
     arms = [Arm(case=alone, server=server) for server in sides.values()]
-    found = measure(arms, workload_of(alone, PROMPTS), PLAN)
+    measurement = measure(arms, workload_of(alone, PROMPTS), PLAN)
     comparison = AnswerComparison(
         pairs=[pair], root=builders.ROOT, path=tmp_path / "answers.json", show=lambda _: None
     )
-    comparison.ask(pair, sides, 1, dict(zip(sides, found, strict=True)))
+    comparison.ask(pair, sides, 1, dict(zip(sides, measurement, strict=True)))
     (verdict,) = comparison.verdicts
     assert verdict.outcome is outcome, verdict.reason
 

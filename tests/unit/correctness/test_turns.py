@@ -29,12 +29,12 @@ def speaking(*, second: int = 20, text: str | None = "reply") -> Answer:
 
     def answer(path: str, body: Json) -> Json:
         if path == "/v1/tokenize":
-            said = [message["content"] for message in body["messages"]]
+            texts = [message["content"] for message in body["messages"]]
             # The last user's turn, and how much was said before it.
-            return {"tokens": [ENCODED[said[-1]], len(said), *[7] * said.count("reply")]}
-        asked = body.get("token_ids_logprob", ())
-        scores = [[-1.0 - 3.0 * rank, token, None] for rank, token in enumerate(asked)]
-        meta = {"output_token_ids_logprobs": [scores]} if asked else {}
+            return {"tokens": [ENCODED[texts[-1]], len(texts), *[7] * texts.count("reply")]}
+        candidates = body.get("token_ids_logprob", ())
+        scores = [[-1.0 - 3.0 * rank, token, None] for rank, token in enumerate(candidates)]
+        meta = {"output_token_ids_logprobs": [scores]} if candidates else {}
         turn = body["input_ids"][0]
         token = second if turn == 2 else 10 * turn
         return {"output_ids": [token], "meta_info": meta, "text": text}
@@ -93,10 +93,10 @@ def test_turns_that_are_equal_pass_and_each_is_counted() -> None:
 def test_each_turn_comes_after_the_replies_before_it() -> None:
     texts: list[tuple[int, ...]] = []
 
-    def ask(asked: Sequence[tuple[int, ...]]) -> list[Transcript]:
-        texts.extend(asked)
+    def ask(prompts: Sequence[tuple[int, ...]]) -> list[Transcript]:
+        texts.extend(prompts)
         thought = "<think>hm</think>reply"
-        return [Transcript(prompt=text, output=(1,), text=thought) for text in asked]
+        return [Transcript(prompt=text, output=(1,), text=thought) for text in prompts]
 
     with answering(speaking()) as url:
         endpoint = dataclasses.replace(builders.server(url), engine=engine_named("sglang")).endpoint

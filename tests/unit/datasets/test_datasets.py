@@ -16,11 +16,11 @@ from tests.unit import builders
 
 def load(name: str, data_dir: Path | None = None) -> tuple[Prompt, ...]:
     """The prompts of a set, for a target of 768 token ids."""
-    one = dataset_named(name)
-    return load_prompts(one, root=builders.ROOT, vocabulary=lambda: 768, data_dir=data_dir)
+    prompt_set = dataset_named(name)
+    return load_prompts(prompt_set, root=builders.ROOT, vocabulary=lambda: 768, data_dir=data_dir)
 
 
-@pytest.mark.parametrize("name", [name for name, one in SETS.items() if one.licence])
+@pytest.mark.parametrize("name", [name for name, prompt_set in SETS.items() if prompt_set.licence])
 def test_a_set_that_is_not_prepared_says_how_to(name: str, tmp_path: Path) -> None:
     words = f"dataset '{name}': not prepared on this machine; run specreg prepare {name}"
     with pytest.raises(DatasetError, match=words):
@@ -38,11 +38,11 @@ def test_a_random_prompt_has_the_length_asked_for_and_stays_as_it_is() -> None:
 
 def test_toy_conversations_are_of_three_turns_of_the_toy_prompts() -> None:
     single, talks = load("toy"), load("toy-turns")
-    known = {(one.category, one.turns[0]) for one in single}
-    asked = [(one.category, turn) for one in talks for turn in one.turns]
-    assert {len(one.turns) for one in talks} == {3}
-    assert len(set(asked)) == len(asked) == 120
-    assert known >= {*asked}
+    known = {(prompt.category, prompt.turns[0]) for prompt in single}
+    turns = [(talk.category, turn) for talk in talks for turn in talk.turns]
+    assert {len(talk.turns) for talk in talks} == {3}
+    assert len(set(turns)) == len(turns) == 120
+    assert known >= {*turns}
 
 
 def test_a_length_is_a_number_of_a_set_that_takes_one_and_that_a_model_reads() -> None:
@@ -56,19 +56,21 @@ def test_a_length_is_a_number_of_a_set_that_takes_one_and_that_a_model_reads() -
 @settings(deadline=None)
 @given(categories=st.lists(st.sampled_from("abc")), first=st.integers(0, 20))
 def test_any_first_prompts_are_spread_evenly(categories: list[str], first: int) -> None:
-    prompts = [Prompt(id=str(n), category=one, turns=("x",)) for n, one in enumerate(categories)]
+    prompts = [
+        Prompt(id=str(n), category=category, turns=("x",)) for n, category in enumerate(categories)
+    ]
     spread = interleaved(prompts)
-    assert sorted(spread, key=lambda one: int(one.id)) == prompts
+    assert sorted(spread, key=lambda prompt: int(prompt.id)) == prompts
     had = collections.Counter(prompt.category for prompt in spread[:first])
     there = collections.Counter(categories)
     most = max(had.values(), default=0)
-    assert all(count >= min(most - 1, there[one]) for one, count in had.items())
-    assert all(had[one] >= min(most - 1, there[one]) for one in there)
+    assert all(count >= min(most - 1, there[category]) for category, count in had.items())
+    assert all(had[category] >= min(most - 1, there[category]) for category in there)
     assert interleaved(spread) == spread
 
 
 @pytest.mark.parametrize(
-    ("name", "reply", "kept"),
+    ("name", "reply", "kept_reply"),
     [
         ("as_is", " <think>\nHm.</think>\n\nYes. ", " <think>\nHm.</think>\n\nYes. "),
         ("stripped", "\n Yes.\n\tNo. \n", "Yes.\n\tNo."),
@@ -80,5 +82,5 @@ def test_any_first_prompts_are_spread_evenly(categories: list[str], first: int) 
         ("without_thinking", "\n<think>\nHm, ", ""),
     ],
 )
-def test_what_enters_the_history(name: str, reply: str, kept: str) -> None:
-    assert REPLIES[name](reply) == kept
+def test_what_enters_the_history(name: str, reply: str, kept_reply: str) -> None:
+    assert REPLIES[name](reply) == kept_reply

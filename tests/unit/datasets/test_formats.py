@@ -201,14 +201,14 @@ def test_an_id_that_parquet_holds_as_a_float_is_its_number_and_a_missing_one_non
 def test_a_users_content_is_a_text_or_a_list_of_texts(
     content: object, turns: tuple[str, ...], tmp_path: Path
 ) -> None:
-    others = [
+    other_messages = [
         {"role": "developer", "content": 3},
         {"role": "assistant", "content": [{"type": "image_url", "image_url": {}}]},
         {"role": "assistant", "tool_calls": []},
         {"role": "tool", "content": {"celsius": 12}},
         {"role": None, "content": None},
     ]
-    row = {**AGENT, "messages": [*others, {"role": "user", "content": content}]}
+    row = {**AGENT, "messages": [*other_messages, {"role": "user", "content": content}]}
     path = write_lines(tmp_path / "trace.jsonl", [row])
     assert load(SPEED_BENCH, path)[0].turns == turns
 
@@ -237,7 +237,7 @@ def test_a_users_content_that_cannot_be_replayed_is_refused(
 
 
 def test_an_id_that_is_there_twice_is_refused_with_both_places(tmp_path: Path) -> None:
-    rows: list[object] = [{"task_id": one, "text": "Add."} for one in (1, 2, "1")]
+    rows: list[object] = [{"task_id": task_id, "text": "Add."} for task_id in (1, 2, "1")]
     path = write_lines(tmp_path / "mbpp.jsonl", rows)
     with pytest.raises(DatasetError) as error:
         load("mbpp", path)
@@ -280,7 +280,7 @@ def test_rows_are_counted_by_the_lines_of_their_file(tmp_path: Path) -> None:
 def test_a_wrong_row_is_refused_with_its_place(
     name: str, row: dict[str, object], words: str, tmp_path: Path
 ) -> None:
-    rows = [one for other, one, _ in EXAMPLES if other == name] + [row]
+    rows = [example for example_name, example, _ in EXAMPLES if example_name == name] + [row]
     path = write_lines(tmp_path / "question.json", rows)
     with pytest.raises(DatasetError) as error:
         load(name, path)

@@ -45,7 +45,7 @@ class Hub:
     cache: Path
     status: int = 200
     code: str = ""
-    asked: list[tuple[str, str]] = field(default_factory=list)
+    requests: list[tuple[str, str]] = field(default_factory=list)
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -61,7 +61,7 @@ class Answers(BaseHTTPRequestHandler):
         self.answer(CONTENT)
 
     def answer(self, body: bytes) -> None:
-        self.hub.asked.append((self.command, self.path))
+        self.hub.requests.append((self.command, self.path))
         status = self.hub.status if "/resolve/" in self.path else 404
         self.send_response(status)
         self.send_header("Content-Length", str(len(CONTENT) if status == 200 else 0))
@@ -80,8 +80,8 @@ class Answers(BaseHTTPRequestHandler):
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub that runs, and that huggingface_hub asks."""
-    found = Hub(cache=tmp_path / "hub")
-    answers = type("Here", (Answers,), {"hub": found})
+    new_hub = Hub(cache=tmp_path / "hub")
+    answers = type("Here", (Answers,), {"hub": new_hub})
     server = ThreadingHTTPServer(("127.0.0.1", 0), answers)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
@@ -89,10 +89,10 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     template = constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(constants.ENDPOINT)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{address}{template}")
     monkeypatch.setattr(constants, "ENDPOINT", address)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(found.cache))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(new_hub.cache))
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
     why_unfetchable.cache_clear()
-    yield found
+    yield new_hub
     server.shutdown()
     thread.join()
     server.server_close()
@@ -132,11 +132,11 @@ def test_the_hub_is_asked_whether_it_would_give_a_model(
     spec = dataclasses.replace(builders.PLAIN_SPEC, target=MODEL)
     elsewhere = dataclasses.replace(spec, engine_env=(("HF_HOME", "/models"),))
     assert why_no_models(elsewhere) == ""
-    said = why_no_models(spec)
-    assert bool(said) == bool(words)
-    assert words in said
-    assert said.startswith(f"MODEL_NOT_FETCHED: hub model '{MODEL}': " if words else "")
-    assert hub.asked[0] == ("HEAD", f"/{MODEL}/resolve/main/config.json")
+    reason = why_no_models(spec)
+    assert bool(reason) == bool(words)
+    assert words in reason
+    assert reason.startswith(f"MODEL_NOT_FETCHED: hub model '{MODEL}': " if words else "")
+    assert hub.requests[0] == ("HEAD", f"/{MODEL}/resolve/main/config.json")
 
 
 def test_the_hub_is_not_asked_where_it_must_not_be_or_for_a_model_in_its_cache(
@@ -157,22 +157,22 @@ def test_the_hub_is_not_asked_where_it_must_not_be_or_for_a_model_in_its_cache(
     assert vocabulary_of(MODEL) == 7
     why_unfetchable.cache_clear()
     assert why_unfetchable(MODEL) == ""
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 def test_a_set_is_fetched_once(hub: Hub, tmp_path: Path) -> None:
-    one, folder, said = dataset_named("mt-bench"), tmp_path / "data", list[str]()
-    record = prepare(one, data_dir=folder, show=said.append)
-    assert said[0].startswith(f"mt-bench: https://huggingface.co/datasets/{REPO}\nlicence: Ap")
-    assert said[1] == f"fetching {FILE} of {REPO}"
-    assert said[-1].startswith("wrote 80 prompts (categories: 8) to ")
+    prompt_set, folder, shown = dataset_named("mt-bench"), tmp_path / "data", list[str]()
+    record = prepare(prompt_set, data_dir=folder, show=shown.append)
+    assert shown[0].startswith(f"mt-bench: https://huggingface.co/datasets/{REPO}\nlicence: Ap")
+    assert shown[1] == f"fetching {FILE} of {REPO}"
+    assert shown[-1].startswith("wrote 80 prompts (categories: 8) to ")
     assert (record.revision, record.source) == (COMMIT, REPO)
     assert record.source_sha256 == hashlib.sha256(CONTENT).hexdigest()
-    assert len(load_prompts(one, root=builders.ROOT, vocabulary=int, data_dir=folder)) == 80
-    hub.asked.clear()
-    assert prepare(one, data_dir=folder, show=said.append) == record
-    assert f"mt-bench: kept 80 prompts (categories: 8), of {REPO}; remove" in said[-1]
-    assert hub.asked == []
+    assert len(load_prompts(prompt_set, root=builders.ROOT, vocabulary=int, data_dir=folder)) == 80
+    hub.requests.clear()
+    assert prepare(prompt_set, data_dir=folder, show=shown.append) == record
+    assert f"mt-bench: kept 80 prompts (categories: 8), of {REPO}; remove" in shown[-1]
+    assert hub.requests == []
 
 
 def test_without_a_network_the_remedy_is_said(
@@ -183,7 +183,7 @@ def test_without_a_network_the_remedy_is_said(
     with pytest.raises(DatasetError, match=words):
         prepare(dataset_named("mt-bench"), data_dir=tmp_path / "data")
     assert not (tmp_path / "data").exists()
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 def test_without_huggingface_hub_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

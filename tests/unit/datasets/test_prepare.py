@@ -32,23 +32,23 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.data_dir, self.file = path / "data", path / "question.jsonl"
-        self.said: list[str] = []
+        self.shown: list[str] = []
 
-    def prepare(self, name: str, given: Path | None = None) -> PreparedSet:
+    def prepare(self, name: str, file: Path | None = None) -> PreparedSet:
         return prepare(
-            dataset_named(name), data_dir=self.data_dir, given=given, show=self.said.append
+            dataset_named(name), data_dir=self.data_dir, given=file, show=self.shown.append
         )
 
     def load(self, name: str) -> tuple[Prompt, ...]:
-        one = dataset_named(name)
-        return load_prompts(one, root=builders.ROOT, vocabulary=int, data_dir=self.data_dir)
+        prompt_set = dataset_named(name)
+        return load_prompts(prompt_set, root=builders.ROOT, vocabulary=int, data_dir=self.data_dir)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
-    found = Folder(tmp_path)
-    found.file.write_text(mt_bench())
-    return found
+    new_folder = Folder(tmp_path)
+    new_folder.file.write_text(mt_bench())
+    return new_folder
 
 
 def test_a_prepared_set_is_loaded_spread_over_its_categories(folder: Folder) -> None:
@@ -81,14 +81,14 @@ def test_the_record_says_what_was_prepared_of_what(folder: Folder) -> None:
 
 def test_what_is_there_is_kept_and_said_so_unless_a_file_is_given(folder: Folder) -> None:
     first = folder.prepare("mt-bench", folder.file)
-    folder.said.clear()
+    folder.shown.clear()
     assert folder.prepare("mt-bench") == first
     path = folder.data_dir / "mt-bench.json"
-    kept = "mt-bench: kept 80 prompts (categories: 8), of question.jsonl"
-    assert folder.said == [f"{kept}; remove {path} to prepare it anew"]
-    other = folder.file.rename(folder.file.with_name("other.jsonl"))
-    other.write_text(mt_bench().replace("And then?", "And now?"))
-    assert folder.prepare("mt-bench", other).source == "other.jsonl"
+    message = "mt-bench: kept 80 prompts (categories: 8), of question.jsonl"
+    assert folder.shown == [f"{message}; remove {path} to prepare it anew"]
+    renamed = folder.file.rename(folder.file.with_name("other.jsonl"))
+    renamed.write_text(mt_bench().replace("And then?", "And now?"))
+    assert folder.prepare("mt-bench", renamed).source == "other.jsonl"
     assert folder.load("mt-bench")[0].turns[1] == "And now?"
 
 
@@ -106,7 +106,7 @@ def test_what_was_not_published_or_cannot_be_written_is_refused(folder: Folder) 
 def test_a_part_is_taken_and_said_to_be_one(folder: Folder) -> None:
     folder.file.write_text(mt_bench(15))
     assert folder.prepare("mt-bench", folder.file).prompts == 15
-    assert "15 prompts, published are 80: a part is what will be replayed" in folder.said
+    assert "15 prompts, published are 80: a part is what will be replayed" in folder.shown
     assert [prompt.category for prompt in folder.load("mt-bench")[:2]] == ["writing", "roleplay"]
 
 
@@ -158,9 +158,11 @@ def test_half_a_set_is_none(folder: Folder, missing: str) -> None:
 
 
 def test_rows_left_out_are_counted_aloud(folder: Folder) -> None:
-    said = {"conversations": [{"from": "human", "value": "Hi."}, {"from": "gpt", "value": "Hi!"}]}
+    row_left_out = {
+        "conversations": [{"from": "human", "value": "Hi."}, {"from": "gpt", "value": "Hi!"}]
+    }
     silent = {"conversations": [{"from": "gpt", "value": "Hi!"}]}
-    folder.file.write_text(json.dumps([said, silent, silent]))
+    folder.file.write_text(json.dumps([row_left_out, silent, silent]))
     record = folder.prepare("sharegpt", folder.file)
     assert (record.rows, record.left_out, record.prompts) == (3, 2, 1)
-    assert "2 rows left out: they hold no prompt" in folder.said
+    assert "2 rows left out: they hold no prompt" in folder.shown

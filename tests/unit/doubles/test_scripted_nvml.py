@@ -64,22 +64,22 @@ def test_counter_average_and_instant_are_the_true_ones(
     gpu = ScriptedGpu(load=load, tick_ms=20.0, counter_factor=factor, started_ns=started_ns)
     checked = set()
     for row in run_python(library, tmp_path, [gpu], ASKING).splitlines():
-        name, said, before_ns, after_ns = json.loads(row)
+        name, value, before_ns, after_ns = json.loads(row)
         ticks = [(at_ns - started_ns) // 20_000_000 for at_ns in (before_ns, after_ns)]
         watts = [power_w(load, (at_ns - started_ns) / NS_PER_S) for at_ns in (before_ns, after_ns)]
         if name == "counter" and ticks[0] == ticks[1]:
             tick_ns = started_ns + ticks[0] * 20_000_000
             truth_mj = true_energy_j(gpu, started_ns, tick_ns) * 1e3
-            assert said == pytest.approx(truth_mj * factor, abs=1)
+            assert value == pytest.approx(truth_mj * factor, abs=1)
             checked.add((name, ticks[0]))
         elif name == "instant" and watts[0] == watts[1] and after_ns - before_ns < 10**7:
-            assert said == watts[0] * 1e3
-            checked.add((name, said))
+            assert value == watts[0] * 1e3
+            checked.add((name, value))
         elif name.startswith("average"):
             truth_mw = true_energy_j(gpu, before_ns - NS_PER_S, before_ns) * 1e3
             # It moves by as much as the load swings in the time that asking took.
             most_mw = (load.high_w - load.low_w) * (after_ns - before_ns) / NS_PER_S * 1e3
-            assert said == pytest.approx(truth_mw, abs=most_mw + 1)
+            assert value == pytest.approx(truth_mw, abs=most_mw + 1)
     assert len(checked) > 5
     assert {name for name, _ in checked} == {"counter", "instant"}
 

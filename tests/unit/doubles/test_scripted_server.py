@@ -58,19 +58,19 @@ def events_of(stream: str) -> list[Json]:
     return [json.loads(event.removeprefix("data: ")) for event in events]
 
 
-def is_part(said: object, recorded: object) -> bool:
+def is_part(part: object, recorded: object) -> bool:
     """Whether all keys of it were recorded, at every depth; a list is known by its first element.
 
     Numbers of tokens and positions are keys of their own, so of those the names alone count.
     """
-    if isinstance(said, dict) and isinstance(recorded, dict):
+    if isinstance(part, dict) and isinstance(recorded, dict):
         known = {key.partition(":")[0]: value for key, value in recorded.items()}
-        pairs = [(value, known.get(key.partition(":")[0], key)) for key, value in said.items()]
-        return {key.partition(":")[0] for key in said} <= known.keys() and all(
+        pairs = [(value, known.get(key.partition(":")[0], key)) for key, value in part.items()]
+        return {key.partition(":")[0] for key in part} <= known.keys() and all(
             is_part(*pair) for pair in pairs
         )
-    if isinstance(said, list) and isinstance(recorded, list):
-        return not said or (bool(recorded) and is_part(said[0], recorded[0]))
+    if isinstance(part, list) and isinstance(recorded, list):
+        return not part or (bool(recorded) and is_part(part[0], recorded[0]))
     return True
 
 
@@ -91,12 +91,12 @@ def test_an_answer_says_nothing_that_was_not_recorded(
     if recording.endswith(".txt"):
         answered = events_of(*asked(f"/v1/{path}", body | STREAM))
         known = events_of(recorded)
-        assert all(any(is_part(one, other) for other in known) for one in answered)
+        assert all(any(is_part(event, recorded) for recorded in known) for event in answered)
         assert is_part(answered[-1], known[-1])
         assert answered[-1].keys() >= {"usage", "metrics"}
     else:
-        (whole,) = asked(f"/v1/{path}", body)
-        assert is_part(json.loads(whole), json.loads(recorded))
+        (answer,) = asked(f"/v1/{path}", body)
+        assert is_part(json.loads(answer), json.loads(recorded))
 
 
 def test_the_counters_are_spelled_as_recorded() -> None:
@@ -122,11 +122,11 @@ def test_a_text_goes_on_alike_after_any_part_of_it() -> None:
         (choice,) = choices("/v1/completions", body, launch=PLAIN)
         return list(choice["token_ids"])
 
-    whole = said_after(1, 7, tokens=9)
-    assert [said_after(1, 7, *whole[:part], tokens=9 - part) for part in range(1, 9)] == [
-        whole[part:] for part in range(1, 9)
+    text = said_after(1, 7, tokens=9)
+    assert [said_after(1, 7, *text[:part], tokens=9 - part) for part in range(1, 9)] == [
+        text[part:] for part in range(1, 9)
     ]
-    assert len(set(whole)) > 3
+    assert len(set(text)) > 3
 
 
 def test_the_token_that_is_said_is_the_likeliest_and_the_others_are_never_as_likely() -> None:
@@ -139,7 +139,7 @@ def test_the_token_that_is_said_is_the_likeliest_and_the_others_are_never_as_lik
     for name, nats, top in rows:
         ranked = sorted(top.values(), reverse=True)
         assert (len(top), top[name], ranked[0]) == (20, nats, nats)
-        assert [one - other for one, other in itertools.pairwise(ranked)] == pytest.approx(
+        assert [upper - right for upper, right in itertools.pairwise(ranked)] == pytest.approx(
             [1.0] * 19
         )
         assert sum(map(math.exp, ranked)) == pytest.approx(1.0)
@@ -172,10 +172,10 @@ def test_speculation_changes_one_token_of_one_answer_to_one_that_is_never_said(
 ) -> None:
     script = Script(fault=Fault.CHANGED_TOKEN, fault_after_requests=1)
     launch = msgspec.structs.replace(PLAIN, draft_tokens=drafted)
-    found = []
+    pairs_of_texts = []
     for choice in choices("/v1/chat/completions", *[CHAT] * 3, launch=launch, script=script):
         pairs = zip(TRUTH.token_ids, choice["token_ids"], strict=True)
-        found.append([pair for pair in pairs if len(set(pair)) > 1])
-    assert list(map(len, found)) == differing
-    for said, other in itertools.chain(*found):
-        assert other not in likeliest(said)[:20]
+        pairs_of_texts.append([pair for pair in pairs if len(set(pair)) > 1])
+    assert list(map(len, pairs_of_texts)) == differing
+    for plain, speculative in itertools.chain(*pairs_of_texts):
+        assert speculative not in likeliest(plain)[:20]

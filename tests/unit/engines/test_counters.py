@@ -67,13 +67,14 @@ def test_positions_are_ordered_by_number_and_not_by_text(engine: str) -> None:
     order = (10, 9, *range(9))
     if engine == "vllm":
         name = f"{SPECULATION}accepted_tokens_per_pos_total"
-        page = "".join(f'{name}{{position="{place}"}} {20 - place}\n' for place in order)
+        page = "".join(f'{name}{{position="{position}"}} {20 - position}\n' for position in order)
         page += VLLM_PAGE.replace("accepted_tokens_per_pos_total", "else_total")
     else:
         page = TRTLLM_ENDED + "".join(
-            f'trtllm_spec_decode_{what}_tokens_total{{token_position="{place}"}} {20 - place}\n'
-            for what in ("accepted", "drafted")
-            for place in order
+            f"trtllm_spec_decode_{kind}_tokens_total"
+            f'{{token_position="{position}"}} {20 - position}\n'
+            for kind in ("accepted", "drafted")
+            for position in order
         )
     counts = read(engine, page).counts
     assert counts is not None
@@ -165,21 +166,21 @@ def test_a_page_that_is_no_metrics_is_unreadable(engine: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "asked"),
+    ("version", "requests"),
     [("0.26.0", 7), ("0.27.1", 6), ("0.29.0", 6), ("0.31.0", 6), ("0.32.0", 6)],
 )
-def test_the_requests_that_ended_are_counted_whatever_for(version: str, asked: int) -> None:
+def test_the_requests_that_ended_are_counted_whatever_for(version: str, requests: int) -> None:
     """The recorder's probe before, and its questions that are answered after; none runs on."""
     folder = builders.ROOT / "fixtures/recordings/vllm" / version
     pages = [(folder / name).read_text() for name in ("metrics_before.txt", "metrics.txt")]
     before, after = (read("vllm", page) for page in pages)
-    assert (before.requests, after.requests) == (1, 1 + asked)
+    assert (before.requests, after.requests) == (1, 1 + requests)
     assert (before.running_requests, after.running_requests) == (0, 0)
     aborted = 'finished_reason="abort",model_name="tiny-target"}'
     page = pages[1].replace(f"{aborted} 0.0", f"{aborted} 2.0")
     running = 'vllm:num_requests_running{engine="0",model_name="tiny-target"}'
     busy = read("vllm", page.replace(f"{running} 0.0", f"{running} 1.0"))
-    assert (busy.requests, busy.running_requests) == (asked + 3, 1)
+    assert (busy.requests, busy.running_requests) == (requests + 3, 1)
 
 
 def test_an_engine_without_counters_is_not_read_as_zero() -> None:

@@ -37,8 +37,8 @@ def command_of(engine: str, method: str = "eagle3", **changes: Any) -> str:  # n
 def triton_arguments(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
     """What the backend hands to vLLM."""
     files = ENGINES["triton"].files(options_of("triton", **changes))
-    found: dict[str, Any] = json.loads(files["toy/1/model.json"])
-    return found
+    model: dict[str, Any] = json.loads(files["toy/1/model.json"])
+    return model
 
 
 def test_an_unknown_engine_is_answered_with_those_there_are() -> None:
@@ -79,8 +79,8 @@ def test_case_and_control_differ_in_the_speculation_alone() -> None:
     vllm, sglang = (ENGINES[name].command(PYTHON, options_of(name)) for name in ("vllm", "sglang"))
     at = vllm.index("--speculative-config")
     assert command_of("vllm", "none") == " ".join(vllm[:at] + vllm[at + 4 :])
-    kept = [word for word in sglang if not word.startswith("--speculative")]
-    assert command_of("sglang", "none") == " ".join(kept)
+    words = [word for word in sglang if not word.startswith("--speculative")]
+    assert command_of("sglang", "none") == " ".join(words)
     assert "speculative_config" not in triton_arguments(speculation={})
     spread = Parallel(draft_tensor=1)
     assert "--speculative-config" not in command_of("vllm", "none", parallel=spread)
@@ -150,7 +150,7 @@ def test_a_server_is_offline_where_nothing_needs_to_be_fetched(engine: str) -> N
 
 def test_vllm_tells_nothing_of_its_usage_and_on_a_cpu_looks_n_grams_up_on_one_thread() -> None:
     on_gpu, on_cpu = (
-        ENGINES["vllm"].environment(options_of("vllm", on_gpu=one)) for one in (True, False)
+        ENGINES["vllm"].environment(options_of("vllm", on_gpu=on_gpu)) for on_gpu in (True, False)
     )
     assert on_gpu["DO_NOT_TRACK"] == on_cpu["DO_NOT_TRACK"] == on_cpu["NUMBA_NUM_THREADS"] == "1"
     assert "NUMBA_NUM_THREADS" not in on_gpu
@@ -182,13 +182,15 @@ def test_tensorrt_llms_options_are_spelt_as_its_argument_classes(method: str) ->
     read = builders.ROOT / "fixtures/recordings/tensorrt_llm/llm_args.json"
     reading = json.loads(read.read_text())
     options = options_of("tensorrt_llm", method, on_gpu=True)
-    said = json.loads(ENGINES["tensorrt_llm"].files(options)["options.yaml"])
-    config = said.pop("speculative_config", {})
+    options_file = json.loads(ENGINES["tensorrt_llm"].files(options)["options.yaml"])
+    config = options_file.pop("speculative_config", {})
     kind = config.pop("decoding_type", None)
     assert set(config) <= {*reading["every"], *reading["types"].get(kind, ())}
     assert (kind is None) == (method == "none")
-    assert said.pop("disable_overlap_scheduler", False) == (method in {"ngram", "draft_model"})
-    assert said == {
+    assert options_file.pop("disable_overlap_scheduler", False) == (
+        method in {"ngram", "draft_model"}
+    )
+    assert options_file == {
         "dtype": "float32",
         "return_perf_metrics": True,
         "kv_cache_config": {"enable_block_reuse": False, "free_gpu_memory_fraction": 0.4},
@@ -237,9 +239,9 @@ def test_a_model_is_spread_as_the_case_says(
     engine: str, parallel: Parallel, words: tuple[str, ...]
 ) -> None:
     command, plain = (
-        command_of(engine, on_gpu=True, parallel=one) for one in (parallel, Parallel())
+        command_of(engine, on_gpu=True, parallel=sizes) for sizes in (parallel, Parallel())
     )
-    assert [one for one in words if one not in command or one in plain] == []
+    assert [word for word in words if word not in command or word in plain] == []
 
 
 def test_on_a_cpu_a_model_that_is_spread_has_a_process_for_each_share() -> None:
@@ -293,9 +295,14 @@ def test_tritons_repository_holds_one_model_whose_vllm_is_told_what_it_would_be_
     assert triton_arguments() == engine_arguments(options_of("vllm")) | {"seed": 7}
     spread = Parallel(tensor=2, data=3, expert=True, draft_tensor=1, pipeline=4)
     args = ("kv_cache_dtype=fp8", "max_num_seqs=4", "enable_prefix_caching=true", "empty=")
-    given = {"kv_cache_dtype": "fp8", "max_num_seqs": 4, "enable_prefix_caching": True, "empty": ""}
+    engine_args = {
+        "kv_cache_dtype": "fp8",
+        "max_num_seqs": 4,
+        "enable_prefix_caching": True,
+        "empty": "",
+    }
     alone = engine_arguments(options_of("vllm", on_gpu=True, parallel=spread))
-    assert triton_arguments(on_gpu=True, parallel=spread, engine_args=args) == alone | given
+    assert triton_arguments(on_gpu=True, parallel=spread, engine_args=args) == alone | engine_args
 
 
 @pytest.mark.parametrize("argument", ["--seed", "--seed=7", "=7", ""])

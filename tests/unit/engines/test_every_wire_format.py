@@ -128,8 +128,12 @@ def test_the_steps_that_were_played_are_read_back_exactly(
     done, before, after = play(protocol, form, draft_tokens, requests)
     check_requests(done.traces)
     for number, (trace, request) in enumerate(zip(done.traces, requests, strict=True)):
-        (said,) = request.prompt(number).turns
-        prompt = chat_prompt([{"role": "user", "content": said}]) if form is Form.CHAT else said
+        (prompt_text,) = request.prompt(number).turns
+        prompt = (
+            chat_prompt([{"role": "user", "content": prompt_text}])
+            if form is Form.CHAT
+            else prompt_text
+        )
         steps = steps_of(prompt, num_speculative_tokens=draft_tokens)
         first, *later = (len(chunk.token_ids) for chunk in steps.chunks)
         sizes = itertools.chain(*([size] * n for size, n in enumerate(trace.chunk_sizes)))
@@ -145,10 +149,10 @@ def test_the_steps_that_were_played_are_read_back_exactly(
     # Of single requests counters tell nothing.
     by_prompt = zip(record.prompts, requests, strict=True) if record.prompts else ()
     assert bool(record.prompts) == (protocol != "tensorrt_llm")
-    for own, request in by_prompt:
-        assert own.completion_tokens == request.tokens
+    for prompt_steps, request in by_prompt:
+        assert prompt_steps.completion_tokens == request.tokens
         truth = request.counts(draft_tokens, record.view)
-        assert own.counts == truth or not (own.counts.steps or truth.steps)
+        assert prompt_steps.counts == truth or not (prompt_steps.counts.steps or truth.steps)
     everything = [request.counts(draft_tokens, record.view) for request in requests]
     assert record.total == sum(everything, NO_STEPS)
 

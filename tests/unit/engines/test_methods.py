@@ -13,8 +13,8 @@ from tests.unit import builders
 
 ROWS = [
     pytest.param(name, engine, id=f"{name}-{engine}")
-    for engine, one in ENGINES.items()
-    for name in one.methods
+    for engine, method in ENGINES.items()
+    for name in method.methods
 ]
 TREE = Tree(branches=2, drafted_tokens=6)
 

@@ -42,13 +42,13 @@ def test_no_other_engine_has_a_runner_to_share() -> None:
         assert ENGINES[name].shared_runner("ngram", "1.0") is None
 
 
-@pytest.mark.parametrize(("runner", "told"), [("v1", "0"), ("v2", "1"), (None, None)])
+@pytest.mark.parametrize(("runner", "value"), [("v1", "0"), ("v2", "1"), (None, None)])
 def test_a_server_is_told_its_runner_by_a_variable(
-    runner: ModelRunner | None, told: str | None
+    runner: ModelRunner | None, value: str | None
 ) -> None:
     options = dataclasses.replace(builders.LAUNCH_OPTIONS, on_gpu=True, model_runner=runner)
-    assert VLLM.environment(options).get(TOLD) == told
-    assert ENGINES["triton"].environment(options).get(TOLD) == told
+    assert VLLM.environment(options).get(TOLD) == value
+    assert ENGINES["triton"].environment(options).get(TOLD) == value
 
 
 def test_a_runner_is_refused_of_an_engine_that_has_one_only() -> None:

@@ -43,8 +43,8 @@ def test_on_a_gpu_it_takes_what_is_there_and_the_cases_own_words_come_last() -> 
 
 def test_it_finds_specreg_after_what_the_user_put_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/mine")
-    found = REFERENCE.environment(PLAIN)["PYTHONPATH"].split(os.pathsep)
-    assert found == ["/mine", str(builders.ROOT)]
+    folders = REFERENCE.environment(PLAIN)["PYTHONPATH"].split(os.pathsep)
+    assert folders == ["/mine", str(builders.ROOT)]
     monkeypatch.delenv("PYTHONPATH")
     assert REFERENCE.environment(PLAIN)["PYTHONPATH"] == str(builders.ROOT)
 

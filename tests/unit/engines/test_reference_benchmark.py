@@ -32,12 +32,12 @@ def decoded(jobs: Sequence[Job]) -> Iterator[Mapping[int, DecodedStep]]:
     """Answers of 6 and of 3 tokens, however many jobs: the odd ones are short."""
     odd = range(1, len(jobs), 2)
     even = range(0, len(jobs), 2)
-    yield {place: step(1) for place in range(len(jobs))}
+    yield {index: step(1) for index in range(len(jobs))}
     yield {
-        **{place: step(3, 3) for place in even},
-        **{place: step(2, 3, ends=True) for place in odd},
+        **{index: step(3, 3) for index in even},
+        **{index: step(2, 3, ends=True) for index in odd},
     }
-    yield {place: step(2, 2, ends=True) for place in even}
+    yield {index: step(2, 2, ends=True) for index in even}
 
 
 def test_the_figures_are_those_of_the_steps() -> None:
@@ -71,11 +71,11 @@ def test_what_there_is_not_is_a_dash() -> None:
     ticks = itertools.count(step=10 * MS)
     figures = measure(alone, JOBS[:1], 1, lambda: next(ticks))
 
-    head, _, row, _, why = render([("none", 1, figures)]).splitlines()
+    head, _, row, _, note = render([("none", 1, figures)]).splitlines()
     assert head.startswith("| method | batch | TTFT p50, ms | ITL p50, ms | tokens/s |")
     assert row == "| `none` | 1 | 10.0 | – | 100.0 | – | – | – | – | – |"
-    assert why.startswith("No power: ")
-    assert why not in render([("none", 1, {**figures, "power_w": 9.0})])
+    assert note.startswith("No power: ")
+    assert note not in render([("none", 1, {**figures, "power_w": 9.0})])
 
 
 def test_a_processor_counts_the_energy_of_its_packages(tmp_path: Path) -> None:

@@ -72,7 +72,9 @@ def test_ids_tell_the_way_whatever_the_text_is(events: list[Event], text: str) -
     ],
 )
 def test_without_ids_texts_tell_the_way(texts: list[str], text: str) -> None:
-    assert whole(*((said, None, number) for number, said in enumerate(texts, 1)))[0] == text
+    assert (
+        whole(*((text_part, None, number) for number, text_part in enumerate(texts, 1)))[0] == text
+    )
 
 
 def test_a_text_without_a_new_token_repeats() -> None:

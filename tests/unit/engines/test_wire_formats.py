@@ -80,10 +80,10 @@ def test_a_recorded_stream_adds_up(engine: str, version: str, name: str, ask: As
     sizes = [event.tokens for event in events if event.tokens]
     assert events[-1].usage_tokens == sum(sizes) > 0
     assert len([event.finish_reason for event in events if event.finish_reason]) == 1
-    said = [event.acceptance for event in events if event.acceptance]
-    assert len(said) == (engine != "triton" and version not in VLLM_WITHOUT_COUNTS)
+    records = [event.acceptance for event in events if event.acceptance]
+    assert len(records) == (engine != "triton" and version not in VLLM_WITHOUT_COUNTS)
     if engine in {"sglang", "reference"}:
-        (counts,) = said
+        (counts,) = records
         # One request at a time: each chunk after the first is a step, and only the last is cut.
         assert len(sizes) - 1 == counts.steps
         assert 0 <= counts.accepted - sum(size - 1 for size in sizes[1:]) <= 3
@@ -106,14 +106,14 @@ def test_each_event_of_vllm_is_understood_and_the_last_one_tells_its_steps(
     counts = understood.acceptance
     assert (counts is None) == (version in VLLM_WITHOUT_COUNTS)
     if counts is not None:
-        own = raw["metrics"]["speculative_decoding"]
-        assert counts.steps == own["num_spec_steps"]
-        assert counts.accepted == own["num_accepted_draft_tokens"]
-        assert counts.proposed == own["num_draft_tokens"]
-        assert counts.histogram == tuple(own["acceptance_histogram"])
+        own_counts = raw["metrics"]["speculative_decoding"]
+        assert counts.steps == own_counts["num_spec_steps"]
+        assert counts.accepted == own_counts["num_accepted_draft_tokens"]
+        assert counts.proposed == own_counts["num_draft_tokens"]
+        assert counts.histogram == tuple(own_counts["acceptance_histogram"])
         # Of no steps vLLM says 1.0 and 0.0 where we say nothing.
-        assert (counts.acceptance_length or 1.0) == own["mean_acceptance_length"]
-        assert (counts.acceptance_rate or 0.0) == own["draft_acceptance_rate"]
+        assert (counts.acceptance_length or 1.0) == own_counts["mean_acceptance_length"]
+        assert (counts.acceptance_rate or 0.0) == own_counts["draft_acceptance_rate"]
 
 
 @pytest.mark.parametrize("version", VLLM_WITHOUT_COUNTS)
@@ -143,32 +143,34 @@ def test_the_counters_moved_by_what_the_recorded_answers_say(version: str) -> No
     streamed = [
         parsed("vllm", raw_events("vllm", version, name)[-1])[0].acceptance for name in VLLM_STREAMS
     ]
-    whole = [
-        StepCounts.from_histogram(own["acceptance_histogram"], own["num_draft_tokens"])
+    moved_totals = [
+        StepCounts.from_histogram(counts["acceptance_histogram"], counts["num_draft_tokens"])
         for name in ("chat.json", "completion.json")
-        for own in [json.loads((folder / name).read_text())["metrics"]["speculative_decoding"]]
+        for counts in [json.loads((folder / name).read_text())["metrics"]["speculative_decoding"]]
     ]
-    assert after - before == sum((counts or NO_STEPS for counts in (*streamed, *whole)), NO_STEPS)
+    assert after - before == sum(
+        (counts or NO_STEPS for counts in (*streamed, *moved_totals)), NO_STEPS
+    )
     assert (after - before).steps > 0
 
 
 @pytest.mark.parametrize(
-    ("name", "ask", "said"),
+    ("name", "ask", "expected"),
     [
         ("chat_stream.txt", CHAT, (18, 32, 54, (5, 2, 3, 8))),
         ("generate_stream.txt", TEXT, (14, 7, 42, (9, 3, 2))),
     ],
 )
 def test_sglang_tells_its_steps(
-    name: str, ask: Ask, said: tuple[int, int, int, tuple[int, ...]]
+    name: str, ask: Ask, expected: tuple[int, int, int, tuple[int, ...]]
 ) -> None:
     events = parsed("sglang", *raw_events("sglang", "0.5.23", name), ask=ask)
     (counts,) = [event.acceptance for event in events if event.acceptance]
-    assert (counts.steps, counts.accepted, counts.proposed, counts.histogram) == said
+    assert (counts.steps, counts.accepted, counts.proposed, counts.histogram) == expected
 
 
 @pytest.mark.parametrize(
-    "other",
+    "fields",
     [
         # With the bonus token, for one, they are more than the histogram adds up to.
         {"spec_num_correct_drafts": 8},
@@ -176,7 +178,7 @@ def test_sglang_tells_its_steps(
     ],
     ids=["accepted", "proposed"],
 )
-def test_a_name_of_sglang_that_means_something_else_is_refused(other: dict[str, Any]) -> None:
+def test_a_name_of_sglang_that_means_something_else_is_refused(fields: dict[str, Any]) -> None:
     def counts_of(meta: dict[str, Any]) -> StepCounts | None:
         event = json.dumps({"text": "a", "meta_info": {"completion_tokens": 9, **meta}})
         return parsed("sglang", event.encode(), ask=TEXT)[0].acceptance
@@ -186,7 +188,7 @@ def test_a_name_of_sglang_that_means_something_else_is_refused(other: dict[str, 
     meta |= {"spec_correct_drafts_histogram": [1, 2, 1]}
     assert counts_of(meta) == builders.counts(1, 2, 1)
     with builders.invalid("COUNTS_DISAGREE"):
-        counts_of(meta | other)
+        counts_of(meta | fields)
 
 
 def test_sglang_repeats_a_text_in_each_event() -> None:
@@ -252,10 +254,10 @@ def test_a_thought_that_the_server_tells_apart_counts_and_is_no_text(engine: str
     """With `--reasoning-parser` it stands where `delta.content` is without."""
     version = {"vllm": "0.32.0", "sglang": "0.5.23"}[engine]
     raw = [json.loads(event) for event in raw_events(engine, version, "chat_stream.txt")]
-    for one in raw:
-        for choice in one["choices"]:
+    for raw_event in raw:
+        for choice in raw_event["choices"]:
             choice["delta"][key] = choice["delta"].pop("content", None)
-    events = parsed(engine, *(json.dumps(one).encode() for one in raw))
+    events = parsed(engine, *(json.dumps(event).encode() for event in raw))
     assert sum(event.tokens for event in events) == events[-1].usage_tokens
     assert "".join(event.text for event in events) == ""
 
@@ -366,8 +368,8 @@ def test_the_ids_of_a_chat_and_of_a_text_are_asked_for(
 
 def test_what_is_wanted_is_asked_for() -> None:
     vllm, sglang = VLLM.complete("toy", [1, 2], DRAWN), SGLANG.complete("toy", [1, 2], DRAWN)
-    asked = {"prompt": [1, 2], "max_tokens": 3, "temperature": 0.7, "ignore_eos": True, "seed": 11}
-    assert asked.items() <= vllm.body.items()
+    body = {"prompt": [1, 2], "max_tokens": 3, "temperature": 0.7, "ignore_eos": True, "seed": 11}
+    assert body.items() <= vllm.body.items()
     sampling = {"max_new_tokens": 3, "temperature": 0.7, "ignore_eos": True, "sampling_seed": 11}
     assert sglang.body == {"input_ids": [1, 2], "sampling_params": sampling}
     for api in (VLLM, SGLANG):
@@ -398,8 +400,8 @@ def test_what_is_wanted_is_asked_for() -> None:
 def test_candidates_are_scored_by_id_in_the_order_asked(
     api: TokenApi, page: bytes, candidates: tuple[int, ...], scores: tuple[float, ...]
 ) -> None:
-    found = api.score("toy", [1], candidates).parse(page)
-    assert found == pytest.approx(scores, abs=1e-4)
+    candidate_scores = api.score("toy", [1], candidates).parse(page)
+    assert candidate_scores == pytest.approx(scores, abs=1e-4)
 
 
 @pytest.mark.parametrize(

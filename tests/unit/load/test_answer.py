@@ -53,12 +53,12 @@ DIFFERENT: list[tuple[list[dict[str, Any]], list[dict[str, Any]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("one", "other"), DIFFERENT)
+@pytest.mark.parametrize(("first", "second"), DIFFERENT)
 def test_answers_that_differ_in_any_channel_differ(
-    one: list[dict[str, Any]], other: list[dict[str, Any]]
+    first: list[dict[str, Any]], second: list[dict[str, Any]]
 ) -> None:
-    assert digest(*one)
-    assert digest(*one) != digest(*other)
+    assert digest(*first)
+    assert digest(*first) != digest(*second)
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,10 @@ def test_the_token_that_ends_an_answer_has_no_text() -> None:
 
 def test_ids_tell_apart_what_the_text_does_not() -> None:
     """A reasoning parser takes marks of the thought out of the text."""
-    one = gathered(StreamEvent(tokens=2, text="a", token_ids=[1, 2]))
-    other = gathered(StreamEvent(tokens=2, text="a", token_ids=[1, 3]))
+    first = gathered(StreamEvent(tokens=2, text="a", token_ids=[1, 2]))
+    second = gathered(StreamEvent(tokens=2, text="a", token_ids=[1, 3]))
     silent = gathered(StreamEvent(tokens=2, token_ids=[1, 2]))
-    assert len({one.sha256(2), other.sha256(2), silent.sha256(2), ""}) == 4
+    assert len({first.sha256(2), second.sha256(2), silent.sha256(2), ""}) == 4
     assert silent.sha256(3) == "", "one token is neither an id nor a text"
 
 

@@ -30,8 +30,8 @@ def replay(wire: Wire, case: Case, prompts: int) -> tuple[Round, list[FinishedRe
 
     async def run() -> Round:
         async with httpx.AsyncClient(transport=wire, base_url="http://scripted") as client:
-            one = clients(case=case, client=client, clock=wire.clock, token_within_s=0.3)
-            return await one.replay(builders.PROMPTS[:prompts], recorded.append)
+            load_clients = clients(case=case, client=client, clock=wire.clock, token_within_s=0.3)
+            return await load_clients.replay(builders.PROMPTS[:prompts], recorded.append)
 
     return asyncio.run(run()), recorded
 
@@ -81,14 +81,14 @@ def test_what_a_further_process_says_of_a_server_that_hangs_is_believed() -> Non
     async def run() -> None:
         replies = asyncio.StreamReader()
         replies.feed_data(b'{"hung_s": 60.0}\n')
-        told: list[object] = []
-        worker = _Worker(SimpleNamespace(send=told.append), replies)  # type: ignore[arg-type]
+        reports: list[object] = []
+        worker = _Worker(SimpleNamespace(send=reports.append), replies)  # type: ignore[arg-type]
         async with httpx.AsyncClient() as client:
             several = clients(
                 case=LITTLE, client=client, clock=time.monotonic_ns, workers=(worker,)
             )
             with pytest.raises(HungError, match=r"HUNG: no token came for 60 s"):
                 await several.replay(builders.PROMPTS)
-        assert len(told) == 1
+        assert len(reports) == 1
 
     asyncio.run(run())

@@ -47,15 +47,15 @@ def test_a_later_turn_is_asked_with_the_whole_reply_before_it(server: type[Scrip
     script = Script(prefill_ms=0.0, step_ms=0.0)
     launch = Launch(model="folder", name="toy", draft_tokens=3, counts=True)
     finished = asked(server(launch, script).application())
-    check_requests([one.trace for one in finished])
-    said = ""
-    for turn, one in zip(TURNS, finished, strict=True):
-        said += turn
-        truth = steps_of(said, script, num_speculative_tokens=3, max_tokens=20)
-        assert (one.text, one.trace.tokens) == (truth.text, truth.completion_tokens)
-        assert one.trace.acceptance is not None
-        assert one.trace.acceptance.accepted == truth.accepted_tokens
-        said += one.text
+    check_requests([request.trace for request in finished])
+    text_before = ""
+    for turn, request in zip(TURNS, finished, strict=True):
+        text_before += turn
+        truth = steps_of(text_before, script, num_speculative_tokens=3, max_tokens=20)
+        assert (request.text, request.trace.tokens) == (truth.text, truth.completion_tokens)
+        assert request.trace.acceptance is not None
+        assert request.trace.acceptance.accepted == truth.accepted_tokens
+        text_before += request.text
 
 
 def test_a_chat_whose_events_repeat_is_no_measurement() -> None:
@@ -74,5 +74,5 @@ def test_a_chat_whose_events_repeat_is_no_measurement() -> None:
 
     app = web.Application()
     app.router.add_post("/v1/chat/completions", answer)
-    (one,) = asked(app, dataclasses.replace(CASE, form=Form.CHAT))
-    assert (one.trace.error or "").startswith("STREAM_UNRECOGNISED: each event of the stream")
+    (finished,) = asked(app, dataclasses.replace(CASE, form=Form.CHAT))
+    assert (finished.trace.error or "").startswith("STREAM_UNRECOGNISED: each event of the stream")

@@ -88,9 +88,9 @@ def test_what_is_no_http_is_an_error_of_its_request() -> None:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         endpoint = dataclasses.replace(ENDPOINT, base_url=f"http://127.0.0.1:{port}")
-        one, clock = builders.PROMPTS[:1], time.monotonic_ns
+        prompts, clock = builders.PROMPTS[:1], time.monotonic_ns
         async with new_client(endpoint, connections=1) as client:
-            built = await replay_round(ONE_AT_A_TIME, endpoint, one, client=client, clock=clock)
+            built = await replay_round(ONE_AT_A_TIME, endpoint, prompts, client=client, clock=clock)
         server.close()
         return built.as_round()
 
@@ -137,7 +137,7 @@ def test_a_server_hangs_too_where_its_requests_have_less_time() -> None:
     with pytest.raises(HungError, match=r"HUNG: no token came for 60 s"):
         replay_wire(wire, case, builders.PROMPTS * 2, record=recorded.append)
     assert 3 <= len(wire.asked) < 12
-    assert all(one.late for one in recorded)
+    assert all(request.late for request in recorded)
 
 
 def test_a_server_that_refuses_does_not_hang() -> None:
@@ -241,10 +241,10 @@ def test_each_turn_has_the_models_own_replies_before_it_as_the_case_says(
     done = replay_wire(wire, case, [CONVERSATION])
     assert [trace.turn for trace in done.traces] == [1, 2, 3]
     replied = ("assistant", reply)
-    said = [("user", "One?"), replied, ("user", "Two?"), replied, ("user", "Three?")]
+    expected = [("user", "One?"), replied, ("user", "Two?"), replied, ("user", "Three?")]
     for turn, body in enumerate(wire.bodies):
-        found = [(message["role"], message["content"]) for message in body["messages"]]
-        assert found == said[: 1 + 2 * turn]
+        messages = [(message["role"], message["content"]) for message in body["messages"]]
+        assert messages == expected[: 1 + 2 * turn]
 
 
 def test_a_turn_that_failed_ends_its_conversation() -> None:
@@ -274,8 +274,8 @@ def test_events_of_one_piece_have_one_time() -> None:
     assert (done.gaps.size, done.gaps.min_ns, done.gaps.max_ns) == (1, MS, MS)
 
 
-def open_load(rate: float, **more: float) -> Case:
-    load = Load(arrivals=Arrivals.CONSTANT, requests_per_s=rate, **more)  # type: ignore[arg-type]
+def open_load(rate: float, **settings: float) -> Case:
+    load = Load(arrivals=Arrivals.CONSTANT, requests_per_s=rate, **settings)  # type: ignore[arg-type]
     return dataclasses.replace(builders.CASE, load=load)
 
 
@@ -333,16 +333,16 @@ def test_slices_are_parts_of_one_round() -> None:
 
 def test_requests_are_recorded_as_they_end_and_not_with_the_round() -> None:
     """A run that is killed must have on disk what it has measured."""
-    wire, asked = Wire((event("1", '"length"'),)), list[int]()
+    wire, requests = Wire((event("1", '"length"'),)), list[int]()
 
     def record(_: FinishedRequest) -> None:
-        asked.append(len(wire.asked))
+        requests.append(len(wire.asked))
 
     case, prompts = builders.with_concurrency(16), builders.PROMPTS * 40
     replay_wire(wire, case, prompts, record=record, clock=time.monotonic_ns)
-    assert len(asked) == 240
+    assert len(requests) == 240
     # Those in flight, and as many that have just ended.
-    assert max(sent - done for done, sent in enumerate(asked, 1)) <= 3 * 16
+    assert max(sent - done for done, sent in enumerate(requests, 1)) <= 3 * 16
 
 
 def test_a_disk_that_refuses_ends_the_round_at_once() -> None:
@@ -396,8 +396,8 @@ def test_arrivals_have_the_rate_and_the_variation_that_they_should(
 def test_random_arrivals_repeat_with_their_seed() -> None:
     load = Load(arrivals=Arrivals.POISSON, requests_per_s=5.0)
     assert gaps_s(load, 100) == gaps_s(load, 100)
-    other = Load(arrivals=Arrivals.POISSON, requests_per_s=5.0, seed=1)
-    assert gaps_s(load, 100) != gaps_s(other, 100)
+    poisson = Load(arrivals=Arrivals.POISSON, requests_per_s=5.0, seed=1)
+    assert gaps_s(load, 100) != gaps_s(poisson, 100)
 
 
 def test_a_rate_rises_linearly_over_the_ramp_and_holds_then() -> None:

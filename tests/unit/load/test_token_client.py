@@ -33,20 +33,20 @@ def echoes(_: str, body: Json) -> Json:
 
 def test_answers_come_in_the_order_of_the_texts_and_each_is_asked_for_as_wanted() -> None:
     """The first is answered last."""
-    others = threading.Semaphore(0)
+    released = threading.Semaphore(0)
 
     def answer(path: str, body: Json) -> Json:
         if body["input_ids"] == [1]:
-            assert all(others.acquire(timeout=10) for _ in range(2))
+            assert all(released.acquire(timeout=10) for _ in range(2))
         else:
-            others.release()
+            released.release()
         return echoes(path, body)
 
     wanted = [Wanted(output_cap_tokens=cap) for cap in (10, 20, 30)]
     with answering(answer) as url:
-        found = complete(at(url), [(1,), (2,), (3,)], wanted, in_flight=3)
+        answers = complete(at(url), [(1,), (2,), (3,)], wanted, in_flight=3)
 
-    assert found == tuple(Transcript(prompt=(n,), output=(n, 10 * n)) for n in (1, 2, 3))
+    assert answers == tuple(Transcript(prompt=(n,), output=(n, 10 * n)) for n in (1, 2, 3))
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
@@ -62,28 +62,28 @@ def test_as_many_are_asked_at_once_as_is_said_and_no_more(at_once: int) -> None:
         return echoes(path, body)
 
     with answering(answer) as url:
-        found = complete(at(url), [(n,) for n in range(6)], [TWO] * 6, in_flight=at_once)
+        answers = complete(at(url), [(n,) for n in range(6)], [TWO] * 6, in_flight=at_once)
 
-    assert [one.output for one in found] == [(n, 2) for n in range(6)]
+    assert [answer.output for answer in answers] == [(n, 2) for n in range(6)]
 
 
 @pytest.mark.parametrize("form", Form)
 def test_a_prompt_is_encoded_by_the_server_and_ids_stay_as_they_are(form: Form) -> None:
     """Of a conversation, the first turn."""
-    asked: list[tuple[str, Json]] = []
+    requests: list[tuple[str, Json]] = []
 
     def answer(path: str, body: Json) -> Json:
-        asked.append((path, body))
+        requests.append((path, body))
         return {"tokens": [5, 6]}
 
     case = dataclasses.replace(
         builders.CASE, form=form, chat_template_args=(("enable_thinking", False),)
     )
     with answering(answer) as url:
-        found = encode_prompts(at(url), case, PROMPTS)
+        encoded = encode_prompts(at(url), case, PROMPTS)
 
-    assert found == ((5, 6), (7, 8, 9))
-    ((path, body),) = asked
+    assert encoded == ((5, 6), (7, 8, 9))
+    ((path, body),) = requests
     assert path == "/v1/tokenize"
     if form is Form.CHAT:
         assert body["messages"] == [{"role": "user", "content": "Hello."}]
@@ -105,9 +105,9 @@ def test_candidates_are_scored_in_their_order_one_text_at_a_time() -> None:
         return {"output_ids": [1], "meta_info": {"output_token_ids_logprobs": [scores]}}
 
     with answering(answer) as url:
-        found = score(at(url), [((1, 2), (4, 3)), ((1,), (6,))])
+        candidate_scores = score(at(url), [((1, 2), (4, 3)), ((1,), (6,))])
 
-    assert found == ((-2.0, -1.5), (-3.0,))
+    assert candidate_scores == ((-2.0, -1.5), (-3.0,))
 
 
 def test_one_refusal_spoils_all_and_is_told_by_its_status_its_path_and_its_beginning() -> None:

@@ -37,8 +37,8 @@ output_cap_tokens = 64
 
 def with_key(key: str, value: str) -> str:
     """The table of cases with a key set to a value, whether it was there or not."""
-    others = [line for line in CASES.splitlines() if not line.startswith(f"{key} =")]
-    return "\n".join([*others, f"{key} = {value}\n"])
+    lines = [line for line in CASES.splitlines() if not line.startswith(f"{key} =")]
+    return "\n".join([*lines, f"{key} = {value}\n"])
 
 
 def load(folder: Path, text: str) -> Tier:
@@ -96,10 +96,10 @@ def test_a_run_may_replay_another_number_of_prompts(tmp_path: Path) -> None:
 
 def test_each_table_has_the_defaults_that_it_does_not_set_itself(tmp_path: Path) -> None:
     defaults = '[defaults]\ndtype = "float32"\nprompts = 9\n[defaults.tolerances]\npower_w = 0.2\n'
-    other = CASES.replace("prompts = 32\n", "").replace('"eagle3"', '"draft_model"')
-    tier = load(tmp_path, MODELS + defaults + CASES.replace('"none", ', "") + other)
-    found = {case.server.method: case.prompts for case in tier.cases}
-    assert found == {"eagle3": 32, "none": 9, "draft_model": 9}
+    smaller = CASES.replace("prompts = 32\n", "").replace('"eagle3"', '"draft_model"')
+    tier = load(tmp_path, MODELS + defaults + CASES.replace('"none", ', "") + smaller)
+    prompts = {case.server.method: case.prompts for case in tier.cases}
+    assert prompts == {"eagle3": 32, "none": 9, "draft_model": 9}
     assert {case.server.dtype for case in tier.cases} == {"float32"}
     assert {case.tolerances for case in tier.cases} == {(("power_w", 0.2),)}
 
@@ -124,18 +124,18 @@ def test_a_rate_is_a_load_and_limits_are_of_the_case(tmp_path: Path) -> None:
     case = case_of(tier, "vllm-eagle3-tiny-toy-gamma2.5")
     assert case.load == Load(arrivals=Arrivals.GAMMA, requests_per_s=2.5)
     assert case.limits == Limits(ttft_ms=200.0, tpot_ms=50.0)
-    assert "vllm-none-tiny-toy-gamma10" in {other.id for other in tier.cases}
+    assert "vllm-none-tiny-toy-gamma10" in {case.id for case in tier.cases}
 
 
 @pytest.mark.parametrize(
-    ("gpus", "said", "power_s"),
+    ("gpus", "shown", "power_s"),
     [(1, "", 30), (0, "", 0), (1, "power_s = 12\n", 12), (0, "power_s = 12\n", 12)],
 )
 def test_power_has_half_a_minute_of_load_on_a_gpu_and_none_without_unless_told_otherwise(
-    tmp_path: Path, gpus: int, said: str, power_s: float
+    tmp_path: Path, gpus: int, shown: str, power_s: float
 ) -> None:
     models = MODELS.replace("needs_gpus = 0", f"needs_gpus = {gpus}")
-    assert {case.power_s for case in load(tmp_path, models + CASES + said).cases} == {power_s}
+    assert {case.power_s for case in load(tmp_path, models + CASES + shown).cases} == {power_s}
 
 
 def test_of_several_pairs_a_machine_runs_the_first_that_fits_with_all_its_cases(
@@ -176,9 +176,13 @@ def test_a_model_is_spread_and_the_draft_of_those_that_have_one(tmp_path: Path) 
     methods = with_key("methods", '["none", "ngram", "eagle3"]')
     spread = f"{methods}parallel = {{ tensor = 2, draft_tensor = 1 }}\n"
     tier = load(tmp_path, models + spread)
-    found = {case.server.method: case.server.parallel for case in tier.cases}
-    whole = Parallel(tensor=2, draft_tensor=1)
-    assert found == {"none": whole.without_draft, "ngram": whole.without_draft, "eagle3": whole}
+    parallels = {case.server.method: case.server.parallel for case in tier.cases}
+    everywhere = Parallel(tensor=2, draft_tensor=1)
+    assert parallels == {
+        "none": everywhere.without_draft,
+        "ngram": everywhere.without_draft,
+        "eagle3": everywhere,
+    }
     assert all(case.control for case in tier.cases if case.speculates)
 
 
@@ -270,8 +274,8 @@ def test_what_is_wrong_with_a_case_is_said_with_its_table(
     tmp_path: Path, lines: str, words: str
 ) -> None:
     keys = tuple(line.partition("=")[0] + "=" for line in lines.splitlines())
-    kept = [line for line in CASES.splitlines() if not line.startswith(keys)]
-    text = MODELS + "\n".join((*kept, lines))
+    lines_kept = [line for line in CASES.splitlines() if not line.startswith(keys)]
+    text = MODELS + "\n".join((*lines_kept, lines))
     assert said(tmp_path, text).startswith(CASE + words)
 
 

@@ -22,22 +22,22 @@ def needs(tier: Tier) -> dict[str, tuple[int, float | None]]:
 
 def test_weights_cache_and_reserve_go_into_a_servers_share(tmp_path: Path) -> None:
     """Four of 2048 tokens take 1 GiB of cache."""
-    found = needs(load(tmp_path))
-    assert found["none"] == found["ngram"] == (1, (16 + 1 + BESIDE_GIB) / 0.25)
-    assert found["eagle3"] == (1, (16 + 2 + 1 + BESIDE_GIB) / 0.25)
+    needed = needs(load(tmp_path))
+    assert needed["none"] == needed["ngram"] == (1, (16 + 1 + BESIDE_GIB) / 0.25)
+    assert needed["eagle3"] == (1, (16 + 2 + 1 + BESIDE_GIB) / 0.25)
 
 
 def test_target_and_cache_are_split_and_copies_share_what_is_in_flight(tmp_path: Path) -> None:
     """Layers that are cut are split too, and a node needs its own GPUs alone."""
     spread = "parallel = { tensor = 2, data = 2, draft_tensor = 1 }\n"
-    found = needs(load(tmp_path, TIER + spread))
-    assert found["none"] == (4, ((16 + 0.5) / 2 + BESIDE_GIB) / 0.25)
-    assert found["eagle3"] == (4, ((16 + 0.5) / 2 + 2 + BESIDE_GIB) / 0.25)
+    needed = needs(load(tmp_path, TIER + spread))
+    assert needed["none"] == (4, ((16 + 0.5) / 2 + BESIDE_GIB) / 0.25)
+    assert needed["eagle3"] == (4, ((16 + 0.5) / 2 + 2 + BESIDE_GIB) / 0.25)
 
     spread = "parallel = { tensor = 2, pipeline = 2, nodes = 2 }\n"
-    found = needs(load(tmp_path, TIER + spread))
-    assert found["none"] == (2, ((16 + 1) / 4 + BESIDE_GIB) / 0.25)
-    assert found["eagle3"] == (2, ((16 + 1) / 4 + 2 / 2 + BESIDE_GIB) / 0.25)
+    needed = needs(load(tmp_path, TIER + spread))
+    assert needed["none"] == (2, ((16 + 1) / 4 + BESIDE_GIB) / 0.25)
+    assert needed["eagle3"] == (2, ((16 + 1) / 4 + 2 / 2 + BESIDE_GIB) / 0.25)
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,9 @@ def test_case_and_control_do_not_take_more_than_there_is(tmp_path: Path) -> None
 
 
 def test_a_pair_of_its_own_stands_in_the_place_of_a_shared_one(tmp_path: Path) -> None:
-    own = TIER.replace("[[cases]]", '[models.eight]\ntarget = "own"\n[[cases]]').replace(
+    own_pair = TIER.replace("[[cases]]", '[models.eight]\ntarget = "own"\n[[cases]]').replace(
         ', "eagle3", "draft_model"', ""
     )
-    case = load(tmp_path, own).cases[0]
+    case = load(tmp_path, own_pair).cases[0]
     assert (case.server.target, case.memory_gib) == ("own", None)
     assert load(tmp_path).cases[0].server.target == "some/target"

@@ -75,6 +75,6 @@ def test_what_does_not_fit_is_counted(tmp_path: Path, gpus: Gpus, words: str) ->
 def test_a_tolerance_of_no_metric_is_refused_with_its_table(tmp_path: Path) -> None:
     done = run(tmp_path, TIER + "[cases.tolerances]\ntpot_p50 = 0.1\n")
     assert isinstance(done.exception, UnknownNameError)
-    place = f"matrix file '{tmp_path}/fixtures/matrix/gpu.toml', [[cases]] no. 1"
-    words = f"{place}: unknown metric in tolerances 'tpot_p50'; did you mean 'tpot_p50_ms'?"
+    location = f"matrix file '{tmp_path}/fixtures/matrix/gpu.toml', [[cases]] no. 1"
+    words = f"{location}: unknown metric in tolerances 'tpot_p50'; did you mean 'tpot_p50_ms'?"
     assert str(done.exception).startswith(words)

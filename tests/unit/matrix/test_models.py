@@ -94,9 +94,9 @@ def test_padding_adds_layers_of_zeros_and_leaves_what_was_there(
         for layer in (1, 2)  # 1.0 is the upper half of 0x3f800000
         for name, shape in LAYER.items()
     }
-    found = read_tensors(padded / "model.safetensors")
-    assert list(found) == [*before, *added]
-    assert all(np.array_equal(found[name], bits) for name, bits in (before | added).items())
+    tensors = read_tensors(padded / "model.safetensors")
+    assert list(tensors) == [*before, *added]
+    assert all(np.array_equal(tensors[name], bits) for name, bits in (before | added).items())
     assert int.from_bytes((padded / "model.safetensors").read_bytes()[:8], "little") % 8 == 0
     config = json.loads((padded / "config.json").read_text())
     assert config == {"num_hidden_layers": 3, "hidden_size": 2}
@@ -117,15 +117,15 @@ def test_a_padded_model_is_made_once_and_what_a_killed_run_left_of_it_goes(
 ) -> None:
     monkeypatch.setenv("SPECREG_CACHE", str(tmp_path / "cache"))
     subprocess.run((sys.executable, "-c", KILLED, str(model)), cwd=builders.ROOT, check=False)
-    (left,) = (tmp_path / "cache/models").iterdir()
+    (folder,) = (tmp_path / "cache/models").iterdir()
     spec = dataclasses.replace(builders.PLAIN_SPEC, target=str(model), padding_layers=2)
     padded = Path(served_models(builders.ROOT, spec)[0])
-    assert padded != left
+    assert padded != folder
     assert list((tmp_path / "cache/models").iterdir()) == [padded]
     assert len(read_tensors(padded / "model.safetensors")) == 7
-    made = padded.stat().st_ino
+    inode = padded.stat().st_ino
     assert served_models(builders.ROOT, spec)[0] == str(padded)
-    assert padded.stat().st_ino == made
+    assert padded.stat().st_ino == inode
 
 
 def test_the_checksum_changes_with_config_and_with_all_weights(model: Path, tmp_path: Path) -> None:

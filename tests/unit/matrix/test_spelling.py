@@ -30,14 +30,14 @@ TIER = """
 def write_tier(
     folder: Path,
     pair: str = "tiny",
-    other: str = "other",
+    other_key: str = "other",
     load: str = "concurrency = [1]",
-    more: str = "",
+    extra: str = "",
 ) -> Path:
     """Write the tier `one` of a case of a pair."""
     (folder / "matrix").mkdir()
-    text = textwrap.dedent(TIER).format(pair=pair, other=other, load=load)
-    (folder / "matrix/one.toml").write_text(text + textwrap.dedent(more))
+    text = textwrap.dedent(TIER).format(pair=pair, other=other_key, load=load)
+    (folder / "matrix/one.toml").write_text(text + textwrap.dedent(extra))
     return folder / "matrix"
 
 
@@ -55,7 +55,7 @@ def test_a_pair_is_called_by_a_name(tmp_path: Path, pair: str) -> None:
 
 def test_a_pair_that_no_case_has_is_called_by_a_name_too(tmp_path: Path) -> None:
     with pytest.raises(SpecregError, match="give it another name"):
-        load_tier(write_tier(tmp_path, other='"a/b"'), "one")
+        load_tier(write_tier(tmp_path, other_key='"a/b"'), "one")
 
 
 def test_a_pair_is_not_called_as_a_second_launch_is(tmp_path: Path) -> None:

@@ -71,16 +71,16 @@ class Llama:
             return heads
         angles = np.arange(len(states))[:, None] / 1e4 ** (np.arange(0, size, 2) / size)
         angles = np.tile(angles, 2)
-        other = np.concatenate((-heads[..., size // 2 :], heads[..., : size // 2]), -1)
-        turning: Numbers = heads * np.cos(angles) + other * np.sin(angles)
+        rotated = np.concatenate((-heads[..., size // 2 :], heads[..., : size // 2]), -1)
+        turning: Numbers = heads * np.cos(angles) + rotated * np.sin(angles)
         return turning
 
     def layer(self, name: str, states: Numbers, read: Numbers) -> Numbers:
         query = self.by_head(self.times(f"{name}.self_attn.q_proj", read), turned=True)
         group = self.config["num_attention_heads"] // self.config["num_key_value_heads"]
         key, value = (
-            self.by_head(self.times(f"{name}.self_attn.{one}_proj", read), turned=one == "k")
-            for one in "kv"
+            self.by_head(self.times(f"{name}.self_attn.{kind}_proj", read), turned=kind == "k")
+            for kind in "kv"
         )
         key, value = np.repeat(key, group, axis=0), np.repeat(value, group, axis=0)
         scores = query @ key.swapaxes(1, 2) / np.sqrt(self.config["head_dim"])
@@ -117,9 +117,9 @@ class Llama:
 IDS = [5, 17, 300, 44, 9, 700, 12, 33, 250, 601]
 
 
-def apart(one: Numbers, other: Numbers) -> float:
+def apart(first: Numbers, second: Numbers) -> float:
     """How far logits lie apart, as a share of the largest."""
-    return float(np.abs(one - other).max() / np.abs(one).max())
+    return float(np.abs(first - second).max() / np.abs(first).max())
 
 
 def test_a_widened_target_its_draft_and_its_head_say_what_the_narrow_ones_say() -> None:
@@ -156,9 +156,9 @@ def test_what_a_widened_model_is_made_of_is_its_checksum_before_it_is_made(tmp_p
     changed = tmp_path / "target"
     shutil.copytree(TINY / "target", changed)
     (changed / "tokenizer.json").write_text("{}")
-    other = dataclasses.replace(spec(), target=str(changed))
-    specs = [spec(), spec(width="1b"), spec(width=None), other]
-    sums = [model_sha256(served_models(builders.ROOT, one)[0]) for one in specs]
+    changed_spec = dataclasses.replace(spec(), target=str(changed))
+    specs = [spec(), spec(width="1b"), spec(width=None), changed_spec]
+    sums = [model_sha256(served_models(builders.ROOT, spec)[0]) for spec in specs]
     assert all(sums)
     assert len(set(sums)) == len(sums)
     case = dataclasses.replace(builders.CASE, server=spec())
@@ -188,19 +188,19 @@ def test_a_model_of_another_form_cannot_be_widened(tmp_path: Path) -> None:
     target = tmp_path / "target"
     shutil.copytree(TINY / "target", target)
     config = json.loads((target / "config.json").read_text())
-    other = dataclasses.replace(spec(), target=str(target))
+    other_form = dataclasses.replace(spec(), target=str(target))
     for change in (
         *({"hidden_size": 256}, {"num_key_value_heads": 2}, {"num_hidden_layers": 99}),
         *({"intermediate_size": "x"}, {"rms_norm_eps": None}),
     ):
         (target / "config.json").write_text(json.dumps(config | change))
         with pytest.raises(ModelError, match=r"can't be made larger, .*leave padding_layers and w"):
-            widen_models(builders.ROOT, other, show=lambda _: None)
+            widen_models(builders.ROOT, other_form, show=lambda _: None)
 
 
 def parameters(width: Width) -> Mapping[str, int]:
     """By role, what the shapes come to, with the 768 tokens of the tiny vocabulary."""
-    found = {}
+    sizes = {}
     for role, shape in SHAPES[width].items():
         hidden, heads = shape.hidden_size, shape.num_attention_heads * 32
         keys = shape.num_key_value_heads * 32
@@ -209,19 +209,19 @@ def parameters(width: Width) -> Mapping[str, int]:
         layer += 3 * hidden * shape.intermediate_size
         norms = (3 if role == "eagle3" else 2) * shape.num_hidden_layers + 1
         fused = 3 * hidden**2 if role == "eagle3" else 0
-        rest = 768 * hidden + norms * hidden + fused
-        found[role] = shape.num_hidden_layers * layer + rest
-    return found
+        others_size = 768 * hidden + norms * hidden + fused
+        sizes[role] = shape.num_hidden_layers * layer + others_size
+    return sizes
 
 
 @pytest.mark.parametrize("width", SHAPES)
 def test_a_pair_says_the_sizes_of_its_shapes(width: Width) -> None:
     pair = PAIRS[f"wide-{width}"]
     sizes_gib = {role: 2 * count / GIB for role, count in parameters(width).items()}
-    said = {"target": pair["target_gib"], **pair["drafts_gib"]}
-    assert said.keys() == sizes_gib.keys()
+    stated_gib = {"target": pair["target_gib"], **pair["drafts_gib"]}
+    assert stated_gib.keys() == sizes_gib.keys()
     for role, size_gib in sizes_gib.items():
-        assert 0 <= said[role] - size_gib < 0.1, role
+        assert 0 <= stated_gib[role] - size_gib < 0.1, role
     shape = SHAPES[width]["target"]
     cache_bytes = shape.num_hidden_layers * 2 * shape.num_key_value_heads * 32 * 2
     assert pair["token_kib"] == cache_bytes / 1024

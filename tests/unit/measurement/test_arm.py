@@ -73,5 +73,5 @@ def test_a_page_that_takes_too_long_to_parse_spoils_the_acceptance() -> None:
             wire_format.may_end.set()
         return replay
 
-    why = asyncio.run(go()).invalid[Family.ACCEPTANCE]
-    assert str(why).startswith("METRICS_UNREADABLE: /metrics takes more than 0.05 s to parse")
+    reason = asyncio.run(go()).invalid[Family.ACCEPTANCE]
+    assert str(reason).startswith("METRICS_UNREADABLE: /metrics takes more than 0.05 s to parse")

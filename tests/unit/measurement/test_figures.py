@@ -38,9 +38,9 @@ LATE = msgspec.structs.replace(SLOW, planned_ns=-5 * MS)
 
 
 def spread(*durations_ns: int) -> TimeHistogram:
-    found = TimeHistogram()
-    found.add_all(durations_ns)
-    return found
+    histogram = TimeHistogram()
+    histogram.add_all(durations_ns)
+    return histogram
 
 
 ROUNDS = (
@@ -78,8 +78,8 @@ def measured(
 
 
 def as_json(measurement: Measurement) -> dict[str, Any]:
-    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(figures_of(measurement, 2)))
-    return found
+    figures: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(figures_of(measurement, 2)))
+    return figures
 
 
 def test_the_acceptance_of_all_requests_is_there_in_every_form() -> None:
@@ -139,7 +139,7 @@ def test_the_timing_is_summarized_over_requests_and_rates_are_all_over_all() -> 
 
 
 def test_prompts_count_beside_answers_where_the_server_tells_of_all() -> None:
-    spoken = [msgspec.structs.replace(one, prompt_tokens=20) for one in (SWIFT, SLOW)]
+    spoken = [msgspec.structs.replace(request, prompt_tokens=20) for request in (SWIFT, SLOW)]
     part = dataclasses.replace(ROUNDS[0], traces=tuple(spoken))
     timing = as_json(measured(record(), rounds=(part,)))["timing"]
     assert (timing["prompt_tokens"]["count"], timing["prompt_tokens"]["mean"]) == (2, 20.0)
@@ -205,8 +205,8 @@ def test_thoughts_and_answers_have_an_acceptance_each_by_their_chunks() -> None:
     part = dataclasses.replace(ROUNDS[0], traces=(thinking, thinking))
     acceptance = as_json(measured(record(), rounds=(part,)))["acceptance"]
     by_part = {
-        name: (one["steps"], one["accepted"], one["acceptance_length_tokens"])
-        for name, one in acceptance["by_part"].items()
+        name: (part["steps"], part["accepted"], part["acceptance_length_tokens"])
+        for name, part in acceptance["by_part"].items()
     }
     assert by_part == {"thought": (6, 14, 1 + 14 / 6), "answer": (4, 2, 1.5)}
     merged = msgspec.structs.replace(thinking, chunk_sizes=(0, 1, 2, 0, 2, 1))
@@ -299,11 +299,11 @@ def test_figures_of_what_is_invalid_say_why_and_nothing_else() -> None:
     ],
 )
 def test_figures_of_an_invalid_family_alone_are_not_there(family: Family, gone: set[str]) -> None:
-    one = measured(record())
-    whole = as_json(one)
-    part = as_json(dataclasses.replace(one, invalid={family: Invalidity("X", "y")}))
+    measurement = measured(record())
+    figures = as_json(measurement)
+    part = as_json(dataclasses.replace(measurement, invalid={family: Invalidity("X", "y")}))
     assert part["invalid"] == {family: {"code": "X", "text": "y"}}
-    assert {name for name in part if whole[name] and not part[name]} == gone
+    assert {name for name in part if figures[name] and not part[name]} == gone
 
 
 KINDS = [Figures, AcceptanceFigures, AnswerFigures, PartFigures, ArmFigures, PaceFigures]

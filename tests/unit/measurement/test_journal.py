@@ -116,13 +116,13 @@ def test_of_a_measurement_that_was_made_again_the_first_one_counts(path: Path) -
     assert dict(load_journal(path, last=True)) == {KEY: second}
 
 
-@pytest.mark.parametrize("kept", [0.3, 0.999], ids=["in-a-request", "in-the-last-line"])
-def test_what_was_cut_off_is_not_there_and_harms_nothing_else(path: Path, kept: float) -> None:
+@pytest.mark.parametrize("value", [0.3, 0.999], ids=["in-a-request", "in-the-last-line"])
+def test_what_was_cut_off_is_not_there_and_harms_nothing_else(path: Path, value: float) -> None:
     first = journaled(path)
-    whole = path.read_bytes()
+    content = path.read_bytes()
     journaled(path, ACCEPTANCE_ALONE)
     both = path.read_bytes()
-    path.write_bytes(both[: len(whole) + int((len(both) - len(whole)) * kept)])
+    path.write_bytes(both[: len(content) + int((len(both) - len(content)) * value)])
     assert dict(load_journal(path)) == {KEY: first}
     again = journaled(path, ACCEPTANCE_ALONE)
     assert dict(load_journal(path)) == {KEY: first, ACCEPTANCE_ALONE: again}
@@ -131,11 +131,11 @@ def test_what_was_cut_off_is_not_there_and_harms_nothing_else(path: Path, kept: 
 @pytest.mark.parametrize("broken", [0, 1, 13], ids=["begun", "a-request", "ended"])
 def test_a_line_that_cannot_be_read_costs_its_measurement_alone(path: Path, broken: int) -> None:
     before = journaled(path, SECOND_LAUNCH)
-    kept = path.read_bytes()
+    content_before = path.read_bytes()
     journaled(path)
-    lines = path.read_bytes().removeprefix(kept).splitlines(keepends=True)
+    lines = path.read_bytes().removeprefix(content_before).splitlines(keepends=True)
     lines[broken] = lines[broken][:50] + b"\xff\n"
-    path.write_bytes(kept + b"".join(lines))
+    path.write_bytes(content_before + b"".join(lines))
     after = journaled(path, ACCEPTANCE_ALONE)
     assert dict(load_journal(path)) == {SECOND_LAUNCH: before, ACCEPTANCE_ALONE: after}
 
@@ -144,11 +144,11 @@ def test_what_another_version_adds_is_passed_over_and_what_it_lacks_is_as_ever(p
     measured = journaled(path)
     lines = lines_of(path)
     assert lines[-1].pop("invalid") == {}
-    others = [json.dumps(line | {"weather": "fair"}) for line in lines]
+    changed_lines = [json.dumps(line | {"weather": "fair"}) for line in lines]
     pause = '{"type": "Paused", "at_s": 1.5}'
-    path.write_text("\n".join((pause, *others, pause, "")))
-    other = journaled(path, ACCEPTANCE_ALONE)
-    assert dict(load_journal(path)) == {KEY: measured, ACCEPTANCE_ALONE: other}
+    path.write_text("\n".join((pause, *changed_lines, pause, "")))
+    journal = journaled(path, ACCEPTANCE_ALONE)
+    assert dict(load_journal(path)) == {KEY: measured, ACCEPTANCE_ALONE: journal}
 
 
 def test_a_case_or_a_look_of_another_version_is_none_of_ours(path: Path) -> None:
@@ -290,14 +290,14 @@ def test_a_check_by_an_earlier_definition_of_equal_answers_is_left_out(tmp_path:
 
 
 def test_nobody_goes_on_with_a_run_that_still_goes_on(path: Path) -> None:
-    living, other = Journal(path), Journal(path)
+    living, dead = Journal(path), Journal(path)
     living.hold()
     words = r"'.*': still goes on; wait until it has ended, or end"
-    for ask in (other.hold, lambda: last_run(path.parent.parent)):
+    for ask in (dead.hold, lambda: last_run(path.parent.parent)):
         with pytest.raises(SpecregError, match=words):
             ask()
     living.begin(KEY)
     living.close()
     assert last_run(path.parent.parent) == path.parent
-    other.hold()
-    other.close()
+    dead.hold()
+    dead.close()

@@ -49,9 +49,9 @@ def read(
     before = moved and dataclasses.replace(
         NOTHING, requests=0, running_requests=0, counts=moved.counts and NO_STEPS
     )
-    found = read_acceptance(spec, wire_format, traces, before, moved)
-    assert found is not None
-    return found
+    record = read_acceptance(spec, wire_format, traces, before, moved)
+    assert record is not None
+    return record
 
 
 def page(counts: StepCounts) -> Counters:
@@ -69,13 +69,13 @@ def test_a_histogram_that_ends_early_is_as_long_as_the_case_can_accept(
     drafted_tokens: int, tree: Tree | None
 ) -> None:
     """SGLang ends it at the most that a step accepted."""
-    told = SpecTokensDetails(
+    details = SpecTokensDetails(
         spec_correct_drafts_histogram=(2, 0, 1),
         spec_num_correct_drafts=2,
         spec_num_proposed_drafts=3 * drafted_tokens,
     ).counts
     spec = dataclasses.replace(builders.SPEC, tree=tree)
-    requests, sglang = (request(told, 1, 1, 1, 3),), ENGINES["sglang"].wire_format
+    requests, sglang = (request(details, 1, 1, 1, 3),), ENGINES["sglang"].wire_format
     record = read(requests, Counters(steps=3), sglang, spec)
     assert record.total.histogram == record.prompts[0].counts.histogram == (2, 0, 1, 0)
     assert record.total.proposed == 3 * drafted_tokens
@@ -135,7 +135,7 @@ def test_who_runs_through_the_whole_window_is_somebody_else() -> None:
     after = dataclasses.replace(AGREEING, requests=6, running_requests=1)
     with builders.invalid("FOREIGN_TRAFFIC", "run and aren't ours: 1"):
         read_acceptance(builders.SPEC, VLLM, MUTE, before, after)
-    idle = [dataclasses.replace(one, running_requests=0) for one in (before, after)]
+    idle = [dataclasses.replace(state, running_requests=0) for state in (before, after)]
     assert read_acceptance(builders.SPEC, VLLM, MUTE, *idle)
 
 

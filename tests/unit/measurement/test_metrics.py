@@ -24,11 +24,11 @@ def replay_of(
     *rounds: tuple[int, int, int], control: tuple[tuple[int, int, int], ...] = ()
 ) -> Replay:
     """A replay of rounds, each from a start to an end in seconds with some tokens."""
-    ours, theirs = (
+    own_rounds, control_rounds = (
         tuple(builders.replayed(start * S, end * S, tokens) for start, end, tokens in side)
         for side in (rounds, control)
     )
-    return Replay(rounds=ours, control_rounds=theirs)
+    return Replay(rounds=own_rounds, control_rounds=control_rounds)
 
 
 def test_tpot_divides_by_tokens_not_chunks() -> None:
@@ -104,26 +104,26 @@ def test_the_throughput_is_all_tokens_over_the_time_of_all_rounds() -> None:
 
 def conversation(sent: float, *turns: tuple[float, float, int]) -> tuple[RequestTrace, ...]:
     """Turns from a first chunk of one token to a last one in seconds, with so many tokens."""
-    found = []
+    requests = []
     for number, (first, last, tokens) in enumerate(turns, start=1):
         chunks = builders.chunk(round(first * S)), builders.chunk(round(last * S), tokens - 1)
         trace = builders.trace(*chunks, sent_ns=round(sent * S))
-        found.append(msgspec.structs.replace(trace, turn=number))
+        requests.append(msgspec.structs.replace(trace, turn=number))
         sent = last
-    return tuple(found)
+    return tuple(requests)
 
 
 def a_round_of(*conversations: tuple[RequestTrace, ...]) -> Round:
     """A round from 0 s to the last chunk."""
-    traces = tuple(trace for one in conversations for trace in one)
-    return Round(traces=traces, started_ns=0, ended_ns=max(one.last_ns or 0 for one in traces))
+    traces = tuple(trace for conversation_traces in conversations for trace in conversation_traces)
+    return Round(traces=traces, started_ns=0, ended_ns=max(trace.last_ns or 0 for trace in traces))
 
 
 def test_what_comes_while_fewer_are_in_flight_does_not_count_in_a_closed_loop() -> None:
     """Two at once; at 4 s the first of the last two ends, of the other a half has come by then."""
-    one, other = conversation(0, (1, 2, 11)), conversation(0, (1, 4, 31))
+    first, second = conversation(0, (1, 2, 11)), conversation(0, (1, 4, 31))
     last = conversation(2, (3, 5, 21))
-    part = a_round_of(one, other, last)
+    part = a_round_of(first, second, last)
     assert metrics.full_until_ns(part, 2) == 4 * S
     assert throughput(Replay(rounds=(part,), concurrency=2)) == (11 + 31 + 1 + 10) / 4
     assert throughput(Replay(rounds=(part,))) == (11 + 31 + 21) / 5, "a rate has no such end"
@@ -142,12 +142,14 @@ def test_a_conversation_is_in_flight_until_its_last_turn_ends() -> None:
 
 def looped(places: int, seconds: Sequence[float], begin: float = 0.0) -> Round:
     """Answers of such lengths at 10 tokens/s, as many at once as there are places."""
-    free, found = [begin] * places, []
-    for each in seconds:
-        place = free.index(min(free))
-        found += [conversation(free[place], (free[place], free[place] + each, round(10 * each)))]
-        free[place] += each
-    part = a_round_of(*found)
+    free, seconds_found = [begin] * places, []
+    for duration_s in seconds:
+        slot = free.index(min(free))
+        seconds_found += [
+            conversation(free[slot], (free[slot], free[slot] + duration_s, round(10 * duration_s)))
+        ]
+        free[slot] += duration_s
+    part = a_round_of(*seconds_found)
     return dataclasses.replace(part, started_ns=round(begin * S))
 
 

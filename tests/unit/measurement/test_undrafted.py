@@ -64,21 +64,21 @@ def replayed(name: str, script: Script = SCRIPT) -> Replay:
 @pytest.mark.parametrize("name", SERVERS)
 def test_acceptance_is_that_of_the_steps_that_drafted(name: str) -> None:
     replay, steps = replayed(name), truth()
-    undrafted = sum(len(one.undrafted) for one in steps)
+    undrafted = sum(len(step.undrafted) for step in steps)
     assert undrafted > 10
     record: AcceptanceRecord | None = replay.acceptance
     assert record is not None
     assert record.total == builders.counts_of(steps)
     assert record.undrafted_steps == undrafted
     if record.prompts:
-        expected = [len(one.undrafted) for one in steps]
+        expected = [len(step.undrafted) for step in steps]
         assert [prompt.undrafted_steps for prompt in record.prompts] == expected
     measurement = dataclasses.replace(builders.measurement({}), replay=replay)
     figures = figures_of(measurement, 1)
     assert figures.acceptance is not None
     total = figures.acceptance.total
     drafted = record.total.steps
-    later_tokens = sum(one.completion_tokens - 1 for one in steps)
+    later_tokens = sum(step.completion_tokens - 1 for step in steps)
     assert total.tokens_per_step == later_tokens / (drafted + undrafted)
     assert total.acceptance_length_tokens == record.total.acceptance_length
     (remark,) = workload_remarks(figures)

@@ -38,7 +38,7 @@ def reasons_in(path: Path) -> Iterator[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]
-    yield from (found.group(1) for text in texts if (found := BEGINS.match(text)))
+    yield from (match.group(1) for text in texts if (match := BEGINS.match(text)))
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and any(
             isinstance(base, ast.Name) and base.id == InvalidMeasurementError.__name__

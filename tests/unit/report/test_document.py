@@ -61,7 +61,7 @@ def test_what_is_written_keeps_to_the_schema_and_is_read_again(
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b'{"schema_version": 1}', "enum value 1 - at `.*schema_version`; run the tier again"),
         (b'{"schema_version": 3, "cases": []}', "missing required field `run`"),
@@ -70,10 +70,10 @@ def test_what_is_written_keeps_to_the_schema_and_is_read_again(
     ],
     ids=["older", "lacking", "torn", "no-text"],
 )
-def test_a_report_that_cannot_be_read_is_said(tmp_path: Path, content: bytes, said: str) -> None:
+def test_a_report_that_cannot_be_read_is_said(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "report.json"
     path.write_bytes(content)
-    with pytest.raises(ReportError, match=said) as error:
+    with pytest.raises(ReportError, match=message) as error:
         load_report(path)
     assert str(path) in str(error.value)
     assert load_verdict(path) is load_verdict(tmp_path / "none.json") is None
@@ -102,11 +102,14 @@ def compared(folder: Path, recorded: Measurement, launch: Measurement, at: Envir
 
 def test_the_baseline_is_shown_of_the_prompts_that_were_measured(tmp_path: Path) -> None:
     """Those of its extension differ, and a run that is as it was must look so."""
-    told = builders.acceptance(COUNTS, prompts=8).prompts
-    further = [dataclasses.replace(one, counts=builders.counts(1, 0, 0, 9)) for one in told[4:]]
+    prompt_records = builders.acceptance(COUNTS, prompts=8).prompts
+    further = [
+        dataclasses.replace(prompt, counts=builders.counts(1, 0, 0, 9))
+        for prompt in prompt_records[4:]
+    ]
     full, launch = (
         dataclasses.replace(LAUNCH, replay=Replay(acceptance=builders.acceptance_of(prompts)))
-        for prompts in ([*told[:4], *further], told[:4])
+        for prompts in ([*prompt_records[:4], *further], prompt_records[:4])
     )
     expected = compared(tmp_path, full, launch, builders.ENVIRONMENT)
     assert expected.marginal_frac == COUNTS.marginal_acceptance
@@ -129,21 +132,24 @@ def test_the_last_launch_of_each_case_that_is_valid_in_most_is_shown() -> None:
         measured(), invalid={Family.LATENCY: Invalidity("THROTTLED", "92 °C")}
     )
     first, second, throttled = (
-        figures_of(one, n) for n, one in enumerate((measured(), measured(), slow), start=1)
+        figures_of(measurement, n)
+        for n, measurement in enumerate((measured(), measured(), slow), start=1)
     )
-    other = figures_of(measured(case_number=1), 1)
-    every = [second, first, other, throttled, figures_of(broken, 4)]
-    assert last_launches(every) == (second, other)
+    newer = figures_of(measured(case_number=1), 1)
+    every = [second, first, newer, throttled, figures_of(broken, 4)]
+    assert last_launches(every) == (second, newer)
     assert last_launches([throttled]) == (throttled,)
 
 
-def raced(ours: Sequence[float], alone: Sequence[float], launch: int = 1) -> Figures:
+def raced(own_ms: Sequence[float], alone: Sequence[float], launch: int = 1) -> Figures:
     """Figures with such tokens per second of each round, with speculation and without."""
-    found = figures_of(measured(), launch)
-    assert found.speedup is not None
-    ratios = summarize(a / b for a, b in zip(ours, alone, strict=True))
-    speedup = replace(found.speedup, throughput_ratio=sum(ours) / sum(alone), round_ratio=ratios)
-    return replace(found, speedup=speedup)
+    figures = figures_of(measured(), launch)
+    assert figures.speedup is not None
+    ratios = summarize(a / b for a, b in zip(own_ms, alone, strict=True))
+    speedup = replace(
+        figures.speedup, throughput_ratio=sum(own_ms) / sum(alone), round_ratio=ratios
+    )
+    return replace(figures, speedup=speedup)
 
 
 def test_a_case_is_slowed_down_where_nearly_each_round_of_each_launch_says_so() -> None:
@@ -171,32 +177,32 @@ def test_a_case_is_slowed_down_where_nearly_each_round_of_each_launch_says_so() 
     ],
 )
 def test_the_status_is_that_of_the_worst_that_is_not_softened(outcomes: str, status: int) -> None:
-    found = [verdict(Outcome(name)) for name in outcomes.split()]
-    assert exit_status([*found, verdict(Outcome.INCONCLUSIVE, softened=True)]) == status
+    verdicts = [verdict(Outcome(name)) for name in outcomes.split()]
+    assert exit_status([*verdicts, verdict(Outcome.INCONCLUSIVE, softened=True)]) == status
 
 
 def test_properties_leave_out_what_is_absent() -> None:
     known = {"case_id": "case", "metric": "m", "outcome": "PASS", "launches": "1"}
     known |= dict.fromkeys(("softened", "two_sided"), "False")
-    found = dict(properties(verdict(Outcome.PASS)))
-    assert found == {f"specreg.{name}": value for name, value in known.items()}
+    by_name = dict(properties(verdict(Outcome.PASS)))
+    assert by_name == {f"specreg.{name}": value for name, value in known.items()}
 
 
 def test_each_figure_that_both_have_is_compared_and_none_judged() -> None:
-    found = side_by_side(reports.REPORT, another())
-    held, faster = found.run.verdicts
+    comparison = side_by_side(reports.REPORT, another())
+    held, faster = comparison.run.verdicts
     assert (held.value, held.comparison.expected, held.comparison.change_frac) == (2.64, 2.64, 0.0)
     assert (faster.value, faster.comparison.expected) == (99.0, 90.0)
     assert faster.comparison.change_frac == pytest.approx(0.1)
     assert faster.explanation == "REGRESSED in A, PASS in B"
-    assert {one.outcome for one in found.run.verdicts} == {Outcome.MEASURED}
-    told = "of 2 figures 1 are better in B and 0 worse; none is judged"
-    assert str(found.answers[0]) == f"B against A: {told}"
+    assert {verdict.outcome for verdict in comparison.run.verdicts} == {Outcome.MEASURED}
+    message = "of 2 figures 1 are better in B and 0 worse; none is judged"
+    assert str(comparison.answers[0]) == f"B against A: {message}"
 
 
 def test_the_page_and_the_markdown_name_both_runs_and_their_engines() -> None:
-    found = side_by_side(reports.REPORT, another())
-    page = Page(render_page(found))
+    comparison = side_by_side(reports.REPORT, another())
+    page = Page(render_page(comparison))
     for words in (
         f"A is run {reports.REPORT.run.run} on",
         "its servers said vllm 0.32.0",
@@ -206,13 +212,13 @@ def test_the_page_and_the_markdown_name_both_runs_and_their_engines() -> None:
     ):
         assert words in page.text
     assert "the baseline" not in page.text
-    assert "| B | change |" in render_markdown(found)
+    assert "| B | change |" in render_markdown(comparison)
 
 
 def test_other_settings_machines_and_invalid_figures_have_no_change() -> None:
-    found = side_by_side(reports.REPORT, another(draft_tokens=7))
-    assert all(one.outcome is Outcome.NOT_COMPARABLE for one in found.run.verdicts)
-    assert all("draft_tokens: 3 -> 7" in one.explanation for one in found.run.verdicts)
+    comparison = side_by_side(reports.REPORT, another(draft_tokens=7))
+    assert all(verdict.outcome is Outcome.NOT_COMPARABLE for verdict in comparison.run.verdicts)
+    assert all("draft_tokens: 3 -> 7" in verdict.explanation for verdict in comparison.run.verdicts)
     held, faster = side_by_side(reports.REPORT, another(environment="h100")).run.verdicts
     assert held.outcome is Outcome.MEASURED
     assert faster.outcome is Outcome.NOT_COMPARABLE
@@ -222,16 +228,16 @@ def test_other_settings_machines_and_invalid_figures_have_no_change() -> None:
     )
     bad = dataclasses.replace(reports.HELD, outcome=Outcome.INVALID)
     invalid = replace(another(), run=reports.run_of(bad))
-    (one,) = side_by_side(reports.REPORT, invalid).run.verdicts
-    assert one.explanation == "PASS in A, INVALID in B"
+    (verdict,) = side_by_side(reports.REPORT, invalid).run.verdicts
+    assert verdict.explanation == "PASS in A, INVALID in B"
 
 
 def test_cases_that_one_run_alone_has_are_told() -> None:
-    other = replace(reports.CASE_REPORT, case_id="other")
-    more = replace(reports.REPORT, cases=(*reports.REPORT.cases, other))
-    assert side_by_side(more, another()).remarks == ("only A has other",)
+    other_case = replace(reports.CASE_REPORT, case_id="other")
+    larger = replace(reports.REPORT, cases=(*reports.REPORT.cases, other_case))
+    assert side_by_side(larger, another()).remarks == ("only A has other",)
     with pytest.raises(ReportError, match="no case is in both; name two runs"):
-        side_by_side(replace(reports.REPORT, cases=(other,)), another())
+        side_by_side(replace(reports.REPORT, cases=(other_case,)), another())
     with pytest.raises(ReportError, match="compares two sides already"):
         side_by_side(reports.REPORT, side_by_side(reports.REPORT, another()))
 

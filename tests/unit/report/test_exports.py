@@ -51,34 +51,36 @@ def parsed(text: str) -> list[Token]:
 
 def test_markdown_says_first_what_needs_a_look_and_what_to_type() -> None:
     text = render_markdown(reports.REPORT)
-    head, _, rest = text.partition("<details>")
+    head, _, details = text.partition("<details>")
     assert "- **✗ speed:** 1 of 1 figures worse" in head
     assert head.index("pytest tests/perf -k") < head.index("| **REGRESSED**")
     assert "| **REGRESSED** | 100 | 90 | -10.0% | -8.0% by acceptance" in head
     assert f"pytest tests/perf -k {CASE.id}- --specreg-tier=cpu" in head
     assert "acceptance_length_tokens" not in head
-    assert "| acceptance_length_tokens | PASS | 2.65 | 2.64 | -0.6% | -1.0..+1.0%; 5 % |" in rest
+    assert "| acceptance_length_tokens | PASS | 2.65 | 2.64 | -0.6% | -1.0..+1.0%; 5 % |" in details
 
 
 def test_what_a_server_said_is_no_markup_in_markdown() -> None:
-    said = f"{HOSTILE} ![i](http://x/i.png) [l](http://x) *b* __u__ ~~s~~ a\\|b &copy; $x$ #12 <b>"
+    quotation = (
+        f"{HOSTILE} ![i](http://x/i.png) [l](http://x) *b* __u__ ~~s~~ a\\|b &copy; $x$ #12 <b>"
+    )
     plain = {token.type for token in parsed(render_markdown(with_reason("it became slower")))}
-    report = msgspec.structs.replace(with_reason(said), remarks=(said,))
+    report = msgspec.structs.replace(with_reason(quotation), remarks=(quotation,))
     tokens = parsed(render_markdown(report))
     assert {token.type for token in tokens} - plain <= {
         *("bullet_list_open", "bullet_list_close", "list_item_open", "list_item_close")
     }
     words = "".join(token.content for token in tokens).replace("\u200b", "")
-    assert words.count(" ".join(said.split())) == 2
+    assert words.count(" ".join(quotation.split())) == 2
     assert {"@all", "#12"} & set(render_markdown(report).split()) == set()
 
 
 def test_markdown_keeps_to_what_github_takes() -> None:
-    many = [
+    verdicts = [
         dataclasses.replace(reports.LOST, case_id=f"{CASE.id}-{n}", reason=Reason(text="x " * 2000))
         for n in range(2000)
     ]
-    report = msgspec.structs.replace(reports.with_verdicts(*many), remarks=("y " * 2000,) * 100)
+    report = msgspec.structs.replace(reports.with_verdicts(*verdicts), remarks=("y " * 2000,) * 100)
     text = render_markdown(report)
     assert len(text) <= 60_000
     assert "… and 1960 more" in text.partition("<details>")[0]
@@ -93,7 +95,7 @@ def test_prometheus_reads_values_verdicts_and_the_status(
     form: str, read: Callable[[str], Iterable[Metric]]
 ) -> None:
     (page,) = FORMS[form].render(reports.REPORT, {}).values()
-    families = {one.name: one for one in read(page)}
+    families = {family.name: family for family in read(page)}
     verdicts = reports.REPORT.run.verdicts
     expected = {
         "value": {verdict.metric: verdict.value for verdict in verdicts},
@@ -105,7 +107,9 @@ def test_prometheus_reads_values_verdicts_and_the_status(
         assert {sample.labels["metric"]: sample.value for sample in samples} == values
     rows = families["specreg_verdict"].samples
     outcomes = {row.labels["metric"]: row.labels["outcome"] for row in rows}
-    assert outcomes == {one.metric: str(one.outcome) for one in reports.REPORT.run.verdicts}
+    assert outcomes == {
+        verdict.metric: str(verdict.outcome) for verdict in reports.REPORT.run.verdicts
+    }
     (status,) = families["specreg_exit_status"].samples
     assert (status.value, status.labels["tier"]) == (1, "cpu")
     (began,) = families["specreg_started_timestamp_seconds"].samples
@@ -134,16 +138,18 @@ def test_each_replay_of_a_prompt_has_its_own_record_of_aiperf() -> None:
     once = measured()
     assert once.replay is not None
     assert once.acceptance is not None
-    (part,), (first, *others) = once.replay.rounds, once.acceptance.prompts
+    (part,), (first, *later_rounds) = once.replay.rounds, once.acceptance.prompts
     again = dataclasses.replace(first, counts=builders.counts(4, 0, 0, 0))
-    counted = builders.acceptance_of((first, *others, again))
+    counted = builders.acceptance_of((first, *later_rounds, again))
     replay = dataclasses.replace(once.replay, rounds=(part, part), acceptance=counted)
     twice = dataclasses.replace(once, replay=replay)
     (text,) = render_aiperf(reports.REPORT, {CASE.id: twice}).values()
-    found = [json.loads(line) for line in text.splitlines()]
-    lengths = [(one["spec_decode_acceptance"] or {}).get("mean_acceptance_length") for one in found]
+    records = [json.loads(line) for line in text.splitlines()]
+    lengths = [
+        (record["spec_decode_acceptance"] or {}).get("mean_acceptance_length") for record in records
+    ]
     assert lengths == [2.5, 4.0, 1.0, None]
-    assert [one["metadata"]["session_num"] for one in found] == [0, 1, 2, 3]
+    assert [record["metadata"]["session_num"] for record in records] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("output", FORMS)
@@ -166,8 +172,8 @@ def stats_of(*rounds: Round) -> dict[str, Any]:
     replay = dataclasses.replace(once.replay, rounds=rounds)
     timed = {CASE.id: dataclasses.replace(once, replay=replay)}
     text = render_benchmarks(reports.REPORT, timed)["benchmark.json"]
-    (found,) = json.loads(text)["benchmarks"]
-    return dict(found["stats"])
+    (benchmark,) = json.loads(text)["benchmarks"]
+    return dict(benchmark["stats"])
 
 
 @pytest.mark.parametrize(
@@ -184,7 +190,7 @@ def test_quartiles_and_outliers_are_those_of_pytest_benchmark(
     outliers: str,
     ends: tuple[float, float],
 ) -> None:
-    stats = stats_of(*(reports.a_round(one, categories=("chat",)) for one in times_ms))
+    stats = stats_of(*(reports.a_round(time_ms, categories=("chat",)) for time_ms in times_ms))
     assert [stats[name] for name in ("q1", "median", "q3")] == pytest.approx(quartiles)
     assert stats["outliers"] == outliers
     assert (stats["ld15iqr"], stats["hd15iqr"]) == pytest.approx(ends)
@@ -193,9 +199,9 @@ def test_quartiles_and_outliers_are_those_of_pytest_benchmark(
 
 def test_the_outcome_of_a_benchmark_is_the_worst_last_word_on_its_case() -> None:
     words = (Outcome.PASS, Outcome.REGRESSED, Outcome.MEASURED, Outcome.NO_BASELINE)
-    ours = [reports.verdict(one, metric=one, case_id=CASE.id) for one in words]
-    others = [reports.verdict(Outcome.WRONG)]
-    for verdicts, outcome in ((ours + others, "REGRESSED"), (others, "")):
+    own_verdicts = [reports.verdict(word, metric=word, case_id=CASE.id) for word in words]
+    other_verdicts = [reports.verdict(Outcome.WRONG)]
+    for verdicts, outcome in ((own_verdicts + other_verdicts, "REGRESSED"), (other_verdicts, "")):
         info = benchmark_of(measured(), verdicts)["extra_info"]
         assert info == {**measured().values, "outcome": outcome}
 
@@ -241,8 +247,8 @@ CONTROLS = "\x1b[31mred\x1b[0m\0\u202e\u2028\ud800\ufffe\n::error::x ##[error]y"
 @pytest.mark.parametrize("name", [name for name, form in FORMS.items() if not form.takes_journal])
 def test_no_form_has_what_a_terminal_or_a_ci_obeys(tmp_path: Path, name: str) -> None:
     report = with_reason(f"a server said {CONTROLS}")
-    told = msgspec.structs.replace(report, remarks=(CONTROLS,), title=CONTROLS)
-    (path,) = write_outputs([name], told, tmp_path, tmp_path)
+    controlled = msgspec.structs.replace(report, remarks=(CONTROLS,), title=CONTROLS)
+    (path,) = write_outputs([name], controlled, tmp_path, tmp_path)
     text = path.read_text()
     assert not set("\x1b\0\u202e\u2028\ufffe") & set(text)
     assert not [line for line in text.splitlines() if line.strip().startswith("::")]

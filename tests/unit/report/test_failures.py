@@ -40,9 +40,9 @@ def test_a_change_is_a_sentence_with_its_interval_and_what_is_tolerated(
 
 def test_a_reason_that_several_metrics_share_is_told_once_below_them() -> None:
     moved = Reason(code="MACHINE_MOVED", text="the server beside it became 5.0% worse too")
-    other = dataclasses.replace(LOST, metric="tpot_p50_ms", reason=moved)
+    second = dataclasses.replace(LOST, metric="tpot_p50_ms", reason=moved)
     broken = dataclasses.replace(BROKEN, metric="acceptance_rate_frac")
-    shown = render_failures([dataclasses.replace(LOST, reason=moved), other, BROKEN, broken])
+    shown = render_failures([dataclasses.replace(LOST, reason=moved), second, BROKEN, broken])
     assert [line[:24] for line in shown.splitlines()] == [
         "REGRESSED: throughput 90",
         "REGRESSED: tpot p50 90 m",
@@ -54,10 +54,10 @@ def test_a_reason_that_several_metrics_share_is_told_once_below_them() -> None:
 
 
 def test_an_error_is_told_in_full_in_the_first_case_that_it_stopped() -> None:
-    other = dataclasses.replace(BROKEN, case_id="b-case")
+    second = dataclasses.replace(BROKEN, case_id="b-case")
     held = dataclasses.replace(LOST, case_id="c-case", outcome=Outcome.PASS)
     error = "HUNG: x\nthe last line of its log"
-    blocks = render_blocks([BROKEN, other, held], {"a-case": error, "b-case": error})
+    blocks = render_blocks([BROKEN, second, held], {"a-case": error, "b-case": error})
     assert blocks == {
         "a-case": "INVALID: acceptance length\n  HUNG: x\n  the last line of its log",
         "b-case": "INVALID: acceptance length\n  HUNG: x\n  (as above)",

@@ -52,7 +52,7 @@ def test_a_case_stands_above_its_metrics_and_what_is_unknown_is_a_dash() -> None
 
 def test_the_reason_of_a_case_is_said_once_and_so_is_another_machine() -> None:
     broken = verdict(Outcome.INVALID, reason="SPEC_DISABLED: x")
-    other = dataclasses.replace(broken, case_id="other")
+    second = dataclasses.replace(broken, case_id="other")
     torn = verdict(Outcome.NO_BASELINE, reason="not JSON at line 1", lacks=Lack.FILE)
     never = verdict(
         Outcome.NO_BASELINE, case_id="new", reason="nothing recorded", lacks=Lack.BASELINE
@@ -61,7 +61,7 @@ def test_the_reason_of_a_case_is_said_once_and_so_is_another_machine() -> None:
     unlike = dataclasses.replace(speed, reason=Reason(text="counted otherwise"), lacks=Lack.SOURCE)
     here = verdict(Outcome.REGRESSED, against=HERE)
     repeated = dataclasses.replace(broken, metric="b")
-    verdicts = [broken, repeated, other, torn, never, speed, unlike, here]
+    verdicts = [broken, repeated, second, torn, never, speed, unlike, here]
     assert render_notes(verdicts, HERE).splitlines() == [
         "case: SPEC_DISABLED: x",
         "other: SPEC_DISABLED: x",
@@ -80,7 +80,7 @@ K = "pytest tests/perf -k case- --specreg-tier=cpu"
 
 
 @pytest.mark.parametrize(
-    ("found", "options", "typed"),
+    ("judged", "options", "typed"),
     [
         (verdict(Outcome.REGRESSED), MINE, f"{K} '--specreg-matrix=my matrix' --num-prompts=6"),
         (verdict(Outcome.INVALID), (), K),
@@ -97,9 +97,9 @@ K = "pytest tests/perf -k case- --specreg-tier=cpu"
     ],
 )
 def test_what_to_type_next_runs_the_cases_as_they_ran(
-    found: Verdict, options: tuple[str, ...], typed: str
+    judged: Verdict, options: tuple[str, ...], typed: str
 ) -> None:
-    shown = render_next([found], {"case", "other"}, ("--specreg-tier=cpu", *options))
+    shown = render_next([judged], {"case", "other"}, ("--specreg-tier=cpu", *options))
     assert shown.rpartition("\n  ")[2] == typed
 
 
@@ -125,11 +125,11 @@ def test_a_recording_says_what_no_run_can_judge_by_it() -> None:
     counts = StepCounts.from_histogram([10, 10, 10, 30], 180)
     speeds = {"tpot_p50_ms": 10.0}
     of_all = builders.stored(counts, Source.VLLM_COUNTERS, prompts=0)
-    whole = builders.baseline(speeds, speeds, of=counts)
+    baseline = builders.baseline(speeds, speeds, of=counts)
     baselines = {
-        "of-all": msgspec.structs.replace(whole, acceptance=of_all),
+        "of-all": msgspec.structs.replace(baseline, acceptance=of_all),
         "one-launch": builders.baseline(of=counts),
-        "whole": whole,
+        "whole": baseline,
         "untimed": builders.baseline(of=counts),
     }
     timed = {"of-all", "one-launch", "whole"}

@@ -39,8 +39,8 @@ def refuse(spec: ServerSpec, url: str, root: Path, words: str) -> None:
 
 
 def test_what_runs_there_is_what_was_asked_for_and_goes_on_running(tmp_path: Path) -> None:
-    with start(tmp_path, Script()) as ours:
-        url = ours.base_url
+    with start(tmp_path, Script()) as running:
+        url = running.base_url
         server = attached(builders.SPEC, url, tmp_path)
         assert server.base_url == url
         assert re.fullmatch(r"vllm-draft_model-toy-[0-9a-f]{8}", server.model)
@@ -53,8 +53,8 @@ def test_what_runs_there_is_what_was_asked_for_and_goes_on_running(tmp_path: Pat
             ({"engine": "sglang"}, "its engine is 'vllm', the case asks for 'sglang'"),
             ({"engine": "triton"}, "doesn't answer as triton does, .*404"),
         ):
-            other = dataclasses.replace(builders.SPEC, **change)
-            refuse(other, url, tmp_path, f"server at {url}: {message}")
+            changed_spec = dataclasses.replace(builders.SPEC, **change)
+            refuse(changed_spec, url, tmp_path, f"server at {url}: {message}")
     with pytest.raises(ServerDiedError, match=f"server at {url}: answers no more"):
         server.check_alive()
 
@@ -82,11 +82,13 @@ def test_one_url_is_one_server_with_nothing_beside_it(tmp_path: Path) -> None:
         with pytest.raises(AttachError, match="give http://HOST:PORT"):
             without_controls(TIER, url)
     case = dataclasses.replace(builders.CASE, control=builders.PLAIN_SPEC)
-    (found,) = without_controls(dataclasses.replace(TIER, cases=(case,)), "http://host:8000/").cases
-    assert found == builders.CASE
-    other = dataclasses.replace(builders.CASE, server=builders.PLAIN_SPEC)
+    (case_left,) = without_controls(
+        dataclasses.replace(TIER, cases=(case,)), "http://host:8000/"
+    ).cases
+    assert case_left == builders.CASE
+    plain_case = dataclasses.replace(builders.CASE, server=builders.PLAIN_SPEC)
     with pytest.raises(AttachError, match="is one server, the run asks for vllm-draft_model-toy,"):
-        check_attached([builders.CASE, other], "http://host:8000", root=tmp_path)
+        check_attached([builders.CASE, plain_case], "http://host:8000", root=tmp_path)
 
 
 def test_vllm_says_it_in_its_models_and_counters() -> None:
@@ -96,8 +98,8 @@ def test_vllm_says_it_in_its_models_and_counters() -> None:
         "/version": b'{"version": "0.32.0"}',
     }
     counters = (builders.RECORDINGS / "metrics.txt").read_bytes()
-    found = answers({**pages, "/metrics": counters}, "vllm")
-    assert found == Identity(
+    identity = answers({**pages, "/metrics": counters}, "vllm")
+    assert identity == Identity(
         engine="vllm",
         version="0.32.0",
         model="tiny-target",
@@ -154,8 +156,8 @@ def test_a_server_that_is_too_old_is_refused(tmp_path: Path) -> None:
 def test_sglang_says_it_in_its_settings(tmp_path: Path) -> None:
     """As recorded of 0.5.23. A version may come to say one as a text, or in another form."""
     recorded = dict(RECORDED_SGLANG)
-    found = answers(recorded, "sglang")
-    assert found == Identity(
+    identity = answers(recorded, "sglang")
+    assert identity == Identity(
         engine="sglang",
         version="0.5.23",
         model="tiny-target",
@@ -174,7 +176,7 @@ def test_sglang_says_it_in_its_settings(tmp_path: Path) -> None:
     assert answers(recorded | {"/server_info": plain}, "sglang").speculates is False
     steps = b'"speculative_num_steps":'
     as_text = info.replace(steps + b"3", steps + b'"3"')
-    assert answers(recorded | {"/server_info": as_text}, "sglang") == found
+    assert answers(recorded | {"/server_info": as_text}, "sglang") == identity
     odd = answers(recorded | {"/server_info": info.replace(steps + b"3", steps + b"[3]")}, "sglang")
     assert odd.speculation["speculative-num-draft-tokens"] == "4"
     spec = dataclasses.replace(

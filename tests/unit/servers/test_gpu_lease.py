@@ -93,10 +93,10 @@ class Machine:
     def run(self, *orders: str) -> Iterator[Run]:
         """A process that has done what it was ordered, and is gone afterwards."""
         driver = environment(self.library, self.folder / "gpus")
-        own = {"PYTHONPATH": str(builders.ROOT), "SPECREG_CACHE": str(self.folder / "cache")}
+        variables = {"PYTHONPATH": str(builders.ROOT), "SPECREG_CACHE": str(self.folder / "cache")}
         command, log_path = (sys.executable, "-c", PROGRAM), self.folder / f"{uuid.uuid4()}.log"
         with child_process(
-            command, log_path=log_path, environment=os.environ | driver | own
+            command, log_path=log_path, environment=os.environ | driver | variables
         ) as process:
             run = Run(process)
             for order in orders:
@@ -118,13 +118,15 @@ def test_a_second_run_waits_until_the_first_is_gone_and_is_told_for_whom(
     machine: Machine, ends: str
 ) -> None:
     with machine.run("lease a") as first, machine.run() as second:
-        said = second.do("lease a no_wait=1")
-        assert said.startswith("SensorError: GPU 0 (Scripted NVIDIA H100, GPU-a): used by")
-        assert said.endswith("; wait until it is done, or choose another with CUDA_VISIBLE_DEVICES")
-        said = second.do("lease a")
+        output = second.do("lease a no_wait=1")
+        assert output.startswith("SensorError: GPU 0 (Scripted NVIDIA H100, GPU-a): used by")
+        assert output.endswith(
+            "; wait until it is done, or choose another with CUDA_VISIBLE_DEVICES"
+        )
+        output = second.do("lease a")
         who = f"used by process {first.process.popen.pid} (python"
-        assert said.startswith(f"GPU 0 (Scripted NVIDIA H100, GPU-a): {who}")
-        assert f", in {Path.cwd()}; waiting until it is done" in said
+        assert output.startswith(f"GPU 0 (Scripted NVIDIA H100, GPU-a): {who}")
+        assert f", in {Path.cwd()}; waiting until it is done" in output
         if ends == "killed":
             first.process.popen.kill()
         else:
@@ -172,10 +174,10 @@ def test_of_memory_that_is_not_back_whose_it_is_is_said(machine: Machine) -> Non
 
 def test_a_claim_outlasts_the_servers_on_it(machine: Machine) -> None:
     leases = ("lease a", "close a", "lease a", "close a")
-    with machine.run("claim all gpus=2", *leases) as one, machine.run() as other:
-        assert other.do("claim all gpus=2") == "waiting for 2 of 2 GPUs"
-        assert one.do("close all") == "close: 0 locked"
-        assert other.read() == "claim: 2 locked"
+    with machine.run("claim all gpus=2", *leases) as first_run, machine.run() as second_run:
+        assert second_run.do("claim all gpus=2") == "waiting for 2 of 2 GPUs"
+        assert first_run.do("close all") == "close: 0 locked"
+        assert second_run.read() == "claim: 2 locked"
 
 
 def test_each_claim_sees_gpus_of_its_own_and_a_wide_one_is_not_overtaken(machine: Machine) -> None:
@@ -185,12 +187,12 @@ def test_each_claim_sees_gpus_of_its_own_and_a_wide_one_is_not_overtaken(machine
         machine.run() as wide,
         machine.run() as late,
     ):
-        assert {one.do("see a") for one in (first, second)} == {"GPU-a", "GPU-b"}
+        assert {run.do("see a") for run in (first, second)} == {"GPU-a", "GPU-b"}
         assert wide.do("claim a gpus=2") == "waiting for 2 of 2 GPUs"
         late.process.send("claim a")
-        for one in (first, second):
-            assert one.do("close a") == "close: 0 locked"
-            assert one.do("see a") == "None"
+        for run in (first, second):
+            assert run.do("close a") == "close: 0 locked"
+            assert run.do("see a") == "None"
         assert wide.read() == "claim: 2 locked", "before the one that came later"
         assert late.read() == "waiting for 1 of 2 GPUs", "it is first in line only now"
         assert wide.do("see a") == "GPU-a,GPU-b"
@@ -234,9 +236,9 @@ def test_only_on_a_gpu_that_ours_are_on_may_a_number_that_is_not_known_be_ours(
             dataclasses.replace(IDLE, processes=(Process(4_000_000, GIB),)),
             dataclasses.replace(OTHER, processes=(Process(stranger.pid, GIB),)),
         )
-        said = run.do(f"lease b CUDA_VISIBLE_DEVICES={wanted}")
+        output = run.do(f"lease b CUDA_VISIBLE_DEVICES={wanted}")
         stranger.kill()
-    assert said.startswith(words.format(pid=stranger.pid))
+    assert output.startswith(words.format(pid=stranger.pid))
 
 
 def test_gpus_on_one_side_of_a_machine_divide_its_cores(tmp_path: Path) -> None:
@@ -248,8 +250,12 @@ def test_gpus_on_one_side_of_a_machine_divide_its_cores(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "local_cpulist").write_text(near)
     everything = (first, second, far, unknown)
-    for ours, own in (((first,), {0, 1}), ((second, far), {2, 3, 4, 5, 6}), ((unknown,), set())):
-        assert own_cores(ours, everything, set(range(7)), tmp_path) == own
+    for given_gpus, cores in (
+        ((first,), {0, 1}),
+        ((second, far), {2, 3, 4, 5, 6}),
+        ((unknown,), set()),
+    ):
+        assert own_cores(given_gpus, everything, set(range(7)), tmp_path) == cores
 
 
 def test_threads_of_one_core_stay_together(tmp_path: Path) -> None:
@@ -261,5 +267,5 @@ def test_threads_of_one_core_stay_together(tmp_path: Path) -> None:
         folder = tmp_path / f"devices/system/cpu/cpu{core}/topology"
         folder.mkdir(parents=True)
         (folder / "thread_siblings_list").write_text(f"{core % 4},{core % 4 + 4}\n")
-    own = [own_cores([gpu], gpus, set(range(8)), tmp_path) for gpu in gpus]
-    assert own == [{0, 4, 1, 5}, {2, 6, 3, 7}]
+    cores = [own_cores([gpu], gpus, set(range(8)), tmp_path) for gpu in gpus]
+    assert cores == [{0, 4, 1, 5}, {2, 6, 3, 7}]

@@ -51,9 +51,9 @@ def test_the_index_is_the_one_that_the_environment_names(
     variables: Mapping[str, str], index: str | None, tmp_path: Path
 ) -> None:
     home = {"HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path)}
-    given = uv_variables({**home, **variables})
-    assert given.get("UV_DEFAULT_INDEX") == index
-    assert given.items() >= variables.items()
+    variables_given = uv_variables({**home, **variables})
+    assert variables_given.get("UV_DEFAULT_INDEX") == index
+    assert variables_given.items() >= variables.items()
 
 
 @pytest.mark.parametrize("variable", ["HOME", "XDG_CONFIG_HOME", "XDG_CONFIG_DIRS"])
@@ -63,9 +63,9 @@ def test_a_file_of_the_user_or_of_the_machine_is_read(variable: str, tmp_path: P
     path.parent.mkdir(parents=True)
     path.touch()
     variables = {"HOME": "/nowhere", variable: str(tmp_path), "PIP_INDEX_URL": MIRROR}
-    given = uv_variables(variables)
-    assert given["UV_CONFIG_FILE"] == str(path)
-    assert "UV_DEFAULT_INDEX" not in given, "the file may name one"
+    uv_settings = uv_variables(variables)
+    assert uv_settings["UV_CONFIG_FILE"] == str(path)
+    assert "UV_DEFAULT_INDEX" not in uv_settings, "the file may name one"
     assert uv_variables({**variables, "UV_CONFIG_FILE": "own"})["UV_CONFIG_FILE"] == "own"
 
 

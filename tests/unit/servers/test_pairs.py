@@ -51,9 +51,9 @@ def test_a_server_that_is_not_asked_for_does_not_start(tmp_path: Path) -> None:
 
 
 def launch(folder: Path, spec: ServerSpec, script: Script) -> Launch:
-    own = folder / spec.method
-    own.mkdir()
-    return Launch(spec=builders.scripted(spec, script, own), number=1)
+    server_folder = folder / spec.method
+    server_folder.mkdir()
+    return Launch(spec=builders.scripted(spec, script, server_folder), number=1)
 
 
 def test_a_pair_starts_at_once(tmp_path: Path) -> None:
@@ -64,8 +64,8 @@ def test_a_pair_starts_at_once(tmp_path: Path) -> None:
         assert control.running
         assert server.running
         began_s = [
-            min(psutil.Process(pid).create_time() for pid in one.server.pids())
-            for one in (control, server)
+            min(psutil.Process(pid).create_time() for pid in each_server.server.pids())
+            for each_server in (control, server)
         ]
         # One after the other, the second begins when the first is ready.
         assert abs(began_s[1] - began_s[0]) < slow.ready_after_s
@@ -76,14 +76,16 @@ def test_a_pair_starts_at_once(tmp_path: Path) -> None:
 def test_the_next_one_starts_with_another_and_says_only_when_asked_for_that_it_failed(
     tmp_path: Path, *, fails: bool
 ) -> None:
-    told, slow = list[str](), Script(ready_after_s=1.0)
-    provision = dataclasses.replace(PROVISION, show=told.append)
+    shown, slow = list[str](), Script(ready_after_s=1.0)
+    provision = dataclasses.replace(PROVISION, show=shown.append)
     run = dataclasses.replace(servers(tmp_path), provision=provision)
     script = Script(fault=Fault.EXIT_AT_START) if fails else slow
     plain, drafting = launch(tmp_path, PLAIN, slow), launch(tmp_path, DRAFTING, script)
     with run.start(plain) as first:
         run.start_all([first], next_launch=drafting)
-        assert told == [f"starting {one.spec.id}" for one in (drafting, plain)], "installed first"
+        assert shown == [f"starting {spec.spec.id}" for spec in (drafting, plain)], (
+            "installed first"
+        )
         with run.start(drafting) as second:
             assert (first.running, second.running) == (True, not fails)
             with pytest.raises(ServerStartError) if fails else contextlib.nullcontext():
@@ -95,11 +97,11 @@ def test_the_next_one_starts_with_another_and_says_only_when_asked_for_that_it_f
 class CountedClaim(GpuClaim):
     """A claim that counts how often GPUs were taken."""
 
-    taken: int = 0
+    times_taken: int = 0
 
     def take(self, gpus: int, tell: Callable[[str], None]) -> None:
         del gpus, tell
-        self.taken += 1
+        self.times_taken += 1
 
 
 def test_what_starts_beside_one_that_fails_goes_on_and_ends_with_its_context(
@@ -113,7 +115,7 @@ def test_what_starts_beside_one_that_fails_goes_on_and_ends_with_its_context(
         for _ in range(2):
             with pytest.raises(ServerStartError, match="ended with status"):
                 run.start_all([control, server])
-        assert claim.taken == 1, "what is up keeps its GPUs"
+        assert claim.times_taken == 1, "what is up keeps its GPUs"
         assert control.server.spec == plain.spec
     assert not left_of(tmp_path)
 
@@ -159,13 +161,13 @@ def test_a_gpu_whose_memory_is_not_known_is_left_to_the_engine() -> None:
 def test_a_cache_is_cut_to_the_share_of_its_server() -> None:
     sizes = Sizes(target_gib=16.0, draft_gib=0.0, token_kib=1024.0)
     spec = dataclasses.replace(builders.PLAIN_SPEC, sizes=sizes, max_sequences=64)
-    given = gpu_memory(spec, (80.0,))
-    assert given is not None
-    assert given.share_frac == pytest.approx(0.4, abs=0.001)
-    assert given.cache_bytes == pytest.approx((0.4 * 80 - 16 - 2) * 2**30, rel=0.001)
+    memory = gpu_memory(spec, (80.0,))
+    assert memory is not None
+    assert memory.share_frac == pytest.approx(0.4, abs=0.001)
+    assert memory.cache_bytes == pytest.approx((0.4 * 80 - 16 - 2) * 2**30, rel=0.001)
     for each_frac, fit in ((0.4975, False), (0.48, True)):  # the driver has its own of a GPU
-        one = dataclasses.replace(spec, gpu_memory_frac=each_frac)
-        assert fit_together([one] * 2, (80.0,)) == fit
+        share = dataclasses.replace(spec, gpu_memory_frac=each_frac)
+        assert fit_together([share] * 2, (80.0,)) == fit
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_what_cannot_be_measured_is_said_before_anything_starts(
 
 
 @pytest.mark.parametrize(
-    ("asked", "extra"),
+    ("needing", "extra"),
     [
         (case("vllm"), ()),
         (case("vllm", "suffix"), ("arctic-inference==0.1.1",)),
@@ -125,8 +125,8 @@ def test_what_cannot_be_measured_is_said_before_anything_starts(
     ],
     ids=["nothing", "of-the-method", "ray"],
 )
-def test_what_is_needed_beside_an_engine_is_installed(asked: Case, extra: tuple[str]) -> None:
-    assert INSTALLED.requirement(asked.server).extras == extra
+def test_what_is_needed_beside_an_engine_is_installed(needing: Case, extra: tuple[str]) -> None:
+    assert INSTALLED.requirement(needing.server).extras == extra
     assert "torch==2.13.0" in INSTALLED.requirement(case("reference").server).extras
 
 
@@ -140,29 +140,29 @@ def test_a_program_on_path_is_taken_as_it_is(
     assert INSTALLED.environment(triton.server)[0] == ""
     unnamed = dataclasses.replace(triton.server, engine_args=("seed=7", "--log-verbose"))
     on_path = "engine 'triton' is the program 'tritonserver' on PATH; leave it out"
-    for provision, asked, words in (
+    for provision, needed, words in (
         (INSTALLED, case("triton"), "takes a text, neither a chat nor token ids"),
         (INSTALLED, dataclasses.replace(triton, server=unnamed), "'--log-verbose': of a Triton"),
         (of_version("2.60.0"), triton, f"'2.60.0': {on_path}"),
         (dataclasses.replace(INSTALLED, python="/python"), triton, f"'/python': {on_path}"),
     ):
         with pytest.raises(UnsupportedError, match=re.escape(words)):
-            provision.check([asked])
+            provision.check([needed])
 
 
 def test_an_interpreter_without_the_engine_is_named(tmp_path: Path) -> None:
-    own = dataclasses.replace(INSTALLED, python=sys.executable)
+    provision_of_own = dataclasses.replace(INSTALLED, python=sys.executable)
     words = f"python '{sys.executable}': has no module 'sglang'; install sglang"
     with pytest.raises(UnsupportedError, match=words):
-        own.check([case("sglang")])
+        provision_of_own.check([case("sglang")])
     # A folder that is called so is none, and what the case puts on the path is there.
     (tmp_path / "sglang").mkdir()
     variables = (("PYTHONPATH", str(tmp_path)),)
-    found = builders.on_server(engine="sglang", engine_env=variables)
+    spec_found = builders.on_server(engine="sglang", engine_env=variables)
     with pytest.raises(UnsupportedError, match=words):
-        own.check([found])
+        provision_of_own.check([spec_found])
     (tmp_path / "sglang" / "__init__.py").touch()
-    own.check([found])
+    provision_of_own.check([spec_found])
 
 
 def test_a_program_that_is_not_on_path_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,9 +184,9 @@ def test_of_an_interpreter_the_package_is_the_one_that_it_has(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     python = tmp_path / "python"  # another name: what an interpreter has is asked once
     python.symlink_to(sys.executable)
-    own = dataclasses.replace(INSTALLED, python=str(python))
-    found = own.requirement(case("vllm").server)
-    assert (found.package, found.version) == (package, version)
+    provision = dataclasses.replace(INSTALLED, python=str(python))
+    requirement = provision.requirement(case("vllm").server)
+    assert (requirement.package, requirement.version) == (package, version)
 
 
 FOR_GPU = Requirement(package="vllm", version="1.0")
@@ -214,8 +214,8 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     ) -> tuple[Path, list[str]]:
         monkeypatch.setenv("UV_FIND_LINKS", str(uv_links))
         monkeypatch.setenv("PIP_FIND_LINKS", str(pip_links))
-        told: list[str] = []
-        return Path(engine_environment(requirement, show=told.append)), told
+        shown: list[str] = []
+        return Path(engine_environment(requirement, show=shown.append)), shown
 
     return make
 
@@ -237,9 +237,11 @@ def test_torch_comes_from_a_folder_that_has_it_then_from_the_cpu_index_and_last_
     wheels: Path, variable: str, requirement: Requirement, links: str, first: tuple[str, ...]
 ) -> None:
     (wheels.parent / "torch-2.12.0+cpu-x.whl").touch()
-    found = _torch_sources(requirement, {variable: links.format(wheels=wheels)})
-    *others, (last, _) = [(name, arguments[-1:]) for name, arguments in found]
-    assert [argument for _, (argument,) in others] == [one.format(wheels=wheels) for one in first]
+    sources = _torch_sources(requirement, {variable: links.format(wheels=wheels)})
+    *earlier, (last, _) = [(name, arguments[-1:]) for name, arguments in sources]
+    assert [argument for _, (argument,) in earlier] == [
+        source.format(wheels=wheels) for source in first
+    ]
     assert last == "pypi"
 
 
@@ -260,9 +262,9 @@ def test_the_next_way_is_tried_where_uv_fails(wheels: Path, tmp_path: Path, make
     sound.mkdir()
     write_wheel(sound, "specregpart", "1.0")
     write_wheel(sound, "specregengine", "1.0", "specregpart")
-    python, told = make(sound, wheels)
+    python, shown = make(sound, wheels)
     assert python.is_file()
-    assert told == [
+    assert shown == [
         "installing specregengine==1.0 (once; torch from find-links)",
         "installing specregengine==1.0 (once; torch from pytorch-cpu-index)",
     ]
@@ -279,8 +281,8 @@ def test_an_environment_that_is_not_whole_is_made_anew(
         (python.parents[1] / MARKER).unlink()
     else:
         python.unlink()
-    told = ["installing specregengine==1.0 (once; torch from pytorch-cpu-index)"]
-    assert make(tmp_path) == (python, told)
+    messages = ["installing specregengine==1.0 (once; torch from pytorch-cpu-index)"]
+    assert make(tmp_path) == (python, messages)
     assert python.exists()
 
 
@@ -290,8 +292,8 @@ def test_a_cache_that_cannot_be_written_is_named_where_environments_are_made(
     cache = tmp_path / "cache"
     cache.touch()
     monkeypatch.setenv("SPECREG_CACHE", str(cache))
-    own = dataclasses.replace(INSTALLED, python=sys.executable)
-    for provision in (INSTALLED, dataclasses.replace(own, on_gpu=True)):
+    own_provision = dataclasses.replace(INSTALLED, python=sys.executable)
+    for provision in (INSTALLED, dataclasses.replace(own_provision, on_gpu=True)):
         with pytest.raises(SpecregError, match=f"cache '{cache}': can't be written, Not a dir"):
             provision.check([case("reference") if provision is INSTALLED else case("vllm")])
 
@@ -398,8 +400,12 @@ def test_an_environment_is_looked_for_without_making_it(
     assert not environment_exists(FOR_CPU)
     assert list(tmp_path.iterdir()) == []
     builders.seem_installed(FOR_CPU)
-    other = dataclasses.replace(FOR_CPU, overrides=("torchvision ; never",))
-    assert [environment_exists(one) for one in (FOR_CPU, FOR_GPU, other)] == [True, False, False]
+    requirement = dataclasses.replace(FOR_CPU, overrides=("torchvision ; never",))
+    assert [environment_exists(requirement) for requirement in (FOR_CPU, FOR_GPU, requirement)] == [
+        True,
+        False,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -421,12 +427,12 @@ def test_a_wheel_a_checkout_and_an_interpreter_are_known_by_what_lies_there(tmp_
     interpreter = tmp_path / "env" / "bin" / "python"
     interpreter.parent.mkdir(parents=True)
     interpreter.symlink_to(sys.executable)
-    for place in (wheel, tmp_path):
-        assert parse_origin(str(place)) == Origin(text=str(place), source=str(place))
+    for source in (wheel, tmp_path):
+        assert parse_origin(str(source)) == Origin(text=str(source), source=str(source))
     text = f"vllm@{tmp_path}"
     assert parse_origin(text) == Origin(text=text, engine="vllm", source=str(tmp_path))
-    for place in (interpreter, tmp_path / "env"):
-        assert parse_origin(str(place)) == Origin(text=str(place), python=str(interpreter))
+    for source in (interpreter, tmp_path / "env"):
+        assert parse_origin(str(source)) == Origin(text=str(source), python=str(interpreter))
 
 
 @pytest.mark.parametrize(

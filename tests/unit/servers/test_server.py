@@ -146,10 +146,10 @@ def test_a_port_that_another_server_has_is_left_to_it(tmp_path: Path) -> None:
 def test_modules_that_an_engine_needs_are_found_beside_those_of_the_case(tmp_path: Path) -> None:
     spec = builders.on_server(method="scheduled", draft=None, pinned_length_tokens=2.5).server
     with start(tmp_path, Script(), spec=spec) as server:
-        found = psutil.Process(server.process.popen.pid).environ()["PYTHONPATH"]
-    ours, own = found.split(os.pathsep)
-    assert (Path(ours) / "scheduled.py").is_file()
-    assert own == str(builders.ROOT / "tests/doubles")
+        python_path = psutil.Process(server.process.popen.pid).environ()["PYTHONPATH"]
+    first_folder, project = python_path.split(os.pathsep)
+    assert (Path(first_folder) / "scheduled.py").is_file()
+    assert project == str(builders.ROOT / "tests/doubles")
 
 
 def test_a_missing_model_folder_starts_nothing(tmp_path: Path) -> None:

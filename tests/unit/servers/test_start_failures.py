@@ -238,11 +238,11 @@ def test_an_exception_that_only_points_to_another_one_is_not_the_cause() -> None
 
 
 def test_two_processes_that_write_at_once_are_told_apart() -> None:
-    ours = f"{FRAMES}ValueError: of one worker".splitlines()
-    others = f"{FRAMES}{BF16}".splitlines()
+    first_lines = f"{FRAMES}ValueError: of one worker".splitlines()
+    second_lines = f"{FRAMES}{BF16}".splitlines()
     lines = [
         f"({name} pid={number}) {line}"
-        for pair in zip(ours, others, strict=True)
+        for pair in zip(first_lines, second_lines, strict=True)
         for name, number, line in (("Worker_TP0", 1, pair[0]), ("Worker_TP1", 2, pair[1]))
     ]
     failure = why_not_started("ended with status 1", "\n".join(lines))

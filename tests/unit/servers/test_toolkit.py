@@ -32,8 +32,8 @@ def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def found(python: Path, **variables: str) -> Mapping[str, str]:
     """What a server gets on a machine without a toolkit, beside variables of its own."""
     driver = python.parents[2] / "driver"
-    own = {"PATH": "/nowhere", "LD_LIBRARY_PATH": f":{driver}", **variables}
-    return toolkit_variables(python, own, installed=ABSENT)
+    variables_of_process = {"PATH": "/nowhere", "LD_LIBRARY_PATH": f":{driver}", **variables}
+    return toolkit_variables(python, variables_of_process, installed=ABSENT)
 
 
 def test_the_compiler_and_what_it_links_with_are_where_builds_look_for_them(python: Path) -> None:

@@ -51,11 +51,11 @@ def per_step(shift: float = 0.0) -> float:
 
 
 def ratio_change(
-    ours: tuple[Column, Column], theirs: tuple[Column, Column], *, exact: bool = False
+    sides: tuple[Column, Column], baseline_sides: tuple[Column, Column], *, exact: bool = False
 ) -> Effect:
     """The change from theirs to ours, where `exact` as if of theirs only the ratio were known."""
-    expected = float(theirs[0].sum() / theirs[1].sum())
-    return change_of_ratio(ours, None if exact else theirs, expected)
+    expected = float(baseline_sides[0].sum() / baseline_sides[1].sum())
+    return change_of_ratio(sides, None if exact else baseline_sides, expected)
 
 
 @pytest.mark.parametrize("freedom", FREEDOMS)
@@ -88,8 +88,8 @@ def test_without_an_error_chance_explains_no_loss(estimate: float, p: float) -> 
 def test_a_ratio_changes_prompt_by_prompt() -> None:
     """R = 6/6 and R' = 9/6, so d = (0, -1/4, 1/4) - 3/2 (0, 0, 0)."""
     two = np.array([2.0, 2.0, 2.0])
-    ours, theirs = (np.array([3.0, 1.5, 4.5]), two), (two, two)
-    change = ratio_change(ours, theirs)
+    new, baseline = (np.array([3.0, 1.5, 4.5]), two), (two, two)
+    change = ratio_change(new, baseline)
     assert change.estimate_frac == pytest.approx(0.5)
     assert change.error_frac == pytest.approx(math.sqrt(3 / 2 * (2 / 16)))
     assert change.freedom == 2
@@ -104,28 +104,28 @@ def test_equal_runs_have_no_error_and_no_change() -> None:
 
 def test_the_error_is_that_of_the_paired_bootstrap() -> None:
     draw = np.random.default_rng(2)
-    ours, theirs = ((draw.random(80), 1 + draw.random(80)) for _ in range(2))
+    new, baseline = ((draw.random(80), 1 + draw.random(80)) for _ in range(2))
 
     def change(x: Column, y: Column, x0: Column, y0: Column, axis: int) -> Column:
         ratio, before = x.sum(axis) / y.sum(axis), x0.sum(axis) / y0.sum(axis)
         return np.asarray(ratio / before - 1)
 
     resampled = stats.bootstrap(
-        (*ours, *theirs), change, paired=True, vectorized=True, n_resamples=4000, rng=draw
+        (*new, *baseline), change, paired=True, vectorized=True, n_resamples=4000, rng=draw
     )
-    found = ratio_change(ours, theirs)
-    assert found.estimate_frac == pytest.approx(float(change(*ours, *theirs, axis=0)))
-    assert found.error_frac == pytest.approx(resampled.standard_error, rel=0.1)
+    found_change = ratio_change(new, baseline)
+    assert found_change.estimate_frac == pytest.approx(float(change(*new, *baseline, axis=0)))
+    assert found_change.error_frac == pytest.approx(resampled.standard_error, rel=0.1)
 
 
 def test_a_baseline_that_is_only_a_figure_counts_as_exact() -> None:
     draw = np.random.default_rng(3)
-    ours, theirs = ((draw.random(80), draw.random(80)) for _ in range(2))
-    told = ratio_change(ours, theirs, exact=True)
-    paired = ratio_change(ours, theirs)
-    of_no_spread = (theirs[1] * float(theirs[0].sum() / theirs[1].sum()), theirs[1])
-    assert told.estimate_frac == paired.estimate_frac
-    assert told.error_frac == pytest.approx(ratio_change(ours, of_no_spread).error_frac)
+    new, baseline = ((draw.random(80), draw.random(80)) for _ in range(2))
+    change = ratio_change(new, baseline, exact=True)
+    paired = ratio_change(new, baseline)
+    of_no_spread = (baseline[1] * float(baseline[0].sum() / baseline[1].sum()), baseline[1])
+    assert change.estimate_frac == paired.estimate_frac
+    assert change.error_frac == pytest.approx(ratio_change(new, of_no_spread).error_frac)
 
 
 @pytest.mark.parametrize("shared_steps", [0, 49], ids=["nothing-shared", "half-shared"])
@@ -137,13 +137,13 @@ def test_an_interval_is_wrong_as_often_as_it_says(prompts: int, shared_steps: in
     hardness = draw.normal(0, PROMPT_SPREAD, (pairs, prompts))
     shared = accepted(draw, hardness, shared_steps)
     own_steps = STEPS - shared_steps
-    ours = (shared + accepted(draw, hardness, own_steps, shift)).astype(np.float64)
-    theirs = (shared + accepted(draw, hardness, own_steps)).astype(np.float64)
+    own_counts = (shared + accepted(draw, hardness, own_steps, shift)).astype(np.float64)
+    baseline_counts = (shared + accepted(draw, hardness, own_steps)).astype(np.float64)
     steps = np.full(prompts, float(STEPS))
     bounds = np.array(
         [
             ratio_change((mine, steps), (before, steps)).bounds(LEVEL)
-            for mine, before in zip(ours, theirs, strict=True)
+            for mine, before in zip(own_counts, baseline_counts, strict=True)
         ]
     )
     truth = (per_step(shift) / per_step() - 1) * own_steps / STEPS

@@ -30,9 +30,9 @@ def test_a_summary_says_what_the_textbook_says() -> None:
 
 
 def test_one_value_has_no_spread_and_none_has_no_summary() -> None:
-    one = summarize([3.0])
-    assert one is not None
-    assert (one.stdev, one.p99) == (0.0, 3.0)
+    summary = summarize([3.0])
+    assert summary is not None
+    assert (summary.stdev, summary.p99) == (0.0, 3.0)
     assert summarize([]) is None
     assert TimeHistogram().summary_ms() is None
 
@@ -59,11 +59,11 @@ def test_percentiles_of_a_histogram_are_off_by_a_quarter_of_a_percent_at_most() 
 
 @settings(max_examples=50, deadline=None)
 @given(DURATIONS, DURATIONS)
-def test_merging_is_taking_all_of_both(some: list[int], others: list[int]) -> None:
+def test_merging_is_taking_all_of_both(some: list[int], more_values: list[int]) -> None:
     merged = filled(some)
-    merged.merge(filled(others))
+    merged.merge(filled(more_values))
     merged.merge(TimeHistogram())
-    assert merged == filled(some + others)
+    assert merged == filled(some + more_values)
     into_nothing = TimeHistogram()
     into_nothing.merge(filled(some))
     assert into_nothing == filled(some)

@@ -9,7 +9,7 @@ from specreg.stats.permutation import BEGINNINGS_TOKENS, LEVEL, chance_of_alike
 def drawn(chances: tuple[float, ...], draws: int, seed: int) -> list[tuple[int, ...]]:
     """Answers of three tokens, each drawn with the same chances."""
     random = np.random.default_rng(seed)
-    return [tuple(one) for one in random.choice(len(chances), (draws, 3), p=chances).tolist()]
+    return [tuple(row) for row in random.choice(len(chances), (draws, 3), p=chances).tolist()]
 
 
 FLAT, TILTED = (0.4, 0.3, 0.2, 0.1), (0.1, 0.2, 0.3, 0.4)
@@ -17,7 +17,7 @@ FLAT, TILTED = (0.4, 0.3, 0.2, 0.1), (0.1, 0.2, 0.3, 0.4)
 
 def test_of_one_distribution_every_chance_comes_as_often() -> None:
     """So that a level of 1 % is wrong 1 % of the time."""
-    found = [
+    chances_found = [
         chance_of_alike(
             [
                 (drawn(FLAT, 40, 4 * n), drawn(FLAT, 40, 4 * n + 1)),
@@ -31,13 +31,13 @@ def test_of_one_distribution_every_chance_comes_as_often() -> None:
     ]
     # Binomial with p the bound and n = 200: standard deviations of 0.02 to 0.035.
     for bound in (0.1, 0.3, 0.5, 0.7, 0.9):
-        assert np.mean(np.array(found) <= bound) == pytest.approx(bound, abs=0.1)
+        assert np.mean(np.array(chances_found) <= bound) == pytest.approx(bound, abs=0.1)
 
 
 def test_the_chance_is_that_of_the_shuffles_worked_by_hand() -> None:
     """Of the 70 ways to deal four 1 and four 2 to two servers, 2 part them as these do."""
-    found = chance_of_alike([([(1,)] * 4, [(2,)] * 4)], tokens=1, shuffles=10_000)
-    assert found == pytest.approx(2 / 70, abs=0.006)
+    chance = chance_of_alike([([(1,)] * 4, [(2,)] * 4)], tokens=1, shuffles=10_000)
+    assert chance == pytest.approx(2 / 70, abs=0.006)
 
 
 def test_a_difference_is_seen_only_by_as_many_tokens_as_hold_it() -> None:

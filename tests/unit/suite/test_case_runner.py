@@ -45,10 +45,10 @@ METHODS = [
 
 def check_of(*results: Verdict | SpecregError) -> CorrectnessCheck:
     """A check that ends in these results, one after the other."""
-    left = iter(results)
+    results_left = iter(results)
 
     def check(_: RunningCase) -> Verdict:
-        result = next(left)
+        result = next(results_left)
         if isinstance(result, SpecregError):
             raise result
         return result

@@ -24,16 +24,16 @@ NOT_ATTACHED: dict[str, dict[str, Any]] = {
 }
 
 
-def opened(folder: Path, *, gpus: int = 0, method: str = "eagle3", **given: Any) -> RunContext:  # noqa: ANN401 - any option
+def opened(folder: Path, *, gpus: int = 0, method: str = "eagle3", **arguments: Any) -> RunContext:  # noqa: ANN401 - any option
     """Open a run of a tier of its own with such options."""
     write_tier(folder, gpus=gpus, methods=f'["none", "{method}"]')
     usual = Options(tier="here", matrix=str(folder / "fixtures/matrix"), runs=str(folder / "runs"))
-    options = dataclasses.replace(usual, **given)
+    options = dataclasses.replace(usual, **arguments)
     return open_context(builders.ROOT, options, Progress(io.StringIO()))
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("options", "words"),
     [
         ({"tier": "heer"}, "unknown tier 'heer'; did you mean 'here'? known: here"),
         ({"method": "eagle33"}, "unknown method 'eagle33'; did you mean 'eagle3'?"),
@@ -50,16 +50,16 @@ def opened(folder: Path, *, gpus: int = 0, method: str = "eagle3", **given: Any)
         ({"resume": True}, "--specreg-resume: there is no run in '"),
         ({"gpus": 64, "require_tier": True}, "tier 'here' needs 64 GPU(s), this machine has"),
         *(
-            ({"attach": ATTACH, **other}, f"--specreg-attach with {flag}: it isn't known")
-            for flag, other in NOT_ATTACHED.items()
+            ({"attach": ATTACH, **other_flag}, f"--specreg-attach with {flag}: it isn't known")
+            for flag, other_flag in NOT_ATTACHED.items()
         ),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(
-    tmp_path: Path, given: dict[str, Any], words: str
+    tmp_path: Path, options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(SpecregError) as caught:
-        opened(tmp_path, **given)
+        opened(tmp_path, **options)
     assert words in str(caught.value)
     assert not (tmp_path / "runs").exists()
 

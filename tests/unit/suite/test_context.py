@@ -21,9 +21,9 @@ def test_a_drafter_that_learns_from_what_it_serves_serves_one_case(name: str) ->
     case = builders.on_server(engine=engine, method=method)
 
     first = CaseLaunch.of(builders.with_concurrency(1, case), 2)
-    other = CaseLaunch.of(builders.with_concurrency(4, case), 2)
+    second = CaseLaunch.of(builders.with_concurrency(4, case), 2)
 
-    assert (first.server != other.server) == (name in ALONE)
+    assert (first.server != second.server) == (name in ALONE)
     assert first.control == first.server, "it has no control of its own"
     case_part = "-toy-c1" if name in ALONE else ""
     assert first.server.id == f"{name}-toy{case_part}-launch2"

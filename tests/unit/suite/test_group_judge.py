@@ -42,9 +42,9 @@ def test_a_speed_waits_for_all_launches_and_acceptance_does_not(tmp_path: Path) 
 
 
 def test_a_case_of_which_only_a_check_is_selected_is_not_measured(tmp_path: Path) -> None:
-    other = builders.with_concurrency(4)
-    context = runs.context(tmp_path, cases=(builders.CASE, other))
-    names = {builders.CASE.id: [LENGTH.name], other.id: [LOSSLESS]}
+    case = builders.with_concurrency(4)
+    context = runs.context(tmp_path, cases=(builders.CASE, case))
+    names = {builders.CASE.id: [LENGTH.name], case.id: [LOSSLESS]}
     run = runs.measured_run(context, MEASURED, selected=runs.selection(context, names))
 
     run.judge.judge(LENGTH, builders.CASE, runs.servers())

@@ -128,7 +128,9 @@ PLACES = (
 """Fields of a plan that lead, or led, to a path."""
 
 
-@pytest.mark.parametrize("changes", PLACES, ids=lambda one: " ".join(map(repr, one.items()))[:60])
+@pytest.mark.parametrize(
+    "changes", PLACES, ids=lambda changes: " ".join(map(repr, changes.items()))[:60]
+)
 def test_no_field_of_a_plan_leads_to_a_path(
     machine: MergingMachine, tmp_path: Path, changes: Mapping[str, Any]
 ) -> None:
@@ -140,10 +142,12 @@ def test_no_field_of_a_plan_leads_to_a_path(
     text = json.dumps(changes).replace("{outside}", str(outside)).replace("{name}", outside.name)
     change_json(shard / PLAN, json.loads(text))
     done = machine.merge(shard, arguments=("--update-baselines",))
-    left = files_of(tmp_path) - before
+    new_files = files_of(tmp_path) - before
     allowed = (machine.into, machine.baselines, machine.root / ".specreg")
-    assert all(any(path.is_relative_to(folder) for folder in allowed) for path in left), left
-    baselines = {path.parent.parent for path in left if path.is_relative_to(machine.baselines)}
+    assert all(any(path.is_relative_to(folder) for folder in allowed) for path in new_files), (
+        new_files
+    )
+    baselines = {path.parent.parent for path in new_files if path.is_relative_to(machine.baselines)}
     assert baselines <= {machine.baselines}
     assert done.exception is None or isinstance(done.exception, (SpecregError, SystemExit))
 
@@ -298,7 +302,7 @@ MISFIT_PLANS = (
 )
 
 
-@pytest.mark.parametrize("changes", MISFIT_PLANS, ids=lambda one: repr(one)[:60])
+@pytest.mark.parametrize("changes", MISFIT_PLANS, ids=lambda changes: repr(changes)[:60])
 def test_a_plan_of_another_form_is_refused(
     machine: MergingMachine, changes: Mapping[str, Any]
 ) -> None:
@@ -363,10 +367,10 @@ def test_a_journal_that_says_what_cannot_be_is_refused(
     shard = machine.shard()
     journal = shard / "journal.jsonl"
     lines = journal.read_text().splitlines()
-    place = next(n for n, line in enumerate(lines) if json.loads(line)["type"] == kind)
-    (shard / "line.json").write_text(lines[place])
+    index = next(n for n, line in enumerate(lines) if json.loads(line)["type"] == kind)
+    (shard / "line.json").write_text(lines[index])
     change_json(shard / "line.json", changes)
-    lines[place] = (shard / "line.json").read_text()
+    lines[index] = (shard / "line.json").read_text()
     journal.write_text("\n".join(lines) + "\n")
     with at_most(5.0):
         done = machine.merge(shard)

@@ -71,9 +71,9 @@ def with_gpus(
     **changes: object,
 ) -> FindingsBySubject:
     """Return what the doctor finds if the driver shows such GPUs."""
-    given = json.dumps({"gpus": 1, **changes})
+    settings = json.dumps({"gpus": 1, **changes})
     driver = ScriptedDriver([*map(running, gpus)], answers)
-    output = run_python(library, root, driver, PROGRAM, str(root), given)
+    output = run_python(library, root, driver, PROGRAM, str(root), settings)
     return msgspec.json.decode(output, type=dict[str, list[Finding]])
 
 
@@ -94,10 +94,10 @@ def test_a_gpu_that_is_well_has_nothing_in_its_way(root: Path, library: Path) ->
 
 def test_a_gpu_that_cannot_be_used_is_in_the_way(root: Path, library: Path) -> None:
     busy = dataclasses.replace(WELL, processes=(Process(99_999_999, 5),))
-    _, taken = with_gpus(root, library, busy)["GPU 0"]
-    assert taken.state == State.IN_THE_WAY
-    assert "used by process 99999999 (of another user or container)" in taken.says
-    assert "end it, or choose another GPU with CUDA_VISIBLE_DEVICES" in taken.advice
+    _, finding = with_gpus(root, library, busy)["GPU 0"]
+    assert finding.state == State.IN_THE_WAY
+    assert "used by process 99999999 (of another user or container)" in finding.says
+    assert "end it, or choose another GPU with CUDA_VISIBLE_DEVICES" in finding.advice
 
     hot = dataclasses.replace(WELL, throttle=(Throttle(0x40),), permission=False)
     findings = with_gpus(root, library, hot)
@@ -301,15 +301,15 @@ def test_a_hub_id_is_cached_or_to_be_fetched_unless_the_hub_may_not_be_asked(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = context_of(root)
-    whole = "org/draft: not in the hub's cache (about 2.0 GiB)"
-    assert summary(of_model(here, "org/draft")) == (State.NOTE, whole)
+    message = "org/draft: not in the hub's cache (about 2.0 GiB)"
+    assert summary(of_model(here, "org/draft")) == (State.NOTE, message)
     snapshot = root / "HF_HOME/hub/models--org--draft/snapshots/1"
     write_model(snapshot)
     (snapshot.parents[1] / "refs").mkdir()
     (snapshot.parents[1] / "refs/main").write_text("1")
     assert summary(of_model(here, "org/draft")) == (State.OK, "org/draft: in the hub's cache")
     (snapshot / "model.safetensors").unlink()
-    assert summary(of_model(here, "org/draft")) == (State.NOTE, whole)
+    assert summary(of_model(here, "org/draft")) == (State.NOTE, message)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert of_model(here, "org/draft").state == State.IN_THE_WAY
 
@@ -318,8 +318,8 @@ def test_prompts_are_there_or_are_prepared_by_a_command(root: Path) -> None:
     assert summary(only_finding(context_of(root), "dataset")) == (State.OK, "toy: 160 prompts")
     missing = only_finding(context_of(root, dataset="mt-bench"), "dataset")
     assert (missing.state, missing.advice) == (State.IN_THE_WAY, "run specreg prepare mt-bench")
-    made = only_finding(context_of(root, dataset="random-64"), "dataset")
-    assert summary(made) == (State.OK, "random-64: made when it is asked for")
+    finding = only_finding(context_of(root, dataset="random-64"), "dataset")
+    assert summary(finding) == (State.OK, "random-64: made when it is asked for")
 
 
 def test_a_check_that_breaks_leaves_the_others_alone(root: Path) -> None:

@@ -78,7 +78,7 @@ def record(
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "left_s", "fresh_launches"),
+    ("first", "second", "left_s", "fresh_launches"),
     [
         pytest.param(STEADY, STEADY, 60.0, 0, id="three-decide"),
         pytest.param(UNSTEADY, UNSTEADY, 60.0, 1, id="more-decide"),
@@ -88,11 +88,15 @@ def record(
     ],
 )
 def test_more_launches_are_measured_while_they_let_later_runs_judge_more(
-    tmp_path: Path, one: Sequence[float], other: Sequence[float], left_s: float, fresh_launches: int
+    tmp_path: Path,
+    first: Sequence[float],
+    second: Sequence[float],
+    left_s: float,
+    fresh_launches: int,
 ) -> None:
     context = runs.context(tmp_path, cases=(ONE, OTHER), update_baselines=True)
 
-    runner, _ = record(context, {ONE.id: one, OTHER.id: other}, left_s)
+    runner, _ = record(context, {ONE.id: first, OTHER.id: second}, left_s)
 
     assert runner.fresh == [[ONE.id, OTHER.id]] * fresh_launches
 

@@ -19,7 +19,7 @@ def test_a_measurement_in_other_circumstances_is_another_one(tmp_path: Path) -> 
     context = runs.context(tmp_path)
     everything = runs.everything(context)
     acceptance = runs.selection(context, {case.id: [LENGTH.name]})
-    others = [
+    other_circumstances = [
         runs.context(tmp_path, engine_version="0.31.0"),
         runs.context(tmp_path, engine_python="/bin/python"),
         runs.context(tmp_path, attach="http://h"),
@@ -31,7 +31,7 @@ def test_a_measurement_in_other_circumstances_is_another_one(tmp_path: Path) -> 
         journal_key(case, 2, everything, context),
         journal_key(dataclasses.replace(case, turns=1), 1, everything, context),
         journal_key(case, 1, acceptance, context),
-        *(journal_key(case, 1, everything, other) for other in others),
+        *(journal_key(case, 1, everything, circumstances) for circumstances in other_circumstances),
     ]
 
     assert len(set(keys)) == len(keys)
@@ -49,8 +49,8 @@ def test_a_measurement_in_another_environment_of_the_same_version_is_another_one
                 del spec
                 return packages
 
-        other = OtherProvision(on_gpu=False, show=lambda _: None)
-        with_packages = dataclasses.replace(context, provision=other)
+        provision = OtherProvision(on_gpu=False, show=lambda _: None)
+        with_packages = dataclasses.replace(context, provision=provision)
         return journal_key(builders.CASE, 1, everything, with_packages)
 
     assert key_with("numpy==2.4.6") == key_with("numpy==2.4.6")
@@ -80,12 +80,12 @@ def key_in(folder: Path, *, target: str, draft: str, prompts: str, weights: str)
 def test_changed_prompts_and_models_are_noticed_and_a_moved_folder_is_not(
     tmp_path: Path, target: str, draft: str
 ) -> None:
-    another = '{"id": "another", "category": "chat", "turns": ["Hello"]}\n'
+    added = '{"id": "another", "category": "chat", "turns": ["Hello"]}\n'
     models = {"target": target, "draft": draft}
 
     first = key_in(tmp_path / "first", prompts="", weights="weights", **models)
     moved = key_in(tmp_path / "moved", prompts="", weights="weights", **models)
-    prompted = key_in(tmp_path / "prompted", prompts=another, weights="weights", **models)
+    prompted = key_in(tmp_path / "prompted", prompts=added, weights="weights", **models)
     trained = key_in(tmp_path / "trained", prompts="", weights="others", **models)
 
     assert moved == first

@@ -49,13 +49,13 @@ def test_a_least_time_needs_a_speed_to_be_recorded_or_compared(tmp_path: Path) -
 
 
 def test_only_what_the_tests_need_is_selected(tmp_path: Path) -> None:
-    other = builders.with_concurrency(4)
-    context = runs.context(tmp_path, cases=(builders.CASE, other))
+    loaded = builders.with_concurrency(4)
+    context = runs.context(tmp_path, cases=(builders.CASE, loaded))
 
     selection = select([(builders.CASE, LENGTH)], context, asks_hub=False)
 
     assert selection.metrics_of(builders.CASE) == (LENGTH,)
-    assert selection.metrics_of(other) == ()
+    assert selection.metrics_of(loaded) == ()
     assert selection.cases_of(context.tier) == [builders.CASE]
     assert not selection.covers_tier
 

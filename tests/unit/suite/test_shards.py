@@ -97,24 +97,24 @@ def test_what_is_no_shard_is_refused(text: str) -> None:
 
 def test_the_longest_begins_and_each_goes_where_the_least_is_so_far() -> None:
     groups = [group("wide", 10, 8), group("b", 100), group("c", 60), group("d", 50), group("a", 30)]
-    dealt = {shard.number: [one.id for one in shard.groups] for shard in cut(groups, 2)}
+    dealt = {shard.number: [group.id for group in shard.groups] for shard in cut(groups, 2)}
     assert dealt == {1: ["wide", "c", "d"], 2: ["b", "a"]}
 
 
 def test_each_group_is_in_one_shard_alone_however_many_there_are() -> None:
     groups = [group(str(n), 1.0 + n % 5) for n in range(12)]
     for of in (1, 3, 12, 20):
-        dealt = [one.id for shard in cut(groups, of) for one in shard.groups]
-        assert sorted(dealt) == sorted(one.id for one in groups)
+        dealt = [group.id for shard in cut(groups, of) for group in shard.groups]
+        assert sorted(dealt) == sorted(group.id for group in groups)
     assert [len(shard.groups) for shard in cut(groups, 0)] == [1] * 12
 
 
 def test_cases_that_share_a_server_and_its_control_are_a_group(tmp_path: Path) -> None:
     groups = groups_of(tmp_path)
-    assert [one.cases for one in groups] == [(EAGLE.id, LOADED.id), (NGRAM.id,)]
-    assert {one.gpus for one in groups} == {0}
+    assert [group.cases for group in groups] == [(EAGLE.id, LOADED.id), (NGRAM.id,)]
+    assert {group.gpus for group in groups} == {0}
     twice = groups_of(tmp_path, launches=2)
-    assert [one.expected_s for one in twice] == [2 * one.expected_s for one in groups]
+    assert [group.expected_s for group in twice] == [2 * group.expected_s for group in groups]
 
 
 def test_the_cut_goes_by_committed_baselines_alone(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_shards_are_shown_and_written_for_what_starts_them(tmp_path: Path) -> No
     assert "    1     2           80      1.5  a-c1" in shown
     assert "    3     0            -      0.0  none" in shown
     written = json.loads((tmp_path / ".specreg/shards.json").read_text())
-    assert [one["number"] for one in written] == [1, 2, 3]
+    assert [plan["number"] for plan in written] == [1, 2, 3]
     assert written[0]["groups"][0]["cases"] == ["a-c1"]
 
 

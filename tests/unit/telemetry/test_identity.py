@@ -44,8 +44,8 @@ def seen(
 ) -> tuple[Gpus, Environment, Environment]:
     """What a process that has one core sees of a machine with these GPUs, as `PROGRAM` says."""
     driver = ScriptedDriver(gpus, answers)
-    said = run_python(library, library.parent, driver, PROGRAM, **variables)
-    return msgspec.json.decode(said, type=tuple[Gpus, Environment, Environment])
+    output = run_python(library, library.parent, driver, PROGRAM, **variables)
+    return msgspec.json.decode(output, type=tuple[Gpus, Environment, Environment])
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,9 @@ def test_a_machine_is_described_by_its_gpus_or_by_its_processors_as_a_tier_needs
 
 
 def test_a_power_limit_that_was_lowered_makes_another_machine(library: Path) -> None:
-    _, _, found = seen(library, dataclasses.replace(H200, power_limit_w=500.0))
-    assert found.power_limit_w == 500.0
-    assert found.name == "scripted-h200-141gb-500w-x1"
+    _, _, state = seen(library, dataclasses.replace(H200, power_limit_w=500.0))
+    assert state.power_limit_w == 500.0
+    assert state.name == "scripted-h200-141gb-500w-x1"
 
 
 def test_gpus_that_are_hidden_are_none_of_ours(library: Path) -> None:
@@ -228,7 +228,7 @@ def test_a_gpu_that_cannot_be_opened_hides_itself_alone(
     assert "; " in gpus.hidden[0].why
     assert environment.kind == "gpu"
     assert [
-        one.id for one in seen(library, first, TWO[1], CUDA_VISIBLE_DEVICES="0")[0].devices
+        device.id for device in seen(library, first, TWO[1], CUDA_VISIBLE_DEVICES="0")[0].devices
     ] == ["GPU-2"]
     alone, _, _ = seen(library, first)
     assert alone.is_unusable
@@ -290,8 +290,8 @@ def test_a_process_that_was_given_gpus_without_their_library_is_not_one_without_
     without = run_python(library, tmp_path, driver, program, str(node))
     assert without.startswith(f"{NoGpuError.__name__} NVML: NVML Shared Library Not Found; install")
     node.touch()
-    given = run_python(library, tmp_path, driver, program, str(node))
-    assert given.startswith(f"{SensorError.__name__} NVML: NVML Shared Library Not Found, though")
+    output = run_python(library, tmp_path, driver, program, str(node))
+    assert output.startswith(f"{SensorError.__name__} NVML: NVML Shared Library Not Found, though")
 
 
 def test_gpus_whose_order_is_unknown_are_not_none(library: Path) -> None:
@@ -314,8 +314,8 @@ def test_a_gpu_in_slices_is_seen_as_its_first_slice(library: Path) -> None:
         assert environment.gpus == ("Scripted NVIDIA H200 MIG 1g",)
     named, _, _ = seen(library, cut, CUDA_VISIBLE_DEVICES=f"MIG-{cut.uuid}-1")
     assert [device.id for device in named.devices] == [f"MIG-{cut.uuid}-1"]
-    beside, _, _ = seen(library, TWO[1], cut)
-    assert [device.id for device in beside.devices] == [f"MIG-{cut.uuid}-0"]
+    stranger, _, _ = seen(library, TWO[1], cut)
+    assert [device.id for device in stranger.devices] == [f"MIG-{cut.uuid}-0"]
 
 
 def test_a_gpu_in_slices_that_has_none_or_does_not_list_them_is_not_the_whole_card(
@@ -325,9 +325,9 @@ def test_a_gpu_in_slices_that_has_none_or_does_not_list_them_is_not_the_whole_ca
     empty, _, _ = seen(library, cut)
     assert empty.is_unusable
     assert "has no slice to compute on" in empty.why_none
-    beside, _, _ = seen(library, cut, TWO[1])
-    assert [device.id for device in beside.devices] == ["GPU-2"]
-    assert [hidden.number for hidden in beside.hidden] == [0]
+    stranger, _, _ = seen(library, cut, TWO[1])
+    assert [device.id for device in stranger.devices] == ["GPU-2"]
+    assert [hidden.number for hidden in stranger.hidden] == [0]
     unlisted = answering(13, "nvmlDeviceGetMaxMigDeviceCount", mig=True)
     assert seen(library, unlisted)[0].memory_gib == (None,)
 
@@ -357,11 +357,11 @@ def test_what_a_driver_does_not_tell_of_a_moment_is_none(
     library: Path, function: str, field: str, code: int
 ) -> None:
     hot = answering(code, function, throttle=(Throttle(0x40),))
-    said = run_python(library, library.parent, [hot], STATE)
-    state, why = msgspec.json.decode(said, type=tuple[State, str])
+    output = run_python(library, library.parent, [hot], STATE)
+    state, problem = msgspec.json.decode(output, type=tuple[State, str])
     fields = msgspec.structs.asdict(state)
     assert fields.pop(field) is None
-    others = {name for name, value in fields.items() if value is None}
-    assert others <= {"memory_clock_mhz", "sm_clock_mhz"}
-    assert "0 °C" not in why
-    assert "0 MHz" not in why.replace("1980 MHz", "")
+    unknown = {name for name, value in fields.items() if value is None}
+    assert unknown <= {"memory_clock_mhz", "sm_clock_mhz"}
+    assert "0 °C" not in problem
+    assert "0 MHz" not in problem.replace("1980 MHz", "")

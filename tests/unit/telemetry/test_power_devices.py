@@ -44,9 +44,13 @@ print(held_bytes(2, os.environ, {int(sys.argv[1])}))
 THREE = tuple(ScriptedGpu(uuid=f"GPU-{letter}") for letter in "abc")
 
 
-def asked(library: Path, gpus: tuple[ScriptedGpu, ...], *arguments: int, **said: str) -> list[str]:
+def asked(
+    library: Path, gpus: tuple[ScriptedGpu, ...], *arguments: int, **variables: str
+) -> list[str]:
     """What a process says of the devices of a server that takes so many GPUs."""
-    return run_python(library, library.parent, gpus, ASK, *map(str, arguments), **said).splitlines()
+    return run_python(
+        library, library.parent, gpus, ASK, *map(str, arguments), **variables
+    ).splitlines()
 
 
 def test_a_server_over_two_gpus_takes_the_first_two_that_it_sees(library: Path) -> None:
@@ -61,27 +65,27 @@ def test_a_case_that_says_which_gpu_its_server_sees_is_measured_there(library: P
 
 def test_fewer_gpus_than_it_takes_are_none(library: Path) -> None:
     assert asked(library, THREE, 4) == ["nvml shows 3 of 4 GPUs"]
-    (said,) = asked(library, THREE, 1, CUDA_VISIBLE_DEVICES="7")
-    assert said.startswith("NVML: CUDA_VISIBLE_DEVICES=7 leaves none of 3 GPU(s)")
+    (message,) = asked(library, THREE, 1, CUDA_VISIBLE_DEVICES="7")
+    assert message.startswith("NVML: CUDA_VISIBLE_DEVICES=7 leaves none of 3 GPU(s)")
 
 
 def test_a_stranger_on_any_of_them_is_named_and_ours_are_not(library: Path) -> None:
-    taken = dataclasses.replace(THREE[1], processes=(Process(os.getpid(), 2**30),))
-    gpus = (THREE[0], taken, THREE[2])
+    taken_gpu = dataclasses.replace(THREE[1], processes=(Process(os.getpid(), 2**30),))
+    gpus = (THREE[0], taken_gpu, THREE[2])
     assert asked(library, gpus, 1) == ["GPU-a", "free"]
-    (_, said) = asked(library, gpus, 2)
-    assert said.startswith("DEVICE_SHARED: Scripted NVIDIA H100, number 1: used by process")
-    assert f"process {os.getpid()} (" in said
+    (_, message) = asked(library, gpus, 2)
+    assert message.startswith("DEVICE_SHARED: Scripted NVIDIA H100, number 1: used by process")
+    assert f"process {os.getpid()} (" in message
     assert asked(library, gpus, 2, os.getpid()) == ["GPU-a GPU-b", "free"]
 
 
 def test_where_the_driver_numbers_processes_otherwise_ours_are_not_strangers(library: Path) -> None:
     """In a container none of ours is among them, though one of ours is on that device."""
-    taken = dataclasses.replace(THREE[0], processes=(Process(4_000_000, 2**30),))
-    assert asked(library, (taken,), 1, os.getpid(), TAKEN="GPU-a") == ["GPU-a", "free"]
-    for ours in ((), (os.getpid(),)):
-        (_, said) = asked(library, (taken,), 1, *ours, TAKEN="GPU-b")
-        assert "used by process 4000000 (of another user or container)" in said
+    taken_gpu = dataclasses.replace(THREE[0], processes=(Process(4_000_000, 2**30),))
+    assert asked(library, (taken_gpu,), 1, os.getpid(), TAKEN="GPU-a") == ["GPU-a", "free"]
+    for own_pids in ((), (os.getpid(),)):
+        (_, message) = asked(library, (taken_gpu,), 1, *own_pids, TAKEN="GPU-b")
+        assert "used by process 4000000 (of another user or container)" in message
 
 
 @pytest.mark.parametrize(
@@ -99,16 +103,16 @@ def test_the_memory_that_a_server_holds_is_that_of_its_processes_on_all_gpus(
 ) -> None:
     """Of each process a GiB; ours is number 1."""
     gpus = [
-        dataclasses.replace(gpu, processes=tuple(Process(pid, 2**30) for pid in each))
-        for gpu, each in zip(THREE, (*pids, ()), strict=True)
+        dataclasses.replace(gpu, processes=tuple(Process(pid, 2**30) for pid in gpu_pids))
+        for gpu, gpu_pids in zip(THREE, (*pids, ()), strict=True)
     ]
     assert run_python(library, library.parent, gpus, HOLDING, "1").strip() == str(held)
 
 
 def test_what_holds_a_gpu_back_before_it_runs_is_said(library: Path) -> None:
     hot = dataclasses.replace(THREE[0], throttle=(Throttle(0x48),))
-    (_, said) = asked(library, (hot,), 1)
-    assert said == (
+    (_, message) = asked(library, (hot,), 1)
+    assert message == (
         "THROTTLED: Scripted NVIDIA H100, number 0: is held back before it runs, hardware slowdown,"
         " hardware thermal slowdown, 61 °C at 1980 MHz; let it cool down"
     )
@@ -118,7 +122,10 @@ def listed(*pids: tuple[int, ...]) -> PowerTrace:
     """Who was there, second by second."""
     return PowerTrace(
         device=builders.device(),
-        samples=[Sample(device=0, at_ns=at * 10**9, pids=each) for at, each in enumerate(pids)],
+        samples=[
+            Sample(device=0, at_ns=at * 10**9, pids=sample_pids)
+            for at, sample_pids in enumerate(pids)
+        ],
     )
 
 
@@ -130,18 +137,18 @@ def test_where_none_is_known_for_ours_a_newcomer_is_the_stranger() -> None:
 
 
 def test_the_energy_of_two_gpus_is_that_of_both_or_of_none() -> None:
-    one, other = (
+    first, second = (
         device
         for energy_j in (1000.0, 500.0)
         if (arm := builders.power(energy_j).case) is not None
         for device in arm.devices
     )
     span = (0, 60 * 10**9)
-    both = arm_power([one, other], span, tokens=100, accepted_frac=0.5)
+    both = arm_power([first, second], span, tokens=100, accepted_frac=0.5)
     assert (both.energy_j, both.mean_w, both.idle_w) == (1500.0, 25.0, 200.0)
     assert both.energy_j_per_token == 15.0
-    untold = msgspec.structs.replace(other, energy_j=None)
-    assert arm_power([one, untold], span, tokens=100, accepted_frac=0.5).energy_j is None
+    untold = msgspec.structs.replace(second, energy_j=None)
+    assert arm_power([first, untold], span, tokens=100, accepted_frac=0.5).energy_j is None
 
 
 def test_a_round_between_two_samples_is_held_back_as_these_are() -> None:
@@ -165,9 +172,9 @@ def test_a_block_between_two_samples_has_the_clock_of_these() -> None:
         for at_ns in (10**9, 11 * 10**8)
     ]
     trace, span = PowerTrace(device=builders.device(), samples=samples), (104 * 10**7, 106 * 10**7)
-    found = record_power([trace], span, tokens=1, accepted_frac=0.5, idle=(0, 0)).case
-    assert found is not None
-    assert found.devices[0].sm_clock_mhz == 1_500
+    power = record_power([trace], span, tokens=1, accepted_frac=0.5, idle=(0, 0)).case
+    assert power is not None
+    assert power.devices[0].sm_clock_mhz == 1_500
 
 
 @pytest.mark.parametrize("at", [1, 2], ids=["before", "after"])

@@ -115,17 +115,17 @@ def test_the_error_of_a_block_is_half_a_move_of_the_counter_or_half_a_sample_at_
 ) -> None:
     trace = sampled(Machine(constant(400.0), tick_ns=tick_ms * 10**6))
     for length_s, _ in BOUNDS:
-        found = energy_of(trace, span_of(10.0, 10.0 + length_s))
-        assert found.error_frac == pytest.approx(0.1 / length_s, rel=0.1)
-        assert abs(found.energy_j / (400 * length_s) - 1) <= found.error_frac
+        energy = energy_of(trace, span_of(10.0, 10.0 + length_s))
+        assert energy.error_frac == pytest.approx(0.1 / length_s, rel=0.1)
+        assert abs(energy.energy_j / (400 * length_s) - 1) <= energy.error_frac
 
 
 def counting(energy_mj: Callable[[int], float]) -> PowerTrace:
     """A trace of 400 W whose counter says this of what it ought to say."""
     trace = sampled(Machine(constant(400.0)))
     trace.samples = [
-        msgspec.structs.replace(one, energy_mj=round(energy_mj(one.energy_mj or 0)))
-        for one in trace.samples
+        msgspec.structs.replace(sample, energy_mj=round(energy_mj(sample.energy_mj or 0)))
+        for sample in trace.samples
     ]
     return trace
 
@@ -158,12 +158,12 @@ def recorded_samples(rows: Iterable[Mapping[str, Any]]) -> list[Sample]:
 
 def test_a_real_h100_draws_what_both_of_its_fields_say(h100: PowerTrace) -> None:
     span = (h100.samples[0].at_ns, h100.samples[-1].at_ns)
-    found = energy_of(h100, span)
+    energy = energy_of(h100, span)
     length_s = (span[1] - span[0]) / NS_PER_S
-    assert found.energy_j / length_s == pytest.approx(434.7, rel=0.005)
+    assert energy.energy_j / length_s == pytest.approx(434.7, rel=0.005)
     for name in ("average_mw", "instant_mw"):
-        assert integral_j(h100.samples, span, name) == pytest.approx(found.energy_j, rel=0.005)
-    assert found.error_frac <= 0.001
+        assert integral_j(h100.samples, span, name) == pytest.approx(energy.energy_j, rel=0.005)
+    assert energy.error_frac <= 0.001
 
 
 @pytest.mark.parametrize(("length_s", "bound_frac"), BOUNDS)
@@ -171,9 +171,9 @@ def test_blocks_of_a_real_h100_are_as_exact_as_is_said(
     h100: PowerTrace, length_s: float, bound_frac: float
 ) -> None:
     for span in blocks(LOAD_FROM_S, LOAD_TO_S, length_s):
-        found = energy_of(h100, span)
-        assert abs((found.counter_ratio or 0) - 1) <= bound_frac
-        assert found.error_frac <= 0.6 * bound_frac
+        energy = energy_of(h100, span)
+        assert abs((energy.counter_ratio or 0) - 1) <= bound_frac
+        assert energy.error_frac <= 0.6 * bound_frac
 
 
 def moment_ns(rows: Iterable[Mapping[str, Any]], load: str) -> int:
@@ -188,9 +188,9 @@ def test_the_average_field_follows_a_step_in_a_second_and_the_instant_one_at_onc
 ) -> None:
     rows = recorded_rows(path)
     on_ns = moment_ns(rows, "on")
-    after = [one for one in recorded_samples(rows) if one.at_ns > on_ns]
+    after = [sample for sample in recorded_samples(rows) if sample.at_ns > on_ns]
     for name, low_s, high_s in (("average_mw", 0.8, 1.0), ("instant_mw", 0.0, 0.2)):
-        at_ns = next(one.at_ns for one in after if getattr(one.state, name) > 630_000)
+        at_ns = next(sample.at_ns for sample in after if getattr(sample.state, name) > 630_000)
         assert low_s <= (at_ns - on_ns) / NS_PER_S <= high_s
 
 
@@ -201,7 +201,7 @@ def test_the_meter_of_an_h100_whose_load_swings_is_in_order(path: Path) -> None:
     due_ns = itertools.count(samples[0].at_ns, EVERY_NS)
     due = itertools.takewhile(lambda at_ns: at_ns < samples[-1].at_ns, due_ns)
     at_10_hz = [
-        samples[bisect.bisect(samples, at_ns, key=lambda one: one.at_ns) - 1] for at_ns in due
+        samples[bisect.bisect(samples, at_ns, key=lambda sample: sample.at_ns) - 1] for at_ns in due
     ]
     trace = PowerTrace(device=builders.device(), samples=at_10_hz)
     for start_ns in range(at_10_hz[8].at_ns, at_10_hz[-8].at_ns - 10 * NS_PER_S, NS_PER_S // 20):
@@ -231,13 +231,13 @@ def test_a_counter_lies_three_percent_off_its_power_at_most(
     factor: float,
     fits: bool,  # noqa: FBT001 - a column
 ) -> None:
-    found = energy_of(counting(lambda energy_mj: energy_mj * factor), span_of(10.0, 40.0))
-    assert found.counter_ratio == pytest.approx(factor, abs=0.005)
+    energy = energy_of(counting(lambda energy_mj: energy_mj * factor), span_of(10.0, 40.0))
+    assert energy.counter_ratio == pytest.approx(factor, abs=0.005)
     if fits:
-        check_counter(found)
+        check_counter(energy)
     else:
         with pytest.raises(SensorError, match=r"says [\d.]+ times what its power says"):
-            check_counter(found)
+            check_counter(energy)
 
 
 def test_of_a_second_counter_and_power_may_lie_as_far_apart_as_its_ends_tell() -> None:
@@ -247,27 +247,29 @@ def test_of_a_second_counter_and_power_may_lie_as_far_apart_as_its_ends_tell() -
 
 
 @pytest.mark.parametrize(
-    ("gone", "why"),
+    ("gone", "problem"),
     [((15.0, 17.0), None), ((15.0, 18.5), "are missing, more than 10 %"), ((39.0, 70.0), "an end")],
 )
 def test_a_tenth_of_the_samples_may_be_missing_and_none_around_the_ends(
-    gone: tuple[float, float], why: str | None
+    gone: tuple[float, float], problem: str | None
 ) -> None:
     trace = sampled(Machine(constant(400.0)))
     first_s, last_s = gone
-    trace.samples = [one for one in trace.samples if not first_s < one.at_ns / NS_PER_S < last_s]
+    trace.samples = [
+        sample for sample in trace.samples if not first_s < sample.at_ns / NS_PER_S < last_s
+    ]
     span = span_of(10.0, 40.0)
-    if why is None:
+    if problem is None:
         assert energy_of(trace, span).energy_j == pytest.approx(400 * 30, rel=0.01)
     else:
-        with pytest.raises(SensorError, match=why):
+        with pytest.raises(SensorError, match=problem):
             energy_of(trace, span)
 
 
 def test_samples_come_about_ten_times_a_second() -> None:
     trace = sampled(Machine(constant(400.0), stall_ns=20e6))
     assert len(trace.samples) == pytest.approx(61 * 10.3, rel=0.02)
-    listed = [one for one in trace.samples if one.pids == (17,)]
+    listed = [sample for sample in trace.samples if sample.pids == (17,)]
     assert len(listed) == pytest.approx(len(trace.samples) / 5, abs=1)
     assert missing_frac(trace, span_of(10.0, 60.0)) <= 0.02
 
@@ -293,9 +295,9 @@ def test_a_device_that_is_gone_is_written_down_and_left_alone() -> None:
     samples: list[Sample] = []
     probes = [Dying(machine, 10.0), machine]
     sample_devices(probes, samples.append, wait_until=machine.wait_until, clock=machine.clock)
-    lost = [(one.device, one.lost) for one in samples if one.lost]
+    lost = [(sample.device, sample.lost) for sample in samples if sample.lost]
     assert lost == [(0, "NVML: GPU is lost")]
-    last_s = {one.device: one.at_ns / NS_PER_S for one in samples}
+    last_s = {sample.device: sample.at_ns / NS_PER_S for sample in samples}
     assert last_s[0] < 10.1
     assert last_s[1] > 19.8
 
@@ -314,6 +316,6 @@ def test_power_is_summed_up_where_there_is_no_counter(averaged: bool) -> None:  
     samples = [Sample(device=0, at_ns=ns, state=state(ns / NS_PER_S)) for ns in moments_ns]
     trace = PowerTrace(device=builders.device(), samples=samples)
     true_j = 300 * 30 + 200 * (math.cos(10) - math.cos(40))
-    found = energy_of(trace, span_of(10.0, 40.0))
-    assert (found.from_counter, found.error_frac, found.counter_ratio) == (False, 0.0, None)
-    assert found.energy_j == pytest.approx(true_j, rel=0.001)
+    energy = energy_of(trace, span_of(10.0, 40.0))
+    assert (energy.from_counter, energy.error_frac, energy.counter_ratio) == (False, 0.0, None)
+    assert energy.energy_j == pytest.approx(true_j, rel=0.001)

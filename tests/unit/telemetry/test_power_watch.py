@@ -29,26 +29,26 @@ def samples(tmp_path: Path) -> Path:
 def test_samples_are_on_disk_as_they_come(samples: Path) -> None:
     with watch([DEVICE], samples) as watching:
         time.sleep(1.0)
-        (trace,), why = watching.traces(until_ns=time.monotonic_ns())
-    assert (trace.device, why) == (DEVICE, "")
+        (trace,), problem = watching.traces(until_ns=time.monotonic_ns())
+    assert (trace.device, problem) == (DEVICE, "")
     assert len(trace.samples) >= 5
     assert watching.child.popen.returncode is not None
-    (whole,) = load_traces(samples, [DEVICE])
+    (loaded,) = load_traces(samples, [DEVICE])
     samples.write_bytes(samples.read_bytes()[:-20])
-    assert load_traces(samples, [DEVICE])[0].samples == whole.samples[:-1]  # its last line is torn
+    assert load_traces(samples, [DEVICE])[0].samples == loaded.samples[:-1]  # its last line is torn
 
 
 def test_a_killed_sampler_is_said_and_its_samples_stay(samples: Path) -> None:
     with watch([DEVICE], samples) as watching:
         time.sleep(0.5)
         watching.child.popen.kill()
-        (trace,), why = watching.traces(until_ns=time.monotonic_ns())
-    assert "ended with status -9 (without a word)" in why
+        (trace,), problem = watching.traces(until_ns=time.monotonic_ns())
+    assert "ended with status -9 (without a word)" in problem
     assert trace.samples
 
 
 def test_a_sampler_that_cannot_start_says_why(samples: Path) -> None:
     with watch([builders.device(id="GPU-none")], samples) as watching:
-        (trace,), why = watching.traces(until_ns=time.monotonic_ns())
-    assert re.search(r"ended with status 1 \(.*Not Found", why)
+        (trace,), problem = watching.traces(until_ns=time.monotonic_ns())
+    assert re.search(r"ended with status 1 \(.*Not Found", problem)
     assert not trace.samples

@@ -11,10 +11,10 @@ from specreg.telemetry.sensor import Scope
 RANGE_UJ = 262_143_328_850
 
 
-def package(folder: Path, name: str, energy_uj: int, said: str = "package-0") -> Path:
+def package(folder: Path, name: str, energy_uj: int, kind: str = "package-0") -> Path:
     path = folder / name
     path.mkdir(parents=True)
-    (path / "name").write_text(f"{said}\n")
+    (path / "name").write_text(f"{kind}\n")
     (path / "energy_uj").write_text(f"{energy_uj}\n")
     (path / "max_energy_range_uj").write_text(f"{RANGE_UJ}\n")
     return path / "energy_uj"
@@ -25,24 +25,24 @@ def folder(tmp_path: Path) -> Path:
     """A machine with two packages, whose parts are no packages of their own."""
     folder = tmp_path / "powercap"
     package(folder, "intel-rapl:0", 5_000_000)
-    package(folder, "intel-rapl:0:0", 1_000, said="core")
-    package(folder, "intel-rapl:1", 7_000_000, said="package-1")
-    package(folder, "intel-rapl:2", 9_000_000, said="psys")
+    package(folder, "intel-rapl:0:0", 1_000, kind="core")
+    package(folder, "intel-rapl:1", 7_000_000, kind="package-1")
+    package(folder, "intel-rapl:2", 9_000_000, kind="psys")
     return folder
 
 
 def test_each_package_is_a_device_and_its_parts_are_not(folder: Path) -> None:
-    found = rapl.find(folder)
-    assert [device.name for device in found] == ["package-0", "package-1"]
-    assert [device.number for device in found] == [0, 1]
-    assert {device.scope for device in found} == {Scope.PACKAGE}
-    assert {device.why_not for device in found} == {""}
+    devices_found = rapl.find(folder)
+    assert [device.name for device in devices_found] == ["package-0", "package-1"]
+    assert [device.number for device in devices_found] == [0, 1]
+    assert {device.scope for device in devices_found} == {Scope.PACKAGE}
+    assert {device.why_not for device in devices_found} == {""}
 
 
 def test_a_package_is_another_one_on_another_machine(folder: Path, tmp_path: Path) -> None:
     machines = tmp_path / "here", tmp_path / "there"
-    for machine, said in zip(machines, ("0123", "4567"), strict=True):
-        machine.write_text(said)
+    for machine, digits in zip(machines, ("0123", "4567"), strict=True):
+        machine.write_text(digits)
     here, there = (rapl.find(folder, machine) for machine in machines)
     assert len({device.id for device in (*here, *there)}) == 4
     assert "0123" not in here[0].id

@@ -19,14 +19,16 @@ def sliced(uuid: str) -> Device | None:
     return None if uuid == "MIG-none" else builders.device("slice", id=uuid)
 
 
-def seen(said: str | None, devices: tuple[Device, ...] = ALIKE, **variables: str) -> list[str]:
-    said_so = {} if said is None else {"CUDA_VISIBLE_DEVICES": said}
-    found = visible(devices, {**said_so, **variables}, slice_called=sliced)
-    return [device.id for device in found]
+def seen(
+    cuda_visible: str | None, devices: tuple[Device, ...] = ALIKE, **variables: str
+) -> list[str]:
+    said_so = {} if cuda_visible is None else {"CUDA_VISIBLE_DEVICES": cuda_visible}
+    visible_devices = visible(devices, {**said_so, **variables}, slice_called=sliced)
+    return [device.id for device in visible_devices]
 
 
 @pytest.mark.parametrize(
-    ("said", "numbers"),
+    ("cuda_visible", "numbers"),
     [
         (None, "abcd"),
         ("0", "a"),
@@ -45,8 +47,8 @@ def seen(said: str | None, devices: tuple[Device, ...] = ALIKE, **variables: str
         ("GPU-dd,0", "da"),
     ],
 )
-def test_what_cuda_sees_is_seen(said: str | None, numbers: str) -> None:
-    assert seen(said) == [f"GPU-{letter}{letter}-1" for letter in numbers]
+def test_what_cuda_sees_is_seen(cuda_visible: str | None, numbers: str) -> None:
+    assert seen(cuda_visible) == [f"GPU-{letter}{letter}-1" for letter in numbers]
 
 
 def test_a_slice_is_asked_for_by_its_name() -> None:
