@@ -168,26 +168,31 @@ class Oracle(unittest.TestCase):
             _, embeddings, streams = observed.observe(torch.tensor([text.ids]))
         masks = DRAFT_TOKENS - 1
 
-        def draft_alone(place: int) -> torch.Tensor:
-            ids = (*text.ids[:place], *[draft.config.pard_token] * masks)
+        def draft_alone(position: int) -> torch.Tensor:
+            ids = (*text.ids[:position], *[draft.config.pard_token] * masks)
             return draft(input_ids=torch.tensor([ids])).logits[0, -DRAFT_TOKENS:]
 
-        def draft_by_head_alone(place: int) -> torch.Tensor:
-            after = torch.cat([embeddings[:, 1:place], head.mask.expand(1, masks, -1)], 1)
-            known = torch.cat([streams[:, : place - 1], head.mask_hidden.expand(1, masks, -1)], 1)
+        def draft_by_head_alone(position: int) -> torch.Tensor:
+            after = torch.cat([embeddings[:, 1:position], head.mask.expand(1, masks, -1)], 1)
+            known = torch.cat(
+                [streams[:, : position - 1], head.mask_hidden.expand(1, masks, -1)], 1
+            )
             states = head.step(after, head.fc(known), 0, [])
             return head.lm_head(head.norm(states))[0, -DRAFT_TOKENS:]
 
         for method, draft_at in (("pard", draft_alone), ("p_eagle", draft_by_head_alone)):
             question = ask(method, "float32", PARALLEL[method])
             accepted = answer_question(question, "cpu").accepted[0]
-            for place in places:
+            for position in places:
                 with torch.inference_mode():
-                    drafted = draft_at(place).argmax(-1).tolist()
-                wanted = text.ids[place : place + DRAFT_TOKENS]
-                hits = [one == other for one, other in zip(drafted, wanted, strict=True)]
-                assert accepted[place] == [*hits, False].index(False), (method, place)
-            assert {accepted[place] for place in places} == set(range(DRAFT_TOKENS + 1))
+                    drafted = draft_at(position).argmax(-1).tolist()
+                wanted = text.ids[position : position + DRAFT_TOKENS]
+                hits = [
+                    drafted_token == wanted_token
+                    for drafted_token, wanted_token in zip(drafted, wanted, strict=True)
+                ]
+                assert accepted[position] == [*hits, False].index(False), (method, position)
+            assert {accepted[position] for position in places} == set(range(DRAFT_TOKENS + 1))
 
     def test_a_tree_of_one_branch_is_its_chain_and_one_of_more_holds_it(self) -> None:
         some_texts = texts()[:2]

@@ -92,18 +92,20 @@ class Checkout:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.calls = folder / "calls"
-        for place in (folder / "tools", folder / ".nox/nox/bin"):
-            place.mkdir(parents=True)
+        for bin_folder in (folder / "tools", folder / ".nox/nox/bin"):
+            bin_folder.mkdir(parents=True)
             for name, lines in TOOLS.items():
-                (place / name).write_text(f"#!/bin/bash -e\n{lines}\n")
-                (place / name).chmod(0o755)
+                (bin_folder / name).write_text(f"#!/bin/bash -e\n{lines}\n")
+                (bin_folder / name).chmod(0o755)
 
     def shell(self, lines: str, **variables: str) -> bool:
         """Whether lines end well, run with the flags that all three systems have in common."""
         path = f"{self.folder / 'tools'}{os.pathsep}{os.environ['PATH']}"
-        own = {"PATH": path, "HOME": "/home", "CALLS": str(self.calls), "OWN": OWN}
+        shell_variables = {"PATH": path, "HOME": "/home", "CALLS": str(self.calls), "OWN": OWN}
         command = ("/bin/bash", "-e", "-c", lines)
-        done = subprocess.run(command, check=False, cwd=self.folder, env=own | variables)
+        done = subprocess.run(
+            command, check=False, cwd=self.folder, env=shell_variables | variables
+        )
         return not done.returncode
 
     def act(self, job: Steps, known: Mapping[str, str], **variables: str) -> bool:
@@ -112,8 +114,8 @@ class Checkout:
         for step in job["steps"]:
             condition = step.get("if", "always()" if held else "")
             if "run" in step and condition == "always()":
-                own = {name: filled(text, known) for name, text in step.get("env", {}).items()}
-                held &= self.shell(filled(step["run"], known), **variables, **own)
+                step_env = {name: filled(text, known) for name, text in step.get("env", {}).items()}
+                held &= self.shell(filled(step["run"], known), **variables, **step_env)
         return held
 
     def nox(self) -> set[str]:
@@ -125,7 +127,7 @@ class Checkout:
 
 def filled(text: str, known: Mapping[str, str]) -> str:
     """A text with what its expressions stand for."""
-    return re.sub(r"\$\{\{ (.+?) \}\}", lambda found: known[found[1]], text)
+    return re.sub(r"\$\{\{ (.+?) \}\}", lambda match: known[match[1]], text)
 
 
 def commands(step: Steps) -> str:
@@ -178,7 +180,7 @@ def test_each_system_runs_the_same_sessions(checkout: Checkout) -> None:
 
 def test_each_system_installs_promtool_for_the_exports_alone(checkout: Checkout) -> None:
     steps = load(WORKFLOW / "tests.yml")["jobs"]["nox"]["steps"]
-    (github,) = (one["run"] for one in steps if one.get("if") == "matrix.session == 'exports'")
+    (github,) = (step["run"] for step in steps if step.get("if") == "matrix.session == 'exports'")
     push, gitlab = load(BUILDKITE)["steps"][0], commands(load(GITLAB)["tests"])
     installed = checkout.folder / "installed"
     for session in ("docs", "exports"):
@@ -237,14 +239,14 @@ def git(folder: Path, *arguments: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
-def repository(folder: Path, *, before: dict[str, str], now: dict[str, str]) -> None:
+def repository(folder: Path, *, before: dict[str, str], after: dict[str, str]) -> None:
     """A repository whose last commit pins other versions than its files do."""
     file = folder / "pyproject.toml"
     git(folder, "init", "-q")
     file.write_text(PYPROJECT.format(**before))
     git(folder, "add", ".")
     git(folder, "commit", "-qm", "before")
-    file.write_text(PYPROJECT.format(**now))
+    file.write_text(PYPROJECT.format(**after))
     (folder / ".ci").mkdir(exist_ok=True)
     (folder / ".ci/changed_pins.py").write_text(PINS.read_text())
 
@@ -267,12 +269,12 @@ def test_the_gate_runs_for_each_engine_that_changed(
     checkout: Checkout, changed: dict[str, str], pins: list[str]
 ) -> None:
     """By the step of the workflow, as it stands there."""
-    repository(checkout.folder, before=BEFORE, now=BEFORE | changed)
-    said = checkout.folder / "said"
+    repository(checkout.folder, before=BEFORE, after=BEFORE | changed)
+    output = checkout.folder / "said"
     job = load(WORKFLOW / "gate.yml")["jobs"]["pins"]
     known = {"github.event.pull_request.base.sha": "HEAD"}
-    assert checkout.act(job, known, GITHUB_OUTPUT=str(said))
-    name, _, listed = said.read_text().partition("=")
+    assert checkout.act(job, known, GITHUB_OUTPUT=str(output))
+    name, _, listed = output.read_text().partition("=")
     assert (name, json.loads(listed)) == ("pins", pins)
 
 
@@ -286,7 +288,7 @@ def test_a_gate_that_fails_is_red_after_its_report_was_shown(checkout: Checkout)
     (call,) = checkout.nox()
     assert call == "-s gate -- vllm==0.31.0 vllm==0.32.0 --minutes 440 --out .specreg/gate"
 
-    repository(checkout.folder, before=BEFORE, now={"vllm": "0.32.0", "sglang": "0.5.23"})
+    repository(checkout.folder, before=BEFORE, after={"vllm": "0.32.0", "sglang": "0.5.23"})
     git(checkout.folder, "branch", "-M", "main")
     git(checkout.folder, "remote", "add", "origin", ".")
     _, _, gate, *_ = load(BUILDKITE)["steps"]
@@ -317,21 +319,24 @@ def test_what_a_run_says_is_one_comment_updated_in_place(
     }
     comments = checkout.folder / "comments"
     comments.mkdir()
-    others = {"1": f"someone\n{mark}\nPASS\n", "2": "github-actions[bot]\nThe coverage is 7 %.\n"}
-    for number, text in others.items():
+    comments_before = {
+        "1": f"someone\n{mark}\nPASS\n",
+        "2": "github-actions[bot]\nThe coverage is 7 %.\n",
+    }
+    for number, text in comments_before.items():
         (comments / number).write_text(text)
     for run, report in (("1", None), ("2", "REGRESSED"), ("3", "PASS"), ("4", "x" * 70_000)):
         if report:
             (checkout.folder / folder).mkdir(parents=True, exist_ok=True)
             (checkout.folder / folder / "report.md").write_text(report)
         assert checkout.act(job, known | {"github.run_id": run})
-        found = {path.name: path.read_text() for path in comments.iterdir()}
-        _, line, said = found.pop("3").split("\n", 2)
-        assert (found, line) == (others, mark)
+        bodies = {path.name: path.read_text() for path in comments.iterdir()}
+        _, line, comment = bodies.pop("3").split("\n", 2)
+        assert (bodies, line) == (comments_before, mark)
         assert mark.startswith("<!-- ")
-        assert said.startswith((report or "The ")[:64_000])
-        assert said.endswith(f"/actions/runs/{run}\n")
-        assert len(f"{line}\n{said}") < 65_536
+        assert comment.startswith((report or "The ")[:64_000])
+        assert comment.endswith(f"/actions/runs/{run}\n")
+        assert len(f"{line}\n{comment}") < 65_536
 
 
 def test_a_run_that_was_asked_for_leaves_the_comment_of_the_night_alone() -> None:
@@ -353,24 +358,24 @@ PYTHONS = ("3.11", "3.12", "3.13")
 
 def locked() -> dict[str, list[Requirement]]:
     """By distribution what the lock says of it; each pinned, with a checksum at least."""
-    found: dict[str, list[Requirement]] = {}
+    requirements: dict[str, list[Requirement]] = {}
     entries = re.split(r"\n(?=\S)", LOCK.read_text().replace("\\\n", ""))
-    for entry in (one for one in entries if not one.startswith("#")):
+    for entry in (entry_line for entry_line in entries if not entry_line.startswith("#")):
         pin, *hashes = re.split(r"\s+--hash=", entry.strip())
         assert hashes, pin
-        assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", one) for one in hashes), pin
+        assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", checksum) for checksum in hashes), pin
         requirement = Requirement(pin)
-        assert [one.operator for one in requirement.specifier] == ["=="], pin
-        found.setdefault(canonicalize_name(requirement.name), []).append(requirement)
-    return found
+        assert [specifier.operator for specifier in requirement.specifier] == ["=="], pin
+        requirements.setdefault(canonicalize_name(requirement.name), []).append(requirement)
+    return requirements
 
 
 def asked_of(groups: Iterable[str], extras: Iterable[str]) -> Iterator[Requirement]:
     """What the project, some groups and extras ask for."""
     texts = list(PROJECT["project"]["dependencies"])
-    texts += [one for name in extras for one in PROJECT["project"]["optional-dependencies"][name]]
+    texts += [text for name in extras for text in PROJECT["project"]["optional-dependencies"][name]]
     for name in groups:
-        texts += [one for one in PROJECT["dependency-groups"][name] if isinstance(one, str)]
+        texts += [text for text in PROJECT["dependency-groups"][name] if isinstance(text, str)]
     yield from map(Requirement, texts)
 
 
@@ -378,15 +383,15 @@ def asked_of(groups: Iterable[str], extras: Iterable[str]) -> Iterator[Requireme
 def test_the_lock_has_what_sessions_install_on_each_python(python: str) -> None:
     pins = locked()
     here = {"python_version": python, "python_full_version": f"{python}.7"}
-    for asked in asked_of(PROJECT["dependency-groups"], ("datasets",)):
+    for requirement in asked_of(PROJECT["dependency-groups"], ("datasets",)):
         fitting = [
-            one
-            for one in pins.get(canonicalize_name(asked.name), [])
-            if one.marker is None or one.marker.evaluate(here)
+            pin
+            for pin in pins.get(canonicalize_name(requirement.name), [])
+            if pin.marker is None or pin.marker.evaluate(here)
         ]
-        assert len(fitting) == 1, f"{asked}: run nox -s lock"
+        assert len(fitting) == 1, f"{requirement}: run nox -s lock"
         (pin,) = fitting[0].specifier
-        assert asked.specifier.contains(pin.version), f"{asked}: run nox -s lock"
+        assert requirement.specifier.contains(pin.version), f"{requirement}: run nox -s lock"
 
 
 def clean(name: str) -> dict[str, object]:
@@ -402,7 +407,7 @@ SKIPPED = {"name": "c", "skip_reason": "Dependency not found on PyPI"}
 
 
 @pytest.mark.parametrize(
-    ("answer", "status", "said"),
+    ("answer", "status", "message"),
     [
         ([clean("a"), clean("b")], 0, "NONE: no vulnerability is known of 2 packages"),
         ([clean("a"), VULNERABLE], 1, "VULNERABLE:\nb 2.0: PYSEC-1, fixed in 2.1"),
@@ -412,11 +417,11 @@ SKIPPED = {"name": "c", "skip_reason": "Dependency not found on PyPI"}
     ids=["clean", "vulnerable", "skipped", "no answer"],
 )
 def test_an_audit_that_could_not_look_is_not_green(
-    tmp_path: Path, answer: list[object] | None, status: int, said: str
+    tmp_path: Path, answer: list[object] | None, status: int, message: str
 ) -> None:
     program = tmp_path / "pip-audit"
-    told = "" if answer is None else json.dumps({"dependencies": answer, "fixes": []})
-    program.write_text(f"#!/bin/sh\ncat <<'END'\n{told}\nEND\nexit 1\n")
+    output = "" if answer is None else json.dumps({"dependencies": answer, "fixes": []})
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\nexit 1\n")
     program.chmod(0o755)
     done = subprocess.run(
         (sys.executable, str(ROOT / ".ci/audit.py"), "constraints.txt"),
@@ -426,4 +431,4 @@ def test_an_audit_that_could_not_look_is_not_green(
         env={**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
     )
     assert done.returncode == status, done.stderr
-    assert done.stdout.startswith(said)
+    assert done.stdout.startswith(message)

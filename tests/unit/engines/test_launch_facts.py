@@ -72,7 +72,7 @@ def test_what_sglang_says_must_be_a_word() -> None:
 
 def test_a_change_is_named_if_both_launches_know_the_fact() -> None:
     before = LaunchFacts(model_runner="v1", flashinfer="none", cuda_toolkit="13.0")
-    now = LaunchFacts(model_runner="v2", flashinfer="0.7.2", attention_backend="FLASH_ATTN")
+    facts = LaunchFacts(model_runner="v2", flashinfer="0.7.2", attention_backend="FLASH_ATTN")
     changes = ["model runner v1 -> v2", "FlashInfer none -> 0.7.2"]
-    assert list(changed_facts(before, now)) == changes
+    assert list(changed_facts(before, facts)) == changes
     assert list(changed_facts(before, before)) == []

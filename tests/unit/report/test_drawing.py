@@ -70,7 +70,7 @@ def test_rows_share_one_axis_that_holds_baseline_interval_and_reference() -> Non
     assert (second.value, second.low, second.mark, picture.reference) == (0, None, None, 0)
 
 
-@pytest.mark.parametrize(("room", "kept"), [(10, "abc"), (15, "ac"), (50, "a")])
-def test_labels_without_room_are_left_out(room: float, kept: str) -> None:
+@pytest.mark.parametrize(("room", "labels_left"), [(10, "abc"), (15, "ac"), (50, "a")])
+def test_labels_without_room_are_left_out(room: float, labels_left: str) -> None:
     ticks = [Tick(at=at, label=label) for at, label in ((0, "a"), (10, "b"), (20, "c"))]
-    assert "".join(tick.label for tick in spaced(ticks, room)) == kept
+    assert "".join(tick.label for tick in spaced(ticks, room)) == labels_left

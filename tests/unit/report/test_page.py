@@ -65,8 +65,8 @@ def test_a_card_says_since_when_with_what_and_where_to_look() -> None:
     assert "vllm 0.31.0 → 0.32.0" in text
     since = "throughput: not fine since 2026-11-13 02:00 UTC with 0.32.0, 2 judged runs in a row"
     last = "last fine 2026-11-12 02:00 UTC with 0.32.0"
-    for said in (since, last, "what the servers said: logs/a.log", "CUDA says no"):
-        assert said in text
+    for phrase in (since, last, "what the servers said: logs/a.log", "CUDA says no"):
+        assert phrase in text
 
 
 @pytest.mark.parametrize("outcome", ["NOT_COMPARABLE", "NO_BASELINE", "INVALID", "MEASURED"])
@@ -74,8 +74,8 @@ def test_a_run_that_did_not_judge_a_figure_says_nothing_of_since_when(outcome: s
     name = "throughput_tokens_per_s"
     runs = reports.judged_runs(name, *[outcome] * 3, "REGRESSED", first_day=13)
     report = reports.with_case(history=(*reports.CASE_REPORT.history, *runs))
-    told = "throughput: not fine since 2026-11-16 02:00 UTC with 0.32.0; last fine 2026-11-12"
-    assert told in Page(render_page(report)).text
+    text = "throughput: not fine since 2026-11-16 02:00 UTC with 0.32.0; last fine 2026-11-12"
+    assert text in Page(render_page(report)).text
     unjudged = dataclasses.replace(reports.LOST, outcome=Outcome.NO_BASELINE)
     silent = msgspec.structs.replace(report, run=reports.run_of(unjudged))
     cards, _, _ = Page(render_page(silent)).text.partition("What speculation gains")
@@ -86,10 +86,10 @@ def test_the_page_needs_nothing_else_and_each_link_leads_somewhere() -> None:
     text = render_page(reports.with_case(logs=("logs/a.log",)))
     page = Page(text)
     targets = {str(link["href"]) for link in page.all("a")}
-    within = {target.removeprefix("#") for target in targets if target.startswith("#")}
-    assert within
-    assert within <= set(page.ids)
-    assert targets - {f"#{target}" for target in within} == {"logs/a.log"}
+    anchors = {target.removeprefix("#") for target in targets if target.startswith("#")}
+    assert anchors
+    assert anchors <= set(page.ids)
+    assert targets - {f"#{target}" for target in anchors} == {"logs/a.log"}
     assert len(page.ids) == len(set(page.ids))
     assert page.all("link") == page.all("img") == []
     loading = {"src", "href", "xlink:href", "action", "data"}
@@ -177,9 +177,9 @@ def test_a_gate_draws_the_change_of_each_figure_with_its_interval() -> None:
 
 
 def test_the_cases_of_a_method_show_their_positions_side_by_side() -> None:
-    other = msgspec.structs.replace(reports.CASE_REPORT, case_id="other", expected=None)
+    other_case = msgspec.structs.replace(reports.CASE_REPORT, case_id="other", expected=None)
     eagle = msgspec.structs.replace(reports.CASE_REPORT, case_id="c", method="eagle3")
-    drawn = positions_by_method((reports.CASE_REPORT, other, eagle))
+    drawn = positions_by_method((reports.CASE_REPORT, other_case, eagle))
     assert {method: [picture.title for picture in rows] for method, rows in drawn.items()} == {
         "draft_model": [CASE.id, "other"],
         "eagle3": ["c"],
@@ -257,9 +257,9 @@ def test_noise_of_rounding_is_drawn_as_a_line_at_its_baseline() -> None:
         assert heights == {f"{drawn.reference:g}"}
 
 
-def at_load(concurrency: int, drafts: int, ratio: float, **others: int) -> CaseReport:
+def at_load(concurrency: int, drafts: int, ratio: float, **further_settings: int) -> CaseReport:
     """The case at such a load, with so many drafts of a step and such a gain."""
-    changes = {"concurrency": concurrency, "draft_tokens": drafts, **others}
+    changes = {"concurrency": concurrency, "draft_tokens": drafts, **further_settings}
     settings = dataclasses.replace(builders.SETTINGS, **changes)  # type: ignore[arg-type]
     figures = msgspec.structs.replace(FIGURES, judged={"speedup_ratio": ratio})
     return msgspec.structs.replace(reports.CASE_REPORT, settings=settings, figures=figures)
@@ -280,9 +280,9 @@ def test_cases_that_differ_in_more_than_the_load_are_lines_of_their_own() -> Non
     long = [at_load(load, 3, 0.5, output_cap_tokens=64) for load in (1, 4, 8)]
     (picture,) = gains_over_load([*(at_load(load, 3, 1.5) for load in (1, 4, 8)), *long])
     assert "draft_model-k3 pays at 1 to 8 in flight" in picture.note
-    other = "draft_model-k3 (output_cap_tokens: 20 -> 64)"
-    assert f"{other} never pays at 1 to 8 in flight" in picture.note
-    assert other in [curve.name for curve in picture.curves]
+    settings = "draft_model-k3 (output_cap_tokens: 20 -> 64)"
+    assert f"{settings} never pays at 1 to 8 in flight" in picture.note
+    assert settings in [curve.name for curve in picture.curves]
 
 
 def test_two_loads_show_no_place_where_it_stops_to_pay() -> None:
@@ -294,7 +294,7 @@ def test_two_loads_show_no_place_where_it_stops_to_pay() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loads", "said"),
+    ("loads", "words"),
     [
         ([(1, 2.0), (4, 1.5), (8, 1.2)], "pays at 1 to 8 in flight"),
         ([(1, 0.9), (4, 0.5), (8, 0.4)], "never pays at 1 to 8 in flight"),
@@ -303,8 +303,8 @@ def test_two_loads_show_no_place_where_it_stops_to_pay() -> None:
         ([(1, 1.5), (4, 0.5), (8, 1.6)], "pays at 1, 8 in flight, not at 4"),
     ],
 )
-def test_where_it_stops_to_pay_is_told(loads: list[tuple[int, float]], said: str) -> None:
-    assert break_even(loads) == said
+def test_where_it_stops_to_pay_is_told(loads: list[tuple[int, float]], words: str) -> None:
+    assert break_even(loads) == words
 
 
 def test_acceptance_by_position_stands_against_the_oracle_where_it_was_asked() -> None:
@@ -322,8 +322,10 @@ def with_power(case: CaseReport, power: PowerRecord) -> CaseReport:
 
 
 def test_energy_is_drawn_for_both_servers_where_both_are_known() -> None:
-    ours, alone = (builders.power(energy_j=e, window_s=10.0, tokens=1000) for e in (3000, 4000))
-    power = msgspec.structs.replace(ours, control=alone.case, energy_ratio=4 / 3)
+    own_power, alone = (
+        builders.power(energy_j=e, window_s=10.0, tokens=1000) for e in (3000, 4000)
+    )
+    power = msgspec.structs.replace(own_power, control=alone.case, energy_ratio=4 / 3)
     case = with_power(reports.CASE_REPORT, power)
     page = Page(render_page(reports.with_case(figures=case.figures)))
     assert "3 J per token (±0.1 %), 300 W on average" in page.text
@@ -335,11 +337,11 @@ def test_energy_is_drawn_for_both_servers_where_both_are_known() -> None:
     ]
     assert [(row.value, row.mark) for row in picture.rows] == [(75, 25), (100, 25)]
     at_loads = [at_load(load, 3, 1.5) for load in (1, 4, 8)]
-    for said, found in (({}, ["Speedup", "Energy"]), ({"too_short": "5 s"}, ["Speedup"])):
-        known = msgspec.structs.replace(power, **said)
-        loads = [with_power(one, known) for one in at_loads]
-        assert [one.title.split()[0] for one in gains_over_load(loads)] == found
-    assert energy_picture(ours) is None
+    for invalid, expected in (({}, ["Speedup", "Energy"]), ({"too_short": "5 s"}, ["Speedup"])):
+        known = msgspec.structs.replace(power, **invalid)
+        loads = [with_power(load, known) for load in at_loads]
+        assert [chart.title.split()[0] for chart in gains_over_load(loads)] == expected
+    assert energy_picture(own_power) is None
 
 
 def history_of(title: str, *runs: RunRecord) -> CurvePicture:
@@ -354,7 +356,7 @@ def history_of(title: str, *runs: RunRecord) -> CurvePicture:
 def test_each_metric_that_was_judged_has_a_history_with_the_engines_versions() -> None:
     names = ("energy_j_per_token", "ttft_p50_ms", "acceptance_pos1_frac")
     run, versions = reports.past_run(1, **dict.fromkeys(names, 1.0)), ("0.31.0", *VERSIONS)
-    days = tuple(msgspec.structs.replace(run, engine_version=one) for one in versions)
+    days = tuple(msgspec.structs.replace(run, engine_version=version) for version in versions)
     case = msgspec.structs.replace(reports.CASE_REPORT, history=days)
     assert histories(case) == ["History of ttft p50, ms", "History of energy, J/token"]
     picture = history_of("energy", *days)
@@ -375,20 +377,20 @@ def hostile_reports() -> dict[str, Report]:
     """By place the report with a hostile text there."""
     report, replace = reports.REPORT, msgspec.structs.replace
     lost = dataclasses.replace(reports.LOST, reason=Reason(text=HOSTILE))
-    other = dataclasses.replace(reports.LOST, case_id=HOSTILE)
+    hostile = dataclasses.replace(reports.LOST, case_id=HOSTILE)
     loads = [replace(at_load(load, 3, 1.5), models=HOSTILE) for load in (1, 4, 8)]
     return {
         "reason": reports.with_verdicts(lost),
         "remark": replace(report, remarks=(HOSTILE,)),
-        "case_id": replace(reports.with_case(case_id=HOSTILE), run=reports.run_of(other)),
+        "case_id": replace(reports.with_case(case_id=HOSTILE), run=reports.run_of(hostile)),
         "models": replace(report, cases=tuple(loads)),
         "error": reports.with_case(error=f"{HOSTILE}\n{HOSTILE}"),
     }
 
 
-@pytest.mark.parametrize("place", hostile_reports())
-def test_what_others_said_is_shown_and_not_obeyed(place: str) -> None:
-    text = render_page(hostile_reports()[place])
+@pytest.mark.parametrize("location", hostile_reports())
+def test_what_others_said_is_shown_and_not_obeyed(location: str) -> None:
+    text = render_page(hostile_reports()[location])
     page = Page(text)
     assert len(page.all("script")) == 1
     assert page.all("img") == []
@@ -404,7 +406,7 @@ def test_a_run_without_cases_is_said() -> None:
 
 def test_of_many_cases_those_that_fail_come_first() -> None:
     page = Page(render_page(many(9)))
-    details = [str(one["id"]) for one in page.all("details") if "id" in one]
+    details = [str(tag["id"]) for tag in page.all("details") if "id" in tag]
     assert len(details) == 9
     assert details[0] == "case-8"
 

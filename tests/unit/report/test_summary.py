@@ -33,18 +33,18 @@ def speed(outcome: Outcome, **changes: object) -> Verdict:
 
 
 def texts(report: Report) -> dict[str, str]:
-    return {one.subject: one.text for one in answers_of(report)}
+    return {answer.subject: answer.text for answer in answers_of(report)}
 
 
 def tones(report: Report) -> tuple[Tone, ...]:
     """The colours of acceptance, speed and power."""
-    return tuple(one.tone for one in answers_of(report))
+    return tuple(answer.tone for answer in answers_of(report))
 
 
 def test_each_outcome_has_its_colour_and_a_subject_without_a_verdict_is_not_green() -> None:
-    other = dataclasses.replace(reports.HELD, metric="acceptance_rate_frac", softened=True)
+    other_verdict = dataclasses.replace(reports.HELD, metric="acceptance_rate_frac", softened=True)
     for outcome, tone in TONES.items():
-        report = judged(reports.HELD, dataclasses.replace(other, outcome=outcome))
+        report = judged(reports.HELD, dataclasses.replace(other_verdict, outcome=outcome))
         assert tones(report) == (tone, Tone.DOUBT, Tone.DOUBT), outcome
         assert ("holds in" in texts(report)["acceptance"]) == (tone is Tone.GOOD)
 
@@ -66,7 +66,7 @@ def test_acceptance_speed_and_power_are_answered_one_by_one() -> None:
     }
     assert tones(report) == (Tone.GOOD, Tone.BAD, Tone.DOUBT)
     page, markdown = Page(render_page(report)), render_markdown(report)
-    banners = [one["class"] for one in page.all("p") if "banner" in (one.get("class") or "")]
+    banners = [tag["class"] for tag in page.all("p") if "banner" in (tag.get("class") or "")]
     assert banners == ["banner good", "banner bad", "banner doubt"]
     assert "✗ speed: 2 of 4 figures worse" in page.text
     assert "- **✓ acceptance:** holds in all 2 cases\n- **✗ speed:** 2 of 4" in markdown
@@ -77,7 +77,7 @@ def test_acceptance_speed_and_power_are_answered_one_by_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "reason", "said"),
+    ("outcome", "reason", "words"),
     [
         (Outcome.MEASURED, None, "measured, not judged"),
         (Outcome.MEASURED, "no speed; so it is", "measured, not judged (0: no speed)"),
@@ -85,10 +85,10 @@ def test_acceptance_speed_and_power_are_answered_one_by_one() -> None:
         (Outcome.INVALID, "CLIENT_LATE: 3 ms; x", "invalid (0: CLIENT_LATE: 3 ms)"),
     ],
 )
-def test_what_was_not_compared_says_why(outcome: Outcome, reason: str | None, said: str) -> None:
+def test_what_was_not_compared_says_why(outcome: Outcome, reason: str | None, words: str) -> None:
     one = speed(outcome, change_frac=None, reason=reason)
     report = judged(*(dataclasses.replace(one, case_id=str(n)) for n in range(2)))
-    assert texts(report)["speed"] == f"2 of 2 figures {said}"
+    assert texts(report)["speed"] == f"2 of 2 figures {words}"
 
 
 def test_a_speed_of_several_launches_is_one_figure_and_has_the_last_word_in_every_form() -> None:
@@ -104,23 +104,25 @@ def test_a_speed_of_several_launches_is_one_figure_and_has_the_last_word_in_ever
 def test_speculation_that_slows_a_case_down_is_said_though_it_equals_its_baseline() -> None:
     report = judged(reports.HELD, speed(Outcome.PASS), slowed={"a": 0.97, "vllm-ngram-c4": 0.534})
     assert tones(report)[:2] == (Tone.GOOD, Tone.DOUBT)
-    told = "holds in the one case; speculation slows 'vllm-ngram-c4' down: ×0.53, 'a' down: ×0.97"
-    assert texts(report)["speed"] == f"{told} tokens/s"
-    assert told in Page(render_page(report)).text
+    message = (
+        "holds in the one case; speculation slows 'vllm-ngram-c4' down: ×0.53, 'a' down: ×0.97"
+    )
+    assert texts(report)["speed"] == f"{message} tokens/s"
+    assert message in Page(render_page(report)).text
 
 
 def test_a_load_that_others_make_stands_beside_the_speed() -> None:
     busy = ProcessorLoad(waiting=4.0, cores=2)
     report = judged(reports.HELD, speed(Outcome.PASS), load=busy)
-    told = "a load of 4.0 on 2 core(s) over the last minute"
-    assert texts(report)["speed"].endswith(f"; the machine was busy when the run began: {told}")
+    message = "a load of 4.0 on 2 core(s) over the last minute"
+    assert texts(report)["speed"].endswith(f"; the machine was busy when the run began: {message}")
     assert texts(report)["acceptance"] == "holds in the one case"
     quiet = judged(speed(Outcome.PASS), load=ProcessorLoad(waiting=0.9, cores=2))
     assert texts(quiet)["speed"] == "holds in the one case"
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "words"),
     [
         ({"complete": False}, "This was not the whole tier"),
         ({"exit_status": 1}, "ended with status 1, and not for a verdict"),
@@ -128,12 +130,12 @@ def test_a_load_that_others_make_stands_beside_the_speed() -> None:
     ids=["cut-short", "broken-elsewhere"],
 )
 def test_what_holds_is_green_and_a_note_says_what_is_missing_of_the_run(
-    changes: dict[str, object], said: str
+    changes: dict[str, object], words: str
 ) -> None:
     report = judged(reports.HELD, speed(Outcome.PASS), **changes)
     assert tones(report) == (Tone.GOOD, Tone.GOOD, Tone.DOUBT)
-    assert said in render_page(report)
-    assert said in render_markdown(report)
+    assert words in render_page(report)
+    assert words in render_markdown(report)
 
 
 def test_a_part_of_the_tier_holds_in_the_cases_that_ran() -> None:
@@ -156,7 +158,7 @@ def test_a_check_that_does_not_apply_takes_nothing_from_the_acceptance_beside_it
 
 def test_nothing_is_not_green() -> None:
     assert set(tones(reports.EMPTY)) == {Tone.DOUBT}
-    why = "'a' needs 4 GPUs, here are 2"
-    lacks = msgspec.structs.replace(reports.EMPTY.run, skipped={"a": why})
+    reason = "'a' needs 4 GPUs, here are 2"
+    lacks = msgspec.structs.replace(reports.EMPTY.run, skipped={"a": reason})
     skipped = msgspec.structs.replace(reports.EMPTY, run=lacks)
-    assert set(texts(skipped).values()) == {f"not measured: {why}"}
+    assert set(texts(skipped).values()) == {f"not measured: {reason}"}
