@@ -1,13 +1,17 @@
 """`specreg report`: a finished run, rendered again."""
 
+import datetime as dt
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from specreg.baselines.schema import read_baselines
 from specreg.cli import HERE, USUAL, RootOption, say
 from specreg.core.errors import ReportError, check_name
 from specreg.core.names import check_spelling
+from specreg.measurement.metrics import METRICS
 from specreg.report.document import (
     FILE_NAME,
     load_report,
@@ -15,47 +19,65 @@ from specreg.report.document import (
     record_document,
     render_schema,
     side_by_side,
+    write_in,
 )
 from specreg.report.exports import ALWAYS, FORMS, write_outputs
+from specreg.report.trend import FILE_NAME as TREND_FILE
+from specreg.report.trend import MachineHistory, load_histories, render_trend
 from specreg.report.vocabulary import declare_report_vocabulary
 
+_MOST_RUNS = 2
 _FORMS = "; ".join(f"{name}: {form.description}" for name, form in FORMS.items())
-RunArgument = Annotated[
-    str | None,
-    typer.Argument(help="the folder or the name of a run (default: the last one with a verdict)"),
-]
-OtherArgument = Annotated[
-    str | None,
-    typer.Argument(help="a second run to show beside the first; written into its folder"),
+RunsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="the folder or the name of a run (default: the last one with a verdict); of two, the"
+        " second is shown against the first; with --history, files or folders of histories"
+        " (default: that of this repository)",
+        show_default=False,
+    ),
 ]
 
 
 def report(
-    run: RunArgument = None,
-    other: OtherArgument = None,
+    runs: RunsArgument = None,
     to: Annotated[list[str] | None, typer.Option(help=f"a form to write; {_FORMS}")] = None,
     folder: Annotated[
         Path | None, typer.Option(help="the folder to write to (default: that of the run)")
     ] = None,
     root: RootOption = HERE,
     *,
+    history: Annotated[
+        bool, typer.Option("--history", help="write one page of all cases over the last nights")
+    ] = False,
     schema: Annotated[
         bool, typer.Option("--schema", help="print the JSON Schema of report.json instead")
     ] = False,
 ) -> None:
-    """Render a finished run, or two side by side: as a page and Markdown, or as what --to names."""
+    """Render a finished run, two side by side, or the nights of all cases."""
+    named = runs or []
     if schema:
         typer.echo(render_schema(), nl=False)
-        return
+    elif history:
+        _write_trend([Path(path) for path in named], folder, root)
+    elif len(named) > _MOST_RUNS:
+        message = f"report: {len(named)} runs are named, needed are two at most"
+        raise ReportError(f"{message}; name one, or two to be shown side by side")
+    else:
+        _write_run(named, to, folder, root)
+
+
+def _write_run(names: Sequence[str], to: list[str] | None, folder: Path | None, root: Path) -> None:
+    """Write a run in some forms, or the second of two runs against the first."""
     for name in to or ():
         check_name("form", name, FORMS, "specreg report --to")
-    run_folder = _folder_of(root / USUAL.runs, run)
+    run_folder = _folder_of(root / USUAL.runs, names[0] if names else None)
     document = load_report(run_folder / FILE_NAME)
     declare_report_vocabulary(document)
     target = folder or run_folder
-    if other is not None:
+    if len(names) == _MOST_RUNS:
         first = document
-        run_folder = _folder_of(root / USUAL.runs, other)
+        run_folder = _folder_of(root / USUAL.runs, names[1])
         document = side_by_side(first, load_report(run_folder / FILE_NAME))
         check_spelling("run", first.run.run)  # whatever was written there becomes a folder
         target = folder or run_folder / f"against-{first.run.run}"
@@ -65,6 +87,31 @@ def report(
         record_document(target / FILE_NAME, document)
     for path in write_outputs(to or ALWAYS, document, run_folder, target):
         say(path)
+
+
+def _write_trend(paths: Sequence[Path], folder: Path | None, root: Path) -> None:
+    """Write the page of the last nights of each machine that has a history."""
+    usual = (root / USUAL.runs).parent / "history"
+    machines = [
+        MachineHistory(
+            machine=machine,
+            history=history,
+            expected=_expected_values(root / USUAL.baselines / machine),
+        )
+        for machine, history in load_histories(paths or [usual])
+    ]
+    page = render_trend(machines, dt.datetime.now(tz=dt.UTC))
+    say(write_in(folder or usual, TREND_FILE, page.encode()))
+
+
+def _expected_values(folder: Path) -> dict[str, dict[str, float]]:
+    """Return by case what the baselines in a folder hold; what can't be read has no line."""
+    baselines, _ = read_baselines(sorted(folder.glob("*.json")))
+    expected = {}
+    for path, baseline in baselines.items():
+        values = {metric.name: baseline.expected_value(metric) for metric in METRICS.values()}
+        expected[path.stem] = {name: value for name, value in values.items() if value is not None}
+    return expected
 
 
 def _folder_of(runs: Path, run: str | None) -> Path:

@@ -202,11 +202,9 @@ def _spaced_versions(versions: Sequence[Tick]) -> list[Tick]:
 
 
 def _readable(value: object) -> object:
-    """Return what the page shows of a value."""
-    if isinstance(value, int | float):
+    """Return what the page shows of a value. Markup is a macro's, whose values were shown so."""
+    if isinstance(value, int | float | Markup):
         return value
-    if isinstance(value, Markup):
-        return Markup(readable_block(value))  # noqa: S704 - it is markup already
     return readable_block(str(value))
 
 

@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import datetime as dt
 import os
 import shutil
 from collections.abc import Iterator
@@ -19,9 +20,11 @@ from specreg.correctness.checks import CHECKS
 from specreg.measurement.metrics import METRICS
 from specreg.report.document import Report, side_by_side
 from specreg.report.page import render_page
+from specreg.report.trend import MachineHistory, load_histories, render_trend
 from specreg.verdicts.verdict import NOTHING_COMPARED
 from tests.unit import builders
 from tests.unit.builders import reports
+from tests.unit.builders.histories import write_nights
 from tests.unit.builders.pages import many
 from tests.unit.builders.reports import another
 
@@ -40,7 +43,7 @@ CUT_OFF = """() => {
   const box = one => one.getBoundingClientRect();
   const is_shown = cell => box(cell).width && box(cell.closest("thead, tbody")).width > 1;
   return [...document.querySelectorAll("td, th")].filter(is_shown).filter(cell => {
-    const room = box(cell.closest(".rows"));
+    const room = box(cell.closest(".rows, .heat"));
     return box(cell).left < room.left - 1 || box(cell).right > Math.min(room.right, innerWidth) + 1;
   }).map(cell => cell.innerText);
 }"""
@@ -71,10 +74,17 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     pages = {"small": reports.REPORT, "many": many(12), "wide": wide(), "empty": reports.EMPTY}
     pages["beside"] = side_by_side(reports.REPORT, another())
+    write_nights(folder / "machine.jsonl", cases=12, nights=30, bad_from=20)
     texts = {}
     for name, report in pages.items():
         texts[name] = folder / f"{name}.html"
         texts[name].write_text(render_page(report))
+    histories = [
+        MachineHistory(machine=machine, history=history)
+        for machine, history in load_histories([folder / "machine.jsonl"])
+    ]
+    texts["trend"] = folder / "trend.html"
+    texts["trend"].write_text(render_trend(histories, dt.datetime.now(tz=dt.UTC)))
     return texts
 
 
@@ -138,7 +148,7 @@ def check_accessible(page: Page) -> None:
 
 
 @pytest.mark.parametrize("viewport", SIZES, ids=lambda size: str(size["width"]))
-@pytest.mark.parametrize("name", ["small", "wide", "beside"])
+@pytest.mark.parametrize("name", ["small", "wide", "beside", "trend"])
 def test_no_column_is_cut_off(
     page: Page, files: dict[str, Path], name: str, viewport: ViewportSize
 ) -> None:
@@ -147,7 +157,7 @@ def test_no_column_is_cut_off(
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("viewport", [PHONE, DESK], ids=["phone", "desk"])
-@pytest.mark.parametrize("name", ["small", "many", "empty", "beside"])
+@pytest.mark.parametrize("name", ["small", "many", "empty", "beside", "trend"])
 def test_axe_finds_nothing_by_day_or_night(
     page: Page, files: dict[str, Path], name: str, viewport: ViewportSize, scheme: Scheme
 ) -> None:

@@ -67,7 +67,10 @@ TOOLS = {
         esac""",
     "apt-get": 'echo "$*" >> installed',
     "sudo": 'exec "$@"',
-    **dict.fromkeys(("pip", "python"), ":"),
+    "python": """case "$*" in
+        *"report --history"*"--folder site") mkdir site; : > site/history.html ;;
+        esac""",
+    "pip": ":",
 }
 """What the shell lines call: those that would fetch or measure note that they were called."""
 
@@ -92,7 +95,8 @@ class Checkout:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.calls = folder / "calls"
-        for bin_folder in (folder / "tools", folder / ".nox/nox/bin"):
+        nox = folder / ".nox"
+        for bin_folder in (folder / "tools", nox / "nox/bin", nox / "gpu_perf/bin"):
             bin_folder.mkdir(parents=True)
             for name, lines in TOOLS.items():
                 (bin_folder / name).write_text(f"#!/bin/bash -e\n{lines}\n")

@@ -8,6 +8,7 @@ from specreg.core.errors import ReportError, UnknownNameError
 from specreg.report.document import record_document
 from tests.unit.builders import reports
 from tests.unit.builders.command_line import specreg
+from tests.unit.builders.histories import write_nights
 
 RUN = reports.REPORT.run.run
 
@@ -73,3 +74,34 @@ def test_before_any_run_it_says_what_to_do(tmp_path: Path) -> None:
     error = specreg(tmp_path, "report").exception
     assert isinstance(error, ReportError)
     assert "run the suite first" in str(error)
+
+
+def test_the_nights_of_all_cases_are_one_page(root: Path) -> None:
+    write_nights(root / ".specreg/history/gpu-h100.jsonl", cases=2, nights=3)
+    done = specreg(root, "report", "--history")
+    page = root / ".specreg/history/history.html"
+    assert done.stdout.split() == [str(page)]
+    assert "all 2 cases fine" in page.read_text()
+
+
+def test_histories_of_several_machines_are_named_and_go_where_one_says(root: Path) -> None:
+    for machine in ("gpu-h100", "gpu-h200"):
+        write_nights(root / "kept" / f"{machine}.jsonl", cases=1, nights=2)
+    folder = root / "site"
+    done = specreg(root, "report", "--history", str(root / "kept"), "--folder", str(folder))
+    assert done.stdout.split() == [str(folder / "history.html")]
+    text = (folder / "history.html").read_text()
+    assert "gpu-h100" in text
+    assert "gpu-h200" in text
+
+
+def test_a_page_of_no_nights_is_refused_with_what_to_do(root: Path) -> None:
+    error = specreg(root, "report", "--history").exception
+    assert isinstance(error, ReportError)
+    assert "run the suite first" in str(error)
+
+
+def test_three_runs_are_refused(root: Path) -> None:
+    error = specreg(root, "report", RUN, RUN, RUN).exception
+    assert isinstance(error, ReportError)
+    assert "3 runs are named, needed are two at most" in str(error)
