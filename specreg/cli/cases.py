@@ -140,6 +140,9 @@ def render_matrix(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> 
     if licensed:
         commands = "; ".join(specreg_command("prepare", name) for name in licensed)
         lines.append(f"to prepare: {commands}")
+    for location, understood in tier.commands.items():
+        lines.append(f"understood of the command of {location}:")
+        lines += [f"  {line}" for line in understood]
     shown_pairs = dict.fromkeys(case.server.models for case in tier.cases)
     licences = [f"  {pair}: {tier.licences[pair]}" for pair in shown_pairs if pair in tier.licences]
     if licences:

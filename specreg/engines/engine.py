@@ -14,6 +14,7 @@ from specreg.core.files import UNREADABLE
 from specreg.core.http import Name
 from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts
 from specreg.engines.methods import METHODS, Setting, Spelling, Tree
+from specreg.engines.serve_command import ServeCommand
 from specreg.engines.wire_format import TokenApi, WireFormat
 
 Positive = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
@@ -253,6 +254,7 @@ class Engine(ABC):
         pinned_on_gpu, pinned_on_cpu: the methods whose acceptance it can pin there.
         compiles: whether its servers compile kernels with nvcc on a GPU.
         has_model_runners: whether a server can be told which model runner to take.
+        serve_command: how its users start a server by hand; None where a case can't be told so.
         own_speculation: by key of its speculative configuration, the key of `[[cases]]` that has
             it, for those that `speculation` may not set.
     """
@@ -275,6 +277,7 @@ class Engine(ABC):
     pinned_on_cpu: ClassVar[Collection[str]] = ()
     compiles: ClassVar[bool] = False
     has_model_runners: ClassVar[bool] = False
+    serve_command: ClassVar[ServeCommand | None] = None
     own_speculation: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod
@@ -309,6 +312,10 @@ class Engine(ABC):
                 message = f"speculation.{key}: a case says it by {key_of_case}; leave it out"
                 raise UnsupportedError(message)
         return dict(speculation)
+
+    def canonical_speculation(self, speculation: Mapping[str, Setting]) -> Mapping[str, Setting]:
+        """Return a speculative configuration with the names that the methods are spelt by."""
+        return speculation
 
     def accepts_others(self, speculation: Mapping[str, Setting]) -> bool:
         """Return whether it accepts drafts that the target wouldn't say or draw.

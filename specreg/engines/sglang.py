@@ -28,6 +28,7 @@ from specreg.engines.methods import (
     Spelling,
 )
 from specreg.engines.repetition import RepeatingStream
+from specreg.engines.serve_command import TARGET, ServeCommand
 from specreg.engines.wire_format import (
     Ask,
     Call,
@@ -248,6 +249,44 @@ _METHODS = {
 }
 
 
+_OWN_PORT = "specreg starts the server on this machine, on a port that is free"
+_NO_KEY = "specreg's client sends none, and nobody else reaches the server"
+_SERVE_COMMAND = ServeCommand(
+    programs=(("python", "-m", "sglang.launch_server"), ("sglang", "serve")),
+    takes_target=False,
+    keys={
+        "model-path": TARGET,
+        "model": TARGET,
+        "dtype": "dtype",
+        "context-length": "max_model_len_tokens",
+        "max-running-requests": "max_sequences",
+        "tp-size": "parallel.tensor",
+        "tp": "parallel.tensor",
+        "tensor-parallel-size": "parallel.tensor",
+        "dp-size": "parallel.data",
+        "dp": "parallel.data",
+        "data-parallel-size": "parallel.data",
+        "ep-size": "parallel.expert",
+        "ep": "parallel.expert",
+        "expert-parallel-size": "parallel.expert",
+        "mem-fraction-static": "gpu_memory_frac",
+        "trust-remote-code": "trust_remote_code",
+    },
+    speculation_flags=("speculative-", "enable-multi-layer-eagle"),
+    speculation_names={"speculative-draft-model": "speculative-draft-model-path"},
+    refused={
+        "port": _OWN_PORT,
+        "host": _OWN_PORT,
+        "api-key": _NO_KEY,
+        "ssl-keyfile": _NO_KEY,
+        "ssl-certfile": _NO_KEY,
+        "config": "specreg doesn't see what the file sets; write its settings out",
+    },
+    given={"disable-radix-cache": (), "enable-metrics": (), "sampling-defaults": ("openai",)},
+    dropped={"served-model-name": "specreg gives each server a name of its own"},
+)
+
+
 class Sglang(Engine):
     """SGLang."""
 
@@ -271,6 +310,7 @@ class Sglang(Engine):
     pinned_on_cpu: ClassVar = pinned_on_gpu
     compiles: ClassVar = True
 
+    serve_command: ClassVar = _SERVE_COMMAND
     own_speculation: ClassVar = {
         "speculative-algorithm": "methods",
         "speculative-draft-model-path": "the drafts of the model pair",
@@ -297,6 +337,13 @@ class Sglang(Engine):
                 message = f"speculation.{key} = {value}: a flag has one value, or true; give it so"
                 raise UnsupportedError(f"{message}, or leave it out")
         return super().further_speculation(flags)
+
+    def canonical_speculation(self, speculation: Mapping[str, Setting]) -> Mapping[str, Setting]:
+        """Return it with EAGLE for its other name, and the algorithm in capitals."""
+        algorithm = str(speculation.get("speculative-algorithm", "")).upper()
+        if algorithm == "NEXTN":
+            algorithm = "EAGLE"
+        return {**speculation, "speculative-algorithm": algorithm}
 
     def accepts_others(self, speculation: Mapping[str, Setting]) -> bool:
         """Return True where a threshold accepts drafts that the target finds less likely."""

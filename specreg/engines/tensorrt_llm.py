@@ -18,6 +18,7 @@ from specreg.acceptance.record import Counters, Source, StepCounts
 from specreg.core.errors import UnsupportedError
 from specreg.engines.engine import Engine, LaunchOptions, Requirement, given_flags
 from specreg.engines.methods import DRAFT, DRAFT_TOKENS, Setting, Spelling
+from specreg.engines.serve_command import ServeCommand
 from specreg.engines.wire_format import MetricsPage, WireFormat
 
 PATH = "/prometheus/metrics"
@@ -76,6 +77,35 @@ _METHODS = {
 }
 
 
+_OWN_PORT = "specreg starts the server on this machine, on a port that is free"
+_OWN_FILE = (
+    "specreg writes this file itself; name the method in methods, and the other keys of its"
+    " speculative_config in speculation"
+)
+_SERVE_COMMAND = ServeCommand(
+    programs=(("trtllm-serve", "serve"), ("trtllm-serve",)),
+    keys={
+        "max-batch-size": "max_sequences",
+        "max-seq-len": "max_model_len_tokens",
+        "tp-size": "parallel.tensor",
+        "tensor-parallel-size": "parallel.tensor",
+        "pp-size": "parallel.pipeline",
+        "pipeline-parallel-size": "parallel.pipeline",
+        "ep-size": "parallel.expert",
+        "moe-expert-parallel-size": "parallel.expert",
+        "free-gpu-memory-fraction": "gpu_memory_frac",
+        "kv-cache-free-gpu-memory-fraction": "gpu_memory_frac",
+        "trust-remote-code": "trust_remote_code",
+    },
+    refused={
+        "port": _OWN_PORT,
+        "host": _OWN_PORT,
+        "extra-llm-api-options": _OWN_FILE,
+        "config": _OWN_FILE,
+    },
+)
+
+
 class TensorrtLlm(Engine):
     """TensorRT-LLM. A method's settings are paths into its file of options."""
 
@@ -89,6 +119,7 @@ class TensorrtLlm(Engine):
     # Those whose drafter is part of the target's engine.
     pinned_on_gpu: ClassVar = ("eagle3", "mtp")
     pinned_on_cpu: ClassVar = pinned_on_gpu
+    serve_command: ClassVar = _SERVE_COMMAND
     own_speculation: ClassVar = {
         "decoding_type": "methods",
         "speculative_model": "the drafts of the model pair",

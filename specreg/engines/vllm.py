@@ -25,6 +25,7 @@ from specreg.engines.engine import (
 )
 from specreg.engines.launch_facts import LaunchFacts
 from specreg.engines.methods import DRAFT, DRAFT_TOKENS, SCHEDULED, Setting, Spelling, is_older
+from specreg.engines.serve_command import SPECULATION, TARGET, ServeCommand
 from specreg.engines.wire_format import (
     Ask,
     Call,
@@ -207,6 +208,60 @@ _LOGGED_ATTENTION = re.compile(
 )
 
 
+_OWN_PORT = "specreg starts the server on this machine, on a port that is free"
+_OWN_CACHE = "a repeated prompt must cost what it cost the first time"
+_NO_KEY = "specreg's client sends none, and nobody else reaches the server"
+_HIDDEN = "specreg doesn't see what the file sets; write its settings out"
+_SERVE_COMMAND = ServeCommand(
+    programs=(
+        ("vllm", "serve"),
+        ("python", "-m", "vllm.entrypoints.openai.api_server"),
+        ("python", "-m", "vllm.entrypoints.cli.main", "serve"),
+    ),
+    keys={
+        "model": TARGET,
+        "dtype": "dtype",
+        "max-model-len": "max_model_len_tokens",
+        "max-num-seqs": "max_sequences",
+        "tensor-parallel-size": "parallel.tensor",
+        "tp": "parallel.tensor",
+        "pipeline-parallel-size": "parallel.pipeline",
+        "pp": "parallel.pipeline",
+        "data-parallel-size": "parallel.data",
+        "dp": "parallel.data",
+        "enable-expert-parallel": "parallel.expert",
+        "ep": "parallel.expert",
+        "gpu-memory-utilization": "gpu_memory_frac",
+        "trust-remote-code": "trust_remote_code",
+        "speculative-config": SPECULATION,
+        "sc": SPECULATION,
+    },
+    speculation_names={
+        "spec-method": "method",
+        "spec-model": "model",
+        "spec-tokens": "num_speculative_tokens",
+    },
+    refused={
+        "port": _OWN_PORT,
+        "host": _OWN_PORT,
+        "uds": _OWN_PORT,
+        "api-key": _NO_KEY,
+        "ssl-keyfile": _NO_KEY,
+        "ssl-certfile": _NO_KEY,
+        "config": _HIDDEN,
+        "enable-prefix-caching": _OWN_CACHE,
+        "disable-log-stats": "without its statistics the server counts no acceptance",
+        "headless": "specreg asks the server that it starts",
+    },
+    given={
+        "no-enable-prefix-caching": (),
+        "generation-config": ("vllm",),
+        "per-request-spec-decode-metrics": ("summary",),
+    },
+    dropped={"served-model-name": "specreg gives each server a name of its own"},
+)
+
+
 class Vllm(Engine):
     """vLLM; from 0.29 on it counts acceptance per request."""
 
@@ -233,6 +288,7 @@ class Vllm(Engine):
     pinned_on_gpu: ClassVar = _METHODS.keys() - {"none", SCHEDULED}
     pinned_on_cpu: ClassVar = {SCHEDULED}
     has_model_runners: ClassVar = True
+    serve_command: ClassVar = _SERVE_COMMAND
     own_speculation: ClassVar = {
         "method": "methods",
         "model": "the drafts of the model pair",
@@ -296,6 +352,13 @@ class Vllm(Engine):
             runner["VLLM_USE_V2_MODEL_RUNNER"] = str(int(options.model_runner == "v2"))
         device = {} if options.on_gpu else on_cpu
         return {**super().environment(options), **quiet, **device, **runner}
+
+    def canonical_speculation(self, speculation: Mapping[str, Setting]) -> Mapping[str, Setting]:
+        """Return it with `mtp` for the names that each family of models has for it."""
+        method = speculation.get("method")
+        if isinstance(method, str) and method.endswith("_mtp"):
+            return {**speculation, "method": "mtp"}
+        return speculation
 
     def accepts_others(self, speculation: Mapping[str, Setting]) -> bool:
         """Return True for FLy's rejection sampling (vLLM 0.33), which is lossy by design."""

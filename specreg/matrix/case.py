@@ -465,6 +465,7 @@ class Tier:
         places: by case id, the file and number of its table, for errors.
         choices: by case id, the model pairs that its table names, the preferred one first.
         licences: by model pair, the licences of its models; a pair without a stated one isn't here.
+        commands: by the file and number of a table with a `command`, what was understood of it.
     """
 
     name: str
@@ -473,6 +474,7 @@ class Tier:
     places: Mapping[str, str] = field(default_factory=dict)
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     licences: Mapping[str, str] = field(default_factory=dict)
+    commands: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def named(self, case_id: str) -> Case:
         """Return the case with an id.

@@ -39,6 +39,7 @@ from specreg.matrix.case import (
     Width,
     WorkloadSettings,
 )
+from specreg.matrix.commands import COMMAND, describe, merge_command, understand_command
 
 PAIRS = Path("models/pairs.toml")
 """The file of the model pairs that all tiers share, seen from the parent of the tiers' folder."""
@@ -89,6 +90,9 @@ class CasesTable(LaunchSettings, WorkloadSettings, Load):
 
     Attributes:
         engine: the name of the engine.
+        command: the command line that starts the server, `vllm serve …`, `python -m
+            sglang.launch_server …` or `trtllm-serve …`, instead of `engine`, `methods`, `models`
+            and the settings that it says; `specreg matrix` shows what was understood.
         methods: the speculative methods; `"none"` makes the speedup of the others measurable.
         models: the name of a model pair; of several, a machine runs the first that its GPUs hold.
         draft_tokens: how many tokens are drafted per step, as one number or a list.
@@ -109,6 +113,7 @@ class CasesTable(LaunchSettings, WorkloadSettings, Load):
     """
 
     engine: str
+    command: str = ""
     methods: _SomeNames
     models: str | _SomeNames
     draft_tokens: DraftTokens | Annotated[list[DraftTokens], msgspec.Meta(min_length=1)] = (
@@ -181,16 +186,22 @@ def load_tier(folder: Path, name: str) -> Tier:
     on_gpu = file.needs_gpus > 0
     choices: dict[str, tuple[str, ...]] = {}
     locations: dict[str, str] = {}
+    commands: dict[str, tuple[str, ...]] = {}
     pairs_by_server: dict[str, str] = {}
     cases: list[Case] = []
     for number, document in enumerate(file.cases, 1):
         location = f"matrix file '{path}', [[cases]] no. {number}"
         with within(location):
             # What isn't a table is left for `_convert` to refuse.
-            if isinstance(document, dict):
-                table = _convert({**file.defaults, **document}, CasesTable)
-            else:
+            if not isinstance(document, dict):
                 table = _convert(document, CasesTable)
+            elif COMMAND in document:
+                keys, commands[location] = _table_of_command(document, file.defaults, pairs)
+                table = _convert(keys, CasesTable)
+            else:
+                table = _convert({**file.defaults, **document}, CasesTable)
+                if table.command:
+                    raise MatrixError("command in [defaults]; give it to a table of cases")
             for case in _cases_of(table, pairs, on_gpu=on_gpu):
                 _check_id(case, pairs_by_server, locations)
                 locations[case.id] = location
@@ -205,7 +216,45 @@ def load_tier(folder: Path, name: str) -> Tier:
         places=locations,
         choices=choices,
         licences={pair: pairs[pair].licence for pair in used_pairs if pairs[pair].licence},
+        commands=commands,
     )
+
+
+def _table_of_command(
+    document: Mapping[str, Any], defaults: Mapping[str, Any], pairs: dict[str, ModelsTable]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the keys of a table that has a command, and what was understood of the command.
+
+    Its model pair is one that has its models, or a new one, which is added to the pairs.
+
+    Raises:
+        MatrixError: The command can't be understood, or contradicts a key or a model pair.
+    """
+    table = dict(document)
+    command = table.pop(COMMAND)
+    if not isinstance(command, str):
+        raise MatrixError(f"Expected `str`, got `{type(command).__name__}` - at `command`; mend it")
+    understood = understand_command(command, table)
+    keys = merge_command(understood, table, defaults)
+    fitting_pairs = [
+        name
+        for name, pair in pairs.items()
+        if pair.target == understood.target and understood.drafts.items() <= pair.drafts.items()
+    ]
+    name = table.get("models", understood.pair_name)
+    if not isinstance(name, str):
+        raise MatrixError(f"models = {name} with a command, which has one pair; name one")
+    if "models" not in table and fitting_pairs and name not in fitting_pairs:
+        name = fitting_pairs[0]
+    if name not in pairs:
+        _check_ending("model pair", name)
+        pairs[name] = ModelsTable(target=understood.target, drafts=dict(understood.drafts))
+    elif name not in fitting_pairs:
+        raise MatrixError(
+            f"models = '{name}' has other models than the command; give models another name"
+        )
+    keys["models"] = name
+    return keys, describe(understood, name)
 
 
 def _check_id(case: Case, pairs_by_server: Mapping[str, str], locations: Mapping[str, str]) -> None:

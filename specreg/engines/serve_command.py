@@ -1,0 +1,384 @@
+"""Read the command line by which people start a server, such as `vllm serve …`.
+
+What each flag means for a case is a row of the engine's file; how the flags are told apart, and
+which method they ask for, is the same for all engines.
+"""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from specreg.core.errors import MatrixError
+from specreg.engines.methods import (
+    BRANCHES,
+    DRAFT,
+    DRAFT_TOKENS,
+    VERIFIED_TOKENS,
+    Setting,
+    Spelling,
+    Tree,
+)
+
+TARGET = "target"
+SPECULATION = "speculation"
+_PYTHON = "python"
+_PLACEHOLDERS = {DRAFT, DRAFT_TOKENS, VERIFIED_TOKENS, BRANCHES}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeCommand:
+    """How people start a server of an engine, and what its flags mean for a case.
+
+    Flags are written without leading dashes, and with dashes for underscores.
+
+    Attributes:
+        programs: how a command line begins; `python` stands for any interpreter.
+        takes_target: whether the target may follow without a flag.
+        keys: by flag, the key of `[[cases]]` that has it; `target` is the model, `speculation` an
+            object of the engine's speculative configuration.
+        speculation_flags: how the flags begin that are a key of the speculative configuration each.
+        speculation_names: by flag, the key of the speculative configuration that it is.
+        refused: by flag, why a server that is measured can't have it.
+        given: by flag, the values that specreg gives each server itself.
+        dropped: by flag, why it is left out.
+    """
+
+    programs: tuple[tuple[str, ...], ...]
+    takes_target: bool = True
+    keys: Mapping[str, str]
+    speculation_flags: tuple[str, ...] = ()
+    speculation_names: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, str]
+    given: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    dropped: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadCommand:
+    """What a command line says.
+
+    Attributes:
+        engine: the name of the engine.
+        variables: the environment variables before the program.
+        target: the folder or hub id of the model.
+        values: by key of `[[cases]]`, the words of its flag; none for a flag that stands alone.
+        flags: by key of `[[cases]]`, the flag, as it was written.
+        speculation: the speculative configuration in the engine's words.
+        engine_args: the other words, in their order.
+        notes: what was left out, and why.
+    """
+
+    engine: str
+    variables: Mapping[str, str]
+    target: str
+    values: Mapping[str, tuple[str, ...]]
+    flags: Mapping[str, str]
+    speculation: Mapping[str, Setting]
+    engine_args: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadSpeculation:
+    """The method that a speculative configuration asks for.
+
+    Attributes:
+        method: its name.
+        draft: the folder or hub id of its draft; empty without one.
+        draft_tokens: the most drafts that a step can accept.
+        tree: how the drafts branch; None for a chain.
+        further: the keys that the method doesn't have.
+    """
+
+    method: str
+    draft: str
+    draft_tokens: int
+    tree: Tree | None
+    further: Mapping[str, Setting]
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What has been read of a command line so far; see `ReadCommand`."""
+
+    values: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    flags: dict[str, str] = field(default_factory=dict)
+    speculation: dict[str, Setting] = field(default_factory=dict)
+    engine_args: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def read_command(text: str, commands: Mapping[str, ServeCommand]) -> ReadCommand:
+    """Read a command line.
+
+    Args:
+        text: the command line, as a shell takes it; lines may end with a backslash.
+        commands: by engine, how its servers are started.
+
+    Raises:
+        MatrixError: it can't be read, starts none of these servers, names no model, or has a flag
+            that a server which is measured can't have.
+    """
+    try:
+        words = shlex.split(text.replace("\\\n", " "))
+    except ValueError as error:
+        raise MatrixError(f"command: {error}; write it as in a shell") from error
+    variables = {}
+    while words and "=" in words[0] and words[0].partition("=")[0].isidentifier():
+        name, _, value = words.pop(0).partition("=")
+        variables[name] = value
+    engine, rest = _split_program(words, commands)
+    command = commands[engine]
+    reading = _Reading()
+    if command.takes_target and rest and not rest[0].startswith("-"):
+        reading.values[TARGET] = (rest[0],)
+        reading.flags[TARGET] = rest.pop(0)
+    for flag, values in _flags_of(rest):
+        _read_flag(reading, command, flag, values)
+    if TARGET not in reading.values:
+        raise MatrixError(
+            "command: names no model; write it as you start the server, model and all"
+        )
+    (target,) = reading.values.pop(TARGET)
+    return ReadCommand(
+        engine=engine,
+        variables=variables,
+        target=target,
+        values=reading.values,
+        flags=reading.flags,
+        speculation=reading.speculation,
+        engine_args=tuple(reading.engine_args),
+        notes=tuple(reading.notes),
+    )
+
+
+def _split_program(
+    words: Sequence[str], commands: Mapping[str, ServeCommand]
+) -> tuple[str, list[str]]:
+    """Return the engine that a command line starts, and the words after the program.
+
+    Raises:
+        MatrixError: it starts none.
+    """
+    found: list[tuple[int, str]] = []
+    for engine, command in commands.items():
+        for program in command.programs:
+            begins = [
+                word == begin or (begin == _PYTHON and word.rpartition("/")[2].startswith(_PYTHON))
+                for word, begin in zip(words, program, strict=False)
+            ]
+            if len(words) >= len(program) and all(begins):
+                found.append((len(program), engine))
+    if not found:
+        known = ", ".join(
+            f"'{' '.join(program)} …'" for one in commands.values() for program in one.programs
+        )
+        begin = " ".join(words[:3])
+        raise MatrixError(f"command: '{begin} …' starts no server; needed one of {known}")
+    length, engine = max(found)
+    return engine, list(words[length:])
+
+
+def _flags_of(words: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the flags of a command line, each with the words up to the next.
+
+    Raises:
+        MatrixError: a word belongs to no flag.
+    """
+    flags: list[tuple[str, tuple[str, ...]]] = []
+    for word in words:
+        if word.startswith("-") and not _is_number(word):
+            flag, equals, value = word.partition("=")
+            flags.append((flag, (value,) if equals else ()))
+        elif not flags:
+            raise MatrixError(f"command: '{word}' belongs to no flag; put it behind one")
+        else:
+            flag, values = flags[-1]
+            flags[-1] = (flag, (*values, word))
+    return flags
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _read_flag(
+    reading: _Reading, command: ServeCommand, flag: str, values: tuple[str, ...]
+) -> None:
+    """Take one flag of a command line.
+
+    Raises:
+        MatrixError: a server that is measured can't have it, or it is there twice.
+    """
+    name = flag.lstrip("-").replace("_", "-")
+    if name in command.refused or command.given.get(name, values) != values:
+        why = command.refused.get(name, "specreg gives each server its own")
+        raise MatrixError(f"command: {' '.join((flag, *values))}: {why}; leave it out")
+    if name in command.given:
+        return
+    if name in command.dropped:
+        reading.notes.append(f"{flag} is left out: {command.dropped[name]}")
+        return
+    section, _, key = name.partition(".")
+    if key and command.keys.get(section) == SPECULATION:
+        reading.speculation[key.replace("-", "_")] = _setting_of(values)
+    elif name in command.speculation_names:
+        reading.speculation[command.speculation_names[name]] = _setting_of(values)
+    elif name.startswith(command.speculation_flags):
+        reading.speculation[name] = _setting_of(values)
+    elif command.keys.get(name) == SPECULATION:
+        reading.speculation |= _object_of(flag, values)
+    elif name in command.keys:
+        key_of_case = command.keys[name]
+        if key_of_case in reading.values:
+            raise MatrixError(
+                f"command: {flag} says again what {reading.flags[key_of_case]} says; leave out one"
+            )
+        reading.values[key_of_case] = values
+        reading.flags[key_of_case] = flag
+    else:
+        reading.engine_args += (flag, *values)
+
+
+def _setting_of(values: tuple[str, ...]) -> Setting:
+    """Return the value of a flag: a number, a text, or True for one that stands alone."""
+    if not values:
+        return True
+    text = " ".join(values)
+    try:
+        value = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+    return value if isinstance(value, int | float) else text
+
+
+def _object_of(flag: str, values: tuple[str, ...]) -> dict[str, Setting]:
+    """Return the object of a flag that is JSON.
+
+    Raises:
+        MatrixError: it is none.
+    """
+    text = " ".join(values)
+    try:
+        return msgspec.json.decode(text, type=dict[str, Setting])
+    except msgspec.DecodeError as error:
+        raise MatrixError(
+            f"command: {flag} is no object of JSON that a case can have ({error}), got '{text}';"
+            ' write it in single quotes, as in \'{"method": "eagle3"}\''
+        ) from error
+
+
+def read_speculation(
+    settings: Mapping[str, Setting], methods: Mapping[str, Spelling]
+) -> ReadSpeculation:
+    """Return the method that a speculative configuration asks for.
+
+    Of several methods whose spelling it fits that one is taken which says most.
+
+    Args:
+        settings: the configuration in the engine's words, not empty.
+        methods: how the engine spells its methods.
+
+    Raises:
+        MatrixError: no method is spelt so, or the number of drafts isn't given.
+    """
+    fits = {
+        name: sum(settings.get(key) == value for key, value in spelling.settings.items())
+        for name, spelling in methods.items()
+        if _fits(settings, spelling, methods)
+    }
+    if not fits:
+        shown = msgspec.json.encode(settings).decode()
+        raise MatrixError(
+            f"command: no method is spelt as the speculation {shown}; `specreg engines` lists the"
+            " methods: name one, and its draft where it needs one"
+        )
+    method = max(fits, key=fits.__getitem__)
+    keys = {value: key for key, value in methods[method].settings.items()}
+    steps = settings.get(keys[DRAFT_TOKENS]) if DRAFT_TOKENS in keys else None
+    verified = settings.get(keys[VERIFIED_TOKENS]) if VERIFIED_TOKENS in keys else None
+    tree = None
+    if BRANCHES in keys:
+        branches = _count(settings[keys[BRANCHES]])
+        tree = Tree(branches=branches, drafted_tokens=_count(verified) - 1)
+    if steps is None and verified is not None and tree is None:
+        steps = _count(verified) - 1
+    if steps is None:
+        needed = keys.get(DRAFT_TOKENS) or keys.get(VERIFIED_TOKENS)
+        message = f"command: the speculation doesn't say how many tokens it drafts; give {needed}"
+        raise MatrixError(message)
+    return ReadSpeculation(
+        method=method,
+        draft=str(settings[keys[DRAFT]]) if DRAFT in keys else "",
+        draft_tokens=_count(steps),
+        tree=tree,
+        further=_further(settings, methods[method]),
+    )
+
+
+def _fits(
+    settings: Mapping[str, Setting], spelling: Spelling, methods: Mapping[str, Spelling]
+) -> bool:
+    """Return whether a configuration may be a method's.
+
+    It has the method's draft or none, branches or none, and each switch and name of the method;
+    numbers may be others.
+    """
+    draft_keys = {key for one in methods.values() for key in _keys_of(one, DRAFT)}
+    has_draft = not draft_keys.isdisjoint(settings)
+    if not spelling.settings or has_draft != (DRAFT in spelling.settings.values()):
+        return False
+    chain_keys = {key for one in methods.values() for key in _keys_of(one, BRANCHES)}
+    return all(
+        _value_fits(settings.get(key), value, says_chain=key in chain_keys)
+        for key, value in spelling.settings.items()
+    )
+
+
+def _keys_of(spelling: Spelling, placeholder: str) -> list[str]:
+    """Return the keys of a spelling that have a placeholder."""
+    return [key for key, value in spelling.settings.items() if value == placeholder]
+
+
+def _value_fits(given: Setting | None, value: Setting, *, says_chain: bool) -> bool:
+    """Return whether the value of a key may be a method's.
+
+    Args:
+        given: the value; None where the key isn't given.
+        value: the value in the method's spelling.
+        says_chain: whether another method has the branches of a tree in this key.
+    """
+    if value == BRANCHES:
+        return given is not None and _count(given) > 1
+    if value in _PLACEHOLDERS:
+        return True
+    if isinstance(value, str) or value is True:
+        return given == value
+    return not says_chain or given in {None, value}
+
+
+def _further(settings: Mapping[str, Setting], spelling: Spelling) -> dict[str, Setting]:
+    """Return the keys that a method's spelling doesn't have, or has with another value."""
+    further = {}
+    for key, value in settings.items():
+        own = spelling.settings.get(key)
+        if own not in _PLACEHOLDERS and own != value:
+            further[key] = value
+    return further
+
+
+def _count(value: Setting | None) -> int:
+    """Return a number of tokens or branches.
+
+    Raises:
+        MatrixError: it is none.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise MatrixError(f"command: the speculation has {value} where a number from 1 on is due")
+    return value

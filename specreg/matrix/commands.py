@@ -1,0 +1,223 @@
+"""Make a table of cases of the command line by which its author starts the server."""
+
+import dataclasses
+import re
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from specreg.core.errors import MatrixError
+from specreg.engines.engine import LaunchSettings, Parallel
+from specreg.engines.registry import ENGINES
+from specreg.engines.serve_command import (
+    ReadCommand,
+    ReadSpeculation,
+    read_command,
+    read_speculation,
+)
+
+COMMAND = "command"
+_PARALLEL = "parallel."
+_EXPERTS = "parallel.expert"
+_SHARE = "gpu_memory_frac"
+_UNNAMED = re.compile(r"[^a-z0-9_.-]+")
+_JOINED = frozenset({"engine_args", "engine_env", "speculation"})
+"""The keys of which a table adds its own to those of the command."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableOfCommand:
+    """What a command line says, as keys of `[[cases]]`.
+
+    Attributes:
+        keys: the keys and values.
+        target: the folder or hub id of its model.
+        drafts: by method, the folder or hub id of its draft.
+        notes: what was left out or changed, and why.
+    """
+
+    keys: Mapping[str, Any]
+    target: str
+    drafts: Mapping[str, str]
+    notes: tuple[str, ...]
+
+    @property
+    def pair_name(self) -> str:
+        """The name of its model pair, if nobody gives it another."""
+        name = self.target.rstrip("/").rpartition("/")[2].lower()
+        return _UNNAMED.sub("-", name).strip("-.")
+
+
+def understand_command(text: str, table: Mapping[str, object]) -> TableOfCommand:
+    """Return a command line as keys of `[[cases]]`.
+
+    Args:
+        text: the command line.
+        table: the other keys, which may say with which methods the server is started.
+
+    Raises:
+        MatrixError: it can't be understood, or a case can't have what it says.
+    """
+    commands = {
+        name: engine.serve_command for name, engine in ENGINES.items() if engine.serve_command
+    }
+    command = read_command(text, commands)
+    keys: dict[str, Any] = {"engine": command.engine}
+    drafts: dict[str, str] = {}
+    method = "none"
+    if command.speculation:
+        speculation = _speculation_of(command)
+        method = speculation.method
+        keys["draft_tokens"] = speculation.draft_tokens
+        if speculation.tree:
+            keys["tree"] = msgspec.to_builtins(speculation.tree)
+        if speculation.further:
+            keys["speculation"] = dict(speculation.further)
+        if speculation.draft:
+            drafts[method] = speculation.draft
+    methods = table.get("methods", ["none", method] if command.speculation else None)
+    if isinstance(methods, list) and command.speculation and method not in methods:
+        raise MatrixError(
+            f"methods = {methods}, the command speculates with '{method}'; name it among them, or"
+            " leave methods out"
+        )
+    keys["methods"] = methods or ["none"]
+    keys |= _values_of(command)
+    notes = list(command.notes)
+    share_frac = keys.get(_SHARE)
+    if share_frac is not None and "none" in keys["methods"] and len(keys["methods"]) > 1:
+        keys[_SHARE] = share_frac / 2
+        flag = command.flags[_SHARE]
+        notes.append(f"{flag} {share_frac:g} is for case and control together: each has half")
+    if command.engine_args:
+        keys["engine_args"] = list(command.engine_args)
+    if command.variables:
+        keys["engine_env"] = dict(command.variables)
+    return TableOfCommand(keys=keys, target=command.target, drafts=drafts, notes=tuple(notes))
+
+
+def _speculation_of(command: ReadCommand) -> ReadSpeculation:
+    """Return the method that a command line asks for; errors as in `understand_command`."""
+    engine = ENGINES[command.engine]
+    settings = engine.canonical_speculation(command.speculation)
+    speculation = read_speculation(settings, engine.methods)
+    parallel_draft = engine.own_speculation.keys() & speculation.further.keys()
+    if parallel_draft:
+        key = min(parallel_draft)
+        message = f"command: its speculation has {key}, which a case says by"
+        raise MatrixError(f"{message} {engine.own_speculation[key]}; give it so instead")
+    return speculation
+
+
+def _values_of(command: ReadCommand) -> dict[str, Any]:
+    """Return the keys of a command line's flags with their values, those of `parallel` in a table.
+
+    Raises:
+        MatrixError: a value isn't one of its key.
+    """
+    kinds = typing.get_type_hints(LaunchSettings, include_extras=True)
+    kinds |= {
+        f"{_PARALLEL}{name}": kind
+        for name, kind in typing.get_type_hints(Parallel, include_extras=True).items()
+    }
+    keys: dict[str, Any] = {}
+    parallel: dict[str, Any] = {}
+    for key, words in command.values.items():
+        flag = " ".join((command.flags[key], *words))
+        value: object = " ".join(words) if words else True
+        if key == _EXPERTS and words:
+            value = _is_over_all(flag, words, command)
+        try:
+            value = msgspec.convert(value, kinds[key], strict=False)
+        except msgspec.ValidationError as error:
+            raise MatrixError(f"command: {flag}: {error}; mend it") from error
+        if key.startswith(_PARALLEL):
+            parallel[key.removeprefix(_PARALLEL)] = value
+        else:
+            keys[key] = value
+    if parallel:
+        keys["parallel"] = parallel
+    return keys
+
+
+def _is_over_all(flag: str, words: tuple[str, ...], command: ReadCommand) -> bool:
+    """Return whether experts lie on different GPUs, from over how many they are spread.
+
+    Raises:
+        MatrixError: they are spread over some of the GPUs, which no case can say.
+    """
+    gpus = command.values.get(f"{_PARALLEL}tensor", ("1",))
+    if words not in {("1",), gpus}:
+        tensor = " ".join(gpus)
+        raise MatrixError(
+            f"command: {flag}: a case spreads experts over all its GPUs or over none; give {tensor}"
+            " or 1"
+        )
+    return words != ("1",)
+
+
+def merge_command(
+    understood: TableOfCommand, table: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a table of cases with the keys of its command.
+
+    Args:
+        understood: what the command says.
+        table: the other keys of the table.
+        defaults: keys for all tables, which a command replaces.
+
+    Raises:
+        MatrixError: a key of the table contradicts the command.
+    """
+    merged = {**defaults, **understood.keys}
+    for key, value in table.items():
+        said = understood.keys.get(key)
+        if said is None or key == "methods":
+            merged[key] = value
+        elif key in _JOINED or (key == "parallel" and isinstance(value, dict)):
+            merged[key] = _joined(key, said, value)
+        elif value != said:
+            raise MatrixError(f"{key} = {value}, the command says {said}; leave out one of the two")
+    return merged
+
+
+def _joined(key: str, said: Any, value: Any) -> Any:  # noqa: ANN401 - parts of a document
+    """Return the parts that the command has of a key, and those of the table.
+
+    Raises:
+        MatrixError: both have the same part, and it differs.
+    """
+    if isinstance(said, list) and isinstance(value, list):
+        return [*said, *value]
+    if not isinstance(said, dict) or not isinstance(value, dict):
+        return value  # the type is refused when the table is decoded
+    for name in said.keys() & value.keys():
+        if said[name] != value[name]:
+            raise MatrixError(
+                f"{key}.{name} = {value[name]}, the command says {said[name]}; leave out one of the"
+                " two"
+            )
+    return {**said, **value}
+
+
+def describe(understood: TableOfCommand, models: str) -> tuple[str, ...]:
+    """Return what was understood of a command, a line of a matrix file for each key."""
+    lines = [f"{key} = {_toml(value)}" for key, value in understood.keys.items()]
+    pair = f"models = {_toml(models)} # target = {_toml(understood.target)}"
+    for method, draft in understood.drafts.items():
+        pair += f", drafts.{method} = {_toml(draft)}"
+    return (pair, *lines, *(f"# {note}" for note in understood.notes))
+
+
+def _toml(value: object) -> str:
+    """Return a value as a matrix file has it."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(part)}" for key, part in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    if dataclasses.is_dataclass(value):
+        return str(value)
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,238 @@
+"""A table of cases that has the command line of its server, as its author types it."""
+
+from pathlib import Path
+
+import pytest
+
+from specreg.core.errors import SpecregError
+from specreg.engines.engine import Parallel
+from specreg.engines.methods import Tree
+from specreg.engines.registry import engine_named
+from specreg.matrix.case import Case, Tier
+from specreg.matrix.tier import load_tier
+from specreg.servers.launch import LaunchSite, launch_options
+
+PAIRS = """
+[models.known]
+target = "some/target"
+drafts = { eagle3 = "some/head" }
+target_gib = 16.0
+drafts_gib = { eagle3 = 1.0 }
+"""
+LOAD = """
+dataset = "toy"
+concurrency = [2]
+prompts = 8
+output_cap_tokens = 16
+"""
+VLLM = "vllm serve some/target --speculative-config "
+EAGLE3 = '{"method": "eagle3", "model": "some/head", "num_speculative_tokens": 5}'
+SGLANG = "python3 -m sglang.launch_server --model-path some/target --speculative-algorithm "
+
+
+def load(folder: Path, command: str, keys: str = "", defaults: str = "") -> Tier:
+    (folder / "matrix").mkdir(exist_ok=True)
+    (folder / "models").mkdir(exist_ok=True)
+    (folder / "models/pairs.toml").write_text(PAIRS)
+    text = f"needs_gpus = 1\n{defaults}\n[[cases]]\ncommand = '''\n{command}\n'''\n{keys}\n{LOAD}"
+    (folder / "matrix/mine.toml").write_text(text)
+    return load_tier(folder / "matrix", "mine")
+
+
+def speculating(tier: Tier) -> Case:
+    (case,) = (case for case in tier.cases if case.speculates)
+    return case
+
+
+def test_flags_that_are_settings_become_settings_and_the_rest_are_arguments(tmp_path: Path) -> None:
+    command = f"""
+        VLLM_LOGGING_LEVEL=DEBUG vllm serve some/target --dtype=bfloat16 --max_model_len 4096 \\
+            --max-num-seqs 32 -tp 2 --gpu-memory-utilization 0.9 --trust-remote-code \\
+            --speculative-config '{EAGLE3}' --seed 7 --block-size 32 --no-enable-prefix-caching
+    """
+    tier = load(tmp_path, command)
+    case = speculating(tier)
+    server = case.server
+    assert case.id == "vllm-eagle3-known-k5-toy-c2"
+    assert (server.target, server.draft) == ("some/target", "some/head")
+    assert (server.dtype, server.max_model_len_tokens) == ("bfloat16", 4096)
+    assert server.max_sequences == 32
+    assert server.parallel == Parallel(tensor=2)
+    assert server.trust_remote_code
+    assert server.engine_args == ("--seed", "7", "--block-size", "32")
+    assert server.engine_env == (("VLLM_LOGGING_LEVEL", "DEBUG"),)
+    # Case and control stand beside one another, each with half of what the command grants.
+    assert server.gpu_memory_frac == pytest.approx(0.45)
+    assert case.control == server.without_speculation
+    assert case.memory_gib is not None  # of the pair that is known
+
+
+@pytest.mark.parametrize(
+    ("command", "method", "draft", "draft_tokens"),
+    [
+        (VLLM + f"'{EAGLE3}'", "eagle3", "some/head", 5),
+        (f"python -m vllm.entrypoints.openai.api_server --model some/target -sc '{EAGLE3}'",
+         "eagle3", "some/head", 5),
+        ("vllm serve some/target --spec-method eagle3 --spec-model some/head --spec-tokens 5",
+         "eagle3", "some/head", 5),
+        ("vllm serve a/b -sc.method mtp -sc.num_speculative_tokens 2", "mtp", None, 2),
+        (VLLM + '\'{"method": "deepseek_mtp", "num_speculative_tokens": 1}\'', "mtp", None, 1),
+        (VLLM + '\'{"method": "draft_model", "model": "a/b", "num_speculative_tokens": 3}\'',
+         "draft_model", "a/b", 3),
+        (VLLM + '\'{"method": "draft_model", "model": "a/b", "num_speculative_tokens": 3,'
+         ' "parallel_drafting": true}\'', "pard", "a/b", 3),
+        (VLLM + '\'{"method": "ngram", "num_speculative_tokens": 4}\'', "ngram", None, 4),
+        (SGLANG + "EAGLE3 --speculative-draft-model-path some/head --speculative-num-steps 3"
+         " --speculative-eagle-topk 1 --speculative-num-draft-tokens 4", "eagle3", "some/head", 3),
+        (SGLANG + "standalone --speculative-draft-model some/head --speculative-num-steps 2",
+         "draft_model", "some/head", 2),
+        (SGLANG + "NEXTN --speculative-num-steps 1", "mtp", None, 1),
+        (SGLANG + "EAGLE --speculative-draft-model-path a/b --speculative-num-steps 3"
+         " --enable-multi-layer-eagle", "multi_layer_eagle", "a/b", 3),
+        (SGLANG + "NGRAM --speculative-num-draft-tokens 6", "ngram", None, 5),
+        (SGLANG + "DSPARK --speculative-draft-model-path a/b --speculative-num-draft-tokens 8",
+         "dspark", "a/b", 7),
+    ],
+)  # fmt: skip
+def test_a_speculation_is_understood_as_the_method_that_is_spelt_so(
+    tmp_path: Path, command: str, method: str, draft: str | None, draft_tokens: int
+) -> None:
+    server = speculating(load(tmp_path, command)).server
+    assert (server.method, server.draft, server.draft_tokens) == (method, draft, draft_tokens)
+
+
+def test_branches_are_a_tree(tmp_path: Path) -> None:
+    command = (
+        f"{SGLANG} EAGLE3 --speculative-draft-model-path some/head --speculative-num-steps 5"
+        " --speculative-eagle-topk 8 --speculative-num-draft-tokens 64"
+    )
+    server = speculating(load(tmp_path, command)).server
+    assert server.method == "eagle3_tree"
+    assert (server.draft_tokens, server.tree) == (5, Tree(branches=8, drafted_tokens=63))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        VLLM + f'\'{EAGLE3[:-1]}, "rejection_sample_method": "block"}}\' --seed 7',
+        VLLM + '\'{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 7}\'',
+        SGLANG + "EAGLE3 --speculative-draft-model-path some/head --speculative-num-steps 3"
+        " --speculative-adaptive --attention-backend fa3",
+        SGLANG + "EAGLE3 --speculative-draft-model-path some/head --speculative-num-steps 5"
+        " --speculative-eagle-topk 8 --speculative-num-draft-tokens 64",
+    ],
+)
+def test_the_server_is_started_with_each_word_of_its_command(tmp_path: Path, command: str) -> None:
+    spec = speculating(load(tmp_path, command)).server
+    site = LaunchSite(port=8123, folder=tmp_path, on_gpu=True)
+    options = launch_options(spec, (spec.target, spec.draft), site)
+    started = " ".join(engine_named(spec.engine).command(Path("python"), options))
+    started = started.replace("=", " ")
+    for word in command.replace("=", " ").replace("'", "").split():
+        if word not in {"vllm", "serve", "python3"}:
+            assert word.strip("{},") in started, word
+
+
+def test_a_command_without_speculation_is_a_target_alone(tmp_path: Path) -> None:
+    (case,) = load(tmp_path, "vllm serve Some/Other-Model_7B").cases
+    assert case.id == "vllm-none-other-model_7b-toy-c2"
+    assert case.server.target == "Some/Other-Model_7B"
+
+
+def test_a_table_adds_to_its_command_and_replaces_the_defaults(tmp_path: Path) -> None:
+    command = f"{VLLM}'{EAGLE3}' --max-num-seqs 4 --seed 7 -tp 2"
+    keys = (
+        'engine_args = ["--block-size", "32"]\nparallel = { draft_tensor = 1 }\n'
+        'engine_env = { A = "1" }\nmethods = ["eagle3"]\nmodels = "mine"\n'
+        "speculation = { disable_padded_drafter_batch = true }\nmax_sequences = 4\n"
+    )
+    server = speculating(load(tmp_path, command, keys, "[defaults]\nmax_sequences = 64")).server
+    assert server.id == "vllm-eagle3-mine-k5"
+    assert server.engine_args == ("--seed", "7", "--block-size", "32")
+    assert server.parallel == Parallel(tensor=2, draft_tensor=1)
+    assert server.max_sequences == 4
+    assert server.engine_env == (("A", "1"),)
+    assert server.speculation == (("disable_padded_drafter_batch", True),)
+
+
+@pytest.mark.parametrize(
+    ("command", "keys", "words"),
+    [
+        ("vllm serve a/b --port 9000", "", "--port 9000: specreg starts the server"),
+        ("vllm serve a/b --enable-prefix-caching", "", "a repeated prompt must cost what it cost"),
+        ("vllm serve a/b --disable-log-stats", "", "counts no acceptance"),
+        ("vllm serve a/b --generation-config auto", "", "specreg gives each server its own"),
+        ("vllm serve a/b --config=mine.yaml", "", "doesn't see what the file sets"),
+        ("vllm serve a/b --api-key secret", "", "client sends none"),
+        ("trtllm-serve a/b --extra_llm_api_options o.yaml", "", "specreg writes this file itself"),
+        ("vllm serve --seed 7", "", "command: names no model"),
+        ("vllm serve a/b c/d", "", "'c/d' belongs to no flag"),
+        ("vllm serve 'a/b", "", "No closing quotation"),
+        ("vllm bench serve --model a/b", "", "'vllm bench serve …' starts no server; needed"),
+        ("", "", "starts no server"),
+        ("vllm serve a/b -tp 2 --tensor-parallel-size 2", "", "says again what -tp says"),
+        ("vllm serve a/b -tp two", "", "-tp two: Expected `int`"),
+        ("vllm serve a/b --max-num-seqs 0", "", "--max-num-seqs 0: Expected `int` >= 1"),
+        (VLLM + "eagle3", "", "is no object of JSON"),
+        (VLLM + '\'{"method": "eagle4", "num_speculative_tokens": 3}\'', "", "no method is spelt"),
+        (VLLM + '\'{"model": "a/b", "num_speculative_tokens": 3}\'', "", "no method is spelt as"),
+        (VLLM + '\'{"method": "mtp"}\'', "", "how many tokens it drafts; give num_specul"),
+        (VLLM + '\'{"method": "mtp", "num_speculative_tokens": "x"}\'', "", "a number from 1 on"),
+        (VLLM + f"'{EAGLE3[:-1]}, \"draft_tensor_parallel_size\": 1}}'", "",
+         "which a case says by parallel.draft_tensor"),
+        (SGLANG + "DFLASH --speculative-draft-model-path a/b", "", "give speculative-num-draft"),
+        ("python -m sglang.launch_server --model a/b --tp 4 --ep 2", "", "over all its GPUs or"),
+        ("vllm serve a/b --max-num-seqs 4", "max_sequences = 16", "the command says 4; leave"),
+        ("vllm serve a/b", 'engine = "sglang"', "engine = sglang, the command says vllm"),
+        ("A=1 vllm serve a/b", 'engine_env = { A = "2" }', "engine_env.A = 2, the command says 1"),
+        ("vllm serve a/b", 'models = "known"', "has other models than the command"),
+        ("vllm serve a/b", 'models = ["known"]', "which has one pair; name one"),
+        (VLLM + f"'{EAGLE3}'", 'methods = ["none", "ngram"]', "speculates with 'eagle3'"),
+        ("vllm serve a/b", "no_such_key = 1", "no_such_key"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_measured_or_contradicts_is_refused_with_the_reason(
+    tmp_path: Path, command: str, keys: str, words: str
+) -> None:
+    with pytest.raises(SpecregError) as refused:
+        load(tmp_path, command, keys)
+    assert words in str(refused.value)
+    assert "[[cases]] no. 1: " in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"[defaults]\ncommand = 'vllm serve a/b'\n[[cases]]\n{LOAD}", "command in [defaults]"),
+        (f"[[cases]]\ncommand = ['vllm', 'serve']\n{LOAD}", "Expected `str`, got `list`"),
+    ],
+)
+def test_a_command_that_is_no_text_or_for_all_tables_is_refused(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    path = tmp_path / "matrix/mine.toml"
+    path.parent.mkdir()
+    keys = 'engine = "vllm"\nmethods = ["none"]\nmodels = "one"\n'
+    path.write_text(f"needs_gpus = 0\n[models.one]\ntarget = 'a/b'\n{text}{keys}")
+    with pytest.raises(SpecregError) as refused:
+        load_tier(path.parent, "mine")
+    assert words in str(refused.value)
+
+
+def test_what_was_understood_is_kept_for_the_matrix(tmp_path: Path) -> None:
+    command = (
+        f"vllm serve some/target --served-model-name x --gpu-memory-utilization 0.8 -tp 2 --seed 7"
+        f" --speculative-config '{EAGLE3}'"
+    )
+    (lines,) = load(tmp_path, command).commands.values()
+    assert lines == (
+        'models = "known" # target = "some/target", drafts.eagle3 = "some/head"',
+        'engine = "vllm"',
+        "draft_tokens = 5",
+        'methods = ["none", "eagle3"]',
+        "gpu_memory_frac = 0.4",
+        "parallel = { tensor = 2 }",
+        'engine_args = ["--seed", "7"]',
+        "# --served-model-name is left out: specreg gives each server a name of its own",
+        "# --gpu-memory-utilization 0.8 is for case and control together: each has half",
+    )
