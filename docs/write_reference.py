@@ -106,7 +106,8 @@ _ANYTHING = (object, Any)
 
 def type_of(hint: Any) -> str:  # noqa: ANN401 - it describes any type
     """Return a type in a few words: `integer ≥ 1`, `list of text`."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    arguments = typing.get_args(hint)
     if origin is typing.Annotated:
         limits = next((one for one in arguments[1:] if isinstance(one, msgspec.Meta)), None)
         signs = (("≥", "ge"), (">", "gt"), ("≤", "le"), ("<", "lt"))

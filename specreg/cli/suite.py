@@ -179,7 +179,8 @@ def ray(
     except ImportError as error:
         message = f"specreg ray: Ray isn't installed; {install_command('ray')}"
         raise SpecregError(message) from error
-    root, given = root.resolve(), tuple(arguments or ())
+    root = root.resolve()
+    given = tuple(arguments or ())
     options = options_typed(given)
     cut = [shard for shard in _shards(root, shards, given) if shard.groups]
     environment: dict[str, Any] = {"env_vars": {COMMIT: commit_of(root), **_TASK_VARIABLES}}
@@ -239,7 +240,8 @@ def run_shard(
         Its status, the end of what it said, and its run's folder packed; empty without one.
     """
     with _interruptible(), tempfile.TemporaryDirectory(prefix="shard-") as made:
-        runs, log = Path(made, "runs"), Path(made, "said.log")
+        runs = Path(made, "runs")
+        log = Path(made, "said.log")
         command = (
             *(sys.executable, "-m", "pytest", "tests/perf", f"--specreg-shard={number}/{of}"),
             *(f"--specreg-runs={runs}", *arguments),

@@ -73,5 +73,6 @@ def is_attached(options: Sequence[str]) -> bool:
 
 def _python() -> str:
     """This interpreter, as seen from the folder that the user is in."""
-    here, python = Path.cwd(), Path(sys.executable)
+    here = Path.cwd()
+    python = Path(sys.executable)
     return str(python.relative_to(here)) if python.is_relative_to(here) else str(python)

@@ -87,7 +87,9 @@ class ServerStartError(ServerError):
     def __init__(
         self, subject: str, failure: str, advice: str, log_path: Path, log_tail: str
     ) -> None:
-        self.failure, self.log_path, self.log_tail = failure, log_path, log_tail
+        self.failure = failure
+        self.log_path = log_path
+        self.log_tail = log_tail
         super().__init__(
             f"{subject}: {failure}; {advice}\n"
             f"last lines of {log_path}:\n{log_tail or '(the log is empty)'}"
@@ -114,7 +116,8 @@ class AnswerError(ServerError):
     """An answer that is refused, with HTTP's `status`, or late, or too long, or no HTTP."""
 
     def __init__(self, message: str, *, status: int | None = None, late: bool = False) -> None:
-        self.status, self.late = status, late
+        self.status = status
+        self.late = late
         super().__init__(message)
 
 

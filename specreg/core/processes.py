@@ -382,7 +382,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     a finalizer would drop the exception: then it is looked at again. One that is busy for a second
     ends wherever it is, but never in a finalizer.
     """
-    now_s, used_s = time.monotonic(), time.thread_time()
+    now_s = time.monotonic()
+    used_s = time.thread_time()
     place = None if frame is None else (frame.f_code, frame.f_lasti)
     since_s, last_place, last_used_s = _PENDING.pop() if _PENDING else (now_s, None, used_s)
     waits = place == last_place and used_s - last_used_s < _IDLE_S

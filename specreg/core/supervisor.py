@@ -38,7 +38,8 @@ VARIABLE = "SPECREG_PROCESS_MARK"
 They are separated by slashes, the outermost first; the last one is of the process itself, or of the
 supervised process that started it.
 """
-DONE, SETTLE = "done", "settle"
+DONE = "done"
+SETTLE = "settle"
 NESTED_S = 6.0
 """How long a supervisor leaves the processes of an inner supervisor to that one.
 
@@ -54,7 +55,8 @@ SECRET_BYTES = 4096
 """How long a secret may be that a long line isn't cut in; longer ones that are known count, too."""
 _LONG_LINE_BYTES = 2**20
 _LEFT_OUT = b"\n[specreg: %d bytes are left out here]\n"
-_IDLE_S, _SELDOM = 0.1, 20
+_IDLE_S = 0.1
+_SELDOM = 20
 FOLDER = Path("/dev/shm")  # noqa: S108 - it is what glibc's shm_open and sem_open use
 _PREFIX = f"{FOLDER}/"
 
@@ -183,7 +185,9 @@ def _living_processes() -> Iterator[_Process]:
     for pid in _all_pids():
         with contextlib.suppress(OSError):
             fields = _stat(pid)
-            state, session, threads = fields[0], int(fields[3]), int(fields[17])
+            state = fields[0]
+            session = int(fields[3])
+            threads = int(fields[17])
             # Its first thread may have ended while others go on, and hold files and memory.
             if state in {b"Z", b"X"} and threads <= 1:
                 continue
@@ -385,7 +389,9 @@ class _LogPipe:
 
     def __init__(self, descriptor: int, log: BoundedLog) -> None:
         os.set_blocking(descriptor, False)
-        self._sources, self._descriptor, self._log = [descriptor], descriptor, log
+        self._sources = [descriptor]
+        self._descriptor = descriptor
+        self._log = log
         self._due_s = 0.0
 
     def read(self, besides: Sequence[int] = (), within_s: float | None = None) -> list[int]:
@@ -434,7 +440,9 @@ def main() -> None:
         functools.partial(hide_bytes, hide=without_secrets),
         secret_bytes=max(SECRET_BYTES, longest_bytes),
     )
-    pipe, session, shared = _LogPipe(int(descriptor), log), Session(mark), set[str]()
+    pipe = _LogPipe(int(descriptor), log)
+    session = Session(mark)
+    shared = set[str]()
     while True:
         if not pipe.read([orders.fileno()]):
             continue

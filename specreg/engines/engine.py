@@ -367,7 +367,8 @@ class Engine(ABC):
         self.further_speculation(settings.speculation)
         parallel = settings.parallel
         for name in Parallel.__struct_fields__:
-            value, allowed = getattr(parallel, name), {getattr(ALONE, name)}
+            value = getattr(parallel, name)
+            allowed = {getattr(ALONE, name)}
             if name == "draft_tensor":
                 allowed.add(parallel.tensor)
             if value not in allowed and name not in {*self.spreads, "nodes"}:

@@ -18,8 +18,10 @@ Setting = Scalar | tuple[Scalar | tuple[Scalar, ...], ...]
 
 # They stand for the folder or hub id of the draft model or head, the number of tokens drafted per
 # step, all of these and the token that they continue, and the branches of a tree.
-DRAFT, DRAFT_TOKENS = "{draft}", "{draft_tokens}"
-VERIFIED_TOKENS, BRANCHES = "{verified_tokens}", "{branches}"
+DRAFT = "{draft}"
+DRAFT_TOKENS = "{draft_tokens}"
+VERIFIED_TOKENS = "{verified_tokens}"
+BRANCHES = "{branches}"
 
 
 class Tree(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

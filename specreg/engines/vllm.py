@@ -412,7 +412,8 @@ def _flag(name: str, value: object) -> tuple[str, ...]:
 
 def engine_arguments(options: LaunchOptions) -> dict[str, object]:
     """The arguments of vLLM's engine, by their names in Python, which its flags share."""
-    parallel, memory = options.parallel, options.memory
+    parallel = options.parallel
+    memory = options.memory
     share_frac = round(memory.share_frac, 4) if memory else options.gpu_memory_frac
     backend = "uni" if parallel.gpus == 1 else "mp"
     speculation = dict(options.speculation)

@@ -268,7 +268,8 @@ class SpecTokensDetails(msgspec.Struct, frozen=True):
             InvalidMeasurementError: `COUNTS_DISAGREE`, what was accepted is another number than
                 the histogram adds up to: then the names have another meaning.
         """
-        histogram, proposed = self.spec_correct_drafts_histogram, self.spec_num_proposed_drafts
+        histogram = self.spec_correct_drafts_histogram
+        proposed = self.spec_num_proposed_drafts
         if not sum(histogram):
             return None
         counts = StepCounts.from_histogram(histogram, proposed)
@@ -448,11 +449,14 @@ class WireFormat:
             if choice.finish_reason is not None:
                 check_ended_well(choice.finish_reason, event)
             record = parsed.metrics or (parsed.sglext and parsed.sglext.spec_tokens_details)
-            before, usage = tokens, parsed.usage
+            before = tokens
+            usage = parsed.usage
             if usage is not None:
                 tokens = usage.completion_tokens
             token_ids = choice.token_ids or ()
-            text, thought, other = choice.text or "", "", ""
+            text = choice.text or ""
+            thought = ""
+            other = ""
             if choice.delta:
                 text, thought, other = channels_of(choice.delta)
             return StreamEvent(
@@ -616,7 +620,8 @@ class EventSplitter:
                 self._stray += line + b"\n"
         elif not line:
             ended = self._held
-            is_error, self._is_error = self._is_error, False
+            is_error = self._is_error
+            self._is_error = False
             self._held = self._last = b""
             if is_error and ended:
                 raise _error_event(ended)

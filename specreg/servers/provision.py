@@ -300,7 +300,9 @@ class Provision:
 
     def _check_installed(self, engine: Engine, variables: Mapping[str, str]) -> None:
         """Check that an engine is there, or specreg's to install; else an UnsupportedError."""
-        why, program, python = why_no_program(engine), engine.program, self.python
+        why = why_no_program(engine)
+        program = engine.program
+        python = self.python
         if program is not None and self._asked:
             is_one = f"engine '{engine.name}' is the program '{program}' on PATH"
             why = f"'{self._asked}': {is_one}; leave it out"
@@ -319,7 +321,8 @@ class Provision:
 
         Made, if missing, as `engine_environment` says.
         """
-        has, python = self.requirement(spec), self.python or ""
+        has = self.requirement(spec)
+        python = self.python or ""
         if self.url is None and engine_named(spec.engine).program is None and not python:
             python = engine_environment(has, show=self.show)
             if self.build:
@@ -388,10 +391,13 @@ class Provision:
         spelling = engine.spelling_of(spec.method)
         ray = engine.ray_packages if spec.parallel.ray else ()
         extras = (*wanted.extras, *spelling.packages, *ray)
-        package, version, source = wanted.package, self.version or wanted.version, ""
+        package = wanted.package
+        version = self.version or wanted.version
+        source = ""
         if self.build is not None:
             package = self.build.package or engine.module
-            version, source = self.build.version, self.build.source
+            version = self.build.version
+            source = self.build.source
         return dataclasses.replace(
             wanted, package=package, version=version, source=source, extras=extras
         )
@@ -436,10 +442,12 @@ class Origin:
 
 def parse_origin(text: str) -> Origin:
     """A side as it was typed; an UnsupportedError or UnknownNameError of what can't be read."""
-    engine, place = "", text
+    engine = ""
+    place = text
     if not Path(text).exists():
         if required := _REQUIREMENT.fullmatch(text):
-            engine, version = engine_named(required["engine"]).name, required["version"] or ""
+            engine = engine_named(required["engine"]).name
+            version = required["version"] or ""
             try:
                 Version(version or "0")
             except InvalidVersion as error:
@@ -447,7 +455,8 @@ def parse_origin(text: str) -> Origin:
                 raise UnsupportedError(message) from error
             return Origin(text=text, engine=engine, version=version)
         if of_engine := _OF_ENGINE.fullmatch(text):
-            engine, place = engine_named(of_engine["engine"]).name, of_engine["place"]
+            engine = engine_named(of_engine["engine"]).name
+            place = of_engine["place"]
     path = Path(os.path.expanduser(place)).absolute()  # noqa: PTH111 - Path's fails without a home
     python = path / "bin" / "python"  # the link: it is the environment
     if python.exists():

@@ -31,7 +31,8 @@ from tests.unit.builders.gates import decision_of, launch
 
 CASES = 3
 LAUNCHES = 16
-_STEP_MS, _TTFT_MS = 8.0, 40.0
+_STEP_MS = 8.0
+_TTFT_MS = 40.0
 
 
 SLOW: Mapping[str, float] = {"step_frac": 0.05}
@@ -156,7 +157,8 @@ ROWS: Sequence[tuple[str, int, Mapping[str, float], bool]] = (
 def main() -> None:
     """Prints a row as soon as its gates are simulated."""
     for title, gates, changes, together in ROWS:
-        answers, outcomes = Counter[str](), Counter[str]()
+        answers = Counter[str]()
+        outcomes = Counter[str]()
         launches = 0
         for seed in range(gates):
             world = World(random=np.random.default_rng(seed), **changes)

@@ -25,7 +25,8 @@ from specreg.verdicts.verdict import GOOD, Outcome
 SPREAD_FRAC = 0.05
 CASES = 8
 """Of a tier, whose baselines tell how launches differ."""
-WORLDS, TRIALS = 20, 50
+WORLDS = 20
+TRIALS = 50
 """How often a machine is recorded, and how many nights follow each time."""
 LOSSES = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3)
 METRIC = METRICS["throughput_tokens_per_s"]
@@ -50,7 +51,8 @@ def shares(loss_frac: float, tolerance_frac: float, worlds: Iterable[World]) -> 
     outcomes = Counter[Outcome]()
     for world in worlds:
         outcomes += try_plant(plant, TRIALS, world)[0]
-    passed, lost = sum(outcomes[outcome] for outcome in GOOD), outcomes[Outcome.REGRESSED]
+    passed = sum(outcomes[outcome] for outcome in GOOD)
+    lost = outcomes[Outcome.REGRESSED]
     parts = (passed, outcomes.total() - passed - lost, lost)
     return " | ".join(f"{share / outcomes.total():.1%}" for share in parts)
 

@@ -135,7 +135,8 @@ def be_client(name: str, port: str, streams: str, ramp_s: str, requests: str) ->
     async def measure() -> Ran:
         process = psutil.Process()
         await client(base_url, 1, 0.0, [-1])  # what is imported and made on first use
-        before_bytes, before_s = process.memory_info().rss, time.process_time()
+        before_bytes = process.memory_info().rss
+        before_s = time.process_time()
         seen = await client(base_url, int(streams), float(ramp_s), range(int(requests)))
         spent_s = time.process_time() - before_s
         return Ran(seen, spent_s, process.memory_info().rss - before_bytes)

@@ -43,7 +43,8 @@ def acceptance(case: Case, folder: Path) -> tuple[AcceptanceRecord, int]:
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle3"])
 def test_triton_does_what_its_vllm_does(tmp_path: Path, provision: Provision, method: str) -> None:
-    triton, vllm = case("triton", method), case("vllm", method)
+    triton = case("triton", method)
+    vllm = case("vllm", method)
     server = dataclasses.replace(triton.server, engine_args=("seed=7",))
     triton = dataclasses.replace(triton, server=server)
     provision.check([triton])

@@ -7,10 +7,13 @@ _PIECE = re.compile(r"\x1b\[(\d*)[;\d]*([A-Za-z])|\x1b\][^\x07\x1b]*(?:\x07|\x1b
 
 def lines_of(shown: str) -> list[str]:
     """What stands on the screen, by line, after a terminal was given this text."""
-    lines, row, column = [""], 0, 0
+    lines = [""]
+    row = 0
+    column = 0
     for count, code, character in _PIECE.findall(shown):
         if character == "\n":
-            row, column = row + 1, 0
+            row = row + 1
+            column = 0
             lines += [""] * (row == len(lines))
         elif character == "\r" or code == "G":
             column = int(count or 1) - 1

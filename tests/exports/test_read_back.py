@@ -183,7 +183,8 @@ def test_a_strict_parser_of_html_finds_each_verdict(run: Run) -> None:
 
 
 def test_pytest_benchmark_lists_and_compares_the_cases(run: Run, tmp_path: Path) -> None:
-    saved, table = tmp_path / "machine/0001_specreg.json", tmp_path / "table.csv"
+    saved = tmp_path / "machine/0001_specreg.json"
+    table = tmp_path / "table.csv"
     saved.parent.mkdir()
     shutil.copy(run.folder / "benchmark.json", saved)
     command = (sys.executable, "-m", "pytest_benchmark", "--storage", str(tmp_path))
@@ -200,7 +201,8 @@ def test_pytest_benchmark_lists_and_compares_the_cases(run: Run, tmp_path: Path)
     }
     assert rows.keys() == entries.keys() == {f"{name}-tpot_s" for name in run.figures}
     for name, entry in entries.items():
-        case_id, info = name.removesuffix("-tpot_s"), entry["extra_info"]
+        case_id = name.removesuffix("-tpot_s")
+        info = entry["extra_info"]
         assert rows[name]["median"] == entry["stats"]["median"]
         outcomes = {
             verdict["outcome"] for key, verdict in run.verdicts.items() if key[0] == case_id
@@ -215,7 +217,8 @@ def test_aiperf_reads_each_record_and_its_checks_hold(run: Run) -> None:
     records = [json.loads(line) for line in lines]
     for case_id, figures in run.figures.items():
         case_records = [record for record in records if case_id in record["path"].split("/")]
-        timing, acceptance = figures["timing"], figures["acceptance"]
+        timing = figures["timing"]
+        acceptance = figures["acceptance"]
         assert len(case_records) == timing["requests"]
         assert sum(record["output_sequence_length"] for record in case_records) == timing["tokens"]
         names = ("time_to_first_token", "request_latency", "inter_token_latency")

@@ -157,7 +157,8 @@ def prepared(folder: Path, *rows: str) -> Path:
 )
 def test_row_24_prompts_that_cannot_be_asked(run: Hurt, second: str, words: str) -> None:
     path = prepared(run.folder, json.dumps(ROW), second)
-    run.dataset, run.variables = "gsm8k", {"SPECREG_DATA": str(run.folder)}
+    run.dataset = "gsm8k"
+    run.variables = {"SPECREG_DATA": str(run.folder)}
     done = run.run()
     assert done.returncode == 4, done.stdout
     assert f"ERROR: {path}:2: {words}" in done.stdout

@@ -119,7 +119,8 @@ def leaks(folder: Path, *texts_shown: str) -> list[str]:
 
 
 def test_row_17_no_secret_is_written(run: Hurt) -> None:
-    run.variables, run.engine_args = dict(PLANTED), ARGUMENTS
+    run.variables = dict(PLANTED)
+    run.engine_args = ARGUMENTS
     run.script = Script(step_ms=8.0, says_secrets=True, shares_memory=True)
     junit = run.folder / "junit.xml"
     with run.start(f"--junitxml={junit}", "-rA") as pytest_run:
@@ -137,7 +138,8 @@ def test_row_17_no_secret_is_written(run: Hurt) -> None:
 
 
 def test_row_17_no_secret_is_in_the_words_of_a_server_that_fails(run: Hurt) -> None:
-    run.variables, run.engine_args = dict(PLANTED), ARGUMENTS
+    run.variables = dict(PLANTED)
+    run.engine_args = ARGUMENTS
     run.script = Script(
         fault=Fault.EXIT_AT_START, says_secrets=True, exit_log=f"{SAYING}\nRuntimeError: 401"
     )
@@ -149,7 +151,8 @@ def test_row_17_no_secret_is_in_the_words_of_a_server_that_fails(run: Hurt) -> N
 
 def test_row_15_a_killed_run_is_gone_on_with(run: Hurt) -> None:
     """Row 17 too: it knows its cases by what they hide."""
-    run.variables, run.engine_args = dict(PLANTED), ARGUMENTS
+    run.variables = dict(PLANTED)
+    run.engine_args = ARGUMENTS
     with run.start() as pytest_run:
         wait_until(run.is_measuring(CASES[1]))
         pytest_run.kill()
@@ -168,7 +171,8 @@ def test_row_17_no_secret_is_in_the_files_of_a_gate(
     gate = Gate(tmp_path)
     gate.write_tier(speed=False)
     both = ("--a", "engine_env.MY_TOKEN=planted-in-arguments")
-    arguments, b = ("--launches", "2", *both, "--b", both[1]), Script(says_secrets=True)
+    arguments = ("--launches", "2", *both, "--b", both[1])
+    b = Script(says_secrets=True)
     output = gate.run(*arguments, status=0, b=b)
     assert gate.report().run.complete, output
     assert leaks(gate.out, *output) == []

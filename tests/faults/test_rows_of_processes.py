@@ -81,7 +81,8 @@ def test_row_03_a_server_that_hangs_in_the_run(run: Hurt) -> None:
     run.settings = "client_processes = 2"
     with run.start() as pytest_run:
         wait_until(run.is_measuring())
-        finished, server = run.finished(CASES[0]), run.server()
+        finished = run.finished(CASES[0])
+        server = run.server()
         server.send_signal(signal.SIGSTOP)
         took_s = wait_until(lambda: not lives(server))
         output, _ = pytest_run.communicate(timeout=120)
@@ -101,7 +102,8 @@ def test_row_03_a_server_that_hangs_in_the_run(run: Hurt) -> None:
 def test_row_04_a_server_that_crashes_in_the_run(run: Hurt) -> None:
     with run.start() as pytest_run:
         wait_until(run.is_measuring())
-        finished, server = run.finished(CASES[0]), run.server()
+        finished = run.finished(CASES[0])
+        server = run.server()
         server.kill()
         wait_until(lambda: run.attempts(CASES[0]) == 2)
         output, _ = pytest_run.communicate(timeout=120)
@@ -126,7 +128,8 @@ def test_row_05_a_worker_that_survives_its_server(run: Hurt) -> None:
     run.script = Script(step_ms=8.0, fault=Fault.SURVIVOR, survivor_s=600.0, shares_memory=True)
     with run.start() as pytest_run:
         wait_until(run.is_measuring())
-        finished, server = run.finished(CASES[0]), run.server()
+        finished = run.finished(CASES[0])
+        server = run.server()
         (worker,) = server.children()
         server.kill()
         took_s = wait_until(lambda: not lives(worker))
@@ -150,7 +153,8 @@ def test_row_05_gpu_memory_that_is_not_back_stops_the_run(run: Hurt) -> None:
 
 
 def test_row_05_gpu_memory_that_is_not_back_of_two_servers_at_once(run: Hurt) -> None:
-    run.gpus, run.script = (IDLE,), Script(step_ms=20.0)
+    run.gpus = (IDLE,)
+    run.script = Script(step_ms=20.0)
     run.matrix = MATRIX.replace('["ngram"]', '["none", "ngram"]')
     with run.start("-k", "lossless") as pytest_run:
         wait_until(lambda: len(run.listening()) == 2)
@@ -202,7 +206,8 @@ def test_row_07_ctrl_c_once(run: Hurt) -> None:
     run.script = Script(step_ms=40.0, shares_memory=True)  # on a busy machine the case ended before
     with run.start() as pytest_run:
         wait_until(run.is_measuring(CASES[1]))
-        finished, server = run.finished(CASES[1]), run.server()
+        finished = run.finished(CASES[1])
+        server = run.server()
         pytest_run.send_signal(signal.SIGINT)
         wait_until(lambda: any(run.runs.glob("*/verdict.json")))
         assert not lives(server), "a report takes its time, and comes after the clean-up"
@@ -247,8 +252,10 @@ def test_row_12_speculation_that_is_silently_off(run: Hurt) -> None:
 
 
 def test_row_14_two_runs_at_once_on_one_gpu(run: Hurt) -> None:
-    run.gpus, run.script = (IDLE,), Script(step_ms=20.0)
-    waiting, hasty = run.beside("waiting"), run.beside("hasty")
+    run.gpus = (IDLE,)
+    run.script = Script(step_ms=20.0)
+    waiting = run.beside("waiting")
+    hasty = run.beside("hasty")
     with run.start() as first:
         wait_until(run.is_measuring())
         first.send_signal(signal.SIGSTOP)  # it has the GPU for as long as the others take

@@ -30,7 +30,8 @@ ORDER = ("acceptance_length_tokens", "throughput_tokens_per_s", "power_w")
 
 @pytest.fixture
 def run(run: Hurt) -> Hurt:
-    run.gpus, run.script = (GPU,), Script(step_ms=2.0)
+    run.gpus = (GPU,)
+    run.script = Script(step_ms=2.0)
     return run
 
 

@@ -136,7 +136,8 @@ def hurt(tmp_path_factory: pytest.TempPathFactory) -> HurtRun:
     with run.start() as pytest_run:
         wait_until(run.is_measuring(CASES[0]))
         hurt.finished[CASES[0]] = run.finished(CASES[0])
-        api, worker = run.server(), run.worker()
+        api = run.server()
+        worker = run.worker()
         assert api != worker
         hurt.listening = run.listening()
         worker.send_signal(signal.SIGSTOP)
@@ -149,7 +150,8 @@ def hurt(tmp_path_factory: pytest.TempPathFactory) -> HurtRun:
 
         wait_until(run.is_measuring(CASES[2]))
         hurt.finished[CASES[2]] = run.finished(CASES[2])
-        api, worker = run.server(), run.worker()
+        api = run.server()
+        worker = run.worker()
         api.kill()
         hurt.orphan_s = wait_until(lambda: not lives(worker))
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-_CASES, _BLOCK = 250, 50
+_CASES = 250
+_BLOCK = 50
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

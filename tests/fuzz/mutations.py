@@ -11,7 +11,10 @@ from typing import Any
 
 Mutation = Callable[[random.Random, bytes], bytes]
 
-_DEEP, _LONG, _WIDE, _BEYOND = "@deep@", "@long@", "@wide@", "@beyond@"
+_DEEP = "@deep@"
+_LONG = "@long@"
+_WIDE = "@wide@"
+_BEYOND = "@beyond@"
 _LITERALS = {
     _DEEP: "[" * 100_000 + "]" * 100_000,
     _LONG: "9" * 5_000,
@@ -91,7 +94,8 @@ def stream_of(rng: random.Random, content: bytes) -> bytes:
     """Events that are lost, come twice or in another order, are wrong in themselves, or no end."""
     events = content.split(b"\n\n")
     for _ in range(rng.choice((1, 1, 2, 5))):
-        at, position = rng.randrange(len(events)), rng.randrange(len(events))
+        at = rng.randrange(len(events))
+        position = rng.randrange(len(events))
         how = rng.randrange(8)
         if how == 0 and len(events) > 1:
             del events[at]

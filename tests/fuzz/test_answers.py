@@ -42,7 +42,8 @@ def read_stream(protocol: str, form: Form, _: Path, content: bytes) -> None:
         assert msgspec.json.decode(events[-1], type=FinishedRequest) == finished
 
     wire = Wire(list(cut(random.Random(len(content)), content)))  # noqa: S311 - no secret
-    only, clock = builders.PROMPTS[:1], time.monotonic_ns
+    only = builders.PROMPTS[:1]
+    clock = time.monotonic_ns
     done = replay_wire(wire, case, only, record=keep, clock=clock, engine=protocol)
     assert len(events) == 1
     check_requests(done.traces)
@@ -124,7 +125,8 @@ _TRTLLM = "trtllm_request_success_total 1.0\n" + "".join(
 def pages() -> Iterable[Sample]:
     pages = sorted(RECORDINGS.glob("vllm/*/metrics_before.txt"))
     for page_before in (*pages, RECORDINGS / "sglang/0.5.23/metrics_before.txt"):
-        folder, before = page_before.parent, page_before.read_bytes()
+        folder = page_before.parent
+        before = page_before.read_bytes()
         reading = functools.partial(read_page, folder.parent.name, before)
         yield Sample(content=(folder / "metrics.txt").read_bytes(), wrong=page_of, read=reading)
     reading = functools.partial(read_page, "tensorrt_llm", b"trtllm_request_success_total 0.0\n")

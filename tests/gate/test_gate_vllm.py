@@ -89,7 +89,8 @@ def foreseen(schedule: Sequence[int]) -> float:
 
 def test_3_percent_of_the_accepted_drafts_are_found(tmp_path: Path) -> None:
     """Of 33 drafts that an answer's 22 steps accept, one: the tolerance is 2 %."""
-    pinned, planted = (1, 2), (1, 1, *(1, 2) * 10)
+    pinned = (1, 2)
+    planted = (1, 1, *(1, 2) * 10)
     output, report = run(
         tmp_path,
         *("--pin", "2.5", "--launches", "2"),

@@ -152,7 +152,8 @@ class Suite:
 
     def run(self, *arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
         """Run the command."""
-        command, env = self.command(*arguments), self.environment()
+        command = self.command(*arguments)
+        env = self.environment()
         return run_here(*command, env=env, cwd=cwd, timeout_s=self.patience_s)
 
     def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:

@@ -21,7 +21,8 @@ BUSY = {0, 1, 10}
 def benched(recorded_once: Suite, tmp_path_factory: pytest.TempPathFactory) -> Suite:
     """A suite that was run once with pytest-benchmark, which wrote a file and saved another."""
     suite = Suite(tmp_path_factory.mktemp("benched"))
-    suite.baselines, suite.benchmarks = recorded_once.baselines, True
+    suite.baselines = recorded_once.baselines
+    suite.benchmarks = True
     assert "benchmark 'vllm" not in run(suite, "first.json"), "its table wasn't asked for"
     return suite
 
@@ -100,7 +101,8 @@ def test_shards_that_are_merged_have_the_same_file(benched: Suite) -> None:
     done = benched.merge(*benched.runs.iterdir(), into=into)
     path = into / "benchmark.json"
     assert f"benchmarks of the run, as --benchmark-json writes them: {path}" in done.stdout
-    merged, alone = json.loads(path.read_text()), json.loads(files[0].read_text())
+    merged = json.loads(path.read_text())
+    alone = json.loads(files[0].read_text())
     assert merged.keys() == alone.keys()
     assert merged["machine_info"] == alone["machine_info"]
     parts = [entries(file) for file in files]

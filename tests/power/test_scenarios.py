@@ -96,7 +96,8 @@ def traces(gpus: Gpus, tmp_path_factory: pytest.TempPathFactory) -> Traces:
 def blocks(trace: PowerTrace, length_s: float) -> Iterator[Span]:
     """Blocks of a length, anywhere in a recording after its first second."""
     draw = random.Random(1)  # noqa: S311 - moments, not keys
-    first_ns, last_ns = trace.samples[0].at_ns + NS_PER_S, trace.samples[-1].at_ns - NS_PER_S
+    first_ns = trace.samples[0].at_ns + NS_PER_S
+    last_ns = trace.samples[-1].at_ns - NS_PER_S
     length_ns = round(length_s * NS_PER_S)
     for _ in range(BLOCKS):
         start_ns = draw.randint(first_ns, last_ns - length_ns)
@@ -124,7 +125,8 @@ def test_the_energy_of_a_block_is_right(
 
 
 def test_without_a_counter_power_is_summed_up(gpus: Gpus, traces: Traces) -> None:
-    gpu, trace = gpus["no counter"], traces["no counter"]
+    gpu = gpus["no counter"]
+    trace = traces["no counter"]
     check_energy(gpu, trace, 30.0, 0.01)
     assert not energy_of(trace, whole(traces)).from_counter
 
@@ -181,7 +183,8 @@ def test_a_record_says_what_a_device_did(gpus: Gpus, traces: Traces) -> None:
     assert record.case.energy_j == pytest.approx(400 * 30, rel=0.01)
     assert record.case.energy_j_per_token == pytest.approx(12.0, rel=0.01)
     assert record.case.idle_w == pytest.approx(400, rel=0.25)
-    (device,), gpu = record.case.devices, gpus["constant"]
+    (device,) = record.case.devices
+    gpu = gpus["constant"]
     assert (device.peak_w, device.throttled) == (400.0, ("power cap",))
     clocks_mhz = (device.sm_clock_mhz, device.memory_clock_mhz)
     assert clocks_mhz == (gpu.sm_clock_mhz, gpu.memory_clock_mhz)

@@ -168,7 +168,8 @@ class Decoding(unittest.TestCase):
             )
 
     def test_its_drafts_are_what_most_often_followed_in_all_that_it_read(self) -> None:
-        drafted, store = answers(load("--method", LEARNING), JOBS[:6]), NGramStore()
+        drafted = answers(load("--method", LEARNING), JOBS[:6])
+        store = NGramStore()
         # A last step is read beyond the answer's end.
         jobs = [
             dataclasses.replace(job, output_cap_tokens=CAP_TOKENS + 4, ignore_eos=True)
@@ -176,7 +177,8 @@ class Decoding(unittest.TestCase):
         ]
         longer = answers(loaded("none"), jobs)
         for answer, job, on in zip(drafted, jobs, longer, strict=True):
-            text, prompt_tokens = [*job.prompt, *ids_of(on)], len(job.prompt)
+            text = [*job.prompt, *ids_of(on)]
+            prompt_tokens = len(job.prompt)
             logits = torch.tensor(whole_logits(text))
             for position in range(1, prompt_tokens):
                 store.learn(text[:position], text[position : position + 1])

@@ -85,7 +85,8 @@ def read_anew(layer: Layer) -> None:
         rope_parameters=msgspec.to_builtins(self_attention.config.rope_parameters),
         attn_implementation="sdpa",
     )
-    attention, rotary = LlamaAttention(config, 0), LlamaRotaryEmbedding(config)
+    attention = LlamaAttention(config, 0)
+    rotary = LlamaRotaryEmbedding(config)
     for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
         setattr(attention, name, getattr(self_attention, name))
 
@@ -109,7 +110,8 @@ class Oracle(unittest.TestCase):
 
     def test_the_gap_is_of_the_answer_and_not_of_what_follows_it(self) -> None:
         """The last token is one that the target wouldn't say, in the answer or behind it."""
-        text, gaps = texts()[0], []
+        text = texts()[0]
+        gaps = []
         for tokens in (text.output_tokens, text.output_tokens - 1):
             ids = (*text.ids[:-1], 0)
             shorter = Text(ids=ids, prompt_tokens=text.prompt_tokens, output_tokens=tokens)
@@ -129,16 +131,19 @@ class Oracle(unittest.TestCase):
             question = ask(method, "float32", HEADS.get(method, ""), target)
             question = msgspec.structs.replace(question, normed=normed)
             model = load_model(question.target, "float32", "cpu")
-            head, embed = load_head(question, model), model.model.embed_tokens
+            head = load_head(question, model)
+            embed = model.model.embed_tokens
             observed = ObservedTarget(model, head.layers_read or (model.config.num_hidden_layers,))
-            accepted, seen = answer_question(question, "cpu").accepted[0], set()
+            accepted = answer_question(question, "cpu").accepted[0]
+            seen = set()
             at_once = method in {"medusa", "dflash"}
             if not at_once:
                 read_anew(next(module for module in head.modules() if isinstance(module, Layer)))
             ids = torch.tensor([texts()[0].ids])
             for position in range(2, ids.shape[1] - DRAFT_TOKENS + 1):
                 with torch.inference_mode():
-                    hidden, text = observed.observe(ids)[-1][:, : position - 1], ids[:, :position]
+                    hidden = observed.observe(ids)[-1][:, : position - 1]
+                    text = ids[:, :position]
                     hidden = model.model.norm(hidden) if head.normed or normed else hidden
                     states = head.fc(hidden) if method == "eagle3" else hidden
                     for step in range(DRAFT_TOKENS):
@@ -204,7 +209,8 @@ class Oracle(unittest.TestCase):
                 tree = msgspec.structs.replace(chain, method=f"{method}_tree", **sizes)
                 walked = answer_question(tree, "cpu").accepted
                 for text, right, in_tree in zip(some_texts, chain_accepted, walked, strict=True):
-                    position, end = text.prompt_tokens + 1, text.prompt_tokens + text.output_tokens
+                    position = text.prompt_tokens + 1
+                    end = text.prompt_tokens + text.output_tokens
                     while position < end - DRAFT_TOKENS:
                         same = in_tree[position] == right[position]
                         assert same if branches == 1 else in_tree[position] >= right[position]

@@ -106,7 +106,8 @@ def test_what_needs_torch_is_right(checks: str) -> None:
 
 def test_a_stream_says_what_the_whole_answer_says(server: httpx.Client) -> None:
     for prompt in TEXTS[:4]:
-        answer, stream = ask(server, prompt).json(), events(server, prompt)
+        answer = ask(server, prompt).json()
+        stream = events(server, prompt)
         choices = [event["choices"][0] for event in stream[:-1]]
         assert [i for choice in choices for i in choice["token_ids"]] == ids(answer)
         text = "".join(choice["delta"]["content"] for choice in choices)

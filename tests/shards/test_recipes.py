@@ -128,7 +128,8 @@ def test_a_matrix_of_github_hands_its_runs_on_as_artifacts(
     repository: Path, environment: Mapping[str, str], tmp_path: Path
 ) -> None:
     first, last = recipe("GitHub").split("# and in a job that needs it, with if: always()\n")
-    job, output = yaml.safe_load(first), ""
+    job = yaml.safe_load(first)
+    output = ""
     for shard in job["strategy"]["matrix"]["shard"]:
         runner = tmp_path / f"runner-{shard}"
         shutil.copytree(repository, runner, symlinks=True)

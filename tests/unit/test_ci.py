@@ -185,7 +185,8 @@ def test_each_system_runs_the_same_sessions(checkout: Checkout) -> None:
 def test_each_system_installs_promtool_for_the_exports_alone(checkout: Checkout) -> None:
     steps = load(WORKFLOW / "tests.yml")["jobs"]["nox"]["steps"]
     (github,) = (step["run"] for step in steps if step.get("if") == "matrix.session == 'exports'")
-    push, gitlab = load(BUILDKITE)["steps"][0], commands(load(GITLAB)["tests"])
+    push = load(BUILDKITE)["steps"][0]
+    gitlab = commands(load(GITLAB)["tests"])
     installed = checkout.folder / "installed"
     for session in ("docs", "exports"):
         buildkite = commands(push).replace("{{matrix}}", session)

@@ -140,13 +140,15 @@ def _pieces(ask: _Ask, port: int) -> Iterator[Outputs]:
         response = connection.getresponse()
         if response.status != http.HTTPStatus.OK:
             raise ValueError(response.read().decode())
-        tokens, finish_reason = 0, None
+        tokens = 0
+        finish_reason = None
         for line in response:
             event = json.loads(line.removeprefix(b"data: ")) if line[:7] == b"data: {" else {}
             if "error" in event:
                 raise ValueError(event["error"])
             for choice in event.get("choices", ()):
-                before, tokens = tokens, event["usage"]["completion_tokens"]
+                before = tokens
+                tokens = event["usage"]["completion_tokens"]
                 finish_reason = choice["finish_reason"]
                 yield {
                     "text_output": choice["text"],

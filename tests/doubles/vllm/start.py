@@ -96,8 +96,10 @@ def _share_memory() -> tuple[mmap.mmap, ...]:
 
     glibc maps a semaphore before it has its name: what the system tells of that is another one.
     """
-    folder, name = Path("/dev/shm"), uuid.uuid4().hex[:8]  # noqa: S108 - that is where they are
-    block, nameless = folder / f"psm_{name}", folder / f"sem.{name[:6]}"
+    folder = Path("/dev/shm")  # noqa: S108 - that is where they are
+    name = uuid.uuid4().hex[:8]
+    block = folder / f"psm_{name}"
+    nameless = folder / f"sem.{name[:6]}"
     shared = []
     for path in (block, nameless):
         with path.open("w+b") as file:

@@ -106,7 +106,8 @@ def _plant_shuffled_mtp() -> None:
     import torch  # noqa: PLC0415 - only in vLLM's environment
     from vllm.model_executor.models.mimo_mtp import MiMoMTP  # noqa: PLC0415 - only in vLLM
 
-    load, seeded = MiMoMTP.load_weights, torch.Generator().manual_seed(0)
+    load = MiMoMTP.load_weights
+    seeded = torch.Generator().manual_seed(0)
 
     def shuffle(tensor: Any) -> Any:  # noqa: ANN401
         order = torch.randperm(tensor.numel(), generator=seeded)

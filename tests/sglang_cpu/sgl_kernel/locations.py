@@ -73,7 +73,8 @@ def copy_all_layer_kv_cache_cpu(
         data_ptrs: address of each buffer, two per layer.
         strides: size of a slot of each buffer, bytes.
     """
-    targets, sources = tgt_loc.tolist(), src_loc.tolist()
+    targets = tgt_loc.tolist()
+    sources = src_loc.tolist()
     for address, size in zip(data_ptrs.tolist(), strides.tolist(), strict=True):
         slots = [ctypes.string_at(address + source * size, size) for source in sources]
         for target, slot in zip(targets, slots, strict=True):

@@ -52,7 +52,9 @@ def build_tree_kernel_efficient_cpu(
     roots = verified_seq_len.tolist()
     batch = zip(parent_list.tolist(), selected_index.tolist(), roots, strict=True)
     for request, (parents_of_groups, chosen, root) in enumerate(batch):
-        parents, lines = [-1], [[0]]  # a line is a node with its ancestors
+        # Each line is a node with its ancestors.
+        parents = [-1]
+        lines = [[0]]
         for node, candidate in enumerate(chosen, start=1):
             group = candidate // topk
             parents.append(_node(parents_of_groups[group], chosen) if group else 0)

@@ -45,7 +45,8 @@ def test_figures_by_position_hang_together(histogram: list[int]) -> None:
     """The histogram comes back; marginals add up to AL - 1, conditional ones multiply to them."""
     counts = builders.counts(*histogram)
     assert counts.histogram == tuple(histogram)
-    marginals, conditional = counts.marginal_acceptance, counts.conditional_acceptance
+    marginals = counts.marginal_acceptance
+    conditional = counts.conditional_acceptance
     assert counts.acceptance_length == pytest.approx(1 + sum(marginals))
     assert list(marginals) == sorted(marginals, reverse=True)
     joint = [*itertools.accumulate(conditional, operator.mul), *[0.0] * (3 - len(conditional))]

@@ -57,7 +57,8 @@ def journaled(
     journal.begin(key)
     sides = list[Round](), list[Round]()
     for arm, number in itertools.product((0, 1), repeat=2):
-        builder, record = RoundBuilder(), journal.record_round(arm, number)
+        builder = RoundBuilder()
+        record = journal.record_round(arm, number)
         for prompt_id, index, turn in (("two", 1, 1), ("one", 0, 1), ("two", 1, 2)):
             request = finished(prompt_id, index, turn)
             builder.take(request)

@@ -71,7 +71,8 @@ def replay_wire(
     engine: str = "vllm",
 ) -> Round:
     """A round over a wire, by the wire's clock unless told otherwise."""
-    clock, endpoint = clock or wire.clock, dataclasses.replace(ENDPOINT, engine=engine)
+    clock = clock or wire.clock
+    endpoint = dataclasses.replace(ENDPOINT, engine=engine)
 
     async def run() -> Round:
         async with httpx.AsyncClient(transport=wire, base_url="http://scripted") as client:

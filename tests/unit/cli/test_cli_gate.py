@@ -12,7 +12,8 @@ from specreg.compare.options import BisectOptions
 from tests.unit import builders
 
 IN_ROOT = ("--root", str(builders.ROOT), "--tier", "cpu", "--matrix", "fixtures/matrix")
-CASE, PLAIN = "vllm-eagle3-tiny-toy-c1", "vllm-none-tiny-toy-c1"
+CASE = "vllm-eagle3-tiny-toy-c1"
+PLAIN = "vllm-none-tiny-toy-c1"
 BISECT = ("bisect", CASE, "--good", "vllm==0.31.0", "--bad", "vllm==0.32.0")
 
 

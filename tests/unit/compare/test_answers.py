@@ -30,7 +30,8 @@ from tests.unit.builders.gates import PAIR
 from tests.unit.builders.started_servers import start
 
 SERVER = SimpleNamespace(check_alive=lambda: None, endpoint=None)
-ALONE_A, ALONE_B = {Side.A: SERVER}, {Side.B: SERVER}
+ALONE_A = {Side.A: SERVER}
+ALONE_B = {Side.B: SERVER}
 
 
 @pytest.fixture
@@ -80,7 +81,8 @@ def test_answers_that_were_the_same_when_they_were_timed_are_not_asked_for_again
 
     monkeypatch.setattr(answers, "load_case_prompts", lambda *_: builders.PROMPTS[:1])
     monkeypatch.setattr(answers, "ask_greedy", refuse)
-    both, measured = {**ALONE_A, **ALONE_B}, {Side.A: timed("ab"), Side.B: timed(of_b)}
+    both = {**ALONE_A, **ALONE_B}
+    measured = {Side.A: timed("ab"), Side.B: timed(of_b)}
     comparison.ask(PAIR, both, 1, measured)  # type: ignore[arg-type]
     [verdict] = comparison.verdicts
     assert (verdict.outcome, verdict.value) == (outcome, 1.0 if outcome is Outcome.PASS else None)

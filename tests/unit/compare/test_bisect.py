@@ -130,7 +130,8 @@ def test_each_figure_is_traced_to_the_version_that_lost_it(
 
     def made(version: str, side: Side, number: int) -> SideLaunch:
         slow = version if side is Side.B else ""
-        step_ms, ttft_ms = 11.0 if slow == "0.32.0" else 10.0, 30.0 if slow == "0.31.0" else 20.0
+        step_ms = 11.0 if slow == "0.32.0" else 10.0
+        ttft_ms = 30.0 if slow == "0.31.0" else 20.0
         return launch(side, number, step_ms=step_ms, ttft_ms=ttft_ms)
 
     launches = plant(made)
@@ -204,7 +205,8 @@ def searched(first_bad: str, *unknown: str) -> tuple[tuple[str, ...], list[str]]
 
 @pytest.mark.parametrize("first_bad", VERSIONS[1:])
 def test_each_change_is_found_in_few_comparisons(first_bad: str) -> None:
-    (change, tried), at = searched(first_bad), VERSIONS.index(first_bad)
+    change, tried = searched(first_bad)
+    at = VERSIONS.index(first_bad)
     assert change == VERSIONS[at - 1 : at + 1]
     assert len(tried) <= 5  # log2 of twelve steps, and the last one
 

@@ -278,9 +278,11 @@ def test_the_document_says_what_was_measured_and_how(here: GateOptions) -> None:
     [pair] = gate.pairs
     gate.launches += [failed(Side.A2, 1, pair=pair)]
     gate.launches += [launch(side, 1, pair=pair) for side in COMPARED]
-    command, again = "specreg gate vllm vllm", "--resume --out here"
+    command = "specreg gate vllm vllm"
+    again = "--resume --out here"
     report = record_gate(gate, command=command, again=again, status=130)
-    (answer,), run = report.answers, report.run
+    (answer,) = report.answers
+    run = report.run
     assert (answer.subject, run.exit_status, run.complete) == ("UNDECIDED", 130, False)
     assert f"side A2, launch 1, {pair.id}: it died" in report.remarks
     typed = f"about 4 launches of each side: type the same with {again}; a quieter machine"

@@ -167,7 +167,8 @@ def test_what_is_launched_once_more_later_changes_no_look_that_was_made() -> Non
     some = [launch for launch in launches(noise=0.5, count=16) if launch.number != 1]
     late = [launch(side, 1, tokens_per_s=50.0 + 50 * (side is Side.A)) for side in (Side.A, Side.B)]
     rules = Rules(launches=16, figures=3)
-    first, again = judge(some, rules), judge([*some, *late], rules)
+    first = judge(some, rules)
+    again = judge([*some, *late], rules)
     assert first.outcome is Outcome.PASS
     assert (again.comparison.low_frac, again.launches) == (
         first.comparison.low_frac,

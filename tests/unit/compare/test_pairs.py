@@ -156,11 +156,14 @@ def test_the_drafter_learns_an_answer_and_is_then_right_as_its_schedule_says(
         model_config=SimpleNamespace(get_vocab_size=lambda: 1000),
     )
     drafter = ScheduledDrafter(config)
-    prompt, output = [1, 2], list(range(100, 120))
+    prompt = [1, 2]
+    output = list(range(100, 120))
 
     def accepted(requests: int, until: int) -> list[int]:
         """The drafts that are right in each step of an answer of so many tokens."""
-        steps, done, new = [], 1, 1
+        steps = []
+        done = 1
+        new = 1
         while done < until:
             row = [*prompt, *output[:done]]
             tokens = np.array([row] * requests + [[0] * len(row)])

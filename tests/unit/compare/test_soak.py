@@ -68,7 +68,8 @@ def fallen(by_frac: float, segments: int = BLOCKS) -> Values:
 
 def moody(rng: np.random.Generator) -> Values:
     """Each segment has nine tenths of what moved the one before: a neighbour's moods."""
-    moved, values = rng.normal() / np.sqrt(1 - 0.9**2), []
+    moved = rng.normal() / np.sqrt(1 - 0.9**2)
+    values = []
     for shock in rng.normal(size=BLOCKS):
         moved = 0.9 * moved + shock
         values.append(moved)
@@ -102,7 +103,8 @@ def test_a_steady_server_raises_no_more_alarms_than_the_level_allows(
 
 def soaked(lengths: Values, steps_ms: Values) -> Soak:
     """A soak of such segments, looked at as often as a real one."""
-    soak, segments = soak_of(tolerance_frac=0.0), segments_of(lengths, steps_ms)
+    soak = soak_of(tolerance_frac=0.0)
+    segments = segments_of(lengths, steps_ms)
     for frac in LOOKS:
         soak.segments = [segment for segment in segments if segment.at_s < frac * LENGTH_S]
         soak.look(EARLY_LEVEL)

@@ -204,7 +204,8 @@ KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
 @pytest.mark.parametrize("end", ["", KILLED], ids=["at-our-end", "killed"])
 def test_what_is_left_ends_with_us(tmp_path: Path, end: str) -> None:
     """By its supervisor where we are killed, which removes its temporary folders in any case."""
-    log_path, temporary = tmp_path / "log", tmp_path / "temporary"
+    log_path = tmp_path / "log"
+    temporary = tmp_path / "temporary"
     (temporary / "inner").mkdir(parents=True)
     program = f"{STARTING}print(start('log').supervisor.pid, flush=True)\n{end}"
     command = (sys.executable, "-c", program, str(tmp_path))

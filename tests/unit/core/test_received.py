@@ -72,7 +72,8 @@ def test_no_name_leads_out_of_a_folder(tmp_path: Path, name: str) -> None:
 
 
 def test_a_folder_on_the_way_is_no_link(tmp_path: Path) -> None:
-    outside, folder = tmp_path / "outside", tmp_path / "folder"
+    outside = tmp_path / "outside"
+    folder = tmp_path / "folder"
     outside.mkdir()
     folder.mkdir()
     (outside / "x").write_text("secret")
@@ -87,7 +88,8 @@ def test_a_folder_on_the_way_is_no_link(tmp_path: Path) -> None:
 
 
 def test_what_is_written_takes_the_place_of_a_link(tmp_path: Path) -> None:
-    outside, folder = tmp_path / "outside", tmp_path / "folder"
+    outside = tmp_path / "outside"
+    folder = tmp_path / "folder"
     outside.write_text("theirs")
     folder.mkdir()
     (folder / "x").symlink_to(outside)

@@ -267,11 +267,13 @@ def test_draws_of_another_distribution_are_wrong(
     """250 of each server, no two of which share a seed."""
     own_draws: list[int] = []
     control_draws: list[int] = []
-    drawn, case = draws((0.5, 0.3, 0.2), control_draws), dataclasses.replace(CASE, temperature=0.7)
+    drawn = draws((0.5, 0.3, 0.2), control_draws)
+    case = dataclasses.replace(CASE, temperature=0.7)
     verdict = judged(check_sampling, draws(chances, own_draws), drawn, case=case)
     assert (sorted(own_draws), sorted(control_draws)) == (list(range(250)), list(range(250, 500)))
     assert (verdict.metric, verdict.outcome) == (SAMPLING, outcome)
-    is_wrong, chance = outcome is Outcome.WRONG, verdict.value or 0.0
+    is_wrong = outcome is Outcome.WRONG
+    chance = verdict.value or 0.0
     assert (chance < 0.001) == is_wrong
     assert (f"by chance they do so {chance:.2g} of the time" in verdict.explanation) == is_wrong
 

@@ -56,7 +56,8 @@ def test_lookup_drafts_what_followed_before(
 
 def said_by(rule: list[int], text: list[int]) -> int:
     """A toy model's greedy token: its last two decide."""
-    last, before = text[-1], text[-2] if len(text) > 1 else 0
+    last = text[-1]
+    before = text[-2] if len(text) > 1 else 0
     return rule[(4 * before + last) % len(rule)]
 
 

@@ -102,7 +102,8 @@ def test_a_thought_that_differs_between_the_sides_of_a_gate_is_wrong(
 
 def test_a_verdict_by_an_earlier_definition_of_equal_is_made_again(tmp_path: Path) -> None:
     """The first definition left thoughts out, so that it called answers equal that weren't."""
-    pair, path = Pair(a=CASE, b=CASE), tmp_path / "answers.json"
+    pair = Pair(a=CASE, b=CASE)
+    path = tmp_path / "answers.json"
     equal = Verdict(case_id=pair.id, metric="lossless_frac", outcome=Outcome.PASS, value=1.0)
     content = {"answers": {}, "verdicts": {pair.id: msgspec.to_builtins(equal)}}
     for digest, outcome in (({}, Outcome.INVALID), ({"digest": 2}, Outcome.PASS)):

@@ -37,7 +37,8 @@ def test_a_random_prompt_has_the_length_asked_for_and_stays_as_it_is() -> None:
 
 
 def test_toy_conversations_are_of_three_turns_of_the_toy_prompts() -> None:
-    single, talks = load("toy"), load("toy-turns")
+    single = load("toy")
+    talks = load("toy-turns")
     known = {(prompt.category, prompt.turns[0]) for prompt in single}
     turns = [(talk.category, turn) for talk in talks for turn in talk.turns]
     assert {len(talk.turns) for talk in talks} == {3}

@@ -31,7 +31,8 @@ class Folder:
     """Where a user's file lies and where sets are written, and what was said meanwhile."""
 
     def __init__(self, path: Path) -> None:
-        self.data_dir, self.file = path / "data", path / "question.jsonl"
+        self.data_dir = path / "data"
+        self.file = path / "question.jsonl"
         self.shown: list[str] = []
 
     def prepare(self, name: str, file: Path | None = None) -> PreparedSet:

@@ -87,7 +87,9 @@ def test_counter_average_and_instant_are_the_true_ones(
 @pytest.mark.parametrize("load", [Load(low_w=400.0, high_w=400.0), WAVE], ids=["constant", "wave"])
 def test_the_truth_is_the_integral_of_the_power(load: Load) -> None:
     gpu = ScriptedGpu(load=load)
-    from_s, steps, step_s = -0.5, 40_000, 1e-4
+    from_s = -0.5
+    steps = 40_000
+    step_s = 1e-4
     summed_j = math.fsum(power_w(load, from_s + (n + 0.5) * step_s) for n in range(steps)) * step_s
     first_ns, last_ns = (
         gpu.started_ns + round(at_s * NS_PER_S) for at_s in (from_s, from_s + steps * step_s)

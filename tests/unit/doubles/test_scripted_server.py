@@ -36,7 +36,8 @@ def asked(
     """What a server answers to requests, one after another; without a body to a GET."""
 
     async def run() -> list[str]:
-        application, answers = ScriptedServer(launch, script).application(), []
+        application = ScriptedServer(launch, script).application()
+        answers = []
         async with TestClient(TestServer(application)) as client:
             for body in bodies:
                 method = "GET" if body is None else "POST"

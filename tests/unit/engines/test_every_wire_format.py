@@ -101,7 +101,8 @@ def play(
             base_url = str(listening.make_url(""))
             endpoint = Endpoint(base_url=base_url, model="toy", engine=protocol)
             async with open_clients(case, endpoint, clock=time.monotonic_ns) as crew:
-                path, pages = ENGINES[protocol].wire_format.counters_path, []
+                path = ENGINES[protocol].wire_format.counters_path
+                pages = []
                 pages += [await crew.scrape(path)] if path else []
                 done = await crew.replay(prompts)
                 pages += [await crew.scrape(path)] if path else []

@@ -37,7 +37,8 @@ def test_an_engine_that_lacks_the_method_is_refused() -> None:
 
 @pytest.mark.parametrize(("name", "engine"), ROWS)
 def test_a_row_is_filled_in_and_reaches_the_command_line(name: str, engine: str) -> None:
-    method, spelling = METHODS[name], ENGINES[engine].methods[name]
+    method = METHODS[name]
+    spelling = ENGINES[engine].methods[name]
     tree = Tree(branches=2, drafted_tokens=776) if method.drafts_trees else None
     rendered = spelling.render("/models/draft", 776, tree)
     options = dataclasses.replace(builders.LAUNCH_OPTIONS, engine_args=(), speculation=rendered)

@@ -42,7 +42,8 @@ def decoded(jobs: Sequence[Job]) -> Iterator[Mapping[int, DecodedStep]]:
 
 def test_the_figures_are_those_of_the_steps() -> None:
     """A clock of 10 ms a reading: one at a batch's start, one after each of its three steps."""
-    ticks, joules = itertools.count(step=10 * MS), itertools.count(step=2.5)
+    ticks = itertools.count(step=10 * MS)
+    joules = itertools.count(step=2.5)
 
     figures = measure(decoded, JOBS, 2, lambda: next(ticks), lambda: next(joules))
 

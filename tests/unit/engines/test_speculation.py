@@ -77,8 +77,10 @@ def test_what_is_accepted_and_emitted_is_distributed_as_it_must_be_whatever_draf
 ) -> None:
     """A draft is accepted with the probability Σ min(p, q); what is emitted is the target's."""
     assert np.minimum(p, q).sum() == pytest.approx(overlap)
-    random, target = np.random.default_rng(1), np.stack([p, p])
-    accepted, counts = 0, np.zeros(4)
+    random = np.random.default_rng(1)
+    target = np.stack([p, p])
+    accepted = 0
+    counts = np.zeros(4)
     for _ in range(DRAWS):
         draft = drawn(q, random)
         verified = verify_sampled(draft, target, random)

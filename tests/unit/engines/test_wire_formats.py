@@ -50,7 +50,8 @@ TALKING = [
 ]
 
 
-VLLM, SGLANG = VllmWireFormat(), SglangWireFormat()
+VLLM = VllmWireFormat()
+SGLANG = SglangWireFormat()
 APIS: dict[str, TokenApi] = {
     name: engine.token_api for name, engine in ENGINES.items() if engine.token_api
 }
@@ -367,7 +368,8 @@ def test_the_ids_of_a_chat_and_of_a_text_are_asked_for(
 
 
 def test_what_is_wanted_is_asked_for() -> None:
-    vllm, sglang = VLLM.complete("toy", [1, 2], DRAWN), SGLANG.complete("toy", [1, 2], DRAWN)
+    vllm = VLLM.complete("toy", [1, 2], DRAWN)
+    sglang = SGLANG.complete("toy", [1, 2], DRAWN)
     body = {"prompt": [1, 2], "max_tokens": 3, "temperature": 0.7, "ignore_eos": True, "seed": 11}
     assert body.items() <= vllm.body.items()
     sampling = {"max_new_tokens": 3, "temperature": 0.7, "ignore_eos": True, "sampling_seed": 11}

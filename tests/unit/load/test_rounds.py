@@ -88,7 +88,8 @@ def test_what_is_no_http_is_an_error_of_its_request() -> None:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         endpoint = dataclasses.replace(ENDPOINT, base_url=f"http://127.0.0.1:{port}")
-        prompts, clock = builders.PROMPTS[:1], time.monotonic_ns
+        prompts = builders.PROMPTS[:1]
+        clock = time.monotonic_ns
         async with new_client(endpoint, connections=1) as client:
             built = await replay_round(ONE_AT_A_TIME, endpoint, prompts, client=client, clock=clock)
         server.close()
@@ -123,7 +124,8 @@ def test_a_stream_that_falls_silent_beside_another_has_failed() -> None:
 def test_a_server_on_whose_streams_no_token_comes_hangs(before: int) -> None:
     """What is on its way is given up: to wait for each request in turn would take an hour."""
 
-    wire, recorded = Mute(61.0, answered=before), list[FinishedRequest]()
+    wire = Mute(61.0, answered=before)
+    recorded = list[FinishedRequest]()
     with pytest.raises(HungError, match=r"HUNG: no token came for 60 s"):
         replay_wire(wire, ONE_AT_A_TIME, builders.PROMPTS[:4], record=recorded.append)
     assert len(wire.asked) == before + 1
@@ -133,7 +135,8 @@ def test_a_server_on_whose_streams_no_token_comes_hangs(before: int) -> None:
 def test_a_server_hangs_too_where_its_requests_have_less_time() -> None:
     """A request whose time is up is no sign of life, and the next one no new beginning."""
     case = dataclasses.replace(ONE_AT_A_TIME, request_timeout_s=0.4)
-    wire, recorded = Mute(21.0), list[FinishedRequest]()
+    wire = Mute(21.0)
+    recorded = list[FinishedRequest]()
     with pytest.raises(HungError, match=r"HUNG: no token came for 60 s"):
         replay_wire(wire, case, builders.PROMPTS * 2, record=recorded.append)
     assert 3 <= len(wire.asked) < 12
@@ -333,12 +336,14 @@ def test_slices_are_parts_of_one_round() -> None:
 
 def test_requests_are_recorded_as_they_end_and_not_with_the_round() -> None:
     """A run that is killed must have on disk what it has measured."""
-    wire, requests = Wire((event("1", '"length"'),)), list[int]()
+    wire = Wire((event("1", '"length"'),))
+    requests = list[int]()
 
     def record(_: FinishedRequest) -> None:
         requests.append(len(wire.asked))
 
-    case, prompts = builders.with_concurrency(16), builders.PROMPTS * 40
+    case = builders.with_concurrency(16)
+    prompts = builders.PROMPTS * 40
     replay_wire(wire, case, prompts, record=record, clock=time.monotonic_ns)
     assert len(requests) == 240
     # Those in flight, and as many that have just ended.

@@ -52,7 +52,8 @@ def test_answers_come_in_the_order_of_the_texts_and_each_is_asked_for_as_wanted(
 @pytest.mark.parametrize("at_once", [1, 3])
 def test_as_many_are_asked_at_once_as_is_said_and_no_more(at_once: int) -> None:
     """Each waits until so many are there: fewer would wait in vain."""
-    together, free = threading.Barrier(at_once, timeout=10), threading.Semaphore(at_once)
+    together = threading.Barrier(at_once, timeout=10)
+    free = threading.Semaphore(at_once)
 
     def answer(path: str, body: Json) -> Json:
         assert free.acquire(blocking=False)

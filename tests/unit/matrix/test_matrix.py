@@ -234,7 +234,8 @@ def said(folder: Path, text: str) -> str:
 PINNED = 'acceptance = "pinned"\npinned_length_tokens = '
 UNPINNED = 'acceptance = "pinned" of method'
 RATE = "concurrency = []\nrequests_per_s = [2.5]"
-CASE, PAIR = ", [[cases]] no. 1: ", ", [models.tiny]: "
+CASE = ", [[cases]] no. 1: "
+PAIR = ", [models.tiny]: "
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def spec(method: str = "eagle3", width: Width | None = "30m") -> ServerSpec:
     drafts = {"eagle3": str(TINY / "eagle3"), "draft_model": str(TINY / "draft")}
-    target, draft = str(TINY / "target"), drafts.get(method)
+    target = str(TINY / "target")
+    draft = drafts.get(method)
     return dataclasses.replace(
         builders.SPEC, method=method, target=target, draft=draft, widen=width
     )
@@ -82,7 +83,8 @@ class Llama:
             self.by_head(self.times(f"{name}.self_attn.{kind}_proj", read), turned=kind == "k")
             for kind in "kv"
         )
-        key, value = np.repeat(key, group, axis=0), np.repeat(value, group, axis=0)
+        key = np.repeat(key, group, axis=0)
+        value = np.repeat(value, group, axis=0)
         scores = query @ key.swapaxes(1, 2) / np.sqrt(self.config["head_dim"])
         scores = np.where(np.tri(len(states)) > 0, scores, -np.inf)
         shares = np.exp(scores - scores.max(-1, keepdims=True))
@@ -202,7 +204,8 @@ def parameters(width: Width) -> Mapping[str, int]:
     """By role, what the shapes come to, with the 768 tokens of the tiny vocabulary."""
     sizes = {}
     for role, shape in SHAPES[width].items():
-        hidden, heads = shape.hidden_size, shape.num_attention_heads * 32
+        hidden = shape.hidden_size
+        heads = shape.num_attention_heads * 32
         keys = shape.num_key_value_heads * 32
         streams = 2 if role == "eagle3" else 1
         layer = hidden * (heads * (1 + streams) + 2 * keys * streams)

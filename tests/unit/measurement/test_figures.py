@@ -31,7 +31,9 @@ S = 10**9
 CASE = dataclasses.replace(
     builders.CASE, control=builders.PLAIN_SPEC, limits=Limits(ttft_ms=20.0, tpot_ms=7.5)
 )
-LONG, SHORT = builders.counts(8, 0, 6, 6), builders.counts(0, 0, 0, 2)  # AL 2.5 and 4
+# Acceptance lengths of 2.5 and 4.
+LONG = builders.counts(8, 0, 6, 6)
+SHORT = builders.counts(0, 0, 0, 2)
 SWIFT = builders.trace(builders.chunk(10 * MS), builders.chunk(30 * MS, 4))
 SLOW = builders.trace(builders.chunk(30 * MS), builders.chunk(70 * MS, 4))
 LATE = msgspec.structs.replace(SLOW, planned_ns=-5 * MS)
@@ -105,7 +107,8 @@ def test_the_acceptance_of_all_requests_is_there_in_every_form() -> None:
         "undrafted_steps": 0,
     }
     assert acceptance["category_acceptance_length_tokens"] == (1 + 36 / 22 + 4) / 2
-    by_category, by_turn = acceptance["by_category"], acceptance["by_turn"]
+    by_category = acceptance["by_category"]
+    by_turn = acceptance["by_turn"]
     lengths = {name: part["acceptance_length_tokens"] for name, part in by_category.items()}
     assert lengths == {"chat": 1 + 36 / 22, "math": 4.0}
     turns = {turn: (part["requests"], part["truncated_tokens"]) for turn, part in by_turn.items()}

@@ -168,7 +168,8 @@ def valid(servers: tuple[Server, Server]) -> Measurement:
 
 
 def test_a_measurement_says_the_truth(valid: Measurement) -> None:
-    truths, counts = [builders.truth(prompt, DEFAULTS) for prompt in PROMPTS], true_counts()
+    truths = [builders.truth(prompt, DEFAULTS) for prompt in PROMPTS]
+    counts = true_counts()
     assert (valid.invalid, valid.look) == ({}, Look.FULL)
     assert valid.acceptance is not None
     assert valid.acceptance.total == counts
@@ -185,7 +186,8 @@ def test_a_measurement_says_the_truth(valid: Measurement) -> None:
 def test_case_and_control_take_turns_at_being_first(valid: Measurement) -> None:
     """All prompts fit into one round, so there is another one."""
     assert valid.replay is not None
-    own_rounds, control_rounds = valid.replay.rounds, valid.replay.control_rounds
+    own_rounds = valid.replay.rounds
+    control_rounds = valid.replay.control_rounds
     assert builders.CASE.rounds == 1
     first = [
         own_round.started_ns < control_round.started_ns
@@ -213,10 +215,8 @@ def test_the_power_of_each_server_is_of_one_uninterrupted_stretch_of_load(
     measurement = measured(*servers, BESIDE_CONTROL, plan)
     assert measurement.replay is not None
     assert measurement.replay.power is not None
-    power, both = (
-        measurement.replay.power,
-        (measurement.replay.rounds, measurement.replay.control_rounds),
-    )
+    power = measurement.replay.power
+    both = (measurement.replay.rounds, measurement.replay.control_rounds)
     for arm, rounds in zip((power.case, power.control), both, strict=True):
         assert arm is not None
         longest = max(rounds, key=lambda part: part.ended_ns - part.started_ns)
@@ -394,7 +394,8 @@ def test_a_case_with_one_in_flight_takes_turns_by_the_prompt(
     case = dataclasses.replace(BESIDE_CONTROL, load=Load(concurrency=1))
     measurement = measured(*servers, case)
     assert measurement.replay is not None
-    own_rounds, control_rounds = measurement.replay.rounds, measurement.replay.control_rounds
+    own_rounds = measurement.replay.rounds
+    control_rounds = measurement.replay.control_rounds
     assert [len(part.traces) for part in (*own_rounds, *control_rounds)] == [1] * 8
     turns = sorted((part.started_ns, part in own_rounds) for part in (*own_rounds, *control_rounds))
     assert [is_ours for _, is_ours in turns] == [True, False, False, True] * 2
@@ -557,7 +558,8 @@ def warmed_up(batches: Iterable[Batch], case: Case = builders.CASE) -> tuple[lis
         gaps = TimeHistogram()
         if batch.step_ms:
             gaps.add_all((round(batch.step_ms * MS),))
-        started_ns, now_ns = now_ns, now_ns + round(batch.lasts_s * 1e9)
+        started_ns = now_ns
+        now_ns = now_ns + round(batch.lasts_s * 1e9)
         return Round(traces=(), started_ns=started_ns, ended_ns=now_ns, gaps=gaps)
 
     asyncio.run(warm_up(case, builders.PROMPTS, replay_batch))

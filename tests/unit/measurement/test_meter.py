@@ -17,7 +17,8 @@ from specreg.measurement.arm import read_acceptance
 from tests.unit import builders
 
 VLLM = ENGINES["vllm"].wire_format
-ONE, OTHER = builders.counts(1, 0, 1, 0), builders.counts(0, 0, 0, 2)
+ONE = builders.counts(1, 0, 1, 0)
+OTHER = builders.counts(0, 0, 0, 2)
 BOTH = ONE + OTHER
 NOTHING = Counters(steps=0, counts=NO_STEPS)
 
@@ -75,7 +76,8 @@ def test_a_histogram_that_ends_early_is_as_long_as_the_case_can_accept(
         spec_num_proposed_drafts=3 * drafted_tokens,
     ).counts
     spec = dataclasses.replace(builders.SPEC, tree=tree)
-    requests, sglang = (request(details, 1, 1, 1, 3),), ENGINES["sglang"].wire_format
+    requests = (request(details, 1, 1, 1, 3),)
+    sglang = ENGINES["sglang"].wire_format
     record = read(requests, Counters(steps=3), sglang, spec)
     assert record.total.histogram == record.prompts[0].counts.histogram == (2, 0, 1, 0)
     assert record.total.proposed == 3 * drafted_tokens

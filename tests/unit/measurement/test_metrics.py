@@ -121,7 +121,8 @@ def a_round_of(*conversations: tuple[RequestTrace, ...]) -> Round:
 
 def test_what_comes_while_fewer_are_in_flight_does_not_count_in_a_closed_loop() -> None:
     """Two at once; at 4 s the first of the last two ends, of the other a half has come by then."""
-    first, second = conversation(0, (1, 2, 11)), conversation(0, (1, 4, 31))
+    first = conversation(0, (1, 2, 11))
+    second = conversation(0, (1, 4, 31))
     last = conversation(2, (3, 5, 21))
     part = a_round_of(first, second, last)
     assert metrics.full_until_ns(part, 2) == 4 * S
@@ -132,7 +133,8 @@ def test_what_comes_while_fewer_are_in_flight_does_not_count_in_a_closed_loop() 
 def test_a_conversation_is_in_flight_until_its_last_turn_ends() -> None:
     """The first turn of the longer one ends after the last one began, which drains nothing."""
     long = conversation(0, (1, 3, 21), (4, 6, 21))
-    short, last = conversation(0, (1, 2, 11)), conversation(2, (3, 5, 21))
+    short = conversation(0, (1, 2, 11))
+    last = conversation(2, (3, 5, 21))
     part = a_round_of(long, short, last)
     assert metrics.full_until_ns(part, 2) == 5 * S
     assert throughput(Replay(rounds=(part,), concurrency=2)) == (21 + 1 + 10 + 11 + 21) / 5
@@ -142,7 +144,8 @@ def test_a_conversation_is_in_flight_until_its_last_turn_ends() -> None:
 
 def looped(places: int, seconds: Sequence[float], begin: float = 0.0) -> Round:
     """Answers of such lengths at 10 tokens/s, as many at once as there are places."""
-    free, seconds_found = [begin] * places, []
+    free = [begin] * places
+    seconds_found = []
     for duration_s in seconds:
         slot = free.index(min(free))
         seconds_found += [

@@ -63,7 +63,8 @@ def replayed(name: str, script: Script = SCRIPT) -> Replay:
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_acceptance_is_that_of_the_steps_that_drafted(name: str) -> None:
-    replay, steps = replayed(name), truth()
+    replay = replayed(name)
+    steps = truth()
     undrafted = sum(len(step.undrafted) for step in steps)
     assert undrafted > 10
     record: AcceptanceRecord | None = replay.acceptance

@@ -138,7 +138,8 @@ def test_each_replay_of_a_prompt_has_its_own_record_of_aiperf() -> None:
     once = measured()
     assert once.replay is not None
     assert once.acceptance is not None
-    (part,), (first, *later_rounds) = once.replay.rounds, once.acceptance.prompts
+    (part,) = once.replay.rounds
+    first, *later_rounds = once.acceptance.prompts
     again = dataclasses.replace(first, counts=builders.counts(4, 0, 0, 0))
     counted = builders.acceptance_of((first, *later_rounds, again))
     replay = dataclasses.replace(once.replay, rounds=(part, part), acceptance=counted)
@@ -218,7 +219,8 @@ ODD_IDS = ("../../x", "/etc/x", "..", "a/b", "", "a\n", "x" * 300, "a\0b", "$(to
 @pytest.mark.parametrize("case_id", ODD_IDS)
 def test_a_report_names_no_file_by_its_cases(tmp_path: Path, case_id: str) -> None:
     """A report and a journal of another machine may say so together."""
-    run, into = tmp_path / "run", tmp_path / "into"
+    run = tmp_path / "run"
+    into = tmp_path / "into"
     (case,) = reports.with_case(case_id=case_id).cases
     report = msgspec.structs.replace(reports.REPORT, cases=(case,))
     journaled(run / "journal.jsonl", msgspec.structs.replace(KEY, case_id=case_id), CASE)
@@ -232,7 +234,8 @@ def test_a_report_names_no_file_by_its_cases(tmp_path: Path, case_id: str) -> No
 
 
 def test_a_form_is_written_through_no_link(tmp_path: Path) -> None:
-    run, outside = tmp_path / "run", tmp_path / "outside"
+    run = tmp_path / "run"
+    outside = tmp_path / "outside"
     outside.mkdir()
     journaled(run / "journal.jsonl", case=CASE)
     (run / "aiperf").symlink_to(outside)

@@ -355,7 +355,8 @@ def history_of(title: str, *runs: RunRecord) -> CurvePicture:
 
 def test_each_metric_that_was_judged_has_a_history_with_the_engines_versions() -> None:
     names = ("energy_j_per_token", "ttft_p50_ms", "acceptance_pos1_frac")
-    run, versions = reports.past_run(1, **dict.fromkeys(names, 1.0)), ("0.31.0", *VERSIONS)
+    run = reports.past_run(1, **dict.fromkeys(names, 1.0))
+    versions = ("0.31.0", *VERSIONS)
     days = tuple(msgspec.structs.replace(run, engine_version=version) for version in versions)
     case = msgspec.structs.replace(reports.CASE_REPORT, history=days)
     assert histories(case) == ["History of ttft p50, ms", "History of energy, J/token"]
@@ -375,7 +376,8 @@ def test_the_first_bad_run_of_those_that_still_are_is_marked() -> None:
 
 def hostile_reports() -> dict[str, Report]:
     """By place the report with a hostile text there."""
-    report, replace = reports.REPORT, msgspec.structs.replace
+    report = reports.REPORT
+    replace = msgspec.structs.replace
     lost = dataclasses.replace(reports.LOST, reason=Reason(text=HOSTILE))
     hostile = dataclasses.replace(reports.LOST, case_id=HOSTILE)
     loads = [replace(at_load(load, 3, 1.5), models=HOSTILE) for load in (1, 4, 8)]

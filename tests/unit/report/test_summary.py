@@ -65,7 +65,8 @@ def test_acceptance_speed_and_power_are_answered_one_by_one() -> None:
         "power": "not measured: RAPL: no readable device",
     }
     assert tones(report) == (Tone.GOOD, Tone.BAD, Tone.DOUBT)
-    page, markdown = Page(render_page(report)), render_markdown(report)
+    page = Page(render_page(report))
+    markdown = render_markdown(report)
     banners = [tag["class"] for tag in page.all("p") if "banner" in (tag.get("class") or "")]
     assert banners == ["banner good", "banner bad", "banner doubt"]
     assert "✗ speed: 2 of 4 figures worse" in page.text

@@ -177,7 +177,8 @@ def test_a_gate_is_shown_by_its_own_words_and_arms() -> None:
     assert [head[3:5] for head in heads] == [["B", "A"], ["A2", "A"]]
     assert "the control, A against itself:" in shown
     assert shown.endswith("\na remark\n\ngo on: type the same with --resume")
-    markdown, page = render_markdown(GATE), render_page(GATE)
+    markdown = render_markdown(GATE)
+    page = render_page(GATE)
     assert "| outcome | A | B | change | why |" in markdown
     assert "The control: A against itself" in page
     for words in ("throughput is worse", "--resume", "draft_tokens=5"):

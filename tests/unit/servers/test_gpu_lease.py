@@ -94,7 +94,8 @@ class Machine:
         """A process that has done what it was ordered, and is gone afterwards."""
         driver = environment(self.library, self.folder / "gpus")
         variables = {"PYTHONPATH": str(builders.ROOT), "SPECREG_CACHE": str(self.folder / "cache")}
-        command, log_path = (sys.executable, "-c", PROGRAM), self.folder / f"{uuid.uuid4()}.log"
+        command = (sys.executable, "-c", PROGRAM)
+        log_path = self.folder / f"{uuid.uuid4()}.log"
         with child_process(
             command, log_path=log_path, environment=os.environ | driver | variables
         ) as process:

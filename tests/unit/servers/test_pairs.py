@@ -57,7 +57,8 @@ def launch(folder: Path, spec: ServerSpec, script: Script) -> Launch:
 
 
 def test_a_pair_starts_at_once(tmp_path: Path) -> None:
-    run, slow = servers(tmp_path), Script(ready_after_s=1.0)
+    run = servers(tmp_path)
+    slow = Script(ready_after_s=1.0)
     plain, drafting = (launch(tmp_path, spec, slow) for spec in (PLAIN, DRAFTING))
     with run.start(plain) as control, run.start(drafting) as server:
         run.start_all([control, server])
@@ -76,11 +77,13 @@ def test_a_pair_starts_at_once(tmp_path: Path) -> None:
 def test_the_next_one_starts_with_another_and_says_only_when_asked_for_that_it_failed(
     tmp_path: Path, *, fails: bool
 ) -> None:
-    shown, slow = list[str](), Script(ready_after_s=1.0)
+    shown = list[str]()
+    slow = Script(ready_after_s=1.0)
     provision = dataclasses.replace(PROVISION, show=shown.append)
     run = dataclasses.replace(servers(tmp_path), provision=provision)
     script = Script(fault=Fault.EXIT_AT_START) if fails else slow
-    plain, drafting = launch(tmp_path, PLAIN, slow), launch(tmp_path, DRAFTING, script)
+    plain = launch(tmp_path, PLAIN, slow)
+    drafting = launch(tmp_path, DRAFTING, script)
     with run.start(plain) as first:
         run.start_all([first], next_launch=drafting)
         assert shown == [f"starting {spec.spec.id}" for spec in (drafting, plain)], (

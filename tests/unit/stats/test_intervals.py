@@ -88,7 +88,8 @@ def test_without_an_error_chance_explains_no_loss(estimate: float, p: float) -> 
 def test_a_ratio_changes_prompt_by_prompt() -> None:
     """R = 6/6 and R' = 9/6, so d = (0, -1/4, 1/4) - 3/2 (0, 0, 0)."""
     two = np.array([2.0, 2.0, 2.0])
-    new, baseline = (np.array([3.0, 1.5, 4.5]), two), (two, two)
+    new = (np.array([3.0, 1.5, 4.5]), two)
+    baseline = (two, two)
     change = ratio_change(new, baseline)
     assert change.estimate_frac == pytest.approx(0.5)
     assert change.error_frac == pytest.approx(math.sqrt(3 / 2 * (2 / 16)))
@@ -107,7 +108,8 @@ def test_the_error_is_that_of_the_paired_bootstrap() -> None:
     new, baseline = ((draw.random(80), 1 + draw.random(80)) for _ in range(2))
 
     def change(x: Column, y: Column, x0: Column, y0: Column, axis: int) -> Column:
-        ratio, before = x.sum(axis) / y.sum(axis), x0.sum(axis) / y0.sum(axis)
+        ratio = x.sum(axis) / y.sum(axis)
+        before = x0.sum(axis) / y0.sum(axis)
         return np.asarray(ratio / before - 1)
 
     resampled = stats.bootstrap(
@@ -133,7 +135,8 @@ def test_a_baseline_that_is_only_a_figure_counts_as_exact() -> None:
 def test_an_interval_is_wrong_as_often_as_it_says(prompts: int, shared_steps: int) -> None:
     """A bound of 1 % misses in 1 % of 6000 pairs of runs, give or take four binomial errors."""
     draw = np.random.default_rng(5)
-    pairs, shift = 6000, -0.15
+    pairs = 6000
+    shift = -0.15
     hardness = draw.normal(0, PROMPT_SPREAD, (pairs, prompts))
     shared = accepted(draw, hardness, shared_steps)
     own_steps = STEPS - shared_steps

@@ -12,7 +12,8 @@ def drawn(chances: tuple[float, ...], draws: int, seed: int) -> list[tuple[int, 
     return [tuple(row) for row in random.choice(len(chances), (draws, 3), p=chances).tolist()]
 
 
-FLAT, TILTED = (0.4, 0.3, 0.2, 0.1), (0.1, 0.2, 0.3, 0.4)
+FLAT = (0.4, 0.3, 0.2, 0.1)
+TILTED = (0.1, 0.2, 0.3, 0.4)
 
 
 def test_of_one_distribution_every_chance_comes_as_often() -> None:
@@ -42,7 +43,8 @@ def test_the_chance_is_that_of_the_shuffles_worked_by_hand() -> None:
 
 def test_a_difference_is_seen_only_by_as_many_tokens_as_hold_it() -> None:
     """The first tokens are the same; the pairs never are: only what a step verified differs."""
-    with_speculation, without = [(1, 2), (3, 4)] * 30, [(1, 4), (3, 2)] * 30
+    with_speculation = [(1, 2), (3, 4)] * 30
+    without = [(1, 4), (3, 2)] * 30
     chances = [
         chance_of_alike([(with_speculation, without)], tokens=tokens, shuffles=2000)
         for tokens in BEGINNINGS_TOKENS

@@ -154,7 +154,9 @@ def test_long_names_of_different_machines_differ() -> None:
     assert long.name != longer.name
 
 
-NOT_SUPPORTED, NO_PERMISSION, UNKNOWN = 3, 4, 999
+NOT_SUPPORTED = 3
+NO_PERMISSION = 4
+UNKNOWN = 999
 LIMITS = ("nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetPowerManagementDefaultLimit")
 
 

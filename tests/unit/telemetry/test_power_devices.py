@@ -171,7 +171,8 @@ def test_a_block_between_two_samples_has_the_clock_of_these() -> None:
         Sample(device=0, at_ns=at_ns, energy_mj=at_ns, state=State(sm_clock_mhz=1_500))
         for at_ns in (10**9, 11 * 10**8)
     ]
-    trace, span = PowerTrace(device=builders.device(), samples=samples), (104 * 10**7, 106 * 10**7)
+    trace = PowerTrace(device=builders.device(), samples=samples)
+    span = (104 * 10**7, 106 * 10**7)
     power = record_power([trace], span, tokens=1, accepted_frac=0.5, idle=(0, 0)).case
     assert power is not None
     assert power.devices[0].sm_clock_mhz == 1_500

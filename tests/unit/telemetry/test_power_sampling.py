@@ -23,7 +23,8 @@ from tests.unit.builders.power_loads import BOUNDS, SLOW, SQUARE, UNEVEN
 
 NS_PER_S = 10**9
 H100 = builders.ROOT / "fixtures/recordings/nvml/h100/nvml_none_c16_140s.jsonl.gz"
-LOAD_FROM_S, LOAD_TO_S = 6.0, 138.0
+LOAD_FROM_S = 6.0
+LOAD_TO_S = 138.0
 STEPS = (
     H100.with_name("nvml_steps_33s_card_a.jsonl.gz"),
     H100.with_name("nvml_steps_32s_card_b.jsonl.gz"),
