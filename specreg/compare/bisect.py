@@ -30,6 +30,8 @@ _UNCLEAR = frozenset({Outcome.INCONCLUSIVE, Outcome.INVALID})
 _CUT_SHORT_STATUS = 10
 _MOST_NAMED = 10
 
+OpenGate = Callable[[GateOptions, Tier], Gate]
+
 
 class VersionState(StrEnum):
     """What a version is, compared with the good one."""
@@ -39,12 +41,20 @@ class VersionState(StrEnum):
     UNKNOWN = "unknown"
 
 
-def find_change(options: BisectOptions, tier: Tier, case: Case) -> tuple[str, ...]:
+def find_change(
+    options: BisectOptions, tier: Tier, case: Case, open_gate: OpenGate = open_gate
+) -> tuple[str, ...]:
     """Find the last good release of a case, the undecided ones, and the first bad one.
 
+    Args:
+        options: what was asked for.
+        tier: the tier of the case.
+        case: the case that became worse.
+        open_gate: opens each gate of the search.
+
     Raises:
-        SideError: the good release can't be measured.
-        SpecregError: there is nothing to find.
+        SideError: The good release can't be measured.
+        SpecregError: There is nothing to find.
     """
     good = parse_origin(options.good)
     bad = parse_origin(options.bad)
@@ -61,7 +71,7 @@ def find_change(options: BisectOptions, tier: Tier, case: Case) -> tuple[str, ..
         released = released_versions(requirement.package)
     versions = versions_between(good.version, bad.version, released)
     options.show(f"between {', '.join(versions)}")
-    search = _Search(options, tier, case, good.engine, versions[0])
+    search = _Search(options, tier, case, good.engine, versions[0], open_gate)
     return bisect_versions(versions, search.compare)
 
 
@@ -167,6 +177,7 @@ class _Search:
         case: the case that became worse.
         engine: the engine of all releases.
         good: the version of the good release.
+        open_gate: opens each gate of the search.
         lost: the metrics that are searched for; None before the first gate.
     """
 
@@ -175,6 +186,7 @@ class _Search:
     case: Case
     engine: str
     good: str
+    open_gate: OpenGate
     lost: frozenset[str] | None = None
 
     def compare(self, version: str) -> tuple[VersionState, str]:
@@ -189,9 +201,8 @@ class _Search:
         else:
             state = state_of(decision, self.lost)
             why = "; ".join(self._reasons(state, decision))
-            if (
-                state is VersionState.BAD and self.lost is None
-            ):  # what the last version lost is searched for
+            if state is VersionState.BAD and self.lost is None:
+                # The first gate is of the last version. What that lost is searched for.
                 self.lost = frozenset(
                     verdict.metric for verdict in decision.verdicts if verdict.outcome in _WORSE
                 )
@@ -228,7 +239,7 @@ class _Search:
             minutes=math.inf,
             resume=(folder / JOURNAL).exists(),
         )
-        gate = open_gate(gate_options, self.tier)
+        gate = self.open_gate(gate_options, self.tier)
         try:
             decision = gate.measure(functools.partial(self._is_decided, gate))
         finally:

@@ -96,7 +96,8 @@ class Gate:
         journal: keeps each launch.
         answers: compares what both sides answer.
         launches: in the order in which they were made.
-        finished: whether the gate ended by itself.
+        finished: True once the gate has ended by itself.
+        launcher: adds the launches of a group on some sides; None to launch real servers.
     """
 
     options: GateOptions
@@ -112,6 +113,7 @@ class Gate:
     answers: AnswerComparison
     launches: list[SideLaunch] = field(default_factory=list)
     finished: bool = False
+    launcher: Callable[["Gate", Group, int, tuple[Side, ...]], None] | None = None
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
@@ -172,7 +174,10 @@ class Gate:
                 began_s = time.monotonic()
                 if longest_s and began_s + longest_s > deadline_s:
                     return self.decide()
-                self._launch(pairs, number, slot)
+                if self.launcher is None:
+                    self._launch(pairs, number, slot)
+                else:
+                    self.launcher(self, pairs, number, slot)
                 longest_s = max(longest_s, time.monotonic() - began_s)
         self.finished = True
         return self.decide()

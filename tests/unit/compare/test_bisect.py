@@ -1,13 +1,14 @@
-"""A search halves what is left, for what the bad release lost; it says what it can't tell."""
+"""A search halves the releases that are left, and looks for what the bad release lost."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Never
 
 import pytest
 
-from specreg.compare import bisect
+from specreg.compare.answers import AnswerComparison
 from specreg.compare.bisect import (
     VersionState,
     bisect_versions,
@@ -18,7 +19,7 @@ from specreg.compare.bisect import (
 from specreg.compare.gate import Gate, SideError, open_gate
 from specreg.compare.judging import Decision, GateAnswer, SideLaunch
 from specreg.compare.options import BisectOptions, GateOptions
-from specreg.compare.pairs import Group, Side
+from specreg.compare.pairs import Group, Pair, Side
 from specreg.core.errors import UnsupportedError
 from specreg.correctness.checks import LOSSLESS
 from specreg.matrix.case import Tier
@@ -33,10 +34,10 @@ TIER = load_tier(builders.ROOT / "fixtures/matrix", "cpu")
 VERSIONS = tuple(f"0.{minor}.0" for minor in range(20, 33))
 
 
-def decision(
+def decision_of(
     answer: GateAnswer = GateAnswer.UNDECIDED, texts: Outcome = Outcome.PASS, **outcomes: Outcome
 ) -> Decision:
-    """By metric's name its outcome."""
+    """Return a decision with the outcomes of metrics and of the comparison of texts."""
     verdicts = [
         Verdict(case_id=CASE.id, metric=name, outcome=outcome, launches=6)
         for name, outcome in {**outcomes, LOSSLESS: texts}.items()
@@ -44,40 +45,42 @@ def decision(
     return Decision(answer=answer, verdicts=tuple(verdicts))
 
 
-FOUND = decision(
+STEP = "step_p50_ms"
+PREFILL = "ttft_p50_ms"
+SPEED = "throughput_tokens_per_s"
+PREFILL_LOST = decision_of(
     step_p50_ms=Outcome.PASS,
     ttft_p50_ms=Outcome.REGRESSED,
     throughput_tokens_per_s=Outcome.INCONCLUSIVE,
 )
+TEXTS_LOST = decision_of(texts=Outcome.WRONG, step_p50_ms=Outcome.PASS)
 
 
 @pytest.mark.parametrize(
-    ("shown_decision", "lost", "state"),
+    ("decision", "lost_by_the_last", "state"),
     [
-        (FOUND, {"step_p50_ms"}, VersionState.GOOD),
-        (FOUND, {"ttft_p50_ms"}, VersionState.BAD),
-        (FOUND, {"throughput_tokens_per_s"}, VersionState.UNKNOWN),
-        (FOUND, {"step_p50_ms", "throughput_tokens_per_s"}, VersionState.UNKNOWN),
-        (
-            decision(texts=Outcome.WRONG, step_p50_ms=Outcome.PASS),
-            {"step_p50_ms"},
-            VersionState.GOOD,
-        ),
-        (decision(texts=Outcome.WRONG, step_p50_ms=Outcome.PASS), {LOSSLESS}, VersionState.BAD),
-        (decision(GateAnswer.UPGRADE), None, VersionState.GOOD),
-        (decision(GateAnswer.UNDECIDED), None, VersionState.UNKNOWN),
-        (FOUND, None, VersionState.BAD),
+        pytest.param(PREFILL_LOST, {STEP}, VersionState.GOOD, id="holds-what-was-lost"),
+        pytest.param(PREFILL_LOST, {PREFILL}, VersionState.BAD, id="lost-it-too"),
+        pytest.param(PREFILL_LOST, {SPEED}, VersionState.UNKNOWN, id="undecided"),
+        pytest.param(PREFILL_LOST, {STEP, SPEED}, VersionState.UNKNOWN, id="partly-undecided"),
+        pytest.param(TEXTS_LOST, {STEP}, VersionState.GOOD, id="wrong-texts-not-searched"),
+        pytest.param(TEXTS_LOST, {LOSSLESS}, VersionState.BAD, id="wrong-texts-searched"),
+        pytest.param(decision_of(GateAnswer.UPGRADE), None, VersionState.GOOD, id="last-upgrade"),
+        pytest.param(decision_of(), None, VersionState.UNKNOWN, id="last-undecided"),
+        pytest.param(PREFILL_LOST, None, VersionState.BAD, id="last-lost-anything"),
     ],
 )
-def test_a_version_is_what_it_is_by_what_the_last_one_lost(
-    shown_decision: Decision, lost: set[str] | None, state: VersionState
+def test_a_version_is_judged_by_what_the_last_one_lost(
+    decision: Decision, lost_by_the_last: set[str] | None, state: VersionState
 ) -> None:
-    assert state_of(shown_decision, None if lost is None else frozenset(lost)) is state
+    lost = None if lost_by_the_last is None else frozenset(lost_by_the_last)
+
+    assert state_of(decision, lost) is state
 
 
 @pytest.fixture
 def options(tmp_path: Path) -> BisectOptions:
-    """Of a search from 0.29.0 to 0.32.0."""
+    """Options of a search from 0.29.0 to 0.32.0."""
     return BisectOptions(
         case=CASE.id,
         good="vllm==0.29.0",
@@ -90,54 +93,68 @@ def options(tmp_path: Path) -> BisectOptions:
     )
 
 
-Plant = Callable[[str, Side, int], SideLaunch]
+LaunchOf = Callable[[str, Side, int], SideLaunch]
+"""Takes a version, a side and the number of a launch, and returns that launch."""
 
 
-@pytest.fixture
-def plant(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[Plant], list[tuple[str, int]]]:
-    """Makes releases of the scripted server, whose launches are what a function says."""
-    sides = scripted_sides(tmp_path)
+class NeverAsked(AnswerComparison):
+    """A comparison of answers that asks for none."""
 
-    def planted(plant: Plant) -> list[tuple[str, int]]:
-        launches: list[tuple[str, int]] = []
-
-        def opened(asked_for: GateOptions, tier: Tier) -> Gate:
-            gate = open_gate(dataclasses.replace(asked_for, **sides), tier)
-            gate.options = asked_for
-            return gate
-
-        def launched(gate: Gate, _: Group, number: int, sides: tuple[Side, ...]) -> None:
-            version = gate.options.b.removeprefix("vllm==")
-            launches.append((version, number))
-            for side in sides:
-                script = plant(version, side, number)
-                gate.launches.append(dataclasses.replace(script, pair_id=gate.pairs[0].id))
-
-        monkeypatch.setattr(bisect, "open_gate", opened)
-        monkeypatch.setattr(Gate, "_launch", launched)
-        monkeypatch.setattr("specreg.compare.answers.AnswerComparison.wants", lambda *_: False)
-        return launches
-
-    return planted
+    def wants(self, pairs: Collection[Pair]) -> bool:
+        del pairs
+        return False
 
 
-def test_each_figure_is_traced_to_the_version_that_lost_it(
-    options: BisectOptions, plant: Callable[[Plant], list[tuple[str, int]]]
-) -> None:
+@dataclass(slots=True)
+class ScriptedReleases:
+    """Releases of the scripted server, whose launches a function makes.
+
+    Attributes:
+        folder: where the scripted server's settings are.
+        launch_of: makes each launch.
+        launched: the versions and numbers of the launches so far.
+    """
+
+    folder: Path
+    launch_of: LaunchOf
+    launched: list[tuple[str, int]] = field(default_factory=list)
+
+    def open_gate(self, options: GateOptions, tier: Tier) -> Gate:
+        """Open the gate of a search, on the scripted server in place of the releases."""
+        gate = open_gate(dataclasses.replace(options, **scripted_sides(self.folder)), tier)
+        answers = NeverAsked(
+            pairs=gate.pairs, root=options.root, path=gate.answers.path, show=options.show
+        )
+        return dataclasses.replace(gate, options=options, answers=answers, launcher=self.launch)
+
+    def launch(self, gate: Gate, _: Group, number: int, sides: tuple[Side, ...]) -> None:
+        """Add the launches of some sides to a gate."""
+        version = gate.options.b.removeprefix("vllm==")
+        self.launched.append((version, number))
+        for side in sides:
+            launch_of_side = self.launch_of(version, side, number)
+            gate.launches.append(dataclasses.replace(launch_of_side, pair_id=gate.pairs[0].id))
+
+
+def test_each_loss_is_traced_to_its_own_version(options: BisectOptions, tmp_path: Path) -> None:
     """0.31.0 lost prefill, 0.32.0 the step that is searched for; each gate leaves its report."""
 
-    def made(version: str, side: Side, number: int) -> SideLaunch:
-        slow = version if side is Side.B else ""
-        step_ms = 11.0 if slow == "0.32.0" else 10.0
-        ttft_ms = 30.0 if slow == "0.31.0" else 20.0
-        return launch(side, number, step_ms=step_ms, ttft_ms=ttft_ms)
+    def launch_of(version: str, side: Side, number: int) -> SideLaunch:
+        is_slow_step = side is Side.B and version == "0.32.0"
+        is_slow_prefill = side is Side.B and version == "0.31.0"
+        return launch(
+            side,
+            number,
+            step_ms=11.0 if is_slow_step else 10.0,
+            ttft_ms=30.0 if is_slow_prefill else 20.0,
+        )
 
-    launches = plant(made)
-    change = find_change(options, TIER, CASE)
+    releases = ScriptedReleases(tmp_path, launch_of)
+
+    change = find_change(options, TIER, CASE, releases.open_gate)
+
     assert change == ("0.31.0", "0.32.0")
-    assert [number for version, number in launches if version == "0.31.0"] == [1, 2, 3, 4]
+    assert [number for version, number in releases.launched if version == "0.31.0"] == [1, 2, 3, 4]
     [folder] = options.folder.glob("0.29.0..0.32.0-*")
     report = load_report(folder / "report.json")
     (answer,) = report.answers
@@ -145,26 +162,42 @@ def test_each_figure_is_traced_to_the_version_that_lost_it(
     assert f"{CASE.id} is worse by the cost of a step: step_p50_ms -10." in answer.text
 
 
-@pytest.mark.parametrize("side", [Side.A, Side.B])
-def test_a_good_release_that_dies_ends_the_search_and_another_is_unknown(
-    options: BisectOptions, plant: Callable[[Plant], list[tuple[str, int]]], side: Side
-) -> None:
-    def made(version: str, of: Side, number: int) -> SideLaunch:
-        if version == "0.31.0" and of is side:
-            return failed(of, number)
-        return launch(of, number, step_ms=11.0 if of is Side.B else 10.0)
+def releases_with_a_death(folder: Path, dead_side: Side) -> ScriptedReleases:
+    """Return releases of which 0.31.0 can't be measured on a side, and B's step is slower."""
 
-    plant(made)
-    if side is Side.A:
-        with pytest.raises(SideError, match="the good release can't be measured, side A: it died"):
-            find_change(options, TIER, CASE)
-    else:
-        shown: list[str] = []
-        options = dataclasses.replace(options, show=shown.append)
-        assert find_change(options, TIER, CASE) == ("0.29.0", "0.31.0", "0.32.0")
-        assert "0.31.0: unknown, step_p50_ms: side B: it died" in shown
-    [folder] = options.folder.glob("0.29.0..0.31.0-*")
-    assert any("it died" in remark for remark in load_report(folder / "report.json").remarks)
+    def launch_of(version: str, side: Side, number: int) -> SideLaunch:
+        if version == "0.31.0" and side is dead_side:
+            return failed(side, number)
+        return launch(side, number, step_ms=11.0 if side is Side.B else 10.0)
+
+    return ScriptedReleases(folder, launch_of)
+
+
+def test_a_good_release_that_dies_ends_the_search(options: BisectOptions, tmp_path: Path) -> None:
+    releases = releases_with_a_death(tmp_path, Side.A)
+
+    with pytest.raises(SideError, match="the good release can't be measured, side A: it died"):
+        find_change(options, TIER, CASE, releases.open_gate)
+
+    assert any("it died" in remark for remark in remarks_of(options, "0.31.0"))
+
+
+def test_another_release_that_dies_is_unknown(options: BisectOptions, tmp_path: Path) -> None:
+    releases = releases_with_a_death(tmp_path, Side.B)
+    shown: list[str] = []
+    options = dataclasses.replace(options, show=shown.append)
+
+    change = find_change(options, TIER, CASE, releases.open_gate)
+
+    assert change == ("0.29.0", "0.31.0", "0.32.0")
+    assert "0.31.0: unknown, step_p50_ms: side B: it died" in shown
+    assert any("it died" in remark for remark in remarks_of(options, "0.31.0"))
+
+
+def remarks_of(options: BisectOptions, version: str) -> tuple[str, ...]:
+    """Return the remarks in the report of a version's gate."""
+    [folder] = options.folder.glob(f"0.29.0..{version}-*")
+    return load_report(folder / "report.json").remarks
 
 
 @pytest.mark.parametrize(
@@ -174,45 +207,48 @@ def test_a_good_release_that_dies_ends_the_search_and_another_is_unknown(
         (Side.A, SideError, "too old"),
     ],
 )
-def test_a_release_that_cant_be_had_is_unknown_and_the_good_one_ends_it(
-    options: BisectOptions,
-    monkeypatch: pytest.MonkeyPatch,
-    side: Side,
-    error: type[Exception],
-    message: str,
+def test_a_release_that_cannot_be_installed_is_unknown_unless_it_is_the_good_one(
+    options: BisectOptions, side: Side, error: type[Exception], message: str
 ) -> None:
-    def refused(*_: object) -> Never:
+    def refuse(*_: object) -> Never:
         raise SideError(side, "too old\nfor it")
 
-    monkeypatch.setattr(bisect, "open_gate", refused)
     with pytest.raises(error, match=message):
-        find_change(options, TIER, CASE)
+        find_change(options, TIER, CASE, refuse)
 
 
-def searched(first_bad: str, *unknown: str) -> tuple[tuple[str, ...], list[str]]:
-    """What is found where versions from one on are bad and some can't be told; what was asked."""
-    tried: list[str] = []
+def search(first_bad: str, *unknown: str) -> tuple[tuple[str, ...], list[str]]:
+    """Bisect versions that are bad from one on, of which some can't be judged.
+
+    Returns:
+        The change that is found, and the versions that were compared.
+    """
+    compared: list[str] = []
 
     def compare(version: str) -> tuple[VersionState, str]:
-        tried.append(version)
-        bad = VERSIONS.index(version) >= VERSIONS.index(first_bad)
+        compared.append(version)
         if version in unknown:
             return VersionState.UNKNOWN, ""
-        return VersionState.BAD if bad else VersionState.GOOD, ""
+        is_bad = VERSIONS.index(version) >= VERSIONS.index(first_bad)
+        return VersionState.BAD if is_bad else VersionState.GOOD, ""
 
-    return bisect_versions(VERSIONS, compare), tried
+    return bisect_versions(VERSIONS, compare), compared
 
 
 @pytest.mark.parametrize("first_bad", VERSIONS[1:])
 def test_each_change_is_found_in_few_comparisons(first_bad: str) -> None:
-    change, tried = searched(first_bad)
-    at = VERSIONS.index(first_bad)
-    assert change == VERSIONS[at - 1 : at + 1]
-    assert len(tried) <= 5  # log2 of twelve steps, and the last one
+    change, compared = search(first_bad)
+
+    index = VERSIONS.index(first_bad)
+    assert change == VERSIONS[index - 1 : index + 1]
+    # Twelve steps are halved in four comparisons at most. The last version is compared before.
+    assert len(compared) <= 5
 
 
-def test_what_cant_be_told_is_left_between() -> None:
-    assert searched("0.26.0", "0.26.0")[0] == ("0.25.0", "0.26.0", "0.27.0")
+def test_a_version_that_cannot_be_judged_is_left_in_between() -> None:
+    change, _ = search("0.26.0", "0.26.0")
+
+    assert change == ("0.25.0", "0.26.0", "0.27.0")
 
 
 @pytest.mark.parametrize(
@@ -227,9 +263,12 @@ def test_a_last_version_that_isnt_bad_ends_it(state: VersionState, message: str)
         bisect_versions(VERSIONS, lambda _: (state, "why"))
 
 
-def test_releases_are_in_the_order_of_versions_without_previews_however_they_are_spelt() -> None:
+def test_releases_are_ordered_by_version_without_previews() -> None:
     with_preview = ("0.9.0", "0.10.0", "0.11.0rc1", "0.11.0", "0.12.0")
     assert versions_between("0.9.0", "0.11.0", with_preview) == ("0.9.0", "0.10.0", "0.11.0")
+
+
+def test_the_ends_may_be_spelt_otherwise_than_the_releases() -> None:
     released = ("0.29.0", "0.30.0", "0.31.0")
     assert versions_between("0.29", "0.31", released) == released
     assert versions_between("0.29", "0.31.0", ("0.29", *released)) == released
@@ -243,7 +282,7 @@ def test_releases_are_in_the_order_of_versions_without_previews_however_they_are
         ("0.9.0", "0.11.0", ("foo",), "Invalid version: 'foo'; give versions as"),
     ],
 )
-def test_versions_that_cant_be_searched_are_said(
+def test_versions_that_cannot_be_searched_are_refused(
     good: str, bad: str, released: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(UnsupportedError, match=message):

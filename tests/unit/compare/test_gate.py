@@ -194,12 +194,12 @@ def slower(
 
 
 @pytest.mark.parametrize("has_time", [True, False], ids=["time", "no time"])
-def test_where_b_is_slower_a_is_measured_against_itself_while_there_is_time(
-    here: GateOptions, monkeypatch: pytest.MonkeyPatch, *, has_time: bool
+def test_a_loss_has_side_a_measured_against_itself_while_there_is_time(
+    here: GateOptions, *, has_time: bool
 ) -> None:
     """A launch of A1 and A2 is enough for the loss to stand; without time there is one launch."""
-    monkeypatch.setattr(Gate, "_launch", slower)
     gate = opened(dataclasses.replace(here, launches=8, minutes=20.0 if has_time else 0.0))
+    gate.launcher = slower
     answer = gate.measure().answer
     assert (answer, gate.finished) == (
         GateAnswer.DONT if has_time else GateAnswer.UNDECIDED,
@@ -213,9 +213,7 @@ def test_where_b_is_slower_a_is_measured_against_itself_while_there_is_time(
     assert launched == (every if has_time else every[:2])
 
 
-def test_why_a_control_failed_stays_on_the_page_once_it_was_measured(
-    here: GateOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_why_a_control_failed_stays_on_the_page_once_it_was_measured(here: GateOptions) -> None:
     """The machine moved, so the second look launches the control again."""
 
     def failing_once(gate: Gate, group: Group, number: int, sides: tuple[Side, ...]) -> None:
@@ -224,8 +222,8 @@ def test_why_a_control_failed_stays_on_the_page_once_it_was_measured(
         else:
             slower(gate, group, number, sides, moved_frac=-0.1)
 
-    monkeypatch.setattr(Gate, "_launch", failing_once)
     gate = opened(dataclasses.replace(here, launches=8, minutes=20.0, together=True))
+    gate.launcher = failing_once
     gate.measure()
     first = [launch for launch in gate.launches if (launch.side, launch.number) == (Side.A2, 1)]
     assert [launch.failed for launch in first] == [Reason(text="it died"), None]
