@@ -1,24 +1,21 @@
-"""What two sides' answers come to, where each is asked of the other's tokens, and what is kept."""
+"""Two sides' answers are compared token by token, and kept until both sides were asked."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Never
 
 import msgspec
 import pytest
 
-from specreg.compare import answers
 from specreg.compare.answers import AnswerComparison, compare_answers, judged_by_a, why_not_compared
-from specreg.compare.pairs import Pair, Side
-from specreg.core.errors import InvalidMeasurementError
-from specreg.correctness.checks import LOSSLESS, ask_greedy
+from specreg.compare.pairs import COMPARED, Pair, Side
+from specreg.correctness.checks import ask_greedy
 from specreg.correctness.lossless import Losslessness, Parting
 from specreg.engines.wire_format import Transcript
 from specreg.load.rounds import Round
 from specreg.load.token_client import encode_prompts
 from specreg.matrix.case import Case
+from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Replay
 from specreg.servers.server import StartedServer
@@ -26,84 +23,101 @@ from specreg.verdicts.verdict import Outcome, Verdict
 from tests.doubles.vllm.script import Script
 from tests.doubles.vllm.steps import likeliest
 from tests.unit import builders
-from tests.unit.builders.gates import PAIR
 from tests.unit.builders.started_servers import start
 
-SERVER = SimpleNamespace(check_alive=lambda: None, endpoint=None)
-ALONE_A = {Side.A: SERVER}
-ALONE_B = {Side.B: SERVER}
+CASE_PAIR = Pair(a=builders.CASE, b=builders.CASE)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartedServer]:
+    """A scripted server, which serves as side A as well as side B."""
+    with start(tmp_path_factory.mktemp("texts"), Script()) as running:
+        yield running
 
 
 @pytest.fixture
-def comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AnswerComparison:
-    """Of sides that answer the same."""
-    same = Verdict(case_id=PAIR.id, metric=LOSSLESS, outcome=Outcome.PASS)
-    for name in ("load_case_prompts", "ask_greedy"):
-        monkeypatch.setattr(answers, name, lambda *_: ())
-    monkeypatch.setattr(answers, "ask_each_turn", lambda *arguments: arguments[-1](()))
-    monkeypatch.setattr(answers, "compare_answers", lambda *_: same)
-    return begun(tmp_path)
+def refusing_server(server: StartedServer) -> StartedServer:
+    """The same server, asked for a model that it doesn't have."""
+    return dataclasses.replace(server, model="another")
 
 
-def begun(folder: Path) -> AnswerComparison:
-    path = folder / "answers.json"
-    return AnswerComparison(pairs=[PAIR], root=builders.ROOT, path=path, show=lambda _: None)
+@pytest.fixture
+def comparison(tmp_path: Path) -> AnswerComparison:
+    """A comparison that nobody has been asked for yet."""
+    return comparison_in(tmp_path)
 
 
-def test_answers_of_servers_that_are_up_in_turn_are_kept_for_the_other_side(
-    comparison: AnswerComparison, tmp_path: Path
+def comparison_in(folder: Path) -> AnswerComparison:
+    """Return a comparison that keeps its answers in a folder."""
+    return AnswerComparison(
+        pairs=[CASE_PAIR], root=builders.ROOT, path=folder / "answers.json", show=lambda _: None
+    )
+
+
+def test_answers_of_side_a_are_kept_until_side_b_is_up(
+    comparison: AnswerComparison, server: StartedServer, tmp_path: Path
 ) -> None:
-    comparison.ask(PAIR, ALONE_A, 1, {})  # type: ignore[arg-type]
-    assert (comparison.verdicts[0].outcome, comparison.wants([PAIR])) == (Outcome.INVALID, True)
-    resumed = begun(tmp_path)
+    comparison.ask(CASE_PAIR, {Side.A: server}, 1, {})
+    assert comparison.verdicts[0].outcome is Outcome.INVALID
+    assert comparison.wants([CASE_PAIR])
+
+    resumed = comparison_in(tmp_path)
     resumed.take_over()
-    resumed.ask(PAIR, ALONE_B, 1, {})  # type: ignore[arg-type]
-    assert (resumed.verdicts[0].outcome, resumed.wants([PAIR])) == (Outcome.PASS, False)
+    resumed.ask(CASE_PAIR, {Side.B: server}, 1, {})
+    assert resumed.verdicts[0].outcome is Outcome.PASS
+    assert not resumed.wants([CASE_PAIR])
 
 
-def refuse(*_: object) -> Never:
-    raise InvalidMeasurementError("NO_IDS", "it answers in text")
+def timed(answer_sha256: str) -> Measurement:
+    """Return a measurement in which each prompt of the case got an answer of a digest."""
+    trace = builders.trace(builders.chunk(9))
+    traces = tuple(
+        msgspec.structs.replace(trace, prompt_id=prompt.id, answer_sha256=answer_sha256)
+        for prompt in load_case_prompts(builders.ROOT, builders.CASE)
+    )
+    replay = Replay(rounds=(Round(traces=traces, started_ns=0, ended_ns=9),))
+    return dataclasses.replace(builders.measurement({}), replay=replay)
 
 
-@pytest.mark.parametrize(
-    ("of_b", "outcome"),
-    [("ab", Outcome.PASS), ("cd", Outcome.INVALID), ("", Outcome.INVALID)],
-    ids=["the-same", "another", "unknown"],
-)
-def test_answers_that_were_the_same_when_they_were_timed_are_not_asked_for_again(
-    comparison: AnswerComparison, monkeypatch: pytest.MonkeyPatch, of_b: str, outcome: Outcome
+def test_answers_that_were_equal_when_timed_are_not_asked_for_again(
+    comparison: AnswerComparison, refusing_server: StartedServer
 ) -> None:
-    def timed(digest: str) -> Measurement:
-        trace = builders.trace(builders.chunk(9))
-        trace = msgspec.structs.replace(trace, prompt_id="chat-0", answer_sha256=digest)
-        replay = Replay(rounds=(Round(traces=(trace,), started_ns=0, ended_ns=9),))
-        return dataclasses.replace(builders.measurement({}), replay=replay)
+    servers = dict.fromkeys(COMPARED, refusing_server)
 
-    monkeypatch.setattr(answers, "load_case_prompts", lambda *_: builders.PROMPTS[:1])
-    monkeypatch.setattr(answers, "ask_greedy", refuse)
-    both = {**ALONE_A, **ALONE_B}
-    measured = {Side.A: timed("ab"), Side.B: timed(of_b)}
-    comparison.ask(PAIR, both, 1, measured)  # type: ignore[arg-type]
+    comparison.ask(CASE_PAIR, servers, 1, {Side.A: timed("ab"), Side.B: timed("ab")})
+
     [verdict] = comparison.verdicts
-    assert (verdict.outcome, verdict.value) == (outcome, 1.0 if outcome is Outcome.PASS else None)
-    assert ("it answers in text" in verdict.explanation) == (outcome is Outcome.INVALID)
+    assert (verdict.outcome, verdict.value) == (Outcome.PASS, 1.0)
 
 
-def test_what_cant_be_compared_on_two_launches_is_asked_for_no_more(
-    comparison: AnswerComparison, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("digest_of_b", ["cd", ""], ids=["another", "unknown"])
+def test_answers_that_were_not_equal_when_timed_are_asked_for(
+    comparison: AnswerComparison, refusing_server: StartedServer, digest_of_b: str
 ) -> None:
-    monkeypatch.setattr(answers, "ask_greedy", refuse)
+    servers = dict.fromkeys(COMPARED, refusing_server)
+
+    comparison.ask(CASE_PAIR, servers, 1, {Side.A: timed("ab"), Side.B: timed(digest_of_b)})
+
+    [verdict] = comparison.verdicts
+    assert (verdict.outcome, verdict.value) == (Outcome.INVALID, None)
+    assert verdict.explanation.startswith("side A: ")
+
+
+def test_answers_that_two_launches_refused_are_asked_for_no_more(
+    comparison: AnswerComparison, refusing_server: StartedServer
+) -> None:
     for number in (1, 2):
-        assert comparison.wants([PAIR])
-        comparison.ask(PAIR, ALONE_A, number, {})  # type: ignore[arg-type]
-    assert not comparison.wants([PAIR])
+        assert comparison.wants([CASE_PAIR])
+        comparison.ask(CASE_PAIR, {Side.A: refusing_server}, number, {})
+
+    assert not comparison.wants([CASE_PAIR])
     [verdict] = comparison.verdicts
-    assert verdict.explanation == "side A: NO_IDS: it answers in text"
+    assert verdict.explanation.startswith("side A: ")
 
 
-Said = tuple[Transcript, ...]
+Answers = tuple[Transcript, ...]
 Questions = Sequence[tuple[Sequence[int], Sequence[int]]]
-FOUND = Losslessness(
+FOUND_BY_B = Losslessness(
     prompts=3,
     asked=3,
     partings=(
@@ -122,17 +136,17 @@ FOUND = Losslessness(
         pytest.param([(-0.8, -0.7), (-0.1, -3.1)], (0.1, 0.0), id="likelier to A too"),
     ],
 )
-def test_what_b_calls_rounding_a_is_asked_of(
+def test_side_a_is_asked_about_what_b_calls_rounding(
     scores: list[tuple[float, float]], gaps_nats: tuple[float, ...]
 ) -> None:
-    """At the same places, of the same tokens."""
+    """A is asked at the same positions about the same tokens."""
     questions_asked: list[Questions] = []
 
     def score(questions: Questions) -> Sequence[Sequence[float]]:
         questions_asked.append(questions)
         return scores
 
-    judged = judged_by_a(FOUND, score)
+    judged = judged_by_a(FOUND_BY_B, score)
     assert questions_asked == [[((1, 2, 5, 6), (70, 7)), ((3, 8), (90, 9))]]
     assert [parting.gap_nats for parting in judged.partings] == pytest.approx(gaps_nats)
     assert [failure.prompt_id for failure in judged.failures] == ["y"] * (gaps_nats[1] > 0.25)
@@ -152,45 +166,46 @@ WITHOUT_IDS = builders.on_server(engine="tensorrt_llm")
     ],
     ids=["alike", "drawn", "of another format", "other prompts", "no ids"],
 )
-def test_why_answers_arent_compared_is_told(a: Case, b: Case, words: str) -> None:
-    assert words in why_not_compared(a, b)
-    assert bool(why_not_compared(a, b)) == bool(words)
+def test_the_reason_for_not_comparing_answers_is_given(a: Case, b: Case, words: str) -> None:
+    reason = why_not_compared(a, b)
+
+    assert words in reason
+    assert bool(reason) == bool(words)
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartedServer]:
-    with start(tmp_path_factory.mktemp("texts"), Script()) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def answers_of_a(server: StartedServer) -> Said:
+def answers_of_a(server: StartedServer) -> Answers:
+    """What side A answered to the prompts."""
     texts = encode_prompts(server.endpoint, builders.CASE, builders.PROMPTS)
     return ask_greedy(builders.CASE, server, texts)
 
 
-def compared(answers_of_a: Said, rounding_nats: float = 0.25, **servers: StartedServer) -> Verdict:
-    """What side B's server comes to, and A's where there is one, of A's answers."""
+def compare(
+    answers_of_a: Answers, rounding_nats: float = 0.25, **servers: StartedServer
+) -> Verdict:
+    """Compare A's answers with those of side B's server; `A` is the server of A if it is up."""
     case = dataclasses.replace(builders.CASE, rounding_nats=rounding_nats)
-    up = {Side[name]: server for name, server in servers.items()}
-    return compare_answers(Pair(a=case, b=case), up, builders.PROMPTS, answers_of_a)
+    servers_by_side = {Side[name]: server for name, server in servers.items()}
+    return compare_answers(Pair(a=case, b=case), servers_by_side, builders.PROMPTS, answers_of_a)
 
 
-def changed(answers_of_a: Said, position: int, token: int) -> Said:
-    """The first answer with another token there."""
-    first, *later = answers_of_a
+def with_token(answers: Answers, position: int, token: int) -> Answers:
+    """Return answers of which the first has another token at a position."""
+    first, *later = answers
     output = (*first.output[:position], token, *first.output[position + 1 :])
     return dataclasses.replace(first, output=output), *later
 
 
-def test_the_same_answers_are_equal(server: StartedServer, answers_of_a: Said) -> None:
-    verdict = compared(answers_of_a, B=server)
+def test_the_same_answers_are_equal(server: StartedServer, answers_of_a: Answers) -> None:
+    verdict = compare(answers_of_a, B=server)
     assert (verdict.outcome, verdict.value) == (Outcome.PASS, 1.0)
     assert verdict.explanation == "100.0% of 6 answers are equal"
 
 
-def test_a_token_that_b_would_never_say_is_wrong(server: StartedServer, answers_of_a: Said) -> None:
-    verdict = compared(changed(answers_of_a, 3, 7), B=server)
+def test_a_token_that_b_would_never_choose_is_wrong(
+    server: StartedServer, answers_of_a: Answers
+) -> None:
+    verdict = compare(with_token(answers_of_a, 3, 7), B=server)
     assert verdict.outcome is Outcome.WRONG
     assert (
         f"prompt 'chat-0', token 4: 7 of A, {answers_of_a[0].output[3]} of B, "
@@ -199,21 +214,21 @@ def test_a_token_that_b_would_never_say_is_wrong(server: StartedServer, answers_
 
 
 @pytest.mark.parametrize("a_knows", [True, False], ids=["A agrees", "A can't say"])
-def test_where_it_is_up_side_a_is_asked_as_well(
-    server: StartedServer, answers_of_a: Said, *, a_knows: bool
+def test_side_a_is_asked_as_well_if_it_is_up(
+    server: StartedServer, answers_of_a: Answers, *, a_knows: bool
 ) -> None:
-    """The scripted server says of the second likeliest token that it is 1 nat less likely."""
-    rounded = changed(answers_of_a, 3, likeliest(answers_of_a[0].output[3])[1])
+    """The second likeliest token of the scripted server is 1 nat less likely."""
+    rounded = with_token(answers_of_a, 3, likeliest(answers_of_a[0].output[3])[1])
     a = server if a_knows else dataclasses.replace(server, model="another")
-    verdict = compared(rounded, 1.5, A=a, B=server)
+    verdict = compare(rounded, 1.5, A=a, B=server)
     assert verdict.outcome is Outcome.PASS
     assert verdict.explanation.endswith("; 1 part where both tokens lie within 1.50 nats")
 
 
-def test_a_prompt_that_is_rendered_otherwise_is_wrong(
-    server: StartedServer, answers_of_a: Said
+def test_a_prompt_that_b_tokenizes_otherwise_is_wrong(
+    server: StartedServer, answers_of_a: Answers
 ) -> None:
     rendered = (dataclasses.replace(answers_of_a[0], prompt=(1, 2)), *answers_of_a[1:])
-    verdict = compared(rendered, B=server)
+    verdict = compare(rendered, B=server)
     assert verdict.outcome is Outcome.WRONG
     assert verdict.explanation.startswith("B makes other tokens of 1 prompts: 'chat-0'")
