@@ -1,4 +1,4 @@
-"""What CI is told to do: the forms keep to their schemas, and their shell lines are run."""
+"""The files of CI keep to their schemas, and their shell lines do what they are for."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from ruamel.yaml import YAML
 
 from specreg.engines.registry import ENGINES
 from tests.unit import builders
+from tests.unit.builders.checkouts import Checkout, lines_of
 
 ROOT = builders.ROOT
 WORKFLOW = ROOT / ".github/workflows"
@@ -36,47 +37,8 @@ report = ["jinja2"]
 """
 
 
-Steps = Mapping[str, Any]
-"""A job of a workflow, or a step of Buildkite, or a job of GitLab, as its file has it."""
-
-OWN = '.[] | select(.user.login == "github-actions[bot]" and (.body | startswith(env.MARK))).id'
-"""The comments of one's own, for jq."""
-
-TOOLS = {
-    "nox": """printf '%s\\n' "$(printf '%s\\t' "$@")" >> "$CALLS"
-        while [ $# -gt 1 ]; do [ "$1" != --out ] || out=$2; shift; done
-        [ -z "$out" ] || { mkdir -p "$out"; echo UNDECIDED > "$out/report.md"; exit 1; }""",
-    "python3": f'case $1 in *.py | -c) exec {sys.executable} "$@" ;; esac',
-    "buildkite-agent": """cat > "annotated-$3" """,
-    "gh": """case "$1 $2" in
-        "api --paginate") # repos/OWNER/NAME/issues/NUMBER/comments --jq FILTER
-            [ "$3 $4 $5" = "repos/x/y/issues/7/comments --jq $OWN" ]
-            for one in comments/*; do
-                { read -r login; read -r line; } < "$one"
-                [ "$login $line" != "github-actions[bot] $MARK" ] || echo "${one##*/}"
-            done ;;
-        "api --silent") # repos/OWNER/NAME/issues/… -F body=@FILE [--method PATCH]
-            case "$3 $6 $7" in
-                "repos/x/y/issues/7/comments  ") one=$(($(ls comments | wc -l) + 1)) ;;
-                repos/x/y/issues/comments/*" --method PATCH") one=${3##*/}; ls "comments/$one" ;;
-                *) exit 1 ;;
-            esac
-            [ "$4" = -F ]
-            { echo "github-actions[bot]"; cat "${5#body=@}"; } > "comments/$one" ;;
-        *) exit 1 ;;
-        esac""",
-    "apt-get": 'echo "$*" >> installed',
-    "sudo": 'exec "$@"',
-    "python": """case "$*" in
-        *"report --history"*"--folder site") mkdir site; : > site/history.html ;;
-        esac""",
-    "pip": ":",
-}
-"""What the shell lines call: those that would fetch or measure note that they were called."""
-
-
 def load(path: Path) -> Any:  # noqa: ANN401 - any YAML
-    """What a file says, by YAML 1.2, where `on` is a word."""
+    """Read a file as YAML 1.2, in which `on` is a word."""
     return YAML(typ="safe").load(path)
 
 
@@ -89,59 +51,9 @@ def test_each_file_keeps_to_the_schema_of_its_tool(path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-class Checkout:
-    """A checkout with scripted tools, in which the shell lines of each system are run."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.calls = folder / "calls"
-        nox = folder / ".nox"
-        for bin_folder in (folder / "tools", nox / "nox/bin", nox / "gpu_perf/bin"):
-            bin_folder.mkdir(parents=True)
-            for name, lines in TOOLS.items():
-                (bin_folder / name).write_text(f"#!/bin/bash -e\n{lines}\n")
-                (bin_folder / name).chmod(0o755)
-
-    def shell(self, lines: str, **variables: str) -> bool:
-        """Whether lines end well, run with the flags that all three systems have in common."""
-        path = f"{self.folder / 'tools'}{os.pathsep}{os.environ['PATH']}"
-        shell_variables = {"PATH": path, "HOME": "/home", "CALLS": str(self.calls), "OWN": OWN}
-        command = ("/bin/bash", "-e", "-c", lines)
-        done = subprocess.run(
-            command, check=False, cwd=self.folder, env=shell_variables | variables
-        )
-        return not done.returncode
-
-    def act(self, job: Steps, known: Mapping[str, str], **variables: str) -> bool:
-        """Whether the shell lines of a workflow's job end well; `known` has its expressions."""
-        held = True
-        for step in job["steps"]:
-            condition = step.get("if", "always()" if held else "")
-            if "run" in step and condition == "always()":
-                step_env = {name: filled(text, known) for name, text in step.get("env", {}).items()}
-                held &= self.shell(filled(step["run"], known), **variables, **step_env)
-        return held
-
-    def nox(self) -> set[str]:
-        """What nox was called with since the last time."""
-        lines = self.calls.read_text().splitlines()
-        self.calls.unlink()
-        return {line.replace("\t", " ").removesuffix(" -- ").strip() for line in lines}
-
-
-def filled(text: str, known: Mapping[str, str]) -> str:
-    """A text with what its expressions stand for."""
-    return re.sub(r"\$\{\{ (.+?) \}\}", lambda match: known[match[1]], text)
-
-
-def commands(step: Steps) -> str:
-    """The shell lines of a step of Buildkite, as its agent gets them, or of a job of GitLab."""
-    lines = step.get("command") or step["script"]
-    return (lines if isinstance(lines, str) else "\n".join(lines)).replace("$$", "$")
-
-
 @pytest.fixture
 def checkout(tmp_path: Path) -> Checkout:
+    """A checkout in which the tools of CI are scripted."""
     return Checkout(tmp_path)
 
 
@@ -150,32 +62,32 @@ def test_each_system_runs_the_same_sessions(checkout: Checkout) -> None:
     tests, nightly = (load(WORKFLOW / f"{name}.yml")["jobs"]["nox"] for name in WITHOUT_GPU)
     gpu_perf = load(WORKFLOW / "gpu_perf.yml")["jobs"]["gpu_perf"]
     for session in tests["strategy"]["matrix"]["session"]:
-        assert checkout.act(tests, {"matrix.session": session})
-    pushed = checkout.nox()
+        assert checkout.run_workflow_job(tests, {"matrix.session": session})
+    pushed = checkout.take_calls_of_nox()
     for entry in nightly["strategy"]["matrix"]["include"]:
         known = {f"matrix.{name}": entry.get(name, "") for name in ("session", "arguments")}
-        assert checkout.act(nightly, known)
-    nights = checkout.nox()
-    assert checkout.act(gpu_perf, {"inputs.arguments": "-k mtp"})
-    with_gpu = checkout.nox()
+        assert checkout.run_workflow_job(nightly, known)
+    nights = checkout.take_calls_of_nox()
+    assert checkout.run_workflow_job(gpu_perf, {"inputs.arguments": "-k mtp"})
+    with_gpu = checkout.take_calls_of_nox()
 
     push, night, _, gpu, *_ = load(BUILDKITE)["steps"]
     for step, expected in ((push, pushed), (night, nights)):
         for words in step["matrix"]:
-            assert checkout.shell(commands(step).replace("{{matrix}}", words))
-        assert checkout.nox() == expected
-    assert checkout.shell(commands(gpu))
-    assert checkout.nox() == with_gpu
+            assert checkout.run(lines_of(step).replace("{{matrix}}", words))
+        assert checkout.take_calls_of_nox() == expected
+    assert checkout.run(lines_of(gpu))
+    assert checkout.take_calls_of_nox() == with_gpu
 
     jobs = load(GITLAB)
     before = "\n".join(jobs["default"]["before_script"])
     for name, expected in (("tests", pushed), ("nightly", nights)):
         (matrix,) = jobs[name]["parallel"]["matrix"]
         for words in matrix["SESSION"]:
-            assert checkout.shell(f"{before}\n{commands(jobs[name])}", SESSION=words)
-        assert checkout.nox() == expected
-    assert checkout.shell(commands(jobs["gpu_perf"]))
-    assert checkout.nox() == with_gpu
+            assert checkout.run(f"{before}\n{lines_of(jobs[name])}", SESSION=words)
+        assert checkout.take_calls_of_nox() == expected
+    assert checkout.run(lines_of(jobs["gpu_perf"]))
+    assert checkout.take_calls_of_nox() == with_gpu
 
     known_to_nox = re.findall(r"^def (\w+)\(session", NOXFILE.read_text(), re.MULTILINE)
     assert {words.split()[1] for words in pushed | nights | with_gpu} <= set(known_to_nox)
@@ -186,12 +98,12 @@ def test_each_system_installs_promtool_for_the_exports_alone(checkout: Checkout)
     steps = load(WORKFLOW / "tests.yml")["jobs"]["nox"]["steps"]
     (github,) = (step["run"] for step in steps if step.get("if") == "matrix.session == 'exports'")
     push = load(BUILDKITE)["steps"][0]
-    gitlab = commands(load(GITLAB)["tests"])
+    gitlab = lines_of(load(GITLAB)["tests"])
     installed = checkout.folder / "installed"
     for session in ("docs", "exports"):
-        buildkite = commands(push).replace("{{matrix}}", session)
+        buildkite = lines_of(push).replace("{{matrix}}", session)
         for lines in (buildkite, gitlab, *([github] if session == "exports" else [])):
-            assert checkout.shell(lines, SESSION=session)
+            assert checkout.run(lines, SESSION=session)
             assert installed.exists() == (session == "exports")
             if installed.exists():
                 assert installed.read_text().endswith(" prometheus\n")
@@ -278,7 +190,7 @@ def test_the_gate_runs_for_each_engine_that_changed(
     output = checkout.folder / "said"
     job = load(WORKFLOW / "gate.yml")["jobs"]["pins"]
     known = {"github.event.pull_request.base.sha": "HEAD"}
-    assert checkout.act(job, known, GITHUB_OUTPUT=str(output))
+    assert checkout.run_workflow_job(job, known, GITHUB_OUTPUT=str(output))
     name, _, listed = output.read_text().partition("=")
     assert (name, json.loads(listed)) == ("pins", pins)
 
@@ -288,9 +200,9 @@ def test_a_gate_that_fails_is_red_after_its_report_was_shown(checkout: Checkout)
     summary = checkout.folder / "summary"
     job = load(WORKFLOW / "gate.yml")["jobs"]["gate"]
     known = {"matrix.pins": "vllm==0.31.0 vllm==0.32.0"}
-    assert not checkout.act(job, known, GITHUB_STEP_SUMMARY=str(summary))
+    assert not checkout.run_workflow_job(job, known, GITHUB_STEP_SUMMARY=str(summary))
     assert summary.read_text() == "UNDECIDED\n"
-    (call,) = checkout.nox()
+    (call,) = checkout.take_calls_of_nox()
     assert call == "-s gate -- vllm==0.31.0 vllm==0.32.0 --minutes 440 --out .specreg/gate"
 
     repository(checkout.folder, before=BEFORE, after={"vllm": "0.32.0", "sglang": "0.5.23"})
@@ -298,14 +210,14 @@ def test_a_gate_that_fails_is_red_after_its_report_was_shown(checkout: Checkout)
     git(checkout.folder, "remote", "add", "origin", ".")
     _, _, gate, *_ = load(BUILDKITE)["steps"]
     branch = {"BUILDKITE_PULL_REQUEST_BASE_BRANCH": "main"}
-    assert not checkout.shell(commands(gate), **branch)
+    assert not checkout.run(lines_of(gate), **branch)
     shown = {path.read_text() for path in checkout.folder.glob("annotated-*")}
     assert shown == {"UNDECIDED\n"}
-    judged = checkout.nox()
+    judged = checkout.take_calls_of_nox()
     assert {call.split()[3] for call in judged} == {"vllm==0.31.0", "sglang==0.5.21"}
 
-    assert not checkout.shell(commands(load(GITLAB)["gate"]), CI_MERGE_REQUEST_DIFF_BASE_SHA="main")
-    assert checkout.nox() == judged
+    assert not checkout.run(lines_of(load(GITLAB)["gate"]), CI_MERGE_REQUEST_DIFF_BASE_SHA="main")
+    assert checkout.take_calls_of_nox() == judged
 
 
 @pytest.mark.parametrize(("name", "folder"), [("gate", "gate a b"), ("gpu_perf", "specreg/runs/1")])
@@ -334,7 +246,7 @@ def test_what_a_run_says_is_one_comment_updated_in_place(
         if report:
             (checkout.folder / folder).mkdir(parents=True, exist_ok=True)
             (checkout.folder / folder / "report.md").write_text(report)
-        assert checkout.act(job, known | {"github.run_id": run})
+        assert checkout.run_workflow_job(job, known | {"github.run_id": run})
         bodies = {path.name: path.read_text() for path in comments.iterdir()}
         _, line, comment = bodies.pop("3").split("\n", 2)
         assert (bodies, line) == (comments_before, mark)

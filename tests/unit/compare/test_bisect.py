@@ -97,7 +97,7 @@ LaunchOf = Callable[[str, Side, int], SideLaunch]
 """Takes a version, a side and the number of a launch, and returns that launch."""
 
 
-class NeverAsked(AnswerComparison):
+class SkippedComparison(AnswerComparison):
     """A comparison of answers that asks for none."""
 
     def wants(self, pairs: Collection[Pair]) -> bool:
@@ -122,7 +122,7 @@ class ScriptedReleases:
     def open_gate(self, options: GateOptions, tier: Tier) -> Gate:
         """Open the gate of a search, on the scripted server in place of the releases."""
         gate = open_gate(dataclasses.replace(options, **scripted_sides(self.folder)), tier)
-        answers = NeverAsked(
+        answers = SkippedComparison(
             pairs=gate.pairs, root=options.root, path=gate.answers.path, show=options.show
         )
         return dataclasses.replace(gate, options=options, answers=answers, launcher=self.launch)
