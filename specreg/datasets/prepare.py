@@ -32,6 +32,8 @@ from specreg.core.files import (
     repository_path,
 )
 from specreg.core.files import data_dir as usual_data_dir
+from specreg.core.memory import memory_limit
+from specreg.core.readable import is_plain
 from specreg.datasets.hub import fetch_dataset_file
 from specreg.datasets.prompts import Prompt, interleaved
 from specreg.datasets.table import FILLING, PromptSet
@@ -50,6 +52,8 @@ _MOST_ROWS = 1_000_000
 _MOST_BYTES = 2**30
 """The most bytes of a file, or of what it unpacks to; ShareGPT has 673 MB."""
 _BATCH_ROWS = 32
+_MOST_MEMORY_BYTES = 6 * 2**30
+"""What reading a published file may take. A row of a few bytes may stand for millions of values."""
 _ADVICE = "a row needs its prompt, under turns, prompt, messages, conversations, question or text"
 # Half of the published rows of SPEED-Bench only refer to their source, and begin with this text.
 _PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
@@ -503,8 +507,15 @@ def load_prompt_file(path: Path) -> tuple[Prompt, ...]:
     return prompts
 
 
-def load_published_rows(path: Path, prompt_set: PromptSet) -> tuple[tuple[Prompt, ...], int]:
+def load_published_rows(
+    path: Path, prompt_set: PromptSet, *, most_memory_bytes: int = _MOST_MEMORY_BYTES
+) -> tuple[tuple[Prompt, ...], int]:
     """Load the prompts of the file of a published set.
+
+    Args:
+        path: The file.
+        prompt_set: The set.
+        most_memory_bytes: How much memory it may take.
 
     Returns:
         The prompts in the order of the rows, and the number of rows without one.
@@ -517,7 +528,14 @@ def load_published_rows(path: Path, prompt_set: PromptSet) -> tuple[tuple[Prompt
     def prompt_of(content: bytes, number: int) -> Prompt | None:
         return decode_row(content).prompt_of(number, prompt_set)
 
-    return _load(path, PublishedRow, prompt_of)
+    try:
+        with memory_limit(most_memory_bytes):
+            return _load(path, PublishedRow, prompt_of)
+    except MemoryError as error:
+        raise DatasetError(
+            f"prompt file '{path}': takes more than {most_memory_bytes / 2**30:g} GiB of memory to"
+            " read; give a file with the rows that are to be replayed"
+        ) from error
 
 
 def _load(
@@ -574,6 +592,9 @@ def _check_prompt(prompt: Prompt) -> None:
         raise DatasetError(
             f"prompt '{beginning}…' has an id of {len(prompt.id)} characters; give it a shorter one"
         )
+    for field, name in (("id", prompt.id), ("category", prompt.category)):
+        if not is_plain(name):
+            raise DatasetError(f"{field} {name!a} is no plain text; give it another one")
     has_one_form = bool(prompt.turns) != bool(prompt.token_ids)
     if not has_one_form or not all(map(str.strip, prompt.turns)):
         message = f"prompt '{prompt.id}' has an empty turn, none at all, or turns and token_ids"
