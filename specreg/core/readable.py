@@ -56,11 +56,25 @@ def readable_block(
         text = _STYLING.sub("", text)
     text = hide(text, secrets)
     text = _UNUSUAL.sub(_printable, text)
-    text = _CI_COMMAND.sub(_spaced, text)
-    text = _AZURE_COMMAND.sub("# #", text)
+    text = without_ci_commands(text)
     if line_characters is not None:
         text = "\n".join(_without_middle(line, line_characters) for line in text.split("\n"))
     return text
+
+
+def without_ci_commands(text: str) -> str:
+    """Return a text in which a CI system finds no command.
+
+    A program that breaks long words into lines needs this for its output too: a line may begin in
+    the middle of what was a word.
+    """
+    text = _CI_COMMAND.sub(_spaced, text)
+    return _AZURE_COMMAND.sub("# #", text)
+
+
+def is_plain(text: str) -> bool:
+    """Return whether a text is one line that can be shown as it is."""
+    return "\n" not in text and "\t" not in text and readable_block(text, secrets=()) == text
 
 
 def readable_line(text: str, most_characters: int | None = None) -> str:

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from specreg.core.readable import without_ci_commands
 from specreg.core.timeline import Phase, RunTime
 from specreg.measurement.figures import Figures
 from specreg.stats.percentiles import Summary
@@ -133,7 +134,9 @@ def render_rows(
         file=text, width=_WIDTH, force_terminal=color, no_color=not color, highlight=False
     )
     console.print(table)
-    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+    lines = [line.rstrip() for line in text.getvalue().splitlines()]
+    # A cell that wraps may break a long word just before what a CI system takes for a command.
+    return without_ci_commands("\n".join(lines))
 
 
 def render_figures(figures: Sequence[Figures], *, color: bool) -> str:

@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from specreg.measurement.figures import Figures, figures_of
-from specreg.report.tables import render_figures
+from specreg.core.readable import readable_line
+from specreg.report.tables import render_figures, render_rows
 from tests.unit.builders.reports import FIGURES, a_round, measured
 
 WORDS = "AL: acceptance length, tokens/step; A/D: accepted/drafted; c4: 4 in flight"
@@ -56,3 +57,13 @@ def test_what_is_not_known_has_no_table() -> None:
 def test_a_table_keeps_to_its_width(case_id: str) -> None:
     shown = render_figures([called(case_id)], color=False)
     assert max(map(len, shown.splitlines())) <= 110
+
+
+@pytest.mark.parametrize("color", [False, True])
+def test_a_long_word_that_is_folded_is_no_command_of_a_ci(color: bool) -> None:
+    """A server's text is one word that is broken just before the command."""
+    for length in range(80, 120):
+        word = readable_line("x" * length + "::stop-commands::planted")
+        shown = render_rows(("of", "finding"), [("name", word)], color=color, folded=("finding",))
+        assert "planted" in shown.replace("\n", "").replace(" ", "")
+        assert not [line for line in shown.splitlines() if line.strip().startswith("::")]
