@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from specreg.core.readable import readable_block
+from specreg.core.readable import is_plain, readable_block
 from specreg.core.redaction import hide, known_secrets
 
 _ContentT = TypeVar("_ContentT")
@@ -98,6 +98,38 @@ def readable_values(content: _ContentT) -> _ContentT:
     """Return a value whose texts are fit to be shown, for a document that people read too."""
     secrets = known_secrets()
     return with_texts(content, lambda text: readable_block(text, secrets=secrets))
+
+
+def check_plain_names(document: object) -> None:
+    """Check that the names in a document of another machine can be shown as they are.
+
+    Names stay as they are where other texts are made readable, because files and what is in them
+    are found by names.
+
+    Args:
+        document: The document as JSON decodes it, without types.
+
+    Raises:
+        msgspec.ValidationError: A key, or the value of a field that holds names, is no plain text.
+    """
+    if isinstance(document, dict):
+        for key, value in document.items():
+            _check_plain(key, "a key")
+            if _is_for_names(key):
+                _check_plain(value, f"`{key}`")
+            check_plain_names(value)
+    elif isinstance(document, list):
+        for value in document:
+            check_plain_names(value)
+
+
+def _check_plain(value: object, subject: str) -> None:
+    """Check a name, or each name in a list; a value of another kind isn't looked at."""
+    if isinstance(value, list):
+        for part in value:
+            _check_plain(part, subject)
+    elif isinstance(value, str) and not is_plain(value):
+        raise msgspec.ValidationError(f"{subject} is {value!a}, which is no plain text")
 
 
 def words_in(*kinds: Any) -> frozenset[str]:  # noqa: ANN401 - whatever msgspec can encode

@@ -24,7 +24,7 @@ from specreg.core.errors import SpecregError
 from specreg.core.files import UNREADABLE, append_lines
 from specreg.core.reasons import Invalidity
 from specreg.core.received import open_received
-from specreg.core.values import hide_values
+from specreg.core.values import check_plain_names, hide_values
 from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts
 from specreg.load.chat_client import FinishedRequest, Record
 from specreg.load.rounds import Round, RoundBuilder
@@ -466,6 +466,8 @@ def _lines(path: Path, *, strict: bool = False) -> Iterator[tuple[bytes, Line | 
             line: Line | None = None
             try:
                 line = decoder.decode(content)
+                if strict:
+                    check_plain_names(msgspec.json.decode(content))
             except UNREADABLE as error:
                 is_torn = not isinstance(error, (msgspec.ValidationError, RecursionError))
                 if strict and not is_torn:

@@ -29,7 +29,7 @@ from specreg.core.names import ReportedCase
 from specreg.core.reasons import Reason
 from specreg.core.received import read_received, write_below
 from specreg.core.timeline import RunTime
-from specreg.core.values import readable_values
+from specreg.core.values import check_plain_names, readable_values
 from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts
 from specreg.matrix.case import CaseSettings
 from specreg.measurement.figures import Figures
@@ -291,7 +291,9 @@ def load_report(path: Path) -> Report:
     try:
         content = read_received(path.parent, path.name, _MOST_BYTES)
         report = msgspec.json.decode(content, type=Report)
-        check_numbers(msgspec.json.decode(content))
+        document = msgspec.json.decode(content)
+        check_numbers(document)
+        check_plain_names(document)
         if len(report.arms) not in _ARMS:
             raise msgspec.ValidationError(f"`arms` has {len(report.arms)}, needed none or two")
         for case in report.cases:  # a reader copies it from the page
@@ -301,7 +303,7 @@ def load_report(path: Path) -> Report:
         advice = "run the tier again, or use the specreg of the run"
         raise ReportError(f"report '{path}': {error}; {advice}") from error
     else:
-        return report
+        return readable_values(report)
 
 
 def began_at(run: str) -> dt.datetime | None:

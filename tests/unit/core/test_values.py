@@ -1,5 +1,6 @@
 """Texts in values are changed; keys, enumerations, numbers and names never are."""
 
+import json
 import random
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,7 +12,13 @@ import pytest
 
 from specreg.baselines.record import record_baseline
 from specreg.baselines.schema import load_baseline, render_baseline
-from specreg.core.values import hide_values, readable_values, with_texts, words_in
+from specreg.core.values import (
+    check_plain_names,
+    hide_values,
+    readable_values,
+    with_texts,
+    words_in,
+)
 from specreg.report.document import load_report, record_document
 from tests.unit import builders
 from tests.unit.builders import reports
@@ -113,3 +120,42 @@ def test_whatever_is_secret_a_file_stays_readable(
     assert read_baseline.case == baseline.case
     assert read_baseline.launches == baseline.launches
     assert read_baseline.acceptance == baseline.acceptance
+
+
+ODD_NAMES = (
+    "\x1b[31m",
+    "a\nb",
+    "::error::x",
+    "##[error]",
+    "\u202e",
+    "a\0",
+    "\ud800",
+    "a\tb",
+    " ::x",
+)
+
+
+@pytest.mark.parametrize("name", ODD_NAMES, ids=ascii)
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"run": {"verdicts": [{"reason": {"code": "NAME"}}]}},
+        {"cases": [{"engine": "NAME"}]},
+        {"comparison": {"against": "NAME"}},
+        {"cause": {"parts": [["NAME", 0.5]]}},
+        {"outcomes": {"NAME": 1}},
+        {"files_sha256": "NAME"},
+    ],
+    ids=str,
+)
+def test_a_name_that_is_no_plain_text_is_refused(name: str, document: dict[str, Any]) -> None:
+    """Names aren't changed before they are shown, so those of other machines have to be plain."""
+    check_plain_names(document)
+    encoded = msgspec.json.encode(document).decode()
+    hostile = json.loads(encoded.replace("NAME", json.dumps(name)[1:-1]))
+    with pytest.raises(msgspec.ValidationError, match="plain text"):
+        check_plain_names(hostile)
+
+
+def test_any_other_text_is_shown_readably_and_not_refused() -> None:
+    check_plain_names({"error": "a\nb", "remarks": ["::error::x"], "name": "NVIDIA H100 80GB"})

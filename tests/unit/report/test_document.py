@@ -254,6 +254,9 @@ def test_a_report_shows_no_command_that_is_more_than_one(tmp_path: Path) -> None
     ("old", "new", "words"),
     [
         ('"arms":[]', '"arms":[{"name":"A","text":"x"}]', "needed none or two"),
+        ('"tier":"cpu"', '"tier":"cpu\\n::error::x"', "`tier` is .*, which is no plain text"),
+        ('"code":"', '"code":"\\u001b', "`code` is .*, which is no plain text"),
+        ('"slowed":{}', '"slowed":{"::x":0.5}', "a key is '::x', which is no plain text"),
         ('"exit_status":', '"exit_status":' + "9" * 400 + ',"x":', "too large to calculate with"),
     ],
 )

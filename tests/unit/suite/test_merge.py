@@ -299,6 +299,8 @@ MISFIT_PLANS = (
     {"host": "x" * 10_000},
     {"reason": ["x"]},
     {"asked": {"x": ["y" * 1_000]}},
+    {"host": "\x1b[31m"},
+    {"host": "a\n::error::x"},
 )
 
 
@@ -357,6 +359,9 @@ MISFIT_LINES = (
     ("Ended", {"invalid": {"beauty": "why"}}),
     ("Begun", {"key.launch": "one"}),
     ("Begun", {"key.case_id": "another"}),
+    ("Begun", {"key.environment": "::error::x"}),
+    ("Ended", {"target": "a\n##[error]"}),
+    ("Replayed", {"finished.trace.prompt_id": "\x1b[31m"}),
 )
 
 
@@ -387,7 +392,16 @@ def test_a_torn_line_loses_no_other_measurement(machine: MergingMachine) -> None
     assert b"null\n" in (machine.into / "journal.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("verdict", [{"outcome": "FINE"}, {"value": 10**400}, {"metric": "../x"}])
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        {"outcome": "FINE"},
+        {"value": 10**400},
+        {"metric": "../x"},
+        {"reason": {"text": "why", "code": "\x1b[31m"}},
+        {"cause": {"parts": [["a\n::error::x", 0.5]]}},
+    ],
+)
 def test_the_verdict_of_a_check_is_one(machine: MergingMachine, verdict: Mapping[str, Any]) -> None:
     shard = machine.shard(asked={machine.case.id: ("lossless_frac",)})
     lines = (shard / "journal.jsonl").read_text().splitlines()
