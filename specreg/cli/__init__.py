@@ -12,7 +12,7 @@ import typer
 
 import specreg
 from specreg.core.errors import SpecregError
-from specreg.core.readable import readable_block
+from specreg.core.readable import readable_block, readable_line
 from specreg.core.redaction import learn
 from specreg.suite.options import Options
 
@@ -42,6 +42,10 @@ _COMMANDS: Mapping[str, str] = {
 """By command, the module that it is in. A module is imported only when its command is typed."""
 
 
+_USAGE_ERROR: Any = typer.BadParameter.__base__
+"""What Typer raises where it refuses what was typed; it has no public name of its own."""
+
+
 class Commands(typer.core.TyperGroup):
     """The commands of specreg, listed by name with the first line of their docstrings."""
 
@@ -49,6 +53,14 @@ class Commands(typer.core.TyperGroup):
         super().__init__(**settings)
         lines = {name: _first_line(name) for name in _COMMANDS}
         self.commands = {name: typer.core.TyperCommand(name, help=lines[name]) for name in lines}
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override] # noqa: ANN401
+        """Run the command that is typed; what is refused of it is quoted without secrets."""
+        try:
+            return super().invoke(ctx)
+        except _USAGE_ERROR as error:
+            error.message = readable_line(error.message)
+            raise
 
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override] # noqa: ANN401
         """Return the command that is typed, and import its module."""

@@ -8,7 +8,7 @@ from specreg.plugin.collection import (
     pytest_generate_tests,
     pytest_report_collectionfinish,
 )
-from specreg.plugin.options import pytest_addoption
+from specreg.plugin.options import pytest_addoption, pytest_cmdline_main
 from specreg.plugin.pytest_benchmark import (
     pytest_benchmark_generate_machine_info,
     pytest_benchmark_group_stats,
@@ -41,6 +41,7 @@ __all__ = [
     "pytest_benchmark_generate_machine_info",
     "pytest_benchmark_group_stats",
     "pytest_benchmark_update_json",
+    "pytest_cmdline_main",
     "pytest_collection_modifyitems",
     "pytest_configure",
     "pytest_configure_node",

@@ -1,12 +1,14 @@
 """The command line: declares the options of `specreg.suite.options`, and reads them back."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NoReturn, cast
 
 import pytest
 
 from specreg.core.commands import install_command
+from specreg.core.readable import readable_block, readable_line
+from specreg.core.redaction import learn
 from specreg.suite.options import Options, flag_of, hints_of
 
 
@@ -15,6 +17,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     config = pluginmanager.get_plugin("pytestconfig")
     arguments = tuple(map(str, config.invocation_params.args)) if config else ()
     parser.extra_info.update(hints_of(arguments))
+    _hide_secrets_in_errors(parser, arguments)
     group = parser.getgroup("specreg", "specreg: performance regressions of speculative decoding")
     for option in dataclasses.fields(Options):
         destination = f"specreg_{option.name}"
@@ -22,6 +25,31 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     wants_benchmarks = any(argument.startswith("--benchmark-") for argument in arguments)
     if wants_benchmarks and not pluginmanager.hasplugin("benchmark"):
         parser.extra_info["pytest-benchmark isn't installed"] = install_command("benchmark")
+
+
+def _hide_secrets_in_errors(parser: pytest.Parser, arguments: Sequence[str]) -> None:
+    """Have pytest quote no secret where it refuses what was typed.
+
+    It quotes an argument that it doesn't know, such as `--specreg-atach=http://user:password@host`.
+    No hook is called between that and the end of pytest, so the parser itself is told.
+    """
+    learn({}, arguments)
+    refuse = parser.optparser.error
+
+    def refuse_readably(message: str) -> NoReturn:
+        refuse(readable_line(message))
+
+    parser.optparser.error = refuse_readably  # type: ignore[method-assign]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_cmdline_main() -> Generator[None, int | pytest.ExitCode | None, Any]:
+    """Hide secrets in what pytest refuses after it has read the options, such as `-k`."""
+    try:
+        return (yield)
+    except pytest.UsageError as error:
+        error.args = tuple(readable_block(str(part)) for part in error.args)
+        raise
 
 
 def read_options(config: pytest.Config) -> Options:

@@ -170,6 +170,29 @@ def test_a_url_with_a_password_is_refused_in_a_line_without_it(suite: Suite, url
     assert not [path for path in files if b"planted" in path.read_bytes()]
 
 
+MISTYPED = (
+    ("--specreg-atach=http://someone:planted-password@host",),
+    ("--specreg-atach", "http://someone:planted-password@host"),
+    ("--attach=http://someone:planted-password@host",),
+    ("--specreg-api-key=planted-secret",),
+    ("--specreg-token", "planted-secret"),
+    ("--specreg-inconclusive=http://someone:planted-password@host",),
+    ("--specreg-ready-within-s=http://someone:planted-password@host",),
+    ("-k", "http://someone:planted-password@host"),
+    ("http://someone:planted-password@host",),
+)
+
+
+@pytest.mark.parametrize("typed", MISTYPED, ids=lambda typed: typed[0][:30])
+def test_a_secret_in_what_was_mistyped_is_not_quoted(suite: Suite, typed: tuple[str, ...]) -> None:
+    done = suite.run("tests/perf", "-q", *typed)
+    assert done.returncode == 4, done.stdout
+    output = done.stdout + done.stderr
+    assert "planted" not in output
+    assert "ERROR: " in output
+    assert "Traceback" not in output
+
+
 FAILING = """
 import builtins
 import os

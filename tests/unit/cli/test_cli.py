@@ -106,3 +106,22 @@ def test_a_set_is_prepared_from_a_file_that_the_user_has(tmp_path: Path) -> None
     assert done.exit_code == 0, done.output
     assert [path.name for path in (tmp_path / "data").glob("*.jsonl")] == ["eagle-qa.jsonl"]
     assert len((tmp_path / "data/eagle-qa.jsonl").read_text().splitlines()) == 80
+
+
+MISTYPED = (
+    ("http://someone:planted-password@host",),
+    ("doctor", "http://someone:planted-password@host"),
+    ("doctor", "--http://someone:planted-password@host"),
+    ("soak", "--minutes=http://someone:planted-password@host", "case"),
+    ("report", "--folder", "a", "b", "c", "http://someone:planted-password@host"),
+    ("merge", "--inconclusive=http://someone:planted-password@host", "--into=x", "y"),
+)
+
+
+@pytest.mark.parametrize("arguments", MISTYPED, ids=" ".join)
+def test_a_secret_in_what_was_mistyped_is_not_quoted(arguments: tuple[str, ...]) -> None:
+    done = run_here(sys.executable, "-m", "specreg", *arguments)
+    assert done.returncode, done.stdout
+    assert "planted" not in done.stdout + done.stderr
+    assert done.stderr.strip()
+    assert "Traceback" not in done.stderr

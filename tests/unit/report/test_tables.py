@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from specreg.measurement.figures import Figures, figures_of
 from specreg.core.readable import readable_line
+from specreg.measurement.figures import Figures, figures_of
 from specreg.report.tables import render_figures, render_rows
 from tests.unit.builders.reports import FIGURES, a_round, measured
 
@@ -60,7 +60,7 @@ def test_a_table_keeps_to_its_width(case_id: str) -> None:
 
 
 @pytest.mark.parametrize("color", [False, True])
-def test_a_long_word_that_is_folded_is_no_command_of_a_ci(color: bool) -> None:
+def test_a_long_word_that_is_folded_is_no_command_of_a_ci(*, color: bool) -> None:
     """A server's text is one word that is broken just before the command."""
     for length in range(80, 120):
         word = readable_line("x" * length + "::stop-commands::planted")
