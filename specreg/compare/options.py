@@ -30,7 +30,8 @@ class ServerOptions:
         str | None, Option(help="the tier (default: gpu on a machine with a GPU, else cpu)")
     ] = None
     ready_within_s: Annotated[
-        float, Option(help="how many seconds a server may take to its first token", min=0.01)
+        float,
+        Option(help="how many seconds a server may take to its first token", min=0.01, max=1e5),
     ] = 600.0
     out: Annotated[
         Path | None, Option(help="the folder to write to (default: a new one in .specreg)")

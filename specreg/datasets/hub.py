@@ -78,7 +78,8 @@ def is_cached(repo: str) -> bool:
     hub = importlib.import_module("huggingface_hub")
     try:
         folder = Path(hub.snapshot_download(repo, local_files_only=True))
-    except hub.errors.LocalEntryNotFoundError:
+    except (hub.errors.LocalEntryNotFoundError, OSError, ValueError):
+        # The last is of a text that is no id of the hub; asking for it says so.
         return False
     return any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin"))
 

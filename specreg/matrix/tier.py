@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import os
 import re
 import tomllib
 import typing
@@ -17,6 +18,7 @@ from specreg.core.commands import specreg_command
 from specreg.core.errors import MatrixError, SpecregError, UnknownNameError, check_name
 from specreg.core.files import MIB, read_regular
 from specreg.core.names import MOST_CASE_CHARACTERS, check_spelling, is_name
+from specreg.core.readable import is_plain
 from specreg.datasets.prompts import REPLIES
 from specreg.datasets.table import dataset_named
 from specreg.engines.engine import LaunchSettings, Positive, taken
@@ -33,6 +35,7 @@ from specreg.matrix.case import (
     Limits,
     Load,
     NotNegative,
+    Rate,
     ServerSpec,
     Sizes,
     Tier,
@@ -47,6 +50,10 @@ _MOST_SHARED_FRAC = 0.5
 """The share of a GPU's memory that a server may take if its control is on the same GPU."""
 _POWER_S = 30.0
 _MOST_CASES = 10_000
+_MOST_PART_BYTES = 255
+"""The longest name of a file or a folder in Linux."""
+_MOST_PATH_CHARACTERS = 1_000
+_SHOWN_CHARACTERS = 80
 _LAUNCH_SUFFIX = re.compile(r"-launch\d+$")
 _ADVICE = f"mend it, or begin with a file of {specreg_command('init')}"
 _TableT = TypeVar("_TableT")
@@ -122,7 +129,7 @@ class CasesTable(LaunchSettings, WorkloadSettings, Load):
     variant: str = ""
     acceptance: Literal["real", "pinned"] = "real"
     concurrency: tuple[Positive, ...] = ()  # type: ignore[assignment]
-    requests_per_s: tuple[AboveZero, ...] = ()  # type: ignore[assignment]
+    requests_per_s: tuple[Rate, ...] = ()  # type: ignore[assignment]
     arrivals: Arrivals | None = None  # type: ignore[assignment]
     ttft_limit_ms: AboveZero | None = None
     tpot_limit_ms: AboveZero | None = None
@@ -172,7 +179,8 @@ def load_tier(folder: Path, name: str) -> Tier:
         DatasetError: `random-N` has more digits than allowed.
     """
     path = folder / f"{name}.toml"
-    if not folder.is_dir():
+    # Unlike Path's method this is false for a name that is too long, too.
+    if not os.path.isdir(folder):  # noqa: PTH112
         message = f"tiers '{folder}': no such folder; run this in the repository, or name its root"
         raise MatrixError(message)
     if name not in tier_names(folder):
@@ -352,6 +360,8 @@ def _pair_of(name: str, table: object) -> ModelsTable:
     """Return one model pair; errors as in `_pairs_of`."""
     _check_ending("model pair", name)
     pair = _convert(table, ModelsTable)
+    for reference in (pair.target, *pair.drafts.values()):
+        _check_reference(reference)
     if pair.widen and pair.padding_layers:
         raise MatrixError("padding_layers with widen, which says how many; leave one of them out")
     methods_with_draft = [method for method in METHODS if METHODS[method].needs_draft]
@@ -372,6 +382,25 @@ def _check_ending(kind: str, name: str) -> None:
     if _LAUNCH_SUFFIX.search(f"-{name}"):
         problem = "it ends as a second launch of a server does"
         raise MatrixError(f"{kind} '{name}': {problem}; give it another name")
+
+
+def _check_reference(reference: str) -> None:
+    """Check that a model is named by a text that can be a path, and be shown.
+
+    Raises:
+        MatrixError: The text can't.
+    """
+    longest_bytes = max(len(os.fsencode(part)) for part in reference.split("/"))
+    is_too_long = longest_bytes > _MOST_PART_BYTES or len(reference) > _MOST_PATH_CHARACTERS
+    if reference and is_plain(reference) and not is_too_long:
+        return
+    shown = (
+        reference if len(reference) <= _SHOWN_CHARACTERS else f"{reference[:_SHOWN_CHARACTERS]}…"
+    )
+    raise MatrixError(
+        f"model '{shown}': neither an id of the hub nor a folder is called so, got"
+        f" {len(reference)} characters; give the one or the other"
+    )
 
 
 def _convert(document: object, kind: type[_TableT]) -> _TableT:

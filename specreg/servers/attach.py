@@ -78,7 +78,17 @@ def _split_server_url(url: str) -> SplitResult | None:
         return None
     if parts.scheme not in {"http", "https"} or not has_server:
         return None
-    return parts
+    return parts if _is_host(parts.hostname or "") else None
+
+
+def _is_host(name: str) -> bool:
+    """Return whether a name is one that a host can have, or an address."""
+    try:
+        # httpx decodes a name that is encoded for other alphabets, and raises what idna raises.
+        httpx.URL(f"http://{name}" if ":" not in name else f"http://[{name}]").host.encode("idna")
+    except (httpx.InvalidURL, UnicodeError):
+        return False
+    return True
 
 
 def check_attached(cases: Collection[Case], url: str, *, root: Path) -> None:

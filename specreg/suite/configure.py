@@ -23,6 +23,8 @@ from specreg.suite.options import (
     MOST_GPU_MEMORY_GIB,
     MOST_LAUNCHES_ASKED,
     MOST_PROMPTS_ASKED,
+    MOST_READY_S,
+    MOST_RECORD_MINUTES,
     Options,
     flag_of,
 )
@@ -62,6 +64,14 @@ def _check_options(options: Options) -> None:
     for flag, (count, most) in counts.items():
         if count is not None and not 1 <= count <= most:
             raise SpecregError(f"{flag}: got {count}, needed 1 to {most}; leave it out")
+    if not 0 < options.ready_within_s <= MOST_READY_S:
+        needed = f"needed more than 0 and at most {MOST_READY_S} s"
+        got = f"got {options.ready_within_s:g}"
+        raise SpecregError(f"--specreg-ready-within-s: {got}, {needed}; mend it")
+    if not 0 <= options.record_minutes <= MOST_RECORD_MINUTES:
+        needed = f"needed 0 to {MOST_RECORD_MINUTES}"
+        got = f"got {options.record_minutes:g}"
+        raise SpecregError(f"--specreg-record-minutes: {got}, {needed}; mend it")
     gib = options.gpu_memory_gib
     if gib is not None and not 0 < gib <= MOST_GPU_MEMORY_GIB:
         needed = f"needed more than 0 and at most {MOST_GPU_MEMORY_GIB:.0f} GiB"

@@ -14,6 +14,8 @@ from specreg.core.errors import SpecregError
 MOST_GPU_MEMORY_GIB = 1e6
 MOST_LAUNCHES_ASKED = 100
 MOST_PROMPTS_ASKED = 1_000_000
+MOST_READY_S = 100_000
+MOST_RECORD_MINUTES = 100_000
 MOST_SHARDS = 10_000
 Inconclusive = Literal["fail", "warn", "warn-speed"]
 """What a test does if its metric is INCONCLUSIVE."""

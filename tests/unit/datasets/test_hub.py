@@ -139,6 +139,13 @@ def test_the_hub_is_asked_whether_it_would_give_a_model(
     assert hub.requests[0] == ("HEAD", f"/{MODEL}/resolve/main/config.json")
 
 
+@pytest.mark.parametrize("repo", ["a/b/c", "a b/c", "x" * 200, "-a/b"])
+def test_what_is_no_id_of_the_hub_is_not_in_its_cache_and_is_said(hub: Hub, repo: str) -> None:
+    assert not is_cached(repo)
+    assert why_unfetchable(repo).startswith(f"MODEL_NOT_FETCHED: hub model '{repo}': Repo id must")
+    assert hub.asked == []
+
+
 def test_the_hub_is_not_asked_where_it_must_not_be_or_for_a_model_in_its_cache(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,6 +101,27 @@ def test_an_id_that_is_no_name_is_refused_when_the_matrix_is_loaded(tmp_path: Pa
         load_tier(write_tier(tmp_path, load="requests_per_s = [1e9]"), "one")
 
 
+@pytest.mark.parametrize(
+    "target",
+    ["", "x" * 300, f"./{'x' * 300}", "./" + "x/" * 600, "a\\nb", "::error::x", "\\u001b[31m"],
+    ids=lambda target: target[:20],
+)
+def test_a_model_is_called_as_a_file_can_be(tmp_path: Path, target: str) -> None:
+    folder = write_tier(tmp_path)
+    path = folder / "one.toml"
+    path.write_text(path.read_text().replace("fixtures/models/tiny/target", target, 1))
+    with pytest.raises(MatrixError, match=r"(?s)model '.*': neither an id of the hub nor a folder"):
+        load_tier(folder, "one")
+
+
+@pytest.mark.parametrize(
+    "load", ["requests_per_s = [1e-300]", "concurrency = [1]\nclient_processes = 1000000"]
+)
+def test_a_load_that_would_never_end_or_start_is_refused(tmp_path: Path, load: str) -> None:
+    with at_most(5.0), pytest.raises(MatrixError, match="Expected `"):
+        load_tier(write_tier(tmp_path, load=load), "one")
+
+
 def test_a_tier_of_more_cases_than_anybody_measures_is_refused(tmp_path: Path) -> None:
     load = f"requests_per_s = {[float(rate) for rate in range(1, 20_002)]}"
     with at_most(30.0), pytest.raises(SpecregError, match="more than 10000 cases"):

@@ -76,9 +76,12 @@ def test_where_nothing_answers_or_generates_the_error_says_why(tmp_path: Path) -
         refuse(builders.SPEC, url, tmp_path, "doesn't answer as vllm does, HTTP 200 .*: not yet")
 
 
+ODD_HOSTS = ("http://xn--a:80", "http://xn--:80", f"http://{'a' * 300}.com", "http://a..b:80")
+
+
 def test_one_url_is_one_server_with_nothing_beside_it(tmp_path: Path) -> None:
     without_port = ("localhost:8000", "ftp://host", "http://", "http://h/v1", "http://h:1/?a=b")
-    for url in (*without_port, "http://[::1", "http://h:x", "http://h:99999"):
+    for url in (*without_port, "http://[::1", "http://h:x", "http://h:99999", *ODD_HOSTS):
         with pytest.raises(AttachError, match="give http://HOST:PORT"):
             without_controls(TIER, url)
     case = dataclasses.replace(builders.CASE, control=builders.PLAIN_SPEC)

@@ -41,6 +41,13 @@ def opened(folder: Path, *, gpus: int = 0, method: str = "eagle3", **arguments: 
         ({"launches": 0}, "--specreg-launches: got 0, needed 1 to 100"),
         ({"launches": 10**7}, "--specreg-launches: got 10000000, needed 1 to 100"),
         ({"num_prompts": 0}, "--num-prompts: got 0, needed 1 to 1000000"),
+        ({"ready_within_s": float("nan")}, "--specreg-ready-within-s: got nan, needed more than 0"),
+        ({"ready_within_s": -1.0}, "--specreg-ready-within-s: got -1, needed more than 0"),
+        ({"ready_within_s": float("inf")}, "--specreg-ready-within-s: got inf, needed more"),
+        ({"record_minutes": float("nan")}, "--specreg-record-minutes: got nan, needed 0 to"),
+        ({"record_minutes": -1.0}, "--specreg-record-minutes: got -1, needed 0 to 100000"),
+        ({"matrix": "x" * 5_000}, "no such folder; run this in the repository"),
+        ({"matrix": "a\0b"}, "no such folder; run this in the repository"),
         ({"gpu_memory_gib": 0.0}, "--specreg-gpu-memory: got 0, needed more than 0"),
         ({"gpu_memory_gib": float("nan")}, "--specreg-gpu-memory: got nan, needed more than 0"),
         (
