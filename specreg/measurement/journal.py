@@ -23,7 +23,7 @@ from specreg.acceptance.trace import ANSWER_DIGEST
 from specreg.core.errors import SpecregError
 from specreg.core.files import UNREADABLE, append_lines
 from specreg.core.reasons import Invalidity
-from specreg.core.received import open_received
+from specreg.core.received import open_received, received_files
 from specreg.core.values import check_plain_names, hide_values
 from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts
 from specreg.load.chat_client import FinishedRequest, Record
@@ -420,6 +420,12 @@ def last_run(runs: Path, part: str = "") -> Path:
     if not folders:
         raise SpecregError(f"--specreg-resume: there is no run in '{runs}'; run without it")
     folder = max(folders, key=_written_ns)
+    try:
+        received_files(folder)
+    except OSError as error:
+        # It may come from another machine, and what the run writes would lie behind a link.
+        message = f"--specreg-resume: the last run, '{folder}': {error.strerror}"
+        raise SpecregError(f"{message}; remove that folder, or run without it") from error
     # A worker may hold a share of the run, so each journal below the folder is tried.
     for lock_path in folder.rglob(_LOCK):
         journal = Journal(lock_path.with_name("journal.jsonl"))
@@ -437,7 +443,7 @@ def _written_ns(run: Path) -> int:
     """Return when a run's folder was last written to."""
     # Asking whether a run still goes on touches its lock, so locks don't count.
     paths = (path for path in run.rglob("*") if path.name != _LOCK)
-    return max(path.stat().st_mtime_ns for path in (run, *paths))
+    return max(path.lstat().st_mtime_ns for path in (run, *paths))
 
 
 def _lines(path: Path, *, strict: bool = False) -> Iterator[tuple[bytes, Line | None]]:

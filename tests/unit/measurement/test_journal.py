@@ -250,6 +250,20 @@ def test_the_last_run_is_the_one_that_was_written_last(tmp_path: Path) -> None:
     assert last_run(tmp_path, "-1of2") == tmp_path / "d-1of2"
 
 
+@pytest.mark.parametrize("target", ["../precious", "/nowhere/at/all", "x"])
+@pytest.mark.parametrize("name", ["x", "journal.lock", "journal.jsonl", "logs"])
+def test_a_run_folder_with_a_link_in_it_is_not_gone_on_with(
+    tmp_path: Path, name: str, target: str
+) -> None:
+    """It may come from another machine, and what the run writes would lie elsewhere."""
+    write(tmp_path / "runs" / "a", at_s=1000.0, name="a.jsonl")
+    (tmp_path / "runs" / "a" / name).symlink_to(target)
+    (tmp_path / "runs" / "precious").write_text("precious")
+    with pytest.raises(SpecregError, match=r"'.*/a': '.*' is a symbolic link, needed .*; remove"):
+        last_run(tmp_path / "runs")
+    assert (tmp_path / "runs" / "precious").read_text() == "precious"
+
+
 def test_a_run_that_measured_nothing_does_not_hand_over_an_older_one(tmp_path: Path) -> None:
     """Otherwise a start that was cut off would pass off last week's figures as today's."""
     write(tmp_path / "old", at_s=1000.0)
