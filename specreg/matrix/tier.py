@@ -18,7 +18,7 @@ from specreg.core.commands import specreg_command
 from specreg.core.errors import MatrixError, SpecregError, UnknownNameError, check_name
 from specreg.core.files import MIB, read_regular
 from specreg.core.names import MOST_CASE_CHARACTERS, check_spelling, is_name
-from specreg.core.readable import is_plain
+from specreg.core.readable import is_plain, readable_line
 from specreg.datasets.prompts import REPLIES
 from specreg.datasets.table import dataset_named
 from specreg.engines.engine import LaunchSettings, Positive, taken
@@ -394,9 +394,7 @@ def _check_reference(reference: str) -> None:
     is_too_long = longest_bytes > _MOST_PART_BYTES or len(reference) > _MOST_PATH_CHARACTERS
     if reference and is_plain(reference) and not is_too_long:
         return
-    shown = (
-        reference if len(reference) <= _SHOWN_CHARACTERS else f"{reference[:_SHOWN_CHARACTERS]}…"
-    )
+    shown = readable_line(reference, _SHOWN_CHARACTERS)
     raise MatrixError(
         f"model '{shown}': neither an id of the hub nor a folder is called so, got"
         f" {len(reference)} characters; give the one or the other"

@@ -143,7 +143,7 @@ def test_the_hub_is_asked_whether_it_would_give_a_model(
 def test_what_is_no_id_of_the_hub_is_not_in_its_cache_and_is_said(hub: Hub, repo: str) -> None:
     assert not is_cached(repo)
     assert why_unfetchable(repo).startswith(f"MODEL_NOT_FETCHED: hub model '{repo}': Repo id must")
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 def test_the_hub_is_not_asked_where_it_must_not_be_or_for_a_model_in_its_cache(
