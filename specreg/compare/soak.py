@@ -3,13 +3,21 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from specreg.compare.drift import (
+    SEGMENT_PARTS,
+    Trend,
+    change_of_segments,
+    detectable_frac,
+    part_means,
+    times_to_find,
+)
 from specreg.compare.options import SoakOptions
 from specreg.core.errors import InvalidMeasurementError, UnsupportedError
 from specreg.core.files import append_lines
@@ -27,7 +35,6 @@ from specreg.report.vocabulary import declare_vocabulary
 from specreg.servers.launch import ServerStart
 from specreg.servers.provision import parse_origin, provision_side
 from specreg.servers.server import StartedServer
-from specreg.stats.intervals import SEGMENT_PARTS, change_of_segments, part_means
 from specreg.telemetry.devices import held_bytes
 from specreg.telemetry.identity import find_gpus
 from specreg.verdicts.judge import outcome_of
@@ -42,6 +49,8 @@ LEVEL = 0.01
 EARLY_LEVEL = LEVEL / 2 / len(LOOKS)
 """The level of each look before the end. Together with the last they add up to the whole."""
 LAST_LEVEL = LEVEL / 2
+FORECAST_SEGMENTS = 20
+"""After so many segments it says what the whole soak can find."""
 _MEMORY_TOLERANCE_FRAC = 0.05
 _BATCHES = 4
 """How many times the prompts in flight a segment has."""
@@ -84,6 +93,40 @@ class Figure(NamedTuple):
     tolerance_frac: float = _MEMORY_TOLERANCE_FRAC
     sign: int = -1
     origin: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """What a soak can find of a figure.
+
+    Attributes:
+        minutes: how long the soak lasts.
+        found_frac: the drift in an hour that it finds 99 times out of 100; None if it can't find
+            any.
+        tolerance_frac: the loss in an hour that passes.
+        enough_minutes: how long a soak lasts that finds a loss of the tolerance; None if no
+            reasonable length does.
+    """
+
+    minutes: float
+    found_frac: float | None
+    tolerance_frac: float
+    enough_minutes: float | None
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether the soak finds a loss as small as the tolerance."""
+        return self.found_frac is not None and self.found_frac <= self.tolerance_frac
+
+    def __str__(self) -> str:
+        sentence = f"{self.minutes:g} min find no drift, as neighbouring segments move together"
+        if self.found_frac is not None:
+            sentence = f"{self.minutes:g} min find a drift of {self.found_frac:.1%} in an hour"
+        if self.is_enough:
+            return sentence
+        if self.enough_minutes is None:
+            return f"{sentence}, and no longer soak finds {self.tolerance_frac:.1%}"
+        return f"{sentence}, about {self.enough_minutes:.0f} min find {self.tolerance_frac:.1%}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -166,6 +209,9 @@ class Soak:
             started_ns = started_ns or replay.rounds[0].started_ns
             self.segments.append(self._segment(replay, measurement.invalid, server, started_ns))
             append_lines(self.path, msgspec.json.encode(hide_values(self.segments[-1])) + b"\n")
+            if len(self.segments) == FORECAST_SEGMENTS:
+                for sentence in self.forecast():
+                    self.options.show(sentence)
 
     def _segment(
         self, replay: Replay, invalid: Invalid, server: StartedServer, started_ns: int
@@ -194,6 +240,40 @@ class Soak:
             memory_bytes=resident_bytes(server.process) or None,
             gpu_memory_bytes=gpu_memory_bytes,
         )
+
+    def forecast(self) -> Iterator[str]:
+        """Yield by figure what drift the whole soak can find, as far as its segments show."""
+        figures = tuple(self._figures())
+        for figure in figures:
+            points = [
+                (segment.at_s / _S_PER_H, float(value))
+                for segment in self.segments
+                if (value := getattr(segment, figure.name)) is not None
+            ]
+            if len(points) < SEGMENT_PARTS:
+                continue
+            trend = _trend_of(figure, points)
+            if trend is not None:
+                sight = self._sight(figure, trend, LAST_LEVEL / len(figures))
+                yield f"{figure.name}: {sight}"
+
+    def _sight(self, figure: Figure, trend: Trend, level: float) -> "Sight":
+        """Return what the whole soak can find of a figure, by the trend of a part of it."""
+        minutes = self.options.minutes
+        part_minutes = self.passed_s / 60
+        tolerance_frac = self._tolerance_frac(figure)
+        times = times_to_find(trend, level, tolerance_frac)
+        return Sight(
+            minutes=minutes,
+            found_frac=detectable_frac(trend, level, max(minutes / part_minutes, 1.0)),
+            tolerance_frac=tolerance_frac,
+            enough_minutes=None if times is None else times * part_minutes,
+        )
+
+    def _tolerance_frac(self, figure: Figure) -> float:
+        """Return the loss of a figure in an hour that passes."""
+        asked_frac = self.options.tolerance_frac
+        return figure.tolerance_frac if asked_frac is None else asked_frac
 
     def look(self, level: float) -> tuple[Verdict, ...]:
         """Judge each figure so far. A figure that drifts raises an alarm, which stays.
@@ -226,12 +306,11 @@ class Soak:
         """Judge how a figure moved in an hour, over the segments after the lead-in.
 
         PASS where the interval, which misses the truth on either side with `level`, excludes a loss
-        beyond the tolerance; REGRESSED where all of it is a loss and the estimate is beyond it.
+        beyond the tolerance; REGRESSED where all of it is a loss and the estimate is beyond it;
+        UNDECIDABLE where the whole soak is too short to find a loss as small as the tolerance.
         """
         points = self._points(figure)
-        tolerance_frac = self.options.tolerance_frac
-        if tolerance_frac is None:
-            tolerance_frac = figure.tolerance_frac
+        tolerance_frac = self._tolerance_frac(figure)
         verdict = functools.partial(Verdict, case_id=self.case.id, metric=figure.name)
         nothing_compared = Comparison(against=_AGAINST, tolerance_frac=tolerance_frac)
         if len(points) < SEGMENT_PARTS:
@@ -251,13 +330,21 @@ class Soak:
         change = change_of_segments(values, hours, figure.sign / beyond)
         low, high = change.bounds(level)
         outcome = outcome_of(change.estimate_frac, low, high, tolerance_frac)
-        reasons = {
-            Outcome.REGRESSED: Reason(
+        drift_reason: Reason | None = None
+        if outcome is Outcome.REGRESSED:
+            drift_reason = Reason(
                 text=f"worse by {-change.estimate_frac:.1%} in an hour",
                 remedy="look at the server's log for what grows or fills",
-            ),
-            Outcome.INCONCLUSIVE: Reason(text="no telling yet", remedy="soak longer"),
-        }
+            )
+        elif outcome is Outcome.INCONCLUSIVE:
+            drift_reason = Reason(text="no telling yet", remedy="soak longer")
+            trend = _trend_of(figure, points)
+            sight = None if trend is None else self._sight(figure, trend, level)
+            if sight is not None and not sight.is_enough:
+                outcome = Outcome.UNDECIDABLE
+                drift_reason = Reason(
+                    text=str(sight), remedy=f"it is no more than {-low:.1%} worse in an hour"
+                )
         return verdict(
             outcome=outcome,
             value=float(means[-1]),
@@ -270,7 +357,7 @@ class Soak:
                 high_frac=high,
                 p_worse=change.p_worse,
             ),
-            reason=reasons.get(outcome),
+            reason=drift_reason,
         )
 
     def _points(self, figure: Figure) -> list[tuple[float, float]]:
@@ -282,6 +369,21 @@ class Soak:
             if segment.at_s >= lead_in_s and value is not None:
                 points.append((segment.at_s / _S_PER_H, float(value)))
         return points
+
+
+def _trend_of(figure: Figure, points: Sequence[tuple[float, float]]) -> Trend | None:
+    """Return the trend of a figure relative to what it begins with; None if it begins with none.
+
+    Args:
+        figure: what is watched.
+        points: the hour and the value of each segment, `SEGMENT_PARTS` at least.
+    """
+    hours, values = zip(*points, strict=True)
+    beyond = float(part_means(values)[0]) - figure.origin
+    if beyond <= 0:
+        return None
+    scale = figure.sign / beyond
+    return Trend.of([scale * value for value in values], hours)
 
 
 def open_soak(options: SoakOptions, tier: Tier) -> Soak:

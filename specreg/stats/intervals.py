@@ -21,8 +21,6 @@ Column = NDArray[np.float64]
 """Of shape (prompts,): one count for each."""
 FEWEST_PROMPTS = 5
 """With fewer common prompts their spread can't be estimated."""
-SEGMENT_PARTS = 8
-"""How many parts segments are cut into; fewer segments can't show a drift."""
 LEVEL = 0.01
 """How often a proof may be wrong, one-sided, over all looks at a metric."""
 PARTS = 5
@@ -204,33 +202,6 @@ def change_of_pairs(
         error_frac=math.sqrt(variance / len(differences)),
         freedom=freedom,
     )
-
-
-def change_of_segments(values: Sequence[float], hours: Sequence[float], scale: float) -> Effect:
-    """Return the change in an hour from the first segments of a long measurement to the last.
-
-    Segments are correlated, so no line is fitted: its error would take each for a draw of its own.
-    They are cut into eight parts. The change from the mean of the first to that of the last is the
-    sum of seven moves, and their spread is its error, which noise and single jumps only widen.
-
-    Args:
-        values: of the segments in order, `SEGMENT_PARTS` at least.
-        hours: when each segment was measured.
-        scale: turns a difference of values into a relative change, better being positive.
-    """
-    moves = np.diff(part_means(values)) * scale
-    part_hours = part_means(hours)
-    span_h = float(part_hours[-1] - part_hours[0])
-    return Effect(
-        estimate_frac=float(moves.sum()) / span_h,
-        error_frac=float(moves.std(ddof=1)) * math.sqrt(len(moves)) / span_h,
-        freedom=len(moves) - 1,
-    )
-
-
-def part_means(values: Sequence[float]) -> NDArray[np.float64]:
-    """Return the means of `SEGMENT_PARTS` parts, as even as possible, in order."""
-    return np.array([part.mean() for part in np.array_split(np.asarray(values), SEGMENT_PARTS)])
 
 
 def t_tail(t: float, freedom: float) -> float:

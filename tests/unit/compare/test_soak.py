@@ -10,12 +10,27 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from specreg.compare.drift import (
+    SEGMENT_PARTS,
+    Trend,
+    change_of_segments,
+    detectable_frac,
+    times_to_find,
+)
 from specreg.compare.options import SoakOptions
-from specreg.compare.soak import EARLY_LEVEL, LAST_LEVEL, LEVEL, LOOKS, Segment, Soak, open_soak
+from specreg.compare.soak import (
+    EARLY_LEVEL,
+    LAST_LEVEL,
+    LEVEL,
+    LOOKS,
+    Segment,
+    Sight,
+    Soak,
+    open_soak,
+)
 from specreg.core.errors import UnsupportedError
 from specreg.matrix.case import Case
 from specreg.matrix.tier import load_tier
-from specreg.stats.intervals import SEGMENT_PARTS
 from specreg.verdicts.verdict import Outcome, Verdict
 from tests.doubles.vllm.script import Script, record_script
 from tests.unit import builders
@@ -134,6 +149,7 @@ def test_a_fall_is_seen_with_its_slope_and_at_an_early_look() -> None:
 
 
 RNG = np.random.default_rng(1)
+FIRST_HALF = (np.arange(BLOCKS) - BLOCKS / 2) / BLOCKS
 BURNT_IN = np.where(np.arange(BLOCKS) < BLOCKS // 10, 9.0, 3.0)
 
 
@@ -144,11 +160,29 @@ BURNT_IN = np.where(np.arange(BLOCKS) < BLOCKS // 10, 9.0, 3.0)
         (fallen(0.03), Outcome.PASS, ""),
         (fallen(-0.3), Outcome.IMPROVED, ""),
         (BURNT_IN, Outcome.PASS, ""),
-        (3 + RNG.normal(scale=0.5, size=BLOCKS), Outcome.INCONCLUSIVE, "no telling yet; soak "),
+        (
+            3 + RNG.normal(scale=0.5, size=BLOCKS),
+            Outcome.UNDECIDABLE,
+            "60 min find a drift of 63.9% in an hour, about 300 min find 5.0%; it is no more than",
+        ),
+        (
+            3 - 0.1 * FIRST_HALF + RNG.normal(scale=0.01, size=BLOCKS),
+            Outcome.INCONCLUSIVE,
+            "no telling yet; soak ",
+        ),
         (np.full(8, 3.0), Outcome.INCONCLUSIVE, "no telling from 7 segments, 8 are needed; soak "),
         (np.ones(BLOCKS), Outcome.INCONCLUSIVE, "it is never beyond 1; there is nothing to lose"),
     ],
-    ids=["through noise", "tolerated", "more", "lead-in", "noise", "too few", "nothing to lose"],
+    ids=[
+        "through noise",
+        "tolerated",
+        "more",
+        "lead-in",
+        "noise",
+        "close",
+        "too few",
+        "nothing to lose",
+    ],
 )
 def test_a_figure_is_judged_by_all_of_its_interval(
     values: Values, outcome: Outcome, reason: str
@@ -157,6 +191,71 @@ def test_a_figure_is_judged_by_all_of_its_interval(
     assert verdict.outcome is outcome
     assert verdict.explanation.startswith(reason)
     assert bool(verdict.explanation) == bool(reason)
+
+
+def test_a_length_that_is_said_to_find_a_drift_finds_it() -> None:
+    """A part of ten minutes tells how long a soak must be; soaks of that length find the drift."""
+    rng = np.random.default_rng(20261126)
+    level = LAST_LEVEL / 3
+    segments_in_part = 120
+
+    def noise(segments: int) -> Values:
+        return rng.normal(scale=0.01, size=segments)
+
+    part = Trend.of(noise(segments_in_part).tolist(), hours_of(segments_in_part))
+    times = times_to_find(part, level, 0.05)
+    assert times is not None
+    assert detectable_frac(part, level) == pytest.approx(0.17, abs=0.05)
+    segments = round(times * segments_in_part)
+    found = 0
+    for _ in range(200):
+        hours = hours_of(segments)
+        values = 1 - 0.05 * np.array(hours) + noise(segments)
+        _, high = change_of_segments(values.tolist(), hours, 1.0).bounds(level)
+        found += high < 0
+    assert found >= 190
+
+
+def hours_of(segments: int) -> list[float]:
+    """When segments of five seconds were measured."""
+    return [5 * (number + 0.5) / 3600 for number in range(segments)]
+
+
+def test_ten_minutes_find_a_drift_of_a_third_in_an_hour() -> None:
+    """By segments of five seconds that differ by 1.5 %; eight parts would find one in ten."""
+    rng = np.random.default_rng(3)
+    hours = hours_of(120)
+    found = 0
+    for _ in range(100):
+        values = 1 - 0.3 * np.array(hours) + rng.normal(scale=0.015, size=120)
+        _, high = change_of_segments(values.tolist(), hours, 1.0).bounds(LAST_LEVEL / 3)
+        found += high < 0
+    assert found >= 90
+
+
+def test_a_soak_says_beforehand_what_it_can_find() -> None:
+    rng = np.random.default_rng(2)
+    soak = soak_of(tolerance_frac=0.05)
+    values = 3 + rng.normal(scale=0.03, size=20)
+    soak.segments = segments_of(values, np.full(20, 2.0))
+    soak.segments = [
+        msgspec.structs.replace(segment, at_s=segment.at_s / 3, lasted_s=segment.lasted_s / 3)
+        for segment in soak.segments
+    ]
+    assert list(soak.forecast()) == [
+        "acceptance_length_tokens: 60 min find a drift of 5.1% in an hour, about 61 min find 5.0%",
+        "step_ms: 60 min find a drift of 0.0% in an hour",
+        "memory_bytes: 60 min find a drift of 0.0% in an hour",
+    ]
+
+
+def test_segments_that_move_together_find_nothing() -> None:
+    sight = Sight(minutes=10, found_frac=None, tolerance_frac=0.05, enough_minutes=None)
+    assert not sight.is_enough
+    assert str(sight) == (
+        "10 min find no drift, as neighbouring segments move together, and no longer soak finds"
+        " 5.0%"
+    )
 
 
 def test_more_than_before_is_a_drift_of_a_step() -> None:

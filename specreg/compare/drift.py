@@ -1,0 +1,164 @@
+"""Estimate how a long measurement drifts, and what a length of it can find."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specreg.stats.intervals import Effect, t_quantile
+
+SEGMENT_PARTS = 8
+"""How many parts segments are cut into; fewer segments can't show a drift."""
+_STANDARD_ERRORS = 2.3
+"""How surely the correlation of neighbouring segments is no larger than it is taken to be: 99 %."""
+_LEAST_FREEDOM = SEGMENT_PARTS - 2
+"""With fewer independent segments than parts a line says no more than the parts do."""
+_MOST_FREEDOM = 200
+"""Student's distribution is hardly wider here than the normal one; quantiles are looked up."""
+_FOUND_LEVEL = 0.01
+"""A drift that can be found is found 99 times out of 100."""
+_MOST_TIMES_AS_LONG = 1000.0
+_LONGER = 1.05
+_TINY = 1e-12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trend:
+    """A straight line through segments, and how they lie around it.
+
+    Attributes:
+        slope: the change in an hour.
+        residual: the standard deviation around the line.
+        correlation: of the residuals of neighbouring segments, 0..1, corrected for its bias.
+        squared_hours: the squared distances of the segments from their mean hour, summed up.
+        segments: how many segments there are, 3 or more.
+    """
+
+    slope: float
+    residual: float
+    correlation: float
+    squared_hours: float
+    segments: int
+
+    @classmethod
+    def of(cls, values: Sequence[float], hours: Sequence[float]) -> "Trend":
+        """Fit the line by least squares."""
+        from_mean_h = np.asarray(hours) - np.mean(hours)
+        from_mean = np.asarray(values) - np.mean(values)
+        squared_hours = float(np.dot(from_mean_h, from_mean_h))
+        slope = float(np.dot(from_mean_h, from_mean)) / squared_hours
+        residuals = from_mean - slope * from_mean_h
+        squares = float(np.dot(residuals, residuals))
+        segments = len(from_mean)
+        if squares <= _TINY:
+            squares = 0.0
+        correlation = 0.0
+        if squares:
+            neighbours = max(float(np.dot(residuals[1:], residuals[:-1])) / squares, 0.0)
+            # A fitted line takes some of the correlation away (Kendall 1954).
+            correlation = min(neighbours + (1 + 4 * neighbours) / segments, 1.0)
+        return cls(
+            slope=slope,
+            residual=math.sqrt(squares / (segments - 2)),
+            correlation=correlation,
+            squared_hours=squared_hours,
+            segments=segments,
+        )
+
+    def effect(self, times_as_long: float = 1.0) -> Effect | None:
+        """Return the drift of as many segments, or of more if the measurement lasts longer.
+
+        Neighbouring segments are correlated with r, so n of them are worth n (1 - r) / (1 + r)
+        independent ones. r isn't known either, so its upper bound is taken.
+
+        Returns:
+            None if the segments are worth too few independent ones.
+        """
+        segments = self.segments * times_as_long
+        uncertainty = math.sqrt((1 - self.correlation**2) / segments)
+        correlation = min(self.correlation + _STANDARD_ERRORS * uncertainty, 1.0)
+        worth = (1 - correlation) / (1 + correlation)
+        freedom = min(math.floor(segments * worth) - 2, _MOST_FREEDOM)
+        if freedom < _LEAST_FREEDOM:
+            return None
+        # The sum of squares grows with the number of segments, and with the square of the hours.
+        squared_hours = self.squared_hours * times_as_long**3
+        return Effect(
+            estimate_frac=self.slope,
+            error_frac=self.residual / math.sqrt(squared_hours * worth),
+            freedom=freedom,
+        )
+
+
+def change_of_segments(values: Sequence[float], hours: Sequence[float], scale: float) -> Effect:
+    """Return the change in an hour over the segments of a long measurement.
+
+    It is the slope of a line if the segments are independent enough, see `Trend`. Otherwise, where
+    neighbours on the machine come and go for minutes or the level jumps once, no line describes the
+    segments, and `change_of_parts` is taken.
+
+    Args:
+        values: of the segments in order, `SEGMENT_PARTS` at least.
+        hours: when each segment was measured.
+        scale: turns a difference of values into a relative change, better being positive.
+    """
+    scaled = [scale * value for value in values]
+    return Trend.of(scaled, hours).effect() or change_of_parts(scaled, hours)
+
+
+def change_of_parts(values: Sequence[float], hours: Sequence[float]) -> Effect:
+    """Return the change in an hour from the first of eight parts to the last.
+
+    The change between the means of the two is the sum of seven moves. Their spread is its error,
+    which noise and single jumps only widen.
+    """
+    moves = np.diff(part_means(values))
+    part_hours = part_means(hours)
+    span_h = float(part_hours[-1] - part_hours[0])
+    return Effect(
+        estimate_frac=float(moves.sum()) / span_h,
+        error_frac=float(moves.std(ddof=1)) * math.sqrt(len(moves)) / span_h,
+        freedom=len(moves) - 1,
+    )
+
+
+def part_means(values: Sequence[float]) -> NDArray[np.float64]:
+    """Return the means of `SEGMENT_PARTS` parts, as even as possible, in order."""
+    return np.array([part.mean() for part in np.array_split(np.asarray(values), SEGMENT_PARTS)])
+
+
+def detectable_frac(trend: Trend, level: float, times_as_long: float = 1.0) -> float | None:
+    """Return the drift in an hour that is found 99 times out of 100.
+
+    Args:
+        trend: of a part of the measurement, in relative changes.
+        level: how often a steady server may raise an alarm, 0..0.5.
+        times_as_long: how much longer than that part the measurement lasts.
+
+    Returns:
+        None if too few segments are independent to find any.
+    """
+    if not trend.residual:
+        return 0.0
+    effect = trend.effect(times_as_long)
+    if effect is None:
+        return None
+    reach = t_quantile(level, effect.freedom) + t_quantile(_FOUND_LEVEL, effect.freedom)
+    return reach * effect.error_frac
+
+
+def times_to_find(trend: Trend, level: float, drift_frac: float) -> float | None:
+    """Return how many times as long as a part a measurement lasts that finds a drift in an hour.
+
+    Returns:
+        None if a thousand times as long isn't enough.
+    """
+    times_as_long = 1.0
+    while times_as_long < _MOST_TIMES_AS_LONG:
+        found_frac = detectable_frac(trend, level, times_as_long)
+        if found_frac is not None and found_frac <= drift_frac:
+            return times_as_long
+        times_as_long *= _LONGER
+    return None
