@@ -13,6 +13,7 @@ CONTRIBUTING.md says which workflow runs which session.
 
 import itertools
 import os
+import shlex
 import shutil
 from collections.abc import Sequence
 
@@ -64,8 +65,9 @@ def _pytest(session: nox.Session, *arguments: str) -> None:
 
 
 def _suite(session: nox.Session, *arguments: str) -> None:
-    """Run the suite, whose hints name this session as the command to type again."""
+    """Run the suite, whose hints name this session, and not the options that it gives itself."""
     session.env["SPECREG_LAUNCHER"] = f"nox -s {session.name} --"
+    session.env["SPECREG_LAUNCHER_OPTIONS"] = shlex.join(arguments)
     _pytest(session, *arguments)
 
 

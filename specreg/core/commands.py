@@ -15,6 +15,9 @@ from specreg.core.files import OWN_REPOSITORY
 LAUNCHER = "SPECREG_LAUNCHER"
 """The variable in which a session of nox says how it was started: `nox -s cpu_perf --`."""
 
+LAUNCHER_OPTIONS = "SPECREG_LAUNCHER_OPTIONS"
+"""The variable in which a session of nox says which options it gives pytest by itself."""
+
 ATTACH_OPTION = "--specreg-attach"
 _FEWER = "--num-prompts"
 """An option that no recording takes: a baseline is of all prompts."""
@@ -23,12 +26,20 @@ _FEWER = "--num-prompts"
 def run_command(case_ids: Sequence[str], options: Sequence[str]) -> str:
     """Return the command that runs exactly these cases of a tier, or all of it.
 
-    A dash behind each keeps `…-c1` from meaning `…-c16` too. The options name the tier.
+    A dash behind each keeps `…-c1` from meaning `…-c16` too. The options that the launcher gives by
+    itself are left out.
+
+    Args:
+        case_ids: the cases; none for all of the tier.
+        options: how they run.
     """
     names = " or ".join(f"{case_id}-" for case_id in case_ids)
     chosen = [f"-k {_quoted(names)}"] if case_ids else []
     launcher = os.environ.get(LAUNCHER) or "pytest tests/perf"
-    return " ".join(filter(None, (launcher, *chosen, shlex.join(options))))
+    given = shlex.split(os.environ.get(LAUNCHER_OPTIONS, ""))
+    typed = [option for option in options if option not in given]
+    command = " ".join(filter(None, (launcher, *chosen, shlex.join(typed))))
+    return command.removesuffix(" --")
 
 
 def _quoted(names: str) -> str:
@@ -40,7 +51,7 @@ def _quoted(names: str) -> str:
 def record_command(case_ids: Sequence[str], options: Sequence[str]) -> str:
     """Return the command that records these cases' baselines, or all of the tier."""
     whole = [option for option in options if not option.startswith(_FEWER)]
-    return f"{run_command(case_ids, whole)} --update-baselines"
+    return run_command(case_ids, (*whole, "--update-baselines"))
 
 
 def specreg_command(*arguments: str) -> str:

@@ -67,7 +67,11 @@ def next_of(report: Report) -> str:
     """Return what to type next: the document's own hints, or what follows from its run."""
     if report.arms:
         return "\n".join(report.hints)
-    return render_next(report.run.verdicts, set(report.tier_cases), report.origin.options)
+    verdicts = report.run.verdicts
+    whole_ids = set(report.tier_cases)
+    if report.run.complete:  # some cases of a tier have nothing to judge
+        whole_ids = {verdict.case_id for verdict in verdicts}
+    return render_next(verdicts, whole_ids, report.origin.options)
 
 
 def render_verdicts(
@@ -199,13 +203,13 @@ def render_notes(verdicts: Iterable[Verdict], environment: str | None) -> str:
 
 
 def render_next(
-    verdicts: Sequence[Verdict], tier_case_ids: AbstractSet[str], options: Sequence[str]
+    verdicts: Sequence[Verdict], whole_ids: AbstractSet[str], options: Sequence[str]
 ) -> str:
     """Return the commands to run next; empty when there is nothing to do.
 
     Args:
         verdicts: those of the run.
-        tier_case_ids: the ids of all cases of the tier.
+        whole_ids: the ids of all cases that a run without `-k` judges.
         options: the options with which the cases ran, and will run again.
     """
     # A server that was attached to can neither be launched nor recorded here.
@@ -220,15 +224,17 @@ def render_next(
     if needed_launches and can_launch:
         launch_options = (f"--specreg-launches={needed_launches}",)
     steps = [
-        _step("look again, on a fresh launch", _case_ids(verdicts, _WORSE), options),
+        _step("look again, on a fresh launch", _case_ids(verdicts, _WORSE), whole_ids, options),
         _step(
             "measure again, once the reason above is mended",
             _case_ids(verdicts, {Outcome.INVALID}),
+            whole_ids,
             options,
         ),
         _step(
             "measure again, until it is decided",
             _case_ids(undecided, {Outcome.INCONCLUSIVE}),
+            whole_ids,
             (*options, *launch_options),
         ),
     ]
@@ -237,24 +243,33 @@ def render_next(
         lacking = [verdict for verdict in verdicts if verdict.lacks]
         unrecorded = _case_ids(lacking, {Outcome.NOT_COMPARABLE})
     if unrecorded and can_launch:
-        chosen = () if set(unrecorded) == tier_case_ids else unrecorded
+        chosen = _ids_to_name(unrecorded, whole_ids)
         steps.append(f"record what this machine does:\n  {record_command(chosen, options)}")
     return "\n".join(step for step in steps if step)
 
 
-def _step(purpose: str, case_ids: Sequence[str], options: Sequence[str]) -> str:
+def _step(
+    purpose: str, case_ids: Sequence[str], whole_ids: AbstractSet[str], options: Sequence[str]
+) -> str:
     """Return what to type for a purpose; empty if no case needs it."""
-    return f"{purpose}:\n  {run_command(case_ids, options)}" if case_ids else ""
+    if not case_ids:
+        return ""
+    return f"{purpose}:\n  {run_command(_ids_to_name(case_ids, whole_ids), options)}"
+
+
+def _ids_to_name(case_ids: Sequence[str], whole_ids: AbstractSet[str]) -> Sequence[str]:
+    """Return the cases that a command has to name: none where it is to run all of them."""
+    return () if whole_ids <= set(case_ids) else case_ids
 
 
 def render_written(
-    recorded: Sequence[RecordedBaseline], tier_case_ids: AbstractSet[str], options: Sequence[str]
+    recorded: Sequence[RecordedBaseline], whole_ids: AbstractSet[str], options: Sequence[str]
 ) -> str:
     """List the files of the baselines that were written, and what to type next.
 
     Args:
         recorded: the baselines, one at least.
-        tier_case_ids: the ids of all cases of the tier.
+        whole_ids: the ids of all cases that a run without `-k` judges.
         options: the options with which the cases ran.
     """
     here = Path.cwd()
@@ -264,8 +279,7 @@ def render_written(
         paths.append(record.path.relative_to(here) if is_here else record.path)
     case_ids = [path.stem for path in paths]
     folder = paths[0].parent.parent
-    chosen = [] if set(case_ids) == tier_case_ids else case_ids
-    commands = [run_command(chosen, options)]
+    commands = [run_command(_ids_to_name(case_ids, whole_ids), options)]
     if commit_of(folder):
         diff = shlex.join(("git", "diff", str(folder)))
         add = shlex.join(("git", "add", str(folder)))

@@ -159,7 +159,7 @@ def open_context(
         provision=provision_of(
             options, on_gpu=tier.needs_gpus > 0, show=progress.show, tell=progress.tell
         ),
-        store=store_of(options, root, environment, tier.name),
+        store=store_of(options, root, environment, options.tier),
         clock=clock,
         is_worker=worker_folder is not None,
         processor_load=ProcessorLoad(

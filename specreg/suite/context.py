@@ -162,9 +162,16 @@ class RunContext:
 
 
 def store_of(
-    options: Options, root: Path, environment: Environment, tier_name: str
+    options: Options, root: Path, environment: Environment, tier_name: str | None
 ) -> BaselineStore:
-    """Return the baselines of a machine, in the folder that the options name."""
+    """Return the baselines of a machine, in the folder that the options name.
+
+    Args:
+        options: what the user asked for.
+        root: the repository.
+        environment: the machine.
+        tier_name: the tier that a command has to name; None for the machine's default.
+    """
     return BaselineStore(
         folder=root / options.baselines,
         environment=environment,

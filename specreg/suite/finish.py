@@ -144,11 +144,11 @@ def render_end(
     parts.append(_report_line(context.run_folder))
     if run is not None:
         parts.append(render_answers(answers_of_run(run), color=color))
-    tier_ids = {case.id for case in context.tier.cases}
+    whole_ids = result.selection.whole_ids(context.tier)
     options = context.store.options
     if is_recording:
         options = (*options, "--update-baselines")
-    parts.append(terminal.render_next(result.verdicts, tier_ids, options))
+    parts.append(terminal.render_next(result.verdicts, whole_ids, options))
     return "\n\n".join(part for part in parts if part)
 
 

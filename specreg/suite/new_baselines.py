@@ -52,13 +52,13 @@ def _written(
     if not recorded:
         return ()
     tier_cases = result.context.tier.cases
-    tier_ids = {case.id for case in tier_cases}
+    whole_ids = result.selection.whole_ids(result.context.tier)
     timed_ids = {case.id for case in tier_cases if result.selection.needs_speed(case)}
     return (
         terminal.render_recorded(recorded, color=color),
         terminal.render_undecidable(recorded),
         terminal.render_unjudged(recorded, timed_ids),
-        terminal.render_written(recorded, tier_ids, result.context.store.options),
+        terminal.render_written(recorded, whole_ids, result.context.store.options),
     )
 
 

@@ -224,13 +224,17 @@ def hints_of(arguments: Sequence[str]) -> dict[str, str]:
     return {"did you mean": ", ".join(suggestions)} if suggestions else {}
 
 
-def options_to_repeat(options: Options, tier: str) -> tuple[str, ...]:
-    """Return the arguments that run cases of a tier as they were run.
+def options_to_repeat(options: Options, tier: str | None) -> tuple[str, ...]:
+    """Return the arguments that run cases as they were run.
 
     Options with their default value are left out, and those that belong to one run only, such as a
     reason.
+
+    Args:
+        options: what the user asked for.
+        tier: the tier to name; None for the one that this machine runs by default.
     """
-    arguments = [f"--specreg-tier={tier}"]
+    arguments = [] if tier is None else [f"--specreg-tier={tier}"]
     for field in dataclasses.fields(Options):
         value = getattr(options, field.name)
         if not field.metadata["is_repeated"] or value == field.default:

@@ -406,7 +406,7 @@ def _examine_baselines(context: RunContext) -> Iterator[Finding]:
     if recorded == len(cases):
         yield Finding("baselines", says)
     else:
-        command = record_command((), (f"--specreg-tier={context.tier.name}",))
+        command = record_command((), context.store.options)
         yield _note("baselines", says, f"record them: {command}")
 
 

@@ -44,6 +44,12 @@ class Selection:
         """The cases that the run will measure."""
         return self.names.keys() - self.unfetched.keys()
 
+    def whole_ids(self, tier: Tier) -> AbstractSet[str]:
+        """Return the cases that a run of a tier judges; some cases may have nothing to judge."""
+        if self.covers_tier:
+            return self.names.keys()
+        return {case.id for case in tier.cases}
+
     def cases_of(self, tier: Tier) -> list[Case]:
         """Return the selected cases of a tier, in its order."""
         return [case for case in tier.cases if case.id in self.names]

@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,13 @@ from typer.testing import CliRunner
 
 from specreg.cli import app
 from specreg.core import commands
-from specreg.core.commands import install_command, is_plain_command, record_command, specreg_command
+from specreg.core.commands import (
+    install_command,
+    is_plain_command,
+    record_command,
+    run_command,
+    specreg_command,
+)
 from specreg.suite.options import Options, flag_of
 from tests.unit import builders
 from tests.unit.builders.library_source import texts, trees
@@ -61,10 +67,30 @@ def test_an_option_that_a_text_names_is_one() -> None:
     assert named - known <= {"--specreg-engine"}
 
 
-def test_what_records_cases_collects_these_cases() -> None:
-    command = record_command(IDS[:1], ("--specreg-tier=cpu", "--num-prompts=6"))
+LISTED_TIER = "--specreg-tier=cpu"
+HINTS = {
+    "all": ((), ()),
+    "all of a tier": ((), (LISTED_TIER,)),
+    "one case": (IDS[:1], (LISTED_TIER, "--num-prompts=6")),
+    "two cases": (IDS, (LISTED_TIER, "--specreg-inconclusive=warn-speed")),
+    "with launches": (IDS[:1], (LISTED_TIER, "--specreg-launches=7")),
+    "with a version": (IDS[:1], (LISTED_TIER, "--specreg-engine-version=0.32.0")),
+    "with a path of several words": (IDS[:1], (LISTED_TIER, "--specreg-runs=my runs")),
+}
+"""By what it asks for, the cases and the options of each kind of command that runs the suite."""
+
+
+@pytest.mark.parametrize("build", [run_command, record_command])
+@pytest.mark.parametrize("hint", HINTS)
+def test_each_command_that_a_hint_names_collects_what_it_says(
+    build: Callable[[Sequence[str], Sequence[str]], str], hint: str
+) -> None:
+    case_ids, options = HINTS[hint]
     done = subprocess.run(
-        (sys.executable, "-m", *shlex.split(command), "--co", "-q", "-p", "no:cacheprovider"),
+        (
+            *(sys.executable, "-m", *shlex.split(build(case_ids, options))),
+            *("--co", "-q", "-p", "no:cacheprovider"),
+        ),
         check=False,
         cwd=builders.ROOT,
         capture_output=True,
@@ -73,20 +99,34 @@ def test_what_records_cases_collects_these_cases() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     listed = [line for line in done.stdout.splitlines() if "::" in line]
     assert listed
-    assert all(f"[{IDS[0]}-" in line for line in listed)
+    for case_id in case_ids:
+        assert any(f"[{case_id}-" in line for line in listed)
+    if case_ids:
+        assert all(any(f"[{case_id}-" in line for case_id in case_ids) for line in listed)
 
 
-def test_under_nox_all_of_it_is_what_nox_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_case_and_no_option_of_the_launcher_is_in_a_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sessions = SESSIONS.findall((builders.ROOT / "noxfile.py").read_text())
-    monkeypatch.setenv(commands.LAUNCHER, "nox -s cpu_perf --")
-    words = shlex.split(record_command(IDS, ("--specreg-tier=cpu",)))
-    assert words == [
-        *("nox", "-s", "cpu_perf", "--", "-k", " or ".join(f"{case_id}-" for case_id in IDS)),
-        *("--specreg-tier=cpu", "--update-baselines"),
-    ]
     assert "cpu_perf" in sessions
-    python, *arguments = shlex.split(specreg_command("prepare", "gsm8k"))
-    assert arguments == ["-m", "specreg", "prepare", "gsm8k"]
+    monkeypatch.setenv(commands.LAUNCHER, "nox -s cpu_perf --")
+    monkeypatch.setenv(commands.LAUNCHER_OPTIONS, f"tests/perf {LISTED_TIER}")
+    given = (LISTED_TIER,)
+    assert run_command((), given) == "nox -s cpu_perf"
+    assert record_command((), given) == "nox -s cpu_perf -- --update-baselines"
+    one = record_command(IDS[:1], (*given, "--specreg-oracle"))
+    assert one == f"nox -s cpu_perf -- -k {IDS[0]}- --specreg-oracle --update-baselines"
+    other_tier = run_command((), ("--specreg-tier=gpu",))
+    assert other_tier == "nox -s cpu_perf -- --specreg-tier=gpu"
+
+
+def test_under_nox_a_command_of_specreg_is_run_by_this_python(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(commands.LAUNCHER, "nox -s cpu_perf --")
+    python, *rest = shlex.split(specreg_command("prepare", "gsm8k"))
+    assert rest == ["-m", "specreg", "prepare", "gsm8k"]
     assert (Path.cwd() / python).exists()
     assert shlex.split(install_command("datasets"))[:4] == ["uv", "pip", "install", "--python"]
 

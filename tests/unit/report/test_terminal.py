@@ -12,6 +12,7 @@ from specreg.core.reasons import Reason
 from specreg.report.document import ArmReport, Headline, Tone
 from specreg.report.page import render_markdown, render_page
 from specreg.report.terminal import (
+    next_of,
     render_next,
     render_notes,
     render_recorded,
@@ -106,6 +107,24 @@ def test_what_to_type_next_runs_the_cases_as_they_ran(
 def test_the_whole_tier_is_recorded_only_when_all_of_it_is_new() -> None:
     shown = render_next([verdict(Outcome.NO_BASELINE)], {"case"}, ("--specreg-tier=cpu",))
     assert shown.endswith("pytest tests/perf --specreg-tier=cpu --update-baselines")
+
+
+def test_a_command_that_runs_all_names_no_case() -> None:
+    verdicts = [verdict(Outcome.REGRESSED), verdict(Outcome.INVALID, case_id="other")]
+    shown = render_next(verdicts, {"case", "other"}, ())
+    assert "pytest tests/perf -k case-" in shown
+    assert "pytest tests/perf -k other-" in shown
+    worse = [dataclasses.replace(judged, outcome=Outcome.REGRESSED) for judged in verdicts]
+    assert render_next(worse, {"case", "other"}, ()).endswith("\n  pytest tests/perf")
+
+
+def test_a_report_of_a_whole_run_names_no_case_where_all_lack_a_baseline() -> None:
+    """A tier has cases without speculation, of which nothing is judged."""
+    lacking = dataclasses.replace(reports.HELD, outcome=Outcome.NO_BASELINE)
+    report = msgspec.structs.replace(
+        reports.with_verdicts(lacking), tier_cases=(reports.CASE.id, "vllm-none-toy-toy-c2")
+    )
+    assert next_of(report).endswith("pytest tests/perf --specreg-tier=cpu --update-baselines")
 
 
 def test_a_recorded_change_is_positive_when_better() -> None:

@@ -36,6 +36,7 @@ def test_the_help_names_each_flag(pytester: pytest.Pytester) -> None:
 
 def test_what_repeats_a_run_is_all_but_what_was_of_it_alone() -> None:
     assert options_to_repeat(Options(), "cpu") == ("--specreg-tier=cpu",)
+    assert options_to_repeat(Options(), None) == ()
     of_it_alone = Options(tier="gpu", reason="x", resume=True, launches=3)
     options = dataclasses.replace(of_it_alone, oracle=True, num_prompts=6, engine_version="1")
     repeated = ("--num-prompts=6", "--specreg-oracle", "--specreg-engine-version=1")
