@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from specreg.core.commands import specreg_command
 from specreg.core.errors import MatrixError
 from specreg.engines.methods import (
     BRANCHES,
@@ -296,8 +297,8 @@ def read_speculation(
     if not fits:
         shown = msgspec.json.encode(settings).decode()
         raise MatrixError(
-            f"command: no method is spelt as the speculation {shown}; `specreg engines` lists the"
-            " methods: name one, and its draft where it needs one"
+            f"command: no method is spelt as the speculation {shown}; {specreg_command('engines')}"
+            " lists the methods: name one, and its draft where it needs one"
         )
     method = max(fits, key=fits.__getitem__)
     keys = {value: key for key, value in methods[method].settings.items()}
