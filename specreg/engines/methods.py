@@ -46,11 +46,17 @@ class Spelling:
         packages: what the method needs beside the engine.
         learns: whether it drafts from what it has served to others before, so that what it accepts
             depends on that.
+        until: the first version of the engine that has the method no more; empty for none.
     """
 
     settings: Mapping[str, Setting]
     packages: tuple[str, ...] = ()
     learns: bool = False
+    until: str = ""
+
+    def is_in(self, version: str) -> bool:
+        """Return whether a version of the engine still has the method; an unknown one has."""
+        return not version or not self.until or is_older(version, self.until)
 
     def render(
         self, draft: str | None, draft_tokens: int, tree: Tree | None = None

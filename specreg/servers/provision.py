@@ -417,6 +417,13 @@ def check_version(case: Case, version: str) -> None:
     if is_older(version, engine.oldest):
         message = f"engine '{engine.name}' {version}: is too old; take {engine.oldest} or newer"
         raise UnsupportedError(message)
+    method = case.server.method
+    spelling = engine.spelling_of(method)
+    if not spelling.is_in(version):
+        raise UnsupportedError(
+            f"method '{method}': {engine.name} {version} has it no more, needed a version before"
+            f" {spelling.until}; name one with --specreg-engine-version, or choose other cases"
+        )
     if case.form is Form.CHAT and engine.wire_format.takes_text_alone:
         raise UnsupportedError(
             f"engine '{engine.name}': takes a text, neither a chat nor token ids; set form ="

@@ -5,15 +5,19 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from specreg.acceptance.record import AcceptanceRecord
+from specreg.core.files import cache_folder, passing_folder
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts
 from specreg.matrix.tier import load_tier
 from specreg.measurement.measure import Measurement
+from specreg.servers.installer import run_uv
 from specreg.servers.launch import ServerStart
 from specreg.servers.provision import Provision, engine_environment
 from specreg.servers.server import Server
 from tests.unit import builders
+
+_WITHOUT_CPU_BUILD = {("vllm", "0.33.0")}
 
 
 def case_of(tier: str, case_id: str) -> Case:
@@ -22,10 +26,35 @@ def case_of(tier: str, case_id: str) -> Case:
 
 
 def interpreter_of(engine: str, version: str = "") -> str:
-    """The interpreter of an engine's version; from the cache, after the first time."""
+    """The interpreter of an engine's version; from the cache, after the first time.
+
+    Of a version without a build for CPUs it is that of the one that specreg installs there.
+    """
     requirement = engine_named(engine).requirement(on_gpu=False)
-    version = version or requirement.version
+    if not version or (engine, version) in _WITHOUT_CPU_BUILD:
+        version = requirement.version
     return engine_environment(dataclasses.replace(requirement, version=version), show=print)
+
+
+def modules_of(engine: str, version: str) -> Path | None:
+    """The modules of a version that has no build for CPUs, without what it needs.
+
+    The environment of the version that specreg installs on a CPU has that, as far as the parser of
+    its command line goes.
+
+    Returns:
+        A folder of the cache to put on PYTHONPATH; None for a version with a build for CPUs.
+    """
+    if (engine, version) not in _WITHOUT_CPU_BUILD:
+        return None
+    folder = cache_folder("modules") / f"{engine}-{version}"
+    if not folder.is_dir():
+        with passing_folder(folder) as made:
+            pin = f"{engine_named(engine).requirement(on_gpu=True).package}=={version}"
+            log_path = Path(f"{folder}.log")
+            run_uv(log_path, "pip", "install", "--no-deps", "--target", str(made / "all"), pin)
+            (made / "all").rename(folder)
+    return folder
 
 
 def start(case: Case, folder: Path) -> AbstractContextManager[Server]:

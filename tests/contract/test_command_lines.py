@@ -18,7 +18,7 @@ from specreg.engines.registry import engine_named
 from specreg.matrix.case import ServerSpec
 from specreg.matrix.tier import load_tier, tier_names
 from specreg.servers.launch import LaunchSite, launch_options
-from tests.contract.engines import interpreter_of
+from tests.contract.engines import interpreter_of, modules_of
 from tests.unit import builders
 
 PARSERS = Path(__file__).parent / "parsers"
@@ -27,6 +27,7 @@ VERSIONS = [
     for engine, version in (
         ("vllm", "0.31.0"),
         ("vllm", "0.32.0"),
+        ("vllm", "0.33.0"),
         ("sglang", "0.5.21"),
         ("sglang", "0.5.23"),
     )
@@ -49,6 +50,7 @@ def launches(engine: str, version: str) -> Mapping[str, LaunchOptions]:
             ),
         )
         for name, spelling in engine_named(engine).methods.items()
+        if spelling.is_in(version)
     }
     return {
         **methods,
@@ -64,31 +66,39 @@ def launches(engine: str, version: str) -> Mapping[str, LaunchOptions]:
     }
 
 
+def arguments_of(engine: str, options: LaunchOptions) -> Sequence[str]:
+    """The words of a command line behind the module, and behind what it is asked to do."""
+    words = engine_named(engine).command(Path("python"), options)[3:]
+    return words[1:] if words[0] == "serve" else words
+
+
 def problems(
-    engine: str, python: str, lines: Sequence[Sequence[str] | Mapping[str, object]]
+    engine: str, version: str, lines: Sequence[Sequence[str] | Mapping[str, object]]
 ) -> Sequence[str | None]:
-    """What the engine's parser says of each command line, or arguments by name; None: it's fine."""
+    """What a version's parser says of each command line, or arguments by name; None: it's fine."""
+    modules = modules_of(engine, version) or builders.ROOT / "tests" / "sglang_cpu"
     done = subprocess.run(
-        (python, str(PARSERS / f"of_{engine}.py")),
+        (interpreter_of(engine, version), str(PARSERS / f"of_{engine}.py")),
         check=False,
         input=json.dumps(lines),
         capture_output=True,
         text=True,
         timeout=300,
-        env=os.environ | {"PYTHONPATH": str(builders.ROOT / "tests" / "sglang_cpu")},
+        env=os.environ | {"PYTHONPATH": str(modules)},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     problems_found: Sequence[str | None] = json.loads(done.stdout.splitlines()[-1])
     return problems_found
 
 
-def servers_of_tiers(engine: str) -> Mapping[str, ServerSpec]:
+def servers_of_tiers(engine: str, version: str) -> Mapping[str, ServerSpec]:
     """Each server of the repository's tiers, by what it is and for which tier."""
     folder = builders.ROOT / "fixtures/matrix"
     servers = {}
     for name in tier_names(folder):
         for case in load_tier(folder, name).cases:
-            if case.server.engine == engine:
+            spelling = engine_named(case.server.engine).spelling_of(case.server.method)
+            if case.server.engine == engine and spelling.is_in(version):
                 servers[f"{case.server.id} of {name}, {case.in_flight} in flight"] = case.server
     return servers
 
@@ -97,20 +107,20 @@ def servers_of_tiers(engine: str) -> Mapping[str, ServerSpec]:
 def test_the_engine_takes_the_command_line_of_each_server_of_the_tiers(
     engine: str, version: str, tmp_path: Path
 ) -> None:
-    servers = servers_of_tiers(engine)
+    servers = servers_of_tiers(engine, version)
     site = LaunchSite(port=8123, folder=tmp_path, on_gpu=True, version=version)
     commands = {}
     for name, spec in servers.items():
         options = launch_options(spec, (spec.target, spec.draft), site)
-        commands[name] = engine_named(engine).command(Path("python"), options)[3:]
+        commands[name] = arguments_of(engine, options)
     assert len(commands) > 20
 
-    problems_found = problems(engine, interpreter_of(engine, version), [*commands.values()])
+    problems_found = problems(engine, version, [*commands.values()])
 
     assert dict(zip(commands, problems_found, strict=True)) == dict.fromkeys(commands)
 
 
-@pytest.mark.parametrize("version", ["0.31.0", "0.32.0"])
+@pytest.mark.parametrize("version", ["0.31.0", "0.32.0", "0.33.0"])
 def test_vllm_takes_each_argument_of_tritons_model_json(version: str) -> None:
     named = {
         name: json.loads(engine_named("triton").files(options)["toy/1/model.json"])
@@ -123,8 +133,7 @@ def test_vllm_takes_each_argument_of_tritons_model_json(version: str) -> None:
     keys = {key for argument in named.values() for key in argument}
     assert {"tensor_parallel_size", "gpu_memory_utilization", "speculative_config"} <= keys
 
-    python = interpreter_of("vllm", version)
-    *problems_found, of_argument, of_method = problems("vllm", python, [*named.values(), *planted])
+    *problems_found, of_argument, of_method = problems("vllm", version, [*named.values(), *planted])
 
     assert dict(zip(named, problems_found, strict=True)) == dict.fromkeys(named)
     assert of_argument == "AsyncEngineArgs has no no_such_argument"
@@ -133,12 +142,8 @@ def test_vllm_takes_each_argument_of_tritons_model_json(version: str) -> None:
 
 @pytest.mark.parametrize(("engine", "version"), VERSIONS)
 def test_the_engine_takes_each_command_line(engine: str, version: str) -> None:
-    python = interpreter_of(engine, version)
     launch_options = launches(engine, version)
-    commands = {
-        name: engine_named(engine).command(Path("python"), options)[3:]  # after "-m", a module
-        for name, options in launch_options.items()
-    }
+    commands = {name: arguments_of(engine, options) for name, options in launch_options.items()}
     # A check that takes everything would be none: a flag and a method that don't exist.
     unnamed = [
         word.replace("eagle3", "no-such").replace("EAGLE3", "NONE_SUCH")
@@ -146,7 +151,7 @@ def test_the_engine_takes_each_command_line(engine: str, version: str) -> None:
     ]
     planted = [(*commands["eagle3"], "--no-such-flag"), unnamed]
 
-    *problems_found, of_flag, of_method = problems(engine, python, [*commands.values(), *planted])
+    *problems_found, of_flag, of_method = problems(engine, version, [*commands.values(), *planted])
 
     assert dict(zip(commands, problems_found, strict=True)) == dict.fromkeys(commands)
     assert of_flag

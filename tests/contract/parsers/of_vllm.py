@@ -9,10 +9,21 @@ import json
 import sys
 import typing
 
+from vllm import platforms
+from vllm.platforms.cpu import CpuPlatform
+
+# A build for GPUs finds no device here, and without one it makes no parser.
+if platforms.current_platform.is_unspecified():
+    platforms.current_platform = CpuPlatform()
+
 from vllm.config.speculative import SpeculativeConfig, SpeculativeMethod
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+try:
+    from vllm.entrypoints.common.cli_args import make_arg_parser  # from 0.33 on
+except ImportError:
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
 
 
 def _problem_by_name(arguments: dict[str, typing.Any]) -> str | None:

@@ -309,3 +309,34 @@ def test_tritons_repository_holds_one_model_whose_vllm_is_told_what_it_would_be_
 def test_an_argument_of_triton_without_a_name_is_refused(argument: str) -> None:
     with pytest.raises(UnsupportedError, match='write name=value, as in "seed=7"'):
         triton_arguments(engine_args=(argument,))
+
+
+SERVE = "/envs/one/bin/python -m vllm.entrypoints.cli.main serve some/target --host 127.0.0.1"
+MODULE = "/envs/one/bin/python -m vllm.entrypoints.openai.api_server --host 127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("version", "on_gpu", "beginning"),
+    [
+        ("0.31.0", True, MODULE),
+        ("0.32.0", True, SERVE),  # from here on the module is deprecated
+        ("0.33.0", True, SERVE),
+        ("", True, SERVE),
+        ("0.32.0", False, MODULE),  # a build for CPUs has no other
+    ],
+)
+def test_vllm_is_started_by_its_command_where_its_module_is_deprecated(
+    version: str, beginning: str, *, on_gpu: bool
+) -> None:
+    command = command_of("vllm", version=version, on_gpu=on_gpu)
+    assert command.startswith(f"{beginning} --port 8123 --served-model-name toy")
+    assert ("--model " in command) == (beginning == MODULE)
+
+
+def test_copies_of_a_model_are_served_and_counted_by_one_front_end() -> None:
+    """`vllm serve` starts as many as there are copies, each with a page of its own."""
+    copies = Parallel(data=2)
+    flag = "--api-server-count 1"
+    assert flag in command_of("vllm", version="0.33.0", on_gpu=True, parallel=copies)
+    assert flag not in command_of("vllm", version="0.31.0", on_gpu=True, parallel=copies)
+    assert flag not in command_of("vllm", version="0.33.0", on_gpu=True)

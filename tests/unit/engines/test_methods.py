@@ -58,3 +58,18 @@ def test_a_tree_is_as_deep_as_asked_and_counts_its_root() -> None:
         "speculative-eagle-topk": 2,
         "speculative-num-draft-tokens": 7,
     }
+
+
+@pytest.mark.parametrize(
+    ("method", "version", "is_there"),
+    [
+        ("medusa", "0.32.0", True),
+        ("medusa", "0.33.0", False),
+        ("medusa", "", True),  # of a build it is known once it is installed
+        ("eagle3", "0.33.0", True),
+    ],
+)
+def test_a_method_that_a_version_has_no_more_is_known(
+    method: str, version: str, *, is_there: bool
+) -> None:
+    assert ENGINES["vllm"].spelling_of(method).is_in(version) is is_there

@@ -93,6 +93,10 @@ REFUSED: Mapping[str, tuple[Provision, list[Case], str]] = {
         *(of_version("0.5.18"), [case("sglang", form=TEXT)]),
         "engine 'sglang' 0.5.18: is too old; take 0.5.21 or newer",
     ),
+    "a-method-that-is-gone": (
+        *(of_version("0.33.0"), [case("vllm", "medusa")]),
+        "method 'medusa': vllm 0.33.0 has it no more, needed a version before 0.33; name one with",
+    ),
     "needs-a-gpu": (INSTALLED, [case("tensorrt_llm")], "'tensorrt_llm': runs on a GPU alone"),
     "spread-of-the-draft": (
         *(ON_GPU, [case("sglang", parallel=Parallel(tensor=2, draft_tensor=1))]),
