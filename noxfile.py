@@ -134,6 +134,11 @@ def lint(session: nox.Session) -> None:
     session.run("mypy")
     session.run("lint-imports")
     session.run("zizmor", "--offline", "--quiet", ".github")
+    if shutil.which("actionlint") is not None:
+        session.run("actionlint", external=True)
+    else:
+        # Its package on PyPI fetches a program from elsewhere, so it isn't a dependency.
+        session.warn("actionlint isn't installed: nobody looked for its errors in the workflows")
 
 
 @nox.session(tags=["develop"])
