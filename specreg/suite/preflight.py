@@ -55,7 +55,7 @@ class Finding(msgspec.Struct, frozen=True):
 
     Attributes:
         says: what is the case.
-        advice: what to do about it; empty if there is nothing to do.
+        advice: what to do about it; empty if there is nothing to do, or if `says` ends with it.
     """
 
     subject: str
@@ -74,7 +74,7 @@ def examine(context: RunContext) -> Iterator[Finding]:
         try:
             yield from check(context)
         except SpecregError as error:
-            yield _finding_of(subject, error)
+            yield _obstacle(subject, error)
         except Exception as error:  # noqa: BLE001 - the rest is still worth knowing
             says = f"couldn't be looked at: {type(error).__name__}: {error}"
             yield Finding(subject, says, "mend that, or report it", State.IN_THE_WAY)
@@ -107,15 +107,9 @@ def _note(subject: str, says: str, advice: str) -> Finding:
     return Finding(subject, says, advice, State.NOTE)
 
 
-def _finding_of(
-    subject: str, error: SpecregError | str, state: State = State.IN_THE_WAY
-) -> Finding:
-    """Return an error as a finding: what is wrong, and behind its last semicolon what to do."""
-    first_line = str(error).splitlines()[0]
-    says, _, advice = first_line.rpartition("; ")
-    if not says:
-        return Finding(subject, first_line, state=state)
-    return Finding(subject, says, advice, state)
+def _obstacle(subject: str, problem: object) -> Finding:
+    """Return a problem that is in the way of a run; its sentence ends with what to do about it."""
+    return Finding(subject, str(problem).splitlines()[0], state=State.IN_THE_WAY)
 
 
 def _running(context: RunContext) -> list[Case]:
@@ -148,18 +142,17 @@ def _examine_gpus(context: RunContext) -> Iterator[Finding]:
     gpus = gpus_of(context.options)
     on_gpu = context.provision.on_gpu
     if not gpus.devices and (on_gpu or gpus.is_unusable):
-        yield _finding_of("GPUs", gpus.why_none)
+        yield _obstacle("GPUs", gpus.why_none)
     elif not gpus.devices:
-        yield Finding("GPUs", f"none ({_finding_of('GPUs', gpus.why_none).says})")
+        yield Finding("GPUs", f"none: {gpus.why_none}")
     for remark in remarks_on(gpus):
-        finding = _finding_of("GPUs", remark, State.NOTE)
-        yield _note("GPUs", finding.says, finding.advice or "a run goes on without it")
+        yield Finding("GPUs", remark, state=State.NOTE)
     used_ids = {device.id for device in _devices(context)} if on_gpu and gpus.devices else set()
     for device in gpus.devices:
         try:
             yield from _examine_gpu(device, is_used=device.id in used_ids)
         except SensorError as error:
-            yield _finding_of(_subject_of(device), error)
+            yield _obstacle(_subject_of(device), error)
 
 
 def _subject_of(device: Device) -> str:
@@ -227,13 +220,13 @@ def _examine_power(context: RunContext) -> Iterator[Finding]:
         for device in _devices(context):
             yield _power_of(device)
     except SensorError as error:
-        yield _finding_of("power", error, State.NOTE)
+        yield Finding("power", error.head, state=State.NOTE)
 
 
 def _power_of(device: Device) -> Finding:
     """Return how the power of a device is measured; a SensorError if it can't be read."""
     if device.why_not:
-        return _finding_of("power", f"{device.name}: {device.why_not}", State.NOTE)
+        return Finding("power", f"{device.name}: {device.why_not}", state=State.NOTE)
     sensor = f"{device.name}, {device.scope} scope, by {device.sensor}"
     if open_probe(device).energy_mj() is None:
         advice = "without one energy is summed from power, less exactly"
@@ -250,7 +243,8 @@ def _examine_memory(context: RunContext) -> Iterator[Finding]:
     says = f"{left_gib:.1f} GiB free"
     if left_gib < needed_gib:
         says = f"{says}, and the models of the largest case take {needed_gib:.1f}"
-        yield _finding_of("memory", f"{says}; end what takes it, or choose smaller models")
+        advice = "end what takes it, or choose smaller models"
+        yield Finding("memory", says, advice, State.IN_THE_WAY)
     else:
         yield Finding("memory", says)
 
@@ -359,7 +353,7 @@ def _examine_models(context: RunContext) -> Iterator[Finding]:
         try:
             yield _model(context, reference, size)
         except SpecregError as error:
-            yield _finding_of("model", error)
+            yield _obstacle("model", error)
 
 
 def _model(context: RunContext, reference: str, size: str) -> Finding:
@@ -391,14 +385,14 @@ def _examine_datasets(context: RunContext) -> Iterator[Finding]:
         except ModelError:  # that is a finding of `_examine_models`
             continue
         except SpecregError as error:
-            yield _finding_of("dataset", error)
+            yield _obstacle("dataset", error)
 
 
 def _examine_baselines(context: RunContext) -> Iterator[Finding]:
     """Name the baselines that can't be read, and say how many cases have one."""
     store = context.store
     for problem in read_baselines(baseline_files(store.folder))[1]:
-        yield _finding_of("baselines", problem)
+        yield _obstacle("baselines", problem)
     cases = _running(context)
     recorded = sum(store.path(case.id).exists() for case in cases)
     name = context.environment.name
@@ -428,7 +422,7 @@ def _examine_cases(context: RunContext) -> Iterator[Finding]:
         advice = "do what is said of them, or choose another tier"
         yield Finding("cases", says, advice, State.IN_THE_WAY)
     for case_ids, reason in _by_reason(refused):
-        yield _finding_of("cases", f"{case_ids}: {reason}")
+        yield _obstacle("cases", f"{case_ids}: {reason}")
     for case_ids, reason in _by_reason(why_unfit(context)):
         advice = "left out; run them on a machine that has that"
         yield _note("cases", f"{case_ids}: {reason}", advice)

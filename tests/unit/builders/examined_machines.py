@@ -59,10 +59,11 @@ def context_of(root: Path, **changes: object) -> RunContext:
 
 
 def findings_of(context: RunContext) -> FindingsBySubject:
-    """Return what the doctor finds; each finding has advice, unless all is well."""
+    """Return what the doctor finds; what is in the way comes with what to do."""
     findings: dict[str, list[Finding]] = {}
     for finding in examine(context):
-        assert bool(finding.advice) == (finding.state != State.OK), finding
+        if finding.state is State.IN_THE_WAY:
+            assert finding.advice or "; " in finding.says, finding
         findings.setdefault(finding.subject, []).append(finding)
     return findings
 
