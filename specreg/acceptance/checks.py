@@ -108,6 +108,8 @@ def _drafts_vary(record: AcceptanceRecord) -> bool:
     """
     if record.source is not Source.SGLANG_REQUEST:
         return False
+    if record.total.proposed is None:
+        return True
     counts_of_all = [record.total, *(prompt.counts for prompt in record.prompts)]
     drafts_per_step = {
         counts.proposed / counts.steps

@@ -34,7 +34,17 @@ _UNSEEN_TOKENS: Mapping[tuple[str, str], int] = {
     **{
         ("vllm", name): 0
         for name in (
-            *("draft_model", "pard", "eagle", "eagle3", "p_eagle", "medusa", "mtp", "dflash"),
+            *(
+                "draft_model",
+                "draft_model_tli",
+                "pard",
+                "eagle",
+                "eagle3",
+                "p_eagle",
+                "medusa",
+                "mtp",
+                "dflash",
+            ),
         )
     },
 }

@@ -317,6 +317,15 @@ class Engine(ABC):
         """Return a speculative configuration with the names that the methods are spelt by."""
         return speculation
 
+    def tells_drafts(self, speculation: Mapping[str, Setting]) -> bool:
+        """Return whether its count of drafted tokens is right.
+
+        Args:
+            speculation: the further keys of a case's speculation.
+        """
+        del speculation
+        return True
+
     def accepts_others(self, speculation: Mapping[str, Setting]) -> bool:
         """Return whether it accepts drafts that the target wouldn't say or draw.
 

@@ -345,6 +345,14 @@ class Sglang(Engine):
             algorithm = "EAGLE"
         return {**speculation, "speculative-algorithm": algorithm}
 
+    def tells_drafts(self, speculation: Mapping[str, Setting]) -> bool:
+        """Return False for adaptive speculation, whose steps draft different numbers of tokens.
+
+        SGLang 0.5.23 reports the verify calls times the drafts that a step had at the start
+        (managers/tokenizer_manager.py), whatever the steps drafted.
+        """
+        return "speculative-adaptive" not in self.further_speculation(tuple(speculation.items()))
+
     def accepts_others(self, speculation: Mapping[str, Setting]) -> bool:
         """Return True where a threshold accepts drafts that the target finds less likely."""
         flags = self.further_speculation(tuple(speculation.items()))

@@ -179,6 +179,7 @@ _METHODS = {
         learns=True,  # its cache keeps the answers of requests that have ended
     ),
     "mtp": _drafter("mtp"),
+    "frozen_kv_mtp": _drafter("mtp", model=DRAFT),  # Gemma 4's assistants
     "pard": _drafter("draft_model", model=DRAFT, parallel_drafting=True),
     "p_eagle": _drafter("eagle3", model=DRAFT, parallel_drafting=True),
     "draft_model_tli": _drafter("draft_model", model=DRAFT, use_heterogeneous_vocab=True),

@@ -298,6 +298,8 @@ def read_acceptance(
     has_own_counts = any(trace.acceptance is not None for trace in traces)
     if wire_format.request_source is not None and has_own_counts:
         counts = _own_counts(traces)
+        if not engine_named(spec.engine).tells_drafts(dict(spec.speculation)):
+            counts = [dataclasses.replace(one, proposed=None) for one in counts]
         record = _record(wire_format.request_source, View.VERIFIER, traces, counts)
         if moved is not None:
             checks.check_reconciled(record.total, moved)

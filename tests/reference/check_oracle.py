@@ -199,6 +199,35 @@ class Oracle(unittest.TestCase):
                 assert accepted[position] == [*hits, False].index(False), (method, position)
             assert {accepted[position] for position in places} == set(range(DRAFT_TOKENS + 1))
 
+    def test_a_draft_of_another_vocabulary_says_what_the_same_draft_says_of_shared_tokens(
+        self,
+    ) -> None:
+        """It is the tiny draft with other ids, and without 64 of its tokens."""
+        other = str(TINY / "other_vocabulary")
+        question = ask("draft_model_tli", "float32", other)
+        told = answer_question(question, "cpu").accepted
+        # One token after another, with the draft's own tokenizer.
+        draft = load_model(other, "float32", "cpu")
+        vocabulary = json.loads((Path(other) / "tokenizer.json").read_text())["model"]["vocab"]
+        of_target = json.loads((Path(TARGET) / "tokenizer.json").read_text())["model"]["vocab"]
+        names = {target_id: name for name, target_id in of_target.items()}
+        target_id_of = {own: of_target[name] for name, own in vocabulary.items()}
+        end = vocabulary["<|end|>"]
+        for text, accepted in zip(texts()[:2], told, strict=False):
+            read = [vocabulary.get(names[target_id], end) for target_id in text.ids]
+            for place in range(1, len(text.ids) - DRAFT_TOKENS):
+                grown, right = read[:place], 0
+                for wanted in text.ids[place : place + DRAFT_TOKENS]:
+                    with torch.inference_mode():
+                        said = int(draft(input_ids=torch.tensor([grown])).logits[0, -1].argmax())
+                    if target_id_of[said] != wanted:
+                        break
+                    right += 1
+                    grown = [*grown, said]
+                assert accepted[place] == right, place
+        same = answer_question(ask("draft_model", "float32"), "cpu").accepted
+        assert sum(map(sum, told)) > 0.8 * sum(map(sum, same))
+
     def test_a_tree_of_one_branch_is_its_chain_and_one_of_more_holds_it(self) -> None:
         some_texts = texts()[:2]
         for method, draft in (DRAFTS | {"eagle": HEADS["eagle"]}).items():

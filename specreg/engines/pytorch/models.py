@@ -156,13 +156,13 @@ def check_models(target: str, draft: str | None, needed_tokens: int) -> Tokenize
             vocabularies differ.
     """
     config = _load_config(target)
-    tokenizer = _load_tokenizer(target)
+    tokenizer = load_tokenizer(target)
     check_context(target, config, needed_tokens)
     if draft is None:
         return tokenizer
     draft_config = _load_config(draft)
     has_same_size = draft_config.vocab_size == config.vocab_size
-    if not has_same_size or _load_tokenizer(draft).get_vocab() != tokenizer.get_vocab():
+    if not has_same_size or load_tokenizer(draft).get_vocab() != tokenizer.get_vocab():
         message = (
             f"draft '{draft}': its tokens ({draft_config.vocab_size}) aren't the target's"
             f" ({config.vocab_size}), by number or text; choose a draft of the target's family"
@@ -202,7 +202,7 @@ def _load_config(name: str) -> Any:  # noqa: ANN401 - transformers has no types
     return config.get_text_config(decoder=True)
 
 
-def _load_tokenizer(name: str) -> Tokenizer:
+def load_tokenizer(name: str) -> Tokenizer:
     """Load the tokenizer of a model.
 
     Raises:

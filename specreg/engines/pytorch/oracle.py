@@ -22,9 +22,16 @@ from torch import Tensor
 from specreg.core.errors import ModelError, SpecregError
 from specreg.engines.pytorch import heads
 from specreg.engines.pytorch.heads import Head, LayerConfig, MedusaConfig, Model
-from specreg.engines.pytorch.models import check_context, check_models, default_device, load_model
+from specreg.engines.pytorch.models import (
+    check_context,
+    check_models,
+    default_device,
+    load_model,
+    load_tokenizer,
+)
 from specreg.engines.pytorch.parallel import draft_in_parallel
 from specreg.engines.pytorch.requests import OracleAnswer, Question, Text
+from specreg.engines.pytorch.vocabularies import SharedVocabulary
 
 DraftNext = Callable[[Tensor, int], Tensor]
 """Takes the ids of texts, `[rows, tokens]`, and how many of their last ids are drafts. Returns the
@@ -54,6 +61,8 @@ def answer_question(question: Question, device: str) -> OracleAnswer:
     target = load_model(question.target, question.dtype, device)
     if method == "draft_model":
         read = _draft_model_reader(question, target)
+    elif method == "draft_model_tli":
+        read = _other_vocabulary_reader(question, target)
     elif method == "pard":
         read = _parallel_model_reader(question, target)
     elif method in _HEADS:
@@ -111,6 +120,31 @@ def _draft_model_reader(question: Question, target: Model) -> Read:
         choices = draft(input_ids=ids[:, first:]).logits.argmax(-1)
         hits = [False] * (first + 1)
         hits += (choices[0, :-1] == ids[0, first + 1 :]).tolist()
+        accepted = [
+            _accepted_drafts(hits[position : position + question.draft_tokens])
+            for position in range(len(hits))
+        ]
+        return logits, tuple(accepted)
+
+    return read
+
+
+def _other_vocabulary_reader(question: Question, target: Model) -> Read:
+    """Return a function that reads a text with the target and a draft of another vocabulary.
+
+    Raises:
+        ModelError: The draft can't be loaded, or shares no tokens with the target.
+    """
+    draft = load_model(question.draft, question.dtype, str(target.device))
+    sizes = (target.config.vocab_size, draft.config.vocab_size)
+    tokenizers = (load_tokenizer(question.target), load_tokenizer(question.draft))
+    shared = SharedVocabulary(*tokenizers, sizes)
+
+    def read(_: Text, ids: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+        logits = target(input_ids=ids).logits
+        draft_ids = shared.draft_ids.to(ids.device)[ids]
+        choices = shared.choose(draft(input_ids=draft_ids).logits)
+        hits = [False, *(choices[0, :-1] == ids[0, 1:]).tolist()]
         accepted = [
             _accepted_drafts(hits[position : position + question.draft_tokens])
             for position in range(len(hits))

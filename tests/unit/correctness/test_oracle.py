@@ -111,7 +111,7 @@ def right_drafts(drafter: list[int], text: list[int], on: list[int]) -> int:
 
 def test_it_knows_the_pairs_that_were_held_against_an_engine_and_no_others() -> None:
     of_vllm = {"draft_model", "eagle", "eagle3", "medusa", "mtp", "dflash", "ngram"}
-    of_vllm |= {"pard", "p_eagle"}
+    of_vllm |= {"pard", "p_eagle", "draft_model_tli"}
     of_sglang = {"draft_model", "eagle", "eagle3", "mtp", "draft_model_tree"}
     known = {"vllm": of_vllm, "triton": of_vllm, "reference": {"draft_model", "ngram"}}
     known["sglang"] = of_sglang | {"eagle_tree", "eagle3_tree"}

@@ -101,3 +101,20 @@ def test_a_server_that_drafts_in_every_step_needs_no_remark(name: str) -> None:
 def test_a_drafter_that_is_always_off_is_still_found(name: str) -> None:
     with pytest.raises(InvalidMeasurementError, match=r"SPEC_DISABLED|ACCEPTANCE_MISSING"):
         replayed(name, Script(undrafted_frac=1.0, step_ms=1.0, prefill_ms=0.0))
+
+
+def test_of_adaptive_sglang_the_drafted_tokens_are_unknown() -> None:
+    """It reports the verify calls times the drafts that a step had at the start."""
+    replay = replayed("sglang")
+    adaptive = dataclasses.replace(
+        builders.SPEC, engine="sglang", speculation=(("speculative-adaptive", True),)
+    )
+    record = read_acceptance(
+        adaptive, ENGINES["sglang"].wire_format, replay.rounds[0].traces, None, None
+    )
+    assert replay.acceptance is not None
+    assert record is not None
+    assert replay.acceptance.total.proposed is not None
+    assert record.total.proposed is None
+    assert record.total.acceptance_rate is None
+    assert record.total.acceptance_length == replay.acceptance.total.acceptance_length

@@ -1,0 +1,62 @@
+"""What a draft model and a target with different vocabularies have in common.
+
+As vLLM has it (v1/spec_decode/vocab_mapping.py, 0.32 and 0.33), the algorithm TLI (token-level
+intersection, Timor et al. 2025, arXiv 2502.05202): the draft reads each token of the text as its
+own token of the same spelling, and drafts only tokens that both have.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specreg.core.errors import ModelError
+
+Tokenizer = Any
+"""Of transformers."""
+
+
+class SharedVocabulary:
+    """The tokens that a target and a draft both have.
+
+    Attributes:
+        draft_ids: by id of the target, that of the draft; that of its unknown token for others.
+        target_ids: by id of the draft, that of the target; -1 for others.
+    """
+
+    def __init__(self, target: Tokenizer, draft: Tokenizer, sizes: tuple[int, int]) -> None:
+        """Compare two tokenizers.
+
+        Args:
+            target: that of the target.
+            draft: that of the draft.
+            sizes: how many ids the target and the draft have.
+
+        Raises:
+            ModelError: they have no token in common, or the draft none for an unknown one.
+        """
+        unknown_id = draft.unk_token_id
+        if unknown_id is None:
+            unknown_id = draft.eos_token_id
+        if unknown_id is None:
+            raise ModelError("draft: its tokenizer has neither an unknown nor an end token")
+        self.draft_ids = torch.full((sizes[0],), unknown_id)
+        self.target_ids = torch.full((sizes[1],), -1)
+        target_vocabulary = target.get_vocab()
+        for token, draft_id in draft.get_vocab().items():
+            target_id = target_vocabulary.get(token)
+            if target_id is not None and target_id < sizes[0] and draft_id < sizes[1]:
+                self.draft_ids[target_id] = draft_id
+                self.target_ids[draft_id] = target_id
+        if not (self.target_ids >= 0).any():
+            raise ModelError("draft: its tokenizer has no token of the target's; choose another")
+
+    def choose(self, logits: Tensor) -> Tensor:
+        """Return the ids of the target for the likeliest tokens that both have.
+
+        Args:
+            logits: the draft's, `[..., vocabulary]`.
+        """
+        target_ids = self.target_ids.to(logits.device)
+        shared = logits.masked_fill(target_ids < 0, float("-inf"))
+        return target_ids[shared.argmax(-1)]
