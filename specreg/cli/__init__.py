@@ -46,13 +46,24 @@ _USAGE_ERROR: Any = typer.BadParameter.__base__
 """What Typer raises where it refuses what was typed; it has no public name of its own."""
 
 
+_PURPOSE = """
+specreg keeps speculative decoding fast: it starts LLM servers with and without it, replays
+prompts, and says whether acceptance, speed and power are as good as what was recorded.
+
+The suite itself is pytest's: `pytest -k eagle3` measures, `pytest -k eagle3 --update-baselines`
+records. These are the commands beside it.
+"""
+
+
 class Commands(typer.core.TyperGroup):
     """The commands of specreg, listed by name with the first line of their docstrings."""
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - Typer's own
         super().__init__(**settings)
         lines = {name: _first_line(name) for name in _COMMANDS}
-        self.commands = {name: typer.core.TyperCommand(name, help=lines[name]) for name in lines}
+        self.commands = {
+            name: typer.core.TyperCommand(name, short_help=lines[name]) for name in lines
+        }
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override] # noqa: ANN401
         """Run the command that is typed; what is refused of it is quoted without secrets."""
@@ -66,7 +77,7 @@ class Commands(typer.core.TyperGroup):
         """Return the command that is typed, and import its module."""
         name, _, arguments = super().resolve_command(ctx, args)
         module = importlib.import_module(f"specreg.cli.{_COMMANDS[str(name)]}")
-        single_command = typer.Typer(add_completion=False)
+        single_command = typer.Typer(add_completion=False, rich_markup_mode=None)
         single_command.command(name)(getattr(module, str(name)))
         return name, typer.main.get_command(single_command), arguments
 
@@ -86,7 +97,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Baselines of speculative decoding: what is expected, and what was recorded.",
+    rich_markup_mode=None,  # Rich's takes longer to import than all else of `--help`
+    help=_PURPOSE,
 )
 
 

@@ -1,6 +1,7 @@
 """The command: what it lists and prepares, and what it answers to a wrong name."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -54,8 +55,25 @@ def test_a_schema_is_printed(command: str, schema: str) -> None:
     assert schema in str(json.loads(done.output).get("$ref"))
 
 
+def test_the_help_begins_with_what_specreg_is_and_cuts_no_command_short() -> None:
+    done = CliRunner().invoke(app, ["--help"])
+    usage, first, *_ = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    assert usage.startswith("Usage:")
+    assert first.startswith("specreg keeps speculative decoding fast")
+    assert "..." not in done.stdout.partition("Commands:")[2]
+
+
+def test_the_help_imports_no_rich() -> None:
+    """It was half of the time of `specreg --help`."""
+    code = "import sys, specreg.cli as c; c.app(['--help'], standalone_mode=False)"
+    command = (sys.executable, "-c", f"{code}; sys.exit('rich' in sys.modules)")
+    done = subprocess.run(command, check=False, cwd=builders.ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 READING = (("--help",), ("baselines", "list"), ("matrix", "--tier=cpu"), ("report", "--help"))
 IMPORTED = """
+import subprocess
 import sys
 from specreg.cli import main
 try:
