@@ -10,6 +10,7 @@ from specreg.core.readable import readable_block, readable_line
 from specreg.plugin.state import CONTEXT, END, NOTES, PROGRESS, RUN
 from specreg.plugin.suite_tests import case_of, is_suite_test, reported_case_id, subject_of
 from specreg.plugin.terminal import has_color
+from specreg.report.document import STATUS_MEANINGS
 from specreg.report.failures import (
     Failure,
     make_traceback_readable,
@@ -140,6 +141,17 @@ def replace_tests_by_blocks(config: pytest.Config, result: RunResult) -> Mapping
         return {}
     config.option.tbstyle = "no"
     return render_blocks(result.verdicts, result.errors)
+
+
+def explain_status(session: pytest.Session) -> None:
+    """Print what the exit status of a run means that came to a verdict and isn't green."""
+    end = session.config.stash.get(END, None)
+    reporter = session.config.pluginmanager.getplugin("terminalreporter")
+    meaning = STATUS_MEANINGS.get(int(session.exitstatus))
+    if reporter is None or end is None or end.verdict is None or meaning is None:
+        return
+    reporter.ensure_newline()
+    reporter.write_line(f"exit status {int(session.exitstatus)}: {meaning}")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -14,7 +14,11 @@ from specreg.core.errors import SpecregError
 from specreg.core.processes import SIGNALLED, check_signalled, interrupt_on_signals, kill_running
 from specreg.core.redaction import learn
 from specreg.plugin.options import read_options
-from specreg.plugin.reporting import hide_values_of_interrupt, replace_tests_by_blocks
+from specreg.plugin.reporting import (
+    explain_status,
+    hide_values_of_interrupt,
+    replace_tests_by_blocks,
+)
 from specreg.plugin.state import (
     CONTEXT,
     END,
@@ -132,10 +136,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None, None, None]:
-    """Record what the run did, before pytest-benchmark writes what it has of it."""
+    """Record what the run did, before pytest-benchmark writes what it has of it.
+
+    The last line, below pytest's own, explains the exit status: nox prints its number alone.
+    """
     hide_values_of_interrupt(session.config)
     _finish(session, exitstatus)
     yield
+    explain_status(session)
 
 
 def _finish(session: pytest.Session, exitstatus: int) -> None:

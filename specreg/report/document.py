@@ -46,7 +46,15 @@ FILE_NAME = "report.json"
 _MOST_BYTES = 256 * MIB
 _ARMS = {0, 2}
 """How many sides a document may have: none of a run, two of a gate."""
-REGRESSED_STATUS, UNDECIDED_STATUS, NO_BASELINE_STATUS = 1, 10, 11
+REGRESSED_STATUS = 1
+UNDECIDED_STATUS = 10
+NO_BASELINE_STATUS = 11
+STATUS_MEANINGS = {
+    REGRESSED_STATUS: "something is proven to be worse or wrong, or a test failed otherwise",
+    UNDECIDED_STATUS: "nothing is proven to be worse, but something couldn't be judged",
+    NO_BASELINE_STATUS: "nothing is worse, but there is no baseline to compare with",
+}
+"""What an exit status of a run says, for people who see its number alone."""
 
 
 class Tone(StrEnum):

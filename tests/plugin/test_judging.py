@@ -144,6 +144,8 @@ def test_without_a_baseline_the_case_fails_with_the_command_that_records_one(sui
 
     assert done.returncode == 11
     assert "NO_BASELINE" in done.stdout
+    last_line = done.stdout.rstrip().splitlines()[-1]
+    assert last_line.startswith("exit status 11: nothing is worse, but there is no baseline")
     ends = ("\nacceptance: ", "\nspeed: ", "\npower: ", "\nrecord what this machine does:")
     positions = [done.stdout.rindex(part) for part in ends]
     assert positions == sorted(positions)
