@@ -19,6 +19,8 @@ from specreg.measurement.metrics import METRICS
 START_S = {"cpu": 30.0, "gpu": 120.0}
 """How long a server takes to start, by machine. Seen on a CPU; a guess on a GPU, where kernels are
 compiled and graphs captured."""
+_RECORDED_HERE = "recorded"
+"""The source of an estimate from this machine's own baseline."""
 READ_GIB_PER_S = 1560.0
 """How fast a step is guessed to read its weights: half of an H100's 3.35 TB/s."""
 _LEAST_STEP_S = {"cpu": 0.02, "gpu": 0.003}
@@ -38,6 +40,11 @@ class Estimate:
 
     case_s: float
     source: str
+
+    @property
+    def is_of_this_machine(self) -> bool:
+        """Whether all of it was recorded on this machine."""
+        return self.source == _RECORDED_HERE
 
 
 def estimate_of(
@@ -87,7 +94,7 @@ def _pace(
     for baseline in ordered:
         speeds = baseline.launch_values(METRICS["throughput_tokens_per_s"])
         if baseline.environment.kind == kind and speeds:
-            source = "recorded"
+            source = _RECORDED_HERE
             if baseline.environment != store.environment:
                 source = f"recorded on {baseline.environment.name}"
             tokens = _tokens_per_prompt(baseline) or most_tokens

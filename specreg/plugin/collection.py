@@ -194,7 +194,7 @@ def _check(config: pytest.Config, items: Sequence[pytest.Item], selection: Selec
 
 def pytest_report_collectionfinish(config: pytest.Config) -> Sequence[str]:
     """Say where the page of a run of several cases will be while it lasts."""
-    if len(config.stash[PROGRESS].run.expected_s) <= 1:
+    if len(config.stash[PROGRESS].run.expected) <= 1:
         return []
     path = config.stash[CONTEXT].run_folder / "report.html"
     return [f"page, from the second case on: {path}"]

@@ -20,6 +20,8 @@ from specreg.load.chat_client import FinishedRequest, Record
 from specreg.measurement.measure import RecordRound
 
 _NS_PER_S = 10**9
+_MOST_TIMES = 4.0
+"""So many times longer or shorter a case may be expected to take, by how long a start takes."""
 _SHORTEST_TOLD_NS = _NS_PER_S
 """A phase that is over sooner has no line."""
 _REPEATED_AFTER_NS = 60 * _NS_PER_S
@@ -32,41 +34,125 @@ _FREE_COLUMNS = 3
 _CLEAR_LINE = "\r\x1b[K"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedTime:
+    """About how long a case takes on a launch.
+
+    Attributes:
+        case_s: Its measuring, in seconds.
+        start_s: The start of its server; 0 where that runs already.
+        is_of_this_machine: Whether the case was recorded on this machine; else it is a guess, or
+            another machine's.
+    """
+
+    case_s: float
+    start_s: float = 0.0
+    is_of_this_machine: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pace:
+    """How long something took that was expected to take so long."""
+
+    expected_s: float = 0.0
+    actual_s: float = 0.0
+
+    def add(self, expected_s: float, actual_ns: int) -> None:
+        """Count something that has ended; what wasn't expected at all says nothing."""
+        if expected_s > 0:
+            self.expected_s += expected_s
+            self.actual_s += actual_ns / _NS_PER_S
+
+    @property
+    def ratio(self) -> float | None:
+        """How much longer it takes than expected; None before anything has ended."""
+        return self.actual_s / self.expected_s if self.expected_s else None
+
+
 @dataclass(slots=True, kw_only=True)
 class RunProgress:
     """How far a run is, and what its case at hand comes to so far; any thread may read it.
 
+    When the run ends is said once a server has started: what was expected is scaled by how long
+    this machine takes for a start, and from the second case on by how long it takes for a case.
+
     Attributes:
-        expected_s: How long each case takes about on each launch, in the order of the run; empty
+        expected: How long each case takes about on each launch, in the order of the run; empty
             where that isn't known, as where the run is shared with other processes.
         ends_ns: When the run ends, about, on the clock; 0 where that isn't known.
         clock: Monotonic, in nanoseconds.
     """
 
-    expected_s: Mapping[str, float] = field(default_factory=dict)
+    expected: Mapping[str, ExpectedTime] = field(default_factory=dict)
     ends_ns: int = 0
     clock: Callable[[], int] = time.monotonic_ns
     _begun: set[str] = field(default_factory=set)
+    _case: str = ""
+    """The case at hand."""
+    _case_began_ns: int = 0
+    _measuring_began_ns: int = 0
+    """When the case at hand had its servers; 0 before."""
+    _starts: _Pace = field(default_factory=_Pace)
+    _cases: _Pace = field(default_factory=_Pace)
     _in_flight: int = 0
     _tokens: int = 0
     _requests_ns: int = 0
     """The sum of the times that all requests took."""
     _counts: StepCounts = NO_STEPS
 
-    def expect(self, expected_s: Mapping[str, float]) -> None:
+    def expect(self, expected: Mapping[str, ExpectedTime]) -> None:
         """Take over how long each case is expected to take."""
-        self.expected_s = expected_s
+        self.expected = expected
 
     def begin(self, name: str) -> bool:
         """Note that a case begins on a launch, and return whether it is for the first time."""
         if name in self._begun:
             return False
-        left_s = sum(
-            case_s for case_name, case_s in self.expected_s.items() if case_name not in self._begun
-        )
-        self.ends_ns = self.clock() + round(left_s * _NS_PER_S)
+        now_ns = self.clock()
+        if self._measuring_began_ns:
+            ended = self.expected[self._case]
+            self._cases.add(ended.case_s, now_ns - self._measuring_began_ns)
+        self._case = name
+        self._case_began_ns = now_ns
+        self._measuring_began_ns = 0
         self._begun.add(name)
+        self._expect_end(now_ns)
         return True
+
+    def _begin_measuring(self) -> None:
+        """Note that the servers of the case at hand are ready; a second attempt says nothing."""
+        at_hand = self.expected.get(self._case)
+        if at_hand is None or self._measuring_began_ns:
+            return
+        now_ns = self.clock()
+        self._measuring_began_ns = now_ns
+        self._starts.add(at_hand.start_s, now_ns - self._case_began_ns)
+        self._expect_end(now_ns)
+
+    def _expect_end(self, now_ns: int) -> None:
+        """Work out when the run ends, of what is left from now on."""
+        if self._starts.ratio is None:
+            return
+        left_s = 0.0
+        for name, expected in self.expected.items():
+            is_at_hand = name == self._case
+            if name in self._begun and not is_at_hand:
+                continue
+            if not (is_at_hand and self._measuring_began_ns):
+                left_s += expected.start_s * self._starts.ratio
+            left_s += expected.case_s * self._case_ratio(expected)
+        self.ends_ns = now_ns + round(left_s * _NS_PER_S)
+
+    def _case_ratio(self, expected: ExpectedTime) -> float:
+        """Return how much longer a case takes than expected.
+
+        Before a case has ended, one that was recorded elsewhere is as fast here as a start is.
+        """
+        if self._cases.ratio is not None:
+            return self._cases.ratio
+        if expected.is_of_this_machine or self._starts.ratio is None:
+            return 1.0
+        return min(max(self._starts.ratio, 1 / _MOST_TIMES), _MOST_TIMES)
 
     def count(self, in_flight: int, record: RecordRound) -> RecordRound:
         """Count the requests of a measurement's first arm, from none on.
@@ -78,6 +164,7 @@ class RunProgress:
         Returns:
             What takes the requests and counts them as well.
         """
+        self._begin_measuring()
         self._in_flight = in_flight
         self._counts = NO_STEPS
         self._tokens = 0
@@ -105,8 +192,8 @@ class RunProgress:
     @property
     def place(self) -> str:
         """`case 3 of 12`; empty before the first one, and where it isn't known."""
-        number = len(self._begun & self.expected_s.keys())
-        return f"case {number} of {len(self.expected_s)}" if number else ""
+        number = len(self._begun & self.expected.keys())
+        return f"case {number} of {len(self.expected)}" if number else ""
 
     def figures_in(self, phase: Phase) -> str:
         """Return tokens per second and acceptance length of the requests that have ended.
@@ -291,8 +378,9 @@ class Progress:
             if self.run.ends_ns > at_ns:
                 moment += f" of about {render_time(self.run.ends_ns - self._began_ns)}"
             moment += f", {self.run.place}:"
-        parts = (f"{moment} {step.phase} {step.of}", *details)
-        return readable_line(", ".join(part for part in parts if part))
+        line = f"{moment} {step.phase} {step.of}"
+        further = [detail for detail in details if detail and detail not in line]
+        return readable_line(", ".join((line, *further)))
 
 
 def _copy_of_standard_error() -> TextIO:

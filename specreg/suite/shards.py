@@ -18,6 +18,7 @@ from specreg.core.errors import SpecregError
 from specreg.matrix.case import Case
 from specreg.measurement.metrics import METRICS
 from specreg.report.document import record_document
+from specreg.report.progress import ExpectedTime
 from specreg.servers.launch import Launch
 from specreg.suite.context import CaseLaunch, RunContext
 from specreg.suite.selection import Selection, least_time_s
@@ -85,13 +86,13 @@ def server_groups(cases: Iterable[Case], context: RunContext) -> list[ServerGrou
     return sorted(groups, key=lambda group: (-group.gpus, -group.expected_s, group.id))
 
 
-def expected_times(context: RunContext, selection: Selection) -> dict[str, float]:
-    """Return about how long each case takes on each launch, in seconds, in the order of the run.
+def expected_times(context: RunContext, selection: Selection) -> dict[str, ExpectedTime]:
+    """Return about how long each case takes on each launch, in the order of the run.
 
     The first case on a server takes its start as well, unless that runs already.
     """
     kind = "gpu" if context.tier.needs_gpus else "cpu"
-    times_s: dict[str, float] = {}
+    times: dict[str, ExpectedTime] = {}
     started: set[Launch] = set()
     for case_launch in context.case_launches():
         case = case_launch.case
@@ -102,9 +103,13 @@ def expected_times(context: RunContext, selection: Selection) -> dict[str, float
         to_measure = dataclasses.replace(case, least_s=least_time_s(case, selection, context))
         if not selection.needs_speed(case):
             to_measure = dataclasses.replace(to_measure, control=None, power_s=0.0)
-        case_s = estimate_of(to_measure, context.store, kind).case_s
-        times_s[case_launch.name] = case_s + (START_S[kind] if starts else 0.0)
-    return times_s
+        estimate = estimate_of(to_measure, context.store, kind)
+        times[case_launch.name] = ExpectedTime(
+            case_s=estimate.case_s,
+            start_s=START_S[kind] if starts else 0.0,
+            is_of_this_machine=estimate.is_of_this_machine,
+        )
+    return times
 
 
 def cut(groups: Sequence[ServerGroup], of: int) -> tuple[Shard, ...]:

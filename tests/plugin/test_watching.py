@@ -12,7 +12,7 @@ from tests.plugin.conftest import Suite
 SLOW = Script(step_ms=20.0)
 """A case takes seconds."""
 ACCEPTANCE = ("tests/perf", "-k", "eagle3 and acceptance_length")
-PLACE = r"\d:\d\d of about \d:\d\d, case 1 of 1: "
+PLACE = r"\d:\d\d(?: of about \d:\d\d)?, case 1 of 1: "
 
 
 @pytest.mark.parametrize(

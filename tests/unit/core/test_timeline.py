@@ -1,6 +1,7 @@
 """Where the time goes: phases on a clock that a test moves."""
 
 import contextlib
+import functools
 import io
 import time
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ import pytest
 
 from specreg.core.timeline import Phase, RunTime, Step, Timeline, process_began_ns
 from specreg.load.chat_client import FinishedRequest
-from specreg.report.progress import Progress, RunProgress
+from specreg.report.progress import ExpectedTime, Progress, RunProgress
 from specreg.report.tables import render_times
 from tests.doubles.screen import lines_of
 from tests.unit import builders
@@ -121,7 +122,12 @@ class Kept(io.StringIO):
 def test_a_log_has_a_line_for_each_phase_and_one_more_each_minute(clock: Clock) -> None:
     log = Kept()
     progress = Progress(log, clock=clock)
-    progress.run.expected_s = {"eagle3-c1": 100.0, "eagle3-c4": 60.0}
+    progress.run.expect(
+        {
+            "eagle3-c1": ExpectedTime(case_s=100.0, start_s=50.0, is_of_this_machine=True),
+            "eagle3-c4": ExpectedTime(case_s=60.0, is_of_this_machine=True),
+        }
+    )
     progress.run.begin("eagle3-c1")
     timeline = Timeline(clock=clock, began_ns=0, listener=progress.watch)
     with timeline.during(Phase.INSTALLING, "eagle3", of="vllm"):
@@ -132,6 +138,11 @@ def test_a_log_has_a_line_for_each_phase_and_one_more_each_minute(clock: Clock) 
         for seconds in (5, 20, 50):
             clock.passes(seconds)
             progress.tick()
+    requests = list[FinishedRequest]()
+    progress.run.count(1, lambda _arm, _number: requests.append)
+    with timeline.during(Phase.MEASURING, "eagle3", of="eagle3-c1"):
+        clock.passes(50)
+        progress.tick()
     progress.leave_line()  # pytest writes a dot
     progress.run.begin("eagle3-c4")
     with timeline.during(Phase.MEASURING, "eagle3", of="eagle3-c4"):
@@ -143,13 +154,45 @@ def test_a_log_has_a_line_for_each_phase_and_one_more_each_minute(clock: Clock) 
     progress.close()
 
     assert log.content.split("\n") == [
-        "specreg 0:00 of about 2:40, case 1 of 2: starting eagle3",
-        "specreg 1:15 of about 2:40, case 1 of 2: starting eagle3",
+        "specreg 0:00, case 1 of 2: starting eagle3",
+        "specreg 1:15, case 1 of 2: starting eagle3",
+        "specreg 1:15 of about 3:55, case 1 of 2: measuring eagle3-c1",
         "",
-        "specreg 1:15 of about 2:15, case 2 of 2: measuring eagle3-c4",
-        "specreg 2:17, case 2 of 2: measuring eagle3-c4, round 2 of 8",  # longer than was thought
+        "specreg 2:05 of about 2:35, case 2 of 2: measuring eagle3-c4",
+        "specreg 3:07, case 2 of 2: measuring eagle3-c4, round 2 of 8",  # longer than was thought
         "",
     ]
+
+
+def test_the_end_is_expected_by_how_long_this_machine_takes_for_what_ended(clock: Clock) -> None:
+    """A run was said to take 9:04 and took 2:33: 30 s were thought of a start that takes 10."""
+    progress = RunProgress(clock=clock)
+    requests = list[FinishedRequest]()
+    ask = functools.partial(progress.count, 1, lambda _arm, _number: requests.append)
+    elsewhere = ExpectedTime(case_s=60.0, start_s=30.0)
+    here = ExpectedTime(case_s=60.0, start_s=30.0, is_of_this_machine=True)
+    progress.expect({"a": elsewhere, "b": here, "c": elsewhere})
+    progress.begin("a")
+    assert progress.ends_ns == 0  # nothing is known of this machine
+    clock.passes(10)
+    ask()
+    # Cases of other machines take a third as a start does; this machine's own takes 60 s.
+    assert progress.ends_ns == clock() + (20 + 10 + 60 + 10 + 20) * NS
+    clock.passes(30)
+    progress.begin("b")
+    # A case takes half of what was thought.
+    assert progress.ends_ns == clock() + (10 + 30 + 10 + 30) * NS
+
+
+def test_a_line_says_once_what_starts(clock: Clock) -> None:
+    terminal = Kept()
+    progress = Progress(terminal, clock=clock, column=lambda: 0)
+    timeline = Timeline(clock=clock, began_ns=0, listener=progress.watch)
+    with timeline.during(Phase.STARTING, "vllm-eagle3-tiny"):
+        progress.show("starting vllm-eagle3-tiny")
+        progress.tick()
+        assert lines_of(terminal.getvalue()) == ["0:00 starting vllm-eagle3-tiny"]
+    progress.close()
 
 
 def test_a_line_in_place_is_below_pytests_own_which_goes_on_where_it_ended(clock: Clock) -> None:

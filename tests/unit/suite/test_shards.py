@@ -40,10 +40,11 @@ def groups_of(folder: Path, **options: Any) -> list[ServerGroup]:  # noqa: ANN40
 
 
 def expected(context: RunContext, name: str, **selected: Any) -> dict[str, float]:  # noqa: ANN401 - any field of Selection
-    """The expected times of a run that needs one metric of all its cases."""
+    """The expected times of a run that needs one metric of all its cases, in seconds."""
     names = {case.id: [name] for case in context.tier.cases}
     selection = dataclasses.replace(runs.selection(context, names), **selected)
-    return expected_times(context, selection)
+    times = expected_times(context, selection)
+    return {name: time.start_s + time.case_s for name, time in times.items()}
 
 
 def test_a_start_is_expected_with_the_first_case_on_each_launch_of_a_server(tmp_path: Path) -> None:
