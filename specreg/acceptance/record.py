@@ -22,6 +22,10 @@ class Source(StrEnum):
     STREAM_CHUNKS = "stream_chunks"
 
 
+_RECONCILED = ({Source.VLLM_COUNTERS, Source.VLLM_REQUEST},)
+"""Sources of one engine: each measurement checks that its requests add up to its counters."""
+
+
 class View(StrEnum):
     """Which tokens are counted.
 
@@ -211,11 +215,36 @@ class PromptAcceptance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoundAcceptance:
+    """The acceptance of a round's requests together, from the counters before and after it.
+
+    Attributes:
+        prompt_ids: the ids of its prompts, each once, in their order.
+        counts: the counts of all steps.
+        completion_tokens: the number of tokens of all answers.
+        requests: the number of requests.
+    """
+
+    prompt_ids: tuple[str, ...]
+    counts: StepCounts
+    completion_tokens: int
+    requests: int
+
+    @property
+    def over_all_steps(self) -> "RoundAcceptance":
+        """The acceptance over all steps, see `AcceptanceRecord.over_all_steps`."""
+        later_tokens = self.completion_tokens - self.requests
+        undrafted_steps = max(later_tokens - self.counts.accepted - self.counts.steps, 0)
+        return dataclasses.replace(self, counts=self.counts.over_all_steps(undrafted_steps))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptanceRecord:
     """The acceptance of a measurement.
 
     Attributes:
-        source: the origin of the counts. Records of different sources are not compared.
+        source: the origin of the counts. Records of different sources are not compared, except for
+            those that are reconciled with one another.
         view: which tokens are counted. Records of different views are not compared.
         total: the counts of all requests.
         prompts: the acceptance of each request, in the order of the prompts; empty if the source
@@ -225,6 +254,8 @@ class AcceptanceRecord:
         later_tokens: the number of tokens delivered after the first one of each request, N - R;
             None if it isn't known.
         counted: which steps are counted. Records that differ in it are compared over all steps.
+        rounds: the acceptance of each round, if the counters were read in between; empty if the
+            source reports each request, or only the sum.
     """
 
     source: Source
@@ -234,6 +265,19 @@ class AcceptanceRecord:
     undrafted_steps: int | None = None
     later_tokens: int | None = None
     counted: CountedSteps = CountedSteps.DRAFTED
+    rounds: tuple[RoundAcceptance, ...] = ()
+
+    @property
+    def prompt_ids(self) -> tuple[str, ...]:
+        """The ids of the prompts whose acceptance is known apart, in their order."""
+        in_rounds = (round_acceptance.prompt_ids for round_acceptance in self.rounds)
+        in_requests = (prompt.prompt_id for prompt in self.prompts)
+        return tuple(dict.fromkeys((*in_requests, *itertools.chain.from_iterable(in_rounds))))
+
+    def counts_as(self, source: Source, view: View) -> bool:
+        """Return whether a source counts the same steps as this record's, in the same view."""
+        sources = {self.source, source}
+        return self.view is view and (len(sources) == 1 or sources in _RECONCILED)
 
     @property
     def over_all_steps(self) -> "AcceptanceRecord":
@@ -246,7 +290,12 @@ class AcceptanceRecord:
         if prompts:
             total = sum((prompt.counts for prompt in prompts), NO_STEPS)
         return dataclasses.replace(
-            self, total=total, prompts=prompts, undrafted_steps=0, counted=CountedSteps.ALL
+            self,
+            total=total,
+            prompts=prompts,
+            undrafted_steps=0,
+            counted=CountedSteps.ALL,
+            rounds=tuple(round_acceptance.over_all_steps for round_acceptance in self.rounds),
         )
 
     @property
@@ -265,18 +314,31 @@ class AcceptanceRecord:
             dataclasses.replace(prompt, counts=prompt.counts.to_depth(draft_tokens))
             for prompt in self.prompts
         )
-        return dataclasses.replace(self, total=self.total.to_depth(draft_tokens), prompts=prompts)
+        rounds = tuple(
+            dataclasses.replace(
+                round_acceptance, counts=round_acceptance.counts.to_depth(draft_tokens)
+            )
+            for round_acceptance in self.rounds
+        )
+        total = self.total.to_depth(draft_tokens)
+        return dataclasses.replace(self, total=total, prompts=prompts, rounds=rounds)
 
     def repeats(self, other: "AcceptanceRecord") -> bool:
         """Return whether each answer that both records have is as long, with the same counts."""
-        answers = _answers_by_request(self.prompts)
-        other_answers = _answers_by_request(other.prompts)
+        answers = _answers_by_request(self)
+        other_answers = _answers_by_request(other)
         shared = answers.keys() & other_answers.keys()
         return all(answers[request] == other_answers[request] for request in shared)
 
     def only(self, prompt_ids: Container[str]) -> "AcceptanceRecord":
-        """Return the record of some of the prompts."""
-        return self._part(prompt for prompt in self.prompts if prompt.prompt_id in prompt_ids)
+        """Return the record of some of the prompts, and of the rounds that have no others."""
+        rounds = [
+            round_acceptance
+            for round_acceptance in self.rounds
+            if all(prompt_id in prompt_ids for prompt_id in round_acceptance.prompt_ids)
+        ]
+        prompts = [prompt for prompt in self.prompts if prompt.prompt_id in prompt_ids]
+        return self._part(prompts, rounds)
 
     def _parts_by(
         self, key: Callable[[PromptAcceptance], _KeyT]
@@ -286,8 +348,12 @@ class AcceptanceRecord:
             prompts_by_key.setdefault(key(prompt), []).append(prompt)
         return {value: self._part(prompts) for value, prompts in prompts_by_key.items()}
 
-    def _part(self, prompts: Iterable[PromptAcceptance]) -> "AcceptanceRecord":
+    def _part(
+        self, prompts: Iterable[PromptAcceptance], rounds: Iterable[RoundAcceptance] = ()
+    ) -> "AcceptanceRecord":
         part = tuple(prompts)
+        rounds = tuple(rounds)
+        total = sum((prompt.counts for prompt in part), NO_STEPS)
         undrafted_steps: int | None = 0
         for prompt in part:
             if undrafted_steps is None or prompt.undrafted_steps is None:
@@ -296,19 +362,23 @@ class AcceptanceRecord:
                 undrafted_steps += prompt.undrafted_steps
         return dataclasses.replace(
             self,
-            total=sum((prompt.counts for prompt in part), NO_STEPS),
+            total=sum((each.counts for each in rounds), total),
             prompts=part,
             undrafted_steps=undrafted_steps,
             later_tokens=sum(prompt.completion_tokens - 1 for prompt in part),
+            rounds=rounds,
         )
 
 
 def _answers_by_request(
-    prompts: Iterable[PromptAcceptance],
-) -> dict[tuple[str, int], set[tuple[StepCounts, int]]]:
-    """Return by prompt and turn the counts and the lengths of the answers."""
-    answers: dict[tuple[str, int], set[tuple[StepCounts, int]]] = {}
-    for prompt in prompts:
+    record: AcceptanceRecord,
+) -> dict[tuple[str | tuple[str, ...], int], set[tuple[StepCounts, int]]]:
+    """Return by prompt and turn, or by the prompts of a round, the counts and the lengths."""
+    answers: dict[tuple[str | tuple[str, ...], int], set[tuple[StepCounts, int]]] = {}
+    for prompt in record.prompts:
         answer = (prompt.counts, prompt.completion_tokens)
         answers.setdefault((prompt.prompt_id, prompt.turn), set()).add(answer)
+    for round_acceptance in record.rounds:
+        answer = (round_acceptance.counts, round_acceptance.completion_tokens)
+        answers.setdefault((round_acceptance.prompt_ids, 0), set()).add(answer)
     return answers

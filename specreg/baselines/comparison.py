@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from specreg.acceptance.record import AcceptanceRecord, StepCounts
 from specreg.baselines.answer_lengths import LengthChange, changed_lengths
-from specreg.baselines.prompt_counts import CountsTable, common_tables
+from specreg.baselines.prompt_counts import CountsTable, answers_in_common, common_tables
 from specreg.baselines.schema import (
     Baseline,
     Noise,
@@ -230,15 +230,14 @@ def compare(
     measured = launches[-1].acceptance
     recorded = load_acceptance(known.baseline.acceptance) if known.baseline else None
     if measured and not extended:
-        prompt_ids = list(dict.fromkeys(prompt.prompt_id for prompt in measured.prompts))
-        measured = measured.only(prompt_ids[: launches[-1].case.prompts])
+        measured = measured.only(measured.prompt_ids[: launches[-1].case.prompts])
     if measured and recorded and measured.counted is not recorded.counted:
         measured = measured.over_all_steps
         recorded = recorded.over_all_steps
-    has_measured = measured is not None and bool(measured.prompts)
-    has_recorded = recorded is not None and bool(recorded.prompts)
-    records = [record for record in (measured, recorded) if record and record.prompts]
-    tables = common_tables(*(record.prompts for record in records))
+    has_measured = measured is not None and bool(measured.prompt_ids)
+    has_recorded = recorded is not None and bool(recorded.prompt_ids)
+    sides = [[record] for record in (measured, recorded) if record and record.prompt_ids]
+    tables = common_tables(*answers_in_common(*sides))
     return BaselineComparison(
         launches=tuple(launches),
         known=known,
@@ -296,14 +295,16 @@ def paired_counts(
     records = [
         [launch.acceptance for launch in arm if launch.acceptance] for arm in (measured, before)
     ]
-    tags = sorted({f"{record.source} {record.view}" for record in itertools.chain(*records)})
-    if len(tags) > 1:
-        return Reason(
-            text=f"the sides tell their acceptance differently ({', '.join(tags)}), so they can't"
-            " be compared"
-        )
-    answers = [itertools.chain.from_iterable(record.prompts for record in arm) for arm in records]
-    return PairedCounts(*common_tables(*answers))
+    all_records = list(itertools.chain(*records))
+    for record in all_records:
+        first = all_records[0]
+        if not record.counts_as(first.source, first.view):
+            tags = sorted({f"{each.source} {each.view}" for each in all_records})
+            return Reason(
+                text=f"the sides tell their acceptance differently ({', '.join(tags)}), so they"
+                " can't be compared"
+            )
+    return PairedCounts(*common_tables(*answers_in_common(*records)))
 
 
 def paired_ratio_change(metric: Metric, counts: PairedCounts) -> Effect | Reason:
@@ -364,7 +365,7 @@ def change_of_acceptance(
     Returns:
         None if they share too few prompts, or have no ratio.
     """
-    now, then = common_tables(new.prompts, old.prompts)
+    now, then = common_tables(*answers_in_common([new], [old]))
     if len(now.prompt_ids) < FEWEST_PROMPTS:
         return None
     return _change_of_tables(metric, now, then)

@@ -1,13 +1,20 @@
 """Tabulate what each prompt did, so that two sides can be compared prompt by prompt."""
 
+import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from specreg.acceptance.record import NO_STEPS, Counts, PromptAcceptance, StepCounts
+from specreg.acceptance.record import (
+    NO_STEPS,
+    AcceptanceRecord,
+    Counts,
+    PromptAcceptance,
+    StepCounts,
+)
 from specreg.stats.intervals import Column
 
 
@@ -50,6 +57,64 @@ class _TurnAnswers:
 
 
 _TurnsByPrompt = Mapping[str, Mapping[int, _TurnAnswers]]
+
+
+def answers_in_common(
+    *sides: Sequence[AcceptanceRecord],
+) -> tuple[tuple[PromptAcceptance, ...], ...]:
+    """Return the answers of each side, in the finest parts that are known of all sides.
+
+    That is each request; but if a side knows only what the requests of a round did together, those
+    of such a round stand as one answer on all sides, which is named after its prompts.
+
+    Args:
+        sides: the records of the launches of each side.
+    """
+    records = list(itertools.chain.from_iterable(sides))
+    rounds = dict.fromkeys(
+        round_acceptance.prompt_ids for record in records for round_acceptance in record.rounds
+    )
+    if not rounds:
+        return tuple(
+            tuple(itertools.chain.from_iterable(record.prompts for record in side))
+            for side in sides
+        )
+    return tuple(
+        tuple(itertools.chain.from_iterable(_in_rounds(record, rounds) for record in side))
+        for side in sides
+    )
+
+
+def _in_rounds(
+    record: AcceptanceRecord, rounds: Iterable[tuple[str, ...]]
+) -> Iterator[PromptAcceptance]:
+    """Yield the answers of a record under the names of rounds; those of single requests as turns.
+
+    A round of which the record lacks a prompt is left out.
+    """
+    for round_acceptance in record.rounds:
+        yield PromptAcceptance(
+            prompt_id=_round_name(round_acceptance.prompt_ids),
+            category="",
+            counts=round_acceptance.counts,
+            completion_tokens=round_acceptance.completion_tokens,
+        )
+    answers_by_prompt: dict[str, list[PromptAcceptance]] = {}
+    for answer in record.prompts:
+        answers_by_prompt.setdefault(answer.prompt_id, []).append(answer)
+    for prompt_ids in rounds:
+        if answers_by_prompt.keys() >= set(prompt_ids):
+            for place, prompt_id in enumerate(prompt_ids, start=1):
+                for answer in answers_by_prompt[prompt_id]:
+                    turn = (answer.turn - 1) * len(prompt_ids) + place
+                    name = _round_name(prompt_ids)
+                    yield dataclasses.replace(answer, prompt_id=name, turn=turn)
+
+
+def _round_name(prompt_ids: Sequence[str]) -> str:
+    """Return the id of a single prompt, or the ids of the first and the last."""
+    first, *others = prompt_ids
+    return f"{first} to {others[-1]}" if others else first
 
 
 def common_tables(*sides: Iterable[PromptAcceptance]) -> Sequence[CountsTable]:

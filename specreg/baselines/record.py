@@ -170,7 +170,7 @@ def _stored_acceptance(measurements: Sequence[Measurement]) -> schema.StoredAcce
     records = [launch.acceptance for launch in measurements if launch.acceptance is not None]
     if not records:
         return None
-    fullest = max(records, key=lambda record: len(record.prompts))
+    fullest = max(records, key=lambda record: len(record.prompt_ids))
     further = [record for record in records if record is not fullest]
     return schema.stored_acceptance(fullest, *further)
 
@@ -322,8 +322,7 @@ def _differs_by_chance(first: AcceptanceRecord, record: AcceptanceRecord) -> boo
 
 def _common_lengths(first: AcceptanceRecord, record: AcceptanceRecord) -> tuple[float, float]:
     """Return the AL of two records, over the prompts of both if prompts are known."""
-    first_ids = {prompt.prompt_id for prompt in first.prompts}
-    common_ids = first_ids & {prompt.prompt_id for prompt in record.prompts}
+    common_ids = {*first.prompt_ids} & {*record.prompt_ids}
     if common_ids:
         first = first.only(common_ids)
         record = record.only(common_ids)

@@ -22,6 +22,7 @@ from specreg.acceptance.record import (
     AcceptanceRecord,
     CountedSteps,
     PromptAcceptance,
+    RoundAcceptance,
     Source,
     StepCounts,
     View,
@@ -155,6 +156,27 @@ class StoredPrompt(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         return msgspec.convert(self, StepCounts, from_attributes=True)
 
 
+class StoredRound(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """`[prompt_ids, accepted, steps, proposed, completion_tokens, requests, position_counts]`.
+
+    The launch may follow, from 2; without it, it is the first.
+    """
+
+    prompt_ids: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    accepted: int
+    steps: int
+    proposed: int | None
+    completion_tokens: int
+    requests: int
+    position_counts: tuple[int, ...]
+    launch: int = 1
+
+    @property
+    def counts(self) -> StepCounts:
+        """The counts among the fields."""
+        return msgspec.convert(self, StepCounts, from_attributes=True)
+
+
 class StoredAcceptance(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
@@ -168,6 +190,8 @@ class StoredAcceptance(
         further_launches: by the number of each other launch, from 2, the counts of each prompt;
             left out if all launches gave the same answers.
         total: the sum, where the counts of single prompts aren't known; else null.
+        rounds: the counts of each round of prompts in each launch, where the counters were read in
+            between and the counts of single prompts aren't known.
         counted: which steps are counted, of a method that may find no draft.
         undrafted_steps: how many steps drafted nothing and aren't counted, of each prompt in each
             launch; empty if there are none, or if they aren't known.
@@ -179,6 +203,7 @@ class StoredAcceptance(
     prompts: tuple[StoredPrompt, ...]
     further_launches: dict[str, tuple[StoredPrompt, ...]] = {}
     total: StepCounts | None = None
+    rounds: tuple[StoredRound, ...] = ()
     counted: CountedSteps = CountedSteps.DRAFTED
     undrafted_steps: tuple[Annotated[int, msgspec.Meta(ge=0)], ...] = ()
 
@@ -381,10 +406,13 @@ def stored_acceptance(
         return None
     further_launches = {}
     all_prompts = list(record.prompts)
+    rounds = [_stored_round(each, 1) for each in record.rounds]
     if not all(launch.repeats(record) for launch in further):
         for number, launch in enumerate(further, start=2):
-            further_launches[str(number)] = tuple(map(_stored_prompt, launch.prompts))
+            if launch.prompts:
+                further_launches[str(number)] = tuple(map(_stored_prompt, launch.prompts))
             all_prompts += launch.prompts
+            rounds += [_stored_round(each, number) for each in launch.rounds]
     prompts = tuple(map(_stored_prompt, record.prompts))
     return StoredAcceptance(
         source=record.source,
@@ -393,6 +421,7 @@ def stored_acceptance(
         total=None if prompts else record.total,
         prompts=prompts,
         further_launches=further_launches,
+        rounds=tuple(rounds),
         counted=record.counted,
         undrafted_steps=_undrafted_steps(all_prompts),
     )
@@ -420,6 +449,19 @@ def _stored_prompt(prompt: PromptAcceptance) -> StoredPrompt:
     )
 
 
+def _stored_round(round_acceptance: RoundAcceptance, launch: int) -> StoredRound:
+    return StoredRound(
+        prompt_ids=round_acceptance.prompt_ids,
+        accepted=round_acceptance.counts.accepted,
+        steps=round_acceptance.counts.steps,
+        proposed=round_acceptance.counts.proposed,
+        completion_tokens=round_acceptance.completion_tokens,
+        requests=round_acceptance.requests,
+        position_counts=round_acceptance.counts.position_counts,
+        launch=launch,
+    )
+
+
 def load_acceptance(stored: StoredAcceptance | None) -> AcceptanceRecord | None:
     """Convert the form on disk back to a record, which has the answers of all launches."""
     if stored is None:
@@ -434,7 +476,12 @@ def load_acceptance(stored: StoredAcceptance | None) -> AcceptanceRecord | None:
         )
     total = stored.total or sum((prompt.counts for prompt in prompts), NO_STEPS)
     return AcceptanceRecord(
-        source=stored.source, view=stored.view, total=total, prompts=prompts, counted=stored.counted
+        source=stored.source,
+        view=stored.view,
+        total=total,
+        prompts=prompts,
+        counted=stored.counted,
+        rounds=msgspec.convert(stored.rounds, tuple[RoundAcceptance, ...], from_attributes=True),
     )
 
 
@@ -459,6 +506,9 @@ def check_figures(baseline: Baseline) -> None:
     for prompt in record.prompts:
         subject = f"prompt '{prompt.prompt_id}'"
         check_counts(prompt.counts, subject, drafted_tokens=drafted_tokens)
+    for round_acceptance in record.rounds:
+        subject = f"round from prompt '{round_acceptance.prompt_ids[0]}' on"
+        check_counts(round_acceptance.counts, subject, drafted_tokens=drafted_tokens)
     check_counts(record.total, "all prompts", drafted_tokens=drafted_tokens)
 
 

@@ -72,3 +72,10 @@ REPLIES: Mapping[str, Callable[[str], str]] = MappingProxyType(
     {AS_IS: lambda reply: reply, "without_thinking": _without_thinking, "stripped": str.strip}
 )
 """The functions that make history of a reply, by the name that a case gives as `history_reply`."""
+
+
+def deal(prompts: Sequence[Prompt], rounds: int) -> tuple[Sequence[Prompt], ...]:
+    """Cut prompts, in order, into at most `rounds` parts as even as can be; none is empty."""
+    count = min(rounds, len(prompts))
+    ends = [len(prompts) * part // count for part in range(count + 1)]
+    return tuple(prompts[start:end] for start, end in itertools.pairwise(ends))

@@ -6,6 +6,7 @@ counters; and where there are no counters either, from the chunks.
 
 import asyncio
 import dataclasses
+import math
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from specreg.acceptance.record import (
     CountedSteps,
     Counters,
     PromptAcceptance,
+    RoundAcceptance,
     Source,
     StepCounts,
     View,
@@ -24,15 +26,16 @@ from specreg.acceptance.record import (
 from specreg.acceptance.trace import RequestTrace, undrafted_steps_of
 from specreg.core.errors import InvalidMeasurementError
 from specreg.core.reasons import Invalidity
-from specreg.datasets.prompts import Prompt
+from specreg.datasets.prompts import Prompt, deal
 from specreg.engines.methods import METHODS
 from specreg.engines.registry import engine_named
 from specreg.engines.wire_format import WireFormat
 from specreg.load.chat_client import Record
 from specreg.load.rounds import Clients, Round
-from specreg.matrix.case import Case, ServerSpec
+from specreg.matrix.case import Case, Load, ServerSpec
 from specreg.measurement.metrics import ALL, Family, note_invalidity
 from specreg.servers.server import Server
+from specreg.stats.intervals import FEWEST_PROMPTS
 from specreg.telemetry.power_record import (
     POWER_INVALID,
     PowerRecord,
@@ -44,6 +47,8 @@ from specreg.telemetry.sampler import PowerTrace, Span, Watch
 
 _PARSED_WITHIN_S = 10.0
 """How long a page of counters may take to parse; a page of many engines takes about a second."""
+_ENOUGH_ROUNDS = 2 * FEWEST_PROMPTS
+"""With fewer rounds between two readings of the counters, the prompts are replayed in batches."""
 _NS_PER_S = 10**9
 
 
@@ -74,20 +79,28 @@ class ArmReplay:
         clients: the clients that send the requests to its server.
         before: the server's counters when the rounds began; None where they aren't needed.
         rounds: the rounds that were replayed.
+        batches: what was replayed for the acceptance alone, see `count_in_batches`.
         acceptance: the acceptance when it was last read; None where it has none that is valid.
         block: a stretch of load without a pause, for the power; None without one.
         invalid: for each invalid family the reason why its figures mean nothing.
         parsed_within_s: how long a page of counters may take to parse, in seconds.
+        _counted: by round and batch so far, how far the counters moved.
+        _counted_until: the counters after the last of them.
+        _first_compared: the first of them that is compared.
     """
 
     arm: Arm
     clients: Clients
     before: Counters | None = None
     rounds: list[Round] = field(default_factory=list)
+    batches: list[Round] = field(default_factory=list)
     acceptance: AcceptanceRecord | None = None
     block: Round | None = None
     invalid: dict[Family, Invalidity] = field(default_factory=dict)
     parsed_within_s: float = _PARSED_WITHIN_S
+    _counted: list[RoundAcceptance] = field(default_factory=list)
+    _counted_until: Counters | None = None
+    _first_compared: int = 0
 
     async def begin(self) -> None:
         """Read the counters from which the accepted tokens count.
@@ -107,6 +120,53 @@ class ArmReplay:
         replayed = await self.clients.replay(prompts, record)
         checks.check_requests(replayed.traces)
         self.rounds.append(replayed)
+        await self._count(replayed)
+
+    async def _count(self, replayed: Round) -> None:
+        """Note by how much the counters moved in a round, if answers don't carry their own counts.
+
+        Raises:
+            InvalidMeasurementError: the server restarted.
+        """
+        wire_format = self.arm.server.engine.wire_format
+        has_own_counts = wire_format.request_source is not None and any(
+            trace.acceptance is not None for trace in replayed.traces
+        )
+        if self.before is None or wire_format.counters_source is None or has_own_counts:
+            return
+        with note_invalidity(self.invalid):
+            counters = await self._read_counters()
+            if counters is None:
+                return
+            moved = checks.check_counters(self._counted_until or self.before, counters)
+            self._counted_until = counters
+            if moved.counts is not None:
+                self._counted.append(_round_acceptance(replayed, moved.counts))
+
+    async def count_in_batches(self, prompts: Sequence[Prompt]) -> None:
+        """Replay prompts once more in small batches, if the counters were read after few rounds.
+
+        Acceptance is compared round by round where only the counters tell it. A load of many
+        requests has too few rounds for that, because they must be long to keep it full.
+
+        Raises:
+            InvalidMeasurementError: a request failed.
+        """
+        if not self._counted or len(self._counted) >= _ENOUGH_ROUNDS:
+            return
+        self._first_compared = len(self._counted)
+        await self._replay_batches(prompts)
+
+    async def _replay_batches(self, prompts: Sequence[Prompt]) -> None:
+        """Replay prompts in batches for the acceptance alone, and count each of them."""
+        in_flight = self.arm.case.in_flight
+        batches = max(math.ceil(len(prompts) / in_flight), _ENOUGH_ROUNDS)
+        load = Load(concurrency=in_flight)
+        for batch in deal(prompts, batches):
+            replayed = await self.clients.replay_under(load, batch)
+            checks.check_requests(replayed.traces)
+            self.batches.append(replayed)
+            await self._count(replayed)
 
     async def replay_block(self, prompts: Sequence[Prompt], least_s: float) -> None:
         """Keep the server under load without a pause, for its power.
@@ -148,19 +208,24 @@ class ArmReplay:
         Raises:
             InvalidMeasurementError: a request failed, or a check broke that spoils all figures.
         """
-        extension = await self.clients.replay(prompts, record)
-        checks.check_requests(extension.traces)
-        await self.read(extension)
+        if self._counted:
+            await self._replay_batches(prompts)
+        else:
+            extension = await self.clients.replay(prompts, record)
+            checks.check_requests(extension.traces)
+            self.batches.append(extension)
+        await self.read()
 
-    async def read(self, *extensions: Round) -> None:
-        """Read the acceptance of all rounds, and of extensions, which aren't among the rounds.
+    async def read(self) -> None:
+        """Read the acceptance of all rounds, and of what was replayed for the acceptance alone.
 
         Raises:
             InvalidMeasurementError: a check broke that spoils all figures.
         """
         self.acceptance = None
         spec = self.arm.case.server
-        traces = [trace for part in (*self.rounds, *extensions) for trace in part.traces]
+        replayed = (*self.rounds, *self.batches)
+        traces = [trace for part in replayed for trace in part.traces]
         with note_invalidity(self.invalid):
             acceptance = read_acceptance(
                 spec,
@@ -172,12 +237,32 @@ class ArmReplay:
             if acceptance is not None:
                 runner = self.arm.server.facts.model_runner
                 counted = counted_steps(spec, acceptance, runner)
-                acceptance = dataclasses.replace(acceptance, counted=counted)
+                rounds = self._compared_rounds(acceptance)
+                acceptance = dataclasses.replace(acceptance, counted=counted, rounds=rounds)
+                acceptance = acceptance.to_depth(spec.draft_tokens)
             if acceptance is not None and spec.pinned_length_tokens:
                 checks.check_pinned(acceptance, spec.pinned_length_tokens, self.arm.case.in_flight)
             # The counters may have been unreadable when the rounds began.
             if Family.ACCEPTANCE not in self.invalid:
                 self.acceptance = acceptance
+
+    def _compared_rounds(self, acceptance: AcceptanceRecord) -> tuple[RoundAcceptance, ...]:
+        """Return the rounds by which an acceptance is compared, if their counts can be theirs.
+
+        They can't where the server's counters lag behind its answers: the last steps are missing,
+        or a round has fewer steps than its tokens take.
+        """
+        counted = sum((each.counts for each in self._counted), NO_STEPS)
+        total = acceptance.total
+        is_whole = (counted.steps, counted.accepted) == (total.steps, total.accepted)
+        if acceptance.prompts or not is_whole:
+            return ()
+        if METHODS[self.arm.case.server.method].drafts_every_step and any(
+            each.completion_tokens > each.requests + each.counts.accepted + each.counts.steps
+            for each in self._counted
+        ):
+            return ()
+        return tuple(self._counted[self._first_compared :])
 
     def power(self, watching: Watch, idle: Span, pids: AbstractSet[int]) -> PowerRecord:
         """Return what the devices drew while the server had requests, and while none had any.
@@ -261,6 +346,17 @@ class ArmReplay:
         except TimeoutError as error:
             message = f"{path} takes more than {self.parsed_within_s:g} s to parse; look at it"
             raise InvalidMeasurementError("METRICS_UNREADABLE", message) from error
+
+
+def _round_acceptance(replayed: Round, counts: StepCounts) -> RoundAcceptance:
+    """Return the acceptance of a round by how far the counters moved in it."""
+    prompt_ids = dict.fromkeys(trace.prompt_id for trace in replayed.traces)
+    return RoundAcceptance(
+        prompt_ids=tuple(prompt_ids),
+        counts=counts,
+        completion_tokens=sum(trace.tokens for trace in replayed.traces),
+        requests=len(replayed.traces),
+    )
 
 
 def _duration_ns(part: Round) -> int:

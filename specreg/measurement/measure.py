@@ -19,7 +19,7 @@ from specreg.acceptance.record import AcceptanceRecord
 from specreg.core.errors import InvalidMeasurementError
 from specreg.core.reasons import Invalidity
 from specreg.core.timeline import Phase
-from specreg.datasets.prompts import Prompt
+from specreg.datasets.prompts import Prompt, deal
 from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts, changes_runner
 from specreg.engines.methods import SCHEDULED
 from specreg.load.chat_client import Clock, Record
@@ -407,6 +407,11 @@ class _ArmRotation:
             look = Look.FULL if is_last else Look.EARLY
             if self.plan.parts is None and not is_last:
                 continue
+            if is_last:
+                for arm_replay in tuple(self.active):
+                    await self._attempt(
+                        arm_replay, arm_replay.count_in_batches(self.workload.prompts)
+                    )
             await self._attempt(first, first.read())
             is_enough = self.plan.enough(first.acceptance, look)
             if is_enough:
@@ -570,13 +575,6 @@ def is_warm(step_times_ns: Sequence[float]) -> bool:
     variance = statistics.variance(earlier) + statistics.variance(later)
     error = math.sqrt(variance / _COMPARED)
     return statistics.fmean(earlier) - statistics.fmean(later) <= _CLEAR * error
-
-
-def deal(prompts: Sequence[Prompt], rounds: int) -> tuple[Sequence[Prompt], ...]:
-    """Cut prompts, in order, into at most `rounds` parts as even as can be; none is empty."""
-    count = min(rounds, len(prompts))
-    ends = [len(prompts) * part // count for part in range(count + 1)]
-    return tuple(prompts[start:end] for start, end in itertools.pairwise(ends))
 
 
 def check_client(rounds: Sequence[Round]) -> None:

@@ -83,6 +83,10 @@ def check_record(record: AcceptanceRecord) -> None:
     for prompt in record.prompts:
         _check_steps(prompt.counts)
         _check_counts((prompt.completion_tokens, prompt.turn - 1), "a prompt")
+    for round_acceptance in record.rounds:
+        _check_steps(round_acceptance.counts)
+        tokens_and_requests = (round_acceptance.completion_tokens, round_acceptance.requests)
+        _check_counts(tokens_and_requests, "a round")
 
 
 def check_power(power: PowerRecord) -> None:

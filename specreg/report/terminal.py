@@ -163,7 +163,7 @@ def render_unjudged(recorded: Iterable[RecordedBaseline], timed: AbstractSet[str
     lines = []
     for record in recorded:
         acceptance = record.new.acceptance
-        if acceptance is not None and not acceptance.prompts:
+        if acceptance is not None and not (acceptance.prompts or acceptance.rounds):
             lines.append(
                 f"  {record.path.stem}: acceptance, as the engine counts for all requests together;"
                 " use an engine whose answers carry their own counts"

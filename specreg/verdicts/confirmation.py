@@ -202,7 +202,7 @@ def enough_for(
 
     def is_enough(acceptance: AcceptanceRecord | None, look: Look) -> bool:
         is_early = look is Look.EARLY
-        if acceptance is None or not acceptance.prompts:
+        if acceptance is None or not acceptance.prompt_ids:
             return not is_early  # more prompts say nothing more about a sum
         if is_early and not may_stop_early:
             return False

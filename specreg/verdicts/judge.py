@@ -290,7 +290,11 @@ def _refuse_acceptance(metric: Metric, evidence: BaselineComparison) -> Refusal 
     recorded = baseline.acceptance if baseline else None
     if measured is None or recorded is None:
         return None
-    if (measured.source, measured.view) != (recorded.source, recorded.view):
+    is_known_apart = bool(recorded.prompts or recorded.rounds)
+    is_same_source = measured.source is recorded.source
+    if not (
+        measured.counts_as(recorded.source, recorded.view) and (is_same_source or is_known_apart)
+    ):
         reason = Reason(
             text=f"measured as {measured.source}, {measured.view}, recorded as"
             f" {recorded.source}, {recorded.view}"

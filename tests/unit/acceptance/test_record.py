@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, StepCounts
+from specreg.acceptance.record import (
+    NO_STEPS,
+    AcceptanceRecord,
+    RoundAcceptance,
+    Source,
+    StepCounts,
+    View,
+)
 from tests.unit import builders
 
 HISTOGRAMS = st.lists(st.integers(0, 50), min_size=4, max_size=4).filter(any)
@@ -91,3 +98,39 @@ def test_drafts_that_were_not_counted_stay_unknown() -> None:
     assert (SHORT - unknown).proposed is None
     assert unknown.acceptance_rate is None
     assert unknown.acceptance_length == LONG.acceptance_length
+
+
+ROUNDS = dataclasses.replace(
+    builders.acceptance(builders.counts(8, 0, 6, 6), Source.VLLM_COUNTERS),
+    prompts=(),
+    rounds=tuple(
+        RoundAcceptance(
+            prompt_ids=prompt_ids,
+            counts=builders.counts(4, 0, 3, 3),
+            completion_tokens=24,
+            requests=2,
+        )
+        for prompt_ids in (("chat-0", "chat-1"), ("chat-2",))
+    ),
+)
+
+
+def test_of_rounds_those_remain_that_have_only_the_prompts_asked_for() -> None:
+    part = ROUNDS.only({"chat-0", "chat-2"})
+    assert ROUNDS.prompt_ids == ("chat-0", "chat-1", "chat-2")
+    assert part.prompt_ids == ("chat-2",)
+    assert part.total == builders.counts(4, 0, 3, 3)
+
+
+def test_a_round_over_all_steps_has_those_that_its_tokens_need() -> None:
+    """24 tokens of two requests take 22 later ones: 15 drafts, and so 7 steps, no fewer than 10."""
+    first = ROUNDS.over_all_steps.rounds[0]
+    assert (first.counts.steps, first.counts.accepted) == (10, 15)
+    longer = dataclasses.replace(ROUNDS.rounds[0], completion_tokens=40)
+    assert longer.over_all_steps.counts.steps == 38 - 15
+
+
+def test_requests_and_counters_of_an_engine_count_the_same_steps() -> None:
+    assert ROUNDS.counts_as(Source.VLLM_REQUEST, View.VERIFIER)
+    assert not ROUNDS.counts_as(Source.VLLM_REQUEST, View.EMITTED)
+    assert not ROUNDS.counts_as(Source.SGLANG_REQUEST, View.VERIFIER)

@@ -8,7 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from specreg.acceptance.record import AcceptanceRecord, Source, StepCounts
+from specreg.acceptance.record import (
+    NO_STEPS,
+    AcceptanceRecord,
+    RoundAcceptance,
+    Source,
+    StepCounts,
+)
 from specreg.baselines import schema
 from specreg.baselines.comparison import differing_settings, of_any_number
 from specreg.baselines.record import record_baseline
@@ -176,6 +182,42 @@ def test_launches_that_repeat_are_stored_once() -> None:
     once = schema.stored_acceptance(varied(10, 20))
     assert schema.stored_acceptance(varied(10, 20), varied(10), varied(10, 20)) == once
     assert '"further_launches"' not in render_baseline(BASELINE)
+
+
+def counted(*accepted: int) -> AcceptanceRecord:
+    """One launch, whose counters were read between rounds of two prompts."""
+    rounds = [
+        RoundAcceptance(
+            prompt_ids=(f"chat-{2 * number}", f"chat-{2 * number + 1}"),
+            counts=builders.counts(60 - drafts, drafts),
+            completion_tokens=2 + 60 + drafts,
+            requests=2,
+        )
+        for number, drafts in enumerate(accepted)
+    ]
+    total = sum((each.counts for each in rounds), NO_STEPS)
+    record = builders.acceptance(total, Source.VLLM_COUNTERS)
+    return dataclasses.replace(record, prompts=(), rounds=tuple(rounds))
+
+
+def test_rounds_between_two_readings_of_the_counters_are_kept(path: Path) -> None:
+    launches = counted(10, 20), counted(11, 20)
+    stored = schema.stored_acceptance(*launches)
+    baseline = msgspec.structs.replace(BASELINE, acceptance=stored)
+
+    record_baseline(path, baseline)
+
+    lines = [line.strip().rstrip(",") for line in path.read_text().splitlines()]
+    assert '[["chat-0", "chat-1"], 10, 60, 60, 72, 2, [10], 1]' in lines
+    assert '[["chat-0", "chat-1"], 11, 60, 60, 73, 2, [11], 2]' in lines
+    loaded = load_baseline(path)
+    assert loaded == baseline
+    acceptance = schema.load_acceptance(loaded.acceptance)
+    assert acceptance is not None
+    assert acceptance.rounds == (*launches[0].rounds, *launches[1].rounds)
+    assert schema.stored_acceptance(counted(10), counted(10)) == schema.stored_acceptance(
+        counted(10)
+    )
 
 
 def test_an_answer_of_another_length_is_no_repeat() -> None:

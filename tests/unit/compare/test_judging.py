@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from specreg.acceptance.record import StepCounts
+from specreg.acceptance.record import RoundAcceptance, Source, StepCounts
 from specreg.compare.judging import (
     Decision,
     GateAnswer,
@@ -375,3 +375,34 @@ def test_looping_answers_of_side_b_hide_no_loss_of_the_others() -> None:
     verdict = judge(sides, metric=ACCEPTANCE)
     assert verdict.outcome is Outcome.REGRESSED
     assert "8 of 40 prompts gave answers of another length" in verdict.explanation
+
+
+@pytest.mark.parametrize(
+    ("of_b", "outcome"),
+    [
+        pytest.param((2, 3, 4, 1), Outcome.PASS, id="alike"),
+        pytest.param((4, 3, 2, 1), Outcome.REGRESSED, id="worse"),
+    ],
+)
+def test_sides_that_tell_acceptance_by_counters_and_by_request_are_compared(
+    of_b: tuple[int, ...], outcome: Outcome
+) -> None:
+    """As vLLM 0.27 and 0.29; the counters were read between the turns, of single prompts."""
+    by_request = accepted()
+    rounds = tuple(
+        RoundAcceptance(
+            prompt_ids=(prompt.prompt_id,),
+            counts=prompt.counts,
+            completion_tokens=prompt.completion_tokens,
+            requests=1,
+        )
+        for prompt in by_request.prompts
+    )
+    by_counters = dataclasses.replace(
+        by_request, source=Source.VLLM_COUNTERS, prompts=(), rounds=rounds
+    )
+    sides = [
+        launch(Side.A, 1, acceptance=by_counters),
+        launch(Side.B, 1, acceptance=accepted(*of_b)),
+    ]
+    assert judge(sides, metric=ACCEPTANCE).outcome is outcome

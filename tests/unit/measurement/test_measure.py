@@ -21,7 +21,7 @@ import pytest
 
 from specreg.acceptance.record import AcceptanceRecord, StepCounts
 from specreg.core.errors import HungError, InvalidMeasurementError, ServerDiedError
-from specreg.datasets.prompts import Prompt
+from specreg.datasets.prompts import Prompt, deal
 from specreg.engines.vllm import Vllm, VllmWireFormat
 from specreg.load.chat_client import Record
 from specreg.load.rounds import Clients, Round, open_clients
@@ -32,7 +32,6 @@ from specreg.measurement.measure import (
     Plan,
     check_client,
     combine_with_control,
-    deal,
     measure,
     warm_up,
     workload_of,

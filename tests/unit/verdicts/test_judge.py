@@ -6,7 +6,7 @@ import math
 import msgspec
 import pytest
 
-from specreg.acceptance.record import AcceptanceRecord, Source, StepCounts, View
+from specreg.acceptance.record import AcceptanceRecord, RoundAcceptance, Source, StepCounts, View
 from specreg.baselines.comparison import CaseBaselines, compare
 from specreg.baselines.schema import Baseline, Detectable, stored_acceptance
 from specreg.core.reasons import Invalidity
@@ -346,7 +346,7 @@ def tagged(**tags: str) -> Baseline:
     )
 
 
-COUNTERS = known(tagged(source=Source.VLLM_COUNTERS))
+SGLANG = known(tagged(source=Source.SGLANG_REQUEST))
 UNSPREAD = dataclasses.replace(known(RECORDED), spreads={})
 EMPTY = known(builders.baseline())
 OF_TPOT = builders.baseline({TPOT.name: 8.0}, {TPOT.name: 8.0})
@@ -376,7 +376,7 @@ OF_TPOT = builders.baseline({TPOT.name: 8.0}, {TPOT.name: 8.0})
         (LENGTH, MEASURED, EMPTY, NO_BASELINE, "the baseline holds no acceptance_length"),
         (THROUGHPUT, MEASURED, FEWER, NOT_COMPARABLE, "of 20 prompts: a speed"),
         (LENGTH, LEARNS, FEWER, NOT_COMPARABLE, "of 20 prompts: what a drafter learns"),
-        (LENGTH, MEASURED, COUNTERS, NOT_COMPARABLE, "recorded as vllm_counters, verifier"),
+        (LENGTH, MEASURED, SGLANG, NOT_COMPARABLE, "recorded as sglang_request, verifier"),
         (LENGTH, MEASURED, known(tagged(view=View.EMITTED)), NOT_COMPARABLE, ", emitted"),
         (LENGTH, BROKEN, known(), INVALID, "SPEC_DISABLED: nothing was drafted"),
         (LENGTH, BROKEN, known(RECORDED), INVALID, "SPEC_DISABLED: nothing was drafted"),
@@ -583,3 +583,39 @@ def test_answers_of_another_length_do_not_carry_a_verdict_alone(
     assert verdict.outcome is outcome
     assert words in verdict.explanation
     assert ("another length" in verdict.explanation) == bool(words)
+
+
+def counted_in_rounds(record: AcceptanceRecord) -> AcceptanceRecord:
+    """The same acceptance, of which the counters were read after each prompt."""
+    rounds = tuple(
+        RoundAcceptance(
+            prompt_ids=(prompt.prompt_id,),
+            counts=prompt.counts,
+            completion_tokens=prompt.completion_tokens,
+            requests=1,
+        )
+        for prompt in record.prompts
+    )
+    return dataclasses.replace(record, source=Source.VLLM_COUNTERS, prompts=(), rounds=rounds)
+
+
+COUNTED = counted_in_rounds(BEFORE)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "outcome"),
+    [
+        pytest.param(BEFORE, COUNTED, PASS, id="upgraded"),
+        pytest.param(WORSE, COUNTED, REGRESSED, id="upgraded-and-worse"),
+        pytest.param(counted_in_rounds(WORSE), BEFORE, REGRESSED, id="downgraded-and-worse"),
+        pytest.param(COUNTED, COUNTED, PASS, id="both-by-counters"),
+        pytest.param(
+            BEFORE, dataclasses.replace(COUNTED, rounds=()), NOT_COMPARABLE, id="of-a-sum"
+        ),
+    ],
+)
+def test_an_engine_that_tells_its_acceptance_in_another_way_is_compared_by_what_both_tell(
+    ours: AcceptanceRecord, theirs: AcceptanceRecord, outcome: Outcome
+) -> None:
+    """As vLLM before and after 0.29; the counters were read between single prompts."""
+    assert judge_records(ours, theirs, Look.FULL).outcome is outcome
