@@ -44,6 +44,7 @@ from specreg.engines.methods import is_older
 from specreg.engines.registry import engine_named
 from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case, ServerSpec
+from specreg.servers.cuda_driver import cuda_release_of, locked_packages, why_driver_too_old
 from specreg.servers.installer import (
     differing_packages,
     installed_packages,
@@ -53,6 +54,7 @@ from specreg.servers.installer import (
     uv_variables,
 )
 from specreg.telemetry.devices import devices_of
+from specreg.telemetry.identity import find_gpus
 from specreg.telemetry.sensor import Device
 
 MARKER = "specreg.json"
@@ -271,8 +273,10 @@ class Provision:
             raise UnsupportedError(message)
         for spec in dict.fromkeys(case.server for case in cases):
             engine = engine_named(spec.engine)
-            self._check_installed(engine, {**os.environ, **dict(spec.engine_env)})
+            variables = {**os.environ, **dict(spec.engine_env)}
+            self._check_installed(engine, variables)
             engine.check(spec)
+            self._check_driver(spec, find_gpus().driver_version, variables)
             if spec.parallel.nodes > 1:
                 raise UnsupportedError(
                     f"parallel.nodes = {spec.parallel.nodes}: servers are started on this machine"
@@ -282,6 +286,26 @@ class Provision:
             # Of a build it is known once it is installed.
             version = self.requirement(case.server).version if self.build is None else ""
             check_version(case, version)
+
+    def cuda_release(self, spec: ServerSpec) -> str:
+        """Return the release of CUDA that a server's packages bring; empty if it isn't known.
+
+        Before an environment is made, its lock tells.
+        """
+        if not self.on_gpu:
+            return ""
+        packages = self.packages(spec)
+        if not packages and self.python is None and self.url is None:
+            packages = locked_packages(self.requirement(spec))
+        return cuda_release_of(packages)
+
+    def _check_driver(self, spec: ServerSpec, driver: str, variables: Mapping[str, str]) -> None:
+        """Check that the driver runs the CUDA of a server, else raise an UnsupportedError."""
+        if not driver:
+            return
+        problem = why_driver_too_old(self.cuda_release(spec), driver, variables)
+        if problem:
+            raise UnsupportedError(f"engine '{self.requirement(spec).pin}': {problem}")
 
     def _needs_cache(self, cases: Collection[Case]) -> bool:
         """True if environments or larger models are made, or GPUs are locked, for some cases."""

@@ -65,6 +65,17 @@ def toolkit_variables(
     return {"CUDA_HOME": str(_linked(toolkit, driver_folders))}
 
 
+def has_toolkit(python: Path, variables: Mapping[str, str], installed: Path = _INSTALLED) -> bool:
+    """Return whether a server finds a CUDA toolkit, of the machine or of its environment.
+
+    Args:
+        python: the interpreter of the environment.
+        variables: the environment variables of the server.
+        installed: where a toolkit is found without a variable.
+    """
+    return _compiler(variables, installed) is not None or _toolkit_of(python) is not None
+
+
 def toolkit_release(variables: Mapping[str, str], installed: Path = _INSTALLED) -> str:
     """Return the release of the CUDA compiler that a server finds, such as 13.0.
 

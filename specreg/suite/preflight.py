@@ -4,6 +4,7 @@ import contextlib
 import enum
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -23,8 +24,9 @@ from specreg.matrix.case import Case
 from specreg.matrix.models import is_hub_id, resolve_model
 from specreg.matrix.prompts import load_case_prompts
 from specreg.report.tables import render_rows
+from specreg.servers.build_tools import missing_tools
 from specreg.servers.memory import free_gib
-from specreg.servers.provision import environment_exists
+from specreg.servers.provision import environment_exists, interpreter_of
 from specreg.suite.configure import why_unfit
 from specreg.suite.context import RunContext
 from specreg.suite.machine import gpus_of, remarks_on
@@ -346,6 +348,34 @@ def _examine_engines(context: RunContext) -> Iterator[Finding]:
             yield _note("engine", f"{requirement.pin} isn't installed yet", advice)
 
 
+def _examine_build_tools(context: RunContext) -> Iterator[Finding]:
+    """Say what engines on a GPU compile with, and what of it is missing."""
+    provision = context.provision
+    if not provision.on_gpu or provision.url is not None:
+        return
+    specs = {case.server.engine: case.server for case in _running(context)}
+    for name, spec in specs.items():
+        engine = engine_named(name)
+        if engine.program is not None:
+            continue
+        requirement = provision.requirement(spec)
+        is_there = provision.python is not None or environment_exists(requirement)
+        python = sys.executable
+        if is_there:
+            python = provision.python or str(interpreter_of(requirement))
+        missing = missing_tools(
+            python,
+            {**os.environ, **dict(spec.engine_env)},
+            compiles_kernels=engine.compiles,
+            is_installed=is_there,
+        )
+        findings = [
+            Finding("compilers", f"{name} lacks {tool.name}", tool.advice, State.IN_THE_WAY)
+            for tool in missing
+        ]
+        yield from findings or [Finding("compilers", f"{name} has all that it compiles with")]
+
+
 def _examine_models(context: RunContext) -> Iterator[Finding]:
     """Say which models are on this machine."""
     for reference, size_gib in _models_gib(context).items():
@@ -447,6 +477,7 @@ _CHECKS = (
     _examine_power,
     _examine_disks,
     _examine_engines,
+    _examine_build_tools,
     _examine_models,
     _examine_datasets,
     _examine_baselines,

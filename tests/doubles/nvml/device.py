@@ -138,6 +138,7 @@ class ScriptedDriver(NamedTuple):
 
     gpus: Sequence[ScriptedGpu] = ()
     answers: Sequence[Answer] = ()
+    version: str = "580.scripted"
 
 
 def true_energy_j(gpu: ScriptedGpu, from_ns: int, to_ns: int) -> float:
@@ -170,7 +171,8 @@ def write_script(script: Path, driver: Sequence[ScriptedGpu] | ScriptedDriver) -
     """Tells the library what to play; one that is in use plays it from its next call on."""
     if not isinstance(driver, ScriptedDriver):
         driver = ScriptedDriver(gpus=driver)
-    lines = [f"answer {' '.join(map(str, row))}" for row in driver.answers]
+    lines = [f"driver_version {driver.version}"]
+    lines += [f"answer {' '.join(map(str, row))}" for row in driver.answers]
     for gpu in driver.gpus:
         lines += _lines(gpu)
     new = script.with_suffix(".new")

@@ -67,6 +67,7 @@ struct gpu {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* ctypes lets go of Python's own */
 static struct gpu gpus[MOST_GPUS];
 static struct answers driver_answers; /* of the functions that are of no GPU */
+static char driver_version[LONGEST] = "580.scripted";
 static unsigned gpu_count, users;
 static struct stat seen;
 
@@ -102,6 +103,8 @@ static int read_line(const char *key, const char *value) {
         gpu->index = gpu_count++;
         return 1;
     }
+    if (!gpu_count && !strcmp(key, "driver_version"))
+        return snprintf(driver_version, LONGEST, "%s", value) > 0;
     if (!gpu_count) return !strcmp(key, "answer") && read_answer(&driver_answers, value);
     struct gpu *gpu = &gpus[gpu_count - 1];
     if (!strcmp(key, "answer")) return read_answer(&gpu->answers, value);
@@ -289,7 +292,7 @@ static int say(const char *text, char *out, unsigned size) {
 
 int nvmlSystemGetDriverVersion(char *out, unsigned size) {
     int answer = scripted(&driver_answers, "nvmlSystemGetDriverVersion");
-    return answer == SUCCESS ? say("580.scripted", out, size) : answer;
+    return answer == SUCCESS ? say(driver_version, out, size) : answer;
 }
 
 int nvmlDeviceGetCount_v2(unsigned *count) {
