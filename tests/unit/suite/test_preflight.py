@@ -92,6 +92,32 @@ def test_a_gpu_that_is_well_has_nothing_in_its_way(root: Path, library: Path) ->
     assert summary(findings["cases"][0]) == (State.OK, "2 of 2 cases of tier 'here' run here")
 
 
+def test_a_compiler_that_an_engine_lacks_is_in_the_way(root: Path, library: Path) -> None:
+    driver = ScriptedDriver([running(WELL)])
+    settings = json.dumps({"gpus": 1})
+    output = run_python(library, root, driver, PROGRAM, str(root), settings, CC="/nowhere/gcc")
+    findings = msgspec.json.decode(output, type=dict[str, list[Finding]])
+    lacks = [finding for finding in findings["compilers"] if "a C compiler" in finding.says]
+    assert lacks == [
+        Finding(
+            "compilers",
+            "vllm lacks a C compiler",
+            "install gcc, or name a compiler in CC",
+            State.IN_THE_WAY,
+        )
+    ]
+
+
+def test_a_driver_that_is_too_old_for_the_engine_is_in_the_way(root: Path, library: Path) -> None:
+    driver = ScriptedDriver([running(WELL)], version="550.54.15")
+    output = run_python(library, root, driver, PROGRAM, str(root), json.dumps({"gpus": 1}))
+    findings = msgspec.json.decode(output, type=dict[str, list[Finding]])
+    (refused,) = (finding for finding in findings["cases"] if "CUDA" in finding.says)
+    assert refused.state is State.IN_THE_WAY
+    assert "takes driver 580.65.06 or newer, and this machine has 550.54.15" in refused.says
+    assert "update the driver, or name an environment" in f"{refused.says} {refused.advice}"
+
+
 def test_a_gpu_that_cannot_be_used_is_in_the_way(root: Path, library: Path) -> None:
     busy = dataclasses.replace(WELL, processes=(Process(99_999_999, 5),))
     _, finding = with_gpus(root, library, busy)["GPU 0"]
