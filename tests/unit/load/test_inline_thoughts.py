@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
+import jinja2
 import msgspec
 import pytest
 
@@ -69,3 +70,17 @@ def test_a_request_tells_the_chat_template_to_think_or_not(*, thinking: bool) ->
     replay_wire(wire, dataclasses.replace(CASE, thinking=thinking), builders.PROMPTS[:1])
     switches = {"enable_thinking": thinking, "thinking": thinking}
     assert wire.bodies[0]["chat_template_kwargs"] == switches
+
+
+QWEN = "{% if enable_thinking is defined and enable_thinking is false %}off{% else %}on{% endif %}"
+DEEPSEEK = "{% if thinking is defined and thinking %}on{% else %}off{% endif %}"
+
+
+@pytest.mark.parametrize("template", [QWEN, DEEPSEEK])
+@pytest.mark.parametrize(("thinking", "switched"), [(True, "on"), (False, "off")])
+def test_the_templates_of_both_families_understand_the_switch(
+    template: str, switched: str, *, thinking: bool
+) -> None:
+    """As the templates of Qwen3 and of DeepSeek V3.1 ask for it."""
+    case = dataclasses.replace(CASE, thinking=thinking)
+    assert jinja2.Template(template).render(dict(case.template_args)) == switched

@@ -29,12 +29,22 @@ def test_of_a_workload_like_others_nothing_is_said() -> None:
     assert said(FINE) == []
     assert said(None) == []
     assert said(msgspec.structs.replace(FINE, distinct=None)) == []
+    assert said(msgspec.structs.replace(FINE, thinking=True, with_thought=20)) == []
+    assert said(msgspec.structs.replace(FINE, thinking=False, with_thought=0)) == []
 
 
 @pytest.mark.parametrize(
     ("counts", "words"),
     [
         ({"unfinished_thoughts": 3}, "3 of 20 answers never left the thought; raise output_cap"),
+        (
+            {"thinking": False, "with_thought": 4},
+            "4 of 20 answers have a thought with thinking = f",
+        ),
+        (
+            {"thinking": True, "with_thought": 0},
+            "none of 20 answers has a thought with thinking = t",
+        ),
         ({"after_empty_replies": 2}, "2 of 20 requests were later turns that had empty replies"),
         ({"without_text": 1}, "1 of 20 answers hold no text"),
         ({"without_text": 1, "without_tokens": 1}, "1 of 20 answers have no token"),
