@@ -196,7 +196,8 @@ class Soak:
                 remaining_looks.pop(0)
                 self.look(EARLY_LEVEL)
             arm = dataclasses.replace(arm, warm=bool(self.segments))
-            (measurement,) = measure([arm], workload, Plan(show=lambda _: None, parts=1))
+            plan = Plan(show=lambda _: None, parts=1, counts_apart=False)
+            (measurement,) = measure([arm], workload, plan)
             invalidity = measurement.invalid.get(Family.ACCEPTANCE)
             if invalidity is not None:
                 raise InvalidMeasurementError(invalidity.code, invalidity.text)

@@ -99,6 +99,8 @@ class Plan:
         show: takes each step of the measurement as text.
         parts: the number of parts into which the prompts are dealt, with a look after each; None
             for the rounds of the first case, with one look after all of them.
+        counts_apart: whether the acceptance has to be known in parts that can be compared, not only
+            as a sum. Where the counters alone tell it, that may take a further replay.
         enough: decides at each look; if all prompts aren't enough, the extension follows.
         least_s: the shortest time, in seconds, for which each arm is asked; the prompts are
             replayed again for the speeds alone.
@@ -112,6 +114,7 @@ class Plan:
 
     show: Callable[[str], None]
     parts: int | None = None
+    counts_apart: bool = True
     enough: StoppingRule = has_all_prompts
     least_s: float = 0.0
     power_s: float = 0.0
@@ -407,7 +410,7 @@ class _ArmRotation:
             look = Look.FULL if is_last else Look.EARLY
             if self.plan.parts is None and not is_last:
                 continue
-            if is_last:
+            if is_last and self.plan.counts_apart:
                 for arm_replay in tuple(self.active):
                     await self._attempt(
                         arm_replay, arm_replay.count_in_batches(self.workload.prompts)

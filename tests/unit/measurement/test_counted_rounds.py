@@ -76,6 +76,14 @@ def test_several_requests_at_a_time_are_counted_in_batches(old_server: Server) -
     assert {each.requests for each in record.rounds} == {1}
 
 
+def test_a_soak_needs_no_more_than_the_sum(old_server: Server) -> None:
+    record = accepted(
+        measured(builders.with_concurrency(2, SIX), old_server, parts=1, counts_apart=False)
+    )
+    truths = [builders.truth(prompt, DEFAULTS) for prompt in PROMPTS]
+    assert record.total == builders.counts_of(truths)
+
+
 def test_the_extension_is_counted_in_batches_too(old_server: Server) -> None:
     three = dataclasses.replace(builders.with_concurrency(1), prompts=3)
     measurement = measured(three, old_server, enough=lambda _, look: look is Look.EXTENDED)
