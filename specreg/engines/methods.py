@@ -90,9 +90,10 @@ class Method:
 
 
 def is_older(version: str, than: str) -> bool:
-    """Whether a version comes before another; one that can't be read is taken for a new one.
+    """Return True if a version comes before another.
 
-    So is `0.1.dev…`, as a checkout without tags calls itself.
+    A version that can't be read is taken for a new one, and so is `0.1.dev…`, which is what a
+    checkout without tags calls itself.
     """
     try:
         return Version(version) < Version(than) and not version.startswith("0.1.dev")

@@ -1,4 +1,4 @@
-"""The engines by name."""
+"""Look up engines by their names."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -13,11 +13,15 @@ from specreg.engines.triton import Triton
 from specreg.engines.vllm import Vllm
 
 _ALL = (ReferenceEngine(), Sglang(), TensorrtLlm(), Triton(), Vllm())
-ENGINES: Mapping[str, Engine] = MappingProxyType({one.name: one for one in _ALL})
+ENGINES: Mapping[str, Engine] = MappingProxyType({engine.name: engine for engine in _ALL})
 
 
 def engine_named(name: str) -> Engine:
-    """The engine called `name`, else an UnknownNameError that lists what there is."""
+    """Return the engine with a name.
+
+    Raises:
+        UnknownNameError: There is none. The message lists the engines that there are.
+    """
     check_name("engine", name, ENGINES)
     return ENGINES[name]
 
@@ -26,9 +30,9 @@ def render_methods() -> str:
     """Render which engine has which method, and whether it was seen running, as Markdown."""
     rows = [("method", *ENGINES), ("---",) * (len(ENGINES) + 1)]
     for name in METHODS:
-        has = (
+        cells = (
             engine.seen.get(name, "spelt") if name in engine.methods else "–"
             for engine in ENGINES.values()
         )
-        rows.append((f"`{name}`", *has))
+        rows.append((f"`{name}`", *cells))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -34,11 +34,17 @@ class TensorrtLlmWireFormat(WireFormat):
     counters_flag: ClassVar = "return_perf_metrics: true"
 
     def parse_counters(self, page: str) -> Counters:
-        """The counters by position; a position that never counted isn't on the page."""
+        """Parse the counters of each position.
+
+        A position that never counted anything isn't on the page.
+
+        Raises:
+            InvalidMeasurementError: The page can't be read, or the counters are missing.
+        """
         parsed = MetricsPage(page, path=PATH)
         drafted, accepted = (
-            parsed.by_position(f"{_PREFIX}spec_decode_{what}_tokens_total", "token_position")
-            for what in ("drafted", "accepted")
+            parsed.by_position(f"{_PREFIX}spec_decode_{kind}_tokens_total", "token_position")
+            for kind in ("drafted", "accepted")
         )
         parsed.require(_ENDED, why=f"is the server started with {self.counters_flag}")
         counts = StepCounts(
@@ -57,9 +63,9 @@ _SECTION = "speculative_config"
 """The section of the file of options."""
 
 
-def _drafter(kind: str, *, overlaps: bool = True, **more: Setting) -> Spelling:
-    """A decoding type, with its settings."""
-    config = {"decoding_type": kind, "max_draft_len": DRAFT_TOKENS, **more}
+def _drafter(kind: str, *, overlaps: bool = True, **further: Setting) -> Spelling:
+    """Spell a decoding type in the section `speculative_config.` of the file of options."""
+    config = {"decoding_type": kind, "max_draft_len": DRAFT_TOKENS, **further}
     settings = {f"{_SECTION}.{key}": value for key, value in config.items()}
     return Spelling(settings=settings | ({} if overlaps else {"disable_overlap_scheduler": True}))
 
@@ -128,10 +134,16 @@ class TensorrtLlm(Engine):
     }
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
-        """`tensorrt-llm`; an UnsupportedError without a GPU."""
+        """Return the package `tensorrt-llm`.
+
+        Raises:
+            UnsupportedError: There is no GPU.
+        """
         if not on_gpu:
-            why = "engine 'tensorrt_llm': runs on a GPU alone; put it into a tier that needs one"
-            raise UnsupportedError(why)
+            message = (
+                "engine 'tensorrt_llm': runs on a GPU alone; put it into a tier that needs one"
+            )
+            raise UnsupportedError(message)
         return Requirement(package="tensorrt-llm", version=_VERSION)
 
     def further_speculation(
@@ -146,13 +158,17 @@ class TensorrtLlm(Engine):
         return bool(speculation.get("use_relaxed_acceptance_for_thinking"))
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
-        """Offline where nothing needs to be fetched; its switch counts the drafts alone."""
-        length = options.pinned_length_tokens
-        pinned = {"TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS": f"{length - 1:g}"} if length else {}
-        return {**super().environment(options), **pinned}
+        """Return variables for offline use, and to pin the acceptance if the case does so."""
+        variables = dict(super().environment(options))
+        length_tokens = options.pinned_length_tokens
+        if length_tokens:
+            # It counts only the accepted drafts, not the token after them.
+            accepted_tokens = f"{length_tokens - 1:g}"
+            variables["TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS"] = accepted_tokens
+        return variables
 
     def files(self, options: LaunchOptions) -> Mapping[str, str]:
-        """The file of options; JSON is YAML too."""
+        """Return the file of options, as JSON, which is YAML too."""
         settings = {
             "dtype": options.dtype,
             # A repeated prompt must cost what it cost the first time.
@@ -163,7 +179,7 @@ class TensorrtLlm(Engine):
         return {_OPTIONS: json.dumps(_nested({**settings, **options.speculation}), indent=2)}
 
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
-        """`trtllm-serve`, beside its environment's interpreter."""
+        """Return the command `trtllm-serve` from the folder of the interpreter."""
         return (
             *(str(python.with_name("trtllm-serve")), options.target),
             *("--host", "127.0.0.1", "--port", str(options.port)),
@@ -181,7 +197,7 @@ class TensorrtLlm(Engine):
 
 
 def _nested(settings: Mapping[str, object]) -> dict[str, object]:
-    """`{"a.b": 1, "c": 2}` as `{"a": {"b": 1}, "c": 2}`."""
+    """Nest settings by the dots in their names: `{"a.b": 1}` becomes `{"a": {"b": 1}}`."""
     sections: dict[str, dict[str, object]] = {}
     for path, value in settings.items():
         section, _, key = path.rpartition(".")

@@ -63,11 +63,11 @@ class TritonWireFormat(WireFormat):
     takes_text_alone: ClassVar[bool] = True
 
     def path(self, ask: Ask) -> str:
-        """The model's own endpoint."""
+        """Return the path of the model's own endpoint."""
         return f"/v2/models/{quote(ask.model, safe='')}/generate_stream"
 
     def body(self, ask: Ask) -> Body:
-        """The text as it is, and the outputs that count tokens."""
+        """Return the text as it is, and ask for the outputs that count tokens."""
         return {
             "text_input": ask.text,
             "stream": True,
@@ -84,7 +84,7 @@ class TritonWireFormat(WireFormat):
         }
 
     def new_parser(self, ask: Ask) -> ParseEvent:
-        """One that adds up the tokens of the responses."""
+        """Return a parser that adds up the tokens of the responses."""
         del ask
         tokens = 0
 
@@ -130,7 +130,7 @@ class _Server(ServerVersion, frozen=True):
 
 
 class Triton(Engine):
-    """Triton. What it runs is vLLM, so the methods are spelt as vLLM's."""
+    """Triton with vLLM inside, so that methods are spelt like vLLM's."""
 
     name: ClassVar = "triton"
     methods: ClassVar = vllm.Vllm.methods
@@ -149,31 +149,36 @@ class Triton(Engine):
     own_speculation: ClassVar = vllm.Vllm.own_speculation
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
-        """Nothing that could be installed; the name stands for it in the journal."""
+        """Return a name for the journal; Triton can't be installed as a package."""
         del on_gpu
         return Requirement(package="tritonserver", version="")
 
     def check(self, settings: LaunchSettings) -> None:
-        """Refuse arguments without a name too."""
+        """Check as for any engine, and that each argument has a name.
+
+        Raises:
+            UnsupportedError: An argument has none, or the server can't be started so.
+        """
         super().check(settings)
         for argument in settings.engine_args:
-            _named(argument)
+            _parse_argument(argument)
 
     def accepts_others(self, speculation: Mapping[str, Setting]) -> bool:
         """Return what holds for vLLM, which runs inside."""
         return vllm.Vllm().accepts_others(speculation)
 
     def files(self, options: LaunchOptions) -> Mapping[str, str]:
-        """The model repository: the model's configuration, and the engine's arguments."""
+        """Return the model repository: the model's configuration and the engine's arguments."""
         model = options.served_name
-        arguments = vllm.engine_arguments(options) | dict(map(_named, options.engine_args))
+        further_arguments = dict(map(_parse_argument, options.engine_args))
+        arguments = vllm.engine_arguments(options) | further_arguments
         return {
             f"{model}/config.pbtxt": _CONFIG.format(name=model),
             f"{model}/1/model.json": json.dumps(arguments, indent=2),
         }
 
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
-        """HTTP alone; gRPC and metrics would take ports that no client asks."""
+        """Return the command that serves HTTP only, because nothing asks the other ports."""
         del python
         return (
             *("tritonserver", "--model-repository", str(options.folder)),
@@ -183,7 +188,7 @@ class Triton(Engine):
         )
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
-        """The variables of vLLM, which runs inside."""
+        """Return the variables of vLLM, which runs inside."""
         return vllm.Vllm().environment(options)
 
     def drafts_every_step(self, method: str, model_runner: str) -> bool:
@@ -195,10 +200,10 @@ class Triton(Engine):
         return vllm.Vllm().launch_facts(log, fetch)
 
     def identify(self, fetch: Fetch) -> Identity:
-        """The one model that is ready; of the weights behind it the server says nothing.
+        """Identify the one model that is ready. The server doesn't name the weights behind it.
 
         Raises:
-            AttachError: it is none of the vLLM backend, or not alone.
+            AttachError: It isn't the only one, or its backend isn't vLLM.
         """
         try:
             server = msgspec.json.decode(fetch("GET", self.version_path), type=_Server)
@@ -207,8 +212,8 @@ class Triton(Engine):
             )
             ready = [model.name for model in models if model.state == "READY"]
             if len(ready) != 1:
-                named = ", ".join(f"'{name}'" for name in ready) or "none"
-                message = f"{len(ready)} models are READY: {named}, needed one; load it alone"
+                names = ", ".join(f"'{name}'" for name in ready) or "none"
+                message = f"{len(ready)} models are READY: {names}, needed one; load it alone"
                 raise AttachError(message)
             model = ready[0]
             config = fetch("GET", f"/v2/models/{quote(model, safe='')}/config")
@@ -224,8 +229,12 @@ class Triton(Engine):
         return Identity(engine=server.name, version=server.version, model=model, target="")
 
 
-def _named(argument: str) -> tuple[str, object]:
-    """`seed=7` as `("seed", 7)`; what isn't JSON is a text, what has no name unsupported."""
+def _parse_argument(argument: str) -> tuple[str, object]:
+    """Parse an argument: `seed=7` becomes `("seed", 7)`. A value that isn't JSON is a text.
+
+    Raises:
+        UnsupportedError: It has no name.
+    """
     name, equals, value = argument.partition("=")
     if not equals or not name.isidentifier():
         message = (

@@ -1,4 +1,4 @@
-"""The wire format of a server: requests, and the events of its answers."""
+"""Write requests to a server, and parse the events of its answers and its counters."""
 
 import re
 from abc import ABC, abstractmethod
@@ -36,15 +36,15 @@ class Form(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """How to answer.
+    """How a server is to answer.
 
     Attributes:
         output_cap_tokens: the most tokens of the reply.
         temperature: 0 is greedy.
         top_p: the probability that the tokens to draw from have together, the likeliest first.
-        top_k: from how many of the likeliest tokens is drawn, None for all.
-        ignore_eos: whether the reply goes on to the cap, whatever the model says.
-        seed: of what is drawn, None for the server's own.
+        top_k: how many of the likeliest tokens to draw from; None for all.
+        ignore_eos: True if the reply goes on to the cap, whatever the model generates.
+        seed: of the random numbers; None for the server's own.
     """
 
     output_cap_tokens: int
@@ -56,7 +56,7 @@ class Wanted:
 
     @property
     def cut(self) -> dict[str, object]:
-        """What cuts off the unlikely tokens, by the names that all servers have for it."""
+        """The fields that cut off unlikely tokens, which have the same names in all servers."""
         cut: dict[str, object] = {}
         if self.top_p < 1:
             cut["top_p"] = self.top_p
@@ -66,24 +66,27 @@ class Wanted:
 
     @property
     def openai(self) -> dict[str, object]:
-        """The same as OpenAI-like servers take it."""
-        return {
+        """The fields of a request to an OpenAI-like server."""
+        fields: dict[str, object] = {
             "max_tokens": self.output_cap_tokens,
             "temperature": self.temperature,
             **self.cut,
-            **({"ignore_eos": True} if self.ignore_eos else {}),
-            **({} if self.seed is None else {"seed": self.seed}),
         }
+        if self.ignore_eos:
+            fields["ignore_eos"] = True
+        if self.seed is not None:
+            fields["seed"] = self.seed
+        return fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask(Wanted):
-    """What to ask of the model.
+    """A request to a model.
 
     Attributes:
-        model: the name that it is served under.
+        model: the name that the model is served under.
         form: whether `messages` are a chat, or are joined to one text without a template.
-        messages: what was said so far, the user's last; empty where `token_ids` are given.
+        messages: the conversation so far, which ends with the user; empty if `token_ids` are given.
         token_ids: the prompt as ids instead; never a chat.
         chat_template_args: arguments of the model's chat template, as pairs.
     """
@@ -96,7 +99,7 @@ class Ask(Wanted):
 
     @property
     def text(self) -> str:
-        """All that was said, as one text."""
+        """All messages as one text."""
         return "".join(message.content for message in self.messages)
 
     @property
@@ -106,7 +109,7 @@ class Ask(Wanted):
 
     @property
     def openai_prompt(self) -> dict[str, object]:
-        """The prompt as they take it: a chat, or ids or a text to complete."""
+        """The prompt for an OpenAI-like server: a chat, or ids or a text to complete."""
         if self.form is Form.COMPLETIONS:
             return {"prompt": self.token_ids or self.text}
         template = dict(self.chat_template_args)
@@ -125,9 +128,12 @@ It raises an `InvalidMeasurementError`, `EVENT_UNREADABLE` or `SERVER_ERROR`.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """All that a client needs of a server, in whichever process it runs.
+    """What a client needs to know of a server, in whichever process the client runs.
 
-    `base_url` is `http://127.0.0.1:PORT`, `engine` a name of `ENGINES`.
+    Attributes:
+        base_url: the address, as `http://127.0.0.1:PORT`.
+        model: the name that the model is served under.
+        engine: the name of the engine, one of `ENGINES`.
     """
 
     base_url: str
@@ -147,13 +153,13 @@ _FAILED = frozenset({"abort", "error", "cancelled"})
 
 
 def decode_event(decoder: msgspec.json.Decoder[EventT], event: bytes) -> EventT:
-    """Decode an event that is readable and no error, in a server's own form.
+    """Decode an event in a server's own form.
 
-    An error without a field `error` is an event that says nothing: see `check_no_error`.
+    An error without a field `error` decodes as an empty event; see `check_no_error`.
 
     Raises:
         InvalidMeasurementError: `EVENT_UNREADABLE`.
-        ServerAnswerError: the event is an error; the message has the server's words.
+        ServerAnswerError: The event is an error. The message has the server's words.
     """
     try:
         decoded = decoder.decode(event)
@@ -167,31 +173,39 @@ def decode_event(decoder: msgspec.json.Decoder[EventT], event: bytes) -> EventT:
 
 
 def check_no_error(answer: bytes) -> None:
-    """Check that an answer in JSON is no error, else a ServerAnswerError with the words of it."""
+    """Check that an answer in JSON isn't an error.
+
+    Raises:
+        ServerAnswerError: It is. The message has the server's words.
+    """
     words = error_in(answer)
     if words is not None:
         raise ServerAnswerError(words.text, words.status)
 
 
 def check_ended_well(finish_reason: str, event: bytes) -> None:
-    """Check that an answer wasn't given up, else a ServerAnswerError that quotes the event."""
+    """Check that the server didn't give up an answer.
+
+    Raises:
+        ServerAnswerError: It did. The message has the server's words, or quotes the event.
+    """
     if finish_reason in _FAILED:
         words = error_in(event)
-        what = quote(event) if words is None else words.text
-        raise ServerAnswerError(f"{finish_reason}: {what}")
+        quotation = quote(event) if words is None else words.text
+        raise ServerAnswerError(f"{finish_reason}: {quotation}")
 
 
 Channels = tuple[str, str, str]
 """What an event adds: text, thought and all else, as `StreamEvent` has them."""
 
 _THOUGHT_KEYS = frozenset({"reasoning", "reasoning_content", "thinking"})
-"""vLLM says `reasoning`, SGLang and older vLLM `reasoning_content`, and some servers both."""
+"""vLLM uses `reasoning`, SGLang and older vLLM `reasoning_content`, and some servers use both."""
 
 
 def channels_of(delta: Mapping[str, object]) -> Channels:
-    """Sort all that a chat's delta adds, whatever the server calls it.
+    """Sort what a chat's delta adds into channels, by the names that servers use.
 
-    A field that isn't known here is kept as it is: an answer that differs in it alone differs.
+    An unknown field is kept as it is, so that answers that differ only in it count as different.
     """
     content = delta.get("content")
     if len(delta) == 1 and isinstance(content, str):  # nearly every delta of most servers
@@ -230,7 +244,7 @@ def _channels_of_part(part: object) -> Channels:
             if name in _THOUGHT_KEYS and isinstance(value, str):
                 return "", value, ""
             if name in _THOUGHT_KEYS and isinstance(value, list):
-                inner = [_channels_of_part(one) for one in value]
+                inner = [_channels_of_part(inner_part) for inner_part in value]
                 return "", "".join(text + thought for text, thought, _ in inner), ""
     return "", "", msgspec.json.encode(part).decode()
 
@@ -262,11 +276,11 @@ class SpecTokensDetails(msgspec.Struct, frozen=True):
 
     @property
     def counts(self) -> StepCounts | None:
-        """The steps, None where there were none, or none are told.
+        """The counts of the steps; None if there were none, or if they aren't in the answer.
 
         Raises:
-            InvalidMeasurementError: `COUNTS_DISAGREE`, what was accepted is another number than
-                the histogram adds up to: then the names have another meaning.
+            InvalidMeasurementError: `COUNTS_DISAGREE`, the number of accepted drafts isn't the sum
+                of the histogram, so the names have another meaning.
         """
         histogram = self.spec_correct_drafts_histogram
         proposed = self.spec_num_proposed_drafts
@@ -293,17 +307,19 @@ class _Speculation(msgspec.Struct, frozen=True):
 
 
 class RequestMetrics(msgspec.Struct, frozen=True):
-    """What vLLM says of an answer beside it, from 0.29 on."""
+    """The metrics that vLLM adds to an answer, from 0.29 on."""
 
     speculative_decoding: _Speculation | None = None
 
     @property
     def counts(self) -> StepCounts | None:
-        """The steps, None where they aren't told."""
-        told = self.speculative_decoding
-        if told is None:
+        """The counts of the steps; None if they aren't in the answer."""
+        speculation = self.speculative_decoding
+        if speculation is None:
             return None
-        return StepCounts.from_histogram(told.acceptance_histogram, told.num_draft_tokens)
+        return StepCounts.from_histogram(
+            speculation.acceptance_histogram, speculation.num_draft_tokens
+        )
 
 
 class _Event(Event, frozen=True, kw_only=True):
@@ -328,12 +344,16 @@ _MOST_SAMPLES = 50_000
 
 
 class MetricsPage:
-    """A page of Prometheus: `text`, from a path. What isn't one, or is no count, is an error.
+    """A page of Prometheus.
 
     A page that would take more than a few seconds is refused before it is parsed.
 
+    Attributes:
+        samples: in the order of the page.
+        names: the names of the samples, in the order of the page.
+
     Raises:
-        InvalidMeasurementError: `METRICS_UNREADABLE`; of `require` `METRICS_MISSING`.
+        InvalidMeasurementError: `METRICS_UNREADABLE`, it isn't such a page.
     """
 
     def __init__(self, text: str, *, path: str = "/metrics") -> None:
@@ -352,20 +372,28 @@ class MetricsPage:
         lines = text.split("\n")
         samples = sum(line != "" and not line.startswith("#") for line in lines)
         longest = max(map(len, lines))
-        for size, most, unit in (
+        for size, limit, unit in (
             (len(text), _MOST_PAGE_CHARACTERS, "characters"),
             (longest, _MOST_LINE_CHARACTERS, "characters in a line"),
             (samples, _MOST_SAMPLES, "samples"),
         ):
-            if size > most:
+            if size > limit:
                 message = (
-                    f"{self._path} has {size:,} {unit}, and {most:,} are read at most;"
+                    f"{self._path} has {size:,} {unit}, and {limit:,} are read at most;"
                     " look at what fills it"
                 )
                 raise InvalidMeasurementError("METRICS_UNREADABLE", message)
 
     def require(self, *names: str, why: str) -> None:
-        """Check that there are samples of all these names; `why` says how they may be missing."""
+        """Check that there are samples of all these names.
+
+        Args:
+            names: the names.
+            why: what the user may have to look at if some are missing, as the end of a question.
+
+        Raises:
+            InvalidMeasurementError: `METRICS_MISSING`.
+        """
         missing = [name for name in names if name not in self.names]
         if missing:
             there = ", ".join(name for name in names if name in self.names) or "none of them"
@@ -373,11 +401,11 @@ class MetricsPage:
             raise InvalidMeasurementError("METRICS_MISSING", message)
 
     def total(self, name: str) -> int:
-        """Sum up all samples of a name, 0 where there are none."""
+        """Sum up all samples of a name; 0 if there are none."""
         return sum(self._count(sample) for sample in self.samples if sample.name == name)
 
     def by_position(self, name: str, label: str) -> Counter[int]:
-        """The counts of a name by the position of a draft, from 0, that a label says."""
+        """Return the counts of a name by the position of the draft, from 0, which is a label."""
         counts = Counter[int]()
         for sample in self.samples:
             if sample.name == name and _POSITION.fullmatch(sample.labels.get(label, "")):
@@ -393,7 +421,7 @@ class MetricsPage:
 
 
 class WireFormat:
-    """How a server is asked, and its answers and counters are read: by default as OpenAI's.
+    """Writes requests to a server and parses its answers and counters, by default like OpenAI's.
 
     Subclasses hold no state.
 
@@ -414,11 +442,11 @@ class WireFormat:
     tells_ids: ClassVar[bool] = False
 
     def path(self, ask: Ask) -> str:
-        """The path to POST a request to."""
+        """Return the path to POST a request to."""
         return ask.openai_path
 
     def body(self, ask: Ask) -> Body:
-        """The body of a request that gives token counts, usage and acceptance."""
+        """Return the body of a request whose answer has token counts, usage and acceptance."""
         each_chunk = {} if self.tells_ids else {"continuous_usage_stats": True}
         return {
             "model": ask.model,
@@ -474,7 +502,11 @@ class WireFormat:
         return parse_event
 
     def parse_counters(self, page: str) -> Counters:
-        """The speculation counters of a page, else an InvalidMeasurementError that says why not."""
+        """Parse the speculation counters of a page.
+
+        Raises:
+            InvalidMeasurementError: There are none, or they can't be read.
+        """
         message = f"{type(self).__name__}: has no counters, and none in {len(page)} characters"
         raise InvalidMeasurementError("METRICS_MISSING", message)
 
@@ -486,9 +518,12 @@ FormT = TypeVar("FormT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call(Generic[AnswerT]):
-    """A request: where to POST what, and how to read the answer.
+    """A request that isn't streamed.
 
-    `parse` raises `InvalidMeasurementError`, `ANSWER_UNREADABLE`.
+    Attributes:
+        path: where to POST it.
+        body: what to POST.
+        parse: parses the answer; raises an `InvalidMeasurementError`, `ANSWER_UNREADABLE`.
     """
 
     path: str
@@ -498,9 +533,13 @@ class Call(Generic[AnswerT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transcript:
-    """An answer in token ids, the one that ends a text included; its steps where it tells them.
+    """An answer in token ids.
 
-    `text` is the same as text, None where the server gives none.
+    Attributes:
+        prompt: the ids of the prompt.
+        output: the ids of the answer, with the one that ends the text.
+        counts: the counts of its steps, if the answer has them.
+        text: the same as text; None if the server gives none.
     """
 
     prompt: tuple[int, ...]
@@ -510,21 +549,21 @@ class Transcript:
 
 
 class TokenApi(ABC):
-    """How a server is asked in token ids, without a stream: texts to ids, ids to ids or scores."""
+    """How a server is asked in token ids, without a stream."""
 
     @abstractmethod
     def encode(self, ask: Ask) -> Call[tuple[int, ...]]:
-        """How to learn the ids of a prompt, the model's chat template included."""
+        """Return a call for the ids of a prompt, including those of the model's chat template."""
 
     @abstractmethod
     def complete(self, model: str, ids: Sequence[int], wanted: Wanted) -> Call[Transcript]:
-        """How to have ids continued."""
+        """Return a call that has the ids of a text continued."""
 
     @abstractmethod
     def score(self, model: str, ids: Sequence[int], candidates: Sequence[int]) -> Call[Scores]:
-        """How to learn the log-probabilities of candidates for the next token.
+        """Return a call for the log-probabilities of candidates for the next token, in nats.
 
-        In nats; of a candidate that the server doesn't tell, the most that it can be.
+        A candidate that the answer doesn't have gets the highest value that it can have.
         """
 
 
@@ -533,7 +572,7 @@ def decode_answer(answer: bytes, form: type[FormT]) -> FormT:
 
     Raises:
         InvalidMeasurementError: `ANSWER_UNREADABLE`.
-        ServerAnswerError: the answer is an error; the message has the server's words.
+        ServerAnswerError: The answer is an error. The message has the server's words.
     """
     check_no_error(answer)
     try:
@@ -542,9 +581,9 @@ def decode_answer(answer: bytes, form: type[FormT]) -> FormT:
         raise unreadable(str(error), answer) from error
 
 
-def unreadable(lacks: str, answer: bytes) -> InvalidMeasurementError:
-    """The error of an answer that says less than was asked for; `lacks` is what, and why."""
-    return InvalidMeasurementError("ANSWER_UNREADABLE", f"{lacks}, in: {quote(answer)}")
+def unreadable(fault: str, answer: bytes) -> InvalidMeasurementError:
+    """Return the error of an answer that can't be used, with the fault and a quotation."""
+    return InvalidMeasurementError("ANSWER_UNREADABLE", f"{fault}, in: {quote(answer)}")
 
 
 DONE = b"[DONE]"
@@ -554,10 +593,10 @@ _MOST_STRAY_BYTES = 64 * 2**10
 
 
 class EventSplitter:
-    """Cuts a byte stream into events, one `data:` line each as a rule.
+    """Cuts a stream of bytes into events, usually one `data:` line each.
 
-    An object that goes on over several lines of data is one event. What is no field of an event
-    is kept, for it may be the server's words about an error: see `check_rest`.
+    An object that goes on over several lines of data is one event. Lines that aren't a field of an
+    event are kept, because they may be the server's words about an error; see `check_rest`.
     """
 
     def __init__(self) -> None:
@@ -568,15 +607,16 @@ class EventSplitter:
         self._is_error = False  # whether that is called an error
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """The data of the events that `piece` completes, `[DONE]` included.
+        """Yield the data of the events that a piece completes, `[DONE]` included.
 
         Raises:
             InvalidMeasurementError: `EVENT_UNREADABLE`, a line doesn't end within `MOST_BYTES`.
-            ServerAnswerError: an event is called an error.
+            ServerAnswerError: An event is called an error.
         """
         self._begun += piece
         lines: list[bytearray] = []
-        if b"\n" in piece:  # else each piece of a long line would take a look at all of it
+        # Without this test each piece of a long line would have all of the line searched.
+        if b"\n" in piece:
             *lines, self._begun = self._begun.split(b"\n")
         if len(self._begun) + len(self._held) > MOST_BYTES:
             message = f"after {MOST_BYTES} bytes a line has no end; is this a stream of events?"
@@ -644,8 +684,8 @@ class EventSplitter:
         stray = bytes(self._stray) if is_data else bytes(self._stray + begun)
         if is_data and self._is_error:
             raise _error_event(data)
-        for rest in (data, stray):
-            check_no_error(rest)
+        for content in (data, stray):
+            check_no_error(content)
         if not is_finished and stray.strip():
             message = f"the answer is no stream of events: {quote(stray)}"
             raise InvalidMeasurementError("EVENT_UNREADABLE", message)
