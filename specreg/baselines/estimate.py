@@ -63,7 +63,7 @@ def estimate_of(
         cases.append(dataclasses.replace(case, server=case.control, control=None))
     rate = case.load.requests_per_s
     least_pace_s = 1 / rate if rate else 0.0  # the next request isn't sent before
-    paces = [_pace(each, store, kind, among) for each in cases]
+    paces = [_pace(case, store, kind, among) for case in cases]
     paces_s = [max(seconds, least_pace_s) for seconds, _ in paces]
     sources = dict.fromkeys(source for _, source in paces)
 

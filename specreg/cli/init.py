@@ -92,13 +92,13 @@ def _there(root: Path, name: str) -> Path | None:
     paths = [root / name.removesuffix("/.gitkeep")]
     if name == "pytest.toml":
         others = ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
-        files = (root / other for other in others if (root / other).is_file())
+        files = (root / file for file in others if (root / file).is_file())
         paths += [path for path in files if _SETTINGS.search(path.read_text())]
     return next((path for path in paths if path.exists()), None)
 
 
 def _files() -> Iterator[tuple[str, str]]:
-    for path in (one for pattern in _COPIED for one in sorted(OWN_REPOSITORY.glob(pattern))):
+    for path in (path for pattern in _COPIED for path in sorted(OWN_REPOSITORY.glob(pattern))):
         yield str(path.relative_to(OWN_REPOSITORY)), path.read_text()
     yield f"{USUAL.matrix}/gpu.toml", (OWN_REPOSITORY / _TO_FILL_IN).read_text()
     yield f"{USUAL.baselines}/.gitkeep", ""
@@ -112,11 +112,11 @@ def _files() -> Iterator[tuple[str, str]]:
 def _origin() -> str:
     """What follows specreg's name where it is required as it was installed: a URL, or a version."""
     try:
-        told = importlib.metadata.distribution("specreg").read_text("direct_url.json")
+        origin = importlib.metadata.distribution("specreg").read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:
-        told = None
-    if told is None:
+        origin = None
+    if origin is None:
         return f"=={__version__}"
-    url = json.loads(told)
+    url = json.loads(origin)
     vcs = url.get("vcs_info")
     return f" @ {vcs['vcs']}+{url['url']}@{vcs['commit_id']}" if vcs else f" @ {url['url']}"

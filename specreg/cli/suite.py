@@ -65,10 +65,10 @@ def doctor(
     Status 1 if something is in the way. Nothing is started, fetched or changed.
     """
     options = Options(tier=tier, engine_python=engine_python)
-    found = tuple(examine(open_context(root, options, Progress(io.StringIO()))))
+    findings = tuple(examine(open_context(root, options, Progress(io.StringIO()))))
     color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    say(render_findings(found, color=color), styled=color)
-    raise typer.Exit(int(any(one.state is State.IN_THE_WAY for one in found)))
+    say(render_findings(findings, color=color), styled=color)
+    raise typer.Exit(int(any(finding.state is State.IN_THE_WAY for finding in findings)))
 
 
 def merge(
@@ -180,9 +180,9 @@ def ray(
         message = f"specreg ray: Ray isn't installed; {install_command('ray')}"
         raise SpecregError(message) from error
     root = root.resolve()
-    given = tuple(arguments or ())
-    options = options_typed(given)
-    cut = [shard for shard in _shards(root, shards, given) if shard.groups]
+    arguments_given = tuple(arguments or ())
+    options = options_typed(arguments_given)
+    cut = [shard for shard in _shards(root, shards, arguments_given) if shard.groups]
     environment: dict[str, Any] = {"env_vars": {COMMIT: commit_of(root), **_TASK_VARIABLES}}
     if not shared:
         environment |= {"working_dir": str(root), "excludes": list(_LEFT_OUT)}
@@ -203,7 +203,7 @@ def ray(
             memory=round(memory_gib * _BYTES_PER_GIB),
             resources={f"accelerator_type:{gpu_kind}": 0.001} if gpu_kind else None,
             max_retries=1,  # where its node is lost; a shard that fails has its report
-        ).remote(shard.number, shards, given, folder): shard.number
+        ).remote(shard.number, shards, arguments_given, folder): shard.number
         for shard in cut
     }
     home = Path(tempfile.mkdtemp(prefix="shards-", dir=root / ".specreg"))
@@ -212,14 +212,14 @@ def ray(
         (done,), _ = cluster.wait(list(waiting), num_returns=1)
         number = waiting.pop(done)
         try:
-            status, said, packed = cluster.get(done)
+            status, output, packed = cluster.get(done)
         except cluster.exceptions.RayError as error:
-            why = getattr(error, "cause", None) or error  # its own words are a traceback
-            say(f"shard {number}/{shards}: lost, {why!r}", err=True)
+            cause = getattr(error, "cause", None) or error  # its own words are a traceback
+            say(f"shard {number}/{shards}: lost, {cause!r}", err=True)
             continue
         say(f"shard {number}/{shards}: ended with status {status}", err=True)
         if not packed:
-            say(said, err=True)
+            say(output, err=True)
             continue
         try:
             runs.append(unpack_received(packed, home / str(number)))
@@ -239,9 +239,9 @@ def run_shard(
     Returns:
         Its status, the end of what it said, and its run's folder packed; empty without one.
     """
-    with _interruptible(), tempfile.TemporaryDirectory(prefix="shard-") as made:
-        runs = Path(made, "runs")
-        log = Path(made, "said.log")
+    with _interruptible(), tempfile.TemporaryDirectory(prefix="shard-") as temporary_folder:
+        runs = Path(temporary_folder, "runs")
+        log = Path(temporary_folder, "said.log")
         command = (
             *(sys.executable, "-m", "pytest", "tests/perf", f"--specreg-shard={number}/{of}"),
             *(f"--specreg-runs={runs}", *arguments),
@@ -250,10 +250,10 @@ def run_shard(
         process = start_process(
             command,
             # All temporary files of the shard lie in the folder that goes with it.
-            environment={**os.environ, "TMPDIR": made},
+            environment={**os.environ, "TMPDIR": temporary_folder},
             log_path=log,
             cwd=here,
-            temporary=[Path(made)],
+            temporary=[Path(temporary_folder)],
         )
         try:  # where Ray ends this task, nothing of the shard goes on
             # Ray cancels a task by an exception that comes between two instructions of Python.
@@ -261,11 +261,11 @@ def run_shard(
                 time.sleep(_POLL_S)
         finally:
             stop_process(process, asked_s=_SHARD_ENDS_WITHIN_S)
-        found = next(runs.glob(f"*-{number}of{of}"), None)
+        run_folder = next(runs.glob(f"*-{number}of{of}"), None)
         packed = io.BytesIO()
-        if found is not None:
+        if run_folder is not None:
             with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-                archive.add(found, arcname=found.name)
+                archive.add(run_folder, arcname=run_folder.name)
         return status, process.last_lines(), packed.getvalue()
 
 

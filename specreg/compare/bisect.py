@@ -92,9 +92,9 @@ def bisect_versions(
     """
     good = versions[0]
     last = versions[-1]
-    state, why = compare(last)
+    state, reason = compare(last)
     if state is VersionState.UNKNOWN:
-        raise UnsupportedError(f"{last}: no telling whether it is worse than {good}, {why}")
+        raise UnsupportedError(f"{last}: no telling whether it is worse than {good}, {reason}")
     if state is VersionState.GOOD:
         would = f"there is nothing to find, or {TOLERANCE} says what would be"
         raise UnsupportedError(f"{last}: isn't worse than {good}; {would}")
@@ -197,17 +197,17 @@ class _Search:
             if error.side is not Side.B:
                 raise
             state = VersionState.UNKNOWN
-            why = error.head
+            reason = error.head
         else:
             state = state_of(decision, self.lost)
-            why = "; ".join(self._reasons(state, decision))
+            reason = "; ".join(self._reasons(state, decision))
             if state is VersionState.BAD and self.lost is None:
                 # The first gate is of the last version. What that lost is searched for.
                 self.lost = frozenset(
                     verdict.metric for verdict in decision.verdicts if verdict.outcome in _WORSE
                 )
-        self.options.show(f"{version}: {state}{f', {why}' if why else ''}")
-        return state, why
+        self.options.show(f"{version}: {state}{f', {reason}' if reason else ''}")
+        return state, reason
 
     def _reasons(self, state: VersionState, decision: Decision) -> Sequence[str]:
         """Return why a version is bad, or why it can't be judged."""

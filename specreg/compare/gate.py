@@ -299,7 +299,7 @@ class Gate:
             if measurement.replay is not None:
                 measured.append((side, measurement, arm_requests))
                 continue
-            invalidities = [Reason.of(each) for each in measurement.invalid.values()]
+            invalidities = [Reason.of(invalidity) for invalidity in measurement.invalid.values()]
             reason = next(iter(invalidities), Reason(text="nothing was measured"))
             options.show(f"launch {number}, side {side}, {pair.id}: {reason}")
             self.launches.append(SideLaunch(pair.id, side, number, failed=reason))

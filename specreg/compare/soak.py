@@ -408,8 +408,8 @@ def open_soak(options: SoakOptions, tier: Tier) -> Soak:
         candidates = [case for case in tier.cases if case.speculates]
     fitting = [case for case in candidates if case.id not in unmet]
     if not fitting:
-        why = unmet.get(options.case, "no case that speculates fits this machine")
-        raise UnsupportedError(f"tier '{tier.name}': {why}; choose another case")
+        reason = unmet.get(options.case, "no case that speculates fits this machine")
+        raise UnsupportedError(f"tier '{tier.name}': {reason}; choose another case")
     case = fitting[0]
     declare_vocabulary([case], tier.name, path.parent.name)
     return Soak(options=options, tier=tier, case=case, path=path)

@@ -50,8 +50,8 @@ def _quoted(names: str) -> str:
 
 def record_command(case_ids: Sequence[str], options: Sequence[str]) -> str:
     """Return the command that records these cases' baselines, or all of the tier."""
-    whole = [option for option in options if not option.startswith(_FEWER)]
-    return run_command(case_ids, (*whole, "--update-baselines"))
+    kept_options = [option for option in options if not option.startswith(_FEWER)]
+    return run_command(case_ids, (*kept_options, "--update-baselines"))
 
 
 def specreg_command(*arguments: str) -> str:

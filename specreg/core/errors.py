@@ -35,7 +35,7 @@ def leaves(error: BaseException) -> tuple[BaseException, ...]:
     """Return the errors of a group and its subgroups; of a single error itself."""
     if not isinstance(error, BaseExceptionGroup):
         return (error,)
-    return tuple(leaf for one in error.exceptions for leaf in leaves(one))
+    return tuple(leaf for exception in error.exceptions for leaf in leaves(exception))
 
 
 class UnknownNameError(SpecregError):
@@ -45,9 +45,9 @@ class UnknownNameError(SpecregError):
         known = sorted(known)
         close = difflib.get_close_matches(name, known, n=1)
         advice = f"did you mean '{close[0]}'? " if close else ""
-        place = f"{where}: " if where else ""
+        prefix = f"{where}: " if where else ""
         super().__init__(
-            f"{place}unknown {kind} '{name}'; {advice}known: {', '.join(known) or 'none'}"
+            f"{prefix}unknown {kind} '{name}'; {advice}known: {', '.join(known) or 'none'}"
         )
 
 

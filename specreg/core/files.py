@@ -41,9 +41,9 @@ OWN_REPOSITORY = _IN_WHEEL if _IN_WHEEL.is_dir() else _PACKAGE.parent
 
 def repository_path(root: Path, path: str) -> Path:
     """A path in a repository; in specreg's own where that alone has it, below `fixtures/` only."""
-    own = OWN_REPOSITORY / path
-    is_own = path.startswith("fixtures/") and not (root / path).exists() and own.exists()
-    return own if is_own else root / path
+    own_path = OWN_REPOSITORY / path
+    is_own = path.startswith("fixtures/") and not (root / path).exists() and own_path.exists()
+    return own_path if is_own else root / path
 
 
 def cache_dir() -> Path:
@@ -107,9 +107,9 @@ def refusal(why: str, named: PurePath | None = None) -> OSError:
     return OSError(errno.EINVAL, why if named is None else f"{str(named)!a} {why}")
 
 
-def check_kind(found: os.stat_result, wanted: int, named: PurePath | None = None) -> None:
+def check_kind(status: os.stat_result, wanted: int, named: PurePath | None = None) -> None:
     """Check that what is in a folder is of a kind, `stat.S_IFREG` for instance; else an OSError."""
-    kind = stat.S_IFMT(found.st_mode)
+    kind = stat.S_IFMT(status.st_mode)
     if kind != wanted:
         raise refusal(f"is {_KINDS.get(kind, 'odd')}, needed {_KINDS[wanted]}", named)
 
@@ -187,10 +187,10 @@ def append_lines(path: Path, content: bytes) -> None:
         if before_bytes:
             file.seek(-1, os.SEEK_END)
             content = content if file.read(1) == b"\n" else b"\n" + content
-        left = memoryview(content)
+        bytes_left = memoryview(content)
         try:
-            while left:  # a disk that is almost full takes a part, and refuses the next time
-                left = left[file.write(left) :]
+            while bytes_left:  # a disk that is almost full takes a part, and refuses the next time
+                bytes_left = bytes_left[file.write(bytes_left) :]
         except OSError:
             with contextlib.suppress(OSError):
                 file.truncate(before_bytes)
@@ -203,15 +203,15 @@ def _new_part(path: Path) -> Path:
     Of this machine, that is: a number says nothing of the processes of another that shares a disk.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    ours = f".{path.name}.{platform.node()}."
-    for other in path.parent.iterdir():
-        named = re.fullmatch(rf"{re.escape(ours)}(\d+)\.part", other.name)
+    own_prefix = f".{path.name}.{platform.node()}."
+    for neighbour in path.parent.iterdir():
+        named = re.fullmatch(rf"{re.escape(own_prefix)}(\d+)\.part", neighbour.name)
         if named and (int(named[1]) == os.getpid() or not Path(f"/proc/{named[1]}").exists()):
-            if other.is_dir():
-                shutil.rmtree(other, ignore_errors=True)
+            if neighbour.is_dir():
+                shutil.rmtree(neighbour, ignore_errors=True)
             else:
-                other.unlink(missing_ok=True)
-    return path.with_name(f"{ours}{os.getpid()}.part")
+                neighbour.unlink(missing_ok=True)
+    return path.with_name(f"{own_prefix}{os.getpid()}.part")
 
 
 def file_sha256(path: Path) -> str:
@@ -221,16 +221,16 @@ def file_sha256(path: Path) -> str:
     set back, is among it.
     """
     path = path.resolve()
-    kept = _kept_path(path)
+    kept_path = _kept_path(path)
     with contextlib.suppress(OSError):
-        if re.fullmatch(r"[0-9a-f]{64}", known := kept.read_text(errors="replace")):
+        if re.fullmatch(r"[0-9a-f]{64}", known := kept_path.read_text(errors="replace")):
             return known
     with open_checked(path) as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
-    if _kept_path(path) == kept:
+        checksum = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+    if _kept_path(path) == kept_path:
         with contextlib.suppress(OSError):  # where it can't be kept the file is read again
-            replace_file(kept, found.encode())
-    return found
+            replace_file(kept_path, checksum.encode())
+    return checksum
 
 
 def _kept_path(path: Path) -> Path:

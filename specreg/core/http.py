@@ -54,8 +54,10 @@ class HttpResponse:
         words = error_in(self.content)
         is_good = HTTPStatus.OK <= self.status < HTTPStatus.MULTIPLE_CHOICES
         if not is_good or words is not None:
-            said = f": {words.text}" if words is not None else ""
-            raise AnswerError(f"HTTP {self.status} from {self.path}{said}", status=self.status)
+            words_said = f": {words.text}" if words is not None else ""
+            raise AnswerError(
+                f"HTTP {self.status} from {self.path}{words_said}", status=self.status
+            )
         return self.content
 
 

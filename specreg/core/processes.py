@@ -139,7 +139,7 @@ def start_process(
     marks = supervisor.marks_below(os.environ, mark)
     marked = {**environment, supervisor.VARIABLE: marks, "SPT_NOENV": "1"}
     learn(environment, command)
-    given = {"secrets": known_secrets(), "shared": tuple(shared_files())}
+    startup_message = {"secrets": known_secrets(), "shared": tuple(shared_files())}
     log_path.write_bytes(b"")
     hears, speaks = os.pipe()
     try:
@@ -157,7 +157,7 @@ def start_process(
         )
         try:
             # Not as arguments, which show in a list of processes.
-            _tell(guard, json.dumps(given))
+            _tell(guard, json.dumps(startup_message))
             popen = subprocess.Popen(  # noqa: S603 - our own arguments, no shell
                 command,
                 env=marked,
@@ -199,10 +199,10 @@ def child_process(
     As `start_process`, but with our environment and modules without one, and `output`, a file that
     keeps its messages; without it they are received.
     """
-    ours = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    child_environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = start_process(
         command,
-        environment=ours if environment is None else environment,
+        environment=child_environment if environment is None else environment,
         log_path=log_path,
         cwd=Path.cwd(),
         temporary=temporary,
@@ -234,20 +234,20 @@ def stop_process(process: SupervisedProcess, *, asked_s: float = _ASKED_S) -> No
         kill_running()
         raise
     finally:
-        left = _kill(process)
+        survivors = _kill(process)
         # A process stuck in the kernel, or held by a debugger, never ends.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.popen.wait(_REAPED_S)
         _RUNNING.pop(process.session.mark, None)
         _dismiss(process.supervisor)
-    if left:
-        left = end_all(process.session, signal.SIGKILL, _GONE_S)
+    if survivors:
+        survivors = end_all(process.session, signal.SIGKILL, _GONE_S)
         process.popen.poll()  # reaps it
-    if left:
+    if survivors:
         raise UnkillableError(
-            f"{', '.join(map(describe, left))}: still there {_KILL_S + _GONE_S:g} s after it was"
-            " killed, and nothing can be measured beside it; see what it waits for in the kernel's"
-            " log (dmesg), and end it, or start the machine anew"
+            f"{', '.join(map(describe, survivors))}: still there {_KILL_S + _GONE_S:g} s after it"
+            " was killed, and nothing can be measured beside it; see what it waits for in the"
+            " kernel's log (dmesg), and end it, or start the machine anew"
         )
 
 
@@ -314,8 +314,8 @@ def resident_bytes(process: SupervisedProcess) -> int:
 
 def _resident_bytes(pid: int) -> int:
     with contextlib.suppress(OSError):
-        told = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        return 1024 * sum(map(int, _HELD_KIB.findall(told)))
+        smaps_rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        return 1024 * sum(map(int, _HELD_KIB.findall(smaps_rollup)))
     with contextlib.suppress(psutil.Error):
         return int(psutil.Process(pid).memory_info().rss)
     return 0
@@ -384,12 +384,14 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     """
     now_s = time.monotonic()
     used_s = time.thread_time()
-    place = None if frame is None else (frame.f_code, frame.f_lasti)
+    code_position = None if frame is None else (frame.f_code, frame.f_lasti)
     since_s, last_place, last_used_s = _PENDING.pop() if _PENDING else (now_s, None, used_s)
-    waits = place == last_place and used_s - last_used_s < _IDLE_S
+    waits = code_position == last_place and used_s - last_used_s < _IDLE_S
     is_early = not waits and now_s - since_s < _BUSY_S
-    if is_early or any(one.f_code.co_name == "__del__" for one, _ in traceback.walk_stack(frame)):
-        _PENDING.append((since_s, place, used_s))
+    if is_early or any(
+        walked_frame.f_code.co_name == "__del__" for walked_frame, _ in traceback.walk_stack(frame)
+    ):
+        _PENDING.append((since_s, code_position, used_s))
         _thread.start_new_thread(_again, (number,))
         return
     SIGNALLED.append(number)

@@ -85,15 +85,15 @@ def readable_line(text: str, most_characters: int | None = None) -> str:
     return line
 
 
-def _printable(found: re.Match[str]) -> str:
-    character = found[0]
+def _printable(match: re.Match[str]) -> str:
+    character = match[0]
     if character.isprintable():
         return character
     return " " if character.isspace() else _REPLACEMENT
 
 
-def _spaced(found: re.Match[str]) -> str:
-    return " ".join(found[0])
+def _spaced(match: re.Match[str]) -> str:
+    return " ".join(match[0])
 
 
 def _without_middle(line: str, most_characters: int) -> str:

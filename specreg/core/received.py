@@ -76,9 +76,9 @@ def received_files(folder: Path) -> list[PurePosixPath]:
             raise refusal(f"holds more than {_MOST_FILES} files")
         for name in (*folders, *names):
             wanted = stat.S_IFDIR if name in folders else stat.S_IFREG
-            found = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
-            check_kind(found, wanted, below / name)
-            _check_alone(found, below / name)
+            status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+            check_kind(status, wanted, below / name)
+            _check_alone(status, below / name)
         files.extend(below / name for name in names)
     return sorted(files)
 
@@ -163,7 +163,7 @@ def _parts_of(folder: Path, name: str) -> tuple[str, ...]:
     return parts
 
 
-def _check_alone(found: os.stat_result, named: PurePath | None = None) -> None:
+def _check_alone(status: os.stat_result, named: PurePath | None = None) -> None:
     """Check that a file has no other name, which may be that of a file of ours."""
-    if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
-        raise refusal(f"has {found.st_nlink} hard links, needed a file of its own", named)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+        raise refusal(f"has {status.st_nlink} hard links, needed a file of its own", named)

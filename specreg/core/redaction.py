@@ -117,7 +117,9 @@ def known_secrets() -> tuple[str, ...]:
 def unhidden() -> tuple[str, ...]:
     """By name each variable and option whose value is shown where it occurs, and why."""
     named = _named_values(os.environ, ()) | _LEARNT
-    reasons = {f"{one.name} ({why})" for one in named if (why := _why_unhidden(one.value))}
+    reasons = {
+        f"{value.name} ({reason})" for value in named if (reason := _why_unhidden(value.value))
+    }
     return tuple(sorted(reasons))
 
 
@@ -131,7 +133,7 @@ def hide(text: str, secrets: Iterable[str] | None = None) -> str:
         text = text.replace(secret, HIDDEN)
     # Looking for a word first is a hundred times faster than the expression.
     if "://" in text:
-        text = _PASSWORD.sub(lambda found: f"{found[1] or found[2]}{HIDDEN}", text)
+        text = _PASSWORD.sub(lambda match: f"{match[1] or match[2]}{HIDDEN}", text)
     if "=" in text:
         text = _PARAMETER.sub(_without_parameter, text)
     if any(word in text for word in ("uthorization", "UTHORIZATION", "-key", "-Key", "-KEY")):
@@ -146,14 +148,14 @@ def hide_bytes(content: bytes, hide: Callable[[str], str] = hide) -> bytes:
     return hide(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")
 
 
-def _without_parameter(found: re.Match[str]) -> str:
-    before, name, value = found.groups()
+def _without_parameter(match: re.Match[str]) -> str:
+    before, name, value = match.groups()
     is_secret = says_secret(name) and not _SETTING.fullmatch(value)
-    return f"{before}{HIDDEN}" if is_secret else found[0]
+    return f"{before}{HIDDEN}" if is_secret else match[0]
 
 
-def _without_value(found: re.Match[str]) -> str:
-    return found[0] if _SETTING.fullmatch(found[2]) else f"{found[1]}{HIDDEN}"
+def _without_value(match: re.Match[str]) -> str:
+    return match[0] if _SETTING.fullmatch(match[2]) else f"{match[1]}{HIDDEN}"
 
 
 @functools.lru_cache(maxsize=4096)
@@ -170,7 +172,7 @@ def _named_values(
     environment: Mapping[str, str], arguments: Sequence[str] = ()
 ) -> frozenset[NamedValue]:
     """Return all values that a name or a URL marks as secret, short ones as well."""
-    found = {
+    assigned = {
         NamedValue(name, value) for name, value in environment.items() if _is_secret(name, value)
     }
     flag = ""
@@ -178,16 +180,16 @@ def _named_values(
         if argument.startswith("--"):
             flag = "" if "=" in argument else argument
         elif flag and _is_secret(flag, argument):
-            found.add(NamedValue(flag, argument))
-        found.update(_assigned_in(argument))
+            assigned.add(NamedValue(flag, argument))
+        assigned.update(_assigned_in(argument))
     for text in (*environment.values(), *arguments):
-        found.update(_marked_in(text))
+        assigned.update(_marked_in(text))
     for value in environment.values():
         if value.startswith(("{", "[")):
-            found.update(_assigned_in(value))
+            assigned.update(_assigned_in(value))
         elif value.startswith("-"):  # options, as in PYTEST_ADDOPTS
-            found.update(_named_values({}, value.split()))
-    return frozenset(found)
+            assigned.update(_named_values({}, value.split()))
+    return frozenset(assigned)
 
 
 def _marked_in(text: str) -> Iterator[NamedValue]:
@@ -273,7 +275,7 @@ def _forms_of(secret: str) -> Iterator[str]:
         for safe in ("", "/"):
             encoded = encode(secret, safe=safe, errors="surrogateescape")
             yield encoded
-            yield re.sub(r"%[0-9A-F]{2}", lambda found: found[0].lower(), encoded)
+            yield re.sub(r"%[0-9A-F]{2}", lambda match: match[0].lower(), encoded)
     content = secret.encode(errors="surrogateescape")
     yield content.hex()
     yield content.hex().upper()

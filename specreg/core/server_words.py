@@ -122,7 +122,7 @@ def _words_of(described: object) -> str:
             if described.get(name):
                 return _words_of(described[name])
     if isinstance(described, list):
-        return quote("; ".join(_words_of(one) for one in described))
+        return quote("; ".join(_words_of(description) for description in described))
     if isinstance(described, str):
         return quote(described)
     return quote(msgspec.json.encode(described))

@@ -230,7 +230,9 @@ def used_by(pids: Iterable[int] | None = None) -> frozenset[str]:
 
     By their numbers: glibc maps a semaphore under a name that it then changes for its own.
     """
-    numbers = {found for pid in (_all_pids() if pids is None else pids) for found in _numbers(pid)}
+    numbers = {
+        number for pid in (_all_pids() if pids is None else pids) for number in _numbers(pid)
+    }
     names = set[str]()
     for name in shared_files() if numbers else ():
         with contextlib.suppress(OSError):
@@ -258,8 +260,8 @@ def _numbers(pid: int) -> Iterator[tuple[int, int]]:
 
 def remove_shared(names: Iterable[str]) -> None:
     """Remove files of processes that ended, but for those that other processes use."""
-    left = shared_files().intersection(names)
-    for name in left - used_by() if left else ():
+    shared_left = shared_files().intersection(names)
+    for name in shared_left - used_by() if shared_left else ():
         with contextlib.suppress(OSError):
             (FOLDER / name).unlink()
 
@@ -299,9 +301,9 @@ class BoundedLog:
         self.waits = False
         """Whether something came since the last `write`."""
 
-    def take(self, said: bytes) -> None:
+    def take(self, content: bytes) -> None:
         """Take what was printed."""
-        self._waiting += said
+        self._waiting += content
         self.waits = True
         most_bytes = 2 * self._kept_bytes
         if len(self._waiting) > most_bytes and self._head_bytes < self._kept_bytes:
@@ -327,8 +329,8 @@ class BoundedLog:
             self._head_bytes += len(self._tail[:room])
             del self._tail[:room]
             cut = _LEFT_OUT % self._left_out_bytes if self._left_out_bytes else b""
-            rest = self._hide(bytes(self._waiting)) if unfinished else b""
-            self._append(cut + self._tail + rest)
+            hidden_rest = self._hide(bytes(self._waiting)) if unfinished else b""
+            self._append(cut + self._tail + hidden_rest)
         except OSError:
             return
 
@@ -368,10 +370,10 @@ class BoundedLog:
         """
         latest = min(latest, len(self._waiting) - self._secret_bytes)
         first = max(0, latest - 2 * self._secret_bytes)
-        whole = bytes(self._waiting[first : latest + self._secret_bytes])
-        hidden = self._hide(whole)
+        complete = bytes(self._waiting[first : latest + self._secret_bytes])
+        hidden = self._hide(complete)
         for end in range(latest - first, 0, -1)[: self._secret_bytes]:
-            if self._hide(whole[:end]) + self._hide(whole[end:]) == hidden:
+            if self._hide(complete[:end]) + self._hide(complete[end:]) == hidden:
                 return first + end
         return 0
 
@@ -379,9 +381,9 @@ class BoundedLog:
         """Replace all that follows the file's beginning."""
         self._file.truncate(self._head_bytes)
         self._file.seek(self._head_bytes)
-        left = memoryview(bytes(content))
-        while left:
-            left = left[self._file.write(left) :]
+        bytes_left = memoryview(bytes(content))
+        while bytes_left:
+            bytes_left = bytes_left[self._file.write(bytes_left) :]
 
 
 class _LogPipe:
@@ -406,7 +408,7 @@ class _LogPipe:
             self._due_s = ended_s + max(_IDLE_S, _SELDOM * (ended_s - began_s))
         if self._descriptor in ready:
             self._take(_PIECE_BYTES)
-        return [one for one in ready if one != self._descriptor]
+        return [descriptor for descriptor in ready if descriptor != self._descriptor]
 
     def settle(self) -> None:
         """Write to disk all that was printed so far, and nothing printed later."""
@@ -417,12 +419,12 @@ class _LogPipe:
         self._log.write(unfinished=True)
 
     def _take(self, most_bytes: int) -> int:
-        said = os.read(self._descriptor, most_bytes)
-        if said:
-            self._log.take(said)
+        content = os.read(self._descriptor, most_bytes)
+        if content:
+            self._log.take(content)
         else:
             self._sources = []
-        return len(said)
+        return len(content)
 
 
 def main() -> None:
@@ -432,9 +434,9 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     mark, descriptor, log_path, *folders = sys.argv[1:]
     orders = io.FileIO(0)  # unbuffered: what select doesn't know of would wait for ever
-    given = json.loads(orders.readline() or '{"secrets": [], "shared": []}')
-    without_secrets = functools.partial(hide, secrets=given["secrets"])
-    longest_bytes = max((len(os.fsencode(secret)) for secret in given["secrets"]), default=0)
+    startup = json.loads(orders.readline() or '{"secrets": [], "shared": []}')
+    without_secrets = functools.partial(hide, secrets=startup["secrets"])
+    longest_bytes = max((len(os.fsencode(secret)) for secret in startup["secrets"]), default=0)
     log = BoundedLog(
         Path(log_path),
         functools.partial(hide_bytes, hide=without_secrets),
@@ -448,7 +450,7 @@ def main() -> None:
             continue
         order = orders.readline().decode().strip()
         if order == SETTLE:
-            shared |= shared_by(session, given["shared"])
+            shared |= shared_by(session, startup["shared"])
             pipe.settle()
             with contextlib.suppress(OSError):
                 os.write(1, b"\n")
@@ -457,7 +459,7 @@ def main() -> None:
         else:
             break
     if not order:  # a process blocked on a full pipe can't exit: keep reading while ending them
-        end = threading.Thread(target=_end, args=(session, shared, given["shared"]))
+        end = threading.Thread(target=_end, args=(session, shared, startup["shared"]))
         end.start()
         while end.is_alive():
             pipe.read(within_s=_POLL_S)

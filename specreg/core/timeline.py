@@ -95,8 +95,8 @@ class Timeline:
         """
         if not pair:
             pair = self._steps[-1].pair if self._steps else next(reversed(self._spent_ns), "")
-        now = self._book()
-        step = Step(phase=phase, pair=pair, of=of or pair, began_ns=now)
+        now_ns = self._book()
+        step = Step(phase=phase, pair=pair, of=of or pair, began_ns=now_ns)
         depth = len(self._steps)
         try:  # from here on: Ctrl-C may come before the context has begun
             self._spent_ns.setdefault(pair, {})
@@ -110,8 +110,8 @@ class Timeline:
 
     def turn_to(self, phase: Phase) -> None:
         """End the innermost phase and begin another of the same pair in its place."""
-        now = self._book()
-        self._steps[-1] = replace(self._steps[-1], phase=phase, began_ns=now)
+        now_ns = self._book()
+        self._steps[-1] = replace(self._steps[-1], phase=phase, began_ns=now_ns)
         self.listener(tuple(self._steps))
 
     def so_far(self) -> RunTime:
@@ -127,15 +127,17 @@ class Timeline:
         )
         wall_s = wall_ns / _NS_PER_S
         return RunTime(
-            pairs=pairs, idle_s=wall_s - sum(one.total_s for one in pairs), wall_s=wall_s
+            pairs=pairs,
+            idle_s=wall_s - sum(pair_time.total_s for pair_time in pairs),
+            wall_s=wall_s,
         )
 
     def _book(self) -> int:
         """Add the time since the last change to the innermost phase; return the moment."""
-        now = self.clock()
+        now_ns = self.clock()
         if self._steps:
             step = self._steps[-1]
             spent = self._spent_ns[step.pair]
-            spent[step.phase] = spent.get(step.phase, 0) + now - self._booked_ns
-        self._booked_ns = now
-        return now
+            spent[step.phase] = spent.get(step.phase, 0) + now_ns - self._booked_ns
+        self._booked_ns = now_ns
+        return now_ns

@@ -239,7 +239,7 @@ def _types_in(info: msgspec.inspect.Type) -> Iterator[msgspec.inspect.Type]:
     seen = list[msgspec.inspect.Type]()
     while waiting:
         part = waiting.pop()
-        if any(part is other for other in seen):
+        if any(part is ancestor for ancestor in seen):
             continue
         seen.append(part)
         yield part

@@ -48,24 +48,24 @@ def ask_each_turn(
     Raises:
         InvalidMeasurementError: a server doesn't answer in ids, or a reply has no text.
     """
-    asked: list[TurnAnswer] = []
-    said: dict[str, tuple[Message, ...]] = {}
+    answers: list[TurnAnswer] = []
+    histories: dict[str, tuple[Message, ...]] = {}
     for turn in range(1, max(turns_of(case, prompt) for prompt in prompts) + 1):
         going = [prompt for prompt in prompts if turn <= turns_of(case, prompt)]
         for prompt in going:
             if prompt.turns:
                 user = Message("user", prompt.turns[turn - 1])
-                said[prompt.id] = (*said.get(prompt.id, ()), user)
-        chats = [said[prompt.id] for prompt in going if not prompt.token_ids]
+                histories[prompt.id] = (*histories.get(prompt.id, ()), user)
+        chats = [histories[prompt.id] for prompt in going if not prompt.token_ids]
         encoded = iter(encode_chats(endpoint, case, chats))
         texts = [prompt.token_ids or next(encoded) for prompt in going]
         for prompt, text, answer in zip(going, texts, ask(texts), strict=True):
             name = prompt.id if turn == 1 else f"{prompt.id} turn {turn}"
-            asked.append(TurnAnswer(name, text, answer))
+            answers.append(TurnAnswer(name, text, answer))
             if turn < turns_of(case, prompt):
                 reply = Message("assistant", _reply(case, name, answer))
-                said[prompt.id] = (*said[prompt.id], reply)
-    return tuple(asked)
+                histories[prompt.id] = (*histories[prompt.id], reply)
+    return tuple(answers)
 
 
 def _reply(case: Case, name: str, answer: Transcript) -> str:

@@ -120,7 +120,7 @@ class LaunchSettings(ServerSettings):
 
 def taken(kind: type[Any], source: object) -> dict[str, Any]:
     """The fields of a dataclass `kind`, each with the value that `source` has under its name."""
-    return {one.name: getattr(source, one.name) for one in dataclasses.fields(kind)}
+    return {field.name: getattr(source, field.name) for field in dataclasses.fields(kind)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -381,8 +381,8 @@ class Engine(ABC):
             if name == "draft_tensor":
                 allowed.add(parallel.tensor)
             if value not in allowed and name not in {*self.spreads, "nodes"}:
-                what = f"engine '{self.name}' can't spread a model so; leave it out"
-                raise UnsupportedError(f"parallel.{name} = {value}: {what}")
+                message = f"engine '{self.name}' can't spread a model so; leave it out"
+                raise UnsupportedError(f"parallel.{name} = {value}: {message}")
 
     def files(self, options: LaunchOptions) -> Mapping[str, str]:
         """What to write into `options.folder` before the start, by path in it."""
@@ -428,10 +428,10 @@ class Engine(ABC):
             first = msgspec.json.decode(fetch("GET", "/v1/models"), type=_Models).data[0]
         except (*UNREADABLE, IndexError):
             return Identity()
-        ours = first.owned_by == self.name
+        is_own = first.owned_by == self.name
         return Identity(
             engine=first.owned_by,
-            version=self.parse_version(fetch("GET", self.version_path)) if ours else "unknown",
+            version=self.parse_version(fetch("GET", self.version_path)) if is_own else "unknown",
             model=first.id,
             target=first.root or first.id,
         )

@@ -57,16 +57,16 @@ def known_facts(facts: LaunchFacts) -> Iterator[tuple[str, str]]:
             yield title, value
 
 
-def changed_facts(before: LaunchFacts, now: LaunchFacts) -> Iterator[str]:
+def changed_facts(before: LaunchFacts, new: LaunchFacts) -> Iterator[str]:
     """Yield each fact that differs and is known of both launches: `model runner v1 -> v2`."""
-    now_by_title = dict(known_facts(now))
+    now_by_title = dict(known_facts(new))
     for title, value in known_facts(before):
         value_now = now_by_title.get(title, value)
         if value_now != value:
             yield f"{title} {value} -> {value_now}"
 
 
-def changes_runner(before: LaunchFacts, now: LaunchFacts) -> bool:
+def changes_runner(before: LaunchFacts, new: LaunchFacts) -> bool:
     """Return whether two launches are known to have different model runners."""
-    runners = {before.model_runner, now.model_runner}
+    runners = {before.model_runner, new.model_runner}
     return "" not in runners and len(runners) > 1

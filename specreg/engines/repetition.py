@@ -139,9 +139,9 @@ class RepeatingStream:
         return ""
 
 
-def _unrecognised(what: str, text: str) -> InvalidMeasurementError:
+def _unrecognised(fault: str, text: str) -> InvalidMeasurementError:
     message = (
-        f"{what}, in: {text[-_QUOTED_CHARACTERS:]!r}; events must hold either all text and token"
+        f"{fault}, in: {text[-_QUOTED_CHARACTERS:]!r}; events must hold either all text and token"
         " ids so far or the new ones alone; take a version of the engine that specreg knows"
     )
     return InvalidMeasurementError("STREAM_UNRECOGNISED", message)

@@ -130,13 +130,13 @@ def read_command(text: str, commands: Mapping[str, ServeCommand]) -> ReadCommand
     while words and "=" in words[0] and words[0].partition("=")[0].isidentifier():
         name, _, value = words.pop(0).partition("=")
         variables[name] = value
-    engine, rest = _split_program(words, commands)
+    engine, arguments = _split_program(words, commands)
     command = commands[engine]
     reading = _Reading()
-    if command.takes_target and rest and not rest[0].startswith("-"):
-        reading.values[TARGET] = (rest[0],)
-        reading.flags[TARGET] = rest.pop(0)
-    for flag, values in _flags_of(rest):
+    if command.takes_target and arguments and not arguments[0].startswith("-"):
+        reading.values[TARGET] = (arguments[0],)
+        reading.flags[TARGET] = arguments.pop(0)
+    for flag, values in _flags_of(arguments):
         _read_flag(reading, command, flag, values)
     if TARGET not in reading.values:
         raise MatrixError(
@@ -163,7 +163,7 @@ def _split_program(
     Raises:
         MatrixError: it starts none.
     """
-    found: list[tuple[int, str]] = []
+    starts: list[tuple[int, str]] = []
     for engine, command in commands.items():
         for program in command.programs:
             begins = [
@@ -171,14 +171,16 @@ def _split_program(
                 for word, begin in zip(words, program, strict=False)
             ]
             if len(words) >= len(program) and all(begins):
-                found.append((len(program), engine))
-    if not found:
+                starts.append((len(program), engine))
+    if not starts:
         known = ", ".join(
-            f"'{' '.join(program)} …'" for one in commands.values() for program in one.programs
+            f"'{' '.join(program)} …'"
+            for command in commands.values()
+            for program in command.programs
         )
         begin = " ".join(words[:3])
         raise MatrixError(f"command: '{begin} …' starts no server; needed one of {known}")
-    length, engine = max(found)
+    length, engine = max(starts)
     return engine, list(words[length:])
 
 
@@ -219,8 +221,8 @@ def _read_flag(
     """
     name = flag.lstrip("-").replace("_", "-")
     if name in command.refused or command.given.get(name, values) != values:
-        why = command.refused.get(name, "specreg gives each server its own")
-        raise MatrixError(f"command: {' '.join((flag, *values))}: {why}; leave it out")
+        reason = command.refused.get(name, "specreg gives each server its own")
+        raise MatrixError(f"command: {' '.join((flag, *values))}: {reason}; leave it out")
     if name in command.given:
         return
     if name in command.dropped:
@@ -331,11 +333,11 @@ def _fits(
     It has the method's draft or none, branches or none, and each switch and name of the method;
     numbers may be others.
     """
-    draft_keys = {key for one in methods.values() for key in _keys_of(one, DRAFT)}
+    draft_keys = {key for method in methods.values() for key in _keys_of(method, DRAFT)}
     has_draft = not draft_keys.isdisjoint(settings)
     if not spelling.settings or has_draft != (DRAFT in spelling.settings.values()):
         return False
-    chain_keys = {key for one in methods.values() for key in _keys_of(one, BRANCHES)}
+    chain_keys = {key for method in methods.values() for key in _keys_of(method, BRANCHES)}
     return all(
         _value_fits(settings.get(key), value, says_chain=key in chain_keys)
         for key, value in spelling.settings.items()
@@ -347,29 +349,29 @@ def _keys_of(spelling: Spelling, placeholder: str) -> list[str]:
     return [key for key, value in spelling.settings.items() if value == placeholder]
 
 
-def _value_fits(given: Setting | None, value: Setting, *, says_chain: bool) -> bool:
+def _value_fits(setting: Setting | None, value: Setting, *, says_chain: bool) -> bool:
     """Return whether the value of a key may be a method's.
 
     Args:
-        given: the value; None where the key isn't given.
+        setting: the value of the key; None if the key isn't given.
         value: the value in the method's spelling.
         says_chain: whether another method has the branches of a tree in this key.
     """
     if value == BRANCHES:
-        return given is not None and _count(given) > 1
+        return setting is not None and _count(setting) > 1
     if value in _PLACEHOLDERS:
         return True
     if isinstance(value, str) or value is True:
-        return given == value
-    return not says_chain or given in {None, value}
+        return setting == value
+    return not says_chain or setting in {None, value}
 
 
 def _further(settings: Mapping[str, Setting], spelling: Spelling) -> dict[str, Setting]:
     """Return the keys that a method's spelling doesn't have, or has with another value."""
     further = {}
     for key, value in settings.items():
-        own = spelling.settings.get(key)
-        if own not in _PLACEHOLDERS and own != value:
+        own_setting = spelling.settings.get(key)
+        if own_setting not in _PLACEHOLDERS and own_setting != value:
             further[key] = value
     return further
 

@@ -421,14 +421,14 @@ class Sglang(Engine):
 
     def identify(self, fetch: Fetch) -> Identity:
         """`/server_info` has all the server's settings."""
-        found = super().identify(fetch)
-        if found.engine != self.name:
-            return found
+        identity = super().identify(fetch)
+        if identity.engine != self.name:
+            return identity
         with contextlib.suppress(*UNREADABLE):
             info = msgspec.json.decode(fetch("GET", self.version_path), type=dict[str, object])
             return dataclasses.replace(
-                found,
-                target=str(info.get("model_path") or found.target)[:_MOST_CHARACTERS],
+                identity,
+                target=str(info.get("model_path") or identity.target)[:_MOST_CHARACTERS],
                 speculates=info.get("speculative_algorithm") is not None,
                 speculation={
                     name.replace("_", "-"): str(value)[:_MOST_CHARACTERS]
@@ -436,7 +436,7 @@ class Sglang(Engine):
                     if name.startswith("speculative_") and value is not None
                 },
             )
-        return found
+        return identity
 
 
 def _speculation_flags(speculation: Mapping[str, Setting]) -> tuple[str, ...]:

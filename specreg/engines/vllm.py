@@ -83,16 +83,18 @@ class VllmWireFormat(WireFormat, TokenApi):
         parsed = MetricsPage(page)
         counts_tokens = any(name.startswith("vllm:generation_tokens") for name in parsed.names)
         if counts_tokens and not any("spec_decode" in name for name in parsed.names):
-            alike = [one for one in parsed.names if "spec" in one and not one.endswith("_created")]
+            similar_names = [
+                name for name in parsed.names if "spec" in name and not name.endswith("_created")
+            ]
             message = (
                 "the server counts tokens, and has no speculation counters: it doesn't speculate,"
                 f" or its version calls them otherwise than {_FAMILY}…; /metrics has"
-                f" {', '.join(alike[:4]) or 'none like them'}"
+                f" {', '.join(similar_names[:4]) or 'none like them'}"
             )
             raise InvalidMeasurementError("SPEC_DISABLED", message)
         parsed.require(*_COUNTERS, why="is the server without log stats, or newer")
-        why = "without them requests of others don't show; is the server old"
-        parsed.require(*_REQUESTS, why=why)
+        hint = "without them requests of others don't show; is the server old"
+        parsed.require(*_REQUESTS, why=hint)
         steps, proposed, accepted = map(parsed.total, _COUNTERS[:3])
         ended, running = map(parsed.total, _REQUESTS)
         positions = parsed.by_position(_COUNTERS[3], "position")
@@ -110,11 +112,11 @@ class VllmWireFormat(WireFormat, TokenApi):
         def parse(answer: bytes) -> tuple[int, ...]:
             parsed = decode_answer(answer, _Answer)
             # A chat says them beside its choices, a completion in them.
-            found = parsed.prompt_token_ids or parsed.choices[0].prompt_token_ids
-            if not found:
+            prompt_ids = parsed.prompt_token_ids or parsed.choices[0].prompt_token_ids
+            if not prompt_ids:
                 lacks = "no prompt_token_ids; the server must know return_token_ids"
                 raise unreadable(lacks, answer)
-            return found
+            return prompt_ids
 
         wanted = {"model": ask.model, "max_tokens": 1, "return_token_ids": True}
         return Call(path=ask.openai_path, body=wanted | ask.openai_prompt, parse=parse)
@@ -163,9 +165,9 @@ _CPU_VERSION = "0.32.0"
 """The newest build for CPUs, which is another's work and follows later."""
 
 
-def _drafter(method: str, **more: Setting) -> Spelling:
+def _drafter(method: str, **further: Setting) -> Spelling:
     """A method, with how many tokens it drafts and further settings."""
-    settings = {"method": method, **more, "num_speculative_tokens": DRAFT_TOKENS}
+    settings = {"method": method, **further, "num_speculative_tokens": DRAFT_TOKENS}
     return Spelling(settings=settings)
 
 
@@ -410,12 +412,12 @@ class Vllm(Engine):
 
     def identify(self, fetch: Fetch) -> Identity:
         """Whether it speculates shows in its counters, if it has any: those are absent without."""
-        found = super().identify(fetch)
-        if found.engine != self.name:
-            return found
+        identity = super().identify(fetch)
+        if identity.engine != self.name:
+            return identity
         page = fetch("GET", "/metrics")
         speculates = b"vllm:spec_decode_num_drafts" in page if b"vllm:" in page else None
-        return dataclasses.replace(found, speculates=speculates)
+        return dataclasses.replace(identity, speculates=speculates)
 
 
 def _flag(name: str, value: object) -> tuple[str, ...]:

@@ -211,7 +211,7 @@ def channels_of(delta: Mapping[str, object]) -> Channels:
     if len(delta) == 1 and isinstance(content, str):  # nearly every delta of most servers
         return content, "", ""
     text = thought = ""
-    others: dict[str, object] = {}
+    unknown_fields: dict[str, object] = {}
     for name, value in delta.items():
         if not value or name == "role":
             continue
@@ -225,11 +225,11 @@ def channels_of(delta: Mapping[str, object]) -> Channels:
             text = "".join(part_text for part_text, _, _ in parts)
             thought += "".join(part_thought for _, part_thought, _ in parts)
             if unknown := [part_other for _, _, part_other in parts if part_other]:
-                others[name] = unknown
+                unknown_fields[name] = unknown
         else:
-            others[name] = value
-    other = msgspec.json.encode(others).decode() if others else ""
-    return text, thought, other
+            unknown_fields[name] = value
+    other_text = msgspec.json.encode(unknown_fields).decode() if unknown_fields else ""
+    return text, thought, other_text
 
 
 def _channels_of_part(part: object) -> Channels:

@@ -250,8 +250,8 @@ async def _replay_closed(
         ramp_ns = round(load.ramp_up_s * _NS_PER_S * slot / load.concurrency)
         await _sleep_until(part.started_ns + ramp_ns, clock)
         while clock() < end_ns and (conversation := next(conversations, None)):
-            place, prompt = conversation
-            await chat_client.replay(place, prompt, clock())
+            index, prompt = conversation
+            await chat_client.replay(index, prompt, clock())
 
     slots = range(part.number, load.concurrency, part.of)
     await asyncio.gather(*map(keep_replaying, slots))
@@ -265,12 +265,12 @@ async def _replay_open(
     end_ns = (load.duration_s or math.inf) * _NS_PER_S
     due_times_ns = itertools.islice(due_after_ns(load), part.number, None, part.of)
     async with asyncio.TaskGroup() as group:
-        for (place, prompt), due_ns in zip(conversations, due_times_ns, strict=False):
+        for (index, prompt), due_ns in zip(conversations, due_times_ns, strict=False):
             if due_ns >= end_ns:
                 return
             planned_ns = part.started_ns + due_ns
             await _sleep_until(planned_ns, chat_client.clock)
-            group.create_task(chat_client.replay(place, prompt, planned_ns))
+            group.create_task(chat_client.replay(index, prompt, planned_ns))
 
 
 async def _sleep_until(moment_ns: int, clock: Clock) -> None:

@@ -174,33 +174,35 @@ def merge_command(
     """
     merged = {**defaults, **understood.keys}
     for key, value in table.items():
-        said = understood.keys.get(key)
-        if said is None or key == "methods":
+        own_value = understood.keys.get(key)
+        if own_value is None or key == "methods":
             merged[key] = value
         elif key in _JOINED or (key == "parallel" and isinstance(value, dict)):
-            merged[key] = _joined(key, said, value)
-        elif value != said:
-            raise MatrixError(f"{key} = {value}, the command says {said}; leave out one of the two")
+            merged[key] = _joined(key, own_value, value)
+        elif value != own_value:
+            raise MatrixError(
+                f"{key} = {value}, the command says {own_value}; leave out one of the two"
+            )
     return merged
 
 
-def _joined(key: str, said: Any, value: Any) -> Any:  # noqa: ANN401 - parts of a document
+def _joined(key: str, own_value: Any, value: Any) -> Any:  # noqa: ANN401 - parts of a document
     """Return the parts that the command has of a key, and those of the table.
 
     Raises:
         MatrixError: both have the same part, and it differs.
     """
-    if isinstance(said, list) and isinstance(value, list):
-        return [*said, *value]
-    if not isinstance(said, dict) or not isinstance(value, dict):
+    if isinstance(own_value, list) and isinstance(value, list):
+        return [*own_value, *value]
+    if not isinstance(own_value, dict) or not isinstance(value, dict):
         return value  # the type is refused when the table is decoded
-    for name in said.keys() & value.keys():
-        if said[name] != value[name]:
+    for name in own_value.keys() & value.keys():
+        if own_value[name] != value[name]:
             raise MatrixError(
-                f"{key}.{name} = {value[name]}, the command says {said[name]}; leave out one of the"
-                " two"
+                f"{key}.{name} = {value[name]}, the command says {own_value[name]}; leave out one"
+                " of the two"
             )
-    return {**said, **value}
+    return {**own_value, **value}
 
 
 def describe(understood: TableOfCommand, models: str) -> tuple[str, ...]:

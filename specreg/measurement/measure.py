@@ -400,7 +400,7 @@ class _ArmRotation:
 
     async def _replay_until_enough(self) -> Look:
         """Replay the prompts until they are enough, and read what was accepted."""
-        first, *others = self.arm_replays
+        first, *later_replays = self.arm_replays
         look = Look.EARLY
         is_enough = False
         for number, part in enumerate(self.parts, start=1):
@@ -422,7 +422,7 @@ class _ArmRotation:
         if not is_enough and first.acceptance is not None and self.workload.extension:
             await self._extend()
             return Look.EXTENDED
-        for arm_replay in others:
+        for arm_replay in later_replays:
             if arm_replay in self.active:
                 await self._attempt(arm_replay, arm_replay.read())
         return look

@@ -35,8 +35,8 @@ def worker_folder(config: pytest.Config) -> Path | None:
     """Return the folder for what this worker leaves; None if this process isn't a worker."""
     if not is_worker(config):
         return None
-    given: dict[str, str] = config.workerinput  # type: ignore[attr-defined] # pytest-xdist's
-    return Path(given[RUN_FOLDER]) / WORKERS_FOLDER / given["workerid"]
+    folders: dict[str, str] = config.workerinput  # type: ignore[attr-defined] # pytest-xdist's
+    return Path(folders[RUN_FOLDER]) / WORKERS_FOLDER / folders["workerid"]
 
 
 def is_grouped(config: pytest.Config) -> bool:

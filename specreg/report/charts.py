@@ -398,9 +398,9 @@ def crossings(loads: Sequence[tuple[int, float]]) -> list[float]:
         loads: one load or more, the lightest first: requests in flight, and the gain there.
     """
     return [
-        light * (heavy / light) ** ((gain - 1) / (gain - other))
-        for (light, gain), (heavy, other) in itertools.pairwise(loads)
-        if (gain >= 1) != (other >= 1)
+        light * (heavy / light) ** ((gain - 1) / (gain - next_gain))
+        for (light, gain), (heavy, next_gain) in itertools.pairwise(loads)
+        if (gain >= 1) != (next_gain >= 1)
     ]
 
 

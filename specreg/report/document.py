@@ -11,7 +11,8 @@ import json
 import platform
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal
@@ -32,7 +33,7 @@ from specreg.core.timeline import RunTime
 from specreg.core.values import check_plain_names, readable_values
 from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts
 from specreg.matrix.case import CaseSettings
-from specreg.measurement.figures import Figures
+from specreg.measurement.figures import Figures, SpeedupFigures
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Family, acceptance_value, better_frac
 from specreg.measurement.plausible import check_numbers
@@ -135,7 +136,7 @@ class RunOrigin(msgspec.Struct, frozen=True, kw_only=True):
 def origin_of(
     root: Path, command: str, driver_version: str = "", options: tuple[str, ...] = ()
 ) -> RunOrigin:
-    """Where a run of this specreg comes from, in a repository at `root`."""
+    """Return where a run of this specreg comes from, in a repository at `root`."""
     return RunOrigin(
         command=command,
         specreg_version=specreg.__version__,
@@ -236,9 +237,9 @@ def exit_status(verdicts: Sequence[Verdict]) -> int:
 
 
 def count_outcomes(verdicts: Sequence[Verdict]) -> dict[str, int]:
-    """How many verdicts there are of each outcome, in the order of the outcomes."""
-    counted = Counter(verdict.outcome for verdict in verdicts)
-    return {str(one): counted[one] for one in Outcome if counted[one]}
+    """Count the verdicts of each outcome, in the order of the outcomes."""
+    counts = Counter(verdict.outcome for verdict in verdicts)
+    return {str(outcome): counts[outcome] for outcome in Outcome if counts[outcome]}
 
 
 def flat_fields(verdict: Verdict) -> dict[str, object]:
@@ -253,29 +254,37 @@ def flat_fields(verdict: Verdict) -> dict[str, object]:
 
 
 def last_words(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
-    """A verdict for each figure and outcome, the last one.
+    """Return the last verdict for each figure and outcome.
 
-    What was measured with more launches to come is left out where it was judged then.
+    A figure that was only measured at first, because more launches were to come, is left out if it
+    was judged later.
     """
-    last = {((one.case_id, one.metric), one.outcome): one for one in verdicts}
+    last = {((verdict.case_id, verdict.metric), verdict.outcome): verdict for verdict in verdicts}
     judged = {figure for figure, outcome in last if outcome is not Outcome.MEASURED}
     return tuple(
-        one
-        for (figure, outcome), one in last.items()
+        verdict
+        for (figure, outcome), verdict in last.items()
         if outcome is not Outcome.MEASURED or figure not in judged
     )
 
 
 def record_document(path: Path, content: object) -> None:
-    """Write what programs read of a run as JSON; ReportError where the disk refuses."""
+    """Write a document for programs as JSON.
+
+    Raises:
+        ReportError: The disk refuses.
+    """
     encoded = msgspec.json.encode(readable_values(content))
     write_whole(path, msgspec.json.format(encoded, indent=1) + b"\n")
 
 
 def write_in(folder: Path, name: str, content: bytes) -> Path:
-    """Write a file below a folder at once; a ReportError where it would lie elsewhere, or as above.
+    """Write a file below a folder, whole or not at all, and return its path.
 
-    A part of the name may be what a document says, a case's id for instance.
+    Part of the name may come from a document, a case's id for instance.
+
+    Raises:
+        ReportError: The file would be outside the folder, or the disk refuses.
     """
     try:
         return write_below(folder, name, content)
@@ -286,7 +295,11 @@ def write_in(folder: Path, name: str, content: bytes) -> Path:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file at once; ReportError where the disk refuses."""
+    """Write a file, whole or not at all.
+
+    Raises:
+        ReportError: The disk refuses.
+    """
     try:
         replace_file(path, content)
     except OSError as error:
@@ -295,7 +308,11 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def load_report(path: Path) -> Report:
-    """The document in a file; ReportError where none can be read, or it is of another form."""
+    """Load the document in a file.
+
+    Raises:
+        ReportError: There is none, or it can't be read or is of another form.
+    """
     try:
         content = read_received(path.parent, path.name, _MOST_BYTES)
         report = msgspec.json.decode(content, type=Report)
@@ -304,7 +321,8 @@ def load_report(path: Path) -> Report:
         check_plain_names(document)
         if len(report.arms) not in _ARMS:
             raise msgspec.ValidationError(f"`arms` has {len(report.arms)}, needed none or two")
-        for case in report.cases:  # a reader copies it from the page
+        for case in report.cases:
+            # A reader of the page copies this command to a shell.
             if not is_plain_command(case.reproduce):
                 raise msgspec.ValidationError(f"`reproduce` of {case.case_id} is no plain command")
     except (OSError, *UNREADABLE) as error:
@@ -315,7 +333,7 @@ def load_report(path: Path) -> Report:
 
 
 def began_at(run: str) -> dt.datetime | None:
-    """When a run began, by its name, which is in UTC; None of a name without a time."""
+    """Return when a run began, by its name, which is in UTC; None if the name has no time."""
     try:
         return dt.datetime.strptime(f"{run.partition('-')[0]}+0000", "%Y%m%dT%H%M%S%z")
     except ValueError:
@@ -323,7 +341,7 @@ def began_at(run: str) -> dt.datetime | None:
 
 
 def render_schema() -> str:
-    """The JSON Schema of the document; `docs/report.schema.json` holds it for other tools."""
+    """Render the JSON Schema of the document, which `docs/report.schema.json` has for others."""
     schema = schema_of(Report)
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["$id"] = f"urn:specreg:report:{SCHEMA_VERSION}"
@@ -331,7 +349,7 @@ def render_schema() -> str:
 
 
 def load_verdict(path: Path) -> RunVerdict | None:
-    """The file that was written, None where there is none that can be read."""
+    """Load a run's verdict; return None if there is none that can be read."""
     with contextlib.suppress(OSError, *UNREADABLE):
         content = read_received(path.parent, path.name, _MOST_BYTES)
         return msgspec.json.decode(content, type=RunVerdict)
@@ -339,55 +357,70 @@ def load_verdict(path: Path) -> RunVerdict | None:
 
 
 def last_launches(figures: Iterable[Figures]) -> tuple[Figures, ...]:
-    """The figures of each case's last launch among those that are valid in most.
+    """Return the figures of one launch of each case: the last of those with most valid families.
 
-    In the order given; one that is valid in nothing isn't there.
+    A case without any valid family isn't among them. The order is that of the first launches.
     """
-    found: dict[str, Figures] = {}
-    for one in figures:
-        before = found.setdefault(one.case_id, one)
-        invalid, less = (len(each.invalid or ()) for each in (one, before))
-        if (-invalid, one.launch) > (-less, before.launch):
-            found[one.case_id] = one
-    return tuple(one for one in found.values() if len(one.invalid or ()) < len(Family))
+    last_by_case: dict[str, Figures] = {}
+    for launch in figures:
+        last = last_by_case.setdefault(launch.case_id, launch)
+        if _validity_and_number(launch) > _validity_and_number(last):
+            last_by_case[launch.case_id] = launch
+    return tuple(
+        launch for launch in last_by_case.values() if len(launch.invalid or ()) < len(Family)
+    )
+
+
+def _validity_and_number(launch: Figures) -> tuple[int, int]:
+    """Return what orders launches: first by how few families are invalid, then by number."""
+    return -len(launch.invalid or ()), launch.launch
 
 
 def slowed_of(figures: Iterable[Figures]) -> dict[str, float]:
-    """By case that speculation slows down, its speedup: the geometric mean over valid launches.
+    """Return the speedup of each case that speculation slows down.
 
-    Only where nine in ten of several rounds of each launch were slower than those beside them.
+    A case is slowed down if nine in ten of several rounds of each launch were slower than the
+    rounds of the control beside them. Its speedup is the geometric mean over its valid launches.
     """
-    ratios: dict[str, list[tuple[float, Summary | None]]] = {}
-    for one in figures:
-        if one.speedup is not None and (ratio := one.speedup.throughput_ratio):
-            ratios.setdefault(one.case_id, []).append((ratio, one.speedup.round_ratio))
+    speedups: dict[str, list[SpeedupFigures]] = {}
+    for launch in figures:
+        if launch.speedup is not None and launch.speedup.throughput_ratio:
+            speedups.setdefault(launch.case_id, []).append(launch.speedup)
     return {
-        case_id: statistics.geometric_mean(ratio for ratio, _ in found)
-        for case_id, found in ratios.items()
-        if all(rounds and rounds.count > 1 and rounds.p90 < 1 for _, rounds in found)
+        case_id: statistics.geometric_mean(
+            speedup.throughput_ratio for speedup in case_speedups if speedup.throughput_ratio
+        )
+        for case_id, case_speedups in speedups.items()
+        if all(_is_slower(speedup.round_ratio) for speedup in case_speedups)
     }
 
 
-def expected_of(known: CaseBaselines, measured: Sequence[Measurement]) -> Expected | None:
-    """What the baseline holds that a case is judged by, of the prompts that were measured.
+def _is_slower(round_ratio: Summary | None) -> bool:
+    """Return True if nine in ten of several rounds were slower than those of the control."""
+    return round_ratio is not None and round_ratio.count > 1 and round_ratio.p90 < 1
 
-    A baseline has those of the extension too, which differ; what is drawn beside one another must
-    be of the same prompts, as what is judged is. The speed of another machine says nothing.
+
+def expected_of(known: CaseBaselines, measured: Sequence[Measurement]) -> Expected | None:
+    """Return what a case is compared with, from its baseline, for the prompts that were measured.
+
+    A baseline also has the prompts of the extension. They are left out, because what is drawn side
+    by side, and what is judged, has to be of the same prompts. The speed of another kind of machine
+    is left out, too.
     """
     baseline = known.baseline
     if baseline is None:
         return None
     record = load_acceptance(baseline.acceptance)
-    ours = next((one.acceptance for one in measured if one.acceptance is not None), None)
-    if record is not None and record.prompts and ours is not None and ours.prompts:
-        record = record.only({prompt.prompt_id for prompt in ours.prompts})
-    values = {
-        metric.name: baseline.expected_value(metric)
-        if metric.by_launch
-        else acceptance_value(metric, record)
-        for metric in METRICS.values()
-        if known.exact is not None or not metric.by_launch
-    }
+    records = [measurement.acceptance for measurement in measured if measurement.acceptance]
+    measured_prompts = records[0].prompts if records else ()
+    if record is not None and record.prompts and measured_prompts:
+        record = record.only({prompt.prompt_id for prompt in measured_prompts})
+    values = {}
+    for metric in METRICS.values():
+        if not metric.by_launch:
+            values[metric.name] = acceptance_value(metric, record)
+        elif known.exact is not None:
+            values[metric.name] = baseline.expected_value(metric)
     return Expected(
         environment=baseline.environment.name,
         recorded_on=baseline.provenance.recorded_on,
@@ -401,45 +434,49 @@ def expected_of(known: CaseBaselines, measured: Sequence[Measurement]) -> Expect
 
 
 def side_by_side(a: Report, b: Report) -> Report:
-    """What run B measured against run A, of the cases that both have. Nothing is judged.
+    """Return a report of run B with run A in place of the baseline, for the cases of both.
 
-    What was measured with other settings is NOT_COMPARABLE, and so are speed and power of another
-    kind of machine.
+    Nothing is judged. What was measured with other settings is NOT_COMPARABLE, and so are speed
+    and power of another kind of machine.
 
     Raises:
-        ReportError: no case is in both, or one is a gate's, which has two sides.
+        ReportError: No case is in both, or a report is a gate's, which has two sides already.
     """
-    names, replace = f"'{a.run.run}' and '{b.run.run}'", msgspec.structs.replace
+    names = f"'{a.run.run}' and '{b.run.run}'"
     if a.arms or b.arms:
         message = f"runs {names}: one of them compares two sides already; name runs of the suite"
         raise ReportError(message)
-    known = {case.case_id: case for case in a.cases}
-    cases = tuple(case for case in b.cases if case.case_id in known)
+    cases_of_a = {case.case_id: case for case in a.cases}
+    cases = [case for case in b.cases if case.case_id in cases_of_a]
     if not cases:
         raise ReportError(f"runs {names}: no case is in both; name two runs of one tier")
-    verdicts = tuple(one for case in cases for one in _changes(a, b, known[case.case_id], case))
-    every = [verdict.comparison.change_frac for verdict in verdicts]
-    changed = [change_frac for change_frac in every if change_frac is not None]
-    better, worse = (sum(sign * change > 0 for change in changed) for sign in (1, -1))
-    text = f"of {len(changed)} figures {better} are better in B and {worse} worse; none is judged"
-    sides, both = {"A": a, "B": b}, {case.case_id for case in cases}
-    alone = {
-        name: [one.case_id for one in report.cases if one.case_id not in both]
-        for name, report in sides.items()
-    }
-    outcomes = count_outcomes(verdicts)
-    return replace(
+    verdicts: list[Verdict] = []
+    for case in cases:
+        verdicts += _changes(a, b, cases_of_a[case.case_id], case)
+    sides = {"A": a, "B": b}
+    run = msgspec.structs.replace(
+        b.run,
+        complete=True,
+        verdicts=tuple(verdicts),
+        outcomes=count_outcomes(verdicts),
+        skipped={},
+    )
+    command = specreg_command("report", a.run.run, b.run.run)
+    return msgspec.structs.replace(
         b,
-        run=replace(b.run, complete=True, verdicts=verdicts, outcomes=outcomes, skipped={}),
-        origin=replace(b.origin, command=specreg_command("report", a.run.run, b.run.run)),
+        run=run,
+        origin=msgspec.structs.replace(b.origin, command=command),
         # The logs are in the folder of B's run, which is not where this document is kept.
         cases=tuple(
-            replace(case, expected=_as_expected(a, known[case.case_id]), logs=()) for case in cases
+            msgspec.structs.replace(
+                case, expected=_as_expected(a, cases_of_a[case.case_id]), logs=()
+            )
+            for case in cases
         ),
-        remarks=tuple(f"only {name} has {', '.join(ids)}" for name, ids in alone.items() if ids),
+        remarks=tuple(_cases_of_one_side(sides, {case.case_id for case in cases})),
         time=None,
         title="Two runs side by side",
-        answers=(Headline(subject="B against A", tone=Tone.DOUBT, text=text),),
+        answers=(_count_changes(verdicts),),
         arms=tuple(
             ArmReport(
                 name=name,
@@ -451,40 +488,92 @@ def side_by_side(a: Report, b: Report) -> Report:
     )
 
 
+def _count_changes(verdicts: Iterable[Verdict]) -> Headline:
+    """Return how many figures are better in B and how many are worse."""
+    changes = [
+        verdict.comparison.change_frac
+        for verdict in verdicts
+        if verdict.comparison.change_frac is not None
+    ]
+    better = sum(change_frac > 0 for change_frac in changes)
+    worse = sum(change_frac < 0 for change_frac in changes)
+    text = f"of {len(changes)} figures {better} are better in B and {worse} worse; none is judged"
+    return Headline(subject="B against A", tone=Tone.DOUBT, text=text)
+
+
+def _cases_of_one_side(sides: Mapping[str, Report], common: AbstractSet[str]) -> Iterator[str]:
+    """Yield, for each side, the cases that the other side doesn't have."""
+    for name, report in sides.items():
+        ids = [case.case_id for case in report.cases if case.case_id not in common]
+        if ids:
+            yield f"only {name} has {', '.join(ids)}"
+
+
 def _changes(a: Report, b: Report, old: CaseReport, new: CaseReport) -> Iterator[Verdict]:
-    """Of each figure that both runs have, the change, or why there is none."""
-    before = {one.metric: one for one in last_words(a.run.verdicts) if one.case_id == old.case_id}
-    differing = "its settings aren't known"
+    """Yield a verdict for each figure of a case that both runs have, with the change or a reason.
+
+    Args:
+        a: run A.
+        b: run B.
+        old: the case in run A.
+        new: the case in run B.
+    """
+    verdicts_of_a = {
+        verdict.metric: verdict
+        for verdict in last_words(a.run.verdicts)
+        if verdict.case_id == old.case_id and verdict.value is not None
+    }
+    other_settings = "its settings aren't known"
     if old.settings is not None and new.settings is not None:
-        differing = differing_settings(old.settings, new.settings)
-    places = {a.run.environment, b.run.environment}
-    elsewhere = f"measured on {' and on '.join(sorted(places))}" if len(places) > 1 else ""
-    for one in last_words(b.run.verdicts):
-        was, metric = before.get(one.metric), METRICS.get(one.metric)
-        if one.case_id != new.case_id or was is None or one.value is None or was.value is None:
-            continue
-        why = differing or (elsewhere if metric and metric.by_launch else "")
-        both_outcomes = f"{was.outcome} in A, {one.outcome} in B"
-        if Outcome.INVALID in (was.outcome, one.outcome):
-            why = both_outcomes
-        reason = why
-        if was.outcome is not one.outcome and why != both_outcomes:
-            reason = "; ".join(filter(None, (both_outcomes, why)))
-        change_frac = None
-        if metric is not None and not why:
-            change_frac = better_frac(metric, one.value, was.value)
-        yield Verdict(
-            case_id=one.case_id,
-            metric=one.metric,
-            outcome=Outcome.NOT_COMPARABLE if why else Outcome.MEASURED,
-            value=one.value,
-            comparison=Comparison(expected=was.value, change_frac=change_frac),
-            reason=Reason(text=reason) if reason else None,
-        )
+        other_settings = differing_settings(old.settings, new.settings)
+    environments = sorted({a.run.environment, b.run.environment})
+    other_machine = ""
+    if len(environments) > 1:
+        other_machine = f"measured on {' and on '.join(environments)}"
+    for verdict in last_words(b.run.verdicts):
+        verdict_of_a = verdicts_of_a.get(verdict.metric)
+        is_of_case = verdict.case_id == new.case_id and verdict.value is not None
+        if is_of_case and verdict_of_a is not None:
+            metric = METRICS.get(verdict.metric)
+            obstacle = other_settings
+            if not obstacle and metric is not None and metric.by_launch:
+                obstacle = other_machine
+            yield _change(verdict_of_a, verdict, obstacle)
+
+
+def _change(verdict_of_a: Verdict, verdict_of_b: Verdict, obstacle: str) -> Verdict:
+    """Return a verdict on the change of a figure that both runs have.
+
+    Args:
+        verdict_of_a: with a value.
+        verdict_of_b: with a value.
+        obstacle: why the figures can't be compared; empty if they can, unless one is invalid.
+    """
+    outcomes = f"{verdict_of_a.outcome} in A, {verdict_of_b.outcome} in B"
+    reason = obstacle
+    if Outcome.INVALID in (verdict_of_a.outcome, verdict_of_b.outcome):
+        obstacle = outcomes
+        reason = outcomes
+    elif verdict_of_a.outcome is not verdict_of_b.outcome:
+        reason = f"{outcomes}; {obstacle}" if obstacle else outcomes
+    metric = METRICS.get(verdict_of_b.metric)
+    change_frac = None
+    value_of_a = verdict_of_a.value
+    value_of_b = verdict_of_b.value
+    if metric is not None and not obstacle and value_of_a is not None and value_of_b is not None:
+        change_frac = better_frac(metric, value_of_b, value_of_a)
+    return Verdict(
+        case_id=verdict_of_b.case_id,
+        metric=verdict_of_b.metric,
+        outcome=Outcome.NOT_COMPARABLE if obstacle else Outcome.MEASURED,
+        value=verdict_of_b.value,
+        comparison=Comparison(expected=verdict_of_a.value, change_frac=change_frac),
+        reason=Reason(text=reason) if reason else None,
+    )
 
 
 def _as_expected(a: Report, case: CaseReport) -> Expected:
-    """A's figures in the place of a baseline's."""
+    """Return the figures of a case in run A in the form of a baseline's."""
     acceptance = case.figures.acceptance if case.figures else None
     return Expected(
         environment=a.run.environment,
@@ -498,4 +587,6 @@ def _as_expected(a: Report, case: CaseReport) -> Expected:
 
 
 def _engine(case: CaseReport) -> str:
-    return f"{case.engine} {case.figures.engine_version if case.figures else ''}".rstrip()
+    """Return the engine of a case with its version, if that is known."""
+    version = case.figures.engine_version if case.figures else ""
+    return f"{case.engine} {version}".rstrip()

@@ -364,6 +364,6 @@ def spaced(ticks: Iterable[Tick], room: float) -> Iterator[Tick]:
             yield tick
 
 
-def _rounded(place: float) -> float:
+def _rounded(coordinate: float) -> float:
     """Return a place to a tenth of its unit, which is finer than a screen."""
-    return round(place, 1)
+    return round(coordinate, 1)

@@ -92,9 +92,9 @@ def _shown_measurements(report: Report, run_folder: Path) -> _Measured:
 
 def append_job_summary(text: str) -> None:
     """Add to the summary of a GitHub job, where one runs. A disk that refuses loses it."""
-    place = os.environ.get("GITHUB_STEP_SUMMARY")
-    if place:
-        with contextlib.suppress(OSError), Path(place).open("a", encoding="utf-8") as file:
+    summary_path = os.environ.get("GITHUB_STEP_SUMMARY")
+    if summary_path:
+        with contextlib.suppress(OSError), Path(summary_path).open("a", encoding="utf-8") as file:
             file.write(text)
 
 

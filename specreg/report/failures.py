@@ -166,10 +166,10 @@ def _sentences(verdicts: Sequence[Verdict]) -> list[str]:
     compared = [
         sentence_of(verdict) for verdict in verdicts if verdict.comparison.change_frac is not None
     ]
-    others = [
+    sentences = [
         sentence_of(verdict) for verdict in verdicts if verdict.comparison.change_frac is None
     ]
-    return [*compared, ", ".join(others)] if others else compared
+    return [*compared, ", ".join(sentences)] if sentences else compared
 
 
 def _explanations(verdicts: Iterable[Verdict]) -> Iterable[str]:

@@ -28,7 +28,7 @@ def workload_remarks(figures: Figures, side: str = "") -> Iterator[str]:
 
 def _answer_remarks(answers: AnswerFigures) -> Iterator[str]:
     total = answers.requests
-    many = total * _MANY_FRAC
+    threshold = total * _MANY_FRAC
     if answers.unfinished_thoughts:
         yield (
             f"{answers.unfinished_thoughts} of {total} answers never left the thought; raise"
@@ -54,9 +54,9 @@ def _answer_remarks(answers: AnswerFigures) -> Iterator[str]:
         yield f"{answers.without_tokens} of {total} answers have no token"
     elif answers.without_text:
         yield f"{answers.without_text} of {total} answers hold no text"
-    if answers.of_one_token >= many:
+    if answers.of_one_token >= threshold:
         yield f"{answers.of_one_token} of {total} answers end at their first token, before any step"
-    if answers.looping >= many:
+    if answers.looping >= threshold:
         yield (
             f"{answers.looping} of {total} answers repeat themselves throughout their second half,"
             " where drafts are easy"

@@ -185,10 +185,10 @@ def _without_inapplicable_checks(verdicts: Sequence[Verdict]) -> Sequence[Verdic
 
 
 def _why_no_verdict(run: RunVerdict, subject: str) -> str:
-    why = run.no_power if subject == "power" else ""
+    reason = run.no_power if subject == "power" else ""
     if run.skipped and not run.verdicts:
-        why = next(iter(run.skipped.values()))
-    return f"not measured: {why}" if why else "not judged: no test of it ran"
+        reason = next(iter(run.skipped.values()))
+    return f"not measured: {reason}" if reason else "not judged: no test of it ran"
 
 
 def _speed_remarks(run: RunVerdict) -> list[str]:

@@ -37,7 +37,7 @@ def render_report(report: Report, *, color: bool) -> str:
     """Render all of a document that a terminal shows: answers first, what to type next last."""
     report = readable_values(report)
     run = report.run
-    now, before = columns_of(report)
+    new, before = columns_of(report)
     control_text = ""
     if report.control:
         columns = (f"{before}2", before)
@@ -46,7 +46,7 @@ def render_report(report: Report, *, color: bool) -> str:
     parts = (
         title_of(report),
         render_answers(answers_of(report), color=color),
-        render_verdicts(run.verdicts, color=color, columns=(now, before)),
+        render_verdicts(run.verdicts, color=color, columns=(new, before)),
         control_text,
         render_notes(run.verdicts, None if report.arms else run.environment),
         "\n".join((*notes_of(report), *report.remarks)),
@@ -59,8 +59,8 @@ def columns_of(report: Report) -> tuple[str, str]:
     """Return what a verdict's `value` and `expected` are called; in a gate, after its arms."""
     if not report.arms:
         return "value", "baseline"
-    before, now = (arm.name for arm in report.arms)
-    return now, before
+    before, new = (arm.name for arm in report.arms)
+    return new, before
 
 
 def next_of(report: Report) -> str:

@@ -32,13 +32,13 @@ def uv_variables(variables: Mapping[str, str]) -> dict[str, str]:
     `--no-config` has uv read no file but the one that is named: here the user's, else the
     machine's. An index that only pip's variable names is uv's too.
     """
-    own = dict(variables)
+    variables_of_uv = dict(variables)
     config_file = variables.get(_CONFIG_FILE) or _config_file(variables)
     if config_file:
-        own[_CONFIG_FILE] = config_file
+        variables_of_uv[_CONFIG_FILE] = config_file
     elif _PIP_INDEX in variables and not any(name in variables for name in _INDEXES):
-        own[_INDEXES[0]] = variables[_PIP_INDEX]
-    return own
+        variables_of_uv[_INDEXES[0]] = variables[_PIP_INDEX]
+    return variables_of_uv
 
 
 def _config_file(variables: Mapping[str, str]) -> str:
@@ -112,7 +112,7 @@ def differing_packages(before: Iterable[str], after: Iterable[str]) -> tuple[str
 def _name_and_version(line: str) -> tuple[str, str]:
     """Take apart `numpy==2.4.6`, or what came from elsewhere: `vllm @ file:///tmp/vllm.whl`."""
     for separator in ("==", " @ "):
-        name, found, version = line.partition(separator)
-        if found:
+        name, separator_found, version = line.partition(separator)
+        if separator_found:
             return name, version
     return line, "of a folder"

@@ -212,7 +212,11 @@ def _torch_of_pypi(folder: Path) -> Iterator[str]:
     for engine in importlib.metadata.distributions(path=list(sites)):
         for wanted in map(packaging.requirements.Requirement, engine.requires or ()):
             if wanted.name == "torch" and (wanted.marker is None or wanted.marker.evaluate()):
-                pins = (Version(one.version) for one in wanted.specifier if one.operator == "==")
+                pins = (
+                    Version(specifier.version)
+                    for specifier in wanted.specifier
+                    if specifier.operator == "=="
+                )
                 yield from (f"torch=={pin.public}" for pin in pins if pin.local)
             elif wanted.name == "triton":
                 yield "triton"
@@ -324,21 +328,21 @@ class Provision:
 
     def _check_installed(self, engine: Engine, variables: Mapping[str, str]) -> None:
         """Check that an engine is there, or specreg's to install; else an UnsupportedError."""
-        why = why_no_program(engine)
+        reason = why_no_program(engine)
         program = engine.program
         python = self.python
         if program is not None and self._asked:
             is_one = f"engine '{engine.name}' is the program '{program}' on PATH"
-            why = f"'{self._asked}': {is_one}; leave it out"
+            reason = f"'{self._asked}': {is_one}; leave it out"
         elif python is not None and self.version is not None:
-            why = (
+            reason = (
                 f"version '{self.version}' with python '{python}': an interpreter has the version"
                 " that it has; leave one of them out"
             )
         elif python is not None and (lack := why_not(python, engine.module, variables=variables)):
-            why = f"python '{python}': {lack}; install {engine.name} there, or name another"
-        if why:
-            raise UnsupportedError(why)
+            reason = f"python '{python}': {lack}; install {engine.name} there, or name another"
+        if reason:
+            raise UnsupportedError(reason)
 
     def environment(self, spec: ServerSpec) -> tuple[str, Requirement]:
         """Return the interpreter of a server, and what it has of its engine.
@@ -474,7 +478,7 @@ class Origin:
 def parse_origin(text: str) -> Origin:
     """A side as it was typed; an UnsupportedError or UnknownNameError of what can't be read."""
     engine = ""
-    place = text
+    location = text
     if not Path(text).exists():
         if required := _REQUIREMENT.fullmatch(text):
             engine = engine_named(required["engine"]).name
@@ -487,8 +491,8 @@ def parse_origin(text: str) -> Origin:
             return Origin(text=text, engine=engine, version=version)
         if of_engine := _OF_ENGINE.fullmatch(text):
             engine = engine_named(of_engine["engine"]).name
-            place = of_engine["place"]
-    path = Path(os.path.expanduser(place)).absolute()  # noqa: PTH111 - Path's fails without a home
+            location = of_engine["place"]
+    path = Path(os.path.expanduser(location)).absolute()  # noqa: PTH111 - Path's fails without a home
     python = path / "bin" / "python"  # the link: it is the environment
     if python.exists():
         return Origin(text=text, engine=engine, python=str(python))
@@ -497,7 +501,7 @@ def parse_origin(text: str) -> Origin:
         return Origin(text=text, engine=engine, source=str(path))
     if path.is_file() and os.access(path, os.X_OK):
         return Origin(text=text, engine=engine, python=str(path))
-    message = f"side '{text}': nothing that can be installed or run is at '{place}'; {_GRAMMAR}"
+    message = f"side '{text}': nothing that can be installed or run is at '{location}'; {_GRAMMAR}"
     raise UnsupportedError(message)
 
 

@@ -206,15 +206,15 @@ def facts_of(server: Server, log: str) -> LaunchFacts:
     def fetch(method: str, path: str) -> bytes:
         return ask(server.base_url, method, path, within_s=_VERSION_TIMEOUT_S).good()
 
-    told = NOTHING_KNOWN
+    facts = NOTHING_KNOWN
     # What a server doesn't tell is unknown, and stops no measurement.
     with contextlib.suppress(AnswerError, InvalidMeasurementError):
-        told = server.engine.launch_facts(log, fetch)
+        facts = server.engine.launch_facts(log, fetch)
     variables = {**os.environ, **dict(server.spec.engine_env)}
     return msgspec.structs.replace(
         server.facts,
-        model_runner=told.model_runner,
-        attention_backend=told.attention_backend,
+        model_runner=facts.model_runner,
+        attention_backend=facts.attention_backend,
         target_revision=_revision_of(server.target, variables),
         draft_revision=_revision_of(server.draft, variables),
     )

@@ -168,8 +168,8 @@ def open_context(
     )
     if options.require_tier:
         check_usable(gpus, options, needs_gpus=tier.needs_gpus > 0)
-        if why := unmet_need(context):
-            raise SpecregError(why)
+        if reason := unmet_need(context):
+            raise SpecregError(reason)
     return context
 
 

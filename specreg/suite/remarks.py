@@ -89,15 +89,15 @@ def _changed_facts(result: RunResult) -> Iterator[str]:
         if verdict.outcome is Outcome.REGRESSED and verdict.metric in _SPEEDS
     }
     hints: list[str] = []
-    others: list[str] = []
+    other_facts: list[str] = []
     for changes, case_ids in case_ids_by_changes.items():
         remark = f"{changes} since the baselines of {', '.join(case_ids)} were recorded"
         if slower_ids.isdisjoint(case_ids):
-            others.append(remark)
+            other_facts.append(remark)
         else:
             hints.append(f"a speed was lost; look first at this: {remark}")
     yield from hints
-    yield from others
+    yield from other_facts
 
 
 def _changes_of(result: RunResult, case: Case) -> Iterator[str]:

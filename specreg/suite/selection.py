@@ -138,7 +138,7 @@ def select(
     if context.skips_unfetched:
         skipped = {**unfetched, **skipped}
         unfetched = {}
-    skipped = {case_id: why for case_id, why in skipped.items() if case_id in cases}
+    skipped = {case_id: reason for case_id, reason in skipped.items() if case_id in cases}
     unpowered: dict[str, str] = {}
     names: dict[str, set[str]] = {}
     for case, subject in tests:
@@ -170,7 +170,7 @@ def _unfetched(cases: Mapping[str, Case], context: RunContext) -> Mapping[str, s
     if context.provision.url is not None:
         return {}
     reasons = {case_id: why_no_models(case.server) for case_id, case in cases.items()}
-    return {case_id: why for case_id, why in reasons.items() if why}
+    return {case_id: reason for case_id, reason in reasons.items() if reason}
 
 
 def covers_tier(names: Mapping[str, AbstractSet[str]], context: RunContext) -> bool:

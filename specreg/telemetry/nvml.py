@@ -199,22 +199,22 @@ def _with_slices(devices: Sequence[Device]) -> tuple[tuple[Device, ...], list[Hi
     Returns:
         The devices, and the GPUs that have no slice to compute on.
     """
-    whole: list[Device] = []
+    whole_gpus: list[Device] = []
     unsliced: list[HiddenGpu] = []
     for device in devices:
         is_slice = device.id.startswith("MIG-")
         handle = None if is_slice else _ask(pynvml.nvmlDeviceGetHandleByUUID, device.id)
         if handle is None or not _is_sliced(handle):
-            whole.append(device)
+            whole_gpus.append(device)
             continue
         slices = _slices_of(handle, device.number)
         if slices:
             return (slices[0],), []
         if slices is None:
-            whole.append(msgspec.structs.replace(device, memory_bytes=None))
+            whole_gpus.append(msgspec.structs.replace(device, memory_bytes=None))
         else:
             unsliced.append(HiddenGpu(number=device.number, why=_UNSLICED))
-    return tuple(whole), unsliced
+    return tuple(whole_gpus), unsliced
 
 
 def _slices_of(handle: object, number: int) -> list[Device] | None:

@@ -50,15 +50,15 @@ def propose_padded(context: Sequence[int], draft_tokens: int) -> tuple[int, ...]
         Exactly `draft_tokens` ids.
     """
     text = "".join(map(chr, context))
-    found: tuple[int, ...] = ()
+    padded: tuple[int, ...] = ()
     for tokens in range(min(LONGEST_TOKENS, len(text) - 1), SHORTEST_TOKENS - 1, -1):
         occurrence = text.rfind(text[-tokens:], 0, len(text) - 1)
         if occurrence >= 0:
             start = occurrence + tokens
-            found = tuple(context[start : start + draft_tokens])
+            padded = tuple(context[start : start + draft_tokens])
             break
-    padding = (context[-1],) * (draft_tokens - len(found))
-    return (*found, *padding)
+    padding = (context[-1],) * (draft_tokens - len(padded))
+    return (*padded, *padding)
 
 
 class NGramStore:
