@@ -461,8 +461,7 @@ _DATASETS = """
 # Datasets
 
 The prompts that a case can name. [Prepare prompts](../how-to/prepare-prompts.md) shows how to get
-them. Sets without a source are part of specreg, or drawn: `random-N` has prompts of N random token
-ids, for any N of up to six digits.
+them. `random-N` has prompts of N random token ids, for any N of up to six digits.
 
 {datasets}
 """
@@ -471,16 +470,28 @@ ids, for any N of up to six digits.
 def datasets_page() -> str:
     """Return the page of the datasets, those of one source and licence in a row."""
     sets_of: dict[tuple[str, str], list[PromptSet]] = {}
-    for prompts in SETS.values():
-        source = prompts.url if prompts.repo or prompts.page else ""
-        sets_of.setdefault((source, " ".join(prompts.licence.split())), []).append(prompts)
+    for prompt_set in SETS.values():
+        key = (_source_of(prompt_set), " ".join(prompt_set.licence.split()))
+        sets_of.setdefault(key, []).append(prompt_set)
     rows = []
     for (source, licence), sets in sets_of.items():
-        names = ", ".join(code(prompts.name) for prompts in sets)
-        counts = dict.fromkeys(prompts.rows for prompts in sets if prompts.rows)
-        rows.append([names, ", ".join(f"{count:,}" for count in counts), source, licence])
-    head = ["dataset", "rows", "source", "licence"]
+        names = ", ".join(_name_with_rows(prompt_set) for prompt_set in sets)
+        rows.append([names, source, licence])
+    head = ["dataset (rows)", "source", "licence and use"]
     return _DATASETS.format(datasets=table(head, rows))
+
+
+def _source_of(prompt_set: PromptSet) -> str:
+    """Return where a set comes from: a page, or specreg itself."""
+    if prompt_set.repo or prompt_set.page:
+        return prompt_set.url
+    return "part of specreg" if prompt_set.tokens is None else "drawn at random by specreg"
+
+
+def _name_with_rows(prompt_set: PromptSet) -> str:
+    """Return the name of a set, and how many rows it has if that is known."""
+    name = code(prompt_set.name)
+    return f"{name} ({prompt_set.rows:,})" if prompt_set.rows else name
 
 
 _TIER_FILES = """

@@ -27,14 +27,14 @@ _S_PER_MIN = 60.0
 
 
 def baselines(
-    dataset_names: Annotated[
+    what: Annotated[
         Literal["list", "schema"],
         typer.Argument(help="list, or schema for the JSON Schema of a file"),
     ],
     root: RootOption = HERE,
 ) -> None:
     """List the baselines with date, engine and reason; status 1 if one of them can't be read."""
-    if dataset_names == "schema":
+    if what == "schema":
         typer.echo(render_schema(), nl=False)
         return
     by_path, errors = read_baselines(baseline_files(root / USUAL.baselines))
