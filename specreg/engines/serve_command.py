@@ -12,6 +12,7 @@ import msgspec
 
 from specreg.core.commands import specreg_command
 from specreg.core.errors import MatrixError
+from specreg.core.files import UNREADABLE
 from specreg.engines.methods import (
     BRANCHES,
     DRAFT,
@@ -142,7 +143,11 @@ def read_command(text: str, commands: Mapping[str, ServeCommand]) -> ReadCommand
         raise MatrixError(
             "command: names no model; write it as you start the server, model and all"
         )
-    (target,) = reading.values.pop(TARGET)
+    targets = reading.values.pop(TARGET)
+    if len(targets) != 1 or not targets[0]:
+        given = " ".join((reading.flags[TARGET], *targets))
+        raise MatrixError(f"command: {given}: needed one model; write its folder or hub id")
+    (target,) = targets
     return ReadCommand(
         engine=engine,
         variables=variables,
@@ -256,7 +261,7 @@ def _setting_of(values: tuple[str, ...]) -> Setting:
     text = " ".join(values)
     try:
         value = msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return text
     return value if isinstance(value, int | float) else text
 
@@ -270,7 +275,7 @@ def _object_of(flag: str, values: tuple[str, ...]) -> dict[str, Setting]:
     text = " ".join(values)
     try:
         return msgspec.json.decode(text, type=dict[str, Setting])
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise MatrixError(
             f"command: {flag} is no object of JSON that a case can have ({error}), got '{text}';"
             ' write it in single quotes, as in \'{"method": "eagle3"}\''

@@ -1,14 +1,19 @@
 """A table of cases that has the command line of its server, as its author types it."""
 
+import contextlib
+import shlex
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specreg.core.errors import SpecregError
 from specreg.engines.engine import Parallel
 from specreg.engines.methods import Tree
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, Tier
+from specreg.matrix.commands import understand_command
 from specreg.matrix.tier import load_tier
 from specreg.servers.launch import LaunchSite, launch_options
 
@@ -189,6 +194,11 @@ def test_a_table_adds_to_its_command_and_replaces_the_defaults(tmp_path: Path) -
         ("vllm serve a/b", 'models = ["known"]', "which has one pair; name one"),
         (VLLM + f"'{EAGLE3}'", 'methods = ["none", "ngram"]', "speculates with 'eagle3'"),
         ("vllm serve a/b", "no_such_key = 1", "no_such_key"),
+        (VLLM, "", "is no object of JSON"),
+        (VLLM + "'" + "[" * 5000 + "'", "", "is no object of JSON"),
+        ("vllm serve a/b --spec-tokens " + "[" * 5000, "", "no method is spelt"),
+        (SGLANG + "EAGLE3 --speculative-draft-model-path a/b --speculative-eagle-topk 4"
+         " --speculative-num-steps 3", "", "has None where a number from 1 on is due"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_measured_or_contradicts_is_refused_with_the_reason(
@@ -236,3 +246,22 @@ def test_what_was_understood_is_kept_for_the_matrix(tmp_path: Path) -> None:
         "# --served-model-name is left out: specreg gives each server a name of its own",
         "# --gpu-memory-utilization 0.8 is for case and control together: each has half",
     )
+
+
+WORDS = (
+    *("vllm", "serve", "trtllm-serve", "a/b", "-tp", "2", "--port", "8000", "--tp", "--ep", "nan"),
+    *("--max-num-seqs", "-sc.method", "--spec-tokens", "1e400", "=", "--", "-", "A=1", "--x=", "."),
+    *("--speculative-config", "null", "[]", '{"a": {}}', '{"method": [1]}', '{"method": true}'),
+    *("--speculative-algorithm", "EAGLE", "--speculative-eagle-topk", "-1", "--model", "--dtype"),
+)
+
+
+STARTS = ("vllm serve", "python -m sglang.launch_server --model-path a/b", "trtllm-serve a/b")
+
+
+@given(start=st.sampled_from(STARTS), words=st.lists(st.sampled_from(WORDS), max_size=8))
+def test_no_command_line_ends_in_a_traceback(start: str, words: list[str]) -> None:
+    """Words in any order are understood, or refused in words."""
+    text = " ".join((start, *map(shlex.quote, words)))
+    with contextlib.suppress(SpecregError):
+        assert understand_command(text, {}).target
