@@ -122,6 +122,31 @@ def _guessed_step_s(case: Case, kind: str) -> float:
     return max(read_s, _LEAST_STEP_S[kind])
 
 
+def run_on_gpus_s(cases: Collection[Case], estimates: Mapping[str, Estimate], gpus: int) -> float:
+    """Return how long a run takes if each GPU runs one server group at a time, the longest first.
+
+    Args:
+        cases: the cases, none of which takes more GPUs than there are.
+        estimates: by case's id, how long it takes.
+        gpus: how many GPUs there are.
+    """
+    cases_by_servers: dict[tuple[object, ...], list[Case]] = {}
+    for case in cases:
+        own_id = case.id if case.needs_fresh_server else ""
+        cases_by_servers.setdefault((case.control, case.server, own_id), []).append(case)
+    groups = [
+        (START_S["gpu"] + sum(estimates[case.id].case_s for case in group), group[0].server)
+        for group in cases_by_servers.values()
+    ]
+    busy_s = [0.0] * gpus
+    for group_s, server in sorted(groups, key=lambda group: group[0], reverse=True):
+        # A group takes the GPUs that are free first, from when all of them are.
+        busy_s.sort()
+        taken = min(server.parallel.gpus, gpus)
+        busy_s[:taken] = [busy_s[taken - 1] + group_s] * taken
+    return max(busy_s)
+
+
 def run_s(cases: Collection[Case], estimates: Mapping[str, Estimate], kind: str) -> float:
     """Return how long a run of cases takes, each counted on all GPUs that it takes."""
     servers = {server for case in cases for server in (case.server, case.control) if server}

@@ -2,13 +2,20 @@
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from specreg.baselines.estimate import READ_GIB_PER_S, START_S, Estimate, estimate_of, run_s
+from specreg.baselines.estimate import (
+    READ_GIB_PER_S,
+    START_S,
+    Estimate,
+    estimate_of,
+    run_on_gpus_s,
+    run_s,
+)
 from specreg.baselines.schema import baseline_files, read_baselines, render_schema
 from specreg.baselines.store import BaselineStore
 from specreg.cli import HERE, USUAL, RootOption, TierOption, say
@@ -21,6 +28,7 @@ from specreg.matrix.case import Case, Tier, render_memory
 from specreg.matrix.tier import load_tier, tier_names
 from specreg.measurement.metrics import METRICS, check_allowed
 from specreg.report.tables import NOTHING, format_number, render_rows
+from specreg.suite.context import LAUNCHES_TO_RECORD
 from specreg.telemetry.identity import Gpus, current_environment, find_gpus
 
 _S_PER_MIN = 60.0
@@ -127,13 +135,10 @@ def render_matrix(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> 
     on_gpu = tier.needs_gpus > 0
     rows = [_matrix_row(case, estimates[case.id], on_gpu=on_gpu) for case in tier.cases]
     columns = ("case", "GPUs", "GiB each", "prompts", "minutes", "by")
-    kind = "gpu" if on_gpu else "cpu"
-    unit = "minutes of a GPU" if on_gpu else "minutes"
-    total_min = run_s(tier.cases, estimates, kind) / _S_PER_MIN
     lines = [
         render_rows(columns, rows, folded=("by",)),
         "",
-        f"about {total_min:.0f} {unit} in all, {START_S[kind]:.0f} s for each server's start",
+        *_time_lines(tier, estimates, len(gpus.devices)),
     ]
     datasets = sorted({case.dataset for case in tier.cases})
     licensed = [name for name in datasets if dataset_named(name).licence]
@@ -152,9 +157,55 @@ def render_matrix(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> 
         lines.append(f"guess: {reads}; no draft is accepted")
     unfit = tier.unmet(gpus.memory_gib)
     if unfit:
-        memory = render_memory(gpus.memory_gib) or f"no GPU ({gpus.why_none})"
-        lines.append(f"{len(unfit)} of {len(tier.cases)} cases don't fit this machine: {memory}")
+        lines.append(_unfit_line(tier, unfit.keys(), gpus))
     return "\n".join(lines)
+
+
+def _time_lines(tier: Tier, estimates: Mapping[str, Estimate], gpus: int) -> Iterator[str]:
+    """Yield about how long a run of a tier and its recording take, on one GPU and on all."""
+    kind = "gpu" if tier.needs_gpus else "cpu"
+    one_gpu = " on one GPU" if tier.needs_gpus else ""
+    night_s = run_s(tier.cases, estimates, kind)
+    recording_s = LAUNCHES_TO_RECORD * night_s
+    yield (
+        f"one run takes about {_hours(night_s)}{one_gpu}, {START_S[kind]:.0f} s of it for each"
+        " server's start"
+    )
+    yield (
+        f"recording it, {LAUNCHES_TO_RECORD} launches, takes about {_hours(recording_s)}{one_gpu},"
+        f" and up to {USUAL.record_minutes:.0f} min more where further launches help"
+        f" (--specreg-record-minutes)"
+    )
+    if tier.needs_gpus and gpus > 1:
+        shared_s = run_on_gpus_s(tier.cases, estimates, gpus)
+        recording_s = LAUNCHES_TO_RECORD * shared_s
+        yield (
+            f"with -n auto on these {gpus} GPUs a run takes about {_hours(shared_s)}, recording it"
+            f" about {_hours(recording_s)}"
+        )
+
+
+def _hours(seconds: float) -> str:
+    """Render a time in hours and minutes, such as `6 h 30 min`."""
+    hours, minutes = divmod(math.ceil(seconds / _S_PER_MIN), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+def _unfit_line(tier: Tier, unfit_ids: Collection[str], gpus: Gpus) -> str:
+    """Say in a line which cases a machine leaves out, and how much memory they need."""
+    memory = render_memory(gpus.memory_gib) or f"no GPU ({gpus.why_none})"
+    line = f"{len(unfit_ids)} of {len(tier.cases)} cases don't fit this machine: {memory}"
+    if not gpus.devices:
+        return line
+    needs_by_pair: dict[str, list[float]] = {}
+    for case in tier.cases:
+        if case.id in unfit_ids and case.memory_gib is not None:
+            needs_by_pair.setdefault(case.server.models, []).append(case.memory_gib)
+    needs = [
+        f"{len(needed_gib)} of {pair} need {math.ceil(max(needed_gib))}"
+        for pair, needed_gib in needs_by_pair.items()
+    ]
+    return f"{line}; of each GPU, {', '.join(needs)} GiB" if needs else line
 
 
 def _matrix_row(case: Case, estimate: Estimate, *, on_gpu: bool) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from specreg.report.tables import label_of
 from specreg.verdicts.verdict import GOOD, JUDGED, SKIPPED, Outcome, Verdict
 
 MARKS: Mapping[Tone, str] = {Tone.GOOD: "✓", Tone.DOUBT: "?", Tone.BAD: "✗"}
+_MOST_REASONS = 3
 STYLES: Mapping[Tone, str] = {Tone.GOOD: "green", Tone.DOUBT: "yellow", Tone.BAD: "bold red"}
 
 
@@ -76,8 +77,18 @@ _SUBJECTS: Mapping[str, set[Family]] = {
 
 
 def title_of(report: Report) -> str:
-    """Return the heading: the document's own, or else the tier and the machine of the run."""
-    return report.title or f"tier {report.run.tier} on {report.run.environment}"
+    """Return the heading: the document's own, or else the tier and the machine of the run.
+
+    A run that left out most of its tier says so here, because what it did judge may all be well.
+    """
+    if report.title:
+        return report.title
+    title = f"tier {report.run.tier} on {report.run.environment}"
+    skipped = len(report.run.skipped)
+    cases = len(report.tier_cases)
+    if skipped > cases / 2:
+        title += f", which left out {skipped} of {cases} cases"
+    return title
 
 
 def answers_of(report: Report) -> Sequence[Headline]:
@@ -139,7 +150,24 @@ def notes_of(report: Report) -> Iterator[str]:
     if run.attached:
         yield f"The server at {run.attached} was not started by this run."
     if run.skipped:
-        yield f"Cases that were skipped: {len(run.skipped)}."
+        yield _skipped_note(run.skipped, len(report.tier_cases))
+
+
+def _skipped_note(skipped: Mapping[str, str], cases: int) -> str:
+    """Say in a line how many cases of a tier were skipped, and why: the usual reasons first."""
+    ids_by_reason: dict[str, list[str]] = {}
+    for case_id, reason in skipped.items():
+        ids_by_reason.setdefault(reason.removeprefix(f"{case_id} "), []).append(case_id)
+    reasons = sorted(ids_by_reason.items(), key=lambda item: -len(item[1]))
+    parts = [
+        f"{case_ids[0]} {reason}"
+        if len(case_ids) == 1
+        else f"{len(case_ids)}, {case_ids[0]} the first: {reason}"
+        for reason, case_ids in reasons[:_MOST_REASONS]
+    ]
+    if len(reasons) > _MOST_REASONS:
+        parts.append(f"{len(reasons) - _MOST_REASONS} other reasons")
+    return f"Cases that were skipped: {len(skipped)} of {cases}. {'; '.join(parts)}."
 
 
 def _describe_arm(arm: ArmReport) -> str:

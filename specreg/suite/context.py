@@ -18,7 +18,8 @@ from specreg.servers.provision import Provision
 from specreg.suite.options import Options, options_to_repeat
 from specreg.telemetry.identity import Environment, ProcessorLoad
 
-_LAUNCHES_TO_RECORD = 3
+LAUNCHES_TO_RECORD = 3
+"""How many launches of each server a recording measures."""
 _NS_PER_US = 1000
 
 
@@ -103,7 +104,7 @@ class RunContext:
         """How many launches of each server are measured."""
         if self.options.launches is not None:
             return self.options.launches
-        return _LAUNCHES_TO_RECORD if self.is_recording else 1
+        return LAUNCHES_TO_RECORD if self.is_recording else 1
 
     @property
     def is_recording(self) -> bool:

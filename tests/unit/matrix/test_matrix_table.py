@@ -29,7 +29,10 @@ def test_a_case_says_what_it_needs_and_about_how_long_it_takes(tmp_path: Path) -
     assert row(text, "vllm-none-eight-gsm8k-c4")[1:] == ["1", "76", "16", "0.7", "guess"]
     assert row(text, "vllm-eagle3-eight-gsm8k-c4")[1:4] == ["1", "84", "16"]
     assert "to prepare: specreg prepare gsm8k" in text
-    assert "minutes of a GPU in all, 120 s for each server's start" in text
+    # Four cases of 5 min in all, and as many servers, which start in 8 min.
+    assert "one run takes about 13 min on one GPU, 120 s of it for each server's start" in text
+    words = "recording it, 3 launches, takes about 39 min on one GPU, and up to 10 min more where"
+    assert words in text
     assert "guess: a step reads all weights at 1560 GiB/s; no draft is accepted" in text
     assert "tiers: gpu" in text
 
@@ -55,7 +58,7 @@ def test_what_was_recorded_is_said_to_be(tmp_path: Path) -> None:
     # 16 prompts and 28 to warm up, and 16 to prove, of 64 tokens at one per second.
     assert row(text, "vllm-none-eight-toy-c4")[1:] == ["–", "–", "16", "64.0", "recorded"]
     assert row(text, "vllm-eagle3-eight-toy-c4")[-3:] == ["guess", "and", "recorded"]
-    assert "minutes in all" in text
+    assert "one run takes about 4 h 20 min, 30 s of it for each server's start" in text
     assert "prepare" not in text
 
 
@@ -70,6 +73,27 @@ def test_what_does_not_fit_is_counted(tmp_path: Path, gpus: Gpus, words: str) ->
     tier = load(tmp_path)
     estimates = {case.id: Estimate(1.0, "guess") for case in tier.cases}
     assert words in render_matrix(tier, estimates, gpus)
+
+
+def test_what_a_smaller_card_leaves_out_is_said_by_pair_with_what_it_needs(tmp_path: Path) -> None:
+    tier = load(tmp_path)
+    estimates = {case.id: Estimate(1.0, "guess") for case in tier.cases}
+    text = render_matrix(tier, estimates, builders.gpus("A", memory_gib=74))
+    words = "3 of 4 cases don't fit this machine: 74 GiB; of each GPU, 3 of eight need 84 GiB"
+    assert words in text
+
+
+def test_a_run_on_several_gpus_takes_as_long_as_the_groups_that_one_of_them_has(
+    tmp_path: Path,
+) -> None:
+    """Four server groups of 58 min and their start of 2 min: on two GPUs two each."""
+    tier = load(tmp_path)
+    estimates = {case.id: Estimate(58 * 60.0, "guess") for case in tier.cases}
+    for names, hours in (("AA", "2 h 0 min"), ("AAAA", "1 h 0 min"), ("AAAAAAAA", "1 h 0 min")):
+        text = render_matrix(tier, estimates, builders.gpus(*names, memory_gib=200))
+        words = f"with -n auto on these {len(names)} GPUs a run takes about {hours}, recording it"
+        assert words in text
+    assert "-n auto" not in render_matrix(tier, estimates, builders.gpus("A", memory_gib=200))
 
 
 def test_a_tolerance_of_no_metric_is_refused_with_its_table(tmp_path: Path) -> None:

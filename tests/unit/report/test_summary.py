@@ -8,7 +8,7 @@ import pytest
 from specreg.report.document import Report, Tone
 from specreg.report.gauges import render_metrics
 from specreg.report.page import render_markdown, render_page
-from specreg.report.summary import answers_of, render_answers
+from specreg.report.summary import answers_of, notes_of, render_answers, title_of
 from specreg.telemetry.identity import ProcessorLoad
 from specreg.verdicts.verdict import Outcome, Verdict
 from tests.unit.builders import reports
@@ -163,3 +163,27 @@ def test_nothing_is_not_green() -> None:
     lacks = msgspec.structs.replace(reports.EMPTY.run, skipped={"a": reason})
     skipped = msgspec.structs.replace(reports.EMPTY, run=lacks)
     assert set(texts(skipped).values()) == {f"not measured: {reason}"}
+
+
+def left_out(cases: int, of: int) -> Report:
+    """A run on a small card that left out so many cases of a tier, one of them for a program."""
+    need = "needs 1 GPU(s) of 76 GiB, this machine has 44 GiB"
+    skipped = {f"case-{number}": f"case-{number} {need}" for number in range(cases - 1)}
+    skipped["case-last"] = "no program 'tritonserver' on PATH"
+    run = msgspec.structs.replace(reports.EMPTY.run, skipped=skipped)
+    tier_cases = tuple(f"case-{number}" for number in range(of))
+    return msgspec.structs.replace(reports.EMPTY, run=run, tier_cases=tier_cases, title="")
+
+
+def test_what_a_run_left_out_is_one_line_with_the_reasons() -> None:
+    note = next(note for note in notes_of(left_out(4, of=10)) if "skipped" in note)
+    assert note == (
+        "Cases that were skipped: 4 of 10. 3, case-0 the first: needs 1 GPU(s) of 76 GiB, this"
+        " machine has 44 GiB; case-last no program 'tritonserver' on PATH."
+    )
+
+
+@pytest.mark.parametrize(("cases", "is_said"), [(5, False), (6, True)])
+def test_a_run_that_left_out_most_of_its_tier_says_so_first(cases: int, *, is_said: bool) -> None:
+    title = title_of(left_out(cases, of=10))
+    assert ("which left out 6 of 10 cases" in title) is is_said
