@@ -361,8 +361,11 @@ def is_settled(group: Group, decision: Decision) -> bool:
     """Return whether no further launch would change the answer on the pairs of a group.
 
     Of a pair that is lost, by its answers or by more than output, the rest only needs an interval.
+    So it does of a pair of drafts whose acceptance no number of launches decides: it is the same on
+    each launch, and without it the answer can't be an upgrade.
     """
     pair_ids = {pair.id for pair in group}
+    draft_ids = {pair.id for pair in group if pair.compares_drafts}
     verdicts = [verdict for verdict in decision.verdicts if verdict.case_id in pair_ids]
     lost_ids = {
         verdict.case_id
@@ -370,8 +373,15 @@ def is_settled(group: Group, decision: Decision) -> bool:
         if verdict.outcome is Outcome.WRONG or (_is_lost(verdict) and verdict.metric != OUTPUT)
     }
     unclear = [verdict for verdict in verdicts if verdict.outcome is Outcome.INCONCLUSIVE]
+    stuck_ids = {
+        verdict.case_id
+        for verdict in unclear
+        if verdict.metric == ACCEPTANCE
+        and verdict.needed_launches == 0
+        and verdict.case_id in draft_ids
+    }
     return all(
-        verdict.case_id in lost_ids and verdict.comparison.low_frac is not None
+        verdict.case_id in lost_ids | stuck_ids and verdict.comparison.low_frac is not None
         for verdict in unclear
     )
 

@@ -83,14 +83,25 @@ class Pair:
         )
 
     @property
+    def compares_drafts(self) -> bool:
+        """Whether the sides speculate in the same way, each with a draft of its own."""
+        a = self.a.server
+        b = self.b.server
+        speculation = operator.attrgetter("method", "draft_tokens", "tree")
+        return a.draft != b.draft and speculation(a) == speculation(b)
+
+    @property
     def deciding(self) -> frozenset[str]:
         """The metrics that decide the answer; the others explain the output.
 
-        Sides that draft in the same way are judged by all metrics. For others output and prefill
-        decide, because accepting more drafts may cost longer steps. Where neither is measured,
-        acceptance decides if both sides draft as many tokens.
+        Sides that draft in the same way are judged by all metrics. Two drafts of one method are
+        judged by acceptance, output and prefill, as a larger draft may take longer steps. For other
+        sides output and prefill decide, because accepting more drafts may cost longer steps. Where
+        neither is measured, acceptance decides if both sides draft as many tokens.
         """
         names = frozenset(metric.name for metric in self.metrics)
+        if self.compares_drafts:
+            return names - {STEP}
         drafting = operator.attrgetter("method", "draft", "draft_tokens", "tree")
         if drafting(self.a.server) == drafting(self.b.server):
             return names

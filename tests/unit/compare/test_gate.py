@@ -1,6 +1,7 @@
 """What can't be measured as it is asked for is said before anything is."""
 
 import dataclasses
+import shutil
 import sys
 from pathlib import Path
 
@@ -68,6 +69,21 @@ def test_it_is_said(options: GateOptions, changes: dict[str, object], message: s
         opened(dataclasses.replace(options, **changes))  # type: ignore[arg-type]
     assert options.out is not None
     assert not options.out.exists()
+
+
+def test_two_drafts_are_compared_by_more_prompts_of_the_dataset(
+    options: GateOptions, tmp_path: Path
+) -> None:
+    other_draft = tmp_path / "other"
+    shutil.copytree(builders.ROOT / "fixtures/models/tiny/eagle3", other_draft)
+    same = dataclasses.replace(options, **scripted_sides(tmp_path))
+    overrides = [*same.b_overrides, f"draft={other_draft}"]
+    other = dataclasses.replace(same, out=tmp_path / "other_gate", b_overrides=overrides)
+    (pair,) = opened(other).pairs
+    assert (pair.a.prompts, pair.b.prompts) == (160, 160)
+    named = dataclasses.replace(other, out=tmp_path / "named", prompts=30)
+    assert opened(named).pairs[0].a.prompts == 30
+    assert opened(same).pairs[0].a.prompts == 20
 
 
 def test_of_a_tier_the_cases_that_nobody_named_and_that_dont_fit_are_left_out(

@@ -304,6 +304,27 @@ def test_a_lost_pair_is_settled_once_all_has_an_interval() -> None:
     assert not settled(settled_verdict, dataclasses.replace(lost, case_id="another"))
 
 
+def test_two_drafts_whose_acceptance_no_launch_decides_only_need_an_interval_of_the_rest() -> None:
+    other_draft = dataclasses.replace(PAIR.b.server, draft="other/head")
+    drafts = Pair(a=PAIR.a, b=dataclasses.replace(PAIR.b, server=other_draft))
+    stuck = Verdict(
+        case_id=drafts.id,
+        metric=ACCEPTANCE,
+        outcome=Outcome.INCONCLUSIVE,
+        comparison=Comparison(low_frac=-0.03),
+        needed_launches=0,
+    )
+    speed = Verdict(case_id=drafts.id, metric=OUTPUT, outcome=Outcome.INCONCLUSIVE)
+    known_speed = dataclasses.replace(speed, comparison=Comparison(low_frac=-0.1))
+
+    def settled(pair: Pair, *verdicts: Verdict) -> bool:
+        return is_settled((pair,), Decision(answer=GateAnswer.UNDECIDED, verdicts=verdicts))
+
+    assert not settled(drafts, stuck, speed)
+    assert settled(drafts, stuck, known_speed)
+    assert not settled(PAIR, stuck, known_speed)
+
+
 def test_a_loss_that_is_the_machines_settles_nothing_else() -> None:
     """Steps take longer on B and on A2 alike; throughput is noisy, and still open then."""
     numbers: list[int] = []

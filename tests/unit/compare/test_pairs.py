@@ -54,8 +54,9 @@ def test_cases_are_compared_as_each_side_is_asked() -> None:
         ({}, True, OF_A_LAUNCH),
         ({"draft_tokens": 5}, True, {"ttft_p50_ms", "throughput_tokens_per_s"}),
         ({"draft": "other/head"}, False, {"acceptance_length_tokens"}),
+        ({"draft": "other/head"}, True, OF_A_LAUNCH - {"step_p50_ms"}),
     ],
-    ids=["drafts alike", "drafts otherwise", "another head without a speed"],
+    ids=["drafts alike", "drafts otherwise", "another head without a speed", "another head"],
 )
 def test_sides_are_held_to_what_they_share(
     changes: dict[str, object], *, speed: bool, deciding: set[str]
