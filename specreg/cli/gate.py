@@ -21,7 +21,7 @@ from specreg.compare.options import BisectOptions, GateOptions, SoakOptions, sho
 from specreg.compare.soak import LAST_LEVEL, Soak, open_soak
 from specreg.core.commands import specreg_command
 from specreg.core.errors import SpecregError
-from specreg.core.processes import interrupt_on_signals
+from specreg.core.interrupts import interrupt_on_signals
 from specreg.report.document import exit_status
 from specreg.report.terminal import render_report, render_verdicts
 from specreg.verdicts.verdict import Verdict

@@ -260,7 +260,7 @@ def run_shard(
             while (status := process.popen.poll()) is None:
                 time.sleep(_POLL_S)
         finally:
-            stop_process(process, asked_s=_SHARD_ENDS_WITHIN_S)
+            stop_process(process, grace_s=_SHARD_ENDS_WITHIN_S)
         run_folder = next(runs.glob(f"*-{number}of{of}"), None)
         packed = io.BytesIO()
         if run_folder is not None:

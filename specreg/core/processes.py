@@ -1,17 +1,15 @@
 """Start child processes, exchange messages with them, and end them with all their descendants.
 
 A server's workers may leave its process group or outlive their parent, so each process that is
-started here carries a mark in its environment, which its descendants inherit. And we may be killed
-ourselves, so a supervisor stands beside each: it writes the log, and ends the process then. What is
-started here may start processes here in its turn, as a shard on a cluster does: each has the marks
-of all above it, so that the outermost supervisor finds them all. The
-signals that end a run become a `KeyboardInterrupt` each, so that it ends its processes itself.
+started here carries a mark in its environment, which its descendants inherit. A supervisor process
+beside each child writes the child's log, and ends the child if specreg itself is killed. A child
+may start processes here in its turn, as a shard on a cluster does: each of those has the marks of
+all above it, so that the outermost supervisor finds them all.
 
-A message is a line of JSON of a type that both sides know: ours go to the child's standard input,
-its own to its standard output; what it prints for people goes to its log.
+A message is a line of JSON of a type that both sides know. Ours go to the child's standard input,
+the child's come from its standard output, and what it prints for people goes to its log.
 """
 
-import _thread
 import asyncio
 import atexit
 import contextlib
@@ -22,60 +20,63 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FrameType
 from typing import IO, TypeVar
 
 import msgspec
 import psutil
 
-from specreg.core import supervisor
 from specreg.core.errors import UnkillableError
 from specreg.core.readable import readable_block
 from specreg.core.redaction import known_secrets, learn
-from specreg.core.supervisor import Session, end_all, living, shared_files, started_ticks
+from specreg.core.supervisor import (
+    DONE,
+    MAIN,
+    NESTED_S,
+    SETTLE,
+    VARIABLE,
+    Session,
+    end_all,
+    living,
+    marks_below,
+    shared_files,
+    started_ticks,
+    supervisor_marks,
+)
 
-_ASKED_S = 5.0
-"""How long a process that is asked to end may take before it is killed, unless told otherwise."""
+_GRACE_S = 5.0
+"""How long a process may usually take to end by itself before it is killed."""
 _KILL_S = 10.0
 _GONE_S = 20.0
 """How long a killed process may take to give back its memory before it counts as unkillable."""
 _REAPED_S = 5.0
 _EXEC_S = 0.2
+"""How long a forked child may take until it runs its own program, with its mark."""
 _MESSAGE_BYTES = 256 * 2**20
 _TAIL_BYTES = 64 * 1024
 _START_BYTES = 4 * 2**20
 _TAIL_LINES = 40
 _LINE_CHARACTERS = 1000
 _HELD_KIB = re.compile(r"^Pss_(?:Anon|Shmem): *(\d+) kB", re.MULTILINE)
-_HERE = str(Path(__file__).parents[2])
-"""The folder that holds specreg, for a process that knows of no other."""
-
-SIGNALLED: list[int] = []
-"""The signals that interrupted, by number."""
-_MOMENT_S = 0.01
-_IDLE_S = 0.002
-"""How much of a moment a thread that waits may compute."""
-_BUSY_S = 1.0
-"""How long a run that doesn't come to wait goes on after a signal."""
-_PENDING: list[tuple[float, tuple[CodeType, int] | None, float]] = []
-"""Of a signal that has yet to interrupt: when it came; place and CPU time at the last look."""
+_IMPORT_ROOT = str(Path(__file__).parents[2])
+"""The folder that holds specreg, for a supervisor, which knows of no other."""
 
 _MessageT = TypeVar("_MessageT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisedProcess:
-    """A started process; one that exchanges messages with us ends with its input.
+    """A started process. One that exchanges messages with us ends when its input does.
 
     Attributes:
-        popen: the process; session: by which its descendants are known.
-        supervisor: writes its log, removes what they leave in /dev/shm, and ends all of them when
-            we are killed.
+        popen: The process.
+        session: Identifies its descendants.
+        supervisor: The process that writes its log, removes what its descendants leave in
+            /dev/shm, and ends all of them if we are killed.
+        log_path: Its log.
     """
 
     popen: subprocess.Popen[bytes]
@@ -88,14 +89,14 @@ class SupervisedProcess:
         _write(self.popen.stdin, msgspec.json.encode(message) + b"\n")
 
     def receive(self, kind: type[_MessageT]) -> _MessageT | None:
-        """Wait for its next message; None where it ended."""
+        """Wait for its next message, and return it; return None if it has ended."""
         stdout = self.popen.stdout
         line = stdout.readline() if stdout is not None else b""
         return msgspec.json.decode(line, type=kind) if line else None
 
     @contextlib.asynccontextmanager
     async def reader(self) -> AsyncIterator[asyncio.StreamReader]:
-        """Return its messages, a line each, for the running event loop."""
+        """Yield its messages, a line each, for the running event loop."""
         reader = asyncio.StreamReader(limit=_MESSAGE_BYTES)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), self.popen.stdout
@@ -106,7 +107,7 @@ class SupervisedProcess:
             transport.close()
 
     def last_lines(self) -> str:
-        """The end of what it has printed for people so far."""
+        """Return the end of what it has printed for people so far."""
         settle_log(self)
         return log_tail(self.log_path)
 
@@ -124,65 +125,86 @@ def start_process(
     temporary: Sequence[Path] = (),
     messages: int | IO[bytes] | None = None,
 ) -> SupervisedProcess:
-    """Start a command in a session of its own, so that Ctrl-C reaches us and not it.
+    """Start a command in a session of its own, so that Ctrl-C reaches us and not the command.
 
-    Its `environment` is whole, but for the mark. `log_path` gets the first and the last of both
-    output streams, without secrets. The supervisor removes the `temporary` folders where the caller
-    can't. `messages`, `subprocess.PIPE` or a file, takes its standard output in place of the log;
-    its standard input is a pipe then.
+    Args:
+        command: The program and its arguments.
+        environment: All of its variables; the mark is added.
+        log_path: The file that gets the beginning and the end of what it prints, without secrets.
+        cwd: Its working folder.
+        temporary: Folders that the supervisor removes if the caller can't.
+        messages: What takes its standard output instead of the log: `subprocess.PIPE`, or a file.
+            Its standard input is a pipe then; otherwise it has none.
 
     Raises:
-        OSError: the program can't be run, or the log not be written.
+        OSError: The program can't be run, or the log can't be written.
     """
     mark = uuid.uuid4().hex
-    # setproctitle, which vLLM's workers call, writes over the environment that /proc shows.
-    marks = supervisor.marks_below(os.environ, mark)
-    marked = {**environment, supervisor.VARIABLE: marks, "SPT_NOENV": "1"}
+    marked_environment = {
+        **environment,
+        VARIABLE: marks_below(os.environ, mark),
+        # setproctitle, which vLLM's workers call, writes over the environment that /proc shows.
+        "SPT_NOENV": "1",
+    }
     learn(environment, command)
-    startup_message = {"secrets": known_secrets(), "shared": tuple(shared_files())}
     log_path.write_bytes(b"")
-    hears, speaks = os.pipe()
+    log_read_fd, log_write_fd = os.pipe()
     try:
-        arguments = (_HERE, mark, str(hears), str(log_path.absolute()), *map(str, temporary))
-        # In a session of its own, without our streams: it would keep pytest's pipes open.
-        guard = subprocess.Popen(  # noqa: S603 - our own arguments, no shell
-            (sys.executable, "-I", "-S", "-c", supervisor.MAIN, *arguments),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, supervisor.VARIABLE: supervisor.supervisor_marks(os.environ)},
-            pass_fds=(hears,),
-            start_new_session=True,
-            cwd="/",
-        )
+        supervisor = _start_supervisor(mark, log_read_fd, log_path, temporary)
         try:
-            # Not as arguments, which show in a list of processes.
-            _tell(guard, json.dumps(startup_message))
             popen = subprocess.Popen(  # noqa: S603 - our own arguments, no shell
                 command,
-                env=marked,
+                env=marked_environment,
                 stdin=subprocess.DEVNULL if messages is None else subprocess.PIPE,
-                stdout=speaks if messages is None else messages,
-                stderr=speaks,
+                stdout=log_write_fd if messages is None else messages,
+                stderr=log_write_fd,
                 start_new_session=True,
                 cwd=cwd,
             )
             session = Session(mark, popen.pid, started_ticks(popen.pid))
-            _tell(guard, f"{session.leader} {session.started}")
+            _tell(supervisor, f"{session.leader} {session.started}")
         except BaseException as error:
             if not isinstance(error, Exception):
-                # Interrupted after the fork: the child can be found by its mark alone.
+                # An interrupt after the fork: the child can be found by its mark alone.
                 time.sleep(_EXEC_S)
                 end_all(Session(mark), signal.SIGKILL, _KILL_S)
-            _dismiss(guard)
+            _dismiss(supervisor)
             raise
     finally:
-        os.close(speaks)
-        os.close(hears)
-    _RUNNING[mark] = SupervisedProcess(
-        popen=popen, session=session, supervisor=guard, log_path=log_path
+        os.close(log_write_fd)
+        os.close(log_read_fd)
+    process = SupervisedProcess(
+        popen=popen, session=session, supervisor=supervisor, log_path=log_path
     )
-    return _RUNNING[mark]
+    _RUNNING[mark] = process
+    return process
+
+
+def _start_supervisor(
+    mark: str, log_read_fd: int, log_path: Path, temporary: Sequence[Path]
+) -> subprocess.Popen[bytes]:
+    """Start the supervisor of a process that is about to be started."""
+    startup_message = {"secrets": known_secrets(), "shared": tuple(shared_files())}
+    folders = map(str, temporary)
+    arguments = (_IMPORT_ROOT, mark, str(log_read_fd), str(log_path.absolute()), *folders)
+    supervisor = subprocess.Popen(  # noqa: S603 - our own arguments, no shell
+        (sys.executable, "-I", "-S", "-c", MAIN, *arguments),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        # With our standard error it would keep pytest's pipes open.
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, VARIABLE: supervisor_marks(os.environ)},
+        pass_fds=(log_read_fd,),
+        start_new_session=True,
+        cwd="/",
+    )
+    try:
+        # Secrets aren't among the arguments, because a list of processes shows those.
+        _tell(supervisor, json.dumps(startup_message))
+    except BaseException:
+        _dismiss(supervisor)
+        raise
+    return supervisor
 
 
 @contextlib.contextmanager
@@ -196,13 +218,22 @@ def child_process(
 ) -> Iterator[SupervisedProcess]:
     """Run a program that exchanges messages with us for as long as the context lasts.
 
-    As `start_process`, but with our environment and modules without one, and `output`, a file that
-    keeps its messages; without it they are received.
+    Args:
+        command: The program and its arguments.
+        log_path: As in `start_process`.
+        environment: All of its variables; None for ours, with which it imports what we can import.
+        temporary: As in `start_process`.
+        output: A file that keeps its messages; None to receive them.
+
+    Raises:
+        OSError: As in `start_process`.
+        UnkillableError: As in `stop_process`.
     """
-    child_environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    if environment is None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = start_process(
         command,
-        environment=child_environment if environment is None else environment,
+        environment=environment,
         log_path=log_path,
         cwd=Path.cwd(),
         temporary=temporary,
@@ -215,190 +246,148 @@ def child_process(
         _close(process.popen)
 
 
-def stop_process(process: SupervisedProcess, *, asked_s: float = _ASKED_S) -> None:
-    """End the process and all its descendants: asked first, killed later, then waited for.
+def stop_process(process: SupervisedProcess, *, grace_s: float = _GRACE_S) -> None:
+    """End a process and all its descendants, and return once all that they printed is on disk.
 
-    All that they printed is on disk then. Ctrl-C meanwhile kills whatever else runs, too.
+    They are asked to end first, and killed if they haven't after a while. An interrupt meanwhile
+    kills at once, also what else runs.
 
     Args:
-        process: what to end.
-        asked_s: how long it may take to end by itself, in seconds.
+        process: What to end.
+        grace_s: How long it may take to end by itself, in seconds.
 
     Raises:
-        UnkillableError: some of them live all the same.
+        UnkillableError: Some of the processes can't be killed.
     """
     try:
         settle_log(process)
-        end_all(process.session, signal.SIGTERM, asked_s)
-    except KeyboardInterrupt:  # a second Ctrl-C, as a rule: then kill at once
+        end_all(process.session, signal.SIGTERM, grace_s)
+    except KeyboardInterrupt:  # as a rule the second Ctrl-C
         kill_running()
         raise
     finally:
-        survivors = _kill(process)
-        # A process stuck in the kernel, or held by a debugger, never ends.
+        survivor_ids = _kill(process)
+        # A process that is stuck in the kernel, or held by a debugger, never ends.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.popen.wait(_REAPED_S)
         _RUNNING.pop(process.session.mark, None)
         _dismiss(process.supervisor)
-    if survivors:
-        survivors = end_all(process.session, signal.SIGKILL, _GONE_S)
+    if survivor_ids:
+        survivor_ids = end_all(process.session, signal.SIGKILL, _GONE_S)
         process.popen.poll()  # reaps it
-    if survivors:
+    if survivor_ids:
+        survivors = ", ".join(map(describe, survivor_ids))
         raise UnkillableError(
-            f"{', '.join(map(describe, survivors))}: still there {_KILL_S + _GONE_S:g} s after it"
-            " was killed, and nothing can be measured beside it; see what it waits for in the"
-            " kernel's log (dmesg), and end it, or start the machine anew"
+            f"{survivors}: still there {_KILL_S + _GONE_S:g} s after it was killed, and nothing can"
+            " be measured beside it; see what it waits for in the kernel's log (dmesg), and end it,"
+            " or start the machine anew"
         )
 
 
 @atexit.register
 def kill_running() -> None:
-    """Kill at once all that was started and not stopped; runs at our own exit too."""
+    """Kill at once all that was started and not stopped; this runs at our own exit too."""
     for process in tuple(_RUNNING.values()):
         _kill(process)
 
 
 def settle_log(process: SupervisedProcess) -> None:
-    """Return once all that was printed so far is on disk; at once without a supervisor.
+    """Return once all that was printed so far is on disk; at once if the supervisor is gone.
 
-    What they have in /dev/shm is noted, too, to be removed should they not.
+    The supervisor also notes what the processes have in /dev/shm, to remove it if they don't.
     """
-    guard = process.supervisor
-    if guard.stdout is not None and not guard.stdout.closed:
-        _tell(guard, supervisor.SETTLE)
-        guard.stdout.readline()
+    supervisor = process.supervisor
+    if supervisor.stdout is not None and not supervisor.stdout.closed:
+        _tell(supervisor, SETTLE)
+        supervisor.stdout.readline()
 
 
 def _kill(process: SupervisedProcess) -> list[int]:
-    """Kill what is left; return the survivors."""
+    """Kill a process and its descendants, and return the ids of those that survive."""
     settle_log(process)
-    return end_all(process.session, signal.SIGKILL, _KILL_S, nested_after_s=supervisor.NESTED_S)
+    return end_all(process.session, signal.SIGKILL, _KILL_S, nested_after_s=NESTED_S)
 
 
 def log_end(path: Path) -> str:
-    """The last 64 KiB of a log, whatever bytes it holds."""
+    """Return the last 64 KiB of a log, with a replacement for each byte that isn't UTF-8."""
     with path.open("rb") as log:
         log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
         return log.read(_TAIL_BYTES).decode(errors="replace")
 
 
 def log_start(path: Path) -> str:
-    """The first 4 MiB of a log, whatever bytes it holds: what a server says until it is ready."""
+    """Return the first 4 MiB of a log, which hold what a server prints until it is ready."""
     with path.open("rb") as log:
         return log.read(_START_BYTES).decode(errors="replace")
 
 
 def log_tail(path: Path) -> str:
-    """The last 40 lines of a log, of its last 64 KiB: fit to be shown, and none of them long."""
+    """Return the last 40 lines of a log's last 64 KiB as they may be shown, none of them long."""
     lines = log_end(path).splitlines()[-_TAIL_LINES:]
     return readable_block("\n".join(lines), line_characters=_LINE_CHARACTERS)
 
 
-def describe(pid: int) -> str:
+def describe(process_id: int) -> str:
     """Describe a process as far as we may see it: `process 4242 (python, user ada)`."""
     try:
-        process = psutil.Process(pid)
-        return f"process {pid} ({process.name()}, user {process.username()})"
+        process = psutil.Process(process_id)
+        return f"process {process_id} ({process.name()}, user {process.username()})"
     except psutil.Error:
-        return f"process {pid} (of another user or container)"
+        return f"process {process_id} (of another user or container)"
 
 
 def resident_bytes(process: SupervisedProcess) -> int:
-    """The memory that the process and its descendants hold; what they share is counted once.
+    """Return the memory that a process and its descendants hold; shared memory counts once.
 
-    Anonymous and shared memory, by proportional set sizes; of a process that doesn't tell its own,
-    all that is resident. Pages of files, such as libraries, don't count: they aren't held.
+    That is anonymous and shared memory by proportional set sizes, or the resident size if the
+    proportional one can't be read. Pages of files, such as libraries, aren't held and don't count.
     """
     return sum(map(_resident_bytes, process_ids(process)))
 
 
-def _resident_bytes(pid: int) -> int:
+def _resident_bytes(process_id: int) -> int:
+    """Return the memory that one process holds; 0 if it has ended."""
     with contextlib.suppress(OSError):
-        smaps_rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        smaps_rollup = Path(f"/proc/{process_id}/smaps_rollup").read_text()
         return 1024 * sum(map(int, _HELD_KIB.findall(smaps_rollup)))
     with contextlib.suppress(psutil.Error):
-        return int(psutil.Process(pid).memory_info().rss)
+        return int(psutil.Process(process_id).memory_info().rss)
     return 0
 
 
 def process_ids(process: SupervisedProcess) -> frozenset[int]:
-    """The ids of the process and its descendants."""
+    """Return the ids of a process and its descendants."""
     return frozenset(living(process.session))
 
 
 def our_ids() -> frozenset[int]:
-    """The ids of all processes that we started and haven't stopped, with their descendants."""
+    """Return the ids of all processes that we started and haven't stopped, with descendants."""
     return frozenset[int]().union(*map(process_ids, _RUNNING.values()))
 
 
-def _tell(guard: subprocess.Popen[bytes], line: str) -> None:
-    _write(guard.stdin, f"{line}\n".encode())
+def _tell(supervisor: subprocess.Popen[bytes], line: str) -> None:
+    """Send a line to a supervisor."""
+    _write(supervisor.stdin, f"{line}\n".encode())
 
 
 def _write(pipe: IO[bytes] | None, content: bytes) -> None:
-    """Write to a process; ignore one that is gone, such as a killed supervisor."""
+    """Write to a process; do nothing if it has ended, as a supervisor that was killed."""
     with contextlib.suppress(BrokenPipeError):
         if pipe is not None:
             pipe.write(content)
             pipe.flush()
 
 
-def _dismiss(guard: subprocess.Popen[bytes]) -> None:
-    """Let a supervisor write what it has read, and end."""
-    _tell(guard, supervisor.DONE)
-    _close(guard)
-    guard.wait()
+def _dismiss(supervisor: subprocess.Popen[bytes]) -> None:
+    """Have a supervisor write what it has read, and end."""
+    _tell(supervisor, DONE)
+    _close(supervisor)
+    supervisor.wait()
 
 
 def _close(popen: subprocess.Popen[bytes]) -> None:
-    """Close our ends of its pipes; it may have ended before it read all."""
+    """Close our ends of a process's pipes; it may have ended before it read all."""
     for stream in (popen.stdin, popen.stdout):
         with contextlib.suppress(BrokenPipeError):
             if stream is not None:
                 stream.close()
-
-
-def interrupt_on_signals() -> None:
-    """Let a cancelled job or a closed terminal end a run as Ctrl-C does, with its servers.
-
-    Not under nohup, which has the signal ignored. Of two in a row asyncio, which takes Ctrl-C for
-    itself where no other handler was set, made one: the second must find the first's cleaning up.
-    """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) in {signal.SIG_DFL, signal.default_int_handler}:
-            signal.signal(number, _interrupt)
-
-
-def check_signalled() -> None:
-    """Raise `KeyboardInterrupt` if a signal came: Python drops one that a finalizer raises."""
-    if SIGNALLED:
-        raise KeyboardInterrupt
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """End the run where it waits: a moment later it is there still, and has computed nothing.
-
-    Elsewhere it could have opened a file that nothing closes yet, or be half through an import, and
-    a finalizer would drop the exception: then it is looked at again. One that is busy for a second
-    ends wherever it is, but never in a finalizer.
-    """
-    now_s = time.monotonic()
-    used_s = time.thread_time()
-    code_position = None if frame is None else (frame.f_code, frame.f_lasti)
-    since_s, last_place, last_used_s = _PENDING.pop() if _PENDING else (now_s, None, used_s)
-    waits = code_position == last_place and used_s - last_used_s < _IDLE_S
-    is_early = not waits and now_s - since_s < _BUSY_S
-    if is_early or any(
-        walked_frame.f_code.co_name == "__del__" for walked_frame, _ in traceback.walk_stack(frame)
-    ):
-        _PENDING.append((since_s, code_position, used_s))
-        _thread.start_new_thread(_again, (number,))
-        return
-    SIGNALLED.append(number)
-    raise KeyboardInterrupt
-
-
-def _again(number: int) -> None:
-    """Give the process the signal once more; `threading.Timer` takes locks that it may hold."""
-    time.sleep(_MOMENT_S)
-    os.kill(os.getpid(), number)

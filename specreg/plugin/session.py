@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from specreg.core.errors import SpecregError
-from specreg.core.processes import SIGNALLED, check_signalled, interrupt_on_signals, kill_running
+from specreg.core.interrupts import INTERRUPTER, check_signalled, interrupt_on_signals
+from specreg.core.processes import kill_running
 from specreg.core.redaction import learn
 from specreg.plugin.options import read_options
 from specreg.plugin.reporting import (
@@ -160,7 +161,7 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
         result = empty_result(context, config.stash.get(SELECTION, Selection()))
         config.stash[END] = SessionEnd(result=result, verdict=None, failure_blocks={})
         return
-    if len(SIGNALLED) > 1:
+    if len(INTERRUPTER.signalled) > 1:
         kill_running()
         raise KeyboardInterrupt
     cut_short = _is_cut_short(session, exitstatus)

@@ -19,7 +19,8 @@ import filelock
 
 from specreg.core.errors import MemoryHeldError, SensorError, UnkillableError
 from specreg.core.files import cache_folder, replace_file
-from specreg.core.processes import check_signalled, describe, our_ids
+from specreg.core.interrupts import check_signalled
+from specreg.core.processes import describe, our_ids
 from specreg.telemetry.devices import open_probe, wait_until_free
 from specreg.telemetry.identity import find_gpus
 from specreg.telemetry.sensor import Device

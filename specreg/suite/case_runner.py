@@ -19,7 +19,7 @@ from specreg.core.errors import (
     ServerDiedError,
     SpecregError,
 )
-from specreg.core.processes import check_signalled
+from specreg.core.interrupts import check_signalled
 from specreg.core.reasons import Reason
 from specreg.core.timeline import Phase, RunTime, Timeline
 from specreg.correctness.checks import ControlAnswers, CorrectnessCheck, RunningCase

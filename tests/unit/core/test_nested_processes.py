@@ -44,7 +44,8 @@ SERVERS = {
 # The run: starts the server, as pytest does.
 RUN = """
 import os, pathlib, sys, time
-from specreg.core.processes import interrupt_on_signals, start_process, stop_process
+from specreg.core.interrupts import interrupt_on_signals
+from specreg.core.processes import start_process, stop_process
 interrupt_on_signals()
 folder, program, shared = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 temporary = folder / "temporary" / "of-server"

@@ -1,6 +1,5 @@
 """Nothing that was started is left, whatever it did to get away."""
 
-import hashlib
 import os
 import signal
 import subprocess
@@ -14,7 +13,6 @@ import msgspec
 import psutil
 import pytest
 
-from specreg.core import processes
 from specreg.core.processes import (
     SupervisedProcess,
     child_process,
@@ -150,7 +148,7 @@ def test_a_process_whose_first_thread_ended_is_gone(tmp_path: Path) -> None:
 SPARING = f"""{STARTING}
 processes._KILL_S, processes._GONE_S, processes._REAPED_S = 0.5, 1.0, 0.5
 try:
-    stop_process(start("log"), asked_s=0.5)
+    stop_process(start("log"), grace_s=0.5)
 except UnkillableError as error:
     print(error)
 """
@@ -383,75 +381,3 @@ def test_what_a_process_leaves_in_shared_memory_goes_with_it_and_not_before(
     assert used_by([process.pid]) == set()
     remove_shared([shared.name, "no-such-file"])
     assert not shared.exists()
-
-
-@pytest.fixture
-def number(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    monkeypatch.setattr(processes, "SIGNALLED", [])
-    monkeypatch.setattr(processes, "_PENDING", [])
-    before = signal.signal(signal.SIGUSR1, processes._interrupt)  # noqa: SLF001
-    yield signal.SIGUSR1
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    time.sleep(0.03)  # until one that a failed test left pending has come
-    signal.signal(signal.SIGUSR1, before)
-
-
-def test_an_interrupt_comes_where_the_run_waits(number: int) -> None:
-    """Elsewhere a file may be open that nothing closes yet, or a module half imported."""
-    done: list[str] = []
-
-    def go() -> None:
-        signal.raise_signal(number)
-        done.append("closed")
-        time.sleep(5)
-
-    with pytest.raises(KeyboardInterrupt):
-        go()
-    assert done == ["closed"]
-
-
-def test_what_computes_is_no_waiting_though_it_is_met_twice_at_one_place(
-    number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As the scan of a large /proc is, at the opening of its files."""
-    monkeypatch.setattr(processes, "_BUSY_S", 60.0)
-    done: list[int] = []
-
-    def go() -> None:
-        signal.raise_signal(number)
-        done.extend(hashlib.pbkdf2_hmac("sha256", b"", b"", 100_000)[0] for _ in range(20))
-        time.sleep(5)
-
-    with pytest.raises(KeyboardInterrupt):
-        go()
-    assert len(done) == 20
-
-
-def test_a_run_that_never_waits_is_interrupted_too(
-    number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(processes, "_BUSY_S", 0.1)
-    signal.raise_signal(number)
-    with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - it comes in one of them
-        for count in range(2000):
-            exec(f"time.sleep(0.001 + {count}e-9)")  # noqa: S102 - each is code of its own
-
-
-def test_an_interrupt_waits_for_a_finalizer_which_would_drop_it(
-    number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(processes, "_BUSY_S", 0.05)
-
-    class Dropping:
-        def __del__(self) -> None:
-            signal.raise_signal(number)
-            time.sleep(0.1)
-
-    dropped: list[object] = []
-    monkeypatch.setattr(sys, "unraisablehook", dropped.append)
-    with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - it comes in one of the two
-        Dropping()
-        time.sleep(5)
-    assert not dropped
-    with pytest.raises(KeyboardInterrupt):
-        processes.check_signalled()

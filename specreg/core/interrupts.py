@@ -1,0 +1,127 @@
+"""Let the signals that end a run raise `KeyboardInterrupt` at a moment at which that is safe.
+
+A run that is interrupted ends its processes itself. An exception that is raised between any two
+instructions could leave a file open that nothing closes yet, or a module half imported, and Python
+drops an exception that a finalizer raises. So a signal is looked at again until the run waits.
+"""
+
+import _thread
+import os
+import signal
+import time
+import traceback
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+
+_AGAIN_AFTER_S = 0.01
+_IDLE_CPU_S = 0.002
+"""The most CPU time that a thread which waits uses from one look to the next."""
+_BUSY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """What the main thread was doing when a signal was looked at.
+
+    Attributes:
+        code: The code that it ran, None outside of any.
+        instruction: The index of the instruction in the code.
+        cpu_s: The CPU time that the thread had used.
+    """
+
+    code: CodeType | None
+    instruction: int
+    cpu_s: float
+
+    @classmethod
+    def at(cls, frame: FrameType | None) -> "_Look":
+        """Return what the thread of a frame is doing now."""
+        cpu_s = time.thread_time()
+        if frame is None:
+            return cls(code=None, instruction=0, cpu_s=cpu_s)
+        return cls(code=frame.f_code, instruction=frame.f_lasti, cpu_s=cpu_s)
+
+    def has_waited_since(self, earlier: "_Look") -> bool:
+        """Return whether the thread is still where it was, and has computed nothing since."""
+        is_same = (self.code, self.instruction) == (earlier.code, earlier.instruction)
+        return is_same and self.cpu_s - earlier.cpu_s < _IDLE_CPU_S
+
+
+@dataclass(slots=True, kw_only=True)
+class Interrupter:
+    """Raises `KeyboardInterrupt` for signals.
+
+    Attributes:
+        busy_s: How long a run that doesn't come to wait goes on after a signal, in seconds.
+        signalled: The numbers of the signals that have interrupted.
+    """
+
+    busy_s: float = _BUSY_S
+    signalled: list[int] = field(default_factory=list)
+    _came_s: float | None = None
+    """When the signal came that has yet to interrupt."""
+    _last_look: _Look | None = None
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Interrupt the run if it waits, or if it has been busy for long; else look again soon.
+
+        Raises:
+            KeyboardInterrupt: The run is interrupted here.
+        """
+        now_s = time.monotonic()
+        if self._came_s is None:
+            self._came_s = now_s
+        look = _Look.at(frame)
+        waits = self._last_look is not None and look.has_waited_since(self._last_look)
+        is_long_busy = now_s - self._came_s >= self.busy_s
+        # Python would drop the exception in a finalizer.
+        is_in_finalizer = any(
+            caller.f_code.co_name == "__del__" for caller, _ in traceback.walk_stack(frame)
+        )
+        if is_in_finalizer or not (waits or is_long_busy):
+            self._last_look = look
+            _thread.start_new_thread(_send_again, (number,))
+            return
+        self._came_s = None
+        self._last_look = None
+        self.signalled.append(number)
+        raise KeyboardInterrupt
+
+    def check(self) -> None:
+        """Raise `KeyboardInterrupt` if a signal has interrupted: Python may have dropped that one.
+
+        Raises:
+            KeyboardInterrupt: A signal has interrupted.
+        """
+        if self.signalled:
+            raise KeyboardInterrupt
+
+
+def _send_again(number: int) -> None:
+    """Send this process a signal once more, in a moment.
+
+    `threading.Timer` would need locks that the interrupted code may hold.
+    """
+    time.sleep(_AGAIN_AFTER_S)
+    os.kill(os.getpid(), number)
+
+
+INTERRUPTER = Interrupter()
+"""The one of this process."""
+
+
+def interrupt_on_signals() -> None:
+    """Have Ctrl-C, a cancelled job and a closed terminal interrupt the run.
+
+    A signal that is ignored stays so, as SIGHUP under nohup. SIGINT has a handler of ours too:
+    without one asyncio takes it for itself and makes one interrupt of two in a row, where the
+    second has to interrupt the cleanup that follows the first.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) in {signal.SIG_DFL, signal.default_int_handler}:
+            signal.signal(number, INTERRUPTER.handle)
+
+
+def check_signalled() -> None:
+    """Raise `KeyboardInterrupt` if a signal has interrupted this process."""
+    INTERRUPTER.check()
