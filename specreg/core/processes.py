@@ -32,20 +32,17 @@ import psutil
 from specreg.core.errors import UnkillableError
 from specreg.core.readable import readable_block
 from specreg.core.redaction import known_secrets, learn
-from specreg.core.supervisor import (
-    DONE,
-    MAIN,
-    NESTED_S,
-    SETTLE,
+from specreg.core.sessions import (
     VARIABLE,
     Session,
     end_all,
     living,
     marks_below,
-    shared_files,
     started_ticks,
     supervisor_marks,
 )
+from specreg.core.shared_memory import shared_files
+from specreg.core.supervisor import DONE, MAIN, NESTED_S, SETTLE
 
 _GRACE_S = 5.0
 """How long a process may usually take to end by itself before it is killed."""

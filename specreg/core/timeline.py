@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import msgspec
 
-from specreg.core.supervisor import started_ticks
+from specreg.core.sessions import started_ticks
 
 _NS_PER_S = 10**9
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specreg.core.supervisor import shared_files
+from specreg.core.shared_memory import shared_files
 from tests.faults.running import Hurt, shared_left
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from specreg.core.supervisor import shared_files, used_by
+from specreg.core.shared_memory import shared_files, used_by
 from specreg.measurement.journal import load_journal
 from specreg.measurement.metrics import Replay
 from specreg.report.document import RunVerdict, load_verdict

@@ -18,7 +18,8 @@ import msgspec
 import psutil
 import pytest
 
-from specreg.core.supervisor import VARIABLE, shared_files
+from specreg.core.sessions import VARIABLE
+from specreg.core.shared_memory import shared_files
 from tests.doubles.vllm.script import Fault, Script
 from tests.faults.running import MARK, lives, marked, shared_left, wait_until
 from tests.plugin.conftest import Suite, decided, run_here, start_here

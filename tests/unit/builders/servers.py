@@ -8,7 +8,7 @@ from pathlib import Path
 
 from specreg.acceptance.record import StepCounts
 from specreg.core.processes import SupervisedProcess
-from specreg.core.supervisor import Session
+from specreg.core.sessions import Session
 from specreg.datasets.prompts import Prompt
 from specreg.engines.engine import Requirement
 from specreg.engines.registry import engine_named

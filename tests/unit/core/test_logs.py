@@ -9,7 +9,7 @@ import pytest
 from specreg.core.processes import log_tail
 from specreg.core.redaction import hide as hide_text
 from specreg.core.redaction import hide_bytes
-from specreg.core.supervisor import BoundedLog
+from specreg.core.bounded_log import BoundedLog
 
 KEPT = 1000
 

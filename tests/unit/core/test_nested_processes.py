@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from specreg.core.supervisor import FOLDER
+from specreg.core.shared_memory import FOLDER
 from tests.faults.running import MARK, marked, wait_until
 from tests.unit import builders
 

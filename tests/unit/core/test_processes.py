@@ -22,15 +22,8 @@ from specreg.core.processes import (
     start_process,
     stop_process,
 )
-from specreg.core.supervisor import (
-    FOLDER,
-    Session,
-    living,
-    remove_shared,
-    shared_files,
-    started_ticks,
-    used_by,
-)
+from specreg.core.sessions import Session, living, started_ticks
+from specreg.core.shared_memory import FOLDER, remove_shared, shared_files, used_by
 from tests.unit import builders
 from tests.unit.builders.processes import lives
 from tests.unit.builders.started_servers import at_most

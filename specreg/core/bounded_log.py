@@ -1,0 +1,134 @@
+"""Keep the beginning and the end of what processes print, without secrets.
+
+This module needs the standard library alone, because the supervisor has nothing else.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+KEPT_BYTES = 8 * 2**20
+"""How much of a log's beginning is kept, and of its end."""
+SECRET_BYTES = 4096
+"""How long a secret may be that isn't known and in which a long line isn't cut."""
+LONG_LINE_BYTES = 2**20
+_LEFT_OUT = b"\n[specreg: %d bytes are left out here]\n"
+
+
+class BoundedLog:
+    """A file that keeps the first and, up to twice as much, the last bytes that it is given.
+
+    What is dropped in a flood is neither searched for secrets nor written: that would take time.
+    Secrets are hidden in whole lines. A line that is too long to wait for is cut only where no
+    secret is cut with it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        hide: Callable[[bytes], bytes],
+        *,
+        kept_bytes: int = KEPT_BYTES,
+        secret_bytes: int = SECRET_BYTES,
+    ) -> None:
+        """Open the file, which is there.
+
+        Args:
+            path: the file.
+            hide: takes the secrets out of whole lines.
+            kept_bytes: how much is kept of the beginning, and of the end.
+            secret_bytes: how long a secret may be, with what marks it as one.
+        """
+        self._file = path.open("r+b", buffering=0)
+        self._hide = hide
+        self._kept_bytes = kept_bytes
+        self._secret_bytes = secret_bytes
+        self._head_bytes = path.stat().st_size
+        self._left_out_bytes = 0
+        self._waiting = bytearray()
+        self._tail = bytearray()
+        self.waits = False
+        """Whether something came since the last `write`."""
+
+    def take(self, said: bytes) -> None:
+        """Take what was printed."""
+        self._waiting += said
+        self.waits = True
+        most_bytes = 2 * self._kept_bytes
+        if len(self._waiting) > most_bytes and self._head_bytes < self._kept_bytes:
+            self.write()
+            most_bytes += LONG_LINE_BYTES  # a line that still waits for its end
+        if len(self._waiting) > most_bytes:
+            self._drop_waiting()
+
+    def write(self, *, unfinished: bool = False) -> None:
+        """Write what came to disk; what a full disk refuses is written once there is room.
+
+        An unfinished last line too, if asked for, which is written anew once it is whole.
+        """
+        self.waits = False
+        self._tail += self._hide(self._take_lines())
+        room = max(0, self._kept_bytes - self._head_bytes)
+        if len(self._tail) > room + 2 * self._kept_bytes:
+            end = len(self._tail) - self._kept_bytes
+            self._left_out_bytes += end - room
+            del self._tail[room:end]
+        try:
+            self._append(self._tail[:room])
+            self._head_bytes += len(self._tail[:room])
+            del self._tail[:room]
+            cut = _LEFT_OUT % self._left_out_bytes if self._left_out_bytes else b""
+            rest = self._hide(bytes(self._waiting)) if unfinished else b""
+            self._append(cut + self._tail + rest)
+        except OSError:
+            return
+
+    def close(self) -> None:
+        """Write all that came to disk, and close the file."""
+        self._tail += self._hide(bytes(self._waiting))
+        self._waiting.clear()
+        self.write()
+        self._file.close()
+
+    def _take_lines(self) -> bytes:
+        end = 1 + max(self._waiting.rfind(b"\n"), self._waiting.rfind(b"\r"))
+        if len(self._waiting) - end > LONG_LINE_BYTES:  # too long to wait for its end
+            end = max(end, self._end_of_whole_secrets(len(self._waiting)))
+        lines = bytes(self._waiting[:end])
+        del self._waiting[:end]
+        return lines
+
+    def _drop_waiting(self) -> None:
+        """Drop what came in a flood but for its end, and what is written of the end so far."""
+        latest = len(self._waiting) - self._kept_bytes
+        end = 1 + self._waiting.rfind(b"\n", 0, latest)
+        if not end:
+            end = self._end_of_whole_secrets(latest) or len(self._waiting)
+        self._left_out_bytes += len(self._tail) + end
+        self._tail.clear()
+        del self._waiting[:end]
+
+    def _end_of_whole_secrets(self, latest: int) -> int:
+        """Find the last place where what waits can be cut without cutting a secret.
+
+        A secret is cut where both parts without their secrets aren't the whole without its secrets.
+        The whole goes so far beyond the place that a secret which begins before it ends in it.
+
+        Returns:
+            The place, `latest` at most, or 0 where none was found.
+        """
+        latest = min(latest, len(self._waiting) - self._secret_bytes)
+        first = max(0, latest - 2 * self._secret_bytes)
+        whole = bytes(self._waiting[first : latest + self._secret_bytes])
+        hidden = self._hide(whole)
+        for end in range(latest - first, 0, -1)[: self._secret_bytes]:
+            if self._hide(whole[:end]) + self._hide(whole[end:]) == hidden:
+                return first + end
+        return 0
+
+    def _append(self, content: bytes | bytearray) -> None:
+        """Replace all that follows the file's beginning."""
+        self._file.truncate(self._head_bytes)
+        self._file.seek(self._head_bytes)
+        left = memoryview(bytes(content))
+        while left:
+            left = left[self._file.write(left) :]

@@ -1,0 +1,173 @@
+"""Find all processes that belong to one that was started, and signal them.
+
+This module needs the standard library alone, because the supervisor has nothing else.
+"""
+
+import contextlib
+import math
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+VARIABLE = "SPECREG_PROCESS_MARK"
+"""The environment variable that has the marks of all supervised processes above a process.
+
+They are separated by slashes, the outermost first. The last one is the mark of the process itself,
+or of the supervised process that started it.
+"""
+POLL_S = 0.05
+
+
+class Session(NamedTuple):
+    """The processes of a session, and all others that carry its mark.
+
+    Attributes:
+        mark: one of the marks in their environment; see `VARIABLE`.
+        leader, started: the id of the process that leads the session, and its start in ticks, as
+            another may get its number; -1 before there is one.
+    """
+
+    mark: str
+    leader: int = -1
+    started: int = -1
+
+
+class Members(NamedTuple):
+    """The ids of the living processes of a session.
+
+    Attributes:
+        direct: those that only the session's own supervisor looks after.
+        nested: those that an inner supervisor looks after, and these inner supervisors.
+    """
+
+    direct: frozenset[int]
+    nested: frozenset[int]
+
+
+class _Process(NamedTuple):
+    pid: int
+    session: int
+    marks: tuple[str, ...]
+
+
+def marks_below(environment: Mapping[str, str], mark: str) -> str:
+    """The value of `VARIABLE` for a child with a mark of its own."""
+    outer_marks = environment.get(VARIABLE, "")
+    return f"{outer_marks}/{mark}" if outer_marks else mark
+
+
+def supervisor_marks(environment: Mapping[str, str]) -> str:
+    """The value of `VARIABLE` for a supervisor, which none of its own processes' signals reach.
+
+    An outer supervisor takes it for nested, so it lets it finish.
+    """
+    return marks_below(environment, "supervisor")
+
+
+def started_ticks(pid: int) -> int:
+    """When a process started, in the kernel's ticks since boot; OSError if there is none."""
+    return int(_stat(pid)[19])
+
+
+def members(session: Session) -> Members:
+    """The living processes of a session; other users' can't be read.
+
+    A process that wrote over its environment, or began anew without one, is known by its session:
+    each supervised process leads a session of its own, so nobody else's processes are in there.
+    The number of a session isn't given away before its last process ended; one that another
+    process leads is another's.
+    """
+    leader = session.leader
+    with contextlib.suppress(OSError):
+        if leader >= 0 and started_ticks(leader) != session.started:
+            leader = -1
+    processes = list(_living_processes())
+    own_sessions = {process.session for process in processes if process.marks[-1] == session.mark}
+    own_sessions.add(leader)
+    nested_sessions = {
+        process.session for process in processes if session.mark in process.marks[:-1]
+    }
+    nested_sessions -= own_sessions
+    return Members(
+        direct=frozenset(process.pid for process in processes if process.session in own_sessions),
+        nested=frozenset(
+            process.pid for process in processes if process.session in nested_sessions
+        ),
+    )
+
+
+def living(session: Session) -> list[int]:
+    """The ids of all living processes of a session, nested ones too."""
+    direct, nested = members(session)
+    return sorted(direct | nested)
+
+
+def end_all(
+    session: Session, number: signal.Signals, within_s: float, *, nested_after_s: float = math.inf
+) -> list[int]:
+    """Signal all processes, new ones too, until none is left or time is up.
+
+    Args:
+        session: the processes.
+        number: the signal; each process gets it once.
+        within_s: how long to wait until none is left, in seconds.
+        nested_after_s: how long to wait for the processes of inner supervisors before they get the
+            signal as well, in seconds.
+
+    Returns:
+        The ids of the survivors.
+    """
+    began_s = time.monotonic()
+    signalled = set[int]()
+    while True:
+        direct, nested = members(session)
+        elapsed_s = time.monotonic() - began_s
+        if not (direct or nested) or elapsed_s >= within_s:
+            return sorted(direct | nested)
+        targets = direct
+        if elapsed_s >= nested_after_s:
+            targets |= nested
+        for pid in targets - signalled:
+            with contextlib.suppress(OSError):  # it ended, or runs as another user
+                os.kill(pid, number)
+        signalled |= targets
+        time.sleep(POLL_S)
+
+
+def all_process_ids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def _living_processes() -> Iterator[_Process]:
+    for pid in all_process_ids():
+        with contextlib.suppress(OSError):
+            fields = _stat(pid)
+            state = fields[0]
+            session = int(fields[3])
+            threads = int(fields[17])
+            # Its first thread may have ended while others go on, and hold files and memory.
+            if state in {b"Z", b"X"} and threads <= 1:
+                continue
+            yield _Process(pid, session, _marks_of(pid))
+
+
+def _marks_of(pid: int) -> tuple[str, ...]:
+    """Return the marks in a process's environment; a single empty one if there are none to see."""
+    environment = b""
+    # That of another user can't be read, nor that of a process whose first thread has ended.
+    with contextlib.suppress(OSError):
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    name = f"{VARIABLE}=".encode()
+    for variable in environment.split(b"\0"):
+        if variable.startswith(name):
+            marks = variable.removeprefix(name).decode(errors="replace")
+            return tuple(marks.split("/"))
+    return ("",)
+
+
+def _stat(pid: int) -> list[bytes]:
+    """Return a process's fields as of proc_pid_stat(5), from the state on, without its name."""
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
