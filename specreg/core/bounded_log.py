@@ -15,11 +15,14 @@ _LEFT_OUT = b"\n[specreg: %d bytes are left out here]\n"
 
 
 class BoundedLog:
-    """A file that keeps the first and, up to twice as much, the last bytes that it is given.
+    """A file that keeps the first bytes that it is given and, up to twice as many, the last ones.
 
-    What is dropped in a flood is neither searched for secrets nor written: that would take time.
-    Secrets are hidden in whole lines. A line that is too long to wait for is cut only where no
-    secret is cut with it.
+    What is dropped in a flood is neither searched for secrets nor written, because that would take
+    time. Secrets are hidden in whole lines. A line that is too long to wait for its end is cut, but
+    only where that cuts no secret.
+
+    Attributes:
+        waits: True if something came since the last `write`.
     """
 
     def __init__(
@@ -30,13 +33,13 @@ class BoundedLog:
         kept_bytes: int = KEPT_BYTES,
         secret_bytes: int = SECRET_BYTES,
     ) -> None:
-        """Open the file, which is there.
+        """Open the file, which must exist.
 
         Args:
-            path: the file.
-            hide: takes the secrets out of whole lines.
-            kept_bytes: how much is kept of the beginning, and of the end.
-            secret_bytes: how long a secret may be, with what marks it as one.
+            path: The file.
+            hide: Returns whole lines without their secrets.
+            kept_bytes: How much is kept of the beginning, and of the end.
+            secret_bytes: How long a secret may be, together with what marks it as one.
         """
         self._file = path.open("r+b", buffering=0)
         self._hide = hide
@@ -47,23 +50,25 @@ class BoundedLog:
         self._waiting = bytearray()
         self._tail = bytearray()
         self.waits = False
-        """Whether something came since the last `write`."""
 
-    def take(self, said: bytes) -> None:
+    def take(self, output: bytes) -> None:
         """Take what was printed."""
-        self._waiting += said
+        self._waiting += output
         self.waits = True
         most_bytes = 2 * self._kept_bytes
         if len(self._waiting) > most_bytes and self._head_bytes < self._kept_bytes:
             self.write()
-            most_bytes += LONG_LINE_BYTES  # a line that still waits for its end
+            # A line that still waits for its end may be left.
+            most_bytes += LONG_LINE_BYTES
         if len(self._waiting) > most_bytes:
             self._drop_waiting()
 
     def write(self, *, unfinished: bool = False) -> None:
         """Write what came to disk; what a full disk refuses is written once there is room.
 
-        An unfinished last line too, if asked for, which is written anew once it is whole.
+        Args:
+            unfinished: True to write an unfinished last line as well, which is written again once
+                it is whole.
         """
         self.waits = False
         self._tail += self._hide(self._take_lines())
@@ -90,15 +95,17 @@ class BoundedLog:
         self._file.close()
 
     def _take_lines(self) -> bytes:
+        """Remove the whole lines from what waits, and return them."""
         end = 1 + max(self._waiting.rfind(b"\n"), self._waiting.rfind(b"\r"))
-        if len(self._waiting) - end > LONG_LINE_BYTES:  # too long to wait for its end
+        if len(self._waiting) - end > LONG_LINE_BYTES:
+            # The last line is too long to wait for its end.
             end = max(end, self._end_of_whole_secrets(len(self._waiting)))
         lines = bytes(self._waiting[:end])
         del self._waiting[:end]
         return lines
 
     def _drop_waiting(self) -> None:
-        """Drop what came in a flood but for its end, and what is written of the end so far."""
+        """Drop all of a flood but its end, and what was to be the end of the file before it."""
         latest = len(self._waiting) - self._kept_bytes
         end = 1 + self._waiting.rfind(b"\n", 0, latest)
         if not end:
@@ -108,13 +115,17 @@ class BoundedLog:
         del self._waiting[:end]
 
     def _end_of_whole_secrets(self, latest: int) -> int:
-        """Find the last place where what waits can be cut without cutting a secret.
+        """Find the last position at which what waits can be cut without cutting a secret.
 
-        A secret is cut where both parts without their secrets aren't the whole without its secrets.
-        The whole goes so far beyond the place that a secret which begins before it ends in it.
+        A cut is harmless if hiding the secrets of both parts gives the same as hiding those of the
+        whole. The text that is compared goes so far beyond the position that any secret which
+        begins before it ends in it.
+
+        Args:
+            latest: The last position that may be returned.
 
         Returns:
-            The place, `latest` at most, or 0 where none was found.
+            The position; 0 if there is none.
         """
         latest = min(latest, len(self._waiting) - self._secret_bytes)
         first = max(0, latest - 2 * self._secret_bytes)
@@ -126,7 +137,7 @@ class BoundedLog:
         return 0
 
     def _append(self, content: bytes | bytearray) -> None:
-        """Replace all that follows the file's beginning."""
+        """Replace all that follows the beginning of the file."""
         self._file.truncate(self._head_bytes)
         self._file.seek(self._head_bytes)
         left = memoryview(bytes(content))

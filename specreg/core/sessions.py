@@ -22,12 +22,12 @@ POLL_S = 0.05
 
 
 class Session(NamedTuple):
-    """The processes of a session, and all others that carry its mark.
+    """The processes of a session of Linux, and all others that have its mark.
 
     Attributes:
-        mark: one of the marks in their environment; see `VARIABLE`.
-        leader, started: the id of the process that leads the session, and its start in ticks, as
-            another may get its number; -1 before there is one.
+        mark: One of the marks in their environment; see `VARIABLE`.
+        leader: The id of the process that leads the session; -1 before there is one.
+        started: When the leader started, in ticks; another process may get its id later.
     """
 
     mark: str
@@ -39,8 +39,8 @@ class Members(NamedTuple):
     """The ids of the living processes of a session.
 
     Attributes:
-        direct: those that only the session's own supervisor looks after.
-        nested: those that an inner supervisor looks after, and these inner supervisors.
+        direct: Those that only the session's own supervisor looks after.
+        nested: Those that an inner supervisor looks after, and these inner supervisors.
     """
 
     direct: frozenset[int]
@@ -48,37 +48,44 @@ class Members(NamedTuple):
 
 
 class _Process(NamedTuple):
+    """A living process, with the id of its session and the marks in its environment."""
+
     pid: int
     session: int
     marks: tuple[str, ...]
 
 
 def marks_below(environment: Mapping[str, str], mark: str) -> str:
-    """The value of `VARIABLE` for a child with a mark of its own."""
+    """Return the value of `VARIABLE` for a child with a mark of its own."""
     outer_marks = environment.get(VARIABLE, "")
     return f"{outer_marks}/{mark}" if outer_marks else mark
 
 
 def supervisor_marks(environment: Mapping[str, str]) -> str:
-    """The value of `VARIABLE` for a supervisor, which none of its own processes' signals reach.
+    """Return the value of `VARIABLE` for a supervisor.
 
-    An outer supervisor takes it for nested, so it lets it finish.
+    The supervisor doesn't have the mark of its own processes, so it isn't ended with them. An outer
+    supervisor takes it for a nested process, and so lets it finish.
     """
     return marks_below(environment, "supervisor")
 
 
 def started_ticks(pid: int) -> int:
-    """When a process started, in the kernel's ticks since boot; OSError if there is none."""
+    """Return when a process started, in the kernel's ticks since boot.
+
+    Raises:
+        OSError: There is no such process.
+    """
     return int(_stat(pid)[19])
 
 
 def members(session: Session) -> Members:
-    """The living processes of a session; other users' can't be read.
+    """Return the living processes of a session, except those of other users.
 
-    A process that wrote over its environment, or began anew without one, is known by its session:
-    each supervised process leads a session of its own, so nobody else's processes are in there.
-    The number of a session isn't given away before its last process ended; one that another
-    process leads is another's.
+    A process that has overwritten its environment, or began anew without one, is found by its
+    session: each supervised process leads a session of its own, so that nobody else's processes are
+    in it. The kernel gives the id of a session to another process only after the session's last
+    process has ended. A session whose leader started at another time is another one.
     """
     leader = session.leader
     with contextlib.suppress(OSError):
@@ -100,7 +107,7 @@ def members(session: Session) -> Members:
 
 
 def living(session: Session) -> list[int]:
-    """The ids of all living processes of a session, nested ones too."""
+    """Return the ids of all living processes of a session, nested ones included."""
     direct, nested = members(session)
     return sorted(direct | nested)
 
@@ -108,14 +115,14 @@ def living(session: Session) -> list[int]:
 def end_all(
     session: Session, number: signal.Signals, within_s: float, *, nested_after_s: float = math.inf
 ) -> list[int]:
-    """Signal all processes, new ones too, until none is left or time is up.
+    """Signal all processes of a session, new ones included, until none is left or time is up.
 
     Args:
-        session: the processes.
-        number: the signal; each process gets it once.
-        within_s: how long to wait until none is left, in seconds.
-        nested_after_s: how long to wait for the processes of inner supervisors before they get the
-            signal as well, in seconds.
+        session: The processes.
+        number: The signal; each process gets it once.
+        within_s: How long to wait until none is left, in seconds.
+        nested_after_s: How long inner supervisors are left to end their processes, in seconds;
+            after that the signal goes to those as well.
 
     Returns:
         The ids of the survivors.
@@ -131,33 +138,35 @@ def end_all(
         if elapsed_s >= nested_after_s:
             targets |= nested
         for pid in targets - signalled:
-            with contextlib.suppress(OSError):  # it ended, or runs as another user
+            with contextlib.suppress(OSError):  # it has ended, or runs as another user
                 os.kill(pid, number)
         signalled |= targets
         time.sleep(POLL_S)
 
 
 def all_process_ids() -> list[int]:
+    """Return the ids of all processes that this one may see."""
     return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
 
 
 def _living_processes() -> Iterator[_Process]:
-    for pid in all_process_ids():
+    """Yield all processes that live; one whose first thread alone has ended lives."""
+    for process_id in all_process_ids():
         with contextlib.suppress(OSError):
-            fields = _stat(pid)
+            fields = _stat(process_id)
             state = fields[0]
             session = int(fields[3])
             threads = int(fields[17])
-            # Its first thread may have ended while others go on, and hold files and memory.
+            # Other threads may go on, and hold files and memory.
             if state in {b"Z", b"X"} and threads <= 1:
                 continue
-            yield _Process(pid, session, _marks_of(pid))
+            yield _Process(process_id, session, _marks_of(process_id))
 
 
 def _marks_of(pid: int) -> tuple[str, ...]:
     """Return the marks in a process's environment; a single empty one if there are none to see."""
     environment = b""
-    # That of another user can't be read, nor that of a process whose first thread has ended.
+    # Neither another user's can be read, nor that of a process whose first thread has ended.
     with contextlib.suppress(OSError):
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     name = f"{VARIABLE}=".encode()
@@ -169,5 +178,5 @@ def _marks_of(pid: int) -> tuple[str, ...]:
 
 
 def _stat(pid: int) -> list[bytes]:
-    """Return a process's fields as of proc_pid_stat(5), from the state on, without its name."""
+    """Return the fields of a process, as in proc_pid_stat(5), from its state on."""
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()

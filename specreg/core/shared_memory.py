@@ -15,53 +15,63 @@ _PREFIX = f"{FOLDER}/"
 
 
 def shared_files() -> frozenset[str]:
-    """Return the names of all files in /dev/shm; none where there is no such folder."""
+    """Return the names of all files in /dev/shm; none if there is no such folder."""
     with contextlib.suppress(OSError):
         return frozenset(path.name for path in FOLDER.iterdir())
     return frozenset()
 
 
 def shared_by(session: Session, before: Collection[str]) -> set[str]:
-    """Return the names of the processes' files in /dev/shm that weren't there before."""
+    """Return the names of a session's files in /dev/shm that weren't there before."""
     return set(used_by(living(session)).difference(before))
 
 
-def used_by(pids: Iterable[int] | None = None) -> frozenset[str]:
-    """Return the names of files there that processes (None: any we may see) have open or mapped.
+def used_by(process_ids: Iterable[int] | None = None) -> frozenset[str]:
+    """Return the names of the files in /dev/shm that processes have open or mapped.
 
-    By their numbers: glibc maps a semaphore under a name that it then changes for its own.
+    The files are found by device and inode, because glibc maps a semaphore under a name that it
+    changes afterwards.
+
+    Args:
+        process_ids: The processes; None for all that we may see.
     """
-    numbers = {
-        found for pid in (all_process_ids() if pids is None else pids) for found in _numbers(pid)
-    }
+    if process_ids is None:
+        process_ids = all_process_ids()
+    used = set[tuple[int, int]]()
+    for process_id in process_ids:
+        used.update(_devices_and_inodes(process_id))
     names = set[str]()
-    for name in shared_files() if numbers else ():
+    for name in shared_files() if used else ():
         with contextlib.suppress(OSError):
             stat = (FOLDER / name).lstat()
-            names.update({name} if (stat.st_dev, stat.st_ino) in numbers else ())
+            if (stat.st_dev, stat.st_ino) in used:
+                names.add(name)
     return frozenset(names)
 
 
-def _numbers(pid: int) -> Iterator[tuple[int, int]]:
-    """Yield device and inode of each file that a process has open or mapped there."""
+def _devices_and_inodes(process_id: int) -> Iterator[tuple[int, int]]:
+    """Yield device and inode of each file in /dev/shm that a process has open or mapped."""
     with contextlib.suppress(OSError):
-        for link in Path(f"/proc/{pid}/fd").iterdir():
+        for link in Path(f"/proc/{process_id}/fd").iterdir():
             with contextlib.suppress(OSError):
                 if str(link.readlink()).startswith(_PREFIX):
-                    yield link.stat().st_dev, link.stat().st_ino
+                    stat = link.stat()
+                    yield stat.st_dev, stat.st_ino
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/maps").read_bytes().splitlines():
+        for line in Path(f"/proc/{process_id}/maps").read_bytes().splitlines():
             # proc_pid_maps(5) has the device, in hexadecimal, and the inode before the path.
-            fields, is_there, _ = line.partition(_PREFIX.encode())
-            if is_there:
+            fields, separator, _ = line.partition(_PREFIX.encode())
+            if separator:
                 device, inode = fields.split()[-2:]
                 major, minor = (int(part, 16) for part in device.split(b":"))
                 yield os.makedev(major, minor), int(inode)
 
 
 def remove_shared(names: Iterable[str]) -> None:
-    """Remove files of processes that ended, but for those that other processes use."""
+    """Remove files of processes that have ended, except those that other processes use."""
     left = shared_files().intersection(names)
-    for name in left - used_by() if left else ():
+    if not left:
+        return
+    for name in left - used_by():
         with contextlib.suppress(OSError):
             (FOLDER / name).unlink()

@@ -58,92 +58,149 @@ _WRITING_SHARE = 20
 class _LogPipe:
     """The pipe that the processes print into, read so that none of them ever waits for us."""
 
-    def __init__(self, descriptor: int, log: BoundedLog) -> None:
-        os.set_blocking(descriptor, False)
-        self._sources = [descriptor]
-        self._descriptor = descriptor
+    def __init__(self, read_fd: int, log: BoundedLog) -> None:
+        os.set_blocking(read_fd, False)
+        self._read_fd = read_fd
         self._log = log
-        self._due_s = 0.0
+        self._is_open = True
+        self._write_due_s = 0.0
 
-    def read(self, besides: Sequence[int] = (), within_s: float | None = None) -> list[int]:
-        """Read what the processes printed; return which of `besides` can be read."""
+    def read(self, other_fds: Sequence[int] = (), within_s: float | None = None) -> list[int]:
+        """Read what the processes have printed.
+
+        Args:
+            other_fds: Descriptors to wait for as well.
+            within_s: How long to wait for any of them, in seconds; None for as long as it takes.
+
+        Returns:
+            Those of the other descriptors that can be read.
+        """
+        own_fds = [self._read_fd] if self._is_open else []
         wait_s = _IDLE_S if self._log.waits else within_s
-        ready, _, _ = select.select([*self._sources, *besides], [], [], wait_s)
-        if self._log.waits and (not ready or time.monotonic() >= self._due_s):
-            # Under heavy output write rarely: most is dropped, and the writer isn't blocked.
-            began_s = time.monotonic()
-            self._log.write()
-            ended_s = time.monotonic()
-            self._due_s = ended_s + max(_IDLE_S, _WRITING_SHARE * (ended_s - began_s))
-        if self._descriptor in ready:
+        ready_fds, _, _ = select.select([*own_fds, *other_fds], [], [], wait_s)
+        if self._log.waits and (not ready_fds or time.monotonic() >= self._write_due_s):
+            self._write()
+        if self._read_fd in ready_fds:
             self._take(_PIECE_BYTES)
-        return [one for one in ready if one != self._descriptor]
+        return [fd for fd in ready_fds if fd != self._read_fd]
 
     def settle(self) -> None:
-        """Write to disk all that was printed so far, and nothing printed later."""
-        size = fcntl.ioctl(self._descriptor, termios.FIONREAD, bytes(4))
-        left_bytes = int(struct.unpack("i", size)[0])
-        while left_bytes > 0 and self._sources:
+        """Write to disk all that was printed so far, and nothing that is printed later."""
+        waiting = fcntl.ioctl(self._read_fd, termios.FIONREAD, bytes(4))
+        left_bytes = int(struct.unpack("i", waiting)[0])
+        while left_bytes > 0 and self._is_open:
             left_bytes -= self._take(left_bytes)
         self._log.write(unfinished=True)
 
+    def _write(self) -> None:
+        """Write the log, and decide when it is written next.
+
+        Under heavy output most is dropped, so that writing rarely doesn't block the processes.
+        """
+        began_s = time.monotonic()
+        self._log.write()
+        ended_s = time.monotonic()
+        self._write_due_s = ended_s + max(_IDLE_S, _WRITING_SHARE * (ended_s - began_s))
+
     def _take(self, most_bytes: int) -> int:
-        said = os.read(self._descriptor, most_bytes)
-        if said:
-            self._log.take(said)
+        """Hand on what the processes have printed, and return how many bytes that was."""
+        output = os.read(self._read_fd, most_bytes)
+        if output:
+            self._log.take(output)
         else:
-            self._sources = []
-        return len(said)
+            self._is_open = False
+        return len(output)
+
+
+class _Supervisor:
+    """What is supervised: the processes, their log, and what they have in /dev/shm."""
+
+    def __init__(self, mark: str, pipe: _LogPipe, shared_before: Collection[str]) -> None:
+        self._session = Session(mark)
+        self._pipe = pipe
+        self._shared_before = shared_before
+        self._shared = set[str]()
+
+    def follow(self, orders: io.FileIO) -> bool:
+        """Follow orders until the last one.
+
+        Returns:
+            True if the last one said that all is done; False if the writer of the orders is gone.
+        """
+        while True:
+            if not self._pipe.read([orders.fileno()]):
+                continue
+            order = orders.readline().decode().strip()
+            if not order:
+                return False
+            if order == DONE:
+                return True
+            if order == SETTLE:
+                self._settle()
+            else:
+                leader, started = order.split()
+                self._session = Session(self._session.mark, int(leader), int(started))
+
+    def end_processes(self) -> None:
+        """End the processes, and read what they print: one that waits to print can't end."""
+        ending = threading.Thread(target=self._end)
+        ending.start()
+        while ending.is_alive():
+            self._pipe.read(within_s=POLL_S)
+
+    def remove_shared(self) -> None:
+        """Remove what the processes have left in /dev/shm."""
+        remove_shared(self._shared)
+
+    def _settle(self) -> None:
+        self._note_shared()
+        self._pipe.settle()
+        with contextlib.suppress(OSError):
+            os.write(1, b"\n")
+
+    def _end(self) -> None:
+        """Ask the processes to end, and kill those that don't."""
+        self._note_shared()
+        end_all(self._session, signal.SIGTERM, _GRACE_S)
+        # While they ended they may have opened more.
+        self._note_shared()
+        end_all(self._session, signal.SIGKILL, _KILLED_S, nested_after_s=NESTED_S)
+
+    def _note_shared(self) -> None:
+        self._shared |= shared_by(self._session, self._shared_before)
 
 
 def main() -> None:
-    """Supervise until the input says that all is done, or ends without that word."""
-    # An orderly end comes as an order; a cancelled job's signals come to all of its processes.
+    """Supervise until the input says that all is done, or ends without saying so."""
+    # The signals of a cancelled job come to all of its processes; an end in good order is an order.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    mark, descriptor, log_path, *folders = sys.argv[1:]
-    orders = io.FileIO(0)  # unbuffered: what select doesn't know of would wait for ever
-    given = json.loads(orders.readline() or '{"secrets": [], "shared": []}')
-    without_secrets = functools.partial(hide, secrets=given["secrets"])
-    longest_bytes = max((len(os.fsencode(secret)) for secret in given["secrets"]), default=0)
-    log = BoundedLog(
-        Path(log_path),
-        functools.partial(hide_bytes, hide=without_secrets),
-        secret_bytes=max(SECRET_BYTES, longest_bytes),
-    )
-    pipe = _LogPipe(int(descriptor), log)
-    session = Session(mark)
-    shared = set[str]()
-    while True:
-        if not pipe.read([orders.fileno()]):
-            continue
-        order = orders.readline().decode().strip()
-        if order == SETTLE:
-            shared |= shared_by(session, given["shared"])
-            pipe.settle()
-            with contextlib.suppress(OSError):
-                os.write(1, b"\n")
-        elif order and order != DONE:
-            session = Session(mark, *map(int, order.split()))
-        else:
-            break
-    if not order:  # a process blocked on a full pipe can't exit: keep reading while ending them
-        end = threading.Thread(target=_end, args=(session, shared, given["shared"]))
-        end.start()
-        while end.is_alive():
-            pipe.read(within_s=POLL_S)
+    mark, log_read_fd, log_path, *folders = sys.argv[1:]
+    # Without a buffer, because select doesn't see what lies in one.
+    orders = io.FileIO(0)
+    startup_message = json.loads(orders.readline() or '{"secrets": [], "shared": []}')
+    log = _log_without(startup_message["secrets"], Path(log_path))
+    pipe = _LogPipe(int(log_read_fd), log)
+    supervisor = _Supervisor(mark, pipe, startup_message["shared"])
+    is_done = supervisor.follow(orders)
+    if not is_done:
+        supervisor.end_processes()
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
-    remove_shared(shared)
+    supervisor.remove_shared()
     pipe.settle()
     log.close()
 
 
-def _end(session: Session, shared: set[str], shared_before: Collection[str]) -> None:
-    shared |= shared_by(session, shared_before)
-    end_all(session, signal.SIGTERM, _GRACE_S)
-    shared |= shared_by(session, shared_before)
-    end_all(session, signal.SIGKILL, _KILLED_S, nested_after_s=NESTED_S)
+def _log_without(secrets: Sequence[str], path: Path) -> BoundedLog:
+    """Open the log, in which these secrets are hidden."""
+    hide_known = functools.partial(hide, secrets=secrets)
+    longest_bytes = max((len(os.fsencode(secret)) for secret in secrets), default=0)
+    return BoundedLog(
+        path,
+        functools.partial(hide_bytes, hide=hide_known),
+        secret_bytes=max(SECRET_BYTES, longest_bytes),
+    )
 
 
 MAIN = (

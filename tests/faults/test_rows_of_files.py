@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from specreg.baselines.record import record_baseline
+from specreg.core.bounded_log import KEPT_BYTES
 from specreg.core.errors import ServerDiedError, SpecregError
 from specreg.core.files import replace_file
-from specreg.core.bounded_log import KEPT_BYTES
 from specreg.engines.engine import Engine
 from specreg.engines.registry import ENGINES
 from specreg.report.document import began_at, load_report, record_document

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from specreg.core.bounded_log import BoundedLog
 from specreg.core.processes import log_tail
 from specreg.core.redaction import hide as hide_text
 from specreg.core.redaction import hide_bytes
-from specreg.core.bounded_log import BoundedLog
 
 KEPT = 1000
 
