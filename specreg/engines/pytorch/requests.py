@@ -192,8 +192,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """The question what the target would have said, and how many greedy drafts would be right.
 
     Attributes:
-        method: "draft_model", "eagle", "eagle3", "medusa", "mtp" or "dflash", or one of the first
-            three with "_tree" behind it. For any other method only the target is asked.
+        method: a method that has an oracle by a draft model or a head; with "_tree" behind it
+            "draft_model", "eagle" or "eagle3". For any other method only the target is asked.
         target: a folder or a hub id.
         draft: a folder or a hub id; empty if the method has no draft.
         draft_tokens: how many tokens a step drafts; the depth of a tree.
