@@ -68,7 +68,8 @@ def test_each_system_runs_the_same_sessions(checkout: Checkout) -> None:
         known = {f"matrix.{name}": entry.get(name, "") for name in ("session", "arguments")}
         assert checkout.run_workflow_job(nightly, known)
     nights = checkout.take_calls_of_nox()
-    assert checkout.run_workflow_job(gpu_perf, {"inputs.arguments": "-k mtp"})
+    by_hand = {"inputs.arguments": "-k mtp", "secrets.HF_TOKEN": "x"}
+    assert checkout.run_workflow_job(gpu_perf, by_hand)
     with_gpu = checkout.take_calls_of_nox()
 
     push, night, _, gpu, *_ = load(BUILDKITE)["steps"]
@@ -138,7 +139,7 @@ def test_what_starts_nox_is_pinned_with_checksums_in_each_system() -> None:
         for line in path.read_text().splitlines()
         if "pip install" in line
     ]
-    assert len(installs) == 9
+    assert len(installs) == 10
     assert set(installs) == {" --require-hashes -r .ci/nox.txt"}
     text = (ROOT / ".ci/nox.txt").read_text()
     entries = [entry for entry in re.split(r"\n(?=[a-z])", text) if not entry.startswith("#")]
@@ -150,10 +151,11 @@ def test_what_starts_nox_is_pinned_with_checksums_in_each_system() -> None:
         assert entry.partition(" ")[0] in locked, "it is what the other sessions have"
 
 
-def git(folder: Path, *arguments: str) -> None:
+def git(folder: Path, *arguments: str) -> str:
+    """Run git in a folder, and return what it prints."""
     who = ("-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false")
     command = ("git", "-C", str(folder), *who, *arguments)
-    subprocess.run(command, check=True, capture_output=True)
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def repository(folder: Path, *, before: dict[str, str], after: dict[str, str]) -> None:
@@ -260,6 +262,75 @@ def test_a_run_that_was_asked_for_leaves_the_comment_of_the_night_alone() -> Non
     """It may be of some cases alone."""
     job = load(WORKFLOW / "gpu_perf.yml")["jobs"]["comment"]
     assert "github.event_name == 'schedule'" in job["if"].split(" && ")
+
+
+def test_a_night_runs_on_all_gpus_with_its_prompts_and_the_token_for_gated_models(
+    checkout: Checkout,
+) -> None:
+    job = load(WORKFLOW / "gpu_perf.yml")["jobs"]["gpu_perf"]
+    secrets = [
+        step["env"]["HF_TOKEN"] for step in job["steps"] if "HF_TOKEN" in step.get("env", {})
+    ]
+    assert secrets == ["${{ secrets.HF_TOKEN }}"]
+    assert checkout.run_workflow_job(job, {"inputs.arguments": "", "secrets.HF_TOKEN": "x"})
+    installing, running = sorted(checkout.take_calls_of_nox(), key=len)
+    assert installing == "-s gpu_perf --install-only"
+    assert running.startswith("-s gpu_perf -- -n auto --specreg-history=")
+    prepared = (checkout.folder / "prepared").read_text()
+    assert prepared == "mt-bench\n"
+
+
+def test_a_recording_has_a_limit_of_its_own_and_no_night_beside_it(checkout: Checkout) -> None:
+    jobs = load(WORKFLOW / "gpu_perf.yml")["jobs"]
+    assert (jobs["gpu_perf"]["if"], jobs["record"]["if"]) == (
+        "${{ !inputs.record }}",
+        "inputs.record",
+    )
+    assert jobs["record"]["timeout-minutes"] >= 3 * jobs["gpu_perf"]["timeout-minutes"]
+    known = {"inputs.arguments": "", "secrets.HF_TOKEN": "x"}
+    assert checkout.run_workflow_job(jobs["record"], known)
+    assert "-s gpu_perf -- -n auto --update-baselines" in checkout.take_calls_of_nox()
+    assert "permissions" not in jobs["record"], "what measures can't write to the repository"
+
+
+@pytest.mark.parametrize("is_changed", [True, False])
+def test_recorded_baselines_are_proposed_as_a_pull_request(
+    checkout: Checkout, tmp_path_factory: pytest.TempPathFactory, *, is_changed: bool
+) -> None:
+    folder = checkout.folder
+    remote = tmp_path_factory.mktemp("remote")
+    git(remote, "init", "-q", "--bare")
+    git(folder, "init", "-q")
+    (folder / "baselines").mkdir()
+    (folder / "baselines/old.json").write_text("{}")
+    git(folder, "add", "baselines")
+    git(folder, "commit", "-qm", "before")
+    if is_changed:
+        (folder / "baselines/new.json").write_text("{}")
+    known = {
+        "github.token": "x",
+        "github.repository": "x/y",
+        "github.run_id": "9",
+        "github.server_url": "https://github.com",
+    }
+    local = {
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": f"url.{remote}.insteadOf",
+        "GIT_CONFIG_VALUE_0": "https://x-access-token:x@github.com/x/y.git",
+    }
+    job = load(WORKFLOW / "gpu_perf.yml")["jobs"]["propose"]
+
+    assert checkout.run_workflow_job(job, known, **local)
+
+    proposed = folder / "proposed"
+    assert proposed.exists() is is_changed
+    if is_changed:
+        branch, title, body = proposed.read_text().splitlines()
+        assert branch == "baselines/9"
+        assert title == "Record the baselines of the GPUs"
+        assert body.startswith("Recorded by https://github.com/x/y/actions/runs/9.")
+        files = git(remote, "ls-tree", "--name-only", "-r", branch)
+        assert files.splitlines() == ["baselines/new.json", "baselines/old.json"]
 
 
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
