@@ -16,6 +16,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Sequence
+from pathlib import Path
 
 import nox
 
@@ -186,6 +187,31 @@ def browser(session: nox.Session) -> None:
     if not _has_chromium():
         session.run("playwright", "install", "--with-deps", "chromium")
     _pytest(session, "tests/browser")
+
+
+@nox.session(tags=["develop"])
+def package(session: nox.Session) -> None:
+    """Build wheel and sdist twice, compare and check them, and start the command from the wheel."""
+    _install(session, "package")
+    builds = [Path(session.create_tmp()) / name for name in ("first", "second")]
+    for folder in builds:
+        shutil.rmtree(folder, ignore_errors=True)
+        # What is packed has the time of the commit: a later build of it is the same.
+        epoch = session.run("git", "log", "-1", "--format=%ct", external=True, silent=True)
+        command = ("uv", "build", "--quiet", "--out-dir", str(folder))
+        session.run(*command, env={"SOURCE_DATE_EPOCH": str(epoch).strip()})
+    first, second = ({path.name: path.read_bytes() for path in each.iterdir()} for each in builds)
+    if first != second:
+        session.error(
+            "package: two builds of one commit differ; see what in it has a time of its own"
+        )
+    files = sorted(map(str, builds[0].glob("specreg-*")))
+    (wheel,) = (name for name in files if name.endswith(".whl"))
+    session.run("twine", "check", "--strict", *files)
+    session.run("check-wheel-contents", wheel)
+    session.run("uv", "tool", "run", "--from", wheel, "specreg", "--help")
+    shutil.rmtree("dist/package", ignore_errors=True)
+    shutil.copytree(builds[0], "dist/package", ignore=shutil.ignore_patterns(".*"))
 
 
 @nox.session(tags=["develop"])
