@@ -287,8 +287,6 @@ def read_speculation(
 ) -> ReadSpeculation:
     """Return the method that a speculative configuration asks for.
 
-    Of several methods whose spelling it fits that one is taken which says most.
-
     Args:
         settings: the configuration in the engine's words, not empty.
         methods: how the engine spells its methods.
@@ -296,38 +294,55 @@ def read_speculation(
     Raises:
         MatrixError: no method is spelt so, or the number of drafts isn't given.
     """
-    fits = {
-        name: sum(settings.get(key) == value for key, value in spelling.settings.items())
-        for name, spelling in methods.items()
-        if _fits(settings, spelling, methods)
-    }
-    if not fits:
+    method = _method_of(settings, methods)
+    spelling = methods[method]
+    draft = ""
+    for key in _keys_of(spelling, DRAFT):
+        draft = str(settings[key])
+    steps = None
+    for key in _keys_of(spelling, DRAFT_TOKENS):
+        steps = settings.get(key)
+    # SGLang counts the token that the drafts continue among those that a step verifies.
+    verified = None
+    for key in _keys_of(spelling, VERIFIED_TOKENS):
+        verified = settings.get(key)
+    tree = None
+    for key in _keys_of(spelling, BRANCHES):
+        tree = Tree(branches=_count(settings[key]), drafted_tokens=_count(verified) - 1)
+    if steps is None and verified is not None and tree is None:
+        steps = _count(verified) - 1
+    if steps is None:
+        needed_keys = [*_keys_of(spelling, DRAFT_TOKENS), *_keys_of(spelling, VERIFIED_TOKENS)]
+        raise MatrixError(
+            f"command: the speculation doesn't say how many tokens it drafts; give {needed_keys[0]}"
+        )
+    return ReadSpeculation(
+        method=method,
+        draft=draft,
+        draft_tokens=_count(steps),
+        tree=tree,
+        further=_further(settings, spelling),
+    )
+
+
+def _method_of(settings: Mapping[str, Setting], methods: Mapping[str, Spelling]) -> str:
+    """Return the method whose spelling a configuration has; of several, the one that says most.
+
+    Raises:
+        MatrixError: no method is spelt so.
+    """
+    agreements = {}
+    for name, spelling in methods.items():
+        if _fits(settings, spelling, methods):
+            own_items = spelling.settings.items()
+            agreements[name] = sum(settings.get(key) == value for key, value in own_items)
+    if not agreements:
         shown = msgspec.json.encode(settings).decode()
         raise MatrixError(
             f"command: no method is spelt as the speculation {shown}; {specreg_command('engines')}"
             " lists the methods: name one, and its draft where it needs one"
         )
-    method = max(fits, key=fits.__getitem__)
-    keys = {value: key for key, value in methods[method].settings.items()}
-    steps = settings.get(keys[DRAFT_TOKENS]) if DRAFT_TOKENS in keys else None
-    verified = settings.get(keys[VERIFIED_TOKENS]) if VERIFIED_TOKENS in keys else None
-    tree = None
-    if BRANCHES in keys:
-        branches = _count(settings[keys[BRANCHES]])
-        tree = Tree(branches=branches, drafted_tokens=_count(verified) - 1)
-    if steps is None and verified is not None and tree is None:
-        steps = _count(verified) - 1
-    if steps is None:
-        needed = keys.get(DRAFT_TOKENS) or keys.get(VERIFIED_TOKENS)
-        message = f"command: the speculation doesn't say how many tokens it drafts; give {needed}"
-        raise MatrixError(message)
-    return ReadSpeculation(
-        method=method,
-        draft=str(settings[keys[DRAFT]]) if DRAFT in keys else "",
-        draft_tokens=_count(steps),
-        tree=tree,
-        further=_further(settings, methods[method]),
-    )
+    return max(agreements, key=agreements.__getitem__)
 
 
 def _fits(
