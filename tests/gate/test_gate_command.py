@@ -55,9 +55,7 @@ def test_a_signal_ends_it_with_its_servers_and_what_it_had_is_told(
     assert gate.servers() == []
 
 
-def test_identical_sides_may_be_exchanged_and_in_turn_one_server_is_up_at_a_time(
-    gate: Gate,
-) -> None:
+def test_identical_sides_may_be_exchanged_with_one_server_up_at_a_time(gate: Gate) -> None:
     gate.write_tier(speed=False)
     outputs = []
     with gate.start("--launches", "2", "--in-turn") as started:

@@ -199,9 +199,7 @@ class Oracle(unittest.TestCase):
                 assert accepted[position] == [*hits, False].index(False), (method, position)
             assert {accepted[position] for position in places} == set(range(DRAFT_TOKENS + 1))
 
-    def test_a_draft_of_another_vocabulary_says_what_the_same_draft_says_of_shared_tokens(
-        self,
-    ) -> None:
+    def test_a_draft_of_another_vocabulary_drafts_the_shared_tokens_equally(self) -> None:
         """It is the tiny draft with other ids, and without 64 of its tokens."""
         other = str(TINY / "other_vocabulary")
         question = ask("draft_model_tli", "float32", other)

@@ -168,7 +168,7 @@ def test_which_steps_are_counted_follows_from_the_runner(
     assert counted_steps(spec, record, runner) is counted
 
 
-def test_by_an_unknown_runner_steps_without_a_draft_say_that_they_are_not_counted() -> None:
+def test_an_unknown_runner_is_said_not_to_count_steps_without_a_draft() -> None:
     spec = dataclasses.replace(builders.SPEC, method="ngram")
     assert counted_steps(spec, record_of("v1"), "") is CountedSteps.DRAFTED
 

@@ -207,7 +207,7 @@ def remarks_of(options: BisectOptions, version: str) -> tuple[str, ...]:
         (Side.A, SideError, "too old"),
     ],
 )
-def test_a_release_that_cannot_be_installed_is_unknown_unless_it_is_the_good_one(
+def test_a_release_that_cannot_be_installed_is_unknown_unless_it_is_good(
     options: BisectOptions, side: Side, error: type[Exception], message: str
 ) -> None:
     def refuse(*_: object) -> Never:

@@ -267,7 +267,7 @@ def test_the_document_says_on_which_side_answers_never_left_the_thought(here: Ga
 
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.31.0"])
-def test_the_document_names_the_packages_that_differ_between_sides_of_one_version(
+def test_the_document_names_packages_that_differ_between_equal_versions(
     here: GateOptions, version: str
 ) -> None:
     gate = opened(here)

@@ -90,7 +90,7 @@ def test_the_bound_grows_by_the_noise_of_the_control() -> None:
     assert verdict.control_equal_frac == 0.0
 
 
-def test_a_control_that_changes_with_the_batch_by_more_than_rounding_measures_nothing() -> None:
+def test_a_control_that_depends_on_the_batch_by_more_than_rounding_is_invalid() -> None:
     words = r"^CONTROL_UNSTEADY: .* answers differently at another batch size, by 1\.01 nats; "
     with pytest.raises(InvalidMeasurementError, match=words):
         compared((5, 6), (5, 7), 0.1, -1.01, again=(5, 8))

@@ -181,9 +181,7 @@ def test_an_id_is_a_number_or_a_text_or_the_number_of_its_row(
         assert load("mbpp", tmp_path / path)[0].id == name
 
 
-def test_an_id_that_parquet_holds_as_a_float_is_its_number_and_a_missing_one_none(
-    tmp_path: Path,
-) -> None:
+def test_an_id_that_parquet_holds_as_a_float_is_a_whole_number(tmp_path: Path) -> None:
     path = tmp_path / "test.parquet"
     ids = pa.array([11.0, float("nan"), None], pa.float64())
     pq.write_table(pa.table({"task_id": ids, "text": ["Add.", "Sort.", "Sum."]}), path)

@@ -97,7 +97,7 @@ def test_the_truth_is_the_integral_of_the_power(load: Load) -> None:
     assert true_energy_j(gpu, first_ns, last_ns) == pytest.approx(summed_j, rel=1e-4)
 
 
-def test_a_script_is_read_at_once_and_none_or_one_that_is_not_understood_is_an_error(
+def test_a_script_that_is_missing_or_not_understood_is_an_error_at_once(
     library: Path, tmp_path: Path
 ) -> None:
     assert run_python(library, tmp_path, [ScriptedGpu()], LOADING).split() == [

@@ -130,7 +130,7 @@ def test_a_text_goes_on_alike_after_any_part_of_it() -> None:
     assert len(set(text)) > 3
 
 
-def test_the_token_that_is_said_is_the_likeliest_and_the_others_are_never_as_likely() -> None:
+def test_the_chosen_token_is_the_likeliest_and_no_other_is_as_likely() -> None:
     body = COMPLETION | SCORED | {"max_tokens": 3}
     (choice,) = choices("/v1/completions", body, launch=PLAIN)
     scores = choice["logprobs"]

@@ -148,7 +148,7 @@ def test_a_server_is_offline_where_nothing_needs_to_be_fetched(engine: str) -> N
         assert ("HF_HUB_OFFLINE" in ENGINES[engine].environment(options)) == offline
 
 
-def test_vllm_tells_nothing_of_its_usage_and_on_a_cpu_looks_n_grams_up_on_one_thread() -> None:
+def test_vllm_reports_no_usage_and_looks_n_grams_up_on_one_thread_on_a_cpu() -> None:
     on_gpu, on_cpu = (
         ENGINES["vllm"].environment(options_of("vllm", on_gpu=on_gpu)) for on_gpu in (True, False)
     )
@@ -287,7 +287,7 @@ def test_the_version_is_read_or_unknown(engine: str) -> None:
         assert ENGINES[engine].parse_version(body) == version
 
 
-def test_tritons_repository_holds_one_model_whose_vllm_is_told_what_it_would_be_alone() -> None:
+def test_tritons_repository_has_one_model_with_the_arguments_of_vllm_alone() -> None:
     files = ENGINES["triton"].files(options_of("triton"))
     assert set(files) == {"toy/config.pbtxt", "toy/1/model.json"}
     assert 'backend: "vllm"' in files["toy/config.pbtxt"]

@@ -72,7 +72,7 @@ def test_the_test_tells_distributions_apart() -> None:
 
 
 @pytest.mark.parametrize(("p", "q", "overlap"), PAIRS)
-def test_what_is_accepted_and_emitted_is_distributed_as_it_must_be_whatever_drafts(
+def test_accepted_and_emitted_tokens_have_the_targets_distribution(
     p: Floats, q: Floats, overlap: float
 ) -> None:
     """A draft is accepted with the probability Σ min(p, q); what is emitted is the target's."""
@@ -90,7 +90,7 @@ def test_what_is_accepted_and_emitted_is_distributed_as_it_must_be_whatever_draf
     assert agrees(counts, p)
 
 
-def test_two_tokens_are_distributed_as_the_target_says_though_the_second_hangs_on_one() -> None:
+def test_a_token_and_its_dependent_successor_have_the_targets_distribution() -> None:
     """A Markov chain as target, another as draft; steps of two drafts until two tokens are out."""
     chain = np.array([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8], [0.3, 0.4, 0.3]])
     draft_chain = np.array([[0.2, 0.4, 0.4], [0.6, 0.2, 0.2], [0.1, 0.8, 0.1]])
@@ -207,7 +207,7 @@ def learnt(*texts: Sequence[int]) -> NGramStore:
         pytest.param([], [], (), id="no text"),
     ],
 )
-def test_an_adaptive_store_drafts_what_most_often_followed_the_longest_run_it_knows(
+def test_an_adaptive_store_drafts_what_most_often_followed_the_longest_run(
     texts: list[list[int]], context: list[int], drafted: tuple[int, ...]
 ) -> None:
     assert learnt(*texts).propose(context, 3) == drafted

@@ -218,7 +218,7 @@ def test_prompts_are_asked_in_their_order_and_as_the_case_says() -> None:
     assert {request.headers["Accept-Encoding"] for request in wire.asked} == {"identity"}
 
 
-def test_a_turn_has_the_same_seed_wherever_it_is_asked_and_none_unless_the_case_says_so() -> None:
+def test_a_turn_has_the_same_seed_in_each_round_if_the_case_has_one() -> None:
     wires = [Wire(PIECES) for _ in range(3)]
     paired = dataclasses.replace(ONE_AT_A_TIME, temperature=0.7, paired_seeds=True)
     for wire, case in zip(wires, (paired, paired, ONE_AT_A_TIME), strict=True):

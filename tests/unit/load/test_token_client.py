@@ -111,7 +111,7 @@ def test_candidates_are_scored_in_their_order_one_text_at_a_time() -> None:
     assert candidate_scores == ((-2.0, -1.5), (-3.0,))
 
 
-def test_one_refusal_spoils_all_and_is_told_by_its_status_its_path_and_its_beginning() -> None:
+def test_one_refusal_spoils_all_and_is_quoted_with_its_status_and_path() -> None:
     """A check of the others would be none of the case."""
 
     def answer(path: str, body: Json) -> Json | int:

@@ -131,7 +131,7 @@ def test_a_rate_is_a_load_and_limits_are_of_the_case(tmp_path: Path) -> None:
     ("gpus", "shown", "power_s"),
     [(1, "", 30), (0, "", 0), (1, "power_s = 12\n", 12), (0, "power_s = 12\n", 12)],
 )
-def test_power_has_half_a_minute_of_load_on_a_gpu_and_none_without_unless_told_otherwise(
+def test_power_has_half_a_minute_of_load_on_a_gpu_by_default(
     tmp_path: Path, gpus: int, shown: str, power_s: float
 ) -> None:
     models = MODELS.replace("needs_gpus = 0", f"needs_gpus = {gpus}")

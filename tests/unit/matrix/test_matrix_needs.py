@@ -58,9 +58,7 @@ def test_what_is_missing_is_said_beside_what_is_there(
     assert builders.on_server(sizes=sizes, parallel=Parallel(tensor=2)).unmet(gpus_gib) == unmet
 
 
-def test_a_tier_says_which_cases_do_not_fit_and_uses_the_gpus_of_the_widest_that_does(
-    tmp_path: Path,
-) -> None:
+def test_a_tier_names_cases_that_do_not_fit_and_uses_the_widest_that_does(tmp_path: Path) -> None:
     wide = TIER.replace("[4]", "[8]") + "parallel = { tensor = 2 }\n"
     tier = load(tmp_path, TIER + wide.split("needs_gpus = 1")[1])
     assert set(tier.unmet((80.0,))) == {

@@ -155,7 +155,7 @@ MATHS = msgspec.structs.replace(SLOW, category="math")
 """TPOT 10 ms; SWIFT, of the chat, has 5."""
 
 
-def test_the_pace_is_there_by_category_and_the_speedup_is_of_throughput_and_of_that() -> None:
+def test_the_pace_is_given_by_category_beside_two_speedups() -> None:
     part = dataclasses.replace(ROUNDS[0], traces=(SWIFT, MATHS, SWIFT))
     measurement = measured(record(), rounds=(part,))
     figures = as_json(measurement)

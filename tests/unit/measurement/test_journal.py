@@ -171,9 +171,7 @@ def test_an_invalid_measurement_is_never_complete(path: Path) -> None:
     assert [line["type"] for line in lines_of(path)] == ["Begun", "Replayed"]
 
 
-def test_what_is_invalid_in_some_families_and_an_empty_round_come_back_as_they_were(
-    path: Path,
-) -> None:
+def test_invalid_families_and_an_empty_round_are_read_back_unchanged(path: Path) -> None:
     measured = journaled(path)
     assert measured.replay is not None
     invalid = dict.fromkeys((Family.LATENCY, Family.POWER), Invalidity("THROTTLED", "92 °C"))

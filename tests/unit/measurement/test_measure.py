@@ -637,7 +637,7 @@ def test_a_drafter_that_learns_is_shown_as_many_answers_whatever_time_they_take(
         assert len(warmed_up(batches, case)[0]) == 7
 
 
-def test_a_server_that_never_gets_warm_is_measured_ten_seconds_after_its_first_batch() -> None:
+def test_a_server_that_stays_cold_is_measured_ten_seconds_after_a_batch() -> None:
     loads, lasted_s = warmed_up(Batch(100 * 0.98**number, 0.4) for number in range(1000))
     assert (len(loads), lasted_s) == (26, 10.4)
     loads, lasted_s = warmed_up([Batch(1500.0, 120.0), *[Batch(5.0, 0.4)] * 20])

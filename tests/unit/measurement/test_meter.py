@@ -148,9 +148,7 @@ def test_chunks_are_the_last_resort() -> None:
 
 
 @pytest.mark.parametrize("wire_format", ["triton", "tensorrt_llm"])
-def test_a_drafter_that_is_off_is_none_that_is_never_right_where_chunks_are_all_there_is(
-    wire_format: str,
-) -> None:
+def test_from_chunks_alone_a_drafter_that_is_off_is_told_from_a_wrong_one(wire_format: str) -> None:
     """Nine chunks of one token: the 27 drafts that they would stand for, nobody has seen."""
     spec = dataclasses.replace(builders.SPEC, method="eagle3")
     traces = (request(None, *(1,) * 10),)

@@ -37,7 +37,7 @@ def test_tpot_divides_by_tokens_not_chunks() -> None:
     assert metrics.tpot_ms(builders.trace(*chunks)) == 40 / 8
 
 
-def test_a_request_of_one_chunk_has_no_time_per_token_and_one_without_a_chunk_no_times() -> None:
+def test_one_chunk_has_no_time_per_token_and_no_chunk_has_no_times() -> None:
     assert metrics.tpot_ms(builders.trace(builders.chunk(10 * MS, 5))) is None
     assert [
         time_ms(builders.trace()) for time_ms in (metrics.ttft_ms, metrics.tpot_ms, metrics.e2e_ms)
@@ -244,7 +244,7 @@ def test_a_tolerance_that_no_loss_could_overstep_is_refused() -> None:
     )
 
 
-def test_of_a_pinned_case_the_speeds_are_judged_and_the_acceptance_is_only_shown() -> None:
+def test_a_pinned_case_has_its_speeds_judged_and_its_acceptance_shown() -> None:
     pinned = builders.on_server(pinned_length_tokens=2.5)
     assert metrics_of(pinned, Family.ACCEPTANCE) == ()
     assert METRICS["acceptance_length_tokens"].applies_to(pinned)

@@ -41,7 +41,7 @@ def tones(report: Report) -> tuple[Tone, ...]:
     return tuple(answer.tone for answer in answers_of(report))
 
 
-def test_each_outcome_has_its_colour_and_a_subject_without_a_verdict_is_not_green() -> None:
+def test_each_outcome_has_its_colour_and_no_verdict_is_not_green() -> None:
     other_verdict = dataclasses.replace(reports.HELD, metric="acceptance_rate_frac", softened=True)
     for outcome, tone in TONES.items():
         report = judged(reports.HELD, dataclasses.replace(other_verdict, outcome=outcome))
@@ -92,7 +92,7 @@ def test_what_was_not_compared_says_why(outcome: Outcome, reason: str | None, wo
     assert texts(report)["speed"] == f"2 of 2 figures {words}"
 
 
-def test_a_speed_of_several_launches_is_one_figure_and_has_the_last_word_in_every_form() -> None:
+def test_a_speed_of_several_launches_is_one_figure_in_every_form() -> None:
     """With --specreg-launches=3 two of them are measured before the third is judged."""
     measured = speed(Outcome.MEASURED, change_frac=None)
     report = judged(reports.HELD, measured, measured, speed(Outcome.PASS))
@@ -102,7 +102,7 @@ def test_a_speed_of_several_launches_is_one_figure_and_has_the_last_word_in_ever
         assert "MEASURED" not in form
 
 
-def test_speculation_that_slows_a_case_down_is_said_though_it_equals_its_baseline() -> None:
+def test_a_slowdown_by_speculation_is_said_though_it_equals_its_baseline() -> None:
     report = judged(reports.HELD, speed(Outcome.PASS), slowed={"a": 0.97, "vllm-ngram-c4": 0.534})
     assert tones(report)[:2] == (Tone.GOOD, Tone.DOUBT)
     message = (
@@ -145,7 +145,7 @@ def test_a_part_of_the_tier_holds_in_the_cases_that_ran() -> None:
     assert "<strong>✓ acceptance:</strong>" in render_page(report)
 
 
-def test_a_check_that_does_not_apply_takes_nothing_from_the_acceptance_beside_it() -> None:
+def test_a_check_that_does_not_apply_leaves_the_acceptance_as_it_is() -> None:
     check = dataclasses.replace(
         reports.HELD, metric="lossless_frac", outcome=Outcome.NOT_COMPARABLE
     )

@@ -74,7 +74,7 @@ def test_a_pair_starts_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_next_one_starts_with_another_and_says_only_when_asked_for_that_it_failed(
+def test_a_server_started_ahead_says_that_it_failed_only_when_it_is_needed(
     tmp_path: Path, *, fails: bool
 ) -> None:
     shown = list[str]()

@@ -237,7 +237,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     ids=["for-a-gpu", "no-folder", "folder", "commas", "folder-without-it", "index"],
 )
 @pytest.mark.parametrize("variable", ["UV_FIND_LINKS", "PIP_FIND_LINKS"])
-def test_torch_comes_from_a_folder_that_has_it_then_from_the_cpu_index_and_last_from_pypi(
+def test_torch_comes_from_a_folder_first_then_the_cpu_index_and_then_pypi(
     wheels: Path, variable: str, requirement: Requirement, links: str, first: tuple[str, ...]
 ) -> None:
     (wheels.parent / "torch-2.12.0+cpu-x.whl").touch()

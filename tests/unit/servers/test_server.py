@@ -39,9 +39,7 @@ def failed_start(
     return error.value
 
 
-def test_a_server_runs_with_the_command_line_of_its_engine_and_is_gone_afterwards(
-    tmp_path: Path,
-) -> None:
+def test_a_server_runs_with_its_engines_command_line_and_is_gone_afterwards(tmp_path: Path) -> None:
     with start(tmp_path, Script()) as server:
         running = psutil.Process(server.process.popen.pid)
         command = running.cmdline()

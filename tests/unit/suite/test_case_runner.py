@@ -270,7 +270,7 @@ def test_a_set_of_servers_has_a_control_only_where_the_case_has_one() -> None:
         pytest.param(builders.counts(9, 0, 5, 6), False, id="differs"),
     ],
 )
-def test_a_further_recorded_launch_takes_all_prompts_unless_it_repeats_the_first(
+def test_a_further_recorded_launch_replays_all_prompts_unless_it_repeats(
     tmp_path: Path, *, second: StepCounts, is_enough: bool
 ) -> None:
     """The prompts of the extension would repeat as well."""

@@ -37,9 +37,7 @@ def test_a_measurement_in_other_circumstances_is_another_one(tmp_path: Path) -> 
     assert len(set(keys)) == len(keys)
 
 
-def test_a_measurement_in_another_environment_of_the_same_version_is_another_one(
-    tmp_path: Path,
-) -> None:
+def test_a_measurement_in_another_environment_is_not_taken_over(tmp_path: Path) -> None:
     context = runs.context(tmp_path)
     everything = runs.everything(context)
 

@@ -67,9 +67,7 @@ def test_the_widest_instruction_set_is_found(
     assert _read_cpu(cpuinfo) == (XEON, instruction_set)
 
 
-def test_an_arm_processor_has_features_and_no_name_and_a_machine_without_the_file_neither(
-    tmp_path: Path,
-) -> None:
+def test_an_arm_processor_or_a_missing_file_has_no_processor_name(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     assert _read_cpu(cpuinfo) == (platform.machine(), "scalar")
     cpuinfo.write_text("processor\t: 0\nFeatures\t: fp asimd evtstrm aes\nCPU part\t: 0xd40\n")
@@ -100,9 +98,7 @@ def test_an_environment_is_named_by_its_processor_or_by_its_gpus() -> None:
     assert h100.name == "h100-80gb-hbm3-x1"
 
 
-def test_a_machine_is_described_by_its_gpus_or_by_its_processors_as_a_tier_needs_them(
-    library: Path,
-) -> None:
+def test_a_machine_is_described_by_its_gpus_or_processors_as_a_tier_needs(library: Path) -> None:
     """An H200 as NVIDIA's data sheet has it: 141 GB."""
     gpus, without, with_one = seen(library, *TWO)
     assert gpus.memory_gib == pytest.approx((140.4, 140.4), abs=0.01)
@@ -279,7 +275,7 @@ def test_a_machine_without_a_driver_or_without_a_gpu_is_just_that(library: Path)
     assert not seen(library, H200, CUDA_VISIBLE_DEVICES="-1")[0].is_unusable
 
 
-def test_a_process_that_was_given_gpus_without_their_library_is_not_one_without_gpus(
+def test_a_process_with_gpus_but_without_their_library_is_refused(
     library: Path, tmp_path: Path
 ) -> None:
     program = (
@@ -320,9 +316,7 @@ def test_a_gpu_in_slices_is_seen_as_its_first_slice(library: Path) -> None:
     assert [device.id for device in stranger.devices] == [f"MIG-{cut.uuid}-0"]
 
 
-def test_a_gpu_in_slices_that_has_none_or_does_not_list_them_is_not_the_whole_card(
-    library: Path,
-) -> None:
+def test_a_gpu_in_slices_that_lists_none_is_not_the_whole_card(library: Path) -> None:
     cut = dataclasses.replace(H200, mig=True, slices=0)
     empty, _, _ = seen(library, cut)
     assert empty.is_unusable

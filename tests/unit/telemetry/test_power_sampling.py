@@ -111,9 +111,7 @@ def test_the_energy_of_a_block_is_right(load: Load, tick_ms: int, stall_ns: floa
 
 
 @pytest.mark.parametrize("tick_ms", [20, 100])
-def test_the_error_of_a_block_is_half_a_move_of_the_counter_or_half_a_sample_at_each_end(
-    tick_ms: int,
-) -> None:
+def test_the_error_of_a_block_is_half_a_counter_move_or_sample_at_each_end(tick_ms: int) -> None:
     trace = sampled(Machine(constant(400.0), tick_ns=tick_ms * 10**6))
     for length_s, _ in BOUNDS:
         energy = energy_of(trace, span_of(10.0, 10.0 + length_s))
@@ -184,9 +182,7 @@ def moment_ns(rows: Iterable[Mapping[str, Any]], load: str) -> int:
 
 
 @pytest.mark.parametrize("path", STEPS, ids=["card-a", "card-b"])
-def test_the_average_field_follows_a_step_in_a_second_and_the_instant_one_at_once(
-    path: Path,
-) -> None:
+def test_average_power_follows_a_step_in_a_second_and_instant_power_at_once(path: Path) -> None:
     rows = recorded_rows(path)
     on_ns = moment_ns(rows, "on")
     after = [sample for sample in recorded_samples(rows) if sample.at_ns > on_ns]
