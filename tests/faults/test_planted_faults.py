@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from specreg.report.document import load_verdict
+from tests.unit.builders.tiers import tiny_tier
 
 pytestmark = pytest.mark.vllm
 
@@ -20,51 +21,46 @@ ROOT = Path(__file__).parents[2]
 TINY = "fixtures/models/tiny"
 DRAFT = ROOT / TINY / "draft"
 
-# As in the tier `cpu`, so that the committed baselines hold for it; no control, to save a server.
-ACCEPTANCE_MATRIX = """
-needs_gpus = 0
 
-[models.tiny]
-target = "fixtures/models/tiny/target"
-padding_layers = 12
-drafts = {{ draft_model = "{draft}" }}
+def acceptance_matrix(draft: Path) -> str:
+    """Return the cases of the tier `cpu` with a draft, so that its committed baselines hold.
 
-[[cases]]
-engine = "vllm"
-methods = ["ngram", "draft_model"]
-models = "tiny"
-dataset = "toy"
-concurrency = [1]
-prompts = 20
-output_cap_tokens = 64
-dtype = "float32"
-engine_env = {{ OMP_NUM_THREADS = "1" }}
-"""
+    They have no control, which saves a server.
+    """
+    return tiny_tier(
+        "ngram",
+        "draft_model",
+        drafts={"draft_model": str(draft)},
+        padding_layers=12,
+        prompts=20,
+        output_cap_tokens=64,
+        dtype="float32",
+        engine_env={"OMP_NUM_THREADS": "1"},
+    )
+
 
 HEADS_MATRIX = (ROOT / "fixtures/matrix/cpu_methods.toml").read_text().replace('"none", ', "")
 
 # Without padding a step takes about 5 ms, so that 5 ms more can't be lost in a machine's noise.
 # Four loads on one server tell how launches spread as well as four servers would.
-SPEED_MATRIX = """
-needs_gpus = 0
-
-[models.tiny]
-target = "fixtures/models/tiny/target"
-drafts = { draft_model = "fixtures/models/tiny/draft" }
-
-[[cases]]
-engine = "vllm"
-methods = ["none", "draft_model"]
-models = "tiny"
-dataset = "toy"
-concurrency = [1, 2, 3, 4]
-prompts = 20
-output_cap_tokens = 64
-dtype = "float32"
-engine_env = { OMP_NUM_THREADS = "1" }
-shown = ["throughput_tokens_per_s", "ttft_p50_ms", "tpot_p50_ms", "energy_j_per_token", "power_w"]
-tolerances = { speedup_ratio = 0.1 }
-"""
+SPEED_MATRIX = tiny_tier(
+    "none",
+    "draft_model",
+    drafts={"draft_model": "fixtures/models/tiny/draft"},
+    concurrency=(1, 2, 3, 4),
+    prompts=20,
+    output_cap_tokens=64,
+    dtype="float32",
+    engine_env={"OMP_NUM_THREADS": "1"},
+    shown=(
+        "throughput_tokens_per_s",
+        "ttft_p50_ms",
+        "tpot_p50_ms",
+        "energy_j_per_token",
+        "power_w",
+    ),
+    tolerances={"speedup_ratio": 0.1},
+)
 
 
 def run(
@@ -110,7 +106,7 @@ def outcomes(done: subprocess.CompletedProcess[str], folder: Path) -> dict[str, 
 
 
 def test_the_sound_drafts_are_green(tmp_path: Path) -> None:
-    done = run(tmp_path, ACCEPTANCE_MATRIX.format(draft=DRAFT), "-k", "acceptance")
+    done = run(tmp_path, acceptance_matrix(DRAFT), "-k", "acceptance")
     assert done.returncode == 0, done.stdout
     assert "10 passed" in done.stdout
 
@@ -118,7 +114,7 @@ def test_the_sound_drafts_are_green(tmp_path: Path) -> None:
 def test_a_draft_with_shuffled_weights_turns_its_acceptance_red_and_no_other(
     tmp_path: Path,
 ) -> None:
-    matrix = ACCEPTANCE_MATRIX.format(draft=shuffled("draft", tmp_path))
+    matrix = acceptance_matrix(shuffled("draft", tmp_path))
     done = run(tmp_path, matrix, "-k", "acceptance")
     assert done.returncode == 1, done.stdout
     assert outcomes(done, tmp_path)["vllm-draft_model-tiny-toy-c1"] == {"REGRESSED"}
@@ -142,7 +138,7 @@ def test_a_shuffled_head_or_a_lost_cache_turns_its_acceptance_red(
 
 
 def test_one_draft_token_fewer_turns_the_case_red(tmp_path: Path) -> None:
-    matrix = ACCEPTANCE_MATRIX.format(draft=DRAFT)
+    matrix = acceptance_matrix(DRAFT)
     done = run(tmp_path, matrix, "-k", "acceptance and draft_model", fault="fewer_drafts")
     assert done.returncode == 10, done.stdout
     assert outcomes(done, tmp_path) == {"vllm-draft_model-tiny-toy-c1": {"INVALID"}}

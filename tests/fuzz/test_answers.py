@@ -182,7 +182,7 @@ SILENT = {"", "ACCEPTANCE_MISSING", "USAGE_MISSING", "CHUNKS_MERGED"}
 
 
 def test_what_is_sound_is_read(tmp_path: Path) -> None:
-    """Else no case would get as far as what is wrong in it."""
+    """Otherwise no case would get as far as what is wrong in it."""
     for sound in itertools.chain(*KINDS):
         reason = ""
         try:

@@ -43,3 +43,11 @@ def try_all(numbers: Iterable[int], kinds: Sequence[Sequence[Sample]], folder: P
                 raise
             except pytest.fail.Exception:
                 pytest.fail(f"case {number} takes too long: nox -s fuzz -- --only {number}")
+
+
+def read_all_sound(samples: Iterable[Sample], folder: Path) -> None:
+    """Read each sample as it is, in a folder of its own: what is sound must not be refused."""
+    for number, sample in enumerate(samples):
+        own_folder = folder / str(number)
+        own_folder.mkdir()
+        sample.read(own_folder, sample.content)

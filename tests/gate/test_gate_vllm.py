@@ -16,32 +16,12 @@ from specreg.correctness.checks import LOSSLESS
 from specreg.engines.drafter.scheduled import step_after
 from specreg.report.document import Report, load_report
 from specreg.verdicts.verdict import Verdict
+from tests.unit.builders.tiers import tiny_tier
 
 ROOT = Path(__file__).parents[2]
 VERSION = "vllm==0.32.0"
 PLANTED = ROOT / "tests/faults/planted"
 
-# Without padding a step takes about 5 ms, so that 5 ms more can't be lost in a machine's noise.
-MATRIX = """
-needs_gpus = 0
-
-[models.tiny]
-target = "fixtures/models/tiny/target"
-drafts = { draft_model = "fixtures/models/tiny/draft" }
-
-[[cases]]
-engine = "vllm"
-methods = ["draft_model"]
-models = "tiny"
-dataset = "toy"
-concurrency = [1]
-prompts = 12
-output_cap_tokens = CAP_TOKENS
-ignore_eos = IGNORES_EOS
-dtype = "float32"
-engine_env = { OMP_NUM_THREADS = "1" }
-speed = SPEED
-"""
 CASE = "vllm-draft_model-tiny-toy-c1"
 PINNED = "vllm-scheduled-tiny-al2.5-toy-c1"
 PADDED = "vllm-eagle3-tiny-toy-c4"
@@ -52,8 +32,18 @@ CAP_TOKENS = 55
 
 def specreg(folder: Path, *arguments: str, speed: bool) -> tuple[int, str]:
     """The status of a command, and what it said."""
-    tier = MATRIX.replace("SPEED", str(speed).lower()).replace("CAP_TOKENS", str(CAP_TOKENS))
-    (folder / "cpu.toml").write_text(tier.replace("IGNORES_EOS", str(not speed).lower()))
+    # Without padding a step takes about 5 ms, so that 5 ms more can't be lost in a machine's noise.
+    tier = tiny_tier(
+        "draft_model",
+        drafts={"draft_model": "fixtures/models/tiny/draft"},
+        prompts=12,
+        output_cap_tokens=CAP_TOKENS,
+        ignore_eos=not speed,
+        dtype="float32",
+        engine_env={"OMP_NUM_THREADS": "1"},
+        speed=speed,
+    )
+    (folder / "cpu.toml").write_text(tier)
     done = subprocess.run(
         (
             *(sys.executable, "-m", "specreg", *arguments[:1], "--root", str(ROOT)),

@@ -9,25 +9,9 @@ import psutil
 
 from specreg.report.document import Report, load_report
 from tests.doubles.vllm.script import Script, record_script
+from tests.unit.builders.cases import ROOT
+from tests.unit.builders.tiers import tiny_tier
 
-ROOT = Path(__file__).parents[3]
-MATRIX = """
-needs_gpus = 0
-
-[models.tiny]
-target = "fixtures/models/tiny/target"
-drafts = { eagle3 = "fixtures/models/tiny/eagle3" }
-
-[[cases]]
-engine = "vllm"
-methods = ["none", "eagle3"]
-models = "tiny"
-dataset = "toy"
-concurrency = [1]
-prompts = PROMPTS
-output_cap_tokens = 32
-speed = SPEED
-"""
 PROMPTS = 10
 
 
@@ -40,8 +24,16 @@ class Gate:
         self.write_tier(speed=True)
 
     def write_tier(self, *, speed: bool) -> None:
-        text = MATRIX.replace("SPEED", str(speed).lower()).replace("PROMPTS", str(PROMPTS))
-        (self.folder / "cpu.toml").write_text(text)
+        """Write the tier, whose speeds are judged or not."""
+        tier = tiny_tier(
+            "none",
+            "eagle3",
+            drafts={"eagle3": "fixtures/models/tiny/eagle3"},
+            prompts=PROMPTS,
+            output_cap_tokens=32,
+            speed=speed,
+        )
+        (self.folder / "cpu.toml").write_text(tier)
 
     def script(self, name: str, script: Script) -> str:
         """The path of one side's script."""

@@ -4,7 +4,6 @@ import dataclasses
 import datetime as dt
 import itertools
 import json
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,23 +24,11 @@ from specreg.suite.configure import load_cases
 from specreg.suite.options import Options
 from specreg.suite.plan import JOURNAL, PLAN, PlanOptions, RunPlan, matrix_sha256
 from tests.unit import builders
+from tests.unit.builders.tiers import tiny_tier
 
-TIER = """
-    needs_gpus = 0
-
-    [models.tiny]
-    target = "fixtures/models/tiny/target"
-    drafts = { eagle3 = "fixtures/models/tiny/eagle3" }
-
-    [[cases]]
-    engine = "vllm"
-    methods = ["eagle3"]
-    models = "tiny"
-    dataset = "toy"
-    concurrency = [1]
-    prompts = 2
-    output_cap_tokens = 8
-"""
+TIER = tiny_tier(
+    "eagle3", drafts={"eagle3": "fixtures/models/tiny/eagle3"}, prompts=2, output_cap_tokens=8
+)
 LENGTH = "acceptance_length_tokens"
 TPOT = "tpot_p50_ms"
 
@@ -115,7 +102,7 @@ def merging_machine(folder: Path) -> MergingMachine:
     """A machine whose repository is in a folder."""
     root = folder / "repository"
     (root / "fixtures/matrix").mkdir(parents=True)
-    (root / "fixtures/matrix/cpu.toml").write_text(textwrap.dedent(TIER))
+    (root / "fixtures/matrix/cpu.toml").write_text(TIER)
     return MergingMachine(root)
 
 
