@@ -187,6 +187,11 @@ def overridden(case: Case, overrides: Sequence[Override], drafts: Mapping[str, s
         if case.speculates or override.key not in _SPECULATION_SETTINGS:
             value = _value_of(override, spec)
             spec = dataclasses.replace(spec, **{override.key: value})  # type: ignore[arg-type]
+    # A revision is of the model that the pair names.
+    if spec.target != case.server.target:
+        spec = dataclasses.replace(spec, target_revision="")
+    if spec.draft != case.server.draft:
+        spec = dataclasses.replace(spec, draft_revision="")
     with within(f"override of '{case.id}'"):
         if spec.method != case.server.method:
             names_draft = any(override.key == "draft" for override in overrides)

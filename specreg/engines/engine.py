@@ -138,6 +138,8 @@ class LaunchOptions(LaunchSettings):
 
     Attributes:
         target, served_name: the folder or hub id to serve, and the name to serve it under.
+        target_revision, draft_revision: the revisions of the models on the hub; empty for those of
+            their main branches.
         speculation: all settings of the speculation in the engine's words, those of the method and
             further ones of the case; empty for `none`.
         offline: whether all models are folders, so that nothing needs to be fetched.
@@ -150,6 +152,8 @@ class LaunchOptions(LaunchSettings):
     served_name: str
     port: int
     speculation: Mapping[str, Setting] = field()  # type: ignore[assignment]
+    target_revision: str = ""
+    draft_revision: str = ""
     offline: bool
     on_gpu: bool
     folder: Path
@@ -254,6 +258,7 @@ class Engine(ABC):
         pinned_on_gpu, pinned_on_cpu: the methods whose acceptance it can pin there.
         compiles: whether its servers compile kernels with nvcc on a GPU.
         has_model_runners: whether a server can be told which model runner to take.
+        pins_revisions: whether a server can be told which revision of a model to fetch.
         serve_command: how its users start a server by hand; None where a case can't be told so.
         own_speculation: by key of its speculative configuration, the key of `[[cases]]` that has
             it, for those that `speculation` may not set.
@@ -277,6 +282,7 @@ class Engine(ABC):
     pinned_on_cpu: ClassVar[Collection[str]] = ()
     compiles: ClassVar[bool] = False
     has_model_runners: ClassVar[bool] = False
+    pins_revisions: ClassVar[bool] = False
     serve_command: ClassVar[ServeCommand | None] = None
     own_speculation: ClassVar[Mapping[str, str]] = {}
 

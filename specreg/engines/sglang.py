@@ -309,6 +309,7 @@ class Sglang(Engine):
     pinned_on_gpu: ClassVar = ("draft_model", "eagle", "eagle3", "mtp", "dflash")
     pinned_on_cpu: ClassVar = pinned_on_gpu
     compiles: ClassVar = True
+    pins_revisions: ClassVar = True
 
     serve_command: ClassVar = _SERVE_COMMAND
     own_speculation: ClassVar = {
@@ -378,6 +379,7 @@ class Sglang(Engine):
         return (
             *(str(python), "-m", "sglang.launch_server"),
             *("--model-path", options.target, "--served-model-name", options.served_name),
+            *_revision_flags(options),
             *("--host", "127.0.0.1", "--port", str(options.port)),
             *("--dtype", options.dtype),
             *("--context-length", str(options.max_model_len_tokens)),
@@ -444,6 +446,15 @@ def _speculation_flags(speculation: Mapping[str, Setting]) -> tuple[str, ...]:
     return tuple(
         f"--{key}" if value is True else f"--{key}={value}" for key, value in speculation.items()
     )
+
+
+def _revision_flags(options: LaunchOptions) -> Sequence[str]:
+    """Return which revisions of the models on the hub are served, where they are pinned."""
+    revisions = {
+        "--revision": options.target_revision,
+        "--speculative-draft-model-revision": options.draft_revision,
+    }
+    return [word for flag, value in revisions.items() if value for word in (flag, value)]
 
 
 _CPU_FLAGS = (

@@ -146,6 +146,7 @@ class Triton(Engine):
     spreads: ClassVar = vllm.Vllm.spreads - {"ray"}
     wire_format: ClassVar = TritonWireFormat()
     has_model_runners: ClassVar = True
+    pins_revisions: ClassVar = True
     own_speculation: ClassVar = vllm.Vllm.own_speculation
 
     def requirement(self, *, on_gpu: bool) -> Requirement:

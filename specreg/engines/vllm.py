@@ -292,6 +292,7 @@ class Vllm(Engine):
     pinned_on_gpu: ClassVar = _METHODS.keys() - {"none", SCHEDULED}
     pinned_on_cpu: ClassVar = {SCHEDULED}
     has_model_runners: ClassVar = True
+    pins_revisions: ClassVar = True
     serve_command: ClassVar = _SERVE_COMMAND
     own_speculation: ClassVar = {
         "method": "methods",
@@ -438,6 +439,11 @@ def engine_arguments(options: LaunchOptions) -> dict[str, object]:
     if options.pinned_length_tokens and options.on_gpu:
         speculation["rejection_sample_method"] = "synthetic"
         speculation["synthetic_acceptance_length"] = options.pinned_length_tokens
+    if options.draft_revision:
+        speculation["revision"] = options.draft_revision
+    revisions = {}
+    if options.target_revision:
+        revisions = dict.fromkeys(("revision", "tokenizer_revision"), options.target_revision)
     unless_default = {
         "tensor_parallel_size": parallel.tensor,
         "pipeline_parallel_size": parallel.pipeline,
@@ -447,6 +453,7 @@ def engine_arguments(options: LaunchOptions) -> dict[str, object]:
     }
     return {
         "model": options.target,
+        **revisions,
         "dtype": options.dtype,
         "max_model_len": options.max_model_len_tokens,
         "max_num_seqs": options.max_sequences,

@@ -261,6 +261,8 @@ class ServerSpec(LaunchSettings):
         padding_layers: how many layers are appended to the target, see `ModelsTable`.
         draft_tokens: the most drafts that a step can accept; 0 without speculation. Without a tree
             a step drafts no more than these.
+        target_revision: the revision of the target on the hub; empty for its main branch.
+        draft_revision: the revision of the draft on the hub; empty for its main branch.
         sizes: the memory that the models take; None if it isn't known.
         widen: the size that tiny models are made to cost, see `ModelsTable`.
         variant: what ends the name of a server that speculates, where a tier has several whose
@@ -274,6 +276,8 @@ class ServerSpec(LaunchSettings):
     draft: str | None
     padding_layers: int
     draft_tokens: int
+    target_revision: str = ""
+    draft_revision: str = ""
     sizes: Sizes | None = None
     widen: Width | None = None
     variant: str = ""
@@ -335,6 +339,7 @@ class ServerSpec(LaunchSettings):
             self,
             method="none",
             draft=None,
+            draft_revision="",
             draft_tokens=0,
             tree=None,
             pinned_length_tokens=None,

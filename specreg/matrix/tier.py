@@ -43,6 +43,7 @@ from specreg.matrix.case import (
     WorkloadSettings,
 )
 from specreg.matrix.commands import COMMAND, describe, merge_command, understand_command
+from specreg.matrix.models import is_hub_id
 
 PAIRS = Path("models/pairs.toml")
 """The file of the model pairs that all tiers share, seen from the parent of the tiers' folder."""
@@ -57,6 +58,8 @@ _SHOWN_CHARACTERS = 80
 _LAUNCH_SUFFIX = re.compile(r"-launch\d+$")
 _ADVICE = f"mend it, or begin with a file of {specreg_command('init')}"
 _TableT = TypeVar("_TableT")
+Revision = Annotated[str, msgspec.Meta(max_length=128, pattern=r"^([\w.][\w./-]*)?$")]
+"""A commit, tag or branch of the hub."""
 _SomeNames = Annotated[list[str], msgspec.Meta(min_length=1)]
 
 
@@ -77,6 +80,9 @@ class ModelsTable(msgspec.Struct, frozen=True, kw_only=True):
         token_kib: the memory of a token in the target's KV cache, in KiB.
         licence: the licences of its models as their publishers name them, and whether one has to be
             accepted on the hub first.
+        target_revision: the commit, tag or branch of the target on the hub; without it its main
+            branch, as it is when it is fetched.
+        drafts_revision: by method, the revision of the draft on the hub.
     """
 
     target: str
@@ -87,6 +93,8 @@ class ModelsTable(msgspec.Struct, frozen=True, kw_only=True):
     drafts_gib: dict[str, AboveZero] = {}
     token_kib: NotNegative = 0.0
     licence: str = ""
+    target_revision: Revision = ""
+    drafts_revision: dict[str, Revision] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,9 +375,21 @@ def _pair_of(name: str, table: object) -> ModelsTable:
     methods_with_draft = [method for method in METHODS if METHODS[method].needs_draft]
     for method in pair.drafts:
         check_name("method that takes a draft", method, methods_with_draft)
-    for method in pair.drafts_gib:
+    for method in (*pair.drafts_gib, *pair.drafts_revision):
         check_name("draft", method, pair.drafts)
+    _check_pin(pair.target, pair.target_revision)
+    for method, revision in pair.drafts_revision.items():
+        _check_pin(pair.drafts[method], revision)
     return pair
+
+
+def _check_pin(reference: str, revision: str) -> None:
+    """Check that a revision is of a model on the hub, else raise a MatrixError."""
+    if revision and not is_hub_id(reference):
+        raise MatrixError(
+            f"revision '{revision}' of '{reference}', which is a folder; needed a hub id, or no"
+            " revision"
+        )
 
 
 def _check_ending(kind: str, name: str) -> None:
@@ -586,7 +606,9 @@ def _server_of(
         method=method,
         models=models,
         target=pair.target,
+        target_revision=pair.target_revision,
         draft=pair.drafts[method] if takes_draft else None,
+        draft_revision=pair.drafts_revision.get(method, "") if takes_draft else "",
         padding_layers=pair.padding_layers,
         widen=pair.widen,
         draft_tokens=draft_tokens,

@@ -296,6 +296,8 @@ def launch_options(
     return LaunchOptions(
         **taken(LaunchSettings, spec) | {"speculation": spec.rendered_speculation(draft)},
         target=target,
+        target_revision=spec.target_revision,
+        draft_revision=spec.draft_revision,
         # The name is unique, so that a request that reaches another server fails there.
         served_name=f"{spec.id}-{uuid.uuid4().hex[:_NONCE_DIGITS]}",
         port=site.port,

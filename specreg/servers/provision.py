@@ -280,6 +280,11 @@ class Provision:
             variables = {**os.environ, **dict(spec.engine_env)}
             self._check_installed(engine, variables)
             engine.check(spec)
+            if (spec.target_revision or spec.draft_revision) and not engine.pins_revisions:
+                raise UnsupportedError(
+                    f"model pair '{spec.models}': engine '{spec.engine}' serves no revision but the"
+                    " newest; leave the revisions out, or name a folder"
+                )
             self._check_driver(spec, find_gpus().driver_version, variables)
             if spec.parallel.nodes > 1:
                 raise UnsupportedError(

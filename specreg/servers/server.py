@@ -215,16 +215,16 @@ def facts_of(server: Server, log: str) -> LaunchFacts:
         server.facts,
         model_runner=facts.model_runner,
         attention_backend=facts.attention_backend,
-        target_revision=_revision_of(server.target, variables),
-        draft_revision=_revision_of(server.draft, variables),
+        target_revision=_revision_of(server.target, server.spec.target_revision, variables),
+        draft_revision=_revision_of(server.draft, server.spec.draft_revision, variables),
     )
 
 
-def _revision_of(model: str | None, variables: Mapping[str, str]) -> str:
+def _revision_of(model: str | None, revision: str, variables: Mapping[str, str]) -> str:
     """Return the commit of a model on the hub; empty for a folder, or if the cache has none."""
     if not model or Path(model).is_dir():
         return ""
-    return cached_commit(model, "", variables)
+    return cached_commit(model, revision, variables)
 
 
 def _check_port(server: StartedServer) -> None:

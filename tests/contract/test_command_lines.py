@@ -61,6 +61,9 @@ def launches(engine: str, version: str) -> Mapping[str, LaunchOptions]:
             f"{name} on a GPU": dataclasses.replace(method, on_gpu=True, dtype="bfloat16")
             for name, method in methods.items()
         },
+        "pinned": dataclasses.replace(
+            methods["eagle3"], target_revision="0123abcd", draft_revision="v1.0"
+        ),
         "told its memory": dataclasses.replace(plain, on_gpu=True, memory=MEMORY),
         "over GPUs": dataclasses.replace(methods["eagle3"], on_gpu=True, parallel=SPREAD),
     }

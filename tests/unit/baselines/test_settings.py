@@ -28,6 +28,8 @@ from tests.unit import builders
 NOT_COMPARED = {
     "models": "a pair's name; its target is compared by its files",
     "draft": "one compares drafts",
+    "target_revision": "what was fetched is recorded with each launch, and named if it differs",
+    "draft_revision": "so is this",
     "padding_layers": "the padded target's files are compared",
     "widen": "the widened target's files are compared",
     "variant": "it is part of the case's id, and so of its baseline's name",
