@@ -200,7 +200,7 @@ def package(session: nox.Session) -> None:
         epoch = session.run("git", "log", "-1", "--format=%ct", external=True, silent=True)
         command = ("uv", "build", "--quiet", "--out-dir", str(folder))
         session.run(*command, env={"SOURCE_DATE_EPOCH": str(epoch).strip()})
-    first, second = ({path.name: path.read_bytes() for path in each.iterdir()} for each in builds)
+    first, second = ({path.name: path.read_bytes() for path in build.iterdir()} for build in builds)
     if first != second:
         session.error(
             "package: two builds of one commit differ; see what in it has a time of its own"

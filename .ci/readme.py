@@ -103,8 +103,8 @@ def question(command: str) -> str:
     if program == "pytest":
         return f"{command} -q" if "--co" in words else f"{command} --co -q"
     if program == "specreg":
-        own, _, _ = command.partition(" -- ")
-        return f"{own} --help"
+        shell_command, _, _ = command.partition(" -- ")
+        return f"{shell_command} --help"
     if program == "uv":
         return f"{command} --dry-run"
     if "-s" not in words:
@@ -118,8 +118,8 @@ def question(command: str) -> str:
 
 def environment(folder: Path) -> Mapping[str, str]:
     """Return the environment of a user who has nothing yet, and no engine either."""
-    kept = {name: text for name, text in os.environ.items() if name not in _HIDDEN}
-    return {"SPECREG_CACHE": str(folder / "cache"), **kept}
+    variables = {name: text for name, text in os.environ.items() if name not in _HIDDEN}
+    return {"SPECREG_CACHE": str(folder / "cache"), **variables}
 
 
 def setup_steps(readme: str, *, real: bool) -> Iterator[Step]:
@@ -202,10 +202,14 @@ def main() -> int:
         )
         setup = setup_steps((clone / "README.md").read_text(), real=real)
         failed += [step.line for step in setup if not is_understood(step, clone)]
-        asked = questions(clone)
+        questions_of_pages = questions(clone)
         with ThreadPoolExecutor(_QUESTIONS_AT_ONCE) as pool:
-            answers = pool.map(lambda step: is_understood(step, clone), asked)
-            failed += [step.line for step, passed in zip(asked, answers, strict=True) if not passed]
+            answers = pool.map(lambda step: is_understood(step, clone), questions_of_pages)
+            failed += [
+                step.line
+                for step, passed in zip(questions_of_pages, answers, strict=True)
+                if not passed
+            ]
         last = elsewhere_steps(real=real)
         failed += [step.line for step in last if not is_understood(step, clone)]
     if failed:

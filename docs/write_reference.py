@@ -78,7 +78,7 @@ def percent(share_frac: float | None) -> str:
 
 def descriptions_of(kind: type[object]) -> dict[str, str]:
     """Return by field what the `Attributes:` of a class and of its bases say."""
-    found: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         text = inspect.cleandoc(base.__dict__.get("__doc__") or "")
         _, _, section = text.partition("Attributes:\n")
@@ -86,19 +86,19 @@ def descriptions_of(kind: type[object]) -> dict[str, str]:
         for entry in re.split(r"\n(?=\S)", textwrap.dedent(section).strip()):
             name, colon, description = entry.partition(": ")
             if colon:
-                found[name] = description
-    return found
+                descriptions[name] = description
+    return descriptions
 
 
 def members_of(kind: type[enum.Enum]) -> dict[str, str]:
     """Return by member of an enumeration the docstring below it."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(definition, ast.ClassDef)  # noqa: S101 - a class's source is one
-    found = {}
+    members = {}
     for statement, below in zip(definition.body, definition.body[1:], strict=False):
         if isinstance(statement, ast.Assign) and isinstance(below, ast.Expr):
-            found[ast.unparse(statement.targets[0])] = str(ast.literal_eval(below.value))
-    return found
+            members[ast.unparse(statement.targets[0])] = str(ast.literal_eval(below.value))
+    return members
 
 
 _ANYTHING = (object, Any)
@@ -109,18 +109,22 @@ def type_of(hint: Any) -> str:  # noqa: ANN401 - it describes any type
     origin = typing.get_origin(hint)
     arguments = typing.get_args(hint)
     if origin is typing.Annotated:
-        limits = next((one for one in arguments[1:] if isinstance(one, msgspec.Meta)), None)
+        limits = next(
+            (argument for argument in arguments[1:] if isinstance(argument, msgspec.Meta)), None
+        )
         signs = (("≥", "ge"), (">", "gt"), ("≤", "le"), ("<", "lt"))
         values = [(sign, getattr(limits, name)) for sign, name in signs]
         # A bound that is only there against nonsense tells a reader nothing.
-        told = [(sign, value) for sign, value in values if value is not None and value < NONSENSE]
-        bounds = [f"{sign} {value}" for sign, value in told]
+        known_limits = [
+            (sign, value) for sign, value in values if value is not None and value < NONSENSE
+        ]
+        bounds = [f"{sign} {value}" for sign, value in known_limits]
         return " ".join([type_of(arguments[0]), " and ".join(bounds)]).strip()
     if origin in {typing.Union, types.UnionType}:
-        kinds = [type_of(one) for one in arguments if one is not types.NoneType]
+        kinds = [type_of(argument) for argument in arguments if argument is not types.NoneType]
         return " or ".join(dict.fromkeys(kinds))
     if origin is typing.Literal:
-        return " or ".join(f'"{one}"' for one in arguments)
+        return " or ".join(f'"{argument}"' for argument in arguments)
     if origin is tuple and arguments[-1] is not Ellipsis:
         return f"[{', '.join(map(type_of, arguments))}]"
     if origin in {list, tuple}:
@@ -132,7 +136,7 @@ def type_of(hint: Any) -> str:  # noqa: ANN401 - it describes any type
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return "list" if hint.__struct_config__.array_like else "table"
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        return " or ".join(f'"{one.value}"' for one in hint)
+        return " or ".join(f'"{member.value}"' for member in hint)
     names: dict[Any, str] = {str: "text", int: "integer", float: "number", bool: "true or false"}
     return names.get(hint, "table")
 
@@ -155,17 +159,17 @@ def fields_of(kind: type[Any]) -> Mapping[str, object]:
     if dataclasses.is_dataclass(kind):
         missing = dataclasses.MISSING
         return {
-            one.name: _NO_DEFAULT
-            if one.default is missing and one.default_factory is missing
-            else (None if one.default is missing else one.default)
-            for one in dataclasses.fields(kind)
+            field.name: _NO_DEFAULT
+            if field.default is missing and field.default_factory is missing
+            else (None if field.default is missing else field.default)
+            for field in dataclasses.fields(kind)
         }
     nothing = msgspec.NODEFAULT
     return {
-        one.name: _NO_DEFAULT
-        if one.default is nothing and one.default_factory is nothing
-        else (None if one.default is nothing else one.default)
-        for one in msgspec.structs.fields(kind)
+        field.name: _NO_DEFAULT
+        if field.default is nothing and field.default_factory is nothing
+        else (None if field.default is nothing else field.default)
+        for field in msgspec.structs.fields(kind)
     }
 
 

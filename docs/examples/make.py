@@ -1,4 +1,4 @@
-"""Makes the examples from real runs: the tier `cpu` as it is, and with planted faults.
+"""Make the examples from real runs: the tier `cpu` as it is, and with planted faults.
 
 `nox -s examples` runs both and needs a quiet machine; `-- --render` only
 draws the committed reports again. Each folder gets `report.json`, `report.html` and
@@ -34,17 +34,20 @@ _PICTURES: tuple[tuple[str, ViewportSize, _Scheme], ...] = (
 
 
 def run_suite(name: str) -> Path:
-    """Runs the tier in a folder of its own, and says which one; red is what is wanted of one."""
+    """Run the tier in a folder of its own, and return the folder of the run.
+
+    The example with planted faults fails, as it has to.
+    """
     folder = SCRATCH / name
     shutil.rmtree(ROOT / folder, ignore_errors=True)
     (ROOT / folder).mkdir(parents=True)
     if (ROOT / HISTORY).is_dir():
-        # What other runs did is shown; what this one does is no part of it.
+        # The page shows the history of other runs. This run isn't added to it.
         shutil.copytree(ROOT / HISTORY, ROOT / folder / "history")
     arguments = ["tests/perf", "--specreg-tier=cpu", f"--specreg-runs={folder / 'runs'}"]
     environment = dict(os.environ)
     if name == "cpu_perf":
-        # Neighbours move a shared machine; what nobody can tell makes no example fail.
+        # On a shared machine a speed may stay undecided, which must not make an example fail.
         arguments.append("--specreg-inconclusive=warn-speed")
     if name == "planted_faults":
         # One draft of each step is lost, and a step with speculation takes about twice as long.
@@ -60,7 +63,7 @@ def run_suite(name: str) -> Path:
 
 
 def keep(name: str, run_folder: Path) -> None:
-    """Puts what a run left, and pictures of it, beside this file."""
+    """Copy the report of a run beside this file, with its page and pictures of it."""
     folder = HERE / name
     folder.mkdir(exist_ok=True)
     if run_folder != folder:
@@ -70,6 +73,7 @@ def keep(name: str, run_folder: Path) -> None:
 
 
 def _picture(folder: Path, page: Path) -> None:
+    """Take the pictures of a page."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         for name, viewport, scheme in _PICTURES:
@@ -78,18 +82,18 @@ def _picture(folder: Path, page: Path) -> None:
             tab.goto(page.resolve().as_uri())
             tab.screenshot(path=folder / f"{name}.png")
             if name == "light":
-                # Those that fail stand first, unfolded; else the last one has most to say.
+                # Cases that fail stand first. Without one, the last case has most to show.
                 cases = tab.locator("details.case")
                 red = tab.locator("details.case.red")
                 case = red.first if red.count() else cases.last
-                case.evaluate("one => one.open = true")
+                case.evaluate("details => details.open = true")
                 case.screenshot(path=folder / "case.png")
             context.close()
         browser.close()
 
 
 def main() -> None:
-    """Makes all of them; `--render` draws again what there is, and names what there isn't."""
+    """Make all examples. `--render` only draws again those that there are, and names the others."""
     for name in NAMES:
         if "--render" not in sys.argv:
             keep(name, run_suite(name))

@@ -88,7 +88,7 @@ def init(root: RootOption = HERE) -> None:
 
 
 def _there(root: Path, name: str) -> Path | None:
-    """What stands in the place of a file, the folder of a `.gitkeep`; None where nothing does."""
+    """Return what is in the place of a file, the folder of a `.gitkeep`; None if nothing is."""
     paths = [root / name.removesuffix("/.gitkeep")]
     if name == "pytest.toml":
         others = ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
@@ -110,7 +110,7 @@ def _files() -> Iterator[tuple[str, str]]:
 
 
 def _origin() -> str:
-    """What follows specreg's name where it is required as it was installed: a URL, or a version."""
+    """Return what follows specreg's name to require it as it was installed: a URL or a version."""
     try:
         origin = importlib.metadata.distribution("specreg").read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:

@@ -27,7 +27,7 @@ class TurnAnswer(NamedTuple):
 
 
 def turns_of(case: Case, prompt: Prompt) -> int:
-    """How many turns of a prompt the case asks."""
+    """Return how many turns of a prompt the case asks."""
     return len(prompt.turns[: case.turns]) or 1
 
 

@@ -217,7 +217,7 @@ def _conclude(config: pytest.Config, judge: GroupJudge) -> Iterator[str]:
 
 
 def _is_cut_short(session: pytest.Session, exitstatus: int) -> bool:
-    """Whether the run ended before all selected tests ran."""
+    """Return True if the run ended before all selected tests ran."""
     is_stopped = bool(session.shouldstop or session.shouldfail)
     return is_stopped or exitstatus in {pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR}
 
@@ -259,7 +259,7 @@ def _set_exit_status(session: pytest.Session, exitstatus: int, verdicts: Sequenc
 
 
 def _judged_nothing(session: pytest.Session) -> bool:
-    """Whether a run without a verdict was meant to judge; one that only lists or records wasn't.
+    """Return True if a run without a verdict was meant to judge, not only to list or record.
 
     A resumed run that selects nothing keeps the verdict that its folder has.
     """

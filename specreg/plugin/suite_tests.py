@@ -32,7 +32,7 @@ def params_of(item: pytest.Item) -> Mapping[str, Any]:
 
 
 def is_suite_test(item: pytest.Item) -> bool:
-    """Whether a test judges or checks a case."""
+    """Return True if a test judges or checks a case."""
     return bool(params_of(item))
 
 

@@ -31,5 +31,5 @@ def cursor_column(config: pytest.Config) -> Callable[[], int] | None:
 
 
 def has_color(config: pytest.Config) -> bool:
-    """Whether to write in colour."""
+    """Return True if output is to be coloured."""
     return bool(config.get_terminal_writer().hasmarkup) and "NO_COLOR" not in os.environ

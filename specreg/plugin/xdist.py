@@ -22,12 +22,12 @@ GROUPED_DIST = "loadgroup"
 
 
 def is_worker(config: pytest.Config) -> bool:
-    """Whether this process is a worker of pytest-xdist."""
+    """Return True if this process is a worker of pytest-xdist."""
     return hasattr(config, "workerinput")
 
 
 def has_workers(config: pytest.Config) -> bool:
-    """Whether workers of pytest-xdist run the tests, and not this process."""
+    """Return True if workers of pytest-xdist run the tests, and not this process."""
     return not is_worker(config) and config.getoption("dist", "no") != "no"
 
 
@@ -40,7 +40,7 @@ def worker_folder(config: pytest.Config) -> Path | None:
 
 
 def is_grouped(config: pytest.Config) -> bool:
-    """Whether the controller deals out whole server groups to this worker."""
+    """Return True if the controller deals out whole server groups to this worker."""
     return bool(getattr(config, "workerinput", {}).get(GROUPED, False))
 
 

@@ -30,7 +30,7 @@ _MS_PER_S = 1000
 
 
 def is_given(getoption: Callable[[str, object], object], names: Iterable[str]) -> bool:
-    """Whether one of pytest-benchmark's options is given, or it is told what to group by."""
+    """Return True if one of pytest-benchmark's options is given, or what to group by."""
     grouped = getoption("benchmark_group_by", "group") != "group"
     return grouped or any(getoption(f"benchmark_{name}", None) for name in names)
 

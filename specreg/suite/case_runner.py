@@ -288,7 +288,7 @@ class CaseRunner:
         return None
 
     def _can_start_ahead(self, case_launch: CaseLaunch, server: Launch, control: Launch) -> bool:
-        """Whether a case is measured beside a control on another server, and not resumed."""
+        """Return True if a case is measured beside a control on another server, and not resumed."""
         if case_launch.control != control or case_launch.server in {control, server}:
             return False
         key = self._key(case_launch.case, case_launch.server.number)
