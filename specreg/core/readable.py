@@ -13,6 +13,7 @@ replaced:
 What is left is legal in XML too.
 """
 
+import functools
 import re
 from collections.abc import Iterable
 
@@ -72,6 +73,8 @@ def without_ci_commands(text: str) -> str:
     return _AZURE_COMMAND.sub("# #", text)
 
 
+# A journal has the same names a million times.
+@functools.lru_cache(maxsize=4096)
 def is_plain(text: str) -> bool:
     """Return whether a text is one line that can be shown as it is."""
     return "\n" not in text and "\t" not in text and readable_block(text, secrets=()) == text

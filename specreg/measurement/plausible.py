@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from specreg.acceptance.record import AcceptanceRecord, StepCounts
+from specreg.core.readable import is_plain
 from specreg.load.chat_client import FinishedRequest
 from specreg.stats.percentiles import PER_E, TimeHistogram
 from specreg.telemetry.power_record import PowerRecord
@@ -33,6 +34,13 @@ def check_request(finished: FinishedRequest) -> None:
         msgspec.ValidationError: its moments aren't in order, or it has an impossible count.
     """
     trace = finished.trace
+    # Check the names.
+    for name in (trace.prompt_id, trace.category, trace.finish_reason or ""):
+        if not is_plain(name):
+            raise msgspec.ValidationError(
+                f"a request has the name {name!a}, which is no plain text"
+            )
+
     # Check the counts.
     _check_counts((finished.place, trace.first_chunk_tokens, *trace.chunk_sizes), "a request")
     _check_counts(trace.thought_chunk_sizes, "a thought")
