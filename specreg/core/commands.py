@@ -19,6 +19,9 @@ LAUNCHER_OPTIONS = "SPECREG_LAUNCHER_OPTIONS"
 """The variable in which a session of nox says which options it gives pytest by itself."""
 
 ATTACH_OPTION = "--specreg-attach"
+_OWN_OPTION = re.compile(
+    r"--(?:specreg-[a-z-]+|engine|num-prompts|reason|update-baselines)(?:=[^\x00-\x1f]*)?"
+)
 _FEWER = "--num-prompts"
 """An option that no recording takes: a baseline is of all prompts."""
 
@@ -67,14 +70,36 @@ def install_command(extra: str) -> str:
     return f'uv pip install{where} {what}[{extra}]"'
 
 
-def is_plain_command(text: str) -> bool:
-    """Whether a line that is to be typed starts one program, with words alone.
+def is_own_command(text: str) -> bool:
+    """Return whether a line to be typed runs the suite or specreg, and nothing else.
 
-    A document of another machine shows such lines, and nothing in them may be the shell's: no
-    substitution, no pipe and no second command outside single quotes.
+    A document of another machine shows such lines, and a reader copies them. So nothing in them may
+    be the shell's (a substitution, a pipe, a second command), and pytest may be given no option of
+    its own but `-k`, because others name programs and files that it runs.
     """
     unquoted = re.sub(r"'[^'\x00-\x1f]*'", "", text)
-    return re.fullmatch(r'[A-Za-z0-9_@%+=:,./~ "-]*', unquoted) is not None
+    if not re.fullmatch(r'[A-Za-z0-9_@%+=:,./~ "-]*', unquoted):
+        return False
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        return False
+    if words[:1] == ["specreg"] or words[1:3] == ["-m", "specreg"]:
+        return True
+    if words[:2] == ["nox", "-s"] and words[3:4] == ["--"]:
+        words = words[4:]
+    elif words[:2] == ["pytest", "tests/perf"]:
+        words = words[2:]
+    else:
+        return False
+    if words[:1] == ["-k"]:
+        words = words[2:]
+    return all(map(is_own_option, words))
+
+
+def is_own_option(text: str) -> bool:
+    """Return whether an argument of pytest is an option of the suite, with its value if any."""
+    return _OWN_OPTION.fullmatch(text) is not None
 
 
 def is_attached(options: Sequence[str]) -> bool:

@@ -23,7 +23,7 @@ import specreg
 from specreg.baselines.comparison import CaseBaselines, differing_settings
 from specreg.baselines.record import commit_of
 from specreg.baselines.schema import load_acceptance, schema_of
-from specreg.core.commands import is_plain_command, specreg_command
+from specreg.core.commands import is_own_command, is_own_option, specreg_command
 from specreg.core.errors import ReportError
 from specreg.core.files import MIB, UNREADABLE, replace_file
 from specreg.core.names import ReportedCase
@@ -321,15 +321,27 @@ def load_report(path: Path) -> Report:
         check_plain_names(document)
         if len(report.arms) not in _ARMS:
             raise msgspec.ValidationError(f"`arms` has {len(report.arms)}, needed none or two")
-        for case in report.cases:
-            # A reader of the page copies this command to a shell.
-            if not is_plain_command(case.reproduce):
-                raise msgspec.ValidationError(f"`reproduce` of {case.case_id} is no plain command")
+        _check_commands(report)
     except (OSError, *UNREADABLE) as error:
         advice = "run the tier again, or use the specreg of the run"
         raise ReportError(f"report '{path}': {error}; {advice}") from error
     else:
         return readable_values(report)
+
+
+def _check_commands(report: Report) -> None:
+    """Check that the commands which a report shows run the suite: a reader copies them to a shell.
+
+    Raises:
+        msgspec.ValidationError: One of them doesn't.
+    """
+    for case in report.cases:
+        if not is_own_command(case.reproduce):
+            message = f"`reproduce` of {case.case_id} is no command of the suite"
+            raise msgspec.ValidationError(message)
+    for option in report.origin.options:
+        if not is_own_option(option):
+            raise msgspec.ValidationError(f"`options` has {option!a}, no option of the suite")
 
 
 def began_at(run: str) -> dt.datetime | None:

@@ -35,6 +35,21 @@ def test_a_link_of_the_repository_leads_somewhere(name: str) -> None:
     assert [link for link in files if not (builders.ROOT / link).exists()] == []
 
 
+def test_each_promise_of_reliability_names_tests_that_there_are() -> None:
+    page = (builders.ROOT / "docs/explanation/reliability.md").read_text()
+    named = set(re.findall(r"`(test_\w+)`", page))
+    files = (builders.ROOT / "tests").rglob("test_*.py")
+    defined = {name for path in files for name in re.findall(r"def (test_\w+)\(", path.read_text())}
+    assert named - defined == set()
+
+    promises, _, faults = page.partition("## The faults")
+    paragraphs = [part for part in promises.split("\n\n") if part.startswith("**")]
+    lists = [part for part in promises.split("\n\n") if part.startswith("- `test_")]
+    inline = [part for part in paragraphs if "`test_" in part]
+    assert len(paragraphs) == len(lists) + len(inline)
+    assert "tests/faults/test_rows_of_*.py" in faults
+
+
 def test_what_the_map_of_the_code_names_is_there() -> None:
     """`verdicts/judge.outcome_of` is a name in that module, `verdicts/confirmation` a module."""
     page = (builders.ROOT / "docs/explanation/structure.md").read_text()

