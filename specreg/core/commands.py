@@ -86,7 +86,7 @@ def is_own_command(text: str) -> bool:
         return False
     if words[:1] == ["specreg"] or words[1:3] == ["-m", "specreg"]:
         return True
-    if words[:2] == ["nox", "-s"] and words[3:4] == ["--"]:
+    if words[:2] == ["nox", "-s"] and words[3:4] in ([], ["--"]):
         words = words[4:]
     elif words[:2] == ["pytest", "tests/perf"]:
         words = words[2:]

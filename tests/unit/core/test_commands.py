@@ -164,7 +164,12 @@ def test_no_name_in_a_command_is_the_shell_s(case_id: str) -> None:
             record_command(IDS, ("--specreg-tier=a b", "--specreg-runs=$(x)")),
             specreg_command("gate"),
         ),
-        *('pytest tests/perf -k "a- or b-"', "nox -s cpu_perf -- -k a-", "specreg report 'é;'"),
+        *(
+            'pytest tests/perf -k "a- or b-"',
+            "nox -s cpu_perf -- -k a-",
+            "nox -s cpu_perf",
+            "specreg report 'é;'",
+        ),
     ],
 )
 def test_a_line_of_ours_is_a_command_of_the_suite(line: str) -> None:
@@ -186,7 +191,7 @@ def test_a_line_of_ours_is_a_command_of_the_suite(line: str) -> None:
             "",
             "rm -rf x",
             "python evil.py",
-            "nox -s cpu_perf",
+            "nox -s cpu_perf evil",
             "pytest tests/perf -p evil",
             "pytest tests/perf -c evil.ini",
             "pytest tests/perf --rootdir=evil",
