@@ -13,7 +13,7 @@ from specreg.baselines.schema import Baseline, PublishedFigure
 from specreg.core.errors import BaselineError
 from specreg.core.values import readable_values
 from specreg.datasets.prompts import Prompt, prompts_sha256
-from specreg.engines.engine import ServerSettings, taken
+from specreg.engines.engine import ServerSettings, values_of_fields
 from specreg.matrix.case import Case, CaseSettings, Load, RequestSettings
 from specreg.matrix.models import model_sha256, served_models
 from specreg.matrix.prompts import load_case_prompts
@@ -42,9 +42,9 @@ def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSetti
     target_sha256 = model_sha256(target)
     matrix_prompts = case.matrix_prompts or case.prompts
     settings = CaseSettings(
-        **taken(ServerSettings, server),
-        **taken(RequestSettings, case),
-        **taken(Load, case.load),
+        **values_of_fields(ServerSettings, server),
+        **values_of_fields(RequestSettings, case),
+        **values_of_fields(Load, case.load),
         engine=server.engine,
         method=server.method,
         draft_tokens=server.draft_tokens,

@@ -118,8 +118,8 @@ class LaunchSettings(ServerSettings):
     model_runner: ModelRunner | None = None
 
 
-def taken(kind: type[Any], source: object) -> dict[str, Any]:
-    """The fields of a dataclass `kind`, each with the value that `source` has under its name."""
+def values_of_fields(kind: type[Any], source: object) -> dict[str, Any]:
+    """Return the fields of a dataclass with the values that another object has by these names."""
     return {field.name: getattr(source, field.name) for field in dataclasses.fields(kind)}
 
 
@@ -251,7 +251,8 @@ class Engine(ABC):
         program: the program that must be on PATH, None for an engine that specreg installs.
         module: what an interpreter that has the engine can import; empty where there is a program.
         serves_names: whether it serves its model under the name that it is given.
-        spreads: the fields of `Parallel` that it takes; a draft is always split as the target is.
+        parallel_fields: the fields of `Parallel` that it takes; a draft is always split as the
+            target is.
         ray_packages: what it needs for Ray's executor.
         memory_flags: how the flags begin that say what it takes of a GPU; empty where none says how
             large its KV cache is.
@@ -275,7 +276,7 @@ class Engine(ABC):
     version_path: ClassVar[str] = "/version"
     wire_format: ClassVar[WireFormat]
     serves_names: ClassVar[bool] = True
-    spreads: ClassVar[frozenset[str]]
+    parallel_fields: ClassVar[frozenset[str]]
     ray_packages: ClassVar[tuple[str, ...]] = ()
     memory_flags: ClassVar[tuple[str, ...]] = ()
     pinned_on_gpu: ClassVar[Collection[str]] = ()
@@ -288,7 +289,7 @@ class Engine(ABC):
 
     @abstractmethod
     def requirement(self, *, on_gpu: bool) -> Requirement:
-        """What to install, on a machine with or without a GPU.
+        """Return what to install, on a machine with or without a GPU.
 
         Raises:
             UnsupportedError: it doesn't run there.
@@ -300,7 +301,11 @@ class Engine(ABC):
         return self.wire_format if isinstance(self.wire_format, TokenApi) else None
 
     def spelling_of(self, method: str) -> Spelling:
-        """How it spells a method, else an UnknownNameError that lists those that it has."""
+        """Return how the engine spells a method.
+
+        Raises:
+            UnknownNameError: It doesn't have the method. The message lists those that it has.
+        """
         check_name(f"method of engine '{self.name}'", method, self.methods)
         return self.methods[method]
 
@@ -342,7 +347,7 @@ class Engine(ABC):
         return False
 
     def pinned_methods(self, *, on_gpu: bool) -> Collection[str]:
-        """The methods whose acceptance it can pin to a length."""
+        """Return the methods whose acceptance the engine can pin to a length."""
         return self.pinned_on_gpu if on_gpu else self.pinned_on_cpu
 
     def drafts_every_step(self, method: str, model_runner: str) -> bool:
@@ -386,25 +391,25 @@ class Engine(ABC):
             allowed = {getattr(ALONE, name)}
             if name == "draft_tensor":
                 allowed.add(parallel.tensor)
-            if value not in allowed and name not in {*self.spreads, "nodes"}:
+            if value not in allowed and name not in {*self.parallel_fields, "nodes"}:
                 message = f"engine '{self.name}' can't spread a model so; leave it out"
                 raise UnsupportedError(f"parallel.{name} = {value}: {message}")
 
     def files(self, options: LaunchOptions) -> Mapping[str, str]:
-        """What to write into `options.folder` before the start, by path in it."""
+        """Return the files to write to `options.folder` before the start, by path in it."""
         del options
         return {}
 
     @abstractmethod
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
-        """The command line that starts the server with `python`, its environment's interpreter."""
+        """Return the command line that starts the server with its environment's interpreter."""
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
-        """Environment variables that the server needs: offline where nothing is to be fetched."""
+        """Return variables that the server needs: those for offline use if nothing is fetched."""
         return {"HF_HUB_OFFLINE": "1"} if options.offline else {}
 
     def parse_version(self, body: bytes) -> str:
-        """The engine's version by its own word, "unknown" where it can't be read."""
+        """Return the version that the engine reports; "unknown" if it can't be read."""
         try:
             return msgspec.json.decode(body, type=ServerVersion).version
         except UNREADABLE:
@@ -444,10 +449,11 @@ class Engine(ABC):
 
 
 def given_flags(*values: tuple[str, int | bool]) -> tuple[str, ...]:
-    """Flags for the values that aren't an engine's own: numbers above 1, and what is true."""
-    return tuple(
-        word
-        for flag, value in values
-        if value > 1 or value is True
-        for word in ((flag,) if value is True else (flag, str(value)))
-    )
+    """Return flags for the values that aren't an engine's default: numbers above 1, and True."""
+    words: list[str] = []
+    for flag, value in values:
+        if value is True:
+            words.append(flag)
+        elif value > 1:
+            words += [flag, str(value)]
+    return tuple(words)

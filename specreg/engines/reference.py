@@ -51,7 +51,7 @@ class ReferenceEngine(Engine):
     seen: ClassVar = dict.fromkeys(_METHODS, "measured 5.19.0, 2026-11-24")
     oldest: ClassVar = "5.19"
     module: ClassVar = "transformers"
-    spreads: ClassVar = frozenset({"pipeline"})
+    parallel_fields: ClassVar = frozenset({"pipeline"})
     wire_format: ClassVar = ReferenceWireFormat()
 
     def requirement(self, *, on_gpu: bool) -> Requirement:

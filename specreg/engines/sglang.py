@@ -49,7 +49,7 @@ from specreg.engines.wire_format import (
     unreadable,
 )
 
-_CALLS = "sglang:spec_verify_calls_total"
+_VERIFY_CALLS = "sglang:spec_verify_calls_total"
 _GENERATE = "/generate"
 
 
@@ -58,7 +58,7 @@ class _FinishReason(msgspec.Struct, frozen=True):
 
 
 class _MetaInfo(SpecTokensDetails, frozen=True):
-    """What `/generate` says of an answer."""
+    """The part of an answer of `/generate` that describes it."""
 
     completion_tokens: Count = 0
     prompt_tokens: Count | None = None
@@ -81,7 +81,7 @@ class _Tokens(msgspec.Struct, frozen=True):
 
 
 class _ServerInfo(msgspec.Struct, frozen=True):
-    """What `/server_info` says of the settings that the server has chosen."""
+    """The settings in `/server_info` that the server has chosen itself."""
 
     attention_backend: Fact | None = None
 
@@ -93,6 +93,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 def _sampling(wanted: Wanted) -> dict[str, object]:
+    """Return the parameters of sampling by SGLang's names."""
     return {
         "max_new_tokens": wanted.output_cap_tokens,
         "temperature": wanted.temperature,
@@ -110,11 +111,14 @@ class SglangWireFormat(WireFormat, TokenApi):
     counters_flag: ClassVar = "--enable-metrics"
 
     def path(self, ask: Ask) -> str:
-        """By the form of the prompt."""
+        """Return OpenAI's path for a chat, and SGLang's own for any other prompt."""
         return ask.openai_path if ask.form is Form.CHAT else _GENERATE
 
     def body(self, ask: Ask) -> Body:
-        """Usage in each chunk, and the record of the answer; `/generate` gives both unasked."""
+        """Return a body that asks for the usage in each chunk and for the record of the answer.
+
+        `/generate` gives both without being asked.
+        """
         if ask.form is Form.CHAT:
             return {**super().body(ask), "return_spec_tokens_details": True}
         return {
@@ -124,7 +128,10 @@ class SglangWireFormat(WireFormat, TokenApi):
         }
 
     def new_parser(self, ask: Ask) -> ParseEvent:
-        """By the endpoint; of `/generate` for events that repeat and for new text alone."""
+        """Return a parser for the endpoint of the prompt.
+
+        Events of `/generate` may repeat what earlier ones had, or have new text only.
+        """
         if ask.form is Form.CHAT:
             return super().new_parser(ask)
         stream = RepeatingStream()
@@ -157,13 +164,13 @@ class SglangWireFormat(WireFormat, TokenApi):
         return parse_event
 
     def parse_counters(self, page: str) -> Counters:
-        """The verify calls, which are all that SGLang counts of its steps."""
+        """Parse the number of verify calls, which is all that SGLang counts of its steps."""
         parsed = MetricsPage(page)
-        parsed.require(_CALLS, why=f"is the server started with {self.counters_flag}")
-        return Counters(steps=parsed.total(_CALLS))
+        parsed.require(_VERIFY_CALLS, why=f"is the server started with {self.counters_flag}")
+        return Counters(steps=parsed.total(_VERIFY_CALLS))
 
     def encode(self, ask: Ask) -> Call[tuple[int, ...]]:
-        """A chat through the model's template, or a text as it is."""
+        """Return a call that tokenizes a chat with the model's template, or a text as it is."""
         return Call(
             path="/v1/tokenize",
             body={"model": ask.model, **ask.openai_prompt},
@@ -171,15 +178,15 @@ class SglangWireFormat(WireFormat, TokenApi):
         )
 
     def complete(self, model: str, ids: Sequence[int], wanted: Wanted) -> Call[Transcript]:
-        """A continuation by its own endpoint, which knows one model."""
+        """Return a call of SGLang's own endpoint, which serves one model only."""
         del model
 
         def parse(answer: bytes) -> Transcript:
             parsed = decode_answer(answer, _Answer)
             tokens = parsed.meta_info.completion_tokens
             if tokens not in {0, len(parsed.output_ids)}:
-                lacks = f"{len(parsed.output_ids)} output_ids, where it counts {tokens} tokens"
-                raise unreadable(lacks, answer)
+                mismatch = f"{len(parsed.output_ids)} output_ids, where it counts {tokens} tokens"
+                raise unreadable(mismatch, answer)
             counts = parsed.meta_info.counts
             output = parsed.output_ids
             return Transcript(prompt=tuple(ids), output=output, counts=counts, text=parsed.text)
@@ -188,12 +195,13 @@ class SglangWireFormat(WireFormat, TokenApi):
         return Call(path=_GENERATE, body=body, parse=parse)
 
     def score(self, model: str, ids: Sequence[int], candidates: Sequence[int]) -> Call[Scores]:
-        """The candidates themselves."""
+        """Return a call that asks for the log-probabilities of the candidates themselves."""
         del model
 
         def parse(answer: bytes) -> Scores:
-            found = decode_answer(answer, _Answer).meta_info.output_token_ids_logprobs
-            scores = {token: score for score, token, _ in found[0]} if found else {}
+            logprobs = decode_answer(answer, _Answer).meta_info.output_token_ids_logprobs
+            first_token = logprobs[0] if logprobs else ()
+            scores = {token: score for score, token, _ in first_token}
             for candidate in candidates:
                 if candidate not in scores:
                     raise unreadable(f"no log-probability of token {candidate}", answer)
@@ -210,7 +218,7 @@ class SglangWireFormat(WireFormat, TokenApi):
 
 _VERSION = "0.5.23"
 _MOST_CHARACTERS = 1024
-# CUDA builds all of them, and of no use without a GPU.
+# All of these are CUDA builds; none is of use without a GPU.
 _KERNELS = (
     *("cuda-tile", "cuda-python", "flash-attn-4", "flashinfer-python", "humming-kernels"),
     *("nvidia-cutlass-dsl", "nvidia-mathdx", "nvshmem4py-cu13", "quack-kernels", "sgl-deep-ep"),
@@ -220,21 +228,24 @@ _KERNELS = (
 
 
 def _drafter(algorithm: str, settings: dict[str, Setting], *, learns: bool = False) -> Spelling:
-    """An algorithm, with how many tokens a step verifies and further settings."""
-    count = {"speculative-num-draft-tokens": VERIFIED_TOKENS}
-    words = {"speculative-algorithm": algorithm, **settings, **count}
-    return Spelling(settings=words, learns=learns)
+    """Spell an algorithm, with the number of tokens that a step verifies and further settings."""
+    flags: dict[str, Setting] = {
+        "speculative-algorithm": algorithm,
+        **settings,
+        "speculative-num-draft-tokens": VERIFIED_TOKENS,
+    }
+    return Spelling(settings=flags, learns=learns)
 
 
 _DRAFT: dict[str, Setting] = {"speculative-draft-model-path": DRAFT}
 _STEPS: dict[str, Setting] = {"speculative-num-steps": DRAFT_TOKENS, "speculative-eagle-topk": 1}
 _CHAIN = _DRAFT | _STEPS
 _TREE = _CHAIN | {"speculative-eagle-topk": BRANCHES}
-# One continuation, as the other engines propose; SGLang's own default is a tree.
-_ONE: dict[str, Setting] = {"speculative-ngram-max-bfs-breadth": 1}
+# One continuation, which is what the other engines draft. SGLang's own default is a tree.
+_SINGLE_BRANCH: dict[str, Setting] = {"speculative-ngram-max-bfs-breadth": 1}
 _METHODS = {
     "none": Spelling(settings={}),
-    "ngram": _drafter("NGRAM", _ONE, learns=True),  # its corpus takes in every batch
+    "ngram": _drafter("NGRAM", _SINGLE_BRANCH, learns=True),  # its corpus takes in every batch
     "draft_model": _drafter("STANDALONE", _CHAIN),
     "eagle": _drafter("EAGLE", _CHAIN),
     "eagle3": _drafter("EAGLE3", _CHAIN),
@@ -302,10 +313,10 @@ class Sglang(Engine):
     oldest: ClassVar = "0.5.21"
     module: ClassVar = "sglang"
     version_path: ClassVar = "/server_info"
-    spreads: ClassVar = frozenset({"tensor", "data", "expert"})
+    parallel_fields: ClassVar = frozenset({"tensor", "data", "expert"})
     wire_format: ClassVar = SglangWireFormat()
     memory_flags: ClassVar = ("--max-total-tokens", "--mem-fraction-static")
-    # Those of models that draft one continuation; so many for all requests of a step.
+    # Only methods whose model drafts one continuation. All requests of a step accept equally many.
     pinned_on_gpu: ClassVar = ("draft_model", "eagle", "eagle3", "mtp", "dflash")
     pinned_on_cpu: ClassVar = pinned_on_gpu
     compiles: ClassVar = True
@@ -361,7 +372,7 @@ class Sglang(Engine):
         return any(float(str(flags.get(name, 1.0))) < 1.0 for name in thresholds)
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
-        """`sglang`; without a GPU on a CPU's torch, and without its kernels."""
+        """Return the package `sglang`; without a GPU with a torch for CPUs, and without kernels."""
         if on_gpu:
             return Requirement(package="sglang", version=_VERSION)
         return Requirement(
@@ -375,7 +386,7 @@ class Sglang(Engine):
         )
 
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
-        """The server's module, and the method's settings as flags."""
+        """Return the server's module, and the method's settings as flags."""
         return (
             *(str(python), "-m", "sglang.launch_server"),
             *("--model-path", options.target, "--served-model-name", options.served_name),
@@ -387,7 +398,7 @@ class Sglang(Engine):
             "--enable-metrics",
             # A repeated prompt must cost what it cost the first time.
             "--disable-radix-cache",
-            # Else the model's own generation_config.json sets the sampling.
+            # Otherwise the model's own generation_config.json sets the sampling.
             *("--sampling-defaults", "openai"),
             *(_gpu_flags(options) if options.on_gpu else _CPU_FLAGS),
             *given_flags(
@@ -401,19 +412,18 @@ class Sglang(Engine):
         )
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
-        """Offline where nothing needs to be fetched, and nothing compiled on a CPU."""
-        on_cpu = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
-        pinned = {
-            "SGLANG_SIMULATE_ACC_LEN": str(options.pinned_length_tokens),
-            "SGLANG_SIMULATE_ACC_METHOD": "match-expected",
-            # Else each accepted token is the same one, and none that was drafted.
-            "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token",
-        }
-        return {
-            **super().environment(options),
-            **({} if options.on_gpu else on_cpu),
-            **(pinned if options.pinned_length_tokens else {}),
-        }
+        """Return variables for offline use, for a CPU, and to pin the acceptance."""
+        variables = dict(super().environment(options))
+        if not options.on_gpu:
+            variables |= {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
+        if options.pinned_length_tokens:
+            variables |= {
+                "SGLANG_SIMULATE_ACC_LEN": str(options.pinned_length_tokens),
+                "SGLANG_SIMULATE_ACC_METHOD": "match-expected",
+                # Otherwise each accepted token is the same one, and none that was drafted.
+                "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token",
+            }
+        return variables
 
     def launch_facts(self, log: str, fetch: Fetch) -> LaunchFacts:
         """Return the attention backend, which `/server_info` tells."""
@@ -422,7 +432,7 @@ class Sglang(Engine):
         return LaunchFacts(attention_backend=info.attention_backend or "")
 
     def identify(self, fetch: Fetch) -> Identity:
-        """`/server_info` has all the server's settings."""
+        """Identify the server by `/server_info`, which has all its settings."""
         identity = super().identify(fetch)
         if identity.engine != self.name:
             return identity
@@ -465,10 +475,10 @@ _CPU_FLAGS = (
 
 
 def _gpu_flags(options: LaunchOptions) -> tuple[str, ...]:
-    """How much memory it may take; and graphs of prefills as long as one prompt can be, no longer.
+    """Return flags for the memory, and for graphs of prefills as long as a prompt can be.
 
-    SGLang takes as its own all that went since its start, so the share must hold what a server
-    beside it takes meanwhile. The cache is no larger for that.
+    SGLang counts all memory that was used since its start as its own. So the share must also hold
+    what a server beside it takes meanwhile. The cache doesn't become larger by that.
     """
     graphs = ("--cuda-graph-max-bs-prefill", str(options.max_model_len_tokens))
     if options.memory is None:

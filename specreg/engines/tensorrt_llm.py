@@ -119,7 +119,7 @@ class TensorrtLlm(Engine):
     methods: ClassVar = _METHODS
     oldest: ClassVar = _VERSION
     module: ClassVar = "tensorrt_llm"
-    spreads: ClassVar = frozenset({"tensor", "pipeline", "expert"})
+    parallel_fields: ClassVar = frozenset({"tensor", "pipeline", "expert"})
     wire_format: ClassVar = TensorrtLlmWireFormat()
     serves_names: ClassVar = False
     # Those whose drafter is part of the target's engine.

@@ -143,7 +143,7 @@ class Triton(Engine):
     program: ClassVar = "tritonserver"
     health_path: ClassVar = "/v2/health/ready"
     version_path: ClassVar = "/v2"
-    spreads: ClassVar = vllm.Vllm.spreads - {"ray"}
+    parallel_fields: ClassVar = vllm.Vllm.parallel_fields - {"ray"}
     wire_format: ClassVar = TritonWireFormat()
     has_model_runners: ClassVar = True
     pins_revisions: ClassVar = True

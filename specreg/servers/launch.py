@@ -18,7 +18,13 @@ from specreg.core.files import cache_dir, replace_file
 from specreg.core.processes import SupervisedProcess, start_process, stop_process
 from specreg.core.redaction import hide
 from specreg.core.timeline import Phase, Timeline
-from specreg.engines.engine import Engine, LaunchOptions, LaunchSettings, Requirement, taken
+from specreg.engines.engine import (
+    Engine,
+    LaunchOptions,
+    LaunchSettings,
+    Requirement,
+    values_of_fields,
+)
 from specreg.engines.launch_facts import NONE, NOTHING_KNOWN, LaunchFacts
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, Load, ServerSpec
@@ -294,7 +300,8 @@ def launch_options(
     if site.on_gpu:
         memory = gpu_memory(spec, find_gpus().memory_gib)
     return LaunchOptions(
-        **taken(LaunchSettings, spec) | {"speculation": spec.rendered_speculation(draft)},
+        **values_of_fields(LaunchSettings, spec)
+        | {"speculation": spec.rendered_speculation(draft)},
         target=target,
         target_revision=spec.target_revision,
         draft_revision=spec.draft_revision,
