@@ -398,9 +398,14 @@ def _readable(handle: object) -> tuple[Scope, str]:
     """Return what a GPU's power covers, and why it can't be read; empty if it can."""
     if _is_sliced(handle):
         return Scope.GPU, _SLICED
-    for scope in _SCOPES:
-        if any(value is not None for value in _power(handle, scope)):
-            return scope, ""
+    scopes = [
+        scope for scope in _SCOPES if any(value is not None for value in _power(handle, scope))
+    ]
+    if scopes:
+        # On GH200 both scopes answer and the counter is the module's, so the power beside it has to
+        # be the module's too. Without a counter the GPU's own power is what is wanted.
+        has_counter = _ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle) is not None
+        return (scopes[-1] if has_counter else scopes[0]), ""
     try:
         pynvml.nvmlDeviceGetPowerUsage(handle)
     except pynvml.NVMLError_NoPermission as error:

@@ -83,6 +83,8 @@ class ScriptedGpu:
         started_ns: the origin, by CLOCK_MONOTONIC, which is time.monotonic_ns().
         scope: which of the two scopes the power fields have; of a module alone (GH200) there is
             no nvmlDeviceGetPowerUsage either.
+        module_extra_w: what the GPU's module draws beside it. Above 0 the power fields have both
+            scopes, and the counter is the module's.
         permission: without it neither power nor energy can be read.
         lost_at_s: from when on the GPU answers nothing at all.
         sampled_frac: of each 100 ms, the first part that the power sensor looks at: a quarter on
@@ -103,6 +105,7 @@ class ScriptedGpu:
     uuid: str = "GPU-5c217ed0-0000-4000-8000-000000000000"
     started_ns: int = field(default_factory=time.monotonic_ns)
     scope: Scope = Scope.GPU
+    module_extra_w: float = 0.0
     permission: bool = True
     lost_at_s: float = NEVER
     sampled_frac: float = 1.0

@@ -36,7 +36,7 @@ enum { MOST_GPUS = 16, MOST_ROWS = 32, LONGEST = 96, MOST_SLICES = 7 };
 
 #define NUMBERS(X)                                                                                 \
     X(low_w) X(high_w) X(period_ms) X(duty_frac)                                                   \
-    X(scope) X(permission) X(lost_at_s) X(sampled_frac)                                            \
+    X(scope) X(module_extra_w) X(permission) X(lost_at_s) X(sampled_frac)                                            \
     X(has_energy_counter) X(tick_ms) X(counter_factor)                                             \
     X(counter_sticks_after_s) X(counter_resets_at_s) X(read_ms) X(slow_read_ms)                    \
     X(sm_clock_mhz) X(memory_clock_mhz)                                                            \
@@ -221,15 +221,17 @@ static double sensed_energy_j(const struct gpu *gpu, long long from_ns, long lon
     return total_j;
 }
 
-/* Of the last second, or this moment's. The fields of another scope than the GPU's aren't there. */
+/* Of the last second, or this moment's. The fields of another scope than the GPU's aren't there,
+   unless its module draws more: then there are both. */
 static int power_mw(const struct gpu *gpu, unsigned scope, int instant, unsigned *mw) {
     double power_w = sensed_energy_j(gpu, gpu->now_ns - NS_PER_S, gpu->now_ns);
     if (!gpu->permission) return NO_PERMISSION;
-    if (scope != (unsigned)gpu->scope) return NOT_SUPPORTED;
+    if (scope != (unsigned)gpu->scope && gpu->module_extra_w <= 0) return NOT_SUPPORTED;
     if (instant && gpu->sampled_frac < 1)
         power_w = frame_w(gpu, floor_to(gpu->now_ns, FRAME_NS) - FRAME_NS);
     else if (instant)
         power_w = true_power_w(gpu, gpu->now_ns);
+    if (scope != (unsigned)gpu->scope) power_w += gpu->module_extra_w;
     *mw = (unsigned)llround(power_w * 1e3);
     return SUCCESS;
 }
@@ -243,6 +245,7 @@ static int counter_mj(const struct gpu *gpu, u64 *mj) {
     double reset_ns = gpu->counter_resets_at_s * NS_PER_S;
     if ((double)tick_ns >= reset_ns) from_ns = (long long)reset_ns;
     double energy_j = true_energy_j(gpu, tick_ns) - true_energy_j(gpu, from_ns);
+    energy_j += gpu->module_extra_w * (double)(tick_ns - from_ns) / NS_PER_S;
     *mj = (u64)llround(fmax(energy_j, 0) * 1e3 * gpu->counter_factor);
     return SUCCESS;
 }

@@ -11,7 +11,7 @@ from specreg.core.errors import InvalidMeasurementError
 from specreg.telemetry.power_record import arm_power, check_alone, check_held_back, record_power
 from specreg.telemetry.sampler import PowerTrace, Sample
 from specreg.telemetry.sensor import State
-from tests.doubles.nvml.device import Process, ScriptedGpu, Throttle
+from tests.doubles.nvml.device import Process, ScriptedGpu, Throttle, constant
 from tests.unit import builders
 from tests.unit.builders.scripted_gpus import run_python, running
 
@@ -40,6 +40,17 @@ HOLDING = """
 import os, sys
 from specreg.telemetry.devices import held_bytes
 print(held_bytes(2, os.environ, {int(sys.argv[1])}))
+"""
+WITHIN_ONE_SCOPE = """
+import os, time
+from specreg.telemetry.devices import devices_of, open_probe
+(device,) = devices_of(1, os.environ)
+probe = open_probe(device)
+began_mj, began_s = probe.energy_mj(), time.monotonic()
+time.sleep(1.0)
+ended_mj, ended_s = probe.energy_mj(), time.monotonic()
+counted_w = None if began_mj is None else (ended_mj - began_mj) / 1000 / (ended_s - began_s)
+print(device.scope, probe.state().average_mw / 1000, counted_w)
 """
 THREE = tuple(ScriptedGpu(uuid=f"GPU-{letter}") for letter in "abc")
 
@@ -208,3 +219,27 @@ def test_what_is_wrong_with_a_gpu_ends_with_what_to_do(
     library: Path, gpu: ScriptedGpu, says: str
 ) -> None:
     assert asked(library, (running(gpu),), 1)[0] == says
+
+
+@pytest.mark.parametrize(
+    ("module_extra_w", "has_counter", "scope", "power_w"),
+    [
+        (0.0, True, "gpu", 400.0),
+        (200.0, True, "module", 600.0),  # GH200: its counter is the module's
+        (200.0, False, "gpu", 400.0),
+    ],
+)
+def test_power_is_of_the_scope_that_the_energy_counter_has(
+    library: Path, module_extra_w: float, scope: str, power_w: float, *, has_counter: bool
+) -> None:
+    """A counter of the module beside the power of its GPU would seem to disagree 1.5 times."""
+    gpu = ScriptedGpu(
+        load=constant(400.0), module_extra_w=module_extra_w, has_energy_counter=has_counter
+    )
+    output = run_python(library, library.parent, [running(gpu)], WITHIN_ONE_SCOPE)
+    found_scope, average_w, counted_w = output.split()
+    assert (found_scope, float(average_w)) == (scope, power_w)
+    if has_counter:
+        assert float(counted_w) == pytest.approx(power_w, rel=0.2)
+    else:
+        assert counted_w == "None"
