@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from specreg.core.reasons import Reason
+from specreg.engines.launch_facts import LaunchFacts
 from specreg.report.charts import (
     break_even,
     case_histories,
@@ -50,6 +51,22 @@ def test_what_fails_stands_first_with_its_cause_and_what_to_type() -> None:
     assert "-8.0% by acceptance, -2.0% by the cost of a step" in text
     # It is the one case of the tier, so that no -k is needed.
     assert "look again, on a fresh launch: pytest tests/perf --specreg-tier=cpu" in text
+
+
+def test_a_card_says_first_what_its_server_ran_with_other_than_its_baseline() -> None:
+    expected = reports.CASE_REPORT.expected
+    assert expected is not None
+    before = LaunchFacts(model_runner="v1", attention_backend="FLASH_ATTN")
+    now = LaunchFacts(model_runner="v2", attention_backend="FLASH_ATTN", flashinfer="none")
+    report = reports.with_case(
+        figures=msgspec.structs.replace(FIGURES, facts=now),
+        expected=msgspec.structs.replace(expected, facts=before),
+    )
+    text = Page(render_page(report)).text
+    card = text.partition("What needs a look")[2]
+    change = "Changed since its baseline: model runner v1 -> v2"
+    assert card.index(change) < card.index(" → ")
+    assert "model runner v2, attention backend FLASH_ATTN, FlashInfer none." in text
 
 
 def test_a_card_says_since_when_with_what_and_where_to_look() -> None:
