@@ -29,17 +29,17 @@ class Trend:
     """A straight line through segments, and how they lie around it.
 
     Attributes:
-        slope: the change in an hour.
-        residual: the standard deviation around the line.
-        correlation: of the residuals of neighbouring segments, 0..1, corrected for its bias.
-        squared_hours: the squared distances of the segments from their mean hour, summed up.
+        slope_frac: the change in an hour.
+        residual_frac: the standard deviation around the line.
+        correlation_frac: of the residuals of neighbouring segments, 0..1, corrected for its bias.
+        spread_h2: the squared distances of the segments from their mean hour, summed up.
         segments: how many segments there are, 3 or more.
     """
 
-    slope: float
-    residual: float
-    correlation: float
-    squared_hours: float
+    slope_frac: float
+    residual_frac: float
+    correlation_frac: float
+    spread_h2: float
     segments: int
 
     @classmethod
@@ -60,10 +60,10 @@ class Trend:
             # A fitted line takes some of the correlation away (Kendall 1954).
             correlation = min(neighbours + (1 + 4 * neighbours) / segments, 1.0)
         return cls(
-            slope=slope,
-            residual=math.sqrt(squares / (segments - 2)),
-            correlation=correlation,
-            squared_hours=squared_hours,
+            slope_frac=slope,
+            residual_frac=math.sqrt(squares / (segments - 2)),
+            correlation_frac=correlation,
+            spread_h2=squared_hours,
             segments=segments,
         )
 
@@ -77,17 +77,17 @@ class Trend:
             None if the segments are worth too few independent ones.
         """
         segments = self.segments * times_as_long
-        uncertainty = math.sqrt((1 - self.correlation**2) / segments)
-        correlation = min(self.correlation + _STANDARD_ERRORS * uncertainty, 1.0)
+        uncertainty = math.sqrt((1 - self.correlation_frac**2) / segments)
+        correlation = min(self.correlation_frac + _STANDARD_ERRORS * uncertainty, 1.0)
         worth = (1 - correlation) / (1 + correlation)
         freedom = min(math.floor(segments * worth) - 2, _MOST_FREEDOM)
         if freedom < _LEAST_FREEDOM:
             return None
         # The sum of squares grows with the number of segments, and with the square of the hours.
-        squared_hours = self.squared_hours * times_as_long**3
+        squared_hours = self.spread_h2 * times_as_long**3
         return Effect(
-            estimate_frac=self.slope,
-            error_frac=self.residual / math.sqrt(squared_hours * worth),
+            estimate_frac=self.slope_frac,
+            error_frac=self.residual_frac / math.sqrt(squared_hours * worth),
             freedom=freedom,
         )
 
@@ -140,7 +140,7 @@ def detectable_frac(trend: Trend, level: float, times_as_long: float = 1.0) -> f
     Returns:
         None if too few segments are independent to find any.
     """
-    if not trend.residual:
+    if not trend.residual_frac:
         return 0.0
     effect = trend.effect(times_as_long)
     if effect is None:

@@ -20,8 +20,9 @@ METAPHOR = re.compile(
 )
 PARTICIPLE = re.compile(r"begun|told|said|asked|lived")
 UNITS = (
-    *("_ns", "_ns2", "_ms", "_s", "_tokens", "_bytes", "_w", "_mw", "_mj", "_mhz", "_c", "_frac"),
-    *("_requests", "_nats", "_gib", "_gb", "_kib", "_min", "_uj", "_j", "_ratio", "minutes"),
+    *("_ns", "_ns2", "_h2", "_ms", "_s", "_tokens", "_bytes", "_w", "_mw", "_mj", "_mhz", "_c"),
+    *("_frac", "_requests", "_nats", "_gib", "_gb", "_kib", "_min", "_uj", "_j", "_ratio"),
+    "minutes",
 )
 UNITLESS = re.compile(
     r"burstiness|freedom|p_worse|temperature|top_p|waiting"  # numbers of their own kind
