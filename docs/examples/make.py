@@ -1,8 +1,8 @@
 """Make the examples from real runs: the tier `cpu` as it is, and with planted faults.
 
-`nox -s examples` runs both and needs a quiet machine; `-- --render` only
-draws the committed reports again. Each folder gets `report.json`, `report.html` and
-pictures of the page by day, by night and on a phone, and of one case unfolded: one that fails.
+`nox -s examples` runs both and needs a quiet machine; `-- --render` only draws the committed
+reports again. Each folder gets `report.json`, `report.html` and pictures of the page by day, by
+night, on a phone and on a wide screen, and of one case unfolded: one that fails.
 """
 
 import os
@@ -24,12 +24,14 @@ SCRATCH = Path(".specreg/examples")
 HISTORY = Path(".specreg/history")
 
 _Scheme = Literal["light", "dark"]
-_DESK: ViewportSize = {"width": 1200, "height": 1700}
-_PHONE: ViewportSize = {"width": 390, "height": 1700}
+_DESK: ViewportSize = {"width": 1280, "height": 1700}
+_PHONE: ViewportSize = {"width": 400, "height": 1700}
+_WIDE: ViewportSize = {"width": 1920, "height": 1700}
 _PICTURES: tuple[tuple[str, ViewportSize, _Scheme], ...] = (
     ("light", _DESK, "light"),
     ("dark", _DESK, "dark"),
     ("phone", _PHONE, "light"),
+    ("wide", _WIDE, "light"),
 )
 
 
