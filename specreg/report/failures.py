@@ -11,11 +11,10 @@ from specreg.engines.launch_facts import changed_facts
 from specreg.report.document import CaseReport, began_at, flat_fields
 from specreg.report.tables import label_of, render_value
 from specreg.verdicts.history import RunRecord, comparable
-from specreg.verdicts.verdict import Comparison, Outcome, Verdict
+from specreg.verdicts.verdict import JUDGED, Comparison, Verdict
 
 _VALUES_SHOWN = {"reprfuncargs", "reprlocals"}
 """What pytest calls the values of a function's arguments and variables in a traceback."""
-_LASTING = {Outcome.REGRESSED, Outcome.WRONG, Outcome.INCONCLUSIVE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,19 +196,26 @@ def changes_since_baseline(case: CaseReport) -> Iterator[str]:
 
 
 def since_when(case: CaseReport, failing: Iterable[Verdict]) -> Iterator[str]:
-    """Yield since which run each metric is not fine, if earlier runs judged it too."""
+    """Yield since which run the metrics of a case are not fine, if earlier runs judged them too.
+
+    Metrics that share a story are named together.
+    """
+    labels_by_story: dict[str, list[str]] = {}
     for verdict in failing:
-        if verdict.outcome not in _LASTING:
+        if verdict.outcome not in JUDGED:
             continue
         runs = comparable(case.history, verdict.metric)
         bad = first_bad(runs, verdict.metric)
         streak = runs[bad:]
         if not streak or len(runs) == 1:
             continue
-        since = f"{label_of(verdict.metric)}: not fine since {moment_of(streak[0])}"
+        since = f"not fine since {moment_of(streak[0])}"
         length = f", {len(streak)} judged runs in a row" if len(streak) > 1 else ""
         last_fine = f"; last fine {moment_of(runs[bad - 1])}" if bad else ", and never before"
-        yield f"{since}{length}{last_fine}"
+        story = f"{since}{length}{last_fine}"
+        labels_by_story.setdefault(story, []).append(label_of(verdict.metric))
+    for story, labels in labels_by_story.items():
+        yield f"{', '.join(labels)}: {story}"
 
 
 def first_bad(runs: Sequence[RunRecord], metric: str) -> int:

@@ -48,7 +48,7 @@ _MOST_NEXT_CHARS = 8_000
 _MOST_TEXT_CHARS = 300
 """The longest text of others that the Markdown shows."""
 _MANY_ROWS = 12
-"""More rows than these stand in two columns where there is room."""
+"""So many rows of pictures stand above what needs a look; of more, what fails comes first."""
 # GitHub finds names and numbers in what is already plain text, where a backslash stops nothing.
 _INERT = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;", "@": "@\u200b", "#": "\\#\u200b"}
 # A line between letters, as in `draft_model`, is no markup, and one that searches for it finds it.
@@ -81,6 +81,7 @@ def render_page(report: Report, in_progress: str = "") -> str:
     held = [verdict for verdict in verdicts if not verdict.fails]
     again = run_command((), report.origin.options) if is_run else report.origin.command
     speedups = speedup_picture(report) if is_run else None
+    gains = [speedups] if speedups else list(change_pictures(report))
     return TEMPLATES.get_template("page.html.jinja").render(
         report=report,
         run=run,
@@ -99,7 +100,8 @@ def render_page(report: Report, in_progress: str = "") -> str:
             for case_id, case_verdicts in verdicts_by_case.items()
         ],
         in_progress=in_progress,
-        gains=[speedups] if speedups else list(change_pictures(report)),
+        gains=gains,
+        has_many=sum(len(picture.rows) for picture in gains) > _MANY_ROWS,
         positions=positions_by_method(report.cases),
         histories=list(history_by_figure(report.cases)) if is_run else [],
         line_names={color: case_id for case_id, color in case_colors(report.cases).items()},
@@ -252,7 +254,6 @@ TEMPLATES.filters.update(
 )
 TEMPLATES.globals.update(
     marks=MARKS,
-    many_rows=_MANY_ROWS,
     outcomes=OUTCOMES,
     policy=_POLICY,
     script=Markup(_SCRIPT),  # noqa: S704 - ours, and its checksum is in the policy

@@ -23,6 +23,7 @@ from specreg.report.charts import (
 )
 from specreg.report.document import CaseReport, Report
 from specreg.report.drawing import CurvePicture
+from specreg.report.failures import since_when
 from specreg.report.page import render_page
 from specreg.telemetry.power_record import PowerRecord
 from specreg.verdicts.history import RunRecord
@@ -86,6 +87,25 @@ def test_a_card_says_since_when_with_what_and_where_to_look() -> None:
         assert phrase in text
 
 
+def test_figures_that_fail_since_the_same_night_are_named_together() -> None:
+    names = ("acceptance_length_tokens", "throughput_tokens_per_s")
+    fine = reports.past_run(12, **dict.fromkeys(names, 1.0))
+    bad = msgspec.structs.replace(
+        reports.past_run(13, **dict.fromkeys(names, 0.5)),
+        outcomes=dict.fromkeys(names, "REGRESSED"),
+    )
+    lost_acceptance = dataclasses.replace(reports.HELD, outcome=Outcome.REGRESSED)
+    facts = since_when(
+        msgspec.structs.replace(reports.CASE_REPORT, history=(fine, bad)),
+        [lost_acceptance, reports.LOST],
+    )
+    (fact,) = facts
+    assert fact == (
+        "acceptance length, throughput: not fine since 2026-11-13 02:00 UTC with 0.32.0; last fine"
+        " 2026-11-12 02:00 UTC with 0.32.0"
+    )
+
+
 @pytest.mark.parametrize("outcome", ["NOT_COMPARABLE", "NO_BASELINE", "INVALID", "MEASURED"])
 def test_a_run_that_did_not_judge_a_figure_says_nothing_of_since_when(outcome: str) -> None:
     name = "throughput_tokens_per_s"
@@ -95,7 +115,7 @@ def test_a_run_that_did_not_judge_a_figure_says_nothing_of_since_when(outcome: s
     assert text in Page(render_page(report)).text
     unjudged = dataclasses.replace(reports.LOST, outcome=Outcome.NO_BASELINE)
     silent = msgspec.structs.replace(report, run=reports.run_of(unjudged))
-    cards, _, _ = Page(render_page(silent)).text.partition("What speculation gains")
+    cards, _, _ = Page(render_page(silent)).text.partition("Accepted drafts, by position")
     assert "not fine since" not in cards
 
 
