@@ -22,7 +22,7 @@ from specreg.baselines.record import COMMIT, commit_of
 from specreg.cli import HERE, USUAL, RootOption, TierOption, say
 from specreg.core.commands import install_command
 from specreg.core.errors import SpecregError, check_name
-from specreg.core.processes import start_process, stop_process
+from specreg.core.processes import dismiss_supervisor, end_process, start_process
 from specreg.core.received import unpack_received
 from specreg.report.document import FILE_NAME, exit_status, load_report
 from specreg.report.progress import Progress
@@ -239,7 +239,13 @@ def run_shard(
     Returns:
         Its status, the end of what it said, and its run's folder packed; empty without one.
     """
-    with _interruptible(), tempfile.TemporaryDirectory(prefix="shard-") as temporary_folder:
+    with (
+        _interruptible(),
+        # Its supervisor is dismissed after the folder was removed: it removes that if we are
+        # killed before, while we pack the run for instance.
+        contextlib.ExitStack() as supervisors,
+        tempfile.TemporaryDirectory(prefix="shard-") as temporary_folder,
+    ):
         runs = Path(temporary_folder, "runs")
         log = Path(temporary_folder, "said.log")
         command = (
@@ -255,12 +261,13 @@ def run_shard(
             cwd=here,
             temporary=[Path(temporary_folder)],
         )
+        supervisors.callback(dismiss_supervisor, process)
         try:  # where Ray ends this task, nothing of the shard goes on
             # Ray cancels a task by an exception that comes between two instructions of Python.
             while (status := process.popen.poll()) is None:
                 time.sleep(_POLL_S)
         finally:
-            stop_process(process, grace_s=_SHARD_ENDS_WITHIN_S)
+            end_process(process, grace_s=_SHARD_ENDS_WITHIN_S)
         run_folder = next(runs.glob(f"*-{number}of{of}"), None)
         packed = io.BytesIO()
         if run_folder is not None:

@@ -244,10 +244,19 @@ def child_process(
 
 
 def stop_process(process: SupervisedProcess, *, grace_s: float = _GRACE_S) -> None:
+    """End a process and all its descendants, and dismiss its supervisor; see `end_process`."""
+    try:
+        end_process(process, grace_s=grace_s)
+    finally:
+        dismiss_supervisor(process)
+
+
+def end_process(process: SupervisedProcess, *, grace_s: float = _GRACE_S) -> None:
     """End a process and all its descendants, and return once all that they printed is on disk.
 
     They are asked to end first, and killed if they haven't after a while. An interrupt meanwhile
-    kills at once, also what else runs.
+    kills at once, also what else runs. The supervisor goes on, so that the temporary folders are
+    removed if we are killed before we have removed them.
 
     Args:
         process: What to end.
@@ -267,8 +276,8 @@ def stop_process(process: SupervisedProcess, *, grace_s: float = _GRACE_S) -> No
         # A process that is stuck in the kernel, or held by a debugger, never ends.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.popen.wait(_REAPED_S)
+        settle_log(process)
         _RUNNING.pop(process.session.mark, None)
-        _dismiss(process.supervisor)
     if survivor_ids:
         survivor_ids = end_all(process.session, signal.SIGKILL, _GONE_S)
         process.popen.poll()  # reaps it
@@ -279,6 +288,11 @@ def stop_process(process: SupervisedProcess, *, grace_s: float = _GRACE_S) -> No
             " be measured beside it; see what it waits for in the kernel's log (dmesg), and end it,"
             " or start the machine anew"
         )
+
+
+def dismiss_supervisor(process: SupervisedProcess) -> None:
+    """Have the supervisor of a process that has ended write all of the log, and end too."""
+    _dismiss(process.supervisor)
 
 
 @atexit.register

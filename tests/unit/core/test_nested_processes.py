@@ -62,6 +62,24 @@ try:
 finally:
     stop_process(server)
 """
+# Ends a process, and is killed before it has removed the temporary folder.
+ENDING = """
+import os, pathlib, sys, time
+from specreg.core.processes import end_process, start_process
+folder = pathlib.Path(sys.argv[1])
+temporary = folder / "temporary"
+temporary.mkdir()
+process = start_process(
+    (sys.executable, "-c", "pass"),
+    environment=os.environ,
+    log_path=temporary / "log",
+    cwd=folder,
+    temporary=[temporary],
+)
+end_process(process)
+(folder / "ready").write_text("")
+time.sleep(120)
+"""
 # What runs the run, as a task of Ray does.
 TASK = f"""
 import os, pathlib, shutil, sys
@@ -121,3 +139,15 @@ def test_a_task_that_is_killed_leaves_nothing_of_its_run(
     assert not marked(folder)
     assert not (folder / "temporary").exists()
     assert not shared.exists()
+
+
+def test_a_task_that_is_killed_after_its_run_has_ended_leaves_no_folder(folder: Path) -> None:
+    """It packs the run then, which takes a while."""
+    command = (sys.executable, "-c", ENDING, str(folder))
+    environment = os.environ | {MARK: str(folder)}
+    with subprocess.Popen(command, cwd=builders.ROOT, env=environment) as task:
+        wait_until((folder / "ready").exists, 20)
+        assert (folder / "temporary/log").exists()
+        task.kill()
+    wait_until(lambda: not (folder / "temporary").exists(), 20)
+    wait_until(lambda: not marked(folder), 20)
