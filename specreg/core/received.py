@@ -23,7 +23,7 @@ from specreg.core.files import MIB, check_kind, open_checked, read_bounded, refu
 _FILE_NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.~-]{1,200}", re.ASCII)
 _MOST_FILES = 20_000
 _MOST_FOLDERS_DEEP = 8
-_MOST_UNPACKED_BYTES = 8 * 2**30
+_MOST_FOLDER_BYTES = 8 * 2**30
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -66,6 +66,7 @@ def received_files(folder: Path) -> list[PurePosixPath]:
     """
     files: list[PurePosixPath] = []
     entries = 0
+    size_bytes = 0
     top = folder.resolve()
     for path, folders, names, descriptor in os.fwalk(top, follow_symlinks=False):
         below = PurePosixPath(Path(path).relative_to(top))
@@ -79,6 +80,11 @@ def received_files(folder: Path) -> list[PurePosixPath]:
             status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
             check_kind(status, wanted, below / name)
             _check_alone(status, below / name)
+            if wanted == stat.S_IFREG:
+                size_bytes += status.st_size
+        if size_bytes > _MOST_FOLDER_BYTES:
+            # A file with holes takes no room until it is copied.
+            raise refusal(f"holds more than {_MOST_FOLDER_BYTES / 2**30:g} GiB")
         files.extend(below / name for name in names)
     return sorted(files)
 
@@ -121,7 +127,7 @@ def unpack_received(packed: bytes, into: Path) -> Path:
             files, or unpacks to too much.
     """
     into.mkdir(parents=True)
-    left_bytes = _MOST_UNPACKED_BYTES
+    left_bytes = _MOST_FOLDER_BYTES
     try:
         with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
             for number, member in enumerate(archive):

@@ -117,6 +117,15 @@ def test_a_folder_of_too_much_is_not_walked_to_its_end(tmp_path: Path) -> None:
         received_files(tmp_path)
 
 
+def test_a_folder_of_more_than_fits_a_disk_is_not_copied(tmp_path: Path) -> None:
+    """Files with holes are small where they come from, and grow when they are copied."""
+    for number in range(9):
+        with (tmp_path / f"{number}.log").open("wb") as log:
+            log.truncate(2**30)
+    with pytest.raises(OSError, match="holds more than 8 GiB"):
+        received_files(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["a", "a.b-c_1", "A" * 64, "...", "-"])
 def test_names_are_spelled_so(name: str) -> None:
     assert is_name(name)
