@@ -28,7 +28,7 @@ from specreg.matrix.case import Case, Tier, render_memory
 from specreg.matrix.tier import load_tier, tier_names
 from specreg.measurement.metrics import METRICS, check_allowed
 from specreg.report.tables import NOTHING, format_number, render_rows
-from specreg.suite.context import LAUNCHES_TO_RECORD
+from specreg.suite.options import LAUNCHES_TO_RECORD
 from specreg.telemetry.identity import Gpus, current_environment, find_gpus
 
 _S_PER_MIN = 60.0

@@ -15,11 +15,9 @@ from specreg.matrix.case import Case, CaseSettings, Tier
 from specreg.measurement.metrics import METRICS
 from specreg.servers.launch import Launch, launches_of
 from specreg.servers.provision import Provision
-from specreg.suite.options import Options, options_to_repeat
+from specreg.suite.options import LAUNCHES_TO_RECORD, Options, options_to_repeat
 from specreg.telemetry.identity import Environment, ProcessorLoad
 
-LAUNCHES_TO_RECORD = 3
-"""How many launches of each server a recording measures."""
 _NS_PER_US = 1000
 
 

@@ -17,6 +17,8 @@ MOST_PROMPTS_ASKED = 1_000_000
 MOST_READY_S = 100_000
 MOST_RECORD_MINUTES = 100_000
 MOST_SHARDS = 10_000
+LAUNCHES_TO_RECORD = 3
+"""How many launches of each server a recording measures unless an option says otherwise."""
 Inconclusive = Literal["fail", "warn", "warn-speed"]
 """What a test does if its metric is INCONCLUSIVE."""
 _SHARD = re.compile(r"(?:(?P<list>list)|(?P<number>\d{1,5}))(?:/(?P<of>\d{1,5}))?")

@@ -232,7 +232,7 @@ def test_cases_without_a_baseline_are_counted_with_the_command_for_them(root: Pa
     where = f"in '{here.environment.name}' to compare with"
     missing = only_finding(here, "baselines")
     assert summary(missing) == (State.NOTE, f"0 of 2 case(s) have one {where}")
-    assert "--specreg-tier=here --update-baselines" in missing.advice
+    assert missing.advice.endswith("--specreg-tier=here --specreg-runs=runs --update-baselines")
     for case in here.tier.cases:
         path = here.store.path(case.id)
         record_baseline(path, builders.baseline())
