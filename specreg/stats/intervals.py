@@ -7,7 +7,6 @@ The levels add up, so no more than their sum is ever wrong, whatever the correla
 
 import functools
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specreg.stats.percentiles import PER_E
+from specreg.stats.variance import Variance, shrunk, variance_of
 
 Column = NDArray[np.float64]
 """Of shape (prompts,): one count for each."""
@@ -28,6 +28,7 @@ PARTS = 5
 MORE_LAUNCHES = 3
 """How many launches more an undecided speed may take."""
 _LEAST_FREEDOM = 3
+_NOTHING_KNOWN = Variance(value=0.0, freedom=0.0)
 _TINY = 1e-12
 
 
@@ -176,10 +177,10 @@ def change_of_pairs(
 ) -> Effect | None:
     """Return the change from one arm to another that was up beside it, by launches of both.
 
-    It is the mean of n differences, with the error s/√n. s is their spread pooled with that of
-    other pairs of arms, because two launches of one pair say little. A median is known no finer
-    than a bucket of its histogram, q wide; that adds q²/12 to the variance of each launch, so that
-    no error is 0 by rounding.
+    It is the mean of n differences, with the error s/√n. s is their spread, moderated by that of
+    other pairs of arms, because two launches of one pair say little and unlike loads have unlike
+    spreads. A median is known no finer than a bucket of its histogram, q wide; that adds q²/12 to
+    the variance of each launch, so that no error is 0 by rounding.
 
     Args:
         differences: by launch, of logarithms; better is positive.
@@ -189,18 +190,18 @@ def change_of_pairs(
         None with fewer than three degrees of freedom, because a spread may then look small by
         chance.
     """
-    samples = [sample for sample in (differences, *other_pairs) if len(sample) > 1]
-    freedom = sum(len(sample) - 1 for sample in samples)
-    if not differences or freedom < _LEAST_FREEDOM:
+    if not differences:
+        return None
+    others = [variance for pair in other_pairs if (variance := variance_of(pair)) is not None]
+    moderated = shrunk(variance_of(differences), others, _NOTHING_KNOWN)
+    if moderated.freedom < _LEAST_FREEDOM:
         return None
     mean = math.fsum(differences) / len(differences)
-    squares = sum((len(sample) - 1) * statistics.variance(sample) for sample in samples)
     rounding_variance = 2 / (12 * PER_E**2)
-    variance = squares / freedom + rounding_variance
     return Effect(
         estimate_frac=_without_rounding(mean),
-        error_frac=math.sqrt(variance / len(differences)),
-        freedom=freedom,
+        error_frac=math.sqrt((moderated.value + rounding_variance) / len(differences)),
+        freedom=moderated.freedom,
     )
 
 
