@@ -230,7 +230,7 @@ def compare(
     measured = launches[-1].acceptance
     recorded = load_acceptance(known.baseline.acceptance) if known.baseline else None
     if measured and not extended:
-        measured = measured.only(measured.prompt_ids[: launches[-1].case.prompts])
+        measured = without_extension(measured, launches[-1].case.prompts)
     if measured and recorded and measured.counted is not recorded.counted:
         measured = measured.over_all_steps
         recorded = recorded.over_all_steps
@@ -271,6 +271,13 @@ def accepted_nothing(counts: StepCounts) -> str:
     if counts.proposed is None:
         return f"no draft in {counts.steps} steps"
     return f"none of {counts.proposed} drafts"
+
+
+def without_extension(record: AcceptanceRecord, prompts: int | None) -> AcceptanceRecord:
+    """Return what a record says of a case's own prompts, which come first in it."""
+    if not record.prompt_ids or prompts is None:
+        return record
+    return record.only(set(record.prompt_ids[:prompts]))
 
 
 class PairedCounts(NamedTuple):

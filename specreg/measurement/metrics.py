@@ -184,6 +184,9 @@ class Metric:
         of_output: True for output speed, tokens per step over the time of a step, and for its
             inverse, TPOT.
         two_sided: True if a change in either direction is a change for the worse.
+        follows: the metric that decides about this one, because both are one draw: the rate and
+            the positions move with AL, TPOT and goodput with throughput; empty for one that decides
+            by itself.
     """
 
     name: str
@@ -201,6 +204,7 @@ class Metric:
     needs_limits: bool = False
     of_output: bool = False
     two_sided: bool = False
+    follows: str = ""
 
     @property
     def by_launch(self) -> bool:
@@ -428,6 +432,7 @@ _SUITE = (
         meaning="acceptance rate, A / D: the share of the drafted tokens that were accepted",
         portable_tolerance_frac=0.08,
         of_proposed=True,
+        follows="acceptance_length_tokens",
     ),
     *(
         Metric(
@@ -437,6 +442,7 @@ _SUITE = (
             tolerance_frac=0.1,
             portable_tolerance_frac=0.15,
             position=position,
+            follows="acceptance_length_tokens",
         )
         for position in range(1, _POSITIONS + 1)
     ),
@@ -455,6 +461,7 @@ _SUITE = (
         meaning="requests within the case's limits of TTFT and TPOT, over the same time",
         formula=goodput_requests_per_s,
         needs_limits=True,
+        follows="throughput_tokens_per_s",
     ),
     Metric(
         name="ttft_p50_ms",
@@ -472,6 +479,7 @@ _SUITE = (
         formula=lambda replay: _median(map(tpot_ms, replay.traces)),
         sign=-1,
         of_output=True,
+        follows="throughput_tokens_per_s",
     ),
     Metric(
         name="speedup_ratio",

@@ -1,7 +1,8 @@
-"""Keep a record of each run, and estimate from identical runs how hours differ.
+"""Keep a record of each run: the nights that the verdicts of later runs stand on.
 
-`.specreg/history/<environment>.jsonl`, a line for each case of a run. Verdicts don't depend on it;
-a baseline that is recorded takes its noise from it.
+`.specreg/history/<environment>.jsonl` has a line for each case of a run. It is an input of a run
+like the baselines, and travels as a file: a lost history costs sensitivity, never a right verdict.
+A baseline that is recorded takes its noise from it.
 """
 
 import hashlib
@@ -14,6 +15,7 @@ from typing import Annotated
 
 import msgspec
 
+from specreg.baselines.comparison import without_extension
 from specreg.baselines.schema import Baseline, Noise
 from specreg.core.errors import ReportError
 from specreg.core.files import MIB, UNREADABLE, append_lines, read_regular
@@ -22,7 +24,7 @@ from specreg.core.values import readable_values
 from specreg.matrix.case import CaseSettings
 from specreg.matrix.models import model_sha256
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import METRICS, Metric
+from specreg.measurement.metrics import METRICS, Metric, acceptance_value
 from specreg.stats.intervals import Spread
 from specreg.verdicts.verdict import GOOD, JUDGED, Verdict
 
@@ -47,8 +49,15 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
             above 0; 0 if there is none.
         outcomes: by metric, its outcome.
         changes: by metric, the relative change against the baseline; positive is better.
-        baseline_sha256: a checksum of that baseline; empty without one.
+        baseline_sha256: a checksum of that baseline, or of the one that the run recorded; empty
+            without one.
         launches: how many launches had a speed, or were measured without any.
+        launch_values: by metric, the value on each launch that counted; of acceptance the value
+            over the prompts of the case, without those of an extension.
+        host: the machine that measured it, where several measured one run.
+        recorded: whether the run recorded a baseline, and judged nothing.
+        accepted: whether the user gave a reason for recording, so that its level is the one that
+            later nights are held against, whatever it was before.
     """
 
     run: _Text
@@ -61,6 +70,25 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     changes: dict[str, float] = {}
     baseline_sha256: str = ""
     launches: int = 1
+    launch_values: dict[str, list[float]] = {}
+    host: _Text = ""
+    recorded: bool = False
+    accepted: bool = False
+
+    @property
+    def night(self) -> str:
+        """What the nights of all cases that were measured together have in common."""
+        return f"{self.run} {self.host}" if self.host else self.run
+
+    def values_of(self, metric: str) -> list[float]:
+        """Return a metric's value on each launch; their mean where the launches aren't kept."""
+        if metric in self.launch_values:
+            return self.launch_values[metric]
+        return [self.values[metric]] if metric in self.values else []
+
+    def launches_of(self, metric: str) -> int:
+        """Return how many launches the level of a metric is the mean of."""
+        return len(self.launch_values.get(metric, ())) or self.launches
 
     def judged(self, metric: str) -> bool:
         """Return whether the run compared a valid metric with a baseline."""
@@ -88,6 +116,10 @@ class History:
         return self.by_case.get(case_id, ())
 
 
+NO_HISTORY = History({})
+"""That of a machine on which nothing has run yet."""
+
+
 def comparable(records: Sequence[RunRecord], metric: str) -> tuple[RunRecord, ...]:
     """Return the runs that judged a metric with the settings of the last run that did."""
     judged = [record for record in records if record.judged(metric)]
@@ -110,8 +142,25 @@ def baseline_sha256(baseline: Baseline | None) -> str:
     return hashlib.sha256(msgspec.json.encode(expectation)).hexdigest()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOrigin:
+    """Which run a record is of.
+
+    Attributes:
+        run: the name of the run's folder.
+        host: the machine that measured the case, where several measured the run.
+        recorded: whether the run recorded a baseline.
+        accepted: whether the user gave a reason for that.
+    """
+
+    run: str
+    host: str = ""
+    recorded: bool = False
+    accepted: bool = False
+
+
 def run_record(
-    run: str,
+    origin: RunOrigin,
     launches: Sequence[Measurement],
     verdicts: Sequence[Verdict],
     settings: CaseSettings,
@@ -123,24 +172,28 @@ def run_record(
     prompts.
 
     Args:
-        run: the name of the run's folder.
+        origin: the run.
         launches: those that have a valid value, one at least.
         verdicts: those on the case.
         settings: the settings of the case.
-        baseline: what the case was compared with, if it is this machine's.
+        baseline: what the case was compared with, if it is this machine's; what was recorded, if
+            the run recorded one.
     """
     first = launches[0]
     values = {}
+    launch_values = {}
     for name in dict.fromkeys(verdict.metric for verdict in verdicts):
         measured = [launch.values[name] for launch in launches if launch.values.get(name, -1) >= 0]
         if measured:
             positive = [value for value in measured if value > 0]  # 0 has no logarithm
             values[name] = statistics.geometric_mean(positive) if positive else 0.0
+        if name in METRICS:
+            launch_values[name] = night_values(METRICS[name], launches)
     timed_launches = [
         launch for launch in launches if any(METRICS[name].by_launch for name in launch.values)
     ]
     return RunRecord(
-        run=run,
+        run=origin.run,
         case_id=first.case.id,
         settings_sha256=settings_sha256(settings),
         engine_version=first.engine_version,
@@ -154,7 +207,26 @@ def run_record(
         },
         baseline_sha256=baseline_sha256(baseline),
         launches=len(timed_launches) or len(launches),
+        launch_values={name: levels for name, levels in launch_values.items() if levels},
+        host=origin.host,
+        recorded=origin.recorded,
+        accepted=origin.accepted,
     )
+
+
+def night_values(metric: Metric, launches: Iterable[Measurement]) -> list[float]:
+    """Return a metric's value on each launch where it is valid, over the prompts of its case."""
+    values = []
+    for launch in launches:
+        if metric.family in launch.invalid:
+            continue
+        value = launch.values.get(metric.name)
+        if not metric.by_launch and launch.acceptance is not None:
+            own_prompts = without_extension(launch.acceptance, launch.case.prompts)
+            value = acceptance_value(metric, own_prompts)
+        if value is not None:
+            values.append(value)
+    return values
 
 
 def record_history(path: Path, records: Iterable[RunRecord]) -> None:

@@ -13,6 +13,7 @@ from specreg.measurement.metrics import METRICS
 from specreg.stats.intervals import Spread
 from specreg.verdicts.history import (
     History,
+    RunOrigin,
     RunRecord,
     baseline_sha256,
     headroom_frac,
@@ -117,7 +118,8 @@ def test_a_run_is_what_its_launches_did_on_average() -> None:
         for name, word in outcomes.items()
     ]
     verdicts[0] = dataclasses.replace(verdicts[0], comparison=Comparison(change_frac=0.25))
-    found = run_record("20261121-0730", launches, verdicts, builders.SETTINGS, BASELINE)
+    origin = RunOrigin(run="20261121-0730")
+    found = run_record(origin, launches, verdicts, builders.SETTINGS, BASELINE)
     assert found.values == pytest.approx({SPEED.name: 100.0, TIME.name: 8.0, goodput: 0, rate: 0.5})
     assert msgspec.structs.replace(found, values={}) == msgspec.structs.replace(
         past_run(builders.CASE.id),
@@ -127,8 +129,15 @@ def test_a_run_is_what_its_launches_did_on_average() -> None:
         changes={SPEED.name: 0.25},
         baseline_sha256=baseline_sha256(BASELINE),
         launches=2,
+        launch_values={
+            SPEED.name: [80.0, 125.0],
+            TIME.name: [8.0],
+            goodput: [0.0, 0.0],
+            rate: [0.0, 0.5],
+        },
     )
-    assert run_record("", launches, verdicts, builders.SETTINGS, None).baseline_sha256 == ""
+    without_baseline = run_record(origin, launches, verdicts, builders.SETTINGS, None)
+    assert without_baseline.baseline_sha256 == ""
 
 
 def test_five_runs_tell_how_hours_differ_beyond_their_launches() -> None:
